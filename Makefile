@@ -59,7 +59,7 @@ test-long: java $(DEV) ## run the long tests, which `make test` leaves out
 java:
 	@sh tools/require_java.sh
 
-check-browser: $(DEV) ## try the status page in the system's Chromium, which must be installed
+check-browser: $(DEV) $(DOCS) ## try the pages of a node and the site in the system's Chromium, which must be installed
 	@exec $(PYTEST) tests/browser $(ARGS)
 
 sim: $(DEV) ## simulate nodes, or SDS groups, under faults; ARGS='--help' lists what can be asked
@@ -115,7 +115,8 @@ proto-check: $(DEV) ## check storenode/wire/, the style of proto/, and its compa
 	$(BIN)/buf breaking --against $(BASELINE)
 
 # Not --quiet: it would also hide the warnings from --strict.
-docs: $(DOCS) ## build the documentation's site into build/site; a broken link is an error
+docs: $(DOCS) ## build the documentation's site into build/site, and check its prose; a broken link is an error
+	@$(BIN)/python tools/check_prose.py
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict $(ARGS)
 
 check-azure: $(DEV) ## try archives on Azurite, which npm installs below build/

@@ -21,6 +21,7 @@ from bench.soak.__main__ import main as soak
 BENCHMARKS = (
     "publish",
     "single",
+    "slow_flush",
     "disk",
     "scan",
     "hashes",

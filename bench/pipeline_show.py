@@ -141,7 +141,8 @@ class Show:
     def prune(self) -> str:
         """Retention drops the older half, all of which is archived."""
         age = f"{DAYS // 2 * HOURS_PER_DAY}h"
-        options = ("--retention", age, "--retention-requires-archive", *self._database)
+        limits = ("--retention", age, "--retention-requires-archive", "--retention-confirm")
+        options = (*limits, *self._database)
         self._command("db", "prune", *options)
         self._lost = self._known.messages - self._held()
         if not self._known.messages * 0.3 < self._lost < self._known.messages * 0.7:

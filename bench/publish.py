@@ -17,6 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from statistics import median
 
+import numpy as np
+
 from bench.data import (
     BATCH,
     PAYLOAD_BYTES,
@@ -91,8 +93,8 @@ def own_tables_seconds(bench: Bench, data: list[Row]) -> float:
     for start in range(0, len(data), BATCH):
         request = publish_request(data[start : start + BATCH])
         batch = admit(request.messages, data[-1].timestamp, Policy(max_drift_ns=None)).batch
-        ordered = in_order(batch)
-        messages += message_blocks(ordered, 0)
+        ordered = in_order(batch, np.zeros(len(batch), np.int64))
+        messages += message_blocks(ordered)
         located.append(hash_block(ordered))
     messages.append(TRAILER)
     located.append(TRAILER)

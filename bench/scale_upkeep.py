@@ -86,6 +86,7 @@ def _retention(node: Path, options: Sequence[str], before_ns: int) -> dict[str, 
         before = read(bench.url)
         age_s = _age_s(bench, before_ns)
         command = [COMMAND, "db", "prune", "--data-dir", str(node), "--retention", f"{age_s}s"]
+        command.append("--retention-confirm")
         # On a busy machine transactions of the node itself may last for longer than the default.
         command += ["--retention-lock-timeout", "10s"]
 

@@ -22,6 +22,7 @@ from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
 
 WARM_UP = 100
 CALLERS = 100
+_COMMITS = "select count(*) from storenode.commits"
 _HEALTH = "/grpc.health.v1.Health/Check"
 _INSERT = "insert into plain values (%b, %b, %s, %s, %b)"
 
@@ -75,9 +76,11 @@ def main() -> None:
     with bench_node("--max-clock-drift", "off") as bench:
         make_plain(bench, "ts, hash")
         taken = in_turn(bench, first)
+        ((commits,),) = bench.connection.execute(_COMMITS).fetchall()
         before = used(bench)
         taken_s = seconds(partial(at_once, bench, second))
         spent = used(bench).since(before, count)
+        ((commits_after,),) = bench.connection.execute(_COMMITS).fetchall()
     figures = {
         f"{side}_p{percent}_ms": values[len(values) * percent // 100]
         for side, values in taken.items()
@@ -90,6 +93,8 @@ def main() -> None:
         ratio_p99=figures["node_p99_ms"] / figures["insert_p99_ms"],
         callers=CALLERS,
         callers_per_s=count / taken_s,
+        callers_per_core_s=1e6 / (spent["node_cpu_us"] + spent["postgres_cpu_us"]),
+        messages_per_commit=count / (commits_after - commits),
         **figures,
         **spent,
     )

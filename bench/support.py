@@ -57,10 +57,10 @@ def bench_node(*args: str) -> Iterator[Bench]:
 
 
 @contextmanager
-def bench_node_on(data_dir: Path, *args: str) -> Iterator[Bench]:
+def bench_node_on(data_dir: Path, *args: str, **environment: str) -> Iterator[Bench]:
     """Start a node on a data directory, which stays."""
     options = ("--log-level", "warning", "--sync-interval", "0", *args)
-    with running_node(data_dir, *options) as node:
+    with running_node(data_dir, *options, **environment) as node:
         url = running_url(data_dir)
         assert url is not None
         with psycopg.connect(url, autocommit=True) as connection:

@@ -104,8 +104,8 @@ class Channel:
     """Turns commits into messages, parents first; remembers what their children need."""
 
     name: str
-    hashes: dict[str, bytes] = field(default_factory=dict)
-    lamports: dict[str, int] = field(default_factory=dict)
+    hashes: dict[str, bytes] = field(default_factory=dict[str, bytes])
+    lamports: dict[str, int] = field(default_factory=dict[str, int])
     last_ns: int = 0
 
     def message(self, commit: Commit) -> WakuMessageAndTopic:

@@ -2,7 +2,6 @@
 
 import os
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ _MODULES = {
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - any of the names
     if name == "__version__":
-        return version("storenode")
+        return import_module("importlib.metadata").version("storenode")
     if name not in _MODULES:
         raise AttributeError(f"module 'storenode' has no attribute {name!r}")
     return getattr(import_module(_MODULES[name]), name)

@@ -28,12 +28,15 @@ sys.dont_write_bytecode = False
 
 settings.register_profile(
     "ci",
+    max_examples=60,
     deadline=None,
     derandomize=True,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
 )
-settings.register_profile("search", parent=settings.get_profile("ci"), derandomize=False)
+settings.register_profile(
+    "search", parent=settings.get_profile("ci"), max_examples=300, derandomize=False
+)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 

@@ -104,7 +104,9 @@ def _prune(world: World, name: str, _dice: Random) -> str:
     noted: list[int] = []
 
     def done() -> bool:
-        code, report = machine.storenode("db", "prune", "--retention", f"{days}d")
+        code, report = machine.storenode(
+            "db", "prune", "--retention", f"{days}d", "--retention-confirm"
+        )
         noted.append(len(report.get("dropped", ())))
         return code == 0
 

@@ -20,6 +20,10 @@ create table storenode.store (
     store_id uuid primary key default gen_random_uuid(),
     created_at timestamptz not null default clock_timestamp(),
     horizon_ns bigint not null default 0,
+    -- The limits that retention has last applied or an operator has confirmed; 0: without limit,
+    -- null: none yet.
+    retention_ns bigint,
+    retention_bytes bigint,
     -- Messages in partitions that were dropped, and messages that dropped rows of commits counted:
     -- the number of stored messages is folded + sum(commits.messages) - pruned.
     pruned_messages bigint not null default 0,

@@ -21,9 +21,10 @@ from sim.groups.view import View
 from sim.limits import NS_PER_MS, NS_PER_S
 from sim.network import Caller
 from sim.timeline import Clock
+from storenode.common.errors import ClientClosed
 from storenode.sds.aio.channel import Channel
 from storenode.sds.aio.join_options import Joining
-from storenode.sds.aio.participant import LeftError, Participant, participating
+from storenode.sds.aio.participant import Participant, participating
 from storenode.sds.aio.transport import Fetched
 from storenode.sds.channel import ChannelFullError, MessageChannel
 from storenode.sds.codec import SdsMessage
@@ -170,14 +171,14 @@ class Member(Caller):
             message_id = await channel.send(content, name)
         except ChannelFullError:
             self.world.mark("a channel was full")
-        except LeftError:
+        except ClientClosed:
             self.world.mark("something was said too late")
         else:
             self.view.promised.add(message_id)
 
     async def _read(self, channel: Channel) -> None:
         await asyncio.sleep(self.world.dice.uniform(0, _LATEST_READER_S))
-        with suppress(LeftError):
+        with suppress(ClientClosed):
             async for change in channel.changes():
                 with self.world.judging():
                     if isinstance(change, Withdrawn):

@@ -18,12 +18,20 @@ from uuid import UUID
 
 import click
 import psycopg
+from click.core import ParameterSource
 
 from store.config.node import NodeConfig
 from store.config.options import options_of
 from store.db.checks.check import CheckReport
 from store.db.checks.check import check as check_database
 from store.db.errors import SchemaError, sentence
+from store.db.maintenance.brake import (
+    RetentionReview,
+    agree,
+    read_agreed,
+    reopen,
+    review,
+)
 from store.db.maintenance.condition import Column, Part, Sizes, read_sizes
 from store.db.maintenance.maintainer import database_ns, newest_commit_ns
 from store.db.maintenance.retention import PruneReport, StoreInventory, prune, read_inventory
@@ -31,8 +39,8 @@ from store.db.pool import complete_url
 from store.db.primary import DatabaseServer, PrimaryGuard, hosts_of, probed, seen_on
 from store.db.schema import migrate
 from store.db.summaries.resummarize import Resummarized, resummarize
-from store.domain.partitioning import UNBOUNDED_HIGH, UNBOUNDED_LOW, Bounds
-from store.domain.retention import Partition, Reading, RetentionClock, RetentionPolicy
+from store.domain.partitioning import DAY_NS, UNBOUNDED_HIGH, UNBOUNDED_LOW, Bounds
+from store.domain.retention import Excess, Partition, Reading, RetentionClock, RetentionPolicy
 from store.embedded.datadir import DataDir, release_reserve
 from store.embedded.process import EmbeddedPostgresError
 from store.embedded.supervisor import EmbeddedPostgres, EmbeddedSettings, running_url
@@ -281,19 +289,40 @@ def sizes(target: Target) -> int:
     return OK
 
 
-@db.command("prune", cls=LayeredCommand)
-@option(
+_RETENTION = option(
     "--retention",
     type=DURATION_OR_OFF,
-    default="30d",
-    show_default=True,
-    help="Drop partitions whose messages are all older than this.",
+    help="Drop partitions whose messages are all older than this.  [default: what the store has"
+    " agreed to]",
 )
-@option(
+_RETENTION_SIZE = option(
     "--retention-size",
     type=SIZE,
-    help="Drop the oldest partitions while the store is larger than this.",
+    help="Drop the oldest partitions while the store is larger than this.  [default: what the store"
+    " has agreed to]",
 )
+_TRUST_CLOCK = option(
+    "--trust-clock",
+    is_flag=True,
+    help="Go by this machine's clock even where it is ahead of the newest commit, or of the"
+    " database's clock by more than an hour.",
+)
+
+
+def _given_limits(agreed: RetentionPolicy | None, *, requires_archive: bool) -> RetentionPolicy:
+    """Return the limits of the command line, and for those that are not given the agreed ones."""
+    context = click.get_current_context()
+    agreed = agreed or RetentionPolicy()
+    limits = {"retention": agreed.age_ns, "retention_size": agreed.size_bytes}
+    for name in limits:
+        if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
+            limits[name] = context.params[name]
+    return RetentionPolicy(limits["retention"], limits["retention_size"], requires_archive)
+
+
+@db.command("prune", cls=LayeredCommand)
+@_RETENTION
+@_RETENTION_SIZE
 @option(
     "--retention-lock-timeout",
     type=POSITIVE_DURATION,
@@ -302,34 +331,44 @@ def sizes(target: Target) -> int:
     help="How long a drop may wait for locks, which blocks other queries, before it gives up.",
 )
 @options_of(NodeConfig, "retention_requires_archive", section="Options")
-@option("--dry-run", is_flag=True, help="Only show what would be dropped.")
 @option(
-    "--trust-clock",
+    "--retention-confirm",
     is_flag=True,
-    help="Go by this machine's clock even where it is ahead of the newest commit, or of the"
-    " database's clock by more than an hour.",
+    help="Drop also what the agreed limits keep, however much it is.",
 )
+@option("--dry-run", is_flag=True, help="Only show what would be dropped.")
+@_TRUST_CLOCK
 @on_database
 def prune_command(
     target: Target,
     *,
-    retention: int | None,
-    retention_size: int | None,
     retention_lock_timeout: int,
     retention_requires_archive: bool,
+    retention_confirm: bool,
     dry_run: bool,
     trust_clock: bool,
+    **_limits: int | None,
 ) -> int:
     """Drop partitions of messages that are too old or too much; never the current one.
 
     Nodes do so by themselves. On a full disk, space that an embedded database has kept back is
     freed first, so that its server can start. The exit code is 1 if something that should go could
-    not.
+    not, or if much would go that the agreed limits keep.
     """
-    policy = RetentionPolicy(retention, retention_size, retention_requires_archive)
 
     async def work(connection: psycopg.AsyncConnection[Any]) -> tuple[Reading, PruneReport]:
         reading = await _read_clock(connection, trusted=trust_clock)
+        policy = _given_limits(
+            await read_agreed(connection), requires_archive=retention_requires_archive
+        )
+        if not retention_confirm and not dry_run:
+            excess = (await review(connection, policy, reading.time_ns)).excess
+            if excess is not None:
+                raise CliError(
+                    FAILED,
+                    f"These limits would drop {_excess_text(excess)}, which the agreed ones keep:"
+                    " correct them, or add --retention-confirm.",
+                )
         report = await prune(
             connection,
             policy,
@@ -347,6 +386,61 @@ def prune_command(
         [*_clock_lines(reading), *_prune_lines(report, dry_run=dry_run)],
     )
     return FAILED if report.problems else OK
+
+
+@db.command("retention", cls=LayeredCommand)
+@_RETENTION
+@_RETENTION_SIZE
+@options_of(NodeConfig, "retention_requires_archive", section="Options")
+@option("--apply", is_flag=True, help="Agree to these limits, and drop now what they do not keep.")
+@option(
+    "--lower-horizon",
+    is_flag=True,
+    help="Agree to these limits, and admit what they keep and was dropped, so that it can be"
+    " fetched from a peer.",
+)
+@_TRUST_CLOCK
+@on_database
+def retention_command(
+    target: Target,
+    *,
+    retention_requires_archive: bool,
+    apply: bool,
+    lower_horizon: bool,
+    trust_clock: bool,
+    **_limits: int | None,
+) -> int:
+    """Show what limits of retention would drop, and agree to them.
+
+    A node whose limits are lower than the agreed ones and would drop more than a tenth of the
+    store, or a week, goes on with the agreed ones until --apply confirms its own.
+
+    After --lower-horizon a peer that still holds what was dropped sends it with the next
+    reconciliation of the whole history: see `storenode sync --from 0`.
+    """
+
+    async def work(
+        connection: psycopg.AsyncConnection[Any],
+    ) -> tuple[RetentionPolicy, RetentionReview, PruneReport | None]:
+        time_ns = (await _read_clock(connection, trusted=trust_clock)).time_ns
+        policy = _given_limits(
+            await read_agreed(connection), requires_archive=retention_requires_archive
+        )
+        found, report = await review(connection, policy, time_ns), None
+        if apply or lower_horizon:
+            await agree(connection, policy)
+        if lower_horizon:
+            kept_from_ns = 0 if policy.age_ns is None else max(0, time_ns - policy.age_ns)
+            await reopen(connection, kept_from_ns)
+        if apply:
+            report = await prune(connection, policy, time_ns)
+        return policy, await review(connection, policy, time_ns) if apply else found, report
+
+    with target.url() as url:
+        migrate.require_served(url)
+        policy, found, report = asyncio.run(_with_connection(url, work))
+    target.print(_retention_json(policy, found, report), [*_retention_lines(policy, found, report)])
+    return FAILED if report is not None and report.problems else OK
 
 
 async def _read_clock(connection: psycopg.AsyncConnection[Any], *, trusted: bool) -> Reading:
@@ -520,6 +614,56 @@ def _prune_json(report: PruneReport, *, dry_run: bool) -> dict[str, object]:
         "horizon_ns": report.horizon_ns,
         "problems": list(report.problems),
     }
+
+
+def _excess_text(excess: Excess) -> str:
+    days = excess.span_ns / DAY_NS
+    return (
+        f"{days:,.0f} days ({format_size(excess.size_bytes)}, {excess.share:.0%} of the messages)"
+    )
+
+
+def _limits_json(policy: RetentionPolicy) -> dict[str, object]:
+    age_s = None if policy.age_ns is None else policy.age_ns / NS_PER_S
+    return {"retention_s": age_s, "retention_bytes": policy.size_bytes}
+
+
+def _limits_text(policy: RetentionPolicy) -> str:
+    age = "off" if policy.age_ns is None else f"{policy.age_ns / DAY_NS:,.4g} days"
+    size = "" if policy.size_bytes is None else f", at most {format_size(policy.size_bytes)}"
+    return age + size
+
+
+def _retention_json(
+    policy: RetentionPolicy, found: RetentionReview, report: PruneReport | None
+) -> dict[str, object]:
+    def size(excess: Excess | None) -> dict[str, object] | None:
+        if excess is None:
+            return None
+        days = round(excess.span_ns / DAY_NS, 3)
+        return {"days": days, "bytes": excess.size_bytes, "share": round(excess.share, 4)}
+
+    return {
+        "agreed": None if found.agreed is None else _limits_json(found.agreed),
+        "limits": _limits_json(policy),
+        "horizon_ns": found.horizon_ns if report is None else report.horizon_ns,
+        "due": size(found.due),
+        "to_confirm": size(found.excess),
+        "pruned": None if report is None else _prune_json(report, dry_run=False),
+    }
+
+
+def _retention_lines(
+    policy: RetentionPolicy, found: RetentionReview, report: PruneReport | None
+) -> Iterator[str]:
+    yield f"agreed      {'nothing yet' if found.agreed is None else _limits_text(found.agreed)}"
+    yield f"limits      {_limits_text(policy)}"
+    yield f"horizon     {format_time(found.horizon_ns) if found.horizon_ns else 'none'}"
+    yield f"would drop  {'nothing' if found.due is None else _excess_text(found.due)}"
+    if found.excess is not None:
+        yield "A node with these limits holds that until --apply confirms it."
+    if report is not None:
+        yield from _prune_lines(report, dry_run=False)
 
 
 def _clock_lines(reading: Reading) -> Iterator[str]:

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from store.cli.db import Target, on_database
-from storenode.cli.client.output import note
-from storenode.cli.client.text import TIME, safe
+from storenode.cli.client.text import TIME, note, safe
 from storenode.cli.errors import FAILED, OK, USAGE, CliError
 from storenode.cli.options.layers import option, with_options
 

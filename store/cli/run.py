@@ -6,6 +6,7 @@ import asyncio
 import faulthandler
 import gc
 import importlib.metadata
+import json
 import os
 import signal
 import sys
@@ -17,10 +18,14 @@ import click
 from store.config.node import ConfigError, NodeConfig
 from store.config.options import RunCommand, options_of
 from store.observe.logging import configure
+from storenode.cli.client.text import note
 from storenode.cli.errors import FAILED, UNREACHABLE, USAGE, CliError
 
 _COLLECT_AFTER = 10_000
 """New objects between two looks for cycles. A hundred calls at once have so many without one."""
+
+_LISTEN = "127.0.0.1:7420"
+"""The address that client commands call by default."""
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -74,9 +79,16 @@ def _trace_crashes() -> None:
 
 
 def announce(line: str) -> None:
-    """Print a line for the program that started this one, at once."""
+    """Print the ready line for the program that started this one, and for people what is next."""
     click.echo(line)
     sys.stdout.flush()
+    if sys.stdout.isatty():
+        listen = json.loads(line).get("listen", _LISTEN)
+        node = "" if listen == _LISTEN else f" --node {listen}"
+        note(
+            f"Ready. Publish: storenode publish{node} -t /my-app/1/chat/proto hello."
+            f" Read: storenode query{node}. Stop: Ctrl-C."
+        )
 
 
 def _handle_signals(stop: Callable[[], None], reload: Callable[[], None]) -> None:

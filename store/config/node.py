@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
@@ -178,6 +179,12 @@ class NodeConfig:
     retention_size: int | None = messages(
         "Size of the store beyond which the oldest partitions are dropped.", SIZE
     )
+    retention_confirm: bool = messages(
+        "Drop at this start what --retention and --retention-size do not keep, however much it is."
+        " Without it, a lower limit that would drop more than a tenth of the store, or a week, is"
+        " held.",
+        is_flag=True,
+    )
     maintenance_interval: int = messages(
         "How often to create partitions and drop old ones; for tests.",
         POSITIVE_DURATION,
@@ -257,12 +264,18 @@ class NodeConfig:
         Raises:
             ConfigError: Options contradict each other.
         """
+        config = cls.parse(options)
+        for problem in config.problems():
+            raise ConfigError(problem)
+        return config
+
+    @classmethod
+    def parse(cls, options: dict[str, Any]) -> NodeConfig:
+        """Take over what the command line parsed, unchecked."""
         values = {each.name: options[each.name] for each in fields(cls)}
         for name in ("insecure", "allow_peer", "shard"):
             values[name] = frozenset(values[name])
-        config = cls(**values)
-        config.check()
-        return config
+        return cls(**values)
 
     @property
     def pool_sizes(self) -> tuple[int, int, int]:
@@ -304,21 +317,67 @@ class NodeConfig:
         peer = self.peer_listen
         return peer is not None and (peer != self.listen or peer.port == 0)
 
-    def check(self) -> None:
-        """Refuse options that contradict each other.
-
-        Raises:
-            ConfigError: The first contradiction.
-        """
+    def problems(self) -> Iterator[str]:
+        """Yield a sentence for each contradiction between options."""
         for problem in (
             self._problem_of_reading(),
             self._problem_of_tls(),
             self._problem_of_peers(),
             self._problem_of_listeners(),
+            self._problem_of_same_addresses(),
             self._problem_of_http(),
+            self._problem_of_database(),
+            self._problem_of_times(),
         ):
             if problem is not None:
-                raise ConfigError(problem)
+                yield problem
+
+    def _problem_of_same_addresses(self) -> str | None:
+        known: dict[tuple[str, int], str] = {}
+        for flag, address in (
+            ("--listen", self.listen),
+            ("--peer-listen", self.peer_listen if self.separate_peer_listener else None),
+            ("--admin-listen", self.admin_listen),
+            ("--metrics-listen", self.metrics_listen),
+            ("--http-listen", self.http_listen),
+        ):
+            if address is None or address.port == 0:
+                continue
+            other = known.setdefault((address.host, address.port), flag)
+            if other != flag:
+                return f"{other} and {flag} are both {address}: give each an address of its own."
+        for peer in self.peer:
+            if peer.address in (self.listen, self.peer_listen):
+                return f"--peer {peer.address} is this node's own address: name other nodes."
+        return None
+
+    def _problem_of_database(self) -> str | None:
+        if self.postgres_setting and self.database_url is not None:
+            return (
+                "--postgres-setting is given with --database-url: it is for the embedded database;"
+                " set it in the configuration of your Postgres."
+            )
+        limits = (self.retention, self.retention_size)
+        if self.retention_requires_archive and limits == (None, None):
+            return (
+                "--retention-requires-archive is given, and nothing is dropped without --retention"
+                " or --retention-size: give one of them, or leave it out."
+            )
+        return None
+
+    def _problem_of_times(self) -> str | None:
+        reconciles = bool(self.peer) and self.sync_interval > 0
+        if reconciles and self.sync_range is not None and self.sync_range <= self.sync_offset:
+            return (
+                "--sync-range is not longer than --sync-offset, which is the most recent part of it"
+                " that is left out: nothing would be reconciled; give a longer range."
+            )
+        if self.max_confirms and not self.gossip:
+            return (
+                "--max-confirms is given with --gossip off: peers confirm by gossip; switch it on,"
+                " or leave --max-confirms out."
+            )
+        return None
 
     def _problem_of_reading(self) -> str | None:
         if self.read_only and self.database_url is None:

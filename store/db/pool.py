@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar, TypeVarTuple
+from weakref import WeakKeyDictionary
 
 import psycopg
 from psycopg import AsyncConnection, conninfo
@@ -38,7 +39,8 @@ _Given = TypeVarTuple("_Given")
 _SESSION_SETTINGS: Final = (
     "set plan_cache_mode = force_generic_plan; set enable_seqscan = off; set jit = off;"
     " set max_parallel_workers_per_gather = 0; set timezone = 'UTC';"
-    " set idle_in_transaction_session_timeout = '60s'"
+    " set idle_in_transaction_session_timeout = '60s';"
+    " select pg_postmaster_start_time()::text"
 )
 _MAX_PORT: Final = 65535
 _RETRY_FIRST_S: Final = 0.05
@@ -114,13 +116,18 @@ def _require_ports(ports: str) -> None:
             raise ValueError(f"the database URL cannot be read: no port has the number {port!r}")
 
 
-async def prepare(connection: Connection) -> None:
-    """Set up a session as every statement here expects it."""
+async def prepare(connection: Connection) -> str:
+    """Set up a session as every statement here expects it; return the start of its server."""
     await connection.set_autocommit(True)
     connection.prepare_threshold = 1
     connection.prepared_max = 200
     register(connection)
-    await connection.execute(_SESSION_SETTINGS)
+    cursor = await connection.execute(_SESSION_SETTINGS)
+    while cursor.nextset():
+        pass
+    row = await cursor.fetchone()
+    assert row is not None
+    return str(row[0])
 
 
 def reconnecting() -> Backoff:
@@ -229,6 +236,7 @@ class Database:
         self.url = complete_url(url)
         self.settings = settings
         self._guard = guard
+        self._servers = WeakKeyDictionary[Connection, str]()
         self.connections_made = 0
         """Changes when a pool may have come to another server than before."""
         self.write_pool = self._pool("write", settings.write_connections)
@@ -305,12 +313,16 @@ class Database:
 
     async def _set_up(self, connection: Connection) -> None:
         try:
-            await prepare(connection)
+            self._servers[connection] = await prepare(connection)
             if self._guard is not None:
                 await self._guard.admit(connection)
         except BaseException:
             await connection.close()
             raise
+
+    def have_one_server(self, connection: Connection, other: Connection) -> bool:
+        """Return True if two connections lead to one run of a server, which loses no commit."""
+        return self._servers[connection] == self._servers[other]
 
     async def connect(self) -> Connection:
         """Open a connection outside the pools, for a task that keeps its own.
@@ -366,13 +378,16 @@ class Database:
     async def write(
         self, work: Callable[[Connection, *_Given], Awaitable[_Result]], *given: *_Given
     ) -> _Result:
-        """Run a write on a connection of its pool, once.
+        """Run a write that may be lost with the server, once: it waits for no disk and no standby.
+
+        What it is for makes claims, such as until when the node was online; fewer do no harm.
 
         Raises:
             StoreUnavailable: the database did not serve; whether it was done is not known then.
         """
         try:
-            async with self.connection(self.write_pool) as connection:
+            async with self.connection(self.write_pool) as connection, connection.transaction():
+                await connection.execute("set local synchronous_commit = off")
                 return await work(connection, *given)
         except (psycopg.Error, PoolTimeout) as error:
             raise StoreUnavailable(sentence(error)) from error

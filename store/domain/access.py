@@ -44,6 +44,8 @@ class Right(StrEnum):
     PUBLISH = "publish"
     FOLLOW = "follow"
     ADMIN = "admin"
+    BACKFILL = "backfill"
+    """To publish messages that are older than the clock drift, beside `PUBLISH`."""
 
 
 class TokenFileError(ValueError):

@@ -1,6 +1,7 @@
 """Admission: the decision which messages the node stores, from any source, and in which form.
 
-A message can come from a client, a transfer, a resume, gossip or a restore. All are judged here,
+A message can come from a client, a gateway to a Waku network (from its relay mesh, or from nwaku by
+reconciliation), a transfer, a resume, gossip or a restore. All are judged here,
 by the rules of `storenode.message.rules`, then stored by one writer and announced by one feed;
 what differs is data:
 
@@ -8,8 +9,9 @@ what differs is data:
 source             past                                  future                ephemeral
 =================  ====================================  ====================  ================
 client             publisher's limit, then the horizon   the drift, or a day   to the followers
+relay              the horizon                           the drift, or a day   to the followers
 transfer, resume,  the horizon                           the drift, or a day   refused
-gossip
+gossip, nwaku
 restore            any timestamp greater than 0          the drift, or a day   refused
 =================  ====================================  ====================  ================
 
@@ -28,7 +30,7 @@ Source: 13/WAKU2-STORE, "Message eligibility", and the node's contract.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import lru_cache
@@ -155,20 +157,28 @@ class Admission:
 
     ``policy`` is the node's own, as it stands for clients, and ``now_ns`` its clock in Unix
     nanoseconds. A ``client`` brings its topics and limits with it; other sources have none.
-    SDS messages are indexed on the way.
+    SDS messages are indexed on the way. ``is_retry`` returns True for the content digest of a
+    message that was received in time and not stored: how late it is now is not its publisher's
+    fault, so only the horizon counts.
     """
 
     def __init__(
-        self, policy: Policy, now_ns: int, source: Source, client: Client | None = None
+        self,
+        policy: Policy,
+        now_ns: int,
+        source: Source,
+        client: Client | None = None,
+        is_retry: Callable[[bytes], bool] = lambda _digest: False,
     ) -> None:
         largest = None if client is None else client.limits.message_bytes
         if largest is not None and largest < policy.max_message_bytes:
             policy = replace(policy, max_message_bytes=largest)
-        self._relays = source is Source.CLIENT
-        if not self._relays:
+        self._relays = source in (Source.CLIENT, Source.RELAY)
+        if source is not Source.CLIENT:
             policy = replace(policy, publisher=False, below_horizon=source is Source.RESTORE)
         self._policy = policy
         self._times = Times(policy, now_ns)
+        self._is_retry = is_retry
         self._client = "" if client is None else client.name
         self._rights = _EVERY_TOPIC if client is None else client.topics
         self._positions: dict[bytes, int] = {}
@@ -290,7 +300,7 @@ class Admission:
         if item.timestamp:
             fields = (topic.pubsub, item.payload, topic.content, item.meta, item.timestamp)
             digest, content = message_hash(*fields), content_digest(*fields)
-        refusal = self._problem(item, topic)
+        refusal = self._problem(item, topic, content)
         if refusal is not None:
             self._reject(refusal, digest)
             return
@@ -302,11 +312,14 @@ class Admission:
             assert item.timestamp is not None, "a message without a timestamp is refused"
             self._keep(item.timestamp, topic, (digest, content), (head, item.payload, tail))
 
-    def _problem(self, item: DecodedMessage, topic: _Topic) -> Refusal | None:
+    def _problem(self, item: DecodedMessage, topic: _Topic, content: bytes) -> Refusal | None:
         if not item.has_message:
             return MISSING_MESSAGE
         policy, meta_bytes, message_bytes = self._policy, len(item.meta), len(item.body)
-        found = topic.problem or self._times.problem(item.timestamp)
+        late = self._times.problem(item.timestamp)
+        if late is not None and self._times.is_late(item.timestamp) and self._is_retry(content):
+            late = None
+        found = topic.problem or late
         if meta_bytes > policy.max_meta_bytes or message_bytes > policy.max_message_bytes:
             found = found or size_problem(meta_bytes, message_bytes, policy)
         if found is None and item.ephemeral and not self._relays:

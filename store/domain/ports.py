@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Final, Protocol
 
 from reconcile.ids import SyncIds
 from store.messages.conflicts import StoreResult
@@ -111,10 +111,16 @@ class Source(StrEnum):
     """The place where a message came from (label ``source`` of the metrics)."""
 
     CLIENT = "client"
+    RELAY = "relay"
+    NWAKU = "nwaku"
     TRANSFER = "transfer"
     GOSSIP = "gossip"
     RESUME = "resume"
     RESTORE = "restore"
+
+
+PUBLISHED: Final = frozenset({Source.CLIENT, Source.RELAY, Source.NWAKU})
+"""The sources of what clients publish; `RELAY` and `NWAKU` take the right `backfill`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,10 +213,13 @@ class ScanRequest:
 
 @dataclass(frozen=True, slots=True)
 class FramesPage:
-    """``frames``: encoded entries of field 1, spliced; ``last``: where to go on from."""
+    """``frames``: encoded entries of field 1, spliced; ``last``: where to go on from.
+
+    ``timestamps`` are those of the frames.
+    """
 
     frames: bytes
-    count: int
+    timestamps: Sequence[int]
     last: SyncId
 
 
@@ -408,13 +417,15 @@ class SyncEnding(StrEnum):
     """The end of a session (label ``outcome`` of the metrics).
 
     DONE: both sides completed it. ABORTED: another session with this peer went before it, which is
-    no error. REFUSED: one of the two does not reconcile. FAILED: it broke.
+    no error. REFUSED: one of the two does not reconcile. FAILED: it broke. UNAVAILABLE: the
+    database of this node did not serve.
     """
 
     DONE = "done"
     ABORTED = "aborted"
     REFUSED = "refused"
     FAILED = "failed"
+    UNAVAILABLE = "unavailable"
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,9 @@
 - By age it goes when it ends at or before ``now - age``; by size, oldest first, as long as all
   tables together are larger than the limit.
 - Dropping one raises the horizon to its upper bound: nothing older is admitted afterwards.
+- Limits that are lower than the ones that the store has agreed to are held where they would drop
+  more than `MAX_EXCESS_SHARE` of the messages, or `MAX_EXCESS_NS` of time, at once: they may be
+  a slip, such as 30m for 30d.
 - A coarse partition goes when the one after it ends at or before the horizon and before every
   message that is still held: one coarse partition later than the messages, so that cursors of
   pruned messages go on working for a while.
@@ -55,6 +58,14 @@ class RetentionPolicy:
     size_bytes: int | None = None
     requires_archive: bool = False
 
+    def keeps(self, other: "RetentionPolicy") -> bool:
+        """Return True if the limits keep all that those of another policy keep."""
+
+        def is_longer(own: int | None, others: int | None) -> bool:
+            return own is None or (others is not None and own >= others)
+
+        return is_longer(self.age_ns, other.age_ns) and is_longer(self.size_bytes, other.size_bytes)
+
     def __post_init__(self) -> None:
         if self.age_ns is not None and self.age_ns <= 0:
             raise ValueError("a retention of no time would keep nothing: give a positive one")
@@ -85,6 +96,11 @@ class PrunePlan:
     steps: tuple[PruneStep, ...]
     left_over_bytes: int = 0
 
+    def messages(self) -> tuple[Partition, ...]:
+        """Return the partitions of messages that go, oldest first."""
+        drops = (each.partition for step in self.steps for each in step.drops)
+        return tuple(each for each in drops if each.table == FINE_TABLE)
+
 
 FINE_TABLE: Final = "messages"
 
@@ -110,6 +126,58 @@ def plan_prune(
         steps.append(state.drop_oldest(reason))
     excess = 0 if policy.size_bytes is None else state.size_bytes - policy.size_bytes
     return PrunePlan(tuple(step for step in steps if step.drops), max(0, excess))
+
+
+MAX_EXCESS_SHARE: Final = 0.1
+MAX_EXCESS_NS: Final = 7 * DAY_NS
+"""What lower limits may drop at once without a confirmation: a share of the bytes of all messages,
+and a span of time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Excess:
+    """The oldest partitions of messages, which limits would drop, and their share of all bytes."""
+
+    partitions: tuple[Partition, ...]
+    share: float
+
+    @classmethod
+    def of(cls, partitions: tuple[Partition, ...], fine: Iterable[Partition]) -> "Excess | None":
+        """Return partitions out of all partitions of messages; None: there are none."""
+        total = sum(each.size_bytes for each in fine)
+        size = sum(each.size_bytes for each in partitions)
+        return cls(partitions, size / max(1, total)) if partitions else None
+
+    @property
+    def span_ns(self) -> int:
+        """The time that they span; one without a lower bound counts as a year."""
+        first, last = self.partitions[0].bounds, self.partitions[-1].bounds
+        return last.high - max(first.low, first.high - 365 * DAY_NS)
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of all of them."""
+        return sum(each.size_bytes for each in self.partitions)
+
+
+def find_excess(
+    plan: PrunePlan, agreed: PrunePlan | None, fine: Iterable[Partition]
+) -> Excess | None:
+    """Return what must be confirmed before it is dropped; None: nothing.
+
+    Args:
+        plan: The drops under the limits in question.
+        agreed: Those under the limits that the store has agreed to; None: it has agreed to none.
+        fine: The partitions of messages.
+    """
+    expected = () if agreed is None else agreed.messages()
+    excess = Excess.of(tuple(each for each in plan.messages() if each not in expected), fine)
+    if excess is None:
+        return None
+    # The day that a node finds due at its first start may be a large part of a small store.
+    is_a_day = agreed is None and excess.span_ns <= DAY_NS
+    is_small = excess.share <= MAX_EXCESS_SHARE and excess.span_ns <= MAX_EXCESS_NS
+    return None if is_small or is_a_day else excess
 
 
 def effective_age_ns(fine: Iterable[Partition], policy: RetentionPolicy, now_ns: int) -> int | None:

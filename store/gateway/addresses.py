@@ -80,13 +80,18 @@ def parse_listen_address(text: str) -> ListenAddress:
 
 @dataclass(frozen=True, slots=True)
 class PeerAddress:
-    """The address and the peer ID of a libp2p peer that listens for TCP."""
+    """The address and the peer ID of a libp2p peer that listens for TCP.
+
+    ``host`` is empty for a peer that connects by itself.
+    """
 
     host: str
     port: int
     peer_id: str
 
     def __str__(self) -> str:
+        if not self.host:
+            return f"/p2p/{self.peer_id}"
         return f"{self.host}:{self.port}/p2p/{self.peer_id}"
 
 
@@ -105,6 +110,18 @@ def parse_peer_address(text: str) -> PeerAddress:
         f"{text!r} is not the multiaddr of a peer: write one such as"
         " /ip4/192.0.2.1/tcp/60000/p2p/16Uiu2HAm..."
     )
+
+
+def parse_sync_peer(text: str) -> PeerAddress:
+    """Parse the multiaddr of a peer, which may be its ID alone.
+
+    Raises:
+        ValueError: It is malformed, or names a transport other than TCP.
+    """
+    match text.strip().rstrip("/").split("/"):
+        case ["", "p2p", peer_id] if peer_id.isalnum():
+            return PeerAddress("", 0, peer_id)
+    return parse_peer_address(text)
 
 
 def _ip6(text: str) -> ipaddress.IPv6Address:

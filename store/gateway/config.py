@@ -17,13 +17,21 @@ from store.gateway.addresses import (
     PeerAddress,
     parse_listen_address,
     parse_peer_address,
+    parse_sync_peer,
 )
 from store.gateway.clients import ClientRules
 from store.gateway.limits import MAX_CLIENT_UNREAD_BYTES
-from storenode.cli.options.types import ADDRESS, Address, Parsed, size_up_to
+from storenode.cli.options.types import (
+    ADDRESS,
+    POSITIVE_DURATION,
+    Address,
+    Parsed,
+    size_up_to,
+)
 
 MULTIADDR: Final = Parsed("multiaddr", "MULTIADDR", parse_listen_address)
 PEER_MULTIADDR: Final = Parsed("multiaddr", "MULTIADDR", parse_peer_address)
+SYNC_PEER: Final = Parsed("multiaddr", "MULTIADDR", parse_sync_peer)
 
 
 class RelayMode(StrEnum):
@@ -88,6 +96,21 @@ class GatewayConfig:
         " repeatable.",
         PEER_MULTIADDR,
         multiple=True,
+    )
+    nwaku_sync_peer: tuple[PeerAddress, ...] = messages(
+        "Multiaddr of an nwaku node to reconcile with, such as /ip4/192.0.2.1/tcp/60000/p2p/ID, or"
+        " /p2p/ID of one that connects by itself; no other peer is served; repeatable. The token"
+        " needs the right `backfill`.",
+        SYNC_PEER,
+        multiple=True,
+    )
+    nwaku_sync_interval: int = messages(
+        "How often to reconcile with each of them.", POSITIVE_DURATION, "5m"
+    )
+    nwaku_sync_range: int = messages(
+        "How far back a reconciliation with them looks; not farther than they do.",
+        POSITIVE_DURATION,
+        "1h",
     )
     max_connections: int = limit("Connections at a time.", click.IntRange(1, 65_000), 4_000)
     max_connections_per_address: int = limit(

@@ -1,10 +1,10 @@
-"""Connections to configured relay peers, made again when they end."""
+"""Connections to configured peers, made again when they end."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -26,12 +26,17 @@ _RULES: Final = ClientRules(connections=8, new_connections_per_s=100, requests_p
 _log = get_logger("store.gateway")
 
 
-class RelayConnector:
-    """Keeps a connection to each of some peers; ``connected`` is called with each one."""
+class WakuConnector:
+    """Keeps a connection to each of some peers.
 
-    def __init__(self, around: Surroundings, connected: Callable[[Connection], None]) -> None:
+    Each of ``joins``, by peer ID, is called with every connection of the peer.
+    """
+
+    def __init__(
+        self, around: Surroundings, joins: Mapping[str, Sequence[Callable[[Connection], None]]]
+    ) -> None:
         self._around = around
-        self._connected = connected
+        self._joins = joins
         self._clients = Clients(_RULES)
 
     async def keep(self, peer: PeerAddress) -> None:
@@ -47,7 +52,7 @@ class RelayConnector:
                 reason = str(error) or reason
             if time.monotonic() - began_s >= STEADY_S:
                 backoff.reset()
-            _log.warning("relay_peer_away", peer=str(peer), reason=reason)
+            _log.warning("peer_away", peer=str(peer), reason=reason)
             await asyncio.sleep(backoff.take())
 
     async def _connect(self, peer: PeerAddress) -> None:
@@ -69,7 +74,8 @@ class RelayConnector:
             try:
                 # One turn of the loop, in which the connection begins to read.
                 await asyncio.sleep(0)
-                self._connected(connection)
+                for join in self._joins[peer.peer_id]:
+                    join(connection)
                 await asyncio.wait({running})
             finally:
                 running.cancel()

@@ -46,13 +46,18 @@ def parse_page(page: bytes) -> tuple[list[FollowedMessage], bytes]:
     messages, cursor = [], b""
     for number, value in fields(page):
         if number == 1 and isinstance(value, bytes):
-            messages.append(_parse_message(value))
+            messages.append(parse_entry(value))
         elif number == 2 and isinstance(value, bytes):
             cursor = value
     return messages, cursor
 
 
-def _parse_message(entry: bytes) -> FollowedMessage:
+def parse_entry(entry: bytes) -> FollowedMessage:
+    """Return the message of a ``WakuMessageKeyValue``.
+
+    Raises:
+        ValueError: It is malformed.
+    """
     outer = dict(fields(entry))
     message_hash, encoded, pubsub_topic = outer.get(1, b""), outer.get(2), outer.get(3)
     if not (

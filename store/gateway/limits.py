@@ -190,3 +190,47 @@ FRAMES_PER_S: Final = 5_000
 
 MAX_REMEMBERED_ADDRESSES: Final = 100_000
 """Client addresses whose rates are kept."""
+
+SYNC_FRAME_TIMEOUT_S: Final = 30.0
+"""Until a peer has answered a frame of reconciliation, or taken one."""
+
+SYNC_SESSION_TIMEOUT_S: Final = 5 * 60.0
+"""One session of reconciliation, without the transfer."""
+
+SYNC_SESSIONS: Final = 2
+"""Sessions of reconciliation at a time; each holds about 50 MiB at most."""
+
+MAX_SYNC_FRAMES: Final = 64
+"""Frames that a peer may send in a session; nwaku needs about 16 for an hour."""
+
+MAX_SYNC_FRAME_BYTES: Final = 8 * 1024 * 1024
+"""One frame of reconciliation: about 250,000 IDs."""
+
+MAX_SYNC_IDS: Final = 250_000
+"""IDs of a payload, and of the node's messages in a session: of more, the newest wait for a later
+session."""
+
+MAX_SYNC_RANGES: Final = 65_536
+"""Ranges of a payload."""
+
+MAX_SYNC_TOPIC_BYTES: Final = 1024
+"""One topic in the header of a payload."""
+
+MAX_SYNC_MESSAGES: Final = 100_000
+MAX_SYNC_BYTES: Final = 256 * 1024 * 1024
+"""Messages that are transferred after a session, each way; the rest waits for the next one."""
+
+MAX_TRANSFER_FRAME_BYTES: Final = 153_600
+"""One message on a stream of transfer; nwaku closes the stream after a larger one."""
+
+TRANSFER_BATCH: Final = 50
+"""Messages that are read from the node at a time: at most about 8 MiB."""
+
+MAX_UNSOLICITED_MESSAGES: Final = 1_000
+"""Transferred messages that are dropped, for each session, before the stream is."""
+
+MIN_SYNC_PAUSE_S: Final = 1.0
+"""Between two sessions that one peer begins; nwaku begins one every five minutes."""
+
+TRANSFER_IDLE_TIMEOUT_S: Final = 10 * 60.0
+"""Between two messages on a stream of transfer: nwaku keeps its stream from session to session."""

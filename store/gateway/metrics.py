@@ -23,6 +23,12 @@ RELAY_OUTCOMES: Final = (
 )
 """Values of the label ``outcome`` of relayed messages."""
 
+SYNC_OUTCOMES: Final = (
+    *("received", "unsolicited", "missing", "sent", "too_large"),
+    *("stored", "duplicate", "ephemeral", "rejected", "dropped"),
+)
+"""Values of the label ``outcome`` of messages of reconciliation."""
+
 
 class GatewayMetrics:
     """All metrics of one gateway, in a registry of its own."""
@@ -86,6 +92,21 @@ class GatewayMetrics:
         )
         for outcome in RELAY_OUTCOMES:
             self.relayed.labels(outcome)
+        self.sync_sessions = counter(
+            "storenode_gateway_sync_sessions_total",
+            "Sessions of reconciliation with nwaku, by role and by how they ended: done, refused by"
+            " the peer, topics_differ, failed.",
+            ["role", "outcome"],
+        )
+        self.synced = counter(
+            "storenode_gateway_sync_messages_total",
+            "Messages of reconciliation with nwaku, by what became of them: listed by a peer and"
+            " missing here; received, unsolicited; stored, duplicate, rejected by the node; sent,"
+            " too_large to be sent.",
+            ["outcome"],
+        )
+        for outcome in SYNC_OUTCOMES:
+            self.synced.labels(outcome)
         self.refusals = counter(
             "storenode_gateway_refusals_total",
             "Connections, streams and queries that were refused or ended, by reason.",

@@ -1,4 +1,4 @@
-"""The nodes behind the gateway: `Store.Query`, `Store.Publish` and `Store.Follow`.
+"""The nodes behind the gateway: `Store.Query`, `Publish`, `Scan` and `Follow`.
 
 One of the nodes serves at a time; when it does not, the next one does, as for any client of the
 library. Messages are not parsed here. A query gets one field more, by which the node reads it as
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import aclosing, asynccontextmanager, nullcontext
 from typing import Final
 
 import grpc
@@ -22,12 +22,21 @@ from storenode.client.nodes import Node as Connection
 from storenode.client.nodes import Nodes
 from storenode.client.retry import Attempts, Retry
 from storenode.connection.errors import NodeError, node_error, query_error
-from storenode.wire.storenode.v1.store_pb2 import PublishResponse, PublishResult
+from storenode.wire.storenode.v1.store_pb2 import (
+    PUBLISH_SOURCE_UNSPECIFIED,
+    ContentFilter,
+    PublishResponse,
+    PublishResult,
+    ScanPage,
+    ScanRequest,
+)
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryResponse
 
 _QUERY: Final = "/storenode.v1.Store/Query"
 _PUBLISH: Final = "/storenode.v1.Store/Publish"
 _FOLLOW: Final = "/storenode.v1.Store/Follow"
+_SCAN: Final = "/storenode.v1.Store/Scan"
+_SCAN_PAGE: Final = 10_000
 _NWAKU_RULES: Final = number_field(7421, 1)
 """``StoreQueryRequest.nwaku_rules``; it goes first, so that a request that is cut off stays one."""
 _STATUS_CODES: Final = {
@@ -108,9 +117,14 @@ class Node:
         return result
 
     async def publish_all(
-        self, messages: Sequence[tuple[bytes, str]], places: asyncio.Semaphore | None = None
+        self,
+        messages: Sequence[tuple[bytes, str]],
+        places: asyncio.Semaphore | None = None,
+        source: int = PUBLISH_SOURCE_UNSPECIFIED,
     ) -> Sequence[PublishResult]:
         """Publish encoded messages with their pubsub topics, and return the result of each.
+
+        ``source`` counts where the gateway's token has the right `backfill`.
 
         Raises:
             NodeCallError: No node gave them.
@@ -118,7 +132,7 @@ class Node:
         entries = (
             bytes_field(1, data) + bytes_field(2, topic.encode()) for data, topic in messages
         )
-        request = b"".join(bytes_field(1, entry) for entry in entries)
+        request = b"".join(bytes_field(1, entry) for entry in entries) + number_field(4, source)
 
         async def call(node: Connection) -> PublishResponse:
             publish = node.channel.unary_unary(_PUBLISH, None, PublishResponse.FromString)
@@ -139,8 +153,36 @@ class Node:
             NodeCallError: The call failed; the next one is made at the next node.
         """
         request = number_field(4, 1) + (bytes_field(2, cursor) if cursor else b"")
+        async with aclosing(self._stream(_FOLLOW, request, "follow_failed")) as pages:
+            async for page in pages:
+                yield page
+
+    async def scan(
+        self, pubsub_topic: str, content_topics: Sequence[str], start_ns: int, end_ns: int
+    ) -> AsyncGenerator[ScanPage, None]:
+        """Yield the hashes and timestamps of all messages of a topic in a range of time.
+
+        Raises:
+            NodeCallError: The call failed.
+        """
+        request = ScanRequest(
+            filter=ContentFilter(pubsub_topic=pubsub_topic, content_topics=content_topics),
+            time_start=start_ns,
+            time_end=end_ns,
+            include_timestamps=True,
+            page_size=_SCAN_PAGE,
+        ).SerializeToString()
+        async with aclosing(self._stream(_SCAN, request, "scan_failed")) as pages:
+            async for encoded in pages:
+                page = ScanPage.FromString(encoded)
+                if len(page.timestamps) != len(page.messages):
+                    sentence = "the node is too old to give timestamps: upgrade it"
+                    raise NodeCallError(_UNAVAILABLE, sentence)
+                yield page
+
+    async def _stream(self, method: str, request: bytes, event: str) -> AsyncGenerator[bytes, None]:
         node = await Attempts(self._nodes, _ONE_ROUND).connected()
-        call = node.channel.unary_stream(_FOLLOW, None, None)(request, metadata=node.metadata)
+        call = node.channel.unary_stream(method, None, None)(request, metadata=node.metadata)
         try:
             async for page in call:
                 yield page
@@ -148,7 +190,7 @@ class Node:
             failure = node_error(error, node.address)
             if failure.retryable:
                 self._nodes.failed(node)
-            raise self._error_of(failure, "follow_failed") from error
+            raise self._error_of(failure, event) from error
         finally:
             call.cancel()
 

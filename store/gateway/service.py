@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
+from collections import defaultdict
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
+from store.gateway.addresses import PeerAddress
 from store.gateway.clients import Clients
 from store.gateway.config import GatewayConfig, RelayMode
-from store.gateway.connection import Handler, Surroundings
-from store.gateway.connector import RelayConnector
+from store.gateway.connection import Connection, Handler, Surroundings
+from store.gateway.connector import WakuConnector
 from store.gateway.faults import GatewayError
 from store.gateway.feed import NodeFeed
 from store.gateway.filter import FILTER_SUBSCRIBE, Filter
@@ -36,11 +38,13 @@ from store.gateway.protocols import (
 from store.gateway.relay import RELAY, Relay
 from store.gateway.server import Listening, Server, bind
 from store.gateway.spool import Spool
+from store.gateway.sync import RECONCILIATION, TRANSFER, NwakuSync, SyncRules
 from store.observe.http import ANY, MetricsListener
 from store.observe.logging import get_logger
 from store.serving.tls import TlsError, TlsFiles, renewing_context
 from storenode.client.nodes import Nodes
 from storenode.connection.channel import TlsIdentity
+from storenode.wire.storenode.v1.store_pb2 import PUBLISH_SOURCE_NWAKU, PUBLISH_SOURCE_RELAY
 
 _log = get_logger("store.gateway")
 
@@ -63,7 +67,7 @@ class _Services:
         self._metrics = metrics
         self._feed = NodeFeed(node)
         self._filter = Filter(self._feed, metrics, config.pubsub_topics)
-        self._spool = Spool(node, metrics)
+        self._spool = Spool(node, metrics.relayed, PUBLISH_SOURCE_RELAY)
         self._relay: Relay | None = None
         if config.relay is not None:
             peers = frozenset(each.peer_id for each in config.relay_peer)
@@ -71,6 +75,15 @@ class _Services:
             self._relay = Relay(
                 mode, topics, peers, spool=self._spool, feed=self._feed, metrics=metrics
             )
+
+        self._sync_spool = Spool(node, metrics.synced, PUBLISH_SOURCE_NWAKU)
+        rules = SyncRules(
+            frozenset(each.peer_id for each in config.nwaku_sync_peer),
+            config.nwaku_sync_interval,
+            config.nwaku_sync_range,
+            sorted(config.pubsub_topics),
+        )
+        self._sync = NwakuSync(rules, node, self._sync_spool, metrics)
 
     def handlers(self) -> dict[str, Handler]:
         """Return what serves each protocol but identify."""
@@ -88,16 +101,30 @@ class _Services:
             served[FILTER_SUBSCRIBE] = self._filter.serve
         if self._relay is not None:
             served[RELAY] = self._relay.serve
+        if config.nwaku_sync_peer:
+            served[RECONCILIATION] = self._sync.serve
+            served[TRANSFER] = self._sync.serve_transfer
         return served
 
     def work(self, around: Surroundings) -> list[Coroutine[None, None, None]]:
         """Return what runs as long as the gateway."""
         work = [self._feed.run(), self._filter.run()]
+        peers: dict[str, PeerAddress] = {}
+        joins: dict[str, list[Callable[[Connection], None]]] = defaultdict(list)
         if self._relay is not None:
-            connector = RelayConnector(around, partial(self._relay.join, is_outbound=True))
             work += [self._spool.run(), self._relay.run()]
-            work += [connector.keep(each) for each in self._config.relay_peer]
-        return work
+            for each in self._config.relay_peer:
+                peers[each.peer_id] = each
+                joins[each.peer_id] = [partial(self._relay.join, is_outbound=True)]
+        if self._config.nwaku_sync_peer:
+            work.append(self._sync_spool.run())
+        for each in self._config.nwaku_sync_peer:
+            # nwaku accepts one connection of a peer, which serves both.
+            if each.host:
+                peers.setdefault(each.peer_id, each)
+            joins[each.peer_id].append(self._sync.join)
+        connector = WakuConnector(around, joins)
+        return work + [connector.keep(each) for each in peers.values()]
 
 
 class Gateway:

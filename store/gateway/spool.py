@@ -1,11 +1,14 @@
-"""Relayed messages on their way to the node: batched, and kept while the node is away."""
+"""Messages of a Waku network on their way to the node: batched, and kept while the node is away."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
+import collections
+from collections import deque
 from dataclasses import dataclass
 from typing import Final
+
+from prometheus_client import Counter
 
 from store.gateway.limits import (
     MAX_BATCH_BYTES,
@@ -13,14 +16,13 @@ from store.gateway.limits import (
     MAX_SPOOL_BYTES,
     MAX_SPOOL_MESSAGES,
 )
-from store.gateway.metrics import GatewayMetrics
 from store.gateway.node import Node, NodeCallError
 from store.observe.logging import get_logger
 from storenode.common.backoff import Backoff
 from storenode.wire.storenode.v1.store_pb2 import PublishResult
 
 LINGER_S: Final = 0.02
-"""How long the first message of a batch waits for others: nobody waits for relayed messages."""
+"""How long the first message of a batch waits for others: nobody waits for the messages."""
 
 FIRST_PAUSE_S: Final = 0.25
 LONGEST_PAUSE_S: Final = 5.0
@@ -42,14 +44,22 @@ class SpooledMessage:
 
 
 class Spool:
-    """A bounded queue in front of `Store.Publish`; with too many, the oldest are dropped."""
+    """A bounded queue in front of `Store.Publish`; with too many, the oldest are dropped.
 
-    def __init__(self, node: Node, metrics: GatewayMetrics) -> None:
+    Messages wait as long as the node is away. It stores those that have become older than its clock
+    drift if the gateway's token has the right `backfill`.
+    """
+
+    def __init__(self, node: Node, messages: Counter, source: int) -> None:
+        """Count ``messages`` by outcome; ``source`` is a `PublishSource`."""
         self._node = node
-        self._metrics = metrics
+        self._messages = messages
+        self._source = source
         self._waiting: deque[SpooledMessage] = deque()
         self._waiting_bytes = 0
         self._filled = asyncio.Event()
+        self._has_room = asyncio.Event()
+        self._has_room.set()
 
     def __len__(self) -> int:
         """Count the messages that wait."""
@@ -61,8 +71,20 @@ class Spool:
         self._waiting_bytes += len(message.encoded)
         while len(self._waiting) > MAX_SPOOL_MESSAGES or self._waiting_bytes > MAX_SPOOL_BYTES:
             self._waiting_bytes -= len(self._waiting.popleft().encoded)
-            self._metrics.relayed.labels("dropped").inc()
+            self._messages.labels("dropped").inc()
         self._filled.set()
+        self._note_room()
+
+    async def wait_for_room(self) -> None:
+        """Wait while more than half of what may wait does, so that nothing is dropped."""
+        await self._has_room.wait()
+
+    def _note_room(self) -> None:
+        is_half_full = (
+            len(self._waiting) > MAX_SPOOL_MESSAGES // 2
+            or self._waiting_bytes > MAX_SPOOL_BYTES // 2
+        )
+        (self._has_room.clear if is_half_full else self._has_room.set)()
 
     async def run(self) -> None:
         """Publish batches until cancelled; a batch that the node did not take is tried again."""
@@ -74,7 +96,12 @@ class Spool:
             try:
                 await self._publish(batch)
             except NodeCallError as error:
-                _log.warning("relayed_not_published", messages=len(batch), reason=str(error))
+                _log.warning(
+                    "messages_not_published",
+                    source=self._source,
+                    messages=len(batch),
+                    reason=str(error),
+                )
                 self._put_back(batch)
                 await asyncio.sleep(backoff.take())
             else:
@@ -84,7 +111,7 @@ class Spool:
         """Publish messages; where the node refuses the request, each by itself."""
         try:
             results = await self._node.publish_all(
-                [(each.encoded, each.pubsub_topic) for each in batch]
+                [(each.encoded, each.pubsub_topic) for each in batch], source=self._source
             )
         except NodeCallError as error:
             if error.status_code != _INVALID:
@@ -93,11 +120,14 @@ class Spool:
                 for each in batch:
                     await self._publish([each])
                 return
-            self._metrics.relayed.labels("rejected").inc()
+            self._messages.labels("rejected").inc()
             return
-        outcomes = Counter(_OUTCOMES.get(each.outcome, "rejected") for each in results)
+        refused = [each.reason for each in results if each.outcome == PublishResult.REJECTED]
+        if refused:
+            _log.warning("messages_rejected", messages=len(refused), reason=refused[0])
+        outcomes = collections.Counter(_OUTCOMES.get(each.outcome, "rejected") for each in results)
         for outcome, count in outcomes.items():
-            self._metrics.relayed.labels(outcome).inc(count)
+            self._messages.labels(outcome).inc(count)
 
     def _take_batch(self) -> list[SpooledMessage]:
         batch: list[SpooledMessage] = []
@@ -108,6 +138,7 @@ class Spool:
         self._waiting_bytes -= size_bytes
         if not self._waiting:
             self._filled.clear()
+        self._note_room()
         return batch
 
     def _put_back(self, batch: list[SpooledMessage]) -> None:

@@ -43,7 +43,11 @@ VIEWER: Final = {
     "/page.svg": ("page.svg", b"image/svg+xml"),
 }
 """The viewer of the API description."""
-PAGE: Final = {"/": ("page.html", _HTML), "/page.js": ("page.js", _SCRIPT)}
+PAGE: Final = {
+    "/": ("page.html", _HTML),
+    "/page.js": ("page.js", _SCRIPT),
+    "/sds.js": ("sds.js", _SCRIPT),
+}
 """The page of messages, which asks ``/api/v1`` with the token of its reader."""
 
 _PAGE_HEADERS: Final = [(name.lower().encode(), value.encode()) for name, value in STATUS_HEADERS]
@@ -68,7 +72,7 @@ def build_app(
         body = files("store.http").joinpath("web", name).read_bytes()
         shown = partial(HttpExchange.respond, body=body, content_type=kind, headers=_PAGE_HEADERS)
         routes.append(Route(path, OpenEndpoint(shown)))
-    sentence = f"nothing is served here: there are {', '.join(here)}"
+    sentence = f"no such path: there are {', '.join(here)}"
     nowhere = partial(refuse, failure=HttpError(404, "NOT_FOUND", sentence))
     router = Router(routes, redirect_slashes=False, default=OpenEndpoint(nowhere))
     return SiteCheck(router, sites, node.metrics)

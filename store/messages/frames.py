@@ -4,7 +4,8 @@ A frame is one entry of a repeated field 1 (see `messages.record`), so pages who
 field 1 take frames as they are; elsewhere only the first byte, the tag, is replaced.
 """
 
-from collections.abc import Iterable, Iterator
+import struct
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from storenode.message.limits import HASH_BYTES
@@ -12,6 +13,7 @@ from storenode.message.varint import delimited, varint
 
 _FIELD_1: Final = b"\x0a"
 _FIELD_2: Final = b"\x12"
+_FIELD_4: Final = b"\x22"
 _FIELD_11: Final = b"\x5a"
 _FIELD_20: Final = b"\xa2\x01"
 _FIELD_51: Final = b"\x9a\x03"
@@ -52,9 +54,10 @@ def digests(frames: bytes) -> Iterator[bytes]:
         at = end
 
 
-def scan_page(frames: bytes, cursor: bytes) -> bytes:
+def scan_page(frames: bytes, cursor: bytes, timestamps: Sequence[int] = ()) -> bytes:
     """Encode a ``ScanPage`` from joined frames; an empty cursor is left out."""
-    return frames + _unless_empty(_FIELD_2, cursor)
+    packed = struct.pack(f"<{len(timestamps)}q", *timestamps)
+    return frames + _unless_empty(_FIELD_2, cursor) + _unless_empty(_FIELD_4, packed)
 
 
 def follow_page(frames: bytes, cursor: bytes, *, live: bool) -> bytes:

@@ -33,7 +33,7 @@ RATE_SAMPLES: Final = 150
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
-SOURCES: Final = ("client", "transfer", "gossip", "resume", "restore")
+SOURCES: Final = ("client", "relay", "nwaku", "transfer", "gossip", "resume", "restore")
 """Values of the label `source`."""
 
 MAINTENANCE_EVENTS: Final = (
@@ -124,6 +124,10 @@ class Metrics:
     # Calls
 
     calls: Counter = _counter("gRPC calls that ended, by method and status code.", "method", "code")
+    publishes_abandoned: Counter = _counter(
+        "Calls that publish whose callers hung up, or whose deadlines passed, after more than a"
+        " second of waiting for the commit."
+    )
     publishes_in_flight: Gauge = _gauge("Batches that were received and not yet acknowledged.")
     read_only: Gauge = _gauge("1 on a node that takes no messages (--read-only), else 0.")
     followers: Gauge = _gauge("Follow calls under way.")
@@ -183,6 +187,12 @@ class Metrics:
         name="peer_silent_since_timestamp_seconds",
     )
     peer_silence_limit_seconds: Gauge = _gauge("A peer that is silent for longer is a problem.")
+    peer_absent_since: Gauge = _gauge(
+        "Since when gossip has no stream with a configured peer that refuses none, in Unix seconds;"
+        " 0: it has one.",
+        "peer",
+        name="peer_absent_since_timestamp_seconds",
+    )
     peer_refusals: Gauge = _gauge(
         "Reconciliations that this node began with a configured peer and were refused in a row.",
         "peer",
@@ -242,6 +252,10 @@ class Metrics:
         "pool",
         "state",
     )
+    connections_refused: Gauge = _gauge(
+        "1 while the database answers and gives this node no further connection; with its cause.",
+        "cause",
+    )
     database_events: Counter = _counter(
         "What happened to the database: connections lost, servers restarted.", "event"
     )
@@ -292,6 +306,10 @@ class Metrics:
     retention_blocked: Gauge = _gauge(
         "1 while an hour is older than the retention and kept, since it is not archived."
     )
+    retention_held_days: Gauge = _gauge(
+        "Days of messages that lower limits of retention would drop, until that is confirmed."
+    )
+    retention_held_ratio: Gauge = _gauge("Their share of the bytes of all messages.")
     unarchived_hours: Gauge = _gauge(
         "Hours that are over, have messages, and are not marked as archived."
     )
@@ -454,12 +472,13 @@ class Rates:
         metrics = self._metrics
         stored, pushed = metrics.messages_stored, {"bodies_pushed", "bodies_answered"}
         return [
-            total(stored, source={"client"}),
+            total(stored, source={"client", "relay"}),
             total(metrics.query_seconds, "_count"),
             total(stored, source={"gossip"}),
             total(metrics.gossip_events, what=pushed),
-            total(stored, source={"transfer", "resume"}),
+            total(stored, source={"transfer", "resume", "nwaku"}),
             total(metrics.transfer_messages, direction={"sent"}),
             total(metrics.calls, code=SERVER_FAULTS)
-            + total(metrics.http_requests, code=HTTP_FAULTS),
+            + total(metrics.http_requests, code=HTTP_FAULTS)
+            + total(metrics.publishes_abandoned),
         ]

@@ -24,6 +24,10 @@ MAX_STEPS: Final = 1_024
 
 _MIB: Final = 1024 * 1024
 
+ENDED_S: Final = 3_600.0
+MAX_ENDED: Final = 16
+"""A problem that is over is shown for so long, the newest so many."""
+
 _DETAILS: Final = frozenset({"cause"})
 """Labels that may change while a problem lasts."""
 
@@ -204,13 +208,31 @@ class Problem:
         return f"{RUNBOOKS}{self.page}.md"
 
 
+@dataclass(frozen=True, slots=True)
+class EndedProblem:
+    """A problem that is over, as it was last, since ``ended_s``, in Unix seconds."""
+
+    problem: Problem
+    ended_s: float
+
+
 class Problems:
-    """The problems that are present, evaluated periodically."""
+    """The problems that are present, evaluated periodically.
+
+    ``ended``: those that ended within `ENDED_S`, the newest first.
+    """
 
     def __init__(self, metrics: Metrics, now_s: Callable[[], float] = time.time) -> None:
         self._evaluation = _Evaluation(metrics)
         self._now_s = now_s
         self._since: dict[tuple[int, Labels], float] = {}
+        self._last: dict[tuple[int, Labels], Problem] = {}
+        self._ended: dict[tuple[int, Labels], EndedProblem] = {}
+
+    @property
+    def ended(self) -> Sequence[EndedProblem]:
+        """The problems that are over."""
+        return sorted(self._ended.values(), key=lambda each: -each.ended_s)[:MAX_ENDED]
 
     def evaluate(self, unready: str | None = None) -> tuple[Problem, ...]:
         """Return the problems: critical ones first, then the oldest.
@@ -219,7 +241,7 @@ class Problems:
             unready: Why the node is not ready; None if it is.
         """
         now_s = self._evaluation.now_s = self._now_s()
-        found: list[Problem] = []
+        found: dict[tuple[int, Labels], Problem] = {}
         since: dict[tuple[int, Labels], float] = {}
         for number, rule in enumerate(RULES):
             for labels, value in self._evaluation.present(rule).items():
@@ -232,6 +254,13 @@ class Problems:
                 )
                 if rule.page == "node-not-ready" and unready is not None:
                     sentence += f": {unready}"
-                found.append(Problem(rule.page, rule.critical, sentence, since_s))
-        self._since = since
-        return tuple(sorted(found, key=lambda each: (not each.critical, each.since_s)))
+                found[key] = Problem(rule.page, rule.critical, sentence, since_s)
+        over = {key: self._last[key] for key in self._last.keys() - found.keys()}
+        self._ended |= {key: EndedProblem(problem, now_s) for key, problem in over.items()}
+        self._ended = {
+            key: each
+            for key, each in self._ended.items()
+            if key not in found and now_s - each.ended_s < ENDED_S
+        }
+        self._since, self._last = since, found
+        return tuple(sorted(found.values(), key=lambda each: (not each.critical, each.since_s)))

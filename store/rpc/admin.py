@@ -19,6 +19,7 @@ from store.domain.unread import GossipState
 from store.observe.problems import Problem
 from store.rpc.context import RpcContext
 from store.serving.call import Call
+from store.serving.context import ServedDatabase
 from store.serving.failure import CallError, Code, malformed, unready
 from store.serving.methods.decode import decode, decode_read, history_entries
 from store.sync.schedule.driver import Synchronizer
@@ -54,6 +55,7 @@ class AdminService:
             peers=[_peer(peer) for peer in peers],
             resume=None if resume is None else _filled(admin_pb2.ResumeStatus, resume),
             gossip=None if state.gossip is None else _gossip(state.gossip),
+            database=None if state.database is None else _database(state.database),
             problems=[_problem(each) for each in node.problems()],
         ).SerializeToString()
 
@@ -164,6 +166,11 @@ def _gossip(gossip: GossipState) -> admin_pb2.GossipStatus:
         waiting=gossip.unread.waiting,
         peers=[_filled(admin_pb2.GossipPeer, peer) for peer in gossip.peers],
     )
+
+
+def _database(database: ServedDatabase) -> admin_pb2.DatabaseStatus:
+    disks = [_filled(admin_pb2.DiskStatus, disk) for disk in database.disks]
+    return _filled(admin_pb2.DatabaseStatus, database, disks=disks)
 
 
 def _filled(kind: type[_M], state: object, **others: object) -> _M:

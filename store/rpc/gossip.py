@@ -29,6 +29,7 @@ from store.gossip.events import Events, FrameIn, FrameOut
 from store.rpc.call import RpcCall
 from store.rpc.connector import Callee, PeerCall, PeerCallError, PeerConnector
 from store.rpc.gossip_frames import decode_gossip, encode_gossip
+from store.rpc.identity import CLUSTER
 from store.rpc.limits import GREETING_GRACE_S, GREETING_PAUSE_S
 from store.rpc.peer import CallerStream, calling_peer
 from store.serving.call import Call
@@ -153,6 +154,12 @@ class GossipService:
                 "this node exchanges nothing live: start it with --gossip on",
             )
         streams, transport = self._gossip
+        theirs, own = rpc.fields.get(CLUSTER), rpc.node.identity.cluster
+        if theirs is not None and own is not None and theirs != str(own):
+            raise CallError(
+                Code.FAILED_PRECONDITION,
+                f"this node is of cluster {own} and the caller of another: give both one --cluster",
+            )
         caller = calling_peer(rpc)
         frames = transport.frames(CallerStream(rpc), caller.node_id)
         try:

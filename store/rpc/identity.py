@@ -1,7 +1,8 @@
 """The identity of a caller: the metadata, the address and the certificate of a call.
 
 Metadata that is read: ``authorization``, ``x-request-id``, ``traceparent``, ``tracestate``, and of
-peers ``storenode-node-id``, ``storenode-store-id``, ``storenode-version`` and ``storenode-time``.
+peers ``storenode-node-id``, ``storenode-store-id``, ``storenode-version``, ``storenode-cluster``
+and ``storenode-time``.
 Source: the contract, "Clients" and "Peers".
 """
 
@@ -33,12 +34,15 @@ NODE_ID: Final = "storenode-node-id"
 STORE_ID: Final = "storenode-store-id"
 VERSION: Final = "storenode-version"
 
+CLUSTER: Final = "storenode-cluster"
+"""The number of the sender's cluster; may be missing."""
+
 TIME: Final = "storenode-time"
 """The sender's clock, in Unix nanoseconds; may be missing."""
 
 PEER_RIGHTS: Final = frozenset({Right.READ, Right.FOLLOW})
 
-_WANTED: Final = frozenset({AUTHORIZATION, NODE_ID, STORE_ID, VERSION, TIME})
+_WANTED: Final = frozenset({AUTHORIZATION, NODE_ID, STORE_ID, VERSION, CLUSTER, TIME})
 _TRACE: Final = frozenset({"traceparent", "tracestate"})
 PEER_FIELD: Final = re.compile(rf"[!-~]{{1,{MAX_PEER_FIELD_CHARS}}}")
 
@@ -145,6 +149,7 @@ def own_metadata(identity: NodeIdentity) -> tuple[tuple[str, str], ...]:
         (NODE_ID, identity.node_id),
         (STORE_ID, identity.store_id),
         (VERSION, identity.version),
+        *(() if identity.cluster is None else ((CLUSTER, str(identity.cluster)),)),
     )
 
 

@@ -124,15 +124,24 @@ class ExternalHost:
         self._patience_s = config.start_timeout / NS_PER_S
 
     async def start(self) -> str:
-        """Wait for the database, within the start timeout, and check its schema.
+        """Take the data directory, wait for the database, and check its schema.
 
         Raises:
             WrongConfigurationError: The URL cannot be read.
             UnreachableError: No connection in time.
             NodeFailedError: The schema is missing, too old or too new, or the directory is in use.
         """
+        self._check_url()
         try:
-            url = self.url()
+            self._data.prepare()
+            self._data.lock()
+        except EmbeddedPostgresError as error:
+            raise NodeFailedError(str(error)) from error
+        return await self.reach(wait=True)
+
+    def _check_url(self) -> None:
+        try:
+            self.url()
         except ValueError:
             # What libpq says about it may repeat the password.
             raise WrongConfigurationError(
@@ -145,12 +154,6 @@ class ExternalHost:
                 "--database-url names several hosts and --read-only is given: name one"
                 " Postgres, and run a node for each."
             )
-        try:
-            self._data.prepare()
-            self._data.lock()
-        except EmbeddedPostgresError as error:
-            raise NodeFailedError(str(error)) from error
-        return await self._wait_for_schema(url)
 
     def url(self) -> str:
         """Return the URL with all its hosts."""
@@ -160,8 +163,15 @@ class ExternalHost:
         """Release the data directory."""
         self._data.unlock()
 
-    async def _wait_for_schema(self, url: str) -> str:
-        deadline_s = time.monotonic() + self._patience_s
+    async def reach(self, *, wait: bool) -> str:
+        """Return the URL of a database whose schema is served; ``wait``: within the start timeout.
+
+        Raises:
+            WrongConfigurationError, UnreachableError, NodeFailedError: As `start`.
+        """
+        self._check_url()
+        url = self.url()
+        deadline_s = time.monotonic() + (self._patience_s if wait else 0)
         backoff = Backoff(CONNECT_RETRY_FIRST_S, CONNECT_RETRY_MOST_S)
         while True:
             try:

@@ -49,6 +49,7 @@ from store.sync.schedule.driver import Synchronizer
 from store.sync.session.exchange import Exchange, ExchangeWork
 from store.sync.transfer.driver import TransferWork
 from storenode.cli.options.types import Peer
+from storenode.message.limits import NS_PER_S
 
 if TYPE_CHECKING:
     from store.observe.tracing import Tracing
@@ -194,6 +195,8 @@ class Gossiping:
         }
         for state, count in states.items():
             metrics.gossip_peers.labels(state).set(count)
+        for peer, since_ns in () if self.node is None else self.node.absences():
+            metrics.peer_absent_since.labels(str(peer)).set(since_ns / NS_PER_S)
 
     def drain(self) -> None:
         """End the waits for confirmations, since the node is stopping."""

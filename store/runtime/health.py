@@ -14,7 +14,7 @@ from typing import Final
 
 from store.observe.logging import get_logger
 from store.observe.metrics import Metrics
-from store.observe.problems import Problem, Problems
+from store.observe.problems import EndedProblem, Problem, Problems
 from store.rpc.health import Health
 
 _LOG = get_logger("store.runtime.health")
@@ -104,6 +104,11 @@ class NodeHealth:
         self._refresh()
         self._update()
         return self.value.problems
+
+    @property
+    def ended(self) -> Sequence[EndedProblem]:
+        """The problems that are over, the newest first."""
+        return self._problems.ended
 
     async def await_revision(self, since: int) -> int:
         """Wait until the revision is above ``since``, and return it."""

@@ -79,15 +79,21 @@ def check_addresses(config: NodeConfig) -> None:
     Raises:
         BindError: An address cannot be listened on.
     """
-    peer = config.peer_listen if config.separate_peer_listener else None
-    for option, address in (
+    for address in listener_addresses(config):
+        if address.option != "--metrics-listen":  # which is open already
+            require_free(address)
+
+
+def listener_addresses(config: NodeConfig) -> Sequence[ListenerAddress]:
+    """Return the addresses of all listeners."""
+    given = (
         ("--listen", config.listen),
-        ("--peer-listen", peer),
+        ("--peer-listen", config.peer_listen if config.separate_peer_listener else None),
         ("--admin-listen", config.admin_listen),
+        ("--metrics-listen", config.metrics_listen),
         ("--http-listen", config.http_listen),
-    ):
-        if address is not None:
-            require_free(_where(option, address))
+    )
+    return [_where(option, address) for option, address in given if address is not None]
 
 
 def bind_listeners(config: NodeConfig, services: Services, base: RpcContext) -> Listeners:

@@ -98,7 +98,7 @@ class DatabaseMonitor:
         self._logged_reason: str | None = None
         self._log_next_s = REASON_REST_S
         """Another reason for an outage is logged once the outage lasts so long."""
-        self._failed_before = 0
+        self._failed_before = self._failed_seen = 0
         self._losses = 0
 
     def check_now(self) -> None:
@@ -151,6 +151,8 @@ class DatabaseMonitor:
                 connect_error = await self._connect()
             if self._connection is not None:
                 health = await self._ask(self._connection)
+                if health.is_up and connect_error is None:
+                    connect_error = await self._try_connection()
             else:
                 health = await self._ask_on_a_pool()
         except TimeoutError:
@@ -196,6 +198,19 @@ class DatabaseMonitor:
                 self._connection = await self._database.connect()
             except (psycopg.Error, OSError) as error:
                 return error
+        return None
+
+    async def _try_connection(self) -> Exception | None:
+        """Return why the pools can make no connection now; None if they can, or need none."""
+        failed = self._database.failed_connections
+        if failed == self._failed_seen and self._database.connect_failure is None:
+            return None
+        self._failed_seen = failed
+        try:
+            async with asyncio.timeout(CHECK_TIMEOUT_S):
+                await (await self._database.connect()).close()
+        except (psycopg.Error, OSError, TimeoutError) as error:
+            return error
         return None
 
     def _set_connect_failure(self, error: Exception | None) -> None:

@@ -12,8 +12,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from contextlib import AsyncExitStack, suppress
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from uuid import UUID
 
@@ -55,7 +55,7 @@ from store.runtime.services import (
     system_environment,
 )
 from store.runtime.status import ReportedParts, StatusReport
-from store.runtime.tasks import BackgroundTasks
+from store.runtime.tasks import BackgroundTasks, finish
 from store.runtime.telemetry import SUMMARY_INTERVAL_S, Telemetry
 from store.runtime.tokens import TokenFile
 from store.runtime.tracing import check_tracing, open_tracing
@@ -83,21 +83,10 @@ DISK_INTERVAL_S: Final = 1.0
 PROBLEMS_INTERVAL_S: Final = 5.0
 """How often periodic work is done; the condition of the database is also read with the metrics."""
 
-ONLINE_END_TIMEOUT_S: Final = 2.0
-"""How long a node that shuts down tries to record until when it was online: the write waits for a
-synchronous standby."""
-
 DRAIN_NOTICE_S: Final = 0.2
 """Time between reporting the end to those that watch the node's health, and ending their calls."""
 
 _T = TypeVar("_T")
-
-
-async def _within(timeout_s: float, work: Callable[[], Awaitable[None]]) -> None:
-    """Await some work, and cancel it when its time has passed."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(timeout_s):
-            await work()
 
 
 class NodeRuntime:
@@ -196,10 +185,12 @@ class NodeRuntime:
             tracing,
             guard=self._host.guard,
             disk=self._disk,
+            policy=self._policy,
         )
         self._wiring = wiring
         await self._start_tasks(stack, wiring)
-        identity = NodeIdentity(node_id, str(UUID(bytes=wiring.database.store_id)), self._version)
+        store_id = str(UUID(bytes=wiring.database.store_id))
+        identity = NodeIdentity(node_id, store_id, self._version, config.cluster)
         peering = open_peering(
             stack,
             config,
@@ -222,7 +213,7 @@ class NodeRuntime:
         self._gossiping = gossiping
         self._status.complete(
             stack,
-            ReportedParts(identity, wiring, peering, gossiping, config.retention, self._callers),
+            ReportedParts(identity, wiring, peering, gossiping, self._policy, self._callers),
         )
         context = self._rpc_context(identity, wiring, peering, gossiping, tracing)
         listeners = bind_listeners(config, wiring.services, context)
@@ -244,7 +235,7 @@ class NodeRuntime:
         environment = system_environment("store.sync.online", self._metrics)
         online = OnlineRecorder(wiring.online, environment)
         online.begin()
-        stack.push_async_callback(_within, ONLINE_END_TIMEOUT_S, online.note)
+        stack.push_async_callback(finish, online.note)
         stack.push_async_callback(self._exchange_tasks.stop)
         self._exchange_tasks.start("online", online.run)
         self._exchange_tasks.start("resume", peering.resumer.run)
@@ -347,6 +338,7 @@ class NodeRuntime:
                 index_start_ns=wiring.reconcilable.index_start_ns,
                 gossip=gossiping.state(telemetry.unread),
                 conflicts=int(total(self._metrics.conflicts)),
+                database=await self._status.database(is_up=is_up),
             )
 
         return RpcContext(

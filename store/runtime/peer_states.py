@@ -76,7 +76,7 @@ class PeerStates:
             known.failures = 0
             known.last_error = ""
         else:
-            known.failures += 1
+            known.failures += done.outcome.ending is not SyncEnding.UNAVAILABLE
             known.last_error = done.outcome.error
         self._metrics.peer_failures.labels(str(done.peer)).set(known.failures)
         refusals = self._metrics.peer_refusals.labels(str(done.peer))
@@ -137,6 +137,8 @@ class PeerStates:
             if is_done:
                 now_ns = self._now_ns()
                 known.last_sync_ns = now_ns
+                # What it refused before a restart, it takes now.
+                metrics.peer_refusals.labels(str(peer)).set(0)
                 known.lacks = max(0, outcome.missing_there - outcome.messages_sent)
                 known.has = max(0, outcome.missing_here - outcome.messages_received)
                 gauges = metrics.peer_last_sync_timestamp_seconds, metrics.peer_silent_since

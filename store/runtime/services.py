@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from store.config.node import NodeConfig
 from store.db.commits.feed import DatabaseFeed, follow_cursors
+from store.db.maintenance.brake import RetentionBrake
 from store.db.maintenance.maintainer import Maintainer
 from store.db.maintenance.online import DatabaseOnlineTimes
 from store.db.pool import Database, Guard, PoolSettings
@@ -28,7 +29,8 @@ from store.db.writing.unread import ConfirmationTracker, UnreadRows
 from store.db.writing.writer import DatabaseWriter
 from store.domain.environment import Environment
 from store.domain.hub import CommitRow, Place, WrittenIds
-from store.domain.ports import Services, Source
+from store.domain.partitioning import DAY_NS
+from store.domain.ports import PUBLISHED, Services, Source
 from store.domain.quota import ClientLimits
 from store.domain.retention import RetentionPolicy
 from store.gossip.driver.driver import GossipDriver
@@ -37,6 +39,7 @@ from store.messages.record import RecordBatch
 from store.observe.logging import get_logger
 from store.observe.metrics import Metrics, total
 from store.runtime.resources import DiskSpace
+from store.runtime.tasks import finish
 from store.sync.coverage import Coverage, StatementBuffer
 from store.sync.index.hot import HotIndex
 from store.sync.index.views import IndexedReconcilable
@@ -66,25 +69,66 @@ def client_limits(config: NodeConfig) -> ClientLimits:
 class PolicySource:
     """The policy for messages of clients, whose retention horizon moves with the clock.
 
-    `raise_horizon` notes up to when the database has dropped messages, which a node with a longer
+    `set_horizon` notes up to when the database has dropped messages, which a node with a longer
     retention, or none, must respect too.
     """
 
     def __init__(self, config: NodeConfig, now_ns: Callable[[], int]) -> None:
+        limits = config.retention, config.retention_size, config.retention_requires_archive
+        self.brake = RetentionBrake(RetentionPolicy(*limits), confirmed=config.retention_confirm)
         self._config = config
         self._now_ns = now_ns
         self._dropped_ns = 0
 
-    def raise_horizon(self, horizon_ns: int) -> None:
-        """Admit nothing below this time any more; the horizon never goes back."""
-        self._dropped_ns = max(self._dropped_ns, horizon_ns)
+    def set_horizon(self, horizon_ns: int) -> None:
+        """Admit nothing below the horizon of the store, which an operator may have lowered."""
+        self._dropped_ns = horizon_ns
+
+    @property
+    def retention_ns(self) -> int | None:
+        """The age at which messages are dropped; None: none are, by age."""
+        return self.brake.policy.age_ns
+
+    def shortfall_ns(self) -> int:
+        """Return for how long before the horizon messages are missing that retention keeps.
+
+        0 with a limit on size, which drops what the limit on age would keep.
+        """
+        if self.brake.policy.size_bytes is not None:
+            return 0
+        age_ns = self.retention_ns
+        return max(0, self._dropped_ns - (0 if age_ns is None else self._now_ns() - age_ns))
+
+    async def settle_retention(self, database: Database, metrics: Metrics) -> None:
+        """Settle the brake, show what it holds, and log where that has changed.
+
+        Raises:
+            StoreUnavailable: The database does not serve.
+        """
+        before = self.brake.excess
+        await database.read(self.brake.settle, self._now_ns())
+        excess = self.brake.excess
+        metrics.retention_held_days.set(0 if excess is None else excess.span_ns / DAY_NS)
+        metrics.retention_held_ratio.set(0 if excess is None else excess.share)
+        if excess is not None and before is None:
+            _LOG.error(
+                "retention_held",
+                days=round(excess.span_ns / DAY_NS, 1),
+                partitions=len(excess.partitions),
+                bytes=excess.size_bytes,
+                share=round(excess.share, 3),
+                reason="--retention or --retention-size would drop more than the store has agreed"
+                " to: correct the option, or confirm it by `storenode db retention --apply`",
+            )
+        elif excess is None and before is not None:
+            _LOG.info("retention_released")
 
     def current(self) -> Policy:
         """Return the policy as it is now."""
         config = self._config
         horizon_ns = self._dropped_ns
-        if config.retention is not None:
-            horizon_ns = max(horizon_ns, self._now_ns() - config.retention)
+        if self.retention_ns is not None:
+            horizon_ns = max(horizon_ns, self._now_ns() - self.retention_ns)
         return Policy(
             max_drift_ns=config.max_clock_drift,
             horizon_ns=horizon_ns or None,
@@ -143,6 +187,7 @@ async def open_wiring(
     *,
     guard: Guard | None,
     disk: DiskSpace,
+    policy: PolicySource,
 ) -> Wiring:
     """Open the pools and start what lives on them.
 
@@ -151,11 +196,14 @@ async def open_wiring(
     """
     database = await Database.open(url, PoolSettings(*config.pool_sizes), guard)
     stack.push_async_callback(database.close)
+    if not config.read_only:
+        await policy.settle_retention(database, metrics)
     max_confirms = config.max_confirms if config.gossip else 0
     written_ids, unread = WrittenIds(), UnreadRows(database, max_confirms)
     # Also without gossip: other nodes on the database ask their peers to confirm.
     tracking = None if config.read_only else ConfirmationTracker(unread, max_confirms)
-    partitions, recent_topics = PartitionMap(time.time_ns, config.retention), RecentTopics()
+    ids = DatabaseIds(database)
+    partitions, recent_topics = PartitionMap(time.time_ns, policy.retention_ns), RecentTopics()
 
     def stored(batch: RecordBatch, source: Source, new: int) -> None:
         recent_topics.take(batch)
@@ -163,23 +211,9 @@ async def open_wiring(
 
     def conflicting(source: Source, conflict: Conflict) -> None:
         # A client is answered; what others send has no one else to notice it.
-        if source is not Source.CLIENT:
+        if source not in PUBLISHED:
             _LOG.warning("message_conflict", source=source.value, **conflict.fields())
 
-    writer = DatabaseWriter(
-        database,
-        partitions,
-        written_ids=written_ids,
-        tracking=tracking,
-        tracing=tracing,
-        is_disk_full=lambda: disk.full,
-        on_stored=stored,
-        on_conflict=conflicting,
-    )
-    if not config.read_only:
-        await writer.start()
-        stack.push_async_callback(writer.stop)
-    ids = DatabaseIds(database)
     hot = HotIndex(
         ids,
         written_ids,
@@ -204,16 +238,30 @@ async def open_wiring(
         on_commits=committed,
         read_only=config.read_only,
     )
+    writer = DatabaseWriter(
+        database,
+        partitions,
+        written_ids=written_ids,
+        tracking=tracking,
+        feed=feed,
+        tracing=tracing,
+        is_disk_full=lambda: disk.full,
+        on_stored=stored,
+        on_conflict=conflicting,
+    )
+    if not config.read_only:
+        await writer.start()
+        stack.push_async_callback(writer.stop)
     await feed.start()
     stack.push_async_callback(feed.stop)
     hot.start()
     stack.push_async_callback(hot.stop)
     reader = DatabaseReader(database, lambda: feed.counted)
     services = Services(writer, reader, feed, DatabaseSdsReader(database), follow_cursors(database))
-    maintainer = _maintainer(config, database, metrics)
+    maintainer = _maintainer(config, database, metrics, policy)
     reconcilable = IndexedReconcilable(ids, hot)
     statements = StatementBuffer(DatabaseStatements(database))
-    stack.push_async_callback(statements.flush)
+    stack.push_async_callback(finish, statements.flush)
     return Wiring(
         database,
         writer,
@@ -254,10 +302,12 @@ def maintenance_events(metrics: Metrics) -> Callable[..., None]:
     return note
 
 
-def _maintainer(config: NodeConfig, database: Database, metrics: Metrics) -> Maintainer:
+def _maintainer(
+    config: NodeConfig, database: Database, metrics: Metrics, policy: PolicySource
+) -> Maintainer:
     return Maintainer(
         database.connect,
-        RetentionPolicy(config.retention, config.retention_size, config.retention_requires_archive),
+        lambda: policy.brake.policy,
         now_ns=time.time_ns,
         on_event=maintenance_events(metrics),
         interval_s=config.maintenance_interval / NS_PER_S,

@@ -10,7 +10,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from store.db.summaries.timeline import (
@@ -29,10 +29,10 @@ from store.observe.metrics import RATE_INTERVAL_S, Metrics, Rates, samples, tota
 from store.observe.problems import Problem
 from store.runtime.exchange import Gossiping, Peering
 from store.runtime.health import NodeHealth
-from store.runtime.services import MAX_STATUS_TOPICS, Wiring
+from store.runtime.services import MAX_STATUS_TOPICS, PolicySource, Wiring
 from store.runtime.tasks import SingleFlightCache
 from store.runtime.telemetry import SUMMARY_AGE_S
-from store.serving.context import NodeIdentity
+from store.serving.context import DiskState, NodeIdentity, ServedDatabase
 from storenode.message.limits import NS_PER_S
 
 STATUS_REST_S: Final = 1.0
@@ -62,7 +62,7 @@ class ReportedParts:
     wiring: Wiring
     peering: Peering
     gossiping: Gossiping
-    retention_ns: int | None
+    policy: PolicySource
     callers: Mapping[str, float]
 
 
@@ -119,7 +119,10 @@ class StatusReport:
             "ready": health.ready,
             "why_not_ready": health.unready,
             "problems": [_problem(each) for each in health.problems],
-            "disks": self._disks(),
+            "ended": [
+                _problem(each.problem) | {"ended": int(each.ended_s)} for each in self._health.ended
+            ],
+            "disks": [asdict(each) for each in self._disks()],
             "clocks_ahead_s": self._clocks_ahead_s(),
             "publish_ms": self._rates.publish_ms(),
             "rates": {"interval_s": RATE_INTERVAL_S, "per_second": self._rates.series()},
@@ -143,11 +146,29 @@ class StatusReport:
         fields["sessions"] = {"running": running, "ended": self._sessions_ended()}
         return json.dumps(fields, separators=(",", ":"), allow_nan=False).encode()
 
-    def _disks(self) -> list[Fields]:
+    async def database(self, *, is_up: bool) -> ServedDatabase | None:
+        """Return the state of the database, as it was last read; None if it never was."""
+        if self._database is None:
+            return None
+        upkeep = await self._database.upkeep.get(STATUS_PATIENCE_S if is_up else 0)
+        if upkeep is None:
+            return None
+        return ServedDatabase(
+            host=upkeep.host,
+            standby=upkeep.standby,
+            timeline=int(total(self._metrics.database_timeline, "")),
+            standbys=int(total(self._metrics.standbys, "")),
+            size_bytes=upkeep.size_bytes,
+            disks=self._disks(),
+            archived=upkeep.archives,
+            oldest_unarchived_ns=upkeep.unarchived_ns or 0,
+        )
+
+    def _disks(self) -> list[DiskState]:
         metrics = self._metrics
         size = {each.labels["volume"]: each.value for each in samples(metrics.disk_size_bytes)}
         return [
-            {"volume": name, "free_bytes": each.value, "size_bytes": size.get(name)}
+            DiskState(name, int(each.value), int(size.get(name, 0)))
             for each in samples(metrics.disk_free_bytes)
             if (name := each.labels["volume"])
         ]
@@ -236,7 +257,7 @@ def _stored(
 ) -> Fields | None:
     if summary is None:
         return None
-    retention_ns = parts.retention_ns
+    retention_ns = parts.policy.retention_ns
     return {
         "age_s": round(age_s or 0.0, 1),
         "messages": summary.messages,
@@ -244,6 +265,7 @@ def _stored(
         "newest": _seconds(summary.newest_timestamp_ns),
         "horizon": _seconds(summary.horizon_ns),
         "retention_s": None if retention_ns is None else _seconds(retention_ns),
+        "shortfall_s": _seconds(parts.policy.shortfall_ns()),
         "index_entries": parts.wiring.reconcilable.index_entries,
     }
 

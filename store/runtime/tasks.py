@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Final, Generic, TypeVar
 
@@ -19,7 +20,18 @@ TASK_RETRY_MOST_S: Final = 60.0
 TASK_CANCEL_AGAIN_S: Final = 1.0
 """How long a background task that was cancelled may take before it is cancelled again."""
 
+LAST_WRITE_TIMEOUT_S: Final = 2.0
+"""How long each last write of a node that shuts down may take, in all that happens after the calls
+have ended."""
+
 Work = Callable[[], Awaitable[None]]
+
+
+async def finish(work: Work) -> None:
+    """Await a last write, and give it up when its time has passed."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LAST_WRITE_TIMEOUT_S):
+            await work()
 
 
 class BackgroundTasks:

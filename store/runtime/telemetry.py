@@ -98,9 +98,11 @@ class Telemetry:
             self._metrics.maintenance_failing.labels(task).set(1)
 
     async def read_all(self) -> None:
-        """Read what the database holds and how it is divided."""
+        """Read what the database holds and how it is divided, and whether retention is held."""
         await self.read_summary()
         with contextlib.suppress(StoreUnavailable):
+            if not self._config.read_only:
+                await self._policy.settle_retention(self._wiring.database, self._metrics)
             catalog = await self._wiring.database.read(read_catalog)
             tables = Counter(partition.table for partition in catalog.partitions)
             for table, count in tables.items():
@@ -115,7 +117,7 @@ class Telemetry:
         except (StoreUnavailable, StoreBusy):
             return self.summary
         self.summary, self.unread = summary, unread
-        self._policy.raise_horizon(summary.horizon_ns)
+        self._policy.set_horizon(summary.horizon_ns)
         self._metrics.messages.set(summary.messages)
         self._metrics.oldest_timestamp_seconds.set(summary.oldest_timestamp_ns / NS_PER_S)
         self._metrics.newest_timestamp_seconds.set(summary.newest_timestamp_ns / NS_PER_S)
@@ -170,7 +172,10 @@ class Telemetry:
         metrics.clocks_off_ratio.set(off / len(offsets_s) if offsets_s else 0)
 
     def _read_pools(self) -> None:
-        connections = self._metrics.pool_connections
+        connections, refused = self._metrics.pool_connections, self._metrics.connections_refused
+        refused.clear()
+        if (failure := self._wiring.database.connect_failure) is not None:
+            refused.labels(failure.sentence).set(1)
         for pool in self._wiring.database.pools:
             stats = pool.get_stats()
             size, idle = stats.get("pool_size", 0), stats.get("pool_available", 0)

@@ -65,7 +65,8 @@ class Method:
 class Call:
     """A call under way; ``access`` are the rules by which it was admitted last.
 
-    ``identify`` identifies the caller anew. ``sender`` counts its answer.
+    ``identify`` identifies the caller anew. ``sender`` counts its answer. ``is_abandoned``: its
+    caller has hung up while a batch waited for its commit.
     """
 
     node: NodeContext
@@ -76,6 +77,7 @@ class Call:
     access: Access
     identify: Callable[[], Client]
     max_request_bytes: int
+    is_abandoned: bool = False
 
     def check_rights(self) -> None:
         """Identify the caller again, if the token file has changed.

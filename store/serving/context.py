@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -21,8 +21,10 @@ from store.serving.limits import (
     MAX_FOLLOWED_BYTES,
     MAX_IN_FLIGHT_PUBLISH_BYTES,
     MAX_LARGE_READ_BYTES,
+    MAX_UNSTORED_MESSAGES,
 )
 from store.serving.queue import FairQueue, memory_queue
+from storenode.common.bounded import BoundedDict
 from storenode.message.rules import Policy
 
 if TYPE_CHECKING:
@@ -34,11 +36,13 @@ class NodeIdentity:
     """The identity of a node, towards peers and in its status.
 
     ``store_id`` names the database behind the node: two nodes on one database have the same.
+    ``cluster``: whose messages it exchanges live; None with those of any.
     """
 
     node_id: str
     store_id: str
     version: str
+    cluster: int | None = None
 
 
 class Tokens(Protocol):
@@ -67,7 +71,8 @@ class NodeState:
 
     Timestamps in Unix nanoseconds, 0 when nothing is stored. ``index_entries``: SyncIDs in memory,
     which begin at ``index_start_ns``. ``gossip``: None where it is switched off. ``conflicts``:
-    messages since the start that share a hash with a stored one and differ from it.
+    messages since the start that share a hash with a stored one and differ from it. ``database``:
+    None while it has not been read.
     """
 
     ready: bool
@@ -78,6 +83,30 @@ class NodeState:
     index_start_ns: int = 0
     gossip: GossipState | None = None
     conflicts: int = 0
+    database: ServedDatabase | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DiskState:
+    """The space of a volume."""
+
+    volume: str
+    free_bytes: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServedDatabase:
+    """The state of the database of a node, as ``Admin.GetStatus`` reports it."""
+
+    host: str
+    standby: bool
+    timeline: int
+    standbys: int
+    size_bytes: int
+    disks: Sequence[DiskState]
+    archived: bool
+    oldest_unarchived_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +118,8 @@ class NodeContext:
     ``state``: the stored messages and the index; may raise the errors of ``store.domain.ports``.
     ``tracing``, ``coverage``, ``intake``, ``missing_parents``: None while they are off. Coverage is
     read for one caller at a time. ``in_flight``, ``large_reads``, ``followed``: the memory of
-    publishers' requests, of large requests of reads, and of followed topics.
+    publishers' requests, of large requests of reads, and of followed topics. ``unstored``: when
+    messages that were in time and could not be stored were received, by their content digests.
     """
 
     identity: NodeIdentity
@@ -112,6 +142,9 @@ class NodeContext:
     missing_parents: MissingParents | None = None
     read_only: bool = False
     clocks: ClockComparison = field(default_factory=ClockComparison)
+    unstored: BoundedDict[bytes, int] = field(
+        default_factory=lambda: BoundedDict(MAX_UNSTORED_MESSAGES)
+    )
     in_flight: FairQueue = field(
         default_factory=lambda: memory_queue(MAX_IN_FLIGHT_PUBLISH_BYTES, "requests")
     )

@@ -34,3 +34,7 @@ MAX_LARGE_READ_BYTES: Final = 128 * MIB
 
 MAX_QUERY_REQUEST_ID_BYTES: Final = 1024
 """``StoreQueryRequest.request_id``, which is sent back as it came."""
+
+MAX_UNSTORED_MESSAGES: Final = 65_536
+"""Messages that could not be stored and may be published again when they are older than
+``--max-clock-drift``."""

@@ -67,7 +67,7 @@ def check(files: TlsFiles) -> TlsCredentials:
     """
     chain, key = read_pem(files.cert), read_pem(files.key)
     names = _check_pair(files, chain)
-    roots = None if files.client_ca is None else _read_authorities(files.client_ca)
+    roots = None if files.client_ca is None else read_authorities(files.client_ca)
     return TlsCredentials(chain, key, roots, names)
 
 
@@ -183,9 +183,15 @@ def _unreadable(path: Path, error: OSError) -> TlsError:
     return TlsError(f"{path} cannot be read ({error.strerror}): name a readable PEM file.")
 
 
-def _read_authorities(path: Path) -> bytes:
+def read_authorities(path: Path) -> bytes:
+    """Read the certificates of authorities.
+
+    Raises:
+        TlsError: They cannot be read, or one of them is none.
+    """
     pem = read_pem(path)
     try:
+        x509.load_pem_x509_certificates(pem)
         ssl.create_default_context(cadata=pem.decode("ascii"))
     except (ssl.SSLError, ValueError) as error:
         raise TlsError(

@@ -126,7 +126,7 @@ round trips."""
 
 # The index in memory, and views that read from the database
 
-FRESH_NS: Final = 3 * NS_PER_S
+FRESH_NS: Final = 25 * NS_PER_S
 """The index answers without a statement for this long after a report of the feed."""
 
 FLOOR_STEP_NS: Final = 60 * NS_PER_S

@@ -8,7 +8,6 @@ import importlib.metadata
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from functools import cache
 from typing import Final, NamedTuple
 
@@ -34,6 +33,11 @@ class Command(NamedTuple):
 
 COMMANDS: Final[Mapping[str, Command]] = {
     "run": Command("store.cli.run:run", "Run a node in the foreground.", "embedded"),
+    "check-config": Command(
+        "store.cli.check_config:check_config",
+        "Try all that the next start of a node would try.",
+        "embedded",
+    ),
     "gateway": Command(
         "store.cli.gateway:gateway", "Serve a node to Waku clients over libp2p.", "gateway"
     ),
@@ -50,9 +54,9 @@ COMMANDS: Final[Mapping[str, Command]] = {
         "Show what is held by hour, and which stores are equal.",
     ),
     "follow": Command("storenode.cli.client.follow:follow", "Receive messages as they are stored."),
-    "get": Command("storenode.cli.client.get:get", "Fetch SDS messages by message ID."),
+    "get": Command("storenode.cli.client.sds:get", "Fetch SDS messages by message ID."),
     "causal-history": Command(
-        "storenode.cli.client.causal_history:causal_history",
+        "storenode.cli.client.sds:causal_history",
         "Fetch what SDS messages causally depend on.",
     ),
     "chat": Command("storenode.cli.chat.command:chat", "Talk in an SDS channel."),
@@ -95,10 +99,16 @@ class LazyGroup(click.Group):
         """The names, in the order in which a reader should meet them."""
         return list(COMMANDS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        """Import a command; None when there is none of that name."""
-        if cmd_name not in COMMANDS:
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a command; None for an option.
+
+        Raises:
+            click.UsageError: There is none of that name; a similar one is suggested.
+        """
+        if cmd_name.startswith("-"):
             return None
+        if cmd_name not in COMMANDS:
+            raise click.exceptions.NoSuchCommand(cmd_name, possibilities=COMMANDS, ctx=ctx)
         place, _, extra = COMMANDS[cmd_name]
         if extra and not _has_node():
             return NotInstalled(cmd_name, _NOT_INSTALLED.format(name=cmd_name, extra=extra))
@@ -107,18 +117,6 @@ class LazyGroup(click.Group):
         if not isinstance(command, click.Command):
             raise TypeError(f"{place} is not a command")
         return command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command that the arguments name.
-
-        Raises:
-            click.UsageError: There is none of that name; a similar one is suggested.
-        """
-        if args and args[0] not in COMMANDS and (near := get_close_matches(args[0], COMMANDS)):
-            raise click.UsageError(f"No such command {args[0]!r}: did you mean {near[0]!r}?", ctx)
-        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands without importing them."""
@@ -139,7 +137,7 @@ class LazyGroup(click.Group):
     cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-@click.version_option(importlib.metadata.version("storenode"), message="storenode %(version)s")
+@click.version_option(package_name="storenode", message="storenode %(version)s")
 def cli() -> None:
     """A store node for Waku and SDS messages: publish, keep, query and follow, on Postgres."""
 

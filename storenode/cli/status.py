@@ -12,12 +12,13 @@ from storenode.cli.client.text import format_time, labelled, safe
 from storenode.cli.errors import FAILED, OK
 from storenode.cli.options.layers import LayeredCommand, option
 from storenode.cli.options.types import POSITIVE_DURATION
+from storenode.cli.options.units import format_size
 from storenode.message.limits import NS_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from storenode.client.types import NodeStatus, PeerStatus, ResumeStatus
+    from storenode.client.types import DatabaseStatus, NodeStatus, PeerStatus, ResumeStatus
 
 
 @click.command(cls=LayeredCommand)
@@ -69,9 +70,28 @@ def _rows(answer: NodeStatus) -> Iterator[tuple[str, str]]:
         yield "resume", _resume(answer.resume)
     if answer.conflicts:
         yield "conflicts", f"{answer.conflicts:,} messages with the hash of another one"
+    if answer.HasField("database"):
+        yield from _database(answer.database)
     yield from _gossip(answer)
     for peer in answer.peers:
         yield "peer", _peer(peer)
+
+
+def _database(database: DatabaseStatus) -> Iterator[tuple[str, str]]:
+    parts = [safe(database.host), format_size(database.size_bytes)]
+    if database.standby:
+        parts.insert(1, "a standby")
+    if database.timeline:
+        parts.append(f"timeline {database.timeline}")
+    parts.append(f"{database.standbys} standbys")
+    yield "database", ", ".join(parts)
+    for disk in database.disks:
+        free, size = format_size(disk.free_bytes), format_size(disk.size_bytes)
+        yield "disk", f"{safe(disk.volume)}: {free} of {size} free"
+    if database.archived:
+        oldest = database.oldest_unarchived
+        left = f"not archived since {_time(oldest)}" if oldest else "all that is over is archived"
+        yield "archive", left
 
 
 def _gossip(answer: NodeStatus) -> Iterator[tuple[str, str]]:

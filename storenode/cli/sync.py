@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from storenode.cli.client.session import DEFAULT_ADMIN, Session, connected
-from storenode.cli.client.text import TIME, format_time, labelled, safe
+from storenode.cli.client.text import TIME, TIME_FORMS, format_time, labelled, safe
 from storenode.cli.errors import FAILED, OK, USAGE, CliError
 from storenode.cli.fetch import fetch_listed
 from storenode.cli.options.layers import LayeredCommand, option
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     "--from",
     "time_start",
     type=TIME,
-    help="Reconcile from this time on: RFC 3339, or nanoseconds since 1970; 0 is everything.",
+    help=f"Reconcile from this time on: {TIME_FORMS}; 0 is everything.",
 )
 @option(
     "--to",
     "time_end",
     type=TIME,
-    help="Reconcile what is before this time: RFC 3339, or nanoseconds since 1970.",
+    help="Reconcile what is before this time, written in the same ways.",
 )
 @option(
     "--timeout",
@@ -98,7 +98,9 @@ def rows_of(report: SyncReport) -> Iterator[tuple[str, str]]:
     if report.error:
         yield "result", f"{report.outcome}: {safe(report.error)}"
     else:
-        yield "result", "in sync" if report.in_sync else "not in sync"
+        is_partial = any(note.startswith("not compared: ") for note in report.notes)
+        extent = ", as far as it was compared" if is_partial else ""
+        yield "result", f"in sync{extent}" if report.in_sync else "not in sync"
     if report.equality:
         yield "compared", _compared(report)
         yield "mode", "compact" if report.compact else "by WAKU-SYNC"

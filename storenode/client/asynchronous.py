@@ -15,15 +15,18 @@ from storenode.client.message import (
     SdsMessage,
     SdsResult,
     Time,
+    check_hashes,
+    check_range,
+    encode_message,
     entries_of,
-    nanoseconds,
 )
 from storenode.client.messages import publish_requests, query_request
-from storenode.client.node import Entry, NodeClient, connect, content_filter
+from storenode.client.node import Entry, NodeClient, connect, content_filter, listed
 from storenode.client.positions import Resume, position_of
 from storenode.client.publisher import DEFAULT_MAX_PENDING, AsyncPublisher
 from storenode.client.retry import Retry
 from storenode.client.streams import MessageStream, followed_across, limited, up_to_live
+from storenode.connection.arguments import check_bytes
 from storenode.connection.channel import TlsIdentity
 from storenode.wire.storenode.coverage.v1.coverage_pb2 import AnswerCoverage
 from storenode.wire.storenode.v1.admin_pb2 import FetchReport, NodeStatus, SyncReport
@@ -39,8 +42,8 @@ from storenode.wire.waku.store.v3.store_pb2 import StoreQueryResponse
 DEFAULT_TIMEOUT_S: Final = 30.0
 """For the answer to a call that is not a stream."""
 
-PATIENT: Final = Retry(at_start=True)
-"""The default: nodes that are away are called again for about a quarter of a minute."""
+DEFAULT_RETRY: Final = Retry()
+"""Nodes that are away are called again for about a quarter of a minute, once one has answered."""
 
 MAX_HASHES_A_CALL: Final = 1_000
 
@@ -109,7 +112,7 @@ class AsyncClient(_Connected):
         *,
         token: str | None = None,
         tls: TlsIdentity | None = None,
-        retry: Retry = PATIENT,
+        retry: Retry = DEFAULT_RETRY,
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> None:
         self._calls = connect(nodes, token=token, tls=tls, retry=retry, timeout_s=timeout_s)
@@ -167,7 +170,7 @@ class AsyncClient(_Connected):
                 of them again, which stores none twice.
         """
         requests = publish_requests(
-            (message.encode() for message in messages),
+            map(encode_message, messages),
             min_confirms=min_confirms,
             confirm_timeout_s=confirm_timeout_s,
         )
@@ -213,7 +216,7 @@ class AsyncClient(_Connected):
             found = await client.get([result.hash])
             ```
         """
-        wanted = list(dict.fromkeys(hashes))
+        wanted = check_hashes(hashes)
         found: dict[bytes, Message] = {}
         for start in range(0, len(wanted), MAX_HASHES_A_CALL):
             part = wanted[start : start + MAX_HASHES_A_CALL]
@@ -254,11 +257,13 @@ class AsyncClient(_Connected):
             CursorRefused: The node does not know the cursor.
             NodeError: The node refused the request, or no node served the call.
         """
+        _check_paging(limit, cursor)
+        time_start, time_end = check_range(start, end)
         request = query_request(
             pubsub_topic=pubsub_topic,
-            content_topics=_listed(content_topics),
-            time_start=nanoseconds(start),
-            time_end=nanoseconds(end),
+            content_topics=listed(content_topics),
+            time_start=time_start,
+            time_end=time_end,
             forward=not newest_first,
             cursor=cursor,
             limit=limit,
@@ -299,8 +304,9 @@ class AsyncClient(_Connected):
                 print(message.payload)
             ```
         """
-        if limit is not None and limit < 1:
-            raise ArgumentError(f"limit={limit}: ask for at least one message.")
+        _check_paging(limit, cursor)
+        time_start, time_end = check_range(start, end)
+        topics = listed(content_topics)
         if (limit is not None or newest_first) and resume is not None:
             raise ArgumentError("resume goes neither with limit nor with newest_first.")
         if newest_first and (cursor or coverage or page_size):
@@ -312,18 +318,18 @@ class AsyncClient(_Connected):
             if newest_first:
                 request = query_request(
                     pubsub_topic=pubsub_topic,
-                    content_topics=_listed(content_topics),
-                    time_start=nanoseconds(start),
-                    time_end=nanoseconds(end),
+                    content_topics=topics,
+                    time_start=time_start,
+                    time_end=time_end,
                     limit=min(limit or MAX_QUERY_PAGE, MAX_QUERY_PAGE),
                 )
                 found = _newest_first(self._calls.query_pages(request))
             else:
                 found = _scanned(
                     self._calls.scan(
-                        filter=content_filter(pubsub_topic, content_topics),
-                        time_start=nanoseconds(start),
-                        time_end=nanoseconds(end),
+                        filter=content_filter(pubsub_topic, topics),
+                        time_start=time_start,
+                        time_end=time_end,
                         cursor=after,
                         page_size=page_size or min(limit or 0, MAX_SCAN_PAGE),
                         coverage=coverage,
@@ -344,10 +350,11 @@ class AsyncClient(_Connected):
         end: Time | None = None,
     ) -> AsyncGenerator[bytes]:
         """Read the hashes of a time range without the messages, in the order of `scan`."""
+        time_start, time_end = check_range(start, end)
         pages = self._calls.scan(
             filter=content_filter(pubsub_topic, content_topics),
-            time_start=nanoseconds(start),
-            time_end=nanoseconds(end),
+            time_start=time_start,
+            time_end=time_end,
             include_data=False,
         )
         async with aclosing(pages):
@@ -378,10 +385,11 @@ class AsyncClient(_Connected):
                 print(step.time_start, step.messages, [each.store_id for each in step.stores])
             ```
         """
+        time_start, time_end = check_range(start, end)
         pages = self._calls.coverage(
             filter=content_filter(pubsub_topic, content_topics),
-            time_start=nanoseconds(start),
-            time_end=nanoseconds(end),
+            time_start=time_start,
+            time_end=time_end,
             by_day=by_day,
             channel_id=channel_id,
         )
@@ -428,6 +436,7 @@ class AsyncClient(_Connected):
             CursorRefused: By the stream: the cursor is another store's, or the store lost commits
                 since. Scan the time that is in question, and follow without a cursor.
         """
+        _check_paging(None, cursor)
         wanted, is_first = content_filter(pubsub_topic, content_topics), True
 
         def feed(after: bytes) -> AsyncGenerator[Page]:
@@ -548,17 +557,19 @@ class AsyncAdmin(_Connected):
         self, peer: str = "", *, start: Time | None = None, end: Time | None = None
     ) -> SyncReport:
         """Have the node reconcile with a peer now; by default with a random one."""
-        return await self._calls.synchronize(
-            peer, time_start=nanoseconds(start), time_end=nanoseconds(end)
-        )
+        time_start, time_end = check_range(start, end)
+        return await self._calls.synchronize(peer, time_start=time_start, time_end=time_end)
 
     async def fetch_messages(self, peer: str, channel_id: str, ids: Iterable[SdsId]) -> FetchReport:
         """Have the node fetch some SDS messages from a peer."""
         return await self._calls.fetch_messages(peer, channel_id, map(_entry, ids))
 
 
-def _listed(content_topics: Topics) -> Sequence[str]:
-    return [content_topics] if isinstance(content_topics, str) else content_topics
+def _check_paging(limit: int | None, cursor: bytes | None) -> None:
+    if limit is not None and limit < 1:
+        raise ArgumentError(f"limit={limit}: ask for at least one message.")
+    if cursor is not None:
+        check_bytes("cursor", cursor, "bytes.fromhex()")
 
 
 def _entry(name: SdsId) -> Entry:

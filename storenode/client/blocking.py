@@ -11,12 +11,11 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from functools import wraps
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from storenode.client.asynchronous import (
+    DEFAULT_RETRY,
     DEFAULT_TIMEOUT_S,
-    PATIENT,
     AsyncAdmin,
     AsyncClient,
 )
@@ -25,7 +24,7 @@ from storenode.client.publisher import DEFAULT_MAX_PENDING, AsyncPublisher
 from storenode.client.retry import Retry
 from storenode.client.streams import MessageStream as AsyncMessageStream
 from storenode.connection.channel import TlsIdentity
-from storenode.connection.event_loop import call_on_loop, iterate_blocking, run_blocking
+from storenode.connection.event_loop import call_on_loop, iterate_blocking, like, run_blocking
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -167,7 +166,7 @@ class _Blocking(_Closing, Generic[_A]):
 def _blocking(
     call: Callable[Concatenate[_A, _P], Coroutine[Any, Any, _T]],
 ) -> Callable[Concatenate[_Blocking[_A], _P], _T]:
-    @wraps(call)
+    @like(call)
     def blocking(client: _Blocking[_A], /, *given: _P.args, **options: _P.kwargs) -> _T:
         return run_blocking(call(client._asynchronous, *given, **options))
 
@@ -177,7 +176,7 @@ def _blocking(
 def _iterating(
     call: Callable[Concatenate[_A, _P], AsyncGenerator[_T]],
 ) -> Callable[Concatenate[_Blocking[_A], _P], Iterator[_T]]:
-    @wraps(call)
+    @like(call)
     def blocking(client: _Blocking[_A], /, *given: _P.args, **options: _P.kwargs) -> Iterator[_T]:
         return iterate_blocking(call(client._asynchronous, *given, **options))
 
@@ -187,7 +186,7 @@ def _iterating(
 def _streaming(
     call: Callable[Concatenate[_A, _P], AsyncMessageStream],
 ) -> Callable[Concatenate[_Blocking[_A], _P], MessageStream]:
-    @wraps(call)
+    @like(call)
     def blocking(client: _Blocking[_A], /, *given: _P.args, **options: _P.kwargs) -> MessageStream:
         return MessageStream(call(client._asynchronous, *given, **options))
 
@@ -216,7 +215,7 @@ class Client(_Blocking[AsyncClient]):
         *,
         token: str | None = None,
         tls: TlsIdentity | None = None,
-        retry: Retry = PATIENT,
+        retry: Retry = DEFAULT_RETRY,
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> None:
         made = call_on_loop(

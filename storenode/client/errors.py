@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from storenode.common.errors import ArgumentError, ClientClosed, StorenodeError
 from storenode.connection.errors import (
     AccessDenied,
-    ArgumentError,
     CallTimeout,
     ClientOptionError,
     ConnectionLost,
@@ -23,7 +23,6 @@ from storenode.connection.errors import (
     NodeUnreachable,
     NotAuthenticated,
     NotServed,
-    StorenodeError,
     TlsHandshakeError,
     WrongProtocolError,
 )
@@ -55,10 +54,6 @@ __all__ = [
     "TlsHandshakeError",
     "WrongProtocolError",
 ]
-
-
-class ClientClosed(StorenodeError):
-    """The client or the stream was closed: make a new one."""
 
 
 class PositionError(StorenodeError):

@@ -11,7 +11,9 @@ from typing import Final
 
 from storenode.client.errors import ArgumentError, MessageRejected, NotConfirmed
 from storenode.client.messages import outcome_name
+from storenode.connection.arguments import check_bytes, check_content_topic
 from storenode.message.hashing import message_hash
+from storenode.message.limits import HASH_BYTES
 from storenode.message.text import check_nanoseconds
 from storenode.message.topics import DEFAULT_PUBSUB_TOPIC
 from storenode.sds import codec
@@ -56,10 +58,15 @@ class Message:
     rate_limit_proof: bytes | None = None
 
     def __post_init__(self) -> None:
-        payload: object = self.payload
-        if not isinstance(payload, bytes):
-            hint = ": use .encode()" if isinstance(payload, str) else ""
-            raise ArgumentError(f"The payload is {type(payload).__name__}, not bytes{hint}.")
+        check_bytes("payload", self.payload, ".encode()")
+        check_content_topic(self.content_topic)
+        timestamp: object = self.timestamp
+        if not isinstance(timestamp, int):
+            hint = f": write {nanoseconds(timestamp)}" if isinstance(timestamp, datetime) else ""
+            raise ArgumentError(
+                f"The timestamp is {type(timestamp).__name__}, not a number of nanoseconds{hint}."
+            )
+        nanoseconds(timestamp)
 
     def __repr__(self) -> str:
         digest = f"0x{self.hash.hex()[:_SHOWN_DIGITS]}…" if self.timestamp else "none"
@@ -105,16 +112,37 @@ class Message:
     def decode(cls, item: WakuMessageKeyValue | WakuMessageAndTopic) -> Message:
         """The message that a node has sent, from the schema's own class."""
         message = item.message
-        return cls(
-            message.payload,
-            message.content_topic,
-            item.pubsub_topic,
-            message.timestamp,
-            message.meta if message.HasField("meta") else None,
-            message.version if message.HasField("version") else None,
-            message.ephemeral,
-            message.rate_limit_proof if message.HasField("rate_limit_proof") else None,
+        # Not by the constructor, which refuses what others may have published.
+        decoded = object.__new__(cls)
+        for name, value in (
+            ("payload", message.payload),
+            ("content_topic", message.content_topic),
+            ("pubsub_topic", item.pubsub_topic),
+            ("timestamp", message.timestamp),
+            ("meta", message.meta if message.HasField("meta") else None),
+            ("version", message.version if message.HasField("version") else None),
+            ("ephemeral", message.ephemeral),
+            (
+                "rate_limit_proof",
+                message.rate_limit_proof if message.HasField("rate_limit_proof") else None,
+            ),
+        ):
+            object.__setattr__(decoded, name, value)
+        return decoded
+
+
+def encode_message(message: Message) -> WakuMessageAndTopic:
+    """Return a message in the schema's own class.
+
+    Raises:
+        ArgumentError: It is no message.
+    """
+    given: object = message
+    if not isinstance(given, Message):
+        raise ArgumentError(
+            f"{type(given).__name__} is not a message: publish a Message(payload, content_topic)."
         )
+    return message.encode()
 
 
 class Outcome(StrEnum):
@@ -246,6 +274,35 @@ def entries_of(found: Iterable[HistoryEntry]) -> list[tuple[str, bytes | None]]:
     ]
 
 
+def check_hashes(hashes: Iterable[bytes]) -> list[bytes]:
+    """Return message hashes without those that come twice.
+
+    Raises:
+        ArgumentError: They are no list of 32 bytes each.
+    """
+    given: object = hashes
+    if isinstance(given, bytes | str):
+        raise ArgumentError("The hashes are one value: pass a list of them.")
+    found = list(dict.fromkeys(hashes))
+    for each in found:
+        check_bytes("hash", each, "bytes.fromhex()")
+        if len(each) != HASH_BYTES:
+            raise ArgumentError(f"The hash 0x{each.hex()} has {len(each)} bytes, not {HASH_BYTES}.")
+    return found
+
+
+def check_range(start: Time | None, end: Time | None) -> tuple[int | None, int | None]:
+    """Return the ends of a time range in nanoseconds since 1970.
+
+    Raises:
+        ArgumentError: One of them is no time, or the range ends before it begins.
+    """
+    start_ns, end_ns = nanoseconds(start), nanoseconds(end)
+    if start_ns is not None and end_ns is not None and end_ns < start_ns:
+        raise ArgumentError(f"The range ends at {end}, before it begins at {start}: swap them.")
+    return start_ns, end_ns
+
+
 def nanoseconds(moment: Time | None) -> int | None:
     """Return a time in nanoseconds since 1970.
 
@@ -255,7 +312,7 @@ def nanoseconds(moment: Time | None) -> int | None:
     if moment is None:
         return None
     if isinstance(moment, datetime):
-        if moment.tzinfo is None:
+        if moment.utcoffset() is None:
             raise ArgumentError(
                 f"The time {moment} has no zone: write one, such as datetime.now(UTC)."
             )

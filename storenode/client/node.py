@@ -17,6 +17,7 @@ from storenode.client.nodes import Node, Nodes
 from storenode.client.publishing import PublishPipeline
 from storenode.client.retry import Attempts, Retry, stream
 from storenode.client.tracing import Metadata, client_span, trace_metadata
+from storenode.connection.arguments import check_content_topic
 from storenode.connection.channel import TlsIdentity
 from storenode.connection.errors import NodeError, query_error
 from storenode.wire.sds.v1.message_pb2 import HistoryEntry
@@ -54,11 +55,23 @@ def connect(
     return NodeClient(Nodes(nodes, token, tls), retry or Retry(), timeout_s)
 
 
+def listed(content_topics: str | Sequence[str]) -> Sequence[str]:
+    """Return content topics as a list.
+
+    Raises:
+        ArgumentError: One is no text.
+    """
+    topics = [content_topics] if isinstance(content_topics, str | bytes) else content_topics
+    for topic in topics:
+        check_content_topic(topic)
+    return topics
+
+
 def content_filter(
     pubsub_topic: str | None = None, content_topics: str | Sequence[str] = ()
 ) -> store_pb2.ContentFilter | None:
     """Build the filter of ``Scan``, ``Follow`` and the SDS calls; ``None`` when it is empty."""
-    topics = [content_topics] if isinstance(content_topics, str) else content_topics
+    topics = listed(content_topics)
     if pubsub_topic is None and not topics:
         return None
     return store_pb2.ContentFilter(pubsub_topic=pubsub_topic, content_topics=topics)

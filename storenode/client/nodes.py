@@ -50,6 +50,8 @@ class Nodes:
         self._open = partial(_node, token=token, tls=tls)
         self._at = 0
         self.is_closed = False
+        self.have_answered = False
+        """True once one of them has answered a call."""
 
     @cached_property
     def _nodes(self) -> list[Node]:
@@ -71,6 +73,7 @@ class Nodes:
     def use(self, node: Node) -> None:
         """Stay with a node that has answered."""
         self._at = self._nodes.index(node)
+        self.have_answered = True
 
     def failed(self, node: Node) -> None:
         """Turn to the next node, unless another call has done so already."""

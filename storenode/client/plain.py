@@ -82,7 +82,7 @@ def _check_hash(item: WakuMessageAndTopic, claimed: object) -> None:
         found = hash_of(item).hex()
     except ValueError as error:
         raise ArgumentError(str(error)) from error
-    if str(claimed).removeprefix("0x") != found:
+    if _bytes("message_hash", claimed).hex() != found:
         raise ArgumentError(
             '"message_hash" is not the hash of the message: leave it out if it changed'
         )

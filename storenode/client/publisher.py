@@ -11,7 +11,7 @@ from typing import Final, NamedTuple, Self
 
 from storenode.client.errors import ClientClosed, PublishError
 from storenode.client.limits import MAX_PUBLISH_REQUEST_BYTES, MAX_PUBLISH_REQUEST_MESSAGES
-from storenode.client.message import Message, Published
+from storenode.client.message import Message, Published, encode_message
 from storenode.client.messages import FIELD_OVERHEAD_BYTES, new_request
 from storenode.client.node import NodeClient
 from storenode.wire.storenode.v1.store_pb2 import PublishRequest
@@ -97,13 +97,14 @@ class AsyncPublisher:
             NodeError: Publishing failed for good; unacknowledged futures have the same error.
             ClientClosed: The block was left already.
         """
+        encoded = encode_message(message)
         await self._room.acquire()
         if self._task is None or self._closing or self._task.done():
             self._room.release()
             raise self._failure or ClientClosed("The publisher is closed: make a new one.")
         answer: asyncio.Future[Published] = asyncio.get_running_loop().create_future()
         self._pending.add(answer)
-        self._waiting.append(_Item(message, message.encode(), answer))
+        self._waiting.append(_Item(message, encoded, answer))
         self._wake.set()
         return answer
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -19,26 +19,22 @@ from storenode.client.limits import (
     HEDGE_DELAY_S,
 )
 from storenode.client.nodes import Node, Nodes
-from storenode.connection.channel import speaks_tls
+from storenode.connection.channel import explain_failure
 from storenode.connection.errors import (
     CallTimeout,
     ConnectionLost,
     CursorRefused,
     LimitExceeded,
     NodeError,
-    NodeUnreachable,
-    TlsHandshakeError,
-    node_error,
     silent_node,
 )
+from storenode.message.text import printable
 
 _R = TypeVar("_R")
 _Q = TypeVar("_Q")
 _P = TypeVar("_P")
 
 _log = logging.getLogger("storenode")
-# Without a handler of the application, Python would print warnings on standard error.
-_log.addHandler(logging.NullHandler())
 
 # Past any maximum of the delay, and far from what a float cannot hold.
 _MAX_DOUBLINGS = 64
@@ -51,13 +47,12 @@ _UNSERVED = "CANCELLED"
 class Retry:
     """How often a call is made again after the node did not serve it or the connection broke.
 
-    A limit that is reached for the moment counts as not served.
-
     Every other node is tried at once. After a round in which all have failed comes a pause, from
     ``first_delay_s`` on twice as long each time up to ``max_delay_s``, and another round;
-    ``attempts`` rounds in a row without progress are made, or with ``None`` any number of them. A
-    call that never made progress is given up after the first round unless ``at_start`` is true or
-    ``attempts`` is ``None``, or a node ended it unserved, as gRPC does when too many calls wait.
+    ``attempts`` rounds in a row without progress are made, or with ``None`` any number of them.
+    While no node has served the client yet, a call is given up after the first round, so that a
+    wrong address raises at once, unless ``at_start`` is true or ``attempts`` is ``None``. A limit
+    that is reached for the moment is no reason to give up.
 
     Errors that another attempt cannot heal are raised at once, whatever other nodes do: a refused
     request, cursor, token or right, a failed TLS handshake, a port that does not speak gRPC.
@@ -88,7 +83,8 @@ class Attempts:
         self._timeout_s = timeout_s
         # A short time limit is shared out, so that every node is asked within it.
         self._hedge_s = min(HEDGE_DELAY_S, (timeout_s or HEDGE_DELAY_S * len(nodes)) / len(nodes))
-        self._may_repeat = retry.at_start or retry.attempts is None
+        self._may_repeat = retry.at_start or retry.attempts is None or nodes.have_answered
+        self._warned = False
         self._rounds = 0
         self._errors: list[NodeError] = []
         self._refused: CursorRefused | None = None
@@ -96,7 +92,7 @@ class Attempts:
 
     def progressed(self) -> None:
         """Count rounds and time from here again."""
-        self._may_repeat = True
+        self._may_repeat = self._nodes.have_answered = True
         self._rounds, self._refused = 0, None
         self._errors.clear()
         self._deadline_s = self._next_deadline_s()
@@ -121,9 +117,12 @@ class Attempts:
         while True:
             node = await self.connected()
             try:
-                return await self.bounded(node, call(node))
+                answer = await self.bounded(node, call(node))
             except (grpc.aio.AioRpcError, NodeError) as error:
                 await self.failed(node, error)
+            else:
+                self.progressed()
+                return answer
 
     async def connected(self) -> Node:
         """Return the first node that answers at all, or else the node in use."""
@@ -149,7 +148,7 @@ class Attempts:
         Raises:
             NodeError: Another attempt cannot help, or the attempts are used up.
         """
-        self._errors.append(self._judge(node, await _translate(node, error)))
+        self._errors.append(self._judge(node, await _explain(error, node)))
         if len(self._errors) >= len(self._nodes):
             await self._end_round()
 
@@ -168,17 +167,18 @@ class Attempts:
                     node = waiting.popleft()
                     running[asyncio.create_task(call(node))] = node
                 limit_s = self._left_s()
-                if waiting or self._refused:
+                if waiting or self._refused or not self._warned:
                     limit_s = self._hedge_s if limit_s is None else min(self._hedge_s, limit_s)
                 done, _ = await asyncio.wait(
                     running, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED
                 )
+                self._warn_of_silence(() if done else running.values())
                 for task in sorted(done, key=_has_failed):
                     node = running.pop(task)
                     try:
                         result = task.result()
                     except (grpc.aio.AioRpcError, NodeError) as error:
-                        errors.append(self._judge(node, await _translate(node, error)))
+                        errors.append(self._judge(node, await _explain(error, node)))
                     except asyncio.CancelledError:
                         # Closing a channel cancels its calls.
                         raise ClientClosed("The client is closed: make a new one.") from None
@@ -198,15 +198,26 @@ class Attempts:
                 await asyncio.wait(running)
         return None
 
+    def _warn_of_silence(self, nodes: Iterable[Node]) -> None:
+        """Log once which nodes accept no connection; one that is connected may take its time."""
+        for node in () if self._warned else nodes:
+            self._warned = True
+            if node.channel.get_state() is not grpc.ChannelConnectivity.READY:
+                _log.warning(
+                    "the node at %s accepts no connection, still waiting: check the address, and "
+                    "that no firewall is in between",
+                    node.address,
+                )
+
     def _judge(self, node: Node, error: NodeError) -> NodeError:
         """Turn to the next node; raise an error that another attempt cannot heal."""
         if isinstance(error, CursorRefused):
             self._refused = error
         elif not isinstance(error, CallTimeout) and not error.retryable:
-            _log.info("node %s refused the call: %s", node.address, error.sentence)
+            _log.info("node %s refused the call: %s", node.address, printable(error.sentence))
             raise error
         self._nodes.failed(node)
-        _log.info("node %s failed: %s", node.address, error.sentence)
+        _log.info("node %s failed: %s", node.address, printable(error.sentence))
         return error
 
     async def _end_round(self) -> None:
@@ -215,7 +226,7 @@ class Attempts:
             raise self._refused
         errors, attempts = self._errors, self._retry.attempts
         self._rounds += 1
-        self._may_repeat = self._may_repeat or any(each.code == _UNSERVED for each in errors)
+        self._may_repeat = self._may_repeat or any(map(_is_for_the_moment, errors))
         is_repeatable = self._may_repeat and any(each.retryable for each in errors)
         pause_s, left_s = self._retry.delay_s(self._rounds), self._left_s()
         if attempts is None:
@@ -226,7 +237,9 @@ class Attempts:
             raise errors[-1]
         self._errors = []
         _log.warning(
-            "no node served the call, trying again in %.1f s: %s", pause_s, errors[-1].sentence
+            "no node served the call, trying again in %.1f s: %s",
+            pause_s,
+            printable(errors[-1].sentence),
         )
         await asyncio.sleep(pause_s)
         if attempts is None:
@@ -285,7 +298,7 @@ async def stream(
                 try:
                     page = await (following if is_endless else attempts.bounded(node, following))
                 except (grpc.aio.AioRpcError, CallTimeout) as error:
-                    failure = await _translate(node, error)
+                    failure = await _explain(error, node)
                     attempts.progressed()
                     break
             else:
@@ -297,8 +310,13 @@ async def stream(
         if isinstance(failure, LimitExceeded):
             # The node needed the memory of pages that were not taken for long.
             failure = ConnectionLost(failure.code, failure.sentence)
-        _log.info("the stream from %s broke and continues: %s", node.address, failure.sentence)
+        sentence = printable(failure.sentence)
+        _log.info("the stream from %s broke and continues: %s", node.address, sentence)
         await attempts.failed(node, failure)
+
+
+async def _explain(error: grpc.aio.AioRpcError | NodeError, node: Node) -> NodeError:
+    return await explain_failure(error, node.address, node.tls)
 
 
 async def _ping(node: Node) -> None:
@@ -314,15 +332,8 @@ async def _ping(node: Node) -> None:
             raise
 
 
-async def _translate(node: Node, error: grpc.aio.AioRpcError | NodeError) -> NodeError:
-    failure = node_error(error, node.address) if isinstance(error, grpc.RpcError) else error
-    is_closed = isinstance(failure, NodeUnreachable) and failure.is_closed
-    if is_closed and node.tls is None and await speaks_tls(node.address):
-        return TlsHandshakeError(
-            failure.code,
-            f"The node at {node.address} demands TLS: give its certificate authority.",
-        )
-    return failure
+def _is_for_the_moment(error: NodeError) -> bool:
+    return error.code == _UNSERVED or isinstance(error, LimitExceeded)
 
 
 def _has_failed(task: asyncio.Task[Any]) -> bool:

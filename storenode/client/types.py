@@ -4,7 +4,13 @@ from google.protobuf.message import Message
 
 from storenode.wire.sds.v1.message_pb2 import HistoryEntry
 from storenode.wire.storenode.coverage.v1.coverage_pb2 import AnswerCoverage
-from storenode.wire.storenode.v1.admin_pb2 import NodeStatus, PeerStatus, ResumeStatus, SyncReport
+from storenode.wire.storenode.v1.admin_pb2 import (
+    DatabaseStatus,
+    NodeStatus,
+    PeerStatus,
+    ResumeStatus,
+    SyncReport,
+)
 from storenode.wire.storenode.v1.store_pb2 import (
     CausalHistoryPage,
     CoverageStep,
@@ -25,6 +31,7 @@ __all__ = [
     "AnswerCoverage",
     "CausalHistoryPage",
     "CoverageStep",
+    "DatabaseStatus",
     "FollowPage",
     "HistoryEntry",
     "Message",

@@ -11,7 +11,13 @@ from typing import Any, Final
 
 import grpc
 
-from storenode.connection.errors import ClientOptionError
+from storenode.connection.errors import (
+    ClientOptionError,
+    NodeError,
+    NodeUnreachable,
+    TlsHandshakeError,
+    node_error,
+)
 from storenode.connection.limits import (
     KEEPALIVE_INTERVAL_MS,
     KEEPALIVE_TIMEOUT_MS,
@@ -114,7 +120,10 @@ def check_connection(
     host, _ = parse_address(address)
     metadata = _authorization(token)
     if tls is not None and not isinstance(tls, TlsIdentity):
-        raise ClientOptionError(f"tls is {tls!r}: give a TlsIdentity with PEM texts.")
+        raise ClientOptionError(
+            f"tls is {tls!r}: give a TlsIdentity, such as "
+            "TlsIdentity(ca=Path('ca.pem').read_bytes())."
+        )
     if token is not None and tls is None and not is_loopback(host):
         raise ClientOptionError(
             f"The token is not sent to {address}, since it would travel in clear: give the node's "
@@ -138,7 +147,20 @@ def _authorization(token: str | None) -> Metadata:
     return (("authorization", f"Bearer {token}"),)
 
 
-async def speaks_tls(address: str) -> bool:
+async def explain_failure(
+    error: grpc.aio.AioRpcError | NodeError, address: str, tls: TlsIdentity | None
+) -> NodeError:
+    """Return the error of a call as the caller sees it, with the cause of a closed connection."""
+    failure = node_error(error, address) if isinstance(error, grpc.RpcError) else error
+    is_closed = isinstance(failure, NodeUnreachable) and failure.is_closed
+    if is_closed and tls is None and await _speaks_tls(address):
+        return TlsHandshakeError(
+            failure.code, f"The node at {address} demands TLS: give its certificate authority."
+        )
+    return failure
+
+
+async def _speaks_tls(address: str) -> bool:
     """Return True if a TLS handshake succeeds at an address; nothing else is sent."""
     host, port = parse_address(address)
     context = ssl.create_default_context()

@@ -5,6 +5,8 @@ from typing import Any, Final
 
 import grpc
 
+from storenode.common.errors import StorenodeError
+
 DRAINING: Final = "the node is shutting down"
 """How a node's sentence begins that ends a call because it shuts down."""
 
@@ -33,17 +35,14 @@ _TLS_FAILURES: Final = ("ls handshake failed", "sl handshake failed", "verificat
 _FOREIGN_PROTOCOLS: Final = ("Failed parsing HTTP/2", "http1.x server")
 """Parts of gRPC's own sentences on connections that another attempt does not make."""
 
-
-class StorenodeError(Exception):
-    """The base of all errors that the library raises."""
+_CLEAR_TEXT: Final = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST")
+_UNTRUSTED: Final = "CERTIFICATE_VERIFY_FAILED"
+_FOREIGN_NAME: Final = "verification check failed"
+"""Parts of gRPC's own sentences on TLS handshakes that failed."""
 
 
 class ClientOptionError(StorenodeError, ValueError):
     """The address, the token or the TLS files are wrong or may not go together."""
-
-
-class ArgumentError(StorenodeError, ValueError, TypeError):
-    """An argument has a wrong type or value; the sentence says what to pass."""
 
 
 class NodeError(StorenodeError):
@@ -182,11 +181,15 @@ def _unavailable(details: str, address: str) -> NodeUnavailable:
             cause = cause.rpartition(before)[2]
         # Of a name that is not known there is left "ADDRESS: Domain name not found]".
         cause = cause.removeprefix(f"{address}: ").rstrip("]")
-        sentence = f"No node could be reached at {address} ({cause}): check the address, "
         if any(each in details for each in _TLS_FAILURES):
-            return TlsHandshakeError(code, sentence + "the certificates and the TLS options.")
+            return TlsHandshakeError(code, _handshake_sentence(details, address, cause))
         if any(each in details for each in _FOREIGN_PROTOCOLS):
-            return WrongProtocolError(code, sentence + "since what listens there is no node.")
+            return WrongProtocolError(
+                code,
+                f"No node could be reached at {address}, since what listens there does not speak "
+                "gRPC: check the port.",
+            )
+        sentence = f"No node could be reached at {address} ({cause}): check the address, "
         failure = NodeUnreachable(code, sentence + "that the node runs, and the TLS options.")
         failure.is_closed = "Socket closed" in details
         return failure
@@ -197,6 +200,26 @@ def _unavailable(details: str, address: str) -> NodeUnavailable:
     cause = f" ({details})" if details else ""
     return ConnectionLost(
         code, f"The connection to the node at {address} broke{cause}: make the call again."
+    )
+
+
+def _handshake_sentence(details: str, address: str, cause: str) -> str:
+    if any(each in details for each in _CLEAR_TEXT):
+        return f"The listener at {address} does not speak TLS: connect without, or check the port."
+    if _UNTRUSTED in details:
+        reason = details.rpartition(f"{_UNTRUSTED}: ")[2].removesuffix(": OK")
+        return (
+            f"The certificate of the node at {address} is not trusted ({reason}): give the "
+            "certificate authority that has signed it."
+        )
+    if _FOREIGN_NAME in details:
+        return (
+            f"The certificate of the node at {address} is for another name: connect by a name or "
+            "an address that it has."
+        )
+    return (
+        f"The TLS handshake with the node at {address} failed ({cause}): check the certificates "
+        "and the TLS options."
     )
 
 

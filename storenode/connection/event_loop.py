@@ -6,14 +6,18 @@ All blocking objects of a process share one loop.
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from concurrent.futures import CancelledError
-from functools import cache, partial
-from typing import Any, Generic, TypeVar
+from functools import cache, partial, wraps
+from typing import Any, Final, Generic, TypeVar
 
 _T = TypeVar("_T")
+_F = TypeVar("_F", bound=Callable[..., Any])
+_ASYNCHRONOUS: Final = re.compile(r"\b(await|async) (?=\w+)")
+"""The words of an example that only an event loop needs."""
 
 
 @cache
@@ -115,6 +119,20 @@ def iterate_blocking(items: AsyncGenerator[_T]) -> Iterator[_T]:
             yield item
     finally:
         run_blocking(items.aclose())
+
+
+def like(call: Callable[..., object]) -> Callable[[_F], _F]:
+    """Return a decorator that gives a blocking function the name and text of an asynchronous one.
+
+    Examples in the text lose what only an event loop needs.
+    """
+
+    def decorate(blocking: _F) -> _F:
+        wraps(call)(blocking)
+        blocking.__doc__ = _ASYNCHRONOUS.sub("", call.__doc__ or "") or None
+        return blocking
+
+    return decorate
 
 
 async def call_on_loop(kind: Callable[..., _T], *arguments: Any, **options: Any) -> _T:  # noqa: ANN401 - of `kind`

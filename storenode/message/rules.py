@@ -129,6 +129,11 @@ class Times:
             return self._too_new(timestamp)
         return self._too_old(timestamp)
 
+    def is_late(self, timestamp: int | None) -> bool:
+        """Return True if a timestamp is refused for the publisher's limit alone."""
+        oldest_ns = max(1, self._horizon_ns)
+        return timestamp is not None and oldest_ns <= timestamp < self._past_ns
+
     def _too_new(self, timestamp: int) -> Refusal:
         ahead, allowed = timestamp - self._now_ns, self.newest_ns - self._now_ns
         return Refusal(

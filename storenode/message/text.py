@@ -36,7 +36,7 @@ def parse_hex(text: str) -> bytes:
         ValueError: It holds something else.
     """
     try:
-        return bytes.fromhex(text.strip().removeprefix("0x"))
+        return bytes.fromhex(text.strip().removeprefix("0x").removeprefix("0X"))
     except ValueError:
         raise ValueError(
             f"{printable(text)!r} is not hexadecimal: write two digits for a byte"

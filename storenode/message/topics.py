@@ -10,6 +10,7 @@ DEFAULT_PUBSUB_TOPIC: Final = "/waku/2/rs/1/0"
 """Where messages are published unless a topic is named: shard 0 of cluster 1."""
 
 _SHARD_TOPIC: Final = re.compile(r"/waku/2/rs/(0|[1-9][0-9]{0,4})/(0|[1-9][0-9]{0,4})")
+_CONTENT_TOPIC: Final = re.compile(r"(/[0-9]+)?(/[^/]+){4}")
 _MAX_UINT16: Final = 0xFFFF
 
 
@@ -24,6 +25,14 @@ def parse_shard(pubsub_topic: str) -> tuple[int, int] | None:
         return None
     cluster, shard = int(match[1]), int(match[2])
     return (cluster, shard) if cluster <= _MAX_UINT16 and shard <= _MAX_UINT16 else None
+
+
+def is_content_topic(topic: str) -> bool:
+    """Return True if a topic has the form ``/APPLICATION/VERSION/NAME/ENCODING``.
+
+    A number may stand before it. Source: 23/WAKU2-TOPICS, "Content topics".
+    """
+    return _CONTENT_TOPIC.fullmatch(topic) is not None
 
 
 def topic_key(pubsub_topic: str | bytes, content_topic: str | bytes) -> bytes:

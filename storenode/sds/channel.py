@@ -30,6 +30,7 @@ from heapq import heappop, heappush
 from math import ceil, inf
 from typing import assert_never
 
+from storenode.common.errors import ArgumentError, StorenodeError
 from storenode.sds.bloom import RollingFilter
 from storenode.sds.claims import IdClaims, Judgement, Proof, proof_of, said_by
 from storenode.sds.clock import Clock
@@ -103,7 +104,7 @@ Sealing = Callable[[int, tuple[Entry, ...]], bytes]
 """Makes the content as it travels, from the Lamport timestamp and the causal history."""
 
 
-class ChannelFullError(RuntimeError):
+class ChannelFullError(StorenodeError):
     """An error for too many unacknowledged messages: send again when some are acknowledged."""
 
 
@@ -177,7 +178,7 @@ class MessageChannel:
     ) -> list[Event]:
         """Send content (SDS, "Send message"), as ``sealed`` makes it, if given; errors: `step`."""
         if not content:
-            raise ValueError("a message needs content: an empty one would be a sync message")
+            raise ArgumentError("a message needs content: an empty one would be a sync message")
         if len(self.outgoing) >= self.config.max_outgoing:
             raise ChannelFullError(
                 f"{len(self.outgoing)} messages are unacknowledged: wait until some are not"
@@ -237,7 +238,7 @@ class MessageChannel:
             ValueError: the content is empty or too large, or the ID unfit.
         """
         if not content:
-            raise ValueError("an ephemeral message needs content")
+            raise ArgumentError("an ephemeral message needs content")
         config = self.config
         self.sends += 1
         name = message_id or ephemeral_id(
@@ -254,7 +255,7 @@ class MessageChannel:
             ValueError: the hint is too long.
         """
         if hint is not None and len(hint) > MAX_HINT_BYTES:
-            raise ValueError(f"a retrieval hint has {len(hint)} bytes: {MAX_HINT_BYTES} fit")
+            raise ArgumentError(f"a retrieval hint has {len(hint)} bytes: {MAX_HINT_BYTES} fit")
         entry = self.log.recent(message_id)
         if entry is not None and hint is not None:
             entry.hint = hint
@@ -347,7 +348,7 @@ class MessageChannel:
     def _check_new(self, message_id: str) -> None:
         check_id("message_id", message_id)
         if message_id in self.log or message_id in self.incoming.ids:
-            raise ValueError(f"the message ID {message_id!r} was used before: choose another")
+            raise ArgumentError(f"the message ID {message_id!r} was used before: choose another")
 
     def _message(
         self,
@@ -383,7 +384,7 @@ class MessageChannel:
             return Broadcast(payload, message.message_id, reason, passes)
         if shown and (reason is Reason.RESEND or config.filter_every > 1):
             return self._broadcast(message, reason, shown=False)
-        raise ValueError(
+        raise ArgumentError(
             f"the message has {len(payload)} bytes with its filter and history: "
             f"{MAX_SDS_MESSAGE_BYTES} fit"
         )

@@ -26,6 +26,7 @@ from typing import Final, Self
 
 from google.protobuf.message import DecodeError, Message
 
+from storenode.common.errors import ArgumentError
 from storenode.sds.limits import (
     MAX_CACHED_KEYS,
     MAX_HINT_BYTES,
@@ -295,7 +296,7 @@ def check_id(name: str, value: str, *, may_be_empty: bool = False) -> None:
     """
     size = len(value.encode())
     if size > MAX_ID_BYTES or not (size or may_be_empty):
-        raise ValueError(f"{name} has {size} bytes: give it 1 to {MAX_ID_BYTES}")
+        raise ArgumentError(f"{name} has {size} bytes: give it 1 to {MAX_ID_BYTES}")
 
 
 def _decode_legacy(payload: bytes) -> tuple[sds_raw_pb2.RawSdsMessage, tuple[Entry, ...]]:

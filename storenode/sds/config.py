@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Final
 
+from storenode.common.errors import ArgumentError
 from storenode.sds.bloom import FilterShape
 from storenode.sds.codec import check_id
 from storenode.sds.limits import (
@@ -31,7 +32,7 @@ def response_groups(participants: int) -> int:
         ValueError: there is none.
     """
     if participants < 1:
-        raise ValueError("a channel has at least one participant")
+        raise ArgumentError("a channel has at least one participant")
     return participants // PARTICIPANTS_PER_GROUP + 1
 
 
@@ -55,9 +56,9 @@ class RepairConfig:
 
     def __post_init__(self) -> None:
         if not 0 <= self.request_min_ms < self.request_max_ms:
-            raise ValueError("repair needs 0 <= request_min_ms < request_max_ms")
+            raise ArgumentError("repair needs 0 <= request_min_ms < request_max_ms")
         if self.groups < 1 or not 1 <= self.requests_per_message <= MAX_REPAIR_ENTRIES:
-            raise ValueError("repair needs a group, and 1 to 256 requests per message")
+            raise ArgumentError("repair needs a group, and 1 to 256 requests per message")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,21 +132,21 @@ class ChannelConfig:
         check_id("channel_id", self.channel_id)
         check_id("sender_id", self.sender_id)
         if not 0 < self.history_entries + self.gap_entries <= MAX_HISTORY_ENTRIES:
-            raise ValueError(f"history_entries and gap_entries are 1 to {MAX_HISTORY_ENTRIES}")
+            raise ArgumentError(f"history_entries and gap_entries are 1 to {MAX_HISTORY_ENTRIES}")
         if self.gap_entries < 0 or not 0 <= self.gap_window <= MAX_GAP_IDS:
-            raise ValueError(f"gap_entries is 0 or more, gap_window 0 to {MAX_GAP_IDS}")
+            raise ArgumentError(f"gap_entries is 0 or more, gap_window 0 to {MAX_GAP_IDS}")
         if not 0 < self.resend_ms <= self.resend_possible_ms:
-            raise ValueError("resend_ms is positive and not longer than resend_possible_ms")
+            raise ArgumentError("resend_ms is positive and not longer than resend_possible_ms")
         if not 0 < self.sync_min_ms <= self.sync_max_ms:
-            raise ValueError("sync_min_ms and sync_max_ms are positive and in order")
+            raise ArgumentError("sync_min_ms and sync_max_ms are positive and in order")
         if self.behind_after_ms is not None and self.behind_after_ms <= 0:
-            raise ValueError("behind_after_ms is positive, or None")
+            raise ArgumentError("behind_after_ms is positive, or None")
         if self.sync_owed_ms <= 0 or self.sync_at_least_ms <= 0:
-            raise ValueError("sync_owed_ms and sync_at_least_ms are positive")
+            raise ArgumentError("sync_owed_ms and sync_at_least_ms are positive")
         if self.filter.size_bytes > MAX_SDS_MESSAGE_BYTES // 2:
-            raise ValueError(
+            raise ArgumentError(
                 f"a filter of {self.filter.size_bytes} bytes leaves no room: shrink it"
             )
         for name in _AT_LEAST_ONE:
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} is at least 1")
+                raise ArgumentError(f"{name} is at least 1")

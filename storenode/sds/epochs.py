@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from storenode.common.errors import ArgumentError
+
 _NS_PER_S: Final = 10**9
 
 
@@ -20,7 +22,7 @@ class RateLimit:
 
     def __post_init__(self) -> None:
         if self.messages < 1 or self.epoch_s < 1:
-            raise ValueError("a rate limit needs at least one message and epochs of a second")
+            raise ArgumentError("a rate limit needs at least one message and epochs of a second")
 
 
 class Epochs:

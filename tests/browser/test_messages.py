@@ -29,7 +29,7 @@ LIVE: Final = "Live"
 def node(
     tmp_path_factory: pytest.TempPathFactory, new_store: Callable[[], str]
 ) -> Iterator[NodeProcess]:
-    """A node with the page, which demands a token."""
+    """Return a node with the page, which requires a token."""
     folder = tmp_path_factory.mktemp("page")
     write_tokens(folder, {"page": ["read", "follow", "publish"]})
     port = HeldPort()
@@ -72,14 +72,16 @@ def sds(
 def show(page: Page, node: NodeProcess, token: str = TOKEN, topic: str = TOPIC) -> None:
     """Open the page, fill it in, and ask for the messages."""
     page.driver.get(f"http://{node.http}/")
+    until(page, lambda: page.text("#state") != "Connecting.", "the page has tried without a token")
+    page.complaints()  # of the refusal
     for name, text in (("contentTopics", topic), ("token", token)):
         page.driver.find_element("name", name).send_keys(text)
     page.driver.find_element("css selector", "form button").click()
 
 
 def rows(page: Page) -> list[str]:
-    """The texts of the shown messages, newest first."""
-    script = "return [...document.querySelectorAll('#messages tr')].map(each => each.innerText)"
+    """Return the texts of the shown messages, newest first."""
+    script = "return [...document.querySelectorAll('#messages > li')].map(each => each.innerText)"
     return list(page.run(script))
 
 
@@ -89,7 +91,7 @@ def test_a_topic_is_shown_and_followed(page: Page, node: NodeProcess, tmp_path: 
     assert page.text("#state").startswith(LIVE)
     publish(node, message(TOPIC, b"a new line"))
     until(page, lambda: "a new line" in rows(page)[0], "the new message is at the top")
-    assert page.classes("#messages tr")[:2] == ["new", ""]
+    assert page.classes("#messages > li")[:2] == ["new", ""]
     page.driver.find_element("id", "older").click()
     until(page, lambda: len(rows(page)) == 124, "older messages")
     assert "line 0" in rows(page)[-1]
@@ -104,33 +106,85 @@ def test_a_topic_is_shown_and_followed(page: Page, node: NodeProcess, tmp_path: 
     assert picture.stat().st_size > 0
 
 
-def test_a_channel_is_shown_with_what_is_missing(page: Page, node: NodeProcess) -> None:
-    show(page, node)
-    until(page, lambda: page.text("#missing") != "", "a missing message")
-    assert page.text("#missing") == "m-lost in room, named by m-2"
+def choose_channel(page: Page, name: str) -> None:
     page.run(
         "const channel = document.querySelector('select');"
-        "channel.value = 'room'; channel.dispatchEvent(new Event('change'));"
+        "channel.value = arguments[0]; channel.dispatchEvent(new Event('change'));",
+        name,
     )
-    until(page, lambda: len(rows(page)) == 2, "the channel's messages")
+
+
+def click(page: Page, selector: str, text: str) -> None:
+
+    found = page.driver.find_elements("css selector", selector)
+    next(each for each in found if each.text == text).click()
+
+
+def lookups(page: Page) -> int:
+    """Return how many lookups of SDS messages were requested since the last call."""
+    return sum("sds/messages" in each for each in page.requests())
+
+
+def test_a_channel_is_shown_with_what_is_missing(page: Page, node: NodeProcess) -> None:
+    show(page, node)
+    until(page, lambda: len(rows(page)) == 100, "a page of history")
+    assert page.run("return document.getElementById('gaps').hidden"), "no channel was chosen yet"
+    assert lookups(page) == 0
+    choose_channel(page, "room")
+    until(page, lambda: page.text("#missing") != "", "a missing message")
+    assert page.text("#missing") == "m-lost, referenced by m-2"
+    assert len(rows(page)) == 2
+    assert rows(page)[0].startswith("ada")
     assert "said in m-2" in rows(page)[0]
-    assert "m-2 from ada, Lamport 3, after m-1, m-lost" in rows(page)[0]
+    assert "after m-1, m-lost" in rows(page)[0]
+    click(page, "#messages a", "m-1")
+    assert "said in m-1" in page.run("return document.activeElement.innerText")
     publish(node, sds("m-lost"))
     until(page, lambda: page.text("#missing") == "", "it is not missing any more")
     assert len(rows(page)) == 3
 
 
-def test_what_others_publish_bounds_the_requests_of_the_page(page: Page, node: NodeProcess) -> None:
+def test_a_parent_outside_of_the_list_is_fetched_by_its_link(page: Page, node: NodeProcess) -> None:
+    topic = "/page/1/linked/proto"
+    publish(node, sds("l-1", topic="/page/1/elsewhere/proto", channel="linked"))
+    publish(node, sds("l-2", "l-1", "l-none", topic=topic, channel="linked"))
+    show(page, node, topic=topic)
+    until(page, lambda: len(rows(page)) == 1, "the message that references it")
+    click(page, "#messages a", "l-1")
+    until(page, lambda: len(rows(page)) == 2, "the referenced message")
+    click(page, "#messages a", "l-none")
+    until(page, lambda: "l-none (missing)" in page.text("#messages"), "the other one is missing")
+
+
+def test_what_others_publish_causes_no_requests_of_the_page(page: Page, node: NodeProcess) -> None:
     topic, channels = "/page/1/crowd/proto", range(60)
     crowd = [sds(f"c-{n}", f"nowhere-{n}", topic=topic, channel=f"crowd-{n}") for n in channels]
     publish(node, *crowd[:30])
     show(page, node, topic=topic)
     until(page, lambda: len(rows(page)) == 30, "those of the history")
     publish(node, *crowd[30:])
-    until(page, lambda: "40 channels are looked up later" in page.text("#unasked"), "all of them")
-    assert sum("sds/messages" in each for each in page.requests()) == 20
-    assert page.text("#lacks") == "20"
+    until(page, lambda: len(rows(page)) == 60, "those that came live")
+    assert lookups(page) == 0
+    choose_channel(page, "crowd-7")
+    until(page, lambda: page.text("#missing") != "", "the missing message of this channel")
+    assert (page.text("#gap-count"), lookups(page)) == ("1", 1)
     assert page.complaints() == []
+
+
+def test_a_message_is_published_and_its_hash_shown_whole(page: Page, node: NodeProcess) -> None:
+    show(page, node, topic="")
+    page.driver.find_element("css selector", "#publish input").send_keys("from a page")
+    click(page, "#publish button", "Publish")
+    assert "Enter the content topic" in page.text("#outcome")
+    page.driver.find_element("name", "contentTopics").send_keys("/page/1/own/proto")
+    click(page, "#publish button", "Publish")
+    until(page, lambda: page.text("#outcome") == "STORED", "the outcome")
+    until(page, lambda: "from a page" in rows(page)[0], "the message")
+    short = page.text("#messages button.id")
+    assert len(short) == 8
+    page.driver.find_element("css selector", "#messages button.id").click()
+    whole = page.text("#messages button.id").removeprefix("0x")
+    assert (len(whole), whole[:8]) == (64, short)
 
 
 def test_what_its_id_does_not_prove_is_marked_and_forged_beside_what_it_proves(

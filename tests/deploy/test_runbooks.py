@@ -26,7 +26,13 @@ CASES: Final[Mapping[Callable[[World], None], tuple[str, ...]]] = {
         *("database-unreachable", "publish-errors"),
     ),
     maintenance: (
-        *("retention-failing", "maintenance-failing", "partitions-missing", "dead-tuples"),
+        *(
+            "retention-held",
+            "retention-failing",
+            "maintenance-failing",
+            "partitions-missing",
+            "dead-tuples",
+        ),
         *("clock-wrong", "clock-differs"),
     ),
     peers: (
@@ -43,6 +49,7 @@ CASES: Final[Mapping[Callable[[World], None], tuple[str, ...]]] = {
 
 NOT_HERE: Final[Mapping[str, str]] = {
     "node-restarting": "It asks systemd, Kubernetes and the kernel, which restart and kill nodes.",
+    "archive-job-failed": "It asks systemd and Kubernetes, which run the jobs.",
     "nothing-commits": "Its faults are those of tests/faults/test_drills.py.",
     "certificate-expiring": "Its commands are those of certificate-ending.",
     "certificate-ending": "Files are replaced by hand; test_tls renews one while the node runs.",

@@ -10,9 +10,10 @@ from random import Random
 import pytest
 
 from store.db.schema.migrate import upgrade
-from tests.support.cluster import ClusterServer, Pair, copy_cluster
+from tests.support.cluster import ClusterServer, Pair
 from tests.support.node import NodeProcess
 from tests.support.places import quick_directory
+from tests.support.postgres import copy_cluster
 
 PATIENT = ("--max-clock-drift", "1h")
 """What is published again and again may get old before a node that was killed is back."""

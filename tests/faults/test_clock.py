@@ -104,7 +104,7 @@ async def storage(url: str, clock: Clock, last_online_ns: int = 0) -> AsyncItera
     events: list[str] = []
     maintainer = Maintainer(
         database.connect,
-        RetentionPolicy(RETENTION_NS),
+        lambda: RetentionPolicy(RETENTION_NS),
         now_ns=clock.now,
         on_event=lambda name, /, **_: events.append(name),
         steady_ns=clock.steady,

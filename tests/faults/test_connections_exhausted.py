@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from tests.faults.processes import logged, until
+from tests.faults.processes import logged, metrics, until
 from tests.integration.run.helpers import get
 from tests.support.acknowledged import Ledger, Publisher, attempted, check_node, publishing
 from tests.support.cluster import ClusterServer
@@ -22,6 +22,14 @@ where usename = 'storenode' and ({MONITORING} or {WRITING})
 MONITORED = f"""
 select count(*) from pg_stat_activity where usename = 'storenode' and {MONITORING}
 """
+
+
+def refusals(node: NodeProcess) -> list[str]:
+    """Return why the node gets no further connection, as its metrics show it."""
+    found = metrics(node).items()
+    return [
+        cause for (name, *causes), _ in found if "connections_refused" in name for cause in causes
+    ]
 
 
 async def test_a_node_goes_on_with_the_connections_that_it_has(
@@ -45,6 +53,9 @@ async def test_a_node_goes_on_with_the_connections_that_it_has(
     async with publishing([Publisher(node.listen, ledger, Random(seed)) for seed in range(8)]):
         await ledger.more(2_000)
     assert "database_away" not in node.log()
+    (cause,) = refusals(node)
+    assert cause.startswith("the database has no free connection for this node")
     server.ask(ENOUGH)
     await until(lambda: server.ask(MONITORED) == [(1,)])
+    await until(lambda: not refusals(node))
     assert await check_node(node.listen, ledger) == ledger.sent

@@ -31,7 +31,7 @@ SEGMENT_BYTES = 16 * MIB
 EMIT = "select pg_logical_emit_message(false, 'test', repeat('x', %s))"
 SMALL_LOG = ("--postgres-setting", "max_wal_size=64MB", "--postgres-setting", "min_wal_size=32MB")
 WITHOUT_FLOOR = ("--min-free-disk", "1B")
-PRUNE = ("--retention", "20d")
+PRUNE = ("--retention", "20d", "--retention-confirm")
 CHECK = ("status", "--check")
 FLOOR_MIB = 48
 """Room for two files of the log, and for what is stored between two looks at the disk."""

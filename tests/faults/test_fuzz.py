@@ -25,15 +25,15 @@ main()
 
 
 def test_no_request_breaks_a_node() -> None:
-    result = fuzz(8_000, "a test")
+    result = fuzz(4_000, "a test")
     assert result.faults == []
-    assert result.told.requests >= 8_000
+    assert result.told.requests >= 4_000
     # Else the requests would not reach what lies behind the checks.
-    assert result.told.codes["OK"] > 200
+    assert result.told.codes["OK"] > 100
 
 
 def test_a_fault_is_found_and_told() -> None:
     program = (sys.executable, "-c", PLANTED)
-    result = fuzz(2_000, "a test", ["Store/Query"], program)
+    result = fuzz(500, "a test", ["Store/Query"], program)
     assert any("/storenode.v1.Store/Query ended INTERNAL" in each for each in result.faults)
     assert any("ZeroDivisionError" in each for each in result.faults)

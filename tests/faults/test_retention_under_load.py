@@ -64,8 +64,9 @@ async def repeat(work: Callable[[], Awaitable[object]], stop: asyncio.Event) -> 
 
 async def prune(server: ClusterServer, retention: str) -> dict[str, object]:
     """Drop what is older, by the command; its report."""
+    limits = ("--retention", retention, "--retention-confirm")
     ended = await asyncio.to_thread(
-        Command(), "db", "prune", "--json", "--database-url", server.url, "--retention", retention
+        Command(), "db", "prune", "--json", "--database-url", server.url, *limits
     )
     assert ended.code in (0, 1), ended
     report: dict[str, object] = json.loads(ended.out)

@@ -20,8 +20,8 @@ from tests.support.acknowledged import (
     found_by_hash,
     publishing,
 )
-from tests.support.cluster import copy_cluster
 from tests.support.node import running_node
+from tests.support.postgres import copy_cluster
 
 PAYLOAD_BYTES = 4_096
 MAX_GROWTH_BYTES = 64 * 1024 * 1024

@@ -1,6 +1,7 @@
 """A short run of the soak: each of the faults that matter most, under load.
 
 What it asserts is what the soak itself asserts, by a checker that shares no code with the nodes.
+Each fault alone has tests of its own in this folder, which always run.
 The rule for memory and connections looks at lives that are longer than this run's, so it is tried
 by `tests/unit/soak` and by long runs only.
 """
@@ -23,6 +24,7 @@ SEED = 20
 LIMIT_S = 900
 
 
+@pytest.mark.long
 @pytest.mark.timeout(LIMIT_S + 60)
 def test_a_short_soak_keeps_everything(tmp_path: Path) -> None:
     report = tmp_path / "soak.json"

@@ -10,10 +10,13 @@ from itertools import count
 
 import pytest
 
+from store.db.maintenance.online import DatabaseOnlineTimes
 from store.db.pool import Database, PoolSettings
 from store.db.schema.partitions import PartitionMap
+from store.db.summaries.statements import DatabaseStatements
 from store.db.writing.writer import DatabaseWriter
 from store.domain.admission import Admission
+from store.domain.coverage import MINUTE_NS, Interval, Statement
 from store.domain.ports import Source, StoreUnavailable
 from store.messages.record import RecordBatch
 from storenode.client.errors import NodeError
@@ -88,6 +91,22 @@ async def test_an_answer_comes_in_time_and_nothing_is_cut_short(server: ClusterS
     finally:
         wait_for(server, "")
         await writer.stop()
+        await database.close()
+
+
+async def test_claims_wait_for_no_standby(server: ClusterServer) -> None:
+    database = await Database.open(server.url, PoolSettings())
+    online, now_ns = DatabaseOnlineTimes(database), time.time_ns()
+    statement = Statement(0, MINUTE_NS, now_ns, False, 0, 0, 0, bytes(32))
+    wait_for(server, "nobody")
+    try:
+        await online.record(Interval(now_ns - 1, now_ns, resumed=False))
+        await online.note(now_ns, now_ns)
+        await DatabaseStatements(database).note("other", [statement], now_ns)
+        assert not server.ask(COMMITTING)
+        assert await online.last() == now_ns
+    finally:
+        wait_for(server, "")
         await database.close()
 
 

@@ -20,8 +20,8 @@ from storenode.sds import codec
 from tests.faults.processes import metrics, until
 from tests.faults.vanishing import METHODS
 from tests.support.acknowledged import PUBSUB, TOPICS, Ledger, Publisher, attempted
-from tests.support.cluster import copy_cluster
 from tests.support.node import NodeProcess
+from tests.support.postgres import copy_cluster
 
 ROOT = Path(__file__).parents[2]
 CHANNEL = "vanishing"

@@ -15,6 +15,7 @@ from storenode.cli.main import COMMANDS
 from tests.install.environment import VERSION, Environment
 from tests.support.command import Command
 from tests.support.node import NodeProcess
+from tests.support.pages import ROOT, files
 
 MAX_INSTALLED_BYTES = 60 * 1024 * 1024
 OF_THE_NODE = {name: command.extra for name, command in COMMANDS.items() if command.extra}
@@ -190,14 +191,21 @@ def test_a_configuration_file_of_a_node_serves_clients_too(
     assert "no-such-option in [scan], which is no option of storenode" in ended.err
 
 
-def test_an_application_is_checked_strictly(library: Environment) -> None:
+def test_applications_and_examples_are_checked_strictly(library: Environment) -> None:
     folder = library.elsewhere / "typed"
     folder.mkdir()
-    (folder / "application.py").write_text(APPLICATION)
+    example = "examples/git_history.py"
+    programs = {"application.py": APPLICATION, Path(example).name: (ROOT / example).read_text()}
+    for page in ("docs/tutorial.md", "docs/client.md"):
+        programs |= files((ROOT / page).read_text())
+    names = [name for name in programs if name.endswith(".py")]
+    assert len(names) == 8
+    for name in names:
+        (folder / name).write_text(programs[name])
     checked = subprocess.run(
         [
             *(sys.executable, "-m", "mypy", "--strict", "--python-executable", library.python),
-            *("--cache-dir", os.devnull, "--config-file", "", "application.py"),
+            *("--cache-dir", os.devnull, "--config-file", "", *names),
         ],
         cwd=folder,
         capture_output=True,

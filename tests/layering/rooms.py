@@ -18,7 +18,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "storenode.wire": frozenset(),
     "storenode.message": frozenset(),
     "storenode.sds": frozenset({"storenode.wire"}),
-    "storenode.connection": frozenset(),
+    "storenode.connection": frozenset({"storenode.message"}),
     "storenode.client": frozenset(
         {"storenode.connection", "storenode.message", "storenode.sds", "storenode.wire"}
     ),

@@ -109,13 +109,13 @@ CORES = {
             "self._floor, self._memory = (max(0, floor[0] - 10**9), floor[1]), memory",
         ),
         f"are missing|{UNEQUAL}",
-        15,
+        18,
     ),
     "has two sessions with a peer": Mutant(
         replace_with(Sessions, "_of_peer", lambda *_: []), "two sessions with one"
     ),
     "never forgives": Mutant(
-        replace_with(PolicyMemory, "until_ns", lambda *_: 2**62), f"time has come|{UNEQUAL}", 30
+        replace_with(PolicyMemory, "until_ns", lambda *_: 2**62), f"time has come|{UNEQUAL}", 41
     ),
     "leaves a gap": Mutant(
         in_resume("_advance", "self._reached_ns, self._last_ns", "self._end_ns, self._last_ns"),
@@ -129,7 +129,7 @@ CORES = {
             "pass",
         ),
         UNEQUAL,
-        1,
+        6,
     ),
 }
 
@@ -159,6 +159,7 @@ TRANSFERS = {
             "except PeerFailed as error:\n        await asyncio.Event().wait()\n",
         ),
         "after its stream has failed|names of sessions are kept",
+        7,
     ),
     "leaves the tasks of a transfer": Mutant(
         in_transfer(
@@ -177,13 +178,13 @@ TRANSFERS = {
 
 SESSIONS = {
     "never frees a session": Mutant(
-        in_exchange("driving", "self.sessions.end(session)", "pass"), f"{LEFT}|{UNEQUAL}|refused"
+        in_exchange("driving", "self.sessions.end(session)", "pass"), f"{LEFT}|{UNEQUAL}|refused", 1
     ),
     "frees a session on success only": Mutant(
         in_exchange("driving", "finally:", "else:"), f"{LEFT}|{UNEQUAL}", 2
     ),
     "lets a session wait for ever": Mutant(
-        in_exchange("keep", "self.work.silence_s", "10**6"), "waits too long", 34
+        in_exchange("keep", "self.work.silence_s", "10**6"), "waits too long", 116
     ),
     "leaves the timer of a claimed session": Mutant(
         in_exchange(
@@ -194,7 +195,7 @@ SESSIONS = {
     "forgets a session by half": Mutant(
         in_exchange("_forget", "self._waiting.pop(session, None)", "None"),
         f"that are over|{LEFT}",
-        11,
+        15,
     ),
     "waits for a silent peer for ever": Mutant(
         together(
@@ -226,7 +227,7 @@ SESSIONS = {
         edit(Search, "_common", "if first < end", "if first > end"), "accuses an honest peer"
     ),
     "takes what both list for its own alone": Mutant(
-        edit(Search, "_settle", "only_own[both] = False", "only_own[both] = True"), "are none", 60
+        edit(Search, "_settle", "only_own[both] = False", "only_own[both] = True"), "are none", 63
     ),
     "compares sums that begin at its own time": Mutant(
         in_agreement("start", "max(self._lower_ns, theirs)", "self._lower_ns"),
@@ -269,12 +270,12 @@ STATEMENTS = {
     "withdraws no statement after a late message": Mutant(
         in_coverage("_runs", _HOLDS, "sums is None or sums[each.span][0] >= each.count"),
         "is equal over",
-        140,
+        145,
     ),
     "keeps statements after commits were lost": Mutant(
         in_coverage("_runs", _HOLDS, "sums is None or sums[each.span][0] <= each.count"),
         "is equal over",
-        20_120,
+        20_126,
     ),
 }
 
@@ -336,7 +337,7 @@ OTHERS = {
             "pass\n",
         ),
         f"{LACKS}|keeps what its database has lost",
-        13,
+        16,
     ),
     "opens a view of an index that is behind": Mutant(
         in_index(
@@ -389,6 +390,7 @@ OTHERS = {
     "looks up what it holds": Mutant(
         in_lookup("_missing", "await self._sds.doubtful(wanted)", "entries, ()"),
         "SDS messages that it holds",
+        2,
     ),
 }
 

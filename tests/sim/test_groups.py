@@ -9,11 +9,14 @@ from sim.groups.scenario import FIXED_MESSAGES, fixed_group
 from sim.groups.world import GroupSummary
 from sim.run import simulate_group
 
-BATCHES = [*((number, False) for number in range(3)), *((number, True) for number in range(11))]
+BATCHES = [*((number, False) for number in range(3)), *((number, True) for number in range(7))]
 BATCH = 10
 """What stores do is rarest. `make sim ARGS='--groups 3 --count N'` makes more runs."""
 
-MEDIUM_RUNS = 2
+LEAST_RUNS = 6
+"""Each rare thing happens in so many of them."""
+
+MEDIUM_RUNS = 1
 
 
 @pytest.fixture(scope="module")
@@ -50,13 +53,12 @@ def test_fifty_end_with_equal_logs(seed: int, with_store: bool, seen: Counter[st
     assert run(seed, 50, with_store=with_store, seen=seen).lost == 0
 
 
-@pytest.mark.parametrize("with_store", [False, True])
-def test_three_hundred_end_with_equal_logs(with_store: bool, seen: Counter[str]) -> None:
-    assert run(1, 300, with_store=with_store, seen=seen).lost == 0
+def test_three_hundred_end_with_equal_logs(seen: Counter[str]) -> None:
+    assert run(1, 300, with_store=True, seen=seen).lost == 0
 
 
 def test_the_runs_have_come_by_what_they_are_for(seen: Counter[str]) -> None:
-    if seen["runs"] < len(BATCHES) * BATCH + 2 * (MEDIUM_RUNS + 1):
+    if seen["runs"] < len(BATCHES) * BATCH + 2 * MEDIUM_RUNS + 1:
         return
     expected = {
         "a causal history was asked for",
@@ -75,7 +77,7 @@ def test_the_runs_have_come_by_what_they_are_for(seen: Counter[str]) -> None:
         "resend",
         "sync",
     }
-    assert not {what for what in expected if seen[what] < 10}
+    assert not {what for what in expected if seen[what] < LEAST_RUNS}
 
 
 def test_acknowledgements_are_wrong_about_as_often_as_they_say(seen: Counter[str]) -> None:

@@ -5,15 +5,10 @@ The servers are launched once and never restarted behind a test's back, unlike t
 
 from __future__ import annotations
 
-import atexit
 import os
-import shutil
 import signal
-import subprocess
-import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
-from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,13 +19,13 @@ from psycopg import sql
 from store.db.schema.migrate import upgrade
 from store.embedded import binaries
 from store.embedded.binaries import account_for
-from store.embedded.datadir import DATABASE, DataDir, child_view, make_cluster
+from store.embedded.datadir import DATABASE, DataDir, child_view
 from store.embedded.process import Launch
 from store.embedded.supervisor import ServerProcess
 from tests.support import programs
 from tests.support.places import quick_directory
 from tests.support.ports import HeldPort
-from tests.support.postgres import ROLE, SUPERUSER
+from tests.support.postgres import ROLE, SUPERUSER, copy_cluster
 
 START_TIMEOUT_S: Final = 60.0
 _STANDBY_NAME: Final = "second"
@@ -200,27 +195,6 @@ class Pair:
         for server in (self.second, self.first):
             server.stop()
         self._places.close()
-
-
-def copy_cluster(directory: Path, installation: binaries.Installation | None = None) -> Path:
-    """Give a data directory, of a node too, an empty cluster as its first start would make it.
-
-    To copy one costs a tenth of making it, and all that are copied have one system identifier.
-    """
-    made = _made(installation or binaries.choose(None))
-    directory.mkdir(mode=0o700, exist_ok=True)
-    subprocess.run(["cp", "-a", *made.iterdir(), directory], check=True)
-    return directory
-
-
-@cache
-def _made(installation: binaries.Installation) -> Path:
-    """A data directory with a cluster that nobody has ever started."""
-    data = DataDir(Path(tempfile.mkdtemp(prefix="storenode-made-")))
-    atexit.register(shutil.rmtree, data.path, ignore_errors=True)
-    account = account_for(data.cluster)
-    make_cluster(data, account, binaries.reachable(installation, Launch(account)))
-    return data.path
 
 
 def kill_machine(postmaster: psutil.Process) -> None:

@@ -104,6 +104,19 @@ def _wrong_clock(metrics: Metrics, _now_s: float) -> None:
     metrics.messages_rejected.labels("client", "too_new").inc(5)
 
 
+def _refuse_most(metrics: Metrics, _now_s: float) -> None:
+    """Show a clock of node and database that is wrong, and a peer's that is right."""
+    metrics.clock_offset_seconds.labels("node-b").set(300)
+    metrics.clocks_off_ratio.set(0.5)
+    metrics.clock_refused_publishers.set(1)
+
+
+def _take_all(metrics: Metrics, _now_s: float) -> None:
+    metrics.clock_offset_seconds.labels("node-b").set(0)
+    metrics.clocks_off_ratio.set(0)
+    metrics.clock_refused_publishers.set(0)
+
+
 def _right_clock(metrics: Metrics, _now_s: float) -> None:
     for clock in ("database", "node-b"):
         metrics.clock_offset_seconds.labels(clock).set(0)
@@ -114,7 +127,7 @@ def _commit_nothing(metrics: Metrics, now_s: float) -> None:
     metrics.ready.set(0)
     metrics.commit_age_seconds.clear()
     cause = "commits wait for synchronous replication"
-    metrics.commit_age_seconds.labels(cause).set(now_s - WELL_MIN * 60 + 30)
+    metrics.commit_age_seconds.labels(cause).set(now_s - WELL_MIN * 60 + 5)
 
 
 def _commit_again(metrics: Metrics, _now_s: float) -> None:
@@ -126,6 +139,14 @@ def _commit_again(metrics: Metrics, _now_s: float) -> None:
 def _fail_over(metrics: Metrics, _now_s: float) -> None:
     metrics.commit_age_seconds.clear()
     metrics.commit_age_seconds.labels("the database cannot be reached").set(15)
+
+
+def _lose_peer(metrics: Metrics, _now_s: float) -> None:
+    metrics.peer_absent_since.labels("b:1").set(WELL_MIN * 60)
+
+
+def _find_peer(metrics: Metrics, _now_s: float) -> None:
+    metrics.peer_absent_since.labels("b:1").set(0)
 
 
 def _publish_at_a_reader(metrics: Metrics, _now_s: float) -> None:
@@ -193,6 +214,12 @@ FAULTS: Final = (
         _wrong_clock,
         _right_clock,
     ),
+    Fault(
+        "the clock of this machine is wrong, and most publishers are refused",
+        ("clock-wrong", "clock-differs"),
+        _refuse_most,
+        _take_all,
+    ),
     _gauge(
         "the clock of one peer is wrong",
         "clock-differs",
@@ -230,6 +257,13 @@ FAULTS: Final = (
         "pool_connections",
         (2, 0),
         labels=("read", "waiting"),
+    ),
+    _gauge(
+        "the database gives no further connection",
+        "connections-exhausted",
+        "connections_refused",
+        (1, 0),
+        labels=("the database has no free connection for this node",),
     ),
     _gauge(
         "dead rows accumulate",
@@ -270,6 +304,7 @@ FAULTS: Final = (
         labels=("retention",),
         minutes=40,
     ),
+    _gauge("a lower retention is held", "retention-held", "retention_held_days", (29, 0)),
     _gauge(
         "retention waits for the archive",
         "retention-blocked-by-archive",
@@ -286,6 +321,8 @@ FAULTS: Final = (
     _gauge(
         "sessions with a peer fail", "peer-unreachable", "peer_failures", (3, 0), labels=("a:1",)
     ),
+    Fault("a peer is away", ("peer-unreachable",), _lose_peer, _find_peer),
+    Fault("a peer is restarted", (), _lose_peer, _find_peer, minutes=3),
     Fault(
         "a peer is silent",
         ("peer-silent",),
@@ -327,13 +364,22 @@ FAULTS: Final = (
         "publishing fails",
         ("publish-errors",),
         lambda m, _: m.calls.labels("Publish", "UNAVAILABLE").inc(200),
-        settle_min=4,
+    ),
+    Fault(
+        "callers give up while nothing is committed",
+        ("publish-errors",),
+        lambda m, _: m.publishes_abandoned.inc(200),
+    ),
+    Fault(
+        "some publishes fail in one moment",
+        (),
+        lambda m, _: m.calls.labels("Publish", "UNAVAILABLE").inc(200),
+        minutes=1,
     ),
     Fault(
         "publishing over HTTP fails",
         ("publish-errors",),
         lambda m, _: m.http_requests.labels("publish", "503").inc(200),
-        settle_min=4,
     ),
     Fault(
         "clients publish at a node that only reads",
@@ -366,7 +412,7 @@ FAULTS: Final = (
         "calls fail with an internal error",
         ("calls-failing", "publish-errors"),
         lambda m, _: m.calls.labels("Publish", "INTERNAL").inc(50),
-        settle_min=13,
+        settle_min=7,
     ),
     Fault(
         "a certificate ends soon",

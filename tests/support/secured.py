@@ -14,6 +14,7 @@ import trustme
 
 from tests.support.node import NodeProcess, running_node, with_defaults
 from tests.support.polling import eventually
+from tests.support.postgres import copy_cluster
 
 TIMEOUT_S = 60.0
 
@@ -85,7 +86,7 @@ def secured_node(files: Path, tokens: Mapping[str, Sequence[str]]) -> Iterator[N
         *("--tls-cert", str(files / "node.pem"), "--tls-key", str(files / "node.key")),
         *("--peer-listen", "127.0.0.1:0", "--client-token-file", str(files / "clients.toml")),
     )
-    with running_node(files / "node", *options) as node:
+    with running_node(copy_cluster(files / "node"), *options) as node:
         yield node
 
 

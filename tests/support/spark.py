@@ -145,11 +145,6 @@ class Cluster:
         self.workers.append(worker)
         return worker
 
-    @property
-    def pids(self) -> set[int]:
-        """Of its own processes."""
-        return {each.process.pid for each in [self._master, *self.workers]}
-
     def kill(self, worker: Service) -> None:
         """Let a worker's machine fail."""
         self.workers.remove(worker)

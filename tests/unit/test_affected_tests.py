@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -43,6 +45,26 @@ def test_everything_runs_without_a_change() -> None:
 def test_a_filter_names_all_rooms_that_its_room_may_import(tests: str, room: str) -> None:
     for imported in MAY_IMPORT[room] | {room}:
         assert f"{imported.replace('.', '/')}/".startswith(FILTERS[tests]), imported
+
+
+def test_ci_leaves_out_folders_that_make_names(tmp_path: Path) -> None:
+    for folder in ("left", "run"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / f"test_{folder}.py").write_text("def test_it():\n    pass\n")
+    (option,) = re.findall(r"left_out\[@\]/#/(--\w+=)", (ROOT / ".ci" / "run").read_text())
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "--collect-only",
+        "-q",
+        "left",
+        "run",
+        f"{option}left",
+    ]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "run/test_run.py::test_it" in done.stdout
+    assert "left/" not in done.stdout
 
 
 def test_filters_name_what_exists() -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 
+import click
 import pytest
 
+from store.cli.run import run
 from storenode import client
 from storenode.cli.main import COMMANDS
 from tests.support.pages import ROOT
@@ -60,7 +62,18 @@ def test_every_command_is_in_the_reference() -> None:
     titles = re.findall(r"^#+ `storenode ?(.*)`$", text, re.MULTILINE)
     assert {title.partition(" ")[0] for title in titles} == {"", *COMMANDS}
     assert {"db upgrade", "pipeline archive"} <= {*titles}
-    assert "--sync-offset" in text, "the usual options of a node, and the others"
+
+
+def test_every_option_of_a_node_is_in_the_reference_with_its_default() -> None:
+    text = commands.reference().partition("`storenode run`")[2].partition("\n#")[0]
+    entries = [" ".join(each.split()) for each in re.split(r"\n  (?=--)", text)]
+    for option in run.params:
+        if isinstance(option, click.Option) and not option.hidden:
+            name = max(option.opts, key=len)
+            (found,) = [each for each in entries if re.match(rf"{name}\b(?!-)", each)]
+            if isinstance(option.default, str | int) and not option.is_flag:
+                default = re.escape(str(option.default))
+                assert re.search(rf"\[default: {default}[\];]", found), name
 
 
 def test_the_reference_of_the_schemas_has_every_comment_and_links_that_lead_somewhere() -> None:

@@ -1,11 +1,13 @@
 """Hooks of MkDocs that complete the documentation's site at build time.
 
-The home page is README.md. A line with a marker, such as ``<!-- made of: schemas -->``, becomes the
-reference that is made of the sources. Links that leave docs/ lead to the repository.
+The home page is README.md, and the footer names the version. A line with a marker, such as
+``<!-- made of: schemas -->``, becomes the reference that is made of the sources.
+Links that leave docs/ lead to the repository.
 """
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -25,6 +27,13 @@ MADE: Final[Mapping[str, Callable[[], str]]] = {
     "<!-- made of: schemas -->": partial(schemas.reference, ROOT / "proto"),
     "<!-- made of: commands -->": commands.reference,
 }
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Name the version that the site describes."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    config.copyright = f"storenode {project['version']}. {config.copyright}"
+    return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

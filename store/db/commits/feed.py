@@ -1,7 +1,9 @@
 """The feed: messages in the database's commit order, from a cursor on, then live.
 
-One task tails ``storenode.commits`` (woken by a notification, or once a second) and hands new
-commits to the hub; a follower that is behind reads pages from the database by itself until it
+One task tails ``storenode.commits`` and hands new commits to the hub. What this node commits comes
+from the writer with its messages and is not read, as long as it follows the newest commit that was
+handed on. What other nodes commit, and whatever may lie in between, is read when a notification
+comes, or now and then. A follower that is behind reads pages from the database by itself until it
 stands at the head. Positions appear in commit order (see ``docs/database.md``), so a follower
 that has been given everything up to a position has missed nothing below it.
 """
@@ -12,14 +14,17 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
-from typing import Final
+from operator import attrgetter
+from typing import TYPE_CHECKING, Final
 
 import psycopg
+from psycopg import Notify
 
 from store.db.commits.pages import (
     BEHIND,
     FOREIGN,
     LOST,
+    TOKEN_SPAN,
     FeedPage,
     FeedPosition,
     PageSize,
@@ -42,6 +47,7 @@ from store.domain.hub import (
     Delivery,
     Hub,
     Place,
+    Row,
     Subscriber,
 )
 from store.domain.ports import (
@@ -54,14 +60,23 @@ from store.domain.ports import (
 )
 from store.domain.query import DEFAULT_PAGE_BYTES
 from store.messages.cursor import MAX_POSITION, NONCE_BYTES, FollowCursor, FollowCursors
+from storenode.common.bounded import BoundedDict
 from storenode.message.limits import MAX_MESSAGE_BYTES
 
-POLL_S: Final = 1.0
+if TYPE_CHECKING:
+    from store.db.writing.insert import OwnCommit
+
+POLL_S: Final = 10.0
+"""How often commits are looked for without a notification: a connection may be dead unnoticed."""
+
 REPLICA_POLL_S: Final = 0.1
 """A standby passes no notifications on."""
 
 IDLE_PAGE_S: Final = 60.0
 """An idle follower is sent an empty page this often, so that its cursor does not grow old."""
+
+MAX_EXPECTED_NOTICES: Final = 4_096
+"""Transactions of this node whose notifications are awaited; those beyond are read needlessly."""
 
 _PACE_S: Final = 0.005
 """Commits that follow each other quicker are read together: a read costs as much as publishing a
@@ -120,6 +135,9 @@ class DatabaseFeed:
         self._messages_ever = 0
         self._encounters = 0
         self._tails_well = False
+        self._news = asyncio.Event()
+        self._waiting: Connection | None = None  # of the tail, which has read everything so far
+        self._own_notices = BoundedDict[str, None](MAX_EXPECTED_NOTICES)
         self._tail: asyncio.Task[None] | None = None
 
     @property
@@ -153,6 +171,59 @@ class DatabaseFeed:
         """Send messages to the live followers of this node, at most once."""
         self._hub.announce(messages)
 
+    # The writer of this node
+
+    def expect_own(self, notice: str) -> None:
+        """Ignore the notification of a transaction, which `take_own` or `look_for_own` follows."""
+        self._own_notices[notice] = None
+
+    def look_for_own(self, notice: str) -> None:
+        """Look for commits of a transaction that has failed, or seems to have."""
+        self._own_notices.pop(notice, None)
+        self._news.set()
+
+    def take_own(self, connection: Connection, committed: Sequence[OwnCommit]) -> None:
+        """Take the commits of a transaction that is durable.
+
+        They are read from the database, like those of others, unless nothing can lie between the
+        head and them: positions have no gap, and the server is the one that the head was read from.
+        """
+        for each in sorted(committed, key=attrgetter("position")):
+            waiting = self._waiting
+            if (
+                waiting is None
+                or each.position != self._hub.head[0] + 1
+                or not self._database.have_one_server(connection, waiting)
+            ):
+                self._news.set()
+                return
+            try:
+                self._dispatch_own(each)
+            except Exception as error:  # noqa: BLE001 - what is stored has not failed
+                self._news.set()
+                if self._on_failed is not None:
+                    self._on_failed(error)
+                return
+
+    def _dispatch_own(self, committed: OwnCommit) -> None:
+        batch, added = committed.part.batch, committed.added
+        commit = CommitRow(
+            place=(committed.position, committed.part.token % TOKEN_SPAN),
+            batch=added.batch_id,
+            messages=added.count,
+            min_ts=added.min_ts,
+            max_ts=added.max_ts,
+            topics=added.topics,
+        )
+        if self._on_commits is not None:
+            self._on_commits([commit])
+        rows: list[Row] = []
+        if len(self._hub):
+            self._hub.learn(batch.topics)
+            rows = _new_rows(committed, set(self._hub.wanted(batch.topics)))
+        self._hub.dispatch(Commit(commit.place, rows))
+        self._messages_ever += commit.messages
+
     # Tailing
 
     async def _keep_tailing(self) -> None:
@@ -162,6 +233,7 @@ class DatabaseFeed:
                 async with await self._database.connect() as connection:
                     await connection.execute("select pg_advisory_lock_shared(%s)", (NODES,))
                     if not self._read_only:
+                        connection.add_notify_handler(self._note)
                         await connection.execute("listen storenode_feed")
                     await self._check_head(connection)
                     await self._tail_on(connection)
@@ -192,9 +264,10 @@ class DatabaseFeed:
             self._on_lost(reached, left)
 
     async def _tail_on(self, connection: Connection) -> None:
-        now_s = asyncio.get_running_loop().time
+        loop = asyncio.get_running_loop()
         while True:
-            read_s = now_s()
+            read_s = loop.time()
+            self._news.clear()
             commits = await commits_between(
                 connection, self._hub.head[0] + 1, MAX_POSITION, EVERY_TOPIC, _COMMITS_AT_ONCE
             )
@@ -205,15 +278,41 @@ class DatabaseFeed:
             self._tails_well = True
             if len(commits) < _COMMITS_AT_ONCE:
                 await self._wait_for_news(connection)
-                if now_s() < read_s + _PACE_S:
+                if loop.time() < read_s + _PACE_S:
                     await asyncio.sleep(_PACE_S)
 
     async def _wait_for_news(self, connection: Connection) -> None:
         if self._read_only:
             await asyncio.sleep(REPLICA_POLL_S)
             return
-        async for _ in connection.notifies(timeout=POLL_S, stop_after=1):
+        if self._news.is_set():
+            return
+        loop, socket = asyncio.get_running_loop(), connection.fileno()
+        loop.add_reader(socket, self._receive, connection)
+        self._waiting = connection
+        self._receive(connection)  # what came right behind the last answer
+        try:
+            async with asyncio.timeout(POLL_S):
+                await self._news.wait()
+        except TimeoutError:
             pass
+        finally:
+            self._waiting = None
+            loop.remove_reader(socket)
+
+    def _receive(self, connection: Connection) -> None:
+        """Take notifications of an idle connection; one that is broken fails the next read."""
+        try:
+            connection.pgconn.consume_input()
+            while (notice := connection.pgconn.notifies()) is not None:
+                self._note(Notify(notice.relname.decode(), notice.extra.decode(), notice.be_pid))
+        except psycopg.Error:
+            self._news.set()
+
+    def _note(self, notice: Notify) -> None:
+        """Look for commits, unless a transaction of this node is known to bring them."""
+        if notice.payload not in self._own_notices:
+            self._news.set()
 
     async def _pass_on(self, connection: Connection, commits: Sequence[CommitRow]) -> None:
         self._hub.expect(commits[-1].place)
@@ -375,6 +474,18 @@ async def _newest_and_count(connection: Connection) -> tuple[Place, int]:
     async with connection.transaction():
         await connection.execute("set transaction isolation level repeatable read")
         return await newest(connection), await messages_ever(connection)
+
+
+def _new_rows(committed: OwnCommit, topics: set[bytes]) -> list[Row]:
+    """Return the new messages of a commit on some topics, in the order of time."""
+    batch, hashes = committed.part.batch, committed.added.hashes
+    places = [
+        place
+        for place, (topic, digest) in enumerate(zip(batch.topic_keys, batch.hashes, strict=True))
+        if topic in topics and (hashes is None or digest in hashes)
+    ]
+    places.sort(key=lambda place: (batch.timestamps[place], batch.hashes[place]))
+    return [(batch.topic_keys[place], batch.hashes[place], batch.frame(place)) for place in places]
 
 
 def _portions(commits: Sequence[CommitRow]) -> Iterator[list[CommitRow]]:

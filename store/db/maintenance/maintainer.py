@@ -74,7 +74,8 @@ class Maintainer:
     """Runs the maintenance while it is this node's turn.
 
     ``connect`` opens a connection in autocommit mode that is used for nothing else, and a second
-    one while an index is rebuilt, which takes long and must not delay the rest; ``now_ns`` is a
+    one while an index is rebuilt, which takes long and must not delay the rest; ``policy`` returns
+    the limits of retention as they are now; ``now_ns`` is a
     clock in nanoseconds since the epoch, of which ``max_lead_ns`` says how far ahead of the
     database's it may be (None: it is not compared). ``steady_ns`` is a clock that is never set, by
     which leaps of the other are noticed (None: they are not). ``last_online_ns``: when the store
@@ -87,7 +88,7 @@ class Maintainer:
     def __init__(
         self,
         connect: Callable[[], Awaitable[Connection]],
-        policy: RetentionPolicy,
+        policy: Callable[[], RetentionPolicy],
         *,
         now_ns: Callable[[], int],
         on_event: EventSink,
@@ -254,7 +255,7 @@ class Maintainer:
 
     async def _prune(self, connection: Connection, now_ns: int) -> None:
         report = await prune(
-            connection, self._policy, now_ns, lock_timeout_ms=self._lock_timeout_ms
+            connection, self._policy(), now_ns, lock_timeout_ms=self._lock_timeout_ms
         )
         for drop in report.dropped:
             self._on_event(
@@ -272,7 +273,7 @@ class Maintainer:
 
     async def _ensure_ahead(self, connection: Connection, now_ns: int) -> None:
         fine = (await read_inventory(connection)).of(FINE_TABLE)
-        await ensure_ahead(connection, now_ns, effective_age_ns(fine, self._policy, now_ns))
+        await ensure_ahead(connection, now_ns, effective_age_ns(fine, self._policy(), now_ns))
 
     async def _analyze(self, connection: Connection, _now_ns: int) -> None:
         names = await analyze_stale(connection)

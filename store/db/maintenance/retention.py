@@ -38,6 +38,7 @@ from store.domain.retention import (
     Drop,
     DropReason,
     Partition,
+    PrunePlan,
     PruneStep,
     RetentionPolicy,
     plan_prune,
@@ -159,6 +160,18 @@ class StoreInventory(Catalog):
         """The size of all tables with their indexes."""
         return self.summaries_bytes + sum(each.size_bytes for each in self.partitions)
 
+    def plan(self, policy: RetentionPolicy, now_ns: int) -> PrunePlan:
+        """Return the partitions that a policy does not keep."""
+        return plan_prune(
+            self.of(FINE_TABLE),
+            [self.of(table) for table in COARSE_TABLES],
+            policy=policy,
+            now_ns=now_ns,
+            horizon_ns=self.horizon_ns,
+            other_bytes=self.summaries_bytes
+            + sum(each.size_bytes for each in self.of(COMMITS_TABLE)),
+        )
+
 
 @dataclass(frozen=True)
 class PruneReport:
@@ -199,15 +212,7 @@ async def prune(
     problem of the report; other errors of the database are raised (`psycopg.Error`).
     """
     inventory = await read_inventory(connection)
-    plan = plan_prune(
-        inventory.of(FINE_TABLE),
-        [inventory.of(table) for table in COARSE_TABLES],
-        policy=policy,
-        now_ns=now_ns,
-        horizon_ns=inventory.horizon_ns,
-        other_bytes=inventory.summaries_bytes
-        + sum(each.size_bytes for each in inventory.of(COMMITS_TABLE)),
-    )
+    plan = inventory.plan(policy, now_ns)
     work = _Prune(
         connection,
         inventory,

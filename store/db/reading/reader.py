@@ -150,9 +150,11 @@ class DatabaseReader:
                     ahead = begin(room)
                 for start in range(0, len(page.frames), asked):
                     end = min(start + asked, len(page.frames))
-                    part = page.frames[start:end]
-                    if count := sum(map(bool, part)):  # others were pruned meanwhile
-                        yield FramesPage(b"".join(part), count, page.positions[end - 1])
+                    part, places = page.frames[start:end], page.positions[start:end]
+                    # Others were pruned meanwhile.
+                    times = [at_ns for frame, (at_ns, _) in zip(part, places, strict=True) if frame]
+                    if times:
+                        yield FramesPage(b"".join(part), times, places[-1])
                     del part
                 # Not to be held while the next one waits for room.
                 del page

@@ -27,7 +27,8 @@ _MISSING: Final = (
 )
 _TOO_OLD: Final = (
     "the database's schema is at revision {found} and this node needs {wanted}:"
-    " run `storenode db upgrade`"
+    " run `storenode db upgrade` of this version; nodes of the version before go on meanwhile, and"
+    " do not start again afterwards"
 )
 _UNKNOWN: Final = (
     "the database's schema is at revision {found}, which this version does not know: if a newer"

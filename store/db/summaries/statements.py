@@ -83,11 +83,10 @@ class DatabaseStatements:
 async def _note(
     connection: Connection, store_id: str, statements: Sequence[Statement], now_ns: int
 ) -> None:
-    async with connection.transaction():
-        await connection.execute(_LOCK, (COVERAGE,))
-        await _replace(connection, store_id, statements, now_ns)
-        await connection.execute(_PRUNE, {"store": store_id, "rows": MAX_ROWS})
-        await connection.execute(_FORGET, (MAX_STORES,))
+    await connection.execute(_LOCK, (COVERAGE,))
+    await _replace(connection, store_id, statements, now_ns)
+    await connection.execute(_PRUNE, {"store": store_id, "rows": MAX_ROWS})
+    await connection.execute(_FORGET, (MAX_STORES,))
 
 
 async def _replace(

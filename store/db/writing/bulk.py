@@ -71,6 +71,7 @@ class OrderedColumns:
     """The columns of messages in the order of their keys, as COPY takes them."""
 
     timestamps: NDArray[np.int64]
+    batch_ids: NDArray[np.int64]
     hashes: Sequence[bytes]
     topic_keys: Sequence[bytes]
     content_digests: Sequence[bytes]
@@ -82,19 +83,19 @@ class OrderedColumns:
         return len(self.hashes)
 
 
-def in_order(batch: RecordBatch) -> OrderedColumns:
-    """Return the messages of a batch, ascending by timestamp and hash."""
+def in_order(batch: RecordBatch, batch_ids: NDArray[np.int64]) -> OrderedColumns:
+    """Return messages and the ID of the batch of each, ascending by timestamp and hash."""
     timestamps = np.array(batch.timestamps, np.int64)
     columns = [getattr(batch, name) for name in COLUMNS[1:]]
     if not bool((timestamps[1:] > timestamps[:-1]).all()):
         keys = list(zip(batch.timestamps, batch.hashes, strict=True))
         order = sorted(range(len(keys)), key=keys.__getitem__)
-        timestamps = timestamps[order]
+        timestamps, batch_ids = timestamps[order], batch_ids[order]
         columns = [[column[index] for index in order] for column in columns]
-    return OrderedColumns(timestamps, *columns)
+    return OrderedColumns(timestamps, batch_ids, *columns)
 
 
-def message_blocks(rows: OrderedColumns, batch_id: int) -> Iterator[bytes]:
+def message_blocks(rows: OrderedColumns) -> Iterator[bytes]:
     """Lay out rows of ``messages``, without header and trailer."""
     for start in range(0, len(rows), _BLOCK_ROWS):
         part = slice(start, start + _BLOCK_ROWS)
@@ -102,7 +103,7 @@ def message_blocks(rows: OrderedColumns, batch_id: int) -> Iterator[bytes]:
         begins = np.empty(len(heads), _MESSAGE)
         fixed = begins["fixed"]
         _fill(fixed, 8)
-        fixed["ts"], fixed["batch"] = rows.timestamps[part], batch_id
+        fixed["ts"], fixed["batch"] = rows.timestamps[part], rows.batch_ids[part]
         fixed["hash"] = _joined(rows.hashes[part], HASH_BYTES)
         fixed["topic"] = _joined(rows.topic_keys[part], TOPIC_KEY_BYTES)
         fixed["content_digest"] = _joined(rows.content_digests[part], CONTENT_DIGEST_BYTES)
@@ -148,14 +149,21 @@ def _cells(values: NDArray[np.generic]) -> list[bytes]:
     return values.view(f"V{values.itemsize}").tolist()  # type: ignore[no-any-return]
 
 
-async def copy_new(connection: Connection, batch: RecordBatch, batch_id: int) -> None:
-    """Copy the messages of a batch, none of which may be stored; the caller's transaction is open.
+async def copy_new(
+    connection: Connection, batch: RecordBatch, batch_ids: NDArray[np.int64]
+) -> None:
+    """Copy messages, none of which may be stored; the caller's transaction is open.
+
+    Args:
+        connection: The connection, with an open transaction.
+        batch: All messages.
+        batch_ids: For each message, the ID of the batch that it is stored with.
 
     Raises:
         psycopg.errors.UniqueViolation: one is stored, or was and was pruned.
     """
-    rows = in_order(batch)
-    await _copy(connection, COPY_MESSAGES, message_blocks(rows, batch_id))
+    rows = in_order(batch, batch_ids)
+    await _copy(connection, COPY_MESSAGES, message_blocks(rows))
     await _copy(connection, COPY_HASHES, (hash_block(rows),))
 
 

@@ -1,16 +1,20 @@
-"""The statements that write a batch, in three ways, and a batch as their parameters.
+"""The statements that write messages, in three ways, and messages as their parameters.
+
+A transaction has a `CommitPart` for each source of its messages, and each part becomes a commit.
+Rows of all parts are written together, in the order of their keys: so no two transactions wait for
+each other in a circle.
 
 `insert` finds out which messages are new: index rows come only from the rows that were really
-inserted. It is right for every batch, in a transaction whose last step gives the batch its
-position in the commit order (see ``docs/database.md``).
+inserted. It is right for all messages, in a transaction whose last step gives the commits their
+positions in the commit order (see ``docs/database.md``).
 
-`insert_at_once` is for a small batch that is probably new: one statement that is its own
+`insert_at_once` is for few messages that are probably new: one statement that is its own
 transaction, and so does not keep its place in the commit order while it waits for the network.
 Either all messages are new, or nothing is stored. The parts of the statement run in the order in
 which they refer to each other (PostgreSQL manual, "WITH Queries", "Data-Modifying Statements in
 WITH"): the rows first, then the lock of the commit order, then the position.
 
-`copy` is for a large batch of new messages, at half of what an insert costs
+`copy` is for many new messages, at half of what an insert costs
 (`store.db.writing.bulk`).
 """
 
@@ -19,9 +23,11 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Final
+
+import numpy as np
 
 from store.db import arrays
 from store.db.locks import COMMIT_ORDER
@@ -54,16 +60,17 @@ _MESSAGES: Final = """
 with given as (
     select * from unnest(%(ts)b::bigint[], %(hash)b::bytea[], %(topic)b::uuid[],
                          %(content_digest)b::bytea[], %(head)b::bytea[], %(payload)b::bytea[],
-                         %(tail)b::bytea[])
-        as given(ts, hash, topic, content_digest, head, payload, tail)
+                         %(tail)b::bytea[], %(part)b::bigint[])
+        as given(ts, hash, topic, content_digest, head, payload, tail, part)
 ), numbered as materialized (
-    select nextval('storenode.batch_seq') as batch
+    select part, nextval('storenode.batch_seq') as batch
+    from generate_series(1::bigint, %(parts)b::bigint) as part
 ), stored as (
     insert into storenode.messages (ts, hash, topic, batch, content_digest, head, payload, tail)
     select ts, hash, topic, batch, content_digest, head, payload, tail
-    from given, numbered order by ts, hash
+    from given join numbered using (part) order by ts, hash
     on conflict do nothing
-    returning ts, hash, topic
+    returning ts, hash, topic, batch
 ), located as (
     insert into storenode.hashes (key, ts, topic)
     select encode(substr(hash, 1, 16), 'hex')::uuid, ts, topic from stored
@@ -91,33 +98,41 @@ _DESCRIBED: Final = """
 _DESCRIBED_IF_STORED: Final = (
     f", described as ({_DESCRIBED.format(stored=' join stored using (ts, hash)')} returning 1)"
 )
-# What was new.
+# What was new of each part.
 _RESULT: Final = """
-select (select batch from numbered), count(*), min(ts), max(ts),
-       case when count(*) between 1 and %(given)b::bigint - 1 then string_agg(hash, ''::bytea) end,
-       (select array_agg(topic) from (select distinct topic from stored limit 65) as few)
-from stored
+select n.part, n.batch, count(*), min(ts), max(ts),
+       case when count(*) < (%(given)b::bigint[])[n.part] then string_agg(hash, ''::bytea) end,
+       (select array_agg(topic) from (
+            select distinct topic from stored where batch = n.batch limit 65) as few)
+from numbered n join stored s on s.batch = n.batch group by n.part, n.batch
 """
 _INSERT: Final = _MESSAGES + _RESULT
 _INSERT_WITH_SDS: Final = _MESSAGES + _DESCRIBED_IF_STORED + _RESULT
 
-# The commit of a batch that is inserted at once. Where only some messages are new, it is refused:
-# a commit must have a summary.
+# The commits of messages that are inserted at once. Where only some messages are new, they are
+# refused: a commit must have a summary. Topics come as texts of arrays, like parents.
 _TRACKED: Final = f""", tracked as ({TRACK.format(stored=" join stored using (ts, hash)")}
     returning 1
 )"""
-_COMMITTED: Final = """, placed as materialized (
-    select batch, added, pg_advisory_xact_lock(%(commit_order)b::bigint),
-           pg_notify('storenode_feed', '')
-    from numbered, (select count(*) as added from stored) as counted{written}
+_COMMITTED: Final = """, counted as (
+    select batch, count(*) as added from stored group by batch
+), placed as materialized (
+    select pg_advisory_xact_lock(%(commit_order)b::bigint),
+           pg_notify('storenode_feed', %(notice)s)
+    from (select count(*) as added from stored) as total{written}
     where added > 0
 )
 insert into storenode.commits (position, batch, token, messages, min_ts, max_ts, topics, source,
                                summary, claims)
-select nextval('storenode.position_seq'), batch, %(token)b::bigint, added, %(min_ts)b::bigint,
-       %(max_ts)b::bigint, %(topics)b::uuid[], %(source)s,
-       case added when %(given)b::bigint then %(summary)b::bytea end, %(claims)b::bytea
-from placed
+select nextval('storenode.position_seq'), n.batch, c.token, c.given, c.min_ts, c.max_ts,
+       c.topics::uuid[], c.source, case k.added when c.given then c.summary end, c.claims
+from placed,
+     unnest(%(token)b::bigint[], %(given)b::bigint[], %(min_ts)b::bigint[], %(max_ts)b::bigint[],
+            %(topics)s::text[], %(source)b::text[], %(summary)b::bytea[], %(claims)b::bytea[])
+         with ordinality
+         as c(token, given, min_ts, max_ts, topics, source, summary, claims, part)
+     join numbered n using (part) left join counted k using (batch)
+returning position, batch, token
 """
 
 # The messages of a batch whose hash is stored with other content.
@@ -129,9 +144,11 @@ cross join {MESSAGE_AT} where m.content_digest <> k.content_digest
 """
 
 # The steps of a transaction that commits a batch.
-_NEXT_BATCH: Final = "select nextval('storenode.batch_seq')"
+_NEXT_BATCHES: Final = (
+    "select nextval('storenode.batch_seq') from generate_series(1::bigint, %b::bigint)"
+)
 _TAKE_PLACE: Final = """
-select pg_advisory_xact_lock(%b::bigint), pg_notify('storenode_feed', ''),
+select pg_advisory_xact_lock(%b::bigint), pg_notify('storenode_feed', %s),
        set_config('idle_in_transaction_session_timeout', %s, true)
 """
 _COMMIT_ROW: Final = """
@@ -139,6 +156,7 @@ insert into storenode.commits (position, batch, token, messages, min_ts, max_ts,
                                summary, claims)
 values (nextval('storenode.position_seq'), %b::bigint, %b::bigint, %b::int, %b::bigint, %b::bigint,
         %b::uuid[], %s, %b::bytea, %b::bytea)
+returning position
 """
 # What an attempt has committed whose answer was lost.
 _COMMIT_OF: Final = """
@@ -162,9 +180,23 @@ TopicRow = tuple[bytes, int, str, str]
 """Topic key, lower bound of the coarse partition (ns, at least 0), pubsub and content topic."""
 
 
+def new_token() -> int:
+    """Draw the random signed 64-bit number that identifies a commit."""
+    return secrets.randbits(64) - (1 << 63)
+
+
+@dataclass(frozen=True, slots=True)
+class CommitPart:
+    """The messages of one source in a transaction, which become the commit with this token."""
+
+    batch: RecordBatch
+    source: Source
+    token: int = field(default_factory=new_token)
+
+
 @dataclass(frozen=True, slots=True)
 class Inserted:
-    """The effect of a batch: its ID, counts, the span of timestamps, and which hashes were new.
+    """The effect of a part: the ID of its batch, its counts and span, and which hashes were new.
 
     ``hashes`` is None when all or none were; ``topics`` are those of the new messages, None when
     there are more than `MAX_LISTED_TOPICS`; ``summary`` is the delta of exactly the new messages
@@ -174,21 +206,35 @@ class Inserted:
 
     batch_id: int
     count: int
-    min_ts: int
-    max_ts: int
-    hashes: frozenset[bytes] | None
-    topics: tuple[bytes, ...] | None
-    summary: bytes
-    claims: bytes
+    min_ts: int = 0
+    max_ts: int = 0
+    hashes: frozenset[bytes] | None = None
+    topics: tuple[bytes, ...] | None = None
+    summary: bytes = b""
+    claims: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnCommit:
+    """A commit of this node: its position, and what it added of its part."""
+
+    position: int
+    part: CommitPart
+    added: Inserted
 
 
 class NothingNewError(Exception):
     """A batch of which every message is stored already."""
 
 
-def new_token() -> int:
-    """Draw the random signed 64-bit number that identifies a commit."""
-    return secrets.randbits(64) - (1 << 63)
+def join(batches: Sequence[RecordBatch]) -> RecordBatch:
+    """Return all messages of some batches as one."""
+    if len(batches) == 1:
+        return batches[0]
+    joined = RecordBatch()
+    for batch in batches:
+        joined.extend(batch)
+    return joined
 
 
 def _sds_parameters(batch: RecordBatch) -> dict[str, object]:
@@ -229,6 +275,10 @@ def _parents(row: SdsMetadata) -> tuple[str, str, str]:
     )
 
 
+def _uuid_literal(keys: Iterable[bytes]) -> str:
+    return _array_literal(key.hex() for key in keys)
+
+
 def _bytea_literal(values: Iterable[bytes | None]) -> str:
     return _array_literal("NULL" if value is None else f'"\\\\x{value.hex()}"' for value in values)
 
@@ -237,24 +287,27 @@ def _array_literal(elements: Iterable[str]) -> str:
     return "{" + ",".join(elements) + "}"
 
 
-async def insert(connection: Connection, batch: RecordBatch) -> Inserted:
-    """Insert what is new of a batch; the caller's transaction is open."""
-    statement = _INSERT_WITH_SDS if batch.sds else _INSERT
-    cursor = await connection.execute(statement, await _lay_out(batch), binary=True)
-    row = await cursor.fetchone()
-    assert row is not None
-    batch_id, count, low, high, joined, topics = row
-    hashes = None if joined is None else _split(bytes(joined))  # type: ignore[call-overload]
-    return Inserted(
-        batch_id=batch_id,  # type: ignore[arg-type]
-        count=count,  # type: ignore[arg-type]
-        min_ts=low or 0,  # type: ignore[arg-type]
-        max_ts=high or 0,  # type: ignore[arg-type]
-        hashes=hashes,
-        topics=_listed(topics),
-        summary=_summary(batch, hashes) if count else b"",
-        claims=_claims(batch, hashes) if count else b"",
-    )
+async def insert(connection: Connection, parts: Sequence[CommitPart]) -> list[Inserted]:
+    """Insert what is new of each part; the caller's transaction is open."""
+    parameters = await _lay_out(parts)
+    statement = _INSERT_WITH_SDS if "s_key" in parameters else _INSERT
+    cursor = await connection.execute(statement, parameters, binary=True)
+    inserted = [Inserted(0, 0)] * len(parts)
+    for row in await cursor.fetchall():
+        number, batch_id, count, low, high, joined, topics = row
+        batch = parts[number - 1].batch  # type: ignore[operator]
+        hashes = None if joined is None else _split(bytes(joined))  # type: ignore[call-overload]
+        inserted[number - 1] = Inserted(  # type: ignore[operator]
+            batch_id=batch_id,  # type: ignore[arg-type]
+            count=count,  # type: ignore[arg-type]
+            min_ts=low,  # type: ignore[arg-type]
+            max_ts=high,  # type: ignore[arg-type]
+            hashes=hashes,
+            topics=_listed(topics),
+            summary=_summary(batch, hashes),
+            claims=_claims(batch, hashes),
+        )
+    return inserted
 
 
 async def find_conflicts(
@@ -280,52 +333,59 @@ async def find_conflicts(
     return dict(rows)
 
 
-async def copy(connection: Connection, batch: RecordBatch) -> Inserted:
-    """Insert a batch all of which is new; the caller's transaction is open.
+async def copy(connection: Connection, parts: Sequence[CommitPart]) -> list[Inserted]:
+    """Insert parts all of which are new; the caller's transaction is open.
 
     Raises:
         psycopg.errors.UniqueViolation: a message is there already, or was and was pruned.
     """
-    cursor = await connection.execute(_NEXT_BATCH)
-    row = await cursor.fetchone()
-    assert row is not None
-    batch_id: int = row[0]  # type: ignore[assignment]
-    await copy_new(connection, batch, batch_id)
+    cursor = await connection.execute(_NEXT_BATCHES, (len(parts),))
+    numbers: list[int] = [row[0] for row in await cursor.fetchall()]  # type: ignore[misc]
+    batch = join([part.batch for part in parts])
+    sizes = [len(part.batch) for part in parts]
+    await copy_new(connection, batch, np.repeat(np.array(numbers, np.int64), sizes))
     if batch.sds:
         await connection.execute(_DESCRIBED.format(stored=""), await _lay_out_sds(batch))
-    return all_new(batch, batch_id)
+    return [all_new(part.batch, number) for part, number in zip(parts, numbers, strict=True)]
 
 
 async def insert_at_once(
     connection: Connection,
-    batch: RecordBatch,
-    commit: tuple[int, Inserted, Source],
+    parts: Sequence[CommitPart],
+    new: Sequence[Inserted],
     unread: dict[str, object] | None,
-) -> None:
-    """Insert a batch and commit it; the caller has no transaction open.
+) -> list[OwnCommit]:
+    """Insert parts and commit them; the caller has no transaction open.
 
-    ``commit`` is its token, what it adds if all of it is new, and where it comes from; ``unread``
-    are the parameters of the unread events that are added with it.
+    ``new`` is what each part adds if all of it is new; ``unread`` are the parameters of the unread
+    events that are added with them.
 
     Raises:
         NothingNewError: nothing was written.
         psycopg.errors.NotNullViolation: some messages are there already, and nothing was written.
     """
-    token, added, source = commit
-    parameters = await _lay_out(batch) | {
+    parameters = await _lay_out(parts) | {
         "commit_order": COMMIT_ORDER,
-        "token": token,
-        "min_ts": added.min_ts,
-        "max_ts": added.max_ts,
-        "topics": None if added.topics is None else arrays.uuids(added.topics),
-        "source": source.value,
-        "summary": added.summary,
-        "claims": added.claims,
+        "notice": notice_of(parts),
+        "token": arrays.bigints([part.token for part in parts]),
+        "min_ts": arrays.bigints([each.min_ts for each in new]),
+        "max_ts": arrays.bigints([each.max_ts for each in new]),
+        "topics": [None if each.topics is None else _uuid_literal(each.topics) for each in new],
+        "source": arrays.texts([part.source.value for part in parts]),
+        "summary": arrays.varied_bytes([each.summary for each in new]),
+        "claims": arrays.varied_bytes([each.claims for each in new]),
     }
-    statement = _at_once(with_sds=bool(batch.sds), with_unread=unread is not None)
+    statement = _at_once(with_sds="s_key" in parameters, with_unread=unread is not None)
     cursor = await connection.execute(statement, parameters | (unread or {}), binary=True)
-    if not cursor.rowcount:
+    rows: list[tuple[int, int, int]] = await cursor.fetchall()  # type: ignore[assignment]
+    if not rows:
         raise NothingNewError
+    found = {token: (position, batch_id) for position, batch_id, token in rows}
+    committed = []
+    for part, added in zip(parts, new, strict=True):
+        position, batch_id = found[part.token]
+        committed.append(OwnCommit(position, part, replace(added, batch_id=batch_id)))
+    return committed
 
 
 @cache
@@ -339,17 +399,17 @@ def _at_once(*, with_sds: bool, with_unread: bool) -> str:
     return _MESSAGES + "".join(parts.values()) + _COMMITTED.format(written=written)
 
 
-async def find_committed(connection: Connection, batch: RecordBatch, token: int) -> Inserted | None:
-    """Return what an attempt with a token has committed; None: it has not."""
-    cursor = await connection.execute(_COMMIT_OF, (token,))
+async def find_committed(connection: Connection, part: CommitPart) -> Inserted | None:
+    """Return what an earlier attempt has committed of a part; None: nothing."""
+    cursor = await connection.execute(_COMMIT_OF, (part.token,))
     row = await cursor.fetchone()
     if row is None:
         return None
-    first, last = min(batch.timestamps), max(batch.timestamps)
+    first, last = min(part.batch.timestamps), max(part.batch.timestamps)
     cursor = await connection.execute(_HASHES_OF, (row[0], first, last), binary=True)
     hashes = frozenset(bytes(digest) for (digest,) in await cursor.fetchall())  # type: ignore[call-overload]
     # The commit that was found has its summary and claims already.
-    return Inserted(row[0], len(hashes), first, last, hashes, None, b"", b"")  # type: ignore[arg-type]
+    return Inserted(row[0], len(hashes), first, last, hashes)  # type: ignore[arg-type]
 
 
 def all_new(batch: RecordBatch, batch_id: int) -> Inserted:
@@ -360,7 +420,9 @@ def all_new(batch: RecordBatch, batch_id: int) -> Inserted:
     return Inserted(batch_id, len(batch.hashes), first, last, None, topics, summary, claims)
 
 
-async def _lay_out(batch: RecordBatch) -> dict[str, object]:
+async def _lay_out(parts: Sequence[CommitPart]) -> dict[str, object]:
+    batch = join([part.batch for part in parts])
+    sizes = [len(part.batch) for part in parts]
     given: dict[str, object] = {
         "ts": arrays.bigints(batch.timestamps),
         "hash": arrays.fixed_bytes(batch.hashes, HASH_BYTES),
@@ -369,7 +431,9 @@ async def _lay_out(batch: RecordBatch) -> dict[str, object]:
         "head": arrays.varied_bytes(batch.heads),
         "payload": arrays.varied_bytes(batch.payloads),
         "tail": arrays.varied_bytes(batch.tails),
-        "given": len(batch.hashes),
+        "part": arrays.bigints([n for n, size in enumerate(sizes, 1) for _ in range(size)]),
+        "parts": len(parts),
+        "given": arrays.bigints(sizes),
     }
     return given | await _lay_out_sds(batch) if batch.sds else given
 
@@ -408,24 +472,35 @@ def _listed(topics: object) -> tuple[bytes, ...] | None:
     return tuple(keys) if 0 < len(keys) <= MAX_LISTED_TOPICS else None
 
 
+def notice_of(parts: Sequence[CommitPart]) -> str:
+    """Return the payload of the notification of a transaction: the token of its first part."""
+    return str(parts[0].token) if parts else ""
+
+
 async def assign_commit_position(
-    connection: Connection,
-    inserted: Sequence[tuple[int, Inserted]],
-    source: Source,
-) -> None:
-    """Insert commits in commit order; the transaction must commit right after.
+    connection: Connection, parts: Sequence[CommitPart], inserted: Sequence[Inserted]
+) -> list[OwnCommit]:
+    """Insert the commits of the parts that added something, in commit order.
 
-    ``inserted`` holds (token, what it added), for batches that added something.
+    The transaction must commit right after.
     """
-    await connection.execute(_TAKE_PLACE, (COMMIT_ORDER, f"{MAX_IDLE_IN_PLACE_MS}ms"))
-    for token, added in inserted:
+    idle = f"{MAX_IDLE_IN_PLACE_MS}ms"
+    await connection.execute(_TAKE_PLACE, (COMMIT_ORDER, notice_of(parts), idle))
+    committed: list[OwnCommit] = []
+    for part, added in zip(parts, inserted, strict=True):
+        if not added.count:
+            continue
         topics = None if added.topics is None else arrays.uuids(added.topics)
-        counts = (added.batch_id, token, added.count, added.min_ts, added.max_ts)
-        said = (source.value, added.summary, added.claims)
-        await connection.execute(_COMMIT_ROW, (*counts, topics, *said))
+        counts = (added.batch_id, part.token, added.count, added.min_ts, added.max_ts)
+        said = (part.source.value, added.summary, added.claims)
+        cursor = await connection.execute(_COMMIT_ROW, (*counts, topics, *said))
+        row = await cursor.fetchone()
+        assert row is not None
+        committed.append(OwnCommit(row[0], part, added))  # type: ignore[arg-type]
+    return committed
 
 
-async def insert_topics(connection: Connection, rows: Sequence[TopicRow]) -> None:
+async def insert_topics(connection: Connection, rows: Iterable[TopicRow]) -> None:
     """Name topic keys: rows of (key, lower bound of the coarse partition, pubsub, content)."""
     ordered = sorted(rows)
     await connection.execute(
@@ -467,7 +542,7 @@ class KnownTopics:
             used = set(zip(lowers, batch.topic_keys, strict=True))
         return [(key, lower, *batch.topics[key]) for lower, key in used - self._known.keys()]
 
-    def remember(self, rows: Sequence[TopicRow], era: Hashable = None) -> None:
+    def remember(self, rows: Iterable[TopicRow], era: Hashable = None) -> None:
         """Note rows that were written in an era, unless it is over."""
         if self._era == era:
             self._known.update(((lower, key), None) for key, lower, _, _ in rows)

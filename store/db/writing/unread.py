@@ -277,12 +277,16 @@ def _parameters(hashes: Sequence[bytes]) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class WrittenBatch:
-    """A batch in its transaction, and what of it was new; ``token`` is that of its commit."""
+    """A batch in its transaction, and what of it was new; ``token`` is that of its commit.
+
+    ``shares`` are its messages by callers, without those that conflict with stored ones.
+    """
 
     token: int
     batch: RecordBatch
     source: Source
     added: Inserted
+    shares: Sequence[Share]
 
     def is_new(self, digest: bytes) -> bool:
         """Return True if this transaction has added a message."""
@@ -315,24 +319,20 @@ class ConfirmationTracker:
         self._keeps = False
         self._tracked = BoundedDict[bytes, None](MAX_TRACKED)
 
-    async def write(
-        self, connection: Connection, shares: Sequence[Share], written: WrittenBatch
-    ) -> None:
-        """Add the unread events of a batch, and store it until its commit is seen."""
-        wanted = self._planned(shares, written)
+    async def write(self, connection: Connection, written: Sequence[WrittenBatch]) -> None:
+        """Add the unread events of a transaction, and store its batches until they are seen."""
+        wanted = self._planned(written)
         if wanted:
             await track(connection, wanted)
         self._note(written, wanted)
 
     @contextmanager
-    def all_or_nothing(
-        self, shares: Sequence[Share], written: WrittenBatch
-    ) -> Iterator[Sequence[Wanted]]:
-        """Return the unread events of a batch, which the statement in this block adds.
+    def all_or_nothing(self, written: Sequence[WrittenBatch]) -> Iterator[Sequence[Wanted]]:
+        """Return the unread events of a transaction, which the statement in this block adds.
 
         Does what `write` does, and takes it back where the block fails.
         """
-        wanted = self._planned(shares, written)
+        wanted = self._planned(written)
         fresh = [row[0] for row in wanted if row[0] not in self._tracked]
         self._note(written, wanted)
         try:
@@ -340,18 +340,22 @@ class ConfirmationTracker:
         except BaseException:
             self._unread.count -= len(wanted)
             self.forget(fresh)
-            self.take(written.token)
+            for each in written:
+                self.take(each.token)
             raise
 
-    def _planned(self, shares: Sequence[Share], written: WrittenBatch) -> list[Wanted]:
-        wanted = list(self._wanted(shares, written))
+    def _planned(self, written: Sequence[WrittenBatch]) -> list[Wanted]:
+        wanted = list(self._wanted(written))
         return wanted if self._unread.count + len(wanted) <= MAX_UNREAD_EVENTS else []
 
-    def _note(self, written: WrittenBatch, wanted: Sequence[Wanted]) -> None:
-        self._unread.count += len(wanted)
-        self.remember([row[0] for row in wanted])
-        if self._keeps and written.added.count:
-            self._keep(written, {row[0]: row[2] for row in wanted})
+    def _note(self, written: Sequence[WrittenBatch], wanted: Sequence[Wanted]) -> None:
+        if wanted:
+            self._unread.count += len(wanted)
+            self.remember([row[0] for row in wanted])
+        needed = {row[0]: row[2] for row in wanted}
+        for each in written if self._keeps else ():
+            if each.added.count:
+                self._keep(each, needed)
 
     def is_tracked(self, digest: bytes) -> bool:
         """Return True if a message is known to have become unread."""
@@ -383,15 +387,16 @@ class ConfirmationTracker:
             self._kept_bytes -= kept.size_bytes
         return kept
 
-    def _wanted(self, shares: Sequence[Share], written: WrittenBatch) -> Iterator[Wanted]:
+    def _wanted(self, written: Sequence[WrittenBatch]) -> Iterator[Wanted]:
         usual = self._max_confirms
-        if not usual and not any(asked for _, asked in shares):
+        if not usual and not any(asked for each in written for _, asked in each.shares):
             return
         needed: dict[bytes, Wanted] = {}
-        for batch, asked in shares:
+        shares = [(each.is_new, *share) for each in written for share in each.shares]
+        for is_new, batch, asked in shares:
             columns = zip(batch.timestamps, batch.hashes, batch.content_digests, strict=True)
             for ts, digest, content in columns:
-                most = min(max(asked, usual if written.is_new(digest) else 0), MAX_NEEDED)
+                most = min(max(asked, usual if is_new(digest) else 0), MAX_NEEDED)
                 if most > (needed[digest][2] if digest in needed else 0):
                     needed[digest] = digest, ts, most, content
         yield from needed.values()

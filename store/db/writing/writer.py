@@ -1,11 +1,15 @@
 """Writing messages to Postgres: concurrent publishers share transactions.
 
-Callers queue batches; a few workers, one connection each, take all that waits (up to
-`MAX_GROUP_MESSAGES`) and write it in one transaction. While one waits for its commit to reach
-the disk, another inserts. A caller is answered only after the commit.
+Callers queue batches. A writer takes all that waits (up to `MAX_GROUP_MESSAGES`), whatever its
+sources, and writes it in one transaction, with a commit for each source. A caller is answered only
+after the commit. A lone batch is written at once; while several callers publish, a writer waits up
+to `WINDOW_S` for those that were answered last, because their next messages cost least in the same
+commit. One writer is enough as long as it keeps up: others start while `ENOUGH_MESSAGES` wait, or
+when a transaction takes longer than `STALLED_S`.
 
-A connection that breaks leaves open whether the commit happened. Each batch has a random token
-in its row of ``storenode.commits``; an attempt that finds nothing new to insert looks for it there.
+A connection that breaks leaves open whether the commit happened. Each part of a transaction has a
+random token in its row of ``storenode.commits``; an attempt that finds nothing new to insert looks
+for it there.
 
 A hash does not determine the content of a message. Where a hash is stored already, the content
 digests are compared, and a message that differs is a conflict: it is not stored, and nothing waits
@@ -18,8 +22,8 @@ import asyncio
 import contextlib
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -27,6 +31,7 @@ import psycopg
 from psycopg import errors as pg
 from psycopg_pool import PoolTimeout
 
+from store.db.commits.feed import DatabaseFeed
 from store.db.commits.pages import TOKEN_SPAN
 from store.db.errors import DISK_FULL, find_failure, is_missing_partition, is_transient
 from store.db.pool import Connection, Database, RetryPatience
@@ -34,9 +39,11 @@ from store.db.replication import commit_canary, cover_what_is_visible, waiting_f
 from store.db.schema.partitions import PartitionMap
 from store.db.writing.bulk import FEWEST_COPIED
 from store.db.writing.insert import (
+    CommitPart,
     Inserted,
     KnownTopics,
     NothingNewError,
+    OwnCommit,
     all_new,
     assign_commit_position,
     copy,
@@ -45,7 +52,8 @@ from store.db.writing.insert import (
     insert,
     insert_at_once,
     insert_topics,
-    new_token,
+    join,
+    notice_of,
 )
 from store.db.writing.unread import ConfirmationTracker, Share, WrittenBatch, track_parameters
 from store.domain.hub import WrittenIds
@@ -60,6 +68,15 @@ MAX_GROUP_MESSAGES: Final = 10_000
 """A group takes about 60 ms. To begin its COPYs costs 2 ms, shared by so many messages."""
 
 MAX_GROUP_BYTES: Final = 16 * 1024 * 1024
+WINDOW_S: Final = 0.01
+"""How long a batch waits at most for others to share its commit."""
+
+ENOUGH_MESSAGES: Final = 500
+"""So many messages gain little from a larger commit, and are worth a connection of their own."""
+
+STALLED_S: Final = 0.1
+"""A transaction that takes longer, as one that waits for another's message, holds up nobody."""
+
 MAX_QUEUED_BYTES: Final = 128 * 1024 * 1024
 MAX_QUEUED_BATCHES: Final = 10_000
 
@@ -78,50 +95,69 @@ class _Waiting:
     size_bytes: int
     min_confirms: int
     answer: asyncio.Future[StoreResult]
+    arrived_s: float
     trace: Wait | None = None
 
 
 @dataclass(slots=True)
 class _Group:
-    """The batches of one transaction, joined, and their callers."""
+    """The batches of one transaction and their callers, and its parts, one for each source."""
 
     members: list[_Waiting]
-    batch: RecordBatch
-    source: Source
-    token: int = field(default_factory=new_token)
+    parts: list[CommitPart] = field(init=False)
     uncertain: bool = False
     """An earlier attempt may have committed."""
     careful: bool = False
     """An earlier attempt failed, perhaps because some of the messages are there already."""
     conflicts: Mapping[bytes, bytes] = field(default_factory=dict)
-    """The content digests of stored messages that differ from this batch's, by hash."""
+    """The content digests of stored messages that differ from this group's, by hash."""
 
+    def __post_init__(self) -> None:
+        # The canary of the writer has no messages, and is part of no commit.
+        sources = {member.source for member in self.members if member.batch.hashes}
+        self.parts = [
+            CommitPart(join([each.batch for each in self.members if each.source is source]), source)
+            for source in sorted(sources)
+        ]
 
-def _join(members: Sequence[_Waiting]) -> RecordBatch:
-    joined = RecordBatch()
-    for member in members:
-        joined.extend(member.batch)
-    return joined
+    @property
+    def hashes(self) -> list[bytes]:
+        """The hashes of all messages, in the order of the parts."""
+        return [digest for part in self.parts for digest in part.batch.hashes]
 
+    def written(self, inserted: Sequence[Inserted]) -> list[WrittenBatch]:
+        """Return the parts with what each has added."""
+        return [
+            WrittenBatch(
+                part.token % TOKEN_SPAN, part.batch, part.source, added, self._shares(part.source)
+            )
+            for part, added in zip(self.parts, inserted, strict=True)
+        ]
 
-def _shares(group: _Group) -> list[Share]:
-    """Return the messages of each member that may be confirmed: all but conflicts."""
-    shares = [(member.batch, member.min_confirms) for member in group.members]
-    if not group.conflicts:
-        return shares
-    return [(_without(batch, group.conflicts), confirms) for batch, confirms in shares]
+    def _shares(self, source: Source) -> list[Share]:
+        """Return the messages of each member that may be confirmed: all but conflicts."""
+        return [
+            (_without(each.batch, self.conflicts), each.min_confirms)
+            for each in self.members
+            if each.source is source
+        ]
 
 
 def _without(batch: RecordBatch, conflicts: Mapping[bytes, bytes]) -> RecordBatch:
     """Return the messages of a batch whose hashes are no conflicts."""
+    if not conflicts:
+        return batch
     kept = [place for place, digest in enumerate(batch.hashes) if digest not in conflicts]
     return batch.select(kept)
 
 
-def _answer(group: _Group, added: Inserted) -> None:
-    everything = added.count == len(group.batch.hashes)
+def _answer(group: _Group, part: CommitPart, added: Inserted) -> None:
+    """Set the outcomes of the callers of a part; a message is new to the first who has it."""
+    everything = added.count == len(part.batch.hashes)
     new = set() if added.hashes is None else set(added.hashes)
     for member in group.members:
+        if member.source is not part.source:
+            continue
         hashes = member.batch.hashes
         if everything:
             result = StoreResult([True] * len(hashes))
@@ -151,6 +187,7 @@ class DatabaseWriter:
         *,
         written_ids: WrittenIds | None = None,
         tracking: ConfirmationTracker | None = None,
+        feed: DatabaseFeed | None = None,
         tracing: Tracing | None = None,
         is_disk_full: Callable[[], bool] = lambda: False,
         on_stored: Callable[[RecordBatch, Source, int], None] = lambda _batch, _source, _new: None,
@@ -163,10 +200,11 @@ class DatabaseWriter:
             partitions: The partitions, which are made where they are missing.
             written_ids: Receives the IDs of each batch before its commit.
             tracking: Adds unread events.
+            feed: Receives each commit, which it need not read then.
             tracing: Records traces of requests.
             is_disk_full: Returns True while the database's disk takes no more.
-            on_stored: Receives each durable batch, whole, with its source and the number of new
-                messages, also if its caller has gone away.
+            on_stored: Receives the durable messages of each source, whole, and how many of them
+                were new, also if their callers have gone away.
             on_conflict: Receives each message that is not stored because another one has its hash;
                 by default they are logged.
         """
@@ -177,39 +215,40 @@ class DatabaseWriter:
         self._tracing = tracing
         self._written_ids = written_ids
         self._tracking = tracking
+        self._feed = feed
         self._partitions = partitions
         self._topics = KnownTopics()
         self._careful_groups = 0
         self._queue = OrderedDict[_Waiting, None]()
-        self._queued_bytes = 0
-        self._arrived = asyncio.Event()
-        self._workers: list[asyncio.Task[None]] = []
-        self._stopped = False
+        self._queued_bytes = self._queued_messages = 0
+        self._most_writers = max(1, database.settings.write_connections - 1)
+        self._writers: set[asyncio.Task[None]] = set()
+        self._gathering: asyncio.Event | None = None
+        self._callers = self._peak_callers = self._expected_callers = 0
+        self._is_stalled = False
+        self._stopped = True
         self.committed_s = 0.0
         """When the last transaction was committed, by the loop's clock; at first, the start."""
 
     async def start(self) -> None:
-        """Start the workers, one for each connection of the write pool but one.
+        """Begin to write, by at most one connection less than the write pool has.
 
-        That one is for what must not wait for them: when the node was online, and the unread.
+        That one is for what must not wait for messages: when the node was online, and the unread.
         """
         self.committed_s = asyncio.get_running_loop().time()
-        count = max(1, self._database.settings.write_connections - 1)
-        self._workers = [
-            asyncio.create_task(self._work(), name=f"writer-{number}") for number in range(count)
-        ]
+        self._stopped = False
 
     async def stop(self) -> None:
-        """Stop the workers; what still waits is answered with an error."""
+        """Stop the writers; what still waits is answered with an error."""
         self._stopped = True
-        for worker in self._workers:
-            worker.cancel()
-        await asyncio.gather(*self._workers, return_exceptions=True)
+        for writer in tuple(self._writers):
+            writer.cancel()
+        await asyncio.gather(*self._writers, return_exceptions=True)
         while self._queue:
             waiting, _ = self._queue.popitem(last=False)
             if not waiting.answer.done():
                 waiting.answer.set_exception(StoreBusy(_STOPPING))
-        self._queued_bytes = 0
+        self._queued_bytes = self._queued_messages = 0
 
     @property
     def queued_bytes(self) -> int:
@@ -253,12 +292,16 @@ class DatabaseWriter:
             raise StoreBusy(
                 f"more than {MAX_QUEUED_BYTES // 2**20} MiB wait to be stored; retry with backoff"
             )
-        answer: asyncio.Future[StoreResult] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[StoreResult] = loop.create_future()
         trace = None if self._tracing is None else self._tracing.waiting()
-        waiting = _Waiting(batch, source, size, min_confirms, answer, trace)
+        waiting = _Waiting(batch, source, size, min_confirms, answer, loop.time(), trace)
         self._queue[waiting] = None
         self._queued_bytes += size
-        self._arrived.set()
+        self._queued_messages += len(batch.hashes)
+        self._callers += 1
+        self._peak_callers = max(self._peak_callers, self._callers)
+        self._wake()
         # What is being written goes on: to cut a commit short that waits for the standby would
         # show messages that may yet be lost.
         patience_s = self._database.settings.commit_patience_s
@@ -271,16 +314,73 @@ class DatabaseWriter:
                 " standby is down: the messages may be stored or not; publish them again"
             ) from None
         finally:
+            self._callers -= 1
             if waiting in self._queue:  # its caller has gone away
-                del self._queue[waiting]
-                self._queued_bytes -= size
+                self._remove(waiting)
+
+    def _remove(self, waiting: _Waiting) -> None:
+        del self._queue[waiting]
+        self._queued_bytes -= waiting.size_bytes
+        self._queued_messages -= len(waiting.batch.hashes)
+
+    def _wake(self) -> None:
+        """Start a writer if there is none, or those that there are do not keep up."""
+        if not self._queue:
+            return
+        if self._gathering is not None:
+            if self._is_gathered():
+                self._gathering.set()
+        elif not self._writers or (
+            len(self._writers) < self._most_writers
+            and (self._is_stalled or self._queued_messages >= ENOUGH_MESSAGES)
+        ):
+            self._is_stalled = False
+            self._writers.add(asyncio.create_task(self._work(), name="writer"))
 
     async def _work(self) -> None:
-        while True:
-            await self._arrived.wait()
-            group = self._take()
-            if group is not None:
-                await self._serve(group)
+        """Write what waits, until nothing does."""
+        loop = asyncio.get_running_loop()
+        try:
+            while self._queue:
+                await self._gather()
+                group = self._take()
+                if group is None:
+                    continue
+                self._is_stalled = False
+                stalled = loop.call_later(STALLED_S, self._note_stall)
+                try:
+                    await self._serve(group)
+                finally:
+                    stalled.cancel()
+                self._expected_callers, self._peak_callers = self._peak_callers, self._callers
+        finally:
+            # Not in a callback: who is answered may come again before it runs.
+            writer = asyncio.current_task()
+            assert writer is not None
+            self._writers.discard(writer)
+
+    def _note_stall(self) -> None:
+        """Let the next batch that waits have a writer of its own."""
+        self._is_stalled = True
+        self._wake()
+
+    async def _gather(self) -> None:
+        """Wait for callers that publish at the same time, if there are any."""
+        if self._is_gathered() or self._gathering is not None:
+            return
+        self._gathering = asyncio.Event()
+        try:
+            async with asyncio.timeout_at(next(iter(self._queue)).arrived_s + WINDOW_S):
+                await self._gathering.wait()
+        except TimeoutError:
+            pass
+        finally:
+            self._gathering = None
+
+    def _is_gathered(self) -> bool:
+        return (
+            len(self._queue) >= self._expected_callers or self._queued_messages >= ENOUGH_MESSAGES
+        )
 
     def _take(self) -> _Group | None:
         members: list[_Waiting] = []
@@ -290,50 +390,45 @@ class DatabaseWriter:
             first = next(iter(self._queue))
             messages += len(first.batch.hashes)
             size += first.size_bytes
-            full = messages > MAX_GROUP_MESSAGES or size > MAX_GROUP_BYTES
-            if members and (full or first.source is not members[0].source):
+            if members and (messages > MAX_GROUP_MESSAGES or size > MAX_GROUP_BYTES):
                 break
             if len(self._queue) > 1 or members:
                 own = dict(zip(first.batch.hashes, first.batch.content_digests, strict=True))
                 if any(digests[each] != own[each] for each in digests.keys() & own.keys()):
                     break
                 digests |= own
-            del self._queue[first]
-            self._queued_bytes -= first.size_bytes
+            self._remove(first)
             if not first.answer.done():  # else its caller has gone away
                 members.append(first)
-        if not self._queue:
-            self._arrived.clear()
-        if not members:
-            return None
-        batch = members[0].batch if len(members) == 1 else _join(members)
-        return _Group(members, batch, members[0].source)
+        return _Group(members) if members else None
 
     async def _serve(self, group: _Group) -> None:
         try:
             with contextlib.nullcontext() if self._tracing is None else self._traced(group):
-                added = await self._write_until_known(group)
+                inserted = await self._write_until_known(group)
         except asyncio.CancelledError:
             self._fail(group, StoreBusy(_STOPPING))
             raise
         except Exception as error:  # noqa: BLE001 - whoever waits is told
             await self._isolate(group, error)
         else:
-            if added.count or not group.batch.hashes:
+            if not group.parts or any(added.count for added in inserted):
                 self.committed_s = asyncio.get_running_loop().time()
-            if group.batch.hashes:
-                self._on_stored(group.batch, group.source, added.count)
-            self._report_conflicts(group)
-            _answer(group, added)
+            for part, added in zip(group.parts, inserted, strict=True):
+                self._on_stored(part.batch, part.source, added.count)
+                self._report_conflicts(part, group.conflicts)
+                _answer(group, part, added)
+            for member in group.members:
+                if not member.answer.done():  # the canary, which is part of no commit
+                    member.answer.set_result(StoreResult())
 
-    def _report_conflicts(self, group: _Group) -> None:
-        if not group.conflicts:
+    def _report_conflicts(self, part: CommitPart, conflicts: Mapping[bytes, bytes]) -> None:
+        if not conflicts:
             return
-        columns = zip(group.batch.hashes, group.batch.content_digests, strict=True)
+        columns = zip(part.batch.hashes, part.batch.content_digests, strict=True)
         for digest, received in columns:
-            if digest in group.conflicts:
-                conflict = Conflict(digest, group.conflicts[digest], received)
-                self._on_conflict(group.source, conflict)
+            if digest in conflicts:
+                self._on_conflict(part.source, Conflict(digest, conflicts[digest], received))
 
     def _traced(self, group: _Group) -> AbstractContextManager[None]:
         assert self._tracing is not None
@@ -346,9 +441,9 @@ class DatabaseWriter:
             return contextlib.nullcontext()
         return self._tracing.committing(
             served,
-            messages=len(group.batch),
+            messages=sum(len(part.batch) for part in group.parts),
             requests=len(group.members),
-            source=group.source.value,
+            source=",".join(part.source.value for part in group.parts),
         )
 
     async def _isolate(self, group: _Group, error: Exception) -> None:
@@ -359,7 +454,7 @@ class DatabaseWriter:
             return
         try:
             for member in group.members:
-                await self._serve(_Group([member], member.batch, member.source))
+                await self._serve(_Group([member]))
         finally:
             # When the node stops in between, some were not served at all.
             self._fail(group, StoreBusy(_STOPPING))
@@ -379,7 +474,7 @@ class DatabaseWriter:
         if failure is not None:
             raise StoreUnavailable(failure.sentence)
 
-    async def _write_until_known(self, group: _Group) -> Inserted:
+    async def _write_until_known(self, group: _Group) -> list[Inserted]:
         patience = RetryPatience(self._database.settings.write_patience_s)
         while True:
             try:
@@ -398,7 +493,7 @@ class DatabaseWriter:
                     raise
                 await self._refresh_partitions(error)
             except (psycopg.Error, PoolTimeout) as error:
-                if group.batch.hashes:
+                if group.parts:
                     self._require_writable()
                 if not is_transient(error) or not await patience.wait():
                     raise
@@ -411,77 +506,111 @@ class DatabaseWriter:
                 return
         raise error
 
-    async def _attempt(self, connection: Connection, group: _Group) -> Inserted:
-        batch, count = group.batch, len(group.batch.hashes)
-        if not count:
+    async def _attempt(self, connection: Connection, group: _Group) -> list[Inserted]:
+        hashes = group.hashes
+        if not hashes:
             with waiting_for_standby(connection):
                 await commit_canary(connection)
-            return Inserted(0, 0, 0, 0, None, None, b"", b"")
-        await self._partitions.ensure(connection, batch.timestamps)
+            return []
+        for part in group.parts:
+            await self._partitions.ensure(connection, part.batch.timestamps)
         # A new connection may lead to a server that has lost the newest names.
         era = self._partitions.generation, self._database.connections_made
-        unnamed = self._topics.unnamed(batch, self._partitions, era)
+        unnamed = {
+            row
+            for part in group.parts
+            for row in self._topics.unnamed(part.batch, self._partitions, era)
+        }
         if unnamed:
             await insert_topics(connection, unnamed)
             self._topics.remember(unnamed, era)
-        may_be_new = not group.careful and len(set(batch.hashes)) == count
-        if may_be_new and count > 1 and self._careful_groups:
+        may_be_new = not group.careful and len(set(hashes)) == len(hashes)
+        if may_be_new and len(hashes) > 1 and self._careful_groups:
             self._careful_groups -= 1
             may_be_new = False
-        with waiting_for_standby(connection):
-            if may_be_new and count < FEWEST_COPIED:
-                return await self._write_at_once(connection, group)
+        with (
+            self._handing_over(connection, group) as committed,
+            waiting_for_standby(connection),
+        ):
+            if may_be_new and len(hashes) < FEWEST_COPIED:
+                committed.extend(await self._write_at_once(connection, group))
+                return [each.added for each in committed]
             async with connection.transaction():
                 if may_be_new:
-                    added = await copy(connection, batch)
+                    inserted = await copy(connection, group.parts)
                 else:
-                    added = await insert(connection, batch)
-                    group.conflicts = await self._find_conflicts(connection, batch, added)
-                return await self._finish(connection, group, added)
+                    inserted = await insert(connection, group.parts)
+                    group.conflicts = await self._find_conflicts(connection, group, inserted)
+                return await self._finish(connection, group, inserted, committed)
+
+    @contextmanager
+    def _handing_over(self, connection: Connection, group: _Group) -> Iterator[list[OwnCommit]]:
+        """Pass what is added to the list to the feed after this block, if it does not fail."""
+        committed: list[OwnCommit] = []
+        if self._feed is None:
+            yield committed
+            return
+        notice = notice_of(group.parts)
+        self._feed.expect_own(notice)
+        try:
+            yield committed
+        except (NothingNewError, psycopg.IntegrityError):
+            raise  # and nothing was committed
+        except BaseException:
+            self._feed.look_for_own(notice)
+            raise
+        if group.uncertain and not committed:
+            self._feed.look_for_own(notice)
+        self._feed.take_own(connection, committed)
 
     @staticmethod
     async def _find_conflicts(
-        connection: Connection, batch: RecordBatch, added: Inserted
+        connection: Connection, group: _Group, inserted: Sequence[Inserted]
     ) -> dict[bytes, bytes]:
-        if added.count == len(batch):
-            return {}
-        new = added.hashes or frozenset()
-        places = [place for place, digest in enumerate(batch.hashes) if digest not in new]
-        return await find_conflicts(connection, batch, places)
+        conflicts: dict[bytes, bytes] = {}
+        for part, added in zip(group.parts, inserted, strict=True):
+            if added.count < len(part.batch):
+                new = added.hashes or frozenset()
+                places = [
+                    place for place, digest in enumerate(part.batch.hashes) if digest not in new
+                ]
+                conflicts |= await find_conflicts(connection, part.batch, places)
+        return conflicts
 
-    async def _write_at_once(self, connection: Connection, group: _Group) -> Inserted:
-        token = group.token % TOKEN_SPAN
-        added = all_new(group.batch, 0)
+    async def _write_at_once(self, connection: Connection, group: _Group) -> list[OwnCommit]:
         with ExitStack() as attempt:
             unread: dict[str, object] | None = None
+            new = [all_new(part.batch, 0) for part in group.parts]
             if self._tracking is not None:
-                written = WrittenBatch(token, group.batch, group.source, added)
-                wanted = attempt.enter_context(
-                    self._tracking.all_or_nothing(_shares(group), written)
-                )
+                wanted = attempt.enter_context(self._tracking.all_or_nothing(group.written(new)))
                 unread = track_parameters(wanted) if wanted else None
             if self._written_ids is not None:
-                self._written_ids.offer(token, group.batch, None)
-            commit = group.token, added, group.source
-            await insert_at_once(connection, group.batch, commit, unread)
-        return added
+                for part in group.parts:
+                    self._written_ids.offer(part.token % TOKEN_SPAN, part.batch, None)
+            return await insert_at_once(connection, group.parts, new, unread)
 
-    async def _finish(self, connection: Connection, group: _Group, added: Inserted) -> Inserted:
+    async def _finish(
+        self,
+        connection: Connection,
+        group: _Group,
+        inserted: list[Inserted],
+        committed: list[OwnCommit],
+    ) -> list[Inserted]:
         """Write what goes with the messages; the commit comes right after."""
-        token = group.token % TOKEN_SPAN
         if self._tracking is not None:
-            written = WrittenBatch(token, group.batch, group.source, added)
-            await self._tracking.write(connection, _shares(group), written)
-        if added.count:
-            await assign_commit_position(connection, [(group.token, added)], group.source)
+            await self._tracking.write(connection, group.written(inserted))
+        if any(added.count for added in inserted):
+            committed += await assign_commit_position(connection, group.parts, inserted)
             if self._written_ids is not None:
-                self._written_ids.offer(token, group.batch, added.hashes)
-            return added
+                for each in committed:
+                    token = each.part.token % TOKEN_SPAN
+                    self._written_ids.offer(token, each.part.batch, each.added.hashes)
+            return inserted
         await cover_what_is_visible(connection)
         if group.uncertain:
             # An earlier attempt may have committed. To look before the insert would be too
             # soon: a commit can be under way still, and it is the insert that waits for it.
-            earlier = await find_committed(connection, group.batch, group.token)
-            if earlier is not None:
-                return earlier
-        return added
+            for number, part in enumerate(group.parts):
+                earlier = await find_committed(connection, part)
+                inserted[number] = earlier or inserted[number]
+        return inserted

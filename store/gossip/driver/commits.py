@@ -9,7 +9,7 @@ from typing import Final
 
 from store.domain.environment import EventLog
 from store.domain.hub import CommitRow, at_most
-from store.domain.ports import Source
+from store.domain.ports import PUBLISHED
 from store.gossip.commits import OwnBatch
 from store.gossip.driver.ports import DriverDatabase
 from store.gossip.driver.requests import DATABASE_AWAY
@@ -86,7 +86,7 @@ class CommitReader:
         self._database.messages.cache(batch, own.new, own.size_bytes)
         ids = [batch.hashes[place] for place in own.new]
         digests = [batch.content_digests[place] for place in own.new]
-        if own.source is Source.CLIENT:
+        if own.source in PUBLISHED:
             by_needed: dict[int, list[bytes]] = {}
             for digest in ids:
                 by_needed.setdefault(own.needed.get(digest, 0), []).append(digest)

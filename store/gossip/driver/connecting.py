@@ -37,6 +37,19 @@ class Connecting:
         self._streams = streams
         self._environment = environment
         self._logged = ""
+        self._is_refused = False
+        self._absent_ns = 0
+
+    def observe_absence(self) -> int:
+        """Look for the stream, and return when there was first none; 0 while there is one.
+
+        A peer that refuses streams is not absent.
+        """
+        if self._is_refused or self._streams.has(self._peer):
+            self._absent_ns = 0
+        else:
+            self._absent_ns = self._absent_ns or self._environment.now_ns()
+        return self._absent_ns
 
     async def run(self) -> None:
         """Connect until cancelled."""
@@ -56,12 +69,15 @@ class Connecting:
         """Run one stream to its end; the shortest pause after it, in seconds."""
         try:
             await self._streams.connect(self._peer)
+            self._is_refused = False
         except (PeerHasStream, Superseded):
             return 0.0
         except (PeerRefused, TurnedAway, FrameRejected) as error:
+            self._is_refused = True
             self._log(str(error))
             return REFUSED_PAUSE_S
         except (PeerFailed, StreamClosed) as error:
+            self._is_refused = False
             self._log(str(error))
             return 0.0
         self._logged = ""

@@ -56,6 +56,11 @@ class GossipNode:
         for peer, connecting in self._connecting.items():
             yield f"gossip with {peer}", connecting.run
 
+    def absences(self) -> Iterator[tuple[PeerAddress, int]]:
+        """Yield each configured peer, and since when it is away, 0 if it is not."""
+        for peer, connecting in self._connecting.items():
+            yield peer, connecting.observe_absence()
+
     def close(self) -> None:
         """End all streams, and answer the requests that wait."""
         self.streams.close(Stopping("the node is stopping"))

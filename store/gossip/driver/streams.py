@@ -92,6 +92,10 @@ class PeerStreams:
         while (stream := self._streams.get(self._connector.node_id(peer))) is not None:
             await stream.ended()
 
+    def has(self, peer: PeerAddress) -> bool:
+        """Return True while there is a stream with a peer."""
+        return self._connector.node_id(peer) in self._streams
+
     def close(self, reason: StreamClosed) -> None:
         """End all streams for this reason."""
         for stream in list(self._streams.values()):

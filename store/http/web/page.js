@@ -1,27 +1,28 @@
-// The history of a topic or an SDS channel, followed live, and what is missing of it.
+// The newest messages of a topic or an SDS channel, followed live, and what is missing in the channel.
 //
-// A follower is begun first and the history read when it is live, so that nothing falls between the
-// two; a message that comes by both ways is shown once, by its hash. Whatever a message holds is text.
+// A follower is opened first and the history read once it is live, so that nothing falls between the
+// two; a message that arrives by both is shown once, by its hash. Contents are only ever shown as text.
+
+import { decodeSds, utf8 } from "./sds.js";
 
 const PAGE = 100;
-const MOST_ROWS = 5000;
-const MOST_CHANNELS = 200; // to choose from
-const MOST_LOOKED_UP = 1000; // parents in one request
-const MOST_LOOK_UPS = 20; // requests in a minute, whatever others publish
-const MOST_NAMED = 1000; // missing messages in the list
-const MINUTE_MS = 60_000;
+const MAX_ROWS = 5000;
+const MAX_CHANNELS = 200; // in the list to choose from
+const MAX_PARENTS = 1000; // in one request, and in the list of missing messages
+const LOOKUP_INTERVAL_MS = 3000; // between requests for parents, whatever others publish
+const RECHECK_MS = 60_000; // until a missing parent is looked up again
+const SHORT = 8; // digits of a hash
 
 const find = id => document.getElementById(id);
 const form = find("ask");
 const channels = form.elements.channel;
 
 const shown = new Map(); // hash -> message
-const claims = new Map(); // channel and ID -> the shown messages that claim it
-const parentsKnown = new Map(); // channel and ID of a parent -> whether it is missing, and since when that is known
-const lookUps = []; // when the last requests for parents were made
+const claims = new Map(); // channel and ID -> the shown messages with that ID
+const parentsKnown = new Map(); // ID of a parent in the channel -> whether it is missing, and since when
 let asked = {}, feed = null, cursor = null, round = 0, checking = null, isStale = false;
 
-// What is asked of the node
+// Requests
 
 const headers = () => asked.token ? { authorization: `Bearer ${asked.token}` } : {};
 
@@ -31,165 +32,165 @@ function parameters(more) {
   return found;
 }
 
-async function answer(response) {
+async function checked(response) {
   if (response.ok) return response;
   const text = await response.text();
   let sentence = text;
-  try { sentence = JSON.parse(text).error.message; } catch { /* a proxy's own words */ }
+  try { sentence = JSON.parse(text).error.message; } catch { /* a proxy's response */ }
   throw new Error(sentence);
 }
 
 async function readPage() {
   const more = { limit: PAGE, ...(cursor ? { cursor } : {}) };
-  const response = await answer(await fetch(`api/v1/messages?${parameters(more)}`, { headers: headers() }));
+  const response = await checked(await fetch(`api/v1/messages?${parameters(more)}`, { headers: headers() }));
   return response.json();
 }
 
-async function lookUp(channelId, ids) {
-  const response = await answer(await fetch("api/v1/sds/messages", {
+async function post(path, body) {
+  return checked(await fetch(`api/v1/${path}`, {
     method: "POST",
     headers: { ...headers(), "content-type": "application/json" },
-    body: JSON.stringify({ channelId, entries: ids.map(messageId => ({ messageId })) }),
+    body: JSON.stringify(body),
   }));
+}
+
+async function lookUp(channelId, ids) {
+  const response = await post("sds/messages", { channelId, entries: ids.map(messageId => ({ messageId })) });
   const lines = (await response.text()).split("\n").filter(Boolean).map(line => JSON.parse(line));
-  return lines.flatMap(line => line.missing ? [line.missing.messageId] : []);
-}
-
-// SDS messages: protobuf's wire format, as far as the page shows it
-
-function* fields(bytes) {
-  let at = 0;
-  const varint = () => {
-    let value = 0n;
-    for (let shift = 0n; ; shift += 7n) {
-      if (at >= bytes.length || shift > 63n) throw new RangeError("cut off");
-      const byte = bytes[at++];
-      value |= BigInt(byte & 127) << shift;
-      if (byte < 128) return value;
-    }
+  return {
+    found: lines.flatMap(line => line.stored ? [line.stored] : line.message ? [line] : []),
+    missing: new Set(lines.flatMap(line => line.missing ? [line.missing.messageId] : [])),
   };
-  while (at < bytes.length) {
-    const tag = Number(varint());
-    if ((tag & 7) === 0) yield [tag >> 3, varint()];
-    else if ((tag & 7) === 2) {
-      const size = Number(varint());
-      if (at + size > bytes.length) throw new RangeError("cut off");
-      yield [tag >> 3, bytes.subarray(at, at += size)];
-    } else throw new RangeError("another type");
-  }
 }
 
-const utf8 = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
-
-function parentOf(bytes) {
-  try {
-    for (const [part, text] of fields(bytes)) if (part === 1) return utf8.decode(text);
-  } catch { /* the older revision, whose entries are the IDs themselves */ }
-  return utf8.decode(bytes);
+async function publish(text) {
+  const message = {
+    payload: btoa(String.fromCharCode(...new TextEncoder().encode(text))),
+    contentTopic: form.elements.contentTopics.value,
+    timestamp: String(BigInt(Date.now()) * 1_000_000n),
+    pubsubTopic: form.elements.pubsubTopic.value || "/waku/2/rs/1/0",
+  };
+  const response = await post("messages", { messages: [message] });
+  const [result] = (await response.json()).results;
+  return result;
 }
 
-function sdsOf(bytes) {
-  const found = { parents: [] };
-  try {
-    for (const [number, value] of fields(bytes)) {
-      if (number === 1) found.sender = utf8.decode(value);
-      if (number === 2) found.id = utf8.decode(value);
-      if (number === 3) found.channel = utf8.decode(value);
-      if (number === 10) found.lamport = value;
-      if (number === 11) found.parents.push(parentOf(value));
-      if (number === 20) found.content = value;
-    }
-  } catch { return null; }
-  if (!found.id || !found.channel) return null;
-  // As storenode.sds.proofs: no other ID can be a proof.
-  found.isProven = found.id.length === 64 && Boolean(found.content?.length) && isProven(found);
-  return found;
+// Rendering
+
+function report(text, isBad = false) {
+  find("state").textContent = text;
+  find("state").className = isBad ? "bad" : "";
 }
 
-function joined(parts) {
-  const bytes = new Uint8Array(parts.reduce((sum, part) => sum + 4 + part.length, 0));
-  let at = 0;
-  for (const part of parts) {
-    new DataView(bytes.buffer).setUint32(at, part.length);
-    bytes.set(part, at + 4);
-    at += 4 + part.length;
-  }
-  return bytes;
-}
-
-function isProven({ id, channel, sender, lamport, parents, content }) {
-  const named = ["sds.v1", channel, sender ?? "", String(lamport ?? 0), ...parents, ""];
-  const bytes = named.map(each => new TextEncoder().encode(each));
-  if (sha256(joined([...bytes, content])) === id) return true;
-  const begin = joined(bytes.slice(0, 1));
-  return begin.some((byte, at) => content[at] !== byte) && sha256(content) === id;
-}
-
-// SHA-256 (FIPS 180-4): browsers have one of their own only for pages that come over TLS.
-
-const PRIMES = [];
-for (let n = 2; PRIMES.length < 64; n += 1) if (PRIMES.every(each => n % each)) PRIMES.push(n);
-const fraction = root => ((root % 1) * 2 ** 32) | 0;
-const FIRST = PRIMES.slice(0, 8).map(each => fraction(Math.sqrt(each)));
-const ADDED = PRIMES.map(each => fraction(Math.cbrt(each)));
-const turned = (word, by) => (word >>> by) | (word << (32 - by));
-
-function sha256(bytes) {
-  const padded = new Uint8Array(((bytes.length + 72) >> 6) << 6);
-  padded.set(bytes);
-  padded[bytes.length] = 128;
-  const view = new DataView(padded.buffer), words = new Int32Array(64), state = Int32Array.from(FIRST);
-  view.setBigUint64(padded.length - 8, BigInt(bytes.length) * 8n);
-  for (let at = 0; at < padded.length; at += 64) {
-    for (let i = 0; i < 64; i += 1) {
-      if (i < 16) { words[i] = view.getInt32(at + 4 * i); continue; }
-      const one = words[i - 15], two = words[i - 2];
-      words[i] = words[i - 16] + (turned(one, 7) ^ turned(one, 18) ^ (one >>> 3))
-        + words[i - 7] + (turned(two, 17) ^ turned(two, 19) ^ (two >>> 10));
-    }
-    let [a, b, c, d, e, f, g, h] = state;
-    for (let i = 0; i < 64; i += 1) {
-      const low = h + (turned(e, 6) ^ turned(e, 11) ^ turned(e, 25)) + ((e & f) ^ (~e & g)) + ADDED[i] + words[i];
-      const high = (turned(a, 2) ^ turned(a, 13) ^ turned(a, 22)) + ((a & b) ^ (a & c) ^ (b & c));
-      [a, b, c, d, e, f, g, h] = [(low + high) | 0, a, b, c, (d + low) | 0, e, f, g];
-    }
-    [a, b, c, d, e, f, g, h].forEach((word, i) => { state[i] += word; });
-  }
-  return [...state].map(word => (word >>> 0).toString(16).padStart(8, "0")).join("");
+function element(name, text, className = "") {
+  const created = document.createElement(name);
+  created.textContent = text;
+  if (className) created.className = className;
+  return created;
 }
 
 function textOf(bytes) {
   try {
     const text = utf8.decode(bytes);
     if (!/[\u0000-\u0008\u000e-\u001f]/.test(text)) return text;
-  } catch { /* no text */ }
+  } catch { /* not text */ }
   return `${bytes.length} bytes: ${[...bytes.subarray(0, 32)].map(each => each.toString(16).padStart(2, "0")).join(" ")}`;
 }
 
-// What is shown
+const isHash = id => /^(0x)?[0-9a-f]{64}$/.test(id);
+const shortened = id => isHash(id) ? id.replace(/^0x/, "").slice(0, SHORT) : id;
 
-function say(text, bad = false) {
-  find("state").textContent = text;
-  find("state").className = bad ? "bad" : "";
+function timeOf(timestamp) {
+  const date = new Date(Number(timestamp / 1_000_000n));
+  const created = element("time", date.toLocaleString(undefined, {
+    year: "numeric", month: "short", day: "numeric",
+    hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23", timeZoneName: "short",
+  }));
+  created.dateTime = date.toISOString();
+  return created;
 }
 
-function made(name, text, className = "") {
-  const found = document.createElement(name);
-  found.textContent = text;
-  if (className) found.className = className;
-  return found;
+// An ID of which a click shows the rest.
+function idButton(id, label) {
+  const button = element("button", shortened(id), "id");
+  button.type = "button";
+  button.title = `${label}: ${id}`;
+  button.addEventListener("click", () => { button.textContent = button.textContent === id ? shortened(id) : id; });
+  return button;
 }
+
+function parentLink(message, parent) {
+  const link = element("a", shortened(parent));
+  link.href = "#messages";
+  link.title = parent;
+  link.addEventListener("click", async event => {
+    event.preventDefault();
+    const { channel } = message.sds;
+    try {
+      if (!claims.has(`${channel}\n${parent}`)) {
+        const { found } = await lookUp(channel, [parent]);
+        for (const each of found) take(each, false);
+      }
+    } catch (error) { return report(error.message, true); }
+    const [target] = claims.get(`${channel}\n${parent}`) ?? [];
+    if (!target?.row) return link.replaceWith(element("span", `${shortened(parent)} (missing)`, "bad"));
+    target.row.scrollIntoView({ block: "center" });
+    target.row.focus();
+  });
+  return link;
+}
+
+function rowOf(message) {
+  const row = element("li", "", message.isNew ? "new" : "");
+  row.message = message;
+  row.tabIndex = -1;
+  const { sds } = message;
+  if (sds) {
+    const head = element("p", "", "head");
+    head.append(element("b", sds.sender || "unnamed sender"));
+    if (sds.content?.length) head.append(message.verdict = element("small", ""));
+    row.append(head);
+    judge(message);
+  }
+  row.append(element("p", textOf(sds?.content ?? message.bytes), "text"));
+  const about = element("p", "", "about");
+  const topic = element("span", message.topic, "topic");
+  topic.title = message.topic;
+  about.append(timeOf(message.timestamp), topic, idButton(message.hash, "message hash"));
+  if (sds) {
+    const claim = element("span", "message ");
+    claim.append(idButton(sds.id, "SDS message ID"));
+    about.append(claim);
+  }
+  if (sds?.parents.length) {
+    const after = element("span", "after ");
+    sds.parents.forEach((parent, at) => after.append(...(at ? [", "] : []), parentLink(message, parent)));
+    about.append(after);
+  }
+  row.append(about);
+  return message.row = row;
+}
+
+// The mark of a message whose ID proves nothing: FORGED beside a shown one that the ID proves.
+function judge({ sds, claimants, verdict }) {
+  if (!verdict || sds.isProven) return;
+  const isForged = [...claimants].some(each => each.sds.isProven);
+  verdict.textContent = isForged ? "FORGED: its ID belongs to another message" : "not verified";
+  verdict.className = isForged ? "forged" : "";
+}
+
+// The list of messages
 
 function take(stored, isNew) {
   if (shown.has(stored.messageHash) || !stored.message) return;
   const bytes = Uint8Array.from(atob(stored.message.payload), each => each.charCodeAt(0));
   const message = {
     hash: stored.messageHash, timestamp: BigInt(stored.message.timestamp), isNew,
-    topic: stored.message.contentTopic, bytes, sds: sdsOf(bytes),
+    topic: stored.message.contentTopic, bytes, sds: decodeSds(bytes),
   };
   shown.set(message.hash, message);
   if (message.sds) claim(message);
-  place(message);
+  insert(message);
 }
 
 function claim(message) {
@@ -207,129 +208,93 @@ function forget(message) {
   }
 }
 
-// What is said of a message whose ID proves nothing: FORGED, beside a shown one that it proves.
-function judge({ sds, claimants, verdict }) {
-  if (!verdict || sds.isProven) return;
-  const isForged = [...claimants].some(each => each.sds.isProven);
-  verdict.textContent = isForged ? "FORGED: its ID belongs to another message" : "not verified";
-  verdict.className = isForged ? "forged" : "";
-}
-
 function addChannel(name) {
-  if (channels.options.length > MOST_CHANNELS) return;
+  if (channels.options.length > MAX_CHANNELS) return;
   if ([...channels.options].some(each => each.value === name)) return;
   channels.append(new Option(name, name));
-}
-
-function rowOf(message) {
-  const row = made("tr", "", message.isNew ? "new" : "");
-  row.message = message;
-  const when = new Date(Number(message.timestamp / 1000000n)).toISOString().replace("T", " ").replace("Z", "");
-  const { sds } = message;
-  const body = made("td", textOf(sds?.content ?? message.bytes));
-  if (sds) {
-    const after = sds.parents.length ? `, after ${sds.parents.join(", ")}` : "";
-    body.append(made("small", `${sds.id} from ${sds.sender || "nobody named"}, Lamport ${sds.lamport ?? 0}${after}`));
-    if (sds.content?.length) body.append(message.verdict = made("small", ""));
-    judge(message);
-  }
-  row.append(made("td", when), made("td", message.topic), body, made("td", message.hash, "hash"));
-  return row;
 }
 
 const isWanted = message => !channels.value || message.sds?.channel === channels.value;
 const isBefore = (one, other) =>
   one.timestamp === other.timestamp ? one.hash < other.hash : one.timestamp < other.timestamp;
 
-function place(message) {
+function insert(message) {
   if (!isWanted(message)) return;
   const rows = find("messages");
   let next = rows.firstElementChild; // the newest
   while (next && isBefore(message, next.message)) next = next.nextElementSibling;
   rows.insertBefore(rowOf(message), next);
-  while (rows.childElementCount > MOST_ROWS) {
+  while (rows.childElementCount > MAX_ROWS) {
     forget(rows.lastElementChild.message);
     rows.lastElementChild.remove();
   }
   find("count").textContent = rows.childElementCount;
-  check(200);
+  checkLater(200);
 }
 
 function showAll() {
   find("messages").replaceChildren();
   find("count").textContent = 0;
-  for (const message of shown.values()) place(message);
-  check(0);
+  parentsKnown.clear();
+  find("missing").replaceChildren();
+  find("gap-count").textContent = "";
+  find("gaps").hidden = !channels.value;
+  for (const message of shown.values()) insert(message);
+  checkLater(0);
 }
 
-// One check at a time, and another one behind it if something has come meanwhile.
-function check(afterMs) {
+// Missing messages of the chosen channel: one lookup at a time, and another one later if something came.
+
+function checkLater(afterMs) {
+  if (!channels.value) return;
   isStale = true;
   checking ??= setTimeout(async () => {
     isStale = false;
     const isComplete = await checkMissing();
     checking = null;
-    if (!isComplete) check(MINUTE_MS / MOST_LOOK_UPS);
-    else if (isStale) check(1000);
+    if (!isComplete || isStale) checkLater(LOOKUP_INTERVAL_MS);
   }, afterMs);
 }
 
-function wantedParents() {
-  const wanted = new Map(); // channel -> parent -> the message that names it
+function missingParents() {
+  const wanted = new Map(); // parent -> the message that references it
   for (const message of shown.values()) {
-    if (!message.sds || !isWanted(message)) continue;
-    const { channel, id, parents } = message.sds;
-    for (const parent of parents) {
-      if (claims.has(`${channel}\n${parent}`)) continue;
-      if (!wanted.has(channel)) wanted.set(channel, new Map());
-      wanted.get(channel).set(parent, id);
+    if (!message.sds || message.sds.channel !== channels.value) continue;
+    for (const parent of message.sds.parents) {
+      if (!claims.has(`${channels.value}\n${parent}`)) wanted.set(parent, message.sds.id);
     }
   }
   return wanted;
 }
 
-function isKnown(key) {
-  const known = parentsKnown.get(key);
-  return Boolean(known) && (!known.isMissing || Date.now() - known.at < MINUTE_MS);
+function isKnown(id) {
+  const known = parentsKnown.get(id);
+  return Boolean(known) && (!known.isMissing || Date.now() - known.at < RECHECK_MS);
 }
 
-// Looks up what is not known, as far as the rate allows; false: there is more.
+// Looks up unknown parents in one request; false: there are more.
 async function checkMissing() {
-  const mine = round, wanted = wantedParents();
-  let unasked = 0;
+  const channel = channels.value, mine = round, wanted = missingParents();
+  const unknown = [...wanted.keys()].filter(id => !isKnown(id)), ids = unknown.slice(0, MAX_PARENTS);
   try {
-    for (const [channel, parents] of wanted) {
-      const ids = [...parents.keys()].filter(id => !isKnown(`${channel}\n${id}`)).slice(0, MOST_LOOKED_UP);
-      if (!ids.length) continue;
-      while (lookUps.length && Date.now() - lookUps[0] > MINUTE_MS) lookUps.shift();
-      if (lookUps.length >= MOST_LOOK_UPS) { unasked += 1; continue; }
-      if (parentsKnown.size > 100 * MOST_LOOKED_UP) parentsKnown.clear();
-      lookUps.push(Date.now());
-      const missing = new Set(await lookUp(channel, ids));
-      if (mine !== round) return true;
-      for (const id of ids) parentsKnown.set(`${channel}\n${id}`, { isMissing: missing.has(id), at: Date.now() });
+    if (ids.length) {
+      const { missing } = await lookUp(channel, ids);
+      if (mine !== round || channel !== channels.value) return true;
+      for (const id of ids) parentsKnown.set(id, { isMissing: missing.has(id), at: Date.now() });
     }
-  } catch (error) { say(error.message, true); }
-  showMissing(wanted, unasked);
-  return !unasked;
-}
-
-function showMissing(wanted, unasked) {
-  const found = [...wanted].flatMap(([channel, parents]) => [...parents]
-    .filter(([id]) => parentsKnown.get(`${channel}\n${id}`)?.isMissing)
-    .map(([id, child]) => ({ channel, id, child })));
-  find("missing").replaceChildren(...found.slice(0, MOST_NAMED).map(({ channel, id, child }) => {
-    const item = made("li", id);
-    item.append(made("small", ` in ${channel}, named by ${child}`));
+  } catch (error) { report(error.message, true); }
+  const found = [...wanted].filter(([id]) => parentsKnown.get(id)?.isMissing);
+  find("missing").replaceChildren(...found.slice(0, MAX_PARENTS).map(([id, child]) => {
+    const item = element("li", shortened(id));
+    item.title = id;
+    item.append(element("small", `, referenced by ${shortened(child)}`));
     return item;
   }));
-  find("lacks").textContent = found.length;
-  find("nothing-missing").hidden = found.length > 0 || unasked > 0;
-  find("unasked").hidden = !unasked;
-  find("unasked").textContent = `${unasked} channels are looked up later, ${MOST_LOOK_UPS} in a minute.`;
+  find("gap-count").textContent = found.length;
+  return ids.length === unknown.length;
 }
 
-// The course of things
+// Connection
 
 async function older() {
   const mine = round;
@@ -339,51 +304,69 @@ async function older() {
     for (const each of page.messages) take(each, false);
     cursor = page.cursor ?? null;
     find("older").hidden = cursor === null;
-  } catch (error) { if (mine === round) say(error.message, true); }
+  } catch (error) { if (mine === round) report(error.message, true); }
 }
 
-async function whyRefused(query) {
-  // An EventSource does not tell what the node has said.
+// An EventSource does not pass on the node's sentence, so the request is made again to read it.
+async function reasonOfRefusal(query) {
   const aborted = new AbortController();
   try {
-    await answer(await fetch(`api/v1/follow?${query}`, { headers: headers(), signal: aborted.signal }));
-    return "The connection has ended: show it again.";
+    await checked(await fetch(`api/v1/follow?${query}`, { headers: headers(), signal: aborted.signal }));
+    return "The connection has ended: press Show.";
   } catch (error) { return error.message; } finally { aborted.abort(); }
 }
 
 function follow() {
   const mine = round;
-  let begun = false;
+  let hasBegun = false;
   const query = parameters(asked.token ? { access_token: asked.token } : {});
   feed = new EventSource(`api/v1/follow?${query}`);
   feed.onmessage = event => take(JSON.parse(event.data), true);
   feed.addEventListener("page", () => {
-    say("Live: new messages appear as they are stored.");
-    if (begun) return;
-    begun = true;
+    report("Live: new messages appear as they are stored.");
+    if (hasBegun) return;
+    hasBegun = true;
     older();
   });
   feed.onerror = async () => {
-    if (feed.readyState !== EventSource.CLOSED) return say("The connection was lost; the browser tries again.", true);
-    const sentence = await whyRefused(query);
-    if (mine === round) say(sentence, true);
+    if (feed.readyState !== EventSource.CLOSED) return report("The connection was lost; the browser retries.", true);
+    const sentence = await reasonOfRefusal(query);
+    if (mine === round) report(sentence, true);
   };
 }
 
-form.addEventListener("submit", event => {
-  event.preventDefault();
+function start() {
   round += 1;
   feed?.close();
   asked = Object.fromEntries(new FormData(form));
   cursor = null;
   shown.clear();
   claims.clear();
-  parentsKnown.clear();
   channels.replaceChildren(new Option("all messages", ""));
   find("older").hidden = true;
   showAll();
-  say("Connecting.");
+  report("Connecting.");
   follow();
+}
+
+form.addEventListener("submit", event => {
+  event.preventDefault();
+  start();
+});
+find("publish").addEventListener("submit", async event => {
+  event.preventDefault();
+  const outcome = find("outcome"), input = event.target.elements.text;
+  if (!form.elements.contentTopics.value) {
+    outcome.textContent = "Enter the content topic above, such as /my-chat/1/lobby/proto.";
+    return form.elements.contentTopics.focus();
+  }
+  try {
+    asked.token = form.elements.token.value;
+    const { outcome: word, reason } = await publish(input.value);
+    outcome.textContent = reason ? `${word}: ${reason}` : word;
+    if (!reason) input.value = "";
+  } catch (error) { outcome.textContent = error.message; }
 });
 channels.addEventListener("change", showAll);
 find("older").addEventListener("click", older);
+start();

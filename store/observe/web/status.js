@@ -102,14 +102,17 @@ function showHeader(data) {
 // What is wrong
 
 function problemLine(problem, now) {
-  const line = element("li", undefined, problem.critical ? "bad" : "warn");
+  const over = problem.ended !== undefined;
+  const line = element("li", undefined, over ? "over" : problem.critical ? "bad" : "warn");
   const link = element("a", "what to do");
   if (/^https:/.test(problem.runbook)) link.href = problem.runbook;
   link.rel = "noreferrer";
   const length = now - problem.since < 60 ? "" : `for ${duration(now - problem.since)}, `;
-  const since = `${length}since ${moment(problem.since)}`;
+  const since = over
+    ? `ended ${duration(Math.max(60, now - problem.ended))} ago, began ${moment(problem.since)}`
+    : `${length}since ${moment(problem.since)}`;
   line.append(
-    element("strong", problem.critical ? "critical" : "warning"),
+    element("strong", over ? "over" : problem.critical ? "critical" : "warning"),
     element("span", problem.sentence),
     element("span", since, "quiet"),
     link,
@@ -118,10 +121,11 @@ function problemLine(problem, now) {
 }
 
 function showProblems(data) {
-  byId("trouble").hidden = data.problems.length === 0;
+  const shown = data.problems.concat(data.ended);
+  byId("trouble").hidden = shown.length === 0;
   // Minutes are enough: a screen reader would be told of every second.
   const now = data.time - (data.time % 60);
-  const lines = data.problems.map((each) => problemLine(each, Math.max(now, each.since)));
+  const lines = shown.map((each) => problemLine(each, Math.max(now, each.since)));
   const list = byId("problems");
   const same =
     list.children.length === lines.length &&
@@ -352,9 +356,18 @@ function showMap(data) {
     const words = `${moment(from).slice(0, 16)} UTC: ${wordsOf(kind, hours[place])}${others}`;
     if (cell.getAttribute("aria-label") !== words) cell.setAttribute("aria-label", words);
   });
+  hideEmptyDays([...map.querySelectorAll("tbody tr")], kinds);
   showLegend(bounds, most, compares);
   repeatDetail();
   setText(byId("gaps"), gapsOf(kinds, start));
+}
+
+// Days before the oldest message say nothing of this store; today is always shown.
+function hideEmptyDays(rows, kinds) {
+  rows.forEach((row, place) => {
+    const day = kinds.slice(24 * place, 24 * (place + 1));
+    row.hidden = place < rows.length - 1 && day.every((kind) => kind === "before");
+  });
 }
 
 function gapsOf(kinds, start) {
@@ -427,7 +440,8 @@ function moved(group, place, key) {
     Home: rowStart,
     End: Math.min(rowStart + width, cells.length) - 1,
   }[key];
-  return to >= 0 && to < cells.length ? cells[to] : null;
+  const cell = cells[to];
+  return cell && !cell.closest("tr")?.hidden ? cell : null;
 }
 
 let shown = null;
@@ -548,7 +562,7 @@ function showRates(data) {
 
 const failuresOf = (number) => (number === 1 ? "failed" : `failed ${count(number)} times in a row`);
 
-function badgesOf(peer) {
+function badgesOf(peer, shortfall) {
   const badges = [];
   const live = peer.live;
   if (peer.in_session) badges.push(["reconciling now", ""]);
@@ -560,7 +574,8 @@ function badgesOf(peer) {
   else if (live && live.connected) badges.push(["live", peer.failures ? "" : "good"]);
   else badges.push(["not live", ""]);
   if (peer.last && peer.last.outcome === "done") {
-    badges.push(peer.last.in_sync ? ["in sync", "good"] : ["differences left", "warn"]);
+    if (!peer.last.in_sync) badges.push(["differences left", "warn"]);
+    else badges.push(shortfall ? ["in sync above the horizon", "warn"] : ["in sync", "good"]);
   }
   return badges;
 }
@@ -608,18 +623,18 @@ function sentencesOf(peer, now) {
   return lines;
 }
 
-function peerCard(peer, now) {
+function peerCard(peer, now, shortfall) {
   const card = element("article", undefined, "peer");
   card.append(element("h3", peer.address || peer.node_id));
   const badges = element("div", undefined, "badges");
-  badgesOf(peer).forEach(([words, kind]) => badges.append(element("span", words, `badge ${kind}`.trim())));
+  badgesOf(peer, shortfall).forEach(([words, kind]) => badges.append(element("span", words, `badge ${kind}`.trim())));
   card.append(badges);
   sentencesOf(peer, now).forEach(([words, kind]) => card.append(element("p", words, kind)));
   return card;
 }
 
 function showPeers(data) {
-  const cards = data.peers.map((peer) => peerCard(peer, data.time));
+  const cards = data.peers.map((peer) => peerCard(peer, data.time, data.held && data.held.shortfall_s));
   const box = byId("peers");
   const same =
     box.children.length === cards.length &&

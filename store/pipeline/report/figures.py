@@ -42,7 +42,7 @@ OUTLIERS: Final = 0.005
 MAX_AHEAD_SHARE: Final = 0.5
 """The share of its length by which the time axis is extended for a silence at its end."""
 
-LIVE: Final = (Source.CLIENT.value, Source.GOSSIP.value)
+LIVE: Final = (Source.CLIENT.value, Source.RELAY.value, Source.GOSSIP.value)
 """Sources of messages that are transmitted for the first time."""
 
 EDGES_S: Final = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 300.0, 3_600.0, 86_400.0)
@@ -72,7 +72,7 @@ _LATENESS: Final = """
 select grouping(source) = 0 as by_source, source, is_live, class, step_ns, count(*) as messages,
     percentile_approx(late_ns, array(0.5, 0.9, 0.99), 1000) as quantiles, max(late_ns) as most_ns
 from (
-    select source, late_ns, source in ({client}, {gossip}) as is_live,
+    select source, late_ns, source in ({client}, {relay}, {gossip}) as is_live,
         size(filter({edges}, edge -> late_ns > edge)) as class,
         case when ts >= {first} and ts < {last} then ts - pmod(ts, {step}) end as step_ns
     from (select *, committed_ns - ts as late_ns from {rows})
@@ -290,7 +290,8 @@ def lateness_of(session: SparkSession, messages: DataFrame, axis: Axis) -> Figur
         ),
         rows=messages,
         client=LIVE[0],
-        gossip=LIVE[1],
+        relay=LIVE[1],
+        gossip=LIVE[2],
         first=axis.first_ns,
         last=axis.last_ns,
         step=axis.step_ns,

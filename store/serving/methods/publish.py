@@ -22,9 +22,9 @@ from store.serving.failure import malformed, over_limit, unready
 from store.serving.limits import COUNTED_REQUEST_BYTES
 from store.serving.methods.decode import clip
 from store.serving.methods.encode import publish_response
-from storenode.message.limits import MAX_REQUEST_BYTES
+from storenode.message.limits import MAX_REQUEST_BYTES, NS_PER_S
 from storenode.message.rules import Reason
-from storenode.wire.storenode.internal.v1.publish_raw_pb2 import RawPublishRequest
+from storenode.wire.storenode.internal.v1 import publish_raw_pb2
 
 PUBLISH: Final = Method(
     "Publish", Right.PUBLISH, CallKind.CALL, max_request_bytes=MAX_REQUEST_BYTES
@@ -37,9 +37,17 @@ READ_ONLY: Final = "this node only reads: publish at a node that takes writes"
 MESSAGES_FIELD: Final = 1
 """Number of ``PublishRequest.messages``."""
 
+RETRY_NS: Final = 3_600 * NS_PER_S
+"""For how long a message that was received in time, and not stored, may be published again."""
+
 _NO_REQUEST: Final = "the request is no storenode.v1.PublishRequest: encode it as the schema says"
-_NS_PER_S: Final = 1e9
-_SOURCE: Final = Source.CLIENT.value
+_SOURCES: Final[dict[int, Source]] = {
+    publish_raw_pb2.RAW_PUBLISH_SOURCE_RELAY: Source.RELAY,
+    publish_raw_pb2.RAW_PUBLISH_SOURCE_NWAKU: Source.NWAKU,
+}
+ABANDONED_NS: Final = 1_000_000_000
+"""A caller that hangs up after so long has waited for the database in vain."""
+
 _CLOCKS: Final = frozenset({Reason.TOO_OLD, Reason.TOO_NEW})
 
 
@@ -51,6 +59,7 @@ class PublishBatch:
     """
 
     published: Admitted
+    source: Source
     min_confirms: int
     timeout_s: float | None
     began_ns: int
@@ -81,7 +90,7 @@ class PublishService:
         if size > COUNTED_REQUEST_BYTES:
             request = clip(request, MESSAGES_FIELD, most + 1)
         try:
-            decoded = RawPublishRequest.FromString(request)
+            decoded = publish_raw_pb2.RawPublishRequest.FromString(request)
         except DecodeError:
             raise malformed(_NO_REQUEST) from None
         if node.read_only:
@@ -90,7 +99,15 @@ class PublishService:
         if count > most:
             raise over_limit(f"the request holds more than {most:,} messages: send fewer in one")
         call.account.messages.take(count, began_ns)
-        admission = Admission(node.policy(), node.now_ns(), Source.CLIENT, call.client)
+        source = Source.CLIENT
+        if Right.BACKFILL in call.client.rights:
+            source = _SOURCES.get(decoded.source, source)
+
+        def is_retry(digest: bytes) -> bool:
+            received_ns = node.unstored.get(digest)
+            return received_ns is not None and began_ns - received_ns < RETRY_NS
+
+        admission = Admission(node.policy(), node.now_ns(), source, call.client, is_retry)
         step = chunk_messages(count, size)
         for start in range(0, count, step):
             if start:
@@ -101,8 +118,8 @@ class PublishService:
         timeout_s = None
         if decoded.HasField("confirm_timeout"):
             given = decoded.confirm_timeout
-            timeout_s = float(given.seconds) + given.nanos / _NS_PER_S
-        return PublishBatch(admission.admitted, decoded.min_confirms, timeout_s, began_ns)
+            timeout_s = float(given.seconds) + given.nanos / NS_PER_S
+        return PublishBatch(admission.admitted, source, decoded.min_confirms, timeout_s, began_ns)
 
     async def store(self, call: Call, batch: PublishBatch) -> StoreResult:
         """Store what was accepted, and return the outcome when all of it is durable.
@@ -115,8 +132,19 @@ class PublishService:
         try:
             if published.batch.hashes:
                 stored = await self._services.writer.store(
-                    published.batch, Source.CLIENT, batch.min_confirms
+                    published.batch, batch.source, batch.min_confirms
                 )
+        except BaseException as error:
+            # Also where the caller has given up: it tries again when its message may be too old.
+            for digest in published.batch.content_digests:
+                call.node.unstored[digest] = batch.began_ns
+            # The deadline of a client ends its call like this too. A stream counts once.
+            waited_ns = call.node.monotonic_ns() - batch.began_ns
+            is_cancelled = isinstance(error, asyncio.CancelledError)
+            if is_cancelled and waited_ns >= ABANDONED_NS and not call.is_abandoned:
+                call.is_abandoned = True
+                metrics.publishes_abandoned.inc()
+            raise
         finally:
             metrics.publishes_in_flight.dec()
         if published.ephemerals:
@@ -124,11 +152,11 @@ class PublishService:
             self._services.feed.announce_ephemeral(published.ephemerals)
         published.refuse_conflicts(stored)
         counts = published.count(stored)
-        metrics.count_intake(_SOURCE, counts.duplicate, counts.rejected)
+        metrics.count_intake(batch.source.value, counts.duplicate, counts.rejected)
         if counts.ephemeral:
             metrics.messages_ephemeral.inc(counts.ephemeral)
         elapsed_ns = call.node.monotonic_ns() - batch.began_ns
-        metrics.publish_batch_seconds.observe(elapsed_ns / _NS_PER_S)
+        metrics.publish_batch_seconds.observe(elapsed_ns / NS_PER_S)
         return stored
 
     async def confirm(

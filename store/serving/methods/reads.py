@@ -146,9 +146,11 @@ class ReadService:
             scan.include_data,
             min(scan.page_size, MAX_SCAN_PAGE_MESSAGES),
         )
+        with_timestamps = scan.include_timestamps and not scan.include_data
         report = await open_scan_report(call, wanted, wanted=scan.coverage)
         async for page in self._services.reader.scan(wanted, call.sender):
-            yield scan_page(page.frames, ScanCursor(*page.last).encode())
+            timestamps = page.timestamps if with_timestamps else ()
+            yield scan_page(page.frames, ScanCursor(*page.last).encode(), timestamps)
             del page  # which would be held while the next one waits
         if report is not None:
             coverage = coverage_message(await report.finish())

@@ -320,6 +320,10 @@ class HotIndex:
             if self._index is None or not newest.served:
                 self.lost()
                 return
+            if newest.horizon_ns < self._horizon_ns:
+                # An operator has lowered it, and what was restored below it may be missing here.
+                self.lost()
+                return
             self._raise_horizon(self._index, newest.horizon_ns)
             if newest.place == self._place:
                 self._known_dropped = dropped

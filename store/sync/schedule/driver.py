@@ -243,7 +243,7 @@ def _ended(begin: Begin, window: Window, outcome: SyncOutcome) -> Ended:
     stuck = outcome.left_over and not moved and outcome.ending is SyncEnding.DONE
     return Ended(
         begin.peer,
-        failed=outcome.ending in (SyncEnding.FAILED, SyncEnding.REFUSED),
+        failed=outcome.ending not in (SyncEnding.DONE, SyncEnding.ABORTED),
         aborted=outcome.ending is SyncEnding.ABORTED,
         left_over=outcome.left_over and moved,
         parts=halves(window, outcome.middle_ns) if stuck else (),

@@ -178,6 +178,7 @@ def _failure(exchange: Exchange, peer: str, error: Exception) -> tuple[SyncEndin
             sentence = f"the session with {peer} failed: {error}"
         case StoreUnavailable() | StoreBusy():
             sentence = f"the database of this node does not serve: {error}"
+            return SyncEnding.UNAVAILABLE, sentence
         case _:
             exchange.environment.log.error("session_crashed", peer=peer, exc_info=error)
             sentence = "this node failed on the session: its log says where"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import Final
 
 import numpy as np
 
@@ -17,6 +18,9 @@ from store.sync.errors import shown
 from store.sync.limits import MAX_SHOWN_HIDDEN
 from store.sync.transfer.events import Report
 from storenode.message.limits import NS_PER_S
+
+_COUNTED: Final = (None, SyncEnding.FAILED, SyncEnding.UNAVAILABLE)
+"""Endings of sessions whose counts are reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +76,7 @@ class SessionReport:
         """Return the outcome in the terms of the contract ("Reports")."""
         result, transfer = self.result, self.transfer
         seconds = (now_ns - self.began_ns) / NS_PER_S
-        if result is None or result.refusal or self.ending not in (None, SyncEnding.FAILED):
+        if result is None or result.refusal or self.ending not in _COUNTED:
             ending = self.ending or SyncEnding.FAILED
             return unsuccessful(ending, self.error, seconds, self.node_id)
         error = self.error or transfer.error
@@ -99,7 +103,7 @@ class SessionReport:
             left_over=result.truncated,
             middle_ns=_middle_ns(result) if result.truncated else 0,
             notes=tuple(_notes(self, result, conflicts, hidden)),
-            ending=SyncEnding.FAILED if error else SyncEnding.DONE,
+            ending=(self.ending or SyncEnding.FAILED) if error else SyncEnding.DONE,
             missing_here=missing_here,
             missing_there=missing_there,
             unsolicited=transfer.unsolicited,

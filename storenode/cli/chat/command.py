@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sys
 from pathlib import Path
@@ -16,17 +17,16 @@ from storenode.cli.client.session import (
     DEFAULT_NODE,
     credential_options,
     drop_output,
+    ended_by,
     tls_of,
     token_of,
 )
-from storenode.cli.client.text import safe
-from storenode.cli.errors import FAILED, OK, USAGE, CliError
+from storenode.cli.errors import OK, USAGE, CliError
 from storenode.cli.options.layers import LayeredCommand, option
-from storenode.connection.errors import ClientOptionError
+from storenode.common.errors import StorenodeError
 from storenode.message.topics import DEFAULT_PUBSUB_TOPIC
 from storenode.sds.aio.channel import Channel
 from storenode.sds.aio.node import StoreNode
-from storenode.sds.aio.state import StateError
 from storenode.sds.bloom import FilterShape
 from storenode.sds.config import DEFAULT_CHANNEL_ID, ChannelConfig
 
@@ -52,6 +52,7 @@ _CURSORLESS: Final = ("", "dumb", "unknown")
 )
 @option("--pubsub-topic", default=DEFAULT_PUBSUB_TOPIC, show_default=True, section=_CHAT)
 @option(
+    "-t",
     "--content-topic",
     section=_CHAT,
     help="Must be the same for all participants; /sds/1/CHANNEL/proto by default.",
@@ -98,13 +99,13 @@ def chat(
     indented.
     """
     token, tls = token_of(token_file), tls_of(tls_ca, tls_cert, tls_key)
+    # The chat says by itself what goes wrong.
+    logging.getLogger("storenode").addHandler(logging.NullHandler())
     places = [StoreNode(address, token, tls) for address in nodes]
     try:
         asyncio.run(_talk(places, **chosen))
-    except StateError as error:
-        raise CliError(FAILED, safe(str(error))) from error
-    except (ClientOptionError, ValueError) as error:
-        raise CliError(USAGE, safe(str(error))) from error
+    except StorenodeError as error:
+        raise ended_by(error) from error
     except BrokenPipeError:
         # Whoever reads has seen enough, which is no failure of ours.
         drop_output()

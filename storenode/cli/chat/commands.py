@@ -6,10 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from storenode.cli.chat.forgeries import MEANING
 from storenode.cli.chat.limits import MAX_LISTED
-from storenode.cli.chat.people import standing
-from storenode.cli.chat.words import lacks_of, owed_of, state_of
+from storenode.cli.chat.words import MEANING, lacks_of, owed_of, standing, state_of
 from storenode.cli.client.text import counted, safe
 
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ from storenode.cli.chat.limits import (
     LEAVE_TIMEOUT_S,
     MAX_SHOWN_LINES,
 )
-from storenode.cli.chat.people import now_ms
-from storenode.cli.chat.transcript import Kind, Line, Transcript
-from storenode.cli.client.output import Output, note
+from storenode.cli.chat.transcript import Line, LineKind, Transcript
+from storenode.cli.chat.words import now_ms
+from storenode.cli.client.output import Output
 from storenode.cli.client.source import lines
-from storenode.cli.client.text import counted, safe
+from storenode.cli.client.text import counted, note, safe
 from storenode.cli.errors import FAILED, UNREACHABLE, CliError
 from storenode.sds.aio.events import Connected, Disconnected, Message
 from storenode.sds.channel import ChannelFullError
@@ -42,7 +42,7 @@ class PlainChat:
         self._keeps = keeps
         self._transcript = Transcript(name, now_ms())
         self._commands = Commands(channel, self._transcript)
-        self._out = Output(as_json=False)
+        self._out = Output()
 
     async def run(self) -> None:
         """Say every line of the input; at its end, wait for what is on its way.
@@ -125,7 +125,7 @@ class PlainChat:
         if told is not None:
             self._tell(told)
         for message in held:
-            self._show(self._transcript.held(message))
+            self._show(self._transcript.stored(message))
         async for event in events:
             if event != told:
                 self._tell(event)
@@ -140,7 +140,7 @@ class PlainChat:
     def _show(self, said: list[Line], more: str = "") -> None:
         for line in said:
             *rows, last = line.plain()
-            if line.kind is Kind.MESSAGE:
+            if line.kind is LineKind.MESSAGE:
                 for row in (*rows, last + more):
                     self._out.shown(row)
                 self._out.flush()

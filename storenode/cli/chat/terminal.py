@@ -20,10 +20,9 @@ from wcwidth import wcswidth
 
 from storenode.cli.chat.commands import KEYS, Answer, Commands
 from storenode.cli.chat.limits import AWAY_S, MAX_MARKED_LINES, MAX_QUOTED_CHARS, REFRESH_S
-from storenode.cli.chat.people import clock_of
 from storenode.cli.chat.plain import PlainChat
-from storenode.cli.chat.transcript import Kind, Line, Mark
-from storenode.cli.chat.words import brief_state_of, reason_of, state_of
+from storenode.cli.chat.transcript import Line, LineKind, Mark
+from storenode.cli.chat.words import brief_state_of, clock_of, reason_of, state_of
 from storenode.cli.client.text import safe
 from storenode.sds.channel import ChannelFullError
 
@@ -41,7 +40,7 @@ _COLOURS: Final = (
     *("ansicyan", "ansigreen", "ansiyellow", "ansimagenta", "ansiblue", "ansibrightcyan"),
     *("ansibrightgreen", "ansibrightyellow", "ansibrightmagenta", "ansibrightblue"),
 )
-_STYLES: Final = {Kind.MESSAGE: "", Kind.REMARK: _DIM, Kind.WARNING: "fg:ansired bold"}
+_STYLES: Final = {LineKind.MESSAGE: "", LineKind.REMARK: _DIM, LineKind.WARNING: "fg:ansired bold"}
 _MARK_STYLES: Final = {Mark.FAILED: "fg:ansired bold", Mark.ACKNOWLEDGED: "fg:ansigreen"}
 _INDENT: Final = len("10:31 ✓ ")
 
@@ -79,9 +78,13 @@ class TerminalChat(PlainChat):
                     asyncio.create_task(self._print(events)),
                     asyncio.create_task(self._introduce()),
                 ]
-                tasks[0].add_done_callback(self._leave)
+                for task in tasks:
+                    task.add_done_callback(self._leave)
                 try:
                     await self._prompt()
+                    for task in tasks:
+                        if task.done():
+                            await task
                 finally:
                     for number in _ENDING:
                         loop.remove_signal_handler(number)
@@ -143,7 +146,7 @@ class TerminalChat(PlainChat):
     def _show(self, said: list[Line], more: str = "") -> None:
         for line in said:
             is_away = time.monotonic() - self._pressed_s > AWAY_S
-            if line.kind is Kind.MESSAGE and not line.own and self._channel.status.live:
+            if line.kind is LineKind.MESSAGE and not line.own and self._channel.status.live:
                 if is_away and self._unread_s < self._pressed_s:
                     self._unread_s = time.monotonic()
                     columns = self._session.output.get_size().columns
@@ -213,7 +216,7 @@ def formatted(line: Line, more: str = "") -> StyleAndTextTuples:
     style = "bold" if line.mention else _STYLES[line.kind]
     first, *rest = line.rows
     shown: StyleAndTextTuples = [(_DIM, f"{clock_of(line.when_ms)} ")]
-    if line.kind is Kind.MESSAGE:
+    if line.kind is LineKind.MESSAGE:
         shown.append((_MARK_STYLES.get(line.mark, _DIM), f"{line.mark.value} "))
         shown.append((f"{colour_of(line.sender)} bold", line.sender))
         shown.append((style, f": {first}"))

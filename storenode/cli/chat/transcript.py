@@ -1,24 +1,29 @@
-"""What a chat shows: messages in the order of the log, and remarks in between."""
+"""Lines that a chat prints: messages as they come, and remarks in between."""
 
 from __future__ import annotations
 
 import re
-from bisect import insort
 from collections import deque
 from dataclasses import dataclass
 from enum import Enum
 
-from storenode.cli.chat.forgeries import NOT_VERIFIED, rejected, replaced
 from storenode.cli.chat.limits import (
     FAR_UP_ENTRIES,
     MAX_FORGED,
+    MAX_QUOTED_CHARS,
     MAX_SHOWN_LINES,
     MAX_TOLD_IDS,
 )
-from storenode.cli.chat.people import People, clock_of, now_ms
-from storenode.cli.chat.text import rows_of
-from storenode.cli.chat.words import remark_of
+from storenode.cli.chat.words import (
+    NOT_VERIFIED,
+    ChatMembers,
+    clock_of,
+    now_ms,
+    remark_of,
+    rows_of,
+)
 from storenode.cli.client.text import counted, format_time, safe
+from storenode.common.bounded import BoundedDict
 from storenode.message.limits import NS_PER_S
 from storenode.sds.aio.events import ChannelEvent, Message, NotStored
 from storenode.sds.claims import Proof
@@ -34,14 +39,13 @@ from storenode.sds.events import (
     Sent,
     Withdrawn,
 )
-from storenode.sds.pages import Key
 
 _MAX_TIME_MS = 253_402_300_799_000
 _NS_PER_MS = NS_PER_S // 1_000
 
 
 class Mark(Enum):
-    """How far an own message has come; the value is its sign."""
+    """The progress of an own message; the value is its sign."""
 
     WAITING = "…"
     STORED = "·"
@@ -54,8 +58,8 @@ class Mark(Enum):
 _RANK = [Mark.WAITING, Mark.STORED, Mark.POSSIBLY, Mark.FAILED, Mark.ACKNOWLEDGED]
 
 
-class Kind(Enum):
-    """What a line is."""
+class LineKind(Enum):
+    """The kind of a line."""
 
     MESSAGE = "message"
     REMARK = "remark"
@@ -66,13 +70,10 @@ class Kind(Enum):
 class Line:
     """A message or remark, in rows of text that may be printed.
 
-    ``turn`` orders what has the place of one message: the message, and remarks after it.
     ``when_ms`` is Unix time, of a message as its sender claims.
     """
 
-    key: Key
-    turn: int
-    kind: Kind
+    kind: LineKind
     when_ms: int
     rows: list[str]
     sender: str = ""
@@ -80,14 +81,9 @@ class Line:
     own: bool = False
     mention: bool = False
 
-    @property
-    def place(self) -> tuple[Key, int]:
-        """Where it is shown."""
-        return self.key, self.turn
-
     def plain(self) -> list[str]:
-        """The line for pipes; only its first row begins with something else than blanks."""
-        if self.kind is not Kind.MESSAGE:
+        """Return the rows for a pipe; all but the first begin with blanks."""
+        if self.kind is not LineKind.MESSAGE:
             return self.rows
         when = format_time(self.when_ms * _NS_PER_MS)[:19].replace("T", " ")
         head = f"{when}  {self.sender}: "
@@ -95,24 +91,23 @@ class Line:
 
 
 class Transcript:
-    """Lines by the order of the log: 500 at most, the oldest make room.
+    """Lines in the order of their coming: 500 at most, the oldest make room.
 
     ``own`` is the name of the user, from ``since_ms`` on.
     """
 
     def __init__(self, own: str, since_ms: int) -> None:
-        self.lines: list[Line] = []
-        self.people = People(own)
+        self.lines: deque[Line] = deque(maxlen=MAX_SHOWN_LINES)
+        self.people = ChatMembers(own)
         self.forged: deque[str] = deque(maxlen=MAX_FORGED)
         """What was said of forged messages, with the time of it."""
         self._since_ms = since_ms
-        self._by_id: dict[str, Line] = {}
-        self._turn = 0
+        self._by_id = BoundedDict[str, Line](MAX_SHOWN_LINES)
         self._missing: set[str] = set()
         self._earlier: bool | None = None
         self._name = re.compile(rf"(?<!\w){re.escape(own)}(?!\w)", re.IGNORECASE)
 
-    def held(self, message: Message) -> list[Line]:
+    def stored(self, message: Message) -> list[Line]:
         """Take a message of the log; the lines that are new."""
         return self._message(message, message.own)
 
@@ -130,7 +125,7 @@ class Transcript:
             case GaveUp() | NotStored():
                 self._mark(event.message_id, Mark.FAILED)
             case Received():
-                self.people.heard(event.sender_id, now_ms())
+                self.people.received(event.sender_id, now_ms())
             case Behind():
                 self.people.ahead(event.sender_id, event.at_least, event.searches)
             case CaughtUp():
@@ -139,7 +134,7 @@ class Transcript:
                 return self._lacking(event)
             case Forged():
                 genuine = self._by_id.get(event.message_id)
-                return [self._warning_of_forgery(rejected(event, genuine))]
+                return [self._warning_of_forgery(_rejected(event, genuine))]
             case Withdrawn():
                 return self._withdrawn(event.message_id)
         said = remark_of(event)
@@ -147,10 +142,9 @@ class Transcript:
 
     def remark(self, *rows: str, warning: bool = False) -> Line:
         """Add a remark at the end."""
-        last = self.lines[-1].key if self.lines else (0, "")
-        self._turn += 1
-        kind = Kind.WARNING if warning else Kind.REMARK
-        return self._insert(Line(last, self._turn, kind, now_ms(), list(rows)))
+        line = Line(LineKind.WARNING if warning else LineKind.REMARK, now_ms(), list(rows))
+        self.lines.append(line)
+        return line
 
     def _came(self, message: Message, *, live: bool) -> list[Line]:
         # Own messages that this participant sent come unpublished, and then once more as an echo
@@ -171,7 +165,7 @@ class Transcript:
     def _message(self, message: Message, mine: bool) -> list[Line]:
         if message.message_id in self._by_id:
             return []
-        self.people.heard(message.sender_id, message.lamport)
+        self.people.received(message.sender_id, message.lamport)
         own = _mark_of(message)
         rows = rows_of(message.content)
         if message.unmet:
@@ -180,9 +174,7 @@ class Transcript:
             rows.append(NOT_VERIFIED)
         sender = safe(message.sender_id) or "somebody"
         line = Line(
-            message.key,
-            0,
-            Kind.MESSAGE,
+            LineKind.MESSAGE,
             min(message.lamport, _MAX_TIME_MS),
             rows,
             sender if mine or not message.own else f"{sender} (not here)",
@@ -191,7 +183,8 @@ class Transcript:
             not message.own and any(map(self._name.search, rows)),
         )
         self._by_id[message.message_id] = line
-        return [self._insert(line)]
+        self.lines.append(line)
+        return [line]
 
     def _namesake(self, message: Message, *, live: bool) -> list[Line]:
         if not live or message.lamport <= self._since_ms:
@@ -211,7 +204,7 @@ class Transcript:
         ]
 
     def caught_up(self) -> list[Line]:
-        """What was said before is through: warn of earlier lines under the own name, once."""
+        """Warn once, after the history was read, of earlier lines under the own name."""
         if not self._earlier:
             return []
         self._earlier = False
@@ -228,8 +221,9 @@ class Transcript:
         line = self._by_id.pop(message_id, None)
         if line is None:
             return []
-        self.lines.remove(line)
-        return [self._warning_of_forgery(replaced(line))]
+        if line in self.lines:
+            self.lines.remove(line)
+        return [self._warning_of_forgery(_replaced(line))]
 
     def _warning_of_forgery(self, said: str) -> Line:
         line = self.remark(said, warning=True)
@@ -250,14 +244,6 @@ class Transcript:
         if line is not None and line.own and _RANK.index(mark) > _RANK.index(line.mark):
             line.mark = mark
 
-    def _insert(self, line: Line) -> Line:
-        insort(self.lines, line, key=lambda each: each.place)
-        if len(self.lines) > MAX_SHOWN_LINES:
-            gone = self.lines.pop(0)
-            if gone.kind is Kind.MESSAGE:
-                del self._by_id[gone.key[1]]
-        return line
-
 
 def _mark_of(message: Message) -> Mark:
     if message.acknowledged_by is not None:
@@ -267,3 +253,26 @@ def _mark_of(message: Message) -> Mark:
 
 def _is(count: int) -> str:
     return "is" if count == 1 else "are"
+
+
+def _rejected(event: Forged, genuine: Line | None) -> str:
+    """Return the warning of a message under the ID of another one."""
+    quoted = _quoted(rows_of(event.content))
+    which = "a line"
+    if genuine is not None:
+        which = f"the line of {genuine.sender} at {clock_of(genuine.when_ms)}"
+    if event.certain:
+        return f"FORGED: {quoted} came under the ID of {which}, and is not taken"
+    return f"{quoted} came under the ID of {which}; which of the two is genuine cannot be told"
+
+
+def _replaced(forged: Line) -> str:
+    """Return the warning of a printed line whose ID is another message's."""
+    rows = [row for row in forged.rows if row != NOT_VERIFIED]
+    return f"FORGED: {_quoted(rows)} was not said by {forged.sender}: the genuine line follows"
+
+
+def _quoted(rows: list[str]) -> str:
+    text = " ".join(rows)
+    cut = text if len(text) <= MAX_QUOTED_CHARS else f"{text[:MAX_QUOTED_CHARS]}…"
+    return f'"{cut}"'

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from storenode.cli.client.output import note
-from storenode.cli.client.text import counted, format_time, safe
+from storenode.cli.client.text import counted, format_time, note, safe
 from storenode.cli.options.layers import option
 from storenode.client.plain import to_plain
 from storenode.client.types import AnswerCoverage

@@ -6,8 +6,8 @@ from contextlib import aclosing
 
 import click
 
-from storenode.cli.client.output import note
 from storenode.cli.client.session import HEX, Session, connected, topic_options
+from storenode.cli.client.text import note
 from storenode.cli.errors import OK
 from storenode.cli.options.layers import LayeredCommand, option
 from storenode.client.node import content_filter
@@ -33,7 +33,7 @@ _STREAM = "Stream"
 @option("--until-live", is_flag=True, section=_STREAM, help="End when the backlog is exhausted.")
 @option("--no-data", is_flag=True, section=_STREAM, help="Only hashes.")
 @option("--cursors", is_flag=True, section=_STREAM, help="Print the cursor after every page.")
-@connected(interrupt_ends=True)
+@connected(interrupt_ends=True, has_payloads=True)
 async def follow(
     session: Session,
     *,

@@ -15,7 +15,9 @@ MAX_WAITING_CHUNKS: Final = 4
 PREVIEW_CHARS: Final = 100
 """What is shown of a payload to people."""
 
-SHORT_HASH_CHARS: Final = 12
+PROGRESS_INTERVAL_S: Final = 1.0
+PROGRESS_COLUMNS: Final = 60
+"""The width of the progress, which a shorter one after it overwrites."""
 
 STATUS_TIMEOUT_S: Final = 10.0
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from storenode.cli.client.text import format_time, preview, safe, short
+from storenode.cli.client.limits import PROGRESS_COLUMNS, PROGRESS_INTERVAL_S
+from storenode.cli.client.text import counted, format_time, note, preview, safe
 from storenode.cli.errors import FAILED, CliError
 from storenode.client.plain import to_json
 from storenode.client.sds_messages import SdsView, sds_view
@@ -23,38 +25,68 @@ _MAX_PROVEN: Final = 10_000
 
 
 class Output:
-    """Standard output in one of two shapes; ``as_json`` says which.
+    """Standard output as lines for people (``table``), lines of JSON, or ``raw`` payloads.
 
     Raises `BrokenPipeError` from any method when the reader has left, `CliError` when the output
     cannot be written.
     """
 
-    def __init__(self, *, as_json: bool) -> None:
-        self.as_json = as_json
+    def __init__(self, shape: str = "table") -> None:
+        self.as_json = shape == "json"
+        self._is_raw = shape == "raw"
+        self._printed = 0
+        self._shown_s = time.monotonic()
+        self._shows_progress = sys.stderr.isatty() and not sys.stdout.isatty()
         self._proven = BoundedDict[str, None](_MAX_PROVEN)
         self._encoding = sys.stdout.encoding or "utf-8"
 
     def line(self, text: str) -> None:
-        """Print one line; what does not print, or the terminal's encoding lacks, is escaped."""
-        self.shown(safe(text))
+        """Print one line; what does not print, or the terminal's encoding lacks, is escaped.
+
+        Beside raw payloads, a line is a remark.
+        """
+        if self._is_raw:
+            note(text)
+        else:
+            self.shown(safe(text))
 
     def shown(self, text: str) -> None:
         """Print lines of text that may be printed; what the encoding lacks is escaped."""
+        self._write(text.encode(self._encoding, "backslashreplace") + b"\n")
+
+    def _write(self, data: bytes) -> None:
         try:
-            sys.stdout.buffer.write(text.encode(self._encoding, "backslashreplace") + b"\n")
+            sys.stdout.buffer.write(data)
         except BrokenPipeError:
             raise
         except OSError as error:
             raise _not_written(error) from error
 
+    def progress(self, items: Sequence[WakuMessageKeyValue]) -> None:
+        """Report on a terminal how far an answer has come whose lines go elsewhere."""
+        self._printed += len(items)
+        now_s = time.monotonic()
+        if self._shows_progress and items and now_s - self._shown_s >= PROGRESS_INTERVAL_S:
+            self._shown_s = now_s
+            newest = items[-1].message
+            reached = f", up to {format_time(newest.timestamp)}" if newest.timestamp else ""
+            text = f"{counted(self._printed, 'message')}{reached}"
+            note(f"{text:<{PROGRESS_COLUMNS}}", end="\r")
+
     def flush(self) -> None:
-        """Hand all lines to the reader."""
+        """Write all lines to the reader."""
         try:
             sys.stdout.buffer.flush()
         except BrokenPipeError:
             raise
         except OSError as error:
             raise _not_written(error) from error
+
+    def finish(self) -> None:
+        """Write all lines to the reader, and clear the progress."""
+        self.flush()
+        if self._shows_progress:
+            note(" " * PROGRESS_COLUMNS, end="\r")
 
     def json(self, value: Mapping[str, Any]) -> None:
         """Print one JSON object, in ASCII without control characters."""
@@ -66,7 +98,12 @@ class Output:
 
     def stored(self, items: Sequence[WakuMessageKeyValue]) -> None:
         """Print stored messages, or the hashes of those that came without data."""
-        if items:
+        self.progress(items)
+        if self._is_raw:
+            for item in items:
+                payload = item.message.payload
+                self._write((payload if item.HasField("message") else item.message_hash) + b"\n")
+        elif items:
             text_of = to_json if self.as_json else _stored_text
             text = "\n".join(map(text_of, items))
             self.shown(_printing(text) if self.as_json else text)
@@ -83,7 +120,9 @@ class Output:
         for item, view in zip(items, views, strict=True):
             if not data:
                 item.ClearField("stored")
-            if not self.as_json:
+            if self._is_raw:
+                self._write((item.stored.message.payload if view is None else view.content) + b"\n")
+            elif not self.as_json:
                 is_forged = item.entry.message_id in self._proven
                 self.line(_sds_line(item, view, _FORGED if is_forged else _NOT_VERIFIED))
             elif view is None:
@@ -100,12 +139,6 @@ class Output:
             self.line(f"cursor: {cursor.hex()}")
 
 
-def note(text: str) -> None:
-    """Print a remark on standard error."""
-    sys.stdout.flush()
-    print(safe(text), file=sys.stderr, flush=True)
-
-
 def _printing(text: str) -> str:
     """What the encoder of JSON leaves as it is: DEL, which is ASCII and no printing character."""
     return text.replace("\x7f", "\\u007f")
@@ -116,13 +149,13 @@ def _stored_text(item: WakuMessageKeyValue) -> str:
         return item.message_hash.hex()
     message = item.message
     return (
-        f"{format_time(message.timestamp)}  {short(item.message_hash)}  "
+        f"{format_time(message.timestamp)}  {item.message_hash.hex()}  "
         f"{safe(message.content_topic)}  {_content(message.payload)}"
     )
 
 
 def _sds_line(item: SdsStoredMessage, view: SdsView | None, unproven: str) -> str:
-    name, digest = safe(item.entry.message_id), short(item.entry.retrieval_hint)
+    name, digest = safe(item.entry.message_id), item.entry.retrieval_hint.hex()
     if not item.HasField("stored"):
         return f"{digest}  {name}"
     message = item.stored.message

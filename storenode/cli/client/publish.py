@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from storenode.cli.client.making import Envelope, JsonLines, MessageMaker, SdsDr
 from storenode.cli.client.output import Output
 from storenode.cli.client.session import ENTRY, HEX, Session, connected, drop_output
 from storenode.cli.client.source import lines, open_input, whole
-from storenode.cli.client.text import TIME, counted, safe
+from storenode.cli.client.text import TIME, TIME_FORMS, counted, note, safe
 from storenode.cli.errors import FAILED, OK, USAGE, CliError
 from storenode.cli.options.layers import LayeredCommand, option
 from storenode.cli.options.types import POSITIVE_DURATION
@@ -99,7 +100,7 @@ class _Input:
     "--timestamp",
     type=TIME,
     section=_MESSAGE,
-    help="RFC 3339, or nanoseconds since 1970; each further message is 1 ns later.  [default: now]",
+    help=f"{TIME_FORMS}; each further message is 1 ns later.  [default: now]",
 )
 @option("--meta", type=HEX, section=_MESSAGE, help="At most 64 bytes.")
 @option("--ephemeral", is_flag=True, section=_MESSAGE, help="For live followers only, not stored.")
@@ -167,7 +168,7 @@ async def publish(
         content: bytes | None = payload.encode("utf-8", "surrogateescape")
     elif by_line or json_input:
         content = None
-    elif not (content := await whole(fd)):
+    elif not (content := await whole(_explained(fd))):
         raise CliError(
             USAGE, "The input is empty: to publish an empty message, give '' as the payload."
         )
@@ -180,6 +181,12 @@ async def publish(
     except BrokenPipeError as error:
         drop_output()
         raise CliError(FAILED, "Standard output was closed: publishing has stopped.") from error
+
+
+def _explained(fd: int) -> int:
+    if os.isatty(fd):
+        note("The payload is what you type now: end it by Ctrl-D.")
+    return fd
 
 
 def _check(ctx: click.Context) -> None:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from storenode.cli.client.completeness import coverage_option, tell
-from storenode.cli.client.output import note
 from storenode.cli.client.session import HEX, Session, connected, time_options, topic_options
+from storenode.cli.client.text import note
 from storenode.cli.errors import FAILED, OK
 from storenode.cli.options.layers import LayeredCommand, option
 from storenode.client.messages import query_request
@@ -58,7 +58,7 @@ _PAGE = "Page"
     help="Print the cursor of the next page where there is one.",
 )
 @coverage_option
-@connected()
+@connected(has_payloads=True)
 async def query(
     session: Session,
     *,

@@ -34,7 +34,7 @@ _STREAM = "Stream"
 @option("--no-data", is_flag=True, section=_STREAM, help="Only hashes.")
 @option("--cursors", is_flag=True, section=_STREAM, help="Print the cursor after every page.")
 @coverage_option
-@connected()
+@connected(has_payloads=True)
 async def scan(
     session: Session,
     *,

@@ -16,11 +16,11 @@ import click
 
 from storenode.cli.client.limits import MAX_PEM_FILE_BYTES, MAX_TOKEN_FILE_BYTES
 from storenode.cli.client.output import Output
-from storenode.cli.client.text import TIME, safe
+from storenode.cli.client.text import TIME, TIME_FORMS, safe
 from storenode.cli.errors import FAILED, OK, UNREACHABLE, USAGE, CliError
 from storenode.cli.options.layers import option, with_options
 from storenode.cli.options.types import Parsed
-from storenode.client.errors import ClientOptionError, NodeError
+from storenode.client.errors import ArgumentError, ClientOptionError, NodeError, StorenodeError
 from storenode.client.node import NodeClient, connect
 from storenode.connection.channel import TlsIdentity
 from storenode.message.limits import HASH_BYTES
@@ -34,6 +34,7 @@ _HINTED = re.compile(rf"(.+)@((?:0x)?[0-9a-fA-F]{{{2 * HASH_BYTES}}})", re.DOTAL
 
 _CONNECTION = "Connection"
 _FILTER = "Filter"
+_OUTPUT = "Output"
 
 Command = Callable[..., int]
 
@@ -50,12 +51,17 @@ Call = Callable[..., Awaitable[int]]
 
 
 def connected(
-    option_name: str = "--node", default: str = DEFAULT_NODE, *, interrupt_ends: bool = False
+    option_name: str = "--node",
+    default: str = DEFAULT_NODE,
+    *,
+    interrupt_ends: bool = False,
+    has_payloads: bool = False,
 ) -> Callable[[Call], Command]:
     """Make a command of a call: add the connection's options, run it, translate its errors.
 
     The call gets a `Session` and the command's own options and returns the exit code. With
-    ``interrupt_ends`` Ctrl-C is the usual way to end it, and a success.
+    ``interrupt_ends`` Ctrl-C is the usual way to end it, and a success. With ``has_payloads`` the
+    output may be the bare payloads.
     """
 
     def decorate(call: Call) -> Command:
@@ -67,10 +73,17 @@ def connected(
             tls_ca: Path | None,
             tls_cert: Path | None,
             tls_key: Path | None,
+            shape: str,
             as_json: bool,
             **own: Any,  # noqa: ANN401 - the command's own options
         ) -> int:
-            out = Output(as_json=as_json)
+            if shape == "raw" and sys.stdout.isatty():
+                raise CliError(
+                    USAGE,
+                    "--output raw writes payloads as they are, which may control a terminal: "
+                    "redirect the output.",
+                )
+            out = Output("json" if as_json else shape)
             token = token_of(token_file)
             tls = tls_of(tls_ca, tls_cert, tls_key)
 
@@ -79,11 +92,11 @@ def connected(
                     try:
                         return await call(Session(client, out), **own)
                     finally:
-                        out.flush()
+                        out.finish()
 
             return _run(session(), interrupt_ends=interrupt_ends)
 
-        return _connection_options(option_name, default)(run)
+        return _connection_options(option_name, default, has_payloads=has_payloads)(run)
 
     return decorate
 
@@ -91,11 +104,8 @@ def connected(
 def _run(session: Coroutine[Any, Any, int], *, interrupt_ends: bool) -> int:
     try:
         return asyncio.run(session)
-    except NodeError as error:
-        code = UNREACHABLE if error.unreachable else FAILED
-        raise CliError(code, safe(error.sentence)) from error
-    except ClientOptionError as error:
-        raise CliError(USAGE, safe(str(error))) from error
+    except StorenodeError as error:
+        raise ended_by(error) from error
     except UnicodeEncodeError as error:
         raise CliError(
             USAGE, "An option holds bytes that are not UTF-8, which no field of a message takes."
@@ -108,6 +118,14 @@ def _run(session: Coroutine[Any, Any, int], *, interrupt_ends: bool) -> int:
         if interrupt_ends:
             return OK
         raise
+
+
+def ended_by(error: StorenodeError) -> CliError:
+    """Return what ends a command that the library's error ends."""
+    if isinstance(error, NodeError):
+        return CliError(UNREACHABLE if error.unreachable else FAILED, safe(error.sentence))
+    is_usage = isinstance(error, ClientOptionError | ArgumentError)
+    return CliError(USAGE if is_usage else FAILED, safe(str(error)))
 
 
 def drop_output() -> None:
@@ -204,14 +222,14 @@ def time_options(function: Command) -> Command:
             "time_start",
             type=TIME,
             section=_FILTER,
-            help="Only messages from this time on: RFC 3339, or nanoseconds since 1970.",
+            help=f"Only messages from this time on: {TIME_FORMS}.",
         ),
         option(
             "--to",
             "time_end",
             type=TIME,
             section=_FILTER,
-            help="Only messages before this time: RFC 3339, or nanoseconds since 1970.",
+            help="Only messages before this time, written in the same ways.",
         ),
     )(command)
 
@@ -225,7 +243,11 @@ def entry(text: str) -> tuple[str, bytes | None]:
 ENTRY = Parsed("entry", "ID[@HINT]", entry)
 
 
-def _connection_options(name: str, default: str) -> Callable[[Command], Command]:
+def _connection_options(
+    name: str, default: str, *, has_payloads: bool
+) -> Callable[[Command], Command]:
+    shapes = ("table", "json", "raw") if has_payloads else ("table", "json")
+    raw = "; raw: payloads as they are, each with a line feed" if has_payloads else ""
     return with_options(
         option(
             name,
@@ -238,12 +260,17 @@ def _connection_options(name: str, default: str) -> Callable[[Command], Command]
         ),
         credential_options,
         option(
-            "--json",
-            "as_json",
-            is_flag=True,
-            section=_CONNECTION,
-            help="Print one JSON object a line; bytes are lower-case hexadecimal.",
+            "--output",
+            "shape",
+            type=click.Choice(shapes),
+            default="table",
+            show_default=True,
+            section=_OUTPUT,
+            help="table: lines for people; json: an object a line, bytes in lower-case hexadecimal"
+            + raw
+            + ".",
         ),
+        option("--json", "as_json", is_flag=True, section=_OUTPUT, help="Same as --output json."),
     )
 
 

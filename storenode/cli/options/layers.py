@@ -79,9 +79,11 @@ class LayeredCommand(click.Command):
 
     Attributes:
         removed: By the flag of an option that was removed, what replaced it.
+        table: The table of the file that has its options; empty: that of its own name.
     """
 
     removed: ClassVar[Mapping[str, str]] = {}
+    table: ClassVar[str] = ""
 
     def __init__(
         self,
@@ -227,7 +229,7 @@ def _values_for(ctx: click.Context, document: dict[str, Any], path: Path) -> dic
     """The values for the command of `ctx`; refuses what no command could use."""
     commands = dict(_commands(ctx.find_root()))
     absent = {each for each, command in commands.items() if isinstance(command, NotInstalled)}
-    own_path = _command_path(ctx)
+    own_path = getattr(ctx.command, "table", "") or _command_path(ctx)
     top: dict[str, Any] = {}
     of_command: dict[str, Any] = {}
     for name, table in _tables(document):

@@ -9,11 +9,11 @@ _DURATION_UNITS_NS: Final = {
     "ns": 1,
     "us": 1_000,
     "ms": 1_000_000,
-    "s": NS_PER_S,
-    "m": 60 * NS_PER_S,
-    "h": 3_600 * NS_PER_S,
-    "d": 86_400 * NS_PER_S,
-    "w": 7 * 86_400 * NS_PER_S,
+    **dict.fromkeys(("s", "sec", "second", "seconds"), NS_PER_S),
+    **dict.fromkeys(("m", "min", "minute", "minutes"), 60 * NS_PER_S),
+    **dict.fromkeys(("h", "hour", "hours"), 3_600 * NS_PER_S),
+    **dict.fromkeys(("d", "day", "days"), 86_400 * NS_PER_S),
+    **dict.fromkeys(("w", "week", "weeks"), 7 * 86_400 * NS_PER_S),
 }
 _SIZE_UNITS_BYTES: Final = {
     "": 1,
@@ -34,18 +34,19 @@ MAX_DURATION_NS: Final = 2**63 - 1
 MAX_SIZE_BYTES: Final = 2**63 - 1
 
 _MAX_TEXT_CHARS: Final = 64
-_DURATION = re.compile(r"(?:\d+(?:\.\d{1,9})?(?:ns|us|ms|s|m|h|d|w))+", re.ASCII)
-_PART = re.compile(r"(\d+)(?:\.(\d{1,9}))?([a-z]+)", re.ASCII)
+_UNIT = "|".join(sorted(_DURATION_UNITS_NS, key=len, reverse=True))
+_DURATION = re.compile(rf"(?:\d+(?:\.\d{{1,9}})?\s*(?:{_UNIT})\s*)+", re.ASCII)
+_PART = re.compile(r"(\d+)(?:\.(\d{1,9}))?\s*([a-z]+)", re.ASCII)
 _SIZE = re.compile(r"(\d+)(?:\.(\d{1,9}))?\s*([A-Za-z]*)", re.ASCII)
 
 
 def parse_duration_ns(text: str) -> int:
-    """Nanoseconds of a duration such as `90s`, `1.5h` or `1h30m`; `0` needs no unit.
+    """Nanoseconds of a duration such as `90s`, `1.5h`, `1h30m` or `2 days`; `0` needs no unit.
 
     Raises:
         ValueError: It is no duration, or one of more than 292 years.
     """
-    text = text.strip()
+    text = text.strip().lower()
     if text == "0":
         return 0
     if len(text) > _MAX_TEXT_CHARS or not _DURATION.fullmatch(text):

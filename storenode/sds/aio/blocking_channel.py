@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 
-from storenode.connection.event_loop import call_on_loop, iterate_blocking, run_blocking
+from storenode.connection.event_loop import call_on_loop, iterate_blocking, like, run_blocking
 from storenode.sds.aio.channel import AsyncChannel, Place
 from storenode.sds.aio.events import ChannelEvent, Events
 from storenode.sds.aio.join_options import JoinOptions
@@ -22,7 +21,7 @@ _T = TypeVar("_T")
 def _blocking(
     call: Callable[Concatenate[AsyncChannel, _P], Coroutine[Any, Any, _T]],
 ) -> Callable[Concatenate[Channel, _P], _T]:
-    @wraps(call)
+    @like(call)
     def blocking(channel: Channel, /, *given: _P.args, **options: _P.kwargs) -> _T:
         return run_blocking(call(channel._asynchronous, *given, **options))
 
@@ -32,7 +31,7 @@ def _blocking(
 def _on_loop(
     call: Callable[Concatenate[AsyncChannel, _P], _T],
 ) -> Callable[Concatenate[Channel, _P], _T]:
-    @wraps(call)
+    @like(call)
     def blocking(channel: Channel, /, *given: _P.args, **options: _P.kwargs) -> _T:
         return run_blocking(call_on_loop(call, channel._asynchronous, *given, **options))
 
@@ -42,7 +41,7 @@ def _on_loop(
 def _iterating(
     call: Callable[Concatenate[AsyncChannel, _P], AsyncGenerator[_T, None]],
 ) -> Callable[Concatenate[Channel, _P], Iterator[_T]]:
-    @wraps(call)
+    @like(call)
     def blocking(channel: Channel, /, *given: _P.args, **options: _P.kwargs) -> Iterator[_T]:
         return iterate_blocking(call(channel._asynchronous, *given, **options))
 

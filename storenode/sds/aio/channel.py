@@ -9,11 +9,15 @@ async for message in channel.messages():
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from typing import Self, Unpack
 
+from storenode.common.errors import ArgumentError
+from storenode.connection.arguments import check_bytes
+from storenode.message.text import printable
 from storenode.sds.aio.completeness import InStep, NodeCoverage, by_completeness, in_step
 from storenode.sds.aio.events import ChannelEvent, Events, Message
 from storenode.sds.aio.join_options import Joining, JoinOptions
@@ -22,6 +26,7 @@ from storenode.sds.aio.limits import (
     MAX_LEAVING_AT_ONCE,
     MAX_LOG_PAGE,
     MAX_TRANSPORTS,
+    WARN_AFTER_S,
 )
 from storenode.sds.aio.node import StoreNode
 from storenode.sds.aio.participant import Participant, participating
@@ -36,6 +41,7 @@ Place = str | Transport
 """HOST:PORT of a store node, or a transport."""
 
 _BEGINNING: Key = (0, "")
+_log = logging.getLogger("storenode")
 
 
 class AsyncChannel:
@@ -64,7 +70,8 @@ class AsyncChannel:
         seconds for what is not published yet.
 
         Raises:
-            ValueError: an ID, the configuration or an address is none that can be used.
+            ArgumentError: an ID, an option or the configuration is none that can be used.
+            ClientOptionError: an address, a token or the TLS options cannot be used.
             StateError: the state cannot be used: in use, of another version, or damaged.
         """
         async with Channels.open(places) as channels:
@@ -119,14 +126,27 @@ class AsyncChannel:
     ) -> Status:
         """Wait until the status meets a condition, and return it.
 
+        The log says why when it takes more than 5 seconds.
+
         Raises:
             TimeoutError: it did not within the time.
+            NodeError: a node refuses for good: a wrong token, right, port or certificate.
             StateTaken: another process took the state; the channel has ended.
         """
-        async with asyncio.timeout(timeout_s):
-            while not condition(self.status):
-                await self._participant.hub.changed()
+        warning = asyncio.get_running_loop().call_later(WARN_AFTER_S, self._warn)
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not condition(self.status):
+                    self._participant.check()
+                    await self._participant.hub.changed()
+        finally:
+            warning.cancel()
         return self.status
+
+    def _warn(self) -> None:
+        reason = self.status.trouble or "no node has answered yet"
+        name, status = printable(self.config.channel_id), self.status
+        _log.warning("channel %s still waits (%s): %s", name, status, printable(reason))
 
     async def send(self, content: bytes, message_id: str | None = None) -> str:
         """Send content and return the message's ID, when it is saved.
@@ -138,6 +158,7 @@ class AsyncChannel:
             ChannelFullError: too many own messages are unacknowledged.
             StateTaken: another process took the state.
         """
+        check_bytes("content", content, ".encode()")
         sent = self._participant.send(content, message_id)
         await self._participant.saver.saved()
         return sent
@@ -149,7 +170,9 @@ class AsyncChannel:
         """
         participant = self._participant
         if not all(contents):
-            raise ValueError("a message needs content: an empty one would be a sync message")
+            raise ArgumentError("a message needs content: an empty one would be a sync message")
+        for content in contents:
+            check_bytes("content", content, ".encode()")
         participant.check_room(len(contents))
         # Nothing else happens between them: one transaction has all.
         sent = [participant.send(content, None) for content in contents]
@@ -170,6 +193,7 @@ class AsyncChannel:
         Raises:
             ValueError: the content is empty or too large.
         """
+        check_bytes("content", content, ".encode()")
         self._participant.send_ephemeral(content)
 
     def events(self) -> Events[ChannelEvent]:
@@ -338,7 +362,10 @@ class Channels:
 def _transports(places: Place | Sequence[Place]) -> list[Transport]:
     given = [places] if isinstance(places, str) or not isinstance(places, Sequence) else places
     if not 0 < len(given) <= MAX_TRANSPORTS:
-        raise ValueError(f"name 1 to {MAX_TRANSPORTS} nodes to reach the channel by")
+        raise ArgumentError(f"{len(given)} nodes are named: give 1 to {MAX_TRANSPORTS}.")
+    for each in given:
+        if not (isinstance(each, str) or hasattr(each, "open")):
+            raise ArgumentError(f"{each!r} is no node: give HOST:PORT, or a StoreNode.")
     return [StoreNode(each) if isinstance(each, str) else each for each in given]
 
 

@@ -44,7 +44,7 @@ class ChannelFeed:
         take: Callable[[Sequence[Fetched]], Awaitable[int | None]],
         relieve: Callable[[], Awaitable[None]],
         tell: Callable[[Sequence[Any]], None],
-        changed: Callable[[str], None],
+        changed: Callable[[str | TransportError], None],
     ) -> None:
         self._ledger = ledger
         self._rotation = rotation
@@ -81,7 +81,7 @@ class ChannelFeed:
         if self.node is not None:
             self._tell((Disconnected(link.name, error.sentence),))
         self.node, self.live = None, False
-        self._changed(error.sentence)
+        self._changed(error)
         self._refused.clear()
         await asyncio.sleep(self._rotation.failed())
 

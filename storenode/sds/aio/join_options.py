@@ -9,6 +9,8 @@ from pathlib import Path
 from random import SystemRandom
 from typing import Self, TypedDict
 
+from storenode.common.errors import ArgumentError
+from storenode.connection.arguments import check_content_topic
 from storenode.message.topics import DEFAULT_PUBSUB_TOPIC
 from storenode.sds.aio.cipher import Cipher, Clear
 from storenode.sds.aio.signing import Signer
@@ -62,15 +64,21 @@ class Joining:
         """Read the arguments of joining.
 
         Raises:
-            ValueError: an ID or the configuration is none that can be used.
+            ArgumentError: an ID, an option or the configuration is none that can be used.
             StateError: the state is a URL.
         """
+        for name in options.keys() - JoinOptions.__annotations__.keys():
+            raise ArgumentError(
+                f"{name} is no option of a channel: {', '.join(JoinOptions.__annotations__)} are."
+            )
         config = options.get("config") or ChannelConfig(channel_id, sender_id)
         if (config.channel_id, config.sender_id) != (channel_id, sender_id):
-            raise ValueError("config is of another channel or sender than the one to join as")
+            raise ArgumentError("config is of another channel or sender than the one to join as")
         topic = options.get("content_topic")
         if topic is None:
             topic = f"/sds/1/{channel_id}/proto"
+        else:
+            check_content_topic(topic)
         pubsub_topic = options.get("pubsub_topic", DEFAULT_PUBSUB_TOPIC)
         return cls(
             state=State(options.get("state"), StateIdentity(channel_id, sender_id)),

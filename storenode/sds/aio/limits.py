@@ -13,6 +13,9 @@ from storenode.message.limits import (
 MAX_NODE_RESPONSE_BYTES: Final = 16 * 1024 * 1024
 """One response of a node; nodes keep theirs under 4 MiB unless they are set to send more."""
 
+WARN_AFTER_S: Final = 5.0
+"""Waiting for a status that takes longer is reported in the log."""
+
 MAX_HINTS_PER_CALL: Final = MAX_QUERY_HASHES
 MAX_IDS_PER_CALL: Final = MAX_SDS_ENTRIES
 MAX_HEADS_PER_CALL: Final = MAX_CAUSAL_HEADS

@@ -19,9 +19,18 @@ from typing import Any, TypeVar
 
 import grpc
 
-from storenode.connection.channel import TlsIdentity, open_channel
+from storenode.connection.channel import TlsIdentity, explain_failure, open_channel
 from storenode.connection.ending import Ending, cancelled
-from storenode.connection.errors import node_error
+from storenode.connection.errors import (
+    AccessDenied,
+    NodeError,
+    NotAuthenticated,
+    NotServed,
+    TlsHandshakeError,
+    WrongProtocolError,
+    node_error,
+)
+from storenode.connection.errors import CursorRefused as NodeCursorRefused
 from storenode.message.hashing import message_hash
 from storenode.sds.aio.feeds import SharedFeeds
 from storenode.sds.aio.limits import (
@@ -67,6 +76,10 @@ _STORED = frozenset(
         store_pb2.PublishResult.UNCONFIRMED,
     }
 )
+
+
+_FINAL = (NotAuthenticated, AccessDenied, NotServed, TlsHandshakeError, WrongProtocolError)
+"""Errors that another attempt cannot heal."""
 
 
 class StoreNode:
@@ -115,6 +128,7 @@ class _Connection:
 
     def __init__(self, node: StoreNode) -> None:
         self.name = node.address
+        self._tls = node.tls
         self.links = 0
         self._channel, self.metadata = open_channel(
             node.address, node.token, node.tls, max_response_bytes=MAX_NODE_RESPONSE_BYTES
@@ -152,6 +166,10 @@ class _Connection:
                         raise TransportError(f"The node at {self.name} gives no usable cursor.")
                     yield page
                     timeout_s = None
+            except grpc.aio.AioRpcError as error:
+                raise _transport_error(
+                    await explain_failure(error, self.name, self._tls)
+                ) from error
             finally:
                 call.cancel()
         raise TransportError(f"The node at {self.name} ended the feed.")
@@ -192,10 +210,7 @@ class _Connection:
         try:
             yield
         except grpc.aio.AioRpcError as error:
-            sentence = node_error(error, self.name).sentence[:MAX_REASON_CHARS]
-            if error.code() is grpc.StatusCode.OUT_OF_RANGE:
-                raise CursorRefused(sentence) from error
-            raise TransportError(sentence) from error
+            raise _transport_error(node_error(error, self.name)) from error
         except grpc.aio.UsageError as error:
             raise TransportError(f"The link to {self.name} is closed.") from error
 
@@ -492,6 +507,13 @@ class NodeLink:
 
 
 StoreNode.link_class = NodeLink
+
+
+def _transport_error(error: NodeError) -> TransportError:
+    sentence = error.sentence[:MAX_REASON_CHARS]
+    if isinstance(error, NodeCursorRefused):
+        return CursorRefused(sentence)
+    return TransportError(sentence, error if isinstance(error, _FINAL) else None)
 
 
 def _history(entries: Sequence[Entry]) -> list[HistoryEntry]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Executor
@@ -17,9 +18,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
+from storenode.common.errors import ClientClosed, StorenodeError
 from storenode.message.hashing import message_hash
+from storenode.message.text import printable
 from storenode.sds.aio.cipher import CipherError
-from storenode.sds.aio.events import ChannelEvent, EventHub, Message, Repaired
+from storenode.sds.aio.events import ChannelEvent, EventHub, Message, NotStored, Repaired
 from storenode.sds.aio.feed import ChannelFeed
 from storenode.sds.aio.join_options import Joining
 from storenode.sds.aio.ledger import ParticipantLedger, Row
@@ -38,7 +41,7 @@ from storenode.sds.aio.saver import Saver
 from storenode.sds.aio.schema import LAMPORT_OFFSET
 from storenode.sds.aio.signing import Signing, unframe
 from storenode.sds.aio.status import Status
-from storenode.sds.aio.transport import Fetched, Link, Rotation, Transport
+from storenode.sds.aio.transport import Fetched, Link, Rotation, Transport, TransportError
 from storenode.sds.channel import ChannelFullError
 from storenode.sds.claims import Proof
 from storenode.sds.codec import Entry, decode_history
@@ -58,13 +61,11 @@ from storenode.sds.events import (
     Refused,
 )
 
+_log = logging.getLogger("storenode")
+
 _NS_PER_MS: Final = 1_000_000
 _ONLINE_EVERY_NS: Final = 300 * 10**9
 """How often the time is noted while a feed is live and silent: it costs a transaction."""
-
-
-class LeftError(RuntimeError):
-    """The channel was left, and cannot be used any longer."""
 
 
 class Participant:
@@ -92,6 +93,7 @@ class Participant:
         self._lost_from_ns: int | None = None
         self._search_due_s = 0.0
         self._troubles: dict[str, str] = {}
+        self._finals: dict[str, StorenodeError | None] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self.saver = Saver(
             ledger, joining.state, thread, self._release, partial(self._trouble, "state")
@@ -165,6 +167,7 @@ class Participant:
         with suppress(Exception):
             async with asyncio.timeout(LEAVE_TIMEOUT_S):
                 while self.ledger.outbox and (self.feed.node is not None or self._forgets):
+                    self.check()
                     await self.hub.changed()
         saving, *others = self._tasks
         for task in others:
@@ -174,7 +177,7 @@ class Participant:
         await asyncio.wait({saving}, timeout=LEAVE_TIMEOUT_S)
         saving.cancel()
         await asyncio.wait({saving})
-        left = LeftError("The channel was left: join it again.")
+        left = ClientClosed("The channel was left: join it again.")
         self.saver.fail(left)
         self.hub.end()
         self.hub.fail(left)
@@ -232,6 +235,11 @@ class Participant:
                 if self._lost_from_ns is None:
                     self._lost_from_ns = max(self._clock() - CATCH_UP_OVERLAP_NS, 0)
                 self._search_lost()
+            elif isinstance(thing, NotStored):
+                name, reason = self._route.channel_id, thing.reason
+                _log.warning(
+                    "channel %s: a message was refused: %s", printable(name), printable(reason)
+                )
             elif isinstance(thing, Recall):
                 self.answering.want(thing.message_ids)
         self.saver.add(things)
@@ -398,9 +406,20 @@ class Participant:
                 self.feed.still_online()
                 self.tell(())
 
-    def _trouble(self, part: str, sentence: str) -> None:
+    def _trouble(self, part: str, trouble: str | TransportError) -> None:
+        sentence = trouble.sentence if isinstance(trouble, TransportError) else trouble
+        if sentence and sentence != self._troubles.get(part):
+            name = self._route.channel_id
+            _log.warning("channel %s: %s", printable(name), printable(sentence))
         self._troubles[part] = sentence
+        self._finals[part] = trouble.final if isinstance(trouble, TransportError) else None
         self.refresh()
+
+    def check(self) -> None:
+        """Raise an error of the nodes that waiting cannot heal."""
+        publishing = self._finals.get("publishing") if self.ledger.unpublished else None
+        if (final := self._finals.get("feed") or publishing) is not None:
+            raise final
 
     def _trouble_now(self) -> str:
         troubles = self._troubles

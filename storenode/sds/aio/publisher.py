@@ -71,7 +71,7 @@ class OutboxPublisher:
         rotation: Rotation,
         clock: Callable[[], int],
         tell: Callable[[Sequence[Any]], None],
-        troubled: Callable[[str], None],
+        troubled: Callable[[str | TransportError], None],
         *,
         answered: Callable[[str, bytes], None],
         epochs: Epochs | None = None,
@@ -127,7 +127,7 @@ class OutboxPublisher:
                 self._turn_to(self._rotation.link.name)
                 await self._publish_at_one()
             except TransportError as error:
-                self._troubled(error.sentence)
+                self._troubled(error)
             self._take_back()
             await asyncio.sleep(self._rotation.failed())
 

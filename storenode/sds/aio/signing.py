@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, Protocol
 
+from storenode.common.errors import ArgumentError
 from storenode.sds.codec import Entry
 from storenode.sds.events import Message, Signed
 from storenode.sds.limits import MAX_SIGNATURE_BYTES
@@ -53,7 +54,7 @@ class Signing:
             message = self._channel_id, self._sender_id, lamport, history, content
             signature = self._signer.sign(canonical(*message))
         if len(signature) > MAX_SIGNATURE_BYTES:
-            raise ValueError(
+            raise ArgumentError(
                 f"a signature has {len(signature)} bytes: {MAX_SIGNATURE_BYTES} are the most"
             )
         # Content that ends as signatures do is told from a signed one by an empty signature.

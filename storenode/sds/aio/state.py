@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from storenode.common.errors import StorenodeError
 from storenode.sds.aio.ledger import TABLES, Row, StateBatch
 from storenode.sds.aio.schema import (
     ALL,
@@ -43,7 +44,7 @@ _LATER: Final = "(lamport > ? or (lamport = ? and message_id > ?))"
 _EARLIER: Final = "(lamport < ? or (lamport = ? and message_id < ?))"
 
 
-class StateError(Exception):
+class StateError(StorenodeError):
     """The state cannot be used, now or at all; the text is one sentence."""
 
 

@@ -13,6 +13,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from threading import Lock
 from typing import Any, ParamSpec, TypeVar
 
+from storenode.common.errors import ArgumentError
 from storenode.sds.aio.limits import MAX_THREADS
 from storenode.sds.aio.state import DurableState
 
@@ -25,7 +26,7 @@ class StateFiles:
 
     def __init__(self, max_open: int) -> None:
         if max_open < 1:
-            raise ValueError("at least one state must be open at a time")
+            raise ArgumentError("at least one state must be open at a time")
         self._max_open = max_open
         self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="sds-states")
         self._lock = Lock()

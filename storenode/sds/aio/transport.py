@@ -12,16 +12,21 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from storenode.common.backoff import Backoff
+from storenode.common.errors import StorenodeError
 from storenode.sds.aio.limits import FIRST_DELAY_S, MAX_DELAY_S
 from storenode.sds.codec import Entry
 
 
-class TransportError(Exception):
-    """A link cannot serve, now or at all; ``sentence`` says why and what to do."""
+class TransportError(StorenodeError):
+    """A link cannot serve, now or at all; ``sentence`` says why and what to do.
 
-    def __init__(self, sentence: str) -> None:
+    ``final`` is the cause where another attempt cannot help, such as a wrong token.
+    """
+
+    def __init__(self, sentence: str, final: StorenodeError | None = None) -> None:
         super().__init__(sentence)
         self.sentence = sentence
+        self.final = final
 
 
 class CursorRefused(TransportError):

@@ -15,7 +15,7 @@ HOUR_NS = 3_600 * 10**9
 EXPIRED_NS = 84 * HOUR_NS
 """Of a partition, which is a day, that ended more than the retention ago, at any time of day."""
 OFTEN = ("--max-clock-drift", "off", "--maintenance-interval", "1s")
-WAITS = ("--retention", "2d", "--retention-requires-archive")
+WAITS = ("--retention", "2d", "--retention-confirm", "--retention-requires-archive")
 OLDEST = "storenode_oldest_unarchived_timestamp_seconds"
 QUICK = {
     "STORENODE_SPARK_CONF": " ".join(f"{name}={value}" for name, value in QUICK_SQL.items()),

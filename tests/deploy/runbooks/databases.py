@@ -152,12 +152,31 @@ def maintenance(world: World) -> None:
     with closing(psycopg.connect(url)) as forgotten:
         forgotten.execute("select count(*) from storenode.messages")
         with running_node(
-            world.directory / "data", *often, "--retention", "2d", database_url=url
+            world.directory / "data",
+            *often,
+            "--retention",
+            "2d",
+            database_url=url,
         ) as node:
+            _lower_retention(world, node)
             _forgotten_session(world, node, forgotten)
             _table_in_the_way(world, node)
             _dead_rows(world, node)
             _wrong_clock(world, node)
+
+
+def _lower_retention(world: World, node: NodeProcess) -> None:
+    # The only day with messages would go; a session still locks it when an operator agrees.
+    left = {"storenode sync": "The node has no peer."}
+    incident = world.incident(
+        "retention-held", node.metrics, values={"30d": "2d"}, env=environment(node), left=left
+    )
+    incident.fires()
+    assert "would drop  1 days" in incident.do("storenode db retention --retention").out
+    incident.do("storenode db retention --lower-horizon")
+    eventually(lambda: not metric(node, "storenode_retention_held_days"))
+    incident.do("storenode db retention --apply", codes=(1,))
+    incident.resolved()
 
 
 def _forgotten_session(world: World, node: NodeProcess, forgotten: psycopg.Connection) -> None:

@@ -4,13 +4,44 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from tests.support.command import Command
 from tests.support.node import NodeProcess, running_node
+from tests.support.secured import secured_node
 
 _numbers = itertools.count()
+
+
+TOKENS = {"chat": ["read", "publish"], "reader": ["read"], "operator": ["admin"]}
+
+
+@dataclass(frozen=True, slots=True)
+class Secured:
+    """A node with TLS and a token file, and the files that its clients need."""
+
+    node: NodeProcess
+    files: Path
+
+    @property
+    def command(self) -> Command:
+        """The command, set to call the node."""
+        return Command.of(self.node)
+
+    def flags(self, client: str, authority: str = "ca") -> tuple[str, ...]:
+        """Return the options of a client with this token, which trusts this authority."""
+        token, ca = self.files / f"{client}.token", self.files / f"{authority}.pem"
+        return ("--token-file", str(token), "--tls-ca", str(ca))
+
+
+@pytest.fixture(scope="session")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    files = tmp_path_factory.mktemp("secured")
+    with secured_node(files, TOKENS) as node:
+        yield Secured(node, files)
 
 
 @pytest.fixture(scope="session")

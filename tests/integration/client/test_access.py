@@ -2,37 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from tests.integration.client.conftest import Secured
 from tests.support.command import Command
 from tests.support.node import running_node
-from tests.support.secured import secured_node
-
-TOKENS = {"chat": ["read", "publish"], "operator": ["admin"]}
-
-
-@dataclass(frozen=True, slots=True)
-class Secured:
-    """A node with TLS and a token file, and the files that its clients need."""
-
-    command: Command
-    files: Path
-
-    def flags(self, client: str, authority: str = "ca") -> tuple[str, ...]:
-        """Options of a client with this token, which trusts this authority."""
-        token, ca = self.files / f"{client}.token", self.files / f"{authority}.pem"
-        return ("--token-file", str(token), "--tls-ca", str(ca))
-
-
-@pytest.fixture(scope="module")
-def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
-    files = tmp_path_factory.mktemp("secured")
-    with secured_node(files, TOKENS) as node:
-        yield Secured(Command.of(node), files)
 
 
 def test_a_client_with_its_token_publishes_and_reads(secured: Secured) -> None:

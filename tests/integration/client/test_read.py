@@ -140,8 +140,10 @@ def test_a_line_for_people_has_time_hash_topic_and_payload(
 ) -> None:
     line = command.ok("scan", "--content-topic", topic, "--limit", "1").lines[0]
     moment, digest, shown_topic, payload = line.split("  ")
+    assert command.ok("query", "--hash", digest).lines == [line]
+    assert command.ok("query", f"--hash=0X{digest}", "--output=raw").out == f"{payload}\n"
     assert moment.endswith("Z")
-    assert (digest, shown_topic, payload) == (hashes[0][:12], topic, "message 0")
+    assert (digest, shown_topic, payload) == (hashes[0], topic, "message 0")
 
 
 def test_nothing_that_was_published_reaches_the_terminal_as_a_control_character(
@@ -266,7 +268,7 @@ def test_get_prints_what_is_held_and_lists_what_is_missing(command: Command, top
     ended = command("get", "--channel", topic, "m1", f"m2@0x{other}")
     assert ended.code == 1
     shown, missing = ended.lines
-    assert shown.split("  ")[1:] == [digest[:12], "m1", "alice: hello", "(not verified)"]
+    assert shown.split("  ")[1:] == [digest, "m1", "alice: hello", "(not verified)"]
     assert missing == f"missing: m2  {other}"
     assert ended.err == "1 message is missing: this node does not hold what is listed as missing.\n"
     objects = command("get", "--channel", topic, "m1", f"m2@{other}", "--json").objects

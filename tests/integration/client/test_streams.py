@@ -25,8 +25,8 @@ from storenode.client.node import NodeClient, connect, content_filter
 from storenode.client.retry import Retry
 from storenode.wire.storenode.v1.store_pb2 import PublishRequest
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
-from tests.support.cluster import copy_cluster
 from tests.support.node import NodeProcess
+from tests.support.postgres import copy_cluster
 
 PUBSUB_TOPIC = "/waku/2/rs/1/0"
 PATIENT = Retry(attempts=200, first_delay_s=0.05, max_delay_s=0.25)

@@ -1,6 +1,7 @@
 """What the commands print is safe for a terminal, and what they read of times is exact."""
 
 import re
+import time
 import unicodedata
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from storenode.cli.client.limits import PREVIEW_CHARS
 from storenode.cli.client.session import entry
-from storenode.cli.client.text import format_time, parse_time_ns, preview, safe
+from storenode.cli.client.text import TIME, format_time, parse_time_ns, preview, safe
 from storenode.client.message import nanoseconds
 from storenode.message.limits import MAX_TIMESTAMP_NS
 from storenode.message.text import parse_hex
@@ -55,11 +56,44 @@ def test_a_preview_shows_text_as_text_and_bytes_as_hexadecimal() -> None:
         ("1970-01-01t01:00:00.5+01:00", 500_000_000),
         ("1969-12-31 23:59:59.999999999z", -1),
         ("2026-11-20T09:30:00-00:30", 1_795_168_800_000_000_000),
+        ("2026-11-20T09:30Z", 1_795_167_000_000_000_000),
         (str(MAX_TIMESTAMP_NS), MAX_TIMESTAMP_NS),
     ],
 )
 def test_times_are_read_to_the_nanosecond(text: str, time_ns: int) -> None:
-    assert parse_time_ns(text) == time_ns
+    assert parse_time_ns(text) == (time_ns, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "utc"),
+    [
+        ("2026-11-20", "2026-11-19T23:00:00.000Z"),
+        ("2026-06-20", "2026-06-19T22:00:00.000Z"),
+        ("2026-11-20 05:00", "2026-11-20T04:00:00.000Z"),
+        ("2026-11-20T09:30:01.5", "2026-11-20T08:30:01.500Z"),
+    ],
+)
+def test_a_time_without_a_zone_is_local_and_noted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str, utc: str
+) -> None:
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    try:
+        time_ns, local = parse_time_ns(text)
+        TIME.convert(text, None, None)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert format_time(time_ns) == utc
+    assert local is not None
+    assert f"{text} is taken in the local zone: {local.isoformat()}" in capsys.readouterr().err
+
+
+def test_a_duration_is_a_time_before_now() -> None:
+    before_ns = time.time_ns()
+    time_ns, local = parse_time_ns("1h 30 minutes")
+    assert local is None
+    assert 0 <= time_ns - (before_ns - 5_400 * 10**9) <= time.time_ns() - before_ns
 
 
 @pytest.mark.parametrize(
@@ -67,8 +101,7 @@ def test_times_are_read_to_the_nanosecond(text: str, time_ns: int) -> None:
     [
         "",
         "now",
-        "2026-11-20",
-        "2026-11-20T09:30:00",
+        "0001-01-01",
         "2026-02-30T00:00:00Z",
         "2026-11-20T25:00:00Z",
         "2026-11-20T09:30:00.1234567890Z",
@@ -89,7 +122,7 @@ def test_a_printed_time_is_the_time_without_its_microseconds(time_ns: int) -> No
     lowest_ns = -MAX_TIMESTAMP_NS - 1
     printed = format_time(time_ns)
     if time_ns - lowest_ns > 1_000_000:
-        assert parse_time_ns(printed) == time_ns // 1_000_000 * 1_000_000
+        assert parse_time_ns(printed) == (time_ns // 1_000_000 * 1_000_000, None)
 
 
 def test_hexadecimal_is_read_in_either_case() -> None:

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from tests.support import grpcurl
-from tests.support.cluster import copy_cluster
 from tests.support.command import Command
 from tests.support.fleet import exchanging
 from tests.support.node import running_node
 from tests.support.pages import ROOT, as_shown, blocks, matches, section, steps
+from tests.support.postgres import copy_cluster
 
 TOUR = (ROOT / "docs" / "tour.md").read_text(encoding="utf-8")
 SEVERAL_NODES = (ROOT / "docs" / "several-nodes.md").read_text(encoding="utf-8")

@@ -195,7 +195,10 @@ def test_prune_shows_first_and_then_does(storenode: Storenode, filled_url: str) 
     dropped = [each["partition"] for each in told.value["dropped"]]
     assert dropped != []
     assert all(each["reason"] == "age" for each in told.value["dropped"])
-    done = storenode("prune", *target)
+    refused = storenode("prune", *target)
+    assert refused.code == 1
+    assert "of the messages), which the agreed ones keep: correct them, or add" in refused.err
+    done = storenode("prune", *target, "--retention-confirm")
     assert [each["partition"] for each in done.value["dropped"]] == dropped
     assert storenode("prune", *target).value["dropped"] == []
     listed = storenode("partitions", "--database-url", filled_url).out
@@ -220,7 +223,8 @@ def test_prune_goes_by_no_clock_that_nothing_confirms(
     people = storenode("prune", *target)
     assert (people.code, "ages are counted from it" in people.out) == (0, True)
     monkeypatch.setattr(time, "time_ns", lambda: now_ns(filled_url) + year_ns)
-    trusted = storenode("prune", *target, "--trust-clock", "--json").value
+    trust = ("--trust-clock", "--retention-confirm", "--json")
+    trusted = storenode("prune", *target, *trust).value
     assert (trusted["dropped"] != [], trusted["clock_ahead_s"]) == (True, 0)
 
 
@@ -236,10 +240,32 @@ def test_what_could_not_be_dropped_is_a_failure(storenode: Storenode, filled_url
         ended = storenode(
             "prune",
             *("--database-url", filled_url),
-            *("--retention", "2d", "--retention-lock-timeout", "10ms"),
+            *("--retention", "2d", "--retention-lock-timeout", "10ms", "--retention-confirm"),
         )
     assert ended.code == 1
     assert "could not be dropped" in ended.out
+
+
+def test_limits_of_retention_are_shown_and_agreed_to(storenode: Storenode, filled_url: str) -> None:
+    target = ("retention", "--database-url", filled_url)
+    shown = storenode(*target, "--retention", "2d", "--json").value
+    assert (shown["agreed"], shown["pruned"]) == (None, None)
+    assert shown["limits"] == {"retention_s": 2 * 86_400, "retention_bytes": None}
+    assert shown["due"] == shown["to_confirm"] != None  # noqa: E711 - a chain of comparisons
+    people = storenode(*target, "--retention", "2d").out
+    assert "agreed      nothing yet\n" in people
+    assert "A node with these limits holds that until --apply confirms it." in people
+    applied = storenode(*target, "--retention", "2d", "--apply", "--json").value
+    assert applied["agreed"] == shown["limits"]
+    assert len(applied["pruned"]["dropped"]) > 0
+    assert (applied["due"], applied["horizon_ns"] > 0) == (None, True)
+    # Without limits of its own a command goes by the agreed ones.
+    assert storenode("prune", "--database-url", filled_url).code == 0
+    lowered = ("--retention", "30d", "--lower-horizon")
+    assert storenode(*target, *lowered).code == 0
+    reopened = storenode(*target, "--json").value
+    assert reopened["limits"] == {"retention_s": 30 * 86_400, "retention_bytes": None}
+    assert applied["horizon_ns"] - reopened["horizon_ns"] > 27 * DAY_NS
 
 
 def test_wrong_summaries_are_found_and_made_anew(storenode: Storenode, filled_url: str) -> None:

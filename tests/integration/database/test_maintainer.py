@@ -71,7 +71,7 @@ def maintainer(
 ) -> Maintainer:
     return Maintainer(
         connect,
-        policy or RetentionPolicy(),
+        lambda: policy or RetentionPolicy(),
         now_ns=now_ns,
         on_event=events,
         interval_s=interval_s,
@@ -116,7 +116,7 @@ async def test_a_node_whose_clock_runs_ahead_leaves_the_work_to_another(database
     def made(events: Events, clock: Callable[[], int]) -> Maintainer:
         return Maintainer(
             lambda: opened(database_url),
-            policy,
+            lambda: policy,
             now_ns=clock,
             on_event=events,
             interval_s=0.01,

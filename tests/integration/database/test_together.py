@@ -109,7 +109,7 @@ async def test_a_maintainer_beside_publishers_disturbs_nobody(database_url: str)
 
     maintainer = Maintainer(
         lambda: opened(database_url),
-        RetentionPolicy(age_ns=30 * DAY_NS),
+        lambda: RetentionPolicy(age_ns=30 * DAY_NS),
         now_ns=lambda: NOW,
         on_event=note,
         interval_s=0.01,

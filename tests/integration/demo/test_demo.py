@@ -86,30 +86,6 @@ def test_everything_comes_back_and_nothing_stays_behind(tmp_path: Path) -> None:
     assert left_behind(tmp_path) == []
 
 
-@pytest.mark.timeout(TIMEOUT_S + 20)
-def test_what_does_not_come_back_is_told(tmp_path: Path) -> None:
-    without = ("--without", "gossip", "--without", "reconciliation")
-    done = subprocess.run(
-        warm.tied([COMMAND, "demo", *QUICK, "--patience", "1s", *without]),
-        capture_output=True,
-        text=True,
-        env=environment(tmp_path),
-        timeout=TIMEOUT_S,
-        check=False,
-    )
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "Not everything is everywhere" in done.stdout
-    assert re.search(r"n3 lacks [\d,]+ messages that were acknowledged", done.stdout)
-    assert re.search(r"The log of \w+ lacks", done.stdout)
-    given_up = done.stdout.split("The demo ran out of time; these waits were given up:")[1]
-    assert re.search(r"n3 gets what it lacks: [\d,]+ left, and no change for 1 s", given_up)
-    (kept,) = tmp_path.iterdir()
-    assert done.stderr == (
-        f"storenode: Something was not brought back. Logs and databases are in {kept}.\n"
-    )
-    assert {"n1.log", "n2.log", "n3.log"} <= {path.name for path in kept.iterdir()}
-
-
 @contextmanager
 def started(directory: Path, chapter: str) -> Iterator[subprocess.Popen[str]]:
     """A run that has come to a chapter."""

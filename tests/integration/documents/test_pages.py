@@ -7,11 +7,11 @@ import time
 from pathlib import Path
 
 from store.domain.access import parse_token_file
-from tests.support.cluster import copy_cluster
 from tests.support.command import Command
 from tests.support.fleet import NS_PER_S, made, publish
 from tests.support.node import running_node
 from tests.support.pages import ROOT, Step, blocks, matches, run_in_one_shell, steps
+from tests.support.postgres import copy_cluster
 
 
 def page(name: str) -> str:

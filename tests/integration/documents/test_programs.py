@@ -19,9 +19,9 @@ import trustme
 
 from storenode.client import Client, Message
 from storenode.client.sds_messages import sds_payload
-from tests.support.cluster import copy_cluster
 from tests.support.node import NodeProcess, clean_environment, running_node
 from tests.support.pages import ROOT, as_shown, blocks, files, fragments, steps
+from tests.support.postgres import copy_cluster
 
 NODE, SECOND_NODE, ADMIN = "127.0.0.1:7420", "127.0.0.1:7430", "127.0.0.1:7421"
 PROGRAM_TIMEOUT_S = 120

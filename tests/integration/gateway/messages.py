@@ -6,6 +6,8 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
 from typing import Final
 
 from storenode.client.message import Message
@@ -111,3 +113,23 @@ def expected(query: Query, messages: Sequence[Message]) -> list[list[str]]:
 def _as_js_waku(time_ms: int | None) -> int | None:
     """Convert milliseconds to nanoseconds as js-waku does: by a product of 64-bit floats."""
     return None if time_ms is None else int(float(time_ms) * float(NS_PER_MS))
+
+
+RIGHTS: Final = {
+    "gateway": ("read", "publish", "follow", "backfill"),
+    "writer": ("read", "publish", "backfill"),
+    "timid": ("read", "publish", "follow"),
+}
+
+
+def access_files(folder: Path) -> None:
+    """Write a token file, and the token of each client beside it."""
+    folder.mkdir()
+    text = ""
+    for name, rights in RIGHTS.items():
+        digest = sha256(f"token-of-{name}".encode()).hexdigest()
+        quoted = ", ".join(f'"{each}"' for each in rights)
+        text += f'[clients.{name}]\ntoken_sha256 = "{digest}"\nrights = [{quoted}]\n'
+        (folder / name).write_text(f"token-of-{name}", encoding="utf-8")
+        (folder / name).chmod(0o600)
+    (folder / "clients.toml").write_text(text, encoding="utf-8")

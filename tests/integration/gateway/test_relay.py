@@ -13,7 +13,7 @@ from store.gateway.varints import bytes_field, delimited
 from storenode.client.blocking import Client
 from storenode.client.message import Message
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
-from tests.integration.gateway.messages import CLUSTER, PUBSUB, SHARD
+from tests.integration.gateway.messages import CLUSTER, PUBSUB, SHARD, access_files
 from tests.support.gateway import GENEROUS, GatewayProcess, running_gateway
 from tests.support.node import NodeProcess, running_node
 from tests.support.polling import eventually
@@ -23,8 +23,8 @@ TOPIC: Final = "/relay/1/chat/proto"
 NETWORK: Final = (*GENEROUS, "--cluster", str(CLUSTER), "--shard", str(SHARD))
 
 
-def stored(node: NodeProcess) -> list[bytes]:
-    with Client([node.listen]) as client:
+def stored(node: NodeProcess, token: str | None = None) -> list[bytes]:
+    with Client([node.listen], token=token) as client:
         return sorted(each.payload for each in client.scan())
 
 
@@ -105,14 +105,18 @@ async def test_a_leaf_does_not_accept_strangers(
         assert leaf.counted("relay_peers") == 1
 
 
-async def test_messages_wait_while_the_node_is_away(
+async def test_messages_are_stored_after_the_node_was_away_for_longer_than_its_drift(
     tmp_path: Path, new_store: Callable[[], str]
 ) -> None:
     with ExitStack() as stack:
         router = ("--relay", "router")
         node_a, gateway_a = started(stack, tmp_path / "a", new_store, *router)
-        (tmp_path / "b").mkdir()
-        node_b = NodeProcess(tmp_path / "b" / "node", database_url=new_store())
+        access_files(tmp_path / "b")
+        options = [
+            *("--client-token-file", str(tmp_path / "b" / "clients.toml")),
+            *("--max-clock-drift", "300ms"),
+        ]
+        node_b = NodeProcess(tmp_path / "b" / "node", options, new_store())
         stack.callback(node_b.close)
         node_b.start()
         gateway_b = stack.enter_context(
@@ -121,8 +125,8 @@ async def test_messages_wait_while_the_node_is_away(
                 node_b.listen,
                 *NETWORK,
                 *router,
-                "--relay-peer",
-                gateway_a.address("tcp"),
+                *("--token-file", str(tmp_path / "b" / "gateway")),
+                *("--relay-peer", gateway_a.address("tcp")),
             )
         )
         eventually(lambda: gateway_a.counted("relay_peers") == 1)
@@ -130,6 +134,7 @@ async def test_messages_wait_while_the_node_is_away(
         with Client([node_a.listen]) as client:
             client.publish(Message(b"meanwhile", TOPIC, PUBSUB))
         eventually(lambda: gateway_b.counted('relay_messages_total{outcome="received"}') == 1)
+        # To start takes the node longer than its drift.
         node_b.start()
         eventually(lambda: gateway_b.counted('relay_messages_total{outcome="stored"}') == 1)
-        assert stored(node_b) == [b"meanwhile"]
+        assert stored(node_b, "token-of-writer") == [b"meanwhile"]

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import copy_cluster
 from tests.support.node import NodeProcess, clean_environment, running_node
 from tests.support.pages import ROOT, blocks, matches, steps
+from tests.support.postgres import copy_cluster
 
 PAGE = (ROOT / "docs" / "sds.md").read_text(encoding="utf-8")
 PROTOCOL = (ROOT / "docs" / "sds-protocol.md").read_text(encoding="utf-8")

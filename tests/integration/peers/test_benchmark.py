@@ -7,11 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[3]
 SIZES = ("--messages", "3000", "--missing", "30", "--many", "2000")
 """In the end 5,000 messages, for which the compact mode is offered."""
 
 
+@pytest.mark.long
 def test_lines_with_what_each_process_used() -> None:
     command = [sys.executable, "-m", "bench.sync", *SIZES]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

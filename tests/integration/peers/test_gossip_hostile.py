@@ -84,11 +84,14 @@ class Stream:
 
 
 @asynccontextmanager
-async def stream(address: str, name: str, store: str = "") -> AsyncIterator[Stream]:
+async def stream(
+    address: str, name: str, store: str = "", *, cluster: str = ""
+) -> AsyncIterator[Stream]:
     metadata = (
         ("storenode-node-id", name),
         ("storenode-store-id", store or f"store-of-{name}"),
         ("storenode-version", "6.6.6"),
+        *((("storenode-cluster", cluster),) if cluster else ()),
     )
     async with grpc.aio.insecure_channel(address, options=UNLIMITED) as channel:
         method: Any = channel.stream_stream
@@ -174,6 +177,13 @@ async def test_a_store_counts_once_however_many_nodes_speak_for_it(node: NodePro
             (result,) = await client.publish([message], min_confirms=2, confirm_timeout_s=2)
     assert result.confirms <= 1
     assert "of 2 stores confirmed" in result.reason
+
+
+async def test_a_peer_of_another_cluster_gets_no_stream(node: NodeProcess) -> None:
+    async with stream(node.peer, "elsewhere", cluster="4711") as elsewhere:
+        code, sentence = await elsewhere.ending()
+    assert code is grpc.StatusCode.FAILED_PRECONDITION
+    assert sentence.endswith("and the caller of another: give both one --cluster")
 
 
 async def test_a_node_without_gossip_says_so(first: PeerNode) -> None:

@@ -155,14 +155,15 @@ async def opened(
     """Open a database and a node's services on it; the stack closes them."""
     database = await Database.open(url)
     stack.push_async_callback(database.close)
+    feed = DatabaseFeed(database, page_bytes=page_bytes)
     writer = DatabaseWriter(
         database,
         PartitionMap(time.time_ns),
+        feed=feed,
         on_stored=lambda _, source, new: metrics.count_stored(source, new),
     )
     await writer.start()
     stack.push_async_callback(writer.stop)
-    feed = DatabaseFeed(database, page_bytes=page_bytes)
     await feed.start()
     stack.push_async_callback(feed.stop)
     reader = DatabaseReader(database, lambda: feed.counted, page_bytes)

@@ -1,15 +1,21 @@
 import asyncio
+import time
 from contextlib import suppress
 from hashlib import sha256
-from typing import Any
+from typing import Any, Final
 
 import grpc
 import pytest
 
 from store.domain.access import Access, parse_token_file
+from storenode.message.rules import Policy
+from storenode.message.varint import varint
 from storenode.wire.sds.v1.message_pb2 import HistoryEntry
 from storenode.wire.sds.v1.message_pb2 import Message as SdsMessage
 from storenode.wire.storenode.v1.store_pb2 import (
+    PUBLISH_SOURCE_NWAKU,
+    PUBLISH_SOURCE_RELAY,
+    PUBLISH_SOURCE_UNSPECIFIED,
     CausalHistoryPage,
     FollowPage,
     FollowRequest,
@@ -39,6 +45,9 @@ from tests.integration.rpc.harness import (
 )
 
 SECRET = "/secret/1/chat/proto"
+STORED: Final = PublishResult.STORED
+REJECTED: Final = PublishResult.REJECTED
+EPHEMERAL: Final = PublishResult.EPHEMERAL
 READS = ("Query", "Scan", "GetSdsMessages", "GetCausalHistory")
 UNARY = ("Publish", "Query")
 
@@ -51,6 +60,7 @@ def token_file(**limits: int) -> Access:
         "publisher": ['rights = ["publish"]'],
         "follower": ['rights = ["follow"]'],
         "operator": ['rights = ["admin"]'],
+        "backfiller": ['rights = ["publish", "backfill"]'],
         "everything": ['rights = ["read", "publish", "follow"]'],
         "app": ['rights = ["read", "publish", "follow"]', 'content_topics = ["/app/"]'],
     }
@@ -147,6 +157,32 @@ async def test_publishing_outside_a_client_s_topics_is_rejected(database_url: st
         assert node.count(
             "storenode_messages_rejected_total", source="client", reason="outside_topics"
         ) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "outcomes", "counted_as"),
+    [
+        ("publisher", PUBLISH_SOURCE_NWAKU, (REJECTED, STORED, EPHEMERAL), "client"),
+        ("backfiller", PUBLISH_SOURCE_UNSPECIFIED, (REJECTED, STORED, EPHEMERAL), "client"),
+        ("backfiller", PUBLISH_SOURCE_RELAY, (STORED, STORED, EPHEMERAL), "relay"),
+        ("backfiller", PUBLISH_SOURCE_NWAKU, (STORED, STORED, REJECTED), "nwaku"),
+        ("backfiller", 77, (REJECTED, STORED, EPHEMERAL), "client"),
+    ],
+)
+async def test_old_messages_take_the_right_to_backfill(
+    database_url: str, name: str, source: int, outcomes: tuple[int, ...], counted_as: str
+) -> None:
+    an_hour_ago = time.time_ns() - 3600 * 10**9
+    messages = [item(b"old", timestamp=an_hour_ago), item(b"now"), item(ephemeral=True)]
+    request = PublishRequest(messages=messages)
+    request.MergeFromString(varint(4 << 3) + varint(source))
+    rules = Rules(policy=Policy(max_drift_ns=20 * 10**9), access=token_file())
+    async with serve(database_url, rules=rules) as node:
+        answer = await node.unary(STORE + "Publish", request.SerializeToString(), bearer(name))
+        results = PublishResponse.FromString(answer).results
+        assert tuple(each.outcome for each in results) == outcomes
+        stored = node.count("storenode_messages_stored_total", source=counted_as)
+        assert stored == outcomes.count(STORED)
 
 
 def sds(message_id: str, *parents: str) -> bytes:

@@ -3,11 +3,9 @@
 import time
 from collections.abc import Iterator
 from io import StringIO
-from pathlib import Path
 from typing import Any, Final
 
 import grpc
-import psutil
 import pytest
 import structlog
 
@@ -23,7 +21,6 @@ from storenode.wire.storenode.v1.store_pb2 import (
 )
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
 from tests.integration.rpc.harness import ADMIN, STORE, Node, item, within
-from tests.support.node import running_node
 
 MIB: Final = 1024 * 1024
 NOW_NS: Final = 1_763_625_600_000_000_000
@@ -122,24 +119,6 @@ async def test_absurd_sizes_get_a_clear_status(log: StringIO, node: Node) -> Non
     assert_no_flood(log, began_s)
     (result,) = (await node.publish(item())).results
     assert result.outcome == PublishResult.STORED
-
-
-async def test_absurd_sizes_leave_the_memory_of_a_node_flat(
-    tmp_path: Path, database_url: str
-) -> None:
-    requests = list(absurd())
-    with running_node(tmp_path / "node", database_url=database_url) as node:
-        process = psutil.Process(node.process.pid)
-        resident = []
-        async with grpc.aio.insecure_channel(node.listen) as channel:
-            for _ in range(6):
-                for method, request in requests:
-                    await poke(channel, method, request)
-                resident.append(process.memory_info().rss)
-    # What is kept of one round would be kept of each: the last rounds may take no more than what
-    # an allocator does by itself.
-    kept = min(resident[3:]) - max(resident[:3])
-    assert kept < sum(len(request) for _, request in requests) // 4, resident
 
 
 async def test_unknown_fields_are_ignored_by_reads_and_dropped_from_messages(node: Node) -> None:

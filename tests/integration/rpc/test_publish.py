@@ -4,6 +4,9 @@ from typing import Any
 import grpc
 import pytest
 
+from store.db.writing.writer import DatabaseWriter
+from store.domain.ports import StoreUnavailable
+from store.serving.methods.publish import RETRY_NS
 from storenode.message.hashing import message_hash
 from storenode.message.rules import Policy
 from storenode.wire.storenode.v1.store_pb2 import PublishRequest, PublishResponse
@@ -41,6 +44,31 @@ async def test_the_policy_is_asked_for_every_request(node: Node) -> None:
     assert "20 s" in response.results[0].reason
     node.rules.policy = Policy(max_drift_ns=None)
     assert outcomes(await node.publish(old)) == [Result.STORED]
+
+
+async def test_a_message_that_was_in_time_may_be_published_again_when_it_is_late(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    early, other = item(b"early", timestamp=NOW_NS), item(b"other", timestamp=NOW_NS)
+
+    async def away(*_: object) -> None:
+        raise StoreUnavailable("the database does not answer: retry with backoff")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DatabaseWriter, "store", away)
+        code, _ = await failure(node.publish(early))
+    assert code is grpc.StatusCode.UNAVAILABLE
+    node.rules.policy = Policy(max_drift_ns=20 * 10**9, horizon_ns=NOW_NS)
+    response = await node.publish(early, other)
+    assert outcomes(response) == [Result.STORED, Result.REJECTED]
+    # A copy of a stored message is one as long as it may be published again.
+    assert outcomes(await node.publish(early)) == [Result.DUPLICATE]
+    node.rules.policy = Policy(max_drift_ns=20 * 10**9, horizon_ns=NOW_NS + 1)
+    assert outcomes(await node.publish(early)) == [Result.REJECTED]
+    node.rules.policy = Policy(max_drift_ns=20 * 10**9)
+    (digest,) = node.context.unstored
+    node.context.unstored[digest] -= RETRY_NS
+    assert outcomes(await node.publish(early)) == [Result.REJECTED]
 
 
 async def test_without_gossip_confirmations_are_answered_at_once(node: Node) -> None:

@@ -73,6 +73,19 @@ async def test_a_scan_refuses_cursors_that_are_not_its_own(node: Node, cursor: b
     assert "cursor" in sentence
 
 
+async def test_a_scan_gives_timestamps_without_data(node: Node) -> None:
+    expected = [(NOW_NS + n, digest) for n, digest in enumerate(await fill(node, 5))]
+    for request, has_timestamps in (
+        (ScanRequest(include_timestamps=True, page_size=2), True),
+        (ScanRequest(include_timestamps=True, include_data=True), False),
+        (ScanRequest(), False),
+    ):
+        pages = await scan(node, request)
+        assert hashes_of(*pages) == [digest for _, digest in expected]
+        timestamps = [each for page in pages for each in page.timestamps]
+        assert timestamps == ([at_ns for at_ns, _ in expected] if has_timestamps else [])
+
+
 @pytest.mark.parametrize("cursor", [b"x", FOLLOW_CURSOR[:-1], SCAN_CURSOR], ids=len)
 async def test_a_follower_refuses_cursors_that_are_not_its_own(node: Node, cursor: bytes) -> None:
     request = FollowRequest(cursor=cursor).SerializeToString()

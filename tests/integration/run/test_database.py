@@ -18,7 +18,7 @@ from tests.integration.run.helpers import get, run_to_end, watch_health
 from tests.support.node import NodeProcess, running_node
 from tests.support.polling import eventually
 from tests.support.ports import HeldPort
-from tests.support.postgres import PostgresServer
+from tests.support.postgres import PostgresServer, copy_cluster
 
 SERVING = HealthCheckResponse.SERVING
 NOT_SERVING = HealthCheckResponse.NOT_SERVING
@@ -108,7 +108,7 @@ def test_two_nodes_share_a_database(tmp_path: Path, database_url: str) -> None:
 
 def test_a_node_outlives_its_embedded_server(tmp_path: Path) -> None:
     with (
-        running_node(tmp_path / "data") as node,
+        running_node(copy_cluster(tmp_path / "data")) as node,
         grpc.insecure_channel(node.listen) as channel,
     ):
         states = watch_health(channel)

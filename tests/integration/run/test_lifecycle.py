@@ -40,6 +40,7 @@ from tests.integration.run.helpers import (
 from tests.support.fleet import CONTENT, PUBSUB
 from tests.support.node import COMMAND, NodeProcess, running_node
 from tests.support.polling import eventually
+from tests.support.postgres import copy_cluster
 
 SERVING = HealthCheckResponse.SERVING
 NOT_SERVING = HealthCheckResponse.NOT_SERVING
@@ -68,13 +69,13 @@ def test_a_fresh_directory_gives_a_serving_node_that_ends_in_order(tmp_path: Pat
     assert psutil.wait_procs(children, timeout=TIMEOUT_S)[1] == []
 
 
-def test_the_node_id_is_random_private_and_kept(tmp_path: Path) -> None:
+def test_the_node_id_is_random_private_and_kept(tmp_path: Path, database_url: str) -> None:
     data_dir = tmp_path / "data"
-    with running_node(data_dir) as first:
+    with running_node(data_dir, database_url=database_url) as first:
         node_id = first.ready["node_id"]
-    with running_node(data_dir) as second:
+    with running_node(data_dir, database_url=database_url) as second:
         assert second.ready["node_id"] == node_id
-    with running_node(tmp_path / "other") as other:
+    with running_node(tmp_path / "other", database_url=database_url) as other:
         assert other.ready["node_id"] != node_id
     assert re.fullmatch(r"[0-9a-f]{32}", node_id)
     assert stat.S_IMODE((data_dir / "node-id").stat().st_mode) == 0o600
@@ -95,7 +96,8 @@ def test_a_second_node_on_a_data_directory_is_refused(
     tmp_path: Path, database_url: str, external: bool
 ) -> None:
     url = database_url if external else None
-    with running_node(tmp_path / "data", database_url=url) as node:
+    directory = tmp_path / "data" if external else copy_cluster(tmp_path / "data")
+    with running_node(directory, database_url=url) as node:
         ended = run_to_end(tmp_path / "data", database_url=url)
         assert ended.code == 1
         # Both write to one log.
@@ -208,7 +210,7 @@ def test_calls_under_way_are_cut_off_after_the_drain_timeout(
 
 def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
     with (
-        running_node(tmp_path / "data", "--drain-timeout", "1h") as node,
+        running_node(copy_cluster(tmp_path / "data"), "--drain-timeout", "1h") as node,
         grpc.insecure_channel(node.listen) as channel,
         endless_publisher(channel),
     ):

@@ -11,8 +11,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from store.observe.http import MAX_HTTP_HEAD_BYTES, MAX_UNFINISHED_REQUESTS
 from tests.integration.run.helpers import TIMEOUT_S, get, raw_exchange
-from tests.support.cluster import copy_cluster
 from tests.support.node import NodeProcess, running_node
+from tests.support.postgres import copy_cluster
 
 OF_THE_CONTRACT = {
     "storenode_messages_stored",

@@ -22,13 +22,12 @@ from store.observe.problems import RUNBOOKS
 from storenode.client.messages import new_message
 from storenode.client.types import WakuMessageAndTopic
 from tests.integration.run.helpers import TIMEOUT_S, get, raw_exchange
-from tests.support.cluster import copy_cluster
 from tests.support.command import Command
 from tests.support.fleet import await_status, made, publish
 from tests.support.node import NodeProcess, running_node
 from tests.support.polling import eventually
 from tests.support.ports import HeldPort
-from tests.support.postgres import PostgresServer
+from tests.support.postgres import PostgresServer, copy_cluster
 
 HOUR_S = 3_600
 FILES = {
@@ -254,3 +253,10 @@ def test_a_browser_is_answered_by_own_names_alone_and_a_scraper_by_any(
         for host in ("127.0.0.1", "[::1]:7422", "localhost:1", "a.localhost", "watch.example:7422"):
             for path in ("/status", "/status.json", "/metrics", "/readyz"):
                 assert asked(node.metrics, path, f"Host: {host}", browser)[0] == 200
+
+
+def test_the_command_shows_the_database(node: NodeProcess) -> None:
+    lines = {line.partition(" ")[0]: line for line in Command.of(node)("status").lines}
+    assert ", 0 standbys" in lines["database"]
+    assert lines["disk"].endswith(" free")
+    assert "archive" not in lines

@@ -8,12 +8,12 @@ from contextlib import aclosing, asynccontextmanager
 
 from store.db.commits.feed import DatabaseFeed
 from store.db.writing.insert import (
+    CommitPart,
     Inserted,
     KnownTopics,
     assign_commit_position,
     insert,
     insert_topics,
-    new_token,
 )
 from store.domain.ports import FollowPage, FollowRequest, Source, TopicFilter
 from store.messages.cursor import FollowCursor
@@ -132,15 +132,16 @@ class LongTransaction:
         # What others do meanwhile may take longer than a node may be silent.
         await connection.execute("set idle_in_transaction_session_timeout = 0")
         await connection.execute("begin")
-        self._inserted: list[tuple[int, Inserted]] = []
-        for batch in batches:
-            added = await insert(connection, batch)
-            assert added.count == len(batch)
-            self._inserted.append((new_token(), added))
+        self._parts = [CommitPart(batch, Source.RESTORE) for batch in batches]
+        self._inserted: list[Inserted] = []
+        for part in self._parts:
+            (added,) = await insert(connection, [part])
+            assert added.count == len(part.batch)
+            self._inserted.append(added)
 
     async def commit(self) -> None:
         """Take the places in the commit order, and commit."""
-        await assign_commit_position(self._connection, self._inserted, Source.RESTORE)
+        await assign_commit_position(self._connection, self._parts, self._inserted)
         await self._connection.execute("commit")
         await self._connection.close()
 

@@ -87,9 +87,11 @@ async def running(url: str, settings: PoolSettings = SETTINGS) -> AsyncIterator[
     database = await Database.open(url, settings)
     partitions = PartitionMap(lambda: NOW, RETENTION)
     stored: list[tuple[RecordBatch, Source, int]] = []
-    writer = DatabaseWriter(database, partitions, on_stored=lambda *told: stored.append(told))
     lost: list[tuple[Place, Place]] = []
     feed = DatabaseFeed(database, on_lost=lambda reached, left: lost.append((reached, left)))
+    writer = DatabaseWriter(
+        database, partitions, feed=feed, on_stored=lambda *told: stored.append(told)
+    )
     try:
         await writer.start()
         await feed.start()

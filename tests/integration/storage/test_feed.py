@@ -7,13 +7,18 @@ import random
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from itertools import accumulate
+from typing import Any
 
 import pytest
+from psycopg import OperationalError
 
 from store.db.commits import feed as feed_module
 from store.db.commits import pages as commit_pages
 from store.db.pool import Connection
 from store.db.reading.messages import Topics
+from store.db.writing import insert as insert_module
+from store.db.writing import writer as writer_module
+from store.db.writing.insert import OwnCommit
 from store.domain.hub import MAX_QUEUED_BYTES, MAX_QUEUED_COMMITS, CommitRow, Place, Row, Subscriber
 from store.domain.ports import Ephemeral, TopicFilter, TopicRights
 from storenode.message.limits import MAX_RESPONSE_BYTES
@@ -42,6 +47,7 @@ from tests.integration.storage.world import (
     random_batch,
 )
 from tests.support.outlet import WideOutlet
+from tests.support.polling import PAUSE_S
 
 TIMES = (NOW - 9 * DAY, NOW - DAY, NOW - 1, NOW, NOW, NOW + 1)
 SEED = 20261120
@@ -237,8 +243,73 @@ def _subscribers(node: Node) -> list[Subscriber]:
     return list(node.feed._hub._keys)
 
 
+async def until_tail_waits(node: Node) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while node.feed._waiting is None:  # noqa: ASYNC110 - tells nobody
+            await asyncio.sleep(PAUSE_S)
+
+
+async def test_own_commits_are_not_read(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed_module, "POLL_S", 3_600.0)
+    wanted = TopicFilter(None, CONTENTS[:2])
+    requests = [from_now(), from_now(wanted), from_now(include_data=True)]
+    async with following(node.feed, *requests) as followers:
+        for follower in followers:
+            await follower.until_live()
+        await until_tail_waits(node)
+        reads: list[str] = []
+        for name in ("commits_between", "rows_of", "topic_names"):
+            monkeypatch.setattr(feed_module, name, lambda *_, name=name: reads.append(name))
+        messages = await publish(node, SEED, 8, (1, 3, 150))
+        end, order = await store_end(node), await commit_order(node)
+        messages.append(end_marker())
+        for follower, each in zip(followers, (TopicFilter(), wanted, TopicFilter()), strict=True):
+            await assert_complete(follower, each, order, messages, end)
+        assert reads == []
+    assert node.feed.counted[1] == len(messages)
+
+
+@pytest.mark.parametrize("fault", ["lost answer", "other server"])
+async def test_a_commit_whose_messages_cannot_be_handed_over_is_read(
+    node: Node, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    monkeypatch.setattr(feed_module, "POLL_S", 3_600.0)
+    attempts: list[int] = []
+
+    async def lose_first_answer(*given: Any) -> list[OwnCommit]:  # noqa: ANN401
+        committed = await insert_module.insert_at_once(*given)
+        attempts.append(len(committed))
+        if len(attempts) == 1:
+            raise OperationalError("the answer was lost")
+        return committed
+
+    if fault == "lost answer":
+        monkeypatch.setattr(writer_module, "insert_at_once", lose_first_answer)
+    else:
+        monkeypatch.setattr(node.database, "have_one_server", lambda *_: False)
+    async with following(node.feed, from_now()) as [follower]:
+        await follower.until_live()
+        batches = [batch_of([(NOW, END_TOPIC, b"%d" % number)]) for number in range(3)]
+        for batch in batches:
+            assert await node.store(batch) == [True]
+            await follower.until_given(batch.hashes[0])
+        assert follower.hashes == [batch.hashes[0] for batch in batches]
+
+
+async def test_own_commits_wait_for_those_of_another_node_before_them(
+    node: Node, other_node: Node
+) -> None:
+    async with following(node.feed, from_now()) as [follower]:
+        await follower.until_live()
+        await asyncio.gather(
+            *(publish((node, other_node)[seed % 2], seed, 15, (1, 2)) for seed in range(4))
+        )
+        end = await store_end(node)
+        assert await follower.until_given(end) == await commit_order(node)
+
+
 async def test_who_comes_while_commits_are_read_misses_nothing(
-    node: Node, monkeypatch: pytest.MonkeyPatch
+    node: Node, other_node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reading, go_on = asyncio.Event(), asyncio.Event()
 
@@ -256,7 +327,7 @@ async def test_who_comes_while_commits_are_read_misses_nothing(
         cursor = (await filtered.until_live()).pages[0].cursor
         await filtered.stop()
         batch = batch_of((NOW, topic, b"payload") for topic in TOPICS[:3])
-        await node.store(batch)
+        await other_node.store(batch)
         await reading.wait()
         mine = held_of(batch)[1].hash
         async with following(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import pytest
@@ -79,13 +79,6 @@ class Oracle:
 @pytest.fixture(autouse=True)
 def _several_transactions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(missing_module, "MAX_CLAIMED_KEYS", 7)
-
-
-@pytest.fixture
-async def connection(node: Node) -> AsyncIterator[Connection]:
-    """A connection of a node that does the maintenance."""
-    async with await node.database.connect() as opened:
-        yield opened
 
 
 def message(dice: random.Random, since_ns: int = TODAY - DAYS * DAY) -> Message:

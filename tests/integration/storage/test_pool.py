@@ -32,7 +32,7 @@ async def test_scans_that_find_no_connection_are_told_so_and_keep_nobody_else_wa
                 TopicFilter(), None, 0, NOW + 1, None, forward=True, limit=100, include_data=True
             )
             assert (await node.reader.query(request)).count == len(batch)
-        assert (await anext(node.reader.scan(wanted, WideOutlet()))).count == len(batch)
+        assert len((await anext(node.reader.scan(wanted, WideOutlet()))).timestamps) == len(batch)
 
 
 async def until_somebody_waits(pool: AsyncConnectionPool[Connection]) -> None:

@@ -227,7 +227,7 @@ async def scanned(
     cursors = []
     async for page in node.reader.scan(request, WideOutlet()):
         hashes = hashes_in(page.frames)
-        assert 0 < len(hashes) == page.count <= largest
+        assert 0 < len(hashes) == len(page.timestamps) <= largest
         assert page.last[1] == hashes[-1]
         found += hashes
         cursors.append(page.last)
@@ -335,7 +335,7 @@ async def test_the_size_of_scan_pages_is_bounded(node: Node) -> None:
 
     async def sizes(page_size: int) -> list[int]:
         request = ScanRequest(TopicFilter(), 0, FOREVER, None, False, page_size)
-        return [page.count async for page in node.reader.scan(request, WideOutlet())]
+        return [len(page.timestamps) async for page in node.reader.scan(request, WideOutlet())]
 
     assert await sizes(0) == [DEFAULT_SCAN_PAGE] * (12_000 // DEFAULT_SCAN_PAGE)
     assert await sizes(10**9) == [MAX_SCAN_PAGE, 12_000 - MAX_SCAN_PAGE]
@@ -356,7 +356,7 @@ async def test_pages_of_one_message_are_cut_from_pages_of_many(
     request = ScanRequest(TopicFilter(), 0, FOREVER, None, include_data, 1)
     pages = [page async for page in node.reader.scan(request, WideOutlet())]
     assert [page.last for page in pages] == [each.at for each in world]
-    assert all(page.count == 1 for page in pages)
+    assert all(len(page.timestamps) == 1 for page in pages)
     frames = [each.frame if include_data else presence(each.hash) for each in world]
     assert [page.frames for page in pages] == frames
     assert reads <= 3 + len(world) // 256

@@ -36,13 +36,6 @@ PATIENCE_S = 90.0
 KILL = "select pg_terminate_backend(%s)"
 
 
-@pytest.fixture
-async def connection(node: Node) -> AsyncIterator[Connection]:
-    """A connection that belongs to nobody else."""
-    async with await node.database.connect() as opened:
-        yield opened
-
-
 async def deltas(node: Node) -> list[bytes]:
     """The summaries of all commits in their order."""
     rows = await node.rows("select summary from storenode.commits order by position")

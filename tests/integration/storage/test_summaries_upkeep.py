@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -42,17 +41,10 @@ NEVER_S = 3_600.0
 PATIENCE_S = 90.0
 TWO_DAYS = RetentionPolicy(age_ns=2 * DAY)
 WAITING = "select count(*) from pg_locks where not granted and locktype = 'relation'"
-BURST = 30
+BURST = 10
 """Commits of a publisher between two times that all is folded."""
 
 SPREAD = [NOW - number * DAY // 7 for number in range(60)]
-
-
-@pytest.fixture
-async def connection(node: Node) -> AsyncIterator[Connection]:
-    """A connection that belongs to nobody else."""
-    async with await node.database.connect() as opened:
-        yield opened
 
 
 def within(found: Summary, low: int, high: int) -> Summary:
@@ -290,7 +282,7 @@ async def test_nodes_go_on_while_summaries_are_made_anew(
         async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as others:
             for work in (publish, publish, keep_folding):
                 others.create_task(work())
-            for _ in range(3):
+            for _ in range(2):
                 await resummarize(own)
             assert (await checked(filled_url)).findings == []
             done.set()
@@ -312,7 +304,7 @@ def maintainer(node: Node, events: list[dict[str, object]], **options: object) -
 
     return Maintainer(
         node.database.connect,
-        RetentionPolicy(),
+        RetentionPolicy,
         on_event=note,
         now_ns=lambda: NOW,
         interval_s=NEVER_S,

@@ -20,7 +20,7 @@ from store.db.pool import Connection
 from store.db.reading.messages import frame_of
 from store.db.writing import insert as insert_module
 from store.db.writing import writer as writer_module
-from store.db.writing.insert import Inserted
+from store.db.writing.insert import CommitPart, Inserted
 from store.domain.ports import Source, StoreBusy
 from store.messages.record import RecordBatch
 from storenode.sds.codec import channel_key, encode, sds_key
@@ -205,28 +205,58 @@ async def test_queued_batches_share_a_transaction_and_the_first_copy_is_new(node
     await assert_tables_agree(node, [*plugs, batch, other])
 
 
-async def test_groups_keep_to_their_limits_and_sources(
-    node: Node, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("size", [3, 60])
+@pytest.mark.parametrize("known", [False, True])
+async def test_sources_share_a_transaction_with_a_commit_each(
+    node: Node, size: int, known: bool
 ) -> None:
-    monkeypatch.setattr(writer_module, "MAX_GROUP_MESSAGES", 10)
-    monkeypatch.setattr(writer_module, "MAX_GROUP_BYTES", 10_000)
-    dice = random.Random(SEED)
-    plugs = [random_batch(dice, 1, [NOW]) for _ in range(WORKERS)]
-    sizes = ((4, 40), (6, 40), (1, 40), (11, 40), (1, 6_000), (1, 6_000), (1, 40))
-    batches = [random_batch(dice, count, [NOW], size=size) for count, size in sizes]
-    sources = [Source.CLIENT] * 6 + [Source.RESTORE]
+    rng = random.Random(SEED)
+    before = random_batch(rng, 2, TIMES)
+    await node.store(before)
+    plugs = [random_batch(rng, 1, [NOW]) for _ in range(WORKERS)]
+    batches = [random_batch(rng, size, TIMES) for _ in range(4)]
+    if known:
+        batches[1].extend(part_of(batches[0], [1]))
+        batches[2].extend(before)
+    sources = [Source.CLIENT, Source.GOSSIP, Source.CLIENT, Source.TRANSFER]
     async with commits_held_up(node):
         plugged = await occupy_workers(node, plugs)
         stores = [
             asyncio.create_task(node.store(batch, source))
             for batch, source in zip(batches, sources, strict=True)
         ]
-    assert all(all(verdicts) for verdicts in await asyncio.gather(*plugged, *stores))
-    groups = await node.rows("select messages, source from storenode.commits order by position")
-    # The workers take groups in turn, so the order of two neighbours is open.
-    assert Counter(groups[WORKERS:]) == Counter(
-        [*((count, "client") for count in (10, 1, 11, 1, 1)), (1, "restore")]
+    await asyncio.gather(*plugged)
+    outcomes = await asyncio.gather(*stores)
+    assert [outcome[:size].count(True) for outcome in outcomes[1:]] == [size] * 3
+    assert outcomes[2][size:] == [False] * (len(before) if known else 0)
+    assert outcomes[0].count(True) + outcomes[1].count(True) == 2 * size
+    commits = await node.rows(
+        "select xmin::text, source, messages from storenode.commits order by position"
     )
+    shared = commits[WORKERS + 1 :]
+    assert len({row[0] for row in shared}) == 1
+    assert {row[1]: row[2] for row in shared} == {
+        "client": outcomes[0].count(True) + outcomes[2].count(True),
+        "gossip": outcomes[1].count(True),
+        "transfer": size,
+    }
+    await assert_tables_agree(node, [before, *plugs, *batches])
+
+
+async def test_groups_keep_to_their_limits(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer_module, "MAX_GROUP_MESSAGES", 10)
+    monkeypatch.setattr(writer_module, "MAX_GROUP_BYTES", 10_000)
+    dice = random.Random(SEED)
+    plugs = [random_batch(dice, 1, [NOW]) for _ in range(WORKERS)]
+    sizes = ((4, 40), (6, 40), (1, 40), (11, 40), (1, 6_000), (1, 6_000), (1, 40))
+    batches = [random_batch(dice, count, [NOW], size=size) for count, size in sizes]
+    async with commits_held_up(node):
+        plugged = await occupy_workers(node, plugs)
+        stores = [asyncio.create_task(node.store(batch)) for batch in batches]
+    assert all(all(verdicts) for verdicts in await asyncio.gather(*plugged, *stores))
+    groups = await node.rows("select messages from storenode.commits order by position")
+    # The workers take groups in turn, so the order of two neighbours is open.
+    assert Counter(groups[WORKERS:]) == Counter((count,) for count in (10, 1, 11, 1, 2))
 
 
 async def test_the_queue_is_bounded(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -353,7 +383,7 @@ async def test_who_falls_silent_before_its_commit_does_not_hold_up_the_others(
     batch = random_batch(random.Random(SEED), 3, [NOW])
     silent = await node.database.connect()
     await silent.execute("begin")
-    await insert_module.assign_commit_position(silent, [], Source.RESTORE)
+    await insert_module.assign_commit_position(silent, [], [])
     async with asyncio.timeout(90):
         assert all(await node.store(batch))
     with pytest.raises(Error, match="idle-in-transaction"):
@@ -475,9 +505,9 @@ async def test_copies_that_fail_grow_rare_and_their_messages_are_stored_all_the_
 ) -> None:
     tried: list[bytes] = []
 
-    async def copy(connection: Connection, batch: RecordBatch) -> Inserted:
-        tried.append(batch.hashes[0])
-        return await insert_module.copy(connection, batch)
+    async def copy(connection: Connection, parts: Sequence[CommitPart]) -> list[Inserted]:
+        tried.append(parts[0].batch.hashes[0])
+        return await insert_module.copy(connection, parts)
 
     monkeypatch.setattr(writer_module, "copy", copy)
     monkeypatch.setattr(writer_module, "FEWEST_COPIED", 2)

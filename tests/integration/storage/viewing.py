@@ -117,15 +117,19 @@ async def viewing(
     clock, written_ids = Clock(), WrittenIds()
     partitions = PartitionMap(lambda: NOW, RETENTION)
     told: list[tuple[RecordBatch, Source, int]] = []
-    writer = DatabaseWriter(
-        database, partitions, written_ids=written_ids, on_stored=lambda *each: told.append(each)
-    )
     log, stored = Log(), DatabaseIds(database)
     limits = replace(limits or PATIENT, backoff_s=0.01, lowest_ns=NOW - window_ns)
     steady = Steady()
     environment = Environment(clock, steady, random.Random(0), log, Metrics("1.0"))
     hot = HotIndex(stored, written_ids, environment, limits)
     feed = DatabaseFeed(database, on_lost=lambda *_: hot.lost(), on_commits=hot.commits)
+    writer = DatabaseWriter(
+        database,
+        partitions,
+        written_ids=written_ids,
+        feed=feed,
+        on_stored=lambda *each: told.append(each),
+    )
     try:
         await writer.start()
         await feed.start()

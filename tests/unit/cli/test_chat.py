@@ -7,13 +7,17 @@ from dataclasses import replace
 from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.document import Document
 
-from storenode.cli.chat.forgeries import NOT_VERIFIED
 from storenode.cli.chat.limits import FAR_UP_ENTRIES, MAX_SHOWN_LINES, MAX_TEXT_ROWS
-from storenode.cli.chat.people import Person, standing
 from storenode.cli.chat.terminal import _Names, first_that_fits, formatted
-from storenode.cli.chat.text import rows_of
-from storenode.cli.chat.transcript import Kind, Mark, Transcript
-from storenode.cli.chat.words import brief_state_of, state_of
+from storenode.cli.chat.transcript import LineKind, Mark, Transcript
+from storenode.cli.chat.words import (
+    NOT_VERIFIED,
+    ChatMember,
+    brief_state_of,
+    rows_of,
+    standing,
+    state_of,
+)
 from storenode.sds.aio.events import Message, Repaired
 from storenode.sds.aio.status import Status
 from storenode.sds.claims import Proof
@@ -65,16 +69,16 @@ def test_marks_never_go_back() -> None:
     assert seen[3:] == [Mark.POSSIBLY, Mark.ACKNOWLEDGED, Mark.ACKNOWLEDGED]
 
 
-def test_late_lines_are_put_in_their_place_and_remarks_stay_where_they_were() -> None:
+def test_a_late_line_is_pointed_out_and_a_line_comes_once() -> None:
     transcript = Transcript("alice", 0)
     transcript.take(own("first", 1))
     transcript.take(own("third", 3))
     transcript.take(Repaired(2, 1, 1))
     transcript.take(own("second", 2))
     transcript.take(own("second", 2))
-    assert texts(transcript) == ["first", "second", "third", "fetched 1 of 2 missing messages"]
+    assert texts(transcript) == ["first", "third", "fetched 1 of 2 missing messages", "second"]
     late = transcript.take(said("far", 1, after=FAR_UP_ENTRIES), live=True)
-    assert [line.kind for line in late] == [Kind.MESSAGE, Kind.REMARK]
+    assert [line.kind for line in late] == [LineKind.MESSAGE, LineKind.REMARK]
 
 
 def test_old_lines_make_room() -> None:
@@ -82,7 +86,7 @@ def test_old_lines_make_room() -> None:
     for number in range(MAX_SHOWN_LINES + 10):
         transcript.take(own(str(number), number))
     assert len(transcript.lines) == MAX_SHOWN_LINES
-    assert transcript.lines[0].key == (10, "10")
+    assert transcript.lines[0].rows == ["10"]
     # The largest clock there is has no date, and is a line all the same.
     (far,) = transcript.take(own("far", 2**64 - 1))
     assert formatted(far)
@@ -92,16 +96,16 @@ def test_lines_under_the_own_name_that_were_not_said_here_are_told_apart() -> No
     transcript = Transcript("alice", since_ms=100)
     (earlier,) = transcript.take(Message("1", "alice", 50, b"x", own=True))
     assert (earlier.sender, earlier.mark, earlier.own) == ("alice (not here)", Mark.NONE, False)
-    assert [line.kind for line in transcript.caught_up()] == [Kind.WARNING]
+    assert [line.kind for line in transcript.caught_up()] == [LineKind.WARNING]
     assert transcript.caught_up() == []
     told = [transcript.people.namesakes]
     _, warning = transcript.take(Message("2", "alice", 150, b"x", own=True), live=True)
-    assert warning.kind is Kind.WARNING
+    assert warning.kind is LineKind.WARNING
     assert [*told, transcript.people.namesakes] == [False, True]
     assert len(transcript.take(Message("3", "alice", 151, b"x", own=True), live=True)) == 1
     # What is said from here, or was in the state, is our own.
     assert [each.sender for each in transcript.take(own("4", 152), live=True)] == ["alice"]
-    assert [each.own for each in transcript.held(Message("5", "alice", 1, b"x", own=True))] == [
+    assert [each.own for each in transcript.stored(Message("5", "alice", 1, b"x", own=True))] == [
         True
     ]
 
@@ -120,7 +124,7 @@ def test_who_is_ahead_and_what_is_missing_is_told_once() -> None:
 
 
 def test_who_lacks_what_is_here_is_told() -> None:
-    person = Person(heard_ms=0, ahead=1)
+    person = ChatMember(last_seen_ms=0, ahead=1)
     assert standing("bob", person, 2) == (
         "bob: not heard yet, has 1 message or more that are not here: searching, "
         "lacks 2 messages that are here: being sent again"
@@ -142,7 +146,7 @@ def test_forged_lines_are_shown_as_forged_wherever_they_come() -> None:
     (second,) = transcript.take(Forged("a", "bob", 3, b"pay \x1b[2Jeve", None))
     transcript.take(Forged("b", "bob", 3, b"x" * 1_000, None, certain=False))
     assert line not in transcript.lines
-    assert [warning.kind, second.kind] == [Kind.WARNING, Kind.WARNING]
+    assert [warning.kind, second.kind] == [LineKind.WARNING, LineKind.WARNING]
     assert texts(transcript)[:2] == [
         'FORGED: "pay mallory" was not said by bob: the genuine line follows',
         "pay\\x1b[2J carol",
@@ -157,7 +161,7 @@ def test_forged_lines_are_shown_as_forged_wherever_they_come() -> None:
 def test_mentions_are_whole_words() -> None:
     transcript = Transcript("al", 0)
     heard = ("hi Al!", "@al: you", "also", "Walt", "al")
-    lines = [transcript.held(said(str(at), at, text))[0] for at, text in enumerate(heard)]
+    lines = [transcript.stored(said(str(at), at, text))[0] for at, text in enumerate(heard)]
     assert [line.mention for line in lines] == [True, True, False, False, True]
 
 

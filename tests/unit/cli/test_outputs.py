@@ -25,7 +25,8 @@ from store.observe import logging as observed
 from storenode.cli import errors, main
 from storenode.cli.chat.terminal import formatted
 from storenode.cli.chat.transcript import Transcript
-from storenode.cli.client.output import Output, note
+from storenode.cli.client.output import Output
+from storenode.cli.client.text import note
 from storenode.sds.aio.events import Disconnected, Message
 from tests.support.pages import ROOT
 
@@ -35,7 +36,8 @@ HOSTILE = "=cmd\x1b]0;owned\x07\x1b[2J\x9b31m\u202egnp\u2066\u2028\x7f<b>\r\b"
 HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 
 KNOWN = {
-    "storenode/cli/client/output.py": {"Output.shown", "note"},
+    "storenode/cli/client/output.py": {"Output._write"},
+    "storenode/cli/client/text.py": {"note"},
     "storenode/cli/errors.py": {"complain"},
     "storenode/cli/main.py": {"main"},
     "store/config/options.py": {"_show_all"},
@@ -132,11 +134,11 @@ def on_console(width: int = 80) -> None:
 def in_a_chat() -> None:
     transcript = Transcript("me", 0)
     remarks = transcript.take(Disconnected(HOSTILE, HOSTILE))
-    said = transcript.held(Message("1", HOSTILE, 1, HOSTILE.encode()))
+    said = transcript.stored(Message("1", HOSTILE, 1, HOSTILE.encode()))
     for line in remarks + said:
         for row in line.plain():
-            Output(as_json=False).shown(row)
-        Output(as_json=False).shown("".join(part[1] for part in formatted(line)))
+            Output().shown(row)
+        Output().shown("".join(part[1] for part in formatted(line)))
 
 
 def fields() -> None:
@@ -153,8 +155,8 @@ def partitions() -> None:
 
 
 OUTPUTS: dict[str, Callable[[], None]] = {
-    "a line": lambda: Output(as_json=False).line(HOSTILE),
-    "a line of JSON": lambda: Output(as_json=True).json({HOSTILE: HOSTILE}),
+    "a line": lambda: Output().line(HOSTILE),
+    "a line of JSON": lambda: Output("json").json({HOSTILE: HOSTILE}),
     "a remark": lambda: note(HOSTILE),
     "a complaint": lambda: errors.complain(HOSTILE),
     "an option that is none": lambda: ended(f"--{HOSTILE[1:]}"),
@@ -203,3 +205,14 @@ def test_a_traceback_in_a_text_log_cannot_look_like_a_line_of_it() -> None:
     lines = written.getvalue().splitlines()
     assert any(forged in line for line in lines[1:])
     assert all(line.startswith(" ") for line in lines[1:])
+
+
+def test_a_node_on_a_terminal_says_what_to_do_next(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    announce(json.dumps({"listen": "127.0.0.1:7430"}))
+    assert capfd.readouterr().err == (
+        "Ready. Publish: storenode publish --node 127.0.0.1:7430 -t /my-app/1/chat/proto hello."
+        " Read: storenode query --node 127.0.0.1:7430. Stop: Ctrl-C.\n"
+    )

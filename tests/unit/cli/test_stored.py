@@ -70,7 +70,7 @@ def test_a_page_is_printed_as_its_messages_one_by_one(
     as_json: bool, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     items = stored()
-    out = Output(as_json=as_json)
+    out = Output("json" if as_json else "table")
     out.stored(items)
     out.flush()
     together = capfdbinary.readouterr().out
@@ -86,6 +86,32 @@ def test_a_page_is_printed_as_its_messages_one_by_one(
         assert [json.loads(line) for line in lines] == [to_plain(item) for item in items]
     else:
         assert lines[0] == "09" * 32
-        assert lines[1] == r"1906-08-16T20:26:40.000Z  000000000000  /a\x7f/1/é/x  text \x7f"
-        assert lines[3] == r"1970-01-01T00:00:00.000Z  020202020202  /a\x7f/1/é/x  "
+        shown = rf"1906-08-16T20:26:40.000Z  {'00' * 32}  /a\x7f/1/é/x  text \x7f"
+        assert lines[1] == shown
+        assert lines[3] == rf"1970-01-01T00:00:00.000Z  {'02' * 32}  /a\x7f/1/é/x  "
         assert lines[5].endswith(r"  [id\x1b] al\u202eice: hello\x07  (not verified)")
+
+
+def test_raw_output_is_the_payloads_and_remarks_go_elsewhere(
+    capfdbinary: pytest.CaptureFixture[bytes],
+) -> None:
+    out = Output("raw")
+    out.stored(stored()[:3])
+    out.cursor("cursor", b"\x01")
+    out.finish()
+    shown = capfdbinary.readouterr()
+    assert shown.out == b"\x09" * 32 + b"\ntext \x7f\n" + b"\xff" * 90 + b"\n"
+    assert shown.err == b"cursor: 01\n"
+
+
+def test_progress_is_shown_on_a_terminal_when_the_output_goes_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("storenode.cli.client.output.PROGRESS_INTERVAL_S", 0.0)
+    out = Output("json")
+    out.stored(stored())
+    out.finish()
+    shown, cleared, _ = capfd.readouterr().err.split("\r")
+    assert shown.rstrip() == "6 messages, up to 2033-05-18T03:33:19.999Z"
+    assert cleared == " " * len(shown)

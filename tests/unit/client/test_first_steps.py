@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 import storenode
-from storenode.client import ArgumentError, ClientOptionError, StorenodeError
+from storenode.client import Admin, ArgumentError, ClientOptionError, StorenodeError
 from storenode.client.message import nanoseconds
 
 ADDRESS = "127.0.0.1:1"
@@ -43,6 +43,14 @@ def test_a_wrong_argument_is_refused_where_it_is_passed(
     with pytest.raises(error) as caught:
         make()
     assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [storenode.Client, storenode.Channel, Admin])
+def test_the_examples_of_blocking_objects_need_no_event_loop(kind: type) -> None:
+    texts = [getattr(kind, name).__doc__ or "" for name in dir(kind) if name[0] != "_"]
+    assert any("Examples:" in text for text in texts) == (kind is storenode.Client)
+    texts += [kind.__doc__ or ""]
+    assert [text for text in texts if "await " in text or "async " in text] == []
 
 
 def test_representations_are_short() -> None:

@@ -22,6 +22,8 @@ S = 1_000_000_000
         (parse_duration_ns, "0", 0),
         (parse_duration_ns, "90s", 90 * S),
         (parse_duration_ns, "5m", 300 * S),
+        (parse_duration_ns, "5 min", 300 * S),
+        (parse_duration_ns, "2 days 1 Hour", 49 * 3600 * S),
         (parse_duration_ns, "1h", 3600 * S),
         (parse_duration_ns, "30d", 30 * 86_400 * S),
         (parse_duration_ns, "1w", 7 * 86_400 * S),
@@ -45,7 +47,7 @@ def test_durations_and_sizes_are_read(read: Callable[[str], int], text: str, exp
     assert read(text) == expected
 
 
-NO_DURATIONS = ("", "5", "s", "-5s", "5 s", "5S", "1e3s", "5y", "5s5", "٣s", "1.5", "1..5s")
+NO_DURATIONS = ("", "5", "s", "-5s", "5 x", "5 months", "1e3s", "5y", "5s5", "٣s", "1.5", "1..5s")
 NO_SIZES = ("", "GiB", "-1KiB", "1 PiB", "1GiBs", "ten", "1,5MiB")
 
 

@@ -8,9 +8,9 @@ import grpc
 import pytest
 from grpc.aio import AioRpcError, Metadata
 
-from storenode.connection import ending
 from storenode.connection.ending import Ending, cancelled
 from tests.support.breaking_call import BROKEN, ENDED, ORDERS, REFUSED, BreakingCall, Status
+from tests.support.virtual_time import virtual_time
 
 
 def error_of(status: Status) -> AioRpcError:
@@ -44,8 +44,8 @@ async def test_a_call_that_the_callee_ended_well_has_not_failed(statuses: list[S
     assert await known.failure(error_of(BROKEN)) is None
 
 
-async def test_what_nothing_explains_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ending, "STATUS_TIMEOUT_S", 0.01)
+@virtual_time
+async def test_what_nothing_explains_stays_as_it_is() -> None:
     known = await broken([BROKEN], [])
     assert await known.status() == BROKEN
     error = error_of(BROKEN)

@@ -1,5 +1,6 @@
 """Rows as blocks of a binary COPY."""
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,7 +35,7 @@ def test_rows_of_hashes_are_whole_and_in_the_order_of_the_key(
         payloads=[b""] * len(hashes),
         tails=[b""] * len(hashes),
     )
-    block = hash_block(in_order(batch))
+    block = hash_block(in_order(batch, np.ones(len(hashes), np.int64)))
     row_bytes = 2 + 3 * 4 + 16 + 8 + 16
     rows = [cells(block[at : at + row_bytes]) for at in range(0, len(block), row_bytes)]
     expected = {

@@ -34,7 +34,7 @@ def authorize(access: Access, token: str | None, right: Right = Right.READ) -> C
 
 def test_a_client_of_the_file() -> None:
     text = entry(
-        rights='"read", "publish", "follow", "admin"',
+        rights='"read", "publish", "follow", "admin", "backfill"',
         more='pubsub_topics = ["/waku/2/rs/1/"]\ncontent_topics = ["/app/", "/other/1/"]\n'
         "[clients.alice.limits]\nrequests_per_second = 5\nmessages_per_second = 6\n"
         "bytes_per_second = 7\nconcurrent_calls = 8\nconcurrent_streams = 9\n"

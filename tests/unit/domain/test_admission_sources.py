@@ -119,7 +119,7 @@ def test_sds_messages_are_indexed_at_their_place_in_the_whole_batch() -> None:
 
 
 HORIZON_NS = NOW_NS - 24 * 3600 * 10**9
-STORES = [Source.TRANSFER, Source.RESUME, Source.GOSSIP]
+STORES = [Source.TRANSFER, Source.RESUME, Source.GOSSIP, Source.NWAKU, Source.RELAY]
 
 
 def judge(source: Source, message: WakuMessageAndTopic) -> str:

@@ -12,6 +12,7 @@ from store.domain.unread import Confirmed, UnreadEvent
 from store.gossip.driver import requests
 from store.gossip.driver.requests import WriteBehind
 from store.gossip.events import Confirm, Expire
+from tests.support.virtual_time import virtual_time
 from tests.unit.gossip.gossip_world import ids
 
 
@@ -66,11 +67,11 @@ class Log:
     debug = error = info
 
 
+@virtual_time
 async def test_writes_that_wait_are_bounded_and_keep_their_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(requests, "MAX_QUEUED_WRITES", 4)
-    monkeypatch.setattr(requests, "WRITE_RETRY_S", 0.0)
     table, log, (first, *hashes) = Table(), Log(), ids(8)
     writes = WriteBehind(table, log)
     writes.add(Confirm("s", [first], [1]))
@@ -81,8 +82,7 @@ async def test_writes_that_wait_are_bounded_and_keep_their_order(
     writes.add(Expire(hashes[-1:]))
     assert len(writes) == 5
     table.away = False
-    async with asyncio.timeout(5):
-        await table.done.wait()
+    await table.done.wait()
     running.cancel()
     kept = [Confirmed(digest, "s") for digest in (first, *hashes[3:-1])]
     assert table.taken == [*kept, hashes[-1]]

@@ -38,12 +38,12 @@ def joined(messages: list[WakuMessageKeyValue]) -> bytes:
     return b"".join(map(frame, messages))
 
 
-@given(pages_of_key_values, cursors)
+@given(pages_of_key_values, cursors, st.lists(st.integers(-(2**63), 2**63 - 1), max_size=4))
 def test_a_scan_page_is_what_protobuf_writes(
-    messages: list[WakuMessageKeyValue], cursor: bytes
+    messages: list[WakuMessageKeyValue], cursor: bytes, timestamps: list[int]
 ) -> None:
-    expected = ScanPage(messages=messages, cursor=cursor)
-    assert frames.scan_page(joined(messages), cursor) == expected.SerializeToString()
+    expected = ScanPage(messages=messages, cursor=cursor, timestamps=timestamps)
+    assert frames.scan_page(joined(messages), cursor, timestamps) == expected.SerializeToString()
 
 
 @given(pages_of_key_values, cursors, st.booleans())

@@ -28,6 +28,10 @@ OF_OTHERS = {
     "node_filesystem_size_bytes": {"fstype", "mountpoint"},
     "kubelet_volume_stats_available_bytes": {"namespace", "persistentvolumeclaim"},  # the kubelet
     "kubelet_volume_stats_capacity_bytes": {"namespace", "persistentvolumeclaim"},
+    "node_systemd_unit_state": {"name", "state"},
+    "kube_cronjob_status_last_schedule_time": {"namespace", "cronjob"},  # kube-state-metrics
+    "kube_cronjob_status_last_successful_time": {"namespace", "cronjob"},
+    "kube_cronjob_status_active": {"namespace", "cronjob"},
 }
 OF_SCRAPING = {"job", "instance"}
 _WORDS = {"and", "or", "unless", "offset"}

@@ -76,3 +76,33 @@ def test_critical_problems_come_first_then_the_oldest() -> None:
         ("peer-unreachable", 1),
         ("token-file-broken", 1),
     ]
+
+
+def test_a_problem_that_is_over_is_shown_for_an_hour_unless_it_returns() -> None:
+    metrics, now_s = healthy(), [START_S]
+    problems = Problems(metrics, lambda: now_s[0])
+
+    def ended(value: int, after_s: float) -> list[tuple[str, float]]:
+        metrics.token_file_broken.set(value)
+        now_s[0] += after_s
+        problems.evaluate()
+        return [(each.problem.page, each.ended_s - START_S) for each in problems.ended]
+
+    page = "token-file-broken"
+    assert [ended(*each) for each in ((1, 0), (0, 60), (0, 180), (1, 10), (0, 10))] == [
+        *([], [(page, 60)], [(page, 60)], [], [(page, 260)])
+    ]
+    assert ended(0, 3_599)
+    assert not ended(0, 1)
+
+
+def test_a_stall_keeps_its_beginning_while_its_cause_changes() -> None:
+    metrics, now_s = healthy(), [START_S]
+    problems = Problems(metrics, lambda: now_s[0])
+    for cause in ("a lock is held by pid 7", "commits wait for synchronous replication"):
+        metrics.commit_age_seconds.clear()
+        metrics.commit_age_seconds.labels(cause).set(now_s[0])
+        (found,) = problems.evaluate()
+        assert found.sentence == f"nothing has been committed for {now_s[0]:.0f} s: {cause}"
+        assert (found.page, found.since_s) == ("nothing-commits", START_S)
+        now_s[0] += 10

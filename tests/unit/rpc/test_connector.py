@@ -6,9 +6,9 @@ import pytest
 from store.domain.ports import PeerAddress
 from store.rpc.connector import Callee, PeerCall, PeerCallError
 from store.sync.errors import MAX_PEER_TEXT_CHARS, shown
-from storenode.connection import ending
 from storenode.connection.channel import is_loopback
 from tests.support.breaking_call import BROKEN, ENDED, ORDERS, BreakingCall, Status
+from tests.support.virtual_time import virtual_time
 
 
 @pytest.mark.parametrize(
@@ -64,10 +64,8 @@ async def test_a_write_into_a_call_that_ended_well(statuses: list[Status]) -> No
         await call.write(b"")
 
 
-async def test_a_write_that_fails_for_no_reason_that_is_known(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(ending, "STATUS_TIMEOUT_S", 0.01)
+@virtual_time
+async def test_a_write_that_fails_for_no_reason_that_is_known() -> None:
     call = PeerCall(PeerAddress("127.0.0.1", 1), BreakingCall([BROKEN], []), named)
     with pytest.raises(PeerCallError, match="while a frame was sent") as failure:
         await call.write(b"")

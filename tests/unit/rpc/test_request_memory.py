@@ -9,9 +9,10 @@ from typing import Any, cast
 import pytest
 
 from store.rpc import request_memory
-from store.rpc.limits import LOOKAHEAD_BYTES
+from store.rpc.limits import CROWDED_TIMEOUT_S, LOOKAHEAD_BYTES, REQUEST_TIMEOUT_S
 from store.rpc.request_memory import IncompleteRequests, NoRequestError, RequestReader
 from store.serving.failure import CallError, Code
+from tests.support.virtual_time import virtual_time
 
 
 class Caller:
@@ -60,13 +61,11 @@ async def test_no_more_are_read_at_one_time_than_there_are_slots() -> None:
     assert await asyncio.gather(*tasks[1:]) == [b"y", b"z"]
 
 
-async def test_a_slow_request_loses_its_slot_when_others_wait(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(request_memory, "CROWDED_TIMEOUT_S", 0.05)
+@virtual_time
+async def test_a_slow_request_loses_its_slot_when_others_wait() -> None:
     reader = RequestReader(1)
     slow = asyncio.create_task(read_call(reader, Caller()))
-    await asyncio.sleep(0.2)
+    await asyncio.sleep(2 * CROWDED_TIMEOUT_S)
     assert not slow.done(), "no other call wants the slot"
     assert await read_call(reader, Caller(request=b"x")) == b"x"
     with pytest.raises(CallError) as refused:
@@ -75,22 +74,22 @@ async def test_a_slow_request_loses_its_slot_when_others_wait(
     assert refused.value.retry
 
 
-async def test_a_request_has_its_time_when_no_other_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_memory, "REQUEST_TIMEOUT_S", 0.05)
+@virtual_time
+async def test_a_request_has_its_time_when_no_other_waits() -> None:
+    loop = asyncio.get_running_loop()
     with pytest.raises(CallError) as refused:
         await read_call(RequestReader(1), Caller())
     assert refused.value.code is Code.DEADLINE_EXCEEDED
+    assert loop.time() == REQUEST_TIMEOUT_S
 
 
-async def test_a_connection_with_many_calls_does_not_keep_another_waiting(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(request_memory, "CROWDED_TIMEOUT_S", 0.05)
+@virtual_time
+async def test_a_connection_with_many_calls_does_not_keep_another_waiting() -> None:
     reader = RequestReader(1)
     crowd = [asyncio.create_task(read_call(reader, Caller("ipv4:192.0.2.1:1"))) for _ in range(40)]
     await asyncio.sleep(0)
     assert await read_call(reader, Caller("ipv4:192.0.2.2:1", b"x")) == b"x"
-    assert sum(task.done() for task in crowd) <= 3
+    assert sum(task.done() for task in crowd) == 1
     for task in crowd:
         task.cancel()
     await asyncio.gather(*crowd, return_exceptions=True)

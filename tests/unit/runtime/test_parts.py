@@ -16,12 +16,12 @@ from store.config.node import NodeConfig
 from store.domain.access import Denied, Right
 from store.domain.quota import ClientLimits
 from store.observe.metrics import Metrics, total
-from store.runtime import tasks
 from store.runtime.node_files import WrongConfigurationError
 from store.runtime.services import PolicySource, maintenance_events
 from store.runtime.tasks import BackgroundTasks
 from store.runtime.telemetry import read_expiries_s
 from store.runtime.tokens import MAX_LOOKS, TokenFile
+from tests.support.virtual_time import virtual_time
 from tests.unit.config.cases import CommandLine
 
 NOW_NS = 1_800_000_000 * 10**9
@@ -70,12 +70,14 @@ def test_the_horizon_is_the_later_of_retention_and_what_was_dropped(
 ) -> None:
     policy = source(monkeypatch, "--retention=30d")
     assert policy.current().horizon_ns == NOW_NS - 30 * DAY_NS
-    policy.raise_horizon(NOW_NS - 7 * DAY_NS)
-    policy.raise_horizon(NOW_NS - 8 * DAY_NS)
+    policy.set_horizon(NOW_NS - 7 * DAY_NS)
     assert policy.current().horizon_ns == NOW_NS - 7 * DAY_NS
+    assert policy.shortfall_ns() == 23 * DAY_NS
+    policy.set_horizon(NOW_NS - 31 * DAY_NS)
+    assert (policy.current().horizon_ns, policy.shortfall_ns()) == (NOW_NS - 30 * DAY_NS, 0)
     policy = source(monkeypatch, "--retention=off")
     assert policy.current().horizon_ns is None
-    policy.raise_horizon(5)
+    policy.set_horizon(5)
     assert policy.current().horizon_ns == 5
 
 
@@ -216,8 +218,8 @@ def test_a_chain_ends_with_its_first_certificate_and_authorities_with_their_last
     }
 
 
-async def test_a_task_that_fails_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks, "TASK_RETRY_FIRST_S", 0)
+@virtual_time
+async def test_a_task_that_fails_is_started_again() -> None:
     runs, steady = 0, asyncio.Event()
 
     async def work() -> None:
@@ -235,10 +237,8 @@ async def test_a_task_that_fails_is_started_again(monkeypatch: pytest.MonkeyPatc
     assert runs == 2
 
 
-async def test_a_task_that_loses_its_cancellation_ends_all_the_same(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(tasks, "TASK_CANCEL_AGAIN_S", 0.01)
+@virtual_time
+async def test_a_task_that_loses_its_cancellation_ends_all_the_same() -> None:
     begun, lost = asyncio.Event(), asyncio.Event()
 
     async def work() -> None:
@@ -251,5 +251,5 @@ async def test_a_task_that_loses_its_cancellation_ends_all_the_same(
     background = BackgroundTasks()
     background.start("work", work)
     await begun.wait()
-    await asyncio.wait_for(background.stop(), 60)
+    await background.stop()
     assert lost.is_set()

@@ -73,6 +73,34 @@ def test_differences_left_are_counted_by_the_window() -> None:
     assert value("storenode_peer_differences", window="whole") == 5
 
 
+def test_the_own_database_is_not_blamed_on_a_peer() -> None:
+    metrics = Metrics("1.0")
+    book = PeerStates((PEER,), metrics, lambda: 1)
+    for failures, ending in ((0, SyncEnding.UNAVAILABLE), (1, SyncEnding.FAILED)):
+        book.ended(done(ending, "it broke"))
+        (state,) = book.states()
+        assert (state.failures, state.last_error) == (failures, "it broke")
+    book.ended(done(SyncEnding.UNAVAILABLE))
+    assert metrics.registry.get_sample_value("storenode_peer_failures", {"peer": str(PEER)}) == 1
+
+
+def test_a_session_that_the_peer_begins_ends_a_refusal() -> None:
+    metrics = Metrics("1.0")
+    book = PeerStates((PEER,), metrics, lambda: 1)
+
+    def refusals() -> float | None:
+        return metrics.registry.get_sample_value("storenode_peer_refusals", {"peer": str(PEER)})
+
+    for _ in range(3):
+        book.ended(done(SyncEnding.REFUSED))
+    assert refusals() == 3
+    outcome = done(SyncEnding.DONE).outcome
+    for failed in (True, False):
+        ended = replace(outcome, ending=SyncEnding.FAILED) if failed else outcome
+        book.session_ended(SyncRole.RESPONDER, "b.example", "store-b", ended)
+        assert refusals() == (3 if failed else 0)
+
+
 def test_how_stores_were_compared_is_counted_and_forged_sets_are_logged() -> None:
     metrics = Metrics("1.0")
     book = PeerStates((PEER,), metrics, lambda: 1)

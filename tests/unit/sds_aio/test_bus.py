@@ -13,6 +13,7 @@ import pytest
 
 from storenode.cli.chat.commands import Answer, Commands
 from storenode.cli.chat.transcript import Transcript
+from storenode.common.errors import ArgumentError
 from storenode.message.hashing import message_hash
 from storenode.sds.aio.channel import Channel
 from storenode.sds.aio.cipher import CipherError
@@ -246,11 +247,28 @@ async def test_joining_with_a_wrong_config_or_address_is_refused() -> None:
     with pytest.raises(ValueError, match="config is of another channel or sender"):
         async with Channel.join(transport, "room", "bob", config=config_of("alice")):
             pass
-    with pytest.raises(ValueError, match="name 1 to 64 nodes"):
+    with pytest.raises(ValueError, match="give 1 to 64"):
         async with Channel.join([], "room", "bob"):
             pass
     with pytest.raises(ValueError, match="is not the address of a node"):
         async with Channel.join("nowhere", "room", "bob"):
+            pass
+
+
+async def test_a_long_wait_is_explained_in_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("storenode.sds.aio.channel.WARN_AFTER_S", 0.0)
+    async with joined(Bus().transport("a"), "alice") as alice:
+        waiting = asyncio.create_task(alice.wait_for(lambda _: bool(caplog.messages)))
+        while not waiting.done():
+            await alice.send(b"a change of the status")
+    assert caplog.messages[0].startswith("channel room still waits (")
+
+
+async def test_a_mistyped_option_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="stat is no option of a channel: pubsub_topic, "):
+        async with Channel.join("127.0.0.1:1", "room", "bob", stat="bob.db"):  # type: ignore[call-arg]
             pass
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from storenode.common.errors import ClientClosed
 from storenode.sds.aio.channel import Channel
 from storenode.sds.aio.events import NotStored
-from storenode.sds.aio.participant import LeftError
 from storenode.sds.aio.transport import Outbound, PublishResult, Route
 from storenode.sds.config import ChannelConfig
 from storenode.sds.events import Sent
@@ -114,9 +114,9 @@ async def test_a_channel_that_was_left_says_so() -> None:
         events = alice.events()
         await alice.send(b"hello")
     assert [event async for event in events], "what is queued can still be read"
-    with pytest.raises(LeftError, match="was left"):
+    with pytest.raises(ClientClosed, match="was left"):
         await alice.send(b"too late")
-    with pytest.raises(LeftError, match="was left"):
+    with pytest.raises(ClientClosed, match="was left"):
         await alice.wait_for(lambda status: status.lost > 0)
 
 

@@ -7,14 +7,14 @@ import random
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
-from sim.bridge import Life, TimelineLoop
-from sim.limits import NS_PER_S, START_NS
+from sim.limits import START_NS
 from sim.timeline import Timeline
 from storenode.sds.aio.feed import ChannelFeed
 from storenode.sds.aio.ledger import ParticipantLedger
 from storenode.sds.aio.transport import Fetched, Rotation, TransportError
 from storenode.sds.channel import MessageChannel
 from storenode.sds.config import ChannelConfig
+from tests.support.virtual_time import run_virtually
 
 MESSAGES = tuple(Fetched(b"%d" % number, b"", number * 10) for number in range(1, 9))
 PAGE = 2
@@ -62,7 +62,6 @@ class Receiver:
 def searched(stores: Sequence[Any], receiver: Receiver, seconds: int, *since_ns: int) -> None:
     """Request scans, and let virtual time pass."""
     timeline = Timeline(START_NS)
-    loop = TimelineLoop(timeline, random.Random(1))  # type: ignore[abstract]
 
     async def run() -> None:
         core = MessageChannel(ChannelConfig("room", "alice"), 0, random.Random(1))
@@ -82,11 +81,7 @@ def searched(stores: Sequence[Any], receiver: Receiver, seconds: int, *since_ns:
         await asyncio.sleep(seconds)
         task.cancel()
 
-    with loop.running():
-        life = Life()
-        loop.begin(life, run())
-        while timeline.now_ns <= START_NS + (seconds + 1) * NS_PER_S and timeline.step():
-            loop.check()
+    run_virtually(timeline, run())
 
 
 def test_a_search_that_fails_is_tried_again_until_it_is_complete() -> None:

@@ -18,8 +18,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from storenode.common.errors import ClientClosed
 from storenode.sds.aio.ledger import ParticipantLedger, StateBatch
-from storenode.sds.aio.participant import LeftError
 from storenode.sds.aio.revive import filter_length, revive
 from storenode.sds.aio.saver import Saver
 from storenode.sds.aio.state import State, StateError, StateIdentity, StateTaken
@@ -281,8 +281,8 @@ async def test_who_waits_for_a_state_that_fails_is_told_that_the_channel_was_lef
         assert not waiting.done()
         saving.cancel()
         await asyncio.wait({saving})
-        saver.fail(LeftError("The channel was left."))
-        with pytest.raises(LeftError):
+        saver.fail(ClientClosed("The channel was left."))
+        with pytest.raises(ClientClosed):
             await waiting
 
 

@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Final, Self, Unpack
 
+from storenode.common.errors import ArgumentError
 from storenode.sds.aio.channel import Channel, Place
 from storenode.sds.aio.events import ChannelEvent, EventHub, Events, Message, NotStored
 from storenode.sds.aio.join_options import JoinOptions
@@ -54,9 +55,9 @@ class SegmentationConfig:
 
     def __post_init__(self) -> None:
         if not 256 <= self.segment_bytes <= MAX_SEGMENT_BYTES:
-            raise ValueError(f"segment_bytes is 256 to {MAX_SEGMENT_BYTES}")
+            raise ArgumentError(f"segment_bytes is 256 to {MAX_SEGMENT_BYTES}")
         if self.patience_ms < 1:
-            raise ValueError("patience_ms is at least 1")
+            raise ArgumentError("patience_ms is at least 1")
 
 
 class ReliableChannel:

@@ -80,6 +80,7 @@ class NodeStatus(_message.Message):
     CONFLICTS_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
     UNREADY_FIELD_NUMBER: _builtins.int
+    DATABASE_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     """The version of the software."""
     node_id: _builtins.str
@@ -124,6 +125,10 @@ class NodeStatus(_message.Message):
     def problems(self) -> _containers.RepeatedCompositeFieldContainer[Global___Problem]:
         """What is wrong, as far as the node knows: critical problems first, then those that last longest."""
 
+    @_builtins.property
+    def database(self) -> Global___DatabaseStatus:
+        """The database of the node. Unset: it has not been read yet."""
+
     def __init__(
         self,
         *,
@@ -143,14 +148,97 @@ class NodeStatus(_message.Message):
         conflicts: _builtins.int = ...,
         revision: _builtins.int = ...,
         unready: _builtins.str = ...,
+        database: Global___DatabaseStatus | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["gossip", b"gossip", "resume", b"resume"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["database", b"database", "gossip", b"gossip", "resume", b"resume"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["conflicts", b"conflicts", "gossip", b"gossip", "index_entries", b"index_entries", "index_start", b"index_start", "messages", b"messages", "newest_timestamp", b"newest_timestamp", "node_id", b"node_id", "oldest_timestamp", b"oldest_timestamp", "peers", b"peers", "problems", b"problems", "ready", b"ready", "resume", b"resume", "revision", b"revision", "store_id", b"store_id", "unready", b"unready", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conflicts", b"conflicts", "database", b"database", "gossip", b"gossip", "index_entries", b"index_entries", "index_start", b"index_start", "messages", b"messages", "newest_timestamp", b"newest_timestamp", "node_id", b"node_id", "oldest_timestamp", b"oldest_timestamp", "peers", b"peers", "problems", b"problems", "ready", b"ready", "resume", b"resume", "revision", b"revision", "store_id", b"store_id", "unready", b"unready", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___NodeStatus: _TypeAlias = NodeStatus  # noqa: Y015
+
+@_typing.final
+class DatabaseStatus(_message.Message):
+    """The state of the database of a node, as it was last read."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HOST_FIELD_NUMBER: _builtins.int
+    STANDBY_FIELD_NUMBER: _builtins.int
+    TIMELINE_FIELD_NUMBER: _builtins.int
+    STANDBYS_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    DISKS_FIELD_NUMBER: _builtins.int
+    ARCHIVED_FIELD_NUMBER: _builtins.int
+    OLDEST_UNARCHIVED_FIELD_NUMBER: _builtins.int
+    host: _builtins.str
+    """The server in use."""
+    standby: _builtins.bool
+    """True: the server is a standby."""
+    timeline: _builtins.int
+    """The timeline of the server. 0: unknown, or the server is embedded."""
+    standbys: _builtins.int
+    """The standbys that are connected to the server."""
+    size_bytes: _builtins.int
+    """The size of the database."""
+    archived: _builtins.bool
+    """True: hours of the database have been archived."""
+    oldest_unarchived: _builtins.int
+    """The beginning of the oldest hour that is over and not archived, in Unix nanoseconds. 0: there is none."""
+    @_builtins.property
+    def disks(self) -> _containers.RepeatedCompositeFieldContainer[Global___DiskStatus]:
+        """The volumes of the database that the node can see, which are those of an embedded one."""
+
+    def __init__(
+        self,
+        *,
+        host: _builtins.str = ...,
+        standby: _builtins.bool = ...,
+        timeline: _builtins.int = ...,
+        standbys: _builtins.int = ...,
+        size_bytes: _builtins.int = ...,
+        disks: _abc.Iterable[Global___DiskStatus] | None = ...,
+        archived: _builtins.bool = ...,
+        oldest_unarchived: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["archived", b"archived", "disks", b"disks", "host", b"host", "oldest_unarchived", b"oldest_unarchived", "size_bytes", b"size_bytes", "standby", b"standby", "standbys", b"standbys", "timeline", b"timeline"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DatabaseStatus: _TypeAlias = DatabaseStatus  # noqa: Y015
+
+@_typing.final
+class DiskStatus(_message.Message):
+    """The state of a volume."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VOLUME_FIELD_NUMBER: _builtins.int
+    FREE_BYTES_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    volume: _builtins.str
+    """The name of the volume."""
+    free_bytes: _builtins.int
+    """Free bytes."""
+    size_bytes: _builtins.int
+    """All bytes."""
+    def __init__(
+        self,
+        *,
+        volume: _builtins.str = ...,
+        free_bytes: _builtins.int = ...,
+        size_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["free_bytes", b"free_bytes", "size_bytes", b"size_bytes", "volume", b"volume"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DiskStatus: _TypeAlias = DiskStatus  # noqa: Y015
 
 @_typing.final
 class Problem(_message.Message):

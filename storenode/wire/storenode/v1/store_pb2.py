@@ -29,7 +29,7 @@ from storenode.wire.waku.store.v3 import store_pb2 as waku_dot_store_dot_v3_dot_
 from storenode.wire.waku.sync.transfer.v1 import transfer_pb2 as waku_dot_sync_dot_transfer_dot_v1_dot_transfer__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18storenode/v1/store.proto\x12\x0cstorenode.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x14sds/v1/message.proto\x1a$storenode/coverage/v1/coverage.proto\x1a\x19waku/store/v3/store.proto\x1a$waku/sync/transfer/v1/transfer.proto\"\x98\x01\n\x0ePublishRequest\x12<\n\x08messages\x18\x01 \x03(\x0b\x32*.waku.sync.transfer.v1.WakuMessageAndTopic\x12\x14\n\x0cmin_confirms\x18\x02 \x01(\r\x12\x32\n\x0f\x63onfirm_timeout\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"?\n\x0fPublishResponse\x12,\n\x07results\x18\x01 \x03(\x0b\x32\x1b.storenode.v1.PublishResult\"\xea\x01\n\rPublishResult\x12\x14\n\x0cmessage_hash\x18\x01 \x01(\x0c\x12\x34\n\x07outcome\x18\x02 \x01(\x0e\x32#.storenode.v1.PublishResult.Outcome\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x10\n\x08\x63onfirms\x18\x04 \x01(\r\"k\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\n\n\x06STORED\x10\x01\x12\r\n\tDUPLICATE\x10\x02\x12\r\n\tEPHEMERAL\x10\x03\x12\x0c\n\x08REJECTED\x10\x04\x12\x0f\n\x0bUNCONFIRMED\x10\x05\"S\n\rContentFilter\x12\x19\n\x0cpubsub_topic\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x16\n\x0e\x63ontent_topics\x18\x02 \x03(\tB\x0f\n\r_pubsub_topic\"\xd1\x01\n\x0bScanRequest\x12+\n\x06\x66ilter\x18\x01 \x01(\x0b\x32\x1b.storenode.v1.ContentFilter\x12\x17\n\ntime_start\x18\x02 \x01(\x12H\x00\x88\x01\x01\x12\x15\n\x08time_end\x18\x03 \x01(\x12H\x01\x88\x01\x01\x12\x14\n\x0cinclude_data\x18\x04 \x01(\x08\x12\x0e\n\x06\x63ursor\x18\x05 \x01(\x0c\x12\x11\n\tpage_size\x18\x06 \x01(\r\x12\x10\n\x08\x63overage\x18\x07 \x01(\x08\x42\r\n\x0b_time_startB\x0b\n\t_time_end\"\x89\x01\n\x08ScanPage\x12\x34\n\x08messages\x18\x01 \x03(\x0b\x32\".waku.store.v3.WakuMessageKeyValue\x12\x0e\n\x06\x63ursor\x18\x02 \x01(\x0c\x12\x37\n\x08\x63overage\x18\x03 \x01(\x0b\x32%.storenode.coverage.v1.AnswerCoverage\"z\n\rFollowRequest\x12+\n\x06\x66ilter\x18\x01 \x01(\x0b\x32\x1b.storenode.v1.ContentFilter\x12\x0e\n\x06\x63ursor\x18\x02 \x01(\x0c\x12\x16\n\x0e\x66rom_beginning\x18\x03 \x01(\x08\x12\x14\n\x0cinclude_data\x18\x04 \x01(\x08\"`\n\nFollowPage\x12\x34\n\x08messages\x18\x01 \x03(\x0b\x32\".waku.store.v3.WakuMessageKeyValue\x12\x0e\n\x06\x63ursor\x18\x02 \x01(\x0c\x12\x0c\n\x04live\x18\x03 \x01(\x08\"\xa8\x01\n\x15GetSdsMessagesRequest\x12\x12\n\nchannel_id\x18\x01 \x01(\t\x12%\n\x07\x65ntries\x18\x02 \x03(\x0b\x32\x14.sds.v1.HistoryEntry\x12+\n\x06\x66ilter\x18\x03 \x01(\x0b\x32\x1b.storenode.v1.ContentFilter\x12\x10\n\x08\x63overage\x18\x04 \x01(\x08\x12\x15\n\rprefer_proven\x18\x05 \x01(\x08\"\xb6\x01\n\x0fSdsMessagesPage\x12\x30\n\x08messages\x18\x01 \x03(\x0b\x32\x1e.storenode.v1.SdsStoredMessage\x12%\n\x07missing\x18\x02 \x03(\x0b\x32\x14.sds.v1.HistoryEntry\x12\x11\n\ttruncated\x18\x03 \x01(\x08\x12\x37\n\x08\x63overage\x18\x04 \x01(\x0b\x32%.storenode.coverage.v1.AnswerCoverage\"k\n\x10SdsStoredMessage\x12#\n\x05\x65ntry\x18\x01 \x01(\x0b\x32\x14.sds.v1.HistoryEntry\x12\x32\n\x06stored\x18\x02 \x01(\x0b\x32\".waku.store.v3.WakuMessageKeyValue\"\xe4\x01\n\x17GetCausalHistoryRequest\x12\x12\n\nchannel_id\x18\x01 \x01(\t\x12#\n\x05heads\x18\x02 \x03(\x0b\x32\x14.sds.v1.HistoryEntry\x12\x11\n\tknown_ids\x18\x03 \x03(\t\x12\x14\n\x0cmax_messages\x18\x04 \x01(\r\x12\x11\n\tmax_depth\x18\x05 \x01(\r\x12+\n\x06\x66ilter\x18\x06 \x01(\x0b\x32\x1b.storenode.v1.ContentFilter\x12\x10\n\x08\x63overage\x18\x07 \x01(\x08\x12\x15\n\rprefer_proven\x18\x08 \x01(\x08\"\xb8\x01\n\x11\x43\x61usalHistoryPage\x12\x30\n\x08messages\x18\x01 \x03(\x0b\x32\x1e.storenode.v1.SdsStoredMessage\x12%\n\x07missing\x18\x02 \x03(\x0b\x32\x14.sds.v1.HistoryEntry\x12\x11\n\ttruncated\x18\x03 \x01(\x08\x12\x37\n\x08\x63overage\x18\x04 \x01(\x0b\x32%.storenode.coverage.v1.AnswerCoverage\"\x87\x02\n\x12GetCoverageRequest\x12+\n\x06\x66ilter\x18\x01 \x01(\x0b\x32\x1b.storenode.v1.ContentFilter\x12\x17\n\ntime_start\x18\x02 \x01(\x12H\x00\x88\x01\x01\x12\x15\n\x08time_end\x18\x03 \x01(\x12H\x01\x88\x01\x01\x12\x33\n\x04step\x18\x04 \x01(\x0e\x32%.storenode.v1.GetCoverageRequest.Step\x12\x12\n\nchannel_id\x18\x05 \x01(\t\"/\n\x04Step\x12\x14\n\x10STEP_UNSPECIFIED\x10\x00\x12\x08\n\x04HOUR\x10\x01\x12\x07\n\x03\x44\x41Y\x10\x02\x42\r\n\x0b_time_startB\x0b\n\t_time_end\"9\n\x0c\x43overagePage\x12)\n\x05steps\x18\x01 \x03(\x0b\x32\x1a.storenode.v1.CoverageStep\"\xea\x02\n\x0c\x43overageStep\x12\x12\n\ntime_start\x18\x01 \x01(\x12\x12\x10\n\x08time_end\x18\x02 \x01(\x12\x12\x15\n\x08messages\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12\x13\n\x0b\x66ingerprint\x18\x04 \x01(\x0c\x12\x16\n\x0e\x62\x65\x66ore_horizon\x18\x05 \x01(\x08\x12+\n\x06stores\x18\x06 \x03(\x0b\x32\x1b.storenode.v1.StoreCoverage\x12\x31\n\x06intake\x18\x07 \x01(\x0e\x32!.storenode.v1.CoverageStep.Intake\x12\x1c\n\x0fmissing_parents\x18\x08 \x01(\x04H\x01\x88\x01\x01\"Q\n\x06Intake\x12\x16\n\x12INTAKE_UNSPECIFIED\x10\x00\x12\n\n\x06ONLINE\x10\x01\x12\x0b\n\x07RESUMED\x10\x02\x12\x0b\n\x07OFFLINE\x10\x03\x12\t\n\x05NEVER\x10\x04\x42\x0b\n\t_messagesB\x12\n\x10_missing_parents\"\xc3\x02\n\rStoreCoverage\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x30\n\x05state\x18\x02 \x01(\x0e\x32!.storenode.v1.StoreCoverage.State\x12\x13\n\x0b\x63ompared_at\x18\x03 \x01(\x12\x12\x13\n\x0b\x65qual_until\x18\x04 \x01(\x12\x12\r\n\x05keyed\x18\x05 \x01(\x08\x12\x19\n\x0cmissing_here\x18\x06 \x01(\x04H\x00\x88\x01\x01\x12\x1a\n\rmissing_there\x18\x07 \x01(\x04H\x01\x88\x01\x01\x12\x12\n\nlast_equal\x18\x08 \x01(\x12\"G\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\t\n\x05\x45QUAL\x10\x01\x12\x0b\n\x07\x44IFFERS\x10\x02\x12\x0f\n\x0bUNCONFIRMED\x10\x03\x42\x0f\n\r_missing_hereB\x10\n\x0e_missing_there2\xf4\x04\n\x05Store\x12\x46\n\x07Publish\x12\x1c.storenode.v1.PublishRequest\x1a\x1d.storenode.v1.PublishResponse\x12P\n\rPublishStream\x12\x1c.storenode.v1.PublishRequest\x1a\x1d.storenode.v1.PublishResponse(\x01\x30\x01\x12L\n\x05Query\x12 .waku.store.v3.StoreQueryRequest\x1a!.waku.store.v3.StoreQueryResponse\x12;\n\x04Scan\x12\x19.storenode.v1.ScanRequest\x1a\x16.storenode.v1.ScanPage0\x01\x12\x41\n\x06\x46ollow\x12\x1b.storenode.v1.FollowRequest\x1a\x18.storenode.v1.FollowPage0\x01\x12V\n\x0eGetSdsMessages\x12#.storenode.v1.GetSdsMessagesRequest\x1a\x1d.storenode.v1.SdsMessagesPage0\x01\x12\\\n\x10GetCausalHistory\x12%.storenode.v1.GetCausalHistoryRequest\x1a\x1f.storenode.v1.CausalHistoryPage0\x01\x12M\n\x0bGetCoverage\x12 .storenode.v1.GetCoverageRequest\x1a\x1a.storenode.v1.CoveragePage0\x01\x42z\n\x16io.github.storenode.v1B\nStoreProtoP\x01Z=github.com/storenode/storenode/proto/storenode/v1;storenodev1\xa2\x02\x03STN\xaa\x02\x0cStorenode.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18storenode/v1/store.proto\x12\x0cstorenode.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x14sds/v1/message.proto\x1a$storenode/coverage/v1/coverage.proto\x1a\x19waku/store/v3/store.proto\x1a$waku/sync/transfer/v1/transfer.proto\"\xc5\x01\n\x0ePublishRequest\x12<\n\x08messages\x18\x01 \x03(\x0b\x32*.waku.sync.transfer.v1.WakuMessageAndTopic\x12\x14\n\x0cmin_confirms\x18\x02 \x01(\r\x12\x32\n\x0f\x63onfirm_timeout\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12+\n\x06source\x18\x04 \x01(\x0e\x32\x1b.storenode.v1.PublishSource\"?\n\x0fPublishResponse\x12,\n\x07results\x18\x01 \x03(\x0b\x32\x1b.storenode.v1.PublishResult\"\xea\x01\n\rPublishResult\x12\x14\n\x0cmessage_hash\x18\x01 \x01(\x0c\x12\x34\n\x07outcome\x18\x02 \x01(\x0e\x32#.storenode.v1.PublishResult.Outcome\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x10\n\x08\x63onfirms\x18\x04 \x01(\r\"k\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\n\n\x06STORED\x10\x01\x12\r\n\tDUPLICATE\x10\x02\x12\r\n\tEPHEMERAL\x10\x03\x12\x0c\n\x08REJECTED\x10\x04\x12\x0f\n\x0bUNCONFIRMED\x10\x05\"S\n\rContentFilter\x12\x19\n\x0cpubsub_topic\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x16\n\x0e\x63ontent_topics\x18\x02 \x03(\tB\x0f\n\r_pubsub_topic\"\xed\x01\n\x0bScanRequest\x12+\n\x06\x66ilter\x18\x01 \x01(\x0b\x32\x1b.storenode.v1.ContentFilter\x12\x17\n\ntime_start\x18\x02 \x01(\x12H\x00\x88\x01\x01\x12\x15\n\x08time_end\x18\x03 \x01(\x12H\x01\x88\x01\x01\x12\x14\n\x0cinclude_data\x18\x04 \x01(\x08\x12\x0e\n\x06\x63ursor\x18\x05 \x01(\x0c\x12\x11\n\tpage_size\x18\x06 \x01(\r\x12\x10\n\x08\x63overage\x18\x07 \x01(\x08\x12\x1a\n\x12include_timestamps\x18\x08 \x01(\x08\x42\r\n\x0b_time_startB\x0b\n\t_time_end\"\x9d\x01\n\x08ScanPage\x12\x34\n\x08messages\x18\x01 \x03(\x0b\x32\".waku.store.v3.WakuMessageKeyValue\x12\x0e\n\x06\x63ursor\x18\x02 \x01(\x0c\x12\x37\n\x08\x63overage\x18\x03 \x01(\x0b\x32%.storenode.coverage.v1.AnswerCoverage\x12\x12\n\ntimestamps\x18\x04 \x03(\x10\"z\n\rFollowRequest\x12+\n\x06\x66ilter\x18\x01 \x01(\x0b\x32\x1b.storenode.v1.ContentFilter\x12\x0e\n\x06\x63ursor\x18\x02 \x01(\x0c\x12\x16\n\x0e\x66rom_beginning\x18\x03 \x01(\x08\x12\x14\n\x0cinclude_data\x18\x04 \x01(\x08\"`\n\nFollowPage\x12\x34\n\x08messages\x18\x01 \x03(\x0b\x32\".waku.store.v3.WakuMessageKeyValue\x12\x0e\n\x06\x63ursor\x18\x02 \x01(\x0c\x12\x0c\n\x04live\x18\x03 \x01(\x08\"\xa8\x01\n\x15GetSdsMessagesRequest\x12\x12\n\nchannel_id\x18\x01 \x01(\t\x12%\n\x07\x65ntries\x18\x02 \x03(\x0b\x32\x14.sds.v1.HistoryEntry\x12+\n\x06\x66ilter\x18\x03 \x01(\x0b\x32\x1b.storenode.v1.ContentFilter\x12\x10\n\x08\x63overage\x18\x04 \x01(\x08\x12\x15\n\rprefer_proven\x18\x05 \x01(\x08\"\xb6\x01\n\x0fSdsMessagesPage\x12\x30\n\x08messages\x18\x01 \x03(\x0b\x32\x1e.storenode.v1.SdsStoredMessage\x12%\n\x07missing\x18\x02 \x03(\x0b\x32\x14.sds.v1.HistoryEntry\x12\x11\n\ttruncated\x18\x03 \x01(\x08\x12\x37\n\x08\x63overage\x18\x04 \x01(\x0b\x32%.storenode.coverage.v1.AnswerCoverage\"k\n\x10SdsStoredMessage\x12#\n\x05\x65ntry\x18\x01 \x01(\x0b\x32\x14.sds.v1.HistoryEntry\x12\x32\n\x06stored\x18\x02 \x01(\x0b\x32\".waku.store.v3.WakuMessageKeyValue\"\xe4\x01\n\x17GetCausalHistoryRequest\x12\x12\n\nchannel_id\x18\x01 \x01(\t\x12#\n\x05heads\x18\x02 \x03(\x0b\x32\x14.sds.v1.HistoryEntry\x12\x11\n\tknown_ids\x18\x03 \x03(\t\x12\x14\n\x0cmax_messages\x18\x04 \x01(\r\x12\x11\n\tmax_depth\x18\x05 \x01(\r\x12+\n\x06\x66ilter\x18\x06 \x01(\x0b\x32\x1b.storenode.v1.ContentFilter\x12\x10\n\x08\x63overage\x18\x07 \x01(\x08\x12\x15\n\rprefer_proven\x18\x08 \x01(\x08\"\xb8\x01\n\x11\x43\x61usalHistoryPage\x12\x30\n\x08messages\x18\x01 \x03(\x0b\x32\x1e.storenode.v1.SdsStoredMessage\x12%\n\x07missing\x18\x02 \x03(\x0b\x32\x14.sds.v1.HistoryEntry\x12\x11\n\ttruncated\x18\x03 \x01(\x08\x12\x37\n\x08\x63overage\x18\x04 \x01(\x0b\x32%.storenode.coverage.v1.AnswerCoverage\"\x87\x02\n\x12GetCoverageRequest\x12+\n\x06\x66ilter\x18\x01 \x01(\x0b\x32\x1b.storenode.v1.ContentFilter\x12\x17\n\ntime_start\x18\x02 \x01(\x12H\x00\x88\x01\x01\x12\x15\n\x08time_end\x18\x03 \x01(\x12H\x01\x88\x01\x01\x12\x33\n\x04step\x18\x04 \x01(\x0e\x32%.storenode.v1.GetCoverageRequest.Step\x12\x12\n\nchannel_id\x18\x05 \x01(\t\"/\n\x04Step\x12\x14\n\x10STEP_UNSPECIFIED\x10\x00\x12\x08\n\x04HOUR\x10\x01\x12\x07\n\x03\x44\x41Y\x10\x02\x42\r\n\x0b_time_startB\x0b\n\t_time_end\"9\n\x0c\x43overagePage\x12)\n\x05steps\x18\x01 \x03(\x0b\x32\x1a.storenode.v1.CoverageStep\"\xea\x02\n\x0c\x43overageStep\x12\x12\n\ntime_start\x18\x01 \x01(\x12\x12\x10\n\x08time_end\x18\x02 \x01(\x12\x12\x15\n\x08messages\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12\x13\n\x0b\x66ingerprint\x18\x04 \x01(\x0c\x12\x16\n\x0e\x62\x65\x66ore_horizon\x18\x05 \x01(\x08\x12+\n\x06stores\x18\x06 \x03(\x0b\x32\x1b.storenode.v1.StoreCoverage\x12\x31\n\x06intake\x18\x07 \x01(\x0e\x32!.storenode.v1.CoverageStep.Intake\x12\x1c\n\x0fmissing_parents\x18\x08 \x01(\x04H\x01\x88\x01\x01\"Q\n\x06Intake\x12\x16\n\x12INTAKE_UNSPECIFIED\x10\x00\x12\n\n\x06ONLINE\x10\x01\x12\x0b\n\x07RESUMED\x10\x02\x12\x0b\n\x07OFFLINE\x10\x03\x12\t\n\x05NEVER\x10\x04\x42\x0b\n\t_messagesB\x12\n\x10_missing_parents\"\xc3\x02\n\rStoreCoverage\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x30\n\x05state\x18\x02 \x01(\x0e\x32!.storenode.v1.StoreCoverage.State\x12\x13\n\x0b\x63ompared_at\x18\x03 \x01(\x12\x12\x13\n\x0b\x65qual_until\x18\x04 \x01(\x12\x12\r\n\x05keyed\x18\x05 \x01(\x08\x12\x19\n\x0cmissing_here\x18\x06 \x01(\x04H\x00\x88\x01\x01\x12\x1a\n\rmissing_there\x18\x07 \x01(\x04H\x01\x88\x01\x01\x12\x12\n\nlast_equal\x18\x08 \x01(\x12\"G\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\t\n\x05\x45QUAL\x10\x01\x12\x0b\n\x07\x44IFFERS\x10\x02\x12\x0f\n\x0bUNCONFIRMED\x10\x03\x42\x0f\n\r_missing_hereB\x10\n\x0e_missing_there*c\n\rPublishSource\x12\x1e\n\x1aPUBLISH_SOURCE_UNSPECIFIED\x10\x00\x12\x18\n\x14PUBLISH_SOURCE_RELAY\x10\x01\x12\x18\n\x14PUBLISH_SOURCE_NWAKU\x10\x02\x32\xf4\x04\n\x05Store\x12\x46\n\x07Publish\x12\x1c.storenode.v1.PublishRequest\x1a\x1d.storenode.v1.PublishResponse\x12P\n\rPublishStream\x12\x1c.storenode.v1.PublishRequest\x1a\x1d.storenode.v1.PublishResponse(\x01\x30\x01\x12L\n\x05Query\x12 .waku.store.v3.StoreQueryRequest\x1a!.waku.store.v3.StoreQueryResponse\x12;\n\x04Scan\x12\x19.storenode.v1.ScanRequest\x1a\x16.storenode.v1.ScanPage0\x01\x12\x41\n\x06\x46ollow\x12\x1b.storenode.v1.FollowRequest\x1a\x18.storenode.v1.FollowPage0\x01\x12V\n\x0eGetSdsMessages\x12#.storenode.v1.GetSdsMessagesRequest\x1a\x1d.storenode.v1.SdsMessagesPage0\x01\x12\\\n\x10GetCausalHistory\x12%.storenode.v1.GetCausalHistoryRequest\x1a\x1f.storenode.v1.CausalHistoryPage0\x01\x12M\n\x0bGetCoverage\x12 .storenode.v1.GetCoverageRequest\x1a\x1a.storenode.v1.CoveragePage0\x01\x42z\n\x16io.github.storenode.v1B\nStoreProtoP\x01Z=github.com/storenode/storenode/proto/storenode/v1;storenodev1\xa2\x02\x03STN\xaa\x02\x0cStorenode.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,48 +37,50 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'storenode.wire.storenode.v1
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\026io.github.storenode.v1B\nStoreProtoP\001Z=github.com/storenode/storenode/proto/storenode/v1;storenodev1\242\002\003STN\252\002\014Storenode.V1'
+  _globals['_PUBLISHSOURCE']._serialized_start=3307
+  _globals['_PUBLISHSOURCE']._serialized_end=3406
   _globals['_PUBLISHREQUEST']._serialized_start=200
-  _globals['_PUBLISHREQUEST']._serialized_end=352
-  _globals['_PUBLISHRESPONSE']._serialized_start=354
-  _globals['_PUBLISHRESPONSE']._serialized_end=417
-  _globals['_PUBLISHRESULT']._serialized_start=420
-  _globals['_PUBLISHRESULT']._serialized_end=654
-  _globals['_PUBLISHRESULT_OUTCOME']._serialized_start=547
-  _globals['_PUBLISHRESULT_OUTCOME']._serialized_end=654
-  _globals['_CONTENTFILTER']._serialized_start=656
-  _globals['_CONTENTFILTER']._serialized_end=739
-  _globals['_SCANREQUEST']._serialized_start=742
-  _globals['_SCANREQUEST']._serialized_end=951
-  _globals['_SCANPAGE']._serialized_start=954
-  _globals['_SCANPAGE']._serialized_end=1091
-  _globals['_FOLLOWREQUEST']._serialized_start=1093
-  _globals['_FOLLOWREQUEST']._serialized_end=1215
-  _globals['_FOLLOWPAGE']._serialized_start=1217
-  _globals['_FOLLOWPAGE']._serialized_end=1313
-  _globals['_GETSDSMESSAGESREQUEST']._serialized_start=1316
-  _globals['_GETSDSMESSAGESREQUEST']._serialized_end=1484
-  _globals['_SDSMESSAGESPAGE']._serialized_start=1487
-  _globals['_SDSMESSAGESPAGE']._serialized_end=1669
-  _globals['_SDSSTOREDMESSAGE']._serialized_start=1671
-  _globals['_SDSSTOREDMESSAGE']._serialized_end=1778
-  _globals['_GETCAUSALHISTORYREQUEST']._serialized_start=1781
-  _globals['_GETCAUSALHISTORYREQUEST']._serialized_end=2009
-  _globals['_CAUSALHISTORYPAGE']._serialized_start=2012
-  _globals['_CAUSALHISTORYPAGE']._serialized_end=2196
-  _globals['_GETCOVERAGEREQUEST']._serialized_start=2199
-  _globals['_GETCOVERAGEREQUEST']._serialized_end=2462
-  _globals['_GETCOVERAGEREQUEST_STEP']._serialized_start=2387
-  _globals['_GETCOVERAGEREQUEST_STEP']._serialized_end=2434
-  _globals['_COVERAGEPAGE']._serialized_start=2464
-  _globals['_COVERAGEPAGE']._serialized_end=2521
-  _globals['_COVERAGESTEP']._serialized_start=2524
-  _globals['_COVERAGESTEP']._serialized_end=2886
-  _globals['_COVERAGESTEP_INTAKE']._serialized_start=2772
-  _globals['_COVERAGESTEP_INTAKE']._serialized_end=2853
-  _globals['_STORECOVERAGE']._serialized_start=2889
-  _globals['_STORECOVERAGE']._serialized_end=3212
-  _globals['_STORECOVERAGE_STATE']._serialized_start=3106
-  _globals['_STORECOVERAGE_STATE']._serialized_end=3177
-  _globals['_STORE']._serialized_start=3215
-  _globals['_STORE']._serialized_end=3843
+  _globals['_PUBLISHREQUEST']._serialized_end=397
+  _globals['_PUBLISHRESPONSE']._serialized_start=399
+  _globals['_PUBLISHRESPONSE']._serialized_end=462
+  _globals['_PUBLISHRESULT']._serialized_start=465
+  _globals['_PUBLISHRESULT']._serialized_end=699
+  _globals['_PUBLISHRESULT_OUTCOME']._serialized_start=592
+  _globals['_PUBLISHRESULT_OUTCOME']._serialized_end=699
+  _globals['_CONTENTFILTER']._serialized_start=701
+  _globals['_CONTENTFILTER']._serialized_end=784
+  _globals['_SCANREQUEST']._serialized_start=787
+  _globals['_SCANREQUEST']._serialized_end=1024
+  _globals['_SCANPAGE']._serialized_start=1027
+  _globals['_SCANPAGE']._serialized_end=1184
+  _globals['_FOLLOWREQUEST']._serialized_start=1186
+  _globals['_FOLLOWREQUEST']._serialized_end=1308
+  _globals['_FOLLOWPAGE']._serialized_start=1310
+  _globals['_FOLLOWPAGE']._serialized_end=1406
+  _globals['_GETSDSMESSAGESREQUEST']._serialized_start=1409
+  _globals['_GETSDSMESSAGESREQUEST']._serialized_end=1577
+  _globals['_SDSMESSAGESPAGE']._serialized_start=1580
+  _globals['_SDSMESSAGESPAGE']._serialized_end=1762
+  _globals['_SDSSTOREDMESSAGE']._serialized_start=1764
+  _globals['_SDSSTOREDMESSAGE']._serialized_end=1871
+  _globals['_GETCAUSALHISTORYREQUEST']._serialized_start=1874
+  _globals['_GETCAUSALHISTORYREQUEST']._serialized_end=2102
+  _globals['_CAUSALHISTORYPAGE']._serialized_start=2105
+  _globals['_CAUSALHISTORYPAGE']._serialized_end=2289
+  _globals['_GETCOVERAGEREQUEST']._serialized_start=2292
+  _globals['_GETCOVERAGEREQUEST']._serialized_end=2555
+  _globals['_GETCOVERAGEREQUEST_STEP']._serialized_start=2480
+  _globals['_GETCOVERAGEREQUEST_STEP']._serialized_end=2527
+  _globals['_COVERAGEPAGE']._serialized_start=2557
+  _globals['_COVERAGEPAGE']._serialized_end=2614
+  _globals['_COVERAGESTEP']._serialized_start=2617
+  _globals['_COVERAGESTEP']._serialized_end=2979
+  _globals['_COVERAGESTEP_INTAKE']._serialized_start=2865
+  _globals['_COVERAGESTEP_INTAKE']._serialized_end=2946
+  _globals['_STORECOVERAGE']._serialized_start=2982
+  _globals['_STORECOVERAGE']._serialized_end=3305
+  _globals['_STORECOVERAGE_STATE']._serialized_start=3199
+  _globals['_STORECOVERAGE_STATE']._serialized_end=3270
+  _globals['_STORE']._serialized_start=3409
+  _globals['_STORE']._serialized_end=4037
 # @@protoc_insertion_point(module_scope)

@@ -24,6 +24,30 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _PublishSource:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _PublishSourceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PublishSource.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    PUBLISH_SOURCE_UNSPECIFIED: _PublishSource.ValueType  # 0
+    """The client itself."""
+    PUBLISH_SOURCE_RELAY: _PublishSource.ValueType  # 1
+    """The relay mesh of a Waku network."""
+    PUBLISH_SOURCE_NWAKU: _PublishSource.ValueType  # 2
+    """Reconciliation with a node of a Waku network. Such a batch has no ephemeral messages."""
+
+class PublishSource(_PublishSource, metaclass=_PublishSourceEnumTypeWrapper):
+    """Where published messages come from."""
+
+PUBLISH_SOURCE_UNSPECIFIED: PublishSource.ValueType  # 0
+"""The client itself."""
+PUBLISH_SOURCE_RELAY: PublishSource.ValueType  # 1
+"""The relay mesh of a Waku network."""
+PUBLISH_SOURCE_NWAKU: PublishSource.ValueType  # 2
+"""Reconciliation with a node of a Waku network. Such a batch has no ephemeral messages."""
+Global___PublishSource: _TypeAlias = PublishSource  # noqa: Y015
+
 @_typing.final
 class PublishRequest(_message.Message):
     """A batch of messages to store."""
@@ -33,9 +57,14 @@ class PublishRequest(_message.Message):
     MESSAGES_FIELD_NUMBER: _builtins.int
     MIN_CONFIRMS_FIELD_NUMBER: _builtins.int
     CONFIRM_TIMEOUT_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
     min_confirms: _builtins.int
     """How many other stores must confirm each message before the response is sent. 0: durable at this
     node is enough.
+    """
+    source: Global___PublishSource.ValueType
+    """Where the messages come from. Counts only with the right `backfill`, which lets a client publish
+    messages of any age that the node keeps; without it they are messages of a client.
     """
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[_transfer_pb2.WakuMessageAndTopic]:
@@ -51,10 +80,11 @@ class PublishRequest(_message.Message):
         messages: _abc.Iterable[_transfer_pb2.WakuMessageAndTopic] | None = ...,
         min_confirms: _builtins.int = ...,
         confirm_timeout: _duration_pb2.Duration | None = ...,
+        source: Global___PublishSource.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["confirm_timeout", b"confirm_timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["confirm_timeout", b"confirm_timeout", "messages", b"messages", "min_confirms", b"min_confirms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["confirm_timeout", b"confirm_timeout", "messages", b"messages", "min_confirms", b"min_confirms", "source", b"source"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -207,6 +237,7 @@ class ScanRequest(_message.Message):
     CURSOR_FIELD_NUMBER: _builtins.int
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     COVERAGE_FIELD_NUMBER: _builtins.int
+    INCLUDE_TIMESTAMPS_FIELD_NUMBER: _builtins.int
     time_start: _builtins.int
     """Messages from this timestamp on, in Unix nanoseconds, inclusive. Unset: no bound."""
     time_end: _builtins.int
@@ -219,6 +250,10 @@ class ScanRequest(_message.Message):
     """Messages per page, at most 10,000. 0: the node chooses. A page is also cut by its size."""
     coverage: _builtins.bool
     """True: the last page, which has no messages, says how complete the answer is."""
+    include_timestamps: _builtins.bool
+    """True: each page has the `timestamps` of its messages. Only without `include_data`, where the
+    messages do not have them.
+    """
     @_builtins.property
     def filter(self) -> Global___ContentFilter:
         """Unset: all messages."""
@@ -233,10 +268,11 @@ class ScanRequest(_message.Message):
         cursor: _builtins.bytes = ...,
         page_size: _builtins.int = ...,
         coverage: _builtins.bool = ...,
+        include_timestamps: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_time_end", b"_time_end", "_time_start", b"_time_start", "filter", b"filter", "time_end", b"time_end", "time_start", b"time_start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_time_end", b"_time_end", "_time_start", b"_time_start", "coverage", b"coverage", "cursor", b"cursor", "filter", b"filter", "include_data", b"include_data", "page_size", b"page_size", "time_end", b"time_end", "time_start", b"time_start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_time_end", b"_time_end", "_time_start", b"_time_start", "coverage", b"coverage", "cursor", b"cursor", "filter", b"filter", "include_data", b"include_data", "include_timestamps", b"include_timestamps", "page_size", b"page_size", "time_end", b"time_end", "time_start", b"time_start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__time_end: _TypeAlias = _typing.Literal["time_end"]  # noqa: Y015
     _WhichOneofArgType__time_end: _TypeAlias = _typing.Literal["_time_end", b"_time_end"]  # noqa: Y015
@@ -258,6 +294,7 @@ class ScanPage(_message.Message):
     MESSAGES_FIELD_NUMBER: _builtins.int
     CURSOR_FIELD_NUMBER: _builtins.int
     COVERAGE_FIELD_NUMBER: _builtins.int
+    TIMESTAMPS_FIELD_NUMBER: _builtins.int
     cursor: _builtins.bytes
     """The cursor from which to continue after this page. Opaque; valid at every node, and after
     restarts and retention.
@@ -272,16 +309,21 @@ class ScanPage(_message.Message):
         where the request asks for it; unset where nothing can match, or by a node that cannot tell.
         """
 
+    @_builtins.property
+    def timestamps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The timestamp of each message, in Unix nanoseconds, where the request asks for them."""
+
     def __init__(
         self,
         *,
         messages: _abc.Iterable[_store_pb2.WakuMessageKeyValue] | None = ...,
         cursor: _builtins.bytes = ...,
         coverage: _coverage_pb2.AnswerCoverage | None = ...,
+        timestamps: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["coverage", b"coverage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["coverage", b"coverage", "cursor", b"cursor", "messages", b"messages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coverage", b"coverage", "cursor", b"cursor", "messages", b"messages", "timestamps", b"timestamps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -25,13 +25,15 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'storenode/internal/v1/publish_raw.proto\x12\x15storenode.internal.v1\x1a\x1egoogle/protobuf/duration.proto\"o\n\x11RawPublishRequest\x12\x10\n\x08messages\x18\x01 \x03(\x0c\x12\x14\n\x0cmin_confirms\x18\x02 \x01(\r\x12\x32\n\x0f\x63onfirm_timeout\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Durationb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'storenode/internal/v1/publish_raw.proto\x12\x15storenode.internal.v1\x1a\x1egoogle/protobuf/duration.proto\"\xa8\x01\n\x11RawPublishRequest\x12\x10\n\x08messages\x18\x01 \x03(\x0c\x12\x14\n\x0cmin_confirms\x18\x02 \x01(\r\x12\x32\n\x0f\x63onfirm_timeout\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x37\n\x06source\x18\x04 \x01(\x0e\x32\'.storenode.internal.v1.RawPublishSource*r\n\x10RawPublishSource\x12\"\n\x1eRAW_PUBLISH_SOURCE_UNSPECIFIED\x10\x00\x12\x1c\n\x18RAW_PUBLISH_SOURCE_RELAY\x10\x01\x12\x1c\n\x18RAW_PUBLISH_SOURCE_NWAKU\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'storenode.wire.storenode.internal.v1.publish_raw_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_RAWPUBLISHREQUEST']._serialized_start=98
-  _globals['_RAWPUBLISHREQUEST']._serialized_end=209
+  _globals['_RAWPUBLISHSOURCE']._serialized_start=269
+  _globals['_RAWPUBLISHSOURCE']._serialized_end=383
+  _globals['_RAWPUBLISHREQUEST']._serialized_start=99
+  _globals['_RAWPUBLISHREQUEST']._serialized_end=267
 # @@protoc_insertion_point(module_scope)

@@ -10,6 +10,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -21,6 +22,24 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _RawPublishSource:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RawPublishSourceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RawPublishSource.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    RAW_PUBLISH_SOURCE_UNSPECIFIED: _RawPublishSource.ValueType  # 0
+    RAW_PUBLISH_SOURCE_RELAY: _RawPublishSource.ValueType  # 1
+    RAW_PUBLISH_SOURCE_NWAKU: _RawPublishSource.ValueType  # 2
+
+class RawPublishSource(_RawPublishSource, metaclass=_RawPublishSourceEnumTypeWrapper):
+    """The values are those of storenode.v1.PublishSource."""
+
+RAW_PUBLISH_SOURCE_UNSPECIFIED: RawPublishSource.ValueType  # 0
+RAW_PUBLISH_SOURCE_RELAY: RawPublishSource.ValueType  # 1
+RAW_PUBLISH_SOURCE_NWAKU: RawPublishSource.ValueType  # 2
+Global___RawPublishSource: _TypeAlias = RawPublishSource  # noqa: Y015
+
 @_typing.final
 class RawPublishRequest(_message.Message):
     """The fields are those of storenode.v1.PublishRequest."""
@@ -30,7 +49,9 @@ class RawPublishRequest(_message.Message):
     MESSAGES_FIELD_NUMBER: _builtins.int
     MIN_CONFIRMS_FIELD_NUMBER: _builtins.int
     CONFIRM_TIMEOUT_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
     min_confirms: _builtins.int
+    source: Global___RawPublishSource.ValueType
     @_builtins.property
     def messages(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
     @_builtins.property
@@ -41,10 +62,11 @@ class RawPublishRequest(_message.Message):
         messages: _abc.Iterable[_builtins.bytes] | None = ...,
         min_confirms: _builtins.int = ...,
         confirm_timeout: _duration_pb2.Duration | None = ...,
+        source: Global___RawPublishSource.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["confirm_timeout", b"confirm_timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["confirm_timeout", b"confirm_timeout", "messages", b"messages", "min_confirms", b"min_confirms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["confirm_timeout", b"confirm_timeout", "messages", b"messages", "min_confirms", b"min_confirms", "source", b"source"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,404 @@
+"""Reconciliation and transfer with nwaku: the gateway compares the node's messages with a peer's.
+
+A session compares the IDs of a range of time, in either role, and afterwards each side transfers
+what the other lacks on a stream that it opens. Messages that a peer transfers are published at
+the node, which stores old ones if the gateway's token has the right `backfill`. Only peers that the
+operator named are served, while nwaku takes from everybody.
+
+Bounds: a session holds at most `MAX_SYNC_IDS` IDs of the node. Of more, the oldest are compared,
+and a session that this side begins is followed by another one for the rest.
+
+Source: nwaku v0.37.1; "Waku Sync", with the differences that `sync_codec` names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import numpy as np
+
+from store.gateway.connection import Connection
+from store.gateway.faults import Ended, Fault
+from store.gateway.feed import FollowedMessage, parse_entry
+from store.gateway.limits import (
+    MAX_REQUESTED_TOPICS,
+    MAX_SYNC_BYTES,
+    MAX_SYNC_FRAME_BYTES,
+    MAX_SYNC_FRAMES,
+    MAX_SYNC_IDS,
+    MAX_SYNC_MESSAGES,
+    MAX_TRANSFER_FRAME_BYTES,
+    MAX_UNSOLICITED_MESSAGES,
+    MIN_SYNC_PAUSE_S,
+    READ_BYTES,
+    RELAY_FRAMES_PER_S,
+    SEND_TIMEOUT_S,
+    SYNC_FRAME_TIMEOUT_S,
+    SYNC_SESSION_TIMEOUT_S,
+    SYNC_SESSIONS,
+    TRANSFER_BATCH,
+    TRANSFER_IDLE_TIMEOUT_S,
+)
+from store.gateway.metrics import GatewayMetrics
+from store.gateway.node import Node, NodeCallError
+from store.gateway.reading import Reader
+from store.gateway.spool import Spool, SpooledMessage
+from store.gateway.streams import Stream
+from store.gateway.sync_codec import (
+    NO_COMMON_TOPIC,
+    PayloadError,
+    decode_payload,
+)
+from store.gateway.sync_session import MessageIds, SyncSession
+from store.gateway.varints import bytes_field, decode_zigzag, delimited, fields
+from store.observe.logging import get_logger
+from storenode.message.limits import NS_PER_S
+from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
+
+RECONCILIATION: Final = "/vac/waku/reconciliation/1.0.0"
+TRANSFER: Final = "/vac/waku/transfer/1.0.0"
+
+JITTER_NS: Final = 20 * NS_PER_S
+"""The newest messages, which are still on their way, are not compared (nwaku)."""
+
+FIRST_PAUSE_S: Final = 2.0
+"""From the connection to the first session with a peer."""
+
+_STATUS_FIELD, _MESSAGES_FIELD, _CURSOR_FIELD = 10, 20, 51
+"""Fields of a ``StoreQueryResponse``."""
+
+_OK: Final = 200
+_log = get_logger("store.gateway")
+
+
+@dataclass(frozen=True, slots=True)
+class SyncRules:
+    """The peers to reconcile with, how often and how far back, and the topics of the gateway."""
+
+    peers: Collection[str]
+    interval_ns: int
+    range_ns: int
+    pubsub_topics: Sequence[str]
+
+    @property
+    def clipped_ns(self) -> int:
+        """The oldest part of a range, of which nwaku may have dropped IDs: it is not compared."""
+        return min(JITTER_NS + self.interval_ns, self.range_ns // 2)
+
+
+class TopicsDifferError(Exception):
+    """The two sides have no pubsub topic in common."""
+
+
+@dataclass(slots=True)
+class _Allowance:
+    """The messages and bytes that a peer may transfer until its next session begins."""
+
+    in_session: bool = False
+    begun_s: float = float("-inf")
+    messages: int = 0
+    size_bytes: int = 0
+    unsolicited: int = MAX_UNSOLICITED_MESSAGES
+
+    def begin(self, now_s: float) -> None:
+        """Begin a session."""
+        self.in_session, self.begun_s = True, now_s
+        self.messages, self.size_bytes = MAX_SYNC_MESSAGES, MAX_SYNC_BYTES
+        self.unsolicited = MAX_UNSOLICITED_MESSAGES
+
+
+def parse_transfer(frame: bytes) -> tuple[SpooledMessage, int]:
+    """Return the message of a frame of transfer, and its timestamp in nanoseconds.
+
+    Raises:
+        ValueError: It is malformed.
+    """
+    outer = dict(fields(frame))
+    topic, message = outer.get(1), outer.get(2)
+    if not isinstance(topic, bytes) or not isinstance(message, bytes):
+        raise ValueError("a transferred message has no topic or no content")  # noqa: TRY004
+    zigzag = dict(fields(message)).get(10, 0)
+    if not isinstance(zigzag, int):
+        raise ValueError("a transferred message has no timestamp")  # noqa: TRY004 - of a frame
+    return SpooledMessage(topic.decode(), message), decode_zigzag(zigzag)
+
+
+class NwakuSync:
+    """The sessions with the peers of `--nwaku-sync-peer`, one at a time with each."""
+
+    def __init__(self, rules: SyncRules, node: Node, spool: Spool, metrics: GatewayMetrics) -> None:
+        self._rules = rules
+        self._node = node
+        self._spool = spool
+        self._metrics = metrics
+        self._allowances = {peer: _Allowance() for peer in rules.peers}
+        self._places = asyncio.Semaphore(SYNC_SESSIONS)
+        self._queries = asyncio.Semaphore(SYNC_SESSIONS)
+        self._rng = random.Random()  # noqa: S311 - spreads sessions over time
+
+    def join(self, connection: Connection) -> None:
+        """Begin sessions with a peer until its connection ends."""
+        connection.start(self._repeat(connection))
+
+    async def serve(self, stream: Stream, reader: Reader, connection: Connection) -> None:
+        """Serve a session that a peer begins."""
+        allowance = self._allowance_of(connection)
+        is_early = time.monotonic() - allowance.begun_s < MIN_SYNC_PAUSE_S
+        if allowance.in_session or is_early:
+            raise Fault("request_rate", "the peer begins sessions of reconciliation too often")
+        answer = partial(self._answer, stream, reader)
+        session = await self._run(connection, "responder", allowance, answer)
+        if session is not None:
+            connection.start(self._transfer(connection, session))
+
+    async def serve_transfer(self, stream: Stream, reader: Reader, connection: Connection) -> None:
+        """Take the messages that a peer transfers, as fast as the node stores them."""
+        allowance = self._allowance_of(connection)
+        while True:
+            try:
+                async with asyncio.timeout(TRANSFER_IDLE_TIMEOUT_S):
+                    frame = await reader.delimited(MAX_TRANSFER_FRAME_BYTES)
+            except (Ended, TimeoutError):
+                return
+            stream.release()
+            try:
+                message, timestamp_ns = parse_transfer(frame)
+            except ValueError as error:
+                raise Fault("malformed", str(error)) from error
+            if self._is_expected(allowance, message, timestamp_ns):
+                allowance.messages -= 1
+                allowance.size_bytes -= len(frame)
+                self._count("received")
+                self._spool.put(message)
+                await self._spool.wait_for_room()
+            else:
+                allowance.unsolicited -= 1
+                self._count("unsolicited")
+                if allowance.unsolicited < 0:
+                    raise Fault("flood", "the peer transfers messages that no session found")
+
+    def _is_expected(
+        self, allowance: _Allowance, message: SpooledMessage, timestamp_ns: int
+    ) -> bool:
+        """Return True if a message is within the allowance, the topics and the range of sessions.
+
+        A peer can list any ID, so a list of the IDs that it has listed would bound nothing more.
+        """
+        oldest_ns = time.time_ns() - self._rules.range_ns - JITTER_NS
+        return (
+            allowance.messages > 0
+            and allowance.size_bytes > 0
+            and message.pubsub_topic in self._rules.pubsub_topics
+            and timestamp_ns >= oldest_ns
+        )
+
+    def _allowance_of(self, connection: Connection) -> _Allowance:
+        allowance = self._allowances.get(connection.peer_id)
+        if allowance is None:
+            sentence = f"the peer {connection.peer_id} is not one of --nwaku-sync-peer"
+            raise Fault("identity", sentence)
+        connection.allow_frames(RELAY_FRAMES_PER_S)
+        return allowance
+
+    async def _run(
+        self,
+        connection: Connection,
+        role: str,
+        allowance: _Allowance,
+        work: Callable[[], Coroutine[None, None, SyncSession]],
+    ) -> SyncSession | None:
+        """Run a session within its bounds, and count and log how it ends; None if it has failed."""
+        if allowance.in_session:
+            return None
+        allowance.begin(time.monotonic())
+        outcome, reason, session = "done", "", None
+        try:
+            async with asyncio.timeout(SYNC_SESSION_TIMEOUT_S), self._places:
+                session = await work()
+        except TopicsDifferError:
+            outcome, reason = "topics_differ", "no pubsub topic is common to both sides"
+        except Fault as fault:
+            outcome = "refused" if fault.reason == "no_protocol" else "failed"
+            reason = str(fault)
+        except Ended:
+            outcome, reason = "refused", "the peer ended the stream"
+        except TimeoutError:
+            outcome, reason = "failed", "the peer, or the node, did not answer in time"
+        except (PayloadError, NodeCallError, OSError) as error:
+            outcome, reason = "failed", str(error)
+        finally:
+            allowance.in_session = False
+        self._metrics.sync_sessions.labels(role, outcome).inc()
+        log = _log.info if session is not None else _log.warning
+        log(
+            "sync_session_ended", peer=connection.peer_id, role=role, outcome=outcome, reason=reason
+        )
+        return session
+
+    async def _answer(self, stream: Stream, reader: Reader) -> SyncSession:
+        frame = await _read_frame(stream, reader)
+        payload = await asyncio.to_thread(decode_payload, frame)
+        topics = self._rules.pubsub_topics
+        if payload.pubsub_topics:
+            topics = [topic for topic in topics if topic in payload.pubsub_topics]
+        if not topics:
+            await _send_frame(stream, NO_COMMON_TOPIC)
+            raise TopicsDifferError
+        if len(payload.content_topics) > MAX_REQUESTED_TOPICS:
+            raise PayloadError(f"a payload names more than {MAX_REQUESTED_TOPICS} content topics")
+        asked = [each for each in payload.ranges if each.content is not None]
+        low_ns, high_ns = (asked[0].lower_ns, asked[-1].upper_ns) if asked else (0, 0)
+        low_ns += min(self._rules.clipped_ns, (high_ns - low_ns) // 2)
+        low_ns = max(low_ns, time.time_ns() - self._rules.range_ns)
+        ids, high_ns = await self._load(topics, payload.content_topics, low_ns, high_ns)
+        session = SyncSession(ids, low_ns, high_ns, topics)
+        await self._exchange(session, stream, reader, frame)
+        return session
+
+    async def _repeat(self, connection: Connection) -> None:
+        """Begin a session now and then, until the connection ends."""
+        allowance = self._allowance_of(connection)
+        await asyncio.sleep(FIRST_PAUSE_S)
+        while True:
+            now_ns = time.time_ns()
+            low_ns = now_ns - self._rules.range_ns + self._rules.clipped_ns
+            end_ns = now_ns - JITTER_NS
+            while low_ns < end_ns:
+                begin = partial(self._begin, connection, low_ns, end_ns)
+                session = await self._run(connection, "initiator", allowance, begin)
+                if session is None:
+                    break
+                await self._transfer(connection, session)
+                low_ns = max(session.high_ns, low_ns + 1)
+            await asyncio.sleep(self._rules.interval_ns / NS_PER_S * self._rng.uniform(0.9, 1.1))
+
+    async def _begin(self, connection: Connection, low_ns: int, high_ns: int) -> SyncSession:
+        topics = self._rules.pubsub_topics
+        ids, high_ns = await self._load(topics, (), low_ns, high_ns)
+        session = SyncSession(ids, low_ns, high_ns, topics)
+        async with connection.opened(RECONCILIATION) as stream:
+            await _send_frame(stream, session.begin())
+            reader = Reader(stream)
+            frame = await _read_frame(stream, reader)
+            if frame == NO_COMMON_TOPIC:
+                raise TopicsDifferError
+            await self._exchange(session, stream, reader, frame)
+        return session
+
+    async def _exchange(
+        self, session: SyncSession, stream: Stream, reader: Reader, frame: bytes
+    ) -> None:
+        """Process frames of the peer, ``frame`` first, until one side ends the session."""
+        for _ in range(MAX_SYNC_FRAMES):
+            answer = await asyncio.to_thread(session.receive, frame)
+            if answer is not None:
+                await _send_frame(stream, answer)
+            if session.has_ended:
+                self._count("missing", session.missing)
+                return
+            frame = await _read_frame(stream, reader)
+        raise Fault("flood", f"the peer sends more than {MAX_SYNC_FRAMES} frames in a session")
+
+    async def _load(
+        self,
+        pubsub_topics: Sequence[str],
+        content_topics: Sequence[str],
+        low_ns: int,
+        high_ns: int,
+    ) -> tuple[MessageIds, int]:
+        """Return the IDs of the node in a range, and the end of the range up to which they fit."""
+        timestamps, hashes = [np.zeros(0, np.int64)], []
+        most = MAX_SYNC_IDS // len(pubsub_topics)
+        for topic in pubsub_topics if low_ns < high_ns else ():
+            count = 0
+            async with aclosing(self._node.scan(topic, content_topics, low_ns, high_ns)) as pages:
+                async for page in pages:
+                    timestamps.append(np.array(page.timestamps, np.int64))
+                    hashes += [entry.message_hash for entry in page.messages]
+                    count += len(page.timestamps)
+                    if count > most:
+                        high_ns = page.timestamps[-1]
+                        break
+        joined = await asyncio.to_thread(b"".join, hashes)
+        return await asyncio.to_thread(MessageIds, np.concatenate(timestamps), joined), high_ns
+
+    async def _transfer(self, connection: Connection, session: SyncSession) -> None:
+        """Send the messages that a peer lacks, the oldest first."""
+        hashes = [digest for _, digest in sorted(session.to_send)[:MAX_SYNC_MESSAGES]]
+        if not hashes:
+            return
+        left_bytes = MAX_SYNC_BYTES
+        try:
+            async with connection.opened(TRANSFER) as stream:
+                for start in range(0, len(hashes), TRANSFER_BATCH):
+                    for message in await self._read(hashes[start : start + TRANSFER_BATCH]):
+                        frame = bytes_field(1, message.pubsub_topic.encode())
+                        frame += bytes_field(2, message.encoded)
+                        if len(frame) > MAX_TRANSFER_FRAME_BYTES:
+                            self._count("too_large")
+                            continue
+                        left_bytes -= len(frame)
+                        if left_bytes < 0:
+                            return
+                        async with asyncio.timeout(SEND_TIMEOUT_S):
+                            await stream.send(delimited(frame))
+                        self._count("sent")
+        except (Fault, Ended, NodeCallError, OSError, TimeoutError) as error:
+            reason = str(error) or "the peer ended the stream, or did not read"
+            _log.warning("sync_transfer_failed", peer=connection.peer_id, reason=reason)
+
+    async def _read(self, hashes: Sequence[bytes]) -> list[FollowedMessage]:
+        """Return messages of the node by hash, those that it still has.
+
+        Raises:
+            NodeCallError: The node does not answer.
+        """
+        messages: list[FollowedMessage] = []
+        request = StoreQueryRequest(
+            message_hashes=hashes, include_data=True, pagination_forward=True
+        )
+        request.pagination_limit = len(hashes)
+        while True:
+            answer = await self._node.query(request.SerializeToString(), self._queries)
+            cursor = b""
+            for number, value in fields(answer):
+                if number == _STATUS_FIELD and value != _OK:
+                    raise NodeCallError(int(value), "the node cannot read messages by hash")
+                if number == _MESSAGES_FIELD and isinstance(value, bytes):
+                    messages.append(parse_entry(value))
+                if number == _CURSOR_FIELD and isinstance(value, bytes):
+                    cursor = value
+            if not cursor:
+                return messages
+            request.pagination_cursor = cursor
+
+    def _count(self, outcome: str, count: int = 1) -> None:
+        self._metrics.synced.labels(outcome).inc(count)
+
+
+async def _send_frame(stream: Stream, frame: bytes) -> None:
+    async with asyncio.timeout(SYNC_FRAME_TIMEOUT_S):
+        await stream.send(delimited(frame))
+
+
+async def _read_frame(stream: Stream, reader: Reader) -> bytes:
+    """Read a frame in pieces, which are not counted as unread any more.
+
+    Raises:
+        Fault: It is too large.
+        Ended, TimeoutError: The peer has ended the stream, or sends nothing.
+    """
+    async with asyncio.timeout(SYNC_FRAME_TIMEOUT_S):
+        size_bytes = await reader.length(MAX_SYNC_FRAME_BYTES)
+        frame = bytearray()
+        while len(frame) < size_bytes:
+            frame += await reader.exactly(min(READ_BYTES, size_bytes - len(frame)))
+            stream.release()
+    return bytes(frame)

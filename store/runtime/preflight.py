@@ -1,0 +1,132 @@
+"""The checks of `storenode check-config`: all that the next start of a node would try.
+
+Nothing is started, made or written, so that they can be run beside a node that serves. Each check
+that fails is one sentence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+import psycopg
+
+from store.config.node import NodeConfig
+from store.db.errors import SchemaError, sentence
+from store.db.maintenance.brake import review
+from store.db.schema import migrate
+from store.domain.partitioning import DAY_NS
+from store.domain.ports import StoreUnavailable
+from store.domain.retention import RetentionPolicy
+from store.embedded.binaries import choose
+from store.embedded.datadir import DataDir
+from store.embedded.process import EmbeddedPostgresError
+from store.embedded.supervisor import refuse_managed, running_url
+from store.runtime.database import ExternalHost, database_host
+from store.runtime.listeners import listener_addresses
+from store.runtime.node_files import NODE_ID_FILE, NodeFailedError, kept_node_id
+from store.runtime.services import client_limits
+from store.runtime.tokens import TokenFile
+from store.runtime.tracing import check_tracing
+from store.serving.addresses import BindError, require_free
+from store.serving.tls import TlsError, first_dns_name, read_authorities
+
+_FAULTS: Final = (BindError, EmbeddedPostgresError, NodeFailedError, TlsError)
+
+
+async def check_start(config: NodeConfig) -> list[str]:
+    """Return a sentence for each reason for which a node would not start, or retention be held."""
+    problems = list(config.problems())
+    problems += _problems_of_files(config)
+    data = DataDir(config.data_dir.absolute())
+    is_running = data.path.is_dir() and data.is_locked()
+    if not is_running:
+        # A node that runs on the directory has these addresses itself.
+        for address in listener_addresses(config):
+            problems += _failure(lambda address=address: require_free(address))  # type: ignore[misc]
+    problems += _problems_of_directory(config, data)
+    if not problems or is_running:
+        problems += await _problems_of_database(config, data)
+    return list(dict.fromkeys(problems))
+
+
+def _failure(check: Callable[[], object]) -> Iterator[str]:
+    try:
+        check()
+    except _FAULTS as error:
+        yield str(error)
+
+
+def _problems_of_files(config: NodeConfig) -> Iterator[str]:
+    yield from _failure(TokenFile(config.client_token_file, client_limits(config)).load)
+    yield from _failure(lambda: check_tracing(config))
+    for path in (config.tls_ca, config.client_ca):
+        if path is not None:
+            yield from _failure(lambda path=path: read_authorities(path))  # type: ignore[misc]
+    cert, key = config.tls_cert, config.tls_key
+    if cert is not None and key is not None:
+        yield from _failure(lambda: first_dns_name(cert, key))
+
+
+def _problems_of_directory(config: NodeConfig, data: DataDir) -> Iterator[str]:
+    base = _existing(data.path)
+    if not os.access(base, os.W_OK | os.X_OK) or not base.is_dir():
+        yield (
+            f"The data directory {config.data_dir} cannot be used ({base} is not a directory that"
+            " this user can write): let the user write there, or name another with --data-dir."
+        )
+        return
+    if (data.path / NODE_ID_FILE).exists() and not config.tls:
+        yield from _failure(lambda: kept_node_id(data.path))
+    if config.database_url is None:
+        yield from _failure(lambda: refuse_managed(dict(config.postgres_setting)))
+        yield from _failure(lambda: choose(data.cluster_major()))
+
+
+def _existing(path: Path) -> Path:
+    return path if path.exists() or path == path.parent else _existing(path.parent)
+
+
+async def _problems_of_database(config: NodeConfig, data: DataDir) -> list[str]:
+    try:
+        url = await _checked_url(config, data)
+        return [] if url is None or config.read_only else await _retention_problems(config, url)
+    except _FAULTS as error:
+        return [str(error)]
+    except (SchemaError, StoreUnavailable) as error:
+        text = str(error)
+        return [f"{text[:1].upper()}{text[1:].rstrip('.')}."]
+    except psycopg.Error as error:
+        return [f"The database could not be read ({sentence(error)}): check that Postgres runs."]
+
+
+async def _checked_url(config: NodeConfig, data: DataDir) -> str | None:
+    """Return the URL of the database; None for an embedded one that does not run."""
+    host = database_host(config, lambda _name, _fields: None, lambda _name, _fields: None)
+    if isinstance(host, ExternalHost):
+        return await host.reach(wait=False)
+    # A node would upgrade the schema of its own database.
+    url = running_url(data.path)
+    if url is not None:
+        await asyncio.to_thread(migrate.current, url)
+    return url
+
+
+async def _retention_problems(config: NodeConfig, url: str) -> list[str]:
+    if config.retention_confirm:
+        return []
+    policy = RetentionPolicy(config.retention, config.retention_size)
+    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
+        excess = (await review(connection, policy, time.time_ns())).excess
+    if excess is None:
+        return []
+    size = f"{excess.span_ns / DAY_NS:,.0f} days, {excess.share:.0%} of the messages"
+    problem = (
+        f"--retention or --retention-size would drop {size}, that the store has agreed to keep:"
+        " correct it, or confirm it by `storenode db retention --apply`; a node would hold it."
+    )
+    return [problem]

@@ -1,0 +1,179 @@
+"""`storenode get` and `storenode causal-history`: SDS messages by ID, and what they depend on."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+import click
+
+from storenode.cli.client.completeness import coverage_option, tell
+from storenode.cli.client.output import Output
+from storenode.cli.client.session import ENTRY, HEX, Session, connected, topic_options
+from storenode.cli.client.text import note, safe
+from storenode.cli.errors import FAILED, OK
+from storenode.cli.options.layers import LayeredCommand, option
+from storenode.client.node import Entry, content_filter
+from storenode.client.plain import to_plain
+
+if TYPE_CHECKING:
+    from storenode.client.types import (
+        AnswerCoverage,
+        CausalHistoryPage,
+        HistoryEntry,
+        SdsMessagesPage,
+    )
+
+_WALK = "Walk"
+
+
+@click.command(cls=LayeredCommand)
+@click.argument("entries", nargs=-1, required=True, type=ENTRY, metavar="ID[@HINT]...")
+@option("--channel", required=True, metavar="CHANNEL", help="The channel of the IDs.")
+@option("--hint", type=HEX, help="Retrieval hint, a message hash; only with a single ID.")
+@coverage_option
+@topic_options
+@connected(has_payloads=True)
+async def get(
+    session: Session,
+    *,
+    entries: tuple[Entry, ...],
+    channel: str,
+    hint: bytes | None,
+    pubsub_topic: str | None,
+    content_topics: tuple[str, ...],
+    with_coverage: bool,
+) -> int:
+    """Fetch SDS messages by their IDs, and list those that the node does not hold.
+
+    The exit code is 1 when one of them is missing.
+    """
+    pages = session.client.get_sds(
+        channel,
+        _hinted(entries, hint),
+        filter=content_filter(pubsub_topic, content_topics),
+        coverage=with_coverage,
+    )
+    truncated = "An ID has more messages than are returned: give their hashes as hints."
+    missing = await _print_pages(session.out, pages, truncated, with_coverage=with_coverage)
+    return FAILED if missing else OK
+
+
+def _hinted(entries: tuple[Entry, ...], hint: bytes | None) -> tuple[Entry, ...]:
+    if hint is None:
+        return entries
+    if len(entries) != 1 or entries[0][1] is not None:
+        raise click.UsageError("--hint goes with a single ID: write several as ID@HINT.")
+    return ((entries[0][0], hint),)
+
+
+@click.command("causal-history", cls=LayeredCommand)
+@click.argument("heads", nargs=-1, required=True, type=ENTRY, metavar="HEAD[@HINT]...")
+@option("--channel", required=True, metavar="CHANNEL", help="The channel of the heads.")
+@option(
+    "--known",
+    "known_ids",
+    multiple=True,
+    metavar="ID",
+    section=_WALK,
+    help="An ID that is held already: not sent, and not walked past; may be repeated.",
+)
+@option(
+    "--max-messages",
+    type=click.IntRange(min=0),
+    default=0,
+    section=_WALK,
+    help="End after N messages, those nearest to the heads.  [default: the node's limit]",
+)
+@option(
+    "--max-depth",
+    type=click.IntRange(min=0),
+    default=0,
+    section=_WALK,
+    help="Walk at most N generations back.  [default: unlimited]",
+)
+@option("--no-data", is_flag=True, section=_WALK, help="Print only IDs and hashes.")
+@coverage_option
+@topic_options
+@connected(has_payloads=True)
+async def causal_history(
+    session: Session,
+    *,
+    heads: tuple[Entry, ...],
+    channel: str,
+    known_ids: tuple[str, ...],
+    max_messages: int,
+    max_depth: int,
+    no_data: bool,
+    pubsub_topic: str | None,
+    content_topics: tuple[str, ...],
+    with_coverage: bool,
+) -> int:
+    """Fetch everything that some SDS messages depend on, parents before children.
+
+    What the history names and the node does not hold is listed as missing. The exit code is 1 when
+    a head is.
+    """
+    pages = session.client.causal_history(
+        channel,
+        heads,
+        known_ids=known_ids,
+        max_messages=max_messages,
+        max_depth=max_depth,
+        filter=content_filter(pubsub_topic, content_topics),
+        coverage=with_coverage,
+    )
+    truncated = "A limit ended the walk: ask again with the missing parents of what came as heads."
+    missing = await _print_pages(
+        session.out, pages, truncated, data=not no_data, with_coverage=with_coverage
+    )
+    return FAILED if missing & {name for name, _ in heads} else OK
+
+
+async def _print_pages(
+    out: Output,
+    pages: AsyncGenerator[SdsMessagesPage] | AsyncGenerator[CausalHistoryPage],
+    truncated_note: str,
+    *,
+    data: bool = True,
+    with_coverage: bool,
+) -> set[str]:
+    """Print messages and return the IDs of those that the node lacks; remarks go to standard error.
+
+    ``truncated_note`` says what to do where the node has left messages out.
+    """
+    missing: list[str] = []
+    truncated = False
+    said: list[AnswerCoverage] = []
+    async with aclosing(pages):
+        async for page in pages:
+            _print_page(out, page, data=data)
+            missing += [entry.message_id for entry in page.missing]
+            truncated |= page.truncated
+            if page.HasField("coverage"):
+                said.append(page.coverage)
+    if truncated:
+        note(truncated_note)
+    if missing:
+        noun = "message is" if len(missing) == 1 else "messages are"
+        note(f"{len(missing)} {noun} missing: this node does not hold what is listed as missing.")
+    if with_coverage:
+        tell(out, said)
+    return set(missing)
+
+
+def _print_page(out: Output, page: SdsMessagesPage | CausalHistoryPage, *, data: bool) -> None:
+    out.sds(page.messages, data=data)
+    for entry in page.missing:
+        _print_missing(out, entry)
+    if page.truncated and out.as_json:
+        out.json({"truncated": True})
+
+
+def _print_missing(out: Output, entry: HistoryEntry) -> None:
+    if out.as_json:
+        out.json({"missing": to_plain(entry)})
+    else:
+        hint = f"  {entry.retrieval_hint.hex()}" if entry.HasField("retrieval_hint") else ""
+        out.line(f"missing: {safe(entry.message_id)}{hint}")

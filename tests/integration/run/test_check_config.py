@@ -1,0 +1,186 @@
+"""`storenode check-config`: bad configurations, a sentence each, before anything is touched."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from storenode.cli.main import main
+from tests.support.node import running_node
+from tests.support.secured import Pki
+
+LISTENERS = ("--listen", "--peer-listen", "--admin-listen", "--metrics-listen")
+
+Check = Callable[..., tuple[object, list[str]]]
+
+
+@pytest.fixture
+def check(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Check:
+    """Return a function that runs the command, and returns its code and the lines it prints."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> tuple[object, list[str]]:
+        others = [f"{flag}=127.0.0.1:0" for flag in LISTENERS if flag not in arguments]
+        with pytest.raises(SystemExit) as ended:
+            main(["check-config", *others, *arguments])
+        output, error = capsys.readouterr()
+        return ended.value.code, [*output.splitlines(), *error.splitlines()]
+
+    return run
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, Path]:
+    """Return a pair of a certificate and its key, another pair, and files that hold none."""
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    one, two = Pki(tmp_path / "one"), Pki(tmp_path / "two")
+    cert, key = one.issue("a.nodes.example")
+    other_cert, other_key = two.issue("b.nodes.example")
+    begin, end = "-----BEGIN CERTIFICATE-----\n", "-----END CERTIFICATE-----\n"
+    texts = {
+        "rubbish": "no certificate at all\n",
+        "damaged": f"{begin}bm90aGluZw==\n{end}",
+        "half": one.ca.read_text() + f"{begin}bm90aGluZw==\n{end}",
+        "tokens": "[clients.a]\nrights = ['everything']\n",
+        "empty": "",
+    }
+    for name, text in texts.items():
+        (tmp_path / f"{name}.txt").write_text(text)
+    made = {name: tmp_path / f"{name}.txt" for name in texts}
+    pairs = {"cert": cert, "key": key, "ca": one.ca, "cert2": other_cert, "key2": other_key}
+    return {**made, **pairs}
+
+
+TLS = "--tls-cert {cert}"
+BAD = {
+    "a key of another certificate": (f"{TLS} --tls-key {{key2}}", "are not a certificate and"),
+    "no certificate": (
+        "--tls-cert {rubbish} --tls-key {key}",
+        "is not a PEM file",
+    ),
+    "no file": (f"{TLS} --tls-key nowhere.pem", "nowhere.pem cannot be read"),
+    "an authority that is rubbish": (
+        f"{TLS} --tls-key {{key}} --tls-ca {{rubbish}}",
+        "is not a PEM file",
+    ),
+    "an authority that is damaged": (
+        f"{TLS} --tls-key {{key}} --tls-ca {{damaged}}",
+        "holds no certificate of an authority that can be read",
+    ),
+    "an authority, and a damaged one": (
+        f"{TLS} --tls-key {{key}} --client-ca {{half}}",
+        "holds no certificate of an authority that can be read",
+    ),
+    "tokens with an unknown right": ("--client-token-file {tokens}", "cannot be used: "),
+    "an address twice": (
+        "--listen 127.0.0.1:7999 --admin-listen 127.0.0.1:7999",
+        "--listen and --admin-listen are both 127.0.0.1:7999",
+    ),
+    "itself as a peer": (
+        "--listen 127.0.0.1:7999 --peer 127.0.0.1:7999",
+        "--peer 127.0.0.1:7999 is this node's own address",
+    ),
+    "nothing to reconcile": (
+        "--peer 127.0.0.1:1 --sync-range 10s",
+        "--sync-range is not longer than --sync-offset",
+    ),
+    "confirmations without gossip": (
+        "--max-confirms 1 --gossip off",
+        "--max-confirms is given with --gossip off",
+    ),
+    "settings of another's database": (
+        "--postgres-setting work_mem=8MB --database-url postgresql://127.0.0.1:1/x",
+        "--postgres-setting is given with --database-url",
+    ),
+    "a managed setting": ("--postgres-setting port=1", "is managed by the node"),
+    "an archive for nothing": (
+        "--retention off --retention-requires-archive",
+        "--retention-requires-archive is given, and nothing is dropped",
+    ),
+    "no database": ("--database-url postgresql://127.0.0.1:1/x", "could not be reached"),
+    "no database URL": ("--database-url postgresql://h:port/x", "--database-url cannot be read"),
+    "a directory that is a file": ("--data-dir {empty}", "cannot be used"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "expected"), BAD.values(), ids=list(BAD))
+def test_each_bad_configuration_is_one_sentence(
+    check: Check, files: dict[str, Path], tmp_path: Path, arguments: str, expected: str
+) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    words = arguments.format(**files).split()
+    code, lines = check(*words)
+    assert code == 1, lines
+    assert expected in lines[0]
+    assert len(lines) == 1
+    assert lines[0].endswith(".")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("--retention 0", "more than 0, or the word off"),
+        ("--retention 365000d", "longer than 292 years"),
+        ("--peer-silence 0", "must be more than 0"),
+        ("--start-timeout 1000000w", "longer than 292 years"),
+    ],
+)
+def test_durations_are_bounded(check: Check, arguments: str, expected: str) -> None:
+    code, lines = check(*arguments.split())
+    assert (code, len(lines)) == (2, 1)
+    assert expected in lines[0]
+
+
+def test_all_problems_are_reported(check: Check, files: dict[str, Path]) -> None:
+    words = f"{TLS} --tls-key {{key2}} --tls-ca {{damaged}} --client-token-file nowhere.toml"
+    code, lines = check(*words.format(**files).split())
+    assert code == 1
+    assert len(lines) == 3
+
+
+def test_an_address_that_is_taken_is_reported(check: Check) -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        port = taken.getsockname()[1]
+        code, (line,) = check("--http-listen", f"127.0.0.1:{port}")
+    assert code == 1
+    assert "--http-listen" in line
+    assert "cannot be listened on" in line
+
+
+def test_a_good_configuration_is_good_before_and_beside_the_node(
+    check: Check, tmp_path: Path, database_url: str
+) -> None:
+    good = (0, ["A node would start with these options."])
+    assert check() == good
+    options = ("--database-url", database_url, "--data-dir", str(tmp_path / "data"))
+    assert check(*options) == good
+    with running_node(tmp_path / "data", database_url=database_url) as node:
+        assert check(*options, "--http-listen", node.listen) == good
+        _code, (line,) = check(*options, "--retention", "30d", "--config", _file(tmp_path))
+        assert "No such" not in line
+    with psycopg.connect(database_url) as connection:
+        connection.execute("update storenode.alembic_version set version_num = '9999_later'")
+    code, lines = check(*options)
+    assert code == 1
+    assert "newer" in lines[0]
+
+
+def _file(directory: Path) -> str:
+    path = directory / "node.toml"
+    path.write_text("[run]\nsync-offset = '5s'\n")
+    return str(path)
+
+
+@pytest.fixture(autouse=True)
+def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("DATABASE_URL", "DATA_DIR", "CONFIG"):
+        monkeypatch.delenv(f"STORENODE_{name}", raising=False)

@@ -1,0 +1,358 @@
+"""Sessions with a simulated nwaku over a connection in memory, and with peers that misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Final, cast
+
+import pytest
+
+from store.gateway import sync
+from store.gateway.clients import ClientRules, Clients
+from store.gateway.connection import Connection, Handler, Secured, Surroundings
+from store.gateway.faults import Ended
+from store.gateway.limits import (
+    MAX_SYNC_FRAME_BYTES,
+    MAX_TRANSFER_FRAME_BYTES,
+    MAX_UNSOLICITED_MESSAGES,
+)
+from store.gateway.metrics import GatewayMetrics
+from store.gateway.node import Node
+from store.gateway.noise import SecurePipe, StaticKey
+from store.gateway.reading import Reader
+from store.gateway.spool import Spool
+from store.gateway.streams import Stream
+from store.gateway.sync import RECONCILIATION, TRANSFER, NwakuSync, SyncRules, parse_transfer
+from store.gateway.varints import bytes_field, delimited
+from store.gateway.yamux import Yamux
+from storenode.message.hashing import message_hash
+from storenode.message.varint import varint
+from storenode.wire.storenode.v1.store_pb2 import (
+    PUBLISH_SOURCE_NWAKU,
+    PublishResult,
+    ScanPage,
+)
+from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
+from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest, StoreQueryResponse
+from tests.support.simulated_nwaku import SimulatedNwaku, decode
+
+PUBSUB: Final = "/waku/2/rs/7/0"
+TOPIC: Final = "/a/1/b/proto"
+SECOND_NS: Final = 10**9
+HOUR_NS: Final = 3600 * SECOND_NS
+
+
+class MemoryPipe:
+    """An end of a connection in memory."""
+
+    def __init__(self, incoming: asyncio.Queue[bytes], outgoing: asyncio.Queue[bytes]) -> None:
+        self.peer_id = "nwaku"
+        self._incoming, self._outgoing = incoming, outgoing
+
+    async def receive(self) -> bytes:
+        return await self._incoming.get()
+
+    async def send(self, data: bytes) -> None:
+        self._outgoing.put_nowait(data)
+
+
+def made(payload: bytes, age_s: float, topic: str = PUBSUB) -> tuple[bytes, int, str, bytes]:
+    """Return the hash, the timestamp, the pubsub topic and the encoding of a message."""
+    timestamp = time.time_ns() - round(age_s * SECOND_NS)
+    message = WakuMessage(payload=payload, content_topic=TOPIC, timestamp=timestamp)
+    digest = message_hash(topic, payload, TOPIC, None, timestamp)
+    return digest, timestamp, topic, message.SerializeToString()
+
+
+class FakeNode:
+    """A node with some messages, in pages of 7."""
+
+    def __init__(self, messages: Sequence[tuple[bytes, int, str, bytes]]) -> None:
+        self.messages = {each[0]: each for each in messages}
+        self.published: list[bytes] = []
+
+    async def scan(
+        self, pubsub_topic: str, content_topics: Sequence[str], start_ns: int, end_ns: int
+    ) -> AsyncGenerator[ScanPage, None]:
+        assert not content_topics
+        found = sorted(
+            (timestamp, digest)
+            for digest, timestamp, topic, _ in self.messages.values()
+            if topic == pubsub_topic and start_ns <= timestamp < end_ns
+        )
+        for start in range(0, len(found), 7):
+            page = ScanPage()
+            for timestamp, digest in found[start : start + 7]:
+                page.messages.add(message_hash=digest)
+                page.timestamps.append(timestamp)
+            yield page
+
+    async def query(self, request: bytes, places: asyncio.Semaphore) -> bytes:
+        del places
+        asked = StoreQueryRequest.FromString(request)
+        response = StoreQueryResponse(status_code=200)
+        hashes = list(asked.message_hashes)
+        start = hashes.index(asked.pagination_cursor) + 1 if asked.pagination_cursor else 0
+        for digest in hashes[start : start + 3]:
+            entry = response.messages.add(message_hash=digest, pubsub_topic=PUBSUB)
+            entry.message.MergeFromString(self.messages[digest][3])
+        if start + 3 < len(hashes):
+            response.pagination_cursor = hashes[start + 2]
+        return response.SerializeToString()
+
+    async def publish_all(
+        self, messages: Sequence[tuple[bytes, str]], *, source: int
+    ) -> Sequence[PublishResult]:
+        assert source == PUBLISH_SOURCE_NWAKU
+        self.published += [encoded for encoded, _ in messages]
+        return [PublishResult(outcome=PublishResult.STORED)] * len(messages)
+
+
+class Peer:
+    """The other side of the connection: nwaku, unless a test gives its handlers."""
+
+    def __init__(self, messages: Sequence[tuple[bytes, int, str, bytes]] = ()) -> None:
+        self.messages = {each[0]: each for each in messages}
+        self.nwaku = SimulatedNwaku([(each[1], each[0]) for each in messages])
+        self.received: list[tuple[str, bytes]] = []
+        self.connection: Connection
+
+    async def serve(self, stream: Stream, reader: Reader, connection: Connection) -> None:
+        del connection
+        await self.converse(stream, reader)
+
+    async def converse(self, stream: Stream, reader: Reader) -> None:
+        while True:
+            frame = await reader.delimited(10**7)
+            stream.release()
+            answer = self.nwaku.answer(frame)
+            if answer is None:
+                return
+            await stream.send(delimited(answer))
+            if len(decode(answer).ranges) == 0:
+                return
+
+    async def take(self, stream: Stream, reader: Reader, connection: Connection) -> None:
+        del connection
+        with suppress(Ended):
+            while True:
+                message, _ = parse_transfer(await reader.delimited(10**7))
+                stream.release()
+                self.received.append((message.pubsub_topic, message.encoded))
+
+    async def begin(self, *topics: str) -> None:
+        """Begin a session, as nwaku does."""
+        now_ns = time.time_ns()
+        async with self.connection.opened(RECONCILIATION) as stream:
+            first = self.nwaku.begin(now_ns - HOUR_NS - 20 * SECOND_NS, now_ns, topics)
+            await stream.send(delimited(first))
+            await self.converse(stream, Reader(stream))
+
+    async def transfer(self, *frames: bytes) -> None:
+        async with self.connection.opened(TRANSFER) as stream:
+            for frame in frames:
+                await stream.send(delimited(frame))
+
+
+@asynccontextmanager
+async def connected(
+    node: FakeNode, peer: Peer, handlers: dict[str, Handler] | None = None, named: str = "nwaku"
+) -> AsyncIterator[tuple[NwakuSync, Connection, GatewayMetrics]]:
+    """Connect a gateway to a peer for the length of a block."""
+    metrics = GatewayMetrics("0")
+    real = cast("Node", node)
+    spool = Spool(real, metrics.synced, PUBLISH_SOURCE_NWAKU)
+    rules = SyncRules({named}, 300 * SECOND_NS, HOUR_NS, [PUBSUB])
+    found = NwakuSync(rules, real, spool, metrics)
+    served: dict[str, Handler] = {RECONCILIATION: found.serve, TRANSFER: found.serve_transfer}
+    theirs = {RECONCILIATION: peer.serve, TRANSFER: peer.take} if handlers is None else handlers
+    queues: list[asyncio.Queue[bytes]] = [asyncio.Queue(), asyncio.Queue()]
+    clients = Clients(ClientRules(10, 10, 10))
+    connections = []
+    for ends, own, outbound in ((queues, served, True), (queues[::-1], theirs, False)):
+        pipe = MemoryPipe(*ends)
+        secured = Secured(cast("SecurePipe", pipe), Reader(pipe), Yamux(is_outbound=outbound))
+        around = Surroundings(cast("StaticKey", None), own, metrics, 8)
+        connections.append(Connection(secured, clients.arrive("192.0.2.1", 0), around))
+    peer.connection = connections[1]
+    tasks = [asyncio.create_task(each.run()) for each in connections]
+    tasks.append(asyncio.create_task(spool.run()))
+    try:
+        async with asyncio.timeout(60):
+            yield found, connections[0], metrics
+    finally:
+        for task in tasks:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+
+async def until(look: Callable[[], bool]) -> None:
+    while not look():  # noqa: ASYNC110 - counters have no event
+        await asyncio.sleep(0.001)
+
+
+def counted(metrics: GatewayMetrics, **labels: str) -> float:
+    metric = metrics.sync_sessions if "role" in labels else metrics.synced
+    return cast("float", metric.labels(**labels)._value.get())
+
+
+def frame_of(message: tuple[bytes, int, str, bytes]) -> bytes:
+    return bytes_field(1, message[2].encode()) + bytes_field(2, message[3])
+
+
+BOTH: Final = [made(b"both %d" % number, 400 + number) for number in range(300)]
+
+
+@pytest.mark.parametrize("begins", [True, False])
+async def test_each_side_gets_what_it_lacks(begins: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sync, "FIRST_PAUSE_S", 0)
+    monkeypatch.setattr(sync, "MAX_SYNC_IDS", 120)  # several sessions for the range
+    ours = [made(b"", 1_000), made(b"x" * MAX_TRANSFER_FRAME_BYTES, 900), made(b"ours", 800)]
+    ours += [made(b"new", 1), made(b"oldest", 3_500), made(b"another shard", 700, "/other")]
+    theirs = [made(b"theirs %d" % number, 700 + number / 8) for number in range(200)]
+    node, peer = FakeNode(BOTH + ours), Peer(BOTH + theirs)
+    async with connected(node, peer) as (found, connection, metrics):
+        if begins:
+            found.join(connection)
+        else:
+            monkeypatch.setattr(sync, "MAX_SYNC_IDS", 250_000)
+            await peer.begin(PUBSUB, "/waku/2/rs/7/9")
+            await until(lambda: not found._allowances["nwaku"].in_session)
+            await peer.transfer(*(frame_of(peer.messages[each]) for each in peer.nwaku.sends))
+        if begins:
+            await until(lambda: counted(metrics, role="initiator", outcome="done") >= 3)
+            lacking = {each[0] for each in theirs}
+            await until(lambda: peer.nwaku.sends >= lacking)
+            await peer.transfer(*(frame_of(peer.messages[each]) for each in lacking))
+        # An empty payload is present, a message that is too large is left out.
+        expected = {(PUBSUB, b"\x0a\0" + ours[0][3]), (PUBSUB, ours[2][3])}
+        expected |= set() if begins else {(PUBSUB, ours[3][3])}
+        await until(lambda: set(peer.received) >= expected)
+        assert set(peer.received) == expected
+        await until(lambda: len(node.published) == len(theirs))
+        assert set(node.published) == {each[3] for each in theirs}
+        assert counted(metrics, outcome="too_large") == 1
+        assert counted(metrics, outcome="stored") == len(theirs)
+        assert counted(metrics, outcome="unsolicited") == 0
+
+
+async def answer_rubbish(stream: Stream, reader: Reader, connection: Connection) -> None:
+    del connection
+    await reader.delimited(10**7)
+    await stream.send(delimited(b"\0\0\x01\x01\x07rubbish"))
+
+
+async def announce_too_much(stream: Stream, reader: Reader, connection: Connection) -> None:
+    del connection
+    await reader.delimited(10**7)
+    await stream.send(varint(MAX_SYNC_FRAME_BYTES + 1))
+    await reader.exactly(1)
+
+
+async def never_end(stream: Stream, reader: Reader, connection: Connection) -> None:
+    del connection
+    while True:
+        (only,) = decode(await reader.delimited(10**7)).ranges[:1]
+        low_ns, high_ns = only.bounds[0][0], only.bounds[1][0]
+        frame = b"\0\0" + varint(low_ns) + varint(high_ns - low_ns) + b"\x01" + bytes(31) + b"x"
+        await stream.send(delimited(frame))
+        stream.release()
+
+
+async def stay_silent(stream: Stream, reader: Reader, connection: Connection) -> None:
+    del stream, connection
+    await reader.delimited(10**7)
+    await reader.exactly(1)
+
+
+async def share_no_topic(stream: Stream, reader: Reader, connection: Connection) -> None:
+    del connection
+    await reader.delimited(10**7)
+    await stream.send(delimited(b""))
+
+
+async def hang_up(stream: Stream, reader: Reader, connection: Connection) -> None:
+    del stream, connection
+    await reader.delimited(10**7)
+
+
+@pytest.mark.parametrize(
+    ("handler", "outcome"),
+    [
+        (answer_rubbish, "failed"),
+        (announce_too_much, "failed"),
+        (never_end, "failed"),
+        (stay_silent, "failed"),
+        (share_no_topic, "topics_differ"),
+        (hang_up, "refused"),
+        (None, "refused"),
+    ],
+)
+async def test_a_session_that_a_peer_spoils_ends_and_is_counted(
+    handler: Handler | None, outcome: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sync, "FIRST_PAUSE_S", 0)
+    monkeypatch.setattr(sync, "SYNC_FRAME_TIMEOUT_S", 0.2)
+    handlers = {} if handler is None else {RECONCILIATION: handler}
+    async with connected(FakeNode(BOTH), Peer(), handlers) as (found, connection, metrics):
+        found.join(connection)
+        await until(lambda: counted(metrics, role="initiator", outcome=outcome) == 1)
+        assert not found._allowances["nwaku"].in_session
+
+
+@pytest.mark.parametrize(
+    ("frame", "outcome"),
+    [
+        (b"\x03\x01", "failed"),
+        (b"\0\0\x01\x01\x07", "failed"),
+        (b"\x01\x06/other\0\x01\x05\x01" + bytes(32), "topics_differ"),
+        (b"\0\0\x01\x05\0", "done"),
+        (b"\0", "done"),
+    ],
+)
+async def test_frames_of_a_peer_are_answered_or_refused(frame: bytes, outcome: str) -> None:
+    peer = Peer()
+    async with connected(FakeNode(BOTH), peer) as (_, _, metrics):
+        async with peer.connection.opened(RECONCILIATION) as stream:
+            await stream.send(delimited(frame))
+            answer = await Reader(stream).any()
+        assert answer == (delimited(b"") if outcome == "topics_differ" else b"")
+        assert counted(metrics, role="responder", outcome=outcome) == 1
+
+
+async def test_only_named_peers_are_served_and_not_too_often() -> None:
+    peer = Peer(BOTH)
+    async with connected(FakeNode(BOTH), peer, named="another") as (_, _, metrics):
+        with pytest.raises(Ended):
+            await peer.begin(PUBSUB)
+        with suppress(Ended):
+            await peer.transfer(frame_of(BOTH[0]))
+        await until(lambda: metrics.refusals.labels("identity")._value.get() == 2)
+    async with connected(FakeNode(BOTH), peer) as (_, _, metrics):
+        await peer.begin(PUBSUB)
+        with pytest.raises(Ended):
+            await peer.begin(PUBSUB)
+        assert metrics.refusals.labels("request_rate")._value.get() == 1
+
+
+async def test_messages_that_no_session_can_have_found_are_dropped() -> None:
+    message = made(b"unexpected", 1_000)
+    node, peer = FakeNode([]), Peer([message])
+    async with connected(node, peer) as (_, _, metrics):
+        await peer.transfer(frame_of(message))
+        await until(lambda: counted(metrics, outcome="unsolicited") == 1)
+        await peer.begin(PUBSUB)
+        unexpected = [made(b"old", 4_000), made(b"another shard", 1_000, "/waku/2/rs/7/1")]
+        await peer.transfer(*map(frame_of, [*unexpected, message]))
+        await until(lambda: counted(metrics, outcome="stored") == 1)
+        assert counted(metrics, outcome="unsolicited") == 3
+        assert node.published == [message[3]]
+        flood = [frame_of(unexpected[0])] * (MAX_UNSOLICITED_MESSAGES + 10)
+        with suppress(Ended):
+            await peer.transfer(*flood)
+        await until(lambda: metrics.refusals.labels("flood")._value.get() == 1)
+        assert node.published == [message[3]]

@@ -14,7 +14,15 @@ from storenode.client.messages import new_message, new_request
 from storenode.client.types import PublishRequest
 from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
-from tests.deploy.runbooks.scene import World, database_url, environment, execute, metric, superuser
+from tests.deploy.runbooks.scene import (
+    Incident,
+    World,
+    database_url,
+    environment,
+    execute,
+    metric,
+    superuser,
+)
 from tests.support.fleet import CONTENT, PUBSUB
 from tests.support.node import NodeProcess, running_node
 from tests.support.polling import eventually
@@ -158,8 +166,13 @@ def maintenance(world: World) -> None:
             "2d",
             database_url=url,
         ) as node:
+            shown = {"env": environment(node), "admin_url": superuser(node)}
+            failing = world.incident(
+                "retention-failing", node.metrics, values={"30d": "2d"}, **shown
+            )
+            failing.well()
             _lower_retention(world, node)
-            _forgotten_session(world, node, forgotten)
+            _forgotten_session(failing, node, forgotten)
             _table_in_the_way(world, node)
             _dead_rows(world, node)
             _wrong_clock(world, node)
@@ -179,13 +192,9 @@ def _lower_retention(world: World, node: NodeProcess) -> None:
     incident.resolved()
 
 
-def _forgotten_session(world: World, node: NodeProcess, forgotten: psycopg.Connection) -> None:
-    shown = {"env": environment(node), "admin_url": superuser(node)}
-    failing = world.incident("retention-failing", node.metrics, values={"30d": "2d"}, **shown)
+def _forgotten_session(failing: Incident, node: NodeProcess, forgotten: psycopg.Connection) -> None:
     problems = "storenode_maintenance_events_total"
-    failing.well()
-    seen = metric(node, problems, event="retention_problem")
-    eventually(lambda: metric(node, problems, event="retention_problem") > seen + 31)
+    eventually(lambda: metric(node, "storenode_maintenance_failing", task="retention"))
     failing.fires()
     assert "held a lock" in node.log()
     told = failing.do("storenode db prune").out

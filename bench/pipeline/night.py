@@ -1,4 +1,4 @@
-"""One night of the pipeline, in the process that measures it."""
+"""A night of the pipeline, in the process that measures it."""
 
 from __future__ import annotations
 

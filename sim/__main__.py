@@ -12,6 +12,7 @@ from sim.run import (
     simulate,
     simulate_gossip,
     simulate_group,
+    simulate_relay,
     simulate_year,
 )
 from sim.scenario import MAX_NODES, MIN_NODES
@@ -40,6 +41,7 @@ def main() -> int:
     parser.add_argument(
         "--year", action="store_true", help="runs of a year in coarse steps, with upgrades"
     )
+    parser.add_argument("--relay", action="store_true", help="runs of gossipsub routers")
     parser.add_argument("--trace", action="store_true", help="print what happens")
     given = parser.parse_args()
     if given.groups is not None and not 2 <= given.groups <= MAX_GROUP:
@@ -50,6 +52,13 @@ def main() -> int:
         parser.error("--groups has neither gossip nor a number of nodes")
     if given.year and (given.groups, given.gossip, given.nodes) != (None, None, None):
         parser.error("--year has neither groups nor gossip nor a number of nodes")
+    if given.relay and (given.year, given.groups, given.gossip, given.nodes) != (
+        False,
+        None,
+        None,
+        None,
+    ):
+        parser.error("--relay has neither a year nor groups nor gossip nor a number of nodes")
     failed = 0
     for seed in range(given.seed, given.seed + given.count):
         try:
@@ -74,6 +83,8 @@ def _run(given: argparse.Namespace, seed: int) -> object:
             fixed=given.fixed,
             sink=sink,
         )
+    if given.relay:
+        return simulate_relay(seed, dice, sink=sink)
     if given.year:
         return simulate_year(seed, dice, sink=sink)
     if given.gossip is None:

@@ -10,6 +10,8 @@ from sim.gossiping.scenario import drawn_gossip
 from sim.gossiping.world import GossipSummary, GossipWorld
 from sim.groups.scenario import drawn_group, fixed_group
 from sim.groups.world import GroupSummary, GroupWorld
+from sim.relaying.scenario import drawn_relay
+from sim.relaying.world import RelaySummary, RelayWorld
 from sim.scenario import drawn
 from sim.trace import Trace
 from sim.world import Summary, World
@@ -69,6 +71,14 @@ def simulate_group(
     world = GroupWorld(scenario, dice, sink)
     before = f" --groups {members}" + " --with-store" * with_store + " --fixed" * fixed
     with _repeatable(world.trace, scenario, seed, before=before):
+        return world.run()
+
+
+def simulate_relay(seed: int, rng: Dice, *, sink: Sink | None = None) -> RelaySummary:
+    """Run a network of gossipsub routers once; arguments and errors as of `simulate`."""
+    scenario = drawn_relay(rng)
+    world = RelayWorld(scenario, rng, sink)
+    with _repeatable(world.trace, scenario, seed, before=" --relay"):
         return world.run()
 
 

@@ -16,11 +16,13 @@ from typing import Any, Final
 
 import yaml
 
+from store.gateway.metrics import GatewayMetrics
 from store.observe.metrics import Metrics
-from store.observe.problems import RULES, RUNBOOKS, Condition, Rule, Series
+from store.observe.problems import GATEWAY_RULES, RULES, RUNBOOKS, Condition, Rule, Series
 
 ROOT: Final = Path(__file__).parents[1]
 TARGET: Final = ROOT / "deploy/prometheus/rules/storenode.yml"
+OPERATOR_TARGET: Final = ROOT / "deploy/kubernetes/components/monitoring/prometheus-rule.yaml"
 OUTSIDE: Final = Path(__file__).with_name("outside_rules.yml")
 
 _HEAD: Final = """\
@@ -30,7 +32,8 @@ _HEAD: Final = """\
 # Made by tools/generate_rules.py from store/observe/problems.py and tools/outside_rules.yml: do not
 # edit.
 """
-_METRICS: Final = Metrics("")
+_OF_NODE: Final = Metrics("")
+_OF_GATEWAY: Final = GatewayMetrics("")
 _ONE_NODE: Final = "on (job, instance)"
 _FIELD: Final = re.compile(r"\{(\w+)(?::[^}]*)?\}(?: (MiB|hours))?")
 _VALUES: Final = {
@@ -47,17 +50,18 @@ def alert_name(page: str) -> str:
 
 def expression(rule: Rule) -> str:
     """Return the condition of a problem in PromQL."""
-    text = _condition(rule.condition)
+    metrics = _OF_GATEWAY if rule.of_gateway else _OF_NODE
+    text = _condition(rule.condition, metrics)
     if rule.where is not None:
-        text = f"({text}) and {_ONE_NODE} ({_condition(rule.where)})"
+        text = f"({text}) and {_ONE_NODE} ({_condition(rule.where, metrics)})"
     for each in rule.unless:
-        text = f"({text}) unless {_ONE_NODE} ({_condition(each)})"
+        text = f"({text}) unless {_ONE_NODE} ({_condition(each, metrics)})"
     return text
 
 
-def series(each: Series) -> str:
+def series(each: Series, metrics: object) -> str:
     """Return a selector in PromQL."""
-    metric = getattr(_METRICS, each.metric)
+    metric = getattr(metrics, each.metric)
     suffix = each.suffix or ("_total" if metric._type == "counter" else "")
     labels = ", ".join(
         f'{name}="{values[0]}"' if len(values) == 1 else f'{name}=~"{"|".join(values)}"'
@@ -66,11 +70,11 @@ def series(each: Series) -> str:
     return f"{metric._name}{suffix}" + (f"{{{labels}}}" if labels else "")
 
 
-def _condition(condition: Condition) -> str:
-    name, window = series(condition.series[0]), _duration(condition.window_s)
+def _condition(condition: Condition, metrics: object) -> str:
+    name, window = series(condition.series[0], metrics), _duration(condition.window_s)
     bound = f"{condition.bound:.15g}"
     if condition.limit:
-        bound = f"{_ONE_NODE} group_left () {series(Series.parse(condition.limit))}"
+        bound = f"{_ONE_NODE} group_left () {series(Series.parse(condition.limit), metrics)}"
     forms = {
         "above": f"{name} > {bound}",
         "beyond": f"abs({name}) > {bound}",
@@ -83,16 +87,16 @@ def _condition(condition: Condition) -> str:
     if condition.kind in forms:
         return forms[condition.kind]
     if condition.kind == "small-part":
-        return f"{name} < {bound} * {series(condition.whole[0])}"
-    growth = _growth(condition.series, window)
+        return f"{name} < {bound} * {series(condition.whole[0], metrics)}"
+    growth = _growth(condition.series, window, metrics)
     if condition.kind == "grown":
         return f"{growth} > {bound}"
     rest = "1 - " if condition.kind == "large-rest" else ""
-    return f"{rest}{growth} / {_growth(condition.whole, window)} > {bound}"
+    return f"{rest}{growth} / {_growth(condition.whole, window, metrics)} > {bound}"
 
 
-def _growth(counters: Sequence[Series], window: str) -> str:
-    parts = (f"increase({series(each)}[{window}])" for each in counters)
+def _growth(counters: Sequence[Series], window: str, metrics: object) -> str:
+    parts = (f"increase({series(each, metrics)}[{window}])" for each in counters)
     return f"sum by (job, instance) ({' or '.join(parts)})"
 
 
@@ -141,7 +145,7 @@ def rules() -> str:
     groups = yaml.safe_load(OUTSIDE.read_text("utf-8"))["groups"]
     groups.append({"name": "storenode-problems", "rules": []})
     alerts = {rule["alert"]: rule for group in groups for rule in group["rules"] if "alert" in rule}
-    for alert in map(_alert, RULES):
+    for alert in map(_alert, (*RULES, *GATEWAY_RULES)):
         known = alerts.setdefault(alert["alert"], alert)
         if known is alert:
             groups[-1]["rules"].append(alert)
@@ -154,16 +158,27 @@ def rules() -> str:
     return _HEAD + yaml.safe_dump({"groups": groups}, sort_keys=False, width=1_000)
 
 
+def operator_rules() -> str:
+    """Return the same rules as a resource of the Prometheus Operator."""
+    resource = {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PrometheusRule",
+        "metadata": {"name": "storenode", "labels": {"app.kubernetes.io/name": "storenode"}},
+        "spec": yaml.safe_load(rules()),
+    }
+    return _HEAD + yaml.safe_dump(resource, sort_keys=False, width=1_000)
+
+
 def main(arguments: Sequence[str]) -> int:
-    """Write the file, or compare it with ``--check``; return the exit code."""
-    text = rules()
-    if "--check" in arguments:
-        if TARGET.exists() and TARGET.read_text("utf-8") == text:
-            return 0
-        print(f"{TARGET.relative_to(ROOT)} is not current: run tools/generate_rules.py")
-        return 1
-    TARGET.write_text(text, "utf-8")
-    return 0
+    """Write the files, or compare them with ``--check``; return the exit code."""
+    code = 0
+    for target, text in ((TARGET, rules()), (OPERATOR_TARGET, operator_rules())):
+        if "--check" not in arguments:
+            target.write_text(text, "utf-8")
+        elif not target.exists() or target.read_text("utf-8") != text:
+            print(f"{target.relative_to(ROOT)} is not current: run tools/generate_rules.py")
+            code = 1
+    return code
 
 
 if __name__ == "__main__":

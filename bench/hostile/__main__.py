@@ -70,7 +70,8 @@ def _line(outcome: Outcome) -> str:
     failed = ", ".join(f"{count} {what}" for what, count in outcome.failures.items()) or "none"
     return (
         f"{outcome.name} ({outcome.count}): {'' if outcome.alive else 'the node DIED; '}"
-        f"memory +{outcome.growth_mib:.0f} MiB, processor {outcome.processor_s:.1f} s; honest: "
+        f"memory +{outcome.growth_mib:.0f} MiB ({', '.join(map(str, outcome.memory_mib[::3]))}),"
+        f" processor {outcome.processor_s:.1f} s; honest: "
         f"slowest {outcome.slowest_s:.2f} s, {outcome.calls} calls, failures: {failed}; "
         f"{outcome.saw}"
     )

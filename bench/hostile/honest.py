@@ -21,6 +21,7 @@ from storenode.wire.storenode.v1.store_pb2 import (
 )
 from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
+from tests.support.waku_client import WakuClient
 
 if TYPE_CHECKING:
     from storenode.wire.storenode.v1.store_pb2_grpc import StoreAsyncStub
@@ -73,6 +74,8 @@ class HonestClient:
                 "scan": lambda: self._scan(store),
                 "probe": self._probe,
             }
+            if self._target.gateway:
+                calls["gateway"] = self._query_gateway
             await asyncio.gather(*(self._repeat(*each, ended) for each in calls.items()))
 
     async def _repeat(
@@ -85,7 +88,7 @@ class HonestClient:
                 await call()
             except grpc.aio.AioRpcError as error:
                 self.seen.failures[f"{name}: {error.code().name}"] += 1
-            except (OSError, Unexpected) as error:
+            except (OSError, TimeoutError, asyncio.IncompleteReadError, Unexpected) as error:
                 self.seen.failures[f"{name}: {error}"] += 1
             else:
                 taken.append(time.monotonic() - began_s)
@@ -105,6 +108,17 @@ class HonestClient:
             request_id="honest", include_data=True, pubsub_topic=PUBSUB, content_topics=[TOPIC]
         )
         answer = await store.Query(request, timeout=_PATIENCE_S)
+        if answer.status_code != 200:
+            raise Unexpected(f"{answer.status_code} {answer.status_desc}")
+
+    async def _query_gateway(self) -> None:
+        async with (
+            WakuClient.connected(self._target.gateway) as client,
+            asyncio.timeout(_PATIENCE_S),
+        ):
+            answer = await client.query(
+                StoreQueryRequest(pubsub_topic=PUBSUB, content_topics=[TOPIC])
+            )
         if answer.status_code != 200:
             raise Unexpected(f"{answer.status_code} {answer.status_desc}")
 

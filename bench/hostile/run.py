@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,13 +19,12 @@ import psutil
 from bench.hostile.attacker import found
 from bench.hostile.honest import PAUSE_S, HonestClient
 from bench.hostile.target import Target
+from tests.support.gateway import GENEROUS, GatewayProcess, running_gateway
 from tests.support.node import COMMAND, NodeProcess
 
 MIB: Final = 1024 * 1024
-DEADLINE_S: Final = 300.0
-"""An attack that goes on for longer is stopped."""
-
 _SAMPLE_S: Final = 0.05
+_MAX_SAMPLES: Final = 24
 _SETTLE_S: Final = 1.0
 _ORPHANS_END_S: Final = 30.0
 
@@ -45,6 +45,8 @@ class Outcome:
     failures: dict[str, int]
     alive: bool
     saw: str
+    memory_mib: Sequence[int] = ()
+    """Samples at equal distances, so that a slow leak shows in a long run."""
 
     def as_json(self) -> str:
         """One object in one line."""
@@ -68,8 +70,14 @@ def run_attack(
     """
     attacked = found()
     options = [each for name in attacks for each in attacked[name].options]
-    with _node(python, before, options, database_url) as node:
-        return asyncio.run(_attack(node, attacks, seed, pause_s))
+    with _node(python, before, options, database_url) as node, contextlib.ExitStack() as stack:
+        gateway = None
+        if any(attacked[name].on_gateway for name in attacks):
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="storenode-")))
+            gateway = stack.enter_context(
+                running_gateway(folder, node.listen, *GENEROUS, "--relay", "router")
+            )
+        return asyncio.run(_attack(node, gateway, attacks, seed, pause_s))
 
 
 @contextmanager
@@ -92,13 +100,21 @@ def _node(
 
 
 async def _attack(
-    node: NodeProcess, attacks: Mapping[str, int], seed: int, pause_s: float
+    node: NodeProcess,
+    gateway: GatewayProcess | None,
+    attacks: Mapping[str, int],
+    seed: int,
+    pause_s: float,
 ) -> Outcome:
     target = Target(node.listen, node.peer, node.metrics, node.ready.get("http", ""))
+    if gateway is not None:
+        addresses = gateway.address("tcp"), gateway.address("ws")
+        target = replace(target, gateway=addresses[0], gateway_ws=addresses[1])
     honest, ended = HonestClient(target, pause_s), asyncio.Event()
     asking = asyncio.create_task(honest.run(ended))
     await asyncio.sleep(_SETTLE_S)
-    gauge = _Gauge(psutil.Process(node.process.pid))
+    attacked = node.process if gateway is None else gateway.process
+    gauge = _Gauge(psutil.Process(attacked.pid))
     watching = asyncio.create_task(gauge.watch())
     given = {"target": asdict(target), "seed": seed}
     saw = await asyncio.gather(
@@ -117,15 +133,17 @@ async def _attack(
         slowest_s=round(seen.slowest_s, 2),
         calls=seen.calls,
         failures=dict(seen.failures),
-        alive=node.running,
+        alive=node.running and attacked.poll() is None,
         saw="; ".join(saw),
+        memory_mib=[round(each / MIB) for each in gauge.samples],
     )
 
 
 class _Gauge:
-    """Memory and processor time of the node's process, from now on."""
+    """Memory and processor time of a process, from now on."""
 
     def __init__(self, process: psutil.Process) -> None:
+        self.samples: list[int] = []
         self._process = process
         self.before = self.peak = process.memory_info().rss
         self.before_s = self.processor_s()
@@ -140,25 +158,35 @@ class _Gauge:
 
     async def watch(self) -> None:
         """Note the most memory, until cancelled or the process has ended."""
-        while self._process.is_running():
+        distance = 1
+        for number in itertools.count():
+            if not self._process.is_running():
+                return
             with contextlib.suppress(psutil.Error):
-                self.peak = max(self.peak, self._process.memory_info().rss)
+                used = self._process.memory_info().rss
+                self.peak = max(self.peak, used)
+                if number % distance == 0:
+                    self.samples.append(used)
+            if len(self.samples) > _MAX_SAMPLES:
+                del self.samples[1::2]
+                distance *= 2
             await asyncio.sleep(_SAMPLE_S)
 
 
 async def _attacker(given: dict[str, Any]) -> str:
+    deadline_s = found()[given["name"]].deadline_s
     attacker = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "bench.hostile.attacker"),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )
     try:
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(deadline_s):
             said, _ = await attacker.communicate(json.dumps(given).encode() + b"\n")
     except TimeoutError:
         attacker.kill()
         await attacker.wait()
-        return f"the attack was stopped after {DEADLINE_S:.0f} s"
+        return f"the attack was stopped after {deadline_s:.0f} s"
     if attacker.returncode:
         return f"the attack failed with code {attacker.returncode}"
     return said.decode().strip()

@@ -10,12 +10,17 @@ from typing import TypeVar
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Addresses are HOST:PORT; ``http_address`` is empty where the node has no such listener."""
+    """Addresses are HOST:PORT; ``http_address`` is empty where the node has no such listener.
+
+    ``gateway`` and ``gateway_ws`` are multiaddrs of a gateway before the node, if there is one.
+    """
 
     address: str
     peer_address: str
     metrics_address: str
     http_address: str
+    gateway: str = ""
+    gateway_ws: str = ""
 
 
 Work = Callable[[Target, random.Random, int], Awaitable[str]]
@@ -26,24 +31,35 @@ _W = TypeVar("_W", bound=Work)
 class Attack:
     """A program against a node, which says what it saw; ``short`` is its ``count`` in the tests.
 
-    ``options`` are those of the node.
+    ``options`` are those of the node. ``on_gateway``: a gateway before it is attacked, and its
+    memory and processor time are measured. An attack that takes longer than ``deadline_s`` is
+    stopped.
     """
 
     work: Work
     count: int
     short: int
     options: tuple[str, ...]
+    on_gateway: bool
+    deadline_s: float
 
 
 ATTACKS: dict[str, Attack] = {}
 """By name; filled as the modules of `bench.hostile.attacks` are imported."""
 
 
-def attack(*, count: int, short: int, options: tuple[str, ...] = ()) -> Callable[[_W], _W]:
+def attack(
+    *,
+    count: int,
+    short: int,
+    options: tuple[str, ...] = (),
+    on_gateway: bool = False,
+    deadline_s: float = 300.0,
+) -> Callable[[_W], _W]:
     """Make a function an attack, under its own name."""
 
     def made(work: _W) -> _W:
-        ATTACKS[work.__name__] = Attack(work, count, short, options)
+        ATTACKS[work.__name__] = Attack(work, count, short, options, on_gateway, deadline_s)
         return work
 
     return made

@@ -14,12 +14,12 @@ Source: libp2p, "gossipsub v1.1", and IDONTWANT of "v1.2".
 
 from __future__ import annotations
 
-import random
 from collections import OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
+from store.domain.environment import Random
 from store.gateway.gossipsub_wire import (
     GossipMessage,
     Prune,
@@ -35,6 +35,7 @@ from store.gateway.gossipsub_wire import (
     parse_rpc,
 )
 from store.gateway.limits import (
+    MAX_BACKOFFS,
     MAX_CACHED_MESSAGE_BYTES,
     MAX_IDONTWANT_PER_HEARTBEAT,
     MAX_IWANT_PER_HEARTBEAT,
@@ -55,7 +56,10 @@ GOSSIP_SHARE: Final = 4
 
 BACKOFF_S: Final = 60
 BACKOFF_SLACK_S: Final = 2
+MIN_BACKOFF_S: Final = 5
 MAX_BACKOFF_S: Final = 3_600
+"""Bounds of the back-off that a peer asks for."""
+
 QUIET_S: Final = BACKOFF_S + 2 * BACKOFF_SLACK_S
 SEEN_S: Final = 120
 CACHE_HEARTBEATS: Final = 6
@@ -107,13 +111,18 @@ class Arrived:
 
 
 RouterEffect = SendRpc | Disconnect | Arrived
+_T = TypeVar("_T")
 
 
 @dataclass(slots=True)
 class _RelayPeer:
-    """A peer; ``requested`` counts the IDs that it was asked for since the last heartbeat."""
+    """A peer, whose stream opened at ``joined_s``.
+
+    ``requested`` counts the IDs that it was asked for since the last heartbeat.
+    """
 
     is_outbound: bool
+    joined_s: float
     topics: set[str] = field(default_factory=set)
     requested: int = 0
     served: dict[bytes, int] = field(default_factory=dict)
@@ -131,7 +140,7 @@ class Router:
     ``forwards`` False: messages are received and never sent on (a leaf of the network).
     """
 
-    def __init__(self, topics: Iterable[str], rng: random.Random, *, forwards: bool = True) -> None:
+    def __init__(self, topics: Iterable[str], rng: Random, *, forwards: bool = True) -> None:
         self._rng = rng
         self._forwards = forwards
         self._now_s = 0.0
@@ -160,6 +169,15 @@ class Router:
         """Count the peers that subscribe to a topic."""
         return sum(topic in peer.topics for peer in self._peers.values())
 
+    def common_topics(self, key: str) -> int:
+        """Count the topics of this router that a peer subscribes to."""
+        peer = self._peers.get(key)
+        return 0 if peer is None else len(peer.topics & self._mesh.keys())
+
+    def meshes(self, key: str) -> int:
+        """Count the topics in whose mesh a peer is."""
+        return sum(key in mesh for mesh in self._mesh.values())
+
     # Peers
 
     def join(self, now_s: float, key: str, *, is_outbound: bool) -> list[RouterEffect]:
@@ -167,9 +185,9 @@ class Router:
         self._advance(now_s)
         if self._penalties.get(key, 0.0) > CUT_OFF_PENALTY / 2:
             return [Disconnect(key, "the peer was disconnected a short time ago")]
-        self._peers[key] = _RelayPeer(is_outbound)
+        self._peers[key] = _RelayPeer(is_outbound, now_s)
         for topic in self._mesh:
-            self._quiet_until_s[topic, key] = now_s + QUIET_S
+            self._stay_quiet(topic, key, QUIET_S)
         self._send(key, encode_subscriptions(self._mesh))
         return self._flush()
 
@@ -225,8 +243,8 @@ class Router:
         for prune in rpc.prune:
             if prune.topic in self._mesh:
                 self._mesh[prune.topic].pop(key, None)
-                backoff_s = min(prune.backoff_s or BACKOFF_S, MAX_BACKOFF_S) + BACKOFF_SLACK_S
-                self._quiet_until_s[prune.topic, key] = self._now_s + backoff_s
+                backoff_s = min(max(prune.backoff_s or BACKOFF_S, MIN_BACKOFF_S), MAX_BACKOFF_S)
+                self._back_off(prune.topic, key, backoff_s)
         room = MAX_IDONTWANT_PER_HEARTBEAT - len(peer.unwanted[0])
         peer.unwanted[0].update(rpc.idontwant[: max(0, room)])
         self._request(key, peer, rpc)
@@ -300,7 +318,7 @@ class Router:
             key
             for key, peer in self._peers.items()
             if topic in peer.topics
-            and (topic, key) in self._quiet_until_s
+            and peer.joined_s + QUIET_S > self._now_s
             and (topic, key) not in self._pruned_until_s
             and key not in self._mesh[topic]
         ]
@@ -350,15 +368,18 @@ class Router:
 
     def _balance(self, topic: str) -> None:
         mesh = self._mesh[topic]
-        if len(mesh) < MIN_MESH_PEERS:
-            fit = [key for key in self._peers if self._may_graft(topic, key)]
-            for key in self._rng.sample(fit, min(len(fit), MESH_PEERS - len(mesh))):
-                mesh[key] = None
-                self._send(key, encode_graft(topic))
-        elif len(mesh) > MAX_MESH_PEERS:
+        fit = [key for key in self._peers if self._may_graft(topic, key)]
+        # So that strangers cannot keep the peers out that this router connected to.
+        wanted = [key for key in fit if self._peers[key].is_outbound]
+        if len(mesh) + len(wanted) < MIN_MESH_PEERS:
+            others = [key for key in fit if key not in wanted]
+            wanted += self._sample(others, MESH_PEERS - len(mesh) - len(wanted))
+        for key in wanted:
+            mesh[key] = None
+            self._send(key, encode_graft(topic))
+        if len(mesh) > MAX_MESH_PEERS:
             others = [key for key in mesh if not self._peers[key].is_outbound]
-            count = min(len(others), len(mesh) - MESH_PEERS)
-            for key in self._rng.sample(others, count):
+            for key in self._sample(others, len(mesh) - MESH_PEERS):
                 del mesh[key]
                 self._prune(topic, key)
 
@@ -379,10 +400,8 @@ class Router:
             if topic in peer.topics and key not in self._mesh[topic]
         ]
         if ids and others:
-            count = min(len(others), max(GOSSIP_PEERS, len(others) // GOSSIP_SHARE))
-            for key in self._rng.sample(others, count):
-                announced = self._rng.sample(ids, min(len(ids), IHAVE_IDS))
-                self._send(key, encode_ihave(topic, announced))
+            for key in self._sample(others, max(GOSSIP_PEERS, len(others) // GOSSIP_SHARE)):
+                self._send(key, encode_ihave(topic, self._sample(ids, IHAVE_IDS)))
 
     # Shared steps
 
@@ -391,6 +410,8 @@ class Router:
         assert all(mesh.keys() <= self._peers.keys() for mesh in self._mesh.values())
         assert len(self._seen) <= MAX_SEEN_MESSAGES
         assert len(self._penalties) <= MAX_PENALTIES
+        assert len(self._pruned_until_s) <= MAX_BACKOFFS
+        assert len(self._quiet_until_s) <= MAX_BACKOFFS
         assert self._cached_bytes == sum(len(each.data) for each in self._cache.values())
         assert self._cached_bytes <= MAX_CACHED_MESSAGE_BYTES
         listed = [each for some in self._history for each in some]
@@ -400,6 +421,12 @@ class Router:
             assert peer.requested <= MAX_IWANT_PER_HEARTBEAT
             assert all(len(each) <= MAX_IDONTWANT_PER_HEARTBEAT for each in peer.unwanted)
         assert not self._effects
+
+    def _sample(self, population: Sequence[_T], count: int) -> Sequence[_T]:
+        """Return at most so many of some, in a random order."""
+        shuffled = list(population)
+        self._rng.shuffle(shuffled)
+        return shuffled[:count]
 
     def _advance(self, now_s: float) -> None:
         self._now_s = max(self._now_s, now_s)
@@ -412,9 +439,26 @@ class Router:
         self._effects.append(SendRpc(key, rpc))
 
     def _prune(self, topic: str, key: str) -> None:
-        until_s = self._now_s + BACKOFF_S
-        self._pruned_until_s[topic, key] = self._quiet_until_s[topic, key] = until_s
+        self._back_off(topic, key, BACKOFF_S)
         self._send(key, encode_prune(Prune(topic, BACKOFF_S)))
+
+    def _back_off(self, topic: str, key: str, backoff_s: float) -> None:
+        """Refuse and send no GRAFT for a while, after a PRUNE of either side."""
+        self._pruned_until_s.pop((topic, key), None)
+        self._pruned_until_s[topic, key] = self._now_s + backoff_s
+        self._bound(self._pruned_until_s)
+        self._stay_quiet(topic, key, backoff_s + BACKOFF_SLACK_S)
+
+    def _stay_quiet(self, topic: str, key: str, pause_s: float) -> None:
+        """Send a peer no GRAFT for a while, or for longer where that was so before."""
+        until_s = max(self._now_s + pause_s, self._quiet_until_s.pop((topic, key), 0.0))
+        self._quiet_until_s[topic, key] = until_s
+        self._bound(self._quiet_until_s)
+
+    def _bound(self, backoffs: dict[tuple[str, str], float]) -> None:
+        """Forget the oldest of too many back-offs, which only many peer IDs can cause."""
+        if len(backoffs) > MAX_BACKOFFS:
+            del backoffs[next(iter(backoffs))]
 
     def _note_seen(self, message_id: bytes, topic: str) -> bool:
         """Remember a message; False if it is known."""

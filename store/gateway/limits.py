@@ -179,6 +179,9 @@ MAX_CACHED_MESSAGE_BYTES: Final = 64 * 1024 * 1024
 MAX_PENALTIES: Final = 10_000
 """Peers whose faults are remembered."""
 
+MAX_BACKOFFS: Final = 20_000
+"""Pairs of a topic and a peer, also one that has left, for which a back-off is remembered."""
+
 MAX_METADATA_BYTES: Final = 64 * 1024
 """A request for metadata: a cluster and shards."""
 
@@ -198,15 +201,15 @@ SYNC_SESSION_TIMEOUT_S: Final = 5 * 60.0
 """One session of reconciliation, without the transfer."""
 
 SYNC_SESSIONS: Final = 2
-"""Sessions of reconciliation at a time; each holds about 50 MiB at most."""
+"""Sessions of reconciliation at a time; each holds about 80 MiB at most."""
 
 MAX_SYNC_FRAMES: Final = 64
 """Frames that a peer may send in a session; nwaku needs about 16 for an hour."""
 
-MAX_SYNC_FRAME_BYTES: Final = 8 * 1024 * 1024
-"""One frame of reconciliation: about 250,000 IDs."""
+MAX_SYNC_FRAME_BYTES: Final = 4 * 1024 * 1024
+"""One frame of reconciliation: about 125,000 IDs."""
 
-MAX_SYNC_IDS: Final = 250_000
+MAX_SYNC_IDS: Final = 125_000
 """IDs of a payload, and of the node's messages in a session: of more, the newest wait for a later
 session."""
 

@@ -83,6 +83,13 @@ class GatewayMetrics:
             "Messages that a subscriber did not get because too many waited for it.",
         )
         self.relay_peers = gauge("storenode_gateway_relay_peers", "Relay peers that are connected.")
+        self.relay_topics = gauge(
+            "storenode_gateway_relay_topics", "Pubsub topics that are relayed; 0 without --relay."
+        )
+        self.relay_peers_apart = gauge(
+            "storenode_gateway_relay_peers_apart",
+            "Peers of --relay-peer that are connected and subscribe to none of these topics.",
+        )
         self.relayed = counter(
             "storenode_gateway_relay_messages_total",
             "Messages between the mesh and the node, by what became of them: received, invalid,"

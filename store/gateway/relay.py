@@ -103,6 +103,16 @@ def parse_message(message: GossipMessage) -> RelayedMessage | None:
     return RelayedMessage(digest, timestamp_ns)
 
 
+@dataclass(frozen=True, slots=True)
+class RelayPeer:
+    """A relay peer; ``is_configured`` if it is one of ``--relay-peer``."""
+
+    connection: Connection
+    queue: SendQueue
+    is_configured: bool
+    joined_s: float
+
+
 class Relay:
     """The relay peers of the gateway, by peer ID: each has a stream each way."""
 
@@ -123,10 +133,11 @@ class Relay:
         self._metrics = metrics
         self._rng = random.Random()  # noqa: S311 - which peers receive an announcement
         self._router = Router(sorted(pubsub_topics), self._rng, forwards=mode is RelayMode.ROUTER)
-        self._peers: dict[str, tuple[Connection, SendQueue]] = {}
+        self._peers: dict[str, RelayPeer] = {}
         self._known = BoundedDict[bytes, None](MAX_KNOWN_MESSAGES)
         self._delayed: dict[bytes, asyncio.TimerHandle] = {}
         self._feed = feed
+        metrics.relay_topics.set(len(self._pubsub_topics))
         if mode is RelayMode.ROUTER:
             feed.listeners.append(self.offer)
             feed.acquire()
@@ -141,6 +152,24 @@ class Relay:
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             self._apply(self._router.heartbeat(time.monotonic()))
+            self._metrics.relay_peers_apart.set(self._peers_apart())
+
+    def describe(self) -> list[str]:
+        """Return a line about each relay peer, for operators."""
+        now_s = time.monotonic()
+        return [
+            f"{key} at {peer.connection.client.network}"
+            f" ({'--relay-peer' if peer.is_configured else 'accepted'}), for"
+            f" {now_s - peer.joined_s:,.0f} s: {self._router.common_topics(key)} common topics, in"
+            f" the mesh of {self._router.meshes(key)}, {len(peer.queue):,} RPCs wait"
+            for key, peer in self._peers.items()
+        ]
+
+    def _peers_apart(self) -> int:
+        return sum(
+            each.is_configured and not self._router.common_topics(key)
+            for key, each in self._peers.items()
+        )
 
     async def serve(self, stream: Stream, reader: Reader, connection: Connection) -> None:
         """Take the RPCs of a peer, no faster than its limits, until its stream ends."""
@@ -172,7 +201,7 @@ class Relay:
         if is_configured:
             connection.allow_frames(RELAY_FRAMES_PER_S)
         queue = SendQueue(connection, RELAY, MAX_QUEUED_RPCS)
-        self._peers[key] = connection, queue
+        self._peers[key] = RelayPeer(connection, queue, is_configured, time.monotonic())
         task = connection.start(queue.run(self._metrics))
         task.add_done_callback(lambda _task: self._leave(key, queue))
         self._metrics.relay_peers.set(len(self._peers))
@@ -211,7 +240,7 @@ class Relay:
             match effect:
                 case SendRpc(key, rpc):
                     peer = self._peers.get(key)
-                    if peer is not None and not peer[1].put(delimited(rpc)):
+                    if peer is not None and not peer.queue.put(delimited(rpc)):
                         self._metrics.relayed.labels("unsent").inc()
                 case Disconnect(key, reason):
                     self._disconnect(key, reason)
@@ -242,12 +271,12 @@ class Relay:
         _log.warning("relay_peer_disconnected", peer=key, reason=reason)
         self._metrics.refused("relay_peer")
         if peer is not None:
-            peer[0].end()
+            peer.connection.end()
 
     def _leave(self, key: str, queue: SendQueue) -> None:
         queue.discard()
         peer = self._peers.get(key)
-        if peer is not None and peer[1] is queue:
+        if peer is not None and peer.queue is queue:
             del self._peers[key]
             self._router.leave(key)
             self._metrics.relay_peers.set(len(self._peers))

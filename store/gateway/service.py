@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
+import time
 from collections import defaultdict
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Final
 
 from store.gateway.addresses import PeerAddress
 from store.gateway.clients import Clients
@@ -41,10 +43,14 @@ from store.gateway.spool import Spool
 from store.gateway.sync import RECONCILIATION, TRANSFER, NwakuSync, SyncRules
 from store.observe.http import ANY, MetricsListener
 from store.observe.logging import get_logger
+from store.observe.problems import GATEWAY_RULES, Problem, Problems
 from store.serving.tls import TlsError, TlsFiles, renewing_context
 from storenode.client.nodes import Nodes
 from storenode.connection.channel import TlsIdentity
 from storenode.wire.storenode.v1.store_pb2 import PUBLISH_SOURCE_NWAKU, PUBLISH_SOURCE_RELAY
+
+_LOOK_EVERY_S: Final = 5.0
+"""How often to look for problems."""
 
 _log = get_logger("store.gateway")
 
@@ -106,6 +112,10 @@ class _Services:
             served[TRANSFER] = self._sync.serve_transfer
         return served
 
+    def peers(self) -> list[str]:
+        """Return a line about each relay peer."""
+        return [] if self._relay is None else self._relay.describe()
+
     def work(self, around: Surroundings) -> list[Coroutine[None, None, None]]:
         """Return what runs as long as the gateway."""
         work = [self._feed.run(), self._filter.run()]
@@ -125,6 +135,39 @@ class _Services:
             joins[each.peer_id].append(self._sync.join)
         connector = WakuConnector(around, joins)
         return work + [connector.keep(each) for each in peers.values()]
+
+
+class GatewayStatus:
+    """The problems of a gateway, and the text of its status page."""
+
+    def __init__(
+        self, title: str, node: Node, services: _Services, metrics: GatewayMetrics
+    ) -> None:
+        self._title = title
+        self._node = node
+        self._services = services
+        self._evaluation = Problems(metrics, rules=GATEWAY_RULES)
+        self._problems: tuple[Problem, ...] = ()
+
+    async def watch(self) -> None:
+        """Look for problems, until cancelled."""
+        while True:
+            self._problems = self._evaluation.evaluate()
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    async def render(self) -> bytes:
+        """Return the page: problems, the node, and the relay peers."""
+        now_s = time.time()
+        problems = [
+            f"{'critical' if each.critical else 'warning'}, for {now_s - each.since_s:,.0f} s:"
+            f" {each.sentence} ({each.url})"
+            for each in self._problems
+        ]
+        node = self._node.unready or f"{self._node.serving} serves"
+        lines = [self._title, f"nodes: {self._node.addresses}; {node}"]
+        for name, entries in (("problems", problems), ("relay peers", self._services.peers())):
+            lines += [f"{name}: {len(entries)}", *(f"  {each}" for each in entries)]
+        return "\n".join((*lines, "")).encode()
 
 
 class Gateway:
@@ -165,8 +208,10 @@ class Gateway:
             for address in config.listen:
                 bound.append(bind(address))
                 stack.callback(bound[-1].socket.close)
-            where = await self._open_metrics(metrics, node, stack)
             services = _Services(config, node, metrics)
+            title = f"storenode gateway {self._version}, peer ID {identity.peer_id}"
+            status = GatewayStatus(title, node, services, metrics)
+            where = await self._open_metrics(metrics, node, status, stack)
             served = services.handlers()
             addresses = [each.address for each in bound]
             identify = Identify(identity, addresses, self._version, [*served, IDENTIFY])
@@ -175,7 +220,8 @@ class Gateway:
             server = Server(around, Clients(config.rules), tls, config.max_connections)
             work = [server.accept(each) for each in bound]
             tasks = [
-                asyncio.create_task(each) for each in (*work, node.watch(), *services.work(around))
+                asyncio.create_task(each)
+                for each in (*work, node.watch(), status.watch(), *services.work(around))
             ]
             stack.push_async_callback(_cancelled, tasks)
             self._say_ready(identity, bound, where)
@@ -185,7 +231,11 @@ class Gateway:
             await server.drain(DRAIN_TIMEOUT_S)
 
     async def _open_metrics(
-        self, metrics: GatewayMetrics, node: Node, stack: AsyncExitStack
+        self,
+        metrics: GatewayMetrics,
+        node: Node,
+        status: GatewayStatus,
+        stack: AsyncExitStack,
     ) -> str | None:
         address = self._config.metrics_listen
         if address is None:
@@ -194,7 +244,9 @@ class Gateway:
         async def render() -> bytes:
             return metrics.render()
 
-        listener = MetricsListener(render, None, lambda: node.unready, [ANY])
+        listener = MetricsListener(
+            render, None, lambda: node.unready, [ANY], render_text=status.render
+        )
         try:
             bound = await listener.open(address.host, address.port)
         except OSError as error:

@@ -6,7 +6,8 @@ the node, which stores old ones if the gateway's token has the right `backfill`.
 operator named are served, while nwaku takes from everybody.
 
 Bounds: a session holds at most `MAX_SYNC_IDS` IDs of the node. Of more, the oldest are compared,
-and a session that this side begins is followed by another one for the rest.
+and a session that this side begins is followed by another one for the rest. After a session that
+failed, the next one compares half the range.
 
 Source: nwaku v0.37.1; "Waku Sync", with the differences that `sync_codec` names.
 """
@@ -67,6 +68,9 @@ TRANSFER: Final = "/vac/waku/transfer/1.0.0"
 
 JITTER_NS: Final = 20 * NS_PER_S
 """The newest messages, which are still on their way, are not compared (nwaku)."""
+
+SHORTEST_RANGE_NS: Final = 10 * NS_PER_S
+"""After failures, a session compares half the range of the one before, but not less than this."""
 
 FIRST_PAUSE_S: Final = 2.0
 """From the connection to the first session with a peer."""
@@ -265,16 +269,21 @@ class NwakuSync:
     async def _repeat(self, connection: Connection) -> None:
         """Begin a session now and then, until the connection ends."""
         allowance = self._allowance_of(connection)
+        most_ns = self._rules.range_ns
         await asyncio.sleep(FIRST_PAUSE_S)
         while True:
             now_ns = time.time_ns()
             low_ns = now_ns - self._rules.range_ns + self._rules.clipped_ns
             end_ns = now_ns - JITTER_NS
             while low_ns < end_ns:
-                begin = partial(self._begin, connection, low_ns, end_ns)
+                high_ns = min(end_ns, low_ns + most_ns)
+                begin = partial(self._begin, connection, low_ns, high_ns)
                 session = await self._run(connection, "initiator", allowance, begin)
                 if session is None:
+                    # A peer with very many IDs may list too many of them for one session.
+                    most_ns = max(most_ns // 2, SHORTEST_RANGE_NS)
                     break
+                most_ns = min(2 * most_ns, self._rules.range_ns)
                 await self._transfer(connection, session)
                 low_ns = max(session.high_ns, low_ns + 1)
             await asyncio.sleep(self._rules.interval_ns / NS_PER_S * self._rng.uniform(0.9, 1.1))

@@ -93,6 +93,8 @@ _TOO_MANY = _Answer(
 class MetricsListener:
     """A server of its own thread, until `close`; without `render_status` it has no status page.
 
+    With ``render_text`` the status page is a text, which that returns.
+
     ``why_not_ready`` returns a value that was set, from any thread. ``hosts``: names by which a
     browser may call, besides addresses and ``localhost``.
     """
@@ -104,9 +106,12 @@ class MetricsListener:
         why_not_ready: Callable[[], str | None],
         hosts: Collection[str],
         clock: Callable[[], float] = time.monotonic,
+        *,
+        render_text: _Render | None = None,
     ) -> None:
         self._render_metrics = render_metrics
         self._render_status = render_status
+        self._render_text = render_text
         self._why_not_ready = why_not_ready
         self._hosts = hosts
         self._clock = clock
@@ -181,6 +186,8 @@ class MetricsListener:
         return f"nothing has run for {silent_s:.0f} s" if silent_s > longest_s else None
 
     async def _answer_browser(self, path: str) -> _Answer:
+        if self._render_text is not None and path == STATUS_PATH:
+            return await self._rendered(self._render_text, _TEXT, STATUS_HEADERS)
         if self._render_status is None:
             return _Answer(HTTPStatus.NOT_FOUND, _NO_PAGE)
         if path == "/":

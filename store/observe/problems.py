@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, Final, TypeAlias
 
-from store.observe.metrics import Metrics, samples
+from store.observe.metrics import samples
 
 RUNBOOKS: Final = "https://github.com/storenode/storenode/blob/main/docs/runbooks/"
 
@@ -86,7 +86,10 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The definition of a problem: it is one while its conditions have held for ``for_s``."""
+    """The definition of a problem: it is one while its conditions have held for ``for_s``.
+
+    ``of_gateway``: The series are those of `storenode gateway`, not of a node.
+    """
 
     page: str
     sentence: str
@@ -95,6 +98,7 @@ class Rule:
     unless: tuple[Condition, ...] = ()
     critical: bool = False
     for_s: float = 0.0
+    of_gateway: bool = False
 
     @classmethod
     def of(cls, table: dict[str, Any]) -> Rule:
@@ -109,13 +113,15 @@ class Rule:
 
 
 _FILE: Final = files("store.observe").joinpath("problems.toml").read_text("utf-8")
-RULES: Final = tuple(map(Rule.of, tomllib.loads(_FILE)["problem"]))
+_ALL: Final = tuple(map(Rule.of, tomllib.loads(_FILE)["problem"]))
+RULES: Final = tuple(rule for rule in _ALL if not rule.of_gateway)
+GATEWAY_RULES: Final = tuple(rule for rule in _ALL if rule.of_gateway)
 
 
 class _Evaluation:
     """Metrics at a moment, and the values that they had at earlier ones, as far as they changed."""
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: object) -> None:
         self._metrics = metrics
         self._steps: dict[object, deque[tuple[float, float]]] = {}
         self.now_s = 0.0
@@ -222,7 +228,13 @@ class Problems:
     ``ended``: those that ended within `ENDED_S`, the newest first.
     """
 
-    def __init__(self, metrics: Metrics, now_s: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        metrics: object,
+        now_s: Callable[[], float] = time.time,
+        rules: Sequence[Rule] = RULES,
+    ) -> None:
+        self._rules = rules
         self._evaluation = _Evaluation(metrics)
         self._now_s = now_s
         self._since: dict[tuple[int, Labels], float] = {}
@@ -243,7 +255,7 @@ class Problems:
         now_s = self._evaluation.now_s = self._now_s()
         found: dict[tuple[int, Labels], Problem] = {}
         since: dict[tuple[int, Labels], float] = {}
-        for number, rule in enumerate(RULES):
+        for number, rule in enumerate(self._rules):
             for labels, value in self._evaluation.present(rule).items():
                 key = number, tuple(each for each in labels if each[0] not in _DETAILS)
                 since_s = since[key] = self._since.get(key, now_s)

@@ -51,6 +51,10 @@ NOT_HERE: Final[Mapping[str, str]] = {
     "node-restarting": "It asks systemd, Kubernetes and the kernel, which restart and kill nodes.",
     "archive-job-failed": "It asks systemd and Kubernetes, which run the jobs.",
     "nothing-commits": "Its faults are those of tests/faults/test_drills.py.",
+    **dict.fromkeys(
+        ("gateway-without-relay-peers", "gateway-topics-differ", "gateway-sync-refused"),
+        "It asks peers of other operators; deploy/prometheus/tests plays its series.",
+    ),
     "certificate-expiring": "Its commands are those of certificate-ending.",
     "certificate-ending": "Files are replaced by hand; test_tls renews one while the node runs.",
     "token-file-broken": "A file is edited by hand; the tests of tokens do it.",

@@ -46,8 +46,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     ),
     # cores and drivers of a node, many times over
     "sim": frozenset(
-        {"reconcile", "store.domain", "store.gossip", "store.gossip.driver", "store.messages"}
-        | {"store.sync"}
+        {"reconcile", "store.domain", "store.gateway", "store.gossip", "store.gossip.driver"}
+        | {"store.messages", "store.sync"}
         | {"storenode.message", "storenode.sds", "storenode.sds.aio"}
     ),
     # edges, which never import each other

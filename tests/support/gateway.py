@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 
 from tests.support import warm
-from tests.support.node import COMMAND, clean_environment
+from tests.support.node import COMMAND, clean_environment, with_defaults
 
 STOP_TIMEOUT_S = 60.0
 
@@ -87,9 +87,12 @@ def running_gateway(directory: Path, node: str, *options: str) -> Iterator[Gatew
     directory.mkdir(parents=True, exist_ok=True)
     log = directory / "gateway.log"
     line = gateway_command(
-        *("--node", node, "--key-file", str(directory / "gateway.key")),
+        *("--node", node),
         *("--listen", "/ip4/127.0.0.1/tcp/0/ws", "--listen", "/ip4/127.0.0.1/tcp/0"),
-        *("--metrics-listen", "127.0.0.1:0", *options),
+        *with_defaults(
+            options,
+            *("--key-file", str(directory / "gateway.key"), "--metrics-listen", "127.0.0.1:0"),
+        ),
     )
     with (
         log.open("ab") as errors,

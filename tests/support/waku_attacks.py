@@ -4,10 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Final
 
+from store.gateway.filter import FILTER_SUBSCRIBE
+from store.gateway.gossipsub_wire import (
+    Prune,
+    encode_graft,
+    encode_idontwant,
+    encode_ihave,
+    encode_iwant,
+    encode_message,
+    encode_prune,
+    encode_subscriptions,
+)
+from store.gateway.light_push import LIGHT_PUSH
+from store.gateway.relay import RELAY
+from store.gateway.varints import bytes_field, fields, number_field
+from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
 from tests.support.waku_client import (
     MPLEX,
@@ -29,6 +45,7 @@ _UPGRADE: Final = (
     b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n"
 )
 
+_FLOOD_S: Final = 30.0
 MAX_STREAMS: Final = 32
 """Of one connection, as the gateway has it by default."""
 
@@ -55,26 +72,26 @@ async def until_closed(raw: RawClient) -> None:
             pass
 
 
-async def garbage(address: str, chance: random.Random) -> None:
+async def garbage(address: str, rng: random.Random) -> None:
     """Bytes that are no negotiation."""
     raw = await RawClient.connect(address)
-    raw.writer.write(chance.randbytes(chance.randrange(1, 4_000)))
+    raw.writer.write(rng.randbytes(rng.randrange(1, 4_000)))
     raw.writer.write_eof()
     await until_closed(raw)
     raw.close()
 
 
-async def broken_noise(address: str, chance: random.Random) -> None:
+async def broken_noise(address: str, rng: random.Random) -> None:
     """A first message of the handshake that is none."""
     raw = await RawClient.connect(address)
     raw.writer.write(line("/multistream/1.0.0") + line("/noise"))
-    raw.write_message(chance.choice((b"", bytes(32), chance.randbytes(chance.randrange(5_000)))))
-    raw.write_message(chance.randbytes(200))
+    raw.write_message(rng.choice((b"", bytes(32), rng.randbytes(rng.randrange(5_000)))))
+    raw.write_message(rng.randbytes(200))
     await until_closed(raw)
     raw.close()
 
 
-async def forged_identity(address: str, chance: random.Random) -> None:  # noqa: ARG001
+async def forged_identity(address: str, rng: random.Random) -> None:  # noqa: ARG001
     """The key of another."""
     raw = await RawClient.connect(address)
     await raw.secure(forged=True)
@@ -82,55 +99,55 @@ async def forged_identity(address: str, chance: random.Random) -> None:  # noqa:
     raw.close()
 
 
-async def broken_seal(address: str, chance: random.Random) -> None:
+async def broken_seal(address: str, rng: random.Random) -> None:
     """A message that was encrypted with another key."""
     async with WakuClient.connected(address) as client:
-        client.raw.write_message(chance.randbytes(chance.randrange(1, 60_000)))
+        client.raw.write_message(rng.randbytes(rng.randrange(1, 60_000)))
         await until_closed(client.raw)
 
 
-async def broken_frames(address: str, chance: random.Random) -> None:
+async def broken_frames(address: str, rng: random.Random) -> None:
     """Random bytes in place of frames of a multiplexer."""
-    async with WakuClient.connected(address, chance.choice((MPLEX, YAMUX))) as client:
+    async with WakuClient.connected(address, rng.choice((MPLEX, YAMUX))) as client:
         for _ in range(4):
-            client.raw.send(chance.randbytes(chance.randrange(1, 5_000)))
+            client.raw.send(rng.randbytes(rng.randrange(1, 5_000)))
         client.raw.writer.write_eof()
         await until_closed(client.raw)
 
 
-async def broken_request(address: str, chance: random.Random) -> None:
+async def broken_request(address: str, rng: random.Random) -> None:
     """A query that is no protobuf: the node says so, and the connection goes on."""
-    async with WakuClient.connected(address, chance.choice((MPLEX, YAMUX))) as client:
+    async with WakuClient.connected(address, rng.choice((MPLEX, YAMUX))) as client:
         answer = await client.ask(STORE_QUERY, delimited(b"\x0a\x05aaaaa" + b"\xff" * 20))
         assert b"aaaaa" in answer
         await require_answer(client)
 
 
-async def too_large_request(address: str, chance: random.Random) -> None:
+async def too_large_request(address: str, rng: random.Random) -> None:
     """A query that says it is larger than is allowed: its stream is reset at once."""
-    async with WakuClient.connected(address, chance.choice((MPLEX, YAMUX))) as client:
+    async with WakuClient.connected(address, rng.choice((MPLEX, YAMUX))) as client:
         await require_reset(client, varint(2**20 + 1))
         await require_answer(client)
 
 
-async def too_long_number(address: str, chance: random.Random) -> None:
+async def too_long_number(address: str, rng: random.Random) -> None:
     """A length that is no varint."""
-    async with WakuClient.connected(address, chance.choice((MPLEX, YAMUX))) as client:
+    async with WakuClient.connected(address, rng.choice((MPLEX, YAMUX))) as client:
         await require_reset(client, b"\xff" * 12)
 
 
-async def unknown_protocol(address: str, chance: random.Random) -> None:
+async def unknown_protocol(address: str, rng: random.Random) -> None:
     """A protocol after the other, none of which there is."""
-    async with WakuClient.connected(address, chance.choice((MPLEX, YAMUX))) as client:
+    async with WakuClient.connected(address, rng.choice((MPLEX, YAMUX))) as client:
         number = client.open()
         lines = b"".join(line(f"/unknown/{each}") for each in range(20))
         client.raw.send(client.data(number, line("/multistream/1.0.0") + lines))
         await require_answer(client)
 
 
-async def half_requests(address: str, chance: random.Random) -> None:
+async def half_requests(address: str, rng: random.Random) -> None:
     """Streams whose request never comes, and a connection that is left without a word."""
-    async with WakuClient.connected(address, chance.choice((MPLEX, YAMUX))) as client:
+    async with WakuClient.connected(address, rng.choice((MPLEX, YAMUX))) as client:
         for _ in range(10):
             number = client.open()
             begun = line("/multistream/1.0.0") + line(STORE_QUERY) + varint(1_000_000)
@@ -138,31 +155,31 @@ async def half_requests(address: str, chance: random.Random) -> None:
         await require_answer(client)
 
 
-async def too_many_streams(address: str, chance: random.Random) -> None:
+async def too_many_streams(address: str, rng: random.Random) -> None:
     """More streams than a connection may have: the further ones are reset."""
-    async with WakuClient.connected(address, chance.choice((MPLEX, YAMUX))) as client:
+    async with WakuClient.connected(address, rng.choice((MPLEX, YAMUX))) as client:
         for _ in range(MAX_STREAMS):
             client.open()
         await require_reset(client, b"")
 
 
-async def flood(address: str, chance: random.Random) -> None:  # noqa: ARG001
+async def flood(address: str, rng: random.Random) -> None:  # noqa: ARG001
     """Ever more frames without meaning: the connection is ended."""
     async with WakuClient.connected(address) as client:
         client.raw.send(b"\x04\x00" * 30_000)
         await until_closed(client.raw)
 
 
-async def broken_upgrade(address: str, chance: random.Random) -> None:
+async def broken_upgrade(address: str, rng: random.Random) -> None:
     """A request of HTTP that opens no WebSocket: of another kind, without end, or too long."""
     raw = await RawClient.connect(address)
     raw.writer.write(
-        chance.choice(
+        rng.choice(
             (
                 b"GET / HTTP/1.1\r\nHost: gateway\r\n\r\n",
                 b"POST / HTTP/1.1\r\nContent-Length: 99999999\r\n\r\n",
-                b"GET /" + b"a" * chance.randrange(20_000),
-                b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * chance.randrange(1_000),
+                b"GET /" + b"a" * rng.randrange(20_000),
+                b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * rng.randrange(1_000),
                 _UPGRADE.replace(b"13", b"12"),
             )
         )
@@ -172,23 +189,108 @@ async def broken_upgrade(address: str, chance: random.Random) -> None:
     raw.close()
 
 
-async def broken_websocket(address: str, chance: random.Random) -> None:
+async def broken_websocket(address: str, rng: random.Random) -> None:
     """An opened WebSocket on which random bytes, text or an endless message follow."""
     raw = await RawClient.connect(address)
     raw.writer.write(_UPGRADE)
     await raw.reader.readuntil(b"\r\n\r\n")
     endless = bytes.fromhex("02fe1000") + bytes(4) + bytes(4096)
-    broken = (chance.randbytes(2_000), b"\x81\x84" + bytes(8), b"\x82\xff" + b"\xff" * 12, endless)
-    raw.writer.write(chance.choice(broken))
+    broken = (rng.randbytes(2_000), b"\x81\x84" + bytes(8), b"\x82\xff" + b"\xff" * 12, endless)
+    raw.writer.write(rng.choice(broken))
     raw.writer.write_eof()
     await until_closed(raw)
     raw.close()
 
 
+async def status_of(client: WakuClient, protocol: str, request: bytes) -> int:
+    """Return the status in the answer to a request of light push or filter."""
+    answer = await client.ask(protocol, delimited(request))
+    size_bytes = 1 if answer[0] < 0x80 else 2
+    found = dict(fields(answer[size_bytes:]))[10]
+    assert isinstance(found, int)
+    return found
+
+
+async def broken_services(address: str, rng: random.Random) -> None:
+    """Send requests of light push and filter that are broken, or of another network or time."""
+    message = WakuMessage(payload=b"x", content_topic="/a/1/b/proto", timestamp=time.time_ns())
+    late = WakuMessage(payload=b"x", content_topic="/a/1/b/proto", timestamp=2**62)
+
+    def push(topic: str, message: WakuMessage) -> bytes:
+        return (
+            bytes_field(1, b"r")
+            + bytes_field(20, topic.encode())
+            + bytes_field(21, message.SerializeToString())
+        )
+
+    def subscribe(topic: str, count: int) -> bytes:
+        named = b"".join(bytes_field(11, b"/a/1/%d/proto" % each) for each in range(count))
+        return bytes_field(1, b"r") + number_field(2, 1) + bytes_field(10, topic.encode()) + named
+
+    here, elsewhere = "/waku/2/rs/1/0", "/waku/2/rs/65535/0"
+    async with WakuClient.connected(address, rng.choice((MPLEX, YAMUX))) as client:
+        for protocol, request, expected in (
+            (LIGHT_PUSH, b"\xff" + rng.randbytes(rng.randrange(500)), 400),
+            (LIGHT_PUSH, push(elsewhere, message), 421),
+            (LIGHT_PUSH, push(here, late), 420),
+            (FILTER_SUBSCRIBE, b"\xff" + rng.randbytes(rng.randrange(500)), 400),
+            (FILTER_SUBSCRIBE, subscribe(elsewhere, 1), 400),
+            (FILTER_SUBSCRIBE, subscribe(here, 101), 400),
+        ):
+            assert await status_of(client, protocol, request) == expected, (protocol, expected)
+        await require_answer(client)
+
+
+async def many_subscriptions(address: str, rng: random.Random) -> None:
+    """Subscribe ten thousand times on a connection, which has room for a thousand."""
+    async with WakuClient.connected(address, rng.choice((MPLEX, YAMUX))) as client:
+        codes = []
+        for number in range(100):
+            named = b"".join(
+                bytes_field(11, b"/many/1/%d-%d/proto" % (number, each)) for each in range(100)
+            )
+            request = bytes_field(1, b"r") + number_field(2, 1)
+            request += bytes_field(10, b"/waku/2/rs/1/0") + named
+            codes.append(await status_of(client, FILTER_SUBSCRIBE, request))
+        assert codes == [200] * 10 + [503] * 90
+
+
+async def hostile_relay(address: str, rng: random.Random) -> None:
+    """Send floods, forgeries and garbage as a relay peer, and read nothing."""
+    topic = "/waku/2/rs/1/0"
+
+    def invented(count: int) -> list[bytes]:
+        return [rng.randbytes(32) for _ in range(count)]
+
+    rpcs = (
+        lambda: rng.randbytes(rng.randrange(1, 2_000)),
+        lambda: b"\x0a\x00" * 36_000,
+        lambda: encode_ihave(topic, invented(4_000)),
+        lambda: encode_iwant(invented(4_000)),
+        lambda: encode_idontwant(invented(4_000)),
+        lambda: encode_subscriptions(f"/waku/2/rs/9/{each}" for each in range(900)),
+        lambda: encode_graft(topic) * 900,
+        lambda: encode_prune(Prune(topic, 2**40)) + encode_graft(topic),
+        lambda: encode_message(topic, rng.randbytes(500)),
+        lambda: encode_message(topic, bytes(160_000)),
+    )
+    async with WakuClient.connected(address, YAMUX) as client:
+        number = client.open()
+        client.raw.send(client.data(number, line("/multistream/1.0.0") + line(RELAY)))
+        for _ in range(rng.randrange(2, 30)):
+            rpc = delimited(rng.choice(rpcs)())
+            for start in range(0, len(rpc), 16_384):
+                client.raw.send(client.data(number, rpc[start : start + 16_384]))
+            if client.raw.writer.is_closing():
+                return
+            async with asyncio.timeout(_FLOOD_S):
+                await client.raw.writer.drain()
+
+
 HOSTILE: Final[tuple[Callable[[str, random.Random], Awaitable[None]], ...]] = (
     *(garbage, broken_noise, forged_identity, broken_seal, broken_frames, broken_request),
     *(too_large_request, too_long_number, unknown_protocol, half_requests, too_many_streams),
-    flood,
+    *(flood, broken_services, many_subscriptions, hostile_relay),
 )
 """Against a listener of TCP."""
 

@@ -80,6 +80,10 @@ async def test_messages_reach_each_store_of_the_network_once(
         for gateway in (gateway_a, *others):
             assert gateway.counted('relay_messages_total{outcome="invalid"}') == 0
             assert gateway.counted('refusals_total{reason="relay_peer"}') == 0
+        _, page = gateway_d.get("/status")
+        assert f"{gateway_a.peer_id} at 127.0.0.1 (--relay-peer)" in page
+        assert "1 common topics" in page
+        assert "problems: 0" in page
         log = gateway_d.log.read_text(encoding="utf-8")
         assert "Traceback" not in log
 

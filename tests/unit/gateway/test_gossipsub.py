@@ -322,3 +322,37 @@ def test_the_largest_announcement_is_within_the_limits_of_nwaku() -> None:
     rpc = encode_ihave(ONE, ids)
     assert len(rpc) <= MAX_RPC_BYTES
     assert parse_rpc(rpc).ihave == [(ONE, ids)]
+
+
+def test_backoffs_are_bounded_and_outlive_a_new_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gossipsub, "MAX_BACKOFFS", 20)
+    subject = router()
+    for number in range(30):
+        subject.join(0, f"stranger {number}", is_outbound=False)
+        subject.receive(0, f"stranger {number}", encode_prune(Prune(ONE, 2**40)))
+        subject.leave(f"stranger {number}")
+        subject.check()
+    subject.join(1, "stranger 29", is_outbound=True)
+    subject.receive(1, "stranger 29", encode_subscriptions([ONE]))
+    grafts = [each for now in range(2, 3_590, 10) for each in sent(subject.heartbeat(now))]
+    assert grafts == []
+
+
+def test_strangers_do_not_keep_the_peers_of_this_router_out_of_its_mesh() -> None:
+    subject = router()
+    for number in range(MAX_MESH_PEERS):
+        subject.join(0, f"stranger {number}", is_outbound=False)
+        subject.receive(0, f"stranger {number}", encode_subscriptions([ONE]) + encode_graft(ONE))
+    subject.join(0, "own", is_outbound=True)
+    subject.receive(0, "own", encode_subscriptions([ONE]))
+    assert ("own", encode_graft(ONE)) in sent(subject.heartbeat(QUIET_S + 1))
+
+
+def test_a_peer_that_prunes_and_grafts_by_turns_is_disconnected() -> None:
+    subject = router()
+    subject.join(0, "a", is_outbound=False)
+    flapping = encode_prune(Prune(ONE, 1)) + encode_graft(ONE)
+    effects = [each for _ in range(200) for each in subject.receive(1, "a", flapping)]
+    assert [each.reason for each in effects if isinstance(each, Disconnect)] == [
+        "it asks for a place in the mesh too often"
+    ]

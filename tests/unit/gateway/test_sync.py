@@ -159,13 +159,17 @@ class Peer:
 
 @asynccontextmanager
 async def connected(
-    node: FakeNode, peer: Peer, handlers: dict[str, Handler] | None = None, named: str = "nwaku"
+    node: FakeNode,
+    peer: Peer,
+    handlers: dict[str, Handler] | None = None,
+    named: str = "nwaku",
+    interval_ns: int = 300 * SECOND_NS,
 ) -> AsyncIterator[tuple[NwakuSync, Connection, GatewayMetrics]]:
     """Connect a gateway to a peer for the length of a block."""
     metrics = GatewayMetrics("0")
     real = cast("Node", node)
     spool = Spool(real, metrics.synced, PUBLISH_SOURCE_NWAKU)
-    rules = SyncRules({named}, 300 * SECOND_NS, HOUR_NS, [PUBSUB])
+    rules = SyncRules({named}, interval_ns, HOUR_NS, [PUBSUB])
     found = NwakuSync(rules, real, spool, metrics)
     served: dict[str, Handler] = {RECONCILIATION: found.serve, TRANSFER: found.serve_transfer}
     theirs = {RECONCILIATION: peer.serve, TRANSFER: peer.take} if handlers is None else handlers
@@ -219,7 +223,7 @@ async def test_each_side_gets_what_it_lacks(begins: bool, monkeypatch: pytest.Mo
         if begins:
             found.join(connection)
         else:
-            monkeypatch.setattr(sync, "MAX_SYNC_IDS", 250_000)
+            monkeypatch.setattr(sync, "MAX_SYNC_IDS", 125_000)
             await peer.begin(PUBSUB, "/waku/2/rs/7/9")
             await until(lambda: not found._allowances["nwaku"].in_session)
             await peer.transfer(*(frame_of(peer.messages[each]) for each in peer.nwaku.sends))
@@ -275,6 +279,14 @@ async def share_no_topic(stream: Stream, reader: Reader, connection: Connection)
     await stream.send(delimited(b""))
 
 
+async def list_too_much(stream: Stream, reader: Reader, connection: Connection) -> None:
+    del connection
+    frame = decode(await reader.delimited(10**7))
+    (low, high), *_ = [each.bounds for each in frame.ranges]
+    is_short = high[0] - low[0] < HOUR_NS // 3
+    await stream.send(delimited(b"\0") if is_short else varint(MAX_SYNC_FRAME_BYTES + 1))
+
+
 async def hang_up(stream: Stream, reader: Reader, connection: Connection) -> None:
     del stream, connection
     await reader.delimited(10**7)
@@ -302,6 +314,18 @@ async def test_a_session_that_a_peer_spoils_ends_and_is_counted(
         found.join(connection)
         await until(lambda: counted(metrics, role="initiator", outcome=outcome) == 1)
         assert not found._allowances["nwaku"].in_session
+
+
+async def test_a_range_with_too_many_ids_is_compared_in_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sync, "FIRST_PAUSE_S", 0)
+    handlers: dict[str, Handler] = {RECONCILIATION: list_too_much}
+    node, peer = FakeNode(BOTH), Peer()
+    async with connected(node, peer, handlers, interval_ns=1_000_000) as (found, own, metrics):
+        found.join(own)
+        await until(lambda: counted(metrics, role="initiator", outcome="done") >= 3)
+        assert counted(metrics, role="initiator", outcome="failed") >= 2
 
 
 @pytest.mark.parametrize(

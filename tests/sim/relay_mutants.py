@@ -1,0 +1,93 @@
+"""Faults in the gossipsub router: simulated networks must find each."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from store.gateway.gossipsub import Router
+from tests.sim.planting import Mutant, edit, nothing, replace_with
+
+in_router = partial(edit, Router)
+
+LOST = "a message does not reach"
+KEPT = "still keeps what is long over|AssertionError"
+
+RELAY_MUTANTS = {
+    "messages are not remembered": Mutant(
+        in_router("_note_seen", "return False", "return True"), "accepts a message twice"
+    ),
+    "messages are remembered for a moment": Mutant(
+        in_router("_forget", "self._now_s - SEEN_S", "self._now_s - 2"), "accepts a message twice"
+    ),
+    "a signed message hides the genuine one": Mutant(
+        in_router(
+            "_take_message",
+            "if message.is_signed:",
+            "if message.is_signed and self._note_seen(message.message_id, message.topic):",
+        ),
+        LOST,
+    ),
+    "signed messages are free": Mutant(
+        in_router("_take_message", "self._punish(key, REJECTED_PENALTY,", "str("),
+        "never disconnected for sign",
+    ),
+    "messages are forwarded before they are judged": Mutant(
+        in_router(
+            "_take_message",
+            "self._effects.append(Arrived(key, message))",
+            "self._effects.append(Arrived(key, message)); self._keep(message);"
+            " self._forward(message, self._receivers(message.topic), key)",
+        ),
+        "forwards what was never published",
+    ),
+    "a message goes back to where it came from": Mutant(
+        in_router("_forward", "key != source and ", ""), "sends a message back"
+    ),
+    "messages go to the mesh alone while there is none yet": Mutant(
+        replace_with(Router, "_receivers", lambda self, topic: list(self._mesh[topic])), LOST
+    ),
+    "a peer is grafted at once": Mutant(
+        in_router("join", "self._stay_quiet(topic, key, QUIET_S)", "pass"),
+        "which remembers an earlier stream",
+    ),
+    "the back-off of a peer is ignored": Mutant(
+        in_router("_take_control", "self._back_off(prune.topic, key, backoff_s)", "pass"),
+        "within the back-off|never disconnected for graft",
+    ),
+    "an early GRAFT is free": Mutant(
+        in_router("_take_graft", "if is_early:", "if False:"), "never disconnected for graft"
+    ),
+    "a peer is asked for everything that it announces": Mutant(
+        in_router("_request", "peer.requested >= MAX_IWANT_PER_HEARTBEAT", "False"),
+        "asks x. for too many messages|AssertionError",
+    ),
+    "a broken promise is free": Mutant(
+        in_router("_forget", "self._punish(key, MALFORMED_PENALTY,", "str("),
+        "never disconnected for announce",
+    ),
+    "promises are kept for ever": Mutant(
+        in_router("_forget", "if until_s < self._now_s:", "if False:"),
+        f"{KEPT}|never disconnected for announce",
+    ),
+    "messages are served without end": Mutant(
+        in_router("_serve", "count < MAX_SERVED and ", ""), "without end"
+    ),
+    "the cache of messages is never emptied": Mutant(
+        in_router("_forget", "len(self._history) == CACHE_HEARTBEATS", "False"), KEPT
+    ),
+    "a peer that left stays in the mesh": Mutant(
+        replace_with(Router, "leave", lambda self, key: self._peers.pop(key, None)),
+        "AssertionError|KeyError",
+    ),
+    "refusals in advance have no limit": Mutant(
+        in_router("_take_control", "rpc.idontwant[: max(0, room)]", "rpc.idontwant"),
+        "AssertionError",
+    ),
+    "penalties do not decay": Mutant(
+        in_router("_forget", "penalty * DECAY", "penalty"), f"{KEPT}|the honest"
+    ),
+    "nothing is announced": Mutant(replace_with(Router, "_gossip", nothing), LOST),
+    "a leaf announces and grafts": Mutant(
+        in_router("heartbeat", "if self._forwards:", "if True:"), "the leaf r. sends messages"
+    ),
+}

@@ -1,8 +1,8 @@
 """Runs benchmarks one after the other, each in a process of its own.
 
 ``python -m bench`` runs all with their own sizes; names run those; ``--messages`` is passed on.
-``python -m bench soak``, ``hostile``, ``gateway``, ``scale``, ``readers`` and ``machines`` have
-options of their own: see the modules `bench.soak` and so on.
+``python -m bench soak``, ``hostile``, ``gateway``, ``scale``, ``readers``, ``machines`` and
+``pipeline`` have options of their own: see the modules `bench.soak` and so on.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ BENCHMARKS = (
     "publish",
     "single",
     "slow_flush",
+    "idle",
     "disk",
     "scan",
     "hashes",
@@ -48,6 +49,7 @@ def main() -> int:
         "gateway": gateway,
         "hostile": hostile,
         "machines": machines,
+        "pipeline": lambda options: _module("pipeline", options),
         "readers": readers,
         "scale": scale,
         "soak": soak,
@@ -61,11 +63,14 @@ def main() -> int:
     if unknown := [name for name in given.names if name not in BENCHMARKS]:
         parser.error(f"no benchmark is called {unknown[0]!r}: choose from {', '.join(BENCHMARKS)}")
     size = [] if given.messages is None else ["--messages", str(given.messages)]
-    codes = [
-        subprocess.run([sys.executable, "-m", f"bench.{name}", *size], check=False).returncode
-        for name in given.names or BENCHMARKS
-    ]
+    codes = [_module(name, size) for name in given.names or BENCHMARKS]
     return int(any(codes))
+
+
+def _module(name: str, options: list[str]) -> int:
+    """Run a benchmark in a process of its own; return its exit code."""
+    command = [sys.executable, "-m", f"bench.{name}", *options]
+    return subprocess.run(command, check=False).returncode
 
 
 if __name__ == "__main__":

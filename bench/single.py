@@ -3,8 +3,8 @@
 The two take turns on one Postgres, a message each: a unary ``Publish`` that is answered when its
 message is durable, and an insert of the same values into a plain table with the same primary key,
 prepared, on a connection of its own from the same process. An empty unary call to the node stands
-beside them: what gRPC costs before the node has done anything. At the end a hundred callers publish
-at once, each its next message when the last one is answered.
+beside them: what gRPC costs before the node has done anything. Then one caller publishes alone, and
+at the end a hundred callers publish at once, each its next message when the last one is answered.
 """
 
 from __future__ import annotations
@@ -51,6 +51,17 @@ def in_turn(bench: Bench, data: list[Row]) -> dict[str, list[float]]:
     return {side: sorted(each[WARM_UP:]) for side, each in taken.items()}
 
 
+def alone(bench: Bench, data: Sequence[Row]) -> dict[str, float]:
+    """Return the processor time of messages of one caller, in microseconds by process."""
+    before = used(bench)
+    with bench.channel() as channel:
+        stub = StoreStub(channel)
+        for row in data:
+            publish_one(stub, row)
+    spent = used(bench).since(before, len(data))
+    return {f"alone_{name}": value for name, value in spent.items()}
+
+
 def at_once(bench: Bench, data: Sequence[Row]) -> None:
     """Publish with many callers, each on a connection of its own."""
 
@@ -71,11 +82,12 @@ def at_once(bench: Bench, data: Sequence[Row]) -> None:
 def main() -> None:
     """Measure and print one line."""
     count = options(__doc__, 3_000).messages
-    data = rows(2 * count + WARM_UP)
-    first, second = data[: count + WARM_UP], data[count + WARM_UP :]
+    data = rows(3 * count + WARM_UP)
+    first, second, third = data[: count + WARM_UP], data[-2 * count : -count], data[-count:]
     with bench_node("--max-clock-drift", "off") as bench:
         make_plain(bench, "ts, hash")
         taken = in_turn(bench, first)
+        spent_alone = alone(bench, third)
         ((commits,),) = bench.connection.execute(_COMMITS).fetchall()
         before = used(bench)
         taken_s = seconds(partial(at_once, bench, second))
@@ -97,6 +109,7 @@ def main() -> None:
         messages_per_commit=count / (commits_after - commits),
         **figures,
         **spent,
+        **spent_alone,
     )
 
 

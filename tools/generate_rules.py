@@ -22,6 +22,7 @@ from store.observe.problems import GATEWAY_RULES, RULES, RUNBOOKS, Condition, Ru
 
 ROOT: Final = Path(__file__).parents[1]
 TARGET: Final = ROOT / "deploy/prometheus/rules/storenode.yml"
+OPERATOR_TARGET: Final = ROOT / "deploy/kubernetes/components/monitoring/prometheus-rule.yaml"
 OUTSIDE: Final = Path(__file__).with_name("outside_rules.yml")
 
 _HEAD: Final = """\
@@ -157,16 +158,27 @@ def rules() -> str:
     return _HEAD + yaml.safe_dump({"groups": groups}, sort_keys=False, width=1_000)
 
 
+def operator_rules() -> str:
+    """Return the same rules as a resource of the Prometheus Operator."""
+    resource = {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PrometheusRule",
+        "metadata": {"name": "storenode", "labels": {"app.kubernetes.io/name": "storenode"}},
+        "spec": yaml.safe_load(rules()),
+    }
+    return _HEAD + yaml.safe_dump(resource, sort_keys=False, width=1_000)
+
+
 def main(arguments: Sequence[str]) -> int:
-    """Write the file, or compare it with ``--check``; return the exit code."""
-    text = rules()
-    if "--check" in arguments:
-        if TARGET.exists() and TARGET.read_text("utf-8") == text:
-            return 0
-        print(f"{TARGET.relative_to(ROOT)} is not current: run tools/generate_rules.py")
-        return 1
-    TARGET.write_text(text, "utf-8")
-    return 0
+    """Write the files, or compare them with ``--check``; return the exit code."""
+    code = 0
+    for target, text in ((TARGET, rules()), (OPERATOR_TARGET, operator_rules())):
+        if "--check" not in arguments:
+            target.write_text(text, "utf-8")
+        elif not target.exists() or target.read_text("utf-8") != text:
+            print(f"{target.relative_to(ROOT)} is not current: run tools/generate_rules.py")
+            code = 1
+    return code
 
 
 if __name__ == "__main__":

@@ -65,10 +65,9 @@ def set_version(text: str, today: datetime.date) -> None:
             f'version = "{old}"', f'version = "{new}"'
         )
         project.write_text(body.replace(f'=={old}"', f'=={new}"'), encoding="utf-8")
-    if not new.is_devrelease:
-        for manifest in MANIFESTS.glob("*/kustomization.yaml"):
-            body = manifest.read_text(encoding="utf-8")
-            manifest.write_text(re.sub(r"newTag: [\w.]+", f"newTag: {new}", body), encoding="utf-8")
+    for manifest in MANIFESTS.glob("*/kustomization.yaml"):
+        body = manifest.read_text(encoding="utf-8")
+        manifest.write_text(re.sub(r"newTag: [\w.]+", f"newTag: {new}", body), encoding="utf-8")
 
 
 def present() -> str:

@@ -29,7 +29,7 @@ class Used:
 
 
 def own_cpu_s(process: psutil.Process) -> float:
-    """What a process has used, and those of its children that have ended."""
+    """Return what a process has used, and those of its children that have ended."""
     times = process.cpu_times()
     return float(times.user + times.system + times.children_user + times.children_system)
 
@@ -48,14 +48,8 @@ def tree_cpu_s(pid: int | None = None) -> float:
 
 
 def descendants_cpu_s(pid: int) -> float:
-    """What the processes that one has running, and theirs, have used."""
+    """Return what the processes that one has running, and theirs, have used."""
     return sum(tree_cpu_s(each.pid) for each in psutil.Process(pid).children())
-
-
-def postgres_cpu_s() -> float:
-    """What the servers that this process has started have used."""
-    children = psutil.Process().children()
-    return sum(tree_cpu_s(each.pid) for each in children if each.name() == "postgres")
 
 
 def measured(work: Callable[[], T]) -> tuple[T, Used]:

@@ -47,7 +47,7 @@ _SEED: Final = 6
 
 @contextmanager
 def filled_database(directory: Path, messages: int) -> Iterator[str]:
-    """A Postgres server in a directory, with so many messages; the URL of its database."""
+    """Start a Postgres server with so many messages in a directory; yield its database's URL."""
     postgres = EmbeddedPostgres(EmbeddedSettings(directory, _SETTINGS))
     url = postgres.start()
     try:
@@ -62,13 +62,13 @@ def filled_database(directory: Path, messages: int) -> Iterator[str]:
 
 
 def first_ns(now_ns: int | None = None) -> int:
-    """The timestamp of the first message."""
+    """Return the timestamp of the first message."""
     today = (time.time_ns() if now_ns is None else now_ns) // DAY_NS
     return (today - DAYS) * DAY_NS
 
 
 def step_ns(messages: int) -> int:
-    """From each message to the next."""
+    """Return the time from each message to the next, in nanoseconds."""
     return DAYS * DAY_NS // messages
 
 
@@ -94,7 +94,7 @@ async def _fill(url: str, messages: int) -> None:
 
 
 def _batches(messages: int, now_ns: int) -> Iterator[list[bytes]]:
-    """Encoded ``WakuMessageAndTopic`` entries, ascending by time, over whole days."""
+    """Return encoded ``WakuMessageAndTopic`` entries, ascending by time, over whole days."""
     generator = random.Random(_SEED)
     first, step = first_ns(now_ns), step_ns(messages)
     fields = [_fields(number) for number in range(SHARDS * TOPICS)]
@@ -120,7 +120,7 @@ def _entry(
 
 
 def _sds(number: int, noise: bytes) -> bytes:
-    """A payload of about `PAYLOAD_BYTES`; its parents are the two messages before it."""
+    """Return a payload of about `PAYLOAD_BYTES`; its parents are the two messages before it."""
     channel, lamport = number % CHANNELS, number // CHANNELS
     parents = [
         (f"{channel:02d}-{before:029d}", None) for before in range(max(0, lamport - 2), lamport)

@@ -19,8 +19,7 @@ from sim.process import Process
 from sim.promise import Promise
 from store.domain.hub import CommitRow
 from store.domain.ports import Source, StoreBusy, StoreUnavailable
-from store.domain.unread import Confirmed, UnreadEvent
-from store.gossip.commits import OwnBatch
+from store.domain.unread import Confirmed, OwnBatch, UnreadEvent
 from store.gossip.events import Committed, GraphEvent
 from store.gossip.graph import graph_events
 from store.messages.conflicts import StoreResult

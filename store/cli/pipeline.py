@@ -6,10 +6,9 @@ that they are there.
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -21,18 +20,8 @@ from store.cli.jobs import (
     job,
     job_that_may_need_spark,
 )
-from storenode.cli.client.limits import STATUS_TIMEOUT_S
-from storenode.cli.client.session import credential_options, tls_of, token_of
-from storenode.cli.client.text import safe
-from storenode.cli.errors import FAILED, UNREACHABLE, USAGE, CliError
+from storenode.cli.errors import USAGE, CliError
 from storenode.cli.options.layers import LayeredCommand, option
-from storenode.cli.options.types import DURATION_OR_OFF, SIZE
-from storenode.client.errors import ClientOptionError, NodeError
-from storenode.client.node import connect
-
-if TYPE_CHECKING:
-    from storenode.client.types import NodeStatus
-    from storenode.connection.channel import TlsIdentity
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -331,21 +320,8 @@ def restore(runner: Runner, *, archive: str, diff: str | None, **options: Any) -
     help="Besides ARCHIVE: how late messages were stored, and hours that differ.",
 )
 @option(
-    "--retention",
-    type=DURATION_OR_OFF,
-    help="Forecast for a node that drops messages older than this.",
-)
-@option("--retention-size", type=SIZE, help="Forecast for a node with this size limit.")
-@option(
-    "--disk",
-    type=SIZE,
-    help="Say when ARCHIVE fills this; without ARCHIVE, when the database does.",
-)
-@option("--admin", metavar="HOST:PORT", help="Ask this node about its peers.")
-@option(
     "--without-audit", is_flag=True, help="Do not look for missing parents, which takes longest."
 )
-@credential_options
 @between
 @job
 def report(
@@ -354,25 +330,20 @@ def report(
     archive: str | None,
     output: Path,
     with_database: bool,
-    admin: str | None,
     without_audit: bool,
     low_ns: int,
     high_ns: int,
-    **options: Any,  # noqa: ANN401 - limits, and credentials for the node
 ) -> int:
-    """Write an HTML report on ARCHIVE: completeness, traffic, gaps, lateness, growth, peers.
+    """Write an HTML report on ARCHIVE: completeness, traffic, gaps, lateness.
 
     Without ARCHIVE it is about the database. The page needs only a browser. --json prints the
     figures behind it.
     """
     from store.pipeline.delta import DeltaArchive  # noqa: PLC0415
     from store.pipeline.report import report as jobs  # noqa: PLC0415
-    from store.pipeline.report.figures import Limits  # noqa: PLC0415
 
     jobs.require_output(output)
     lake = None if archive is None else DeltaArchive(archive).open()
-    limits = Limits(*(options.pop(name) for name in ("retention", "retention_size", "disk")))
-    peers = [] if admin is None else peers_of(ask_status(admin, **options))
     with (
         runner.url() if with_database or archive is None else nullcontext() as url,
         runner.session() as session,
@@ -383,51 +354,8 @@ def report(
             url,
             low_ns,
             high_ns,
-            limits,
-            admin,
-            peers,
             connections=runner.connections,
             say=runner.say,
             audit=not without_audit,
         )
         return runner.finish(jobs.report(session, work))
-
-
-def ask_status(address: str, *, token_file: Path | None, **tls_files: Path | None) -> NodeStatus:
-    """Return the state of the node at an address.
-
-    Raises:
-        CliError: it does not answer, or an option cannot be used.
-    """
-    token, tls = (
-        token_of(token_file),
-        tls_of(*(tls_files[name] for name in ("tls_ca", "tls_cert", "tls_key"))),
-    )
-    try:
-        return asyncio.run(_status(address, token, tls))
-    except NodeError as error:
-        code = UNREACHABLE if error.unreachable else FAILED
-        raise CliError(code, safe(error.sentence)) from error
-    except ClientOptionError as error:
-        raise CliError(USAGE, safe(str(error))) from error
-
-
-async def _status(address: str, token: str | None, tls: TlsIdentity | None) -> NodeStatus:
-    async with connect(address, token=token, tls=tls) as client:
-        return await client.status(timeout_s=STATUS_TIMEOUT_S)
-
-
-def peers_of(status: NodeStatus) -> list[dict[str, Any]]:
-    """Return the peers of a node for a report, the longest without a reconciliation first."""
-    return [
-        {
-            "name": f"{each.node_id}@{each.address}" if each.node_id else each.address,
-            "connected": each.connected,
-            "last_sync_ns": each.last_sync or None,
-            "failures": each.failures,
-            "last_error": each.last_error,
-            "lacks": each.lacks,
-            "has": each.has,
-        }
-        for each in sorted(status.peers, key=lambda each: (each.last_sync, each.address))
-    ]

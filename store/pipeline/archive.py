@@ -8,6 +8,7 @@ arrived, or where another run was killed. `--follow` does the same again and aga
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 import time
@@ -28,7 +29,6 @@ from store.pipeline.database import (
     connected,
     lock_archiving,
     mark_archived,
-    read_archived,
     read_marked_archives,
     read_marks,
     read_position,
@@ -52,14 +52,8 @@ from store.pipeline.parquet import (
     sums,
     write_files,
 )
-from store.pipeline.reports import time_text
-from store.pipeline.source import (
-    good_slice_rows,
-    in_steps,
-    plan_slices,
-    read_database,
-    to_text,
-)
+from store.pipeline.reports import JobReport, time_text
+from store.pipeline.source import in_steps, read_database
 from store.pipeline.spark import Say, shown, silent
 
 
@@ -121,7 +115,7 @@ class ArchiveWriter:
     def compact(self) -> int:
         """Compact small files; return how many are gone."""
         gone = 0
-        while files := self._archive.listing.crowded():
+        while files := self._archive.crowded():
             messages = sum(each.rows for each in files)
             with shown(self._say, "compact", messages):
                 written, added = self._write(
@@ -207,93 +201,81 @@ _VACUUM_EVERY_S: Final = 24 * 3_600
 
 
 @dataclass
-class ArchiveReport:
+class ArchiveReport(JobReport):
     """The result of an archive run, or a forecast of it if it was a ``dry_run``.
 
-    ``published`` messages were committed in ``files`` files. ``compacted`` small files are gone,
-    and ``removed`` old ones were deleted. ``marked`` hours were marked in the database as archived,
-    ``kept`` were marked before. ``differing`` hours hold messages in the archive that the database
-    lacks. ``elsewhere``: no hour was marked, since the marks of the database name that archive.
-    ``taken_over`` marks of other archives name this one now; ``absent`` ones of hours that are no
-    longer in the database do not, since this archive does not hold them. ``damaged`` hours are not
-    in the files as they were.
+    ``messages`` were committed in ``files``. ``compacted_files`` small files are gone, and
+    ``removed_files`` old ones were deleted. ``hours_marked`` were marked in the database as
+    archived, ``hours_marked_before`` already were. ``hours_differing`` hold messages in the archive
+    that the database lacks; ``hours_damaged`` are not in the files as they were.
+    ``marked_archive``: no hour was marked, since the marks of the database name that archive.
+    ``marks_taken_over`` of other archives name this one now; ``marks_left_elsewhere`` are of hours
+    that neither the database nor this archive holds.
     """
 
-    position: int
-    to_do: int = 0
-    published: int = 0
+    position: int = 0
+    messages_to_do: int = 0
+    messages: int = 0
     files: int = 0
-    compacted: int = 0
-    removed: int = 0
-    marked: list[int] = field(default_factory=list)
-    kept: int = 0
-    differing: list[int] = field(default_factory=list)
-    damaged: list[int] = field(default_factory=list)
-    elsewhere: str | None = None
-    taken_over: int = 0
-    absent: int = 0
+    compacted_files: int = 0
+    removed_files: int = 0
+    hours_marked: int = 0
+    hours_marked_before: int = 0
+    hours_differing: list[int] = field(default_factory=list)
+    hours_damaged: list[int] = field(default_factory=list)
+    marked_archive: str | None = None
+    marks_taken_over: int = 0
+    marks_left_elsewhere: int = 0
     dry_run: bool = False
 
     @property
     def sound(self) -> bool:
         """True if every complete hour of the database is marked as archived."""
-        return not self.differing and not self.damaged and self.elsewhere is None
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the report for JSON."""
-        return {
-            "position": self.position,
-            "messages_to_do": self.to_do,
-            "messages": self.published,
-            "files": self.files,
-            "compacted_files": self.compacted,
-            "removed_files": self.removed,
-            "hours_marked": len(self.marked),
-            "hours_marked_before": self.kept,
-            "hours_differing": [time_text(hour) for hour in self.differing[:MAX_LISTED]],
-            "hours_damaged": [time_text(hour) for hour in self.damaged[:MAX_LISTED]],
-            "marked_archive": self.elsewhere,
-            "marks_taken_over": self.taken_over,
-            "marks_left_elsewhere": self.absent,
-            "dry_run": self.dry_run,
-        }
+        return not (self.hours_differing or self.hours_damaged or self.marked_archive)
 
     def lines(self) -> list[str]:
         """Return the report in words."""
         if self.dry_run:
-            return [f"Would archive {self.to_do:,} messages, up to commit {self.position}."]
+            return [
+                f"Would archive {self.messages_to_do:,} messages, up to commit {self.position}."
+            ]
         lines = [
             (
-                f"Archived {self.published:,} messages in {self.files:,} files, up to commit"
+                f"Archived {self.messages:,} messages in {self.files:,} files, up to commit"
                 f" {self.position}."
             ),
-            f"Marked {len(self.marked):,} hours as archived; {self.kept:,} already were.",
+            (
+                f"Marked {self.hours_marked:,} hours as archived; {self.hours_marked_before:,}"
+                " already were."
+            ),
         ]
-        if self.taken_over:
-            lines.append(f"{self.taken_over:,} marks that named other archives name this one now.")
-        if self.absent:
+        if self.marks_taken_over:
             lines.append(
-                f"{self.absent:,} marks still name other archives: this one does not hold what they"
-                " say, and neither does the database any more."
+                f"{self.marks_taken_over:,} marks that named other archives name this one now."
             )
-        if self.compacted:
-            lines.append(f"Made {self.compacted:,} small files into larger ones.")
-        if self.elsewhere is not None:
+        if self.marks_left_elsewhere:
             lines.append(
-                f"No hour was marked as archived: the marks of the database name {self.elsewhere}."
-                " If this archive is to count for --retention-requires-archive, too, run this again"
-                " with --mark-here."
+                f"{self.marks_left_elsewhere:,} marks still name other archives: this one does not"
+                " hold what they say, and neither does the database any more."
+            )
+        if self.compacted_files:
+            lines.append(f"Made {self.compacted_files:,} small files into larger ones.")
+        if self.marked_archive is not None:
+            lines.append(
+                "No hour was marked as archived: the marks of the database name"
+                f" {self.marked_archive}. If this archive is to count for"
+                " --retention-requires-archive, too, run this again with --mark-here."
             )
         lines += [
             f"The hour {time_text(hour)} cannot be marked as archived: files of the archive do not"
             " hold it as they did. `storenode pipeline verify` names them."
-            for hour in self.damaged[:MAX_LISTED]
+            for hour in self.hours_damaged[:MAX_LISTED]
         ]
         return lines + [
             f"The hour {time_text(hour)} cannot be marked as archived: the archive has messages of"
             " it that the database lacks. `storenode pipeline diff` lists them, `restore` restores"
             " them."
-            for hour in self.differing[:MAX_LISTED]
+            for hour in self.hours_differing[:MAX_LISTED]
         ]
 
 
@@ -325,47 +307,8 @@ def archive(session: SparkSession, job: ArchiveJob) -> ArchiveReport:
     """Append the messages that the archive lacks, and mark complete hours as archived."""
     with connected(job.url) as connection:
         lock_archiving(connection)
-        return archive_locked(session, job, connection)
-
-
-def archive_locked(
-    session: SparkSession, job: ArchiveJob, connection: psycopg.Connection[Any]
-) -> ArchiveReport:
-    """Run an archive job on a connection that already holds the archiving lock."""
-    return _Run(session, job, connection).run()
-
-
-class Follower:
-    """Repeated archive runs, each of which adds what was committed since the one before.
-
-    ``report`` sums them up. The connection holds the archiving lock.
-    """
-
-    def __init__(
-        self, session: SparkSession, job: ArchiveJob, connection: psycopg.Connection[Any]
-    ) -> None:
-        self._run = _Run(session, job, connection)
-        self._connection = connection
-        self._compacted_s = self._vacuumed_s = time.monotonic()
-        self.report = self._run.run()
-
-    def step(self) -> int:
-        """Archive what was committed since the last step; return the number of messages."""
-        total = self.report
-        if read_position(self._connection) == total.position:
-            return 0
-        now_s = time.monotonic()
-        is_compacting = now_s - self._compacted_s >= _COMPACT_EVERY_S
-        is_vacuuming = now_s - self._vacuumed_s >= _VACUUM_EVERY_S
-        found = self._run.again(is_compacting=is_compacting, is_vacuuming=is_vacuuming)
-        self._compacted_s = now_s if is_compacting else self._compacted_s
-        self._vacuumed_s = now_s if is_vacuuming else self._vacuumed_s
-        total.position = found.position
-        for name in ("to_do", "published", "files", "compacted", "removed", "taken_over"):
-            setattr(total, name, getattr(total, name) + getattr(found, name))
-        total.marked = sorted({*total.marked, *found.marked})
-        total.differing, total.damaged = found.differing, found.damaged
-        return found.published
+        archiver = Archiver(session, job, connection)
+        return archiver.forecast() if job.dry_run else archiver.step()
 
 
 def follow(session: SparkSession, job: ArchiveJob, interval_s: int = 60) -> ArchiveReport:
@@ -375,46 +318,52 @@ def follow(session: SparkSession, job: ArchiveJob, interval_s: int = 60) -> Arch
     """
     with connected(job.url) as connection:
         lock_archiving(connection)
-        follower = Follower(session, job, connection)
+        archiver = Archiver(session, job, connection)
+        total = archiver.step()
         stop = threading.Event()
         numbers = (signal.SIGINT, signal.SIGTERM)
         before = [signal.signal(number, lambda *_: stop.set()) for number in numbers]
         try:
             while not stop.wait(interval_s):
-                if new := follower.step():
-                    job.say(f"archive: {new:,} messages more, {follower.report.published:,} in all")
+                messages = total.messages
+                if read_position(connection) != total.position:
+                    archiver.step()
+                if new := total.messages - messages:
+                    job.say(f"archive: {new:,} messages more, {total.messages:,} in all")
         finally:
             for number, handler in zip(numbers, before, strict=True):
                 signal.signal(number, handler)
-        return follower.report
+        return total
 
 
-class _Run:
+class Archiver:
+    """Archive runs one after the other; ``report`` sums them up.
+
+    The connection holds the archiving lock.
+    """
+
     def __init__(
         self, session: SparkSession, job: ArchiveJob, connection: psycopg.Connection[Any]
     ) -> None:
         self._session = session
         self._job = job
         self._connection = connection
+        self._compacted_s = self._vacuumed_s = -math.inf
+        self.report = ArchiveReport()
 
-    def run(self) -> ArchiveReport:
-        job, archive = self._job, self._job.archive
-        if job.dry_run:
-            return self._dry_run()
-        if job.new_manifest and archive.exists:
+    def step(self) -> ArchiveReport:
+        """Archive what the database holds and the archive lacks."""
+        job, result = self._job, self.report
+        archive = job.archive
+        if job.new_manifest and not result.position and archive.exists:
             ArchiveWriter(self._session, archive.open(), job.say).begin_manifest()
-        archive.open_for_writing()
-        return self.again(is_compacting=True, is_vacuuming=True)
-
-    def again(self, *, is_compacting: bool, is_vacuuming: bool) -> ArchiveReport:
-        """Archive what the database holds and the open archive lacks."""
-        job, archive = self._job, self._job.archive.renew()
-        if archive.version != archive.manifest.version:
-            archive.open_for_writing()  # another job has committed
+        if not result.position or archive.renew().version != archive.manifest.version:
+            archive.open_for_writing()  # the first step, or another job has committed
         writer = ArchiveWriter(self._session, archive, job.say)
         state = self._state()
         to_do = _hours_to_do(state, writer.stored)
-        result = ArchiveReport(state.position, _missing(to_do, writer.stored))
+        result.position = state.position
+        result.messages_to_do += _missing(to_do, writer.stored)
         steps = in_steps(to_do) if to_do else []
         for number, step in enumerate(steps, 1):
             what = f"archive, step {number} of {len(steps)}" if len(steps) > 1 else "archive"
@@ -426,16 +375,21 @@ class _Run:
                 messages=_missing(step, writer.stored),
                 what=what,
             )
-        result.published, result.files = writer.messages, writer.files
+        result.messages += writer.messages
+        result.files += writer.files
         mark_hours(self._connection, job, state, writer, result)
-        if is_compacting:
-            result.compacted = writer.compact()
-        if is_vacuuming:
-            result.removed = archive.vacuum()
+        now_s = time.monotonic()
+        if now_s - self._compacted_s >= _COMPACT_EVERY_S:
+            result.compacted_files += writer.compact()
+            self._compacted_s = now_s
+        if now_s - self._vacuumed_s >= _VACUUM_EVERY_S:
+            result.removed_files += archive.vacuum()
             archive.manifest.roll()
+            self._vacuumed_s = now_s
         return result
 
-    def _dry_run(self) -> ArchiveReport:
+    def forecast(self) -> ArchiveReport:
+        """Return how many messages a step would archive, and change nothing."""
         archive = self._job.archive
         stored = known_hours(self._session, archive.open()) if archive.exists else {}
         state = self._state()
@@ -449,19 +403,14 @@ class _Run:
     def _rows(self, state: DatabaseState, hours: Fingerprints) -> DataFrame:
         """Return the messages of some hours, as far as the job is about them."""
         job = self._job
-        rows = sum(each.messages for each in hours.values())
-        slices = plan_slices(
-            hours,
-            state.partitions,
-            Bounds(job.low_ns, job.high_ns),
-            good_slice_rows(rows, job.connections),
-        )
+        within = Bounds(job.low_ns, job.high_ns)
         return read_database(
             self._session,
             job.url,
-            columns=",".join(NAMES),
-            position=state.position,
-            slices=to_text(slices),
+            NAMES,
+            state,
+            hours,
+            within=within,
             connections=job.connections,
         )
 
@@ -482,7 +431,7 @@ def mark_hours(
     stored = writer.stored
     marked = read_marked_archives(connection)
     if marked and job.archive.path not in marked and not job.mark_here:
-        result.elsewhere = marked[0]
+        result.marked_archive = marked[0]
         return
     now_ns = time.time_ns()
     sealed = {
@@ -490,19 +439,19 @@ def mark_hours(
         for hour, each in state.fingerprints.items()
         if hour + HOUR_NS <= now_ns and job.low_ns <= hour and hour + HOUR_NS <= job.high_ns
     }
-    before = read_archived(connection)
-    result.kept = sum(before.get(hour) == each for hour, each in sealed.items())
+    before = read_marks(connection)
+    result.hours_marked_before = sum(before.get(hour) == each for hour, each in sealed.items())
     new = [hour for hour, each in sealed.items() if before.get(hour) != each]
     equal = [hour for hour in new if stored.get(hour) == sealed[hour]]
     others = before.keys() - read_marks(connection, job.archive.path) if job.mark_here else set()
     moved = [hour for hour in others if stored.get(hour) == before[hour]]
-    result.absent = len(others - sealed.keys() - set(moved))
+    result.marks_left_elsewhere = len(others - sealed.keys() - set(moved))
     now = writer.confirmed([*equal, *moved])
-    result.damaged = sorted(hour for hour in now if now[hour] != stored[hour])
-    result.marked += mark_archived(connection, now, equal, job.archive.path)
+    result.hours_damaged = sorted(hour for hour in now if now[hour] != stored[hour])
+    result.hours_marked += len(mark_archived(connection, now, equal, job.archive.path))
     sound = [hour for hour in moved if now[hour] == stored[hour]]
-    result.taken_over += take_over_marks(connection, sound, job.archive.path)
-    result.differing = sorted(hour for hour in new if stored.get(hour) != sealed[hour])
+    result.marks_taken_over += take_over_marks(connection, sound, job.archive.path)
+    result.hours_differing = sorted(hour for hour in new if stored.get(hour) != sealed[hour])
 
 
 def _hours_to_do(state: DatabaseState, stored: Fingerprints) -> Fingerprints:

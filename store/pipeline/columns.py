@@ -14,19 +14,7 @@ from typing import Final
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    BooleanType,
-    DataType,
-    DateType,
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql.types import StructType
 
 PARENT: Final = pa.struct([("id", pa.string()), ("hint", pa.binary())])
 
@@ -78,20 +66,6 @@ TAIL_COLUMNS: Final = frozenset({"version", "meta", "rate_limit_proof", "ephemer
 SDS_COLUMNS: Final = frozenset({"channel", "message_id", "sender", "lamport", "parents"})
 HASH_WORDS: Final = frozenset({"h0", "h1", "h2", "h3"})
 
-_PARENTS: Final = ArrayType(
-    StructType([StructField("id", StringType()), StructField("hint", BinaryType())])
-)
-_SPARK: Final[dict[pa.DataType, DataType]] = {
-    pa.date32(): DateType(),
-    pa.int32(): IntegerType(),
-    pa.int64(): LongType(),
-    pa.binary(): BinaryType(),
-    pa.string(): StringType(),
-    pa.bool_(): BooleanType(),
-    pa.timestamp("us", "UTC"): TimestampType(),
-    pa.list_(PARENT): _PARENTS,
-}
-
 
 def spark_schema(names: Iterable[str] = NAMES) -> StructType:
     """Return the schema of some columns, in the given order.
@@ -99,10 +73,7 @@ def spark_schema(names: Iterable[str] = NAMES) -> StructType:
     Raises:
         KeyError: there is no column of a name.
     """
-    fields = [SOURCE.field(name) for name in names]
-    return StructType(
-        [StructField(each.name, _SPARK[each.type], nullable=each.nullable) for each in fields]
-    )
+    return from_arrow_schema(pa.schema(map(SOURCE.field, names)))
 
 
 def empty(session: SparkSession, schema: pa.Schema) -> DataFrame:

@@ -7,7 +7,7 @@ position and the fingerprints of everything that was committed up to it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, LiteralString
 
@@ -38,10 +38,6 @@ where level = %s and start_ns >= %s and start_ns < %s
 """
 _UNFOLDED: Final[LiteralString] = """
 select summary from storenode.export_commits
-where position > %s and max_ts >= %s and min_ts < %s
-"""
-_LATER: Final[LiteralString] = """
-select summary from storenode.export_commits
 where position > %s and max_ts >= %s and min_ts < %s order by position
 """
 _PARTITIONS: Final[LiteralString] = """
@@ -49,11 +45,9 @@ select pg_get_expr(c.relpartbound, c.oid)
 from pg_inherits i join pg_class c on c.oid = i.inhrelid
 where i.inhparent = 'storenode.messages'::regclass and not i.inhdetachpending
 """
-_ARCHIVED: Final[LiteralString] = """
-select start_ns, count, x0, x1, x2, x3 from storenode.archived
-"""
 _MARKS: Final[LiteralString] = """
-select start_ns, count, x0, x1, x2, x3 from storenode.archived where archive = %s
+select start_ns, count, x0, x1, x2, x3 from storenode.archived
+where archive = %(archive)s or %(archive)s is null
 """
 _MARKED: Final[LiteralString] = """
 select archive from storenode.archived group by archive order by max(start_ns) desc
@@ -102,7 +96,12 @@ def connected(url: str, what: str = "The database") -> Iterator[Connection]:
     try:
         require_served(url)
         with psycopg.connect(url, autocommit=True) as connection:
-            yield connection
+            try:
+                yield connection
+            finally:
+                # The server may see the end of a connection only after the next job wants its lock.
+                with suppress(psycopg.Error):
+                    connection.execute("select pg_advisory_unlock_all()")
     except SchemaError as error:
         raise PipelineError(f"{what} does not fit: {error}.", FAILED) from error
     except psycopg.Error as error:
@@ -136,7 +135,7 @@ def read_as_of(
         store_id, _, folded, newest = _store(connection)
         now = of_buckets(_buckets(connection, "hour", low_ns, high_ns, folded))
         start = positions.get(store_id, newest)
-        rows = connection.execute(_LATER, (start, low_ns, high_ns)).fetchall()
+        rows = connection.execute(_UNFOLDED, (start, low_ns, high_ns)).fetchall()
     deltas = (unpack([bytes(summary)]).coarser(HOUR_NS) for (summary,) in rows)
     later = [of_buckets(each.within(low_ns, high_ns)) for each in deltas]
     for commit in later:
@@ -160,15 +159,9 @@ def _buckets(connection: Connection, level: str, low_ns: int, high_ns: int, fold
     return merged([stored, added.within(low_ns, high_ns)])
 
 
-def read_archived(connection: Connection) -> Fingerprints:
-    """Return the hours that were marked as archived, as they were then."""
-    rows = connection.execute(_ARCHIVED).fetchall()
-    return {start: Fingerprint(*rest) for start, *rest in rows}
-
-
-def read_marks(connection: Connection, archive: str) -> Fingerprints:
-    """Return the hours that were marked as archived in one archive."""
-    rows = connection.execute(_MARKS, (archive,)).fetchall()
+def read_marks(connection: Connection, archive: str | None = None) -> Fingerprints:
+    """Return hours as they were when they were marked as archived, in one archive or in any."""
+    rows = connection.execute(_MARKS, {"archive": archive}).fetchall()
     return {start: Fingerprint(*rest) for start, *rest in rows}
 
 

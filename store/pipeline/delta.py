@@ -24,23 +24,21 @@ import json
 import re
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import accumulate
-from operator import itemgetter
-from typing import Any, Final, NamedTuple, TypeVar
+from operator import attrgetter
+from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
 
-from store.pipeline import files
 from store.pipeline.columns import ARROW, PARTITIONS
 from store.pipeline.errors import USAGE, PipelineError, of_store
 from store.pipeline.files import (
@@ -77,7 +75,6 @@ _FILES: Final = f"{_PREFIX}files"
 _HOURS: Final = f"{_PREFIX}hours"
 _POSITION: Final = f"{_PREFIX}position"
 _STORE: Final = f"{_PREFIX}store"
-_LOST: Final = f"{_PREFIX}lost"
 _REPLACES: Final = f"{_PREFIX}replaces"
 _COPY: Final = re.compile(r"\A[0-9]{20}\.json\Z")
 _PATH: Final = re.compile(
@@ -106,43 +103,65 @@ class FileRecord(NamedTuple):
 class CommitMetadata:
     """The metadata that a commit records besides the actions of Delta Lake.
 
-    ``files`` are the digests of the files that it adds; ``hours`` whole hours as they are after it.
-    ``position`` is the commit of the database of the store ``store_id`` up to which all of its
-    messages are archived. ``lost``: it removes files that are lost, so ``hours`` are no longer what
-    the archive must hold.
-    ``replaces``: it begins a manifest in place of one with so many commits.
+    ``files`` are the digests of the files that it adds; ``hours`` whole hours as they are after it,
+    None: those of the days of its files must be read. ``position`` is the commit of the database of
+    the store ``store_id`` up to which all of its messages are archived. ``replaces``: it begins a
+    manifest in place of one with so many commits.
     """
 
     files: Mapping[str, str] = field(default_factory=dict)
-    hours: Fingerprints = field(default_factory=dict)
+    hours: Fingerprints | None = field(default_factory=dict)
     store_id: str | None = None
     position: int | None = None
-    lost: bool = False
     replaces: int = 0
 
     def encoded(self, before: str) -> dict[str, str]:
         """Return the metadata of Delta Lake; ``before`` is the digest of the commit before."""
-        rows = [[start, *each] for start, each in sorted(self.hours.items())]
         found = {
             _BEFORE: before,
             _FILES: json.dumps(dict(self.files), separators=(",", ":")),
-            _HOURS: json.dumps(rows, separators=(",", ":")),
+            _REPLACES: str(self.replaces),
         }
+        if self.hours is not None:
+            rows = [[start, *each] for start, each in sorted(self.hours.items())]
+            found[_HOURS] = json.dumps(rows, separators=(",", ":"))
         if self.store_id is not None and self.position is not None:
             found |= {_STORE: self.store_id, _POSITION: str(self.position)}
-        if self.lost:
-            found[_LOST] = "true"
-        if self.replaces:
-            found[_REPLACES] = str(self.replaces)
         return found
 
 
 @dataclass(frozen=True)
 class _Commit:
+    """A parsed commit; without ``before`` it is one of another program."""
+
     added: list[tuple[str, int]]
     removed: list[str]
     before: str | None
     metadata: CommitMetadata
+
+    @classmethod
+    def parse(cls, data: bytes) -> _Commit:
+        actions: Sequence[dict[str, Any]] = [json.loads(line) for line in data.splitlines()]
+        added = [_added(each["add"]) for each in actions if "add" in each]
+        removed = [unquote(each["remove"]["path"]) for each in actions if "remove" in each]
+        info: dict[str, Any] = next(
+            (each["commitInfo"] for each in actions if "commitInfo" in each), {}
+        )
+        files: dict[str, str] = json.loads(info.get(_FILES, "{}"))
+        hours = position = None
+        if _HOURS in info:
+            rows = json.loads(info[_HOURS])
+            hours = {int(start): Fingerprint(*map(int, rest)) for start, *rest in rows}
+        if _POSITION in info:
+            position = int(info[_POSITION])
+        replaces = int(info.get(_REPLACES, 0))
+        metadata = CommitMetadata(files, hours, info.get(_STORE), position, replaces)
+        return cls(added, removed, info.get(_BEFORE), metadata)
+
+
+def _added(action: Mapping[str, Any]) -> tuple[str, int]:
+    day = np.datetime64(action["partitionValues"]["day"], "D").astype(np.int64)
+    return unquote(action["path"]), int(day)
 
 
 @dataclass
@@ -151,7 +170,7 @@ class Manifest:
 
     ``files`` are those of the newest state, ``removed`` those of earlier ones. ``required`` are the
     hours that the archive must hold, and ``stored`` those of its newest commits, except on
-    ``unknown_days``: a program that does not record hours has changed their files.
+    ``unknown_days``: a commit that does not record hours has changed their files.
     ``digests`` are those of the commits in order. ``broken`` has a line for each place where the
     chain is broken, ``foreign`` the commits that another program made. ``positions`` are by store
     those of the newest commit that has one.
@@ -184,7 +203,7 @@ class Manifest:
         """Write the copy of the next commit, on the disk before this returns."""
         name = commit_name(len(self.digests))
         try:
-            files.create(f"{self.path}/{name}", data, _FOLDERS)
+            create(f"{self.path}/{name}", data, _FOLDERS)
         except FileExistsError as error:
             if _content(f"{self.path}/{name}") != data:
                 raise PipelineError(
@@ -198,15 +217,15 @@ class Manifest:
     def roll(self) -> None:
         """Replace old copies by one file that has them, if there are many."""
         try:
-            names = sorted(each for each in files.listed(self.path) if _COPY.match(each))
+            names = sorted(each for each in listed(self.path) if _COPY.match(each))
             old = names[:-KEPT_SINGLE]
             if len(old) < ROLL_AT:
                 return
             texts = (_content(f"{self.path}/{name}").decode() for name in old)
             data = "".join(f"{json.dumps(text)}\n" for text in texts).encode()
             path = f"{self.path}/{old[0][:20]}-{old[-1][:20]}.jsonl"
-            files.create(path, data, _FOLDERS)
-            files.delete(self.path, old)
+            create(path, data, _FOLDERS)
+            delete(self.path, old)
         except OSError as error:
             raise of_store(self.path, error, "manifest") from error
 
@@ -216,7 +235,7 @@ class Manifest:
         if name != expected and not self.broken:
             self.broken.append(f"{expected} is missing")
         try:
-            commit = _parsed(data)
+            commit = _Commit.parse(data)
         except (ValueError, TypeError, KeyError, ArithmeticError, RecursionError):
             self.broken.append(f"{name} cannot be read")
         else:
@@ -241,16 +260,15 @@ class Manifest:
             self.removed.discard(path)
             self.files[path] = FileRecord(day, metadata.files.get(path))
             days.add(day)
-        if commit.before is None:
+        if metadata.hours is None:
             self.unknown_days |= days
             return
         self.stored |= metadata.hours
-        if not metadata.lost:
-            self.required |= {
-                hour: each
-                for hour, each in metadata.hours.items()
-                if each.messages >= self.required.get(hour, NOTHING).messages
-            }
+        self.required |= {
+            hour: each
+            for hour, each in metadata.hours.items()
+            if each.messages >= self.required.get(hour, NOTHING).messages
+        }
         if metadata.store_id is not None and metadata.position is not None:
             self.positions[metadata.store_id] = metadata.position
         self.replaces = self.replaces or metadata.replaces
@@ -267,7 +285,7 @@ def read_manifest(path: str) -> Manifest:
 def read_commits(path: str) -> Iterator[tuple[str, bytes]]:
     """Yield the commits of the manifest in a directory: the name of each in the log, its bytes."""
     try:
-        names = sorted(files.listed(path))
+        names = sorted(listed(path))
         last = -1
         for match in filter(None, map(_ROLLED.match, names)):
             first, last = int(match[1]), int(match[2])
@@ -287,7 +305,7 @@ def read_commits(path: str) -> Iterator[tuple[str, bytes]]:
 
 
 def _content(path: str) -> bytes:
-    return b"".join(files.chunks(path))
+    return b"".join(chunks(path))
 
 
 def commit_name(version: int) -> str:
@@ -304,38 +322,8 @@ def short_hours(wanted: Fingerprints, stored: Fingerprints) -> list[int]:
     )
 
 
-def _parsed(data: bytes) -> _Commit:
-    actions: Sequence[dict[str, Any]] = [json.loads(line) for line in data.splitlines()]
-    added = [_added(each["add"]) for each in actions if "add" in each]
-    removed = [unquote(each["remove"]["path"]) for each in actions if "remove" in each]
-    infos = (each["commitInfo"] for each in actions if "commitInfo" in each)
-    info: dict[str, Any] = next(infos, {})
-    before = info.get(_BEFORE)
-    files = json.loads(info.get(_FILES, "{}"))
-    hours = {
-        int(start): Fingerprint(*map(int, rest))
-        for start, *rest in json.loads(info.get(_HOURS, "[]"))
-    }
-    position = info.get(_POSITION)
-    metadata = CommitMetadata(
-        {str(path): str(digest) for path, digest in files.items()},
-        hours,
-        info.get(_STORE),
-        None if position is None else int(position),
-        info.get(_LOST) == "true",
-        int(info.get(_REPLACES, 0)),
-    )
-    return _Commit(added, removed, before, metadata)
-
-
-def _added(action: Mapping[str, Any]) -> tuple[str, int]:
-    day = np.datetime64(action["partitionValues"]["day"], "D").astype(np.int64)
-    return unquote(action["path"]), int(day)
-
-
 _COLUMNS: Final = ("path", "partition.day", "partition.shard", "size_bytes", "num_records")
 _NAMES: Final = ("path", "day", "shard", "size_bytes", "rows")
-_DIRECTORY: Final = ["day", "shard"]
 
 
 class DataFile(NamedTuple):
@@ -347,70 +335,6 @@ class DataFile(NamedTuple):
     size_bytes: int
     rows: int
 
-
-class Listing:
-    """The files of the state that a table was read in, by day."""
-
-    def __init__(self, table: DeltaTable, folder: str) -> None:
-        self._folder = folder
-        found = pa.table(table.get_add_actions(flatten=True)).select(_COLUMNS)
-        found = found.rename_columns(_NAMES)
-        days = found["day"].cast(pa.date32()).cast(pa.int32())
-        found = found.set_column(found.column_names.index("day"), "day", days)
-        # A copy: delta-rs keeps everything that it returned while any of the columns is in use.
-        self._files = found.take(pc.sort_indices(days))
-
-    def __len__(self) -> int:
-        """Return the number of files."""
-        return int(self._files.num_rows)
-
-    @property
-    def messages(self) -> int:
-        """The number of messages in the files."""
-        return pc.sum(self._files["rows"]).as_py() or 0
-
-    @property
-    def size_bytes(self) -> int:
-        """The size of all files."""
-        return pc.sum(self._files["size_bytes"]).as_py() or 0
-
-    def paths(self) -> set[str]:
-        """Return the paths of all files within the table."""
-        return set(map(unquote, self._files["path"].to_pylist()))
-
-    def rows(self, days: Collection[int] | None = None) -> Iterator[DataFile]:
-        """Yield the files, of some days only if they are given."""
-        if days is None:
-            return self._rows(self._files)
-        wanted = pa.array([day for day in days if -(2**31) <= day < 2**31], pa.int32())
-        return self._rows(self._files.filter(pc.is_in(self._files["day"], value_set=wanted)))
-
-    def _rows(self, files: pa.Table) -> Iterator[DataFile]:
-        columns = (files[name].to_pylist() for name in _NAMES)
-        for path, day, shard, size, rows in zip(*columns, strict=True):
-            yield DataFile(f"{self._folder}/{unquote(path)}", day, shard, size, rows or 0)
-
-    def crowded(self) -> list[DataFile]:
-        """Return small files that should be compacted to one per directory.
-
-        The directories are the earliest that have `COMPACT_FILES_AT_ONCE` together.
-        """
-        small = self._files.filter(pc.less(self._files["size_bytes"], COMPACT_BELOW_BYTES))
-        counted = small.group_by(_DIRECTORY).aggregate([("path", "count")])
-        full = counted.filter(pc.greater_equal(counted["path_count"], COMPACT_AT_FILES))
-        chosen: list[DataFile] = []
-        for day, shard in sorted(map(itemgetter(*_DIRECTORY), full.to_pylist())):
-            if len(chosen) >= COMPACT_FILES_AT_ONCE:
-                break
-            is_here = pc.and_(pc.equal(small["day"], day), pc.equal(small["shard"], shard))
-            files = sorted(self._rows(small.filter(is_here)), key=lambda each: each.size_bytes)
-            sizes = accumulate(each.size_bytes for each in files)
-            pairs = zip(files, sizes, strict=True)
-            chosen += [file for file, size in pairs if size <= MAX_COMPACTED_BYTES]
-        return chosen
-
-
-T = TypeVar("T")
 
 FORMAT_VERSION: Final = "2"
 _NAME: Final = "storenode messages"
@@ -459,10 +383,10 @@ class DeltaArchive:
     def __init__(self, path: str) -> None:
         """Check the path; no file is read yet."""
         self.path = checked(path)
-        self.messages = self._folder = f"{self.path}/messages"
-        self._log = f"{self._folder}/_delta_log"
+        self.messages = f"{self.path}/messages"
+        self._log = f"{self.messages}/_delta_log"
         self._table: DeltaTable | None = None
-        self._listing: Listing | None = None
+        self._files: list[DataFile] | None = None
         self._manifest: Manifest | None = None
 
     @property
@@ -470,7 +394,7 @@ class DeltaArchive:
         """True if an archive was begun here."""
         try:
             require_reachable(self.path)
-            return bool(DeltaTable.is_deltatable(self._folder, self._options))
+            return bool(DeltaTable.is_deltatable(self.messages, self._options))
         except (DeltaError, OSError, ValueError) as error:
             if on_store(self.path):
                 raise of_store(self.path, error) from error
@@ -486,7 +410,7 @@ class DeltaArchive:
             if self.manifest.digests:
                 raise PipelineError(
                     f"{self.path} has a manifest, but the table that it is about,"
-                    f" {self._folder}, is gone: put it back from a copy of the archive, or the log"
+                    f" {self.messages}, is gone: put it back from a copy of the archive, or the log"
                     " alone with `storenode pipeline repair`.",
                     USAGE,
                 ) from error
@@ -497,17 +421,15 @@ class DeltaArchive:
             ) from error
         except (DeltaError, OSError, ValueError) as error:
             raise of_store(self.path, error) from error
-        self._listing = self._manifest = None
+        self._files = self._manifest = None
         self._check()
         return self
 
     def renew(self) -> DeltaArchive:
         """Read what was committed since the state was read."""
-        try:
+        with self._translated():
             self._opened.update_incremental()
-        except (DeltaError, OSError, ValueError) as error:
-            raise of_store(self.path, error) from error
-        self._listing = None
+        self._files = None
         return self
 
     def open_if_readable(self) -> bool:
@@ -563,11 +485,9 @@ class DeltaArchive:
         old = self.manifest
         replaces = max(old.replaces, 0) + max(len(old.digests), self.version + 1)
         files = {each.path: each.digest for each in written}
-        try:
+        with self._translated():
             self._move_aside("messages/_delta_log", "log-before")
             self._move_aside("manifest", "manifest-before")
-        except OSError as error:
-            raise of_store(self.path, error) from error
         self._begin(written, CommitMetadata(files, hours, replaces=replaces))
         self.open()
         self._copy_commits()
@@ -590,15 +510,14 @@ class DeltaArchive:
         properties = CommitProperties(
             custom_metadata=metadata.encoded(self.manifest.before), max_commit_retries=0
         )
-        self._translated(
-            lambda: self._opened.create_write_transaction(
+        with self._translated():
+            self._opened.create_write_transaction(
                 actions,
                 "append",
                 Schema.from_arrow(ARROW),
                 list(PARTITIONS),
                 commit_properties=properties,
             )
-        )
         self.renew()
         self._settle_log(version + 1)
         # Files of another job that are in the state by now were never looked at here.
@@ -628,36 +547,62 @@ class DeltaArchive:
 
         Returns where the old log is now, if there was one.
         """
-        try:
+        with self._translated():
             aside = self._move_aside("messages/_delta_log", "damaged-log")
             for name, data in read_commits(manifest.path):
                 create(f"{self._log}/{name}", data, _LOG_FOLDERS)
-        except OSError as error:
-            raise of_store(self.path, error) from error
         self.open()
         return aside
 
     def files(self, days: Iterable[int] | None = None) -> list[DataFile]:
         """Return the files of the state that was read, of some days only if they are given."""
-        found = self.listing
+        if self._files is None:
+            self._files = self._listed()
+        if days is None:
+            return list(self._files)
+        wanted = set(days)
+        return [each for each in self._files if each.day in wanted]
+
+    def _listed(self) -> list[DataFile]:
+        found = pa.table(self._opened.get_add_actions(flatten=True)).select(_COLUMNS)
         if len(found) > MAX_PARQUET_FILES:
             raise PipelineError(
                 f"The archive has {len(found)} files, and at most {MAX_PARQUET_FILES} can be read"
                 " at once: split it by time."
             )
-        return list(found.rows(None if days is None else set(days)))
+        found = found.rename_columns(_NAMES)
+        days = found["day"].cast(pa.date32()).cast(pa.int32()).to_pylist()
+        names = ("path", "shard", "size_bytes", "rows")
+        columns = (found[name].to_pylist() for name in names)
+        rows = zip(days, *columns, strict=True)
+        return [
+            DataFile(f"{self.messages}/{unquote(path)}", day, shard, size, rows or 0)
+            for day, path, shard, size, rows in rows
+        ]
+
+    def crowded(self) -> list[DataFile]:
+        """Return small files that should be compacted to one per directory.
+
+        The directories are the earliest that have `COMPACT_FILES_AT_ONCE` together.
+        """
+        small: dict[tuple[int, int], list[DataFile]] = {}
+        for file in sorted(self.files(), key=attrgetter("size_bytes")):
+            if file.size_bytes < COMPACT_BELOW_BYTES:
+                small.setdefault((file.day, file.shard), []).append(file)
+        chosen: list[DataFile] = []
+        for _, files in sorted(small.items()):
+            if len(chosen) >= COMPACT_FILES_AT_ONCE:
+                break
+            if len(files) >= COMPACT_AT_FILES:
+                sizes = accumulate(each.size_bytes for each in files)
+                pairs = zip(files, sizes, strict=True)
+                chosen += [file for file, size in pairs if size <= MAX_COMPACTED_BYTES]
+        return chosen
 
     def files_between(self, low_ns: int, high_ns: int) -> list[DataFile]:
         """Return the files of the days that a range of time touches, the end exclusive."""
         low, high = low_ns // DAY_NS, -(-high_ns // DAY_NS)
         return [each for each in self.files() if low <= each.day < high]
-
-    @property
-    def listing(self) -> Listing:
-        """The files of the state that was read."""
-        if self._listing is None:
-            self._listing = Listing(self._opened, self.messages)
-        return self._listing
 
     @property
     def manifest(self) -> Manifest:
@@ -683,10 +628,8 @@ class DeltaArchive:
 
     def stored(self) -> list[str]:
         """Return the paths of all Parquet files below the table, named by a commit or not."""
-        try:
-            return [path for path in listed(self._folder) if path.endswith(".parquet")]
-        except OSError as error:
-            raise of_store(self.path, error) from error
+        with self._translated():
+            return [path for path in listed(self.messages) if path.endswith(".parquet")]
 
     def vacuum(self) -> int:
         """Delete files that no state of the last `VACUUM_AFTER_HOURS` names; return how many.
@@ -694,13 +637,9 @@ class DeltaArchive:
         Only files that a commit has named and removed are deleted: others may be all that is left
         of what a lost log had named.
         """
-        old = self._translated(
-            lambda: self._opened.vacuum(VACUUM_AFTER_HOURS, enforce_retention_duration=False)
-        )
-        try:
-            delete(self._folder, old)
-        except OSError as error:
-            raise of_store(self.path, error) from error
+        with self._translated():
+            old = self._opened.vacuum(VACUUM_AFTER_HOURS, enforce_retention_duration=False)
+            delete(self.messages, old)
         return len(old)
 
     def _copy_commits(self) -> None:
@@ -714,23 +653,19 @@ class DeltaArchive:
                 )
 
     def _read_commit(self, version: int) -> bytes:
-        try:
-            return b"".join(chunks(f"{self._log}/{commit_name(version)}"))
-        except OSError as error:
-            raise of_store(self.path, error) from error
+        with self._translated():
+            return _content(f"{self._log}/{commit_name(version)}")
 
     def _logged_versions(self) -> list[int]:
-        try:
+        with self._translated():
             names = [each.partition(".") for each in listed(self._log)]
-        except OSError as error:
-            raise of_store(self.path, error) from error
         return sorted(int(name) for name, _, end in names if end == "json" and name.isdigit())
 
     def _begin(self, written: Sequence[WrittenFile], metadata: CommitMetadata) -> None:
         """Write the first commit of a log."""
         try:
             create_table_with_add_actions(
-                self._folder,
+                self.messages,
                 Schema.from_arrow(ARROW),
                 [each.add_action(is_new=True) for each in written],
                 mode="error",
@@ -795,7 +730,7 @@ class DeltaArchive:
         return delta_options(self.path)
 
     def _delta(self) -> DeltaTable:
-        return DeltaTable(self._folder, storage_options=self._options)
+        return DeltaTable(self.messages, storage_options=self._options)
 
     @property
     def _opened(self) -> DeltaTable:
@@ -817,9 +752,10 @@ class DeltaArchive:
                 f" storenode reads {FORMAT_VERSION}: use the version that wrote it, or a newer one."
             )
 
-    def _translated(self, action: Callable[[], T]) -> T:
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
         try:
-            return action()
+            yield
         except CommitFailedError as error:
             raise self._conflict() from error
         except (DeltaError, OSError, ValueError) as error:
@@ -838,10 +774,8 @@ class DeltaArchive:
         )
 
     def _settle_log(self, version: int) -> None:
-        try:
-            settle([f"{self.messages}/_delta_log/{commit_name(version)}"], _LOG_FOLDERS)
-        except OSError as error:
-            raise of_store(self.path, error) from error
+        with self._translated():
+            settle([f"{self._log}/{commit_name(version)}"], _LOG_FOLDERS)
 
 
 def _now_ms() -> int:

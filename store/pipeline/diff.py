@@ -6,7 +6,7 @@ exact.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import pyarrow as pa
@@ -20,6 +20,7 @@ from store.pipeline.fingerprints import differing
 from store.pipeline.limits import HOUR_NS
 from store.pipeline.message_sets import MessageSet
 from store.pipeline.parquet import KEY, start_of, write_rows
+from store.pipeline.reports import JobReport
 from store.pipeline.spark import Say, shown, silent
 
 SIDES: Final = ("first", "second")
@@ -30,39 +31,32 @@ ID_COLUMNS: Final = (*KEY, "hash")
 
 
 @dataclass
-class DiffReport:
+class DiffReport(JobReport):
     """The number of hours that differ, and of messages that either set lacks."""
 
     first: str
     second: str
-    hours: int = 0
-    lacking: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SIDES, 0))
+    hours_differing: int = 0
+    first_lacks: int = 0
+    second_lacks: int = 0
     output: str | None = None
 
     @property
     def sound(self) -> bool:
         """True if both hold the same messages."""
-        return not any(self.lacking.values())
+        return not (self.first_lacks or self.second_lacks)
 
     def as_json(self) -> dict[str, Any]:
         """Return the report for JSON."""
-        return {
-            "first": self.first,
-            "second": self.second,
-            "equal": self.sound,
-            "first_lacks": self.lacking["first"],
-            "second_lacks": self.lacking["second"],
-            "hours_differing": self.hours,
-            "output": self.output,
-        }
+        return {**asdict(self), "equal": self.sound}
 
     def lines(self) -> list[str]:
         """Return the report in words."""
         if self.sound:
             return [f"{self.first} and {self.second} hold the same messages."]
         found = [
-            f"{name} lacks {self.lacking[side]:,} messages."
-            for side, name in zip(SIDES, (self.first, self.second), strict=True)
+            f"{self.first} lacks {self.first_lacks:,} messages.",
+            f"{self.second} lacks {self.second_lacks:,} messages.",
         ]
         if self.output is not None:
             found.append(f"Their IDs are in {self.output}.")
@@ -91,7 +85,7 @@ def diff(
         for hour in differing(first.hours, second.hours)
         if hour + HOUR_NS > low_ns and hour < high_ns
     ]
-    result.hours = len(hours)
+    result.hours_differing = len(hours)
     say(f"diff: {len(hours):,} hours differ")
     if not hours:
         return result
@@ -104,8 +98,8 @@ def diff(
             ]
             ids = sides[0].unionByName(sides[1]).withColumn("start_ns", start_of(HOUR_NS))
             found = _compared(ids.join(F.broadcast(wanted), "start_ns", "left_semi")).cache()
-            for row in found.groupBy("lacks").count().collect():
-                result.lacking[row["lacks"]] = row["count"]
+            counts: dict[str, int] = dict(found.groupBy("lacks").count().toLocalIterator())
+            result.first_lacks, result.second_lacks = (counts.get(side, 0) for side in SIDES)
             if target is not None:
                 write_rows(found, target, "lacks", SIDES)
             found.unpersist()

@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 import pyarrow as pa
+from pyarrow.fs import FileSystem, LocalFileSystem, PyFileSystem
 
 from store.pipeline.errors import USAGE, PipelineError, StoreError
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
-    from pyarrow.fs import PyFileSystem
 
 STORES: Final = ("s3://", "gs://", "abfss://")
 """The schemes of paths on object stores."""
@@ -177,7 +177,8 @@ def for_reading(path: str) -> pa.NativeFile:
             tail = obstore.get(_store(path), _key(path), options={"range": {"suffix": SMALL_BYTES}})
             if tail.meta["size"] <= SMALL_BYTES:
                 return pa.BufferReader(pa.py_buffer(tail.bytes()))
-        return _file_system(path).open_input_file(_key(path))
+        system, key = file_system(path)
+        return system.open_input_file(key)
 
 
 def for_writing(path: str) -> pa.NativeFile:
@@ -186,11 +187,11 @@ def for_writing(path: str) -> pa.NativeFile:
     Raises:
         OSError: it cannot be written.
     """
-    if on_store(path):
-        with _translated(path):
-            return _file_system(path).open_output_stream(_key(path))
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    return pa.OSFile(path, "wb")
+    if not on_store(path):
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+    with _translated(path):
+        system, key = file_system(path)
+        return system.open_output_stream(key)
 
 
 def chunks(path: str) -> Iterator[bytes]:
@@ -392,14 +393,16 @@ def _key(path: str) -> str:
     return path.removeprefix(_root(path)).strip("/")
 
 
-def _file_system(path: str) -> PyFileSystem:
-    return _opened_file_system(_root(path), tuple((delta_options(path) or {}).items()))
+def file_system(path: str) -> tuple[FileSystem, str]:
+    """Return the file system of pyarrow for a path, and the path within it."""
+    if not on_store(path):
+        return LocalFileSystem(), path
+    return _opened_file_system(_root(path), tuple((delta_options(path) or {}).items())), _key(path)
 
 
 @lru_cache(8)
 def _opened_file_system(root: str, options: tuple[tuple[str, str], ...]) -> PyFileSystem:
     from deltalake.fs import DeltaStorageHandler  # noqa: PLC0415
-    from pyarrow.fs import PyFileSystem  # noqa: PLC0415
 
     return PyFileSystem(DeltaStorageHandler(root, dict(options)))
 

@@ -26,11 +26,10 @@ these bounds. What a job that is killed has committed stays, so it repeats one s
 SHARD_PARTITIONS: Final = 64
 """Shards that have directories of their own in an archive. Strangers invent topics, not files."""
 
-ROW_GROUP_BYTES: Final = 32 * 1024 * 1024
-"""Bytes of messages that become one row group."""
-
+ARROW_BATCH_ROWS: Final = 100_000
 ARROW_BATCH_BYTES: Final = 64 * 1024 * 1024
-"""Bytes of rows that Spark sends to a worker in one piece; a single row may have more."""
+"""Rows, and bytes of them, that Spark sends to a worker in one piece, which is written as one row
+group; a single row may have more."""
 
 MIN_PORTION_ROWS: Final = 100_000
 MAX_PORTION_ROWS: Final = 4_000_000

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from pyspark.sql import DataFrame, SparkSession
@@ -12,11 +12,11 @@ from store.domain.partitioning import Bounds
 from store.pipeline.columns import spark_schema
 from store.pipeline.database import FOREVER, connected, read_state
 from store.pipeline.delta import DeltaArchive
-from store.pipeline.fingerprints import LEVELS_NS, NOTHING, Fingerprint, Fingerprints, coarser
+from store.pipeline.fingerprints import LEVELS_NS, NOTHING, Fingerprints, coarser
 from store.pipeline.limits import DAY_NS, HOUR_NS, MAX_CONNECTIONS
 from store.pipeline.parquet import fingerprints_of, read_files, shuffle_partitions
-from store.pipeline.reports import time_text
-from store.pipeline.source import good_slice_rows, plan_slices, read_database, to_text
+from store.pipeline.reports import JobReport, time_text
+from store.pipeline.source import read_database
 
 
 def known_hours(session: SparkSession, archive: DeltaArchive) -> Fingerprints:
@@ -93,68 +93,51 @@ class DatabaseMessages:
         wanted = self.hours
         if hours is not None:
             wanted = {hour: wanted[hour] for hour in hours if hour in wanted}
-        size = good_slice_rows(sum(each.messages for each in wanted.values()), self._connections)
-        slices = plan_slices(wanted, self._state.partitions, Bounds(low_ns, high_ns), size)
         return read_database(
             self.session,
             self._url,
-            columns=",".join(names),
-            slices=to_text(slices),
-            position=self._state.position,
+            names,
+            self._state,
+            wanted,
+            within=Bounds(low_ns, high_ns),
             connections=self._connections,
         )
 
 
-@dataclass(frozen=True)
-class FingerprintReport:
-    """The fingerprints of a set by slice."""
+@dataclass
+class FingerprintReport(JobReport):
+    """The fingerprints of a set by slice, and that of all its messages."""
 
     name: str
     level: str
-    slices: Fingerprints
-
-    @property
-    def sound(self) -> bool:
-        """The constant True: fingerprints are not judged."""
-        return True
-
-    @property
-    def total(self) -> Fingerprint:
-        """The fingerprint of all messages."""
-        total = NOTHING
-        for each in self.slices.values():
-            total = total.joined(each)
-        return total
+    messages: int
+    xor: str
+    slices: list[dict[str, Any]]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the report for JSON."""
-        return {
-            "name": self.name,
-            "level": self.level,
-            "messages": self.total.messages,
-            "xor": self.total.hex,
-            "slices": [
-                {"start": time_text(start), "start_ns": start, "messages": each.messages}
-                | {"xor": each.hex}
-                for start, each in sorted(self.slices.items())
-            ],
-        }
+        """Return the report for JSON, with all slices."""
+        return asdict(self)
 
     def lines(self) -> list[str]:
         """Return the report as a table."""
-        found = [
-            f"{time_text(start)} {each.messages:>12,} {each.hex}"
-            for start, each in sorted(self.slices.items())
+        total = {"start": "all", "messages": self.messages, "xor": self.xor}
+        return [
+            f"{each['start']:<20} {each['messages']:>12,} {each['xor']}"
+            for each in (*self.slices, total)
         ]
-        return [*found, f"{'all':<20} {self.total.messages:>12,} {self.total.hex}"]
 
 
 def fingerprint(
     name: str, level: str, found: Fingerprints, low_ns: int = 0, high_ns: int = FOREVER
 ) -> FingerprintReport:
     """Return the report of slices of a level that begin in a range of time."""
-    wanted = {start: each for start, each in found.items() if low_ns <= start < high_ns}
-    return FingerprintReport(name, level, wanted)
+    total, slices = NOTHING, []
+    for start, each in sorted(found.items()):
+        if low_ns <= start < high_ns:
+            total = total.joined(each)
+            times = {"start": time_text(start), "start_ns": start}
+            slices.append({**times, "messages": each.messages, "xor": each.hex})
+    return FingerprintReport(name, level, total.messages, total.hex, slices)
 
 
 def recorded_in(archive: DeltaArchive, level: str) -> Fingerprints | None:

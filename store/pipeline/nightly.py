@@ -14,8 +14,8 @@ from store.pipeline.reports import JobReport
 from store.pipeline.verify import VerifyJob, verify
 
 
-@dataclass(frozen=True)
-class NightlyReport:
+@dataclass
+class NightlyReport(JobReport):
     """The reports of the jobs, by name and in their order."""
 
     reports: dict[str, JobReport]

@@ -10,12 +10,10 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from hashlib import sha256
-from itertools import pairwise
 from typing import Final, TypeVar
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from pyspark import TaskContext
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -26,9 +24,17 @@ from store.pipeline.columns import ARROW, NAMES, PARTITIONS, file_columns
 from store.pipeline.database import FOREVER
 from store.pipeline.delta import DataFile
 from store.pipeline.errors import SPARK_ERRORS, StoreError, of_file, of_spark, of_store
-from store.pipeline.files import chunks, for_reading, for_writing, listed, on_store, settle
+from store.pipeline.files import (
+    chunks,
+    file_system,
+    for_reading,
+    for_writing,
+    listed,
+    on_store,
+    settle,
+)
 from store.pipeline.fingerprints import HASH_WORDS, XOR_WORDS, Fingerprints, collected
-from store.pipeline.limits import HOUR_NS, MAX_PORTION_ROWS, MIN_PORTION_ROWS, ROW_GROUP_BYTES
+from store.pipeline.limits import HOUR_NS, MAX_PORTION_ROWS, MIN_PORTION_ROWS
 from store.pipeline.source import in_shares
 
 T = TypeVar("T")
@@ -41,8 +47,7 @@ PATH: Final = pa.field("path", pa.string())
 """The column with the path of a message's file, as `DataFile` has it."""
 
 BATCH_ROWS: Final = 65_536
-BATCH_BYTES: Final = 32 * 1024 * 1024
-"""A batch has at most so many rows, and about so many bytes at most."""
+_FORMAT: Final = ds.ParquetFileFormat()
 
 _DIGESTS: Final = pa.schema([PATH, ("size_bytes", pa.int64()), ("digest", pa.string())])
 
@@ -104,59 +109,40 @@ def read_files(
 
 
 def _messages(schema: pa.Schema, low_ns: int, high_ns: int, files: list[DataFile]) -> Batches:
-    of_file_only = {*PARTITIONS, PATH.name}
-    names = [name for name in schema.names if name not in of_file_only]
-    bounded = (low_ns, high_ns) != (0, FOREVER)
-    read = [*names, "ts"] if (bounded or not names) and "ts" not in names else names
+    names = [name for name in schema.names if name not in {*PARTITIONS, PATH.name}]
     for file in files:
         values = {"day": file.day, "shard": file.shard, PATH.name: file.path}
-        for batch in batches_of(file.path, read, low_ns, high_ns):
-            rows = batch
-            if bounded:
-                ts = batch["ts"]
-                wanted = pc.and_(pc.greater_equal(ts, low_ns), pc.less(ts, high_ns))
-                rows = batch.filter(wanted)
+        for batch in batches_of(file.path, names or ["ts"], low_ns, high_ns):
             columns = [
-                pa.repeat(pa.scalar(values[each.name], each.type), len(rows))
+                pa.repeat(pa.scalar(values[each.name], each.type), len(batch))
                 if each.name in values
-                else rows[each.name]
+                else batch[each.name]
                 for each in schema
             ]
             yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def batches_of(path: str, names: Sequence[str], low_ns: int = 0, high_ns: int = FOREVER) -> Batches:
-    """Read some columns of a file, without row groups that have no message of a range of time."""
-    schema = pa.schema([ARROW.field(name).with_nullable(True) for name in names])
+    """Read some columns of the messages of a file with times from ``low_ns`` to ``high_ns``.
+
+    Row groups without such a time are not read.
+    """
+    schema = pa.schema([ARROW.field(name).with_nullable(True) for name in {*names, "ts"}])
+    ts = ds.field("ts")
+    is_wanted = None if (low_ns, high_ns) == (0, FOREVER) else (ts >= low_ns) & (ts < high_ns)
     try:
-        # Neighbouring columns are fetched from an object store in one request.
-        with for_reading(path) as source, pq.ParquetFile(source, pre_buffer=on_store(path)) as file:
-            for number in range(file.num_row_groups):
-                group = file.metadata.row_group(number)
-                if not _overlaps(group, low_ns, high_ns):
-                    continue
-                rows = group.num_rows * BATCH_BYTES // max(1, group.total_byte_size)
-                for batch in file.iter_batches(
-                    batch_size=min(BATCH_ROWS, max(1, rows)),
-                    row_groups=[number],
-                    columns=schema.names,
-                    use_threads=False,
-                ):
-                    if batch.num_rows:
-                        columns = [batch.column(each.name).cast(each.type) for each in schema]
-                        yield pa.RecordBatch.from_arrays(columns, schema=schema)
+        with for_reading(path) as source:
+            scanner = _FORMAT.make_fragment(source).scanner(
+                schema=schema,
+                columns=list(names),
+                filter=is_wanted,
+                batch_size=BATCH_ROWS,
+                batch_readahead=0,
+                use_threads=False,
+            )
+            yield from (batch for batch in scanner.to_batches() if batch.num_rows)
     except (OSError, KeyError, ValueError, TypeError, pa.ArrowException) as error:
         raise of_file(path, error) from error
-
-
-def _overlaps(group: pq.RowGroupMetaData, low_ns: int, high_ns: int) -> bool:
-    for place in range(group.num_columns):
-        column = group.column(place)
-        if column.path_in_schema == "ts":
-            bounds = column.statistics
-            known = bounds is not None and bounds.has_min_max
-            return not known or bool(bounds.min < high_ns and bounds.max >= low_ns)
-    return True
 
 
 def start_of(length_ns: int) -> Column:
@@ -210,9 +196,8 @@ def _digests(files: list[DataFile]) -> Batches:
 WRITTEN: Final = pa.schema([("path", pa.string()), ("rows", pa.int64())])
 """A file that was written: its path relative to the table, and its number of rows."""
 
-_FILES: Final = pa.schema([ARROW.field(name) for name in file_columns()])
 _PARENTS: Final = ("parents.list.element.id", "parents.list.element.hint")
-_LEAVES: Final = (*(name for name in _FILES.names if name != "parents"), *_PARENTS)
+_LEAVES: Final = (*(name for name in file_columns() if name != "parents"), *_PARENTS)
 _RANDOM: Final = frozenset({"hash", *HASH_WORDS})
 """Columns whose bytes are as good as random: they cannot be compressed."""
 
@@ -222,9 +207,16 @@ _DISTINCT: Final = _RANDOM | {"ts", "payload"}
 _BOUNDED: Final = ("ts", "pubsub_topic", "content_topic", "channel", "message_id", "lamport")
 """Columns with statistics."""
 
-_ZSTD_LEVEL: Final = 1
-"""Payloads are mostly encrypted: a higher level takes half as much time again and saves nothing."""
-
+_OPTIONS: Final = _FORMAT.make_write_options(
+    compression={name: "none" if name in _RANDOM else "zstd" for name in _LEAVES},
+    # Payloads are mostly encrypted: a higher level costs half as much again, and saves nothing.
+    compression_level={name: 1 for name in _LEAVES if name not in _RANDOM},
+    use_dictionary=[name for name in _LEAVES if name not in _DISTINCT],
+    write_statistics=list(_BOUNDED),
+    store_schema=False,
+)
+_DIRECTORIES: Final = ds.partitioning(pa.schema(map(ARROW.field, PARTITIONS)), flavor="hive")
+_MAX_OPEN_FILES: Final = 8
 _FOLDERS: Final = 3
 """Directories above a file that are synced: its shard, its day, and the table."""
 
@@ -248,74 +240,37 @@ def write_files(rows: DataFrame, folder: str, partitions: int, *, by_hour: bool)
 def write_batches(folder: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Write rows that are sorted by day and shard to one file for each; yield `WRITTEN`.
 
+    A batch becomes a row group in each of its files.
+
     Raises:
         OSError: something cannot be written.
     """
-    written = []
-    file: _File | None = None
-    for batch in batches:
-        for directory, rows in _by_directory(batch):
-            if file is None or file.directory != directory:
-                if file is not None:
-                    written.append(file.close())
-                file = _File(folder, directory)
-            file.add(rows)
-    if file is not None:
-        written.append(file.close())
-        settle((f"{folder}/{name}" for name, _ in written), _FOLDERS)
-        paths, counts = zip(*written, strict=True)
-        yield pa.record_batch([pa.array(paths), pa.array(counts)], schema=WRITTEN)
+    system, root = file_system(folder)
+    written: list[dict[str, object]] = []
 
+    def visit(file: ds.WrittenFile) -> None:
+        name = file.path.removeprefix(f"{root}/")
+        written.append({"path": name, "rows": file.metadata.num_rows})
 
-class _File:
-    """A file that grows by a row group at a time."""
-
-    def __init__(self, folder: str, directory: tuple[int, int]) -> None:
-        self.directory = directory
-        day, shard = directory
-        self._name = f"day={np.datetime64(day, 'D')}/shard={shard}/part-{uuid.uuid4().hex}.parquet"
-        self._rows = 0
-        self._batches: list[pa.RecordBatch] = []
-        self._sink = for_writing(f"{folder}/{self._name}")
-        self._writer = pq.ParquetWriter(
-            self._sink,
-            _FILES,
-            compression={name: "none" if name in _RANDOM else "zstd" for name in _LEAVES},
-            compression_level={name: _ZSTD_LEVEL for name in _LEAVES if name not in _RANDOM},
-            use_dictionary=[name for name in _LEAVES if name not in _DISTINCT],
-            write_statistics=list(_BOUNDED),
-            store_schema=False,
-        )
-
-    def add(self, rows: pa.RecordBatch) -> None:
-        self._batches.append(rows)
-        self._rows += rows.num_rows
-        if sum(each.nbytes for each in self._batches) >= ROW_GROUP_BYTES:
-            self._flush()
-
-    def close(self) -> tuple[str, int]:
-        self._flush()
-        self._writer.close()
-        self._sink.close()
-        return self._name, self._rows
-
-    def _flush(self) -> None:
-        if self._batches:
-            table = pa.Table.from_batches(self._batches)
-            self._writer.write_table(table, row_group_size=table.num_rows)
-            self._batches = []
-
-
-def _by_directory(batch: pa.RecordBatch) -> Iterator[tuple[tuple[int, int], pa.RecordBatch]]:
-    """Yield the rows of each day and shard, which are next to each other."""
-    day, shard = (
-        batch[name].cast(pa.int32()).to_numpy(zero_copy_only=False) for name in PARTITIONS
+    rows = (batch.select(NAMES).cast(ARROW) for batch in batches)
+    ds.write_dataset(
+        pa.RecordBatchReader.from_batches(ARROW, rows),
+        root,
+        filesystem=system,
+        format=_FORMAT,
+        file_options=_OPTIONS,
+        partitioning=_DIRECTORIES,
+        basename_template=f"part-{uuid.uuid4().hex}-{{i}}.parquet",
+        existing_data_behavior="overwrite_or_ignore",
+        file_visitor=visit,
+        preserve_order=True,
+        use_threads=False,
+        max_open_files=_MAX_OPEN_FILES,
+        create_dir=not on_store(folder),
     )
-    rows = pa.RecordBatch.from_arrays([batch[name] for name in _FILES.names], schema=_FILES)
-    edges = np.flatnonzero((np.diff(day) != 0) | (np.diff(shard) != 0)) + 1
-    for low, high in pairwise([0, *edges.tolist(), len(day)]):
-        if low < high:
-            yield (int(day[low]), int(shard[low])), rows.slice(low, high - low)
+    settle((f"{folder}/{each['path']}" for each in written), _FOLDERS)
+    if written:
+        yield pa.RecordBatch.from_pylist(written, WRITTEN)
 
 
 _WRITTEN: Final = pa.schema([pa.field("path", pa.string())])

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from pyspark.sql import SparkSession
 
-from store.pipeline.delta import CommitMetadata, DataFile, DeltaArchive, FileRecord, Manifest
+from store.pipeline.delta import CommitMetadata, DataFile, DeltaArchive, Manifest
 from store.pipeline.errors import USAGE, PipelineError
-from store.pipeline.fingerprints import NOTHING, Fingerprints
-from store.pipeline.limits import DAY_NS, HOUR_NS
-from store.pipeline.parquet import file_digests, fingerprints_of
+from store.pipeline.parquet import file_digests
 from store.pipeline.spark import Say, shown, silent
 from store.pipeline.verify import CHANGED_FILE, UNREADABLE, FaultList
 
@@ -32,54 +30,38 @@ STRANGE: Final = "commit of the manifest names a file that is none of an archive
 class RepairReport(FaultList):
     """The result of a repair run, or a forecast of it if it was a ``dry_run``.
 
-    ``restored`` commits are in the log again; ``removed`` files are lost, and no longer named.
-    ``aside`` is where the old log is. ``refused``: nothing was changed because of the faults.
+    ``commits_restored`` are in the log again; ``files_removed`` are lost, and no longer named.
+    ``damaged_log`` is where the old log is. ``refused``: nothing was changed because of the faults.
     """
 
     commits: int = 0
     files: int = 0
-    restored: int = 0
-    removed: int = 0
-    aside: str | None = None
+    commits_restored: int = 0
+    files_removed: int = 0
+    damaged_log: str | None = None
     refused: bool = False
     dry_run: bool = False
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the report for JSON."""
-        return {
-            "sound": self.sound,
-            "refused": self.refused,
-            "commits": self.commits,
-            "files": self.files,
-            "commits_restored": self.restored,
-            "files_removed": self.removed,
-            "damaged_log": self.aside,
-            "faults": self.faults_as_json(),
-            "dry_run": self.dry_run,
-        }
 
     def lines(self) -> list[str]:
         """Return the report in words."""
         found = self.fault_lines()
         if self.refused:
-            return [
-                *found,
-                _REFUSED,
-            ]
-        if not (self.restored or self.removed):
+            return [*found, _REFUSED]
+        if not (self.commits_restored or self.files_removed):
             return [
                 *found,
                 "The log has every commit of the manifest: there is nothing to repair.",
             ]
         verb = "Would restore" if self.dry_run else "Restored"
         found.append(
-            f"{verb} {self.restored:,} commits of the log, which names {self.files:,} files."
+            f"{verb} {self.commits_restored:,} commits of the log, which names {self.files:,}"
+            " files."
         )
-        if self.removed:
+        if self.files_removed:
             verb = "Would remove" if self.dry_run else "Removed"
-            found.append(f"{verb} {self.removed:,} lost files from the table.")
-        if self.aside is not None:
-            found.append(f"The old log is in {self.aside}.")
+            found.append(f"{verb} {self.files_removed:,} lost files from the table.")
+        if self.damaged_log is not None:
+            found.append(f"The old log is in {self.damaged_log}.")
         return found
 
 
@@ -102,18 +84,21 @@ def repair(session: SparkSession, job: RepairJob) -> RepairReport:
     result = RepairReport(
         commits=manifest.version + 1, files=len(manifest.files), dry_run=job.dry_run
     )
-    result.restored = manifest.version + 1 if is_short else 0
-    files = {path: _data_file(archive, path, each) for path, each in manifest.files.items()}
+    result.commits_restored = manifest.version + 1 if is_short else 0
+    files = {
+        path: DataFile(f"{archive.messages}/{path}", each.day, 0, 0, 0)
+        for path, each in manifest.files.items()
+    }
     with shown(job.say, "repair"):
         lost = _lost_files(session, manifest, files, result)
-    result.removed = len(lost)
+    result.files_removed = len(lost)
     result.refused = bool(manifest.strange) or (bool(lost) and not job.leave_out)
     if result.refused or job.dry_run:
         return result
     if is_short:
-        result.aside = archive.restore_log(manifest)
+        result.damaged_log = archive.restore_log(manifest)
     if lost:
-        _remove(session, archive, lost)
+        archive.open_for_writing().commit([], lost, CommitMetadata(hours=None))
     return result
 
 
@@ -154,21 +139,3 @@ def _lost_files(
     result.add(UNREADABLE, gone)
     result.add(CHANGED_FILE, changed)
     return [files[path] for path in (*gone, *changed)]
-
-
-def _remove(session: SparkSession, archive: DeltaArchive, lost: list[DataFile]) -> None:
-    """Commit that lost files are no longer part of the table, with the hours that are left."""
-    archive.open_for_writing()
-    paths = {each.path for each in lost}
-    days = {each.day for each in lost}
-    here = [each for each in archive.files(days) if each.path not in paths]
-    left = fingerprints_of(session, here, HOUR_NS)
-    before = {hour for hour in archive.manifest.stored if hour // DAY_NS in days}
-    hours: Fingerprints = {hour: left.get(hour, NOTHING) for hour in before | left.keys()}
-    archive.commit([], lost, CommitMetadata(hours=hours, lost=True))
-
-
-def _data_file(archive: DeltaArchive, path: str, record: FileRecord) -> DataFile:
-    shard = path.split("shard=", 1)[-1].split("/", 1)[0]
-    number = int(shard) if shard.lstrip("-").isdigit() else 0
-    return DataFile(f"{archive.messages}/{path}", record.day, number, 0, 0)

@@ -7,32 +7,45 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
 from prometheus_client.parser import text_string_to_metric_families
 
 from store.pipeline.errors import USAGE, PipelineError
+from store.pipeline.limits import MAX_LISTED
 from storenode.message.limits import NS_PER_S
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-class JobReport(Protocol):
-    """The result of a job."""
+@dataclass
+class JobReport:
+    """The result of a job: its fields are its JSON.
+
+    Lists named ``hours_...`` are times in nanoseconds, as text in JSON.
+    """
 
     @property
     def sound(self) -> bool:
         """False when the job found a fault, or could not do all that it was asked for."""
+        return True
 
     def as_json(self) -> dict[str, Any]:
-        """Return the report for JSON."""
+        """Return the report for JSON, with at most `MAX_LISTED` entries of each list."""
+        found = {each.name: getattr(self, each.name) for each in fields(self)}
+        for name, value in found.items():
+            if isinstance(value, list):
+                few = value[:MAX_LISTED]
+                found[name] = [time_text(ns) for ns in few] if name.startswith("hours_") else few
+        return {"sound": self.sound, **found}
 
     def lines(self) -> list[str]:
         """Return the report in words."""
+        raise NotImplementedError
 
 
 def time_text(ns: int) -> str:

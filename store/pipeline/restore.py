@@ -34,6 +34,7 @@ from store.pipeline.errors import SPARK_ERRORS, UNREACHABLE, USAGE, PipelineErro
 from store.pipeline.files import checked
 from store.pipeline.limits import MAX_CONNECTIONS, RESTORE_BATCH_BYTES, RESTORE_BATCH_MESSAGES
 from store.pipeline.parquet import KEY, read_files, read_rows
+from store.pipeline.reports import JobReport
 from store.pipeline.spark import Say, shown, silent
 from store.pipeline.verify import count_faults
 from storenode.message.rules import CONFLICT, Policy
@@ -166,14 +167,14 @@ async def _store_batch(writer: DatabaseWriter, rows: list[dict[str, Any]]) -> tu
     return sum(stored), len(published.refusals) + len(stored.conflicts)
 
 
-@dataclass(frozen=True)
-class RestoreReport:
+@dataclass
+class RestoreReport(JobReport):
     """The number of messages that a run took from the archive, and of those that were new.
 
     ``conflicts``: those that were not stored since the database has others with their hashes.
     """
 
-    given: int
+    messages: int
     new: int
     conflicts: int = 0
     dry_run: bool = False
@@ -183,20 +184,11 @@ class RestoreReport:
         """True where the database has every message that was to be restored."""
         return not self.conflicts
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the report for JSON."""
-        return {
-            "messages": self.given,
-            "new": self.new,
-            "conflicts": self.conflicts,
-            "dry_run": self.dry_run,
-        }
-
     def lines(self) -> list[str]:
         """Return the report in words."""
         if self.dry_run:
-            return [f"Would restore {self.given:,} messages that the database may have or not."]
-        there = self.given - self.new - self.conflicts
+            return [f"Would restore {self.messages:,} messages that the database may have or not."]
+        there = self.messages - self.new - self.conflicts
         found = [f"Restored {self.new:,} messages; {there:,} were there."]
         if self.conflicts:
             found.append(

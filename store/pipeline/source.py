@@ -54,7 +54,7 @@ from store.pipeline.columns import (
     TAIL_COLUMNS,
     spark_schema,
 )
-from store.pipeline.database import FOREVER, connected, read_state
+from store.pipeline.database import FOREVER, DatabaseState, connected, read_state
 from store.pipeline.errors import UNREACHABLE, USAGE, PipelineError
 from store.pipeline.fingerprints import Fingerprints
 from store.pipeline.limits import (
@@ -536,7 +536,19 @@ def known_columns(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def read_database(session: SparkSession, url: str, **options: Any) -> DataFrame:  # noqa: ANN401
-    """Return the rows of the data source with some options."""
-    given = {name: str(value) for name, value in {"url": url, **options}.items()}
-    return session.read.format(FORMAT).options(**given).load()
+def read_database(
+    session: SparkSession,
+    url: str,
+    names: Sequence[str],
+    state: DatabaseState,
+    hours: Fingerprints,
+    *,
+    within: Bounds,
+    connections: int = MAX_CONNECTIONS,
+) -> DataFrame:
+    """Return some columns of the messages of some hours of a state, ``within`` a range of time."""
+    size = good_slice_rows(sum(each.messages for each in hours.values()), connections)
+    slices = plan_slices(hours, state.partitions, within, size)
+    options = {"slices": to_text(slices), "position": str(state.position)}
+    options |= {"url": url, "columns": ",".join(names), "connections": str(connections)}
+    return session.read.format(FORMAT).options(**options).load()

@@ -25,7 +25,7 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from store.pipeline.errors import SPARK_ERRORS, USAGE, PipelineError, of_spark
-from store.pipeline.limits import ARROW_BATCH_BYTES, OLDEST_JAVA
+from store.pipeline.limits import ARROW_BATCH_BYTES, ARROW_BATCH_ROWS, OLDEST_JAVA
 from store.pipeline.source import StorenodeSource
 
 TERMINATED: Final = 143
@@ -120,7 +120,7 @@ SETTINGS: Final[Mapping[str, str]] = {
     # A failed static overwrite leaves an empty table.
     "spark.sql.sources.partitionOverwriteMode": "dynamic",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
-    # Of rows that go to workers: ten thousand is also the number of messages of 100 kB.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": str(ARROW_BATCH_ROWS),
     "spark.sql.execution.arrow.maxBytesPerBatch": str(ARROW_BATCH_BYTES),
     "spark.sql.parquet.compression.codec": "zstd",
     "spark.sql.parquet.filterPushdown": "true",

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
 from typing import Any, Final
 
@@ -24,10 +24,10 @@ from store.pipeline.database import FOREVER, connected, read_as_of, read_marks
 from store.pipeline.delta import DataFile, DeltaArchive, Manifest, read_manifest, short_hours
 from store.pipeline.errors import SPARK_ERRORS, USAGE, PipelineError, of_spark
 from store.pipeline.files import checked
-from store.pipeline.fingerprints import NOTHING, Fingerprints, collected
+from store.pipeline.fingerprints import HASH_WORDS, NOTHING, Fingerprints, collected
 from store.pipeline.limits import DAY_NS, HOUR_NS, MAX_LISTED, SHARD_PARTITIONS
 from store.pipeline.parquet import PATH, batches_of, file_digests, read_files, start_of, sums
-from store.pipeline.reports import time_text
+from store.pipeline.reports import JobReport, time_text
 from store.pipeline.source import NO_SHARD
 from store.pipeline.spark import Say, shown, silent
 from storenode.message.limits import HASH_BYTES, MAX_TOPIC_BYTES
@@ -41,10 +41,7 @@ TOO_LONG: Final = "a topic is longer than may be"
 CHECKED: Final = (
     "ts",
     "hash",
-    "h0",
-    "h1",
-    "h2",
-    "h3",
+    *HASH_WORDS,
     "pubsub_topic",
     "content_topic",
     "payload",
@@ -109,7 +106,7 @@ def _hashed() -> Column:
 
 def _words_hex() -> Column:
     """Return the words as the digits of the hash, to whose bytes they are little-endian."""
-    words = (F.lpad(F.hex(f"h{place}"), 16, "0") for place in reversed(range(4)))
+    words = (F.lpad(F.hex(word), 16, "0") for word in reversed(HASH_WORDS))
     return F.regexp_replace(F.reverse(F.concat(*words)), "(.)(.)", "$2$1")
 
 
@@ -148,7 +145,7 @@ class VerifyFault:
 
 
 @dataclass
-class FaultList:
+class FaultList(JobReport):
     """The faults that a job has found."""
 
     faults: list[VerifyFault] = field(default_factory=list)
@@ -165,12 +162,9 @@ class FaultList:
         if number:
             self.faults.append(VerifyFault(kind, number, tuple(listed[:MAX_LISTED])))
 
-    def faults_as_json(self) -> list[dict[str, Any]]:
-        """Return the faults for JSON."""
-        return [
-            {"kind": each.kind, "count": each.count, "where": list(each.where)}
-            for each in self.faults
-        ]
+    def as_json(self) -> dict[str, Any]:
+        """Return the report for JSON."""
+        return {**super().as_json(), "faults": [asdict(each) for each in self.faults]}
 
     def fault_lines(self) -> list[str]:
         """Return the faults in words."""
@@ -191,21 +185,8 @@ class VerifyReport(FaultList):
     files: int = 0
     hours: int = 0
     not_archived_yet: int = 0
-    database: bool = False
+    compared_with_database: bool = False
     notes: list[str] = field(default_factory=list)
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the report for JSON."""
-        return {
-            "sound": self.sound,
-            "messages": self.messages,
-            "files": self.files,
-            "hours": self.hours,
-            "compared_with_database": self.database,
-            "not_archived_yet": self.not_archived_yet,
-            "faults": self.faults_as_json(),
-            "notes": self.notes,
-        }
 
     def lines(self) -> list[str]:
         """Return the report in words."""
@@ -240,7 +221,7 @@ def verify(session: SparkSession, job: VerifyJob) -> VerifyReport:
     archive = job.archive.open()
     copy = _read_copy(job.manifest)
     files = [each for each in archive.files() if job.covers(each.day)]
-    result = VerifyReport(files=len(files), database=job.url is not None)
+    result = VerifyReport(files=len(files), compared_with_database=job.url is not None)
     try:
         with shown(job.say, "verify", sum(each.rows for each in files)):
             digests = {path: each for path, (_, each) in file_digests(session, files).items()}
@@ -253,26 +234,6 @@ def verify(session: SparkSession, job: VerifyJob) -> VerifyReport:
     if job.url is not None:
         _check_database(job.url, job, stored, result)
     return result
-
-
-def checked_rows(session: SparkSession, files: Iterable[DataFile]) -> DataFrame:
-    """Return the messages of some files, with their file, hour, and a column for each fault."""
-    rows = read_files(session, files, (*CHECKED, "day", PATH.name))
-    faults = [fault.alias(kind) for kind, fault in row_faults().items()]
-    words = [f"h{place}" for place in range(4)]
-    return rows.select(PATH.name, start_of(HOUR_NS), "ts", "hash", *words, *faults)
-
-
-def by_file_and_hour(rows: DataFrame) -> DataFrame:
-    """Return count and XOR of the checked rows by file and hour, and how many have each fault."""
-    faults = [F.count_if(F.col(f"`{kind}`")).alias(kind) for kind in row_faults()]
-    return rows.groupBy(PATH.name, "start_ns").agg(*sums(), *faults)
-
-
-def repeated(rows: DataFrame) -> DataFrame:
-    """Return the messages that are there more than once, and how often."""
-    counted = rows.groupBy("ts", "hash").agg(F.count(F.lit(1)).alias("count"))
-    return counted.where("count > 1")
 
 
 def _check_files(
@@ -289,11 +250,16 @@ def _check_files(
     readable = {each.path: each for each in files if each.path not in lost}
     if not readable:
         return {}
-    rows = checked_rows(session, readable.values())
-    found = by_file_and_hour(rows).collect()
+    read = read_files(session, readable.values(), (*CHECKED, PATH.name))
+    faults = [fault.alias(kind) for kind, fault in row_faults().items()]
+    rows = read.select(PATH.name, start_of(HOUR_NS), "ts", "hash", *HASH_WORDS, *faults)
+    counts = [F.count_if(F.col(f"`{kind}`")).alias(kind) for kind in row_faults()]
+    found = rows.groupBy(PATH.name, "start_ns").agg(*sums(), *counts).collect()
     _check_counts(job.archive, readable, found, result)
     _list_faults(job.archive, rows, found, result)
-    again = repeated(rows.select("ts", "hash")).persist(StorageLevel.MEMORY_AND_DISK)
+    keys = read_files(session, readable.values(), ("ts", "hash"))
+    counted = keys.groupBy("ts", "hash").agg(F.count(F.lit(1)).alias("count"))
+    again = counted.where("count > 1").persist(StorageLevel.MEMORY_AND_DISK)
     several = again.count()
     if several:
         listed = again.orderBy("ts", "hash").limit(MAX_LISTED).collect()
@@ -399,7 +365,7 @@ def _check_manifest(
     newest = max(each.version for each in wanted)
     if newest > archive.version:
         result.add(LOST_COMMIT, [f"{newest}: the newest commit of the log is {archive.version}"])
-    paths = archive.listing.paths()
+    paths = set(map(archive.within, archive.files()))
     files = {path: each for some in wanted for path, each in some.files.items()}
     files = {path: each for path, each in files.items() if job.covers(each.day)}
     result.add(LOST_FILE, sorted(files.keys() - paths))
@@ -441,7 +407,7 @@ def _notes(archive: DeltaArchive, own: Manifest) -> list[str]:
         found += f" It was begun in place of one with {own.replaces:,}."
     if own.foreign:
         found += f" Other programs made {len(own.foreign):,} of them."
-    named = archive.listing.paths()
+    named = set(map(archive.within, archive.files()))
     unnamed = sum(path not in named and path not in own.removed for path in archive.stored())
     notes = [found]
     if unnamed:

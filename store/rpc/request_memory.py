@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -50,6 +50,10 @@ LARGE_BYTES: Final = 1024 * 1024
 PAUSE_S: Final = 0.1
 PAUSE_ROUNDS: Final = 10
 """Between two measurements: so long, or so many times the duration of the last one."""
+
+MAX_PAUSE_S: Final = 0.5
+"""The pause grows to this while nothing comes over connections that await a request, such as the
+streams of peers."""
 
 FILLING_PAUSE_S: Final = 0.01
 FILLING_SHARE: Final = 8
@@ -177,7 +181,9 @@ class IncompleteRequests:
         self._connections: dict[str, MeasuredConnection] = {}
         self._forget_at = FORGET_BEYOND
         self._round = 0
-        self._is_filling = False
+        self._is_filling = self._has_grown = False
+        self._awaited = 0
+        self._begun = asyncio.Event()
 
     @property
     def unread_bytes(self) -> int:
@@ -213,9 +219,12 @@ class IncompleteRequests:
         try:
             async with asyncio.timeout(None) as limit:
                 connection.awaited[limit] = self._round
+                self._awaited += 1
+                self._begun.set()
                 try:
                     yield connection
                 finally:
+                    self._awaited -= 1
                     del connection.awaited[limit]
         except TimeoutError:
             raise CallError(
@@ -227,18 +236,26 @@ class IncompleteRequests:
             ) from None
 
     async def run(self) -> None:
-        """Measure again and again, for a small part of the time."""
-        loop = asyncio.get_running_loop()
+        """Measure again and again while a request is awaited, for a small part of the time."""
+        loop, pause_s, least_s = asyncio.get_running_loop(), PAUSE_S, PAUSE_S
         while True:
+            if not self._is_filling:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(pause_s - PAUSE_S if self._awaited else None):
+                        await self._begun.wait()
+            begun = self._begun.is_set()
+            self._begun.clear()
+            # The request of most calls has come by then.
+            await asyncio.sleep(FILLING_PAUSE_S if self._is_filling else least_s)
             began_s = loop.time()
             await self.measure()
-            pause_s = max(PAUSE_S, (loop.time() - began_s) * PAUSE_ROUNDS)
-            await asyncio.sleep(FILLING_PAUSE_S if self._is_filling else pause_s)
+            pause_s = PAUSE_S if begun or self._has_grown else min(2 * pause_s, MAX_PAUSE_S)
+            least_s = max(PAUSE_S, (loop.time() - began_s) * PAUSE_ROUNDS)
 
     async def measure(self) -> None:
         """Measure in a thread, and end calls where there are too many bytes."""
         waiting = [each for each in self._connections.values() if each.awaited]
-        self._is_filling = False
+        self._is_filling = self._has_grown = False
         if not waiting:
             return
         last, self._round = self._round, self._round + 1
@@ -253,6 +270,7 @@ class IncompleteRequests:
         for each in waiting:
             if each.name in came and each.awaited:
                 each.measure(came[each.name], last)
+        self._has_grown = any(each.grew for each in waiting)
         growing_bytes = sum(each.unread_bytes for each in waiting if each.awaited and each.grew)
         self._is_filling = growing_bytes > self._limit_bytes // FILLING_SHARE
         self._end_excess([each for each in waiting if each.awaited])

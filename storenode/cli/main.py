@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import importlib
-import importlib.metadata
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -85,9 +84,11 @@ _NOT_INSTALLED: Final = (
 @cache
 def _has_node() -> bool:
     """Whether the node is installed; a module that happens to be called ``store`` is not it."""
+    # Client commands start sooner without it.
+    metadata = importlib.import_module("importlib.metadata")
     try:
-        importlib.metadata.distribution(NODE)
-    except importlib.metadata.PackageNotFoundError:
+        metadata.distribution(NODE)
+    except ModuleNotFoundError:
         return False
     return True
 

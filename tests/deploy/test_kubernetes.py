@@ -17,7 +17,7 @@ from storenode.cli.main import cli
 from tests.deploy.tools import DEPLOY, MEMORY_GIB, run
 
 OVERLAYS = sorted(path.name for path in (DEPLOY / "kubernetes/overlays").iterdir())
-OF_OTHERS = {"PodMonitor", "ServiceMonitor"}
+OF_OTHERS = {"PodMonitor", "PrometheusRule", "ServiceMonitor"}
 """Kinds whose schema Kubernetes does not know."""
 
 VERSIONS = ("1.30", kubernetes_validate.latest_version())
@@ -152,14 +152,19 @@ def test_the_component_for_gateways_leads_from_clients_to_nodes(tmp_path: Path) 
     # The key is refused where everybody can read it.
     (secret,) = (v["secret"] for v in pod["volumes"] if v["name"] == "gateway")
     assert secret["defaultMode"] & 0o007 == 0
+    labels = found["Deployment", "storenode-gateway"]["spec"]["template"]["metadata"]["labels"]
+    # Gateways are on several machines, and one at a time is moved.
+    (spread,) = pod["topologySpreadConstraints"]
+    budget = found["PodDisruptionBudget", "storenode-gateway"]["spec"]
+    assert spread["labelSelector"] == budget["selector"] == {"matchLabels": labels}
+    assert budget["maxUnavailable"] == 1
     service = found["Service", "storenode-gateway"]["spec"]
     assert {each["targetPort"] for each in service["ports"]} == {"wss", "tcp"}
     # Nodes listen where gateways call, and let them in.
-    node, _, port = given["node"].partition(":")
+    ((node, _, port),) = (each.partition(":") for each in given["node"])
     served = {each["port"]: each["targetPort"] for each in found["Service", node]["spec"]["ports"]}
     policy = found["NetworkPolicy", "storenode-from-gateway"]["spec"]["ingress"][0]
     assert policy["ports"] == [{"port": served[int(port)]}]
-    labels = found["Deployment", "storenode-gateway"]["spec"]["template"]["metadata"]["labels"]
     assert policy["from"] == [{"podSelector": {"matchLabels": labels}}]
 
 

@@ -13,7 +13,7 @@ from store.observe.problems import RULES as PROBLEMS
 from store.observe.problems import RUNBOOKS as RUNBOOKS_URL
 from tests.deploy.tools import DEPLOY, ROOT, run
 from tests.support.faults import FAULTS, Fault, record
-from tools.generate_rules import TARGET, alert_name, rules
+from tools.generate_rules import OPERATOR_TARGET, TARGET, alert_name, operator_rules, rules
 
 PROMETHEUS = DEPLOY / "prometheus"
 TESTS = PROMETHEUS / "tests/outside_test.yml"
@@ -27,6 +27,7 @@ def alerts() -> list[dict[str, Any]]:
 
 def test_the_alerts_are_those_of_the_problems() -> None:
     assert TARGET.read_text("utf-8") == rules()
+    assert OPERATOR_TARGET.read_text("utf-8") == operator_rules()
 
 
 def test_prometheus_accepts_configuration_rules_and_what_the_dashboard_asks(tmp_path: Path) -> None:

@@ -90,6 +90,9 @@ def test_both_distributions_have_one_version_and_name_each_other_by_it() -> None
         assert own == [f"storenode-node{inner}=={version}"]
         if inner and own:
             assert extra in node["optional-dependencies"]
+    for manifest in (ROOT / "deploy/kubernetes/overlays").glob("*/kustomization.yaml"):
+        tags = re.findall(r"newTag: ([^} ]+)", manifest.read_text())
+        assert set(tags) == {version}, manifest
 
 
 def test_what_a_command_says_to_install_exists() -> None:

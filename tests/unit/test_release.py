@@ -90,7 +90,7 @@ def test_a_release_and_what_follows_it(tree: Path, run: Run) -> None:
     assert run("version", "90.2.0.dev0").returncode == 0
     changelog = (tree / "CHANGELOG.md").read_text()
     assert changelog.index("## Unreleased") < changelog.index("## 90.1.0 - ")
-    assert "newTag: 90.1.0" in (tree / FILES[-1]).read_text()
+    assert "newTag: 90.2.0.dev0" in (tree / FILES[-1]).read_text()
     git(tree, "commit", "--quiet", "--all", "--message", "Go on")
     assert "nothing under `## Unreleased`" in run("version", "90.2.0").stderr
 

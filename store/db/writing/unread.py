@@ -20,8 +20,7 @@ from store.db.locks import NODES
 from store.db.pool import Connection, Database
 from store.domain.partitioning import Bounds
 from store.domain.ports import Source
-from store.domain.unread import Confirmed, UnreadEvent, UnreadSummary
-from store.gossip.commits import OwnBatch
+from store.domain.unread import Confirmed, OwnBatch, UnreadEvent, UnreadSummary
 from store.messages.record import RecordBatch
 from storenode.common.bounded import BoundedDict
 from storenode.message.limits import CONTENT_DIGEST_BYTES, HASH_BYTES

@@ -10,7 +10,7 @@ from typing import Final
 from store.domain.environment import EventLog
 from store.domain.hub import CommitRow, at_most
 from store.domain.ports import PUBLISHED
-from store.gossip.commits import OwnBatch
+from store.domain.unread import OwnBatch
 from store.gossip.driver.ports import DriverDatabase
 from store.gossip.driver.requests import DATABASE_AWAY
 from store.gossip.events import Committed, Input, Publishing, Restored

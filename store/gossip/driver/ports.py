@@ -13,8 +13,7 @@ from typing import Protocol
 
 from store.domain.hub import CommitRow
 from store.domain.ports import PeerAddress
-from store.domain.unread import Confirmed, UnreadEvent
-from store.gossip.commits import OwnBatch
+from store.domain.unread import Confirmed, OwnBatch, UnreadEvent
 from store.gossip.events import Committed, Counted, FrameIn, FrameOut
 from store.messages.conflicts import StoreResult
 from store.messages.record import RecordBatch

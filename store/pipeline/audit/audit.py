@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from hashlib import sha256
@@ -48,8 +48,8 @@ from store.pipeline.message_sets import ArchiveMessages, MessageSet
 from store.pipeline.parquet import read_files, write_rows
 from store.pipeline.spark import Say, shown, silent
 
-_SUM: Final = ("count", *XOR_WORDS)
-_DAY: Final = ("channel", "day")
+_SUM: Final = ("channel", "day", "count", *XOR_WORDS)
+_RECORDED: Final = ("faults", "channels", "references", "conflicts")
 
 
 @dataclass(frozen=True)
@@ -77,124 +77,97 @@ class AuditJob:
         return (self.low_ns, self.high_ns) == (0, FOREVER)
 
 
-def audit(session: SparkSession, job: AuditJob) -> AuditReport:  # noqa: ARG001 - as other jobs
+def audit(session: SparkSession, job: AuditJob) -> AuditReport:
     """Audit a history; change nothing in it."""
     outputs = AuditOutputs(job.output, job.missing)
     total = sum(each.messages for each in job.messages.hours.values())
+    is_continued = job.is_whole and job.output is None and not job.full
     try:
         with ExitStack() as stack:
+            last = found = None
+            days: dict[int, str] = {}
             with shown(job.say, "audit", total):
-                run = _Run(stack, job)
-                tables = run.tables()
+                if isinstance(job.messages, ArchiveMessages):
+                    days = _digests(job.messages.archive)
+                    last = read_recorded(session, job.messages.archive) if is_continued else None
+                    found = last and _continued(stack, job, job.messages, last, days)
+                sums_, tables = found or _whole(stack, job)
                 result = summarized(job.messages.name, tables)
             if outputs.wanted:
                 with shown(job.say, "write"):
                     outputs.write(tables)
             if job.record is not None:
                 note_audit(job.record, tables.channels, tables.counts)
-                run.record(job.record, tables)
+                if last is None or last.days != days:
+                    record(job.record, {"sums": sums_, **_recorded(tables)}, days)
             result.output, result.missing_file = job.output, job.missing
             return result
     except SPARK_ERRORS as error:
         raise of_spark(error) from error
 
 
-class _Run:
-    """An audit run over all channels, or over those that have changed since the last audit."""
+def _whole(stack: ExitStack, job: AuditJob) -> tuple[DataFrame, AuditTables]:
+    """Examine everything; return the sums by channel and day, and the tables."""
+    sums_ = checkpointed(sums_by_channel(job.messages.messages(SUMMED, job.low_ns, job.high_ns)))
+    kinds = ALWAYS if job.output is None else ALWAYS | WRITTEN
+    history = History(job.messages, job.low_ns, job.high_ns, kinds)
+    return sums_, audit_tables(stack, history, require_bounded(sums_))
 
-    def __init__(self, stack: ExitStack, job: AuditJob) -> None:
-        self._stack = stack
-        self._job = job
-        self._sums: DataFrame | None = None
-        self._is_unchanged = False
-        messages = job.messages
-        self._archive = messages.archive if isinstance(messages, ArchiveMessages) else None
-        self._days = {} if self._archive is None else _digests(self._archive)
 
-    def tables(self) -> AuditTables:
-        """Compute the tables of the audit."""
-        job, last = self._job, None
-        if self._archive is not None and job.is_whole and job.output is None and not job.full:
-            last = read_recorded(job.messages.session, self._archive)
-        return self._whole() if last is None else self._continued(last, self._archive)
+def _continued(
+    stack: ExitStack,
+    job: AuditJob,
+    messages: ArchiveMessages,
+    last: RecordedAudit,
+    days: Mapping[int, str],
+) -> tuple[DataFrame, AuditTables] | None:
+    """Examine the channels that have changed, and keep the other rows of the last audit.
 
-    def record(self, archive: DeltaArchive, tables: AuditTables) -> None:
-        """Record the results, so that the next audit continues from them."""
-        if self._is_unchanged:
-            return
-        assert self._sums is not None
-        kinds = F.col("kind").isin(VIOLATION, CYCLE)
-        frames = {
-            "sums": self._sums,
-            "channels": tables.channels,
-            "references": tables.references,
-            "faults": tables.findings.where(kinds),
-            "conflicts": tables.conflicts,
-        }
-        record(archive, frames, self._days)
+    Returns None if messages are gone, which may have been parents in any channel.
+    """
+    session, before = last.session, last.frame("sums")
+    changed_days = {day for day in {*days, *last.days} if days.get(day) != last.days.get(day)}
+    files = messages.archive.files(changed_days)
+    is_changed = F.col("day").isin(*changed_days) if changed_days else F.lit(False)
+    new = (
+        checkpointed(sums_by_channel(read_files(session, files, SUMMED)))
+        if files
+        else empty(session, SUMS)
+    )
+    sums_ = before.where(~is_changed).unionByName(new)
+    names, is_less = _changes(before.where(is_changed), new)
+    if is_less:
+        return None
+    references = last.frame("references")
+    if files:
+        found = read_files(session, files, ("hash", "channel", "message_id"))
+        names = names.unionByName(_affected(references, found))
+    changed = checkpointed(names.distinct())
+    entries = require_bounded(sums_.join(changed, "channel", "semi"))
+    job.say(f"audit: {changed.count():,} channels have changed")
+    kept = {name: last.frame(name).join(changed, "channel", "anti") for name in _RECORDED}
+    if entries:
+        wanted = sums_.join(changed, "channel", "semi").select("day").distinct().collect()
+        files = messages.archive.files({row["day"] for row in wanted})
+        rows = read_files(session, files, CLAIMS_READ).join(changed, "channel", "semi")
+        again = _recorded(audit_tables(stack, History(messages, rows=rows), entries))
+        kept = {name: rows.unionByName(again[name]) for name, rows in kept.items()}
+    now = {name: checkpointed(rows) for name, rows in kept.items()}
+    tables = AuditTables(
+        now["faults"],
+        now["channels"],
+        now["references"],
+        now["conflicts"],
+        counts_of(now["channels"]),
+    )
+    return sums_, tables
 
-    def _whole(self) -> AuditTables:
-        job = self._job
-        read = job.messages.messages(SUMMED, job.low_ns, job.high_ns)
-        self._sums = checkpointed(sums_by_channel(read))
-        kinds = ALWAYS if job.output is None else ALWAYS | WRITTEN
-        history = History(job.messages, job.low_ns, job.high_ns, kinds)
-        return audit_tables(self._stack, history, require_bounded(self._sums))
 
-    def _continued(self, last: RecordedAudit, archive: DeltaArchive | None) -> AuditTables:
-        """Examine the channels that have changed, and keep the other rows of the last audit."""
-        assert archive is not None
-        session, before = last.session, last.frame("sums")
-        days = {*self._days, *last.days}
-        changed_days = {day for day in days if self._days.get(day) != last.days.get(day)}
-        self._is_unchanged = not changed_days
-        files = archive.files(changed_days)
-        is_changed = F.col("day").isin(*changed_days) if changed_days else F.lit(False)
-        old = before.where(is_changed)
-        new = empty(session, SUMS)
-        if files:
-            new = checkpointed(sums_by_channel(read_files(session, files, SUMMED)))
-        self._sums = before.where(~is_changed).unionByName(new.select(*SUMS.names))
-        compared = _compared(old, new)
-        if not compared.where("is_less").isEmpty():
-            self._is_unchanged = False
-            return self._whole()  # what is gone may have been a parent in any channel
-        references = last.frame("references")
-        names = compared.where(F.col("channel").isNotNull()).select("channel")
-        if files:
-            found = read_files(session, files, ("hash", "channel", "message_id"))
-            names = names.unionByName(_affected(references, found))
-        changed = checkpointed(names.distinct())
-        entries = require_bounded(self._sums.join(changed, "channel", "semi"))
-        self._job.say(f"audit: {changed.count():,} channels have changed")
-        again = self._examined(changed, entries)
-
-        kept = {
-            name: last.frame(name).join(changed, "channel", "anti")
-            for name in ("faults", "channels", "references", "conflicts")
-        }
-        if again is not None:
-            faults = again.findings.where(F.col("kind").isin(VIOLATION, CYCLE))
-            new_rows = (faults, again.channels, again.references, again.conflicts)
-            kept = {
-                name: rows.unionByName(more)
-                for (name, rows), more in zip(kept.items(), new_rows, strict=True)
-            }
-        now = {name: checkpointed(rows) for name, rows in kept.items()}
-        counts = counts_of(now["channels"])
-        return AuditTables(
-            now["faults"], now["channels"], now["references"], now["conflicts"], counts
-        )
-
-    def _examined(self, changed: DataFrame, entries: int) -> AuditTables | None:
-        """Examine some channels, in the files of the days in which they have messages."""
-        messages = self._job.messages
-        if not entries or self._sums is None or not isinstance(messages, ArchiveMessages):
-            return None
-        days = self._sums.join(changed, "channel", "semi").select("day").distinct().collect()
-        files = messages.archive.files({row["day"] for row in days})
-        rows = read_files(messages.session, files, CLAIMS_READ).join(changed, "channel", "semi")
-        return audit_tables(self._stack, History(messages, rows=rows), entries)
+def _recorded(tables: AuditTables) -> dict[str, DataFrame]:
+    """Return the tables that are recorded, by name."""
+    faults = tables.findings.where(F.col("kind").isin(VIOLATION, CYCLE))
+    frames = (faults, tables.channels, tables.references, tables.conflicts)
+    return dict(zip(_RECORDED, frames, strict=True))
 
 
 def _digests(archive: DeltaArchive) -> dict[int, str]:
@@ -207,18 +180,18 @@ def _digests(archive: DeltaArchive) -> dict[int, str]:
     }
 
 
-def _compared(old: DataFrame, new: DataFrame) -> DataFrame:
-    """Return the channels and days whose sums differ, and whether messages are gone from them."""
-    signed = old.select(*_DAY, *_SUM, F.lit(-1).alias("sign")).unionByName(
-        new.select(*_DAY, *_SUM, F.lit(1).alias("sign"))
+def _changes(old: DataFrame, new: DataFrame) -> tuple[DataFrame, bool]:
+    """Return the channels whose sums by day differ, and True if messages are gone from any."""
+    old, new = old.select(*_SUM), new.select(*_SUM)
+    gone, come = checkpointed(old.exceptAll(new)), checkpointed(new.exceptAll(old))
+    is_grown = (
+        F.col("old.channel").eqNullSafe(F.col("new.channel"))
+        & (F.col("old.day") == F.col("new.day"))
+        & (F.col("old.count") < F.col("new.count"))
     )
-    found = signed.groupBy(*_DAY).agg(
-        F.sum(F.col("count") * F.col("sign")).alias("more"),
-        F.greatest(*(F.bit_xor(word) != 0 for word in XOR_WORDS)).alias("other"),
-    )
-    is_less = (F.col("more") < 0) | ((F.col("more") == 0) & F.col("other"))
-    differing = found.where((F.col("more") != 0) | F.col("other"))
-    return checkpointed(differing.withColumn("is_less", is_less))
+    lost = gone.alias("old").join(come.alias("new"), is_grown, "left_anti")
+    names = gone.unionByName(come).where(F.col("channel").isNotNull()).select("channel")
+    return names, not lost.isEmpty()
 
 
 def _affected(references: DataFrame, messages: DataFrame) -> DataFrame:

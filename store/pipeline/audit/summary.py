@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -12,7 +12,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name that everybody k
 from store.pipeline.audit.examine import CYCLE, VIOLATION
 from store.pipeline.audit.tables import AuditTables
 from store.pipeline.limits import MAX_LISTED
-from store.pipeline.reports import time_text
+from store.pipeline.reports import JobReport, time_text
 from storenode.message.text import printable
 
 _NOTHING_MISSING: Final[dict[str, Any]] = {
@@ -25,19 +25,26 @@ MAX_SENDERS: Final = 3
 
 _FAULTY: Final = "missing + incomplete + violations + cycles"
 _FAULTS: Final = ("missing", "incomplete", "violations", "cycles", "conflicts")
+_TITLES: Final = {
+    "missing": "missing parents",
+    "incomplete": "messages with an incomplete past",
+    "orphans": "of these orphans, without any held parent",
+    "violations": "parents not before their child by Lamport timestamp",
+    "cycles": "cycles",
+    "conflicts": "IDs claimed by different messages",
+}
 
 
 @dataclass
-class AuditReport:
-    """The result of an audit. Lists have at most `MAX_LISTED` entries, ``counts`` are of all."""
+class AuditReport(JobReport):
+    """The result of an audit: ``counts`` of everything, and the first `MAX_LISTED` of some kinds.
+
+    ``listed`` has a list for each of `LISTED`.
+    """
 
     name: str
     counts: dict[str, int]
-    channels: list[dict[str, Any]]
-    missing: list[dict[str, Any]]
-    violations: list[dict[str, Any]]
-    cycles: list[dict[str, Any]]
-    conflicts: list[dict[str, Any]]
+    listed: dict[str, list[dict[str, Any]]]
     output: str | None = None
     missing_file: str | None = None
 
@@ -48,40 +55,24 @@ class AuditReport:
 
     def as_json(self) -> dict[str, Any]:
         """Return the report for JSON."""
-        return {
-            "name": self.name,
-            "sound": self.sound,
-            **self.counts,
-            "listed": {
-                "channels": self.channels,
-                "missing": self.missing,
-                "violations": self.violations,
-                "cycles": self.cycles,
-                "conflicts": self.conflicts,
-            },
-            "output": self.output,
-            "missing_file": self.missing_file,
-        }
+        found = super().as_json()
+        return {**found.pop("counts"), **found}
 
     def lines(self) -> list[str]:
         """Return the report in words."""
-        lines = [self._summary()]
-        lines += self._listed("missing parents", "missing", map(_missing_line, self.missing))
-        lines += self._listed("messages with an incomplete past", "incomplete", iter(()))
-        lines += self._listed("of these orphans, without any held parent", "orphans", iter(()))
-        lines += self._listed(
-            "parents not before their child by Lamport timestamp",
-            "violations",
-            map(_violation_line, self.violations),
+        counts = self.counts
+        summary = (
+            f"Audited {counts['messages']:,} messages of {counts['channels']:,} channels in"
+            f" {self.name}: {counts['heads']:,} heads, {counts['forks']:,} forks,"
+            f" {counts['merges']:,} merges, {counts['copies']:,} messages sent again."
         )
-        lines += self._listed("cycles", "cycles", map(_cycle_line, self.cycles))
-        lines += self._listed(
-            "IDs claimed by different messages", "conflicts", map(_conflict_line, self.conflicts)
-        )
+        lines = [summary]
+        for name, title in _TITLES.items():
+            if counts[name]:
+                lines.append(f"{title}: {counts[name]:,}")
+                lines += self._listed(name)
         if not self.sound:
-            lines.append("channels, the least complete first:")
-            lines += [f"  {_channel_line(each)}" for each in self.channels]
-            lines += _more(self.counts["channels"] - len(self.channels))
+            lines += ["channels, the least complete first:", *self._listed("channels")]
         if self.output is not None:
             lines.append(f"All of it is in {self.output}.")
         if self.missing_file is not None:
@@ -92,27 +83,11 @@ class AuditReport:
         lines.append("Every past is complete." if self.sound else "The history has gaps or faults.")
         return lines
 
-    def _summary(self) -> str:
-        counts = self.counts
-        return (
-            f"Audited {counts['messages']:,} messages of {counts['channels']:,} channels in"
-            f" {self.name}: {counts['heads']:,} heads, {counts['forks']:,} forks,"
-            f" {counts['merges']:,} merges, {counts['copies']:,} messages sent again."
-        )
-
-    def _listed(self, what: str, name: str, lines: Iterator[str]) -> Iterator[str]:
-        count = self.counts[name]
-        if not count:
-            return
-        yield f"{what}: {count:,}"
-        listed = [f"  {line}" for line in lines]
-        yield from listed
-        yield from _more(count - len(listed) if listed else 0)
-
-
-def _more(count: int) -> Iterator[str]:
-    if count > 0:
-        yield f"  and {count:,} more"
+    def _listed(self, name: str) -> Iterator[str]:
+        few = self.listed.get(name, [])
+        yield from (f"  {LISTED[name](each)}" for each in few)
+        if few and self.counts[name] > len(few):
+            yield f"  and {self.counts[name] - len(few):,} more"
 
 
 def summarized(name: str, tables: AuditTables) -> AuditReport:
@@ -136,27 +111,17 @@ def summarized(name: str, tables: AuditTables) -> AuditReport:
     conflicts = of("copies", tables.conflicts, *order)
     many = len(conflicts) == MAX_LISTED
     counts["conflicts"] = tables.conflicts.count() if many else len(conflicts)
-    return AuditReport(
-        name,
-        counts,
-        [{**_with_point(row), **named.get(row["channel"], _NOTHING_MISSING)} for row in channels],
-        of("missing", _missing(references), "ts", "channel", "message_id"),
-        of(
-            "violations",
-            violations.select(
-                "channel", "message_id", "lamport", "ts", F.col("other").alias("parent")
-            ),
-            *order,
-            "parent",
-        ),
-        of(
-            "cycles",
-            cycles.agg(F.count_distinct("message_id").alias("messages")),
-            "channel",
-            "cycle",
-        ),
-        conflicts,
-    )
+    past = [{**_with_point(row), **named.get(row["channel"], _NOTHING_MISSING)} for row in channels]
+    late = violations.selectExpr("channel", "message_id", "lamport", "ts", "other as parent")
+    circles = cycles.agg(F.count_distinct("message_id").alias("messages"))
+    listed = {
+        "channels": past,
+        "missing": of("missing", _missing(references), *order),
+        "violations": of("violations", late, *order, "parent"),
+        "cycles": of("cycles", circles, "channel", "cycle"),
+        "conflicts": conflicts,
+    }
+    return AuditReport(name, counts, listed)
 
 
 def _first(rows: DataFrame, *order: Any) -> list[dict[str, Any]]:  # noqa: ANN401 - columns or names
@@ -273,3 +238,13 @@ def _conflict_line(each: dict[str, Any]) -> str:
         f"{printable(each['message_id'])} of {printable(each['channel'])}: {each['contents']:,}"
         f" contents in {each['claimants']:,} messages, such as {' and '.join(each['hashes'])}"
     )
+
+
+LISTED: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
+    "channels": _channel_line,
+    "missing": _missing_line,
+    "violations": _violation_line,
+    "cycles": _cycle_line,
+    "conflicts": _conflict_line,
+}
+"""What a report lists, and the line for an entry of each."""

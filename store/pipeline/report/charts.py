@@ -9,19 +9,17 @@ import io
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime
 from typing import Any, Final
 
 import matplotlib as mpl
-import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.dates import AutoDateLocator, date2num, num2date
+from matplotlib.dates import AutoDateLocator, ConciseDateFormatter, date2num
 from matplotlib.figure import Figure
 from matplotlib.patches import PathPatch
 from matplotlib.path import Path
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
-from store.pipeline.limits import DAY_NS, HOUR_NS
+from store.pipeline.limits import HOUR_NS
 from store.pipeline.report.figures import Figures, axis_in
 from store.pipeline.report.text import moment, shard_name, short_count, span
 
@@ -39,7 +37,6 @@ _LATE_TICKS_S: Final = (0.001, 0.01, 0.1, 1, 10, 60, 600, 3_600, 86_400, 864_000
 
 # These colours are placeholders, which are replaced by variables of the page's style.
 _COLOURS: Final[Mapping[str, str]] = {
-    "ink": "#010203",
     "muted": "#020304",
     "grid": "#030405",
     "series": "#040506",
@@ -67,13 +64,6 @@ _STYLE: Final[dict[str, Any]] = {
     "grid.color": _COLOURS["grid"],
     "grid.linewidth": 1,
 }
-_TIME_TEXTS: Final[tuple[tuple[int, Callable[[datetime], str]], ...]] = (
-    (2 * DAY_NS, lambda time: f"{time:%H:%M}" if time.hour or time.minute else f"{time:%b %d}"),
-    (200 * DAY_NS, lambda time: f"{time:%b} {time.day}"),
-    (3_000 * DAY_NS, lambda time: f"{time:%b %Y}"),
-    (2**63, lambda time: f"{time:%Y}"),
-)
-"""The format of times on an axis of up to each length."""
 
 
 def draw_steps(traffic: Figures) -> str:
@@ -89,29 +79,6 @@ def draw_steps(traffic: Figures) -> str:
 
     title = f"Messages over time; the most in one step are {max(values):,}"
     return _drawn("steps", title, draw)
-
-
-def draw_growth(traffic: Figures, messages_a_day: float, ahead_days: int) -> str:
-    """Return a chart of the messages held at each time, and ahead at the present rate."""
-    axis = axis_in(traffic)
-    first_day = f"{moment(axis.low_ns):%Y-%m-%d}"
-    before = sum(each["messages"] for each in traffic["days"] if each["day"] < first_day)
-    totals = before + np.cumsum([0, *(each["messages"] for each in traffic["steps"])])
-    end_ns = axis.last_ns + (ahead_days * DAY_NS if messages_a_day else 0)
-    last = float(totals[-1]) + messages_a_day * (end_ns - axis.last_ns) / DAY_NS
-
-    def draw(ax: Axes) -> None:
-        times = _times([*axis.starts, axis.last_ns])
-        ax.fill_between(times, totals, color=_COLOURS["series"], alpha=0.18, linewidth=0)
-        ax.plot(times, totals, color=_COLOURS["series"], linewidth=2)
-        if end_ns > axis.last_ns:
-            ahead = _times([axis.last_ns, end_ns])
-            ax.plot(ahead, [totals[-1], last], color=_COLOURS["second"], linewidth=2, dashes=(4, 3))
-        ax.set_ylim(0, 1.08 * max(last, 1.0))
-        _count_axis(ax)
-        _time_axis(ax, axis.low_ns, end_ns)
-
-    return _drawn("growth", "Messages held over time, and ahead at the present rate", draw)
 
 
 def draw_heat(traffic: Figures, differing: Sequence[Figures]) -> str:
@@ -156,23 +123,6 @@ def level_edges(traffic: Figures) -> list[tuple[int, str]]:
     most = max(map(_rate, traffic["cells"]))
     edges = (most * (level / LEVELS) ** 2 for level in range(1, LEVELS + 1))
     return [(level, short_count(float(f"{edge:.2g}"))) for level, edge in enumerate(edges, 1)]
-
-
-def draw_classes(labels: Sequence[str], shares: Sequence[float]) -> str:
-    """Return a bar chart of the share of messages in each class of lateness."""
-
-    def draw(ax: Axes) -> None:
-        bars = ax.barh(range(len(shares)), shares, height=0.7, color=_COLOURS["series"])
-        ax.bar_label(bars, [f"{share:.1%}" for share in shares], padding=4, color=_COLOURS["ink"])
-        ax.set_yticks(range(len(shares)), labels)
-        ax.invert_yaxis()
-        ax.set_xlim(0, 1.2 * max(*shares, 0.01))
-        ax.set_xticks([])
-        ax.spines["bottom"].set_visible(False)
-
-    height_px = 22 * len(shares) + _TOP_PX
-    title = "Share of messages by lateness"
-    return _drawn("classes", title, draw, height_px, left_px=112, bottom_px=4)
 
 
 def draw_lateness(lateness: Figures, traffic: Figures) -> str:
@@ -220,12 +170,10 @@ def _times(times_ns: Sequence[int]) -> list[float]:
 
 
 def _time_axis(ax: Axes, low_ns: int, high_ns: int) -> None:
-    text = next(text for length_ns, text in _TIME_TEXTS if high_ns - low_ns <= length_ns)
     ax.set_xlim(*_times([low_ns, high_ns]))
-    ax.xaxis.set_major_locator(AutoDateLocator(minticks=2, maxticks=9))  # type: ignore[no-untyped-call]
-    ax.xaxis.set_major_formatter(
-        FuncFormatter(lambda value, _: text(num2date(value)))  # type: ignore[no-untyped-call]
-    )
+    locator = AutoDateLocator(minticks=2, maxticks=9)  # type: ignore[no-untyped-call]
+    ax.xaxis.set_major_locator(locator)
+    ax.xaxis.set_major_formatter(ConciseDateFormatter(locator, show_offset=False))  # type: ignore[no-untyped-call]
 
 
 def _count_axis(ax: Axes) -> None:
@@ -241,7 +189,6 @@ def _drawn(
     height_px: int = _HEIGHT_PX,
     *,
     left_px: int = 54,
-    bottom_px: int = _BOTTOM_PX,
     font_px: int = 12,
 ) -> str:
     """Return a chart as an SVG element with unique IDs and the colours of the page."""
@@ -250,8 +197,8 @@ def _drawn(
         figure = Figure(figsize=(_WIDTH_PX / _DPI, height_px / _DPI), dpi=_DPI)
         figure.patch.set_alpha(0)
         width = 1 - (left_px + _RIGHT_PX) / _WIDTH_PX
-        height = 1 - (_TOP_PX + bottom_px) / height_px
-        ax = figure.add_axes((left_px / _WIDTH_PX, bottom_px / height_px, width, height))
+        height = 1 - (_TOP_PX + _BOTTOM_PX) / height_px
+        ax = figure.add_axes((left_px / _WIDTH_PX, _BOTTOM_PX / height_px, width, height))
         ax.patch.set_alpha(0)
         draw(ax)
         file = io.StringIO()

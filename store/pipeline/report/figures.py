@@ -7,7 +7,6 @@ of the time axis and shard, and the largest topics, channels and gaps.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -18,7 +17,7 @@ from store.domain.ports import Source
 from store.pipeline.audit.summary import AuditReport
 from store.pipeline.limits import DAY_NS, HOUR_NS
 from store.pipeline.report.silence import silences
-from store.pipeline.report.text import DAY_S, MAX_NAME_CHARS, moment
+from store.pipeline.report.text import MAX_NAME_CHARS, moment
 from store.pipeline.reports import time_text
 from storenode.message.limits import NS_PER_S
 
@@ -42,9 +41,6 @@ OUTLIERS: Final = 0.005
 
 MAX_AHEAD_SHARE: Final = 0.5
 """The share of its length by which the time axis is extended for a silence at its end."""
-
-OUTLOOK_DAYS: Final = 28
-"""The newest whole days whose mean is the daily growth."""
 
 LIVE: Final = (Source.CLIENT.value, Source.RELAY.value, Source.GOSSIP.value)
 """Sources of messages that are transmitted for the first time."""
@@ -82,18 +78,6 @@ from (
     from (select *, committed_ns - ts as late_ns from {rows})
 )
 group by grouping sets ((source), (is_live, class), (is_live, step_ns))"""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """The retention limits of an archive or a database, as in a node's options; None: no limit.
-
-    ``disk_bytes`` is the size of its disk.
-    """
-
-    retention_ns: int | None = None
-    retention_bytes: int | None = None
-    disk_bytes: int | None = None
 
 
 class Axis(NamedTuple):
@@ -342,53 +326,6 @@ def _late(row: Row) -> Figures:
     }
 
 
-def outlook_of(
-    name: str, messages_by_day: Mapping[int, int], stored_bytes: int, limits: Limits
-) -> Figures:
-    """Return the size of an archive or a database, its daily growth, and a forecast.
-
-    The oldest and the newest day are left out of the mean, since they may not be whole, and so are
-    days far from all others. ``bytes_under_retention`` is what the retention by age leaves in the
-    long run, ``days_under_retention_size`` how far that by size reaches back, each by itself.
-    ``full_in_days`` is when the disk is full under both; None: never, or nothing is known.
-    """
-    total = sum(messages_by_day.values())
-    oldest, newest = usual_days(messages_by_day) if total else (0, 0)
-    first = max(oldest + 1, newest - OUTLOOK_DAYS)
-    days = max(0, newest - first)
-    counted = sum(count for day, count in messages_by_day.items() if first <= day < newest)
-    a_day = counted / days if days else 0.0
-    bytes_a_day = a_day * stored_bytes / total if total else 0.0
-    by_age = by_size = full = None
-    if days and limits.retention_ns is not None:
-        # Partitions are days: the oldest is dropped when all of it is too old.
-        by_age = bytes_a_day * (limits.retention_ns / DAY_NS + 1)
-    if bytes_a_day and limits.retention_bytes is not None:
-        by_size = limits.retention_bytes / bytes_a_day
-    if bytes_a_day and limits.disk_bytes is not None:
-        bounds = (by_age, limits.retention_bytes)
-        if not any(each is not None and each <= limits.disk_bytes for each in bounds):
-            full = max(0.0, (limits.disk_bytes - stored_bytes) / bytes_a_day)
-    size = limits.retention_bytes
-    return {
-        "name": name,
-        "messages": total,
-        "stored_bytes": stored_bytes,
-        "mean_of_days": days,
-        "messages_a_day": a_day,
-        "bytes_a_day": bytes_a_day,
-        "retention_days": None
-        if limits.retention_ns is None
-        else limits.retention_ns / NS_PER_S / DAY_S,
-        "retention_bytes": size,
-        "disk_bytes": limits.disk_bytes,
-        "bytes_under_retention": by_age,
-        "days_under_retention_size": by_size,
-        "size_drops_first": size is not None and (by_age is None or size < by_age),
-        "full_in_days": full,
-    }
-
-
 def completeness_of(found: AuditReport) -> Figures:
     """Return the result of an audit: the least complete channels, and the first missing parents."""
     counts = found.counts
@@ -405,12 +342,12 @@ def completeness_of(found: AuditReport) -> Figures:
                 "naming_senders": each["naming_senders"],
                 "named_by": each["named_by"],
             }
-            for each in found.channels
+            for each in found.listed["channels"]
         ],
         "missing_parents": [
             {name: each[name] for name in ("channel", "message_id", "named_by", "sender", "hint")}
             | {"first_named_by": each["first_named_by"], "since_ns": each["ts"]}
-            for each in found.missing
+            for each in found.listed["missing"]
         ],
     }
 

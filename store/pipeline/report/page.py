@@ -13,26 +13,21 @@ from typing import Any, Final, NamedTuple
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from store.pipeline.limits import DAY_NS, HOUR_NS
+from store.pipeline.limits import HOUR_NS
 from store.pipeline.report import charts, text
-from store.pipeline.report.figures import EDGES_S, OUTLOOK_DAYS, Figures, axis_in
-from store.pipeline.report.text import count, shard_name, shown, size, span, time
+from store.pipeline.report.figures import EDGES_S, Figures, axis_in
+from store.pipeline.report.text import count, shard_name, shown, span, time
 from storenode.message.limits import NS_PER_S
 
 GOOD: Final = "good"
 WARNING: Final = "warning"
 NOTE: Final = "note"
-MAX_PEERS: Final = 100
 _TOP: Final = 15
 """Rows of a table that are shown at once; the others are folded away."""
 
 _LATE_S: Final = 60.0
 _LATE_SHARE: Final = 0.05
 """From this share on, messages that are later than `_LATE_S` are a warning."""
-
-_SOON_DAYS: Final = 14
-_FAR_DAYS: Final = 3_650
-"""A disk that is full within so many days is a warning; a later date than this is not reported."""
 
 
 class ReportFinding(NamedTuple):
@@ -68,19 +63,13 @@ def _drawn(figures: Figures) -> dict[str, Any]:
     """Return the charts, which contain nothing that strangers chose, and what belongs to them."""
     traffic, lateness, compared = (figures[name] for name in ("traffic", "lateness", "compared"))
     axis = axis_in(traffic)
-    rate = figures["places"][0]["messages_a_day"]
-    ahead_days = min(OUTLOOK_DAYS, max(1, (axis.last_ns - axis.first_ns) // DAY_NS))
     differing = [] if compared is None else compared["listed"]
     drawn = {
         "steps": charts.draw_steps(traffic),
-        "growth": charts.draw_growth(traffic, rate, ahead_days),
         "heat": charts.draw_heat(traffic, differing),
     }
     labels = ["before its time", *(f"≤ {span(edge)}" for edge in EDGES_S[1:])]
     labels.append(f"> {span(EDGES_S[-1])}")
-    if lateness is not None and (live := live_messages(lateness)):
-        shares = [each["messages"] / live for each in lateness["classes"]]
-        drawn["classes"] = charts.draw_classes(labels, shares)
     if lateness is not None and lateness["steps"]:
         drawn["lateness"] = charts.draw_lateness(lateness, traffic)
     shards = {cell["shard"]: [0, 0] for cell in traffic["cells"]}
@@ -91,7 +80,7 @@ def _drawn(figures: Figures) -> dict[str, Any]:
         "charts": {name: Markup(chart) for name, chart in drawn.items()},  # noqa: S704 - see above
         "levels": charts.level_edges(traffic),
         "labels": labels,
-        "ahead_days": ahead_days if rate else 0,
+        "live": live_messages(lateness) if lateness is not None else 0,
         "hours": (axis.last_ns - axis.first_ns) // HOUR_NS,
         "shards": sorted(shards.items()),
         "step": span(axis.step_ns / NS_PER_S),
@@ -124,9 +113,6 @@ def _findings(figures: Figures) -> Iterator[ReportFinding]:
         yield compared_finding(figures["compared"])
     if figures["lateness"] is not None:
         yield lateness_finding(figures["lateness"])
-    yield from map(outlook_finding, figures["places"])
-    if figures["node"] is not None:
-        yield peers_finding(figures)
     if traffic is not None and traffic["not_drawn"]:
         messages = count(traffic["not_drawn"], "message")
         sentence = f"{messages} with a timestamp far from all others: counted, and not drawn."
@@ -201,65 +187,3 @@ def lateness_finding(lateness: Figures) -> ReportFinding:
         f" within a second of their timestamp{latest}."
     )
     return ReportFinding(WARNING if late >= _LATE_SHARE else GOOD, text, "lateness")
-
-
-def outlook_finding(place: Figures) -> ReportFinding:
-    """Return the finding on the growth of an archive or a database."""
-    name = place["name"][:1].upper() + place["name"][1:]
-    if not place["mean_of_days"]:
-        text = f"{name} has no whole day yet, so its growth is unknown."
-        return ReportFinding(NOTE, text, "growth")
-    gains = (
-        f"{name} gains {count(place['messages_a_day'], 'message')} and"
-        f" {size(place['bytes_a_day'])} a day"
-    )
-    full = place["full_in_days"]
-    if full is None:
-        return ReportFinding(NOTE, f"{gains}{_retention(place)}.", "growth")
-    if full > _FAR_DAYS:
-        return ReportFinding(NOTE, f"{gains}, and its disk is not full within ten years.", "growth")
-    when = f"in {count(full, 'day')}" if full else "now"
-    kind = WARNING if full < _SOON_DAYS else NOTE
-    return ReportFinding(kind, f"{gains}, and its disk is full {when}.", "growth")
-
-
-def _retention(place: Figures) -> str:
-    """Return which retention drops messages: the one that is reached first."""
-    if place["size_drops_first"] and place["days_under_retention_size"] is not None:
-        back = count(place["days_under_retention_size"], "day")
-        limit = size(place["retention_bytes"])
-        return f"; the retention by size ({limit}) drops what is older than about {back}"
-    if place["bytes_under_retention"] is not None:
-        age = count(place["retention_days"], "day")
-        remaining = size(place["bytes_under_retention"])
-        return f"; the retention by age drops what is older than {age}, and leaves {remaining}"
-    return ""
-
-
-def peers_finding(figures: Figures) -> ReportFinding:
-    """Return the finding on peers that have not reconciled with the node for long, or at all."""
-    peers = figures["peers"]
-    if not peers:
-        text = "The node has no peers, so nothing repairs its gaps."
-        return ReportFinding(NOTE, text, "peers")
-    total = count(figures["peer_count"], "peer")
-    failing = [shown(each["name"]) for each in peers if each["failures"]]
-    never = [shown(each["name"]) for each in peers if each["last_sync_ns"] is None]
-    failures = f" Failing: {_first_of(failing)}." if failing else ""
-    if never:
-        text = (
-            f"{len(never):,} of {total} never reconciled with the node since it started:"
-            f" {_first_of(never)}.{failures}"
-        )
-        return ReportFinding(WARNING, text, "peers")
-    age_ns = max(0, figures["made_ns"] - min(each["last_sync_ns"] for each in peers))
-    text = (
-        f"All {total} have reconciled with the node, the one longest ago"
-        f" {span(age_ns / NS_PER_S)} before this report.{failures}"
-    )
-    return ReportFinding(WARNING if failing or age_ns > DAY_NS else GOOD, text, "peers")
-
-
-def _first_of(names: list[str]) -> str:
-    more = f" and {len(names) - 1:,} more" if len(names) > 1 else ""
-    return f"{names[0]}{more}"

@@ -6,50 +6,42 @@ A database beside an archive adds how late messages were stored, and which hours
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from pyspark.sql import SparkSession
 
 from store.pipeline.audit.audit import AuditJob, audit
-from store.pipeline.database import FOREVER, connected
+from store.pipeline.database import FOREVER
 from store.pipeline.delta import DeltaArchive
 from store.pipeline.errors import SPARK_ERRORS, PipelineError, of_spark
 from store.pipeline.files import create, require_new
-from store.pipeline.fingerprints import NOTHING, Fingerprints, coarser, differing
-from store.pipeline.limits import DAY_NS, HOUR_NS, MAX_CONNECTIONS, MAX_LISTED
+from store.pipeline.fingerprints import NOTHING, Fingerprints, differing
+from store.pipeline.limits import HOUR_NS, MAX_CONNECTIONS, MAX_LISTED
 from store.pipeline.message_sets import ArchiveMessages, DatabaseMessages
 from store.pipeline.report.figures import (
     Figures,
-    Limits,
     axis_in,
     completeness_of,
     lateness_of,
-    outlook_of,
     to_json,
     traffic_of,
 )
-from store.pipeline.report.page import MAX_PEERS, page_of
+from store.pipeline.report.page import page_of
+from store.pipeline.reports import JobReport
 from store.pipeline.spark import Say, shown, silent
 
 _MODE: Final = 0o644
 _TRAFFIC: Final = ("ts", "shard", "pubsub_topic", "content_topic", "payload", "channel")
 _LATENESS: Final = ("ts", "committed_ns", "source")
-_STORED_BYTES: Final = """
-select coalesce(sum(pg_total_relation_size(c.oid)), 0)::bigint
-from pg_class c where c.relnamespace = 'storenode'::regnamespace and c.relkind = 'r'
-"""
 
 
 @dataclass(frozen=True)
 class ReportJob:
     """An output, and a range of an archive or a database in nanoseconds, the end exclusive.
 
-    ``archive`` None: the report is on the database. ``limits`` are the retention limits, and the
-    disk of the archive if there is one. ``node`` names the node that reported the ``peers``.
-    ``audit``: look for causal gaps, too.
+    ``archive`` None: the report is on the database. ``audit``: look for causal gaps, too.
     """
 
     output: Path
@@ -57,25 +49,17 @@ class ReportJob:
     url: str | None
     low_ns: int = 0
     high_ns: int = FOREVER
-    limits: Limits = field(default_factory=Limits)
-    node: str | None = None
-    peers: Sequence[Figures] = ()
     connections: int = MAX_CONNECTIONS
     say: Say = silent
     audit: bool = True
 
 
-@dataclass(frozen=True)
-class PageReport:
+@dataclass
+class PageReport(JobReport):
     """The figures, and the page that was written."""
 
     figures: Figures
     output: Path
-
-    @property
-    def sound(self) -> bool:
-        """The constant True: a report has no verdict."""
-        return True
 
     def as_json(self) -> dict[str, Any]:
         """Return the figures behind the page."""
@@ -142,11 +126,7 @@ def _gathered(session: SparkSession, job: ReportJob) -> Figures:
             "traffic": traffic,
             "compared": compared,
             "lateness": lateness,
-            "places": _outlooks(job, archive, database),
             "completeness": completeness,
-            "node": job.node,
-            "peers": list(job.peers[:MAX_PEERS]),
-            "peer_count": len(job.peers),
         }
 
 
@@ -164,29 +144,6 @@ def _compared(stored: Fingerprints, sealed: Fingerprints) -> tuple[Figures, int]
     newest = max(stored, default=0)
     figures = {"hours": len(sealed), "differing": len(wrong), "listed": listed}
     return figures, min((hour for hour in wrong if hour > newest), default=FOREVER)
-
-
-def _outlooks(
-    job: ReportJob, archive: ArchiveMessages | None, database: DatabaseMessages | None
-) -> list[Figures]:
-    limits, found = job.limits, []
-    if archive is not None:
-        size_bytes = archive.archive.listing.size_bytes
-        by_day = _by_day(archive.hours)
-        disk = Limits(disk_bytes=limits.disk_bytes)
-        found.append(outlook_of("the archive", by_day, size_bytes, disk))
-    if database is not None and job.url is not None:
-        with connected(job.url) as connection:
-            ((size_bytes,),) = connection.execute(_STORED_BYTES).fetchall()
-        if archive is not None:
-            limits = Limits(limits.retention_ns, limits.retention_bytes)
-        by_day = _by_day(database.hours)
-        found.append(outlook_of("the database", by_day, int(size_bytes), limits))
-    return found
-
-
-def _by_day(hours: Fingerprints) -> dict[int, int]:
-    return {start // DAY_NS: each.messages for start, each in coarser(hours, DAY_NS).items()}
 
 
 def _write(output: Path, page: str) -> None:

@@ -53,10 +53,7 @@ def count(number: float, one: str, many: str | None = None) -> str:
 
 
 def size(number: float) -> str:
-    """Return bytes to three digits, such as `12.3 MB`; a multiple of 1 GiB or so as `200 GiB`."""
-    for places, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB")):
-        if number and number % (1 << places) == 0:
-            return f"{int(number) >> places:,} {unit}"
+    """Return bytes to three digits, such as `12.3 MB`."""
     for unit in ("bytes", "kB", "MB", "GB", "TB"):
         if number < 999.5:
             return f"{number:.3g} {unit}"

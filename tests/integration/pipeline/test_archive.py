@@ -116,9 +116,17 @@ def test_an_archive_recomputed_row_by_row_by_duckdb_is_what_its_commits_record(
 def test_a_second_run_has_nothing_to_do(spark: SparkSession, url: str, lake_path: Path) -> None:
     files = published(lake_path)
     first = run(spark, url, lake_path)
-    assert (first.published, first.kept, len(first.marked)) == (0, 0, len(hours_of(held(url))))
+    assert (first.messages, first.hours_marked_before, first.hours_marked) == (
+        0,
+        0,
+        len(hours_of(held(url))),
+    )
     second = run(spark, url, lake_path)
-    assert (second.published, second.marked, second.kept) == (0, [], len(first.marked))
+    assert (second.messages, second.hours_marked, second.hours_marked_before) == (
+        0,
+        0,
+        first.hours_marked,
+    )
     assert published(lake_path) == files
     assert second.sound
     assert_complete(url, lake_path)
@@ -126,7 +134,7 @@ def test_a_second_run_has_nothing_to_do(spark: SparkSession, url: str, lake_path
 
 def test_a_dry_run_writes_nothing(spark: SparkSession, url: str, tmp_path: Path) -> None:
     report = run(spark, url, tmp_path / "lake", dry_run=True)
-    assert report.to_do == len(messages())
+    assert report.messages_to_do == len(messages())
     assert not (tmp_path / "lake").exists()
     assert marks(url) == {}
 
@@ -136,10 +144,10 @@ def test_late_arrivals_come_after_and_take_marks_away(
 ) -> None:
     run(spark, url, lake_path)
     more(url, plain(90_001, TODAY - DAY + 5), plain(90_002, TODAY - 40 * DAY), plain(3, NOW - 1))
-    assert run(spark, url, lake_path, dry_run=True).to_do == 3
+    assert run(spark, url, lake_path, dry_run=True).messages_to_do == 3
     result = run(spark, url, lake_path)
-    assert result.published == 3
-    assert len(result.marked) == 3
+    assert result.messages == 3
+    assert result.hours_marked == 3
     assert in_lake(lake_path) == sorted(held(url))
 
 
@@ -151,9 +159,9 @@ def test_a_range_of_time_is_all_that_is_archived(
     result = run(spark, url, lake, low_ns=low, high_ns=high)
     wanted = sorted(each for each in held(url) if low <= each[0] < high)
     assert in_lake(lake) == wanted
-    assert result.published == len(wanted)
+    assert result.messages == len(wanted)
     # Of the first hour a half is missing.
-    assert len(result.marked) == 4
+    assert result.hours_marked == 4
     assert result.sound
 
 
@@ -190,10 +198,10 @@ def test_a_job_that_is_killed_leaves_the_last_good_state(
     assert in_lake(lake_path) == (sorted(held(url)) if published_already else before)
     assert marks(url) == {}
     result = run(spark, url, lake_path)
-    assert result.published == (0 if published_already else 20)
+    assert result.messages == (0 if published_already else 20)
     with connected(url):
         assert in_lake(lake_path) == sorted(held(url))
-    assert len(result.marked) == len(hours_of(held(url)))
+    assert result.hours_marked == len(hours_of(held(url)))
 
 
 DYING = """
@@ -231,8 +239,8 @@ def test_a_first_archive_that_is_killed_repeats_only_what_was_not_committed(
     stayed = in_lake(lake)
     assert marks(url) == {}
     result = run(spark, url, lake)
-    assert len(stayed) + result.published == len(messages())
-    assert 0 < result.published <= len(messages()) * (100 - share) // 100
+    assert len(stayed) + result.messages == len(messages())
+    assert 0 < result.messages <= len(messages()) * (100 - share) // 100
     assert_complete(url, lake)
     assert verify(spark, VerifyJob(DeltaArchive(str(lake)), url)).sound
 
@@ -288,11 +296,11 @@ def test_an_archive_elsewhere_takes_no_part_in_retention_without_mark_here(
     before = marks(url)
     copy = tmp_path / "copy"
     result = run(spark, url, copy, high_ns=low)
-    assert (result.sound, result.elsewhere, result.marked) == (False, str(lake_path), [])
-    assert (result.published > 0, marks(url)) == (True, before)
+    assert (result.sound, result.marked_archive, result.hours_marked) == (False, str(lake_path), 0)
+    assert (result.messages > 0, marks(url)) == (True, before)
     assert f"the marks of the database name {lake_path}" in " ".join(result.lines())
     result = run(spark, url, copy, high_ns=low, mark_here=True)
-    assert (result.sound, result.published) == (True, 0)
+    assert (result.sound, result.messages) == (True, 0)
     assert set(marks(url)) == hours_of(held(url))
     assert run(spark, url, copy, high_ns=low).sound
     assert run(spark, url, lake_path).sound
@@ -311,11 +319,15 @@ def test_a_moved_archive_takes_over_the_marks_that_it_bears_out(
     )
     DeltaTable(moved / "messages").delete(f"ts >= {lost} and ts < {lost + HOUR}")
     result = run(spark, url, moved, mark_here=True)
-    assert (result.taken_over, result.absent, result.damaged) == (len(wanted) - 1, 1, [])
+    assert (result.marks_taken_over, result.marks_left_elsewhere, result.hours_damaged) == (
+        len(wanted) - 1,
+        1,
+        [],
+    )
     named = rows(url, "select start_ns, archive from storenode.archived")
     assert {hour for hour, path in named if path == str(moved)} == wanted - {lost}
     again = run(spark, url, moved, mark_here=True)
-    assert (again.taken_over, again.absent) == (0, 1)
+    assert (again.marks_taken_over, again.marks_left_elsewhere) == (0, 1)
 
 
 @pytest.mark.parametrize("mark_here", [False, True])
@@ -328,7 +340,7 @@ def test_an_hour_of_which_a_file_was_lost_is_not_marked(
     pq.write_table(content.slice(1), file)
     hour = content["ts"][0].as_py() // HOUR * HOUR
     result = run(spark, url, lake_path, mark_here=mark_here)
-    assert (result.damaged, result.sound) == ([hour], False)
+    assert (result.hours_damaged, result.sound) == ([hour], False)
     assert set(marks(url)) == hours_of(held(url)) - {hour}
     file.unlink()
     with pytest.raises(PipelineError, match="could not be read"):
@@ -343,10 +355,10 @@ def test_small_files_are_made_one(
     monkeypatch.setattr(delta, "COMPACT_FILES_AT_ONCE", 1)
     more(url, plain(90_000, TODAY - DAY + 1))
     before = len(published(lake_path))
-    assert run(spark, url, lake_path).compacted >= 2
+    assert run(spark, url, lake_path).compacted_files >= 2
     assert len(published(lake_path)) <= before
     assert_complete(url, lake_path)
-    assert (run(spark, url, lake_path).published, len(marks(url))) == (0, len(hours_of(held(url))))
+    assert (run(spark, url, lake_path).messages, len(marks(url))) == (0, len(hours_of(held(url))))
 
 
 def test_only_files_that_a_commit_removed_are_deleted_and_only_after_a_week(
@@ -356,17 +368,20 @@ def test_only_files_that_a_commit_removed_are_deleted_and_only_after_a_week(
     monkeypatch.setattr(delta, "COMPACT_AT_FILES", 2)
     before = set(published(lake_path))
     more(url, plain(90_000, TODAY - DAY + 1))
-    assert run(spark, url, lake_path).compacted >= 2
+    assert run(spark, url, lake_path).compacted_files >= 2
     gone = [Path(each) for each in before - set(published(lake_path))]
     unknown = lake_path / "messages" / "day=2020-01-01" / "shard=0" / "part-unknown.parquet"
     unknown.parent.mkdir(parents=True)
     unknown.write_bytes(b"half a file")
     week_ago_s = time.time() - (VACUUM_AFTER_HOURS + 1) * 3_600
     os.utime(unknown, (week_ago_s, week_ago_s))
-    assert (run(spark, url, lake_path).removed, all(each.exists() for each in gone)) == (0, True)
+    assert (run(spark, url, lake_path).removed_files, all(each.exists() for each in gone)) == (
+        0,
+        True,
+    )
     monkeypatch.setattr(delta, "VACUUM_AFTER_HOURS", 0)
     with_the_new_one = len(gone) + 1
-    assert run(spark, url, lake_path).removed == with_the_new_one
+    assert run(spark, url, lake_path).removed_files == with_the_new_one
     assert (unknown.exists(), any(each.exists() for each in gone)) == (True, False)
     notes = verify(spark, VerifyJob(DeltaArchive(str(lake_path)))).notes
     assert any(note.startswith("1 files below ") for note in notes)
@@ -388,7 +403,7 @@ def test_messages_that_the_database_lost_keep_their_hour_unmarked(
         bytes_of_removal(other),
     )
     result = run(spark, url, lake_path)
-    assert result.differing == [other[0] // HOUR * HOUR]
+    assert result.hours_differing == [other[0] // HOUR * HOUR]
     assert not result.sound
     assert "the archive has messages of it that the database lacks" in " ".join(result.lines())
     assert in_lake(lake_path) == before
@@ -404,14 +419,15 @@ def test_a_path_may_look_like_a_pattern(spark: SparkSession, url: str, tmp_path:
     lake, other = tmp_path / "{a,b} l*ke?" / "day=3#", tmp_path / "a lake1" / "day=3#"
     run(spark, url, lake)
     more(url, *(plain(90_000 + number, TODAY - DAY + number) for number in range(9)))
-    assert run(spark, url, other).published == len(held(url))
+    assert run(spark, url, other).messages == len(held(url))
     output = tmp_path / "o{u}t*"
     sides = [ArchiveMessages(spark, DeltaArchive(str(each))) for each in (lake, other)]
-    assert diff(spark, *sides, output=str(output)).lacking == {"first": 9, "second": 0}
+    found = diff(spark, *sides, output=str(output))
+    assert (found.first_lacks, found.second_lacks) == (9, 0)
     with pytest.raises(PipelineError, match="exists already"):
         diff(spark, *sides, output=str(output))
-    assert restore(spark, RestoreJob(DeltaArchive(str(other)), url, diff=str(output))).given == 9
-    assert run(spark, url, lake).published == 9
+    assert restore(spark, RestoreJob(DeltaArchive(str(other)), url, diff=str(output))).messages == 9
+    assert run(spark, url, lake).messages == 9
     result = verify(spark, VerifyJob(DeltaArchive(str(lake)), url))
     assert (result.sound, result.messages) == (True, len(held(url)))
 

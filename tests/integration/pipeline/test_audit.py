@@ -192,7 +192,7 @@ def test_a_name_that_is_too_long_takes_no_memory_and_is_still_missing(
     url, long = new_database(), "ж" * 40_000
     more(url, message("one", "x", 1, FIRST, ["y", long]), message("one", "y", 0, FIRST, []))
     found = audit(spark, AuditJob(DatabaseMessages(spark, url, "the database")))
-    (missing,) = found.missing
+    (missing,) = found.listed["missing"]
     assert MAX_ID_BYTES < len(missing["message_id"].encode()) < 4 * MAX_ID_BYTES
     assert missing["message_id"].startswith("ж" * MAX_ID_BYTES)
 
@@ -230,13 +230,13 @@ def test_hints_ranges_and_payloads_decide_what_is_held(
         {"channel": "room", "message_id": "lost", "hint": "01" * 32},
         {"channel": "room", "message_id": "tip"},
     ]
-    named = {each["message_id"]: each for each in result.missing}
+    named = {each["message_id"]: each for each in result.listed["missing"]}
     assert named["elsewhere"]["held_in_channel"] == "den"
     assert (named["lost"]["first_named_by"], named["lost"]["sender"]) == ("end", "sender")
     assert result.counts["copies"] == 2
-    (conflict,) = result.conflicts
+    (conflict,) = result.listed["conflicts"]
     assert (conflict["message_id"], conflict["contents"]) == ("twice", 2)
-    room = next(each for each in result.channels if each["channel"] == "room")
+    room = next(each for each in result.listed["channels"] if each["channel"] == "room")
     assert room["last_complete"] == {
         "message_id": "twice",
         "lamport": 7,

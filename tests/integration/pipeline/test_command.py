@@ -14,8 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from pyspark.sql import SparkSession
 
 from storenode.cli.main import main
-from tests.integration.pipeline.conftest import QUICKLY
-from tests.integration.pipeline.world import held, in_lake, messages
+from tests.integration.pipeline.world import messages
 from tests.support.command import Command, Ended
 from tests.support.postgres import PostgresServer
 
@@ -27,17 +26,6 @@ def run(*arguments: str, **env: str) -> Ended:
     process = Command(env).start("pipeline", *arguments)
     out, err = process.communicate(timeout=TIMEOUT_S)
     return Ended(process.returncode, out.decode(), err.decode())
-
-
-def test_an_archive_is_made_by_the_command(url: str, tmp_path: Path) -> None:
-    lake = tmp_path / "lake"
-    given = ("--json", "--master", "local[1]", *QUICKLY)
-    done = run("archive", str(lake), *given, STORENODE_DATABASE_URL=url)
-    assert done.code == 0, done.err
-    assert done.objects[0]["messages"] == len(messages())
-    assert f"{len(messages()):,} messages" in done.err
-    assert "WARNING" not in done.err
-    assert in_lake(lake) == sorted(held(url))
 
 
 @pytest.mark.parametrize(
@@ -72,9 +60,6 @@ def test_an_archive_is_made_by_the_command(url: str, tmp_path: Path) -> None:
         (["report", "{tmp}", "--output", "{tmp}"], {}, 2, "TMP exists already"),
         (["report", "{tmp}", "--output", "{tmp}/none/x.html"], {}, 2, "There is no directory"),
         (["report", "{tmp}", "--output", "{tmp}/x.html"], {}, 2, "There is no archive in TMP"),
-        (["report", "--output", "{tmp}/x.html", "--admin", "127.0.0.1:1"], {}, 3, "127.0.0.1:1"),
-        (["report", "--output", "{tmp}/x.html", "--admin", "odd"], {}, 2, "odd"),
-        (["report", "--output", "{tmp}/x.html", "--disk", "much"], {}, 2, "much"),
         (["verify", "postgresql://x/y"], {}, 2, "An archive is a directory, not a database"),
         (
             ["archive", "{tmp}/lake", "--database-url", "postgresql://x@127.0.0.1:1/x"],

@@ -57,7 +57,7 @@ def test_the_same_is_found_the_same_without_reading_it(
         DatabaseMessages(spark, url, "it"),
     )
     assert result.sound
-    assert result.hours == 0
+    assert result.hours_differing == 0
 
 
 def test_the_result_is_that_of_two_nodes_that_reconcile(
@@ -85,8 +85,8 @@ def test_the_result_is_that_of_two_nodes_that_reconcile(
     assert lacking(output, "second") == online.to_send.pairs() == []
     name = "lacks=first"
     assert written_columns(output / name) == documented_columns(name)
-    assert result.lacking == {"first": 21, "second": 0}
-    assert 2 <= result.hours <= 21
+    assert (result.first_lacks, result.second_lacks) == (21, 0)
+    assert 2 <= result.hours_differing <= 21
 
 
 def test_two_archives_that_both_lack_something(
@@ -112,9 +112,9 @@ def test_two_archives_that_both_lack_something(
     online, _ = reconcile(in_lake(lake_path), in_lake(other))
     assert lacking(output, "first") == online.to_receive.pairs()
     assert lacking(output, "second") == online.to_send.pairs()
-    assert result.lacking == {"first": 7, "second": 5}
+    assert (result.first_lacks, result.second_lacks) == (7, 5)
     bounded = diff(spark, *sides, bounds=(TODAY - DAY + 3, TODAY - DAY + 3 * HOUR + 1))
-    assert bounded.lacking == {"first": 3, "second": 2}
+    assert (bounded.first_lacks, bounded.second_lacks) == (3, 2)
     with pytest.raises(PipelineError, match="exists already"):
         diff(spark, *sides, output=str(output))
 
@@ -124,14 +124,15 @@ def test_both_kinds_of_places_have_the_same_fingerprints(
     spark: SparkSession, url: str, archived: Path, level: str
 ) -> None:
     opened = DeltaArchive(str(archived)).open()
-    lake = fingerprint("it", level, computed_in(spark, opened, level))
-    assert lake.slices == recorded_by(url, level)
-    assert lake.total.messages == len(held(url))
+    computed = computed_in(spark, opened, level)
+    assert computed == recorded_by(url, level)
+    assert recorded_in(opened, level) == (None if level == "minute" else computed)
+    lake = fingerprint("it", level, computed)
+    assert lake.messages == len(held(url))
     wanted = 0
     for _, digest in held(url):
         wanted ^= int.from_bytes(digest, "big")
-    assert lake.total.hex == f"{wanted:064x}"
-    assert recorded_in(opened, level) == (None if level == "minute" else lake.slices)
-    part = fingerprint("it", level, lake.slices, TODAY - DAY, NOW)
-    assert 0 < part.total.messages < lake.total.messages
-    assert part.lines()[-1].endswith(part.total.hex)
+    assert lake.xor == f"{wanted:064x}"
+    part = fingerprint("it", level, computed, TODAY - DAY, NOW)
+    assert 0 < part.messages < lake.messages
+    assert part.lines()[-1].endswith(part.xor)

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from store.pipeline import archive as archiving
 from store.pipeline import delta
-from store.pipeline.archive import ArchiveJob, Follower
+from store.pipeline.archive import ArchiveJob, Archiver
 from store.pipeline.database import connected, lock_archiving
 from store.pipeline.delta import DeltaArchive
 from tests.integration.pipeline.world import (
@@ -35,21 +35,22 @@ def test_each_step_archives_what_was_committed_since_the_last_one(
     job = ArchiveJob(url, DeltaArchive(str(lake_path)))
     with connected(url) as connection:
         lock_archiving(connection)
-        follower = Follower(spark, job, connection)
+        archiver = Archiver(spark, job, connection)
+        assert archiver.step().messages == 0
         before = len(marks(url))
         more(url, *(plain(90_000 + number, TODAY - DAY + number) for number in range(9)))
-        assert (follower.step(), follower.step()) == (9, 0)
+        assert [archiver.step().messages for _ in range(2)] == [9, 9]
         asyncio.run(late_transaction(url))
-        assert follower.step() == 13
+        assert archiver.step().messages == 22
         assert in_lake(lake_path) == sorted(held(url))
-        assert (follower.report.published, follower.report.sound) == (22, True)
+        assert archiver.report.sound
         assert len(marks(url)) == before > 0
         files = len(published(lake_path))
         monkeypatch.setattr(archiving, "_COMPACT_EVERY_S", 0)
         monkeypatch.setattr(delta, "COMPACT_AT_FILES", 2)
         more(url, plain(95_000, TODAY - DAY))
-        assert follower.step() == 1
-        assert follower.report.compacted >= 2
+        assert archiver.step().messages == 23
+        assert archiver.report.compacted_files >= 2
         assert len(published(lake_path)) < files + 1
     assert in_lake(lake_path) == sorted(held(url))
 

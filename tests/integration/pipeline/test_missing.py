@@ -14,10 +14,12 @@ from pyspark.sql import SparkSession
 
 from store.pipeline import verify as kinds
 from store.pipeline.archive import ArchiveJob, archive
-from store.pipeline.audit.audit import AuditJob, audit
+from store.pipeline.audit.examine import CHANNELS
+from store.pipeline.audit.results import note_audit
+from store.pipeline.audit.tables import COUNTED
+from store.pipeline.columns import empty
 from store.pipeline.delta import DeltaArchive
 from store.pipeline.errors import PipelineError
-from store.pipeline.message_sets import ArchiveMessages
 from store.pipeline.repair import RepairJob, repair
 from store.pipeline.reports import time_text
 from store.pipeline.verify import (
@@ -248,29 +250,21 @@ def test_a_copy_that_a_killed_job_did_not_write_is_written_by_the_next(
 
 
 def test_a_table_beside_the_messages_is_not_begun_anew_over_the_files_of_a_lost_log(
-    spark: SparkSession, url: str, lake_path: Path
+    spark: SparkSession, lake_path: Path
 ) -> None:
-    def nightly() -> None:
-        run(spark, url, lake_path)
-        audit(
-            spark,
-            AuditJob(
-                ArchiveMessages(spark, DeltaArchive(str(lake_path))),
-                record=DeltaArchive(str(lake_path)),
-            ),
-        )
+    def note() -> None:
+        counts = dict.fromkeys(COUNTED, 0)
+        note_audit(DeltaArchive(str(lake_path)), empty(spark, CHANNELS), counts)
 
-    nightly()
-    for name in ("audits",):
-        table = lake_path / name
-        aside = (table / "_delta_log").rename(lake_path / "log")
-        files = set(table.iterdir())
-        assert found(looked(spark, lake_path)) == {kinds.BESIDE}
-        with pytest.raises(PipelineError, match=rf"{name} holds \d Parquet files, but the log"):
-            nightly()
-        assert set(table.iterdir()) == files
-        aside.rename(table / "_delta_log")
-        assert looked(spark, lake_path).sound
-    for table in (lake_path / "audits",):
-        next(table.glob("*.parquet")).unlink()
-        assert f"{table} lacks 1 of the" in " ".join(looked(spark, lake_path).lines())
+    note()
+    table = lake_path / "audits"
+    aside = (table / "_delta_log").rename(lake_path / "log")
+    files = set(table.iterdir())
+    assert found(looked(spark, lake_path)) == {kinds.BESIDE}
+    with pytest.raises(PipelineError, match=r"audits holds \d Parquet files, but the log"):
+        note()
+    assert set(table.iterdir()) == files
+    aside.rename(table / "_delta_log")
+    assert looked(spark, lake_path).sound
+    next(table.glob("*.parquet")).unlink()
+    assert f"{table} lacks 1 of the" in " ".join(looked(spark, lake_path).lines())

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from store.db.schema.migrate import upgrade
 from store.pipeline import delta, files
-from store.pipeline.archive import ArchiveJob, ArchiveReport, Follower, archive
+from store.pipeline.archive import ArchiveJob, Archiver, ArchiveReport, archive
 from store.pipeline.audit.audit import AuditJob, audit
 from store.pipeline.database import connected, lock_archiving
 from store.pipeline.delta import DeltaArchive
@@ -55,14 +55,14 @@ def test_an_archive_on_s3_from_the_first_message_to_an_empty_database(
 ) -> None:
     path = f"{store.url}/history/one"
     first = archived(spark, url, path.replace("s3:", "s3a:"))
-    assert (first.published, first.sound) == (len(messages()), True)
+    assert (first.messages, first.sound) == (len(messages()), True)
     assert sum(marks(url).values()) >= len(messages()) - 200, "all hours but the last ones"
 
     late = [plain(10_000 + number, when(number) + 1) for number in range(3)]
     more(url, *late)
     monkeypatch.setattr(delta, "COMPACT_AT_FILES", 2)
     second = archived(spark, url, path)
-    assert (second.published, second.compacted, second.elsewhere) == (3, 4, None)
+    assert (second.messages, second.compacted_files, second.marked_archive) == (3, 4, None)
 
     sound = verify(spark, VerifyJob(DeltaArchive(path), url))
     assert (sound.faults, sound.messages) == ([], len(messages()) + 3)
@@ -73,7 +73,7 @@ def test_an_archive_on_s3_from_the_first_message_to_an_empty_database(
     files.move_folder(path, "messages/_delta_log", "gone")
     with pytest.raises(PipelineError, match="log that names them"):
         archived(spark, url, path)
-    assert repair(spark, RepairJob(DeltaArchive(path))).restored > 0
+    assert repair(spark, RepairJob(DeltaArchive(path))).commits_restored > 0
     assert verify(spark, VerifyJob(DeltaArchive(path), url)).sound
 
     everything = held(url)
@@ -88,12 +88,12 @@ def test_an_archive_on_s3_from_the_first_message_to_an_empty_database(
         DatabaseMessages(spark, empty, "it"),
         output=lacking,
     )
-    assert found.lacking == {"first": 0, "second": len(everything)}
+    assert (found.first_lacks, found.second_lacks) == (0, len(everything))
     assert restore(spark, RestoreJob(DeltaArchive(path), empty, diff=lacking)).new == len(
         everything
     )
     assert held(empty) == everything
-    assert restore(spark, RestoreJob(DeltaArchive(path), url)).given == len(everything)
+    assert restore(spark, RestoreJob(DeltaArchive(path), url)).messages == len(everything)
     assert held(url) == everything
 
 
@@ -104,9 +104,10 @@ def test_what_is_published_goes_to_the_store_and_is_read_from_it(
     job = ArchiveJob(url, DeltaArchive(path))
     with connected(url) as connection:
         lock_archiving(connection)
-        follower = Follower(spark, job, connection)
+        archiver = Archiver(spark, job, connection)
+        already = archiver.step().messages
         more(url, plain(90_000, when(5)))
-        assert follower.step() == 1
+        assert archiver.step().messages == already + 1
     followed = ArchiveMessages(spark, DeltaArchive(path)).messages(("ts",), when(5), when(5) + 1)
     assert followed.count() == 2
     output = f"{store.url}/found"
@@ -162,7 +163,7 @@ def test_a_large_file_is_read_in_parts_and_as_a_whole(store: ObjectStore) -> Non
     assert found.equals(table.select(KEY).cast(found.schema))
     low, high = rows // groups, rows // groups + 1
     (one,) = batches_of(path, ["ts"], low, high)
-    assert one["ts"].to_pylist() == list(range(low, 2 * low))
+    assert one["ts"].to_pylist() == [low]
 
 
 @pytest.mark.parametrize(

@@ -72,13 +72,13 @@ def test_an_archive_from_the_first_message_to_an_empty_database(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     path = f"{root}/history/one"
-    assert archive(spark, ArchiveJob(url, DeltaArchive(path))).published == len(messages())
+    assert archive(spark, ArchiveJob(url, DeltaArchive(path))).messages == len(messages())
     monkeypatch.setattr(delta, "COMPACT_AT_FILES", 2)
     more(url, plain(10_000, when(0) + 1))
     second = archive(spark, ArchiveJob(url, DeltaArchive(path)))
-    assert (second.published, second.compacted > 0) == (1, True)
+    assert (second.messages, second.compacted_files > 0) == (1, True)
     files.move_folder(path, "messages/_delta_log", "gone")
-    assert repair(spark, RepairJob(DeltaArchive(path))).restored > 0
+    assert repair(spark, RepairJob(DeltaArchive(path))).commits_restored > 0
     sound = verify(spark, VerifyJob(DeltaArchive(path), url))
     assert (sound.faults, sound.messages) == ([], len(messages()) + 1)
     lake = DeltaArchive(path).open()

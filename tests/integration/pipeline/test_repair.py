@@ -54,10 +54,14 @@ def test_a_lost_log_is_restored(
         log_of(lake_path).mkdir()
     damaged = tree(lake_path)
     told = run(spark, lake_path, dry_run=True)
-    assert (told.files, told.restored > 0, tree(lake_path) == damaged) == (len(before), True, True)
+    assert (told.files, told.commits_restored > 0, tree(lake_path) == damaged) == (
+        len(before),
+        True,
+        True,
+    )
     result = run(spark, lake_path)
     assert (result.sound, result.files) == (True, len(before))
-    assert (result.aside is not None) == (damage == "torn")
+    assert (result.damaged_log is not None) == (damage == "torn")
     assert sorted(published(lake_path)) == sorted(before)
     remade = DeltaTable(lake_path / "messages").get_add_actions(flatten=True)
     columns = ["path", "num_records", "min.ts", "max.ts", "partition.day", "partition.shard"]
@@ -65,8 +69,8 @@ def test_a_lost_log_is_restored(
         sorted(map(str, statistics[name].to_pylist())) for name in columns
     ]
     assert faults(spark, lake_path) == {}
-    assert archived_again(spark, url, lake_path).published == 0
-    assert (run(spark, lake_path).restored, in_lake(lake_path)) == (0, sorted(held(url)))
+    assert archived_again(spark, url, lake_path).messages == 0
+    assert (run(spark, lake_path).commits_restored, in_lake(lake_path)) == (0, sorted(held(url)))
 
 
 def test_lost_commits_are_restored(spark: SparkSession, url: str, lake_path: Path) -> None:
@@ -79,10 +83,10 @@ def test_lost_commits_are_restored(spark: SparkSession, url: str, lake_path: Pat
     with pytest.raises(PipelineError, match=r"has lost commits.* Run `storenode pipeline repair`"):
         archived_again(spark, url, lake_path)
     result = run(spark, lake_path)
-    assert (result.sound, result.restored, result.removed) == (True, newest + 2, 0)
+    assert (result.sound, result.commits_restored, result.files_removed) == (True, newest + 2, 0)
     assert tree(log_of(lake_path)) == whole
     assert in_lake(lake_path) == sorted(held(url))
-    assert archived_again(spark, url, lake_path).published == 0
+    assert archived_again(spark, url, lake_path).messages == 0
     assert faults(spark, lake_path) == {}
 
 
@@ -94,7 +98,7 @@ def test_a_commit_that_was_altered_is_found_and_restored(
     lines = whole.splitlines(keepends=True)
     commit.write_bytes(b"".join(line for line in lines if b'"add"' not in line))
     assert kinds.BROKEN_MANIFEST in faults(spark, lake_path)
-    assert run(spark, lake_path).restored > 0
+    assert run(spark, lake_path).commits_restored > 0
     assert commit.read_bytes() == whole
     assert faults(spark, lake_path) == {}
 
@@ -114,7 +118,7 @@ def test_a_file_that_does_not_agree_is_refused_or_left_out(
     assert (found[kinds.CHANGED_FILE], found[kinds.UNREADABLE]) == (1, 1)
     assert lost.name in " ".join(result.lines())
     assert tree(lake_path) == damaged
-    assert run(spark, lake_path, leave_out=True).removed == 2
+    assert run(spark, lake_path, leave_out=True).files_removed == 2
     assert faults(spark, lake_path).keys() == {kinds.LOST_HOUR}
     # The database still has all of it.
     archived_again(spark, url, lake_path)
@@ -134,9 +138,9 @@ def test_files_that_are_gone_are_left_out_and_archived_again(
     assert file.name in " ".join(refused.lines())
     assert tree(lake_path) == before
     result = run(spark, lake_path, leave_out=True)
-    assert (result.refused, result.restored, result.removed) == (False, 0, 1)
+    assert (result.refused, result.commits_restored, result.files_removed) == (False, 0, 1)
     assert faults(spark, lake_path).keys() == {kinds.LOST_HOUR}
-    assert archived_again(spark, url, lake_path).published > 0
+    assert archived_again(spark, url, lake_path).messages > 0
     assert faults(spark, lake_path) == {}
     assert in_lake(lake_path) == sorted(held(url))
 

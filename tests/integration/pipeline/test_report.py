@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from store.cli.pipeline import ask_status, peers_of
 from store.pipeline.delta import DeltaArchive
 from store.pipeline.errors import PipelineError
 from store.pipeline.report.figures import EDGES_S, MAX_NAMES, Figures
@@ -34,10 +33,7 @@ from tests.integration.pipeline.world import (
     rows,
     write,
 )
-from tests.support.node import running_node
 from tests.unit.builders import entry
-
-NO_CREDENTIALS = dict.fromkeys(("token_file", "tls_ca", "tls_cert", "tls_key"))
 
 
 def reported(
@@ -87,10 +83,6 @@ def test_the_figures_of_an_archive_are_those_of_duckdb(
     assert [(found["completeness"]["channels"],)] == asked(archived, names)
     assert found["compared"]["differing"] == 0
     assert found["compared"]["hours"] > 24
-    stored = sum(each.stat().st_size for each in (archived / "messages").rglob("*.parquet"))
-    assert [each["name"] for each in found["places"]] == ["the archive", "the database"]
-    assert found["places"][0]["stored_bytes"] == stored
-    assert found["places"][0]["messages"] == found["places"][1]["messages"] == len(messages())
 
 
 def test_archive_and_database_have_the_same_figures(
@@ -258,10 +250,3 @@ def test_a_page_is_never_written_over_and_never_in_part(
     reported(spark, new, archived, None)
     assert new.stat().st_mode & 0o777 == 0o644
     assert {each.name for each in tmp_path.iterdir()} == {"page.html", "new.html"}
-
-
-def test_a_node_reports_its_peers(new_database: Callable[[], str], tmp_path: Path) -> None:
-    absent = "127.0.0.1:1"
-    with running_node(tmp_path, "--peer", absent, database_url=new_database()) as node:
-        (peer,) = peers_of(ask_status(node.admin, **NO_CREDENTIALS))
-    assert [peer[name] for name in ("name", "connected", "last_sync_ns")] == [absent, False, None]

@@ -83,11 +83,11 @@ def test_what_retention_dropped_comes_back(spark: SparkSession, url: str, tmp_pa
         output = tmp_path / "diff"
         follower = Command.of(node).start("follow", "--no-data", "--json", "--from-beginning")
         result = compared(spark, url, lake, output)
-        assert result.lacking == {"first": 0, "second": len(lost)}
+        assert (result.first_lacks, result.second_lacks) == (0, len(lost))
         dry = run(spark, url, lake, diff=str(output), dry_run=True)
-        assert (dry.given, held(url)) == (len(lost), everything - lost)
+        assert (dry.messages, held(url)) == (len(lost), everything - lost)
         restored = run(spark, url, lake, diff=str(output))
-        assert (restored.given, restored.new) == (len(lost), len(lost))
+        assert (restored.messages, restored.new) == (len(lost), len(lost))
         assert compared(spark, url, lake).sound
         assert held(url) == everything
         assert_followed(follower, {digest.hex() for _, digest in lost})
@@ -137,7 +137,7 @@ def test_a_message_whose_hash_another_one_has_is_reported_and_not_restored(
     archive(spark, ArchiveJob(url, DeltaArchive(str(lake))))
     more(other, new_message(b"a", "bc/1/x/proto", "/waku/2/rs/1/0", NOW - DAY))
     report = run(spark, other, lake)
-    assert (report.given, report.new, report.conflicts, report.sound) == (1, 0, 1, False)
+    assert (report.messages, report.new, report.conflicts, report.sound) == (1, 0, 1, False)
     assert "0 were there" in report.lines()[0]
 
 

@@ -201,7 +201,7 @@ def test_columns_that_a_newer_version_added_are_passed_over(
     table = DeltaTable(lake_path / "messages")
     table.alter.add_columns([Field("later", PrimitiveType("string"))])
     more(url, plain(80_002, TODAY - HOUR))
-    assert archive(spark, ArchiveJob(url, DeltaArchive(str(lake_path)))).published == 1
+    assert archive(spark, ArchiveJob(url, DeltaArchive(str(lake_path)))).messages == 1
     assert verify(spark, VerifyJob(DeltaArchive(str(lake_path)), url)).sound
     kept = [each.name for each in DeltaTable(lake_path / "messages").schema().fields]
     assert kept[-1] == "later"

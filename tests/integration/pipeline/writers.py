@@ -13,9 +13,9 @@ def refuse_one_of_two_writers(path: str, monkeypatch: pytest.MonkeyPatch) -> Non
     """Have both commit, then copy a commit; at last the store refuses nobody any more."""
     one, other = DeltaArchive(path).open_for_writing(), DeltaArchive(path).open_for_writing()
     (file, *_) = one.files()
-    one.commit([], [file], CommitMetadata(lost=True))
+    one.commit([], [file], CommitMetadata())
     with pytest.raises(PipelineError, match="Another job has written to the archive"):
-        other.commit([], [file], CommitMetadata(lost=True))
+        other.commit([], [file], CommitMetadata())
     ahead, behind = (read_manifest(f"{path}/manifest") for _ in range(2))
     ahead.append(b"{}")
     with pytest.raises(PipelineError, match="Another job has written to"):

@@ -41,6 +41,7 @@ KNOWN = {
     "storenode/cli/errors.py": {"complain"},
     "storenode/cli/main.py": {"main"},
     "store/config/options.py": {"_show_all"},
+    "store/cli/check_config.py": {"check_config"},
     "store/cli/db.py": {"Target.print", "partitions", "_progress.show"},
     "store/cli/demo.py": {"demo"},
     "store/cli/jobs.py": {"Runner.say"},
@@ -120,6 +121,15 @@ def demo_fails() -> None:
             main.main(["demo", "--plain"])
 
 
+def checked() -> None:
+    async def check_start(_config: object) -> list[str]:
+        return [HOSTILE]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("store.runtime.preflight.check_start", check_start)
+        ended("check-config")
+
+
 def ended(*arguments: str) -> None:
     with pytest.raises(SystemExit):
         main.main(arguments)
@@ -164,6 +174,7 @@ OUTPUTS: dict[str, Callable[[], None]] = {
     "a wrong value": lambda: ended("query", "--limit", HOSTILE),
     "a report for people": lambda: db.Target(None, Path(), as_json=False).print({}, [HOSTILE]),
     "a report as JSON": lambda: db.Target(None, Path(), as_json=True).print({"x": HOSTILE}, []),
+    "problems of a configuration": checked,
     "partitions": partitions,
     "the progress of a job": lambda: jobs.Runner.say(
         SimpleNamespace(_quiet=False),  # type: ignore[arg-type]

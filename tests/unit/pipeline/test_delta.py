@@ -19,7 +19,7 @@ from store.pipeline.delta import (
     read_manifest,
 )
 from store.pipeline.errors import PipelineError
-from store.pipeline.fingerprints import NOTHING, Fingerprint
+from store.pipeline.fingerprints import Fingerprint
 
 DAY = 20_000
 FILE = WrittenFile("day=2024-10-04/shard=0/part-1.parquet", DAY, 0, 4, 1, 5, 5, "0" * 64)
@@ -58,11 +58,11 @@ def test_a_commit_and_its_copy_are_on_the_disk_when_it_is_done(
 def test_the_commits_are_a_chain_that_names_files_and_hours(lake: DeltaArchive) -> None:
     hour = Fingerprint(1, 2, 3, 4, 5)
     lake.commit([FILE], (), CommitMetadata({FILE.path: FILE.digest}, {0: hour}, "me", 7))
-    lake.commit([], lake.files(), CommitMetadata(hours={0: NOTHING}, lost=True))
+    lake.commit([], lake.files(), CommitMetadata(hours=None))
     found = read_manifest(f"{lake.path}/manifest")
     assert (found.version, found.broken, found.foreign) == (2, [], [])
     assert (found.files, found.removed) == ({}, {FILE.path})
-    assert (found.required, found.stored) == ({0: hour}, {0: NOTHING})
+    assert (found.required, found.unknown_days) == ({0: hour}, {DAY})
     assert found.positions == {"me": 7}
     assert lake.log_faults(found) == []
 
@@ -164,7 +164,9 @@ def test_a_state_that_was_read_continues_with_the_commits_of_others(
         publish(lake, [named(number, rng.randrange(1, 4)), named(number + 50, 2)], *gone)
         fresh = DeltaArchive(lake.path).open()
         assert sorted(lake.files()) == sorted(other.renew().files()) == sorted(fresh.files())
-        assert read_manifest(f"{lake.path}/manifest").files.keys() == lake.listing.paths()
+        assert read_manifest(f"{lake.path}/manifest").files.keys() == set(
+            map(lake.within, lake.files())
+        )
         some = {each.day for each in rng.sample(fresh.files(), 1)}
         assert sorted(lake.files(some)) == [
             each for each in sorted(fresh.files()) if each.day in some
@@ -177,10 +179,10 @@ def test_only_directories_with_many_small_files_are_crowded(
     monkeypatch.setattr(delta, "require_visible", lambda *_: None)
     large = [named(number, 2)._replace(size_bytes=2**30) for number in range(100, 110)]
     publish(lake, [*(named(number, 1) for number in range(8)), named(8, 2), *large])
-    assert {each.day for each in lake.listing.crowded()} == {DAY - 3}
-    assert len(lake.listing.crowded()) == 8
+    assert {each.day for each in lake.crowded()} == {DAY - 3}
+    assert len(lake.crowded()) == 8
     publish(lake, [named(number, 3) for number in range(20, 32)])
     assert [len(lake.files({each})) for each in (DAY - 3, DAY - 1)] == [8, 12]
-    assert len(lake.listing.crowded()) == 20
+    assert len(lake.crowded()) == 20
     monkeypatch.setattr(delta, "COMPACT_FILES_AT_ONCE", 8)
-    assert {each.day for each in lake.listing.crowded()} == {DAY - 3}
+    assert {each.day for each in lake.crowded()} == {DAY - 3}

@@ -22,25 +22,19 @@ from store.pipeline.report.figures import (
     MAX_STEPS,
     OUTLIERS,
     Figures,
-    Limits,
     axis_of,
-    outlook_of,
     to_json,
     usual_days,
 )
 from store.pipeline.report.page import (
     GOOD,
-    MAX_PEERS,
-    NOTE,
     WARNING,
     lateness_finding,
-    outlook_finding,
     page_of,
 )
 
 START = 20_000 * DAY_NS
 TIMES = st.integers(0, 2**63 - 1)
-MB = 1_000_000
 HOSTILE = [
     "<script>alert(1)</script>",
     '"><img src=x onerror=alert(1)>',
@@ -140,13 +134,7 @@ def completeness(names: list[str]) -> Figures:
     return {**counts, "least_complete": pasts, "missing_parents": parents}
 
 
-def peer(name: str, last_sync_ns: int | None, failures: int = 0) -> Figures:
-    about = {"failures": failures, "last_error": name, "lacks": 1, "has": 2}
-    return {"name": name, "connected": True, "last_sync_ns": last_sync_ns, **about}
-
-
 def figures(names: list[str], shards: int = 3, steps: int = MAX_STEPS, **parts: Any) -> Figures:  # noqa: ANN401
-    limits = Limits(30 * DAY_NS, 10**9, 10**9)
     listed = [{"start_ns": START + n * HOUR_NS, "archive": 1, "database": 2} for n in range(9)]
     found = {
         "name": "/archive/" + names[0],
@@ -154,17 +142,9 @@ def figures(names: list[str], shards: int = 3, steps: int = MAX_STEPS, **parts: 
         "traffic": traffic(shards, steps, names),
         "compared": {"hours": 500, "differing": 200, "listed": listed},
         "lateness": lateness(*range(len(EDGES_S) + 1)),
-        "places": [outlook_of("the archive", STEADY, 10**6, limits)],
         "completeness": completeness(names),
-        "node": "127.0.0.1:7421",
-        "peers": [peer(name, START, 2) for name in (names * MAX_PEERS)[:MAX_PEERS]],
-        "peer_count": MAX_PEERS + 1,
     }
     return {**found, **parts}
-
-
-STEADY = {1_010: 7} | dict.fromkeys(range(1_011, 1_021), 100) | {1_021: 30}
-"""1,037 messages: ten whole days of 100 each."""
 
 
 class Elements(HTMLParser):
@@ -220,7 +200,7 @@ def test_links_ids_and_colours_of_a_page_are_its_own() -> None:
     ids = [value for name, value in found.attributes if name == "id"]
     assert len(ids) == len(set(ids))
     wanted = set(re.findall(r'(?:href="|url\()#([^")]+)', full_page()))
-    assert {"completeness", "gaps", "lateness", "growth", "peers"} <= wanted <= set(ids)
+    assert {"completeness", "gaps", "lateness", "traffic"} <= wanted <= set(ids)
     style, _, body = full_page().partition("</style>")
     assert "prefers-color-scheme: dark" in style
     assert set(re.findall(r"#[0-9a-f]{6}\b", body)) <= {"#000000", "#ffffff"}
@@ -229,7 +209,7 @@ def test_links_ids_and_colours_of_a_page_are_its_own() -> None:
 
 def test_every_chart_is_there_once_named_and_of_every_width() -> None:
     charts = re.findall(r"<svg([^>]*)>", full_page())
-    assert len(charts) == 5
+    assert len(charts) == 3
     for each in charts:
         assert all(part in each for part in ('role="img"', "aria-label=", "viewBox="))
 
@@ -239,8 +219,6 @@ def test_every_chart_is_there_once_named_and_of_every_width() -> None:
     [
         ({"traffic": None, "lateness": None}, "holds no messages of this time"),
         ({"lateness": None}, "an archive does not hold when messages were stored"),
-        ({"node": None}, "only a node knows its peers"),
-        ({"peers": [], "peer_count": 0}, "The node has no peers"),
         ({"compared": {"hours": 0, "differing": 0, "listed": []}}, "holds no hour that is over"),
         ({"compared": {"hours": 2, "differing": 0, "listed": []}}, "holds 2 hours of the database"),
         ({"lateness": lateness(*[0] * 12)}, "Of no message is it known"),
@@ -251,16 +229,6 @@ def test_absent_figures_are_explained(parts: Figures, sentence: str) -> None:
     page = page_of(figures(["room"], 1, 2, **parts))
     assert sentence in page
     assert Elements(page).tags[0] == "html"
-
-
-def test_peers_that_never_reconciled_are_a_warning() -> None:
-    peers = [peer("two@h:1", None, 3), peer("one@h:1", START)]
-    page = page_of(figures(["room"], 1, 2, peers=peers, peer_count=2))
-    assert "1 of 2 peers never reconciled with the node since it started: two@h:1." in page
-    assert "Failing: two@h:1." in page
-    recent = [peer("one@h:1", START + 10 * DAY_NS - 60 * 10**9)]
-    page = page_of(figures(["room"], 1, 2, peers=recent, peer_count=1))
-    assert "the one longest ago 60 s before this report." in page
 
 
 def test_a_channel_is_listed_with_what_it_lacks_since_when_and_by_whom() -> None:
@@ -313,7 +281,6 @@ def test_a_name_is_shown_by_what_prints_alone(name: str) -> None:
         (text.span, 5_400, "90 min"),
         (text.span, 9_000, "2.5 h"),
         (text.span, 864_000, "10 days"),
-        (text.size, 200 * 2**30, "200 GiB"),
         (text.size, 10**9, "1 GB"),
         (text.size, 0, "0 bytes"),
     ],
@@ -341,62 +308,3 @@ def test_few_messages_are_left_out_of_an_axis_and_only_if_it_shrinks(days: dict[
     left_out = [day for day in days if not first <= day <= last]
     assert sum(days[day] for day in left_out) <= 2 * OUTLIERS * sum(days.values())
     assert not left_out or 2 * (last - first + 1) < max(days) - min(days) + 1
-
-
-@pytest.mark.parametrize(
-    ("limits", "by_age", "by_size", "full", "size_first"),
-    [
-        (Limits(), None, None, None, False),
-        (Limits(retention_ns=9 * DAY_NS), MB, None, None, False),
-        (Limits(retention_bytes=5 * MB), None, 50, None, True),
-        (Limits(retention_ns=9 * DAY_NS, retention_bytes=MB // 2), MB, 5, None, True),
-        (Limits(retention_ns=4 * DAY_NS, retention_bytes=5 * MB), MB // 2, 50, None, False),
-        (Limits(disk_bytes=2_037_000), None, None, 10, False),
-        (Limits(disk_bytes=MB), None, None, 0, False),
-        (Limits(retention_ns=9 * DAY_NS, disk_bytes=2 * MB), MB, None, None, False),
-        (Limits(retention_bytes=2 * MB, disk_bytes=2 * MB), None, 20, None, True),
-    ],
-)
-def test_the_outlook_is_that_of_whole_days_under_limits(
-    limits: Limits,
-    by_age: float | None,
-    by_size: float | None,
-    full: float | None,
-    size_first: bool,
-) -> None:
-    found = outlook_of("the archive", STEADY, 1_037 * 1_000, limits)
-    assert (found["mean_of_days"], found["messages_a_day"], found["bytes_a_day"]) == (10, 100, 1e5)
-    assert found["bytes_under_retention"] == by_age
-    assert found["days_under_retention_size"] == by_size
-    assert found["full_in_days"] == full
-    assert found["size_drops_first"] == size_first
-
-
-@pytest.mark.parametrize("days", [{}, {5: 10}, {5: 10, 6: 10}])
-def test_without_a_whole_day_there_is_no_forecast(days: dict[int, int]) -> None:
-    found = outlook_of("the archive", days, 1_000, Limits(DAY_NS, 10, 10))
-    assert (found["mean_of_days"], found["bytes_a_day"], found["full_in_days"]) == (0, 0, None)
-    assert "its growth is unknown" in outlook_finding(found).text
-
-
-@pytest.mark.parametrize(
-    ("change", "sentence", "kind"),
-    [
-        ({"full_in_days": 13.0}, "its disk is full in 13 days", WARNING),
-        ({"full_in_days": 3_650.0}, "its disk is full in 3,650 days", NOTE),
-        ({"full_in_days": 41_241.0}, "its disk is not full within ten years", NOTE),
-        (
-            {"size_drops_first": True, "days_under_retention_size": 3, "retention_bytes": 2**30},
-            "the retention by size (1 GiB) drops what is older than about 3 days",
-            NOTE,
-        ),
-        (
-            {"bytes_under_retention": 310 * MB, "retention_days": 30},
-            "the retention by age drops what is older than 30 days, and leaves 310 MB",
-            NOTE,
-        ),
-    ],
-)
-def test_the_outlook_names_what_ends_first(change: Figures, sentence: str, kind: str) -> None:
-    found = outlook_finding(outlook_of("the archive", STEADY, MB, Limits()) | change)
-    assert (found.kind, sentence in found.text) == (kind, True)

@@ -336,3 +336,33 @@ async def stop(streams: Iterable[Stream]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@virtual_time
+async def test_connections_are_measured_only_while_they_await_a_request() -> None:
+    times_s: list[float] = []
+    loop = asyncio.get_running_loop()
+
+    class Measured(IncompleteRequests):
+        async def measure(self) -> None:
+            times_s.append(loop.time())
+
+    incomplete = Measured()
+    run = asyncio.create_task(incomplete.run())
+    await asyncio.sleep(3_600)
+    assert times_s == []
+    began_s = loop.time()
+    async with incomplete.awaiting("ipv4:192.0.2.1:1", "peer"):
+        await asyncio.sleep(2 * request_memory.PAUSE_S)
+        assert times_s[0] - began_s == pytest.approx(request_memory.PAUSE_S)
+        await asyncio.sleep(60)
+        silent = len(times_s)
+        assert 60 / request_memory.MAX_PAUSE_S < silent < 80 / request_memory.MAX_PAUSE_S
+        async with incomplete.awaiting("ipv4:192.0.2.2:1", "caller"):
+            begun_s = loop.time()
+            await asyncio.sleep(2 * request_memory.PAUSE_S)
+            assert times_s[silent] - begun_s < 1.5 * request_memory.PAUSE_S
+    measured = len(times_s)
+    await asyncio.sleep(3_600)
+    assert len(times_s) <= measured + 2
+    run.cancel()

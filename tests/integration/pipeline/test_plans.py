@@ -1,0 +1,72 @@
+"""The plans of docs/pipeline.md are those that Spark runs for the jobs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.classic.dataframe import DataFrame
+
+from store.pipeline import archive as archiving
+from store.pipeline import parquet
+from store.pipeline.archive import ArchiveJob, archive
+from store.pipeline.audit.audit import AuditJob, audit
+from store.pipeline.delta import DeltaArchive
+from store.pipeline.message_sets import ArchiveMessages
+from store.pipeline.verify import VerifyJob, verify
+from tests.integration.pipeline.world import TODAY, more, plain
+from tests.support.pages import ROOT, blocks, section
+
+PAGE = section((ROOT / "docs" / "pipeline.md").read_text(encoding="utf-8"), "Jobs")
+
+
+def simplified(plan: str) -> str:
+    """Return a plan without numbers of columns and of stages, its branches as plain lines."""
+    lines = (re.sub(r"^[\s:+*-]*(\(\d+\) )?", "", line) for line in plan.splitlines())
+    return "\n".join(re.sub(r"#\d+L?|, \[plan_id=\d+\]", "", line) for line in lines)
+
+
+@pytest.fixture
+def plans(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list to which the plan of whatever a job computes is added."""
+    found: list[str] = []
+    for name in ("collect", "count", "localCheckpoint"):
+        compute = getattr(DataFrame, name)
+
+        def computed(rows: DataFrame, *given: object, _compute=compute, **named: object) -> object:  # type: ignore[no-untyped-def]  # noqa: ANN001
+            found.append(simplified(rows._jdf.queryExecution().executedPlan().toString()))
+            return _compute(rows, *given, **named)
+
+        monkeypatch.setattr(DataFrame, name, computed)
+    return found
+
+
+def test_the_plans_of_the_page_are_those_of_the_jobs(
+    spark: SparkSession,
+    url: str,
+    lake_path: Path,
+    plans: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for module in (archiving, parquet):
+        monkeypatch.setattr(module, "MIN_PORTION_ROWS", 1)  # so that there are several tasks
+    opened = DeltaArchive(str(lake_path))
+    more(url, *(plain(90_000 + number, TODAY + number) for number in range(9)))
+    archive(spark, ArchiveJob(url, opened))
+    verify(spark, VerifyJob(opened, url))
+    audit(spark, AuditJob(ArchiveMessages(spark, opened)))
+    shown = [part for block in blocks(PAGE, "text") for part in block.split("\n\n")]
+    assert len(shown) == 4
+    for part in shown:
+        assert any(is_shown(part, plan) for plan in plans), "\n\n".join([part, *plans])
+
+
+def is_shown(part: str, plan: str) -> bool:
+    """Return True if a plan has the lines of a part of the page in order; `...` stands for text."""
+    lines = iter(plan.splitlines())
+    patterns = [
+        ".*".join(map(re.escape, line.split("..."))) for line in simplified(part).splitlines()
+    ]
+    return all(any(re.match(pattern, line) for line in lines) for pattern in patterns)

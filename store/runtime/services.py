@@ -108,8 +108,8 @@ class PolicySource:
         before = self.brake.excess
         await database.read(self.brake.settle, self._now_ns())
         excess = self.brake.excess
-        metrics.retention_held_days.set(0 if excess is None else excess.span_ns / DAY_NS)
-        metrics.retention_held_ratio.set(0 if excess is None else excess.share)
+        metrics.retention_overdue_days.set(0 if excess is None else excess.span_ns / DAY_NS)
+        metrics.retention_overdue_ratio.set(0 if excess is None else excess.share)
         if excess is not None and before is None:
             _LOG.error(
                 "retention_held",

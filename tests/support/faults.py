@@ -304,7 +304,7 @@ FAULTS: Final = (
         labels=("retention",),
         minutes=40,
     ),
-    _gauge("a lower retention is held", "retention-held", "retention_held_days", (29, 0)),
+    _gauge("a lower retention is held", "retention-held", "retention_overdue_days", (29, 0)),
     _gauge(
         "retention waits for the archive",
         "retention-blocked-by-archive",

@@ -187,7 +187,7 @@ def _lower_retention(world: World, node: NodeProcess) -> None:
     incident.fires()
     assert "would drop  1 days" in incident.do("storenode db retention --retention").out
     incident.do("storenode db retention --lower-horizon")
-    eventually(lambda: not metric(node, "storenode_retention_held_days"))
+    eventually(lambda: not metric(node, "storenode_retention_overdue_days"))
     incident.do("storenode db retention --apply", codes=(1,))
     incident.resolved()
 

@@ -1,4 +1,4 @@
-"""Draws the figures in ``bench/results/figures.json`` as the charts of ``docs/benchmarks.md``.
+"""Draws recorded measurements as the charts of ``docs/benchmarks.md``; ``charts.toml`` says which.
 
 ``python -m bench.charts`` writes one SVG file per chart to ``docs/images``. A chart has its own
 background and follows the reader's light or dark setting, so it is legible on any page.
@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import json
 import math
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from xml.etree import ElementTree as ET
 
 ROOT: Final = Path(__file__).parents[1]
-FIGURES: Final = ROOT / "bench" / "results" / "figures.json"
+RESULTS: Final = ROOT / "bench" / "results"
+CHARTS: Final = RESULTS / "charts.toml"
 IMAGES: Final = ROOT / "docs" / "images"
 
 _WIDTH, _LEFT, _RIGHT, _TOP = 930, 325, 275, 70
@@ -122,19 +124,41 @@ class Chart:
 
 
 def charts() -> list[Chart]:
-    """All charts of the committed figures."""
-    return [_chart(each) for each in json.loads(FIGURES.read_text(encoding="utf-8"))]
+    """Return the charts of the recorded measurements."""
+    given = tomllib.loads(CHARTS.read_text(encoding="utf-8"))["chart"]
+    return [_chart(each) for each in given]
 
 
-def _chart(given: dict[str, object]) -> Chart:
+def _chart(given: dict[str, Any]) -> Chart:
     fields = {"series": (), "reference": None, "reference_label": "baseline", "log": False, **given}
-    rows = fields.pop("rows")
-    assert isinstance(rows, list)
-    read = tuple(
-        Row(row["label"], tuple(row["values"]), row.get("limit"), row.get("note", ""))
-        for row in rows
-    )
-    return Chart(rows=read, **fields)  # type: ignore[arg-type]
+    rows = tuple(_row_of(each) for each in fields.pop("row"))
+    return Chart(rows=rows, **fields)
+
+
+def _row_of(given: dict[str, Any]) -> Row:
+    where = given.get("where", {})
+    measured = [
+        _measurement(given["benchmark"], {**where, **more})
+        for more in given.get("series_where", [{}])
+    ]
+    values = tuple(float(f"{each[key]:.3g}") for each in measured for key in given["values"])
+    note = given.get("note", "").format(**measured[0])
+    return Row(given["label"], values, given.get("limit"), note)
+
+
+def _measurement(benchmark: str, where: dict[str, object]) -> dict[str, Any]:
+    """Return the recorded measurement with these fields.
+
+    Raises:
+        LookupError: none was recorded: run ``python -m bench BENCHMARK --record``.
+    """
+    path = RESULTS / f"{benchmark}.json"
+    recorded = json.loads(path.read_text(encoding="utf-8"))["measurements"]
+    for each in recorded:
+        if where.items() <= each.items():
+            return dict(each)
+    sentence = f"{path}: no measurement has {where}: run python -m bench {benchmark} --record"
+    raise LookupError(sentence)
 
 
 def _step(most: float) -> float:

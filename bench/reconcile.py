@@ -11,8 +11,7 @@ Each line says whether compiled code did the work (`kernel`). If so, the process
 stands beside it: the payloads are the same.
 
 `compact_` stands before the figures of the compact mode (`bench.compact`). `--tables` counts how
-often it needs a second table (`bench.reconcile_tables`), and `--growth` compares its processor time
-among 10,000,000 IDs with that among 1,000,000 (`bench.reconcile_growth`).
+often it needs a second table (`bench.reconcile_tables`).
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ from pathlib import Path
 import numpy as np
 
 from bench.compact import compact_cost, enough, views_of
-from bench.reconcile_growth import compare_sizes
 from bench.reconcile_sets import CASES, SEED, START_NS, Case, Pair, pair, uniform
 from bench.reconcile_tables import count_tables
 from bench.support import report
@@ -270,16 +268,12 @@ def main() -> None:
     parser.add_argument(
         "--seed", type=int, default=SEED, help="of the sessions of --tables, not %(default)s"
     )
-    parser.add_argument("--growth", type=int, help="only compare sizes, in so many turns")
     parser.add_argument("--seeds", type=int, default=1, help="sets of each case, not %(default)s")
     given = parser.parse_args()
     if given.tables is not None:
         count_tables(given.tables, given.messages, given.case, given.seed)
         return
     scale = given.messages / 1_000_000
-    if given.growth is not None:
-        compare_sizes(given.growth, scale)
-        return
     with tempfile.TemporaryDirectory(prefix="storenode-bench-") as temporary:
         directory = Path(temporary)
         program = built_peer(directory / "target")

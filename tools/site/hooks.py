@@ -17,7 +17,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from tools.site import commands, schemas
+from tools.site import benchmarks, commands, schemas
 from tools.site.links import relocated
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -26,6 +26,7 @@ README: Final = "README.md"
 MADE: Final[Mapping[str, Callable[[], str]]] = {
     "<!-- made of: schemas -->": partial(schemas.reference, ROOT / "proto"),
     "<!-- made of: commands -->": commands.reference,
+    "<!-- made of: benchmarks -->": benchmarks.tables,
 }
 
 

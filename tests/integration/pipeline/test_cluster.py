@@ -19,7 +19,6 @@ import psycopg
 import pytest
 from pyspark.sql import SparkSession
 
-from bench.pipeline_show import run as run_show
 from store.pipeline.delta import DeltaArchive
 from store.pipeline.diff import diff
 from store.pipeline.message_sets import ArchiveMessages, DatabaseMessages, computed_in, fingerprint
@@ -129,11 +128,6 @@ def test_a_notebook_reads_an_archive_through_a_connect_server(server: str, archi
     assert " messages of channels on " in ended.stdout
     assert "PartitionFilters: [" in ended.stdout
     assert "PushedFilters: [IsNotNull(channel)]" in ended.stdout
-
-
-def test_a_history_goes_the_whole_way(server: str, tmp_path: Path) -> None:
-    """Archive, verify, audit, drop half, compare, restore: every step comes to what was drawn."""
-    assert run_show(1_500, tmp_path, server) == 0
 
 
 def test_what_is_published_is_followed_through_a_connect_server(

@@ -249,7 +249,7 @@ DRIVER_MUTANTS = {
             CommitReader,
             "_inputs_of",
             "yield Committed(ids, events, content_digests=digests)",
-            "if own.source is not Source.CLIENT:\n        yield Committed(ids, events)",
+            'if own.source.name != "CLIENT":\n        yield Committed(ids, events)',
         ),
         UNEQUAL,
     ),

@@ -176,6 +176,8 @@ def _request_field(field: FieldDescriptor) -> Any:  # noqa: ANN401 - what defstr
     if field.is_repeated:
         return field.name, kind, msgspec.field(default_factory=list)
     default = None if is_optional else DEFAULTS.get(field.name, field.default_value)
+    if field.enum_type is not None and not is_optional:
+        default = field.enum_type.values_by_number[field.default_value].name
     # The empty cursor is a text here.
     return field.name, kind, "" if default == b"" else default
 
@@ -185,7 +187,7 @@ def _request_value(field: FieldDescriptor) -> Any:  # noqa: ANN401 - a type
         is_duration = field.message_type.full_name == "google.protobuf.Duration"
         return Seconds if is_duration else _request_type(field.message_type)
     if field.enum_type is not None:
-        return Literal[tuple(each for each in field.enum_type.values_by_name if "_" not in each)]
+        return Literal[tuple(field.enum_type.values_by_name)]
     if field.type == FieldDescriptor.TYPE_BYTES:
         return Hash if field.name in HASHES else str if field.name == "cursor" else Base64
     if field.type == FieldDescriptor.TYPE_SINT64:

@@ -20,8 +20,8 @@ def page(name: str) -> str:
 
 def test_commands_on_a_database(database_url: str) -> None:
     outputs = run_in_one_shell(steps(page("database.md")), {"STORENODE_DATABASE_URL": database_url})
-    assert len(outputs) == 6
-    assert all("Found no fault" in outputs[n] for n in (2, 3)), outputs
+    assert len(outputs) == 7
+    assert all("Found no fault" in outputs[n] for n in (3, 4)), outputs
 
 
 def test_an_upgrade_step_by_step(empty_database_url: str) -> None:

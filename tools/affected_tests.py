@@ -30,7 +30,10 @@ PROCESSES: Final = ("store/cli/", "store/config/", "store/embedded/", "store/run
 """Prefixes of what starts and ends a node."""
 
 FILTERS: Final[Mapping[str, tuple[str, ...]]] = {
-    "tests/browser": (*PUBLIC, "store/gateway/", "store/observe/", "store/pipeline/"),
+    "tests/browser": (
+        *("README.md", "docs/", "mkdocs.yml", "tools/site/"),
+        *(*PUBLIC, "store/gateway/", "store/observe/", "store/pipeline/"),
+    ),
     "tests/deploy/test_composition.py": (
         *("deploy/", "store/db/", "store/observe/", "tests/deploy/composition/"),
         *PROCESSES,

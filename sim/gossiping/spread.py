@@ -1,4 +1,4 @@
-"""How fast an event spreads over many nodes: what `python -m bench gossip_sim` measures.
+"""How fast an event spreads over many nodes that gossip.
 
 The nodes form a random graph in which each has about `Shape.degree` peers. Events are published at
 random nodes, one after the other, while links break; then nothing breaks any more, and in the end

@@ -67,8 +67,14 @@ FILTERS: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     # What the simulator may import.
     "tests/sim": (
-        *("reconcile/", "sim/", "store/domain/", "store/gossip/", "store/messages/"),
-        *("store/sync/", "storenode/common/", "storenode/message/", "storenode/sds/"),
+        *("reconcile/", "sim/", "store/domain/", "store/gateway/", "store/gossip/"),
+        *(
+            "store/messages/",
+            "store/sync/",
+            "storenode/common/",
+            "storenode/message/",
+            "storenode/sds/",
+        ),
     ),
 }
 

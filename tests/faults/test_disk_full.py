@@ -69,10 +69,12 @@ def small(tmp_path: Path) -> Iterator[NodeOnSmallDisk]:
 
 
 @contextmanager
-def on_small_disk(directory: Path, *options: str) -> Iterator[NodeOnSmallDisk]:
+def on_small_disk(
+    directory: Path, *options: str, size_mib: int = DISK_MIB
+) -> Iterator[NodeOnSmallDisk]:
     """A node that serves on a small disk, for the length of a ``with`` block."""
     (directory / "disk").mkdir()
-    disk = SmallDisk(directory / "disk", DISK_MIB)
+    disk = SmallDisk(directory / "disk", size_mib)
     node = NodeOnSmallDisk(directory / "disk" / "data", (*SMALL_LOG, *options), disk=disk)
     try:
         node.start()

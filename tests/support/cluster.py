@@ -5,6 +5,7 @@ The servers are launched once and never restarted behind a test's back, unlike t
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Mapping
@@ -204,4 +205,5 @@ def kill_machine(postmaster: psutil.Process) -> None:
     for process in processes[1:]:
         process.suspend()
     for process in processes:
-        process.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):  # it may end with its parent
+            process.kill()

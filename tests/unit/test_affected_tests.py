@@ -16,7 +16,8 @@ from tools.affected_tests import FILTERS, ROOT, changed_files, unaffected
 @pytest.mark.parametrize(
     ("changed", "run"),
     [
-        ("README.md", set()),
+        ("README.md", {"tests/browser"}),
+        ("SECURITY.md", set()),
         ("tests/unit/test_site.py", set()),
         ("tests/browser/test_status.py", {"tests/browser"}),
         (

@@ -40,7 +40,7 @@ def _incident(world: World, name: str, server: ClusterServer, node: NodeProcess)
 
 def _standby_away(world: World, pair: Pair, node: NodeProcess) -> None:
     missing = _incident(world, "standby-missing", pair.first, node)
-    missing.left = PATRONI
+    missing.left = {**PATRONI, "select pg_drop_replication_slot": "the standby comes back"}
     eventually(lambda: metric(node, "storenode_database_standbys"))
     missing.well()
     pair.second.stop()

@@ -104,6 +104,7 @@ def _damaged(world: World, node: NodeProcess, stub: StoreStub) -> None:
     execute(admin, "alter table storenode.moved rename to hashes")
     failing.do("storenode db current")
     stub.Query(_query())
+    eventually(lambda: metric(node, "storenode_ready"))
     failing.resolved()
 
 
@@ -130,6 +131,7 @@ def _rejecting(world: World, node: NodeProcess, stub: StoreStub) -> None:
         unreachable.do("select * from pg_stat_replication")
     eventually(lambda: metric(node, "storenode_database_up"))
     assert "\n f\n" in unreachable.do("psql").out
+    eventually(lambda: metric(node, "storenode_ready"))
     stub.Publish(_request())
     for incident in (unreachable, failing):
         incident.resolved()

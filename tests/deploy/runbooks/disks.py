@@ -21,7 +21,9 @@ EXITS = {"name": "storenode_database_events_total", "event": "postgres_exited"}
 
 def disks(world: World) -> None:
     """A small disk that fills up, slowly and then in full; then Postgres is killed."""
-    with on_small_disk(world.directory, *WITHOUT_FLOOR, "--max-clock-drift", "off") as node:
+    # Large enough that a segment of the log more or less does not decide whether the alert ends.
+    options = (*WITHOUT_FLOOR, "--max-clock-drift", "off")
+    with on_small_disk(world.directory, *options, size_mib=256) as node:
         asyncio.run(publish(node, made(100, time.time_ns() - OLD_NS)))
         eventually((node.mounted.path / "data" / "reserve").exists)
         _running_out(world, node)

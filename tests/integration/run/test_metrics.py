@@ -46,7 +46,7 @@ def test_the_metrics_of_the_contract_are_there_and_can_be_parsed(node: NodeProce
     sources = {
         sample.labels.get("source") for sample in families["storenode_messages_stored"].samples
     }
-    assert sources == {"client", "transfer", "gossip", "resume", "restore"}
+    assert sources == {"client", "transfer", "gossip", "resume", "restore", "relay", "nwaku"}
     assert families["storenode_ready"].samples[0].value == 1
     assert families["storenode_database_up"].samples[0].value == 1
 

@@ -59,7 +59,7 @@ def test_named_short_ids_are_divided_from_the_own_ones(
 @given(st.randoms(use_true_random=False), st.sampled_from([5, 10**6]))
 @SOME
 def test_single_differences_are_found_by_the_rules(rng: random.Random, chunk: int) -> None:
-    ids = sorted((rng.randrange(2_000), rng.randbytes(32)) for _ in range(rng.choice((3, 200))))
+    ids = sorted({(rng.randrange(2_000), rng.randbytes(32)) for _ in range(rng.choice((3, 200)))})
     index = WindowIndex(chunked(ids, chunk), EVERYTHING)
     edges = sorted(rng.randrange(len(ids) + 1) for _ in range(2 * rng.randrange(1, 9)))
     low, high = np.array(edges[::2]), np.array(edges[1::2])

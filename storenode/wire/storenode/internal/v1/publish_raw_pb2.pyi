@@ -29,15 +29,21 @@ class _RawPublishSource:
 class _RawPublishSourceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RawPublishSource.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     RAW_PUBLISH_SOURCE_UNSPECIFIED: _RawPublishSource.ValueType  # 0
+    """The client itself."""
     RAW_PUBLISH_SOURCE_RELAY: _RawPublishSource.ValueType  # 1
+    """Relay."""
     RAW_PUBLISH_SOURCE_NWAKU: _RawPublishSource.ValueType  # 2
+    """Reconciliation with nwaku."""
 
 class RawPublishSource(_RawPublishSource, metaclass=_RawPublishSourceEnumTypeWrapper):
     """The values are those of storenode.v1.PublishSource."""
 
 RAW_PUBLISH_SOURCE_UNSPECIFIED: RawPublishSource.ValueType  # 0
+"""The client itself."""
 RAW_PUBLISH_SOURCE_RELAY: RawPublishSource.ValueType  # 1
+"""Relay."""
 RAW_PUBLISH_SOURCE_NWAKU: RawPublishSource.ValueType  # 2
+"""Reconciliation with nwaku."""
 Global___RawPublishSource: _TypeAlias = RawPublishSource  # noqa: Y015
 
 @_typing.final

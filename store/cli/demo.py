@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import shutil
 import tempfile
@@ -80,6 +81,8 @@ def demo(
     """
     # The library writes its own lines to standard error.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    # The story shows the faults that the participants' library would warn of on standard error.
+    logging.getLogger("storenode").addHandler(logging.NullHandler())
     require_libraries("demo", LIBRARIES)
     # Imported here, after the library's verbosity is set and its extra was looked for.
     from store.demo import report, run, story  # noqa: PLC0415

@@ -49,6 +49,7 @@ def _unreachable(world: World, here: NodeProcess, there: NodeProcess) -> None:
     Pki(world.directory).issue("here.example")
     away = world.incident("peer-unreachable", here.metrics, env=environment(here))
     away.values = {"node.pem": str(world.directory / "node.pem")}
+    eventually(lambda: not metric(here, "storenode_peer_absent_since_timestamp_seconds"))
     away.well()
     there.terminate()
     for _ in range(CALLS):
@@ -58,6 +59,7 @@ def _unreachable(world: World, here: NodeProcess, there: NodeProcess) -> None:
     assert "here.example" in away.do("openssl").out
     there.start()
     assert "in sync" in away.do("storenode sync").out
+    eventually(lambda: not metric(here, "storenode_peer_absent_since_timestamp_seconds"))
     away.resolved()
 
 

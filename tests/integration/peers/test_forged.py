@@ -20,6 +20,7 @@ from tests.integration.run.helpers import get
 from tests.support.command import Command
 from tests.support.fleet import Fleet, hashes, held, made, publish, synchronize
 from tests.support.node import NodeProcess
+from tests.support.polling import until
 from tests.support.secured import Pki
 
 MINUTE_NS = 60 * 10**9
@@ -112,9 +113,15 @@ async def test_two_contents_of_one_hash_are_a_conflict_and_not_in_sync(fleet: Fl
         assert said["own_digest"] != said["peer_digest"]
     left = 'storenode_peer_differences{peer="' + first.peer + '",window="recent"} 1.0'
     assert left in get(second.metrics, "/metrics")[1]
-    async with AsyncClient(second.listen) as client:
-        steps = [each async for each in client.coverage(start=at_ns, end=at_ns + 1)]
-    assert [each.state for step in steps for each in step.stores] == [StoreCoverage.DIFFERS]
+
+    async def differs() -> bool:
+        async with AsyncClient(second.listen) as client:
+            steps = [each async for each in client.coverage(start=at_ns, end=at_ns + 1)]
+        states = [each.state for step in steps for each in step.stores]
+        return states == [StoreCoverage.DIFFERS]
+
+    # Statements of a session are written after its report.
+    await until(differs)
 
 
 async def test_the_session_after_one_that_differed_is_compact(tmp_path: Path, fleet: Fleet) -> None:

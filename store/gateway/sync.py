@@ -55,6 +55,7 @@ from store.gateway.streams import Stream
 from store.gateway.sync_codec import (
     NO_COMMON_TOPIC,
     PayloadError,
+    SyncPayload,
     decode_payload,
 )
 from store.gateway.sync_session import MessageIds, SyncSession
@@ -247,8 +248,7 @@ class NwakuSync:
         return session
 
     async def _answer(self, stream: Stream, reader: Reader) -> SyncSession:
-        frame = await _read_frame(stream, reader)
-        payload = await asyncio.to_thread(decode_payload, frame)
+        payload = await _read_payload(stream, reader)
         topics = self._rules.pubsub_topics
         if payload.pubsub_topics:
             topics = [topic for topic in topics if topic in payload.pubsub_topics]
@@ -263,7 +263,7 @@ class NwakuSync:
         low_ns = max(low_ns, time.time_ns() - self._rules.range_ns)
         ids, high_ns = await self._load(topics, payload.content_topics, low_ns, high_ns)
         session = SyncSession(ids, low_ns, high_ns, topics)
-        await self._exchange(session, stream, reader, frame)
+        await self._exchange(session, stream, reader, payload)
         return session
 
     async def _repeat(self, connection: Connection) -> None:
@@ -298,21 +298,22 @@ class NwakuSync:
             frame = await _read_frame(stream, reader)
             if frame == NO_COMMON_TOPIC:
                 raise TopicsDifferError
-            await self._exchange(session, stream, reader, frame)
+            payload = await asyncio.to_thread(decode_payload, frame)
+            await self._exchange(session, stream, reader, payload)
         return session
 
     async def _exchange(
-        self, session: SyncSession, stream: Stream, reader: Reader, frame: bytes
+        self, session: SyncSession, stream: Stream, reader: Reader, payload: SyncPayload
     ) -> None:
-        """Process frames of the peer, ``frame`` first, until one side ends the session."""
+        """Process what the peer sends, ``payload`` first, until one side ends the session."""
         for _ in range(MAX_SYNC_FRAMES):
-            answer = await asyncio.to_thread(session.receive, frame)
+            answer = await asyncio.to_thread(session.receive, payload)
             if answer is not None:
                 await _send_frame(stream, answer)
             if session.has_ended:
                 self._count("missing", session.missing)
                 return
-            frame = await _read_frame(stream, reader)
+            payload = await _read_payload(stream, reader)
         raise Fault("flood", f"the peer sends more than {MAX_SYNC_FRAMES} frames in a session")
 
     async def _load(
@@ -395,6 +396,10 @@ class NwakuSync:
 async def _send_frame(stream: Stream, frame: bytes) -> None:
     async with asyncio.timeout(SYNC_FRAME_TIMEOUT_S):
         await stream.send(delimited(frame))
+
+
+async def _read_payload(stream: Stream, reader: Reader) -> SyncPayload:
+    return await asyncio.to_thread(decode_payload, await _read_frame(stream, reader))
 
 
 async def _read_frame(stream: Stream, reader: Reader) -> bytes:

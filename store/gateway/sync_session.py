@@ -24,7 +24,6 @@ from store.gateway.sync_codec import (
     ItemSet,
     Range,
     SyncPayload,
-    decode_payload,
     encode_payload,
 )
 from storenode.message.limits import HASH_BYTES
@@ -102,18 +101,13 @@ class SyncSession:
             whole = self._item_set(self._low_ns, self.high_ns)
         return self._encode([whole])
 
-    def receive(self, data: bytes) -> bytes | None:
-        """Return the answer to a frame; None if the other side has ended the session.
-
-        Raises:
-            PayloadError: The frame is malformed, or beyond a limit.
-        """
-        ranges = decode_payload(data).ranges
-        if all(each.content is None for each in ranges):
+    def receive(self, payload: SyncPayload) -> bytes | None:
+        """Return the frame that answers; None if the other side has ended the session."""
+        if all(each.content is None for each in payload.ranges):
             self.has_ended = True
             return None
         answers: list[Range] = []
-        for each in ranges:
+        for each in payload.ranges:
             for answer in self._answer(each):
                 if answers and answer.content is None is answers[-1].content:
                     answers[-1] = Range(answers[-1].lower_ns, answer.upper_ns, None)

@@ -10,6 +10,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -40,14 +41,13 @@ _FAULTS: Final = (BindError, EmbeddedPostgresError, NodeFailedError, TlsError)
 
 async def check_start(config: NodeConfig) -> list[str]:
     """Return a sentence for each reason for which a node would not start, or retention be held."""
-    problems = list(config.problems())
-    problems += _problems_of_files(config)
+    problems = [*config.problems(), *_problems_of_files(config)]
     data = DataDir(config.data_dir.absolute())
     is_running = data.path.is_dir() and data.is_locked()
     if not is_running:
         # A node that runs on the directory has these addresses itself.
         for address in listener_addresses(config):
-            problems += _failure(lambda address=address: require_free(address))  # type: ignore[misc]
+            problems += _failure(partial(require_free, address))
     problems += _problems_of_directory(config, data)
     if not problems or is_running:
         problems += await _problems_of_database(config, data)
@@ -63,13 +63,13 @@ def _failure(check: Callable[[], object]) -> Iterator[str]:
 
 def _problems_of_files(config: NodeConfig) -> Iterator[str]:
     yield from _failure(TokenFile(config.client_token_file, client_limits(config)).load)
-    yield from _failure(lambda: check_tracing(config))
+    yield from _failure(partial(check_tracing, config))
     for path in (config.tls_ca, config.client_ca):
         if path is not None:
-            yield from _failure(lambda path=path: read_authorities(path))  # type: ignore[misc]
+            yield from _failure(partial(read_authorities, path))
     cert, key = config.tls_cert, config.tls_key
     if cert is not None and key is not None:
-        yield from _failure(lambda: first_dns_name(cert, key))
+        yield from _failure(partial(first_dns_name, cert, key))
 
 
 def _problems_of_directory(config: NodeConfig, data: DataDir) -> Iterator[str]:
@@ -81,9 +81,9 @@ def _problems_of_directory(config: NodeConfig, data: DataDir) -> Iterator[str]:
         )
         return
     if (data.path / NODE_ID_FILE).exists() and not config.tls:
-        yield from _failure(lambda: kept_node_id(data.path))
+        yield from _failure(partial(kept_node_id, data.path))
     if config.database_url is None:
-        yield from _failure(lambda: refuse_managed(dict(config.postgres_setting)))
+        yield from _failure(partial(refuse_managed, dict(config.postgres_setting)))
         yield from _failure(lambda: choose(data.cluster_major()))
 
 

@@ -1,4 +1,4 @@
-"""ChatMembers, messages and the state of a channel in plain words.
+"""Participants, messages and the state of a channel in plain words.
 
 Nothing of a stranger's text moves the cursor, and emoji stay whole.
 """

@@ -81,7 +81,8 @@ async def test_forged_sets_are_found_in_clear_text(fleet: Fleet, *, is_in_memory
 async def test_two_contents_of_one_hash_are_a_conflict_and_not_in_sync(fleet: Fleet) -> None:
     first = fleet.start()
     second = fleet.start(peers=[first.peer])
-    at_ns = time.time_ns() - MINUTE_NS
+    # Long enough ago that its whole minute is compared.
+    at_ns = time.time_ns() - 2 * MINUTE_NS
     one, other = (
         WakuMessageAndTopic(
             pubsub_topic="/waku/2/rs/1/0",
@@ -120,8 +121,7 @@ async def test_two_contents_of_one_hash_are_a_conflict_and_not_in_sync(fleet: Fl
         states = [each.state for step in steps for each in step.stores]
         return states == [StoreCoverage.DIFFERS]
 
-    # Statements of a session are written after its report.
-    await until(differs)
+    await until(differs)  # statements of a session are written after its report
 
 
 async def test_the_session_after_one_that_differed_is_compact(tmp_path: Path, fleet: Fleet) -> None:

@@ -34,11 +34,10 @@ from store.db.commits.pages import (
     newest,
     read_feed_page,
     rows_of,
-    topic_names,
 )
 from store.db.locks import NODES
 from store.db.pool import Connection, Database, reconnecting
-from store.db.reading.messages import EVERY_TOPIC, Topics
+from store.db.reading.messages import EVERY_TOPIC, Topics, topic_names
 from store.domain.hub import (
     MAX_QUEUED_BYTES,
     START,

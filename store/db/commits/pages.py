@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from store.db.arrays import bigints, split_uuids, uuids
+from store.db.arrays import bigints, split_uuids
 from store.db.pool import Connection
 from store.db.reading.messages import (
     Row,
@@ -19,7 +19,7 @@ from store.db.reading.messages import (
     topics_clause,
     topics_parameters,
 )
-from store.domain.hub import START, CommitRow, Place, TopicName
+from store.domain.hub import START, CommitRow, Place
 from store.domain.hub import Row as LiveRow
 from store.domain.ports import CursorOutOfRange, SyncId, TopicFilter
 from storenode.message.limits import MAX_TIMESTAMP_NS
@@ -92,10 +92,6 @@ _MESSAGES_EVER: Final = """
 select (select folded_messages from storenode.store)
      + coalesce((select sum(messages) from storenode.commits), 0)::bigint
 """
-_TOPIC_NAMES: Final = """
-select distinct key, pubsub_topic, content_topic from storenode.topics where key = any(%b::uuid[])
-"""
-
 # Commits in their order, those that may have a topic of a selection.
 _COMMITS: Final = """
 select position, token, batch, messages, min_ts, max_ts, topics from storenode.commits
@@ -280,12 +276,6 @@ async def rows_of(
         frame = frame_of(digest, body)  # type: ignore[arg-type]
         found.setdefault(batch, []).append((topic, digest, frame))  # type: ignore[arg-type]
     return found
-
-
-async def topic_names(connection: Connection, keys: Sequence[bytes]) -> dict[bytes, TopicName]:
-    """Return the names of topic keys."""
-    cursor = await connection.execute(_TOPIC_NAMES, (uuids(keys),), binary=True)
-    return {key: (pubsub, content) for key, pubsub, content in await cursor.fetchall()}  # type: ignore[misc]
 
 
 async def messages_ever(connection: Connection) -> int:

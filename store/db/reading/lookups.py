@@ -14,7 +14,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from store.db.pool import Connection, Database
-from store.db.reading.messages import Row, largest_of, locate, recent_rows, rows_at
+from store.db.reading.messages import (
+    Row,
+    largest_of,
+    locate,
+    matching_rows_at,
+    recent_rows,
+)
 from store.db.reading.pages import NO_PAGE, MessagePage, PageShape, page_of
 from store.domain.partitioning import DAY_NS
 from store.domain.ports import PageRequest
@@ -75,7 +81,9 @@ class HashLookups:
         if not positions:
             return NO_PAGE
         most = largest_of(self._page_bytes, len(positions))
-        rows = await rows_at(connection, positions, most, request.filter, include_data=include_data)
+        rows = await matching_rows_at(
+            connection, positions, most, request.filter, include_data=include_data
+        )
         return await self._page_of(connection, request, rows)
 
     async def _page_of(

@@ -10,29 +10,25 @@ Every statement names its bounds in time, so that partitions outside are left ou
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 from store.db.arrays import UuidArray, bigints, fixed_bytes, uuids
 from store.db.pool import Connection
 from store.db.schema.names import HASH_KEY_BYTES
+from store.domain.hub import TopicName
 from store.domain.ports import SyncId, TopicFilter
 from store.messages.frames import presence
 from store.messages.record import frame_prefix
 from storenode.message.limits import HASH_BYTES
 from storenode.message.topics import topic_key
 
+_Key = TypeVar("_Key")
+
 MAX_POSITIONS: Final = 4_096
 """Positions of one statement that reads topics or content digests."""
 
-MAX_FRAME_POSITIONS: Final = 2_048
-"""Positions of one read of small frames: at most about 30 MiB."""
-
-EXACT_POSITIONS: Final = 48
-"""Positions of one read of frames of any size: about 7 MiB if all have the largest."""
-
-_SMALL_BYTES: Final = 8 * 1024
 _ANY_SIZE: Final = 2**31 - 1
 
 Row = tuple[int, bytes, bytes | None, int]
@@ -58,18 +54,11 @@ small would go on reading all of it when it is large; this one is always a probe
 # The messages at some positions, in no order.
 _AT_POSITIONS: Final = f"""
 select {{columns}} from unnest(%(ts)b::bigint[], %(hash)b::bytea[]) as k(ts, hash)
-cross join {MESSAGE_AT} where true{{topics}}
+cross join {MESSAGE_AT}
 """
-# Many messages by timestamp alone cost less; others share timestamps, so rows are limited.
-_AT_TIMESTAMPS: Final = f"""
-select {DATA_COLUMNS} from storenode.messages m
-where m.ts = any(%(ts)b::bigint[]) and m.ts >= %(low)b::bigint and m.ts <= %(high)b::bigint
-limit %(limit)b::bigint
-"""
-_SHARED_TIMESTAMPS: Final = 1_024
-
-_TOPICS_AT: Final = _AT_POSITIONS.format(columns="m.hash, m.topic", topics="")
-_CONTENTS_AT: Final = _AT_POSITIONS.format(columns="m.hash, m.content_digest", topics="")
+_TOPICS_AT: Final = _AT_POSITIONS.format(columns="m.hash, m.topic")
+_PAYLOADS_AT: Final = _AT_POSITIONS.format(columns="m.hash, m.payload")
+_CONTENTS_AT: Final = _AT_POSITIONS.format(columns="m.hash, m.content_digest")
 
 # Where hashes are, those of pruned messages included; the index has their first halves.
 _LOCATE: Final = "select ts, key from storenode.hashes where key = any(%b::uuid[])"
@@ -86,16 +75,9 @@ from storenode.hashes k left join lateral (
 ) m on true where k.key = any(%(keys)b::uuid[])
 """
 
-# A condition on `m`, for callers whose topics are restricted.
-_FILTER: Final = """
- and m.topic in (select t.key from storenode.topics t
-      where (%(pubsub)s::text is null or t.pubsub_topic = %(pubsub)s::text)
-        and (cardinality(%(contents)s::text[]) = 0
-             or t.content_topic = any(%(contents)s::text[]))
-        and (cardinality(%(pubsub_prefixes)s::text[]) = 0
-             or t.pubsub_topic ^@ any(%(pubsub_prefixes)s::text[]))
-        and (cardinality(%(content_prefixes)s::text[]) = 0
-             or t.content_topic ^@ any(%(content_prefixes)s::text[])))"""
+_TOPIC_NAMES: Final = """
+select distinct key, pubsub_topic, content_topic from storenode.topics where key = any(%b::uuid[])
+"""
 
 # The keys of the topics that a filter selects. For a prefix that is a parameter Postgres takes no
 # index, for the span of texts that begin with it it does.
@@ -155,70 +137,76 @@ async def read_frames(
             absent.append(len(frames))
         frames.append(begin + body if body is not None else b"")
     if absent:
-        found = await _bodies_at(connection, [rows[index][:2] for index in absent], _ANY_SIZE)
+        positions = [rows[index][:2] for index in absent]
+        found = {row[1]: row[2] for row in await rows_at(connection, positions, _ANY_SIZE)}
         for index in absent:
-            digest = rows[index][1]
-            frames[index] = frame_of(digest, found[digest]) if digest in found else b""
+            body = found.get(rows[index][1])
+            frames[index] = b"" if body is None else frame_of(rows[index][1], body)
     return frames
 
 
 async def rows_at(
+    connection: Connection, positions: Sequence[SyncId], most: int, *, include_data: bool = True
+) -> list[Row]:
+    """Return the rows of the messages at some positions, in no order, as far as they are stored."""
+    return await _select_at(connection, positions, most, columns_of(include_data=include_data))  # type: ignore[return-value]
+
+
+async def matching_rows_at(
     connection: Connection,
     positions: Sequence[SyncId],
     most: int,
-    wanted: TopicFilter | None = None,
+    wanted: TopicFilter,
     *,
-    include_data: bool = True,
+    include_data: bool,
 ) -> list[Row]:
-    """Return the rows of the messages at some positions, in no order, as far as they are stored."""
+    """Return the rows of `rows_at` whose messages a filter lets through."""
+    if wanted.everything:
+        return await rows_at(connection, positions, most, include_data=include_data)
+    columns = f"m.topic, {columns_of(include_data=include_data)}"
+    found = await _select_at(connection, positions, most, columns)
+    topics: dict[bytes, bytes] = {row[2]: row[0] for row in found}  # type: ignore[misc]
+    allowed = await select_topics(connection, topics, wanted)
+    return [row[1:] for row in found if row[2] in allowed]  # type: ignore[misc]
+
+
+async def _select_at(
+    connection: Connection, positions: Sequence[SyncId], most: int, columns: str
+) -> list[tuple[object, ...]]:
     if not positions:
         return []
-    filtered = wanted is not None and not wanted.everything
-    statement = _AT_POSITIONS.format(
-        columns=columns_of(include_data=include_data), topics=_FILTER if filtered else ""
-    )
     parameters = position_parameters(positions) | {"most": most}
-    if wanted is not None:
-        parameters |= filter_parameters(wanted)
-    cursor = await connection.execute(statement, parameters, binary=True)
-    return await cursor.fetchall()  # type: ignore[return-value]
+    statement = _AT_POSITIONS.format(columns=columns)
+    return await (await connection.execute(statement, parameters, binary=True)).fetchall()
 
 
-async def _bodies_at(
-    connection: Connection, positions: Sequence[SyncId], most: int
-) -> dict[bytes, bytes]:
-    rows = await rows_at(connection, positions, most)
-    return {digest: body for _, digest, body, _ in rows if body is not None}
-
-
-async def most_frames(connection: Connection, positions: Sequence[SyncId]) -> list[bytes | None]:
-    """Return frames of `MAX_FRAME_POSITIONS` at most, in order; None: not stored, or large.
-
-    Where very many messages share timestamps, None also stands for others.
-    """
-    limit = len(positions) + _SHARED_TIMESTAMPS
-    parameters = position_parameters(sorted(positions)) | {"most": _SMALL_BYTES, "limit": limit}
-    cursor = await connection.execute(_AT_TIMESTAMPS, parameters, binary=True)
-    rows: list[Row] = await cursor.fetchall()  # type: ignore[assignment]
-    frames = {row[1]: frame_prefix(row[3]) + row[1] + row[2] for row in rows if row[2] is not None}
-    return [frames.get(digest) for _, digest in positions]
-
-
-async def exact_frames(connection: Connection, positions: Sequence[SyncId]) -> list[bytes | None]:
-    """Return frames of `EXACT_POSITIONS` at most, in order; None: not stored."""
-    return await _frames_at(connection, positions, _ANY_SIZE)
-
-
-async def _frames_at(
-    connection: Connection, positions: Sequence[SyncId], most: int
+async def frames_at(
+    connection: Connection, positions: Sequence[SyncId], max_bytes: int
 ) -> list[bytes | None]:
-    found = await _bodies_at(connection, positions, most)
-    return [frame_of(digest, found[digest]) if digest in found else None for _, digest in positions]
+    """Return the frames at the first positions, in order; None: not stored.
+
+    As many as ``max_bytes`` allow, but at least one.
+    """
+    if not positions:
+        return []
+    found = await rows_at(connection, positions, largest_of(max_bytes, len(positions)))
+    by_position = {row[:2]: row for row in found}
+    rows = [by_position[at] for at in dict.fromkeys(positions) if at in by_position]
+    read = await read_frames(connection, rows, max_bytes, include_data=True)
+    frames = {row[:2]: frame for row, frame in zip(rows, read, strict=False)}
+    # Nothing is known of what follows the first message that did not fit.
+    end = positions.index(rows[len(read)][:2]) if len(read) < len(rows) else len(positions)
+    return [frames.get(at) or None for at in positions[:end]]
 
 
 async def topics_of(connection: Connection, positions: Sequence[SyncId]) -> dict[bytes, bytes]:
     """Return the topic keys of stored messages, by hash."""
     return await _values_at(connection, _TOPICS_AT, positions)
+
+
+async def payloads_at(connection: Connection, positions: Sequence[SyncId]) -> dict[bytes, bytes]:
+    """Return the payloads of stored messages, by hash."""
+    return await _values_at(connection, _PAYLOADS_AT, positions)
 
 
 async def content_digests_at(
@@ -286,21 +274,21 @@ def position_parameters(positions: Sequence[SyncId]) -> dict[str, object]:
     }
 
 
-def filter_clause(wanted: TopicFilter) -> str:
-    """Return a condition on ``m`` for a filter (see `filter_parameters`)."""
-    return "" if wanted.everything else _FILTER
+async def topic_names(connection: Connection, keys: Iterable[bytes]) -> dict[bytes, TopicName]:
+    """Return the names of topic keys."""
+    cursor = await connection.execute(_TOPIC_NAMES, (uuids([*keys]),), binary=True)
+    return {key: (pubsub, content) for key, pubsub, content in await cursor.fetchall()}  # type: ignore[misc]
 
 
-def filter_parameters(wanted: TopicFilter) -> dict[str, object]:
-    """Return the parameters of `filter_clause`."""
+async def select_topics(
+    connection: Connection, topics: Mapping[_Key, bytes], wanted: TopicFilter
+) -> set[_Key]:
+    """Return the keys of ``topics`` whose topic, by its key, a filter lets through."""
     if wanted.everything:
-        return {}
-    return {
-        "pubsub": wanted.pubsub_topic,
-        "contents": list(wanted.content_topics),
-        "pubsub_prefixes": list(wanted.rights.pubsub_prefixes),
-        "content_prefixes": list(wanted.rights.content_prefixes),
-    }
+        return set(topics)
+    names = await topic_names(connection, set(topics.values()))
+    allowed = {key for key, name in names.items() if wanted.matches(*name)}
+    return {key for key, topic in topics.items() if topic in allowed}
 
 
 async def resolve(connection: Connection, wanted: TopicFilter) -> Topics:

@@ -13,7 +13,7 @@ from uuid import UUID
 
 from store.db.pool import Connection, Database
 from store.db.reading.lookups import HashLookups
-from store.db.reading.messages import Topics, filter_clause, filter_parameters, resolve
+from store.db.reading.messages import Topics, resolve, select_topics
 from store.db.reading.pages import (
     AFTER_ALL,
     BEFORE_ALL,
@@ -71,19 +71,15 @@ class DatabaseReader:
         if len(message_hash) != HASH_BYTES:
             return None
         wanted = TopicFilter(rights=rights)
-        statement = (
-            "select m.ts from storenode.hashes m where m.key = %(key)b::uuid"
-            f"{filter_clause(wanted)} limit 1"
-        )
         key = UUID(bytes=message_hash[:HASH_KEY_BYTES])
-        parameters = {"key": key} | filter_parameters(wanted)
 
         async def look(connection: Connection) -> SyncId | None:
-            cursor = await connection.execute(statement, parameters, binary=True)
-            row: tuple[int] | None = await cursor.fetchone()  # type: ignore[assignment]
-            if row is None or await _is_another(connection, row[0], message_hash):
-                return None
-            return row[0], message_hash
+            cursor = await connection.execute(_LOCATED, (key,), binary=True)
+            topics: dict[int, bytes] = dict(await cursor.fetchall())  # type: ignore[arg-type]
+            for timestamp in await select_topics(connection, topics, wanted):
+                if not await _is_another(connection, timestamp, message_hash):
+                    return timestamp, message_hash
+            return None
 
         return await self._database.read(look)
 
@@ -178,6 +174,7 @@ class DatabaseReader:
         )
 
 
+_LOCATED: Final = "select ts, topic from storenode.hashes where key = %b::uuid"
 _SUMMARY: Final = """
 select (select coalesce(sum(messages), 0)::bigint from storenode.commits
         where position > %(position)b::bigint),

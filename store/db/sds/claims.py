@@ -19,7 +19,7 @@ from uuid import UUID
 
 from store.db.arrays import bigints, fixed_bytes, uuids
 from store.db.pool import Connection, Database
-from store.db.reading.messages import Topics, locate, position_parameters, resolve, topics_of
+from store.db.reading.messages import locate, payloads_at, select_topics, topics_of
 from store.domain.causal import FEWEST_AHEAD, MOST_IN_WINDOW
 from store.domain.claims import (
     Child,
@@ -113,13 +113,6 @@ with recursive w(key) as (
 select uuid_send(w.key) from w limit %(limit)b::bigint
 """
 
-_PAYLOAD: Final = """
-select m.hash, m.payload
-from unnest(%(ts)b::bigint[], %(hash)b::bytea[]) as k(ts, hash)
-join storenode.messages m on m.ts = k.ts and m.hash = k.hash
-where m.ts >= %(low)b::bigint and m.ts <= %(high)b::bigint
-"""
-
 _PARENTS: Final = """
 select k.hash, k.slot, s.parent_ids[k.slot], s.parent_hints[k.slot]
 from unnest(%(keys)b::uuid[], %(ts)b::bigint[], %(hash)b::bytea[], %(slots)b::bigint[])
@@ -163,22 +156,16 @@ class ClaimReader:
         self._columns = _WITH_PARENTS if parents else _WITHOUT_PARENTS
         self._columns += _PROOF[prefer_proven]
         self._prefers = prefer_proven
-        self._allowed: frozenset[bytes] | None = None
+        self._filter = TopicFilter()
         self._horizon_ns = 0
         self._reached: SyncId = (MAX_TIMESTAMP_NS, b"")
         self._next_window: asyncio.Task[_Windowed] | None = None
 
     async def prepare(self, wanted: TopicFilter) -> None:
-        """Read the topics of the filter and the horizon; before the first `answer`."""
-
-        async def look(connection: Connection) -> tuple[Topics, int]:
-            cursor = await connection.execute("select horizon_ns from storenode.store", binary=True)
-            row = await cursor.fetchone()
-            horizon: int = row[0] if row is not None else 0  # type: ignore[assignment]
-            return await resolve(connection, wanted), horizon
-
-        topics, self._horizon_ns = await self._database.read(look)
-        self._allowed = None if topics.keys is None else frozenset(topics.keys)
+        """Set the filter and read the horizon; before the first `answer`."""
+        self._filter = wanted
+        rows = await self._database.rows("select horizon_ns from storenode.store")
+        self._horizon_ns = rows[0][0] if rows else 0
 
     async def answer(self, query: ClaimQuery) -> ClaimAnswer:
         """Return the answer to one read of a look-up or walk."""
@@ -337,7 +324,7 @@ class ClaimReader:
 
     async def _filter_stored(self, connection: Connection, claims: list[Claim]) -> list[Claim]:
         """Return the claims whose messages are stored and inside the filter."""
-        horizon_ns = self._horizon_ns if self._allowed is None else None
+        horizon_ns = self._horizon_ns if self._filter.everything else None
         doubtful = [
             (claim[1], claim[2]) for claim in claims if horizon_ns is None or claim[1] < horizon_ns
         ]
@@ -350,17 +337,10 @@ class ClaimReader:
             if claim[2] in seen or (horizon_ns is not None and claim[1] >= horizon_ns)
         ]
 
-    async def _allowed_of(
-        self, connection: Connection, positions: Sequence[SyncId]
-    ) -> frozenset[bytes]:
+    async def _allowed_of(self, connection: Connection, positions: Sequence[SyncId]) -> set[bytes]:
         """Return the hashes of the messages that are stored and inside the filter."""
         topics = await topics_of(connection, positions)
-        wanted = {digest for _, digest in positions}
-        return frozenset(
-            digest
-            for digest, topic in topics.items()
-            if digest in wanted and (self._allowed is None or topic in self._allowed)
-        )
+        return await select_topics(connection, topics, self._filter)
 
     async def _hinted(
         self, connection: Connection, queries: Sequence[HintQuery]
@@ -424,10 +404,8 @@ async def _opaque(connection: Connection, times: dict[bytes, int]) -> set[bytes]
     positions = [(timestamp, digest) for digest, timestamp in times.items()]
     opaque: set[bytes] = set()
     for start in range(0, len(positions), _PAYLOADS):
-        parameters = position_parameters(positions[start : start + _PAYLOADS])
-        cursor = await connection.execute(_PAYLOAD, parameters, binary=True)
-        rows: list[tuple[bytes, bytes]] = await cursor.fetchall()  # type: ignore[assignment]
-        opaque |= {digest for digest, payload in rows if decode(payload) is None}
+        payloads = await payloads_at(connection, positions[start : start + _PAYLOADS])
+        opaque |= {digest for digest, payload in payloads.items() if decode(payload) is None}
     return opaque
 
 

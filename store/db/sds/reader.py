@@ -10,7 +10,6 @@ outlives a read: a message that is pruned in between is reported as missing.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
 from functools import lru_cache
@@ -18,17 +17,12 @@ from itertools import islice
 from typing import Final
 
 from store.db.pool import Database
-from store.db.reading.messages import (
-    EXACT_POSITIONS,
-    MAX_FRAME_POSITIONS,
-    exact_frames,
-    most_frames,
-)
+from store.db.reading.messages import frames_at
 from store.db.sds.claims import ClaimReader, ParentPlace
 from store.db.turns import Turns
 from store.domain.causal import CausalWalk, WalkState
 from store.domain.claims import ClaimAnswer, ClaimQuery, Found, Lookup
-from store.domain.ports import CausalRequest, HistoryEntry, Outlet, Room, SdsLookup, SdsPage, SyncId
+from store.domain.ports import CausalRequest, HistoryEntry, Outlet, Room, SdsLookup, SdsPage
 from store.domain.query import DEFAULT_PAGE_BYTES
 from store.messages.frames import sds_stored_message
 from storenode.message.limits import HASH_BYTES
@@ -56,10 +50,11 @@ _LIKELY_MESSAGE_BYTES: Final = 2 * 1024
 _AHEAD_BYTES: Final = 2 * 1024 * 1024
 """Frames that a call has read ahead at most, where messages are not larger than usual."""
 
-_FIRST_PORTION: Final = 256
-_PORTIONS_AHEAD: Final = 2
-_PORTION_BYTES: Final = 512 * 1024
-"""Frames of a portion; two portions are read while one is sent."""
+_FEWEST_READ: Final = 48
+_FIRST_READ: Final = 256
+_MOST_READ: Final = 2_048
+_PORTION_BYTES: Final = 1024 * 1024
+"""Messages that are read together, and their frames; a portion is read while one is sent."""
 
 _MISSING_CHILDREN: Final = 48
 _MISSING_OVERHEAD_BYTES: Final = 16
@@ -216,49 +211,27 @@ async def _read_portions(
     database: Database, wanted: Iterator[Found]
 ) -> AsyncGenerator[tuple[Sequence[Found], _Frames], None]:
     """Yield messages in their order with their frames, read ahead; None for those not stored."""
-    reading: deque[tuple[list[Found], asyncio.Task[_Frames]]] = deque()
-    size = _FIRST_PORTION
+    size = _FIRST_READ
+    asked = list(islice(wanted, size))
+
+    def read() -> asyncio.Task[_Frames]:
+        positions = [(found[1], found[2]) for found in asked]
+        work = database.read(frames_at, positions, _PORTION_BYTES, pool=database.bulk_pool)
+        return asyncio.ensure_future(work)
+
+    reading = read()
     try:
-        while True:
-            while len(reading) < _PORTIONS_AHEAD and (portion := list(islice(wanted, size))):
-                task = database.read(most_frames, _positions(portion), pool=database.bulk_pool)
-                reading.append((portion, asyncio.ensure_future(task)))
-            if not reading:
-                return
-            portion, frames = reading[0][0], await reading[0][1]
-            reading.popleft()
-            size = _next_size(size, frames)
-            if None not in frames:
-                yield portion, frames
-                continue
-            for start in range(0, len(portion), EXACT_POSITIONS):
-                part = slice(start, start + EXACT_POSITIONS)
-                yield portion[part], await _complete(database, portion[part], frames[part])
+        while asked:
+            frames = await reading
+            portion, asked = asked[: len(frames)], asked[len(frames) :]
+            size = max(len(frames), _FEWEST_READ) if asked else min(2 * size, _MOST_READ)
+            asked += islice(wanted, max(size - len(asked), 0))
+            if asked:
+                reading = read()
+            yield portion, frames
     finally:
-        for _, unread in reading:
-            unread.cancel()
-        await asyncio.gather(*(unread for _, unread in reading), return_exceptions=True)
-
-
-async def _complete(database: Database, portion: Sequence[Found], frames: _Frames) -> _Frames:
-    """Fill the gaps in the frames of a portion: large messages, and those at crowded times."""
-    if None not in frames:
-        return frames
-    return await database.read(exact_frames, _positions(portion), pool=database.bulk_pool)
-
-
-def _positions(portion: Sequence[Found]) -> list[SyncId]:
-    return [(found[1], found[2]) for found in portion]
-
-
-def _next_size(size: int, frames: _Frames) -> int:
-    """Return the number of messages of the next portion, which should have a handy size."""
-    if None in frames:
-        return max(size // 4, EXACT_POSITIONS)
-    size_bytes = sum(len(frame) for frame in frames if frame is not None)
-    if size_bytes > 2 * _PORTION_BYTES:
-        return max(size // 2, EXACT_POSITIONS)
-    return min(2 * size, MAX_FRAME_POSITIONS) if size_bytes < _PORTION_BYTES else size
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
 
 
 class SdsPages:

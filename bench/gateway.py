@@ -50,12 +50,12 @@ def show(name: str, **figures: object) -> None:
 
 
 def memory_mib(gateway: GatewayProcess) -> float:
-    """What the gateway holds, in MiB."""
+    """Return the resident memory of the gateway, in MiB."""
     return round(gateway.resident_bytes() / MIB, 1)
 
 
 async def crowd(gateway: GatewayProcess, count: int) -> None:
-    """Connections at once, each with two queries."""
+    """Measure connections at once, each with two queries."""
     address, before = gateway.address("tcp"), memory_mib(gateway)
     places = asyncio.Semaphore(OPENING)
 
@@ -85,7 +85,7 @@ async def crowd(gateway: GatewayProcess, count: int) -> None:
 
 
 async def turn(gateway: GatewayProcess, count: int) -> None:
-    """Connections one after the other."""
+    """Measure connections one after the other."""
     address, memory = gateway.address("tcp"), []
     began = time.monotonic()
     for number in range(count):
@@ -99,7 +99,7 @@ async def turn(gateway: GatewayProcess, count: int) -> None:
 
 
 async def pages(gateway: GatewayProcess, node: str) -> None:
-    """Pages of 1,000 messages through the gateway, and from the node itself."""
+    """Measure pages of 1,000 messages through the gateway, and from the node itself."""
     request = StoreQueryRequest(include_data=True, pagination_limit=PAGE)
     async with (
         grpc.aio.insecure_channel(node) as channel,

@@ -21,7 +21,7 @@ from store.gateway.gossipsub_wire import (
     encode_subscriptions,
     parse_rpc,
 )
-from store.gateway.varints import bytes_field
+from store.gateway.wire import bytes_field
 
 if TYPE_CHECKING:
     from sim.relaying.world import RelayWorld

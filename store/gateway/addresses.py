@@ -21,7 +21,7 @@ _EXAMPLE: Final = "write one such as /ip4/0.0.0.0/tcp/60000 or /ip4/0.0.0.0/tcp/
 
 @dataclass(frozen=True, slots=True)
 class ListenAddress:
-    """Where to listen; ``tls`` only with ``websocket``."""
+    """An address to listen on; ``tls`` only with ``websocket``."""
 
     host: str
     port: int
@@ -35,17 +35,17 @@ class ListenAddress:
 
     @property
     def transport(self) -> str:
-        """Its name in the metrics."""
+        """The name of the transport in the metrics."""
         if not self.websocket:
             return "tcp"
         return "wss" if self.tls else "ws"
 
     def bound_to(self, port: int) -> ListenAddress:
-        """The same with the port that port 0 became."""
+        """Return the address with the port that port 0 became."""
         return replace(self, port=port)
 
     def encoded(self) -> bytes:
-        """The multiaddr in binary."""
+        """Encode the multiaddr in binary."""
         ip = ipaddress.ip_address(self.host)
         parts = [varint(_IP4 if ip.version == 4 else _IP6), ip.packed]
         parts += [varint(_TCP), self.port.to_bytes(2, "big")]
@@ -79,7 +79,7 @@ def parse_listen_address(text: str) -> ListenAddress:
 
 
 @dataclass(frozen=True, slots=True)
-class PeerAddress:
+class PeerMultiaddr:
     """The address and the peer ID of a libp2p peer that listens for TCP.
 
     ``host`` is empty for a peer that connects by itself.
@@ -95,7 +95,7 @@ class PeerAddress:
         return f"{self.host}:{self.port}/p2p/{self.peer_id}"
 
 
-def parse_peer_address(text: str) -> PeerAddress:
+def parse_peer_address(text: str) -> PeerMultiaddr:
     """Parse the multiaddr of a peer.
 
     Raises:
@@ -105,14 +105,14 @@ def parse_peer_address(text: str) -> PeerAddress:
         case ["", "ip4" | "ip6" | "dns" | "dns4" | "dns6", host, "tcp", port, "p2p", peer_id] if (
             host and peer_id.isalnum() and port.isdecimal() and 0 < int(port) <= _MAX_PORT
         ):
-            return PeerAddress(host, int(port), peer_id)
+            return PeerMultiaddr(host, int(port), peer_id)
     raise ValueError(
         f"{text!r} is not the multiaddr of a peer: write one such as"
         " /ip4/192.0.2.1/tcp/60000/p2p/16Uiu2HAm..."
     )
 
 
-def parse_sync_peer(text: str) -> PeerAddress:
+def parse_sync_peer(text: str) -> PeerMultiaddr:
     """Parse the multiaddr of a peer, which may be its ID alone.
 
     Raises:
@@ -120,7 +120,7 @@ def parse_sync_peer(text: str) -> PeerAddress:
     """
     match text.strip().rstrip("/").split("/"):
         case ["", "p2p", peer_id] if peer_id.isalnum():
-            return PeerAddress("", 0, peer_id)
+            return PeerMultiaddr("", 0, peer_id)
     return parse_peer_address(text)
 
 
@@ -131,7 +131,7 @@ def _ip6(text: str) -> ipaddress.IPv6Address:
 
 
 def network_of(host: str) -> str:
-    """What shares a client's limits: its IPv4 address, or the /64 of its IPv6 address."""
+    """Return the network whose clients share limits: an IPv4 address, or a /64 of IPv6."""
     try:
         ip = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from store.domain.quota import Bucket, Exceeded
-from store.gateway.faults import Fault
+from store.gateway.faults import RefusalError
 from store.gateway.limits import (
     CLIENT_QUERIES,
     MAX_CLIENT_UNREAD_BYTES,
@@ -32,10 +32,12 @@ class ByteBudget:
         """Count bytes; `give` must follow.
 
         Raises:
-            Fault: There are too many.
+            RefusalError: There are too many.
         """
         if self.used_bytes + size_bytes > self._limit_bytes:
-            raise Fault("busy", "the gateway holds too many bytes: try again in a few seconds")
+            raise RefusalError(
+                "busy", "the gateway holds too many bytes: try again in a few seconds"
+            )
         if self._whole is not None:
             self._whole.take(size_bytes)
         self.used_bytes += size_bytes
@@ -48,6 +50,14 @@ class ByteBudget:
             self._whole.give(size_bytes)
 
 
+def charge(rate: Bucket, now_ns: int, reason: str, sentence: str) -> None:
+    """Count one in a rate; raise RefusalError above it."""
+    try:
+        rate.take(1, now_ns)
+    except Exceeded:
+        raise RefusalError(reason, sentence) from None
+
+
 @dataclass(frozen=True, slots=True)
 class ClientRules:
     """Limits of one address; rates are per second."""
@@ -57,8 +67,8 @@ class ClientRules:
     requests_per_s: int
 
 
-class Client:
-    """One address: an IPv4 address, or a /64 of IPv6."""
+class ClientAddress:
+    """An address with its limits: an IPv4 address, or a /64 of IPv6."""
 
     __slots__ = (
         *("_arrivals", "_requests", "connections", "criteria", "network", "queries", "unread"),
@@ -81,28 +91,20 @@ class Client:
         """Count a connection that begins.
 
         Raises:
-            Fault: There are too many in this second.
+            RefusalError: There are too many in this second.
         """
-        try:
-            self._arrivals.take(1, now_ns)
-        except Exceeded:
-            sentence = "too many connections a second from one address"
-            raise Fault("connection_rate", sentence) from None
+        sentence = "too many connections a second from one address"
+        charge(self._arrivals, now_ns, "connection_rate", sentence)
 
     def ask(self, now_ns: int) -> None:
         """Count a request.
 
         Raises:
-            Fault: There are too many in this second.
+            RefusalError: There are too many in this second.
         """
-        try:
-            self._requests.take(1, now_ns)
-        except Exceeded:
-            raise Fault(
-                "request_rate",
-                f"more than {self._requests.rate:,} requests per second from one address: ask"
-                " less often",
-            ) from None
+        rate = f"{self._requests.rate:,} requests per second"
+        sentence = f"more than {rate} from one address: ask less often"
+        charge(self._requests, now_ns, "request_rate", sentence)
 
     def at_rest(self, now_ns: int) -> bool:
         """Return True if forgetting the address changes nothing."""
@@ -112,32 +114,34 @@ class Client:
 
 
 class Clients:
-    """All addresses, in the order in which they connected last."""
+    """The addresses of clients, in the order in which they connected last."""
 
     def __init__(self, rules: ClientRules) -> None:
         self._rules = rules
         self._unread = ByteBudget(MAX_UNREAD_BYTES)
         self._unsent = ByteBudget(MAX_UNSENT_BYTES)
-        self._known: OrderedDict[str, Client] = OrderedDict()
+        self._known: OrderedDict[str, ClientAddress] = OrderedDict()
 
-    def arrive(self, network: str, now_ns: int) -> Client:
+    def arrive(self, network: str, now_ns: int) -> ClientAddress:
         """Count a connection of an address; `leave` must follow.
 
         Raises:
-            Fault: The address has too many, or opens them too fast.
+            RefusalError: The address has too many, or opens them too fast.
         """
         client = self._known.get(network)
         if client is None:
             self._forget(now_ns)
-            client = self._known[network] = Client(network, self._rules, self._unread, self._unsent)
+            client = self._known[network] = ClientAddress(
+                network, self._rules, self._unread, self._unsent
+            )
         self._known.move_to_end(network)
         if client.connections >= self._rules.connections:
-            raise Fault("connections_of_address", "too many connections from one address")
+            raise RefusalError("connections_of_address", "too many connections from one address")
         client.arrive(now_ns)
         client.connections += 1
         return client
 
-    def leave(self, client: Client) -> None:
+    def leave(self, client: ClientAddress) -> None:
         """Count the end of a connection."""
         assert client.connections > 0, "a connection ended that never began"
         client.connections -= 1

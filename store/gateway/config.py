@@ -14,20 +14,14 @@ from store.config.node import ConfigError
 from store.config.options import access, limit, listener, messages, running
 from store.gateway.addresses import (
     ListenAddress,
-    PeerAddress,
+    PeerMultiaddr,
     parse_listen_address,
     parse_peer_address,
     parse_sync_peer,
 )
 from store.gateway.clients import ClientRules
 from store.gateway.limits import MAX_CLIENT_UNREAD_BYTES
-from storenode.cli.options.types import (
-    ADDRESS,
-    POSITIVE_DURATION,
-    Address,
-    Parsed,
-    size_up_to,
-)
+from storenode.cli.options.types import ADDRESS, POSITIVE_DURATION, Address, Parsed, size_up_to
 
 MULTIADDR: Final = Parsed("multiaddr", "MULTIADDR", parse_listen_address)
 PEER_MULTIADDR: Final = Parsed("multiaddr", "MULTIADDR", parse_peer_address)
@@ -47,7 +41,7 @@ _MAX_REQUEST_BYTES: Final = MAX_CLIENT_UNREAD_BYTES // 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayConfig:
-    """Every option of `storenode gateway` but those of the connection to the node, parsed."""
+    """The parsed options of `storenode gateway`, without those of the connection to the node."""
 
     listen: tuple[ListenAddress, ...] = listener(
         "Multiaddr for clients, of TCP or of a WebSocket, such as /ip4/0.0.0.0/tcp/8000/ws;"
@@ -91,13 +85,13 @@ class GatewayConfig:
         " given.",
         click.Choice([each.value for each in RelayMode]),
     )
-    relay_peer: tuple[PeerAddress, ...] = messages(
+    relay_peer: tuple[PeerMultiaddr, ...] = messages(
         "Multiaddr of a relay peer to connect to, such as /ip4/192.0.2.1/tcp/60000/p2p/ID;"
         " repeatable.",
         PEER_MULTIADDR,
         multiple=True,
     )
-    nwaku_sync_peer: tuple[PeerAddress, ...] = messages(
+    nwaku_sync_peer: tuple[PeerMultiaddr, ...] = messages(
         "Multiaddr of an nwaku node to reconcile with, such as /ip4/192.0.2.1/tcp/60000/p2p/ID, or"
         " /p2p/ID of one that connects by itself; no other peer is served; repeatable. The token"
         " needs the right `backfill`.",
@@ -151,7 +145,7 @@ class GatewayConfig:
 
     @classmethod
     def from_options(cls, options: dict[str, Any]) -> GatewayConfig:
-        """Options as click gives them, checked.
+        """Check the options that click has parsed.
 
         Raises:
             ConfigError: They contradict each other.

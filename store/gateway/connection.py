@@ -9,28 +9,28 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from store.domain.quota import Bucket, Exceeded
+from store.domain.quota import Bucket
 from store.gateway import mplex, noise, yamux
-from store.gateway.clients import Client
-from store.gateway.faults import Ended, Fault
+from store.gateway.clients import ClientAddress, charge
+from store.gateway.faults import RefusalError, StreamEndedError
 from store.gateway.limits import FRAMES_PER_S, IDLE_TIMEOUT_S, REQUEST_TIMEOUT_S, SEND_TIMEOUT_S
 from store.gateway.metrics import GatewayMetrics
 from store.gateway.multiplexing import (
     Aborted,
-    Answer,
     Credit,
+    DataReceived,
     Event,
     Finished,
     Multiplexer,
     Opened,
-    Received,
+    Pong,
 )
+from store.gateway.multistream import ByteReader, Pipe, negotiate, propose
 from store.gateway.noise import SecurePipe, StaticKey, secure
-from store.gateway.reading import Pipe, Reader, negotiate, propose
 from store.gateway.streams import Stream
 from store.observe.logging import get_logger
 
-Handler = Callable[[Stream, Reader, "Connection"], Awaitable[None]]
+Handler = Callable[[Stream, ByteReader, "WakuConnection"], Awaitable[None]]
 """A function that answers on one stream of a connection; what it raises resets the stream."""
 
 _MULTIPLEXERS: Final[dict[str, Callable[[], Multiplexer]]] = {
@@ -42,7 +42,7 @@ _log = get_logger("store.gateway")
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What all connections share. ``max_streams`` is for one connection."""
+    """The state that all connections share. ``max_streams`` is for one connection."""
 
     key: StaticKey
     handlers: Mapping[str, Handler]
@@ -55,46 +55,46 @@ class Secured:
     """A connection after its handshake."""
 
     pipe: SecurePipe
-    reader: Reader
+    reader: ByteReader
     multiplexer: Multiplexer
 
 
 async def shake_hands(link: Pipe, key: StaticKey) -> Secured:
-    """Agree on encryption and a multiplexer.
+    """Negotiate encryption and a multiplexer.
 
     Raises:
-        Ended: The client has gone.
-        Fault: It speaks something else.
+        StreamEndedError: The client has gone.
+        RefusalError: It speaks something else.
     """
-    reader = Reader(link)
+    reader = ByteReader(link)
     await negotiate(reader, link, (noise.PROTOCOL,))
     pipe = await secure(reader, link, key)
-    inner = Reader(pipe)
+    inner = ByteReader(pipe)
     chosen = await negotiate(inner, pipe, _MULTIPLEXERS)
     return Secured(pipe, inner, _MULTIPLEXERS[chosen]())
 
 
 async def begin_handshake(link: Pipe, key: StaticKey, peer_id: str) -> Secured:
-    """Agree on encryption and yamux with a peer that was connected to.
+    """Negotiate encryption and yamux with a peer that was connected to.
 
     Raises:
-        Ended: The peer has gone.
-        Fault: It speaks something else, or is another peer.
+        StreamEndedError: The peer has gone.
+        RefusalError: It speaks something else, or is another peer.
     """
-    reader = Reader(link)
+    reader = ByteReader(link)
     await propose(reader, link, noise.PROTOCOL)
     pipe = await noise.initiate(reader, link, key)
     if pipe.peer_id != peer_id:
-        raise Fault("identity", f"the peer is {pipe.peer_id}, not {peer_id}")
-    inner = Reader(pipe)
+        raise RefusalError("identity", f"the peer is {pipe.peer_id}, not {peer_id}")
+    inner = ByteReader(pipe)
     await propose(inner, pipe, yamux.PROTOCOL)
     return Secured(pipe, inner, yamux.Yamux(is_outbound=True))
 
 
-class Connection:
+class WakuConnection:
     """The streams of a connection after its handshake."""
 
-    def __init__(self, secured: Secured, client: Client, around: Surroundings) -> None:
+    def __init__(self, secured: Secured, client: ClientAddress, around: Surroundings) -> None:
         self.multiplexer = secured.multiplexer
         self.client = client
         self.peer_id = secured.pipe.peer_id
@@ -115,7 +115,7 @@ class Connection:
         """Serve until the client goes.
 
         Raises:
-            Fault: The client breaks a rule.
+            RefusalError: The client breaks a rule.
             OSError, TimeoutError: The connection broke, or nothing has arrived for too long.
         """
         self._runner = asyncio.current_task()
@@ -126,9 +126,10 @@ class Connection:
                 if not data:
                     return
                 for event in self.multiplexer.feed(data):
-                    self._charge()
+                    sentence = f"the client sends more than {self._frames.rate:,} frames a second"
+                    charge(self._frames, time.monotonic_ns(), "flood", sentence)
                     await self._on(event)
-        except Ended:
+        except StreamEndedError:
             return
         finally:
             await self._end_streams()
@@ -149,18 +150,18 @@ class Connection:
         """Open a stream to the client and agree on a protocol, for the length of a block.
 
         Raises:
-            Fault: The client does not speak the protocol.
-            Ended, OSError, TimeoutError: The client has gone, or does not answer.
+            RefusalError: The client does not speak the protocol.
+            StreamEndedError, OSError, TimeoutError: The client has gone, or does not answer.
         """
         number, frame = self.multiplexer.open()
         stream = self._streams[number] = Stream(number, self, self.client.unread)
         try:
             await self._say(frame)
             async with asyncio.timeout(REQUEST_TIMEOUT_S):
-                await propose(Reader(stream), stream, protocol)
+                await propose(ByteReader(stream), stream, protocol)
             yield stream
             await self._say(self.multiplexer.finished(number))
-        except (Ended, Fault, OSError, TimeoutError):
+        except (StreamEndedError, RefusalError, OSError, TimeoutError):
             await self._reset(stream)
             raise
         finally:
@@ -182,18 +183,11 @@ class Connection:
         if frame:
             await self._say(frame)
 
-    def _charge(self) -> None:
-        try:
-            self._frames.take(1, time.monotonic_ns())
-        except Exceeded:
-            sentence = f"the client sends more than {FRAMES_PER_S:,} frames a second"
-            raise Fault("flood", sentence) from None
-
     async def _on(self, event: Event) -> None:
         match event:
             case Opened(number):
                 await self._open(number)
-            case Received(number, data):
+            case DataReceived(number, data):
                 await self._receive(number, data)
             case Finished(number) if number in self._streams:
                 self._streams[number].finish()
@@ -201,12 +195,12 @@ class Connection:
                 self._streams[number].fail()
             case Credit(number, size_bytes) if number in self._streams:
                 self._streams[number].credit(size_bytes)
-            case Answer(data):
+            case Pong(data):
                 await self._say(data)
 
     async def _open(self, number: int) -> None:
         if number in self._streams:
-            raise Fault("malformed", f"the client opens the stream {number} twice")
+            raise RefusalError("malformed", f"the client opens the stream {number} twice")
         if len(self._streams) >= self._around.max_streams:
             self._around.metrics.refused("streams")
             await self._say(self.multiplexer.aborted(number))
@@ -225,7 +219,7 @@ class Connection:
             return
         try:
             stream.feed(data)
-        except Fault as fault:
+        except RefusalError as fault:
             self._around.metrics.refused(fault.reason)
             stream.fail()
             await self._say(self.multiplexer.aborted(number))
@@ -238,13 +232,13 @@ class Connection:
     async def _serve(self, stream: Stream) -> None:
         try:
             await self._handle(stream)
-        except Fault as fault:
+        except RefusalError as fault:
             self._around.metrics.refused(fault.reason)
             await self._reset(stream)
         except TimeoutError:
             self._around.metrics.refused("timeout")
             await self._reset(stream)
-        except (Ended, OSError):
+        except (StreamEndedError, OSError):
             await self._reset(stream)
         except Exception:  # noqa: BLE001 - the connection and the others go on
             _log.exception("stream_failed", client=self.client.network)
@@ -254,7 +248,7 @@ class Connection:
             del self._streams[stream.number]
 
     async def _handle(self, stream: Stream) -> None:
-        reader = Reader(stream)
+        reader = ByteReader(stream)
         async with asyncio.timeout(REQUEST_TIMEOUT_S):
             protocol = await negotiate(reader, stream, self._around.handlers)
         self._around.metrics.streams.labels(protocol).inc()
@@ -266,7 +260,7 @@ class Connection:
         if not stream.failed:
             try:
                 await self._say(self.multiplexer.aborted(stream.number))
-            except (Ended, OSError, TimeoutError):
+            except (StreamEndedError, OSError, TimeoutError):
                 return
 
     async def _end_streams(self) -> None:

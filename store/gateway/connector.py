@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
-from store.gateway.addresses import PeerAddress
+from store.gateway.addresses import PeerMultiaddr
 from store.gateway.clients import ClientRules, Clients
-from store.gateway.connection import Connection, Surroundings, begin_handshake
-from store.gateway.faults import Ended, Fault
+from store.gateway.connection import Surroundings, WakuConnection, begin_handshake
+from store.gateway.faults import RefusalError, StreamEndedError
 from store.gateway.limits import HANDSHAKE_TIMEOUT_S
 from store.gateway.links import TcpLink
 from store.observe.logging import get_logger
@@ -33,13 +33,13 @@ class WakuConnector:
     """
 
     def __init__(
-        self, around: Surroundings, joins: Mapping[str, Sequence[Callable[[Connection], None]]]
+        self, around: Surroundings, joins: Mapping[str, Sequence[Callable[[WakuConnection], None]]]
     ) -> None:
         self._around = around
         self._joins = joins
         self._clients = Clients(_RULES)
 
-    async def keep(self, peer: PeerAddress) -> None:
+    async def keep(self, peer: PeerMultiaddr) -> None:
         """Connect to a peer, again and again, until cancelled."""
         backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         while True:
@@ -48,18 +48,18 @@ class WakuConnector:
                 await self._connect(peer)
             except TimeoutError:
                 reason = "no answer in time"
-            except (Fault, Ended, OSError) as error:
+            except (RefusalError, StreamEndedError, OSError) as error:
                 reason = str(error) or reason
             if time.monotonic() - began_s >= STEADY_S:
                 backoff.reset()
             _log.warning("peer_away", peer=str(peer), reason=reason)
             await asyncio.sleep(backoff.take())
 
-    async def _connect(self, peer: PeerAddress) -> None:
+    async def _connect(self, peer: PeerMultiaddr) -> None:
         """Serve one connection until it ends.
 
         Raises:
-            Fault, Ended: The peer speaks something else, or is another.
+            RefusalError, StreamEndedError: The peer speaks something else, or is another.
             OSError, TimeoutError: It cannot be reached.
         """
         client = self._clients.arrive(peer.host, time.monotonic_ns())
@@ -69,7 +69,7 @@ class WakuConnector:
                 reader, writer = await asyncio.open_connection(peer.host, peer.port)
                 link = TcpLink(reader, writer)
                 secured = await begin_handshake(link, self._around.key, peer.peer_id)
-            connection = Connection(secured, client, self._around)
+            connection = WakuConnection(secured, client, self._around)
             running = asyncio.create_task(connection.run())
             try:
                 # One turn of the loop, in which the connection begins to read.

@@ -1,11 +1,11 @@
-"""Why a connection or a stream ends before its time, and why the gateway does not start."""
+"""Errors that end a connection or a stream, and the error of a gateway that cannot start."""
 
 
 class GatewayError(Exception):
     """The gateway cannot start or go on; one sentence that says what to do."""
 
 
-class Fault(Exception):
+class RefusalError(Exception):
     """Ends a stream, or the connection where it is not about one. ``reason`` labels the metrics."""
 
     def __init__(self, reason: str, sentence: str) -> None:
@@ -13,5 +13,5 @@ class Fault(Exception):
         self.reason = reason
 
 
-class Ended(Exception):
+class StreamEndedError(Exception):
     """The other side has sent all that it will."""

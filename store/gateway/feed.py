@@ -9,15 +9,22 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
 
-from store.gateway.limits import FEED_TIMEOUT_S, MAX_PUSH_AGE_NS
-from store.gateway.node import Node, NodeCallError
-from store.gateway.varints import bytes_field, decode_zigzag, fields
+from store.gateway.limits import (
+    FEED_TIMEOUT_S,
+    FIRST_NODE_PAUSE_S,
+    LONGEST_NODE_PAUSE_S,
+    MAX_PUSH_AGE_NS,
+)
+from store.gateway.node import NodeCallError, UpstreamNode
+from store.gateway.wire import (
+    bytes_field,
+    fields,
+    optional_bytes,
+    parse_waku_message,
+    required_bytes,
+)
 from store.observe.logging import get_logger
 from storenode.common.backoff import Backoff
-
-FIRST_PAUSE_S: Final = 0.25
-LONGEST_PAUSE_S: Final = 5.0
-"""Pauses after a failed call."""
 
 _REFUSED_CURSOR: Final = 400
 _log = get_logger("store.gateway")
@@ -59,22 +66,15 @@ def parse_entry(entry: bytes) -> FollowedMessage:
         ValueError: It is malformed.
     """
     outer = dict(fields(entry))
-    message_hash, encoded, pubsub_topic = outer.get(1, b""), outer.get(2), outer.get(3)
-    if not (
-        isinstance(message_hash, bytes)
-        and isinstance(encoded, bytes)
-        and isinstance(pubsub_topic, bytes)
-    ):
-        raise ValueError("a message has no content or no pubsub topic")  # noqa: TRY004 - of a page
-    inner = dict(fields(encoded))
-    content_topic, zigzag = inner.get(2, b""), inner.get(10, 0)
-    if not isinstance(content_topic, bytes) or not isinstance(zigzag, int):
-        raise ValueError("a message has fields of other types")  # noqa: TRY004 - of a page
-    if 1 not in inner:
+    message_hash = optional_bytes(outer, 1, "message_hash") or b""
+    encoded = required_bytes(outer, 2, "message")
+    pubsub_topic = required_bytes(outer, 3, "pubsub_topic")
+    message = parse_waku_message(encoded)
+    if message.payload is None:
         encoded = bytes_field(1, b"") + encoded
-    timestamp_ns = decode_zigzag(zigzag)
+    content_topic = (message.content_topic or b"").decode()
     return FollowedMessage(
-        message_hash, pubsub_topic.decode(), content_topic.decode(), timestamp_ns, encoded
+        message_hash, pubsub_topic.decode(), content_topic, message.timestamp_ns, encoded
     )
 
 
@@ -84,7 +84,7 @@ class NodeFeed:
     Messages that reconciliation brought long after they were published are left out.
     """
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: UpstreamNode) -> None:
         self._node = node
         self.listeners: list[Callable[[FollowedMessage], None]] = []
         self._users = 0
@@ -115,7 +115,7 @@ class NodeFeed:
 
     async def run(self) -> None:
         """Follow while messages are wanted, until cancelled."""
-        backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
+        backoff = Backoff(FIRST_NODE_PAUSE_S, LONGEST_NODE_PAUSE_S)
         while True:
             await self._wanted.wait()
             reason = "the node ended the call"

@@ -14,8 +14,8 @@ from enum import IntEnum
 from functools import partial
 from typing import Final
 
-from store.gateway.connection import Connection
-from store.gateway.faults import Fault
+from store.gateway.connection import WakuConnection
+from store.gateway.faults import RefusalError
 from store.gateway.feed import FollowedMessage, NodeFeed
 from store.gateway.limits import (
     MAX_CLIENT_CRITERIA,
@@ -25,15 +25,14 @@ from store.gateway.limits import (
     MAX_REQUEST_ID_BYTES,
     MAX_REQUESTED_TOPICS,
     MAX_SUBSCRIBER_CRITERIA,
-    REQUEST_TIMEOUT_S,
     SEND_TIMEOUT_S,
     SUBSCRIPTION_TIMEOUT_S,
 )
 from store.gateway.metrics import GatewayMetrics
-from store.gateway.reading import Reader
+from store.gateway.multistream import ByteReader
 from store.gateway.send_queue import SendQueue
 from store.gateway.streams import Stream
-from store.gateway.varints import bytes_field, delimited, fields, number_field
+from store.gateway.wire import bytes_field, delimited, fields, number_field
 from storenode.message.limits import NS_PER_S
 
 FILTER_SUBSCRIBE: Final = "/vac/waku/filter-subscribe/2.0.0-beta1"
@@ -133,7 +132,7 @@ def encode_push(message: FollowedMessage) -> bytes:
 class FilterSubscriber:
     """A connection with subscriptions, and the frames that wait to be pushed to it."""
 
-    connection: Connection
+    connection: WakuConnection
     queue: SendQueue
     expires_ns: int = 0
     criteria: set[Criterion] = field(default_factory=set)
@@ -150,7 +149,7 @@ class Filter:
         self._feed = feed
         self._metrics = metrics
         self._pubsub_topics = pubsub_topics
-        self._subscribers: dict[Connection, FilterSubscriber] = {}
+        self._subscribers: dict[WakuConnection, FilterSubscriber] = {}
         self._index: dict[Criterion, dict[FilterSubscriber, None]] = {}
         self._criteria = 0
 
@@ -158,14 +157,10 @@ class Filter:
         """Count the subscribers."""
         return len(self._subscribers)
 
-    async def serve(self, stream: Stream, reader: Reader, connection: Connection) -> None:
+    async def serve(self, stream: Stream, reader: ByteReader, connection: WakuConnection) -> None:
         """Read one request and send the response."""
-        size_bytes = await reader.length(MAX_FILTER_REQUEST_BYTES)
-        async with asyncio.timeout(REQUEST_TIMEOUT_S):
-            data = await reader.exactly(size_bytes)
-        answer = await self._answer(data, connection)
-        async with asyncio.timeout(SEND_TIMEOUT_S):
-            await stream.send(delimited(answer))
+        data = await reader.request(MAX_FILTER_REQUEST_BYTES)
+        await stream.send_delimited(await self._answer(data, connection), SEND_TIMEOUT_S)
 
     async def run(self) -> None:
         """End subscriptions without requests, until cancelled."""
@@ -199,7 +194,7 @@ class Filter:
         assert all(self._index.values())
         assert all(each.criteria for each in self._subscribers.values())
 
-    async def _answer(self, data: bytes, connection: Connection) -> bytes:
+    async def _answer(self, data: bytes, connection: WakuConnection) -> bytes:
         request_id = _UNREADABLE_ID
         try:
             request = parse_request(data)
@@ -211,14 +206,14 @@ class Filter:
                 self.handle(request, connection, time.monotonic_ns())
         except ValueError as error:
             return encode_response(request_id, 400, f"BAD_REQUEST: {error}")
-        except Fault as fault:
+        except RefusalError as fault:
             self._metrics.refused(fault.reason)
             return encode_response(request_id, 429, f"TOO_MANY_REQUESTS: {fault}")
         except FilterRefusedError as error:
             return encode_response(request_id, error.status_code, str(error))
         return encode_response(request_id, 200, "OK")
 
-    async def _subscribe_live(self, request: FilterRequest, connection: Connection) -> None:
+    async def _subscribe_live(self, request: FilterRequest, connection: WakuConnection) -> None:
         """Subscribe when new messages arrive: what is published after the answer is pushed."""
         self._feed.acquire()
         try:
@@ -228,7 +223,7 @@ class Filter:
         finally:
             self._feed.release()
 
-    def handle(self, request: FilterRequest, connection: Connection, now_ns: int) -> None:
+    def handle(self, request: FilterRequest, connection: WakuConnection, now_ns: int) -> None:
         """Apply a request.
 
         Raises:
@@ -251,15 +246,15 @@ class Filter:
             case _:
                 raise FilterRefusedError(400, f"BAD_REQUEST: unknown type {request.kind}")
 
-    def _subscribe(self, request: FilterRequest, connection: Connection, now_ns: int) -> None:
+    def _subscribe(self, request: FilterRequest, connection: WakuConnection, now_ns: int) -> None:
         criteria = request.criteria
         if request.pubsub_topic not in self._pubsub_topics:
             raise FilterRefusedError(
                 400, "BAD_REQUEST: the pubsub topic is not one of this gateway's shards"
             )
         subscriber = self._subscribers.get(connection)
-        new = criteria if subscriber is None else criteria - subscriber.criteria
-        known = 0 if subscriber is None else len(subscriber.criteria)
+        subscribed = set() if subscriber is None else subscriber.criteria
+        new, known = criteria - subscribed, len(subscribed)
         client = connection.client
         if (
             known + len(new) > MAX_SUBSCRIBER_CRITERIA

@@ -161,14 +161,6 @@ class Router:
         """The number of peers."""
         return len(self._peers)
 
-    def mesh_peers(self, topic: str) -> int:
-        """Count the peers in the mesh of a topic."""
-        return len(self._mesh[topic])
-
-    def reach(self, topic: str) -> int:
-        """Count the peers that subscribe to a topic."""
-        return sum(topic in peer.topics for peer in self._peers.values())
-
     def common_topics(self, key: str) -> int:
         """Count the topics of this router that a peer subscribes to."""
         peer = self._peers.get(key)

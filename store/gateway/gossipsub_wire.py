@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from store.gateway.limits import MAX_RPC_ENTRIES, MAX_RPC_IDS
-from store.gateway.varints import bytes_field, fields, number_field
+from store.gateway.wire import bytes_field, fields, number_field, required_bytes
 
 MESSAGE_ID_BYTES: Final = 32
 
@@ -96,13 +96,13 @@ def parse_rpc(data: bytes) -> Rpc:
             continue
         if number == 1:
             parts = dict(fields(value))
-            rpc.subscriptions.append(Subscription(_text(parts, 2), bool(parts.get(1, 0))))
+            rpc.subscriptions.append(Subscription(_topic(parts, 2), bool(parts.get(1, 0))))
         elif number == 2:
             parts = dict(fields(value))
             body = parts.get(2, b"")
             is_signed = any(parts.get(each) for each in (1, 3, 5, 6))
             if isinstance(body, bytes):
-                rpc.messages.append(GossipMessage(_text(parts, 4), body, is_signed))
+                rpc.messages.append(GossipMessage(_topic(parts, 4), body, is_signed))
         elif number == 3:
             _parse_control(rpc, value, budget)
         elif number == 60:
@@ -117,24 +117,22 @@ def _parse_control(rpc: Rpc, data: bytes, budget: _Budget) -> None:
             continue
         if number == 1:
             ids = list(budget.ids(value, 2))
-            rpc.ihave.append((_text(dict(fields(value)), 1), ids))
+            rpc.ihave.append((_topic(value), ids))
         elif number == 2:
             rpc.iwant += budget.ids(value, 1)
         elif number == 3:
-            rpc.graft.append(_text(dict(fields(value)), 1))
+            rpc.graft.append(_topic(value))
         elif number == 4:
             parts = dict(fields(value))
             backoff_s = parts.get(3, 0)
-            rpc.prune.append(Prune(_text(parts, 1), backoff_s if isinstance(backoff_s, int) else 0))
+            rpc.prune.append(Prune(_topic(parts), backoff_s if isinstance(backoff_s, int) else 0))
         elif number == 5:
             rpc.idontwant += budget.ids(value, 1)
 
 
-def _text(parts: dict[int, int | bytes], number: int) -> str:
-    value = parts.get(number)
-    if not isinstance(value, bytes):
-        raise ValueError("an entry of an RPC has no topic")  # noqa: TRY004 - of what was parsed
-    return value.decode()
+def _topic(entry: bytes | dict[int, int | bytes], number: int = 1) -> str:
+    found = dict(fields(entry)) if isinstance(entry, bytes) else entry
+    return required_bytes(found, number, "topic").decode()
 
 
 def encode_subscriptions(topics: Iterable[str]) -> bytes:

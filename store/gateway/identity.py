@@ -25,8 +25,8 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from store.gateway.faults import Fault, GatewayError
-from store.gateway.varints import bytes_field, fields, number_field
+from store.gateway.faults import GatewayError, RefusalError
+from store.gateway.wire import bytes_field, fields, number_field
 
 _RSA, _ED25519, _SECP256K1, _ECDSA = range(4)
 _STATIC_KEY: Final = b"noise-libp2p-static-key:"
@@ -46,7 +46,7 @@ class Identity:
 
     @classmethod
     def generate(cls) -> Identity:
-        """A new one."""
+        """Generate a new key."""
         return cls(ed25519.Ed25519PrivateKey.generate())
 
     @property
@@ -57,17 +57,17 @@ class Identity:
 
     @property
     def peer_id(self) -> str:
-        """What clients know the gateway by, in base58, beginning with ``12D3KooW``."""
+        """The peer ID of the gateway in base58, beginning with ``12D3KooW``."""
         return peer_id_of(self.public_key)
 
     def handshake_payload(self, static_key: bytes) -> bytes:
-        """The proof that a key of Noise is this identity's."""
+        """Return the proof that a key of Noise is this identity's."""
         signature = self.key.sign(_STATIC_KEY + static_key)
         return bytes_field(1, self.public_key) + bytes_field(2, signature)
 
 
 def kept_identity(path: Path) -> Identity:
-    """The identity in a file, which is made at the first use and for its owner alone.
+    """Read the identity from a file, which is created at the first use, for its owner alone.
 
     Raises:
         GatewayError: The file cannot be read or written, or holds something else.
@@ -121,7 +121,7 @@ def require_proof(payload: bytes, static_key: bytes) -> str:
     """Return the peer ID that the other side proves in the handshake of Noise.
 
     Raises:
-        Fault: It does not prove that the key of the connection is its own.
+        RefusalError: It does not prove that the key of the connection is its own.
     """
     try:
         given = dict(fields(payload))
@@ -134,7 +134,7 @@ def require_proof(payload: bytes, static_key: bytes) -> str:
             raise ValueError("the key is of no known kind")
         _VERIFIERS[kind](raw, signature, _STATIC_KEY + static_key)
     except (ValueError, InvalidSignature) as error:
-        raise Fault("identity", f"the client's identity is not proven: {error}") from error
+        raise RefusalError("identity", f"the client's identity is not proven: {error}") from error
     return peer_id_of(key)
 
 
@@ -177,7 +177,7 @@ _VERIFIERS: Final[dict[int, Callable[[bytes, bytes, bytes], None]]] = {
 
 
 def base58(data: bytes) -> str:
-    """Bytes in base58, as Bitcoin writes them."""
+    """Encode bytes in base58, as Bitcoin does."""
     number, text = int.from_bytes(data, "big"), ""
     while number:
         number, digit = divmod(number, 58)

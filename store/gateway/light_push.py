@@ -7,29 +7,33 @@ nwaku has it. A duplicate is a success, since clients publish again what they go
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
-from store.gateway.connection import Connection
-from store.gateway.faults import Fault
+from store.gateway.connection import WakuConnection
+from store.gateway.faults import RefusalError
 from store.gateway.limits import (
-    MAX_META_BYTES,
     MAX_PUSH_REQUEST_BYTES,
     MAX_RELAYED_BYTES,
     MAX_REQUEST_ID_BYTES,
-    REQUEST_TIMEOUT_S,
     SEND_TIMEOUT_S,
 )
 from store.gateway.metrics import GatewayMetrics
-from store.gateway.node import Node, NodeCallError
-from store.gateway.reading import Reader
+from store.gateway.multistream import ByteReader
+from store.gateway.node import NodeCallError, UpstreamNode
 from store.gateway.relay import Relay
 from store.gateway.streams import Stream
-from store.gateway.varints import bytes_field, delimited, fields, number_field
+from store.gateway.wire import (
+    bytes_field,
+    fields,
+    number_field,
+    optional_bytes,
+    parse_waku_message,
+    required_bytes,
+)
 from storenode.wire.storenode.v1.store_pb2 import PublishResult
 
 LIGHT_PUSH: Final = "/vac/waku/lightpush/3.0.0"
@@ -77,9 +81,9 @@ def parse_request(data: bytes) -> PushRequest:
         ValueError: It is malformed, or a required field is missing.
     """
     found = dict(fields(data))
-    message = _bytes_of(found, 21, "message")
-    _require_message(message)
-    return PushRequest(_request_id(found), _topic(found.get(20)), message)
+    message, topic = required_bytes(found, 21, "message"), optional_bytes(found, 20, "pubsub_topic")
+    parse_waku_message(message).require_relayable()
+    return PushRequest(_request_id(found), None if topic is None else topic.decode(), message)
 
 
 def parse_legacy_request(data: bytes) -> PushRequest:
@@ -89,10 +93,10 @@ def parse_legacy_request(data: bytes) -> PushRequest:
         ValueError: It is malformed, or a required field is missing.
     """
     outer = dict(fields(data))
-    inner = dict(fields(_bytes_of(outer, 2, "request")))
-    message = _bytes_of(inner, 2, "message")
-    _require_message(message)
-    topic = _topic(_bytes_of(inner, 1, "pubsub_topic"))
+    inner = dict(fields(required_bytes(outer, 2, "request")))
+    message = required_bytes(inner, 2, "message")
+    parse_waku_message(message).require_relayable()
+    topic = required_bytes(inner, 1, "pubsub_topic").decode()
     return PushRequest(_request_id(outer), topic, message)
 
 
@@ -119,7 +123,7 @@ class LightPush:
 
     def __init__(
         self,
-        node: Node,
+        node: UpstreamNode,
         metrics: GatewayMetrics,
         pubsub_topics: Collection[str],
         relay: Relay | None = None,
@@ -129,26 +133,25 @@ class LightPush:
         self._pubsub_topics = pubsub_topics
         self._relay = relay
 
-    async def serve(self, stream: Stream, reader: Reader, connection: Connection) -> None:
+    async def serve(self, stream: Stream, reader: ByteReader, connection: WakuConnection) -> None:
         """Serve one request of version 3.0.0."""
         await self._serve(stream, reader, connection, parse_request, encode_response)
 
-    async def serve_legacy(self, stream: Stream, reader: Reader, connection: Connection) -> None:
+    async def serve_legacy(
+        self, stream: Stream, reader: ByteReader, connection: WakuConnection
+    ) -> None:
         """Serve one request of version 2.0.0-beta1."""
         await self._serve(stream, reader, connection, parse_legacy_request, encode_legacy_response)
 
     async def _serve(
         self,
         stream: Stream,
-        reader: Reader,
-        connection: Connection,
+        reader: ByteReader,
+        connection: WakuConnection,
         parse: Callable[[bytes], PushRequest],
         encode: Callable[[PushResponse], bytes],
     ) -> None:
-        # js-waku opens streams long before it uses them: there is no deadline for the first byte.
-        size_bytes = await reader.length(MAX_PUSH_REQUEST_BYTES)
-        async with asyncio.timeout(REQUEST_TIMEOUT_S):
-            data = await reader.exactly(size_bytes)
+        data = await reader.request(MAX_PUSH_REQUEST_BYTES)
         try:
             request = parse(data)
         except ValueError as error:
@@ -156,10 +159,9 @@ class LightPush:
         else:
             response = await self._answer(request, connection)
         self._metrics.light_pushes.labels(str(response.status.value)).inc()
-        async with asyncio.timeout(SEND_TIMEOUT_S):
-            await stream.send(delimited(encode(response)))
+        await stream.send_delimited(encode(response), SEND_TIMEOUT_S)
 
-    async def _answer(self, request: PushRequest, connection: Connection) -> PushResponse:
+    async def _answer(self, request: PushRequest, connection: WakuConnection) -> PushResponse:
         topic, message = request.pubsub_topic, request.message
 
         def respond(status: PushStatus, sentence: str = "") -> PushResponse:
@@ -173,8 +175,9 @@ class LightPush:
             return respond(PushStatus.PAYLOAD_TOO_LARGE, sentence)
         try:
             connection.client.ask(time.monotonic_ns())
-            result = await self._node.publish(message, topic, connection.client.queries)
-        except Fault as fault:
+            queries = connection.client.queries
+            (result,) = await self._node.publish([(message, topic)], queries)
+        except RefusalError as fault:
             self._metrics.refused(fault.reason)
             return respond(PushStatus.TOO_MANY_REQUESTS, str(fault))
         except NodeCallError as error:
@@ -191,31 +194,7 @@ _STATUSES: Final = {400: PushStatus.INVALID_MESSAGE, 429: PushStatus.TOO_MANY_RE
 
 
 def _request_id(found: dict[int, int | bytes]) -> bytes:
-    request_id = _bytes_of(found, 1, "request_id")
+    request_id = required_bytes(found, 1, "request_id")
     if len(request_id) > MAX_REQUEST_ID_BYTES:
         raise ValueError(f"the request ID has more than {MAX_REQUEST_ID_BYTES:,} bytes")
     return request_id
-
-
-def _topic(value: int | bytes | None) -> str | None:
-    if value is None:
-        return None
-    if not isinstance(value, bytes):
-        raise ValueError("the field pubsub_topic is not a string")  # noqa: TRY004 - of a request
-    return value.decode()
-
-
-def _require_message(message: bytes) -> None:
-    """Raise ValueError if a message lacks a field without which nwaku decodes none."""
-    found = dict(fields(message))
-    _bytes_of(found, 1, "payload")
-    _bytes_of(found, 2, "content_topic")
-    if len(_bytes_of({11: b"", **found}, 11, "meta")) > MAX_META_BYTES:
-        raise ValueError(f"the field meta has more than {MAX_META_BYTES} bytes")
-
-
-def _bytes_of(found: dict[int, int | bytes], number: int, name: str) -> bytes:
-    value = found.get(number)
-    if not isinstance(value, bytes):
-        raise ValueError(f"the required field {name} is missing")  # noqa: TRY004 - of a request
-    return value

@@ -32,6 +32,10 @@ GOODBYE_TIMEOUT_S: Final = 1.0
 DRAIN_TIMEOUT_S: Final = 5.0
 """For the streams that are open when the gateway is told to stop."""
 
+FIRST_NODE_PAUSE_S: Final = 0.25
+LONGEST_NODE_PAUSE_S: Final = 5.0
+"""Pauses after a call of the node that failed, until it is made again."""
+
 FORWARD_PLACES: Final = 64
 """Calls of the node under way at a time."""
 

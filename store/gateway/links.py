@@ -11,7 +11,7 @@ from websockets.http11 import Request
 from websockets.protocol import State
 from websockets.server import ServerProtocol
 
-from store.gateway.faults import Ended, Fault
+from store.gateway.faults import RefusalError, StreamEndedError
 from store.gateway.limits import MAX_WEBSOCKET_FRAME_BYTES, READ_BYTES
 
 _DATA: Final = (Opcode.BINARY, Opcode.CONT)
@@ -25,7 +25,7 @@ class TcpLink:
         self._writer = writer
 
     async def receive(self) -> bytes:
-        """What has arrived; nothing at the end."""
+        """Return what has arrived; nothing at the end."""
         return await self._reader.read(READ_BYTES)
 
     async def send(self, data: bytes) -> None:
@@ -38,7 +38,7 @@ class TcpLink:
         self._writer.write(data)
 
     def close(self) -> None:
-        """TCP has no word of goodbye."""
+        """Send nothing: TCP has no frame that closes it."""
 
 
 class WebSocketLink:
@@ -49,31 +49,31 @@ class WebSocketLink:
         self._protocol = ServerProtocol(max_size=(None, MAX_WEBSOCKET_FRAME_BYTES))
 
     async def accept(self) -> None:
-        """Answer the request that opens the WebSocket.
+        """Accept the request that opens the WebSocket.
 
         Raises:
-            Ended: The client has gone.
-            Fault: It is no such request.
+            StreamEndedError: The client has gone.
+            RefusalError: It is no such request.
         """
         request = None
         while request is None:
             received = await self._below.receive()
             if not received:
-                raise Ended
+                raise StreamEndedError
             events = await self._taken(received)
             request = next((each for each in events if isinstance(each, Request)), None)
             if self._protocol.close_expected():
-                raise Fault("malformed", "the client sends no request for a WebSocket")
+                raise RefusalError("malformed", "the client sends no request for a WebSocket")
         self._protocol.send_response(self._protocol.accept(request))
         await self._flush()
         if self._protocol.state is not State.OPEN:
-            raise Fault("malformed", "the client asks for something else than a WebSocket")
+            raise RefusalError("malformed", "the client asks for something else than a WebSocket")
 
     async def receive(self) -> bytes:
-        """What has arrived; nothing at the end.
+        """Return what has arrived; nothing at the end.
 
         Raises:
-            Fault: The client breaks the protocol of WebSockets.
+            RefusalError: The client breaks the protocol of WebSockets.
         """
         while True:
             data = _data(await self._taken(await self._below.receive()))
@@ -86,10 +86,10 @@ class WebSocketLink:
         """Send as one message, and wait while the client does not read.
 
         Raises:
-            Ended: The client has closed the WebSocket.
+            StreamEndedError: The client has closed the WebSocket.
         """
         if self._protocol.state is not State.OPEN:
-            raise Ended
+            raise StreamEndedError
         self._protocol.send_binary(data)
         await self._flush()
 
@@ -100,14 +100,14 @@ class WebSocketLink:
             self._below.write(b"".join(self._protocol.data_to_send()))
 
     async def _taken(self, received: bytes) -> Iterable[object]:
-        """The events that follow from what was received; nothing is the end."""
+        """Return the events of what was received; nothing is the end."""
         if received:
             self._protocol.receive_data(received)
         else:
             self._protocol.receive_eof()
         await self._flush()
         if self._protocol.parser_exc is not None and received:
-            raise Fault("malformed", f"no WebSocket: {self._protocol.parser_exc}")
+            raise RefusalError("malformed", f"no WebSocket: {self._protocol.parser_exc}")
         return self._protocol.events_received()
 
     async def _flush(self) -> None:
@@ -120,7 +120,7 @@ def _data(events: Iterable[object]) -> bytes:
     pieces = []
     for event in events:
         if isinstance(event, Frame) and event.opcode is Opcode.TEXT:
-            raise Fault("malformed", "the client sends text over a WebSocket")
+            raise RefusalError("malformed", "the client sends text over a WebSocket")
         if isinstance(event, Frame) and event.opcode in _DATA:
             pieces.append(bytes(event.data))
     return b"".join(pieces)

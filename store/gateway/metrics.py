@@ -1,4 +1,4 @@
-"""What the gateway counts, for Prometheus. Labels take their values from closed lists."""
+"""Metrics of the gateway for Prometheus. Labels take their values from closed lists."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SYNC_OUTCOMES: Final = (
 
 
 class GatewayMetrics:
-    """All metrics of one gateway, in a registry of its own."""
+    """The metrics of one gateway, in a registry of their own."""
 
     def __init__(self, version: str) -> None:
         registry = CollectorRegistry()
@@ -133,5 +133,5 @@ class GatewayMetrics:
             self.refusals.labels(reason).inc()
 
     def render(self) -> bytes:
-        """The text that Prometheus reads."""
+        """Render the text that Prometheus reads."""
         return generate_latest(self._registry)

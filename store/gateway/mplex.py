@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from store.gateway.faults import Fault
+from store.gateway.faults import RefusalError
 from store.gateway.limits import MAX_FRAME_BYTES
 from store.gateway.multiplexing import Aborted, Body, Event, Finished, Noted, Opened
-from store.gateway.varints import decode_varint, delimited
+from store.gateway.wire import decode_varint, delimited
 from storenode.message.varint import varint
 
 PROTOCOL: Final = "/mplex/6.7.0"
@@ -38,7 +38,7 @@ class Mplex:
         """Yield the events of what is complete now.
 
         Raises:
-            Fault: A frame is none.
+            RefusalError: A frame is none.
         """
         self._buffer += data
         at = 0
@@ -59,18 +59,18 @@ class Mplex:
             header = decode_varint(self._buffer, at)
             length = None if header is None else decode_varint(self._buffer, header[1])
         except ValueError as error:
-            raise Fault("malformed", f"a frame of mplex is broken: {error}") from error
+            raise RefusalError("malformed", f"a frame of mplex is broken: {error}") from error
         if header is None or length is None:
             return None, at
         (number, flag), (size, start) = divmod(header[0], 8), length
         stream, flag = (~number, flag + 1) if flag % 2 else (number, flag)
         if flag == _MESSAGE and size:
             if size > MAX_FRAME_BYTES:
-                raise Fault("too_large", f"a frame of mplex has {size:,} bytes")
+                raise RefusalError("too_large", f"a frame of mplex has {size:,} bytes")
             self._body = Body(stream, size)
             return self._body.take(self._buffer, start)
         if size > _MAX_NAME_BYTES:
-            raise Fault("too_large", f"the name of a stream has {size:,} bytes")
+            raise RefusalError("too_large", f"the name of a stream has {size:,} bytes")
         if start + size > len(self._buffer):
             return None, at
         return _event(stream, flag), start + size

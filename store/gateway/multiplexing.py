@@ -19,7 +19,7 @@ class Opened:
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
+class DataReceived:
     """Bytes of a stream."""
 
     stream: int
@@ -49,7 +49,7 @@ class Credit:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Pong:
     """A frame that the multiplexer itself sends."""
 
     data: bytes
@@ -69,14 +69,14 @@ class Body:
         self.stream = stream
         self.missing = missing
 
-    def take(self, buffered: bytearray, at: int) -> tuple[Received | None, int]:
+    def take(self, buffered: bytearray, at: int) -> tuple[DataReceived | None, int]:
         """Return what is buffered of it from ``at`` on, or None, and where that ends."""
         end = min(at + self.missing, len(buffered))
         self.missing -= end - at
-        return (Received(self.stream, bytes(buffered[at:end])) if end > at else None), end
+        return (DataReceived(self.stream, bytes(buffered[at:end])) if end > at else None), end
 
 
-Event = Opened | Received | Finished | Aborted | Credit | Answer | Noted
+Event = Opened | DataReceived | Finished | Aborted | Credit | Pong | Noted
 
 
 class Multiplexer(Protocol):

@@ -16,9 +16,9 @@ import grpc
 
 from store.gateway.limits import FORWARD_PLACES, FORWARD_TIMEOUT_S, MAX_REFUSAL_BYTES
 from store.gateway.metrics import GatewayMetrics
-from store.gateway.varints import bytes_field, number_field
+from store.gateway.wire import bytes_field, number_field
 from store.observe.logging import get_logger
-from storenode.client.nodes import Node as Connection
+from storenode.client.nodes import Node as ClientNode
 from storenode.client.nodes import Nodes
 from storenode.client.retry import Attempts, Retry
 from storenode.connection.errors import NodeError, node_error, query_error
@@ -64,7 +64,7 @@ class NodeCallError(Exception):
         self.status_code = status_code
 
 
-class Node:
+class UpstreamNode:
     """Calls of the nodes, a bounded number at a time."""
 
     def __init__(self, nodes: Nodes, metrics: GatewayMetrics) -> None:
@@ -92,7 +92,7 @@ class Node:
             NodeCallError: No node gave one.
         """
 
-        async def ask(node: Connection) -> bytes:
+        async def ask(node: ClientNode) -> bytes:
             # Without serializers, requests and responses are bytes.
             call = node.channel.unary_unary(_QUERY, None, None)
             answer: bytes = await call(_NWAKU_RULES + request, metadata=node.metadata)
@@ -106,17 +106,6 @@ class Node:
         return answer
 
     async def publish(
-        self, message: bytes, pubsub_topic: str, places: asyncio.Semaphore
-    ) -> PublishResult:
-        """Publish an encoded ``WakuMessage``, and return its result; ``places`` are one client's.
-
-        Raises:
-            NodeCallError: No node gave one.
-        """
-        (result,) = await self.publish_all([(message, pubsub_topic)], places)
-        return result
-
-    async def publish_all(
         self,
         messages: Sequence[tuple[bytes, str]],
         places: asyncio.Semaphore | None = None,
@@ -124,7 +113,7 @@ class Node:
     ) -> Sequence[PublishResult]:
         """Publish encoded messages with their pubsub topics, and return the result of each.
 
-        ``source`` counts where the gateway's token has the right `backfill`.
+        ``places`` are one client's; ``source`` counts where the token has the right `backfill`.
 
         Raises:
             NodeCallError: No node gave them.
@@ -134,7 +123,7 @@ class Node:
         )
         request = b"".join(bytes_field(1, entry) for entry in entries) + number_field(4, source)
 
-        async def call(node: Connection) -> PublishResponse:
+        async def call(node: ClientNode) -> PublishResponse:
             publish = node.channel.unary_unary(_PUBLISH, None, PublishResponse.FromString)
             response: PublishResponse = await publish(request, metadata=node.metadata)
             return response
@@ -143,8 +132,7 @@ class Node:
             response = await Attempts(self._nodes, _ONE_ROUND).answer_of_one(call)
         if len(response.results) != len(messages):
             raise NodeCallError(_UNAVAILABLE, "the node answers with another number of results")
-        results: Sequence[PublishResult] = response.results
-        return results
+        return list(response.results)
 
     async def follow(self, cursor: bytes) -> AsyncGenerator[bytes, None]:
         """Yield the encoded pages of new messages after a cursor, or from now on.
@@ -218,7 +206,7 @@ class Node:
         """Keep the connections up, and log when one is lost and found."""
         await asyncio.gather(*map(self._watch, self._nodes.in_order()))
 
-    async def _watch(self, node: Connection) -> None:
+    async def _watch(self, node: ClientNode) -> None:
         known: bool | None = None
         while True:
             state = node.channel.get_state(try_to_connect=True)

@@ -17,10 +17,10 @@ from cryptography.hazmat.primitives.serialization import (
 from noise.connection import Keypair, NoiseConnection
 from noise.exceptions import NoiseInvalidMessage, NoiseValueError
 
-from store.gateway.faults import Fault
+from store.gateway.faults import RefusalError
 from store.gateway.identity import Identity, require_proof
 from store.gateway.limits import MAX_HANDSHAKE_PAYLOAD_BYTES
-from store.gateway.reading import Pipe, Reader
+from store.gateway.multistream import ByteReader, Pipe
 
 PROTOCOL: Final = "/noise"
 _NAME: Final = b"Noise_XX_25519_ChaChaPoly_SHA256"
@@ -53,17 +53,19 @@ class StaticKey:
 class SecurePipe:
     """A pipe in which each piece is one message of Noise; ``peer_id`` is the other side's."""
 
-    def __init__(self, reader: Reader, pipe: Pipe, noise: NoiseConnection, peer_id: str) -> None:
+    def __init__(
+        self, reader: ByteReader, pipe: Pipe, noise: NoiseConnection, peer_id: str
+    ) -> None:
         self.peer_id = peer_id
         self._reader = reader
         self._pipe = pipe
         self._noise = noise
 
     async def receive(self) -> bytes:
-        """The next message; a client that sends empty ones gets no further than its frames' rate.
+        """Return the next message; the rate of frames bounds empty ones.
 
         Raises:
-            Fault: It was not encrypted with the key of the connection.
+            RefusalError: It was not encrypted with the key of the connection.
             Ended: The client has gone.
         """
         while True:
@@ -72,7 +74,7 @@ class SecurePipe:
             try:
                 plain: bytes = self._noise.decrypt(sealed)
             except (NoiseInvalidMessage, InvalidTag, ValueError) as error:
-                raise Fault("malformed", "a message of Noise is not authentic") from error
+                raise RefusalError("malformed", "a message of Noise is not authentic") from error
             if plain:
                 return plain
 
@@ -85,11 +87,11 @@ class SecurePipe:
         await self._pipe.send(bytes(sealed))
 
 
-async def secure(reader: Reader, pipe: Pipe, key: StaticKey) -> SecurePipe:
-    """Answer the handshake of a client.
+async def secure(reader: ByteReader, pipe: Pipe, key: StaticKey) -> SecurePipe:
+    """Respond to the handshake of a client.
 
     Raises:
-        Fault: It is none, or does not prove the client's identity.
+        RefusalError: It is none, or does not prove the client's identity.
         Ended: The client has gone.
     """
     noise = NoiseConnection.from_name(_NAME)
@@ -109,11 +111,11 @@ async def secure(reader: Reader, pipe: Pipe, key: StaticKey) -> SecurePipe:
     return SecurePipe(reader, pipe, noise, require_proof(payload, state.rs.public_bytes))
 
 
-async def initiate(reader: Reader, pipe: Pipe, key: StaticKey) -> SecurePipe:
+async def initiate(reader: ByteReader, pipe: Pipe, key: StaticKey) -> SecurePipe:
     """Begin the handshake with a peer.
 
     Raises:
-        Fault: The peer does not answer with one, or does not prove its identity.
+        RefusalError: The peer does not answer with one, or does not prove its identity.
         Ended: The peer has gone.
     """
     noise = NoiseConnection.from_name(_NAME)
@@ -135,10 +137,10 @@ def _framed(message: bytes) -> bytes:
     return len(message).to_bytes(_LENGTH_BYTES, "big") + message
 
 
-async def _message(reader: Reader) -> bytes:
+async def _message(reader: ByteReader) -> bytes:
     size = int.from_bytes(await reader.exactly(_LENGTH_BYTES), "big")
     if size > _MAX_HANDSHAKE_BYTES:
-        raise Fault("malformed", "a message of the handshake is too long")
+        raise RefusalError("malformed", "a message of the handshake is too long")
     return await reader.exactly(size)
 
 
@@ -147,4 +149,4 @@ def _checked() -> Iterator[None]:
     try:
         yield
     except _BROKEN as error:
-        raise Fault("malformed", "the handshake of Noise is broken") from error
+        raise RefusalError("malformed", "the handshake of Noise is broken") from error

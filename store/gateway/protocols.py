@@ -9,9 +9,9 @@ from contextlib import suppress
 from typing import Final
 
 from store.gateway.addresses import ListenAddress
-from store.gateway.clients import Client
-from store.gateway.connection import Connection
-from store.gateway.faults import Ended, Fault
+from store.gateway.clients import ClientAddress
+from store.gateway.connection import WakuConnection
+from store.gateway.faults import RefusalError, StreamEndedError
 from store.gateway.identity import Identity
 from store.gateway.limits import (
     MAX_METADATA_BYTES,
@@ -22,10 +22,10 @@ from store.gateway.limits import (
     SEND_TIMEOUT_S,
 )
 from store.gateway.metrics import GatewayMetrics
-from store.gateway.node import Node, NodeCallError
-from store.gateway.reading import Reader
+from store.gateway.multistream import ByteReader
+from store.gateway.node import NodeCallError, UpstreamNode
 from store.gateway.streams import Stream
-from store.gateway.varints import bytes_field, delimited, fields, number_field
+from store.gateway.wire import bytes_field, fields, number_field
 
 STORE_QUERY: Final = "/vac/waku/store-query/3.0.0"
 METADATA: Final = "/vac/waku/metadata/1.0.0"
@@ -40,33 +40,30 @@ _TOO_MANY_REQUESTS, _UNAVAILABLE = 429, 503
 class StoreQuery:
     """Passes queries on, and answers those itself that cannot be."""
 
-    def __init__(self, node: Node, metrics: GatewayMetrics, max_request_bytes: int) -> None:
+    def __init__(self, node: UpstreamNode, metrics: GatewayMetrics, max_request_bytes: int) -> None:
         self._node = node
         self._metrics = metrics
         self._max_request_bytes = max_request_bytes
 
-    async def serve(self, stream: Stream, reader: Reader, connection: Connection) -> None:
-        """Serve one query. js-waku opens its stream long before it has one."""
+    async def serve(self, stream: Stream, reader: ByteReader, connection: WakuConnection) -> None:
+        """Serve one query."""
         client = connection.client
-        size_bytes = await reader.length(self._max_request_bytes)
-        async with asyncio.timeout(REQUEST_TIMEOUT_S):
-            request = await reader.exactly(size_bytes)
+        request = await reader.request(self._max_request_bytes)
         answer = await self._answer(request, client)
         try:
-            async with asyncio.timeout(RESPONSE_TIMEOUT_S):
-                await stream.send(delimited(answer))
+            await stream.send_delimited(answer, RESPONSE_TIMEOUT_S)
         finally:
             client.unsent.give(len(answer))
         self._metrics.response_bytes.inc(len(answer))
 
-    async def _answer(self, request: bytes, client: Client) -> bytes:
+    async def _answer(self, request: bytes, client: ClientAddress) -> bytes:
         """Return the node's answer or a status of the gateway, counted as unsent."""
         try:
             client.ask(time.monotonic_ns())
             answer = await self._node.query(request, client.queries)
             client.unsent.take(len(answer))
             self._metrics.queries.labels("node").inc()
-        except Fault as fault:
+        except RefusalError as fault:
             self._metrics.refused(fault.reason)
             code = _UNAVAILABLE if fault.reason == "busy" else _TOO_MANY_REQUESTS
             answer = self._failure(request, client, code, str(fault))
@@ -74,7 +71,9 @@ class StoreQuery:
             answer = self._failure(request, client, error.status_code, str(error))
         return answer
 
-    def _failure(self, request: bytes, client: Client, status_code: int, sentence: str) -> bytes:
+    def _failure(
+        self, request: bytes, client: ClientAddress, status_code: int, sentence: str
+    ) -> bytes:
         """Return a ``StoreQueryResponse`` without messages (13/WAKU2-STORE)."""
         answer = (
             bytes_field(1, _request_id(request))
@@ -109,12 +108,11 @@ class Identify:
         parts.append(bytes_field(1, identity.public_key))
         parts += [bytes_field(2, each.encoded()) for each in listens]
         parts += [bytes_field(3, each.encode()) for each in protocols]
-        self._identify = delimited(b"".join(parts))
+        self._identify = b"".join(parts)
 
-    async def serve(self, stream: Stream, reader: Reader, connection: Connection) -> None:  # noqa: ARG002
+    async def serve(self, stream: Stream, reader: ByteReader, connection: WakuConnection) -> None:  # noqa: ARG002
         """Send it; there is no request."""
-        async with asyncio.timeout(SEND_TIMEOUT_S):
-            await stream.send(self._identify)
+        await stream.send_delimited(self._identify, SEND_TIMEOUT_S)
 
 
 class Metadata:
@@ -122,19 +120,18 @@ class Metadata:
 
     def __init__(self, cluster: int, shards: Sequence[int]) -> None:
         parts = [number_field(1, cluster), *(number_field(2, each) for each in sorted(shards))]
-        self._answer = delimited(b"".join(parts))
+        self._answer = b"".join(parts)
 
-    async def serve(self, stream: Stream, reader: Reader, connection: Connection) -> None:  # noqa: ARG002
+    async def serve(self, stream: Stream, reader: ByteReader, connection: WakuConnection) -> None:  # noqa: ARG002
         """Return the same to each request; the client's own shards are not used."""
         async with asyncio.timeout(REQUEST_TIMEOUT_S):
             await reader.delimited(MAX_METADATA_BYTES)
-        async with asyncio.timeout(SEND_TIMEOUT_S):
-            await stream.send(self._answer)
+        await stream.send_delimited(self._answer, SEND_TIMEOUT_S)
 
 
-async def serve_pings(stream: Stream, reader: Reader, connection: Connection) -> None:  # noqa: ARG001
+async def serve_pings(stream: Stream, reader: ByteReader, connection: WakuConnection) -> None:  # noqa: ARG001
     """Send back what comes, 32 bytes at a time, until the client ends it."""
-    with suppress(Ended):
+    with suppress(StreamEndedError):
         while True:
             async with asyncio.timeout(PING_IDLE_TIMEOUT_S):
                 data = await reader.exactly(_PING_BYTES)

@@ -22,15 +22,14 @@ from typing import Final
 
 from store.domain.quota import Bucket, Exceeded
 from store.gateway.config import RelayMode
-from store.gateway.connection import Connection
-from store.gateway.faults import Ended, Fault
+from store.gateway.connection import WakuConnection
+from store.gateway.faults import RefusalError, StreamEndedError
 from store.gateway.feed import FollowedMessage, NodeFeed
 from store.gateway.gossipsub import Arrived, Disconnect, Router, RouterEffect, SendRpc
 from store.gateway.gossipsub_wire import GossipMessage
 from store.gateway.limits import (
     MAX_DELAYED_MESSAGES,
     MAX_KNOWN_MESSAGES,
-    MAX_META_BYTES,
     MAX_QUEUED_RPCS,
     MAX_RELAY_PEERS,
     MAX_RELAYED_BYTES,
@@ -40,11 +39,11 @@ from store.gateway.limits import (
     RELAY_RPCS_PER_S,
 )
 from store.gateway.metrics import GatewayMetrics
-from store.gateway.reading import Reader
+from store.gateway.multistream import ByteReader
 from store.gateway.send_queue import SendQueue
-from store.gateway.spool import Spool, SpooledMessage
+from store.gateway.spool import Spool
 from store.gateway.streams import Stream
-from store.gateway.varints import decode_zigzag, delimited, fields
+from store.gateway.wire import delimited, parse_waku_message
 from store.observe.logging import get_logger
 from storenode.common.bounded import BoundedDict
 from storenode.message.hashing import message_hash
@@ -62,52 +61,29 @@ _PAUSE_S: Final = 0.05
 _log = get_logger("store.gateway")
 
 
-class InvalidMessageError(ValueError):
-    """A message that no honest peer forwards."""
-
-
-@dataclass(frozen=True, slots=True)
-class RelayedMessage:
-    """A message of the mesh; ``message_hash`` is that of 14/WAKU2-MESSAGE."""
-
-    message_hash: bytes
-    timestamp_ns: int
-
-
-def parse_message(message: GossipMessage) -> RelayedMessage | None:
-    """Return what is needed of a ``WakuMessage``; None: its content topic is not UTF-8.
+def parse_message(message: GossipMessage) -> tuple[bytes, int] | None:
+    """Return message hash and timestamp of a ``WakuMessage``; None if its topic is not UTF-8.
 
     Raises:
-        InvalidMessageError: It is one that nwaku punishes a peer for.
+        ValueError: It is one that nwaku punishes a peer for.
     """
-    try:
-        found = dict(fields(message.data))
-    except ValueError as error:
-        raise InvalidMessageError(f"a message is malformed: {error}") from error
-    payload, content_topic, meta = found.get(1), found.get(2), found.get(11)
-    zigzag = found.get(10, 0)
-    if not isinstance(payload, bytes) or not isinstance(content_topic, bytes):
-        raise InvalidMessageError("a message has no payload or no content topic")
-    if not isinstance(zigzag, int):
-        raise InvalidMessageError("a message has a timestamp that is not a number")
-    if meta is not None and not (isinstance(meta, bytes) and len(meta) <= MAX_META_BYTES):
-        raise InvalidMessageError(f"a message has more than {MAX_META_BYTES} bytes of meta")
+    found = parse_waku_message(message.data)
+    payload, content_topic = found.require_relayable()
     if len(message.data) + len(message.topic) > MAX_RELAYED_BYTES:
-        raise InvalidMessageError("a message is too large to be relayed")
-    timestamp_ns = decode_zigzag(zigzag)
+        raise ValueError("a message is too large to be relayed")
     try:
         content_topic.decode()
-        digest = message_hash(message.topic, payload, content_topic, meta, timestamp_ns)
+        digest = message_hash(message.topic, payload, content_topic, found.meta, found.timestamp_ns)
     except (UnicodeDecodeError, OverflowError):
         return None
-    return RelayedMessage(digest, timestamp_ns)
+    return digest, found.timestamp_ns
 
 
 @dataclass(frozen=True, slots=True)
 class RelayPeer:
     """A relay peer; ``is_configured`` if it is one of ``--relay-peer``."""
 
-    connection: Connection
+    connection: WakuConnection
     queue: SendQueue
     is_configured: bool
     joined_s: float
@@ -142,11 +118,6 @@ class Relay:
             feed.listeners.append(self.offer)
             feed.acquire()
 
-    @property
-    def peers(self) -> int:
-        """The number of relay peers."""
-        return len(self._peers)
-
     async def run(self) -> None:
         """Run the heartbeat until cancelled."""
         while True:
@@ -171,13 +142,13 @@ class Relay:
             for key, each in self._peers.items()
         )
 
-    async def serve(self, stream: Stream, reader: Reader, connection: Connection) -> None:
+    async def serve(self, stream: Stream, reader: ByteReader, connection: WakuConnection) -> None:
         """Take the RPCs of a peer, no faster than its limits, until its stream ends."""
         rpcs, size_rate = Bucket(RELAY_RPCS_PER_S, "RPCs"), Bucket(RELAY_BYTES_PER_S, "bytes")
         while True:
             try:
                 rpc = await reader.delimited(MAX_RPC_BYTES)
-            except Ended:
+            except StreamEndedError:
                 return
             stream.release()
             if connection.peer_id not in self._peers:
@@ -186,18 +157,18 @@ class Relay:
             await _wait_for_room(size_rate, len(rpc))
             self._apply(self._router.receive(time.monotonic(), connection.peer_id, rpc))
 
-    def join(self, connection: Connection, *, is_outbound: bool) -> None:
+    def join(self, connection: WakuConnection, *, is_outbound: bool) -> None:
         """Add a peer, and open a stream to it.
 
         Raises:
-            Fault: It is not accepted.
+            RefusalError: It is not accepted.
         """
         key = connection.peer_id
         is_configured = key in self._configured_peers
         if self._mode is RelayMode.LEAF and not is_configured:
-            raise Fault("identity", f"the relay peer {key} is not one of --relay-peer")
+            raise RefusalError("identity", f"the relay peer {key} is not one of --relay-peer")
         if len(self._peers) >= MAX_RELAY_PEERS and not is_configured:
-            raise Fault("busy", f"there are {MAX_RELAY_PEERS} relay peers already")
+            raise RefusalError("busy", f"there are {MAX_RELAY_PEERS} relay peers already")
         if is_configured:
             connection.allow_frames(RELAY_FRAMES_PER_S)
         queue = SendQueue(connection, RELAY, MAX_QUEUED_RPCS)
@@ -250,21 +221,20 @@ class Relay:
     def _judge(self, key: str, message: GossipMessage) -> None:
         try:
             parsed = parse_message(message)
-        except InvalidMessageError as error:
+        except ValueError as error:
             self._metrics.relayed.labels("invalid").inc()
-            self._apply(self._router.reject(key, str(error)))
+            self._apply(self._router.reject(key, f"a message is malformed: {error}"))
             return
-        now_ns = time.time_ns()
-        if parsed is None or abs(now_ns - parsed.timestamp_ns) > FRESH_NS:
+        if parsed is None or abs(time.time_ns() - parsed[1]) > FRESH_NS:
             # A replay of an old message: others forward it, and no peer is punished for it.
             self._metrics.relayed.labels("ignored").inc()
             return
         self._metrics.relayed.labels("received").inc()
-        is_known = parsed.message_hash in self._known
-        self._known[parsed.message_hash] = None
+        is_known = parsed[0] in self._known
+        self._known[parsed[0]] = None
         self._apply(self._router.accept(key, message))
         if not is_known:
-            self._spool.put(SpooledMessage(message.topic, message.data))
+            self._spool.put(message.topic, message.data)
 
     def _disconnect(self, key: str, reason: str) -> None:
         peer = self._peers.get(key)

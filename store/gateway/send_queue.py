@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from store.gateway.connection import Connection
-from store.gateway.faults import Ended, Fault
+from store.gateway.connection import WakuConnection
+from store.gateway.faults import RefusalError, StreamEndedError
 from store.gateway.limits import PUSH_TIMEOUT_S
 from store.gateway.metrics import GatewayMetrics
 
@@ -14,7 +14,7 @@ from store.gateway.metrics import GatewayMetrics
 class SendQueue:
     """The frames for one client. Their bytes count as unsent bytes of its address."""
 
-    def __init__(self, connection: Connection, protocol: str, max_frames: int) -> None:
+    def __init__(self, connection: WakuConnection, protocol: str, max_frames: int) -> None:
         self._connection = connection
         self._protocol = protocol
         self._max_frames = max_frames
@@ -31,7 +31,7 @@ class SendQueue:
             return False
         try:
             self._connection.client.unsent.take(len(frame))
-        except Fault:
+        except RefusalError:
             return False
         self._frames.append(frame)
         self._filled.set()
@@ -50,7 +50,7 @@ class SendQueue:
         try:
             while await self._send_on_one_stream():
                 pass
-        except Fault as fault:
+        except RefusalError as fault:
             metrics.refused(fault.reason)
         except TimeoutError:
             metrics.refused("timeout")
@@ -70,7 +70,7 @@ class SendQueue:
                         await stream.send(self._frames[0])
                     self._drop_first()
                     count += 1
-        except Ended:
+        except StreamEndedError:
             return count > 0
 
     def _drop_first(self) -> None:

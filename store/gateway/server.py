@@ -1,4 +1,4 @@
-"""Accepts connections, within their limits, until the gateway is told to stop."""
+"""A server that accepts connections, within their limits, until the gateway stops."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from store.gateway.addresses import ListenAddress, network_of
-from store.gateway.clients import Client, Clients
-from store.gateway.connection import Connection, Surroundings, shake_hands
-from store.gateway.faults import Ended, Fault, GatewayError
+from store.gateway.clients import ClientAddress, Clients
+from store.gateway.connection import Surroundings, WakuConnection, shake_hands
+from store.gateway.faults import GatewayError, RefusalError, StreamEndedError
 from store.gateway.limits import GOODBYE_TIMEOUT_S, HANDSHAKE_TIMEOUT_S, MAX_HANDSHAKES, READ_BYTES
 from store.gateway.links import Link, TcpLink, WebSocketLink
 from store.observe.logging import get_logger
@@ -75,7 +75,7 @@ class Server:
         self._max_connections = max_connections
         self._shaking: dict[asyncio.Task[None], None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._connections: set[Connection] = set()
+        self._connections: set[WakuConnection] = set()
 
     async def accept(self, listening: Listening) -> None:
         """Accept until cancelled."""
@@ -90,7 +90,7 @@ class Server:
                 continue
             try:
                 client = self._admit(network_of(host))
-            except Fault as fault:
+            except RefusalError as fault:
                 self._around.metrics.refused(fault.reason)
                 accepted.close()
                 continue
@@ -109,15 +109,15 @@ class Server:
         if self._tasks:
             await asyncio.wait(self._tasks)
 
-    def _admit(self, network: str) -> Client:
-        """A place for a connection.
+    def _admit(self, network: str) -> ClientAddress:
+        """Admit a connection of a network.
 
         Raises:
-            Fault: There is none.
+            RefusalError: There is none.
         """
         full = len(self._tasks) >= self._max_connections
         if full and not self._shaking:
-            raise Fault("connections", "too many connections")
+            raise RefusalError("connections", "too many connections")
         client = self._clients.arrive(network, time.monotonic_ns())
         if full or len(self._shaking) >= MAX_HANDSHAKES:
             # Of those that have proven nothing, the one that takes longest.
@@ -131,16 +131,18 @@ class Server:
         self._tasks.discard(task)
         self._shaking.pop(task, None)
 
-    async def _serve(self, address: ListenAddress, accepted: socket.socket, client: Client) -> None:
+    async def _serve(
+        self, address: ListenAddress, accepted: socket.socket, client: ClientAddress
+    ) -> None:
         self._around.metrics.open_connections.inc()
         try:
             await self._converse(address, accepted, client)
-        except Fault as fault:
+        except RefusalError as fault:
             self._around.metrics.refused(fault.reason)
             _log.debug("connection_refused", client=client.network, reason=str(fault))
         except TimeoutError:
             self._around.metrics.refused("timeout")
-        except (Ended, OSError):
+        except (StreamEndedError, OSError):
             pass
         except Exception:  # noqa: BLE001 - the others go on
             _log.exception("connection_failed", client=client.network)
@@ -149,7 +151,7 @@ class Server:
             self._around.metrics.open_connections.dec()
 
     async def _converse(
-        self, address: ListenAddress, accepted: socket.socket, client: Client
+        self, address: ListenAddress, accepted: socket.socket, client: ClientAddress
     ) -> None:
         task = asyncio.current_task()
         assert task is not None
@@ -161,19 +163,19 @@ class Server:
                 secured = await shake_hands(link, self._around.key)
             self._shaking.pop(task, None)
             self._around.metrics.connections.labels(address.transport).inc()
-            await self._run(Connection(secured, client, self._around), link)
+            await self._run(WakuConnection(secured, client, self._around), link)
         finally:
             if writer is None:
                 accepted.close()
             else:
                 writer.transport.abort() if _stuck(writer) else writer.close()
 
-    async def _run(self, connection: Connection, link: Link) -> None:
+    async def _run(self, connection: WakuConnection, link: Link) -> None:
         self._connections.add(connection)
         try:
             await connection.run()
         except asyncio.CancelledError:
-            with suppress(Ended, OSError, TimeoutError):
+            with suppress(StreamEndedError, OSError, TimeoutError):
                 async with asyncio.timeout(GOODBYE_TIMEOUT_S):
                     await connection.say_goodbye()
             raise
@@ -203,5 +205,5 @@ async def _link(address: ListenAddress, below: TcpLink) -> Link:
 
 
 def _stuck(writer: asyncio.StreamWriter) -> bool:
-    """True where closing would wait for a client that does not read."""
+    """Return True if closing would wait for a client that does not read."""
     return writer.transport.get_write_buffer_size() > 0

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
-from store.gateway.addresses import PeerAddress
+from store.gateway.addresses import PeerMultiaddr
 from store.gateway.clients import Clients
 from store.gateway.config import GatewayConfig, RelayMode
-from store.gateway.connection import Connection, Handler, Surroundings
+from store.gateway.connection import Handler, Surroundings, WakuConnection
 from store.gateway.connector import WakuConnector
 from store.gateway.faults import GatewayError
 from store.gateway.feed import NodeFeed
@@ -25,7 +25,7 @@ from store.gateway.identity import Identity, kept_identity
 from store.gateway.light_push import LEGACY_LIGHT_PUSH, LIGHT_PUSH, LightPush
 from store.gateway.limits import DRAIN_TIMEOUT_S
 from store.gateway.metrics import GatewayMetrics
-from store.gateway.node import Node
+from store.gateway.node import UpstreamNode
 from store.gateway.noise import StaticKey
 from store.gateway.protocols import (
     IDENTIFY,
@@ -67,7 +67,7 @@ class Upstream:
 class _Services:
     """The protocols that pass messages on, as the configuration wants them."""
 
-    def __init__(self, config: GatewayConfig, node: Node, metrics: GatewayMetrics) -> None:
+    def __init__(self, config: GatewayConfig, node: UpstreamNode, metrics: GatewayMetrics) -> None:
         self._config = config
         self._node = node
         self._metrics = metrics
@@ -119,8 +119,8 @@ class _Services:
     def work(self, around: Surroundings) -> list[Coroutine[None, None, None]]:
         """Return what runs as long as the gateway."""
         work = [self._feed.run(), self._filter.run()]
-        peers: dict[str, PeerAddress] = {}
-        joins: dict[str, list[Callable[[Connection], None]]] = defaultdict(list)
+        peers: dict[str, PeerMultiaddr] = {}
+        joins: dict[str, list[Callable[[WakuConnection], None]]] = defaultdict(list)
         if self._relay is not None:
             work += [self._spool.run(), self._relay.run()]
             for each in self._config.relay_peer:
@@ -141,7 +141,7 @@ class GatewayStatus:
     """The problems of a gateway, and the text of its status page."""
 
     def __init__(
-        self, title: str, node: Node, services: _Services, metrics: GatewayMetrics
+        self, title: str, node: UpstreamNode, services: _Services, metrics: GatewayMetrics
     ) -> None:
         self._title = title
         self._node = node
@@ -171,7 +171,7 @@ class GatewayStatus:
 
 
 class Gateway:
-    """One gateway; ``announce`` is given its ready line, of JSON, once."""
+    """A gateway; ``announce`` is called once, with its ready line of JSON."""
 
     def __init__(
         self,
@@ -191,7 +191,7 @@ class Gateway:
         self._stopped.set()
 
     async def run(self) -> None:
-        """Serve until told to stop.
+        """Serve until `stop` is called.
 
         Raises:
             GatewayError: It cannot start.
@@ -203,7 +203,7 @@ class Gateway:
         async with AsyncExitStack() as stack:
             nodes = Nodes(upstream.addresses, upstream.token, upstream.tls)
             stack.push_async_callback(nodes.close)
-            node = Node(nodes, metrics)
+            node = UpstreamNode(nodes, metrics)
             bound = []
             for address in config.listen:
                 bound.append(bind(address))
@@ -233,7 +233,7 @@ class Gateway:
     async def _open_metrics(
         self,
         metrics: GatewayMetrics,
-        node: Node,
+        node: UpstreamNode,
         status: GatewayStatus,
         stack: AsyncExitStack,
     ) -> str | None:

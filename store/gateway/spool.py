@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import collections
 from collections import deque
-from dataclasses import dataclass
 from typing import Final
 
 from prometheus_client import Counter
 
 from store.gateway.limits import (
+    FIRST_NODE_PAUSE_S,
+    LONGEST_NODE_PAUSE_S,
     MAX_BATCH_BYTES,
     MAX_BATCH_MESSAGES,
     MAX_SPOOL_BYTES,
     MAX_SPOOL_MESSAGES,
 )
-from store.gateway.node import Node, NodeCallError
+from store.gateway.node import NodeCallError, UpstreamNode
 from store.observe.logging import get_logger
 from storenode.common.backoff import Backoff
 from storenode.wire.storenode.v1.store_pb2 import PublishResult
@@ -24,8 +25,7 @@ from storenode.wire.storenode.v1.store_pb2 import PublishResult
 LINGER_S: Final = 0.02
 """How long the first message of a batch waits for others: nobody waits for the messages."""
 
-FIRST_PAUSE_S: Final = 0.25
-LONGEST_PAUSE_S: Final = 5.0
+
 _INVALID: Final = 400
 _OUTCOMES: Final = {
     PublishResult.STORED: "stored",
@@ -35,14 +35,6 @@ _OUTCOMES: Final = {
 _log = get_logger("store.gateway")
 
 
-@dataclass(frozen=True, slots=True)
-class SpooledMessage:
-    """An encoded ``WakuMessage`` and its pubsub topic."""
-
-    pubsub_topic: str
-    encoded: bytes
-
-
 class Spool:
     """A bounded queue in front of `Store.Publish`; with too many, the oldest are dropped.
 
@@ -50,12 +42,12 @@ class Spool:
     drift if the gateway's token has the right `backfill`.
     """
 
-    def __init__(self, node: Node, messages: Counter, source: int) -> None:
+    def __init__(self, node: UpstreamNode, messages: Counter, source: int) -> None:
         """Count ``messages`` by outcome; ``source`` is a `PublishSource`."""
         self._node = node
         self._messages = messages
         self._source = source
-        self._waiting: deque[SpooledMessage] = deque()
+        self._waiting: deque[tuple[bytes, str]] = deque()
         self._waiting_bytes = 0
         self._filled = asyncio.Event()
         self._has_room = asyncio.Event()
@@ -65,12 +57,12 @@ class Spool:
         """Count the messages that wait."""
         return len(self._waiting)
 
-    def put(self, message: SpooledMessage) -> None:
-        """Queue a message."""
-        self._waiting.append(message)
-        self._waiting_bytes += len(message.encoded)
+    def put(self, pubsub_topic: str, encoded: bytes) -> None:
+        """Queue an encoded ``WakuMessage``."""
+        self._waiting.append((encoded, pubsub_topic))
+        self._waiting_bytes += len(encoded)
         while len(self._waiting) > MAX_SPOOL_MESSAGES or self._waiting_bytes > MAX_SPOOL_BYTES:
-            self._waiting_bytes -= len(self._waiting.popleft().encoded)
+            self._waiting_bytes -= len(self._waiting.popleft()[0])
             self._messages.labels("dropped").inc()
         self._filled.set()
         self._note_room()
@@ -88,7 +80,7 @@ class Spool:
 
     async def run(self) -> None:
         """Publish batches until cancelled; a batch that the node did not take is tried again."""
-        backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
+        backoff = Backoff(FIRST_NODE_PAUSE_S, LONGEST_NODE_PAUSE_S)
         while True:
             await self._filled.wait()
             await asyncio.sleep(LINGER_S)
@@ -107,12 +99,10 @@ class Spool:
             else:
                 backoff.reset()
 
-    async def _publish(self, batch: list[SpooledMessage]) -> None:
+    async def _publish(self, batch: list[tuple[bytes, str]]) -> None:
         """Publish messages; where the node refuses the request, each by itself."""
         try:
-            results = await self._node.publish_all(
-                [(each.encoded, each.pubsub_topic) for each in batch], source=self._source
-            )
+            results = await self._node.publish(batch, source=self._source)
         except NodeCallError as error:
             if error.status_code != _INVALID:
                 raise
@@ -129,21 +119,21 @@ class Spool:
         for outcome, count in outcomes.items():
             self._messages.labels(outcome).inc(count)
 
-    def _take_batch(self) -> list[SpooledMessage]:
-        batch: list[SpooledMessage] = []
+    def _take_batch(self) -> list[tuple[bytes, str]]:
+        batch: list[tuple[bytes, str]] = []
         size_bytes = 0
         while self._waiting and len(batch) < MAX_BATCH_MESSAGES and size_bytes < MAX_BATCH_BYTES:
             batch.append(self._waiting.popleft())
-            size_bytes += len(batch[-1].encoded)
+            size_bytes += len(batch[-1][0])
         self._waiting_bytes -= size_bytes
         if not self._waiting:
             self._filled.clear()
         self._note_room()
         return batch
 
-    def _put_back(self, batch: list[SpooledMessage]) -> None:
+    def _put_back(self, batch: list[tuple[bytes, str]]) -> None:
         newer = list(self._waiting)
         self._waiting.clear()
         self._waiting_bytes = 0
-        for message in (*batch, *newer):
-            self.put(message)
+        for encoded, pubsub_topic in (*batch, *newer):
+            self.put(pubsub_topic, encoded)

@@ -1,4 +1,4 @@
-"""One stream of a connection: what arrived on it, and what may be sent."""
+"""A stream of a connection: received bytes, and the window of what may be sent."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import asyncio
 from typing import Protocol
 
 from store.gateway.clients import ByteBudget
-from store.gateway.faults import Ended, Fault
+from store.gateway.faults import RefusalError, StreamEndedError
 from store.gateway.limits import CHUNK_BYTES, MAX_STREAM_UNREAD_BYTES, MIN_CHUNK_BYTES
 from store.gateway.multiplexing import Multiplexer
+from store.gateway.wire import delimited
 
 _MAX_WINDOW_BYTES = 2**32 - 1
 
@@ -48,12 +49,12 @@ class Stream:
         """Take in what has arrived.
 
         Raises:
-            Fault: More is unread than the stream, or all of them, may hold.
+            RefusalError: More is unread than the stream, or all of them, may hold.
         """
         if self._finished or self._failed:
             return
         if self._unread_bytes + len(data) > MAX_STREAM_UNREAD_BYTES:
-            raise Fault("too_large", "a client sends more on a stream than is asked for")
+            raise RefusalError("too_large", "a client sends more on a stream than is asked for")
         self._budget.take(len(data))
         self._counted_bytes += len(data)
         self._unread_bytes += len(data)
@@ -61,29 +62,29 @@ class Stream:
         self._changed.set()
 
     def finish(self) -> None:
-        """The client sends no more."""
+        """Note that the client sends no more."""
         self._finished = True
         self._changed.set()
 
     def fail(self) -> None:
-        """The client gave the stream up."""
+        """Note that the client gave the stream up."""
         self._failed = True
         self._changed.set()
 
     def credit(self, size_bytes: int) -> None:
-        """The client takes more.
+        """Grow the window of what may be sent.
 
         Raises:
-            Fault: It takes more than a window may be.
+            RefusalError: It takes more than a window may be.
         """
         if self._window_bytes is not None:
             self._window_bytes += size_bytes
             if self._window_bytes > _MAX_WINDOW_BYTES:
-                raise Fault("malformed", "the window of a stream is too large")
+                raise RefusalError("malformed", "the window of a stream is too large")
             self._changed.set()
 
     def release(self) -> None:
-        """What was read is used: until then it counts as held, whoever holds it."""
+        """Return the budget of what was read: its reader needs it no longer."""
         self._budget.give(self._counted_bytes - self._unread_bytes)
         self._counted_bytes = self._unread_bytes
 
@@ -93,10 +94,10 @@ class Stream:
         self.release()
 
     async def receive(self) -> bytes:
-        """What has arrived; nothing at the end.
+        """Return what has arrived; nothing at the end.
 
         Raises:
-            Ended: The client gave the stream up.
+            StreamEndedError: The client gave the stream up.
         """
         while not self._pieces and not self._finished:
             await self._change()
@@ -114,7 +115,7 @@ class Stream:
         byte by byte would cause a frame for each.
 
         Raises:
-            Ended: The client gave the stream up.
+            StreamEndedError: The client gave the stream up.
         """
         multiplexer, at = self._carrier.multiplexer, 0
         while at < len(data):
@@ -125,13 +126,23 @@ class Stream:
                 size = min(size, self._window_bytes)
                 self._window_bytes -= size
             if self._failed:
-                raise Ended
+                raise StreamEndedError
             await self._carrier.send(multiplexer.data(self.number, data[at : at + size]))
             at += size
 
+    async def send_delimited(self, data: bytes, timeout_s: float) -> None:
+        """Send bytes behind their length, within a time.
+
+        Raises:
+            StreamEndedError: The client gave the stream up.
+            TimeoutError: The client does not read.
+        """
+        async with asyncio.timeout(timeout_s):
+            await self.send(delimited(data))
+
     async def _change(self) -> None:
         if self._failed:
-            raise Ended
+            raise StreamEndedError
         self._changed.clear()
         await self._changed.wait()
 

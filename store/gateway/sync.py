@@ -25,8 +25,8 @@ from typing import Final
 
 import numpy as np
 
-from store.gateway.connection import Connection
-from store.gateway.faults import Ended, Fault
+from store.gateway.connection import WakuConnection
+from store.gateway.faults import RefusalError, StreamEndedError
 from store.gateway.feed import FollowedMessage, parse_entry
 from store.gateway.limits import (
     MAX_REQUESTED_TOPICS,
@@ -48,18 +48,13 @@ from store.gateway.limits import (
     TRANSFER_IDLE_TIMEOUT_S,
 )
 from store.gateway.metrics import GatewayMetrics
-from store.gateway.node import Node, NodeCallError
-from store.gateway.reading import Reader
-from store.gateway.spool import Spool, SpooledMessage
+from store.gateway.multistream import ByteReader
+from store.gateway.node import NodeCallError, UpstreamNode
+from store.gateway.spool import Spool
 from store.gateway.streams import Stream
-from store.gateway.sync_codec import (
-    NO_COMMON_TOPIC,
-    PayloadError,
-    SyncPayload,
-    decode_payload,
-)
+from store.gateway.sync_codec import NO_COMMON_TOPIC, PayloadError, SyncPayload, decode_payload
 from store.gateway.sync_session import MessageIds, SyncSession
-from store.gateway.varints import bytes_field, decode_zigzag, delimited, fields
+from store.gateway.wire import bytes_field, fields, parse_waku_message, required_bytes
 from store.observe.logging import get_logger
 from storenode.message.limits import NS_PER_S
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
@@ -119,26 +114,24 @@ class _Allowance:
         self.unsolicited = MAX_UNSOLICITED_MESSAGES
 
 
-def parse_transfer(frame: bytes) -> tuple[SpooledMessage, int]:
-    """Return the message of a frame of transfer, and its timestamp in nanoseconds.
+def parse_transfer(frame: bytes) -> tuple[str, bytes, int]:
+    """Return the pubsub topic, the message and its timestamp of a frame of transfer.
 
     Raises:
         ValueError: It is malformed.
     """
     outer = dict(fields(frame))
-    topic, message = outer.get(1), outer.get(2)
-    if not isinstance(topic, bytes) or not isinstance(message, bytes):
-        raise ValueError("a transferred message has no topic or no content")  # noqa: TRY004
-    zigzag = dict(fields(message)).get(10, 0)
-    if not isinstance(zigzag, int):
-        raise ValueError("a transferred message has no timestamp")  # noqa: TRY004 - of a frame
-    return SpooledMessage(topic.decode(), message), decode_zigzag(zigzag)
+    topic = required_bytes(outer, 1, "pubsub_topic").decode()
+    message = required_bytes(outer, 2, "message")
+    return topic, message, parse_waku_message(message).timestamp_ns
 
 
 class NwakuSync:
     """The sessions with the peers of `--nwaku-sync-peer`, one at a time with each."""
 
-    def __init__(self, rules: SyncRules, node: Node, spool: Spool, metrics: GatewayMetrics) -> None:
+    def __init__(
+        self, rules: SyncRules, node: UpstreamNode, spool: Spool, metrics: GatewayMetrics
+    ) -> None:
         self._rules = rules
         self._node = node
         self._spool = spool
@@ -148,50 +141,52 @@ class NwakuSync:
         self._queries = asyncio.Semaphore(SYNC_SESSIONS)
         self._rng = random.Random()  # noqa: S311 - spreads sessions over time
 
-    def join(self, connection: Connection) -> None:
+    def join(self, connection: WakuConnection) -> None:
         """Begin sessions with a peer until its connection ends."""
         connection.start(self._repeat(connection))
 
-    async def serve(self, stream: Stream, reader: Reader, connection: Connection) -> None:
+    async def serve(self, stream: Stream, reader: ByteReader, connection: WakuConnection) -> None:
         """Serve a session that a peer begins."""
         allowance = self._allowance_of(connection)
         is_early = time.monotonic() - allowance.begun_s < MIN_SYNC_PAUSE_S
         if allowance.in_session or is_early:
-            raise Fault("request_rate", "the peer begins sessions of reconciliation too often")
+            raise RefusalError(
+                "request_rate", "the peer begins sessions of reconciliation too often"
+            )
         answer = partial(self._answer, stream, reader)
         session = await self._run(connection, "responder", allowance, answer)
         if session is not None:
             connection.start(self._transfer(connection, session))
 
-    async def serve_transfer(self, stream: Stream, reader: Reader, connection: Connection) -> None:
+    async def serve_transfer(
+        self, stream: Stream, reader: ByteReader, connection: WakuConnection
+    ) -> None:
         """Take the messages that a peer transfers, as fast as the node stores them."""
         allowance = self._allowance_of(connection)
         while True:
             try:
                 async with asyncio.timeout(TRANSFER_IDLE_TIMEOUT_S):
                     frame = await reader.delimited(MAX_TRANSFER_FRAME_BYTES)
-            except (Ended, TimeoutError):
+            except (StreamEndedError, TimeoutError):
                 return
             stream.release()
             try:
-                message, timestamp_ns = parse_transfer(frame)
+                topic, message, timestamp_ns = parse_transfer(frame)
             except ValueError as error:
-                raise Fault("malformed", str(error)) from error
-            if self._is_expected(allowance, message, timestamp_ns):
+                raise RefusalError("malformed", str(error)) from error
+            if self._is_expected(allowance, topic, timestamp_ns):
                 allowance.messages -= 1
                 allowance.size_bytes -= len(frame)
                 self._count("received")
-                self._spool.put(message)
+                self._spool.put(topic, message)
                 await self._spool.wait_for_room()
             else:
                 allowance.unsolicited -= 1
                 self._count("unsolicited")
                 if allowance.unsolicited < 0:
-                    raise Fault("flood", "the peer transfers messages that no session found")
+                    raise RefusalError("flood", "the peer transfers messages that no session found")
 
-    def _is_expected(
-        self, allowance: _Allowance, message: SpooledMessage, timestamp_ns: int
-    ) -> bool:
+    def _is_expected(self, allowance: _Allowance, topic: str, timestamp_ns: int) -> bool:
         """Return True if a message is within the allowance, the topics and the range of sessions.
 
         A peer can list any ID, so a list of the IDs that it has listed would bound nothing more.
@@ -200,21 +195,21 @@ class NwakuSync:
         return (
             allowance.messages > 0
             and allowance.size_bytes > 0
-            and message.pubsub_topic in self._rules.pubsub_topics
+            and topic in self._rules.pubsub_topics
             and timestamp_ns >= oldest_ns
         )
 
-    def _allowance_of(self, connection: Connection) -> _Allowance:
+    def _allowance_of(self, connection: WakuConnection) -> _Allowance:
         allowance = self._allowances.get(connection.peer_id)
         if allowance is None:
             sentence = f"the peer {connection.peer_id} is not one of --nwaku-sync-peer"
-            raise Fault("identity", sentence)
+            raise RefusalError("identity", sentence)
         connection.allow_frames(RELAY_FRAMES_PER_S)
         return allowance
 
     async def _run(
         self,
-        connection: Connection,
+        connection: WakuConnection,
         role: str,
         allowance: _Allowance,
         work: Callable[[], Coroutine[None, None, SyncSession]],
@@ -229,10 +224,10 @@ class NwakuSync:
                 session = await work()
         except TopicsDifferError:
             outcome, reason = "topics_differ", "no pubsub topic is common to both sides"
-        except Fault as fault:
+        except RefusalError as fault:
             outcome = "refused" if fault.reason == "no_protocol" else "failed"
             reason = str(fault)
-        except Ended:
+        except StreamEndedError:
             outcome, reason = "refused", "the peer ended the stream"
         except TimeoutError:
             outcome, reason = "failed", "the peer, or the node, did not answer in time"
@@ -247,13 +242,13 @@ class NwakuSync:
         )
         return session
 
-    async def _answer(self, stream: Stream, reader: Reader) -> SyncSession:
+    async def _answer(self, stream: Stream, reader: ByteReader) -> SyncSession:
         payload = await _read_payload(stream, reader)
         topics = self._rules.pubsub_topics
         if payload.pubsub_topics:
             topics = [topic for topic in topics if topic in payload.pubsub_topics]
         if not topics:
-            await _send_frame(stream, NO_COMMON_TOPIC)
+            await stream.send_delimited(NO_COMMON_TOPIC, SYNC_FRAME_TIMEOUT_S)
             raise TopicsDifferError
         if len(payload.content_topics) > MAX_REQUESTED_TOPICS:
             raise PayloadError(f"a payload names more than {MAX_REQUESTED_TOPICS} content topics")
@@ -266,7 +261,7 @@ class NwakuSync:
         await self._exchange(session, stream, reader, payload)
         return session
 
-    async def _repeat(self, connection: Connection) -> None:
+    async def _repeat(self, connection: WakuConnection) -> None:
         """Begin a session now and then, until the connection ends."""
         allowance = self._allowance_of(connection)
         most_ns = self._rules.range_ns
@@ -288,13 +283,13 @@ class NwakuSync:
                 low_ns = max(session.high_ns, low_ns + 1)
             await asyncio.sleep(self._rules.interval_ns / NS_PER_S * self._rng.uniform(0.9, 1.1))
 
-    async def _begin(self, connection: Connection, low_ns: int, high_ns: int) -> SyncSession:
+    async def _begin(self, connection: WakuConnection, low_ns: int, high_ns: int) -> SyncSession:
         topics = self._rules.pubsub_topics
         ids, high_ns = await self._load(topics, (), low_ns, high_ns)
         session = SyncSession(ids, low_ns, high_ns, topics)
         async with connection.opened(RECONCILIATION) as stream:
-            await _send_frame(stream, session.begin())
-            reader = Reader(stream)
+            await stream.send_delimited(session.begin(), SYNC_FRAME_TIMEOUT_S)
+            reader = ByteReader(stream)
             frame = await _read_frame(stream, reader)
             if frame == NO_COMMON_TOPIC:
                 raise TopicsDifferError
@@ -303,18 +298,20 @@ class NwakuSync:
         return session
 
     async def _exchange(
-        self, session: SyncSession, stream: Stream, reader: Reader, payload: SyncPayload
+        self, session: SyncSession, stream: Stream, reader: ByteReader, payload: SyncPayload
     ) -> None:
         """Process what the peer sends, ``payload`` first, until one side ends the session."""
         for _ in range(MAX_SYNC_FRAMES):
             answer = await asyncio.to_thread(session.receive, payload)
             if answer is not None:
-                await _send_frame(stream, answer)
+                await stream.send_delimited(answer, SYNC_FRAME_TIMEOUT_S)
             if session.has_ended:
                 self._count("missing", session.missing)
                 return
             payload = await _read_payload(stream, reader)
-        raise Fault("flood", f"the peer sends more than {MAX_SYNC_FRAMES} frames in a session")
+        raise RefusalError(
+            "flood", f"the peer sends more than {MAX_SYNC_FRAMES} frames in a session"
+        )
 
     async def _load(
         self,
@@ -339,7 +336,7 @@ class NwakuSync:
         joined = await asyncio.to_thread(b"".join, hashes)
         return await asyncio.to_thread(MessageIds, np.concatenate(timestamps), joined), high_ns
 
-    async def _transfer(self, connection: Connection, session: SyncSession) -> None:
+    async def _transfer(self, connection: WakuConnection, session: SyncSession) -> None:
         """Send the messages that a peer lacks, the oldest first."""
         hashes = [digest for _, digest in sorted(session.to_send)[:MAX_SYNC_MESSAGES]]
         if not hashes:
@@ -357,10 +354,9 @@ class NwakuSync:
                         left_bytes -= len(frame)
                         if left_bytes < 0:
                             return
-                        async with asyncio.timeout(SEND_TIMEOUT_S):
-                            await stream.send(delimited(frame))
+                        await stream.send_delimited(frame, SEND_TIMEOUT_S)
                         self._count("sent")
-        except (Fault, Ended, NodeCallError, OSError, TimeoutError) as error:
+        except (RefusalError, StreamEndedError, NodeCallError, OSError, TimeoutError) as error:
             reason = str(error) or "the peer ended the stream, or did not read"
             _log.warning("sync_transfer_failed", peer=connection.peer_id, reason=reason)
 
@@ -393,21 +389,16 @@ class NwakuSync:
         self._metrics.synced.labels(outcome).inc(count)
 
 
-async def _send_frame(stream: Stream, frame: bytes) -> None:
-    async with asyncio.timeout(SYNC_FRAME_TIMEOUT_S):
-        await stream.send(delimited(frame))
-
-
-async def _read_payload(stream: Stream, reader: Reader) -> SyncPayload:
+async def _read_payload(stream: Stream, reader: ByteReader) -> SyncPayload:
     return await asyncio.to_thread(decode_payload, await _read_frame(stream, reader))
 
 
-async def _read_frame(stream: Stream, reader: Reader) -> bytes:
+async def _read_frame(stream: Stream, reader: ByteReader) -> bytes:
     """Read a frame in pieces, which are not counted as unread any more.
 
     Raises:
-        Fault: It is too large.
-        Ended, TimeoutError: The peer has ended the stream, or sends nothing.
+        RefusalError: It is too large.
+        StreamEndedError, TimeoutError: The peer has ended the stream, or sends nothing.
     """
     async with asyncio.timeout(SYNC_FRAME_TIMEOUT_S):
         size_bytes = await reader.length(MAX_SYNC_FRAME_BYTES)

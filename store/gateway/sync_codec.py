@@ -20,7 +20,7 @@ from enum import IntEnum
 from typing import Final
 
 from store.gateway.limits import MAX_SYNC_IDS, MAX_SYNC_RANGES, MAX_SYNC_TOPIC_BYTES
-from store.gateway.varints import decode_varint, delimited
+from store.gateway.wire import decode_varint, delimited
 from storenode.message.limits import HASH_BYTES, MAX_TIMESTAMP_NS
 from storenode.message.varint import varint
 

@@ -18,14 +18,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from store.gateway.sync_codec import (
-    NO_RANGES,
-    Id,
-    ItemSet,
-    Range,
-    SyncPayload,
-    encode_payload,
-)
+from store.gateway.sync_codec import NO_RANGES, Id, ItemSet, Range, SyncPayload, encode_payload
 from storenode.message.limits import HASH_BYTES
 
 PARTS: Final = 8

@@ -6,9 +6,9 @@ import struct
 from collections.abc import Iterator
 from typing import Final
 
-from store.gateway.faults import Fault
+from store.gateway.faults import RefusalError
 from store.gateway.limits import MAX_FRAME_BYTES, WINDOW_BYTES
-from store.gateway.multiplexing import Aborted, Answer, Body, Credit, Event, Finished, Noted, Opened
+from store.gateway.multiplexing import Aborted, Body, Credit, Event, Finished, Noted, Opened, Pong
 
 PROTOCOL: Final = "/yamux/1.0.0"
 
@@ -34,7 +34,7 @@ class Yamux:
         """Yield the events of what is complete now.
 
         Raises:
-            Fault: A frame is none.
+            RefusalError: A frame is none.
         """
         self._buffer += data
         at = 0
@@ -62,21 +62,21 @@ class Yamux:
     ) -> Iterator[Event]:
         """Yield the events of a head; its data and then the stream's end are to come."""
         if version != 0 or kind > _GO_AWAY:
-            raise Fault("malformed", "a frame of yamux is of no known kind")
+            raise RefusalError("malformed", "a frame of yamux is of no known kind")
         if kind == _GO_AWAY:
-            raise Fault("goodbye", "the client ends the connection")
+            raise RefusalError("goodbye", "the client ends the connection")
         if kind == _PING:
-            yield Answer(self._frame(_PING, _ACK, _SESSION, length)) if flags & _SYN else Noted()
+            yield (Pong(self._frame(_PING, _ACK, _SESSION, length)) if flags & _SYN else Noted())
             return
         is_own = stream % 2 == self._parity
         if stream == _SESSION or (is_own and (flags & _SYN or stream > self._opened)):
-            raise Fault("malformed", f"the client may not open the stream {stream}")
+            raise RefusalError("malformed", f"the client may not open the stream {stream}")
         if flags & _SYN:
             yield Opened(stream)
         yield Credit(stream, length) if kind == _WINDOW else Noted()
         if kind == _DATA:
             if length > MAX_FRAME_BYTES:
-                raise Fault("too_large", f"a frame of yamux has {length:,} bytes")
+                raise RefusalError("too_large", f"a frame of yamux has {length:,} bytes")
             self._body = Body(stream, length)
         if flags & _RST:
             self._ending = Aborted(stream)

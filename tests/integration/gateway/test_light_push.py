@@ -10,7 +10,7 @@ from typing import Any, Final, cast
 import pytest
 
 from store.gateway.light_push import LEGACY_LIGHT_PUSH, LIGHT_PUSH
-from store.gateway.varints import bytes_field, delimited, fields, number_field
+from store.gateway.wire import bytes_field, delimited, fields, number_field
 from storenode.client.blocking import Client
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 from tests.integration.gateway.messages import CLUSTER, PUBSUB, SHARD

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_pri
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from store.gateway.light_push import LIGHT_PUSH
-from store.gateway.varints import bytes_field, delimited, fields, number_field
+from store.gateway.wire import bytes_field, delimited, fields, number_field
 from storenode.client.message import Message
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest

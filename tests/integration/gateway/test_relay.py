@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from store.gateway.light_push import LIGHT_PUSH
-from store.gateway.varints import bytes_field, delimited
+from store.gateway.wire import bytes_field, delimited
 from storenode.client.blocking import Client
 from storenode.client.message import Message
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage

@@ -10,19 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from store.gateway.faults import Fault
+from store.gateway.faults import RefusalError
 from store.gateway.limits import MAX_FRAME_BYTES
 from store.gateway.mplex import Mplex
 from store.gateway.multiplexing import (
     Aborted,
-    Answer,
     Credit,
+    DataReceived,
     Event,
     Finished,
     Multiplexer,
     Noted,
     Opened,
-    Received,
+    Pong,
 )
 from store.gateway.yamux import Yamux
 from tests.support.waku_client import delimited, varint
@@ -38,7 +38,7 @@ def mplex_frame(event: Event) -> bytes:
     match event:
         case Opened(stream):
             return varint(stream << 3) + delimited(b"name")
-        case Received(stream, data):
+        case DataReceived(stream, data):
             return varint(stream << 3 | 2) + delimited(data)
         case Finished(stream):
             return varint(stream << 3 | 4) + b"\x00"
@@ -52,7 +52,7 @@ def yamux_frame(event: Event) -> bytes:
     match event:
         case Opened(stream):
             return HEADER.pack(0, 1, 1, stream, 0)
-        case Received(stream, data):
+        case DataReceived(stream, data):
             return HEADER.pack(0, 0, 0, stream, len(data)) + data
         case Finished(stream):
             return HEADER.pack(0, 0, 4, stream, 0)
@@ -65,7 +65,7 @@ def yamux_frame(event: Event) -> bytes:
 
 EVENTS: Final = st.one_of(
     st.builds(Opened, STREAMS),
-    st.builds(Received, STREAMS, st.binary(min_size=1, max_size=300)),
+    st.builds(DataReceived, STREAMS, st.binary(min_size=1, max_size=300)),
     st.builds(Finished, STREAMS),
     st.builds(Aborted, STREAMS),
 )
@@ -89,11 +89,11 @@ def joined(events: Iterable[Event]) -> list[Event]:
         if isinstance(event, Noted) or (isinstance(event, Credit) and not event.size_bytes):
             continue
         if (
-            isinstance(event, Received)
-            and isinstance(last, Received)
+            isinstance(event, DataReceived)
+            and isinstance(last, DataReceived)
             and last.stream == event.stream
         ):
-            result[-1] = Received(event.stream, last.data + event.data)
+            result[-1] = DataReceived(event.stream, last.data + event.data)
         else:
             result.append(event)
     return result
@@ -126,7 +126,7 @@ def test_any_bytes_give_events_or_one_fault_and_little_is_held(
             for event in multiplexer.feed(piece):
                 assert isinstance(event, Event)
             assert len(multiplexer._buffer) <= HELD_BYTES  # type: ignore[attr-defined]
-    except Fault as fault:
+    except RefusalError as fault:
         reasons.append(fault.reason)
     assert {*reasons} <= {"malformed", "too_large", "goodbye"}
 
@@ -136,10 +136,10 @@ def test_a_frame_as_large_as_is_allowed_passes_through_without_being_held(
     make: Callable[[], Multiplexer],
 ) -> None:
     multiplexer, frame = make(), mplex_frame if make is Mplex else yamux_frame
-    whole, received = frame(Received(1, bytes(MAX_FRAME_BYTES))), 0
+    whole, received = frame(DataReceived(1, bytes(MAX_FRAME_BYTES))), 0
     for piece in cut(whole, [65_536]):
         for event in multiplexer.feed(piece):
-            received += len(event.data) if isinstance(event, Received) else 0
+            received += len(event.data) if isinstance(event, DataReceived) else 0
         assert len(multiplexer._buffer) <= HELD_BYTES  # type: ignore[attr-defined]
     assert received == MAX_FRAME_BYTES
 
@@ -155,7 +155,7 @@ def test_a_frame_as_large_as_is_allowed_passes_through_without_being_held(
     ],
 )
 def test_hostile_frames_of_mplex(data: bytes, reason: str) -> None:
-    with pytest.raises(Fault) as caught:
+    with pytest.raises(RefusalError) as caught:
         list(Mplex().feed(data))
     assert caught.value.reason == reason
 
@@ -173,21 +173,21 @@ def test_hostile_frames_of_mplex(data: bytes, reason: str) -> None:
     ],
 )
 def test_hostile_frames_of_yamux(head: tuple[int, ...], reason: str) -> None:
-    with pytest.raises(Fault) as caught:
+    with pytest.raises(RefusalError) as caught:
         list(Yamux().feed(HEADER.pack(*head)))
     assert caught.value.reason == reason
 
 
 def test_pings_of_yamux_are_answered_and_answers_are_not() -> None:
     (answer,) = Yamux().feed(HEADER.pack(0, 2, 1, 0, 77))
-    assert answer == Answer(HEADER.pack(0, 2, 2, 0, 77))
+    assert answer == Pong(HEADER.pack(0, 2, 2, 0, 77))
     assert list(Yamux().feed(HEADER.pack(0, 2, 2, 0, 77))) == [Noted()]
 
 
 def test_a_frame_of_yamux_may_open_fill_and_end_a_stream() -> None:
     frame = HEADER.pack(0, 0, 1 | 4, 5, 3) + b"abc"
     events = [each for each in Yamux().feed(frame) if not isinstance(each, Noted)]
-    assert events == [Opened(5), Received(5, b"abc"), Finished(5)]
+    assert events == [Opened(5), DataReceived(5, b"abc"), Finished(5)]
 
 
 @pytest.mark.parametrize("make", [Mplex, Yamux])
@@ -203,17 +203,17 @@ def test_streams_of_the_gateway_and_of_the_client_do_not_meet(
         assert multiplexer.finished(one) == varint(number << 3 | 4) + b"\x00"
         assert multiplexer.aborted(one) == varint(number << 3 | 6) + b"\x00"
         frames = varint(number << 3 | 1) + delimited(b"cd") + varint(number << 3 | 3) + b"\x00"
-        own = mplex_frame(Opened(0)) + mplex_frame(Received(0, b"ef"))
-        expected: list[Event] = [Opened(0), Received(0, b"ef")]
+        own = mplex_frame(Opened(0)) + mplex_frame(DataReceived(0, b"ef"))
+        expected: list[Event] = [Opened(0), DataReceived(0, b"ef")]
     else:
         assert opening == HEADER.pack(0, 1, 1, number, 0)
         assert multiplexer.data(one, b"ab") == HEADER.pack(0, 0, 0, number, 2) + b"ab"
         frames = HEADER.pack(0, 0, 2, number, 2) + b"cd" + HEADER.pack(0, 0, 4, number, 0)
-        own = yamux_frame(Opened(1)) + yamux_frame(Received(1, b"ef"))
-        expected = [Opened(1), Received(1, b"ef")]
+        own = yamux_frame(Opened(1)) + yamux_frame(DataReceived(1, b"ef"))
+        expected = [Opened(1), DataReceived(1, b"ef")]
     assert one != two
     assert joined(multiplexer.feed(frames + own)) == [
-        Received(one, b"cd"),
+        DataReceived(one, b"cd"),
         Finished(one),
         *expected,
     ]
@@ -223,9 +223,9 @@ def test_streams_of_the_gateway_and_of_the_client_do_not_meet(
 def test_a_client_of_yamux_cannot_open_or_use_streams_of_the_gateway(stream: int) -> None:
     multiplexer = Yamux()
     multiplexer.open()
-    with pytest.raises(Fault):
+    with pytest.raises(RefusalError):
         list(multiplexer.feed(HEADER.pack(0, 0, 0, stream, 0)))
     multiplexer = Yamux()
     multiplexer.open()
-    with pytest.raises(Fault):
+    with pytest.raises(RefusalError):
         list(multiplexer.feed(HEADER.pack(0, 1, 1, 2, 0)))

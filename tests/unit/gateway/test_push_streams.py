@@ -8,16 +8,16 @@ from contextlib import asynccontextmanager, suppress
 from typing import Final, cast
 
 from store.gateway.clients import ClientRules, Clients
-from store.gateway.connection import Connection, Secured, Surroundings
+from store.gateway.connection import Secured, Surroundings, WakuConnection
 from store.gateway.feed import NodeFeed
 from store.gateway.filter import FILTER_PUSH, FILTER_SUBSCRIBE, Filter
 from store.gateway.metrics import GatewayMetrics
 from store.gateway.mplex import Mplex
-from store.gateway.multiplexing import Event, Opened, Received
-from store.gateway.node import Node
+from store.gateway.multiplexing import DataReceived, Event, Opened
+from store.gateway.multistream import MULTISTREAM, ByteReader
+from store.gateway.node import UpstreamNode
 from store.gateway.noise import SecurePipe, StaticKey
-from store.gateway.reading import MULTISTREAM, Reader
-from store.gateway.varints import bytes_field, delimited, fields, number_field
+from store.gateway.wire import bytes_field, delimited, fields, number_field
 from storenode.wire.storenode.v1.store_pb2 import FollowPage
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 
@@ -92,7 +92,7 @@ class Peer:
         while wanted not in self.events:
             for event in self.multiplexer.feed(await self.pipe.to_client.get()):
                 self.events.append(event)
-                if isinstance(event, Received):
+                if isinstance(event, DataReceived):
                     self.data[event.stream] = self.data.get(event.stream, b"") + event.data
 
     async def payload(self, stream: int) -> bytes:
@@ -100,7 +100,7 @@ class Peer:
         greeting = line(MULTISTREAM) + line(FILTER_PUSH)
         while len(self.data.get(stream, b"")) <= len(greeting):
             for event in self.multiplexer.feed(await self.pipe.to_client.get()):
-                if isinstance(event, Received):
+                if isinstance(event, DataReceived):
                     self.data[event.stream] = self.data.get(event.stream, b"") + event.data
         data = self.data[stream]
         assert data.startswith(greeting)
@@ -114,20 +114,20 @@ class Peer:
 @asynccontextmanager
 async def subscribed() -> AsyncIterator[tuple[Peer, FakeNode, Filter]]:
     node, metrics, pipe = FakeNode(), GatewayMetrics("0"), MemoryPipe()
-    feed = NodeFeed(cast("Node", node))
+    feed = NodeFeed(cast("UpstreamNode", node))
     found = Filter(feed, metrics, frozenset({PUBSUB}))
     client = Clients(ClientRules(10, 10, 10)).arrive("192.0.2.1", 0)
-    secured = Secured(cast("SecurePipe", pipe), Reader(pipe), Mplex())
+    secured = Secured(cast("SecurePipe", pipe), ByteReader(pipe), Mplex())
     handlers = {FILTER_SUBSCRIBE: found.serve}
     around = Surroundings(cast("StaticKey", None), handlers, metrics, 8)
-    connection, peer = Connection(secured, client, around), Peer(pipe)
+    connection, peer = WakuConnection(secured, client, around), Peer(pipe)
     tasks = [asyncio.create_task(each) for each in (feed.run(), found.run(), connection.run())]
     try:
         async with asyncio.timeout(60):
             peer.subscribe()
             # The answer and the end of the stream are those of a success.
             answer = bytes_field(1, b"r") + number_field(10, 200) + bytes_field(11, b"OK")
-            await peer.until(Received(-1, delimited(answer)))
+            await peer.until(DataReceived(-1, delimited(answer)))
             assert len(found) == 1
             yield peer, node, found
             found.check()

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from store.gateway import filter as filter_module
-from store.gateway.clients import Client, ClientRules, Clients
-from store.gateway.connection import Connection
+from store.gateway.clients import ClientAddress, ClientRules, Clients
+from store.gateway.connection import WakuConnection
 from store.gateway.feed import NodeFeed, parse_page
 from store.gateway.filter import (
     FILTER_SUBSCRIBE,
@@ -39,8 +39,8 @@ from store.gateway.light_push import (
 from store.gateway.light_push import encode_response as encode_push_response
 from store.gateway.light_push import parse_request as parse_push_request
 from store.gateway.metrics import GatewayMetrics
-from store.gateway.node import Node
-from store.gateway.varints import delimited, fields
+from store.gateway.node import UpstreamNode
+from store.gateway.wire import delimited, fields
 from storenode.wire.storenode.v1.store_pb2 import FollowPage
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 
@@ -132,7 +132,7 @@ def test_pushed_messages_always_have_the_field_that_nwaku_requires() -> None:
 class FakeConnection:
     """A connection that runs no work."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: ClientAddress) -> None:
         self.client = client
 
     def start(self, work: Coroutine[None, None, None]) -> asyncio.Future[None]:
@@ -141,19 +141,19 @@ class FakeConnection:
 
 
 def subscriptions() -> Filter:
-    return Filter(NodeFeed(cast("Node", None)), GatewayMetrics("0"), frozenset({PUBSUB}))
+    return Filter(NodeFeed(cast("UpstreamNode", None)), GatewayMetrics("0"), frozenset({PUBSUB}))
 
 
-def connections(count: int) -> list[Connection]:
+def connections(count: int) -> list[WakuConnection]:
     client = Clients(ClientRules(100, 100, 100)).arrive("192.0.2.1", 0)
-    return [cast("Connection", FakeConnection(client)) for _ in range(count)]
+    return [cast("WakuConnection", FakeConnection(client)) for _ in range(count)]
 
 
 def request(kind: int, *contents: str, pubsub: str | None = PUBSUB) -> FilterRequest:
     return FilterRequest(b"r", kind, pubsub, contents)
 
 
-def status_of(found: Filter, asked: FilterRequest, connection: Connection, now_ns: int) -> int:
+def status_of(found: Filter, asked: FilterRequest, connection: WakuConnection, now_ns: int) -> int:
     try:
         found.handle(asked, connection, now_ns)
     except FilterRefusedError as error:

@@ -7,15 +7,10 @@ import asyncio
 import pytest
 
 from store.gateway.clients import ByteBudget
-from store.gateway.faults import Ended, Fault
-from store.gateway.limits import (
-    CHUNK_BYTES,
-    MAX_STREAM_UNREAD_BYTES,
-    MIN_CHUNK_BYTES,
-    WINDOW_BYTES,
-)
+from store.gateway.faults import RefusalError, StreamEndedError
+from store.gateway.limits import CHUNK_BYTES, MAX_STREAM_UNREAD_BYTES, MIN_CHUNK_BYTES, WINDOW_BYTES
 from store.gateway.mplex import Mplex
-from store.gateway.multiplexing import Multiplexer, Received
+from store.gateway.multiplexing import DataReceived, Multiplexer
 from store.gateway.streams import Stream
 from store.gateway.yamux import Yamux
 
@@ -35,10 +30,10 @@ def test_what_is_not_read_is_bounded_by_stream_and_by_all() -> None:
     budget = ByteBudget(MAX_STREAM_UNREAD_BYTES + 10)
     stream, other = (Stream(each, Carrier(Mplex()), budget) for each in (1, 3))
     stream.feed(bytes(MAX_STREAM_UNREAD_BYTES))
-    with pytest.raises(Fault) as caught:
+    with pytest.raises(RefusalError) as caught:
         stream.feed(b"a")
     assert caught.value.reason == "too_large"
-    with pytest.raises(Fault) as caught:
+    with pytest.raises(RefusalError) as caught:
         other.feed(bytes(11))
     assert caught.value.reason == "busy"
     for each in (stream, other):
@@ -54,7 +49,7 @@ async def test_a_window_of_yamux_is_kept_and_opened_by_the_client() -> None:
     def sent_bytes() -> int:
         client = Yamux()
         events = [event for frame in carrier.sent for event in client.feed(frame)]
-        return sum(len(each.data) for each in events if isinstance(each, Received))
+        return sum(len(each.data) for each in events if isinstance(each, DataReceived))
 
     for _ in range(20):
         await asyncio.sleep(0)
@@ -63,7 +58,7 @@ async def test_a_window_of_yamux_is_kept_and_opened_by_the_client() -> None:
     await sending
     assert sent_bytes() == WINDOW_BYTES + 500
     stream.credit(2**32 - 1)
-    with pytest.raises(Fault):
+    with pytest.raises(RefusalError):
         stream.credit(1)
 
 
@@ -87,5 +82,5 @@ async def test_a_stream_that_the_client_gave_up_ends_who_waits_on_it() -> None:
     await asyncio.sleep(0)
     stream.fail()
     for each in waiting:
-        with pytest.raises(Ended):
+        with pytest.raises(StreamEndedError):
             await each

@@ -12,29 +12,25 @@ import pytest
 
 from store.gateway import sync
 from store.gateway.clients import ClientRules, Clients
-from store.gateway.connection import Connection, Handler, Secured, Surroundings
-from store.gateway.faults import Ended
+from store.gateway.connection import Handler, Secured, Surroundings, WakuConnection
+from store.gateway.faults import StreamEndedError
 from store.gateway.limits import (
     MAX_SYNC_FRAME_BYTES,
     MAX_TRANSFER_FRAME_BYTES,
     MAX_UNSOLICITED_MESSAGES,
 )
 from store.gateway.metrics import GatewayMetrics
-from store.gateway.node import Node
+from store.gateway.multistream import ByteReader
+from store.gateway.node import UpstreamNode
 from store.gateway.noise import SecurePipe, StaticKey
-from store.gateway.reading import Reader
 from store.gateway.spool import Spool
 from store.gateway.streams import Stream
 from store.gateway.sync import RECONCILIATION, TRANSFER, NwakuSync, SyncRules, parse_transfer
-from store.gateway.varints import bytes_field, delimited
+from store.gateway.wire import bytes_field, delimited
 from store.gateway.yamux import Yamux
 from storenode.message.hashing import message_hash
 from storenode.message.varint import varint
-from storenode.wire.storenode.v1.store_pb2 import (
-    PUBLISH_SOURCE_NWAKU,
-    PublishResult,
-    ScanPage,
-)
+from storenode.wire.storenode.v1.store_pb2 import PUBLISH_SOURCE_NWAKU, PublishResult, ScanPage
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest, StoreQueryResponse
 from tests.support.simulated_nwaku import SimulatedNwaku, decode
@@ -103,7 +99,7 @@ class FakeNode:
             response.pagination_cursor = hashes[start + 2]
         return response.SerializeToString()
 
-    async def publish_all(
+    async def publish(
         self, messages: Sequence[tuple[bytes, str]], *, source: int
     ) -> Sequence[PublishResult]:
         assert source == PUBLISH_SOURCE_NWAKU
@@ -118,13 +114,13 @@ class Peer:
         self.messages = {each[0]: each for each in messages}
         self.nwaku = SimulatedNwaku([(each[1], each[0]) for each in messages])
         self.received: list[tuple[str, bytes]] = []
-        self.connection: Connection
+        self.connection: WakuConnection
 
-    async def serve(self, stream: Stream, reader: Reader, connection: Connection) -> None:
+    async def serve(self, stream: Stream, reader: ByteReader, connection: WakuConnection) -> None:
         del connection
         await self.converse(stream, reader)
 
-    async def converse(self, stream: Stream, reader: Reader) -> None:
+    async def converse(self, stream: Stream, reader: ByteReader) -> None:
         while True:
             frame = await reader.delimited(10**7)
             stream.release()
@@ -135,13 +131,13 @@ class Peer:
             if len(decode(answer).ranges) == 0:
                 return
 
-    async def take(self, stream: Stream, reader: Reader, connection: Connection) -> None:
+    async def take(self, stream: Stream, reader: ByteReader, connection: WakuConnection) -> None:
         del connection
-        with suppress(Ended):
+        with suppress(StreamEndedError):
             while True:
-                message, _ = parse_transfer(await reader.delimited(10**7))
+                topic, message, _ = parse_transfer(await reader.delimited(10**7))
                 stream.release()
-                self.received.append((message.pubsub_topic, message.encoded))
+                self.received.append((topic, message))
 
     async def begin(self, *topics: str) -> None:
         """Begin a session, as nwaku does."""
@@ -149,7 +145,7 @@ class Peer:
         async with self.connection.opened(RECONCILIATION) as stream:
             first = self.nwaku.begin(now_ns - HOUR_NS - 20 * SECOND_NS, now_ns, topics)
             await stream.send(delimited(first))
-            await self.converse(stream, Reader(stream))
+            await self.converse(stream, ByteReader(stream))
 
     async def transfer(self, *frames: bytes) -> None:
         async with self.connection.opened(TRANSFER) as stream:
@@ -164,10 +160,10 @@ async def connected(
     handlers: dict[str, Handler] | None = None,
     named: str = "nwaku",
     interval_ns: int = 300 * SECOND_NS,
-) -> AsyncIterator[tuple[NwakuSync, Connection, GatewayMetrics]]:
+) -> AsyncIterator[tuple[NwakuSync, WakuConnection, GatewayMetrics]]:
     """Connect a gateway to a peer for the length of a block."""
     metrics = GatewayMetrics("0")
-    real = cast("Node", node)
+    real = cast("UpstreamNode", node)
     spool = Spool(real, metrics.synced, PUBLISH_SOURCE_NWAKU)
     rules = SyncRules({named}, interval_ns, HOUR_NS, [PUBSUB])
     found = NwakuSync(rules, real, spool, metrics)
@@ -178,9 +174,9 @@ async def connected(
     connections = []
     for ends, own, outbound in ((queues, served, True), (queues[::-1], theirs, False)):
         pipe = MemoryPipe(*ends)
-        secured = Secured(cast("SecurePipe", pipe), Reader(pipe), Yamux(is_outbound=outbound))
+        secured = Secured(cast("SecurePipe", pipe), ByteReader(pipe), Yamux(is_outbound=outbound))
         around = Surroundings(cast("StaticKey", None), own, metrics, 8)
-        connections.append(Connection(secured, clients.arrive("192.0.2.1", 0), around))
+        connections.append(WakuConnection(secured, clients.arrive("192.0.2.1", 0), around))
     peer.connection = connections[1]
     tasks = [asyncio.create_task(each.run()) for each in connections]
     tasks.append(asyncio.create_task(spool.run()))
@@ -244,20 +240,20 @@ async def test_each_side_gets_what_it_lacks(begins: bool, monkeypatch: pytest.Mo
         assert counted(metrics, outcome="unsolicited") == 0
 
 
-async def answer_rubbish(stream: Stream, reader: Reader, connection: Connection) -> None:
+async def answer_rubbish(stream: Stream, reader: ByteReader, connection: WakuConnection) -> None:
     del connection
     await reader.delimited(10**7)
     await stream.send(delimited(b"\0\0\x01\x01\x07rubbish"))
 
 
-async def announce_too_much(stream: Stream, reader: Reader, connection: Connection) -> None:
+async def announce_too_much(stream: Stream, reader: ByteReader, connection: WakuConnection) -> None:
     del connection
     await reader.delimited(10**7)
     await stream.send(varint(MAX_SYNC_FRAME_BYTES + 1))
     await reader.exactly(1)
 
 
-async def never_end(stream: Stream, reader: Reader, connection: Connection) -> None:
+async def never_end(stream: Stream, reader: ByteReader, connection: WakuConnection) -> None:
     del connection
     while True:
         (only,) = decode(await reader.delimited(10**7)).ranges[:1]
@@ -267,19 +263,19 @@ async def never_end(stream: Stream, reader: Reader, connection: Connection) -> N
         stream.release()
 
 
-async def stay_silent(stream: Stream, reader: Reader, connection: Connection) -> None:
+async def stay_silent(stream: Stream, reader: ByteReader, connection: WakuConnection) -> None:
     del stream, connection
     await reader.delimited(10**7)
     await reader.exactly(1)
 
 
-async def share_no_topic(stream: Stream, reader: Reader, connection: Connection) -> None:
+async def share_no_topic(stream: Stream, reader: ByteReader, connection: WakuConnection) -> None:
     del connection
     await reader.delimited(10**7)
     await stream.send(delimited(b""))
 
 
-async def list_too_much(stream: Stream, reader: Reader, connection: Connection) -> None:
+async def list_too_much(stream: Stream, reader: ByteReader, connection: WakuConnection) -> None:
     del connection
     frame = decode(await reader.delimited(10**7))
     (low, high), *_ = [each.bounds for each in frame.ranges]
@@ -287,7 +283,7 @@ async def list_too_much(stream: Stream, reader: Reader, connection: Connection) 
     await stream.send(delimited(b"\0") if is_short else varint(MAX_SYNC_FRAME_BYTES + 1))
 
 
-async def hang_up(stream: Stream, reader: Reader, connection: Connection) -> None:
+async def hang_up(stream: Stream, reader: ByteReader, connection: WakuConnection) -> None:
     del stream, connection
     await reader.delimited(10**7)
 
@@ -343,7 +339,7 @@ async def test_frames_of_a_peer_are_answered_or_refused(frame: bytes, outcome: s
     async with connected(FakeNode(BOTH), peer) as (_, _, metrics):
         async with peer.connection.opened(RECONCILIATION) as stream:
             await stream.send(delimited(frame))
-            answer = await Reader(stream).any()
+            answer = await ByteReader(stream).any()
         assert answer == (delimited(b"") if outcome == "topics_differ" else b"")
         assert counted(metrics, role="responder", outcome=outcome) == 1
 
@@ -351,14 +347,14 @@ async def test_frames_of_a_peer_are_answered_or_refused(frame: bytes, outcome: s
 async def test_only_named_peers_are_served_and_not_too_often() -> None:
     peer = Peer(BOTH)
     async with connected(FakeNode(BOTH), peer, named="another") as (_, _, metrics):
-        with pytest.raises(Ended):
+        with pytest.raises(StreamEndedError):
             await peer.begin(PUBSUB)
-        with suppress(Ended):
+        with suppress(StreamEndedError):
             await peer.transfer(frame_of(BOTH[0]))
         await until(lambda: metrics.refusals.labels("identity")._value.get() == 2)
     async with connected(FakeNode(BOTH), peer) as (_, _, metrics):
         await peer.begin(PUBSUB)
-        with pytest.raises(Ended):
+        with pytest.raises(StreamEndedError):
             await peer.begin(PUBSUB)
         assert metrics.refusals.labels("request_rate")._value.get() == 1
 
@@ -376,7 +372,7 @@ async def test_messages_that_no_session_can_have_found_are_dropped() -> None:
         assert counted(metrics, outcome="unsolicited") == 3
         assert node.published == [message[3]]
         flood = [frame_of(unexpected[0])] * (MAX_UNSOLICITED_MESSAGES + 10)
-        with suppress(Ended):
+        with suppress(StreamEndedError):
             await peer.transfer(*flood)
         await until(lambda: metrics.refusals.labels("flood")._value.get() == 1)
         assert node.published == [message[3]]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection
 from typing import Final, Protocol
 
-from store.gateway.faults import Ended, Fault
-from store.gateway.limits import MAX_NEGOTIATION_BYTES, MAX_PROPOSALS
-from store.gateway.varints import decode_varint, delimited
+from store.gateway.faults import RefusalError, StreamEndedError
+from store.gateway.limits import MAX_NEGOTIATION_BYTES, MAX_PROPOSALS, REQUEST_TIMEOUT_S
+from store.gateway.wire import decode_varint, delimited
 
 
 class Pipe(Protocol):
@@ -20,7 +21,7 @@ class Pipe(Protocol):
         """Send, and wait while the other side does not read."""
 
 
-class Reader:
+class ByteReader:
     """Holds what was received and not asked for: at most what was asked for, and one piece."""
 
     def __init__(self, pipe: Pipe) -> None:
@@ -31,7 +32,7 @@ class Reader:
         """Return exactly that many bytes.
 
         Raises:
-            Ended: The other side has sent less.
+            StreamEndedError: The other side has sent less.
         """
         while len(self._buffer) < size_bytes:
             await self._more()
@@ -43,20 +44,20 @@ class Reader:
         """Return the length that comes first of what is delimited.
 
         Raises:
-            Fault: It is more than ``most_bytes``, or no varint.
-            Ended: The other side has sent less.
+            RefusalError: It is more than ``most_bytes``, or no varint.
+            StreamEndedError: The other side has sent less.
         """
         while True:
             try:
                 found = decode_varint(self._buffer, 0)
             except ValueError as error:
-                raise Fault("malformed", str(error)) from error
+                raise RefusalError("malformed", str(error)) from error
             if found is not None:
                 break
             await self._more()
         size_bytes, end = found
         if size_bytes > most_bytes:
-            raise Fault(
+            raise RefusalError(
                 "too_large", f"{size_bytes:,} bytes are more than the {most_bytes:,} allowed"
             )
         del self._buffer[:end]
@@ -65,6 +66,19 @@ class Reader:
     async def delimited(self, most_bytes: int) -> bytes:
         """Return bytes behind their length; raises as `length` does."""
         return await self.exactly(await self.length(most_bytes))
+
+    async def request(self, most_bytes: int) -> bytes:
+        """Return a delimited request.
+
+        js-waku opens streams long before it uses them: there is no deadline for the first bytes.
+
+        Raises:
+            RefusalError: It is too large.
+            StreamEndedError, TimeoutError: The other side has gone, or sends the rest too late.
+        """
+        size_bytes = await self.length(most_bytes)
+        async with asyncio.timeout(REQUEST_TIMEOUT_S):
+            return await self.exactly(size_bytes)
 
     async def any(self) -> bytes:
         """Return what has arrived; nothing at the end."""
@@ -77,7 +91,7 @@ class Reader:
     async def _more(self) -> None:
         data = await self._pipe.receive()
         if not data:
-            raise Ended
+            raise StreamEndedError
         self._buffer += data
 
 
@@ -85,15 +99,15 @@ MULTISTREAM: Final = "/multistream/1.0.0"
 _NOT_AVAILABLE: Final = "na"
 
 
-async def negotiate(reader: Reader, pipe: Pipe, protocols: Collection[str]) -> str:
+async def negotiate(reader: ByteReader, pipe: Pipe, protocols: Collection[str]) -> str:
     """Return the first proposal that is one of ``protocols``.
 
     Raises:
-        Fault: It is no negotiation, or nothing that was proposed is known.
-        Ended: The client has gone.
+        RefusalError: It is no negotiation, or nothing that was proposed is known.
+        StreamEndedError: The client has gone.
     """
     if await _line(reader) != MULTISTREAM:
-        raise Fault("malformed", "the client does not begin with /multistream/1.0.0")
+        raise RefusalError("malformed", "the client does not begin with /multistream/1.0.0")
     await pipe.send(_message(MULTISTREAM))
     for _ in range(MAX_PROPOSALS):
         proposal = await _line(reader)
@@ -101,30 +115,30 @@ async def negotiate(reader: Reader, pipe: Pipe, protocols: Collection[str]) -> s
             await pipe.send(_message(proposal))
             return proposal
         await pipe.send(_message(_NOT_AVAILABLE))
-    raise Fault("no_protocol", f"none of {MAX_PROPOSALS} proposed protocols is known")
+    raise RefusalError("no_protocol", f"none of {MAX_PROPOSALS} proposed protocols is known")
 
 
-async def propose(reader: Reader, pipe: Pipe, protocol: str) -> None:
+async def propose(reader: ByteReader, pipe: Pipe, protocol: str) -> None:
     """Propose a protocol as the side that opened the pipe, and wait for the agreement.
 
     Raises:
-        Fault: The other side does not speak it, or answers with something else.
-        Ended: The other side has gone.
+        RefusalError: The other side does not speak it, or answers with something else.
+        StreamEndedError: The other side has gone.
     """
     await pipe.send(_message(MULTISTREAM) + _message(protocol))
     if await _line(reader) != MULTISTREAM:
-        raise Fault("malformed", "the client does not answer with /multistream/1.0.0")
+        raise RefusalError("malformed", "the client does not answer with /multistream/1.0.0")
     answer = await _line(reader)
     if answer == _NOT_AVAILABLE:
-        raise Fault("no_protocol", f"the client does not speak {protocol}")
+        raise RefusalError("no_protocol", f"the client does not speak {protocol}")
     if answer != protocol:
-        raise Fault("malformed", f"the client answers a proposal of {protocol} with another")
+        raise RefusalError("malformed", f"the client answers a proposal of {protocol} with another")
 
 
-async def _line(reader: Reader) -> str:
+async def _line(reader: ByteReader) -> str:
     line = await reader.delimited(MAX_NEGOTIATION_BYTES)
     if not line.endswith(b"\n"):
-        raise Fault("malformed", "a line of the negotiation has no end")
+        raise RefusalError("malformed", "a line of the negotiation has no end")
     return line[:-1].decode("utf-8", "replace")
 
 

@@ -1,10 +1,12 @@
-"""Unsigned varints (multiformats) and the few fields of protobuf that the gateway itself writes."""
+"""Unsigned varints (multiformats), the fields of protobuf, and those of a ``WakuMessage``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final
 
+from store.gateway.limits import MAX_META_BYTES
 from storenode.message.varint import varint
 
 MAX_VARINT_BYTES: Final = 9
@@ -37,9 +39,61 @@ def decode_varint(
     raise ValueError("a varint is too long")
 
 
-def decode_zigzag(value: int) -> int:
-    """Return the signed number that protobuf writes as a ``sint64``."""
-    return (value >> 1) ^ -(value & 1)
+@dataclass(frozen=True, slots=True)
+class WakuMessageFields:
+    """The fields of 14/WAKU2-MESSAGE that the gateway reads; None: the field is absent."""
+
+    payload: bytes | None
+    content_topic: bytes | None
+    meta: bytes | None
+    timestamp_ns: int
+
+    def require_relayable(self) -> tuple[bytes, bytes]:
+        """Return payload and content topic, without which nwaku decodes no message.
+
+        Raises:
+            ValueError: One is absent, or ``meta`` is too long.
+        """
+        if self.payload is None or self.content_topic is None:
+            name = "payload" if self.payload is None else "content_topic"
+            raise ValueError(f"the required field {name} is missing")
+        if len(self.meta or b"") > MAX_META_BYTES:
+            raise ValueError(f"the field meta has more than {MAX_META_BYTES} bytes")
+        return self.payload, self.content_topic
+
+
+def parse_waku_message(encoded: bytes) -> WakuMessageFields:
+    """Read the fields of an encoded ``WakuMessage``.
+
+    Raises:
+        ValueError: It is malformed, or a field has another type.
+    """
+    found = dict(fields(encoded))
+    zigzag = found.get(10, 0)
+    if not isinstance(zigzag, int):
+        raise ValueError("the field timestamp is not a number")  # noqa: TRY004 - of what came
+    return WakuMessageFields(
+        optional_bytes(found, 1, "payload"),
+        optional_bytes(found, 2, "content_topic"),
+        optional_bytes(found, 11, "meta"),
+        zigzag >> 1 ^ -(zigzag & 1),
+    )
+
+
+def optional_bytes(found: dict[int, int | bytes], number: int, name: str) -> bytes | None:
+    """Return a field of bytes, or None; raise ValueError if it is a number."""
+    value = found.get(number)
+    if isinstance(value, int):
+        raise ValueError(f"the field {name} is not of bytes")  # noqa: TRY004 - of what came
+    return value
+
+
+def required_bytes(found: dict[int, int | bytes], number: int, name: str) -> bytes:
+    """Return a field of bytes; raise ValueError if it is absent or a number."""
+    value = optional_bytes(found, number, name)
+    if value is None:
+        raise ValueError(f"the required field {name} is missing")
+    return value
 
 
 def delimited(data: bytes) -> bytes:

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from store.gateway.addresses import ListenAddress, network_of, parse_listen_address
-from store.gateway.faults import Ended, Fault
+from store.gateway.faults import RefusalError, StreamEndedError
 from store.gateway.identity import Identity, base58, require_proof
 from store.gateway.links import TcpLink, WebSocketLink
-from store.gateway.reading import Reader, negotiate, propose
-from store.gateway.varints import (
+from store.gateway.multistream import ByteReader, negotiate, propose
+from store.gateway.wire import (
     MAX_VARINT_BYTES,
     bytes_field,
     decode_varint,
@@ -125,7 +125,7 @@ def test_clients_of_one_network_share_their_limits(host: str, network: str) -> N
 
 async def test_a_negotiation_may_come_byte_by_byte_and_ends_with_a_known_protocol() -> None:
     pipe = one_by_one(GREETING + delimited(b"/unknown\n") + delimited(b"/noise\n") + b"rest")
-    reader = Reader(pipe)
+    reader = ByteReader(pipe)
     assert await negotiate(reader, pipe, ("/noise",)) == "/noise"
     assert pipe.sent == GREETING + delimited(b"na\n") + delimited(b"/noise\n")
     assert await reader.exactly(4) == b"rest"
@@ -145,14 +145,14 @@ async def test_a_negotiation_may_come_byte_by_byte_and_ends_with_a_known_protoco
 )
 async def test_what_is_no_negotiation_is_refused(data: bytes, reason: str) -> None:
     pipe = one_by_one(data)
-    with pytest.raises(Fault) as caught:
-        await negotiate(Reader(pipe), pipe, ("/noise",))
+    with pytest.raises(RefusalError) as caught:
+        await negotiate(ByteReader(pipe), pipe, ("/noise",))
     assert caught.value.reason == reason
 
 
 @given(st.binary(max_size=300))
 def test_no_bytes_prove_an_identity(payload: bytes) -> None:
-    with pytest.raises(Fault) as caught:
+    with pytest.raises(RefusalError) as caught:
         require_proof(payload, bytes(32))
     assert caught.value.reason == "identity"
 
@@ -161,7 +161,7 @@ def test_an_identity_is_proven_for_its_own_key_alone() -> None:
     identity = Identity.generate()
     payload = identity.handshake_payload(b"k" * 32)
     require_proof(payload, b"k" * 32)
-    with pytest.raises(Fault):
+    with pytest.raises(RefusalError):
         require_proof(payload, b"l" * 32)
     assert identity.peer_id.startswith("12D3KooW")
     assert base58(b"\x00\x00\x01") == "112"
@@ -176,7 +176,7 @@ async def test_a_client_that_ends_before_its_websocket_is_open_is_let_go(begun: 
     reader.feed_eof()
     link = WebSocketLink(TcpLink(reader, Discarding()))  # type: ignore[arg-type]
     async with asyncio.timeout(30):
-        with pytest.raises((Ended, Fault)):
+        with pytest.raises((StreamEndedError, RefusalError)):
             await link.accept()
 
 
@@ -205,9 +205,9 @@ async def test_a_protocol_is_proposed_and_agreed_on_or_refused(
 ) -> None:
     pipe = one_by_one(answer)
     if reason is None:
-        await propose(Reader(pipe), pipe, "/a/1")
+        await propose(ByteReader(pipe), pipe, "/a/1")
     else:
-        with pytest.raises(Fault) as caught:
-            await propose(Reader(pipe), pipe, "/a/1")
+        with pytest.raises(RefusalError) as caught:
+            await propose(ByteReader(pipe), pipe, "/a/1")
         assert caught.value.reason == reason
     assert pipe.sent == GREETING + delimited(b"/a/1\n")

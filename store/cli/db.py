@@ -617,7 +617,7 @@ def _prune_json(report: PruneReport, *, dry_run: bool) -> dict[str, object]:
 
 
 def _excess_text(excess: Excess) -> str:
-    days = excess.span_ns / DAY_NS
+    days = excess.days
     return (
         f"{days:,.0f} days ({format_size(excess.size_bytes)}, {excess.share:.0%} of the messages)"
     )
@@ -640,7 +640,7 @@ def _retention_json(
     def size(excess: Excess | None) -> dict[str, object] | None:
         if excess is None:
             return None
-        days = round(excess.span_ns / DAY_NS, 3)
+        days = round(excess.days, 3)
         return {"days": days, "bytes": excess.size_bytes, "share": round(excess.share, 4)}
 
     return {

@@ -155,6 +155,11 @@ class Excess:
         return last.high - max(first.low, first.high - 365 * DAY_NS)
 
     @property
+    def days(self) -> float:
+        """The time that they span, in days."""
+        return self.span_ns / DAY_NS
+
+    @property
     def size_bytes(self) -> int:
         """The size of all of them."""
         return sum(each.size_bytes for each in self.partitions)

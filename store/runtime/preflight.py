@@ -20,7 +20,6 @@ from store.config.node import NodeConfig
 from store.db.errors import SchemaError, sentence
 from store.db.maintenance.brake import review
 from store.db.schema import migrate
-from store.domain.partitioning import DAY_NS
 from store.domain.ports import StoreUnavailable
 from store.domain.retention import RetentionPolicy
 from store.embedded.binaries import choose
@@ -124,7 +123,7 @@ async def _retention_problems(config: NodeConfig, url: str) -> list[str]:
         excess = (await review(connection, policy, time.time_ns())).excess
     if excess is None:
         return []
-    size = f"{excess.span_ns / DAY_NS:,.0f} days, {excess.share:.0%} of the messages"
+    size = f"{excess.days:,.0f} days, {excess.share:.0%} of the messages"
     problem = (
         f"--retention or --retention-size would drop {size}, that the store has agreed to keep:"
         " correct it, or confirm it by `storenode db retention --apply`; a node would hold it."

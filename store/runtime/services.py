@@ -29,7 +29,6 @@ from store.db.writing.unread import ConfirmationTracker, UnreadRows
 from store.db.writing.writer import DatabaseWriter
 from store.domain.environment import Environment
 from store.domain.hub import CommitRow, Place, WrittenIds
-from store.domain.partitioning import DAY_NS
 from store.domain.ports import PUBLISHED, Services, Source
 from store.domain.quota import ClientLimits
 from store.domain.retention import RetentionPolicy
@@ -108,12 +107,12 @@ class PolicySource:
         before = self.brake.excess
         await database.read(self.brake.settle, self._now_ns())
         excess = self.brake.excess
-        metrics.retention_overdue_days.set(0 if excess is None else excess.span_ns / DAY_NS)
+        metrics.retention_overdue_days.set(0 if excess is None else excess.days)
         metrics.retention_overdue_ratio.set(0 if excess is None else excess.share)
         if excess is not None and before is None:
             _LOG.error(
                 "retention_held",
-                days=round(excess.span_ns / DAY_NS, 1),
+                days=round(excess.days, 1),
                 partitions=len(excess.partitions),
                 bytes=excess.size_bytes,
                 share=round(excess.share, 3),

@@ -13,13 +13,12 @@ from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from store.db.maintenance.condition import StoreCondition, read_condition
 from store.db.summaries.timeline import (
     TIMELINE_DAYS,
     Timeline,
-    Upkeep,
     read_pubsub_topics,
     read_timeline,
-    read_upkeep,
 )
 from store.domain.coverage import HOUR_NS, CoverageReads, CoverageStep, StoreCoverage, aligned
 from store.domain.partitioning import DAY_NS
@@ -150,18 +149,18 @@ class StatusReport:
         """Return the state of the database, as it was last read; None if it never was."""
         if self._database is None:
             return None
-        upkeep = await self._database.upkeep.get(STATUS_PATIENCE_S if is_up else 0)
-        if upkeep is None:
+        condition = await self._database.condition.get(STATUS_PATIENCE_S if is_up else 0)
+        if condition is None:
             return None
         return ServedDatabase(
-            host=upkeep.host,
-            standby=upkeep.standby,
+            host=condition.host,
+            standby=condition.standby,
             timeline=int(total(self._metrics.database_timeline, "")),
             standbys=int(total(self._metrics.standbys, "")),
-            size_bytes=upkeep.size_bytes,
+            size_bytes=condition.size_bytes,
             disks=self._disks(),
-            archived=upkeep.archives,
-            oldest_unarchived_ns=upkeep.unarchived_ns or 0,
+            archived=condition.archive.archived_until_ns > 0,
+            oldest_unarchived_ns=condition.archive.oldest_unarchived_ns,
         )
 
     def _disks(self) -> list[DiskState]:
@@ -203,9 +202,9 @@ class _Database:
             lambda: read_hour_coverage(wiring.coverage, time.time_ns()),
             COVERAGE_REST_S,
         )
-        self.upkeep = SingleFlightCache(
-            "upkeep",
-            lambda: database.read(lambda to: read_upkeep(to, time.time_ns())),
+        self.condition = SingleFlightCache(
+            "condition",
+            lambda: database.read(lambda to: read_condition(to, time.time_ns())),
             UPKEEP_REST_S,
         )
 
@@ -219,7 +218,7 @@ class _Database:
             self.unread,
             self.timeline,
             self.coverage,
-            self.upkeep,
+            self.condition,
             self.topics,
         )
 
@@ -237,7 +236,7 @@ class _Database:
         unread = await self.unread.get(patience_s())
         timeline = await self.timeline.get(patience_s())
         coverage = await self.coverage.get(patience_s())
-        upkeep = await self.upkeep.get(patience_s())
+        condition = await self.condition.get(patience_s())
         topics = await self.topics.get(patience_s())
         return {
             "node_id": parts.identity.node_id,
@@ -246,8 +245,8 @@ class _Database:
             "history": _history(timeline),
             "topics": _topics(topics, parts),
             "coverage": coverage,
-            "database": _upkeep(upkeep, self._metrics),
-            "archive": _archive(upkeep),
+            "database": _condition(condition, self._metrics),
+            "archive": _archive(condition),
             "gossip": _gossip(unread, parts.gossiping),
         }
 
@@ -284,23 +283,25 @@ def _topics(stored: Sequence[str] | None, parts: ReportedParts) -> Fields | None
     return recent | {"last": [[_text(name), when] for name, when in recent["last"]]}
 
 
-def _upkeep(upkeep: Upkeep | None, metrics: Metrics) -> Fields | None:
-    if upkeep is None:
+def _condition(condition: StoreCondition | None, metrics: Metrics) -> Fields | None:
+    if condition is None:
         return None
-    names = "host", "standby", "size_bytes", "rows", "dead_rows", "partitions"
-    return _fields(upkeep, *names) | {
+    tables = condition.tables.values()
+    return _fields(condition, "host", "standby", "size_bytes", "partitions") | {
+        "rows": sum(each.live_rows for each in tables),
+        "dead_rows": sum(each.dead_rows for each in tables),
         "timeline": int(total(metrics.database_timeline, "")),
         "hosts_refused": int(total(metrics.database_hosts_refused, "")),
-        "ahead_s": _seconds(upkeep.ahead_ns),
+        "ahead_s": max(0, _seconds(condition.covered_until_ns - time.time_ns())),
     }
 
 
-def _archive(upkeep: Upkeep | None) -> Fields | None:
+def _archive(condition: StoreCondition | None) -> Fields | None:
     # None also where nothing was ever archived: then there is no archive to lag behind.
-    if upkeep is None or not upkeep.archives:
+    if condition is None or not condition.archive.archived_until_ns:
         return None
-    oldest_ns = upkeep.unarchived_ns
-    return {"oldest_unarchived": None if oldest_ns is None else _seconds(oldest_ns)}
+    oldest_ns = condition.archive.oldest_unarchived_ns
+    return {"oldest_unarchived": _seconds(oldest_ns) if oldest_ns else None}
 
 
 def _gossip(unread: UnreadSummary | None, gossiping: Gossiping) -> Fields | None:

@@ -8,6 +8,7 @@ take a second instead of a tenth.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, Final, LiteralString
@@ -15,11 +16,12 @@ from typing import Any, Final, LiteralString
 from psycopg import AsyncConnection, sql
 
 from store.db.maintenance.retention import ArchiveState, read_archive_state
+from store.db.primary import label
 from store.db.schema.names import COARSE_TABLES, FINE_TABLE, SCHEMA
 from store.db.schema.partitions import read_catalog
 from store.domain.partitioning import Cover
 
-_TABLES: Final = """
+_TABLES: Final[LiteralString] = """
 select coalesce(p.relname, c.relname)::text,
        coalesce(sum(pg_total_relation_size(c.oid)), 0)::bigint,
        coalesce(sum(s.n_live_tup), 0)::bigint, coalesce(sum(s.n_dead_tup), 0)::bigint
@@ -30,9 +32,12 @@ left join pg_stat_all_tables s on s.relid = c.oid
 where c.relnamespace = 'storenode'::regnamespace and c.relkind = 'r'
 group by 1 order by 1
 """
+_SERVER: Final[LiteralString] = (
+    "select pg_is_in_recovery(), pg_database_size(current_database())::bigint"
+)
 # Who may not read the statistics of others (role pg_read_all_stats) sees how many standbys there
 # are, and neither their names nor how far they have come.
-_STANDBYS: Final = """
+_STANDBYS: Final[LiteralString] = """
 select coalesce(application_name, '')::text,
        pg_wal_lsn_diff(pg_current_wal_lsn(), replay_lsn)::bigint
 from pg_stat_replication
@@ -51,14 +56,21 @@ class TableCondition:
 
 @dataclass(frozen=True, slots=True)
 class StoreCondition:
-    """``covered_until_ns``: up to there, from now on, no timestamp lacks a partition.
+    """The condition of a database.
+
+    ``host``: the server that was asked, ``standby`` if it takes no writes. ``partitions`` counts
+    them by table. ``covered_until_ns``: up to there, from now on, no timestamp lacks a partition.
 
     ``standbys`` are connected for replication. ``standby_lag_bytes``: how much of the log each has
     not replayed, by the name that it gave (of several with one name, the furthest behind); empty
     where this role may not know.
     """
 
+    host: str
+    standby: bool
+    size_bytes: int
     tables: dict[str, TableCondition]
+    partitions: dict[str, int]
     archive: ArchiveState
     covered_until_ns: int
     standbys: int
@@ -67,21 +79,31 @@ class StoreCondition:
 
 async def read_condition(connection: AsyncConnection[Any], now_ns: int) -> StoreCondition:
     """Read it; raises `psycopg.Error`."""
-    cursor = await connection.execute(_TABLES)
+    ((standby, size_bytes),) = await _select(connection, _SERVER)
     tables = {
-        name: TableCondition(size, live, dead) for name, size, live, dead in await cursor.fetchall()
+        name: TableCondition(size, live, dead)
+        for name, size, live, dead in await _select(connection, _TABLES)
     }
     catalog = await read_catalog(connection)
-    covered = min(
-        Cover(catalog.bounds(table)).reaches(now_ns) for table in (FINE_TABLE, *COARSE_TABLES)
-    )
-    rows = await (await connection.execute(_STANDBYS)).fetchall()
+    rows = await _select(connection, _STANDBYS)
     lags: dict[str, int] = {}
     for name, lag_bytes in rows:
         if lag_bytes is not None:
             lags[name] = max(lag_bytes, lags.get(name, 0))
-    archive = await read_archive_state(connection, now_ns)
-    return StoreCondition(tables, archive, covered, len(rows), lags)
+    info = connection.info
+    return StoreCondition(
+        host=label({"host": info.host or info.hostaddr, "port": str(info.port)}),
+        standby=standby,
+        size_bytes=size_bytes,
+        tables=tables,
+        partitions=Counter(each.table for each in catalog.partitions),
+        archive=await read_archive_state(connection, now_ns),
+        covered_until_ns=min(
+            Cover(catalog.bounds(table)).reaches(now_ns) for table in (FINE_TABLE, *COARSE_TABLES)
+        ),
+        standbys=len(rows),
+        standby_lag_bytes=lags,
+    )
 
 
 _FILES: Final[LiteralString] = """

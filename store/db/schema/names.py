@@ -11,16 +11,6 @@ UNREAD_TABLE: Final = "unread"
 PARTITIONED_TABLES: Final = (FINE_TABLE, *COARSE_TABLES, COMMITS_TABLE)
 """In the order in which their locks are taken."""
 
-SEQUENCES: Final = ("batch_seq", "position_seq")
-VIEWS: Final = (
-    "export_buckets",
-    "export_commits",
-    "export_messages",
-    "export_sds",
-    "export_store",
-)
-"""What the data pipeline reads: its contract with the database."""
-
 HASH_KEY_BYTES: Final = 16
 """Size of ``hashes.key``: the first half of a message's hash. The message has the other half."""
 

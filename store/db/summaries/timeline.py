@@ -1,7 +1,6 @@
-"""The number of stored messages over time, and the condition of the database, for operators.
+"""The number of stored messages over time, for operators.
 
-Read from the summaries and from Postgres's own counts, never from messages: it costs a few
-milliseconds however much is held.
+Read from the summaries, never from messages: it costs a few milliseconds however much is stored.
 """
 
 from __future__ import annotations
@@ -12,14 +11,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from store.db.maintenance.retention import read_archive_state
 from store.db.pool import Connection
-from store.db.primary import label
-from store.db.schema.names import FINE_TABLE
-from store.db.schema.partitions import Catalog, read_catalog
 from store.db.summaries.buckets import DAY_NS, HOUR_NS, Totals, unpack
 from store.db.summaries.fold import MAX_FOLD_BYTES, MAX_FOLD_COMMITS, following
-from store.domain.partitioning import Cover
 from storenode.message.limits import MAX_TIMESTAMP_NS
 
 TIMELINE_DAYS: Final = 30
@@ -27,9 +21,6 @@ TIMELINE_DAYS: Final = 30
 
 MAX_SLOTS: Final = 120
 """Parts that the whole history is shown in."""
-
-_LOOK_AHEAD_NS: Final = 3_650 * DAY_NS
-"""Partitions further ahead than this are not told from more."""
 
 _COUNT: Final = np.dtype([("start_ns", ">i8"), ("count", ">i8")])
 _HOURS, _DAYS = 1, 2
@@ -53,12 +44,6 @@ with recursive found(name) as (
 select name from found where name is not null limit %b::int
 """
 
-_SIZES: Final = """
-select pg_is_in_recovery(), pg_database_size(current_database())::bigint,
-       coalesce(sum(n_live_tup), 0)::bigint, coalesce(sum(n_dead_tup), 0)::bigint
-from pg_stat_all_tables where schemaname = 'storenode'
-"""
-
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
@@ -76,28 +61,6 @@ class Timeline:
     slot_days: int
     slots: list[tuple[int, int]]
     complete: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Upkeep:
-    """The condition of the database.
-
-    ``host``: the server that was asked, ``standby`` if it takes no writes.
-    ``rows`` and ``dead_rows`` are Postgres's estimates. ``partitions`` counts them by table.
-    ``ahead_ns``: for how long from now every message has its partition made already.
-    ``archives``: whether anything was ever archived; ``unarchived_ns``: the first hour that is
-    over, has messages and is not archived as it is, None where there is none.
-    """
-
-    host: str
-    standby: bool
-    size_bytes: int
-    rows: int
-    dead_rows: int
-    partitions: dict[str, int]
-    ahead_ns: int
-    archives: bool
-    unarchived_ns: int | None
 
 
 async def read_timeline(connection: Connection, now_ns: int) -> Timeline:
@@ -125,28 +88,6 @@ async def read_pubsub_topics(connection: Connection, limit: int) -> list[str]:
     """Return pubsub topics of messages that are stored or were until lately, by name."""
     cursor = await connection.execute(_PUBSUB_TOPICS, (limit,), binary=True)
     return [str(name) for (name,) in await cursor.fetchall()]
-
-
-async def read_upkeep(connection: Connection, now_ns: int) -> Upkeep:
-    """Return the condition of the database now."""
-    ((standby, size, rows, dead),) = await (await connection.execute(_SIZES)).fetchall()
-    archive = await read_archive_state(connection, now_ns)
-    catalog = await read_catalog(connection)
-    partitions: dict[str, int] = {}
-    for each in catalog.partitions:
-        partitions[each.table] = partitions.get(each.table, 0) + 1
-    info = connection.info
-    return Upkeep(
-        host=label({"host": info.host or info.hostaddr, "port": str(info.port)}),
-        standby=bool(standby),
-        size_bytes=size,  # type: ignore[arg-type]
-        rows=rows,  # type: ignore[arg-type]
-        dead_rows=dead,  # type: ignore[arg-type]
-        partitions=partitions,
-        ahead_ns=_ahead_ns(catalog, now_ns),
-        archives=archive.archived_until_ns > 0,
-        unarchived_ns=archive.oldest_unarchived_ns or None,
-    )
 
 
 _Counts = tuple[NDArray[np.int64], NDArray[np.int64]]
@@ -189,8 +130,3 @@ def _slots(days: _Counts, today_ns: int) -> tuple[int, int, list[tuple[int, int]
         slot_days,
         list(zip(messages, np.bincount(places, minlength=slots).tolist(), strict=True)),
     )
-
-
-def _ahead_ns(catalog: Catalog, now_ns: int) -> int:
-    reached_ns = Cover(catalog.bounds(FINE_TABLE)).reaches(now_ns)
-    return min(reached_ns - now_ns, _LOOK_AHEAD_NS)

@@ -11,7 +11,15 @@ from store.db.schema.partitions import ensure_ahead
 from store.db.summaries.fold import fold
 from store.domain.partitioning import DAY_NS
 from tests.integration.database.filling import admitted, plain, write
-from tests.integration.database.rows import MONTH_NS, NOW, TODAY, Connection, opened, tallied
+from tests.integration.database.rows import (
+    MONTH_NS,
+    NOW,
+    TODAY,
+    Connection,
+    opened,
+    tallied,
+    values,
+)
 
 HOUR_NS = DAY_NS // 24
 
@@ -50,6 +58,15 @@ async def test_dead_rows_and_sizes_are_those_of_all_partitions(
     assert condition.tables["store"].live_rows <= 1
     assert condition.standbys == 0
     assert condition.standby_lag_bytes == {}
+    (size,) = await values(connection, "select pg_database_size(current_database())")
+    assert size / 2 < condition.size_bytes < size * 2
+    assert condition.host.endswith(f":{connection.info.port}")
+    assert not condition.standby
+    counted = await connection.execute(
+        "select p.relname::text, count(*) from pg_inherits join pg_class c on c.oid = inhrelid"
+        " join pg_class p on p.oid = inhparent where c.relkind = 'r' group by 1"
+    )
+    assert condition.partitions == dict(await counted.fetchall())
 
 
 async def test_an_hour_is_unarchived_until_it_is_noted_as_it_is(

@@ -12,7 +12,6 @@ from store.db.summaries.timeline import (
     TIMELINE_DAYS,
     Timeline,
     read_timeline,
-    read_upkeep,
 )
 from tests.integration.storage.node import Node
 from tests.integration.storage.world import DAY, NOW, random_batch
@@ -69,47 +68,3 @@ async def test_it_is_what_is_held_before_and_after_folding(node: Node) -> None:
             async with await node.database.connect() as connection:
                 await fold_until(connection)
             assert_says(await timeline(node), timestamps)
-
-
-async def test_the_first_hour_that_is_not_archived_is_found(node: Node) -> None:
-    async with await node.database.connect() as connection:
-        batch = random_batch(random.Random(SEED), 50, [NOW - hour * HOUR_NS for hour in range(5)])
-        await node.store(batch)
-        await fold_until(connection)
-        hours = sorted({ts - ts % HOUR_NS for ts in batch.timestamps})
-
-        found = await read_upkeep(connection, NOW)
-        assert not found.archives
-        assert found.unarchived_ns == hours[0]
-
-        await connection.execute(
-            "insert into storenode.archived (start_ns, count, x0, x1, x2, x3, position, archive)"
-            " select start_ns, count, x0, x1, x2, x3, 1, 'here' from storenode.buckets"
-            " where level = 1 and start_ns < %s",
-            (hours[2],),
-        )
-        found = await read_upkeep(connection, NOW)
-        assert found.archives
-        assert found.unarchived_ns == hours[2]
-
-        await node.store(random_batch(random.Random(SEED + 1), 1, [hours[1]]))
-        await fold_until(connection)
-        assert (await read_upkeep(connection, NOW)).unarchived_ns == hours[1]
-
-
-async def test_upkeep_is_what_postgres_says(node: Node) -> None:
-    await node.store(random_batch(random.Random(SEED), 200, [NOW]))
-    async with await node.database.connect() as connection:
-        found = await read_upkeep(connection, NOW)
-    size = await node.value("select pg_database_size(current_database())")
-    assert isinstance(size, int)
-    port = await node.value("select current_setting('port')")
-    assert found.host.endswith(f":{port}")
-    assert not found.standby
-    assert size / 2 < found.size_bytes < size * 2
-    tables = await node.rows(
-        "select inhparent::regclass::text, count(*) from pg_inherits"
-        " join pg_class c on c.oid = inhrelid where c.relkind = 'r' group by 1"
-    )
-    assert found.partitions == {str(name).removeprefix("storenode."): n for name, n in tables}
-    assert 0 < found.ahead_ns <= 3 * DAY_NS

@@ -442,6 +442,7 @@ class CausalWalk:
         reached: deque[Claim] = deque()
         met: set[bytes] = set()
         left = MAX_SEEN_REFERENCES
+        follows = self._limit > len(self.taken) and not self._request.max_depth
         for child, first, seen in chain(self._expansions(found), _expand_reached(reached)):
             left -= 1 + len(seen)
             for slot in range(first, len(seen)):
@@ -454,7 +455,7 @@ class CausalWalk:
                     hints[key, hint] = HintQuery(key, hint, child, slot)
                 elif key not in met and (claim := self._claims.peek(key)) is not None:
                     met.add(key)
-                    if self._follows():
+                    if follows:
                         reached.append(claim)
             if left <= 0 or len(keys) >= MAX_READ_KEYS or len(hints) >= MAX_READ_HINTS:
                 break
@@ -476,9 +477,6 @@ class CausalWalk:
 
     def _needs_hint(self, key: bytes, hint: bytes) -> bool:
         return self._outcomes.get(key, _FOUND) >= 0 or self._claims.lacks_hint(key, hint)
-
-    def _follows(self) -> bool:
-        return self._limit > len(self.taken) and not self._request.max_depth
 
     def _choose_window(self, keys: int, used: int) -> int:
         """Return how many claims the next window should have, at most half of them unused."""

@@ -17,6 +17,7 @@ A step is one transaction; the steps are in the order in which they must be done
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from operator import attrgetter
 from typing import Final
 
 from store.domain.partitioning import DAY_NS, UNBOUNDED_LOW, Bounds
@@ -103,6 +104,7 @@ class PrunePlan:
 
 
 FINE_TABLE: Final = "messages"
+_BOUNDS: Final = attrgetter("bounds")
 
 
 def plan_prune(
@@ -119,7 +121,9 @@ def plan_prune(
     ``fine`` are the partitions of messages, ``coarse`` those of each look-up table, and
     ``other_bytes`` the size of everything else that counts towards the limit.
     """
-    state = _State(sorted(fine, key=_low), [sorted(each, key=_low) for each in coarse], horizon_ns)
+    state = _State(
+        sorted(fine, key=_BOUNDS), [sorted(each, key=_BOUNDS) for each in coarse], horizon_ns
+    )
     state.size_bytes += other_bytes
     steps = [PruneStep(state.follow(), horizon_ns)]
     while (reason := state.why_oldest_goes(policy, now_ns)) is not None:
@@ -232,10 +236,6 @@ class _State:
                 gone.append(Drop(table.pop(0), DropReason.FOLLOWS))
         self.size_bytes -= sum(each.partition.size_bytes for each in gone)
         return tuple(gone)
-
-
-def _low(partition: Partition) -> int:
-    return partition.bounds.low
 
 
 @dataclass(frozen=True, slots=True)

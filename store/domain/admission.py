@@ -284,8 +284,7 @@ class Admission:
 
     def _usual_topic(self, names: tuple[str, str]) -> _Topic | None:
         """Return the data of a pair of short topics that is allowed."""
-        policy = self._policy
-        topic = _derive_once(names, policy.max_topic_bytes, policy.cluster, policy.shards)
+        topic = _topic(names, self._policy)
         return topic if not topic.problem and self._rights.allows(*names) else None
 
     def _judge(self, message: bytes) -> None:
@@ -352,8 +351,7 @@ class Admission:
             if batch.content_digests[position] == content:
                 self._decide(Verdict.DUPLICATE, position, digest)
             else:
-                self.admitted.refusals[len(self.admitted.verdicts)] = CONFLICT
-                self._decide(Verdict.REJECTED, -1, digest)
+                self._reject(CONFLICT, digest)
             return
         positions[digest] = position = len(batch.hashes)
         batch.timestamps.append(timestamp)

@@ -58,7 +58,6 @@ UNAVAILABLE: Final = 503
 NWAKU_PAGE_MESSAGES: Final = 20
 """Messages of a page of nwaku where the request does not say how many."""
 
-
 RESPONSE_RESERVE_BYTES: Final = 64 * 1024
 """What a page leaves free of a response, for the fields that are no entries."""
 

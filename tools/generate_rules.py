@@ -81,6 +81,7 @@ def _condition(condition: Condition, metrics: object) -> str:
         "zero": f"{name} == 0",
         "older": f"time() - ({name} > 0) > {bound}",
         "below-peak": f"{name} < max_over_time({name}[{window}])",
+        "peak-above": f"max_over_time({name}[{window}]) > {bound}",
         "not-shrinking": f"{name} >= ({name} offset {window}) and min_over_time({name}[{window}])"
         " > 0",
     }

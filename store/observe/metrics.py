@@ -288,6 +288,11 @@ class Metrics:
     standbys: Gauge = _gauge(
         "Standbys that are connected to the database for replication.", name="database_standbys"
     )
+    standby_slots: Gauge = _gauge(
+        "Replication slots of standbys: active while the standby is connected.",
+        "state",
+        name="database_standby_slots",
+    )
     standby_lag_bytes: Gauge = _gauge(
         "Bytes of log that a standby has not replayed; only with the role pg_read_all_stats.",
         "standby",

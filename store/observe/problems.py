@@ -65,6 +65,7 @@ class Condition:
     - ``large-share``, ``large-rest``: the growth of ``series``, or the rest of the growth of
       ``whole``, is above the share ``bound`` of the growth of ``whole``;
     - ``below-peak``: a value is below its largest within the window;
+    - ``peak-above``: the largest value within the window is above ``bound``;
     - ``not-shrinking``: a value was never 0 within the window and is as large as at its beginning.
 
     With ``limit`` the bound is the value of the metric of that name.
@@ -169,8 +170,8 @@ class _Evaluation:
                 return value < bound * whole
         window = condition, key
         past = self._past(window, value, condition.window_s, first=value)
-        if condition.kind == "below-peak":
-            return value < max(past)
+        if condition.kind in ("below-peak", "peak-above"):
+            return max(past) > (value if condition.kind == "below-peak" else bound)
         is_covered = self._steps[window][0][0] <= self.now_s - condition.window_s
         return is_covered and min(past) > 0 and value >= past[0]
 

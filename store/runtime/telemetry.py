@@ -150,6 +150,8 @@ class Telemetry:
             metrics.table_dead_ratio.labels(name).set(table.dead_rows / rows if is_large else 0)
         metrics.partitions_until.set(condition.covered_until_ns / NS_PER_S)
         metrics.standbys.set(condition.standbys)
+        metrics.standby_slots.labels("active").set(condition.slots_in_use)
+        metrics.standby_slots.labels("inactive").set(condition.slots_unused)
         metrics.standby_lag_bytes.clear()
         for name, lag_bytes in condition.standby_lag_bytes.items():
             metrics.standby_lag_bytes.labels(name).set(lag_bytes)

@@ -123,6 +123,15 @@ def _right_clock(metrics: Metrics, _now_s: float) -> None:
     metrics.clocks_off_ratio.set(0)
 
 
+def _remove_standby(metrics: Metrics, now_s: float) -> None:
+    """Stop a standby that has a slot, and drop the slot a minute later."""
+    minute = round((now_s - START_S) / 60 - WELL_MIN)
+    standbys, active, inactive = [(1, 1, 0), (0, 0, 1), (0, 0, 0)][min(minute, 2)]
+    metrics.standbys.set(standbys)
+    metrics.standby_slots.labels("active").set(active)
+    metrics.standby_slots.labels("inactive").set(inactive)
+
+
 def _commit_nothing(metrics: Metrics, now_s: float) -> None:
     metrics.ready.set(0)
     metrics.commit_age_seconds.clear()
@@ -244,6 +253,18 @@ FAULTS: Final = (
         settle_min=18,
     ),
     _gauge("a standby is away", "standby-missing", "standbys", (0, 1)),
+    _gauge(
+        "the standby of a slot is away",
+        "standby-missing",
+        "standby_slots",
+        (1, 0),
+        labels=("inactive",),
+    ),
+    Fault(
+        "a standby was removed, and its slot dropped",
+        (),
+        _remove_standby,
+    ),
     Fault(
         "a standby was removed a day ago",
         (),

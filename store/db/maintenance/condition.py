@@ -43,6 +43,11 @@ select coalesce(application_name, '')::text,
 from pg_stat_replication
 where not pg_is_in_recovery() and state is distinct from 'backup'
 """
+_SLOTS: Final = """
+select count(*) filter (where active), count(*) filter (where not active)
+from pg_replication_slots
+where slot_type = 'physical' and not temporary and not pg_is_in_recovery()
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +68,8 @@ class StoreCondition:
 
     ``standbys`` are connected for replication. ``standby_lag_bytes``: how much of the log each has
     not replayed, by the name that it gave (of several with one name, the furthest behind); empty
-    where this role may not know.
+    where this role may not know. ``slots_in_use``, ``slots_unused``: the replication slots of
+    standbys that are connected, and of others.
     """
 
     host: str
@@ -75,6 +81,8 @@ class StoreCondition:
     covered_until_ns: int
     standbys: int
     standby_lag_bytes: dict[str, int]
+    slots_in_use: int
+    slots_unused: int
 
 
 async def read_condition(connection: AsyncConnection[Any], now_ns: int) -> StoreCondition:
@@ -90,6 +98,7 @@ async def read_condition(connection: AsyncConnection[Any], now_ns: int) -> Store
     for name, lag_bytes in rows:
         if lag_bytes is not None:
             lags[name] = max(lag_bytes, lags.get(name, 0))
+    ((in_use, unused),) = await (await connection.execute(_SLOTS)).fetchall()
     info = connection.info
     return StoreCondition(
         host=label({"host": info.host or info.hostaddr, "port": str(info.port)}),
@@ -103,6 +112,8 @@ async def read_condition(connection: AsyncConnection[Any], now_ns: int) -> Store
         ),
         standbys=len(rows),
         standby_lag_bytes=lags,
+        slots_in_use=in_use,
+        slots_unused=unused,
     )
 
 

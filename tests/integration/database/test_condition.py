@@ -58,6 +58,7 @@ async def test_dead_rows_and_sizes_are_those_of_all_partitions(
     assert condition.tables["store"].live_rows <= 1
     assert condition.standbys == 0
     assert condition.standby_lag_bytes == {}
+    assert (condition.slots_in_use, condition.slots_unused) == (0, 0)
     (size,) = await values(connection, "select pg_database_size(current_database())")
     assert size / 2 < condition.size_bytes < size * 2
     assert condition.host.endswith(f":{connection.info.port}")

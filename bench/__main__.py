@@ -3,7 +3,7 @@
 ``python -m bench`` runs all with their own sizes; names run those; ``--messages`` is passed on.
 ``--record`` writes the measurements, with machine, commit and date, to ``bench/results/NAME.json``,
 from which ``python -m bench.charts`` draws the charts of ``docs/benchmarks.md``. ``soak``,
-``hostile``, ``gateway``, ``readers``, ``machines`` and ``pipeline`` have options of their own.
+``hostile``, ``gateway``, ``readers`` and ``pipeline`` have options of their own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from typing import Final
 
 from bench.gateway import main as gateway
 from bench.hostile.__main__ import main as hostile
-from bench.machines import main as machines
 from bench.readers import main as readers
 from bench.soak.__main__ import main as soak
 
@@ -51,7 +50,6 @@ def main() -> int:
     others = {
         "gateway": gateway,
         "hostile": hostile,
-        "machines": machines,
         "pipeline": pipeline,
         "readers": readers,
         "soak": soak,

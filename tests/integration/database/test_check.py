@@ -12,7 +12,6 @@ from store.db.checks import rows as check_rows
 from store.db.checks.check import CheckReport, check
 from store.db.checks.findings import ADVICE
 from store.db.checks.summaries import WRONG_SUMMARY
-from store.db.errors import SchemaError
 from store.db.locks import MAINTENANCE
 from store.db.maintenance.retention import prune
 from store.db.schema.partitions import ensure_ahead
@@ -90,13 +89,6 @@ async def test_small_chunks_see_everything_too(
     assert report.findings == []
     assert report.checked["messages"] == COUNT + 1
     assert [rows for table, rows in seen if table == "sds"] == [4, 8, 12, 16, 20]
-
-
-async def test_an_empty_database_is_in_order(database_url: str) -> None:
-    report = await checked(database_url)
-    assert report.findings == []
-    empty = ("messages", "hashes", "sds", "unread", "commits", "missing_parents", "buckets")
-    assert report.checked == dict.fromkeys(empty, 0)
 
 
 async def test_a_sample_checks_less(filled_url: str) -> None:
@@ -260,11 +252,6 @@ async def test_missing_partitions_are_a_fault_only_while_somebody_maintains(
         }
         await ensure_ahead(maintainer, NOW, DAY_NS)
         assert (await checked(database_url)).findings == []
-
-
-async def test_a_database_without_a_schema_is_not_checked(empty_database_url: str) -> None:
-    with pytest.raises(SchemaError):
-        await checked(empty_database_url)
 
 
 async def test_it_waits_for_nobody_and_nobody_waits(filled_url: str) -> None:

@@ -296,18 +296,6 @@ async def test_a_commit_whose_messages_cannot_be_handed_over_is_read(
         assert follower.hashes == [batch.hashes[0] for batch in batches]
 
 
-async def test_own_commits_wait_for_those_of_another_node_before_them(
-    node: Node, other_node: Node
-) -> None:
-    async with following(node.feed, from_now()) as [follower]:
-        await follower.until_live()
-        await asyncio.gather(
-            *(publish((node, other_node)[seed % 2], seed, 15, (1, 2)) for seed in range(4))
-        )
-        end = await store_end(node)
-        assert await follower.until_given(end) == await commit_order(node)
-
-
 async def test_who_comes_while_commits_are_read_misses_nothing(
     node: Node, other_node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:

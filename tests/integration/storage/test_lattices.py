@@ -24,6 +24,7 @@ from store.db.summaries.resummarize import resummarize
 from store.domain.ports import Source
 from store.domain.retention import RetentionPolicy
 from store.messages.record import RecordBatch
+from tests.integration.storage import summaries
 from tests.integration.storage.lattices import assert_true, held, known, unknown
 from tests.integration.storage.node import Node
 from tests.integration.storage.summaries import LENGTHS
@@ -132,8 +133,10 @@ async def test_sums_are_true_whatever_happens(
                 else:
                     await resummarize(connection)
         await assert_true(connection)
+        await summaries.assert_true(connection)
         await assert_readable(node, dice)
     await fold_until(connection)
+    await summaries.assert_folded(connection)
     while await seal(connection, LATER):
         pass
     assert await unknown(connection) == set()

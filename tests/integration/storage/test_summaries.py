@@ -8,16 +8,13 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
-from psycopg import errors as pg
 
 from store.db.pool import Connection
 from store.db.schema.migrate import upgrade
 from store.db.summaries import fold as fold_module
-from store.db.summaries.buckets import unpack
 from store.db.summaries.fold import Folded, fold, fold_until, is_pending
 from store.messages.record import COLUMNS, RecordBatch
 from tests.integration.storage.node import Node, running
-from tests.integration.storage.proxy import proxied
 from tests.integration.storage.summaries import MINUTE, assert_folded, assert_true, held
 from tests.integration.storage.test_writer_failures import until_blocked
 from tests.integration.storage.world import DAY, NOW, TOPICS, batch_of, part_of, random_batch
@@ -67,21 +64,6 @@ def together(parts: Sequence[RecordBatch]) -> RecordBatch:
     return joined
 
 
-async def test_a_commit_sums_up_what_it_added_and_nothing_else(
-    node: Node, connection: Connection
-) -> None:
-    dice = random.Random(SEED)
-    first, second = random_batch(dice, 40, MOMENTS), random_batch(dice, 3, [NOW])
-    await node.store(first)
-    assert sum(unpack(await deltas(node)).counts) == 40
-    twice = together([part_of(second, [0, 1, 1, 2, 0]), part_of(first, range(0, 40, 3))])
-    assert sum(await node.store(twice)) == 5
-    assert [sum(unpack([each]).counts) for each in await deltas(node)] == [40, 3]
-    assert await node.store(twice) == [False] * len(twice)
-    assert len(await deltas(node)) == 2
-    await assert_true(connection)
-
-
 async def test_they_stay_true_while_two_nodes_write_and_two_fold(
     node: Node, other_node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,20 +104,6 @@ async def test_they_stay_true_while_two_nodes_write_and_two_fold(
         assert len(await assert_folded(own)) > 3 * len({ts // MINUTE for ts in MOMENTS}) // 2
 
 
-async def test_a_lost_answer_leaves_them_true(database_url: str) -> None:
-    dice = random.Random(SEED)
-    async with proxied(database_url) as (proxy, url), running(url) as node:
-        known = random_batch(dice, 5, MOMENTS)
-        await node.store(known)
-        proxy.swallow_answer_to(b"COMMIT")
-        batch = together([random_batch(dice, 30, MOMENTS), known])
-        assert await node.store(batch) == [True] * 30 + [False] * 5
-        assert proxy.swallowed.is_set()
-        assert [sum(unpack([each]).counts) for each in await deltas(node)] == [5, 30]
-        async with await node.database.connect() as own:
-            await assert_true(own)
-
-
 async def test_folding_goes_by_small_steps_and_in_order(
     node: Node, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,28 +141,6 @@ async def test_folding_goes_as_far_as_is_asked(
         positions[-1], 3, complete=True
     )
     await assert_folded(connection)
-
-
-async def test_who_is_killed_while_folding_has_done_nothing(
-    node: Node, connection: Connection
-) -> None:
-    dice = random.Random(SEED)
-    await node.store(random_batch(dice, 50, MOMENTS))
-    await fold_until(connection)
-    await node.store(random_batch(dice, 50, MOMENTS))
-    before = await node.rows("select * from storenode.buckets order by level, start_ns")
-    async with kept(node, "select * from storenode.buckets where level = 2 for update"):
-        # Minutes and hours are written when it comes to the days.
-        folding = asyncio.create_task(fold(connection))
-        await until_blocked(node, "transactionid")
-        await node.rows(KILL, connection.info.backend_pid)
-        with pytest.raises(pg.AdminShutdown):
-            await folding
-    assert await node.rows("select * from storenode.buckets order by level, start_ns") == before
-    async with await node.database.connect() as another:
-        await assert_true(another)
-        assert (await fold(another)).commits == 1
-        await assert_folded(another)
 
 
 async def test_publishers_do_not_wait_for_who_folds(node: Node, connection: Connection) -> None:

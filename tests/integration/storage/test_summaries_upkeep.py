@@ -18,7 +18,6 @@ from store.db.summaries import fold as fold_module
 from store.db.summaries.fold import fold_until, is_pending
 from store.db.summaries.resummarize import Resummarized, resummarize
 from store.domain.partitioning import COMMITS_PER_PARTITION, Bounds
-from store.domain.ports import Source
 from store.domain.retention import RetentionPolicy
 from tests.integration.storage.following import LongTransaction
 from tests.integration.storage.node import Node
@@ -55,27 +54,6 @@ def within(found: Summary, low: int, high: int) -> Summary:
 # Retention
 
 
-@pytest.mark.parametrize("folded", [True, False])
-async def test_summaries_go_with_their_messages(
-    node: Node, connection: Connection, folded: bool
-) -> None:
-    dice = random.Random(SEED)
-    for _ in range(3):
-        await node.store(random_batch(dice, 100, SPREAD))
-    if folded:
-        await fold_until(connection)
-    await node.store(random_batch(dice, 100, SPREAD))
-    report = await prune(connection, TWO_DAYS, NOW)
-    assert report.problems == ()
-    assert report.horizon_ns == TODAY - 2 * DAY
-    left = await assert_folded(connection)
-    assert within(left, 0, report.horizon_ns) == {}
-    assert len(left) > 3
-    await node.store(random_batch(dice, 100, [ts for ts in SPREAD if ts >= report.horizon_ns]))
-    await fold_until(connection)
-    await assert_folded(connection)
-
-
 async def test_a_drop_that_is_put_off_changes_no_summary(
     node: Node, connection: Connection
 ) -> None:
@@ -107,24 +85,6 @@ async def test_what_is_written_while_a_drop_waits_for_it_goes_too(
     left = await assert_true(connection)
     assert within(left, 0, report.horizon_ns) == {}
     assert within(await buckets(connection), 0, report.horizon_ns) == {}
-
-
-async def test_a_restore_behind_the_horizon_has_its_summaries(
-    node: Node, connection: Connection
-) -> None:
-    dice = random.Random(SEED)
-    old = random_batch(dice, 80, [TODAY - 5 * DAY + number * MINUTE // 2 for number in range(9)])
-    await node.store(old)
-    await node.store(random_batch(dice, 10, [NOW]))
-    report = await prune(connection, TWO_DAYS, NOW)
-    assert report.dropped != ()
-    assert await node.store(old, Source.RESTORE) == [True] * 80
-    await assert_true(connection)
-    await fold_until(connection)
-    restored = within(await assert_folded(connection), 0, report.horizon_ns)
-    assert sum(count for (level, _), (count, _) in restored.items() if level == 0) == 80
-    assert (await prune(connection, TWO_DAYS, NOW)).dropped != ()
-    assert within(await assert_folded(connection), 0, report.horizon_ns) == {}
 
 
 async def test_commits_are_folded_before_they_go(node: Node, connection: Connection) -> None:

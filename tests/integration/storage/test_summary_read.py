@@ -15,13 +15,11 @@ from reconcile.ids import END, LOWEST, SyncIds
 from reconcile.summaries.summary import NeedBuckets, NeedHashes, NeedIds
 from reconcile.view import Spans
 from store.db import reconciliation
-from store.db.maintenance.retention import prune
 from store.db.pool import Database
 from store.db.reconciliation import MAX_VIEW_S, SnapshotView, cold_view, ids_in
 from store.db.summaries.buckets import DAY_NS, HOUR_NS
 from store.db.summaries.fold import fold_until
 from store.domain.ports import StoreUnavailable
-from store.domain.retention import RetentionPolicy
 from store.sync.index.reading import worked_through
 from storenode.message.limits import MAX_TIMESTAMP_NS
 from tests.integration.storage.following import TERMINATE_OTHERS
@@ -76,23 +74,6 @@ async def test_buckets_and_what_is_not_folded_yet_are_one(
             assert cold.place == node.feed.head or cold.place[0] > node.feed.head[0]
             longest = cold.view.longest_ns
     assert longest == (DAY_NS if most_hours == 10 else HOUR_NS)
-
-
-async def test_an_empty_store_is_a_view_of_nothing(node: Node) -> None:
-    async with cold_view(node.database) as cold:
-        await check(cold, NaiveView([]), random.Random(1))
-        assert cold.horizon_ns == 0
-
-
-async def test_what_is_stored_meanwhile_is_not_in_the_view(node: Node) -> None:
-    dice = random.Random(2)
-    await store(node, dice)
-    oracle = await held(node)
-    async with cold_view(node.database) as cold:
-        for _ in range(3):
-            await store(node, dice)
-            await fold_all(node)
-            await check(cold, oracle, dice)
 
 
 async def test_much_that_is_not_folded_is_folded_first(
@@ -160,25 +141,6 @@ async def test_a_hash_whose_message_was_dropped_is_not_found(node: Node) -> None
         found = await cold.load(NeedHashes(SyncIds.of([gone, left, (0, b"x" * 32)]).hashes))
         assert isinstance(found, SyncIds)
         assert found.pairs() == [left]
-
-
-async def test_nothing_is_dropped_under_a_view(node: Node) -> None:
-    dice = random.Random(7)
-    await store(node, dice, 200, 9 * DAY)
-    oracle = await held(node)
-    policy = RetentionPolicy(4 * DAY, None)
-    connection = await node.database.connect()
-    async with connection:
-        async with cold_view(node.database) as cold:
-            refused = await prune(connection, policy, NOW, lock_timeout_ms=50)
-            assert refused.problems
-            assert not refused.dropped
-            await check(cold, oracle, dice)
-        await node.no_transaction()
-        assert (await prune(connection, policy, NOW)).dropped
-        async with cold_view(node.database) as cold:
-            await check(cold, await held(node), dice)
-            assert cold.horizon_ns > NOW - 5 * DAY
 
 
 async def test_a_broken_connection_says_that_the_database_does_not_serve(node: Node) -> None:

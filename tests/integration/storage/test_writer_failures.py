@@ -93,8 +93,10 @@ async def test_a_lost_answer_to_a_commit_is_recovered(
     async with proxied(database_url) as (proxy, url), running(url) as node:
         known = random_batch(dice, 5, [NOW])
         await node.store(known)
+        stored = [known]
         for _ in range(4):
             batch = random_batch(dice, 30, [NOW - DAY, NOW])
+            stored.append(batch)
             swallow_answer(batch)
             assert await node.store(batch) == [True] * 30
             assert proxy.swallowed.is_set()
@@ -103,6 +105,7 @@ async def test_a_lost_answer_to_a_commit_is_recovered(
         assert proxy.swallowed.is_set()
         assert await node.value("select count(*) from storenode.commits") == 5
         assert len(await commit_order(node)) == 125
+        await assert_tables_agree(node, stored)
 
 
 async def test_a_commit_that_is_under_way_when_its_connection_breaks_is_recovered(

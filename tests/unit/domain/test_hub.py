@@ -11,7 +11,6 @@ from store.domain import hub as hub_module
 from store.domain.hub import (
     MAX_NAMED_TOPICS,
     MAX_QUEUED_BYTES,
-    MAX_QUEUED_COMMITS,
     Commit,
     Delivery,
     Hub,
@@ -20,7 +19,6 @@ from store.domain.hub import (
     Subscriber,
 )
 from store.domain.ports import Ephemeral, TopicFilter
-from store.messages.frames import presence
 from storenode.message.topics import topic_key
 
 PUBSUB = "/waku/2/rs/1/0"
@@ -98,20 +96,6 @@ def ephemeral(content: str, frame: bytes) -> Ephemeral:
     return Ephemeral(topic_key(PUBSUB, content), PUBSUB, content, frame, frame.rjust(32, b"#"))
 
 
-def test_an_ephemeral_message_reaches_who_is_there_and_moves_nobody(hub: Hub) -> None:
-    exact, _ = followed(hub)
-    wide, _ = followed(hub, TopicFilter(PUBSUB), include_data=False)
-    _, woken = followed(hub, TopicFilter("other"))
-    hub.announce([ephemeral(CHAT, b"e")])
-    assert exact.take(EVERYTHING) == Delivery(b"e", 1, START)
-    assert wide.take(EVERYTHING) == Delivery(presence(b"e".rjust(32, b"#")), 1, START)
-    assert woken.call_count == 0
-    hub.dispatch(commit(1, row(CHAT, b"a")))
-    hub.announce([ephemeral(CHAT, b"f"), ephemeral(CHAT, b"g")])
-    for frame in (b"a", b"f", b"g"):
-        assert exact.take(1) == Delivery(frame, 1, (1, 7))
-
-
 def test_topics_of_ephemeral_messages_are_not_remembered(hub: Hub) -> None:
     followed(hub, TopicFilter("other"))
     tracemalloc.start()
@@ -145,14 +129,6 @@ def test_a_follower_with_smaller_pages_is_cut_off_earlier(hub: Hub) -> None:
         hub.dispatch(commit(position + 1, row(CHAT, frame)))
         assert follower.lagging is bool(position)
         hub.check()
-
-
-def test_a_follower_that_takes_nothing_is_cut_off_by_commits(hub: Hub) -> None:
-    follower, _ = followed(hub)
-    for position in range(MAX_QUEUED_COMMITS + 1):
-        assert not follower.lagging
-        hub.dispatch(commit(position + 1, row(CHAT, b"x")))
-    assert follower.lagging
 
 
 def test_the_longest_queues_go_when_too_much_waits_for_all(

@@ -37,7 +37,7 @@ TAIL: Final = 3_000
 
 
 def topic(channel_id: str) -> str:
-    """The content topic of a channel."""
+    """Return the content topic of a channel."""
     return f"/sds/1/{channel_id}/proto"
 
 
@@ -65,7 +65,7 @@ async def make(bench: Bench, channel_id: str, count: int, shape: FilterShape) ->
 
 
 async def scan(bench: Bench, channel_id: str, count: int) -> float:
-    """Seconds of a plain scan of a channel."""
+    """Measure the seconds of a plain scan of a channel."""
     start, found = time.perf_counter(), 0
     async with connect(bench.node.listen) as client:
         pages = client.scan(filter=content_filter(PUBSUB_TOPIC, [topic(channel_id)]))
@@ -78,7 +78,7 @@ async def scan(bench: Bench, channel_id: str, count: int) -> float:
 async def catch_up(
     bench: Bench, said: Sequence[Said], channel_id: str, shape: FilterShape
 ) -> tuple[float, int]:
-    """Seconds until a new participant is in step, and its calls."""
+    """Measure the seconds until a new participant is in step, and its calls."""
     config = ChannelConfig(channel_id, "late", filter=shape)
     with tempfile.TemporaryDirectory(prefix="storenode-bench-") as directory:
         start = time.perf_counter()

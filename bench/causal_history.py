@@ -71,26 +71,26 @@ class Case:
 
 def make_case(channel: str, count: int, branches: int, around: list[Row]) -> Case:
     """Spread ``count`` messages evenly over the time of the others."""
-    dice = random.Random(count)
+    rng = random.Random(count)
     first, span = around[0].timestamp, around[-1].timestamp - around[0].timestamp
     topic = f"/bench/1/{channel}/proto"
     tips: list[tuple[str, bytes]] = []
     messages: list[Row] = []
     for number in range(count):
-        branch = number if number < branches else dice.randrange(branches)
+        branch = number if number < branches else rng.randrange(branches)
         parents = tips[branch : branch + 1]
         if parents and branches > 1:
-            parents.append(tips[(branch + dice.randrange(1, branches)) % branches])
-        message_id = dice.randbytes(32).hex()
+            parents.append(tips[(branch + rng.randrange(1, branches)) % branches])
+        message_id = rng.randbytes(32).hex()
         payload = encode(
             channel,
             message_id,
             sender_id=f"participant-{branch}",
             lamport=number + 1,
             parents=parents,
-            content=dice.randbytes(CONTENT_BYTES),
+            content=rng.randbytes(CONTENT_BYTES),
         )
-        timestamp = first + number * span // count + dice.randrange(1, 1_000)
+        timestamp = first + number * span // count + rng.randrange(1, 1_000)
         digest = message_hash(PUBSUB_TOPIC, payload, topic, None, timestamp)
         tips[branch : branch + 1] = [(message_id, digest)]
         messages.append(Row(timestamp, topic, payload))

@@ -86,7 +86,7 @@ class Chart:
 
     @property
     def limited(self) -> bool:
-        """Whether any row has a limit."""
+        """The presence of a limit in any row."""
         return any(row.limit is not None for row in self.rows)
 
     @property
@@ -96,11 +96,11 @@ class Chart:
 
     @property
     def origin(self) -> float:
-        """Where bars begin: at nothing, or on a logarithmic axis at the baseline."""
+        """The value at which bars begin: 0, or the baseline on a logarithmic axis."""
         return self.reference if self.log and self.reference is not None else self.ends()[0]
 
     def ends(self) -> tuple[float, float]:
-        """The least and the greatest value of the axis."""
+        """Return the least and the greatest value of the axis."""
         most = max(max(row.values) for row in self.rows)
         if not self.log:
             step = _step(max(most, self.reference or 0))
@@ -109,7 +109,7 @@ class Chart:
         return 10.0 ** math.floor(math.log10(least)), 10.0 ** math.ceil(math.log10(most))
 
     def ticks(self) -> list[float]:
-        """Values that the axis names."""
+        """Return the labelled values of the axis."""
         low, high = self.ends()
         if self.log:
             return [low * 10**n for n in range(round(math.log10(high / low)) + 1)]
@@ -117,7 +117,7 @@ class Chart:
         return [step * n for n in range(round(high / step) + 1)]
 
     def x(self, value: float) -> float:
-        """Where a value is, in pixels."""
+        """Return the position of a value, in pixels."""
         low, high = self.ends()
         part = math.log(value / low, high / low) if self.log else value / high
         return round(_LEFT + part * (_WIDTH - _LEFT - _RIGHT), 1)
@@ -162,13 +162,13 @@ def _measurement(benchmark: str, where: dict[str, object]) -> dict[str, Any]:
 
 
 def _step(most: float) -> float:
-    """A round distance, of which the axis has about five."""
+    """Return a round distance between labels, for about five of them."""
     unit = 10.0 ** math.floor(math.log10(most / _TICKS))
     return next(unit * n for n in (1, 2, 5, 10) if unit * n * _TICKS >= most)
 
 
 def svg(chart: Chart) -> str:
-    """A chart as the text of an SVG file."""
+    """Render a chart as the text of an SVG file."""
     pitch = chart.bars * _BAR + _GAP
     bottom = _TOP + len(chart.rows) * pitch
     root = ET.Element(
@@ -246,7 +246,7 @@ def _bar(root: ET.Element, x: float, y: float, width: float, kind: str) -> None:
 
 
 def path(chart: Chart) -> Path:
-    """Where a chart is committed."""
+    """Return the path of a committed chart."""
     return IMAGES / f"bench-{chart.file}.svg"
 
 

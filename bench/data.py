@@ -21,7 +21,7 @@ BATCH = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One message before it is encoded in any way."""
+    """A message before it is encoded."""
 
     timestamp: int
     content_topic: str
@@ -36,26 +36,26 @@ def content_topic(number: int) -> str:
 def rows(
     count: int, *, seed: int = 1, start_ns: int | None = None, step_ns: int = STEP_NS
 ) -> list[Row]:
-    """Messages whose timestamps end about now, in ascending order, with random payloads."""
+    """Generate messages that end about now, in ascending order, with random payloads."""
     first = time.time_ns() - count * step_ns if start_ns is None else start_ns
     return _rows_at(range(first, first + count * step_ns, step_ns), random.Random(seed))
 
 
 def scattered(count: int, start_ns: int, end_ns: int, *, seed: int | None = None) -> list[Row]:
-    """Messages at random times, in ascending order; others each time without a seed."""
-    dice = random.Random(seed)
-    return _rows_at(sorted(dice.randrange(start_ns, end_ns) for _ in range(count)), dice)
+    """Generate messages at random times, in ascending order; without a seed, new ones each time."""
+    rng = random.Random(seed)
+    return _rows_at(sorted(rng.randrange(start_ns, end_ns) for _ in range(count)), rng)
 
 
-def _rows_at(times_ns: Sequence[int], dice: random.Random) -> list[Row]:
+def _rows_at(times_ns: Sequence[int], rng: random.Random) -> list[Row]:
     return [
-        Row(time_ns, content_topic(n), dice.randbytes(PAYLOAD_BYTES))
+        Row(time_ns, content_topic(n), rng.randbytes(PAYLOAD_BYTES))
         for n, time_ns in enumerate(times_ns)
     ]
 
 
 def publish_request(batch: list[Row]) -> PublishRequest:
-    """A batch as a client builds it."""
+    """Build the request of a batch, as a client does."""
     request = PublishRequest()
     add = request.messages.add
     for row in batch:
@@ -83,7 +83,7 @@ def hashes(data: list[Row]) -> list[bytes]:
 
 
 def copy_blocks(data: list[Row], digests: list[bytes]) -> list[bytes]:
-    """Rows (timestamp, hash, pubsub topic, content topic, payload) as blocks of a binary COPY.
+    """Encode rows as blocks of COPY: timestamp, hash, pubsub topic, content topic, payload.
 
     Source: PostgreSQL manual, "COPY", "Binary Format".
     """
@@ -106,5 +106,5 @@ def copy_blocks(data: list[Row], digests: list[bytes]) -> list[bytes]:
 
 
 def field(value: bytes) -> bytes:
-    """A value of a binary COPY: its length, then its bytes."""
+    """Encode a value of a binary COPY: its length, then its bytes."""
     return len(value).to_bytes(4, "big") + value

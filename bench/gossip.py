@@ -37,13 +37,13 @@ from tests.support.fleet import exchanging
 BATCH = 100
 NODES = 3
 INTERVAL_S = 0.01
-HELD = "select coalesce(sum(messages), 0)::bigint from storenode.commits"
+STORED = "select coalesce(sum(messages), 0)::bigint from storenode.commits"
 OPEN = ("--max-clock-drift", "off")
 
 
 @contextmanager
 def triangle() -> Iterator[list[Bench]]:
-    """Three nodes, each with a stream to both others."""
+    """Start three nodes, each with a stream to both others."""
     with tempfile.TemporaryDirectory(prefix="storenode-bench-") as directory, ExitStack() as stack:
         nodes: list[Bench] = []
         for number in range(NODES):
@@ -61,28 +61,28 @@ def publish(bench: Bench, requests: Sequence[store_pb2.PublishRequest]) -> None:
         publish_requests(channel, requests, sum(len(request.messages) for request in requests))
 
 
-def held(bench: Bench) -> int:
-    """Messages in a node's database."""
-    ((count,),) = bench.connection.execute(HELD).fetchall()
+def stored(bench: Bench) -> int:
+    """Count the messages in a node's database."""
+    ((count,),) = bench.connection.execute(STORED).fetchall()
     return int(count)
 
 
-def wait_until_held(nodes: Sequence[Bench], count: int) -> None:
+def wait_until_stored(nodes: Sequence[Bench], count: int) -> None:
     """Wait until each holds that many."""
     deadline = time.monotonic() + 600
     for bench in nodes:
-        while held(bench) < count:
-            assert time.monotonic() < deadline, [held(each) for each in nodes]
+        while stored(bench) < count:
+            assert time.monotonic() < deadline, [stored(each) for each in nodes]
             time.sleep(0.02)
 
 
 def sent_bytes(bench: Bench) -> float:
-    """Bytes of messages that a node has sent to its peers."""
+    """Return the bytes of messages that a node has sent to its peers."""
     return metrics(bench.node).get(("storenode_gossip_body_bytes_total", "sent"), 0.0)
 
 
 def alone(requests: Sequence[store_pb2.PublishRequest]) -> float:
-    """The same load on one node without peers: messages a second."""
+    """Return the messages a second of the same load on one node without peers."""
     with bench_node(*OPEN) as bench:
         taken = seconds(lambda: publish(bench, requests))
     return sum(len(request.messages) for request in requests) / taken
@@ -94,11 +94,11 @@ def spread(nodes: Sequence[Bench], requests: Sequence[store_pb2.PublishRequest])
     copy_bytes = sum(message.ByteSize() for request in requests for message in request.messages)
     baseline = alone(requests)
     before, cpu = sum(map(sent_bytes, nodes)), [used(bench) for bench in nodes]
-    start = held(nodes[0])
+    start = stored(nodes[0])
 
     def work() -> None:
         publish(nodes[0], requests)
-        wait_until_held(nodes, start + count)
+        wait_until_stored(nodes, start + count)
 
     taken = seconds(work)
     each = [used(bench).since(then, count) for bench, then in zip(nodes, cpu, strict=True)]
@@ -120,7 +120,7 @@ def spread(nodes: Sequence[Bench], requests: Sequence[store_pb2.PublishRequest])
 
 
 def latency(nodes: Sequence[Bench], count: int) -> None:
-    """A message every `INTERVAL_S`: milliseconds until a follower at a peer has it."""
+    """Measure the milliseconds from a publish to a follower at a peer, every `INTERVAL_S`."""
     arrived: dict[bytes, float] = {}
     live = threading.Event()
     done = threading.Event()

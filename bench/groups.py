@@ -74,7 +74,7 @@ def measure_size(size: int) -> None:
 
 
 def figures(size: int, runs: Sequence[GroupSummary]) -> dict[str, object]:
-    """What runs of a size came to."""
+    """Summarize the runs of a group size."""
     return {
         "participants": size,
         "runs": len(runs),
@@ -92,12 +92,12 @@ def figures(size: int, runs: Sequence[GroupSummary]) -> dict[str, object]:
 
 
 def hours_of(run: GroupSummary) -> float:
-    """From the beginning of the conversation until all logs were equal."""
+    """Return the hours from the start of the conversation until all logs were equal."""
     return (FIXED_TALK_NS + run.settling_ns) / NS_PER_HOUR
 
 
 def group_size(text: str) -> int:
-    """A number of participants from the command line."""
+    """Parse a number of participants."""
     size = int(text)
     if not 2 <= size <= MAX_GROUP:
         raise argparse.ArgumentTypeError(f"a group has 2 to {MAX_GROUP} participants")

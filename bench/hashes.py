@@ -31,7 +31,7 @@ _BASELINE = f"select {PLAIN_COLUMNS} from plain where hash = any(%s)"
 
 
 def batched_node(bench: Bench, wanted: Sequence[Sequence[bytes]]) -> None:
-    """One client, one request after the other."""
+    """Measure one client that sends one request after the other."""
     with bench.channel() as channel:
         query = StoreStub(channel).Query
         for group in wanted:
@@ -44,7 +44,7 @@ def batched_node(bench: Bench, wanted: Sequence[Sequence[bytes]]) -> None:
 
 
 def batched_psycopg(bench: Bench, wanted: Sequence[Sequence[bytes]]) -> None:
-    """The same from the plain table."""
+    """Measure the same requests on the plain table."""
     with bench.connection.cursor(binary=True) as cursor:
         for group in wanted:
             found = cursor.execute(_BASELINE, (list(group),), prepare=True).fetchall()
@@ -52,7 +52,7 @@ def batched_psycopg(bench: Bench, wanted: Sequence[Sequence[bytes]]) -> None:
 
 
 async def latencies(bench: Bench, method: str, requests: Callable[[], bytes]) -> list[float]:
-    """Seconds of each call of eight clients at once, ascending."""
+    """Return the seconds of each call of eight concurrent clients, ascending."""
     taken: list[float] = []
 
     async def client() -> None:
@@ -70,7 +70,7 @@ async def latencies(bench: Bench, method: str, requests: Callable[[], bytes]) ->
 
 
 def single(bench: Bench, digests: Sequence[bytes]) -> dict[str, float]:
-    """Milliseconds of single look-ups and of empty calls; medians over the rounds."""
+    """Return the median milliseconds of single look-ups and of empty calls."""
     generator = random.Random(3)
 
     def lookup() -> bytes:

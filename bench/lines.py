@@ -32,7 +32,7 @@ class Group:
     """People, the store beside them, and what is under way."""
 
     def __init__(self, people: int, lost: float, **given: Any) -> None:  # noqa: ANN401 - options
-        self.dice = random.Random(1)
+        self.rng = random.Random(1)
         self.lost = lost
         self.stores_all = bool(given)
         self.now_ms = START_MS
@@ -44,14 +44,14 @@ class Group:
         self._due: list[tuple[int, int, int, Packet]] = []
         self._number = 0
         self.people = [
-            MessageChannel(ChannelConfig("room", f"person{number}", **given), START_MS, self.dice)
+            MessageChannel(ChannelConfig("room", f"person{number}", **given), START_MS, self.rng)
             for number in range(people)
         ]
 
     def say(self, at_ms: int) -> None:
-        """Somebody writes a line, after all that happens until then."""
+        """Send a line of a random person, after all that happens until then."""
         self.run(at_ms)
-        who = self.dice.randrange(len(self.people))
+        who = self.rng.randrange(len(self.people))
         events = self.people[who].send(at_ms, b"%010d" % len(self.sent_ms))
         first = next(event for event in events if isinstance(event, Broadcast))
         self.sent_ms[first.message_id] = at_ms
@@ -60,7 +60,7 @@ class Group:
     def run(self, until_ms: int) -> None:
         """Let time pass."""
         while True:
-            ticks = [person.next_due_ms(self.dice) for person in self.people]
+            ticks = [person.next_due_ms(self.rng) for person in self.people]
             next_ms = max(min([*ticks, *(due[0] for due in self._due[:1])]), self.now_ms)
             if next_ms > until_ms:
                 self.now_ms = until_ms
@@ -71,7 +71,7 @@ class Group:
                 self._follow(who, self.people[who].receive(next_ms, [packet]))
             for who, person in enumerate(self.people):
                 if ticks[who] <= next_ms:
-                    self._follow(who, person.tick(next_ms + 1, self.dice))
+                    self._follow(who, person.tick(next_ms + 1, self.rng))
 
     def _follow(self, who: int, events: Iterable[Event]) -> None:
         for event in events:
@@ -96,7 +96,7 @@ class Group:
             self.stored_bytes += len(event.payload)
             self.people[who].published(event.message_id, packet.hint)
         for other in range(len(self.people)):
-            if other != who and self.dice.random() >= self.lost:
+            if other != who and self.rng.random() >= self.lost:
                 self._give(other, packet)
 
     def _give(self, who: int, packet: Packet) -> None:
@@ -105,11 +105,11 @@ class Group:
 
 
 def measure(lines: int, people: int, every_s: int, lost: float, **given: Any) -> dict[str, float]:  # noqa: ANN401
-    """Bytes stored per line, and mean seconds until a line is acknowledged."""
+    """Return the bytes stored per line, and the mean seconds until a line is acknowledged."""
     group = Group(people, lost, **given)
     for number in range(lines):
         # Lines come at any time, so often in the mean.
-        group.say(START_MS + int((number + group.dice.random()) * every_s * 1_000))
+        group.say(START_MS + int((number + group.rng.random()) * every_s * 1_000))
     for _ in range(MAX_SETTLE_S):
         if len(group.took_ms) < lines or any(len(each.log) < lines for each in group.people):
             group.run(group.now_ms + 1_000)

@@ -66,7 +66,7 @@ def copy_rows(bench: Bench, data: list[Row], digests: list[bytes]) -> None:
 
 
 def plain_figures(bench: Bench, data: list[Row]) -> dict[str, float]:
-    """Seconds of COPY into a plain table: row by row, and of prepared blocks."""
+    """Measure COPY into a plain table, row by row and of prepared blocks, in seconds."""
     digests = hashes(data)
     blocks = copy_blocks(data, digests)
     works: dict[str, Callable[[], object]] = {
@@ -81,7 +81,7 @@ def plain_figures(bench: Bench, data: list[Row]) -> dict[str, float]:
 
 
 def node_figures(bench: Bench, data: list[Row]) -> dict[str, float]:
-    """Seconds of publishing, and the processor time of each process."""
+    """Measure the seconds of publishing, and the processor time of each process."""
     before = used(bench)
     taken = seconds(lambda: publish(bench, data))
     return {"node_s": taken, **used(bench).since(before, len(data))}
@@ -104,7 +104,7 @@ def own_tables_seconds(bench: Bench, data: list[Row]) -> float:
 
 
 def one_round(number: int, count: int) -> dict[str, float]:
-    """Everything once, on a new node: seconds, and microseconds of processor time per message."""
+    """Run all steps once on a new node; return seconds, and processor time per message."""
     data = rows(count, seed=2 * number)
     later = rows(count, seed=2 * number + 1, start_ns=data[-1].timestamp + STEP_NS)
     sides = [plain_figures, node_figures]

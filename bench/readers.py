@@ -1,4 +1,4 @@
-"""Many readers of one node: followers, scans in turn, and a storm of logins.
+"""Benchmark of many readers of one node: followers, scans in turn, and a storm of logins.
 
 ``python -m bench readers`` measures, each on a node of its own:
 
@@ -63,20 +63,20 @@ _HTTP: Final = ("--http-listen", "127.0.0.1:0")
 
 @dataclass(slots=True)
 class Waiting:
-    """What followers tell: ``begun`` when one is live, ``seen`` with each message that it has."""
+    """A counter of followers: ``begun`` when one is live, ``seen`` with each message received."""
 
     begun: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
     seen: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
 
 
 def node_bytes(bench: Bench) -> int:
-    """Resident memory of the node."""
+    """Return the resident memory of the node."""
     return int(psutil.Process(bench.node.process.pid).memory_info().rss)
 
 
 @asynccontextmanager
 async def peak(bench: Bench) -> AsyncIterator[Callable[[], int]]:
-    """The largest memory of the node in the block, looked at every `SAMPLE_S`."""
+    """Sample the node's memory every `SAMPLE_S` in the block; yield the largest value."""
     most = node_bytes(bench)
 
     async def look() -> None:
@@ -93,7 +93,7 @@ async def peak(bench: Bench) -> AsyncIterator[Callable[[], int]]:
 
 
 def refused(bench: Bench) -> int:
-    """Calls that the node has ended with another code than OK, clients that left apart."""
+    """Count the calls that did not end with OK, except those of clients that left."""
     calls = (each for each in metrics(bench.node).items() if each[0][0] == "storenode_calls_total")
     return sum(int(count) for labels, count in calls if not {"OK", "CANCELLED"} & {*labels})
 
@@ -176,7 +176,7 @@ async def followers(bench: Bench, part: str, count: int, connections: int) -> No
             work = [sse_follower(bench, CROWD, crowd) for _ in range(count)]
         group = await stack.enter_async_context(asyncio.TaskGroup())
         tasks = await begin_all(group, work, crowd)
-        begun_s, held_bytes = time.perf_counter() - began, node_bytes(bench) - before_bytes
+        begun_s, used_bytes = time.perf_counter() - began, node_bytes(bench) - before_bytes
         tasks += await begin_all(group, [grpc_follower(clients[0], ALONE, alone)], alone)
         before = used(bench)
         async with peak(bench) as most:
@@ -193,7 +193,7 @@ async def followers(bench: Bench, part: str, count: int, connections: int) -> No
         followers=count,
         connections=connections if part == "grpc" else count,
         all_live_s=begun_s,
-        follower_kib=held_bytes / count / KIB,
+        follower_kib=used_bytes / count / KIB,
         peak_mib=most() / MIB,
         last_follower_ms=statistics.median(to_all),
         slowest_ms=max(to_all),
@@ -207,7 +207,7 @@ async def followers(bench: Bench, part: str, count: int, connections: int) -> No
 
 
 def channel_name(number: int) -> str:
-    """Content topic of a channel."""
+    """Return the content topic of a channel."""
     return f"/bench/1/channel-{number}/proto"
 
 

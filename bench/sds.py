@@ -1,5 +1,4 @@
-"""One SDS channel: messages per second of processor time, cost by the length of the log, and bytes
-per entry.
+"""Benchmark of one SDS channel: messages per processor second, cost by log length, bytes per entry.
 
 The baseline is the published JavaScript channel on the same conversation, if Node is there: it is
 installed from the npm registry into a temporary directory. Each of its cases runs in a process
@@ -42,7 +41,7 @@ ROUND_MESSAGES: Final = 1_000
 
 
 def channel(sender: str, history: int = 2) -> MessageChannel:
-    """A channel with the filter in every message; repair and the search for gaps are on."""
+    """Create a channel with a filter in every message; repair and gap detection are on."""
     config = ChannelConfig(
         "bench",
         sender,
@@ -57,7 +56,7 @@ def channel(sender: str, history: int = 2) -> MessageChannel:
 
 
 def conversation(sender: MessageChannel, count: int, start_ms: int = START_MS) -> list[bytes]:
-    """What one participant sends: messages of 100 bytes, each with history and filter."""
+    """Return the messages of one participant: 100 bytes, each with history and filter."""
     packets = []
     for number in range(count):
         events = sender.send(start_ms + number, b"%100d" % number)
@@ -67,7 +66,7 @@ def conversation(sender: MessageChannel, count: int, start_ms: int = START_MS) -
 
 
 def receiver(outstanding: int, history: int = 2) -> MessageChannel:
-    """A channel with messages that nobody acknowledges."""
+    """Create a channel with unacknowledged messages."""
     made = channel("receiver", history)
     for number in range(outstanding):
         made.send(START_MS, b"own %d" % number)
@@ -75,7 +74,7 @@ def receiver(outstanding: int, history: int = 2) -> MessageChannel:
 
 
 def seconds_to_take(into: MessageChannel, packets: list[bytes]) -> float:
-    """Give packets one by one, and sweep at the end; all of them must be delivered."""
+    """Measure the delivery of packets one by one, with a sweep at the end."""
     delivered = 0
     start = time.process_time()
     for packet in packets:
@@ -97,7 +96,7 @@ def seconds_to_send(into: MessageChannel, count: int) -> float:
 
 
 def measure(case: str, packets: list[bytes], history: int) -> float:
-    """Messages per second of ours."""
+    """Return the messages per second of our channel."""
     into = receiver(OUTSTANDING[case], history)
     if case == "send":
         return len(packets) / seconds_to_send(into, len(packets))
@@ -105,7 +104,7 @@ def measure(case: str, packets: list[bytes], history: int) -> float:
 
 
 def arranged(case: str, packets: list[bytes]) -> list[bytes]:
-    """The packets in the order in which a case gives them."""
+    """Return the packets in the order of a case."""
     if case != "shuffled":
         return packets
     return random.Random(1).sample(packets, len(packets))
@@ -113,7 +112,7 @@ def arranged(case: str, packets: list[bytes]) -> list[bytes]:
 
 @contextmanager
 def peer() -> Iterator[Path | None]:
-    """A directory with the JavaScript channel, or None without Node."""
+    """Yield a directory with the JavaScript channel, or None without Node."""
     if shutil.which("node") is None or shutil.which("npm") is None:
         yield None
         return
@@ -127,7 +126,7 @@ def peer() -> Iterator[Path | None]:
 
 
 def measure_peer(directory: Path, case: str, packets: list[bytes], history: int) -> float:
-    """Messages per second of the JavaScript channel."""
+    """Return the messages per second of the JavaScript channel."""
     file = directory / f"{case}.bin"
     file.write_bytes(b"".join(len(packet).to_bytes(4) + packet for packet in packets))
     command = ["node", "measure.mjs", str(file), case, str(history)]
@@ -156,11 +155,11 @@ def by_length() -> None:
     """Report the cost of a received message at each length of the log, and bytes per entry."""
     into = receiver(10)
     before = memory_bytes()
-    dice = random.Random(2)
+    rng = random.Random(2)
     shortest = 0.0
     for length in LENGTHS:
         for number in range(len(into.log), length):
-            entry = LogEntry(number, dice.randbytes(32).hex(), "sender", dice.randbytes(32))
+            entry = LogEntry(number, rng.randbytes(32).hex(), "sender", rng.randbytes(32))
             into.log.insert(entry)
         used = (memory_bytes() - before) / length
         cost = cost_of_one(into)
@@ -175,7 +174,7 @@ def by_length() -> None:
 
 
 def cost_of_one(into: MessageChannel) -> float:
-    """Seconds of processor time per received message: the median of some rounds."""
+    """Return the median processor seconds per received message."""
     sender = channel(f"sender {len(into.log)}")
     costs = []
     for turn in range(ROUNDS):
@@ -187,7 +186,7 @@ def cost_of_one(into: MessageChannel) -> float:
 
 
 def memory_bytes() -> int:
-    """Resident memory of this process."""
+    """Return the resident memory of this process."""
     gc.collect()
     return int(psutil.Process().memory_info().rss)
 

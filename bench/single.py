@@ -40,7 +40,7 @@ def insert_one(bench: Bench, row: Row, digest: bytes) -> None:
 
 
 def in_turn(bench: Bench, data: list[Row]) -> dict[str, list[float]]:
-    """Milliseconds of each publish, insert and empty call, ascending."""
+    """Return the milliseconds of each publish, insert and empty call, ascending."""
     taken: dict[str, list[float]] = {"node": [], "insert": [], "empty": []}
     with bench.channel() as channel:
         stub, empty = StoreStub(channel), channel.unary_unary(_HEALTH, bytes, bytes)

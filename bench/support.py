@@ -1,4 +1,4 @@
-"""What every benchmark needs: a node, its database, timing, and the one line of output."""
+"""Support for benchmarks: a node, its database, timing, and the one line of output."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Bench:
     connection: psycopg.Connection
 
     def channel(self) -> grpc.Channel:
-        """A client's channel to the node."""
+        """Open a client's channel to the node."""
         return grpc.insecure_channel(self.node.listen)
 
 
@@ -76,7 +76,7 @@ def options(description: str | None, messages: int = 500_000, **more: int) -> ar
 
 
 def own_options(name: str, description: str | None) -> argparse.ArgumentParser:
-    """The parser of a benchmark that has options of its own."""
+    """Return a parser for a benchmark that has options of its own."""
     return argparse.ArgumentParser(
         description=description,
         prog=f"python -m bench {name}",
@@ -122,7 +122,7 @@ class Used:
     postgres: float
 
     def since(self, earlier: Used, count: int) -> dict[str, float]:
-        """Microseconds per message, by process."""
+        """Return the microseconds per message since an earlier reading, by process."""
         return {
             f"{name}_cpu_us": (getattr(self, name) - getattr(earlier, name)) / count * 1e6
             for name in ("client", "node", "postgres")
@@ -130,7 +130,7 @@ class Used:
 
 
 def used(bench: Bench) -> Used:
-    """What this process, the node and its Postgres have used until now.
+    """Read the processor time of this process, the node and its Postgres.
 
     Unlike the time that passes, it hardly depends on what else the machine does.
     """
@@ -163,7 +163,7 @@ def settle(bench: Bench) -> None:
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """How long a piece of work takes."""
+    """Return the seconds that a piece of work takes."""
     start = time.perf_counter()
     work()
     return time.perf_counter() - start

@@ -1,4 +1,4 @@
-"""Two nodes with their Postgres on one machine become equal: ``storenode sync``, and the transfer.
+"""Benchmark of two nodes that become equal by ``storenode sync``, and of the transfer.
 
 The first line is about a few messages that either side lacks among many that both hold: from the
 call of ``storenode sync`` until it has ended and both databases are equal. The second is about many
@@ -62,7 +62,7 @@ class Pair:
     options: tuple[str, ...] = ()
 
     def sync(self) -> tuple[float, dict[str, Any], dict[str, float]]:
-        """One ``storenode sync``: its seconds, its report, and the processor time of each."""
+        """Run one ``storenode sync``; return its seconds, report, and processor time."""
         command = [COMMAND, "sync", "--json", "--admin", self.caller.node.admin, *self.options]
         before, start = self._used(), time.perf_counter()
         ended = subprocess.run(command, capture_output=True, env=clean_environment(), check=False)
@@ -91,7 +91,7 @@ class Pair:
 
 
 def digest(bench: Bench) -> bytes:
-    """A hash over the hashes of all messages in a database."""
+    """Return a hash over the hashes of all messages in a database."""
     whole = hashlib.blake2b()
     with bench.connection.cursor() as cursor, cursor.copy(HASHES) as copy:
         for block in copy:
@@ -133,7 +133,7 @@ class Stores:
 
 @contextmanager
 def stores(span: tuple[int, int], count: int) -> Iterator[Stores]:
-    """Two stores with the same messages: one is filled, and the other is a copy of it."""
+    """Fill a store, and copy it to a second one."""
     with tempfile.TemporaryDirectory(prefix="storenode-bench-") as directory:
         first, second = Path(directory, "first"), Path(directory, "second")
         with bench_node_on(first, *FREE) as bench:
@@ -164,7 +164,7 @@ def apart(both: Pair, span: tuple[int, int], missing: int, seed: int) -> None:
 
 
 def few(both: Pair, name: str, count: int, missing: int) -> None:
-    """Both sides lack some of many."""
+    """Sync two stores that each lack a few of many messages."""
     taken, found, cost = both.sync()
     assert (found["messages_sent"], found["messages_received"]) == (missing, missing + 1), found
     again, equal, again_cost = both.sync()
@@ -186,7 +186,7 @@ def few(both: Pair, name: str, count: int, missing: int) -> None:
 
 
 def many(both: Pair, span: tuple[int, int], count: int, missing: int) -> None:
-    """One side lacks many."""
+    """Sync two stores of which one lacks many messages."""
     data = scattered(missing, *span, seed=3)
     published = seconds(lambda: publish(both.callee, data))
     taken, found, cost = both.sync()

@@ -1,8 +1,10 @@
-"""What the documentation's site makes of the sources: links, references."""
+"""Tests of the generated parts of the site: links, references, and the list of versions."""
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 
 import click
 import pytest
@@ -11,7 +13,7 @@ from store.cli.run import run
 from storenode import client
 from storenode.cli.main import COMMANDS
 from tests.support.pages import ROOT
-from tools.site import commands, schemas
+from tools.site import references, schemas, versions
 from tools.site.links import relocated
 
 REPOSITORY = "https://example.org/repository"
@@ -45,6 +47,31 @@ def test_the_readme_leads_to_every_page() -> None:
     assert pages - {*re.findall(r"\]\(([^)#]+)\)", text)} == set()
 
 
+def test_every_version_links_to_the_others_without_javascript(tmp_path: Path) -> None:
+    built, folder = tmp_path / "built", tmp_path / "site"
+    for page in ("index.html", "client/index.html"):
+        (built / page).parent.mkdir(parents=True, exist_ok=True)
+        (built / page).write_text(f"<p>a page{versions.NOTICE}</p>")
+    for version in ("0.9.0", "0.10.0", "0.11.0.dev0", "0.10.0"):
+        versions.publish(built, folder, version)
+    listed = json.loads((folder / "versions.json").read_text())
+    assert [each["version"] for each in listed] == ["0.11.0.dev0", "0.10.0", "0.9.0"]
+    assert 'href="0.10.0/"' in (folder / "index.html").read_text()
+    for each in ("0.9.0", "0.10.0", "0.11.0.dev0"):
+        for page, up in (("index.html", "../"), ("client/index.html", "../../")):
+            text = (folder / each / page).read_text()
+            others = {"0.9.0", "0.10.0", "0.11.0.dev0"} - {each}
+            assert set(re.findall(r'href="([^"]+)"', text)) == {f"{up}{name}/" for name in others}
+            assert "<script" not in text
+
+
+def test_the_reference_of_the_metrics_has_names_labels_and_types() -> None:
+    text = references.metrics()
+    assert "| `storenode_messages_stored_total{source}` | counter | Messages that " in text
+    assert "| `storenode_peer_silent_since_timestamp_seconds{peer}` | gauge | " in text
+    assert "| `storenode_query_seconds{method}` | histogram | " in text
+
+
 def test_code_is_left_as_it_is() -> None:
     text = "```python\nf[0](LICENSE)\n```\n"
     assert relocated(text, "README.md", "index.md", REPOSITORY) == text
@@ -58,14 +85,14 @@ def test_every_public_name_of_the_client_is_in_its_reference() -> None:
 
 
 def test_every_command_is_in_the_reference() -> None:
-    text = commands.reference()
+    text = references.commands()
     titles = re.findall(r"^#+ `storenode ?(.*)`$", text, re.MULTILINE)
     assert {title.partition(" ")[0] for title in titles} == {"", *COMMANDS}
     assert {"db upgrade", "pipeline archive"} <= {*titles}
 
 
 def test_every_option_of_a_node_is_in_the_reference_with_its_default() -> None:
-    text = commands.reference().partition("`storenode run`")[2].partition("\n#")[0]
+    text = references.commands().partition("`storenode run`")[2].partition("\n#")[0]
     entries = [" ".join(each.split()) for each in re.split(r"\n  (?=--)", text)]
     for option in run.params:
         if isinstance(option, click.Option) and not option.hidden:

@@ -1,13 +1,12 @@
 """Hooks of MkDocs that complete the documentation's site at build time.
 
-The home page is README.md, and the footer names the version. A line with a marker, such as
-``<!-- made of: schemas -->``, becomes the reference that is made of the sources.
-Links that leave docs/ lead to the repository.
+The home page is README.md. The header and the footer name the version. A line with a marker, such
+as ``<!-- made of: schemas -->``, becomes a reference generated from the sources. Links that leave
+docs/ lead to the repository.
 """
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -17,7 +16,8 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from tools.site import benchmarks, commands, schemas
+from tools.release import present
+from tools.site import references, schemas, versions
 from tools.site.links import relocated
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -25,15 +25,17 @@ HOME: Final = "index.md"
 README: Final = "README.md"
 MADE: Final[Mapping[str, Callable[[], str]]] = {
     "<!-- made of: schemas -->": partial(schemas.reference, ROOT / "proto"),
-    "<!-- made of: commands -->": commands.reference,
-    "<!-- made of: benchmarks -->": benchmarks.tables,
+    "<!-- made of: commands -->": references.commands,
+    "<!-- made of: benchmarks -->": references.measurements,
+    "<!-- made of: metrics -->": references.metrics,
 }
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Name the version that the site describes."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    config.copyright = f"storenode {project['version']}. {config.copyright}"
+    """Name the version that the site describes, with a place for links to the others."""
+    version = present()
+    config.site_name = f"{config.site_name} {version}"
+    config.copyright = f"storenode {version}. {config.copyright}{versions.NOTICE}"
     return config
 
 

@@ -24,7 +24,6 @@ _SERVICE, _METHOD = FileDescriptorProto.SERVICE_FIELD_NUMBER, 2
 _MESSAGE, _FIELD = FileDescriptorProto.MESSAGE_TYPE_FIELD_NUMBER, 2
 _NESTED, _NESTED_ENUM = DescriptorProto.NESTED_TYPE_FIELD_NUMBER, 4
 _ENUM, _VALUE = FileDescriptorProto.ENUM_TYPE_FIELD_NUMBER, 2
-_PACKAGE: Final = (FileDescriptorProto.PACKAGE_FIELD_NUMBER,)
 _SYNTAX: Final = (FileDescriptorProto.SYNTAX_FIELD_NUMBER,)
 
 _FIRST: Final = "storenode/v1/store.proto"
@@ -40,13 +39,11 @@ Row = tuple[tuple[str, ...], Position]
 def reference(proto: Path) -> str:
     """Describe the public schemas of a folder in Markdown."""
     files = sorted(_described(proto), key=lambda file: (file.name != _FIRST, file.name))
-    schemas = [Schema(file) for file in files]
-    known = {name for schema in schemas for name in schema.names()}
-    return "\n\n".join(part for schema in schemas for part in schema.sections(known))
+    return "\n\n".join(part for file in files for part in Schema(file).sections())
 
 
 def _described(proto: Path) -> Sequence[FileDescriptorProto]:
-    """Return the schemas with their comments, without those that only the node itself reads."""
+    """Return the public schemas with their comments."""
     public = [
         str(path.relative_to(proto))
         for path in sorted(proto.rglob("*.proto"))
@@ -78,21 +75,14 @@ class Schema:
             for location in self.file.source_code_info.location
         }
 
-    def names(self) -> Iterator[str]:
-        """Return the full names of its types."""
-        for message, _, name in self._messages():
-            yield name
-            yield from (f"{name}.{enum.name}" for enum in message.enum_type)
-        yield from (f"{self.file.package}.{enum.name}" for enum in self.file.enum_type)
-
-    def sections(self, known: set[str]) -> Iterator[str]:
-        """Return the file in Markdown; types that are ``known`` are links."""
+    def sections(self) -> Iterator[str]:
+        """Yield the parts of the file in Markdown."""
         yield f"## `{self.file.name}`"
         yield f"Package `{self.file.package}`. {self._comments.get(_SYNTAX, '')}".rstrip()
         for n, service in enumerate(self.file.service):
-            yield from self._service(service, (_SERVICE, n), known)
+            yield from self._service(service, (_SERVICE, n))
         for message, path, name in self._messages():
-            yield self._message(message, path, name, known)
+            yield self._message(message, path, name)
             for n, enum in enumerate(message.enum_type):
                 yield self._enum(enum, (*path, _NESTED_ENUM, n), f"{name}.{enum.name}")
         for n, enum in enumerate(self.file.enum_type):
@@ -102,23 +92,21 @@ class Schema:
         for n, message in enumerate(self.file.message_type):
             yield from _with_nested(message, (_MESSAGE, n), self.file.package)
 
-    def _service(
-        self, service: ServiceDescriptorProto, path: Position, known: set[str]
-    ) -> Iterator[str]:
+    def _service(self, service: ServiceDescriptorProto, path: Position) -> Iterator[str]:
         name = f"{self.file.package}.{service.name}"
         yield f"### Service `{service.name}` {{#{name}}}"
         yield self._comments.get(path, "")
         for n, method in enumerate(service.method):
             yield f"#### `{service.name}.{method.name}` {{#{name}.{method.name}}}"
-            yield _signature(method, known)
+            yield _signature(method)
             yield self._comments.get((*path, _METHOD, n), "")
 
-    def _message(self, message: DescriptorProto, path: Position, name: str, known: set[str]) -> str:
+    def _message(self, message: DescriptorProto, path: Position, name: str) -> str:
         head = f"### `{self._short(name)}` {{#{name}}}\n\n{self._comments.get(path, '')}"
         if not message.field:
             return head
         rows = [
-            ((f"`{field.name}`", f"{field.number}", _type(field, known)), (*path, _FIELD, n))
+            ((f"`{field.name}`", f"{field.number}", _type(field)), (*path, _FIELD, n))
             for n, field in enumerate(message.field)
         ]
         return f"{head}\n\n" + self._table(("field", "number", "type"), rows)
@@ -152,16 +140,16 @@ def _with_nested(
             yield from _with_nested(nested, (*path, _NESTED, n), name)
 
 
-def _signature(method: MethodDescriptorProto, known: set[str]) -> str:
-    asked = ("stream of " if method.client_streaming else "") + _named(method.input_type, known)
-    answer = ("stream of " if method.server_streaming else "") + _named(method.output_type, known)
+def _signature(method: MethodDescriptorProto) -> str:
+    asked = ("stream of " if method.client_streaming else "") + _named(method.input_type)
+    answer = ("stream of " if method.server_streaming else "") + _named(method.output_type)
     return f"Request: {asked}. Response: {answer}."
 
 
-def _type(field: FieldDescriptorProto, known: set[str]) -> str:
+def _type(field: FieldDescriptorProto) -> str:
     """Return a field's type as the schema writes it, with ``optional`` or ``repeated``."""
     if field.type_name:
-        kind = _named(field.type_name, known)
+        kind = _named(field.type_name)
     else:
         scalar = FieldDescriptorProto.Type.Name(field.type)
         kind = f"`{scalar.removeprefix('TYPE_').lower()}`"
@@ -170,9 +158,9 @@ def _type(field: FieldDescriptorProto, known: set[str]) -> str:
     return f"optional {kind}" if field.proto3_optional else kind
 
 
-def _named(type_name: str, known: set[str]) -> str:
+def _named(type_name: str) -> str:
     name = type_name.removeprefix(".")
-    return f"[`{name}`](#{name})" if name in known else f"`{name}`"
+    return f"`{name}`" if name.startswith("google.") else f"[`{name}`](#{name})"
 
 
 def _paragraphs(comment: str) -> str:

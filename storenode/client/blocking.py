@@ -79,23 +79,20 @@ class MessageStream(_Closing, Iterator[Message]):
 
     def ack(self) -> None:
         """Keep the position after the pages whose messages have all been handed out."""
-        run_blocking(self._stream.acknowledge(is_finished=not self._waiting))
+        run_blocking(self._stream.acknowledge, is_finished=not self._waiting)
 
     def close(self) -> None:
         """End the call."""
-        run_blocking(self._close(is_finished=False))
+        run_blocking(self._close, is_finished=False)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        run_blocking(self._close(is_finished=kind is None and not self._waiting))
+        run_blocking(self._close, is_finished=kind is None and not self._waiting)
 
     def _next_page(self) -> Page:
-        page = run_blocking(self._next())
+        page = run_blocking(anext, self._pages, None)
         if page is None:
             raise StopIteration
         return page
-
-    async def _next(self) -> Page | None:
-        return await anext(self._pages, None)
 
     async def _close(self, *, is_finished: bool) -> None:
         await self._pages.aclose()
@@ -118,18 +115,18 @@ class Publisher:
 
         The future need not be waited for. Raises as `AsyncPublisher.send` does.
         """
-        return run_blocking(self._send(message))
+        return run_blocking(self._send, message)
 
     def flush(self) -> None:
         """Wait until everything that was handed over is acknowledged."""
-        run_blocking(self._publisher.flush())
+        run_blocking(self._publisher.flush)
 
     def __enter__(self) -> Self:
-        run_blocking(self._publisher.__aenter__())
+        run_blocking(self._publisher.__aenter__)
         return self
 
     def __exit__(self, *raised: Any) -> None:  # noqa: ANN401 - what the publisher takes
-        run_blocking(self._publisher.__aexit__(*raised))
+        run_blocking(self._publisher.__aexit__, *raised)
 
     async def _send(self, message: Message) -> Future[Published]:
         answer = await self._publisher.send(message)
@@ -157,7 +154,7 @@ class _Blocking(_Closing, Generic[_A]):
 
     def close(self) -> None:
         """End all calls and connections."""
-        run_blocking(self._asynchronous.aclose())
+        run_blocking(self._asynchronous.aclose)
 
     def __repr__(self) -> str:
         return repr(self._asynchronous).removeprefix("Async")
@@ -168,7 +165,7 @@ def _blocking(
 ) -> Callable[Concatenate[_Blocking[_A], _P], _T]:
     @like(call)
     def blocking(client: _Blocking[_A], /, *given: _P.args, **options: _P.kwargs) -> _T:
-        return run_blocking(call(client._asynchronous, *given, **options))
+        return run_blocking(call, client._asynchronous, *given, **options)
 
     return blocking
 
@@ -178,7 +175,8 @@ def _iterating(
 ) -> Callable[Concatenate[_Blocking[_A], _P], Iterator[_T]]:
     @like(call)
     def blocking(client: _Blocking[_A], /, *given: _P.args, **options: _P.kwargs) -> Iterator[_T]:
-        return iterate_blocking(call(client._asynchronous, *given, **options))
+        items = call(client._asynchronous, *given, **options)
+        return iterate_blocking(items, items.aclose)
 
     return blocking
 
@@ -218,10 +216,9 @@ class Client(_Blocking[AsyncClient]):
         retry: Retry = DEFAULT_RETRY,
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> None:
-        made = call_on_loop(
+        self._asynchronous = call_on_loop(
             AsyncClient, nodes, token=token, tls=tls, retry=retry, timeout_s=timeout_s
         )
-        self._asynchronous = run_blocking(made)
 
     def publisher(
         self,
@@ -239,7 +236,7 @@ class Client(_Blocking[AsyncClient]):
             max_pending=max_pending,
             strict=strict,
         )
-        return Publisher(run_blocking(made))
+        return Publisher(made)
 
     publish = _blocking(AsyncClient.publish)
     publish_many = _blocking(AsyncClient.publish_many)
@@ -271,8 +268,9 @@ class Admin(_Blocking[AsyncAdmin]):
         tls: TlsIdentity | None = None,
         timeout_s: float | None = DEFAULT_TIMEOUT_S,
     ) -> None:
-        made = call_on_loop(AsyncAdmin, node, token=token, tls=tls, timeout_s=timeout_s)
-        self._asynchronous = run_blocking(made)
+        self._asynchronous = call_on_loop(
+            AsyncAdmin, node, token=token, tls=tls, timeout_s=timeout_s
+        )
 
     status = _blocking(AsyncAdmin.status)
     synchronize = _blocking(AsyncAdmin.synchronize)

@@ -9,15 +9,19 @@ import asyncio
 import re
 import sys
 import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import CancelledError
 from functools import cache, partial, wraps
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, ParamSpec, TypeVar
 
+_P = ParamSpec("_P")
 _T = TypeVar("_T")
 _F = TypeVar("_F", bound=Callable[..., Any])
 _ASYNCHRONOUS: Final = re.compile(r"\b(await|async) (?=\w+)")
 """The words of an example that only an event loop needs."""
+
+MAX_SIGNAL_DELAY_S: Final = 0.5
+"""The longest time until an interruption is raised that came just before the thread slept."""
 
 
 @cache
@@ -37,49 +41,57 @@ class _Call(Generic[_T]):
 
     An interruption may come between any two instructions of this thread. So it waits for a bare
     lock, since one of Python's own futures may be left locked, and the loop would stand still; and
-    it holds no task, since asyncio forgets tasks in a callback that swallows an interruption.
+    it holds no task, since asyncio forgets tasks in a callback that swallows an interruption. It
+    also creates no coroutine, which would be left unawaited.
     """
 
-    def __init__(self, call: Coroutine[Any, Any, _T]) -> None:
-        self._call = call
-        self._cancel: Callable[[], object] = call.close
+    def __init__(self, function: Callable[[], Awaitable[_T]]) -> None:
+        self._function = function
+        self._cancel: Callable[[], object] | None = None
         self._ended = threading.Lock()
         self._ended.acquire()
         self._outcome: Callable[[], _T] | None = None
 
     def start(self) -> None:
         """Begin; called on the loop."""
-        task = asyncio.get_running_loop().create_task(self._call)
+        task = asyncio.get_running_loop().create_task(self._run())
         self._cancel = task.cancel
         task.add_done_callback(self._end)
 
     def stop(self) -> None:
         """Cancel the call, which may not have begun, or have ended; called on the loop."""
-        self._cancel()
-        if self._cancel == self._call.close:
-            self._tell(_raising(CancelledError()))
+        if self._cancel is not None:
+            self._cancel()
+        else:
+            self._finish(_raising(CancelledError()))
 
     def wait(self) -> None:
-        """Wait for the end; more than once does no harm."""
-        if self._outcome is None:
-            self._ended.acquire()
+        """Wait for the end; more than once does no harm.
+
+        A signal that comes just before the thread sleeps does not wake it, so it sleeps in parts.
+        """
+        while self._outcome is None:
+            self._ended.acquire(timeout=MAX_SIGNAL_DELAY_S)
 
     def result(self) -> _T:
         """Return the result, or raise the error."""
         assert self._outcome is not None
         return self._outcome()
 
+    async def _run(self) -> _T:
+        return await self._function()
+
     def _end(self, task: asyncio.Task[_T]) -> None:
         self._cancel = _nothing
         if task.cancelled():
-            self._tell(_raising(CancelledError()))
+            self._finish(_raising(CancelledError()))
         elif (fault := task.exception()) is not None:
-            self._tell(_raising(fault))
+            self._finish(_raising(fault))
         else:
             result = task.result()
-            self._tell(lambda: result)
+            self._finish(lambda: result)
 
-    def _tell(self, outcome: Callable[[], _T]) -> None:
+    def _finish(self, outcome: Callable[[], _T]) -> None:
         self._outcome = outcome
         self._ended.release()
 
@@ -95,9 +107,14 @@ def _raising(fault: BaseException) -> Callable[[], Any]:
     return outcome
 
 
-def run_blocking(coroutine: Coroutine[Any, Any, _T]) -> _T:
-    """Run a call to its end; an interruption cancels it, and waits for its end once more."""
-    call, loop = _Call(coroutine), _loop()
+def run_blocking(
+    function: Callable[_P, Awaitable[_T]], /, *args: _P.args, **kwargs: _P.kwargs
+) -> _T:
+    """Run an asynchronous function to its end.
+
+    An interruption cancels it, and waits for its end once more.
+    """
+    call, loop = _Call(partial(function, *args, **kwargs)), _loop()
     try:
         loop.call_soon_threadsafe(call.start)
         call.wait()
@@ -108,17 +125,24 @@ def run_blocking(coroutine: Coroutine[Any, Any, _T]) -> _T:
     return call.result()
 
 
-def iterate_blocking(items: AsyncGenerator[_T]) -> Iterator[_T]:
-    """Yield what an asynchronous generator yields, none of it None, and close it at the end."""
+def call_on_loop(function: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+    """Call a function on the event loop, and return its result."""
 
-    async def following() -> _T | None:
-        return await anext(items, None)
+    async def call() -> _T:
+        return function(*args, **kwargs)
 
+    return run_blocking(call)
+
+
+def iterate_blocking(
+    items: AsyncIterator[_T], close: Callable[[], Awaitable[None]]
+) -> Iterator[_T]:
+    """Yield what an asynchronous iterator yields, none of it None, and close it at the end."""
     try:
-        while (item := run_blocking(following())) is not None:
+        while (item := run_blocking(anext, items, None)) is not None:
             yield item
     finally:
-        run_blocking(items.aclose())
+        run_blocking(close)
 
 
 def like(call: Callable[..., object]) -> Callable[[_F], _F]:
@@ -133,8 +157,3 @@ def like(call: Callable[..., object]) -> Callable[[_F], _F]:
         return blocking
 
     return decorate
-
-
-async def call_on_loop(kind: Callable[..., _T], *arguments: Any, **options: Any) -> _T:  # noqa: ANN401 - of `kind`
-    """Call a function on the event loop."""
-    return kind(*arguments, **options)

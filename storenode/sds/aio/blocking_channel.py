@@ -9,7 +9,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 
 from storenode.connection.event_loop import call_on_loop, iterate_blocking, like, run_blocking
 from storenode.sds.aio.channel import AsyncChannel, Place
-from storenode.sds.aio.events import ChannelEvent, Events
+from storenode.sds.aio.events import ChannelEvent
 from storenode.sds.aio.join_options import JoinOptions
 from storenode.sds.aio.status import Status
 from storenode.sds.config import DEFAULT_CHANNEL_ID, ChannelConfig
@@ -23,7 +23,7 @@ def _blocking(
 ) -> Callable[Concatenate[Channel, _P], _T]:
     @like(call)
     def blocking(channel: Channel, /, *given: _P.args, **options: _P.kwargs) -> _T:
-        return run_blocking(call(channel._asynchronous, *given, **options))
+        return run_blocking(call, channel._asynchronous, *given, **options)
 
     return blocking
 
@@ -33,7 +33,7 @@ def _on_loop(
 ) -> Callable[Concatenate[Channel, _P], _T]:
     @like(call)
     def blocking(channel: Channel, /, *given: _P.args, **options: _P.kwargs) -> _T:
-        return run_blocking(call_on_loop(call, channel._asynchronous, *given, **options))
+        return call_on_loop(call, channel._asynchronous, *given, **options)
 
     return blocking
 
@@ -43,7 +43,8 @@ def _iterating(
 ) -> Callable[Concatenate[Channel, _P], Iterator[_T]]:
     @like(call)
     def blocking(channel: Channel, /, *given: _P.args, **options: _P.kwargs) -> Iterator[_T]:
-        return iterate_blocking(call(channel._asynchronous, *given, **options))
+        items = call(channel._asynchronous, *given, **options)
+        return iterate_blocking(items, items.aclose)
 
     return blocking
 
@@ -77,11 +78,11 @@ class Channel:
     ) -> Iterator[Self]:
         """Take part in a channel for the length of a ``with`` block; see `AsyncChannel.join`."""
         joining = AsyncChannel.join(places, channel_id, sender_id, **options)
-        channel = cls(run_blocking(joining.__aenter__()))
+        channel = cls(run_blocking(joining.__aenter__))
         try:
             yield channel
         finally:
-            run_blocking(joining.__aexit__(None, None, None))
+            run_blocking(joining.__aexit__, None, None, None)
 
     @property
     def status(self) -> Status:
@@ -100,7 +101,12 @@ class Channel:
 
     def events(self) -> Iterator[ChannelEvent]:
         """Return an iterator over everything that happens from now on; read it, or drop it."""
-        return _read(run_blocking(call_on_loop(self._asynchronous.events)))
+        events = call_on_loop(self._asynchronous.events)
+
+        async def close() -> None:
+            events.close()
+
+        return iterate_blocking(events, close)
 
     def __iter__(self) -> Iterator[ChannelEvent]:
         return self.events()
@@ -119,14 +125,3 @@ class Channel:
     lacking = _on_loop(AsyncChannel.lacking)
     unacknowledged = _on_loop(AsyncChannel.unacknowledged)
     unpublished = _on_loop(AsyncChannel.unpublished)
-
-
-def _read(events: Events[ChannelEvent]) -> Iterator[ChannelEvent]:
-    async def following() -> ChannelEvent | None:
-        return await anext(events, None)
-
-    try:
-        while (event := run_blocking(following())) is not None:
-            yield event
-    finally:
-        run_blocking(call_on_loop(events.close))

@@ -28,10 +28,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from storenode.client.errors import ClientOptionError, NodeError
 from storenode.client.messages import hash_of, new_message, outcome_name
 from storenode.client.node import NodeClient, connect
 from storenode.client.sds_messages import sds_payload, sds_view
+from storenode.connection.errors import ClientOptionError, NodeError
 
 if TYPE_CHECKING:
     from storenode.client.types import WakuMessageAndTopic

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import shutil
 import tempfile
@@ -16,10 +15,10 @@ from typing import Final
 import click
 
 from storenode.cli.client.text import safe
-from storenode.cli.errors import FAILED, OK, USAGE, CliError
+from storenode.cli.errors import FAILED, OK, USAGE, CliError, mute_library
 from storenode.cli.options.layers import LayeredCommand, option
 from storenode.cli.options.types import POSITIVE_DURATION
-from storenode.client.errors import NodeError
+from storenode.connection.errors import NodeError
 from storenode.message.limits import NS_PER_S
 from storenode.message.text import printable_lines
 
@@ -81,8 +80,7 @@ def demo(
     """
     # The library writes its own lines to standard error.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    # The story shows the faults that the participants' library would warn of on standard error.
-    logging.getLogger("storenode").addHandler(logging.NullHandler())
+    mute_library()
     require_libraries("demo", LIBRARIES)
     # Imported here, after the library's verbosity is set and its extra was looked for.
     from store.demo import report, run, story  # noqa: PLC0415

@@ -34,8 +34,8 @@ from store.demo.tap import Way
 from store.demo.tasks import Tasks
 from store.demo.verdict import Verdict
 from store.demo.waiter import Waiter
-from storenode.client.errors import NodeError
 from storenode.client.node import connect
+from storenode.connection.errors import NodeError
 from storenode.sds.aio.events import ChannelEvent, Message
 from storenode.sds.aio.node import StoreNode
 from storenode.sds.events import Missing

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from store.demo.cluster import Cluster
 from store.demo.ledger import Ledger, hash_of
 from store.demo.people import CHANNELS, People
-from storenode.client.errors import NodeError
 from storenode.client.node import connect
+from storenode.connection.errors import NodeError
 from storenode.sds.aio.events import Message
 
 

@@ -38,8 +38,8 @@ from store.rpc.limits import (
 from store.serving.context import NodeIdentity
 from store.serving.tls import Stamp, TlsError, TlsFiles, check, stamp_of
 from store.sync.errors import shown
+from storenode.connection.call_status import BROKEN_WRITE, Ending
 from storenode.connection.channel import is_loopback
-from storenode.connection.ending import BROKEN_WRITE, Ending
 from storenode.connection.limits import STATUS_TIMEOUT_S
 
 _OPTIONS: Final[tuple[tuple[str, Any], ...]] = (

@@ -1,4 +1,6 @@
-"""How commands end: exit codes, and one sentence on standard error."""
+"""The exit codes of commands, and the sentence on standard error."""
+
+import logging
 
 import click
 
@@ -26,10 +28,15 @@ class CliError(Exception):
 
 
 def usage_sentence(error: click.ClickException) -> str:
-    """One sentence for wrong usage; a bad value is named by where it came from."""
+    """Return the sentence for wrong usage; it names where a bad value came from."""
     if isinstance(error, click.BadParameter) and not isinstance(error, click.MissingParameter):
         return f"Invalid value for {where_from(error)}: {_ended(error.message)}"
     return _ended(error.format_message())
+
+
+def mute_library() -> None:
+    """Let a command that reports failures by itself drop the log lines of the library."""
+    logging.getLogger("storenode").addHandler(logging.NullHandler())
 
 
 def complain(sentence: str) -> None:

@@ -16,7 +16,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
-from storenode.cli.client.session import Session
+from storenode.cli.client.session import CommandSession
 from storenode.cli.client.text import labelled, safe
 from storenode.cli.errors import FAILED, OK, USAGE, CliError
 from storenode.message.limits import HASH_BYTES
@@ -80,11 +80,11 @@ def _parsed(line: bytes, where: str) -> Line:
 
 
 @dataclass
-class Tally:
-    """What became of a list so far; ``left`` are the first IDs that did not come, and why."""
+class FetchReport:
+    """The result for a list so far; ``left`` are the first IDs that did not come, and why."""
 
     peers: list[str]
-    held: int = 0
+    present: int = 0
     stored: int = 0
     found: Counter[str] = field(default_factory=Counter)
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -94,14 +94,14 @@ class Tally:
 
     @property
     def complete(self) -> bool:
-        """Whether everything of the list is held now."""
+        """True if every message of the list is stored now."""
         return not self.outcomes
 
     def as_json(self) -> dict[str, Any]:
-        """The same for programs."""
+        """Return the report as values for JSON."""
         return {
             "complete": self.complete,
-            "held": self.held,
+            "held": self.present,
             "found": dict(self.found),
             "messages_stored": self.stored,
             **{name: self.outcomes[name] for name in _OUTCOMES},
@@ -111,8 +111,8 @@ class Tally:
         }
 
     def rows(self) -> Iterator[tuple[str, str]]:
-        """The same for people."""
-        yield "held", f"{self.held:,} here already"
+        """Return the rows of the report for people."""
+        yield "held", f"{self.present:,} here already"
         for peer, count in self.found.items():
             yield "found", f"{count:,} at {safe(peer)}"
         yield "stored", f"{self.stored:,} messages"
@@ -143,10 +143,10 @@ _OUTCOMES: Final = {
 class Fetching:
     """Goes through a list with the peers of a node."""
 
-    def __init__(self, session: Session, peers: Sequence[str], timeout_s: float) -> None:
+    def __init__(self, session: CommandSession, peers: Sequence[str], timeout_s: float) -> None:
         self._session = session
         self._timeout_s = timeout_s
-        self.tally = Tally(list(peers))
+        self.result = FetchReport(list(peers))
 
     async def run(self, lines: Iterable[Line]) -> int:
         """Ask for everything; the exit code."""
@@ -155,11 +155,11 @@ class Fetching:
                 await self._portion(channel, portion)
         out = self._session.out
         if out.as_json:
-            out.json(self.tally.as_json())
+            out.json(self.result.as_json())
         else:
-            for line in labelled(self.tally.rows()):
+            for line in labelled(self.result.rows()):
                 out.line(line)
-        return OK if self.tally.complete else FAILED
+        return OK if self.result.complete else FAILED
 
     async def _portion(self, channel: str, entries: list[Entry]) -> None:
         """Ask one peer after the other, for what those before it did not have."""
@@ -168,14 +168,14 @@ class Fetching:
         self._leave(channel, impossible, _MISSING)
         left = [entry for entry in entries if entry not in impossible]
         refused: dict[str, Entry] = {}
-        for peer in self.tally.peers:
+        for peer in self.result.peers:
             if not left:
                 break
-            if peer not in self.tally.failed:
+            if peer not in self.result.failed:
                 left = await self._ask(peer, channel, left, refused)
         self._leave(channel, [entry for entry in left if entry[0] in refused], _REFUSED)
         others = [entry for entry in left if entry[0] not in refused]
-        self._leave(channel, others, _UNASKED if self.tally.failed else _MISSING)
+        self._leave(channel, others, _UNASKED if self.result.failed else _MISSING)
 
     async def _ask(
         self, peer: str, channel: str, entries: list[Entry], refused: dict[str, Entry]
@@ -183,28 +183,28 @@ class Fetching:
         report = await self._session.client.fetch_messages(
             peer, channel, entries, timeout_s=self._timeout_s
         )
-        tally = self.tally
-        tally.held += len(report.held)
-        tally.stored += report.messages_stored
+        result = self.result
+        result.present += len(report.held)
+        result.stored += report.messages_stored
         if report.found:
-            tally.found[peer] += len(report.found)
+            result.found[peer] += len(report.found)
         if report.error:
-            tally.failed[peer] = report.error
+            result.failed[peer] = report.error
         for note in report.notes[:MAX_LISTED]:
-            tally.notes[note] += 1
+            result.notes[note] += 1
         refused |= {entry[0]: entry for entry in map(_entry, report.refused)}
         done = {_entry(each) for each in (*report.held, *report.found)}
         return [entry for entry in entries if entry not in done]
 
     def _leave(self, channel: str, entries: Iterable[Entry], outcome: str) -> None:
-        tally, out = self.tally, self._session.out
+        result, out = self.result, self._session.out
         for name, hint in entries:
-            tally.outcomes[outcome] += 1
+            result.outcomes[outcome] += 1
             if out.as_json:
                 given = {} if hint is None else {"hint": hint.hex()}
                 out.json({"channel": channel, "message_id": name, **given, "outcome": outcome})
-            elif tally.outcomes[outcome] <= MAX_LISTED:
-                tally.left.append((outcome, channel, name))
+            elif result.outcomes[outcome] <= MAX_LISTED:
+                result.left.append((outcome, channel, name))
 
 
 def _entry(entry: HistoryEntry) -> Entry:
@@ -212,8 +212,8 @@ def _entry(entry: HistoryEntry) -> Entry:
     return entry.message_id, hint
 
 
-async def fetch_listed(session: Session, file: Path, peer: str, timeout_s: float) -> int:
-    """Have a node ask its peers, or one of them, for the messages of a list; the exit code.
+async def fetch_listed(session: CommandSession, file: Path, peer: str, timeout_s: float) -> int:
+    """Request the messages of a list from a node's peers, or from one; return the exit code.
 
     Raises:
         CliError: the list cannot be read, or the node has no peers.
@@ -225,7 +225,7 @@ async def fetch_listed(session: Session, file: Path, peer: str, timeout_s: float
     return await Fetching(session, peers, timeout_s).run(listed(file))
 
 
-async def _peers(session: Session) -> list[str]:
+async def _peers(session: CommandSession) -> list[str]:
     status = await session.client.status()
     if not status.peers:
         raise CliError(FAILED, "The node has no peers to ask: start it with --peer HOST:PORT.")

@@ -23,7 +23,7 @@ NODE: Final = "storenode-node"
 
 
 class Command(NamedTuple):
-    """Where a command is, its line in the list, and for one of the node, the extra that has it."""
+    """A command: its module and name, its line in the list, and for the node's, their extra."""
 
     place: str
     summary: str
@@ -88,7 +88,7 @@ _NOT_INSTALLED: Final = (
 
 @cache
 def _has_node() -> bool:
-    """Whether the node is installed; a module that happens to be called ``store`` is not it."""
+    """Return True if the node is installed; another module may be called ``store``."""
     # Client commands start sooner without it.
     metadata = importlib.import_module("importlib.metadata")
     try:
@@ -102,7 +102,7 @@ class LazyGroup(click.Group):
     """A group whose commands are imported when they are called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
-        """The names, in the order in which a reader should meet them."""
+        """Return the names in the order of the list."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -145,11 +145,11 @@ class LazyGroup(click.Group):
 )
 @click.version_option(package_name="storenode", message="storenode %(version)s")
 def cli() -> None:
-    """A store node for Waku and SDS messages: publish, keep, query and follow, on Postgres."""
+    """Publish, store, query and follow Waku and SDS messages, on Postgres."""
 
 
 def _open_what_is_closed() -> None:
-    """Have the null device where standard input, output or error are closed.
+    """Open the null device where standard input, output or error are closed.
 
     Else the next file or connection has their number, and is read or written in their place.
     """

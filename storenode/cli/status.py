@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from storenode.cli.client.limits import STATUS_TIMEOUT_S
-from storenode.cli.client.session import DEFAULT_ADMIN, Session, connected
+from storenode.cli.client.session import DEFAULT_ADMIN, CommandSession, connected
 from storenode.cli.client.text import format_time, labelled, safe
 from storenode.cli.errors import FAILED, OK
 from storenode.cli.options.layers import LayeredCommand, option
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     help="Print only what is wrong, a line each; exit code 1 if anything is.",
 )
 @connected("--admin", DEFAULT_ADMIN)
-async def status(session: Session, *, timeout: int, check: bool) -> int:  # noqa: ASYNC109 - the option's name
+async def status(session: CommandSession, *, timeout: int, check: bool) -> int:  # noqa: ASYNC109 - the option's name
     """Show what is wrong with the node, and what it holds."""
     answer = await session.client.status(timeout_s=timeout / NS_PER_S)
     if session.out.as_json:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from storenode.cli.client.session import DEFAULT_ADMIN, Session, connected
+from storenode.cli.client.session import DEFAULT_ADMIN, CommandSession, connected
 from storenode.cli.client.text import TIME, TIME_FORMS, format_time, labelled, safe
 from storenode.cli.errors import FAILED, OK, USAGE, CliError
 from storenode.cli.fetch import fetch_listed
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 )
 @connected("--admin", DEFAULT_ADMIN)
 async def sync(
-    session: Session,
+    session: CommandSession,
     *,
     peer: str,
     time_start: int | None,
@@ -89,7 +89,7 @@ async def sync(
 
 
 def rows_of(report: SyncReport) -> Iterator[tuple[str, str]]:
-    """A report for people, one fact a row."""
+    """Yield the rows of a report for people."""
     yield "peer", safe(report.peer)
     yield "window", f"{format_time(report.time_start)} to {format_time(report.time_end)}"
     if report.outcome == "aborted":
@@ -111,9 +111,10 @@ def rows_of(report: SyncReport) -> Iterator[tuple[str, str]]:
     for each in report.shown_conflicts:
         digests = f"content {each.own_digest.hex()} here, {each.peer_digest.hex()} there"
         yield "conflict", f"{each.message_hash.hex()}: {digests}"
-    for label, count in (("refused", report.refused_by_policy), ("withheld", report.undelivered)):
-        if count:
-            yield label, f"{count:,} {_WHAT[label]}"
+    if report.refused_by_policy:
+        yield "refused", f"{report.refused_by_policy:,} that one side does not take, by its rules"
+    if report.undelivered:
+        yield "withheld", f"{report.undelivered:,} that the peer promised and did not deliver"
     if report.left_over:
         yield "left over", "a limit was reached: reconcile again"
     for note in report.notes:
@@ -123,16 +124,10 @@ def rows_of(report: SyncReport) -> Iterator[tuple[str, str]]:
 
 
 def _compared(report: SyncReport) -> str:
-    """How the two sides were compared."""
+    """Describe the comparison of the two sides."""
     if report.equality == "keyed":
         return "by sums that nobody can forge"
     if report.HasField("keyed_from"):
         start = format_time(report.keyed_from)
         return f"by sums that nobody can forge from {start} on, before that by XOR"
     return "by XOR, which publishers can forge"
-
-
-_WHAT = {
-    "refused": "that one side does not take, by its rules",
-    "withheld": "that the peer promised and did not deliver",
-}

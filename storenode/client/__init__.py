@@ -7,35 +7,30 @@ calls on the schema's own classes (`storenode.client.node`), on which these stan
 
 from storenode.client.asynchronous import AsyncAdmin, AsyncClient
 from storenode.client.blocking import Admin, Client, Publisher
-from storenode.client.errors import (
+from storenode.client.errors import MessageRejected, NotConfirmed, PositionError, PublishError
+from storenode.client.message import Message, Outcome, Page, Published, SdsMessage, SdsResult
+from storenode.client.positions import Position
+from storenode.client.publisher import AsyncPublisher
+from storenode.client.retry import Retry
+from storenode.common.errors import ArgumentError, ClientClosed, StorenodeError
+from storenode.connection.channel import TlsIdentity
+from storenode.connection.errors import (
     AccessDenied,
-    ArgumentError,
     CallTimeout,
-    ClientClosed,
     ClientOptionError,
     ConnectionLost,
     CursorRefused,
     InvalidRequest,
     LimitExceeded,
-    MessageRejected,
     NodeDraining,
     NodeError,
     NodeUnavailable,
     NodeUnreachable,
     NotAuthenticated,
-    NotConfirmed,
     NotServed,
-    PositionError,
-    PublishError,
-    StorenodeError,
     TlsHandshakeError,
     WrongProtocolError,
 )
-from storenode.client.message import Message, Outcome, Page, Published, SdsMessage, SdsResult
-from storenode.client.positions import Position
-from storenode.client.publisher import AsyncPublisher
-from storenode.client.retry import Retry
-from storenode.connection.channel import TlsIdentity
 
 __all__ = [
     "AccessDenied",

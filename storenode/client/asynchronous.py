@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from typing import Final, Self
 
-from storenode.client.errors import ArgumentError
 from storenode.client.message import (
     Message,
     Page,
@@ -25,7 +24,8 @@ from storenode.client.node import Entry, NodeClient, connect, content_filter, li
 from storenode.client.positions import Resume, position_of
 from storenode.client.publisher import DEFAULT_MAX_PENDING, AsyncPublisher
 from storenode.client.retry import Retry
-from storenode.client.streams import MessageStream, followed_across, limited, up_to_live
+from storenode.client.streams import AsyncMessageStream, followed_across, limited, up_to_live
+from storenode.common.errors import ArgumentError
 from storenode.connection.arguments import check_bytes
 from storenode.connection.channel import TlsIdentity
 from storenode.wire.storenode.coverage.v1.coverage_pb2 import AnswerCoverage
@@ -290,13 +290,13 @@ class AsyncClient(_Connected):
         page_size: int = 0,
         coverage: bool = False,
         timeout_s: float | None = None,
-    ) -> MessageStream:
+    ) -> AsyncMessageStream:
         """Read a time range, the oldest message first, at any size.
 
         ``start`` is inclusive, ``end`` exclusive. ``limit`` ends it after so many messages;
-        ``newest_first`` turns the order around. The stream's `MessageStream.cursor` goes on later,
+        ``newest_first`` turns the order around. The stream's ``cursor`` goes on later,
         also at another node; ``resume`` and ``ack`` keep it as those of `follow` do. With
-        ``coverage``, `MessageStream.coverage` says at the end how complete the answer was.
+        ``coverage``, that of the stream says at the end how complete the answer was.
 
         Examples:
             ```python
@@ -339,7 +339,7 @@ class AsyncClient(_Connected):
             return found if limit is None else limited(found, limit)
 
         position = None if resume is None else position_of(resume)
-        return MessageStream(pages, cursor or b"", position=position, acknowledges=ack)
+        return AsyncMessageStream(pages, cursor or b"", position=position, acknowledges=ack)
 
     async def scan_hashes(
         self,
@@ -410,17 +410,17 @@ class AsyncClient(_Connected):
         until_live: bool = False,
         overlap_s: float | None = None,
         timeout_s: float | None = None,
-    ) -> MessageStream:
+    ) -> AsyncMessageStream:
         """Receive messages in the order in which they are stored, without end.
 
         ``resume`` names where the position is kept between runs: a path, a path and a name for
         SQLite, or an object with ``load`` and ``save``. The position is saved when the messages
         of a page have been taken and the next one is asked for, or with ``ack`` by
-        `MessageStream.ack` alone: after a kill messages may come again, and none is missed. Without
+        its ``ack`` alone: after a kill messages may come again, and none is missed. Without
         a position it begins now, or ``from_beginning``. ``until_live`` ends it when everything that
         was stored has come.
 
-        Instead of ``resume``, keep the stream's `MessageStream.cursor` with what you have processed
+        Instead of ``resume``, keep the stream's ``cursor`` with what you have processed
         and pass it next time. A cursor belongs to one store (a database, with any number of nodes).
         With nodes of several stores, ``overlap_s`` lets the follower go on at another store when no
         node of the first one is left: it reads what that store holds since ``overlap_s`` seconds
@@ -458,7 +458,7 @@ class AsyncClient(_Connected):
             return up_to_live(found) if until_live else found
 
         position = None if resume is None else position_of(resume)
-        return MessageStream(pages, cursor or b"", position=position, acknowledges=ack)
+        return AsyncMessageStream(pages, cursor or b"", position=position, acknowledges=ack)
 
     async def get_sds(
         self,
@@ -550,18 +550,18 @@ class AsyncAdmin(_Connected):
         self._is_open = True
 
     async def status(self) -> NodeStatus:
-        """What the node holds, whether it serves, and how it stands with its peers."""
+        """Return what the node stores, whether it serves, and the state of its peers."""
         return await self._calls.status()
 
     async def synchronize(
         self, peer: str = "", *, start: Time | None = None, end: Time | None = None
     ) -> SyncReport:
-        """Have the node reconcile with a peer now; by default with a random one."""
+        """Reconcile the node with a peer now; by default with a random one."""
         time_start, time_end = check_range(start, end)
         return await self._calls.synchronize(peer, time_start=time_start, time_end=time_end)
 
     async def fetch_messages(self, peer: str, channel_id: str, ids: Iterable[SdsId]) -> FetchReport:
-        """Have the node fetch some SDS messages from a peer."""
+        """Request SDS messages for the node from one of its peers."""
         return await self._calls.fetch_messages(peer, channel_id, map(_entry, ids))
 
 

@@ -22,7 +22,7 @@ from storenode.client.asynchronous import (
 from storenode.client.message import Message, Page, Published
 from storenode.client.publisher import DEFAULT_MAX_PENDING, AsyncPublisher
 from storenode.client.retry import Retry
-from storenode.client.streams import MessageStream as AsyncMessageStream
+from storenode.client.streams import AsyncMessageStream
 from storenode.connection.channel import TlsIdentity
 from storenode.connection.event_loop import call_on_loop, iterate_blocking, like, run_blocking
 
@@ -111,7 +111,7 @@ class Publisher:
         return self._publisher.acknowledged
 
     def send(self, message: Message) -> Future[Published]:
-        """Hand a message over; blocks while too many are unacknowledged.
+        """Queue a message; blocks while too many are unacknowledged.
 
         The future need not be waited for. Raises as `AsyncPublisher.send` does.
         """
@@ -130,18 +130,18 @@ class Publisher:
 
     async def _send(self, message: Message) -> Future[Published]:
         answer = await self._publisher.send(message)
-        told: Future[Published] = Future()
+        result: Future[Published] = Future()
 
-        def tell(done: asyncio.Future[Published]) -> None:
+        def forward(done: asyncio.Future[Published]) -> None:
             if done.cancelled():
-                told.cancel()
+                result.cancel()
             elif (fault := done.exception()) is not None:
-                told.set_exception(fault)
+                result.set_exception(fault)
             else:
-                told.set_result(done.result())
+                result.set_result(done.result())
 
-        answer.add_done_callback(tell)
-        return told
+        answer.add_done_callback(forward)
+        return result
 
 
 _A = TypeVar("_A", AsyncClient, AsyncAdmin)

@@ -1,59 +1,13 @@
-"""What the client raises: every error has a name, and a sentence that says what to do.
-
-All derive from `StorenodeError`. Calls raise a kind of `NodeError`; publishing raises a kind of
-`PublishError` for what the node decided about a message.
-"""
+"""The errors of the client beyond those of calls, which `storenode.connection.errors` has."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from storenode.common.errors import ArgumentError, ClientClosed, StorenodeError
-from storenode.connection.errors import (
-    AccessDenied,
-    CallTimeout,
-    ClientOptionError,
-    ConnectionLost,
-    CursorRefused,
-    InvalidRequest,
-    LimitExceeded,
-    NodeDraining,
-    NodeError,
-    NodeUnavailable,
-    NodeUnreachable,
-    NotAuthenticated,
-    NotServed,
-    TlsHandshakeError,
-    WrongProtocolError,
-)
+from storenode.common.errors import StorenodeError
 
 if TYPE_CHECKING:
     from storenode.client.message import Message, Published
-
-__all__ = [
-    "AccessDenied",
-    "ArgumentError",
-    "CallTimeout",
-    "ClientClosed",
-    "ClientOptionError",
-    "ConnectionLost",
-    "CursorRefused",
-    "InvalidRequest",
-    "LimitExceeded",
-    "MessageRejected",
-    "NodeDraining",
-    "NodeError",
-    "NodeUnavailable",
-    "NodeUnreachable",
-    "NotAuthenticated",
-    "NotConfirmed",
-    "NotServed",
-    "PositionError",
-    "PublishError",
-    "StorenodeError",
-    "TlsHandshakeError",
-    "WrongProtocolError",
-]
 
 
 class PositionError(StorenodeError):

@@ -1,4 +1,4 @@
-"""What applications publish and receive: plain values, without the schema's classes."""
+"""The messages and answers of applications: plain values, without the schema's classes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Final
 
-from storenode.client.errors import ArgumentError, MessageRejected, NotConfirmed
+from storenode.client.errors import MessageRejected, NotConfirmed
 from storenode.client.messages import outcome_name
+from storenode.common.errors import ArgumentError
 from storenode.connection.arguments import check_bytes, check_content_topic
 from storenode.message.hashing import message_hash
 from storenode.message.limits import HASH_BYTES
@@ -94,7 +95,7 @@ class Message:
         return _EPOCH + timedelta(microseconds=self.timestamp // 1_000)
 
     def encode(self) -> WakuMessageAndTopic:
-        """The message in the schema's own class, as the calls take it."""
+        """Return the message in the schema's own class."""
         return WakuMessageAndTopic(
             message=WakuMessage(
                 payload=self.payload,
@@ -110,7 +111,7 @@ class Message:
 
     @classmethod
     def decode(cls, item: WakuMessageKeyValue | WakuMessageAndTopic) -> Message:
-        """The message that a node has sent, from the schema's own class."""
+        """Convert a message that a node has sent from the schema's own class."""
         message = item.message
         # Not by the constructor, which refuses what others may have published.
         decoded = object.__new__(cls)
@@ -146,7 +147,7 @@ def encode_message(message: Message) -> WakuMessageAndTopic:
 
 
 class Outcome(StrEnum):
-    """What a node did with a message."""
+    """The decision of a node about a message."""
 
     STORED = "STORED"
     """It is durable."""
@@ -267,7 +268,7 @@ class SdsResult:
 
 
 def entries_of(found: Iterable[HistoryEntry]) -> list[tuple[str, bytes | None]]:
-    """Message IDs with their hints, from the schema's own class."""
+    """Return message IDs with their hints, from the schema's own class."""
     return [
         (each.message_id, each.retrieval_hint if each.HasField("retrieval_hint") else None)
         for each in found

@@ -95,7 +95,7 @@ def new_request(
 
 
 def outcome_name(result: store_pb2.PublishResult) -> str:
-    """The name of a result's outcome: STORED, DUPLICATE, EPHEMERAL, REJECTED or UNCONFIRMED.
+    """Return the name of a result's outcome: STORED, DUPLICATE, EPHEMERAL, REJECTED or UNCONFIRMED.
 
     An outcome that a newer node added is given by its number.
     """

@@ -14,7 +14,7 @@ import grpc
 
 from storenode.client.messages import new_request, publish_requests
 from storenode.client.nodes import Node, Nodes
-from storenode.client.publishing import PublishPipeline
+from storenode.client.publish_pipeline import PublishPipeline
 from storenode.client.retry import Attempts, Retry, stream
 from storenode.client.tracing import Metadata, client_span, trace_metadata
 from storenode.connection.arguments import check_content_topic
@@ -169,7 +169,7 @@ class NodeClient:
     async def query(
         self, request: waku_pb2.StoreQueryRequest, *, timeout_s: float | None = None
     ) -> waku_pb2.StoreQueryResponse:
-        """One page (13/WAKU2-STORE); a status code that is no success raises `NodeError`."""
+        """Fetch one page (13/WAKU2-STORE); a status code that is no success raises `NodeError`."""
 
         async def call(node: Node) -> waku_pb2.StoreQueryResponse:
             response = await node.store.Query(request, metadata=_metadata(node))
@@ -183,7 +183,7 @@ class NodeClient:
     async def query_pages(
         self, request: waku_pb2.StoreQueryRequest
     ) -> AsyncGenerator[waku_pb2.StoreQueryResponse, None]:
-        """Every page from the request's cursor on, in its direction."""
+        """Yield the pages from the request's cursor on, in its direction."""
         request = waku_pb2.StoreQueryRequest.FromString(request.SerializeToString())
         while True:
             page = await self.query(request)
@@ -204,7 +204,7 @@ class NodeClient:
         coverage: bool = False,
         timeout_s: float | None = None,
     ) -> AsyncGenerator[store_pb2.ScanPage, None]:
-        """Every match in ascending (timestamp, hash) order; times in nanoseconds, end exclusive.
+        """Stream all matches in (timestamp, hash) order; times in nanoseconds, end exclusive.
 
         Goes on from the last page's cursor when the node was away. With ``coverage`` the last page
         says how complete the pages are, after such a pause only those from that cursor on.
@@ -236,7 +236,7 @@ class NodeClient:
         by_day: bool = False,
         channel_id: str = "",
     ) -> AsyncGenerator[store_pb2.CoveragePage, None]:
-        """What is held step by step, and what other stores are known to hold of it."""
+        """Stream what is stored step by step, and which other stores were found to be equal."""
         steps = store_pb2.GetCoverageRequest
         request = steps(
             filter=filter,
@@ -256,7 +256,7 @@ class NodeClient:
         include_data: bool = True,
         timeout_s: float | None = None,
     ) -> AsyncGenerator[store_pb2.FollowPage, None]:
-        """Every match in commit order, then live, without end.
+        """Stream all matches in commit order, then live, without end.
 
         Goes on from the last page's cursor when the node was away, at a node of the same store;
         nothing is missed or sent twice then either. When only nodes of other stores answer, their
@@ -291,7 +291,7 @@ class NodeClient:
         coverage: bool = False,
         prefer_proven: bool = True,
     ) -> AsyncGenerator[store_pb2.SdsMessagesPage, None]:
-        """SDS messages by ID, and by hint where one is given."""
+        """Fetch SDS messages by ID, and by hint where one is given."""
         request = store_pb2.GetSdsMessagesRequest(
             channel_id=channel_id,
             entries=_history(entries),
@@ -313,7 +313,7 @@ class NodeClient:
         coverage: bool = False,
         prefer_proven: bool = True,
     ) -> AsyncGenerator[store_pb2.CausalHistoryPage, None]:
-        """The causal past of some messages, every parent before its children."""
+        """Fetch the causal past of some messages, every parent before its children."""
         request = store_pb2.GetCausalHistoryRequest(
             channel_id=channel_id,
             heads=_history(heads),
@@ -327,7 +327,7 @@ class NodeClient:
         return self._whole(lambda node: node.store.GetCausalHistory, request)
 
     async def status(self, *, timeout_s: float | None = None) -> admin_pb2.NodeStatus:
-        """The node's state; only the admin listener answers."""
+        """Return the node's state; only the admin listener answers."""
         request = admin_pb2.GetStatusRequest()
         return await self._called(lambda node: node.admin.GetStatus, request, timeout_s)
 
@@ -339,7 +339,7 @@ class NodeClient:
         time_end: int | None = None,
         timeout_s: float | None = None,
     ) -> admin_pb2.SyncReport:
-        """Have the node reconcile with a peer now; only the admin listener answers.
+        """Reconcile the node with a peer now; only the admin listener answers.
 
         ``peer`` empty is one at random. Times in nanoseconds, ``time_end`` exclusive; None is the
         node's usual window.
@@ -355,7 +355,7 @@ class NodeClient:
         *,
         timeout_s: float | None = None,
     ) -> admin_pb2.FetchReport:
-        """Have the node ask a peer for some SDS messages; only the admin listener answers."""
+        """Request SDS messages for the node from a peer; only the admin listener answers."""
         request = admin_pb2.FetchMessagesRequest(
             peer=peer, channel_id=channel_id, entries=_history(entries)
         )
@@ -393,7 +393,7 @@ def _cursor_of(page: store_pb2.ScanPage | store_pb2.FollowPage) -> bytes:
 
 
 def _metadata(node: Node) -> Metadata:
-    """What goes with a call that begins now."""
+    """Return the metadata of a call that begins now."""
     return (*node.metadata, *trace_metadata())
 
 

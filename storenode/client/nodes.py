@@ -71,7 +71,7 @@ class Nodes:
         return [*self._nodes[self._at :], *self._nodes[: self._at]]
 
     def use(self, node: Node) -> None:
-        """Stay with a node that has answered."""
+        """Set the node in use to one that has answered."""
         self._at = self._nodes.index(node)
         self.have_answered = True
 

@@ -16,8 +16,8 @@ from typing import Any, TypeVar, cast
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
-from storenode.client.errors import ArgumentError
 from storenode.client.messages import hash_of
+from storenode.common.errors import ArgumentError
 from storenode.message.text import parse_hex
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 
@@ -35,7 +35,7 @@ _INTEGERS = frozenset(
 
 
 def to_plain(message: Message) -> Plain:
-    """The fields of a message as values that JSON can hold."""
+    """Return the fields of a message as values for JSON."""
     plain: Plain = {}
     fields = cast("Sequence[FieldDescriptor]", message.DESCRIPTOR.fields)
     for field in fields:
@@ -50,7 +50,7 @@ def to_plain(message: Message) -> Plain:
 
 
 def to_json(message: Message) -> str:
-    """The text of `to_plain` as one line of ASCII, as `json.dumps` writes it, in less time."""
+    """Return `json.dumps` of `to_plain`, one line of ASCII, in less time."""
     parts = []
     for name, head, has_presence, value_of in _plan(message.DESCRIPTOR):
         if not has_presence or message.HasField(name):
@@ -104,7 +104,7 @@ _Plan = tuple[tuple[str, str, bool, Callable[[Any], str]], ...]
 
 @cache
 def _plan(kind: Descriptor) -> _Plan:
-    """How a message of the schema is written: its fields, each with what writes its value."""
+    """Return the fields of a schema message, each with the writer of its value."""
     return tuple(
         (
             field.name,

@@ -8,7 +8,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final, Protocol, runtime_checkable
 
-from storenode.client.errors import ArgumentError, PositionError
+from storenode.client.errors import PositionError
+from storenode.common.errors import ArgumentError
 
 MAX_POSITION_BYTES: Final = 4_096
 """The size of a position; a larger file holds something else."""

@@ -9,11 +9,12 @@ from contextlib import aclosing, suppress
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
-from storenode.client.errors import ClientClosed, PublishError
+from storenode.client.errors import PublishError
 from storenode.client.limits import MAX_PUBLISH_REQUEST_BYTES, MAX_PUBLISH_REQUEST_MESSAGES
 from storenode.client.message import Message, Published, encode_message
 from storenode.client.messages import FIELD_OVERHEAD_BYTES, new_request
 from storenode.client.node import NodeClient
+from storenode.common.errors import ClientClosed
 from storenode.wire.storenode.v1.store_pb2 import PublishRequest
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 
@@ -88,7 +89,7 @@ class AsyncPublisher:
             raise self._refused
 
     async def send(self, message: Message) -> asyncio.Future[Published]:
-        """Hand a message over; the future that is returned has the node's answer.
+        """Queue a message; the future that is returned has the node's answer.
 
         The future need not be awaited: unless the publisher was made with ``strict=False``, leaving
         the block raises for the first message that was rejected or not confirmed.
@@ -131,7 +132,7 @@ class AsyncPublisher:
             self._abandon()
 
     async def _requests(self) -> AsyncGenerator[PublishRequest]:
-        """Batches of whatever waits, so that a slow node gets larger ones."""
+        """Yield batches of all that waits, so that a slow node gets larger ones."""
         while True:
             while not self._waiting:
                 if self._closing:
@@ -165,7 +166,7 @@ class AsyncPublisher:
             self._refused = self._refused or error
 
     def _abandon(self) -> None:
-        """Nothing more is acknowledged: whoever waits for an answer, or for room, learns it."""
+        """Fail all that wait for an answer or for room: nothing more is acknowledged."""
         for answer in self._pending:
             self._room.release()
             if self._failure is None or answer.done():

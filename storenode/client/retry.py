@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 import grpc
 
-from storenode.client.errors import ClientClosed
 from storenode.client.limits import (
     DEFAULT_RETRY_ATTEMPTS,
     DEFAULT_RETRY_FIRST_DELAY_S,
@@ -19,6 +18,7 @@ from storenode.client.limits import (
     HEDGE_DELAY_S,
 )
 from storenode.client.nodes import Node, Nodes
+from storenode.common.errors import ClientClosed
 from storenode.connection.channel import explain_failure
 from storenode.connection.errors import (
     CallTimeout,
@@ -45,7 +45,7 @@ _UNSERVED = "CANCELLED"
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """How often a call is made again after the node did not serve it or the connection broke.
+    """The limits of attempts at a call that a node did not serve or whose connection broke.
 
     Every other node is tried at once. After a round in which all have failed comes a pause, from
     ``first_delay_s`` on twice as long each time up to ``max_delay_s``, and another round;

@@ -15,7 +15,7 @@ class SdsView:
     """The claims of one SDS message; ``content`` is empty where there is none.
 
     ``proven``: the ID is the hash of what the message says, so it is the message that the ID was
-    made for. Any other content may have been put under the ID by somebody else.
+    made for. Other content under the ID may be forged.
     """
 
     channel_id: str

@@ -9,10 +9,11 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import aclosing
 from typing import Final, Self
 
-from storenode.client.errors import ArgumentError, CursorRefused
 from storenode.client.message import Message, Page
 from storenode.client.positions import Position
 from storenode.common.bounded import BoundedDict
+from storenode.common.errors import ArgumentError
+from storenode.connection.errors import CursorRefused
 from storenode.message.limits import NS_PER_S
 from storenode.wire.storenode.coverage.v1.coverage_pb2 import AnswerCoverage
 
@@ -20,7 +21,7 @@ MAX_REMEMBERED_HASHES: Final = 65_536
 """Messages that a follower recognises when it has changed to another store."""
 
 
-class MessageStream(AsyncIterator[Message]):
+class AsyncMessageStream(AsyncIterator[Message]):
     """Messages of a scan or a follower, one by one, or in pages by `pages`.
 
     An asynchronous iterator and context manager; leaving the block ends the call. With a
@@ -203,7 +204,7 @@ def _fresh(
     *,
     live: bool = False,
 ) -> Page:
-    """A page of what is not known yet, which is known from now on."""
+    """Return a page of the messages that did not come before, and remember them."""
     fresh = []
     for message in messages:
         digest = message.hash

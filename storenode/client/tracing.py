@@ -19,7 +19,7 @@ _VERSION: Final = "00"
 
 
 def trace_metadata() -> Metadata:
-    """``traceparent`` and ``tracestate`` of the current span; empty where there is none."""
+    """Return ``traceparent`` and ``tracestate`` of the current span; empty without one."""
     api = sys.modules.get(_API)
     if api is None:
         return ()
@@ -34,7 +34,7 @@ def trace_metadata() -> Metadata:
 
 @contextmanager
 def client_span(service: str, method: str) -> Iterator[None]:
-    """A span of the application's tracer around a call; nothing where it has none."""
+    """Open a span of the application's tracer around a call, if it has one."""
     api = sys.modules.get(_API)
     if api is None:
         yield

@@ -1,1 +1,1 @@
-"""What all rooms share: bounded dictionaries, pauses between attempts, randomness."""
+"""Shared by all rooms: bounded dictionaries, pauses between attempts, base errors."""

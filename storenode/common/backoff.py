@@ -12,7 +12,7 @@ class Backoff:
         self.pause_s = first_s
 
     def take(self) -> float:
-        """The next pause; the one after it is twice as long."""
+        """Return the next pause, and double the one after it."""
         pause_s = self.pause_s
         self.pause_s = min(2 * pause_s, self._most_s)
         return pause_s

@@ -1,1 +1,1 @@
-"""Connections to nodes, for whoever calls one: addresses, TLS, tokens, and errors as a sentence."""
+"""Connections to nodes: addresses, TLS, tokens, and errors as a sentence."""

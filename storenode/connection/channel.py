@@ -56,8 +56,10 @@ _CLEAR_OPTIONS: Final[list[tuple[str, Any]]] = [*_OPTIONS, ("grpc.enable_http_pr
 
 @dataclass(frozen=True, slots=True)
 class TlsIdentity:
-    """PEM texts: ``ca`` verifies the node (``None``: gRPC's own roots); ``cert`` and ``key``
-    identify the caller to it and go together.
+    """PEM texts for a connection by TLS.
+
+    ``ca`` verifies the node (``None``: gRPC's own roots); ``cert`` and ``key`` identify the caller
+    to it and go together.
     """
 
     ca: bytes | None = None

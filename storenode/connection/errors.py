@@ -1,4 +1,4 @@
-"""What a call of a node may raise, each with a name and a sentence that says what to do."""
+"""The errors of calls of a node, each with a sentence that says what to do."""
 
 from collections.abc import Iterable
 from typing import Any, Final
@@ -72,7 +72,7 @@ class NodeUnavailable(NodeError):
 
 
 class NodeUnreachable(NodeUnavailable):
-    """No connection to the node could be made."""
+    """An error for a node to which no connection could be made."""
 
     is_closed = False
     """True when the listener closed the connection without a reason."""
@@ -147,7 +147,7 @@ _BY_CODE: Final[dict[str, type[NodeError]]] = {
 
 
 def node_error(error: grpc.aio.AioRpcError, address: str) -> NodeError:
-    """The error of a call as the caller sees it."""
+    """Return the error of a call as the caller sees it."""
     code, details = error.code().name, (error.details() or "").strip()
     if code == "INTERNAL" and (error.debug_error_string() or "").startswith(_NOT_SENT):
         # gRPC's own status for a message that could not be sent; the node has said nothing.
@@ -168,8 +168,8 @@ def node_error(error: grpc.aio.AioRpcError, address: str) -> NodeError:
     failure = kind(code, details or f"The node at {address} gave no reason.")
     if code == "RESOURCE_EXHAUSTED":
         # The types of gRPC describe its metadata wrongly: it is pairs of a name and a value.
-        told: Iterable[Any] = error.trailing_metadata() or ()
-        failure.retryable = any(name == RETRY_PUSHBACK for name, _ in told)
+        metadata: Iterable[Any] = error.trailing_metadata() or ()
+        failure.retryable = any(name == RETRY_PUSHBACK for name, _ in metadata)
     return failure
 
 
@@ -233,7 +233,7 @@ def silent_node(address: str, limit_s: float | None) -> CallTimeout:
 
 
 def query_error(status_code: int, description: str) -> NodeError:
-    """The error that a ``StoreQueryResponse`` carries (13/WAKU2-STORE, status codes)."""
+    """Return the error that a ``StoreQueryResponse`` carries (13/WAKU2-STORE, status codes)."""
     code = f"QUERY_{status_code}"
     failure = _BY_CODE.get(code, NodeError)(code, description or "The node gave no reason.")
     failure.retryable = failure.retryable or code == "QUERY_429"

@@ -17,8 +17,8 @@ from typing import Any, Final, Generic, ParamSpec, TypeVar
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _F = TypeVar("_F", bound=Callable[..., Any])
-_ASYNCHRONOUS: Final = re.compile(r"\b(await|async) (?=\w+)")
-"""The words of an example that only an event loop needs."""
+_ASYNCHRONOUS: Final = re.compile(r"\b(await|async) (?=\w+)|\bAsync(?=[A-Z])")
+"""The words of a text that only an event loop needs, and the first part of names."""
 
 MAX_SIGNAL_DELAY_S: Final = 0.5
 """The longest time until an interruption is raised that came just before the thread slept."""
@@ -148,7 +148,7 @@ def iterate_blocking(
 def like(call: Callable[..., object]) -> Callable[[_F], _F]:
     """Return a decorator that gives a blocking function the name and text of an asynchronous one.
 
-    Examples in the text lose what only an event loop needs.
+    The text loses what only an event loop needs, and names the blocking classes.
     """
 
     def decorate(blocking: _F) -> _F:

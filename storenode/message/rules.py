@@ -33,7 +33,7 @@ _MAX_LISTED_SHARDS: Final = 8
 
 
 class Reason(StrEnum):
-    """Why a message is refused: stable names, fit for a metric label."""
+    """The reasons to refuse a message: stable names, fit for a metric label."""
 
     MALFORMED = "malformed"
     MISSING_MESSAGE = "missing_message"
@@ -77,7 +77,7 @@ CONFLICT: Final = Refusal(Reason.CONFLICT, "another message has this hash; chang
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What a source of messages may do, and the limits that hold for all.
+    """The rules for a source of messages, and the limits that hold for all.
 
     ``max_drift_ns``: distance from the node's clock, ``None`` with the drift check off (then a
     day ahead is the bound). ``publisher``: that distance bounds the past too. ``horizon_ns``:

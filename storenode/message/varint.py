@@ -24,5 +24,5 @@ def varint(value: int) -> bytes:
 
 
 def delimited(tag: bytes, body: bytes) -> bytes:
-    """One length-delimited field: ``tag`` (already encoded), the length, then ``body``."""
+    """Encode one length-delimited field: ``tag`` (already encoded), the length, then ``body``."""
     return b"%b%b%b" % (tag, varint(len(body)), body)

@@ -15,7 +15,7 @@ import pytest
 
 from store.embedded.supervisor import running_url
 from store.runtime.health import Obstacle
-from storenode.client.errors import NodeError
+from storenode.connection.errors import NodeError
 from tests.faults.processes import Readiness, logged
 from tests.integration.run.helpers import get
 from tests.support.acknowledged import Ledger, Publisher, attempted, check_node

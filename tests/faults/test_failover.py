@@ -9,10 +9,10 @@ from random import Random
 
 import pytest
 
-from storenode.client.errors import NodeError
 from storenode.client.messages import new_message
 from storenode.client.node import NodeClient, connect, content_filter
 from storenode.client.types import PublishResult, WakuMessageAndTopic
+from storenode.connection.errors import NodeError
 from tests.faults.processes import until
 from tests.support.acknowledged import (
     PATIENCE_S,

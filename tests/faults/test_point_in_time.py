@@ -14,8 +14,8 @@ import pytest
 
 from store.db.schema.migrate import upgrade
 from store.embedded.datadir import DATABASE
-from storenode.client.errors import NodeError
 from storenode.client.node import connect
+from storenode.connection.errors import NodeError
 from tests.faults.processes import until
 from tests.faults.syncing import Maker
 from tests.support import programs

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from store.db.errors import READ_ONLY
-from storenode.client.errors import NodeError
 from storenode.client.messages import new_message
 from storenode.client.node import NodeClient, connect, content_filter
 from storenode.client.retry import Retry
 from storenode.client.types import PublishResult
+from storenode.connection.errors import NodeError
 from tests.faults.processes import until
 from tests.integration.run.helpers import get
 from tests.support.acknowledged import PUBSUB, TOPICS

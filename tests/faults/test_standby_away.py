@@ -19,10 +19,10 @@ from store.domain.admission import Admission
 from store.domain.coverage import MINUTE_NS, Interval, Statement
 from store.domain.ports import Source, StoreUnavailable
 from store.messages.record import RecordBatch
-from storenode.client.errors import NodeError
 from storenode.client.messages import new_message
 from storenode.client.node import connect
 from storenode.client.retry import Retry
+from storenode.connection.errors import NodeError
 from storenode.message.rules import Policy
 from tests.faults.processes import until
 from tests.support.acknowledged import PATIENCE_S, PUBSUB, TOPICS

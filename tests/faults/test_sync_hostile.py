@@ -20,7 +20,7 @@ from reconcile.index import IndexView
 from reconcile.session import Role
 from store.sync.session.initiator import RECONCILE
 from storenode.client.messages import hash_of
-from storenode.connection.ending import Ending
+from storenode.connection.call_status import Ending
 from storenode.message.varint import varint
 from storenode.wire.storenode.v1.peer_pb2 import ReconcileFrame, TransferFrame
 from tests.faults.processes import metrics

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from storenode.client.errors import NodeError
 from storenode.client.types import SyncReport
+from storenode.connection.errors import NodeError
 from tests.faults.processes import until
 from tests.faults.syncing import PAYLOAD_BYTES, Two, event, log_size, two_nodes, under_way
 from tests.support.fleet import status

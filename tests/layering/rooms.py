@@ -74,9 +74,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "store.runtime": EDGES_SHARE
     | {"store.config", "store.db", "store.embedded", "store.gossip.driver", "store.http"}
     | {"store.rpc", "store.serving", "store.sync", "storenode.cli.options"},
-    "store.cli": frozenset(
-        {"storenode.cli", "storenode.cli.options", "storenode.client", "storenode.connection"}
-    )
+    "store.cli": frozenset({"storenode.cli", "storenode.cli.options", "storenode.connection"})
     | {"store.config", "store.db", "store.demo", "store.domain", "store.embedded"}
     | {"store.gateway", "store.observe", "store.pipeline", "store.runtime", "storenode.message"},
     # nodes seen from outside, as processes, and participants of theirs

@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Final
 
-from storenode.client.errors import NodeError
 from storenode.client.messages import hash_of, new_message, new_request
 from storenode.client.node import NodeClient, connect
 from storenode.client.retry import Retry
 from storenode.client.types import FollowPage, PublishRequest, PublishResult, ScanPage
 from storenode.connection.channel import TlsIdentity
+from storenode.connection.errors import NodeError
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
 
 PUBSUB: Final = "/waku/2/rs/1/0"

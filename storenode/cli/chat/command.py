@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import sys
 from pathlib import Path
@@ -21,7 +20,7 @@ from storenode.cli.client.session import (
     tls_of,
     token_of,
 )
-from storenode.cli.errors import OK, USAGE, CliError
+from storenode.cli.errors import OK, USAGE, CliError, mute_library
 from storenode.cli.options.layers import LayeredCommand, option
 from storenode.common.errors import StorenodeError
 from storenode.message.topics import DEFAULT_PUBSUB_TOPIC
@@ -84,7 +83,7 @@ def chat(
     tls_key: Path | None,
     **chosen: Any,  # noqa: ANN401 - the options of the chat itself
 ) -> int:
-    """Chat in a channel. All participants see the same lines in the same order.
+    """Open a chat in a channel. All participants see the same lines in the same order.
 
     In front of an own line: … not sent yet, · stored by a node, ? probably received, ✓ received
     by a participant, ✗ refused or given up. /help lists commands and keys, /quit or Ctrl-C
@@ -99,8 +98,7 @@ def chat(
     indented.
     """
     token, tls = token_of(token_file), tls_of(tls_ca, tls_cert, tls_key)
-    # The chat says by itself what goes wrong.
-    logging.getLogger("storenode").addHandler(logging.NullHandler())
+    mute_library()
     places = [StoreNode(address, token, tls) for address in nodes]
     try:
         asyncio.run(_talk(places, **chosen))

@@ -1,4 +1,4 @@
-"""What a line that begins with a slash does: nothing of it goes to the channel."""
+"""The commands of a chat: lines that begin with a slash and are not sent."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ KEYS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What a command says, and whether the user wants to leave."""
+class CommandAnswer:
+    """The rows that a command prints, and whether the user wants to leave."""
 
     rows: tuple[str, ...] = ()
     leave: bool = False
@@ -47,7 +47,7 @@ class Commands:
         self._people = transcript.people
         self._forgeries = transcript.forged
         self._keys = keys
-        self._known: dict[str, tuple[str, Callable[[], Answer]]] = {
+        self._known: dict[str, tuple[str, Callable[[], CommandAnswer]]] = {
             "/help": ("this list", self._help),
             "/names": (
                 "who takes part, who has what is not here, and who lacks what is",
@@ -56,18 +56,18 @@ class Commands:
             "/missing": ("what is missing, and what is done about it", self._missing),
             "/forged": ("what was said under the ID of another line", self._forged),
             "/status": ("the connection, and what has become of your lines", self._status),
-            "/quit": ("leave", lambda: Answer(leave=True)),
+            "/quit": ("leave", lambda: CommandAnswer(leave=True)),
         }
 
     @property
     def names(self) -> list[str]:
-        """All commands."""
+        """The names of all commands."""
         return list(self._known)
 
-    def said(self, text: str) -> Answer | str:
-        """The answer of a command, or what is to be said in the channel.
+    def said(self, text: str) -> CommandAnswer | str:
+        """Run a command and return its answer, or return the text to send.
 
-        Two slashes at the beginning say a line that begins with one.
+        Two slashes at the beginning send a line that begins with one.
         """
         if not text.startswith("/"):
             return text
@@ -77,14 +77,14 @@ class Commands:
         known = self._known.get(name.lower())
         if known is None:
             hint = f"To say a line that begins with a slash, write /{safe(name)}."
-            return Answer((f"There is no command {safe(name)}: /help lists them. {hint}",))
+            return CommandAnswer((f"There is no command {safe(name)}: /help lists them. {hint}",))
         return known[1]()
 
-    def _help(self) -> Answer:
+    def _help(self) -> CommandAnswer:
         rows = [f"{name:<9} {what}" for name, (what, _) in self._known.items()]
-        return Answer((*rows, "//…       say a line that begins with a slash", *self._keys))
+        return CommandAnswer((*rows, "//…       say a line that begins with a slash", *self._keys))
 
-    def _names(self) -> Answer:
+    def _names(self) -> CommandAnswer:
         others = self._people.by_name()
         own = f"{safe(self._people.own)}: you"
         if self._people.namesakes:
@@ -92,15 +92,15 @@ class Commands:
         lacking = self._channel.lacking()
         rows = [standing(*each, lacking.get(each[0], 0)) for each in others[:MAX_LISTED]]
         said = f"{counted(len(others) + 1, 'participant')} heard so far:"
-        return Answer((said, own, *rows, *_rest(len(others))))
+        return CommandAnswer((said, own, *rows, *_rest(len(others))))
 
-    def _missing(self) -> Answer:
+    def _missing(self) -> CommandAnswer:
         missing = self._channel.missing()
         status = self._channel.status
         said = lacks_of(status)
         if not said:
             more = "" if status.live else "; the history is still being read"
-            return Answer((f"Nothing is missing as far as is known here{more}.",))
+            return CommandAnswer((f"Nothing is missing as far as is known here{more}.",))
         rows = [_lack(each) for each in missing[:MAX_LISTED]]
         waiting = (
             [f"Not shown until then: {counted(status.waiting, 'message')} in answer to it."]
@@ -113,7 +113,7 @@ class Commands:
             if missing
             else []
         )
-        return Answer(
+        return CommandAnswer(
             (
                 "; ".join(said) + ".",
                 *rows,
@@ -124,14 +124,16 @@ class Commands:
             )
         )
 
-    def _forged(self) -> Answer:
+    def _forged(self) -> CommandAnswer:
         count = self._channel.counts.forged
         if not count:
-            return Answer(("No forged line has been seen.", MEANING))
+            return CommandAnswer(("No forged line has been seen.", MEANING))
         rows = [f"  {row}" for row in list(self._forgeries)[-MAX_LISTED:]]
-        return Answer((f"{counted(count, 'forged line')} since the first run:", *rows, MEANING))
+        return CommandAnswer(
+            (f"{counted(count, 'forged line')} since the first run:", *rows, MEANING)
+        )
 
-    def _status(self) -> Answer:
+    def _status(self) -> CommandAnswer:
         status = self._channel.status
         rows = [state_of(status) + "."]
         if not owed_of(status):
@@ -143,7 +145,7 @@ class Commands:
             rows.append(
                 f"{peers} send nothing by which it shows whether something is missing here."
             )
-        return Answer(tuple(rows))
+        return CommandAnswer(tuple(rows))
 
 
 def _lack(message: MissingMessage) -> str:

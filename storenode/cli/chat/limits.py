@@ -30,8 +30,8 @@ MAX_QUOTED_CHARS: Final = 200
 FAR_UP_ENTRIES: Final = 10
 """A late message that is put so far up, or further, is pointed out."""
 
-MAX_TOLD_IDS: Final = 10_000
-"""Missing messages that are remembered as told; past it some may be told again."""
+MAX_REPORTED_IDS: Final = 10_000
+"""Missing messages that are remembered as reported; past it some may be reported again."""
 
 AWAY_S: Final = 60.0
 """Without a key for so long, the user is taken not to read what comes."""

@@ -7,7 +7,7 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from storenode.cli.chat.commands import Answer, Commands
+from storenode.cli.chat.commands import CommandAnswer, Commands
 from storenode.cli.chat.limits import (
     CATCH_UP_TIMEOUT_S,
     CONNECT_TIMEOUT_S,
@@ -45,10 +45,10 @@ class PlainChat:
         self._out = Output()
 
     async def run(self) -> None:
-        """Say every line of the input; at its end, wait for what is on its way.
+        """Send every line of the input; at its end, wait until all is published.
 
         Raises:
-            CliError: what was said reached no node in time.
+            CliError: a line reached no node in time.
         """
         async with self._channel.events() as events:
             printer = asyncio.create_task(self._print(events))
@@ -65,7 +65,7 @@ class PlainChat:
                 await asyncio.wait({printer})
 
     async def _connect(self) -> None:
-        """Say at once why no node is reachable, and wait a little for one.
+        """Wait a little for a node; print at once why none is reachable.
 
         Raises:
             CliError: none is, and lines would be lost.
@@ -83,7 +83,7 @@ class PlainChat:
                 raise _offline("Nothing was sent", self._channel.status) from None
 
     async def _catch_up(self) -> None:
-        """What is said now answers what was said before, if that can be had."""
+        """Wait a little for the history, so that the next lines name it as their cause."""
         if self._channel.status.node is None:
             return
         with suppress(TimeoutError):
@@ -91,7 +91,7 @@ class PlainChat:
                 await self._channel.wait_for(lambda status: status.synced)
 
     async def _say_all(self) -> None:
-        """Lines of a pipe are said as they are; at a terminal some are commands."""
+        """Send the lines of a pipe as they are; at a terminal, run those that are commands."""
         interactive = sys.stdin.isatty()
         async for some in lines(_STANDARD_INPUT):
             for line in some:
@@ -101,9 +101,9 @@ class PlainChat:
                 await self._say(said)
 
     def _command(self, line: bytes) -> bytes | None:
-        """What is left to be said of a line; None when the user leaves."""
+        """Return what a line sends, empty for a command; None when the user leaves."""
         said = self._commands.said(line.decode("utf-8", "surrogateescape"))
-        if not isinstance(said, Answer):
+        if not isinstance(said, CommandAnswer):
             return said.encode("utf-8", "surrogateescape")
         for row in said.rows:
             note(row)
@@ -118,21 +118,21 @@ class PlainChat:
             raise CliError(FAILED, f"A line was not sent: {safe(str(error))}.") from error
 
     async def _print(self, events: Events[ChannelEvent]) -> None:
-        held = await self._channel.log(MAX_SHOWN_LINES)
+        stored = await self._channel.log(MAX_SHOWN_LINES)
         # Some of it may have come while it was read: from where is said before it, and once.
         node = self._channel.status.node
-        told = None if node is None else Connected(node)
-        if told is not None:
-            self._tell(told)
-        for message in held:
+        printed = None if node is None else Connected(node)
+        if printed is not None:
+            self._show_event(printed)
+        for message in stored:
             self._show(self._transcript.stored(message))
         async for event in events:
-            if event != told:
-                self._tell(event)
+            if event != printed:
+                self._show_event(event)
             if isinstance(event, Connected | Disconnected):
-                told = None
+                printed = None
 
-    def _tell(self, event: ChannelEvent) -> None:
+    def _show_event(self, event: ChannelEvent) -> None:
         later = event.entries_after if isinstance(event, Message) else 0
         more = f" ({later:,} above)" if later else ""
         self._show(self._transcript.take(event, live=self._channel.status.live), more)
@@ -149,7 +149,7 @@ class PlainChat:
                     note(row)
 
     async def _settle(self) -> None:
-        """Have everything published and everything of others printed."""
+        """Wait until everything is published, and everything of others is printed."""
         if self._channel.status.node is None and self._keeps:
             raise not_sent(self._channel.status, keeps=True)
         try:
@@ -169,7 +169,7 @@ class PlainChat:
 
 
 def not_sent(status: Status, *, keeps: bool) -> CliError:
-    """How a chat ends that has lines left which no node holds."""
+    """Return the error of a chat that ends with lines that no node stores."""
     lines_left = counted(status.unpublished, "line")
     if keeps:
         return _offline(f"{lines_left} kept in the state, to be sent by the next run", status)

@@ -18,7 +18,7 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.patch_stdout import patch_stdout
 from wcwidth import wcswidth
 
-from storenode.cli.chat.commands import KEYS, Answer, Commands
+from storenode.cli.chat.commands import KEYS, CommandAnswer, Commands
 from storenode.cli.chat.limits import AWAY_S, MAX_MARKED_LINES, MAX_QUOTED_CHARS, REFRESH_S
 from storenode.cli.chat.plain import PlainChat
 from storenode.cli.chat.transcript import Line, LineKind, Mark
@@ -118,7 +118,7 @@ class TerminalChat(PlainChat):
                 return
             self._refused = ""
             said = self._commands.said(text.rstrip())
-            if not isinstance(said, Answer):
+            if not isinstance(said, CommandAnswer):
                 await self._send(said)
             elif said.leave:
                 return

@@ -11,8 +11,8 @@ from storenode.cli.chat.limits import (
     FAR_UP_ENTRIES,
     MAX_FORGED,
     MAX_QUOTED_CHARS,
+    MAX_REPORTED_IDS,
     MAX_SHOWN_LINES,
-    MAX_TOLD_IDS,
 )
 from storenode.cli.chat.words import (
     NOT_VERIFIED,
@@ -233,7 +233,7 @@ class Transcript:
     def _lacking(self, event: Missing) -> list[Line]:
         names = {each.message_id for each in event.messages}
         fresh = len(names - self._missing)
-        self._missing = names if len(self._missing) > MAX_TOLD_IDS else self._missing | names
+        self._missing = names if len(self._missing) > MAX_REPORTED_IDS else self._missing | names
         if not fresh:
             return []
         noun = counted(fresh, "message")

@@ -108,7 +108,7 @@ def lacks_of(status: Status) -> list[str]:
 
 
 def owed_of(status: Status) -> list[str]:
-    """Describe the own messages that nobody has confirmed."""
+    """Describe the own messages that no participant has confirmed."""
     said = []
     if status.unpublished:
         said.append(f"{status.unpublished:,} not sent yet")

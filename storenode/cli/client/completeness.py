@@ -32,7 +32,7 @@ def tell(out: Output, said: Sequence[AnswerCoverage]) -> None:
 
 
 def sentence(said: Sequence[AnswerCoverage]) -> str:
-    """What the pages of an answer say together; each speaks of its own messages."""
+    """Describe how complete an answer is; each of its pages states that of its own messages."""
     if not said:
         return "Coverage: unknown: the node says nothing about this answer."
     lacking = [each for each in said if each.state == AnswerCoverage.INCOMPLETE]
@@ -55,7 +55,7 @@ def sentence(said: Sequence[AnswerCoverage]) -> str:
 
 
 def _longest_run(said: Sequence[AnswerCoverage]) -> list[AnswerCoverage]:
-    """The pages that cover the longest time without a gap; the pages overlap at their cursors."""
+    """Return the pages that cover the longest time without a gap; they overlap at their cursors."""
     states = {AnswerCoverage.COMPLETE, AnswerCoverage.PARTIAL}
     runs: list[list[AnswerCoverage]] = []
     confirmed = [each for each in said if each.state in states]
@@ -72,7 +72,7 @@ def _ends(run: Sequence[AnswerCoverage]) -> tuple[int, int]:
 
 
 def _known(run: Sequence[AnswerCoverage]) -> str:
-    """As far as which stores, those of all pages, knew."""
+    """Describe which stores were compared, those of all pages."""
     common = set(run[0].store_ids).intersection(*(each.store_ids for each in run))
     every = {name for each in run for name in each.store_ids}
     as_of = format_time(min(each.compared_at for each in run))

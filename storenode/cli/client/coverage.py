@@ -7,7 +7,7 @@ from typing import Final
 
 import click
 
-from storenode.cli.client.session import Session, connected, time_options, topic_options
+from storenode.cli.client.session import CommandSession, connected, time_options, topic_options
 from storenode.cli.client.text import counted, format_time, safe
 from storenode.cli.errors import OK
 from storenode.cli.options.layers import LayeredCommand, option
@@ -32,7 +32,7 @@ _INTAKE: Final = {
 )
 @connected()
 async def coverage(
-    session: Session,
+    session: CommandSession,
     *,
     pubsub_topic: str | None,
     content_topics: tuple[str, ...],
@@ -64,16 +64,16 @@ async def coverage(
 
 
 def _line(step: CoverageStep) -> str:
-    held = "messages not counted"
+    stored = "messages not counted"
     if step.HasField("messages"):
-        held = counted(step.messages, "message")
+        stored = counted(step.messages, "message")
     if step.before_horizon:
-        held += ", before the horizon"
-    held += _INTAKE.get(step.intake, "")
+        stored += ", before the horizon"
+    stored += _INTAKE.get(step.intake, "")
     if step.missing_parents:
-        held += f", {counted(step.missing_parents, 'parent')} missing"
+        stored += f", {counted(step.missing_parents, 'parent')} missing"
     stores = "; ".join(_store(each) for each in step.stores)
-    return f"{format_time(step.time_start)}  {held}  {stores or 'not confirmed by any store'}"
+    return f"{format_time(step.time_start)}  {stored}  {stores or 'not confirmed by any store'}"
 
 
 def _store(store: StoreCoverage) -> str:

@@ -6,7 +6,7 @@ from contextlib import aclosing
 
 import click
 
-from storenode.cli.client.session import HEX, Session, connected, topic_options
+from storenode.cli.client.session import HEX, CommandSession, connected, topic_options
 from storenode.cli.client.text import note
 from storenode.cli.errors import OK
 from storenode.cli.options.layers import LayeredCommand, option
@@ -35,7 +35,7 @@ _STREAM = "Stream"
 @option("--cursors", is_flag=True, section=_STREAM, help="Print the cursor after every page.")
 @connected(interrupt_ends=True, has_payloads=True)
 async def follow(
-    session: Session,
+    session: CommandSession,
     *,
     pubsub_topic: str | None,
     content_topics: tuple[str, ...],

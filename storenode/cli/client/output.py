@@ -1,4 +1,4 @@
-"""What the client commands print: a line for people, or one JSON object a line."""
+"""The output of the client commands: a line for people, or one JSON object a line."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ class Output:
 
 
 def _printing(text: str) -> str:
-    """What the encoder of JSON leaves as it is: DEL, which is ASCII and no printing character."""
+    """Escape DEL, the only control character that the encoder of JSON leaves as it is."""
     return text.replace("\x7f", "\\u007f")
 
 
@@ -172,7 +172,7 @@ def _content(payload: bytes) -> str:
 
 
 def _said(view: SdsView, unproven: str) -> str:
-    """Who said what, and whether the ID proves it; a message without content says nothing."""
+    """Format sender and content, and whether the ID proves them."""
     sender = f"{safe(view.sender_id)}: " if view.sender_id else ""
     mark = f"  ({unproven})" if view.content and not view.proven else ""
     return f"{sender}{preview(view.content)}{mark}"

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from storenode.cli.client.making import Envelope, JsonLines, MessageMaker, SdsDraft
+from storenode.cli.client.message_builder import Envelope, JsonLines, MessageBuilder, SdsDraft
 from storenode.cli.client.output import Output
-from storenode.cli.client.session import ENTRY, HEX, Session, connected, drop_output
+from storenode.cli.client.session import ENTRY, HEX, CommandSession, connected, drop_output
 from storenode.cli.client.source import lines, open_input, whole
 from storenode.cli.client.text import TIME, TIME_FORMS, counted, note, safe
 from storenode.cli.errors import FAILED, OK, USAGE, CliError
@@ -134,7 +134,7 @@ class _Input:
 )
 @connected()
 async def publish(
-    session: Session,
+    session: CommandSession,
     *,
     payload: str | None,
     file: Path | None,
@@ -162,16 +162,19 @@ async def publish(
     else:
         envelope = Envelope(pubsub_topic, content_topic or "", timestamp, meta, ephemeral)
         sds = None if channel is None else SdsDraft(channel, sender, parents, message_id)
-        read = MessageMaker(envelope, sds).make
+        read = MessageBuilder(envelope, sds).make
     fd = open_input(file)
     if payload is not None:
         content: bytes | None = payload.encode("utf-8", "surrogateescape")
     elif by_line or json_input:
         content = None
-    elif not (content := await whole(_explained(fd))):
-        raise CliError(
-            USAGE, "The input is empty: to publish an empty message, give '' as the payload."
-        )
+    else:
+        if os.isatty(fd):
+            note("The payload is what you type now: end it by Ctrl-D.")
+        if not (content := await whole(fd)):
+            raise CliError(
+                USAGE, "The input is empty: to publish an empty message, give '' as the payload."
+            )
     source = _Input(content, fd, read)
     requests = _requests(
         source, min_confirms, None if confirm_timeout is None else confirm_timeout / NS_PER_S
@@ -181,12 +184,6 @@ async def publish(
     except BrokenPipeError as error:
         drop_output()
         raise CliError(FAILED, "Standard output was closed: publishing has stopped.") from error
-
-
-def _explained(fd: int) -> int:
-    if os.isatty(fd):
-        note("The payload is what you type now: end it by Ctrl-D.")
-    return fd
 
 
 def _check(ctx: click.Context) -> None:
@@ -224,7 +221,7 @@ async def _requests(
 
 
 async def _publish(
-    session: Session, requests: AsyncGenerator[PublishRequest, None], *, sds: bool
+    session: CommandSession, requests: AsyncGenerator[PublishRequest, None], *, sds: bool
 ) -> int:
     total = unwanted = 0
     async with aclosing(session.client.publish_stream(requests)) as answers:

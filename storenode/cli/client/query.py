@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from storenode.cli.client.completeness import coverage_option, tell
-from storenode.cli.client.session import HEX, Session, connected, time_options, topic_options
+from storenode.cli.client.session import HEX, CommandSession, connected, time_options, topic_options
 from storenode.cli.client.text import note
 from storenode.cli.errors import FAILED, OK
 from storenode.cli.options.layers import LayeredCommand, option
@@ -60,7 +60,7 @@ _PAGE = "Page"
 @coverage_option
 @connected(has_payloads=True)
 async def query(
-    session: Session,
+    session: CommandSession,
     *,
     pubsub_topic: str | None,
     content_topics: tuple[str, ...],

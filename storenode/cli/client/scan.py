@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from storenode.cli.client.completeness import coverage_option, tell
-from storenode.cli.client.session import HEX, Session, connected, time_options, topic_options
+from storenode.cli.client.session import HEX, CommandSession, connected, time_options, topic_options
 from storenode.cli.errors import OK
 from storenode.cli.options.layers import LayeredCommand, option
 from storenode.client.node import content_filter
@@ -36,7 +36,7 @@ _STREAM = "Stream"
 @coverage_option
 @connected(has_payloads=True)
 async def scan(
-    session: Session,
+    session: CommandSession,
     *,
     pubsub_topic: str | None,
     content_topics: tuple[str, ...],

@@ -10,7 +10,7 @@ import click
 
 from storenode.cli.client.completeness import coverage_option, tell
 from storenode.cli.client.output import Output
-from storenode.cli.client.session import ENTRY, HEX, Session, connected, topic_options
+from storenode.cli.client.session import ENTRY, HEX, CommandSession, connected, topic_options
 from storenode.cli.client.text import note, safe
 from storenode.cli.errors import FAILED, OK
 from storenode.cli.options.layers import LayeredCommand, option
@@ -36,7 +36,7 @@ _WALK = "Walk"
 @topic_options
 @connected(has_payloads=True)
 async def get(
-    session: Session,
+    session: CommandSession,
     *,
     entries: tuple[Entry, ...],
     channel: str,
@@ -98,7 +98,7 @@ def _hinted(entries: tuple[Entry, ...], hint: bytes | None) -> tuple[Entry, ...]
 @topic_options
 @connected(has_payloads=True)
 async def causal_history(
-    session: Session,
+    session: CommandSession,
     *,
     heads: tuple[Entry, ...],
     channel: str,

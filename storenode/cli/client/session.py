@@ -1,4 +1,4 @@
-"""What every client command shares: the options of the connection, and how a call ends."""
+"""The options of the connection of a client command, and the end of its call."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from storenode.cli.client.text import TIME, TIME_FORMS, safe
 from storenode.cli.errors import FAILED, OK, UNREACHABLE, USAGE, CliError
 from storenode.cli.options.layers import option, with_options
 from storenode.cli.options.types import Parsed
-from storenode.client.errors import ArgumentError, ClientOptionError, NodeError, StorenodeError
 from storenode.client.node import NodeClient, connect
+from storenode.common.errors import ArgumentError, StorenodeError
 from storenode.connection.channel import TlsIdentity
+from storenode.connection.errors import ClientOptionError, NodeError
 from storenode.message.limits import HASH_BYTES
 from storenode.message.text import parse_hex
 
@@ -40,7 +41,7 @@ Command = Callable[..., int]
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class CommandSession:
     """A connected client and where its answers go."""
 
     client: NodeClient
@@ -59,7 +60,7 @@ def connected(
 ) -> Callable[[Call], Command]:
     """Make a command of a call: add the connection's options, run it, translate its errors.
 
-    The call gets a `Session` and the command's own options and returns the exit code. With
+    The call gets a `CommandSession` and the command's own options and returns the exit code. With
     ``interrupt_ends`` Ctrl-C is the usual way to end it, and a success. With ``has_payloads`` the
     output may be the bare payloads.
     """
@@ -90,7 +91,7 @@ def connected(
             async def session() -> int:
                 async with connect(address, token=token, tls=tls) as client:
                     try:
-                        return await call(Session(client, out), **own)
+                        return await call(CommandSession(client, out), **own)
                     finally:
                         out.finish()
 

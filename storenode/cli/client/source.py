@@ -21,7 +21,7 @@ STANDARD_INPUT = Path("-")
 
 
 def open_input(path: Path | None) -> int:
-    """The file descriptor of a file, or of standard input for ``None`` and `-`.
+    """Return the file descriptor of a file, or of standard input for ``None`` and `-`.
 
     Raises:
         CliError: The file cannot be opened.
@@ -37,7 +37,7 @@ def open_input(path: Path | None) -> int:
 
 
 async def whole(fd: int) -> bytes:
-    """Everything up to the end of the input.
+    """Read the whole input.
 
     Raises:
         CliError: It cannot be read, or is larger than any request.
@@ -54,7 +54,7 @@ async def whole(fd: int) -> bytes:
 
 
 async def lines(fd: int) -> AsyncGenerator[list[bytes], None]:
-    """The lines of the input without their line feeds, as many together as arrived together.
+    """Yield the lines of the input without their line feeds, as many together as arrived together.
 
     Raises:
         CliError: It cannot be read, or a line is too long.

@@ -76,7 +76,7 @@ TIME: Final = Parsed("time", "TIME", _noted_time)
 
 
 def format_time(time_ns: int) -> str:
-    """RFC 3339 in UTC with milliseconds; what is finer is left out."""
+    """Return a time by RFC 3339 in UTC, cut to milliseconds."""
     seconds, rest_ns = divmod(time_ns, NS_PER_S)
     return f"{_second(seconds)}.{rest_ns // 1_000_000:03d}Z"
 
@@ -88,17 +88,17 @@ def _second(seconds: int) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """A number with its noun."""
+    """Return a number with its noun."""
     return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 
 def labelled(rows: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """Lines of a report: labels, and behind them what they are about."""
+    """Return the lines of a report: each a label and its value."""
     return (f"{label:<{_LABEL_CHARS}}{value}" for label, value in rows)
 
 
 def preview(payload: bytes) -> str:
-    """The beginning of a payload: as text where it is text, else as hexadecimal."""
+    """Return the beginning of a payload as text if it is text, else as hexadecimal."""
     try:
         text = safe(payload.decode())
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""Every option of every command in three ways: flag, environment variable, configuration file.
+"""Options that are set by flag, environment variable or configuration file.
 
 A flag wins over the environment, the environment over the file, the file over the default. The
 variable of `--sync-interval` is `STORENODE_SYNC_INTERVAL`; an empty variable counts as unset. In
@@ -51,7 +51,7 @@ class LayeredOption(click.Option):
         self.section = section
 
     def value_from_envvar(self, ctx: click.Context) -> str | Sequence[str] | None:
-        """The value of the variable, in parts where the option may be repeated."""
+        """Return the value of the variable, in parts where the option may be repeated."""
         if not self.multiple:
             value: str | Sequence[str] | None = super().value_from_envvar(ctx)
             return value
@@ -66,7 +66,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def with_options(*each: Callable[[_F], _F]) -> Callable[[_F], _F]:
-    """Give a command several options, in this order."""
+    """Return a decorator that adds several options, in this order."""
 
     def add(command: _F) -> _F:
         return functools.reduce(lambda given, one: one(given), reversed(each), command)
@@ -162,7 +162,7 @@ class NotInstalled(click.Command):
 
 
 def option_name(param: click.Parameter) -> str:
-    """The name of an option in a file, with underscores: that of its longest flag."""
+    """Return the name of an option in a file, with underscores: that of its longest flag."""
     flag = max((flag for flag in param.opts if flag.startswith("-")), key=len)
     return flag.lstrip("-").replace("-", "_")
 
@@ -226,7 +226,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _values_for(ctx: click.Context, document: dict[str, Any], path: Path) -> dict[str, Any]:
-    """The values for the command of `ctx`; refuses what no command could use."""
+    """Return the values for the command of `ctx`; refuse those that no command could use."""
     commands = dict(_commands(ctx.find_root()))
     absent = {each for each, command in commands.items() if isinstance(command, NotInstalled)}
     own_path = getattr(ctx.command, "table", "") or _command_path(ctx)
@@ -264,7 +264,7 @@ def _tables(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
 
 
 def _as_text(value: object, param: click.Option, path: Path) -> object:
-    """A value of the file as the text that a flag would give, so that one parser judges it."""
+    """Return a value of the file as the text of a flag, so that one parser judges it."""
     if isinstance(value, list) and param.multiple:
         return [_scalar(each, param, path) for each in value]
     if param.multiple and isinstance(value, str):
@@ -314,7 +314,7 @@ def _command_path(ctx: click.Context) -> str:
 
 
 def _commands(ctx: click.Context, prefix: str = "") -> Iterator[tuple[str, click.Command]]:
-    """Every command below a group by its path, `run` or `db.prune`."""
+    """Yield the commands below a group with their paths, such as `db.prune`."""
     group = ctx.command
     if not isinstance(group, click.Group):
         return

@@ -35,7 +35,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Another node: its address, and its ID when the operator pins it."""
+    """The address of another node, and its ID when the operator pins it."""
 
     address: Address
     node_id: str | None = None
@@ -80,7 +80,7 @@ def parse_peer(text: str) -> Peer:
 
 
 def split_list(text: str) -> list[str]:
-    """The elements of a list in one text, separated by commas or white space."""
+    """Split the elements of a list in one text, separated by commas or white space."""
     return [part for part in re.split(r"[\s,]+", text) if part]
 
 
@@ -100,7 +100,7 @@ class Parsed(click.ParamType[object]):
         self._parse = parse
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:  # noqa: ARG002
-        """What stands for the value in the help text."""
+        """Return the placeholder of the value in the help text."""
         return self._metavar
 
     def convert(
@@ -142,7 +142,7 @@ def _positive_size(text: str) -> int:
 
 
 def size_up_to(most_bytes: int) -> Parsed:
-    """The type of a size that has an upper bound too."""
+    """Return the type of a size with an upper bound."""
 
     def parse(text: str) -> int:
         size_bytes = _positive_size(text)

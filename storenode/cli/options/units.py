@@ -41,7 +41,7 @@ _SIZE = re.compile(r"(\d+)(?:\.(\d{1,9}))?\s*([A-Za-z]*)", re.ASCII)
 
 
 def parse_duration_ns(text: str) -> int:
-    """Nanoseconds of a duration such as `90s`, `1.5h`, `1h30m` or `2 days`; `0` needs no unit.
+    """Parse a duration such as `90s`, `1h30m` or `2 days` into nanoseconds; `0` needs no unit.
 
     Raises:
         ValueError: It is no duration, or one of more than 292 years.
@@ -64,7 +64,7 @@ def parse_duration_ns(text: str) -> int:
 
 
 def parse_size_bytes(text: str) -> int:
-    """Bytes of a size such as `10GiB`, `500MB` or `4096`; case does not matter.
+    """Parse a size into bytes, such as `10GiB`, `500MB` or `4096`; case does not matter.
 
     Raises:
         ValueError: It is no size, or one of more than 8 EiB.
@@ -83,7 +83,7 @@ def parse_size_bytes(text: str) -> int:
 
 
 def format_size(size_bytes: int) -> str:
-    """The size for people, with one decimal where it is not a whole number of its unit."""
+    """Format a size for people, with one decimal where it is not a whole number of its unit."""
     for unit in ("TiB", "GiB", "MiB", "KiB"):
         scale = _SIZE_UNITS_BYTES[unit.lower()]
         if size_bytes >= scale:

@@ -18,7 +18,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-from storenode.connection.ending import cancelled
+from storenode.connection.call_status import cancelled
 from storenode.sds.aio.limits import (
     GATHER_S,
     MAX_ALL_QUEUED_BYTES,

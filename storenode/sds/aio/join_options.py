@@ -14,7 +14,7 @@ from storenode.connection.arguments import check_content_topic
 from storenode.message.topics import DEFAULT_PUBSUB_TOPIC
 from storenode.sds.aio.cipher import Cipher, Clear
 from storenode.sds.aio.signing import Signer
-from storenode.sds.aio.state import DurableState, State, StateIdentity
+from storenode.sds.aio.state import DurableState, SqliteState, StateIdentity
 from storenode.sds.aio.transport import Route
 from storenode.sds.config import ChannelConfig
 from storenode.sds.epochs import RateLimit
@@ -81,7 +81,7 @@ class Joining:
             check_content_topic(topic)
         pubsub_topic = options.get("pubsub_topic", DEFAULT_PUBSUB_TOPIC)
         return cls(
-            state=State(options.get("state"), StateIdentity(channel_id, sender_id)),
+            state=SqliteState(options.get("state"), StateIdentity(channel_id, sender_id)),
             route=Route(channel_id, pubsub_topic, topic),
             config=config,
             cipher=options.get("cipher") or Clear(),

@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 
 import grpc
 
+from storenode.connection.call_status import Ending, cancelled
 from storenode.connection.channel import TlsIdentity, explain_failure, open_channel
-from storenode.connection.ending import Ending, cancelled
 from storenode.connection.errors import (
     AccessDenied,
     NodeError,

@@ -143,7 +143,7 @@ class _Transaction:
         return [dict(zip(table.names, row, strict=True)) for row in found.fetchall()]
 
 
-class State:
+class SqliteState:
     """An open state. Every method may raise `StateError`."""
 
     def __init__(self, path: str | Path | None, identity: StateIdentity) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.integration.client.conftest import Secured
 from tests.support.command import Command
 from tests.support.node import running_node
@@ -29,16 +27,6 @@ def test_a_token_that_nobody_issued_is_refused_and_not_shown(secured: Secured) -
     assert ended.code == 1
     assert "token" in ended.err
     assert "token-of-nobody" not in ended.err
-
-
-@pytest.mark.parametrize("flags", [(), ("--tls-ca", "stranger.pem")], ids=["clear", "stranger"])
-def test_a_node_that_cannot_be_trusted_is_not_reached(
-    secured: Secured, flags: tuple[str, ...]
-) -> None:
-    paths = tuple(str(secured.files / flag) if flag.endswith(".pem") else flag for flag in flags)
-    ended = secured.command("query", *paths)
-    assert ended.code == 3
-    assert ended.err.count("\n") == 1
 
 
 def test_the_options_also_come_from_a_file(secured: Secured, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from storenode.cli.main import main
 from tests.support.command import Command
 from tests.support.ports import HeldPort
 
@@ -28,7 +29,7 @@ def nobody() -> HeldPort:
     return HeldPort()
 
 
-@pytest.mark.parametrize("arguments", COMMANDS.values(), ids=COMMANDS.keys())
+@pytest.mark.parametrize("arguments", [COMMANDS["query"], COMMANDS["status"]])
 def test_exit_code_3_when_no_node_answers(arguments: tuple[str, ...], nobody: HeldPort) -> None:
     ended = Command()(*arguments, STORENODE_NODE=nobody.address, STORENODE_ADMIN=nobody.address)
     assert ended.code == 3
@@ -47,18 +48,23 @@ def test_a_name_that_is_not_known_is_told_like_an_address_that_does_not_answer()
     assert ended.err.endswith("): check the address, that the node runs, and the TLS options.\n")
 
 
-@pytest.mark.parametrize("arguments", COMMANDS.values(), ids=COMMANDS.keys())
+def refused(capfd: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Run a command in this process, which must refuse its usage, and return its one sentence."""
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    shown = capfd.readouterr()
+    assert (ended.value.code, shown.out, shown.err.count("\n")) == (2, "", 1)
+    return shown.err
+
+
 def test_a_token_is_not_sent_in_clear_beyond_loopback(
-    arguments: tuple[str, ...], tmp_path: Path
+    capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     token = tmp_path / "token"
     token.write_text("secret-word\n")
-    far = "192.0.2.1:7420"
-    flags = ("--token-file", str(token))
-    ended = Command()(*arguments, *flags, STORENODE_NODE=far, STORENODE_ADMIN=far)
-    assert ended.code == 2
-    assert "would travel in clear" in ended.err
-    assert "secret-word" not in ended.err
+    said = refused(capfd, "query", "--token-file", str(token), "--node", "192.0.2.1:7420")
+    assert "would travel in clear" in said
+    assert "secret-word" not in said
 
 
 @pytest.mark.parametrize(
@@ -107,40 +113,27 @@ def test_a_token_is_not_sent_in_clear_beyond_loopback(
     ],
 )
 def test_wrong_usage_is_exit_code_2_and_one_sentence(
-    arguments: tuple[str, ...], sentence: str
+    capfd: pytest.CaptureFixture[str], arguments: tuple[str, ...], sentence: str
 ) -> None:
-    ended = Command()(*arguments)
-    assert ended.code == 2
-    assert ended.out == ""
-    assert sentence in ended.err
-    assert ended.err.count("\n") == 1
+    assert sentence in refused(capfd, *arguments)
 
 
 @pytest.mark.parametrize(
-    ("content", "sentence"),
+    ("flag", "content", "sentence"),
     [
-        (b"", "The token is empty"),
-        (b"\xff\xfe", "is not text"),
-        (b"two words", "The token is empty or holds"),
-        (b"x" * 20_000, "has more than"),
+        ("--token-file", b"", "The token is empty"),
+        ("--token-file", b"\xff\xfe", "is not text"),
+        ("--token-file", b"two words", "The token is empty or holds"),
+        ("--token-file", b"x" * 20_000, "has more than"),
+        ("--tls-ca", b"\x30\x82", "is not PEM"),
     ],
 )
-def test_a_token_file_without_a_token_is_refused(
-    content: bytes, sentence: str, tmp_path: Path
+def test_a_credential_file_with_something_else_is_refused(
+    capfd: pytest.CaptureFixture[str], flag: str, content: bytes, sentence: str, tmp_path: Path
 ) -> None:
-    token = tmp_path / "token"
-    token.write_bytes(content)
-    ended = Command()("query", "--token-file", str(token))
-    assert ended.code == 2
-    assert sentence in ended.err
-
-
-def test_a_certificate_authority_that_is_not_pem_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "ca.der"
-    path.write_bytes(b"\x30\x82")
-    ended = Command()("query", "--tls-ca", str(path))
-    assert ended.code == 2
-    assert "is not PEM" in ended.err
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    assert sentence in refused(capfd, "query", flag, str(path))
 
 
 def test_every_option_is_also_read_from_the_environment_and_from_a_file(
@@ -168,8 +161,12 @@ def test_settings_of_the_environment_do_not_contradict_an_input_of_json(nobody: 
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_names_the_options_of_the_connection(name: str) -> None:
-    text = Command().ok(name, "--help").out
+def test_help_names_the_options_of_the_connection(
+    capfd: pytest.CaptureFixture[str], name: str
+) -> None:
+    with pytest.raises(SystemExit):
+        main([name, "--help"])
+    text = capfd.readouterr().out
     address = "--admin" if name == "status" else "--node"
     for flag in (address, "--token-file", "--tls-ca", "--tls-cert", "--tls-key", "--json"):
         assert f"  {flag} " in text

@@ -25,7 +25,7 @@ from storenode.client import (
     Outcome,
     Retry,
 )
-from storenode.client.streams import MessageStream
+from storenode.client.streams import AsyncMessageStream
 from tests.support.node import NodeProcess
 from tests.support.polling import eventually
 
@@ -74,7 +74,7 @@ def addresses(nodes: list[NodeProcess]) -> list[str]:
     return [node.listen for node in nodes]
 
 
-async def taken(stream: MessageStream, count: int) -> list[Message]:
+async def taken(stream: AsyncMessageStream, count: int) -> list[Message]:
     return [await anext(stream) for _ in range(count)]
 
 

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storenode.client.errors import ArgumentError
 from storenode.client.messages import (
     hash_of,
     new_message,
@@ -18,6 +17,7 @@ from storenode.client.messages import (
 )
 from storenode.client.plain import message_from_plain, to_plain
 from storenode.client.sds_messages import sds_payload, sds_view
+from storenode.common.errors import ArgumentError
 from storenode.message.hashing import message_hash
 from storenode.wire.storenode.v1.admin_pb2 import NodeStatus, PeerStatus, SyncReport
 from storenode.wire.storenode.v1.store_pb2 import PublishResult

@@ -12,7 +12,6 @@ from typing import Any
 import grpc
 import pytest
 
-from storenode.client.errors import NodeError
 from storenode.client.messages import (
     hash_of,
     new_message,
@@ -23,6 +22,7 @@ from storenode.client.messages import (
 )
 from storenode.client.node import NodeClient, connect, content_filter
 from storenode.client.retry import Retry
+from storenode.connection.errors import NodeError
 from storenode.wire.storenode.v1.store_pb2 import PublishRequest
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 from tests.support.node import NodeProcess
@@ -212,12 +212,6 @@ async def test_query_pages_leave_the_request_as_it_was(node: NodeProcess, topic:
         sizes = [len(page.messages) async for page in client.query_pages(request)]
     assert sizes == [2, 2, 1]
     assert request.SerializeToString() == before
-
-
-async def test_a_call_on_a_listener_that_does_not_serve_it_says_so(node: NodeProcess) -> None:
-    async with connect(node.listen) as client:
-        with pytest.raises(NodeError, match="name the listener that serves it"):
-            await client.status()
 
 
 @asynccontextmanager

@@ -12,6 +12,7 @@ from storenode.cli.client.limits import PREVIEW_CHARS
 from storenode.cli.client.session import entry
 from storenode.cli.client.text import TIME, format_time, parse_time_ns, preview, safe
 from storenode.client.message import nanoseconds
+from storenode.common.errors import ArgumentError
 from storenode.message.limits import MAX_TIMESTAMP_NS
 from storenode.message.text import parse_hex
 
@@ -146,6 +147,11 @@ def test_a_time_in_a_coarser_unit_is_refused_with_its_nanoseconds(
         parse_time_ns(str(number))
     with pytest.raises(ValueError, match=re.escape(sentence)):
         nanoseconds(number)
+
+
+def test_a_text_is_no_time_of_the_client() -> None:
+    with pytest.raises(ArgumentError, match="is no datetime"):
+        nanoseconds("noon")  # type: ignore[arg-type] # the mistake
 
 
 def test_an_entry_has_a_hint_only_after_the_last_at_sign() -> None:

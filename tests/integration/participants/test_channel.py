@@ -17,7 +17,6 @@ from storenode.sds.aio.blocking_channel import Channel as BlockingChannel
 from storenode.sds.aio.channel import Channel
 from storenode.sds.aio.events import Message
 from storenode.sds.aio.node import StoreNode
-from storenode.sds.aio.state import StateTaken
 from storenode.sds.aio.transport import Outbound, Route
 from storenode.sds.config import ChannelConfig
 from storenode.sds.events import Acknowledged, EphemeralReceived
@@ -182,14 +181,6 @@ async def test_killed_at_any_moment_nothing_said_is_lost_and_no_clock_is_used_tw
         log = await bob.log(1_000)
         assert {message.message_id for message in log} == own
         assert len({message.lamport for message in log}) == len(log)
-
-
-async def test_a_state_in_use_is_refused(node: NodeProcess, room: str, tmp_path: Path) -> None:
-    state = tmp_path / "alice.db"
-    async with Channel.join(node.listen, room, "alice", state=state):
-        with pytest.raises(StateTaken, match="in use by another process"):
-            async with Channel.join(node.listen, room, "alice", state=state):
-                pass
 
 
 @pytest.mark.parametrize("kind", [ZeroDivisionError, asyncio.InvalidStateError])

@@ -18,7 +18,7 @@ from store.rpc.gossip import GOSSIP
 from store.rpc.limits import MAX_GOSSIP_ENTRIES, MAX_GOSSIP_FRAME_BYTES
 from storenode.client.messages import hash_of, new_message
 from storenode.client.node import connect
-from storenode.connection.ending import Ending
+from storenode.connection.call_status import Ending
 from storenode.wire.storenode.v1.peer_pb2 import Events, GossipFrame, Inventory
 from tests.integration.peers.harness import PeerNode
 from tests.integration.run.helpers import get

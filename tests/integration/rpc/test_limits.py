@@ -11,10 +11,10 @@ from typing import Protocol
 import pytest
 
 from store.domain.query import RequestLimits
-from storenode.client.errors import NodeError
 from storenode.client.messages import hash_of, new_message, outcome_name, query_request
 from storenode.client.node import NodeClient, connect, content_filter
 from storenode.client.sds_messages import sds_payload
+from storenode.connection.errors import NodeError
 from storenode.message.rules import Policy
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 from tests.integration.rpc.harness import Rules, serve

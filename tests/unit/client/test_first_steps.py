@@ -5,15 +5,12 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from collections.abc import Callable
-from datetime import datetime
 
 import grpc
 import pytest
 
 import storenode
-from storenode.client import Admin, ArgumentError, ClientOptionError, StorenodeError
-from storenode.client.message import nanoseconds
+from storenode.client import Admin, StorenodeError
 
 ADDRESS = "127.0.0.1:1"
 
@@ -24,25 +21,6 @@ def test_importing_the_package_loads_nothing_else() -> None:
     assert [getattr(storenode, name).__name__ for name in storenode.__all__ if name[0] != "_"] == [
         *("AsyncChannel", "AsyncClient", "Channel", "Client", "Message")
     ]
-
-
-@pytest.mark.parametrize(
-    ("make", "error", "sentence"),
-    [
-        (lambda: storenode.Message("x", "/a"), ArgumentError, "use .encode()"),  # type: ignore[arg-type]
-        (lambda: storenode.Message(1, "/a"), ArgumentError, "is int, not bytes"),  # type: ignore[arg-type]
-        (lambda: storenode.AsyncClient(ADDRESS, tls=True), ClientOptionError, "TlsIdentity"),  # type: ignore[arg-type]
-        (lambda: nanoseconds(1_764_300_000), ArgumentError, "looks like seconds"),
-        (lambda: nanoseconds(datetime(2026, 1, 1)), ArgumentError, "has no zone"),  # noqa: DTZ001
-        (lambda: nanoseconds("noon"), ArgumentError, "is no datetime"),  # type: ignore[arg-type]
-    ],
-)
-def test_a_wrong_argument_is_refused_where_it_is_passed(
-    make: Callable[[], object], error: type[StorenodeError], sentence: str
-) -> None:
-    with pytest.raises(error) as caught:
-        make()
-    assert sentence in str(caught.value)
 
 
 @pytest.mark.parametrize("kind", [storenode.Client, storenode.Channel, Admin])

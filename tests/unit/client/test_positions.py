@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storenode.client import Message
-from storenode.client.errors import ArgumentError, PositionError
+from storenode.client.errors import PositionError
 from storenode.client.message import Page
 from storenode.client.positions import (
     MAX_POSITION_BYTES,
@@ -20,7 +20,8 @@ from storenode.client.positions import (
     SqlitePosition,
     position_of,
 )
-from storenode.client.streams import MessageStream, limited, up_to_live
+from storenode.client.streams import AsyncMessageStream, limited, up_to_live
+from storenode.common.errors import ArgumentError
 from storenode.connection.errors import CursorRefused
 
 PAGE = 3
@@ -49,7 +50,7 @@ def messages(count: int) -> list[Message]:
 
 def follower(
     stored: list[Message], position: Position | None, *, acknowledges: bool = False
-) -> MessageStream:
+) -> AsyncMessageStream:
     """Return a follower whose cursor is a number, and that ends when it has caught up."""
 
     async def pages(cursor: bytes) -> AsyncGenerator[Page]:
@@ -60,12 +61,12 @@ def follower(
             at += len(found)
             yield Page(found, b"%d" % at, live=at >= len(stored))
 
-    return MessageStream(
+    return AsyncMessageStream(
         lambda cursor: up_to_live(pages(cursor)), b"", position=position, acknowledges=acknowledges
     )
 
 
-async def take(stream: MessageStream, count: int, *, by_page: bool) -> list[bytes]:
+async def take(stream: AsyncMessageStream, count: int, *, by_page: bool) -> list[bytes]:
     """Return the payloads of some messages, each processed when the next one is asked for."""
     taken: list[bytes] = []
     if by_page:
@@ -175,7 +176,7 @@ async def test_a_refused_position_is_named(tmp_path: Path) -> None:
             raise CursorRefused("OUT_OF_RANGE", "The cursor is another store's.")
         yield Page([], cursor)
 
-    stream = MessageStream(refused, b"", position=FilePosition(tmp_path / "kept"))
+    stream = AsyncMessageStream(refused, b"", position=FilePosition(tmp_path / "kept"))
     with pytest.raises(CursorRefused, match=r"The position is kept in .*kept"):
         await anext(stream)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from storenode.cli.chat.commands import Answer, Commands
+from storenode.cli.chat.commands import CommandAnswer, Commands
 from storenode.cli.chat.transcript import Transcript
 from storenode.common.errors import ArgumentError
 from storenode.message.hashing import message_hash
@@ -469,7 +469,7 @@ async def test_who_lacks_messages_is_known() -> None:
         transcript = Transcript("bob", 0)
         transcript.take(event)
         answer = Commands(bob, transcript).said("/names")
-        assert isinstance(answer, Answer)
+        assert isinstance(answer, CommandAnswer)
         assert answer.rows[-1].endswith(", lacks 1 message that is here: being sent again")
 
 

@@ -1,20 +1,16 @@
-"""Participants answer repair requests from the log on disk: after a restart, and for old messages.
+"""Participants answer repair requests from the log on disk.
 
 The bus remembers nothing, so that what is missing can be had from other participants only.
 """
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
 from storenode.sds.aio.channel import Channel
-from storenode.sds.aio.transport import Fetched
-from storenode.sds.claims import Proof
-from storenode.sds.codec import Entry, decode_message
+from storenode.sds.codec import Entry
 from storenode.sds.config import ChannelConfig, RepairConfig
-from storenode.sds.events import RepairAnswered
 from storenode.sds.log import OPEN_ENTRIES
 from storenode.sds.pages import PAGE_ENTRIES
 from tests.support.bus import Bus, BusTransport
@@ -38,53 +34,6 @@ def joined(transport: BusTransport, sender: str, state: Path | None = None, **mo
         **more,
     )
     return Channel.join(transport, sender_id=sender, state=state, config=config)
-
-
-class Hiding:
-    """A bus whose feed to Carol loses what Alice publishes herself."""
-
-    def __init__(self) -> None:
-        self.by_alice = True
-        self.bus = Bus(remembers=False, drops=self.drops)
-
-    def drops(self, name: str, message: Fetched) -> bool:
-        sent = decode_message(message.payload)
-        return name == "carol" and self.by_alice and sent.sender_id == "alice"
-
-
-async def test_after_a_restart_an_old_message_is_answered(tmp_path: Path) -> None:
-    """Alice leaves; Bob, who has her messages on disk only, is asked for them by Carol."""
-    hiding, path = Hiding(), tmp_path / "bob.db"
-    bus = hiding.bus
-    async with (
-        joined(bus.transport("bob"), "bob", path) as bob,
-        joined(bus.transport("carol"), "carol") as carol,
-    ):
-        async with joined(bus.transport("alice"), "alice") as alice:
-            await alice.wait_for(lambda status: status.synced)
-            first = await alice.send(b"the first")
-            second = await alice.send(b"the second")
-            await has(bob, 2)
-        assert await carol.log() == []
-    hiding.by_alice = False
-    async with (
-        joined(bus.transport("bob"), "bob", path) as bob,
-        joined(bus.transport("carol"), "carol") as carol,
-        bob.events() as told,
-    ):
-        await bob.send(b"they said something")
-        await has(carol, 3)
-        log = await carol.log()
-        assert [each.message_id for each in log][:2] == [first, second]
-        assert [each.content for each in log][:2] == [b"the first", b"the second"]
-        assert {each.proof for each in log} == {Proof.MESSAGE}, "the messages as they were"
-        answered: set[str] = set()
-        async with asyncio.timeout(PATIENCE_S):
-            while len(answered) < 2:
-                event = await anext(told)
-                if isinstance(event, RepairAnswered):
-                    answered.add(event.message_id)
-        assert answered == {first, second}
 
 
 async def test_messages_whose_pages_left_memory_are_answered(tmp_path: Path) -> None:

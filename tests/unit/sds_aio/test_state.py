@@ -22,7 +22,7 @@ from storenode.common.errors import ClientClosed
 from storenode.sds.aio.ledger import ParticipantLedger, StateBatch
 from storenode.sds.aio.revive import filter_length, revive
 from storenode.sds.aio.saver import Saver
-from storenode.sds.aio.state import State, StateError, StateIdentity, StateTaken
+from storenode.sds.aio.state import SqliteState, StateError, StateIdentity, StateTaken
 from storenode.sds.bloom import FilterShape, RollingFilter
 from storenode.sds.channel import MessageChannel
 from storenode.sds.codec import Entry, SdsMessage, decode_message, encode_message
@@ -50,12 +50,12 @@ def config_of(sender: str, **chosen: Any) -> ChannelConfig:  # noqa: ANN401 - it
     return ChannelConfig("room", sender, **{**usual, **chosen})
 
 
-def opened(path: Path, **chosen: Any) -> tuple[State, ParticipantLedger]:  # noqa: ANN401 - options
-    state = State(path, WHO)
+def opened(path: Path, **chosen: Any) -> tuple[SqliteState, ParticipantLedger]:  # noqa: ANN401 - options
+    state = SqliteState(path, WHO)
     return state, revive(state, config_of("alice", **chosen), NOW_MS, Random(1))
 
 
-def save(state: State, ledger: ParticipantLedger) -> StateBatch:
+def save(state: SqliteState, ledger: ParticipantLedger) -> StateBatch:
     """Commit what has changed."""
     batch = ledger.take()
     assert batch is not None
@@ -238,9 +238,9 @@ def test_a_second_process_is_refused_while_the_first_lives(tmp_path: Path) -> No
     save(state, ledger)
     script = (
         "import sys\n"
-        "from storenode.sds.aio.state import StateIdentity, State, StateTaken\n"
+        "from storenode.sds.aio.state import StateIdentity, SqliteState, StateTaken\n"
         "try:\n"
-        "    State(sys.argv[1], StateIdentity('room', 'alice')).open()\n"
+        "    SqliteState(sys.argv[1], StateIdentity('room', 'alice')).open()\n"
         "except StateTaken as error:\n"
         "    print(error)\n"
     )
@@ -299,13 +299,13 @@ def test_anothers_state_is_refused_with_a_sentence(tmp_path: Path) -> None:
     path = tmp_path / "alice.db"
     opened(path)[0].close()
     with pytest.raises(StateError, match="is of channel 'room' and sender 'alice'"):
-        State(path, StateIdentity("room", "bob")).open()
+        SqliteState(path, StateIdentity("room", "bob")).open()
 
 
 @pytest.mark.parametrize("where", ["/no/such/folder/x.db", "postgresql://me:secret@127.0.0.1:1/x"])
 def test_a_state_that_cannot_be_opened_is_named(where: str) -> None:
     with pytest.raises(StateError, match="The state") as caught:
-        State(where, WHO).open()
+        SqliteState(where, WHO).open()
     assert "secret" not in str(caught.value)
 
 

@@ -1,4 +1,4 @@
-"""How a call ended, as the one who was called says it."""
+"""The status of a call, as the callee gave it."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ _T = TypeVar("_T")
 
 
 class Ending:
-    """Learns the status of a call; made before anything is written into it.
+    """The status of a call; made before anything is written into it.
 
     gRPC forgets the status that the callee gave when a write fails that was on its way: the status
     of the failed write then takes its place, be it before the callee's or after.
     """
 
     def __init__(self, call: Any) -> None:  # noqa: ANN401 - grpc.aio's, untyped
-        self._told = asyncio.Event()
+        self._known = asyncio.Event()
         self._status: tuple[grpc.StatusCode, str | None] | None = None
         call.add_done_callback(self._learn)
 
     async def status(self) -> tuple[grpc.StatusCode, str | None]:
-        """The callee's status and sentence; those of a failed write where no others come in time.
+        """Return the callee's status and sentence; if none come in time, those of a failed write.
 
-        For a call that has ended, or of which a write has failed, which may be told before the
-        reason why the call has ended.
+        For a call that has ended, or of which a write has failed, which may be reported before the
+        reason of its end.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(STATUS_TIMEOUT_S):
-                await self._told.wait()
+                await self._known.wait()
         return self._status or BROKEN_WRITE
 
     async def failure(self, error: grpc.aio.AioRpcError) -> grpc.aio.AioRpcError | None:
-        """What a call failed with that raised an error; None: the callee ended it with OK."""
+        """Return the failure of a call that raised an error; None: the callee ended it with OK."""
         status = await self.status()
         if status in (BROKEN_WRITE, (error.code(), error.details())):
             return error
@@ -55,11 +55,11 @@ class Ending:
         status = _at_once(call.code()), _at_once(call.details())
         if status != BROKEN_WRITE:
             self._status = self._status or status
-            self._told.set()
+            self._known.set()
 
 
 async def cancelled(task: asyncio.Task[None]) -> None:
-    """Cancel what writes into a call, and wait for its end; raises what it failed with.
+    """Cancel what writes into a call, and wait for its end; raise its failure.
 
     Unlike an ``await`` of the task between ``suppress``, it leaves the caller's own cancellation
     alone, which may come meanwhile.
@@ -71,7 +71,7 @@ async def cancelled(task: asyncio.Task[None]) -> None:
 
 
 def _at_once(known: Coroutine[Any, Any, _T]) -> _T:
-    """What a coroutine returns that has nothing to wait for."""
+    """Return the result of a coroutine that has nothing to wait for."""
     try:
         known.send(None)
     except StopIteration as answer:

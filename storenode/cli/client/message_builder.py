@@ -1,4 +1,4 @@
-"""Messages that `publish` makes of payloads or of JSON lines."""
+"""The messages of `publish`, from payloads or from lines of JSON."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from storenode.cli.client.text import safe
 from storenode.cli.errors import FAILED, USAGE, CliError
-from storenode.client.errors import ArgumentError
 from storenode.client.messages import hash_of, new_message
 from storenode.client.plain import message_from_plain
 from storenode.client.sds_messages import sds_payload
+from storenode.common.errors import ArgumentError
 from storenode.message.limits import MAX_TIMESTAMP_NS
 from storenode.sds.proofs import message_digest
 
@@ -46,7 +46,7 @@ class SdsDraft:
     message_id: str | None
 
 
-class MessageMaker:
+class MessageBuilder:
     """Makes one message after the other, each with a timestamp of its own."""
 
     def __init__(
@@ -91,7 +91,7 @@ class MessageMaker:
         return first
 
     def _wrapped(self, sds: SdsDraft, content: bytes) -> tuple[str, bytes]:
-        """An SDS message, and its ID: the hash that proves it unless another one was chosen."""
+        """Return the ID and the payload of an SDS message; by default its ID is its hash."""
         lamport = self._last_lamport = max(self._clock() // _NS_PER_MS, self._last_lamport + 1)
         names = [parent.encode() for parent, _ in self._parents]
         who = sds.channel_id.encode(), sds.sender_id.encode()
@@ -124,7 +124,7 @@ class JsonLines:
         self._line = 0
 
     def read(self, line: bytes) -> WakuMessageAndTopic | None:
-        """The message of one line; ``None`` for a blank one and for a cursor.
+        """Parse the message of one line; ``None`` for a blank one and for a cursor.
 
         Raises:
             CliError: The line is something else.

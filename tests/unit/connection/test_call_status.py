@@ -8,18 +8,18 @@ import grpc
 import pytest
 from grpc.aio import AioRpcError, Metadata
 
-from storenode.connection.ending import Ending, cancelled
+from storenode.connection.call_status import Ending, cancelled
 from tests.support.breaking_call import BROKEN, ENDED, ORDERS, REFUSED, BreakingCall, Status
 from tests.support.virtual_time import virtual_time
 
 
 def error_of(status: Status) -> AioRpcError:
-    """As gRPC raises it."""
+    """Return the error of gRPC for a status."""
     return AioRpcError(status[0], Metadata(), Metadata(), status[1], "what gRPC tells developers")
 
 
 async def broken(before: list[Status], after: list[Status]) -> Ending:
-    """What is known of a call when a write of it has failed."""
+    """Return the status of a call of which a write has failed."""
     call = BreakingCall(before, after)
     known = Ending(call)
     with pytest.raises(asyncio.InvalidStateError):

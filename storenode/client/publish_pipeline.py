@@ -16,7 +16,7 @@ import grpc
 from storenode.client.limits import HEDGE_DELAY_S, MAX_REQUESTS_IN_FLIGHT
 from storenode.client.nodes import Node, Nodes
 from storenode.client.retry import Attempts, Retry
-from storenode.connection.ending import Ending, cancelled
+from storenode.connection.call_status import Ending, cancelled
 from storenode.connection.errors import CallTimeout, NodeError, silent_node
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ _END: Final = None
 
 
 class PublishPipeline:
-    """One run through a source of requests, over as many calls as it takes."""
+    """A run through a source of requests, over as many calls as it takes."""
 
     def __init__(
         self,

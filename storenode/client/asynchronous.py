@@ -428,7 +428,8 @@ class AsyncClient(_Connected):
 
         Examples:
             ```python
-            async for message in client.follow("/my-app/1/chat/proto", resume="position"):
+            feed = client.follow("/my-app/1/chat/proto", resume="position", from_beginning=True)
+            async for message in feed:
                 print(message.payload)
             ```
 

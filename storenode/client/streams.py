@@ -56,15 +56,16 @@ class AsyncMessageStream(AsyncIterator[Message]):
     async def __anext__(self) -> Message:
         while not self._waiting:
             await self._finish_page()
-            self._take(await anext(self._pages))
+            page = await anext(self._pages)
+            self._note(page)
+            self._waiting.extend(page.messages)
         return self._waiting.popleft()
 
     async def pages(self) -> AsyncGenerator[Page]:
         """Yield pages; `cursor` stands after a page when the next one is asked for."""
         async with aclosing(self._pages):
             async for page in self._pages:
-                self._next = page.cursor or self._next
-                self.live, self.coverage = page.live, page.coverage
+                self._note(page)
                 yield page
                 await self._finish_page()
 
@@ -133,11 +134,9 @@ class AsyncMessageStream(AsyncIterator[Message]):
             await asyncio.to_thread(self._position.save, cursor)
             self._saved = cursor
 
-    def _take(self, page: Page) -> None:
-        self._waiting.extend(page.messages)
+    def _note(self, page: Page) -> None:
         self._next = page.cursor or self._next
-        self.live = page.live
-        self.coverage = page.coverage
+        self.live, self.coverage = page.live, page.coverage
 
 
 async def up_to_live(pages: AsyncGenerator[Page]) -> AsyncGenerator[Page]:

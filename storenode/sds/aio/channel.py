@@ -1,10 +1,4 @@
-"""A channel for an application with an event loop: join, send, read; gaps are closed by themselves.
-
-async with AsyncChannel.join("127.0.0.1:7420", "my-room", "alice", state="alice.db") as channel:
-await channel.send(b"hello")
-async for message in channel.messages():
-...
-"""
+"""A channel for an application with an event loop, and channels that share connections."""
 
 from __future__ import annotations
 
@@ -45,7 +39,16 @@ _log = logging.getLogger("storenode")
 
 
 class AsyncChannel:
-    """A participant of a channel; made by `join`, and used in the event loop of that."""
+    """A participant of a channel; made by `join`, and used in the event loop of that.
+
+    Examples:
+        ```python
+        async with AsyncChannel.join("127.0.0.1:7420", "room", "alice", state="alice.db") as room:
+            await room.send(b"hello")
+            async for message in room.messages():
+                print(message.sender_id, message.content)
+        ```
+    """
 
     def __init__(self, participant: Participant) -> None:
         self._participant = participant
@@ -274,10 +277,14 @@ class AsyncChannel:
 class Channels:
     """Channels that share connections, threads and files; made by `open`, used in its event loop.
 
-    async with Channels.open("127.0.0.1:7420") as channels:
-    kitchen = await channels.join("kitchen", "alice", state="kitchen.db")
-    garden = await channels.join("garden", "alice", state="garden.db")
-    await kitchen.send(b"the kettle is on")
+    Examples:
+        ```python
+        async with Channels.open("127.0.0.1:7420") as channels:
+            kitchen = await channels.join("kitchen", "alice", state="kitchen.db")
+            garden = await channels.join("garden", "alice", state="garden.db")
+            await kitchen.send(b"the kettle is on")
+            print(len(channels), await garden.log())
+        ```
     """
 
     def __init__(self, transports: Sequence[Transport], files: StateFiles) -> None:
@@ -327,7 +334,7 @@ class Channels:
     ) -> AsyncChannel:
         """Take part in a channel until it is left; arguments and errors as `AsyncChannel.join`."""
         joining = Joining.of(channel_id, sender_id, options)
-        thread = self._files.thread(joining.state)
+        thread = StateThread(joining.state, self._files)
         taking_part = participating(joining, thread, self._transports)
         channel = AsyncChannel(await taking_part.__aenter__())
         self._joined[channel] = taking_part, thread

@@ -157,29 +157,24 @@ class EventHub(Generic[_E]):
     """The readers of a participant. ``failure`` is raised to those that wait."""
 
     def __init__(self) -> None:
-        self._readers: WeakSet[Events[_E]] = WeakSet()
+        self.readers: WeakSet[Events[_E]] = WeakSet()
         self._change = asyncio.Event()
         self.failure: Exception | None = None
-
-    @property
-    def readers(self) -> bool:
-        """A flag: there are readers."""
-        return bool(self._readers)
 
     def reader(self, after_commit: int) -> Events[_E]:
         """Create a reader of the events of all transactions after one."""
         made = Events(self, after_commit)
-        self._readers.add(made)
+        self.readers.add(made)
         return made
 
     def remove(self, reader: Events[_E]) -> None:
         """Remove a reader."""
-        self._readers.discard(reader)
+        self.readers.discard(reader)
         self.stir()
 
     def put(self, commit: int, events: list[_E]) -> None:
         """Add events to all readers."""
-        for reader in tuple(self._readers):
+        for reader in tuple(self.readers):
             reader.put(commit, events)
         self.stir()
 
@@ -195,7 +190,7 @@ class EventHub(Generic[_E]):
 
     def end(self) -> None:
         """Close all readers, which may still read their queues."""
-        for reader in tuple(self._readers):
+        for reader in tuple(self.readers):
             reader.close()
 
     async def changed(self) -> None:
@@ -210,5 +205,5 @@ class EventHub(Generic[_E]):
 
     async def room(self) -> None:
         """Wait until no reader is full; one that has gone away does not count."""
-        while any(reader.full for reader in tuple(self._readers)):
+        while any(reader.full for reader in tuple(self.readers)):
             await self.changed()

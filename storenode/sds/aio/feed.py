@@ -126,11 +126,6 @@ class ChannelFeed:
         await self._relieve()
         return since_ns, 0.0
 
-    def still_online(self) -> None:
-        """Note the time while nothing comes."""
-        if self.live:
-            self._ledger.online(self._clock())
-
     async def quiet(self) -> None:
         """Wait until no scan is under way: what it brings need not be asked for."""
         await self._quiet.wait()

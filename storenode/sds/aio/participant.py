@@ -403,7 +403,8 @@ class Participant:
             self._search_lost()
             if self._clock() - noted_ns >= _ONLINE_EVERY_NS:
                 noted_ns = self._clock()
-                self.feed.still_online()
+                if self.feed.live:
+                    self.ledger.online(noted_ns)
                 self.tell(())
 
     def _trouble(self, part: str, trouble: str | TransportError) -> None:

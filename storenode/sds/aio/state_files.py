@@ -32,10 +32,6 @@ class StateFiles:
         self._lock = Lock()
         self._open: OrderedDict[StateThread, None] = OrderedDict()
 
-    def thread(self, state: DurableState) -> StateThread:
-        """Return the executor of a state."""
-        return StateThread(state, self)
-
     def run(self, work: Callable[[], None]) -> None:
         """Run a call in one of the threads."""
         self._threads.submit(work)

@@ -1,13 +1,17 @@
-"""Stored messages as `scan` and `query` print them: page by page, to the byte as one by one."""
+"""Stored messages as `scan` and `query` print them, page by page; and input after its end."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import warnings
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from storenode.cli.client import source
 from storenode.cli.client.output import Output
 from storenode.client.plain import to_json, to_plain
 from storenode.client.sds_messages import sds_payload
@@ -115,3 +119,20 @@ def test_progress_is_shown_on_a_terminal_when_the_output_goes_elsewhere(
     shown, cleared, _ = capfd.readouterr().err.split("\r")
     assert shown.rstrip() == "6 messages, up to 2033-05-18T03:33:19.999Z"
     assert cleared == " " * len(shown)
+
+
+def test_input_that_comes_after_the_end_leaves_no_warning() -> None:
+    loop = asyncio.new_event_loop()
+    queue: asyncio.Queue[bytes | OSError] = asyncio.Queue()
+    loop.close()
+    out, into = os.pipe()
+    os.write(into, b"late")
+    os.close(into)
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            source._pump(out, loop, queue)
+    finally:
+        os.close(out)
+    assert [str(each.message) for each in caught] == []
+    assert queue.empty()

@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 import storenode
-from storenode.client import Admin, StorenodeError
+from storenode.client import StorenodeError
 
 ADDRESS = "127.0.0.1:1"
 
@@ -21,14 +21,6 @@ def test_importing_the_package_loads_nothing_else() -> None:
     assert [getattr(storenode, name).__name__ for name in storenode.__all__ if name[0] != "_"] == [
         *("AsyncChannel", "AsyncClient", "Channel", "Client", "Message")
     ]
-
-
-@pytest.mark.parametrize("kind", [storenode.Client, storenode.Channel, Admin])
-def test_the_examples_of_blocking_objects_need_no_event_loop(kind: type) -> None:
-    texts = [getattr(kind, name).__doc__ or "" for name in dir(kind) if name[0] != "_"]
-    assert any("Examples:" in text for text in texts) == (kind is storenode.Client)
-    texts += [kind.__doc__ or ""]
-    assert [text for text in texts if "await " in text or "async " in text] == []
 
 
 def test_representations_are_short() -> None:

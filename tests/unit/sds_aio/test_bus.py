@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 from time import time_ns
@@ -22,20 +21,15 @@ from storenode.sds.aio.limits import MAX_QUEUED_EVENTS
 from storenode.sds.aio.repair import RepairAttempts
 from storenode.sds.aio.transport import Fetched, Rotation, Route
 from storenode.sds.bloom import FilterShape, filter_of
-from storenode.sds.channel import ChannelFullError, MessageChannel
-from storenode.sds.claims import Proof
+from storenode.sds.channel import ChannelFullError
 from storenode.sds.codec import Entry, SdsMessage, decode_message, encode_message
 from storenode.sds.config import ChannelConfig
 from storenode.sds.events import (
     Acknowledged,
-    Broadcast,
-    Forged,
     Lost,
-    Missing,
     MissingMessage,
     Received,
     Sent,
-    Withdrawn,
 )
 from tests.support.bus import Bus, BusTransport
 
@@ -177,39 +171,6 @@ async def test_events_tell_what_happens_in_order() -> None:
         await bob.wait_for(lambda status: status.synced)
 
 
-async def test_missing_messages_and_their_repair_are_reported() -> None:
-    bus = Bus()
-    lost: list[Fetched] = []
-
-    def drops(name: str, message: Fetched) -> bool:
-        if name == "b" and not lost:
-            lost.append(message)
-        return name == "b" and message in lost
-
-    async with (
-        joined(bus.transport("a"), "alice") as alice,
-        joined(bus.transport("b"), "bob") as bob,
-        asyncio.timeout(PATIENCE_S),
-    ):
-        await bob.wait_for(lambda status: status.synced)
-        events = bob.events()
-        bus.drops = drops
-        first = await alice.send(b"lost on its way")
-        second = await alice.send(b"names it")
-        seen = []
-        async for event in events:
-            if isinstance(event, Missing):
-                seen.append([each.message_id for each in event.messages])
-            if isinstance(event, Repaired):
-                assert (event.asked, event.found) == (1, 1)
-            if isinstance(event, Message):
-                seen.append([event.message_id])
-                if event.message_id == second:
-                    break
-        assert seen[0] == [first]
-        assert seen[-2:] == [[first], [second]]
-
-
 async def test_messages_begin_with_what_the_state_has(tmp_path: Path) -> None:
     bus = Bus()
     async with joined(bus.transport("a"), "alice", state=tmp_path / "a.db") as alice:
@@ -341,62 +302,6 @@ async def test_a_store_keeps_one_copy_of_what_is_sent_again() -> None:
     assert [decode_message(each.payload).message_id for each in stored].count(sent) == 1
 
 
-async def test_who_acknowledged_is_known_after_a_restart(tmp_path: Path) -> None:
-    bus, path = Bus(), tmp_path / "alice.db"
-
-    async def acknowledged(alice: Channel) -> list[str | None]:
-        return [message.acknowledged_by for message in await alice.log()]
-
-    async with joined(bus.transport("a"), "alice", state=path) as alice:
-        await alice.send(b"text")
-        assert await acknowledged(alice) == [None]
-        async with joined(bus.transport("b"), "bob"), asyncio.timeout(PATIENCE_S):
-            await alice.wait_for(lambda status: not status.unacknowledged)
-        assert await acknowledged(alice) == ["bob"]
-    async with joined(bus.transport("a"), "alice", state=path) as alice:
-        assert await acknowledged(alice) == ["bob"]
-        messages = alice.messages()
-        assert (await anext(messages)).acknowledged_by == "bob"
-        await messages.aclose()
-
-
-async def test_a_forged_message_leaves_the_log_also_after_a_restart(tmp_path: Path) -> None:
-    bus, path = Bus(), tmp_path / "bob.db"
-    now_ms = _now_ms()
-    alice = MessageChannel(config_of("alice"), now_ms, Random(1))
-    (genuine,) = (
-        each.payload for each in alice.send(now_ms, b"genuine") if isinstance(each, Broadcast)
-    )
-    made = decode_message(genuine)
-    sent = made.message_id
-
-    def publish(payload: bytes, hint: bytes) -> None:
-        bus.add(ROUTE, Fetched(payload, hint, time_ns()))
-
-    async def log(bob: Channel) -> list[tuple[str, bytes, Proof]]:
-        return [(each.message_id, each.content, each.proof) for each in await bob.log()]
-
-    publish(encode_message(replace(made, content=b"forged")), b"early")
-    async with joined(bus.transport("b"), "bob", state=path) as bob:
-        await bob.wait_for(lambda status: status.synced)
-        assert await log(bob) == [(sent, b"forged", Proof.NONE)]
-    publish(genuine, b"genuine")
-    publish(encode_message(replace(made, content=b"forged as well")), b"late")
-    async with joined(bus.transport("b"), "bob", state=path) as bob, bob.events() as events:
-        seen: list[ChannelEvent] = []
-        async with asyncio.timeout(PATIENCE_S):
-            while not (seen and isinstance(seen[-1], Forged)):
-                seen.append(await anext(events))
-        reported = [each for each in seen if isinstance(each, Withdrawn | Message | Forged)]
-        assert [type(each) for each in reported] == [Withdrawn, Message, Forged]
-        assert isinstance(reported[-1], Forged)
-        assert reported[-1].content == b"forged as well"
-        assert await log(bob) == [(sent, b"genuine", Proof.MESSAGE)]
-    async with joined(bus.transport("b"), "bob", state=path) as bob:
-        assert await log(bob) == [(sent, b"genuine", Proof.MESSAGE)]
-        assert bob.counts.forged == 2
-
-
 async def test_a_clock_that_is_set_back_does_not_hold_up_what_is_missing() -> None:
     bus = Bus(drops=_is_cause)
     ahead, ahead_ns = [True], 7_200 * 10**9
@@ -425,28 +330,6 @@ def test_when_all_have_failed_it_is_time_to_rest() -> None:
     rotation.worked()
     assert [link.name for link in rotation.in_turn()] == ["b", "c", "a"]
     assert rotation.failed() == 0.0
-
-
-@pytest.mark.parametrize("seed", range(3))
-async def test_what_no_history_names_is_found_by_the_filters_of_a_peer(seed: int) -> None:
-    """Drop 15 % of the messages of a peer that names no causes, and expect no silent gap."""
-    rng = Random(seed)
-    names = [f"m{number}" for number in range(40)]
-    lost = {name for name in names if rng.random() < 0.15} | {rng.choice(names)}
-
-    def drops(_transport: str, message: Fetched) -> bool:
-        return decode_message(message.payload).message_id in lost
-
-    bus = Bus(drops=drops)
-    config = config_of("bob", behind_after_ms=100)
-    async with joined(bus.transport("b"), "bob", config=config) as bob:
-        await bob.wait_for(lambda status: status.synced)
-        for number, name in enumerate([*names, "sync"]):
-            bus.add(ROUTE, _said(name, names[:number]))
-        await logs_are_equal(bob, length=len(names))
-        await bob.wait_for(lambda status: not status.behind)
-        assert await ids(bob) == sorted(names, key=names.index)
-        assert bob.calls["scan"] >= 1
 
 
 async def test_who_lacks_messages_is_known() -> None:
@@ -515,13 +398,6 @@ def _now_ms() -> int:
     read at import is too old for them.
     """
     return time_ns() // 1_000_000
-
-
-def _said(name: str, before: list[str]) -> Fetched:
-    lamport = _now_ms() + len(before)
-    seen = filter_of(SHAPE, before)
-    content = None if name == "sync" else b"text"
-    return _fetched(SdsMessage("room", name, "peer", lamport, (), seen, content=content))
 
 
 def _is_cause(_transport: str, message: Fetched) -> bool:

@@ -27,7 +27,7 @@ from storenode.sds.bloom import FilterShape, RollingFilter
 from storenode.sds.channel import MessageChannel
 from storenode.sds.codec import Entry, SdsMessage, decode_message, encode_message
 from storenode.sds.config import ChannelConfig
-from storenode.sds.events import Broadcast, Packet, Reason
+from storenode.sds.events import Broadcast, Packet
 from storenode.sds.log import OPEN_ENTRIES, MessageLog
 from storenode.sds.pages import PAGE_ENTRIES
 from tests.unit.sds.worlds import SMALL, grows_when_written
@@ -339,19 +339,6 @@ def test_a_copy_that_takes_the_place_of_one_that_waits_does_so_on_disk(tmp_path:
     assert facets(revived.core) == facets(ledger.core)
     assert [each.sender_id for each in revived.core.log.entries()] == ["bob"]
     assert not revived.core.incoming.waiting
-    state.close()
-
-
-def test_a_resend_is_remembered(tmp_path: Path) -> None:
-    state, ledger = opened(tmp_path / "alice.db")
-    ledger.send(START_NS, b"hello", None, bytes, lambda *_: b"h" * 32)
-    events = ledger.tick(NOW_MS + 2_000, Random(1))
-    assert [each.reason for each in events if isinstance(each, Broadcast)] == [Reason.RESEND]
-    save(state, ledger)
-    state.close()
-    state, ledger = opened(tmp_path / "alice.db")
-    (outgoing,) = ledger.core.outgoing.by_id.values()
-    assert outgoing.sends == 2
     state.close()
 
 

@@ -1,10 +1,5 @@
 """A reliable channel: contents of any size, a request ID for each, and events of what became of it.
 
-async with ReliableChannel.join("127.0.0.1:7420", "album", "alice", state="alice.db") as album:
-request_id = await album.send(picture)
-async for event in album.events():
-...
-
 Source: RELIABLE-CHANNEL-API, "The Reliable Channel API".
 """
 
@@ -61,7 +56,17 @@ class SegmentationConfig:
 
 
 class ReliableChannel:
-    """A participant of a channel whose contents are segmented; made by `join` or `over`."""
+    """A participant of a channel whose contents are segmented; made by `join` or `over`.
+
+    Examples:
+        ```python
+        async with ReliableChannel.join("127.0.0.1:7420", "album", "alice", state="a.db") as album:
+            events = album.events()
+            request_id = await album.send(picture)
+            async for event in events:
+                print(event, request_id)
+        ```
+    """
 
     def __init__(
         self, channel: Channel, segmentation: SegmentationConfig, clock: Callable[[], int]

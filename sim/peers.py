@@ -48,11 +48,11 @@ from store.sync.session import exchange as shipped
 from store.sync.session.exchange import ExchangeWork
 from store.sync.session.initiator import initiate
 from store.sync.session.reconciliation import Reconciliation, in_time
-from store.sync.session.registry import Session, State
+from store.sync.session.registry import PeerSession, SessionState
 from store.sync.session.report import SessionReport
 from store.sync.transfer.core import Transfer
 from store.sync.transfer.driver import TransferWork
-from store.sync.transfer.events import Fault
+from store.sync.transfer.events import TransferFault
 from store.sync.transfer.policy_memory import Side as Whose
 from storenode.message.rules import Reason
 
@@ -172,7 +172,7 @@ class JudgedExchange(shipped.Exchange):
                 self._names[asyncio.current_task()] = name
         super().concluded(report, work, result)
 
-    async def machine(self, session: Session, report: SessionReport) -> Transfer:
+    async def machine(self, session: PeerSession, report: SessionReport) -> Transfer:
         """The transfer of what a session has found."""
         self._judge_memory(session.node_id)
         machine = await super().machine(session, report)
@@ -186,7 +186,7 @@ class JudgedExchange(shipped.Exchange):
         name = self._names.pop(asyncio.current_task(), "")
         self.last[report.node_id] = report
         process.note(f"{report.role} session with {report.node_id}: {described(outcome)}")
-        if report.transfer.fault in (Fault.PROTOCOL, Fault.LIMIT):
+        if report.transfer.fault in (TransferFault.PROTOCOL, TransferFault.LIMIT):
             process.judge.accused(process.name, report.transfer.error)
         if result is not None:
             for mark in _marks(report):
@@ -200,7 +200,7 @@ class JudgedExchange(shipped.Exchange):
             process.node.world.ended(outcome)
         return outcome
 
-    def stop(self, sessions: Iterable[Session]) -> None:
+    def stop(self, sessions: Iterable[PeerSession]) -> None:
         """End the drivers of sessions that gave way to a new one."""
         ended = list(sessions)
         if ended:
@@ -209,11 +209,11 @@ class JudgedExchange(shipped.Exchange):
         for session in ended:
             self.process.timeline.after(_SLACK_NS, partial(self._demand_stopped, session))
 
-    def _demand_stopped(self, session: Session) -> None:
+    def _demand_stopped(self, session: PeerSession) -> None:
         alive = session in self._tasks and not self.process.life.ended
         assert not alive, "the driver of a session that gave way goes on"
 
-    def _expire(self, session: Session) -> None:
+    def _expire(self, session: PeerSession) -> None:
         self.process.mark(Mark.EXPIRED)
         super()._expire(session)
 
@@ -227,7 +227,7 @@ class JudgedExchange(shipped.Exchange):
         assert len(self._tasks) <= len(entries) + 1, "drivers of sessions that are over go on"
         assert len(self._names) <= len(entries) + 1, "names of sessions are kept"
         latest_ns = self.environment.steady_ns() - self.work.transfer_limits.silence_ns - _SLACK_NS
-        waits = [session.since_ns for session in entries if session.state is State.WAITING]
+        waits = [session.since_ns for session in entries if session.state is SessionState.WAITING]
         assert not waits or min(waits) >= latest_ns, "a session waits too long for its transfer"
 
     def check_empty(self) -> None:
@@ -399,7 +399,7 @@ def _marks(report: SessionReport) -> Iterator[Mark]:
         (Mark.REFUSED_HERE, bool(transfer.refused)),
         (Mark.REFUSED_THERE, bool(transfer.refused_by_peer)),
         (Mark.DUPLICATE, transfer.duplicates > 0),
-        (Mark.ANOTHER_WAY, transfer.held > 0),
+        (Mark.ANOTHER_WAY, transfer.elsewhere > 0),
         (Mark.PRUNED, transfer.pruned > 0),
         (Mark.INTERRUPTED, bool(transfer.error)),
         (Mark.SUMMED, report.summed_from_ns is not None),

@@ -30,7 +30,7 @@ from store.sync.errors import (
 )
 from store.sync.frames import pieces
 from store.sync.session.initiator import TRANSFER
-from store.sync.transfer.events import Fault
+from store.sync.transfer.events import TransferFault
 
 NOTICE_NS: Final = 1_000_000_000
 """So soon after its stream has failed a session must be over."""
@@ -41,11 +41,11 @@ _PATIENCE_NS: Final = 20_000_000_000
 now and then only, and whoever began it lets the other end it first."""
 
 _FAULTS: Final = {
-    Fault.PROTOCOL: Status.INVALID_ARGUMENT,
-    Fault.LIMIT: Status.RESOURCE_EXHAUSTED,
-    Fault.SILENCE: Status.DEADLINE_EXCEEDED,
-    Fault.SLOW: Status.DEADLINE_EXCEEDED,
-    Fault.LOST: Status.UNAVAILABLE,
+    TransferFault.PROTOCOL: Status.INVALID_ARGUMENT,
+    TransferFault.LIMIT: Status.RESOURCE_EXHAUSTED,
+    TransferFault.SILENCE: Status.DEADLINE_EXCEEDED,
+    TransferFault.SLOW: Status.DEADLINE_EXCEEDED,
+    TransferFault.LOST: Status.UNAVAILABLE,
 }
 _STATUSES: Final[tuple[tuple[type[Exception], Status], ...]] = (
     (StoreUnavailable, Status.UNAVAILABLE),

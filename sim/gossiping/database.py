@@ -168,7 +168,7 @@ class Session:
         """Read messages."""
         return await self.look("load", lambda: self.database.read(hashes, max_bytes))
 
-    async def held(self, hashes: Sequence[bytes]) -> Sequence[bytes | None]:
+    async def content_digests(self, hashes: Sequence[bytes]) -> Sequence[bytes | None]:
         """Look messages up; their content digests are not simulated."""
         known = self.database.held
         return await self.look("held", lambda: [b"" if each in known else None for each in hashes])

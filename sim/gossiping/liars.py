@@ -14,7 +14,7 @@ from sim.gossiping.streams import GOSSIP
 from sim.network import Caller
 from store.domain.admission import Admission
 from store.domain.ports import Source
-from store.gossip.events import Events, GetEvents, Inventory, SyncLeaves
+from store.gossip.events import GetEvents, Inventory, OutgoingBodies, SyncLeaves
 from storenode.message.rules import Policy
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Liar(Caller):
             self._hear(frame)
 
     def _hear(self, frame: Any) -> None:  # noqa: ANN401 - any frame
-        if isinstance(frame, Events):
+        if isinstance(frame, OutgoingBodies):
             self._bodies = [*frame.messages, *self._bodies][:_REMEMBERED]
             admission = Admission(Policy(max_drift_ns=None), 0, Source.GOSSIP)
             admission.admit(frame.messages)
@@ -85,10 +85,10 @@ class Liar(Caller):
         lies: dict[Trick, object] = {
             Trick.CLAIM: Inventory(heard or [dice.randbytes(32)]),
             Trick.INVENT: Inventory([dice.randbytes(32) for _ in range(_FRAME_IDS)]),
-            Trick.REPEAT: Events(self._bodies[:8]) if self._bodies else SyncLeaves(heard),
+            Trick.REPEAT: OutgoingBodies(self._bodies[:8]) if self._bodies else SyncLeaves(heard),
             Trick.ASK: GetEvents(heard) if heard else SyncLeaves(heard),
             Trick.HOARD: Inventory([bytes(32)] * (most + 1)),
-            Trick.GARBAGE: dice.choice((b"garbage", Events([b"\xff"]))),
+            Trick.GARBAGE: dice.choice((b"garbage", OutgoingBodies([b"\xff"]))),
             Trick.DEAF: SyncLeaves(heard),
         }
         return lies[self._trick]

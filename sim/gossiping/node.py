@@ -19,10 +19,10 @@ from sim.node import Node
 from sim.process import Process
 from store.domain.hub import CommitRow
 from store.domain.ports import Source
-from store.gossip.config import GossipConfig
 from store.gossip.driver import node as shipped
 from store.gossip.driver.ports import DriverDatabase
-from store.gossip.events import Counted
+from store.gossip.events import GossipCount
+from store.gossip.limits import GossipConfig
 from store.gossip.machine import Gossip
 from store.messages.record import RecordBatch
 
@@ -184,7 +184,7 @@ class Gossiping:
 
     # What the machine counts
 
-    def count(self, counted: Counted) -> None:
+    def count(self, counted: GossipCount) -> None:
         """Sum up what all machines count."""
         self._world.counts[counted.what] += counted.count
 

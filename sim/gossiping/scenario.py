@@ -9,7 +9,7 @@ from typing import Final
 from sim.dice import Dice, happens
 from sim.limits import NS_PER_S
 from sim.scenario import Faults, Scenario, drawn
-from store.gossip.config import GossipConfig
+from store.gossip.limits import GossipConfig
 
 _DAY_NS: Final = 24 * 3_600 * NS_PER_S
 _HISTORY: Final = 40

@@ -18,7 +18,7 @@ from sim.judge import Violation
 from sim.limits import NS_PER_MS, NS_PER_S
 from sim.marks import Mark
 from sim.scenario import MIN_NODES, drawn
-from store.gossip.config import GossipConfig
+from store.gossip.limits import GossipConfig
 
 _JOIN_NS: Final = 10 * NS_PER_S
 _EVERY_NS: Final = NS_PER_S

@@ -13,22 +13,22 @@ from store.domain.admission import Admission
 from store.domain.places import Caller
 from store.domain.ports import PeerAddress, PeerFailed, Source
 from store.gossip.driver.errors import (
-    FrameRejected,
-    PeerHasStream,
-    PeerRefused,
-    StreamClosed,
-    Superseded,
-    TurnedAway,
+    FrameRejectedError,
+    PeerHasStreamError,
+    PeerRefusedError,
+    StreamClosedError,
+    StreamSupersededError,
+    TurnedAwayError,
 )
-from store.gossip.driver.ports import Connection
+from store.gossip.driver.ports import GossipConnection
 from store.gossip.driver.streams import PeerStreams
 from store.gossip.events import (
     Bodies,
-    Events,
     FrameIn,
     FrameOut,
     GetEvents,
     Inventory,
+    OutgoingBodies,
     SyncLeaves,
 )
 from store.messages.transfer import MalformedMessage
@@ -38,7 +38,10 @@ if TYPE_CHECKING:
 
 GOSSIP: Final = "Gossip"
 
-_FAILURES: Final = {Status.ABORTED: PeerHasStream, Status.FAILED_PRECONDITION: PeerRefused}
+_FAILURES: Final = {
+    Status.ABORTED: PeerHasStreamError,
+    Status.FAILED_PRECONDITION: PeerRefusedError,
+}
 
 
 class Frames:
@@ -76,18 +79,18 @@ class Frames:
         """A frame as the transport decodes it.
 
         Raises:
-            FrameRejected: it is no frame of gossip.
+            FrameRejectedError: it is no frame of gossip.
         """
         if isinstance(frame, Inventory | GetEvents | SyncLeaves):
             return frame
-        if not isinstance(frame, Events):
-            raise FrameRejected("this is no frame")
+        if not isinstance(frame, OutgoingBodies):
+            raise FrameRejectedError("this is no frame")
         node = self._node
         admission = Admission(node.policy(), node.clock.unix_ns(), Source.GOSSIP)
         try:
             admission.admit(frame.messages)
         except MalformedMessage as error:
-            raise FrameRejected(str(error)) from None
+            raise FrameRejectedError(str(error)) from None
         published = admission.admitted
         refused = [
             (published.hashes[index], refusal.label)
@@ -106,7 +109,7 @@ class Connector:
     @asynccontextmanager
     async def connect(
         self, peer: PeerAddress, greeting: Callable[[], Awaitable[FrameOut]]
-    ) -> AsyncIterator[Connection]:
+    ) -> AsyncIterator[GossipConnection]:
         """Begin a stream; the peer is known at once, and needs no greeting."""
         del greeting
         node, process = self._node, self._node.process
@@ -117,7 +120,7 @@ class Connector:
             raise _failure(error.status, error.sentence) from None
         self._answered[peer] = end.there.node_id
         try:
-            yield Connection(Frames(node, end), end.there.node_id, end.there.store_id)
+            yield GossipConnection(Frames(node, end), end.there.node_id, end.there.store_id)
         finally:
             if process is not None and process.alive:
                 end.cancel()
@@ -133,11 +136,11 @@ async def serve(node: GossipNode, streams: PeerStreams, end: End) -> None:
     try:
         caller = Caller(end.there.node_id, end.there.store_id, end.there.node_id)
         await streams.serve(Frames(node, end), caller)
-    except Superseded as error:
+    except StreamSupersededError as error:
         status, sentence = Status.ABORTED, str(error)
-    except (TurnedAway, FrameRejected) as error:
+    except (TurnedAwayError, FrameRejectedError) as error:
         status, sentence = Status.FAILED_PRECONDITION, str(error)
-    except (StreamClosed, PeerFailed) as error:
+    except (StreamClosedError, PeerFailed) as error:
         status, sentence = Status.UNAVAILABLE, str(error)
     finally:
         if process is not None and process.alive:

@@ -21,7 +21,7 @@ from sim.judge import Judge, Violation
 from sim.limits import NS_PER_MS, NS_PER_S
 from sim.messages import Message, message_of
 from sim.world import Summary, World
-from store.gossip.events import What
+from store.gossip.events import GossipCounter
 from storenode.sds.codec import encode
 
 _CHANNEL: Final = "channel"
@@ -74,7 +74,7 @@ class GossipWorld(World):
         sink: Callable[[str], None] | None = None,
     ) -> None:
         self.gossip = gossip
-        self.counts: Counter[What] = Counter()
+        self.counts: Counter[GossipCounter] = Counter()
         self.frames = 0
         self.stores: list[GossipDatabase] = []
         super().__init__(gossip.base, dice, sink)

@@ -1,4 +1,4 @@
-"""What goes into a `store.gossip.machine.Gossip` and what comes out: plain batches.
+"""The inputs and effects of `store.gossip.machine.Gossip`: plain batches.
 
 A *peer* is another node with which there is a stream of frames each way, named by whatever names
 it for good (its node ID); a *store* is the database behind nodes. An *ID* is a message hash of 32
@@ -11,13 +11,13 @@ A driver gives the machine:
 1. Before the first `PeerJoined`: `Committed` with the newest messages (oldest first, ``fresh``
    False), then `Restored` with the unread events; and `Restored` again now and then, since other
    nodes on the database add to them.
-2. `Committed` for all that is new in the database, whoever stored it. A batch may be given twice.
-3. `Publishing` before a client's batch is stored, so that its bodies are pushed; `Wanted` when a
-   client wants confirmations of messages that were held, once their unread rows are durable.
-4. Frames as they come, with bodies that admission has judged (`Bodies`), and `Tick` when
+2. `Committed` for all that is new in the database, by any node. A batch may be given twice.
+3. `ConfirmationsWanted` when a client wants confirmations of messages that were stored before, once
+   their unread rows are durable.
+4. Frames as they come, with bodies that admission has judged (`Bodies`), and `TimerDue` when
    `Gossip.next_wake_ns` is due.
-5. `Sent` when the stream has taken the frame of a `Send`, and for a `Load`, `LookUp` or `Persist`
-   its answer or `Failed`, in any order.
+5. `FrameSent` when the stream has taken the frame of a `WriteFrame`, and for a `LoadBodies`,
+   `LookUp` or `PersistBatch` its answer or `Failed`, in any order.
 
 It writes `Confirm`, `Expire` and `Waiting` to the database in this order, late, together or twice
 as it happens, and again where that fails.
@@ -69,7 +69,7 @@ class SyncLeaves:
 
 
 @dataclass(frozen=True, slots=True)
-class Events:
+class OutgoingBodies:
     """``GossipFrame.events`` to send: encoded ``WakuMessageAndTopic``."""
 
     messages: Sequence[bytes]
@@ -90,7 +90,7 @@ class Bodies:
 
 
 FrameIn = Bodies | Inventory | GetEvents | SyncLeaves
-FrameOut = Events | Inventory | GetEvents | SyncLeaves
+FrameOut = OutgoingBodies | Inventory | GetEvents | SyncLeaves
 
 
 # Inputs
@@ -98,7 +98,7 @@ FrameOut = Events | Inventory | GetEvents | SyncLeaves
 
 @dataclass(frozen=True, slots=True)
 class PeerJoined:
-    """There is a stream with a peer. One that is joined already has left before."""
+    """A new stream with a peer. It replaces an earlier one."""
 
     peer: str
     store_id: str
@@ -112,7 +112,7 @@ class PeerLeft:
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
+class FrameReceived:
     """A frame of a peer; passed over if it is not joined (any more)."""
 
     peer: str
@@ -120,22 +120,10 @@ class Received:
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
-    """The stream has taken the last frame of a `Send`; passed over if the peer is not joined."""
+class FrameSent:
+    """The stream has taken the frame of a `WriteFrame`; ignored if the peer is not joined."""
 
     peer: str
-
-
-@dataclass(frozen=True, slots=True)
-class Publishing:
-    """Clients of this node are about to store these, and want so many confirmations.
-
-    Holds for the next commit of each ID. Messages that turn out to be held, or are never stored,
-    do no harm.
-    """
-
-    ids: Sequence[bytes]
-    min_confirms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,17 +145,20 @@ class Committed:
 
     ``fresh`` False: they have been for a while (at the start), and are not announced to those who
     are joined, only to those who join. ``content_digests``: as in `Inventory`.
+    ``published``: those that clients of this node published, which are pushed, each with the number
+    of confirmations that it needs.
     """
 
     ids: Sequence[bytes]
     events: Sequence[GraphEvent] = ()
     fresh: bool = True
     content_digests: Sequence[bytes] = ()
+    published: Mapping[bytes, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """These are held durably, and a publisher wants so many confirmations of each."""
+class ConfirmationsWanted:
+    """A publisher's request for so many confirmations of messages that are stored."""
 
     ids: Sequence[bytes]
     min_confirms: int
@@ -186,14 +177,14 @@ class Restored:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """Another node on this database has taken these out of the unread events."""
+    """The removal of unread events by another node on this database."""
 
     ids: Sequence[bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class Persisted:
-    """The batch of the `Persist` with this token is durable; per message True if it was new.
+class BatchPersisted:
+    """The batch of the `PersistBatch` with this token is durable; per message True if it was new.
 
     ``conflicts``: the content digests of stored messages that differ from those of the batch, by
     place in the batch.
@@ -205,10 +196,10 @@ class Persisted:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
-    """The answer to a `Load`: encoded ``WakuMessageAndTopic`` of its first IDs, in order.
+class BodiesLoaded:
+    """The answer to a `LoadBodies`: encoded ``WakuMessageAndTopic`` of its first IDs, in order.
 
-    At least one, None for messages that are not held; the others are asked for again.
+    At least one, None for messages that are not stored; the others are asked for again.
     """
 
     token: int
@@ -217,19 +208,19 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """The answer to a `LookUp`: True for each ID that is held.
+    """The answer to a `LookUp`: True for each ID that is stored.
 
     ``content_digests``: as in `Inventory`.
     """
 
     token: int
-    held: Sequence[bool]
+    is_stored: Sequence[bool]
     content_digests: Sequence[bytes] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The database could not do what a `Persist`, `Load` or `LookUp` asks for; nobody knows more.
+    """The database failed on a `PersistBatch`, `LoadBodies` or `LookUp`.
 
     The machine asks again after a while, and gives up in the end what cannot be stored.
     """
@@ -238,25 +229,24 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class TimerDue:
     """Time has passed."""
 
 
 Input = (
     PeerJoined
     | PeerLeft
-    | Received
-    | Sent
-    | Publishing
+    | FrameReceived
+    | FrameSent
     | Committed
-    | Wanted
+    | ConfirmationsWanted
     | Restored
     | Settled
-    | Persisted
-    | Loaded
+    | BatchPersisted
+    | BodiesLoaded
     | Known
     | Failed
-    | Tick
+    | TimerDue
 )
 
 
@@ -264,8 +254,8 @@ Input = (
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
-    """Write a frame to a peer's stream, then say `Sent`; one at a time is under way."""
+class WriteFrame:
+    """Write a frame to a peer's stream, then say `FrameSent`; one at a time is under way."""
 
     peer: str
     frame: FrameOut
@@ -280,7 +270,7 @@ class Listen:
 
 
 @dataclass(frozen=True, slots=True)
-class Persist:
+class PersistBatch:
     """Store a batch durably (`Source.GOSSIP`); several may be under way."""
 
     token: int
@@ -289,7 +279,7 @@ class Persist:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadBodies:
     """Read messages in order, up to ``max_bytes`` but one at least, for a peer."""
 
     token: int
@@ -310,7 +300,7 @@ class Confirm:
     """A store has confirmed unread events; ``counts[i]`` stores have confirmed ``ids[i]`` now.
 
     To be kept durably, by (ID, store), in which each pair counts once. May be said again, as an
-    answer to `Wanted`.
+    answer to `ConfirmationsWanted`.
     """
 
     store_id: str
@@ -320,10 +310,10 @@ class Confirm:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """These have as many confirmations as they need, as far as this node knows.
+    """The events that have enough confirmations, as far as this node has received.
 
-    They are unread no longer, unless the database says that they need more: another node on it may
-    have a publisher who wants that.
+    They are no longer unread, unless the database requires more: another node on it may have a
+    publisher who wants that.
     """
 
     ids: Sequence[bytes]
@@ -331,7 +321,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Expire:
-    """These stay stored, but are unread no longer, unconfirmed: too old, or too many of them."""
+    """The events that no longer wait for confirmations: too old, or too many of them."""
 
     ids: Sequence[bytes]
 
@@ -366,8 +356,8 @@ class Conflicting:
     conflict: Conflict
 
 
-class What(StrEnum):
-    """What is counted (label of the metrics)."""
+class GossipCounter(StrEnum):
+    """A counter (label of the metrics)."""
 
     BODIES_PUSHED = "bodies_pushed"
     BODIES_ANSWERED = "bodies_answered"
@@ -387,19 +377,19 @@ class What(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
-    """Something to count; ``reason`` is the label of a refusal."""
+class GossipCount:
+    """An increment of a counter; ``reason`` is the label of a refusal."""
 
-    what: What
+    what: GossipCounter
     count: int
     reason: str = ""
 
 
 Effect = (
-    Send
+    WriteFrame
     | Listen
-    | Persist
-    | Load
+    | PersistBatch
+    | LoadBodies
     | LookUp
     | Confirm
     | Read
@@ -407,32 +397,5 @@ Effect = (
     | Waiting
     | CutOff
     | Conflicting
-    | Counted
+    | GossipCount
 )
-
-
-# Looking on
-
-
-@dataclass(frozen=True, slots=True)
-class PeerStatus:
-    """A joined peer: ``slowed`` by its faults, ``reading`` from it, and what waits for it."""
-
-    peer: str
-    store_id: str
-    slowed: bool
-    reading: bool
-    queued_ids: int
-    announced_ids: int
-
-
-@dataclass(frozen=True, slots=True)
-class GossipStatus:
-    """What an operator may see. ``cut_off``: (peer, until, reason)."""
-
-    peers: Sequence[PeerStatus] = ()
-    cut_off: Sequence[tuple[str, int, str]] = ()
-    unread: int = 0
-    waiting: int = 0
-    wanted: int = 0
-    seen: int = 0

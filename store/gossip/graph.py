@@ -1,7 +1,7 @@
 """The newest part of the event graph: who names whom as parent, and which events are leaves.
 
 An event is a message with SDS metadata; its parents are the hints in its causal history. All of
-these are claims of whoever published it: a parent may be unknown, or no event, or named in a
+these are claims of its publisher: a parent may be unknown, or no event, or named in a
 circle. A *leaf* is an event that no event known here names as parent ("Leaves"); with circles
 there may be none. The newest `GossipConfig.graph_events` are remembered, in the order in which
 they were committed, with `_EDGES_PER_EVENT` times as many edges at most.
@@ -25,7 +25,7 @@ _EDGES_PER_EVENT: Final = 4
 
 
 def graph_events(batch: RecordBatch) -> list[GraphEvent]:
-    """The events of a batch: its messages with SDS metadata, and the hints that are hashes."""
+    """Return the events of a batch: messages with SDS metadata, and hints that are hashes."""
     found = []
     for index, metadata in zip(batch.sds_index, batch.sds, strict=True):
         digest = batch.hashes[index]
@@ -57,15 +57,15 @@ class Graph:
         self.version = 0
 
     def __len__(self) -> int:
-        """How many events are remembered."""
+        """Return the number of events."""
         return len(self._events)
 
     def __contains__(self, digest: bytes) -> bool:
-        """Is this an event that is remembered?"""
+        """Return True for an event in the graph."""
         return digest in self._events
 
     def add(self, event: GraphEvent) -> None:
-        """Take an event in; nothing to do for one that is there."""
+        """Add an event, unless it is there."""
         if event.id in self._events or len(event.parents) > self._edge_limit:
             return
         self._events[event.id] = event
@@ -84,7 +84,7 @@ class Graph:
             self._forget_oldest()
 
     def leaves(self, most: int) -> SyncLeaves:
-        """The newest leaves, newest first, and what the others come to."""
+        """Return the newest leaves, newest first, with count and XOR of the others."""
         listed = [digest for _, digest in islice(reversed(self._leaves), most)]
         rest = self._xor
         for digest in listed:
@@ -95,7 +95,7 @@ class Graph:
         return SyncLeaves(listed, rest.to_bytes(HASH_BYTES), count, known)
 
     def newer_leaves(self, than: Iterable[bytes], most: int) -> Iterator[bytes]:
-        """The newest leaves, down to the oldest of some events that are known here."""
+        """Yield the newest leaves, down to the oldest of some events in the graph."""
         known = [self._events[each].timestamp_ns for each in than if each in self._events]
         floor_ns = min(known, default=0)
         for timestamp_ns, digest in islice(reversed(self._leaves), most):
@@ -104,7 +104,7 @@ class Graph:
             yield digest
 
     def descendants(self, digests: Iterable[bytes], most: int) -> list[bytes]:
-        """Children of some messages, their children, and so on, a generation at a time."""
+        """Return children of some messages, their children, and so on, by generation."""
         found: dict[bytes, None] = {}
         generation: list[bytes] = list(digests)
         while generation and len(found) < most:

@@ -6,13 +6,13 @@ driver has to do is in `store.gossip.events`.
 
 Rules.
 
-1. What is newly durable is announced to every peer, whoever stored it. What a client of this node
+1. What is newly durable is announced to every peer, from any source. What a client of this node
    published is pushed with its body; anything else is announced, and sent when it is asked for.
    When more than `pushed_ids` bodies wait for a peer, the others are only announced.
 2. An announcement speaks for this node's own store, about what is durable there, and is never
    passed on. A body that is sent says the same. Nothing is pushed to a store that is known to
    hold it.
-3. What a peer announces is looked up, and asked for from one peer at a time (`gossip.wanted`).
+3. What a peer announces is looked up, and asked for from one peer at a time (`gossip.fetch_queue`).
    What comes is judged on admission before it comes here, stored, announced, and so passed on.
 4. Every announcement of a store counts once as a confirmation of what is unread (`gossip.unread`).
    With enough of them an event is read; until then it is announced again at an interval. An
@@ -21,9 +21,9 @@ Rules.
 5. Every `leaves_interval_ns`, when the leaves have changed, each peer gets them. Who receives them
    asks for those that it lacks, and announces what follows on them (`store.gossip.graph`).
 6. A parent that is missing is looked up, and asked for from the peers that have its child. The
-   child is stored and announced meanwhile (`store.gossip.waiting`).
-7. A peer that joins is told of the newest messages that its store is not known to hold, of the
-   unread events that it has not confirmed, and of the leaves.
+   child is stored and announced meanwhile (`store.gossip.incomplete_events`).
+7. To a peer that joins are announced the newest messages that its store is not known to hold, the
+   unread events that it has not confirmed, and the leaves.
 8. Faults of peers slow them or cut them off (`gossip.scores`). A peer is read from while little of
    it waits for the database; what else it can make grow has a limit in `store.gossip.limits`.
 9. When the database fails, the same is asked again later. While it cannot be read, nothing is
@@ -43,41 +43,38 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
+from store.domain.unread import GossipPeerState
 from store.gossip import scores
-from store.gossip.config import GossipConfig
 from store.gossip.core import Core, Request
 from store.gossip.events import (
+    BatchPersisted,
+    BodiesLoaded,
     Committed,
+    ConfirmationsWanted,
     CutOff,
     Effect,
     Expire,
     Failed,
-    GossipStatus,
+    FrameReceived,
+    FrameSent,
+    GossipCounter,
     Input,
     Known,
-    Load,
-    Loaded,
+    LoadBodies,
     LookUp,
     PeerJoined,
     PeerLeft,
-    PeerStatus,
-    Persist,
-    Persisted,
-    Publishing,
-    Received,
+    PersistBatch,
     Restored,
-    Sent,
     Settled,
-    Tick,
-    Wanted,
-    What,
+    TimerDue,
 )
-from store.gossip.holding import Holding, with_contents
-from store.gossip.incoming import Incoming
-from store.gossip.limits import MAX_GUESSES, MAX_RETRIES, MAX_TRIES, REBROADCAST_IDS
-from store.gossip.peer import Peer
-from store.gossip.scores import Standing
-from store.gossip.sending import Sending
+from store.gossip.frame_composer import FrameComposer
+from store.gossip.frame_intake import FrameIntake
+from store.gossip.limits import MAX_GUESSES, MAX_RETRIES, MAX_TRIES, REBROADCAST_IDS, GossipConfig
+from store.gossip.peer import GossipPeer
+from store.gossip.scores import PeerStanding
+from store.gossip.stored_messages import StoredMessages, with_contents
 
 
 class GossipStateError(RuntimeError):
@@ -90,9 +87,9 @@ class Gossip:
     def __init__(self, config: GossipConfig) -> None:
         core = self._core = Core(config)
         self._config = config
-        self._holding = Holding(core)
-        self._incoming = Incoming(core)
-        self._sending = Sending(core)
+        self._holding = StoredMessages(core)
+        self._incoming = FrameIntake(core)
+        self._sending = FrameComposer(core)
         self._retries: list[tuple[int, int, Request]] = []
         self._numbers = count()
         self._leaves_ns: int | None = None
@@ -101,18 +98,17 @@ class Gossip:
         self._takers: dict[type, Callable[[Any], None]] = {
             PeerJoined: self._join,
             PeerLeft: self._left,
-            Received: self._receive,
-            Sent: self._sent,
-            Publishing: self._holding.publishing,
+            FrameReceived: self._receive,
+            FrameSent: self._sent,
             Committed: self._holding.committed,
-            Wanted: self._holding.wanted,
+            ConfirmationsWanted: self._holding.wanted,
             Restored: self._holding.restored,
             Settled: self._settled,
-            Persisted: self._persisted,
-            Loaded: self._loaded,
+            BatchPersisted: self._persisted,
+            BodiesLoaded: self._loaded,
             Known: self._known,
             Failed: self._failed,
-            Tick: self._tick,
+            TimerDue: self._tick,
         }
 
     def step(self, now_ns: int, given: Input) -> list[Effect]:
@@ -133,11 +129,11 @@ class Gossip:
 
     @property
     def next_wake_ns(self) -> int | None:
-        """When a `Tick` has something to do; None: not before something else happens."""
+        """The time at which a `TimerDue` is due; None: not before another input."""
         core = self._core
         times = [peer.wake_ns for peer in core.peers.values()]
         times += [peer.rest_ns for peer in core.peers.values() if not peer.reading]
-        times += [core.wanted.wake_ns, self._leaves_ns]
+        times += [core.fetches.wake_ns, self._leaves_ns]
         times += [due_ns for due_ns, _, _ in self._retries[:1]]
         due_ns = core.unread.due_ns
         if due_ns is not None:
@@ -145,22 +141,16 @@ class Gossip:
         later = [time_ns for time_ns in times if time_ns is not None and time_ns > core.now_ns]
         return min(later, default=None)
 
-    def reading(self, peer: str) -> bool:
-        """Is a peer to be read from? False for one that is not joined."""
-        joined = self._core.peers.get(peer)
-        return joined is not None and joined.reading
-
-    def status(self) -> GossipStatus:
-        """What an operator may see."""
+    def peers(self) -> list[GossipPeerState]:
+        """Return the joined peers, and those that are cut off, until a time of the steps."""
         core = self._core
-        return GossipStatus(
-            peers=[self._status_of(peer) for peer in core.peers.values()],
-            cut_off=core.scores.cut_off(core.now_ns),
-            unread=len(core.unread),
-            waiting=len(core.waiting),
-            wanted=len(core.wanted),
-            seen=len(core.seen),
-        )
+        found = [
+            GossipPeerState(key, peer.store.id, connected=True, slowed=core.slowed(key))
+            for key, peer in core.peers.items()
+        ]
+        for key, until_ns, reason in core.scores.cut_off(core.now_ns):
+            found.append(GossipPeerState(key, "", False, False, until_ns, reason))
+        return found
 
     def check(self) -> None:
         """Raise AssertionError if an invariant or a bound is broken."""
@@ -173,7 +163,7 @@ class Gossip:
         storing = [
             digest
             for request in (*due, *core.requests.values())
-            if isinstance(request.effect, Persist)
+            if isinstance(request.effect, PersistBatch)
             for digest in request.effect.batch.hashes
         ]
         assert core.pending.keys() <= set(storing)
@@ -182,10 +172,10 @@ class Gossip:
 
     def _demand(self, given: Input) -> None:
         allowed = True
-        if isinstance(given, Persisted | Loaded | Known | Failed):
+        if isinstance(given, BatchPersisted | BodiesLoaded | Known | Failed):
             request = self._core.requests.get(given.token)
             allowed = request is not None and self._answers(given, request)
-        elif isinstance(given, Sent):
+        elif isinstance(given, FrameSent):
             peer = self._core.peers.get(given.peer)
             allowed = peer is None or peer.writing
         if not allowed:
@@ -194,15 +184,15 @@ class Gossip:
             )
 
     @staticmethod
-    def _answers(given: Persisted | Loaded | Known | Failed, request: Request) -> bool:
+    def _answers(given: BatchPersisted | BodiesLoaded | Known | Failed, request: Request) -> bool:
         effect = request.effect
         match given, effect:
-            case Persisted(), Persist():
+            case BatchPersisted(), PersistBatch():
                 return len(given.new) == len(effect.batch)
-            case Loaded(), Load():
+            case BodiesLoaded(), LoadBodies():
                 return 0 < len(given.messages) <= len(effect.ids)
             case Known(), LookUp():
-                return len(given.held) == len(effect.ids)
+                return len(given.is_stored) == len(effect.ids)
             case Failed(), _:
                 return True
         return False
@@ -219,8 +209,8 @@ class Gossip:
             return
         joined = {peer.store.id for peer in core.peers.values()}
         store = core.stores.meet(given.store_id, given.peer, joined)
-        peer = core.peers[given.peer] = Peer(given.peer, store, core.peer_bits.take())
-        core.wanted.join(peer.key)
+        peer = core.peers[given.peer] = GossipPeer(given.peer, store, core.peer_bits.take())
+        core.fetches.join(peer.key)
         self._catch_up(peer)
         if len(core.graph):
             peer.leaves_due, peer.leaves = (
@@ -234,20 +224,20 @@ class Gossip:
         if given.store_id == config.store_id:
             reason = "this node works on the same database: the two need no gossip"
             return CutOff(given.peer, core.now_ns + config.cut_off_ns, reason, fault=False)
-        if core.scores.standing(core.now_ns, given.peer) is Standing.CUT_OFF:
+        if core.scores.standing(core.now_ns, given.peer) is PeerStanding.CUT_OFF:
             return CutOff(given.peer, *core.scores.sentence(given.peer))
         if len(core.peers) >= config.max_peers:
             reason = f"limit of {config.max_peers} peers is reached: try again later"
             return CutOff(given.peer, core.now_ns + config.cut_off_ns, reason, fault=False)
         return None
 
-    def _catch_up(self, peer: Peer) -> None:
+    def _catch_up(self, peer: GossipPeer) -> None:
         core, config = self._core, self._config
         news: list[bytes] = []
-        for digest, place in core.seen.newest():
+        for digest, place in core.recent.newest():
             if len(news) == config.catch_up_ids:
                 break
-            if not core.seen.holders[place] & peer.store.bit:
+            if not core.recent.holders[place] & peer.store.bit:
                 news.append(digest)
         for digest in reversed(news):
             peer.tell(digest, config.queued_ids)
@@ -262,30 +252,19 @@ class Gossip:
     def _leave(self, key: str) -> None:
         core = self._core
         peer = core.peers.pop(key)
-        core.wanted.leave(key)
-        core.seen.forget_peer(peer.bit)
+        core.fetches.leave(key)
+        core.recent.forget_peer(peer.bit)
         core.peer_bits.free(peer.bit)
 
-    def _receive(self, given: Received) -> None:
+    def _receive(self, given: FrameReceived) -> None:
         peer = self._core.peers.get(given.peer)
         if peer is not None:
             self._incoming.take(peer, given.frame)
 
-    def _sent(self, given: Sent) -> None:
+    def _sent(self, given: FrameSent) -> None:
         peer = self._core.peers.get(given.peer)
         if peer is not None:
             peer.writing = False
-
-    def _status_of(self, peer: Peer) -> PeerStatus:
-        source = self._core.wanted.sources[peer.key]
-        return PeerStatus(
-            peer.key,
-            peer.store.id,
-            self._core.slowed(peer.key),
-            peer.reading,
-            peer.queued,
-            len(source.announced),
-        )
 
     # The database
 
@@ -298,20 +277,20 @@ class Gossip:
             self._core.failing = False
         return request
 
-    def _persisted(self, given: Persisted) -> None:
+    def _persisted(self, given: BatchPersisted) -> None:
         request = self._answered(given.token)
         effect, peer = request.effect, request.peer
-        assert isinstance(effect, Persist)
+        assert isinstance(effect, PersistBatch)
         self._release(request)
         batch = effect.batch
         self._holding.persisted(batch, given.new, given.conflicts)
         if peer is not None and self._core.peers.get(peer.key) is peer:
             for digest in batch.hashes:
-                place = self._core.seen.place(digest)
+                place = self._core.recent.place(digest)
                 if place >= 0:
-                    self._core.seen.came[place] |= peer.bit
+                    self._core.recent.received_from[place] |= peer.bit
 
-    def _loaded(self, given: Loaded) -> None:
+    def _loaded(self, given: BodiesLoaded) -> None:
         peer = self._answered(given.token).peer
         if peer is not None and self._core.peers.get(peer.key) is peer:
             self._sending.loaded(peer, given)
@@ -322,12 +301,12 @@ class Gossip:
         core = self._core
         core.looking = False
         contents = with_contents(effect.ids, given.content_digests)
-        for (digest, content), held in zip(contents, given.held, strict=True):
-            if held:
+        for (digest, content), is_stored in zip(contents, given.is_stored, strict=True):
+            if is_stored:
                 self._holding.hold(digest, content, fresh=False)
-            elif digest not in core.seen and digest not in core.pending:
-                core.wanted.missing(digest)
-                core.note_waiting(core.waiting.lack(digest))
+            elif digest not in core.recent and digest not in core.pending:
+                core.fetches.missing(digest)
+                core.note_waiting(core.incomplete.lack(digest))
 
     def _failed(self, given: Failed) -> None:
         core = self._core
@@ -342,8 +321,8 @@ class Gossip:
         heapq.heappush(self._retries, (due_ns, next(self._numbers), request))
 
     def _give_up(self, request: Request) -> None:
-        """What a peer has delivered cannot be stored; it may come again."""
-        assert isinstance(request.effect, Persist)
+        """Drop delivered messages that cannot be stored; they may come again."""
+        assert isinstance(request.effect, PersistBatch)
         self._release(request)
         for digest in request.effect.batch.hashes:
             self._core.pending.pop(digest, None)
@@ -356,21 +335,21 @@ class Gossip:
 
     # Time
 
-    def _tick(self, given: Tick) -> None:
-        """Whatever is due is done with every input."""
+    def _tick(self, given: TimerDue) -> None:
+        """Wait for nothing: due work is done with every input."""
 
     def _run_timers(self) -> None:
         core = self._core
         while self._retries and self._retries[0][0] <= core.now_ns:
             self._retry(heapq.heappop(self._retries)[2])
-        for peer, undelivered in core.wanted.expire(core.now_ns):
+        for peer, undelivered in core.fetches.expire(core.now_ns):
             self._blame(peer, undelivered)
         self._announce_again()
         self._exchange_leaves()
 
     def _retry(self, request: Request) -> None:
         peer = request.peer
-        if isinstance(request.effect, Load) and (
+        if isinstance(request.effect, LoadBodies) and (
             peer is None or self._core.peers.get(peer.key) is not peer
         ):
             self._core.failing = any(each.reads for _, _, each in self._retries)
@@ -380,7 +359,7 @@ class Gossip:
     def _blame(self, peer: str, undelivered: int) -> None:
         if not undelivered:
             return
-        self._core.count(What.UNDELIVERED, undelivered)
+        self._core.count(GossipCounter.UNDELIVERED, undelivered)
         points = min(scores.UNDELIVERED_ROUND_POINTS, scores.UNDELIVERED_POINTS * undelivered)
         reason = "messages that were announced are not delivered: announce what is held durably"
         self._core.fault(peer, points, reason)

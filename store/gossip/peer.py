@@ -18,14 +18,13 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
-from store.gossip.config import GossipConfig
 from store.gossip.events import SyncLeaves
-from store.gossip.limits import NEWS_ORDER, NEWS_PATIENCE_NS, NEWS_WINDOW
+from store.gossip.limits import NEWS_ORDER, NEWS_PATIENCE_NS, NEWS_WINDOW, GossipConfig
 from store.gossip.stores import Store
 
 
 @dataclass(slots=True)
-class Batch:
+class BodyBatch:
     """Bodies on their way to a peer.
 
     ``ids`` are not read yet, each with whether it is pushed; ``under_way`` are all of it.
@@ -37,17 +36,17 @@ class Batch:
     under_way: set[bytes] = field(default_factory=set)
 
 
-class Peer:
-    """One stream with a peer.
+class GossipPeer:
+    """The queues of a stream with a peer.
 
     Attributes:
-        bit: of the peer, in `store.gossip.seen`.
+        bit: of the peer, in `store.gossip.recent_messages`.
         writing: a frame is under way to it.
         announced_last: the last frame was an announcement, so bodies go before the next one.
         batch: bodies that are next.
-        unheard: news that are out, each with its number, of which ``announced`` is the newest.
+        unanswered: news that are out, each with its number, of which ``announced`` is the newest.
         leaves: which version of the leaves it was sent last.
-        leaves_heard_ns: when it has sent its own.
+        leaves_received_ns: when it has sent its own.
         unstored: frames and bytes of it that wait for the database.
         rest_ns: it is not read from before.
         reading: what was last said to the driver.
@@ -59,17 +58,17 @@ class Peer:
         self.bit = bit
         self.writing = False
         self.announced_last = False
-        self.batch = Batch()
+        self.batch = BodyBatch()
         self.answers: OrderedDict[bytes, None] = OrderedDict()
         self.news: OrderedDict[bytes, None] = OrderedDict()
         self.pushes: OrderedDict[bytes, None] = OrderedDict()
         self.asked: OrderedDict[bytes, None] = OrderedDict()
-        self.unheard: OrderedDict[bytes, int] = OrderedDict()
-        self.unheard_ns = 0
+        self.unanswered: OrderedDict[bytes, int] = OrderedDict()
+        self.unanswered_ns = 0
         self.announced = 0
         self.leaves: int = -1
         self.leaves_due: SyncLeaves | None = None
-        self.leaves_heard_ns: int | None = None
+        self.leaves_received_ns: int | None = None
         self.unstored_bytes = 0
         self.unstored_frames = 0
         self.rest_ns = 0
@@ -77,66 +76,66 @@ class Peer:
 
     @property
     def queued(self) -> int:
-        """IDs that wait for the peer, in any form."""
+        """The number of IDs that wait for the peer."""
         return len(self.answers) + len(self.news) + len(self.pushes) + len(self.asked)
 
     def answer(self, digest: bytes, limit: int) -> bool:
-        """Announce something to somebody who should know; False: too much waits."""
+        """Queue an answer; return False if that drops the oldest."""
         self.news.pop(digest, None)
         return _queue(self.answers, digest, limit)
 
     def tell(self, digest: bytes, limit: int) -> bool:
-        """Announce something new; False: too much waits, and the oldest is not announced."""
+        """Queue news; return False if that drops the oldest."""
         return digest in self.answers or _queue(self.news, digest, limit)
 
     def holds(self, now_ns: int, digest: bytes) -> None:
-        """The peer is known to hold something now."""
+        """Note that the peer has a message."""
         for queue in (self.news, self.pushes):
             if digest in queue:
                 del queue[digest]
                 self.answers[digest] = None
-        number = self.unheard.pop(digest, None)
+        number = self.unanswered.pop(digest, None)
         if number is None:
             return
-        self.unheard_ns = now_ns
-        while self.unheard:
-            oldest = next(iter(self.unheard))
-            if self.unheard[oldest] >= number - NEWS_ORDER:
+        self.unanswered_ns = now_ns
+        while self.unanswered:
+            oldest = next(iter(self.unanswered))
+            if self.unanswered[oldest] >= number - NEWS_ORDER:
                 return
-            del self.unheard[oldest]
+            del self.unanswered[oldest]
 
     def take_announcements(self, now_ns: int, most: int) -> list[bytes]:
-        """The next announcements."""
+        """Return the next announcements."""
         taken = _take(self.answers, most)
-        if self.unheard and self._is_over(now_ns):
-            self.unheard.clear()
-        if not self.unheard:
-            self.unheard_ns = now_ns
-        news = _take(self.news, min(most - len(taken), NEWS_WINDOW - len(self.unheard)))
+        if self.unanswered and self._is_over(now_ns):
+            self.unanswered.clear()
+        if not self.unanswered:
+            self.unanswered_ns = now_ns
+        news = _take(self.news, min(most - len(taken), NEWS_WINDOW - len(self.unanswered)))
         for digest in news:
             self.announced += 1
-            self.unheard[digest] = self.announced
+            self.unanswered[digest] = self.announced
         return taken + news
 
     def announces(self, now_ns: int) -> bool:
-        """Is there something to announce?"""
+        """Return True if there is something to announce."""
         if self.answers:
             return True
-        return bool(self.news) and (len(self.unheard) < NEWS_WINDOW or self._is_over(now_ns))
+        return bool(self.news) and (len(self.unanswered) < NEWS_WINDOW or self._is_over(now_ns))
 
     @property
     def wake_ns(self) -> int | None:
-        """When held-back news may go out although nobody has said anything."""
-        if self.news and len(self.unheard) >= NEWS_WINDOW:
-            return self.unheard_ns + NEWS_PATIENCE_NS
+        """The time at which held-back news go out without an answer; None: none are held back."""
+        if self.news and len(self.unanswered) >= NEWS_WINDOW:
+            return self.unanswered_ns + NEWS_PATIENCE_NS
         return None
 
     def _is_over(self, now_ns: int) -> bool:
-        """Has the peer said nothing of the news for too long?"""
-        return now_ns >= self.unheard_ns + NEWS_PATIENCE_NS
+        """Return True if the peer has not answered the news for too long."""
+        return now_ns >= self.unanswered_ns + NEWS_PATIENCE_NS
 
     def gather(self, most: int) -> list[bytes]:
-        """What is to be read from the database for it, if nothing is."""
+        """Return the bodies to read from the database next; none while some are on their way."""
         batch = self.batch
         if batch.token or batch.ready or not (batch.ids or self.asked or self.pushes):
             return []
@@ -160,7 +159,7 @@ class Peer:
         under_way = [digest for digest, _ in self.batch.ids]
         under_way += [digest for digest, *_ in self.batch.ready]
         assert self.batch.under_way == set(under_way)
-        assert len(self.unheard) <= NEWS_WINDOW
+        assert len(self.unanswered) <= NEWS_WINDOW
         assert (self.unstored_bytes > 0) <= (self.unstored_frames > 0)
 
 

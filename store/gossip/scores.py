@@ -41,12 +41,12 @@ REPEATED_ID_POINTS: Final = 1 / 16384
 OVERFLOW_POINTS: Final = 1.0
 LEAVES_POINTS: Final = 1 / 16
 REFUSED_POINTS: Final = 1 / 16
-NOT_HELD_POINTS: Final = 1 / 1024
+NOT_STORED_POINTS: Final = 1 / 1024
 PROTOCOL_POINTS: Final = CUT_POINTS
 
 
-class Standing(Enum):
-    """How a peer is treated."""
+class PeerStanding(Enum):
+    """The treatment of a peer."""
 
     GOOD = "good"
     SLOWED = "slowed"
@@ -66,7 +66,7 @@ class _Record:
 
 
 class Scores:
-    """What is held against peers, by their names; also while they are away.
+    """The points of peers, by their names; also while they are away.
 
     ``cut_off_ns``: how long the first cut-off lasts.
     """
@@ -75,44 +75,44 @@ class Scores:
         self._cut_off_ns = cut_off_ns
         self._records: dict[str, _Record] = {}
 
-    def add(self, now_ns: int, peer: str, points: float, reason: str) -> Standing:
-        """Hold a fault against a peer; how it is treated now."""
+    def add(self, now_ns: int, peer: str, points: float, reason: str) -> PeerStanding:
+        """Add points to a peer, and return its treatment."""
         record = self._record(now_ns, peer)
         record.points, record.at_ns = record.faded(now_ns) + points, now_ns
         if record.points < CUT_POINTS:
-            return Standing.GOOD if record.points < SLOW_POINTS else Standing.SLOWED
+            return PeerStanding.GOOD if record.points < SLOW_POINTS else PeerStanding.SLOWED
         if now_ns - record.until_ns >= MAX_CUT_OFF_NS:
             record.cuts = 0
         length_ns = min(MAX_CUT_OFF_NS, self._cut_off_ns << min(record.cuts, 16))
         record.cuts, record.until_ns, record.reason = record.cuts + 1, now_ns + length_ns, reason
         record.points = SLOW_POINTS
-        return Standing.CUT_OFF
+        return PeerStanding.CUT_OFF
 
-    def add_lightly(self, now_ns: int, peer: str, points: float) -> Standing:
-        """Hold something against a peer for which it is slowed at the most."""
+    def add_lightly(self, now_ns: int, peer: str, points: float) -> PeerStanding:
+        """Add points that slow a peer at the most, and return its treatment."""
         record = self._record(now_ns, peer)
         faded = record.faded(now_ns)
         record.points, record.at_ns = max(faded, min(SLOW_POINTS, faded + points)), now_ns
         return self.standing(now_ns, peer)
 
-    def standing(self, now_ns: int, peer: str) -> Standing:
-        """How a peer is treated."""
+    def standing(self, now_ns: int, peer: str) -> PeerStanding:
+        """Return the treatment of a peer."""
         record = self._records.get(peer)
         if record is None:
-            return Standing.GOOD
+            return PeerStanding.GOOD
         if now_ns < record.until_ns:
-            return Standing.CUT_OFF
+            return PeerStanding.CUT_OFF
         # What fades reaches no sharp bound: a little less than the limit is as good as it.
         slowed = record.faded(now_ns) >= SLOW_POINTS * 0.99
-        return Standing.SLOWED if slowed else Standing.GOOD
+        return PeerStanding.SLOWED if slowed else PeerStanding.GOOD
 
     def sentence(self, peer: str) -> tuple[int, str]:
-        """Until when a peer is cut off, and why."""
+        """Return until when a peer is cut off, and why."""
         record = self._records[peer]
         return record.until_ns, record.reason
 
     def cut_off(self, now_ns: int) -> list[tuple[str, int, str]]:
-        """Peers that are cut off now: name, until when, why."""
+        """Return the peers that are cut off now: name, until when, why."""
         return [
             (peer, record.until_ns, record.reason)
             for peer, record in self._records.items()

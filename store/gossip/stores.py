@@ -1,4 +1,4 @@
-"""The stores that peers stand for: each has a bit in `store.gossip.seen`, and a voice.
+"""The stores that peers stand for: each has a bit in `store.gossip.recent_messages`, and a voice.
 
 Confirmations count stores, and a store is what a peer says that it is. So that one peer cannot
 confirm in many names, its *voice* is the first store that it came with: a store that is first met
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from store.gossip.limits import MAX_OFFENDERS, MAX_STORES
-from store.gossip.seen import Bits
+from store.gossip.recent_messages import Bits
 from storenode.common.bounded import BoundedDict
 
 
@@ -51,7 +51,7 @@ class Stores:
         return store
 
     def of_mask(self, mask: int) -> list[Store]:
-        """The stores whose bits are set."""
+        """Return the stores whose bits are set."""
         found = []
         while mask:
             bit = mask & -mask

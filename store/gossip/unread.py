@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Unread:
-    """One event: what it needs, since when it waits, and which stores have confirmed it."""
+    """An unread event: confirmations needed and received, and times."""
 
     needed: int
     began_ns: int
@@ -25,7 +25,7 @@ class Unread:
 
 
 class UnreadEvents:
-    """All of them, in the order in which they are due to be announced again.
+    """The unread events, in the order in which they are due to be announced again.
 
     ``limit``: how many may wait; with more, the one that came first expires.
     """
@@ -38,15 +38,15 @@ class UnreadEvents:
         self._coming: OrderedDict[bytes, None] = OrderedDict()
 
     def __len__(self) -> int:
-        """How many wait."""
+        """Return the number of unread events."""
         return len(self._events)
 
     def __contains__(self, digest: bytes) -> bool:
-        """Does this event wait for confirmations?"""
+        """Return True if an event waits for confirmations."""
         return digest in self._events
 
     def ids(self) -> Iterator[bytes]:
-        """All of them, the next due first."""
+        """Return all events, the next due first."""
         return iter(self._events)
 
     def add(
@@ -69,7 +69,7 @@ class UnreadEvents:
         return [oldest]
 
     def confirm(self, digest: bytes, store_id: str) -> int:
-        """A store has confirmed an event; how many have, or 0 if that is nothing new."""
+        """Count a confirmation; return how many there are, or 0 if it was known."""
         event = self._events.get(digest)
         if event is None or store_id in event.stores:
             return 0
@@ -77,7 +77,7 @@ class UnreadEvents:
         return len(event.stores)
 
     def take_read(self, digest: bytes) -> bool:
-        """Take an event out if it has what it needs."""
+        """Remove an event that has enough confirmations; return True if it had."""
         event = self._events.get(digest)
         if event is None or len(event.stores) < event.needed:
             return False
@@ -85,13 +85,13 @@ class UnreadEvents:
         return True
 
     def drop(self, digests: Iterable[bytes]) -> None:
-        """These wait no longer."""
+        """Remove events."""
         for digest in digests:
             self._events.pop(digest, None)
             self._coming.pop(digest, None)
 
     def lacks(self, digest: bytes, store_id: str) -> bool:
-        """True where the confirmation of this store is missing."""
+        """Return True if the confirmation of a store is missing."""
         return store_id not in self._events[digest].stores
 
     def content_of(self, digest: bytes) -> bytes | None:
@@ -100,12 +100,12 @@ class UnreadEvents:
         return None if event is None else event.content
 
     def voices(self, digest: bytes) -> list[str]:
-        """The stores that have confirmed an event; none if it waits for none."""
+        """Return the stores that have confirmed an event; none if it does not wait."""
         event = self._events.get(digest)
         return [] if event is None else list(event.stores)
 
     def take_due(self, now_ns: int, most: int) -> tuple[list[bytes], list[bytes]]:
-        """Events that are to be announced again, and those that have expired."""
+        """Return the events to announce again, and remove and return those that have expired."""
         due: list[bytes] = []
         for digest, event in self._events.items():
             if event.due_ns > now_ns or len(due) == most:
@@ -121,7 +121,7 @@ class UnreadEvents:
 
     @property
     def due_ns(self) -> int | None:
-        """When the next one is to be announced again."""
+        """The time of the next announcement; None: no event waits."""
         return next((event.due_ns for event in self._events.values()), None)
 
     def check(self) -> None:

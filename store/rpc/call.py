@@ -49,7 +49,7 @@ from store.sync.errors import (
     TooManyCallsError,
     TransferFailedError,
 )
-from store.sync.transfer.events import Fault
+from store.sync.transfer.events import TransferFault
 from storenode.connection.errors import RETRY_PUSHBACK
 
 _CODES: Final[tuple[tuple[type[Exception], Code], ...]] = (
@@ -67,11 +67,11 @@ _CODES: Final[tuple[tuple[type[Exception], Code], ...]] = (
     (NoPeers, Code.FAILED_PRECONDITION),
 )
 _FAULTS: Final = {
-    Fault.PROTOCOL: Code.INVALID_ARGUMENT,
-    Fault.LIMIT: Code.RESOURCE_EXHAUSTED,
-    Fault.SILENCE: Code.DEADLINE_EXCEEDED,
-    Fault.SLOW: Code.DEADLINE_EXCEEDED,
-    Fault.LOST: Code.UNAVAILABLE,
+    TransferFault.PROTOCOL: Code.INVALID_ARGUMENT,
+    TransferFault.LIMIT: Code.RESOURCE_EXHAUSTED,
+    TransferFault.SILENCE: Code.DEADLINE_EXCEEDED,
+    TransferFault.SLOW: Code.DEADLINE_EXCEEDED,
+    TransferFault.LOST: Code.UNAVAILABLE,
 }
 
 RETRYABLE: Final = (TooManyCallsError, GaveWayError)

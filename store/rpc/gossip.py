@@ -13,19 +13,19 @@ import grpc
 from store.domain.admission import Admission
 from store.domain.ports import FrameStream, PeerAddress
 from store.gossip.driver.errors import (
-    DriverFailed,
-    FrameRejected,
-    PeerHasStream,
-    PeerRefused,
-    PeerStalled,
-    Stopping,
-    StreamClosed,
-    Superseded,
-    TurnedAway,
+    DriverFailedError,
+    FrameRejectedError,
+    NodeStoppingError,
+    PeerHasStreamError,
+    PeerRefusedError,
+    PeerStalledError,
+    StreamClosedError,
+    StreamSupersededError,
+    TurnedAwayError,
 )
-from store.gossip.driver.ports import Connection
+from store.gossip.driver.ports import GossipConnection
 from store.gossip.driver.streams import PeerStreams
-from store.gossip.events import Events, FrameIn, FrameOut
+from store.gossip.events import FrameIn, FrameOut, OutgoingBodies
 from store.rpc.call import RpcCall
 from store.rpc.connector import Callee, PeerCall, PeerCallError, PeerConnector
 from store.rpc.gossip_frames import decode_gossip, encode_gossip
@@ -42,11 +42,11 @@ if TYPE_CHECKING:
 GOSSIP: Final = f"/{peer_pb2.DESCRIPTOR.services_by_name['Peer'].full_name}/Gossip"
 
 _CODES: Final[dict[type[Exception], Code]] = {
-    TurnedAway: Code.RESOURCE_EXHAUSTED,
-    Superseded: Code.ABORTED,
-    DriverFailed: Code.INTERNAL,
-    Stopping: Code.UNAVAILABLE,
-    PeerStalled: Code.DEADLINE_EXCEEDED,
+    TurnedAwayError: Code.RESOURCE_EXHAUSTED,
+    StreamSupersededError: Code.ABORTED,
+    DriverFailedError: Code.INTERNAL,
+    NodeStoppingError: Code.UNAVAILABLE,
+    PeerStalledError: Code.DEADLINE_EXCEEDED,
 }
 _REFUSALS: Final = frozenset(
     {
@@ -60,7 +60,7 @@ _REFUSALS: Final = frozenset(
 )
 
 
-class _UnreadableFrameError(FrameRejected):
+class _UnreadableFrameError(FrameRejectedError):
     """A frame that `decode_gossip` has refused."""
 
     def __init__(self, failure: CallError) -> None:
@@ -97,7 +97,7 @@ class GossipFrames:
     async def write(self, frame: FrameOut) -> None:
         """Send a frame, with the traces of its messages."""
         with _peer_failures():
-            if self._tracing is None or not isinstance(frame, Events):
+            if self._tracing is None or not isinstance(frame, OutgoingBodies):
                 await self._stream.write(encode_gossip(frame))
             else:
                 with self._tracing.pushing(frame.messages, self._peer) as traces:
@@ -127,13 +127,13 @@ class GossipTransport:
     @asynccontextmanager
     async def connect(
         self, peer: PeerAddress, greeting: Callable[[], Awaitable[FrameOut]]
-    ) -> AsyncIterator[Connection]:
+    ) -> AsyncIterator[GossipConnection]:
         """Call ``Gossip`` of a peer."""
         identify = partial(_introduced, greeting=greeting)
         with _peer_failures():
             async with self._connector.converse(peer, GOSSIP, identify) as (call, callee):
                 frames = self.frames(call, callee.node_id)
-                yield Connection(frames, callee.node_id, callee.store_id)
+                yield GossipConnection(frames, callee.node_id, callee.store_id)
 
     def frames(self, stream: FrameStream, peer: str) -> GossipFrames:
         """Return the frames of a call with a peer (its node ID)."""
@@ -166,7 +166,7 @@ class GossipService:
             await streams.serve(frames, caller)
         except _UnreadableFrameError as error:
             raise error.failure from None
-        except (StreamClosed, PeerStalled) as error:
+        except (StreamClosedError, PeerStalledError) as error:
             raise CallError(_CODES[type(error)], str(error)) from None
 
 
@@ -192,7 +192,7 @@ def _peer_failures() -> Iterator[None]:
         yield
     except PeerCallError as error:
         if error.code is grpc.StatusCode.ABORTED:
-            raise PeerHasStream(str(error)) from error
+            raise PeerHasStreamError(str(error)) from error
         if error.code in _REFUSALS:
-            raise PeerRefused(str(error)) from error
+            raise PeerRefusedError(str(error)) from error
         raise

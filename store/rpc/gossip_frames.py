@@ -14,11 +14,11 @@ from google.protobuf.message import DecodeError
 from store.domain.admission import Admission, Admitted
 from store.gossip.events import (
     Bodies,
-    Events,
     FrameIn,
     FrameOut,
     GetEvents,
     Inventory,
+    OutgoingBodies,
     SyncLeaves,
 )
 from store.messages.fields import chunk_messages
@@ -46,7 +46,7 @@ def encode_gossip(frame: FrameOut, traces: Sequence[FrameTrace] = ()) -> bytes:
         ]
     )
     match frame:
-        case Events():
+        case OutgoingBodies():
             raw.events.CopyFrom(RawEvents(messages=frame.messages))
         case Inventory():
             raw.inv.CopyFrom(

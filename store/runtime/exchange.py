@@ -23,12 +23,12 @@ from store.domain.unread import (
     NoConfirmations,
     UnreadSummary,
 )
-from store.gossip.config import GossipConfig
 from store.gossip.driver.confirmations import ConfirmationWaits
 from store.gossip.driver.node import GossipNode
 from store.gossip.driver.ports import DriverDatabase
 from store.gossip.driver.streams import PeerStreams
-from store.gossip.events import Counted, What
+from store.gossip.events import GossipCount, GossipCounter
+from store.gossip.limits import GossipConfig
 from store.messages.conflicts import StoreResult
 from store.messages.record import RecordBatch
 from store.observe.clocks import ClockComparison
@@ -233,11 +233,11 @@ class _Meter:
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
 
-    def count(self, counted: Counted) -> None:
-        if counted.what is What.REFUSED:
+    def count(self, counted: GossipCount) -> None:
+        if counted.what is GossipCounter.REFUSED:
             labels = Source.GOSSIP.value, counted.reason
             self._metrics.messages_rejected.labels(*labels).inc(counted.count)
-        elif counted.what is What.CONFLICTS:
+        elif counted.what is GossipCounter.CONFLICTS:
             self._metrics.conflicts.labels(Source.GOSSIP.value).inc(counted.count)
         else:
             self._metrics.gossip_events.labels(counted.what.value).inc(counted.count)

@@ -7,7 +7,7 @@ from typing import Final
 from reconcile.errors import MalformedPayloadError as MalformedPayload
 from reconcile.errors import PayloadLimitError as LimitExceeded
 from store.domain.ports import PeerFailed, StoreBusy, StoreUnavailable
-from store.sync.transfer.events import Fault
+from store.sync.transfer.events import TransferFault
 
 MAX_PEER_TEXT_CHARS: Final = 400
 """A sentence of a peer that is shown or logged here; a longer one is cut."""
@@ -48,7 +48,7 @@ class GaveWayError(PeerFailed):
 class TransferFailedError(PeerFailed):
     """A transfer ended before its end; ``fault`` says whose doing it was."""
 
-    def __init__(self, fault: Fault, sentence: str) -> None:
+    def __init__(self, fault: TransferFault, sentence: str) -> None:
         super().__init__(sentence)
         self.fault = fault
 

@@ -111,7 +111,7 @@ class SearchStep:
 
 
 @dataclass(frozen=True, slots=True)
-class Extension:
+class FrameExtension:
     """A ``ReconcileExtension``; ``version`` is 0, and bytes are empty, where they are not given.
 
     ``slices``: the sender takes slices of the compact mode as an answer.
@@ -145,7 +145,7 @@ class Extension:
         )
 
     @classmethod
-    def of(cls, message: ReconcileExtension) -> Extension:
+    def of(cls, message: ReconcileExtension) -> FrameExtension:
         """Return what a message has; features that this node does not know are passed over."""
         return cls(
             message.version,
@@ -167,7 +167,7 @@ class Reconcile:
     session_id: str = ""
     refusal: str = ""
     count: int | None = None
-    extension: Extension | None = None
+    extension: FrameExtension | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -199,7 +199,7 @@ class Reconcile:
                 "the request is no storenode.v1.ReconcileFrame: encode it as the schema says"
             ) from None
         count = read.count if read.HasField("count") else None
-        extension = Extension.of(read.extension) if read.HasField("extension") else None
+        extension = FrameExtension.of(read.extension) if read.HasField("extension") else None
         return cls(read.ranges_data, read.session_id, read.refusal, count, extension)
 
 

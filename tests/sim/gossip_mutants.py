@@ -10,8 +10,7 @@ from typing import Any
 
 from store.domain.environment import Environment
 from store.domain.ports import PeerFailed
-from store.gossip.config import GossipConfig
-from store.gossip.driver import commits, connecting, requests
+from store.gossip.driver import commits, requests, streams
 from store.gossip.driver import driver as driver_module
 from store.gossip.driver.commits import CommitReader
 from store.gossip.driver.confirmations import ConfirmationWaits
@@ -20,19 +19,20 @@ from store.gossip.driver.ports import DriverDatabase
 from store.gossip.driver.requests import Answer, Request
 from store.gossip.driver.stream import PeerStream, StreamUser
 from store.gossip.events import (
+    BatchPersisted,
     Committed,
     Confirm,
     Effect,
+    FrameReceived,
     Input,
     Inventory,
     Known,
-    Persist,
-    Persisted,
-    Received,
+    PersistBatch,
     Restored,
-    Send,
     Waiting,
+    WriteFrame,
 )
+from store.gossip.limits import GossipConfig
 from store.gossip.machine import Gossip
 from store.gossip.stores import Stores
 from store.gossip.unread import UnreadEvents
@@ -61,14 +61,14 @@ def _effects(change: Callable[[list[Effect]], list[Effect]]) -> Plant:
 def _announce_early(self: Gossip, now_ns: int, given: Input) -> list[Effect]:
     effects = _STEP(self, now_ns, given)
     for effect in list(effects):
-        if isinstance(effect, Persist):
+        if isinstance(effect, PersistBatch):
             effects += _STEP(self, now_ns, Committed(list(effect.batch.hashes)))
     return effects
 
 
 def _pass_inventories_on(self: Gossip, now_ns: int, given: Input) -> list[Effect]:
     effects = _STEP(self, now_ns, given)
-    if isinstance(given, Received) and isinstance(given.frame, Inventory):
+    if isinstance(given, FrameReceived) and isinstance(given.frame, Inventory):
         effects += _STEP(self, now_ns, Committed(given.frame.ids))
     return effects
 
@@ -78,7 +78,7 @@ def _restore_nothing(self: Gossip, now_ns: int, given: Input) -> list[Effect]:
 
 
 def _take_silence_for_a_lie(self: Gossip, now_ns: int, given: Input) -> list[Effect]:
-    for source in self._core.wanted.sources.values():
+    for source in self._core.fetches.sources.values():
         for round_ in source.rounds:
             if round_.talks_ns is None:
                 round_.talks_ns = round_.asked_ns - self._config.patience_ns
@@ -87,25 +87,25 @@ def _take_silence_for_a_lie(self: Gossip, now_ns: int, given: Input) -> list[Eff
 
 def _presume(self: Gossip, now_ns: int, given: Input) -> list[Effect]:
     if isinstance(given, Known):
-        given = Known(given.token, [True] * len(given.held))
+        given = Known(given.token, [True] * len(given.is_stored))
     return _STEP(self, now_ns, given)
 
 
 def _remember_everything(self: Gossip, config: GossipConfig) -> None:
     _INIT(self, config)
-    self._core.wanted._announced_ids = 10**9
+    self._core.fetches._announced_ids = 10**9
 
 
 def _check_what_is_remembered(self: Gossip) -> None:
     _CHECK(self)
     most = self._config.announced_ids
-    assert all(len(each.announced) <= most for each in self._core.wanted.sources.values())
+    assert all(len(each.announced) <= most for each in self._core.fetches.sources.values())
 
 
 def _announce_nothing(effects: list[Effect]) -> list[Effect]:
     return [
-        Send(each.peer, Inventory([]))
-        if isinstance(each, Send) and isinstance(each.frame, Inventory)
+        WriteFrame(each.peer, Inventory([]))
+        if isinstance(each, WriteFrame) and isinstance(each.frame, Inventory)
         else each
         for each in effects
     ]
@@ -165,10 +165,10 @@ MACHINE_MUTANTS = {
 async def _answer_before_persist(
     database: DriverDatabase, environment: Environment, request: Request
 ) -> Answer:
-    if not isinstance(request, Persist):
+    if not isinstance(request, PersistBatch):
         return await _ANSWER(database, environment, request)
     asyncio.create_task(_ANSWER(database, environment, request))  # noqa: RUF006 - the loop of a run keeps it
-    return Persisted(request.token, [True] * len(request.batch))
+    return BatchPersisted(request.token, [True] * len(request.batch))
 
 
 def _silent(name: str) -> Plant:
@@ -203,8 +203,8 @@ DRIVER_MUTANTS = {
     ),
     "connects without backoff": Mutant(
         together(
-            replace_with(connecting, "FIRST_PAUSE_S", 0.001),
-            replace_with(connecting, "LONGEST_PAUSE_S", 0.001),
+            replace_with(streams, "FIRST_PAUSE_S", 0.001),
+            replace_with(streams, "LONGEST_PAUSE_S", 0.001),
         ),
         "without a pause",
     ),
@@ -247,9 +247,9 @@ DRIVER_MUTANTS = {
     "does not announce a commit": Mutant(
         edit(
             CommitReader,
-            "_inputs_of",
-            "yield Committed(ids, events, content_digests=digests)",
-            "if own.source not in PUBLISHED:\n        yield Committed(ids, events)",
+            "_input_of",
+            "return Committed(ids, events, content_digests=digests, published=published)",
+            "return Committed([] if is_published else ids, [])",
         ),
         UNEQUAL,
     ),

@@ -8,7 +8,7 @@ import pytest
 from sim.gossiping.spread import Shape, spread
 from sim.marks import Mark
 from sim.run import simulate_gossip
-from store.gossip.events import What
+from store.gossip.events import GossipCounter
 from tests.sim.gossip_mutants import DRIVER_MUTANTS, MACHINE_MUTANTS
 from tests.sim.test_repeating import command
 
@@ -46,8 +46,8 @@ def test_the_runs_have_come_by_what_they_are_for(seen: Counter[str]) -> None:
         assert seen[Mark.COMMIT_CRASH]
         assert seen[Mark.UNREPORTED]
         # Messages with one hash are not simulated.
-        rare = {What.REFUSED, What.IDS_UNANNOUNCED, What.CONFLICTS}
-        assert {what for what in What if not seen[what]} <= rare
+        rare = {GossipCounter.REFUSED, GossipCounter.IDS_UNANNOUNCED, GossipCounter.CONFLICTS}
+        assert {what for what in GossipCounter if not seen[what]} <= rare
 
 
 @pytest.mark.parametrize("group", range(2))

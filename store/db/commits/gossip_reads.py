@@ -124,7 +124,7 @@ class GossipReads:
             self._tracing.bodies(hashes, answer)
         return answer
 
-    async def held(self, hashes: Sequence[bytes]) -> list[bytes | None]:
+    async def content_digests(self, hashes: Sequence[bytes]) -> list[bytes | None]:
         """Return the content digest of each message; None: it is not held."""
         ids = await self._locate(hashes)
         pool = self._database.bulk_pool

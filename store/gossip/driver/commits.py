@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from store.domain.environment import EventLog
@@ -13,7 +13,7 @@ from store.domain.ports import PUBLISHED
 from store.domain.unread import OwnBatch
 from store.gossip.driver.ports import DriverDatabase
 from store.gossip.driver.requests import DATABASE_AWAY
-from store.gossip.events import Committed, Input, Publishing, Restored
+from store.gossip.events import Committed, Input, Restored
 from store.gossip.graph import graph_events
 
 MAX_UNREAD_COMMITS: Final = 4_096
@@ -59,8 +59,7 @@ class CommitReader:
             self._position = commit.place[0]
             own = self._database.tracking.take(commit.place[1])
             if own is not None:
-                for given in self._inputs_of(own):
-                    self._take(given)
+                self._take(self._input_of(own))
             else:
                 if len(self._foreign) == MAX_UNREAD_COMMITS:
                     passed = self._foreign[0].place[0]
@@ -69,7 +68,7 @@ class CommitReader:
                 self._arrived.set()
 
     def lost(self) -> None:
-        """Commits were lost: positions begin anew somewhere before."""
+        """Accept lower positions again, after the database has lost commits."""
         self._position = 0
 
     async def run(self) -> None:
@@ -81,22 +80,18 @@ class CommitReader:
             except DATABASE_AWAY:
                 await asyncio.sleep(RETRY_S)
 
-    def _inputs_of(self, own: OwnBatch) -> Iterator[Input]:
+    def _input_of(self, own: OwnBatch) -> Committed:
         batch = own.batch
         self._database.messages.cache(batch, own.new, own.size_bytes)
         ids = [batch.hashes[place] for place in own.new]
         digests = [batch.content_digests[place] for place in own.new]
-        if own.source in PUBLISHED:
-            by_needed: dict[int, list[bytes]] = {}
-            for digest in ids:
-                by_needed.setdefault(own.needed.get(digest, 0), []).append(digest)
-            for needed, some in by_needed.items():
-                yield Publishing(some, needed)
+        is_published = own.source in PUBLISHED
+        published = {digest: own.needed.get(digest, 0) for digest in ids} if is_published else {}
         events = graph_events(batch) if batch.sds else []
         if events and len(ids) < len(batch):
             new = set(ids)
             events = [event for event in events if event.id in new]
-        yield Committed(ids, events, content_digests=digests)
+        return Committed(ids, events, content_digests=digests, published=published)
 
     async def _read_foreign(self) -> None:
         while self._foreign:

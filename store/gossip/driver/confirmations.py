@@ -53,9 +53,9 @@ class _Wait:
 class ConfirmationWaits:
     """Implements `store.domain.unread.Confirmations`; all on the event loop's thread.
 
-    ``reach``: how many other stores may confirm; None: nobody knows, since peers may yet call.
+    ``reach``: how many other stores may confirm; None: unknown, since peers may yet call.
     ``is_tracked``: False for messages that are in no table. ``want``: asks for confirmations of
-    what was held before, by so many stores.
+    what was stored before, by so many stores.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class ConfirmationWaits:
         return len(self._open)
 
     def stop(self) -> None:
-        """Answer all requests that wait."""
+        """End all waits."""
         self._stopped = True
         for wait in list(self._open):
             self._end(wait, _STOPPING)
@@ -92,7 +92,7 @@ class ConfirmationWaits:
             self._poll.cancel()
 
     def confirm(self, hashes: Sequence[bytes], counts: Sequence[int]) -> None:
-        """So many stores have confirmed each of these now."""
+        """Note how many stores have confirmed each message."""
         for digest, count in zip(hashes, counts, strict=True):
             self._count(digest, count)
 
@@ -110,16 +110,16 @@ class ConfirmationWaits:
         counts = self._counts
         columns = zip(hashes, content_digests, stored, strict=True)
         again = {digest: content for digest, content, is_new in columns if not is_new}
-        held = list(again)
-        if held:
-            self._want(held, list(again.values()), min_confirms)
+        repeated = list(again)
+        if repeated:
+            self._want(repeated, list(again.values()), min_confirms)
 
         def lacking() -> set[bytes]:
             return {digest for digest in hashes if counts.get(digest, 0) < min_confirms}
 
         try:
             async with asyncio.timeout(limit_s):
-                reason = await self._hopeless(lacking(), frozenset(held), min_confirms)
+                reason = await self._hopeless(lacking(), frozenset(repeated), min_confirms)
                 # More may have confirmed since.
                 if not reason and (awaited := lacking()):
                     reason = await self._wait(awaited, min_confirms)
@@ -159,7 +159,7 @@ class ConfirmationWaits:
             return True
 
     async def _wait(self, lacking: set[bytes], min_confirms: int) -> str:
-        """Why the wait has ended; empty: all have been confirmed."""
+        """Wait, and return the reason for the end; empty: all have been confirmed."""
         tracked = set(filter(self._is_tracked, lacking))
         ended: asyncio.Future[str] = self._loop.create_future()
         wait = _Wait(min_confirms, set(lacking), tracked, self._loop.time(), ended)
@@ -208,7 +208,7 @@ class ConfirmationWaits:
                 del self._waits[digest]
 
     async def _keep_polling(self) -> None:
-        """Learn what other nodes on the database were told, until no request waits."""
+        """Poll for confirmations that other nodes on the database receive."""
         while self._open:
             await asyncio.sleep(POLL_S)
             oldest_s = self._loop.time() - POLL_S
@@ -228,9 +228,10 @@ class ConfirmationWaits:
         self.confirm(hashes, counts)
 
     def _count_of_gone(self, digest: bytes) -> int:
-        """A tracked row is deleted when as many have confirmed it as any request wants.
+        """Return how many stores have confirmed a message whose row was deleted.
 
-        This node may track it no more, where it does not know how many that are.
+        A row is deleted when as many have confirmed it as any request wants. This node may no
+        longer track it, and then does not have that number.
         """
         waits = self._waits.get(digest, ())
         wanted = [wait.min_confirms for wait in waits if digest in wait.tracked]

@@ -21,9 +21,8 @@ from typing import Final
 from store.domain.environment import Environment
 from store.domain.hub import CommitRow
 from store.domain.unread import GossipPeerState, UnreadEvent
-from store.gossip.config import GossipConfig
 from store.gossip.driver.commits import CommitReader
-from store.gossip.driver.errors import DriverFailed, TurnedAway
+from store.gossip.driver.errors import DriverFailedError, TurnedAwayError
 from store.gossip.driver.ports import DriverDatabase, Meter
 from store.gossip.driver.requests import DATABASE_AWAY, Request, WriteBehind, answer
 from store.gossip.driver.stream import PeerStream
@@ -31,34 +30,39 @@ from store.gossip.events import (
     Bodies,
     Committed,
     Confirm,
+    ConfirmationsWanted,
     Conflicting,
-    Counted,
     CutOff,
     Effect,
-    Events,
     Expire,
     FrameIn,
+    FrameReceived,
+    FrameSent,
+    GossipCount,
+    GossipCounter,
     Input,
     Inventory,
     Listen,
-    Load,
+    LoadBodies,
     LookUp,
+    OutgoingBodies,
     PeerJoined,
     PeerLeft,
-    Persist,
-    Publishing,
+    PersistBatch,
     Read,
-    Received,
     Restored,
-    Send,
-    Sent,
     Settled,
-    Tick,
+    TimerDue,
     Waiting,
-    Wanted,
-    What,
+    WriteFrame,
 )
-from store.gossip.limits import CATCH_UP_IDS, DEFAULT_CUT_OFF_NS, MAX_OFFENDERS, MAX_UNREAD
+from store.gossip.limits import (
+    CATCH_UP_IDS,
+    DEFAULT_CUT_OFF_NS,
+    MAX_OFFENDERS,
+    MAX_UNREAD,
+    GossipConfig,
+)
 from store.gossip.machine import Gossip
 from storenode.common.bounded import BoundedDict
 from storenode.message.limits import NS_PER_S
@@ -68,7 +72,7 @@ COMPARE_INTERVAL_S: Final = 10.0
 """How often unread events are compared with those of the database, which other nodes change too."""
 
 GREETING_IDS: Final = 64
-"""Messages that a peer is told of before it has said who it is."""
+"""Messages that are announced to a peer before it has sent its name."""
 
 COMPARED_AT_ONCE: Final = 4_096
 
@@ -79,7 +83,7 @@ ConfirmListener = Callable[[Sequence[bytes], Sequence[int]], None]
 
 
 class GossipDriver:
-    """The gossip of one node; implements `store.gossip.driver.streams.StreamsUser`.
+    """The gossip of one node.
 
     ``expected``: how many peers this node connects to. ``make``: makes the machine.
     """
@@ -103,7 +107,7 @@ class GossipDriver:
         self._expected = expected
         self._make = make
         self.on_confirmed: ConfirmListener = _ignore
-        """Told how many stores have confirmed each of some messages."""
+        """Called with the number of stores that have confirmed each of some messages."""
         self._loop = asyncio.get_running_loop()
         self._machine: Gossip | None = make(config)
         self._is_awake = False
@@ -143,7 +147,7 @@ class GossipDriver:
         self._commits.add(commits)
 
     def lost(self) -> None:
-        """Commits were lost."""
+        """Accept lower commit positions again, after the database has lost commits."""
         self._commits.lost()
 
     async def _load(self) -> None:
@@ -170,7 +174,7 @@ class GossipDriver:
                 self._join(stream)
 
     async def _keep_comparing(self) -> None:
-        """Learn what other nodes on the database did with unread events; rest without peers."""
+        """Poll the unread events that other nodes on the database change; rest without peers."""
         while True:
             await asyncio.sleep(COMPARE_INTERVAL_S)
             if self._is_awake and not self._streams:
@@ -200,13 +204,13 @@ class GossipDriver:
     def want(
         self, hashes: Sequence[bytes], content_digests: Sequence[bytes], min_confirms: int
     ) -> None:
-        """A publisher wants confirmations of what was held before it came."""
-        self._take(Wanted(hashes, min_confirms, content_digests))
+        """Request confirmations of messages that were stored before."""
+        self._take(ConfirmationsWanted(hashes, min_confirms, content_digests))
 
     def reach(self) -> int | None:
-        """How many other stores may confirm: those that are joined, were lately, or may be soon.
+        """Return how many other stores may confirm: connected now, recently, or soon.
 
-        None: nobody knows, since this node calls no peer, and is called.
+        None: unknown, since this node calls no peer, and is called.
         """
         if not self._expected:
             return None
@@ -218,24 +222,24 @@ class GossipDriver:
         return max(len(stores), self._expected)
 
     def peers(self) -> list[GossipPeerState]:
-        """Those that are joined, and those that are turned away."""
+        """Return the peers that are connected, and those that are cut off."""
         if self._machine is None:
             return []
-        status, ahead_ns = self._machine.status(), self._environment.now_ns() - self._steady_ns()
-        found = [
-            GossipPeerState(each.peer, each.store_id, connected=True, slowed=each.slowed)
-            for each in status.peers
+        now_ns = self._steady_ns()
+        ahead_ns = self._environment.now_ns() - now_ns
+        found = self._machine.peers()
+        for peer, (until_ns, reason) in self._banned.items():
+            found.append(GossipPeerState(peer, "", False, False, until_ns, reason))
+        return [
+            each if each.connected else _at_clock(each, ahead_ns)
+            for each in found
+            if each.connected or each.cut_off_until_ns > now_ns
         ]
-        banned = [(peer, *why) for peer, why in self._banned.items()]
-        for peer, until_ns, reason in (*status.cut_off, *banned):
-            if until_ns > self._steady_ns():
-                found.append(GossipPeerState(peer, "", False, False, until_ns + ahead_ns, reason))
-        return found
 
     # Streams
 
     async def greeting(self) -> Inventory:
-        """The newest messages that are held: one who lacks any, or holds them too, answers it."""
+        """Return an announcement of the newest messages; see `GossipConnector.connect`."""
         try:
             newest = await self._database.messages.newest(GREETING_IDS)
         except DATABASE_AWAY:
@@ -243,10 +247,10 @@ class GossipDriver:
         return Inventory(newest.ids, newest.content_digests)
 
     def joined(self, stream: PeerStream) -> None:
-        """There is a stream with a peer."""
+        """Join the peer of a new stream; closing the stream refuses it."""
         banned = self._banned.get(stream.peer)
         if banned is not None and banned[0] > self._steady_ns():
-            stream.close(TurnedAway(banned[1]))
+            stream.close(TurnedAwayError(banned[1]))
         elif self._is_awake:
             self._join(stream)
         else:
@@ -255,7 +259,7 @@ class GossipDriver:
             self._needs_loading.set()
 
     def left(self, stream: PeerStream) -> None:
-        """A stream is no more."""
+        """Remove a stream that has ended."""
         if self._joining.get(stream.peer) is stream:
             del self._joining[stream.peer]
         if self._streams.get(stream.peer) is stream:
@@ -267,19 +271,19 @@ class GossipDriver:
             self._ban(stream.peer, str(stream.fault))
 
     def received(self, stream: PeerStream, frame: FrameIn) -> None:
-        """A frame has come."""
+        """Accept a frame."""
         if self._streams.get(stream.peer) is not stream:
             return
         if isinstance(frame, Bodies):
             self._meter.body_bytes("received", frame.size_bytes)
             if len(frame.batch):
                 stream.brought_ns = self._steady_ns()
-        self._take(Received(stream.peer, frame))
+        self._take(FrameReceived(stream.peer, frame))
 
     def sent(self, stream: PeerStream) -> None:
-        """A frame was taken."""
+        """Note that the stream has written the last frame."""
         if self._streams.get(stream.peer) is stream:
-            self._take(Sent(stream.peer))
+            self._take(FrameSent(stream.peer))
 
     def _join(self, stream: PeerStream) -> None:
         self._streams[stream.peer] = stream
@@ -290,7 +294,7 @@ class GossipDriver:
     # The machine
 
     def _take(self, given: Input) -> None:
-        """Take an input, and carry out its effects."""
+        """Run a step of the machine, and its effects."""
         if self._machine is None:
             return
         self._inputs.append(given)
@@ -318,7 +322,7 @@ class GossipDriver:
         self._rest()
         for stream in list(self._streams.values()):
             self._remember_left(stream.store_id)
-            stream.close(DriverFailed("the node failed on its gossip"))
+            stream.close(DriverFailedError("the node failed on its gossip"))
         self._streams.clear()
 
     def _rest(self) -> None:
@@ -334,15 +338,15 @@ class GossipDriver:
         wake_ns = None if self._machine is None else self._machine.next_wake_ns
         if wake_ns is not None:
             delay_s = max(0, wake_ns - self._steady_ns()) / NS_PER_S
-            self._timer = self._loop.call_later(delay_s, self._take, Tick())
+            self._timer = self._loop.call_later(delay_s, self._take, TimerDue())
 
     def _do(self, effect: Effect) -> None:
         match effect:
-            case Send():
+            case WriteFrame():
                 self._send(effect)
             case Listen():
                 self._listen(effect)
-            case Persist() | Load() | LookUp():
+            case PersistBatch() | LoadBodies() | LookUp():
                 self._ask(effect)
             case Confirm():
                 self.on_confirmed(effect.ids, effect.counts)
@@ -360,14 +364,14 @@ class GossipDriver:
             case Conflicting():
                 fields = effect.conflict.fields()
                 self._log.warning("message_conflict", source="gossip", peer=effect.peer, **fields)
-            case Counted():
+            case GossipCount():
                 self._meter.count(effect)
 
-    def _send(self, effect: Send) -> None:
+    def _send(self, effect: WriteFrame) -> None:
         stream = self._streams.get(effect.peer)
         if stream is None:
             return
-        if isinstance(effect.frame, Events):
+        if isinstance(effect.frame, OutgoingBodies):
             self._meter.body_bytes("sent", sum(map(len, effect.frame.messages)))
         stream.send(effect.frame)
 
@@ -396,12 +400,12 @@ class GossipDriver:
         seconds = round((effect.until_ns - self._steady_ns()) / NS_PER_S)
         write = self._log.warning if effect.fault else self._log.info
         write("gossip_peer_cut_off", peer=effect.peer, reason=effect.reason, seconds=seconds)
-        stream.close(TurnedAway(effect.reason))
+        stream.close(TurnedAwayError(effect.reason))
 
     def _ban(self, peer: str, reason: str) -> None:
-        """Turn a peer away that sends what cannot be read."""
+        """Refuse a peer for a while that sends malformed frames."""
         self._log.warning("gossip_peer_cut_off", peer=peer, reason=reason)
-        self._meter.count(Counted(What.CUT_OFF, 1))
+        self._meter.count(GossipCount(GossipCounter.CUT_OFF, 1))
         self._banned[peer] = self._steady_ns() + DEFAULT_CUT_OFF_NS, reason
 
     def _remember_left(self, store_id: str) -> None:
@@ -415,7 +419,9 @@ class GossipDriver:
         match given:
             case Committed() if given.fresh and self._config.max_confirms:
                 ids = given.ids
-            case Publishing() | Wanted() if given.min_confirms:
+            case Committed() if given.fresh:
+                ids = [digest for digest, needed in given.published.items() if needed]
+            case ConfirmationsWanted() if given.min_confirms:
                 ids = given.ids
             case Restored():
                 ids = [event.message_hash for event in given.unread]
@@ -426,7 +432,7 @@ class GossipDriver:
             self._unread.pop(digest, None)
 
     def _compare(self, asked: Sequence[bytes], found: Sequence[UnreadEvent]) -> None:
-        """Take over what the database says of events that the machine holds for unread."""
+        """Update events that the machine has as unread by the rows of the database."""
         rows = {event.message_hash: event for event in found if not event.expired}
         still = [digest for digest in asked if digest in self._unread]
         is_tracked = self._database.tracking.is_tracked
@@ -441,7 +447,7 @@ class GossipDriver:
             self._take(Restored([rows[digest] for digest in left]))
 
     def _adopt(self, newest: Sequence[UnreadEvent]) -> None:
-        """Take rows that this node does not know: the write that added them was never answered."""
+        """Restore rows that this node lacks: the write that added them was never answered."""
         unknown = [event for event in newest if event.message_hash not in self._unread]
         if unknown and self._is_awake:
             self._restore(unknown)
@@ -451,5 +457,9 @@ class GossipDriver:
         self._take(Restored(list(reversed(newest))))
 
 
-def _ignore(ids: Sequence[bytes], counts: Sequence[int]) -> None:
-    """Default: ignore."""
+def _ignore(_ids: Sequence[bytes], _counts: Sequence[int]) -> None:
+    return
+
+
+def _at_clock(state: GossipPeerState, ahead_ns: int) -> GossipPeerState:
+    return replace(state, cut_off_until_ns=state.cut_off_until_ns + ahead_ns)

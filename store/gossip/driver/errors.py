@@ -1,41 +1,41 @@
-"""How a stream of gossip ends, in the words of neither gRPC nor a database."""
+"""Errors that end a gossip stream, independent of gRPC and the database."""
 
 from __future__ import annotations
 
 from store.domain.ports import PeerFailed
 
 
-class PeerStalled(PeerFailed):
+class PeerStalledError(PeerFailed):
     """The peer takes no frames: it hangs, or the connection is dead."""
 
 
-class PeerRefused(PeerFailed):
+class PeerRefusedError(PeerFailed):
     """The peer will not exchange messages with this node, now or at all."""
 
 
-class PeerHasStream(PeerFailed):
+class PeerHasStreamError(PeerFailed):
     """The peer keeps another stream with this node."""
 
 
-class FrameRejected(Exception):
-    """What the peer sent cannot be read, or passes a limit; one sentence."""
+class FrameRejectedError(Exception):
+    """A frame of the peer is malformed or beyond a limit; one sentence."""
 
 
-class StreamClosed(Exception):
-    """This side has ended the stream; one sentence for the peer."""
+class StreamClosedError(Exception):
+    """The end of a stream by this side; one sentence for the peer."""
 
 
-class TurnedAway(StreamClosed):
+class TurnedAwayError(StreamClosedError):
     """The peer is cut off for a while."""
 
 
-class Superseded(StreamClosed):
-    """Another stream with the same peer goes before this one."""
+class StreamSupersededError(StreamClosedError):
+    """A stream that gives way to another with the same peer."""
 
 
-class DriverFailed(StreamClosed):
+class DriverFailedError(StreamClosedError):
     """The machine failed, which is a fault of this node."""
 
 
-class Stopping(StreamClosed):
+class NodeStoppingError(StreamClosedError):
     """The node is stopping."""

@@ -6,18 +6,17 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 from store.domain.environment import Environment
 from store.domain.ports import PeerAddress
-from store.gossip.config import GossipConfig
 from store.gossip.driver.confirmations import ConfirmationWaits
-from store.gossip.driver.connecting import Connecting
 from store.gossip.driver.driver import GossipDriver
-from store.gossip.driver.errors import Stopping
-from store.gossip.driver.ports import Connector, DriverDatabase, Meter
-from store.gossip.driver.streams import PeerStreams
+from store.gossip.driver.errors import NodeStoppingError
+from store.gossip.driver.ports import DriverDatabase, GossipConnector, Meter
+from store.gossip.driver.streams import PeerConnection, PeerStreams
+from store.gossip.limits import GossipConfig
 from store.gossip.machine import Gossip
 
 
 class GossipNode:
-    """Everything that lives as long as the node does.
+    """The parts of gossip, which last as long as the node.
 
     It is stopped in this order: `close`, the tasks that do `work`, then ``driver.stop()``.
     ``max_needed``: stores that an unread event waits for at most.
@@ -30,7 +29,7 @@ class GossipNode:
         peers: Sequence[PeerAddress],
         *,
         database: DriverDatabase,
-        connector: Connector,
+        connector: GossipConnector,
         environment: Environment,
         meter: Meter,
         max_needed: int,
@@ -48,10 +47,10 @@ class GossipNode:
             most_tracked=max_needed,
         )
         self.driver.on_confirmed = self.waits.confirm
-        self._connecting = {peer: Connecting(peer, self.streams, environment) for peer in peers}
+        self._connecting = {peer: PeerConnection(peer, self.streams, environment) for peer in peers}
 
     def work(self) -> Iterator[tuple[str, Callable[[], Awaitable[None]]]]:
-        """What is to run until the node stops, by the name of the task."""
+        """Yield the tasks that run until the node stops: name and coroutine function."""
         yield "gossip", self.driver.run
         for peer, connecting in self._connecting.items():
             yield f"gossip with {peer}", connecting.run
@@ -63,5 +62,5 @@ class GossipNode:
 
     def close(self) -> None:
         """End all streams, and answer the requests that wait."""
-        self.streams.close(Stopping("the node is stopping"))
+        self.streams.close(NodeStoppingError("the node is stopping"))
         self.waits.stop()

@@ -1,4 +1,4 @@
-"""What the driver of gossip is given: the edges implement these protocols, and so does a simulator.
+"""The protocols behind the driver of gossip, which the edges and the simulator implement.
 
 Methods of the database raise `store.domain.ports.StoreUnavailable` or `StoreBusy` while it does not
 serve; to do again what was done does no harm.
@@ -14,24 +14,24 @@ from typing import Protocol
 from store.domain.hub import CommitRow
 from store.domain.ports import PeerAddress
 from store.domain.unread import Confirmed, OwnBatch, UnreadEvent
-from store.gossip.events import Committed, Counted, FrameIn, FrameOut
+from store.gossip.events import Committed, FrameIn, FrameOut, GossipCount
 from store.messages.conflicts import StoreResult
 from store.messages.record import RecordBatch
 
 # Transport
 
 
-class FrameStream(Protocol):
+class GossipStream(Protocol):
     """Frames to and from a peer; one reader and one writer at a time.
 
     Every method raises `store.domain.ports.PeerFailed` when the stream has failed.
     """
 
     async def read(self) -> FrameIn | None:
-        """The next frame, its messages judged; None after the last.
+        """Return the next frame, its messages admitted or refused; None after the last.
 
         Raises:
-            FrameRejected: it cannot be read.
+            FrameRejectedError: it cannot be read.
         """
 
     async def write(self, frame: FrameOut) -> None:
@@ -39,30 +39,30 @@ class FrameStream(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
+class GossipConnection:
     """A stream that this node began, and who answered."""
 
-    stream: FrameStream
+    stream: GossipStream
     node_id: str
     store_id: str
 
 
-class Connector(Protocol):
+class GossipConnector(Protocol):
     """Begins streams with peers."""
 
     def connect(
         self, peer: PeerAddress, greeting: Callable[[], Awaitable[FrameOut]]
-    ) -> AbstractAsyncContextManager[Connection]:
-        """A stream with a peer, which is ended on the way out.
+    ) -> AbstractAsyncContextManager[GossipConnection]:
+        """Open a stream with a peer; it is closed on exit.
 
         ``greeting`` makes a frame for a peer that says who it is in its first answer only.
 
         Raises:
-            PeerFailed: it cannot be reached (`PeerRefused`, `PeerHasStream`: it will not).
+            PeerFailed: it cannot be reached, or refuses (`PeerRefusedError`, `PeerHasStreamError`).
         """
 
     def node_id(self, peer: PeerAddress) -> str:
-        """The ID that a peer gave when it last answered, or the configured one; "": unknown."""
+        """Return the ID that a peer last answered with, or the configured one; "": unknown."""
 
 
 # Database
@@ -72,26 +72,26 @@ class Messages(Protocol):
     """The messages of the database."""
 
     async def load(self, hashes: Sequence[bytes], max_bytes: int) -> Sequence[bytes | None]:
-        """The first of these, encoded, in order, up to ``max_bytes`` but at least one.
+        """Return the first of these, encoded, in order, up to ``max_bytes`` but at least one.
 
         None stands for a message that is not held.
         """
 
-    async def held(self, hashes: Sequence[bytes]) -> Sequence[bytes | None]:
-        """Return the content digest of each message; None: it is not held."""
+    async def content_digests(self, hashes: Sequence[bytes]) -> Sequence[bytes | None]:
+        """Return the content digest of each message; None: it is not stored."""
 
     async def arrived(self, commits: Sequence[CommitRow]) -> Committed:
-        """What some commits have added, as far as it is held."""
+        """Return the messages that some commits have added, as far as they are still stored."""
 
     async def newest(self, limit: int) -> Committed:
-        """The newest messages, oldest first."""
+        """Return the newest messages, oldest first."""
 
     def cache(self, batch: RecordBatch, places: Sequence[int], size_bytes: int) -> None:
         """Keep some messages of a batch in memory: peers will ask for them."""
 
 
 class Tracking(Protocol):
-    """What this node knows of its own transactions."""
+    """The batches of this node's own transactions, by commit."""
 
     def wake(self) -> None:
         """Keep batches from now on until their commit is reported."""
@@ -100,29 +100,29 @@ class Tracking(Protocol):
         """Keep none any more."""
 
     def take(self, token: int) -> OwnBatch | None:
-        """The batch of a commit that is reported; None: another node's, or it was not kept."""
+        """Return the batch of a commit; None: another node's, or it was not kept."""
 
     def is_tracked(self, digest: bytes) -> bool:
-        """True for a message that became unread for certain."""
+        """Return True for a message that certainly has an unread row."""
 
     def remember(self, hashes: Iterable[bytes]) -> None:
-        """These are unread."""
+        """Note that these are unread."""
 
     def forget(self, hashes: Iterable[bytes]) -> None:
-        """As many stores have confirmed these as anybody wants."""
+        """Forget messages that enough stores have confirmed."""
 
 
 class UnreadTable(Protocol):
     """The unread events that nodes on one database share."""
 
     async def newest(self, limit: int) -> Sequence[UnreadEvent]:
-        """The newest, at most ``limit``; those that have expired are none."""
+        """Return the newest, at most ``limit``, without those that have expired."""
 
     async def of(self, hashes: Sequence[bytes]) -> Sequence[UnreadEvent]:
-        """Those of some messages that are unread or have expired, in any order."""
+        """Return the rows of some messages, unread or expired, in any order."""
 
     async def is_shared(self) -> bool:
-        """Does another node work on the database, whose peers may confirm too?"""
+        """Return True if another node shares this database."""
 
     async def confirm(self, confirmed: Sequence[Confirmed]) -> None:
         """Note confirmations; those of messages that are not unread change nothing."""
@@ -153,8 +153,8 @@ class DriverDatabase:
 class Meter(Protocol):
     """Counts for the metrics."""
 
-    def count(self, counted: Counted) -> None:
-        """Something happened so many times."""
+    def count(self, counted: GossipCount) -> None:
+        """Increment a counter."""
 
     def body_bytes(self, direction: str, count: int) -> None:
-        """Bytes of messages were ``sent`` or ``received``."""
+        """Count bytes of messages that were ``sent`` or ``received``."""

@@ -1,4 +1,4 @@
-"""What the driver asks of the database: answers for the machine, and writes that must last."""
+"""The requests of the machine to the database, and a queue of durable writes."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from store.domain.ports import Source, StoreBusy, StoreUnavailable
 from store.domain.unread import Confirmed
 from store.gossip.driver.ports import DriverDatabase, UnreadTable
 from store.gossip.events import (
+    BatchPersisted,
+    BodiesLoaded,
     Confirm,
     Expire,
     Failed,
     Known,
-    Load,
-    Loaded,
+    LoadBodies,
     LookUp,
-    Persist,
-    Persisted,
+    PersistBatch,
     Waiting,
 )
 from storenode.message.rules import Reason
@@ -35,29 +35,29 @@ MAX_QUEUED_WRITES: Final = 65_536
 """Writes that wait for the database. The oldest beyond are dropped: their rows stay unread in the
 table, from where the driver adopts them again, and what they said is learnt anew."""
 
-Request = Persist | Load | LookUp
-Answer = Persisted | Loaded | Known | Failed
+Request = PersistBatch | LoadBodies | LookUp
+Answer = BatchPersisted | BodiesLoaded | Known | Failed
 Write = Confirm | Expire | Waiting
 
 DATABASE_AWAY: Final = (StoreUnavailable, StoreBusy)
 
 
 async def answer(database: DriverDatabase, environment: Environment, request: Request) -> Answer:
-    """Carry out a request of the machine."""
+    """Run a request of the machine, and return its answer."""
     try:
         match request:
-            case Persist():
+            case PersistBatch():
                 new = await database.persist(request.batch, request.peer)
                 conflicts = len(new.conflicts)
                 rejected = {str(Reason.CONFLICT): conflicts} if conflicts else {}
                 duplicate = new.count(False) - conflicts
                 environment.counts.count_intake(Source.GOSSIP.value, duplicate, rejected)
-                return Persisted(request.token, new, new.conflicts)
-            case Load():
+                return BatchPersisted(request.token, new, new.conflicts)
+            case LoadBodies():
                 found = await database.messages.load(request.ids, request.max_bytes)
-                return Loaded(request.token, found)
+                return BodiesLoaded(request.token, found)
             case LookUp():
-                digests = await database.messages.held(request.ids)
+                digests = await database.messages.content_digests(request.ids)
                 is_stored = [digest is not None for digest in digests]
                 return Known(request.token, is_stored, [digest or b"" for digest in digests])
     except DATABASE_AWAY:

@@ -1,4 +1,4 @@
-"""One stream of gossip: frames of a peer to the driver, and the driver's to the peer.
+"""A stream of gossip: frames of a peer to the driver, and frames of the driver to the peer.
 
 One frame is read at a time and handed over before the next is, and none while the driver does not
 listen, so that flow control holds the peer back; one is written at a time.
@@ -10,8 +10,8 @@ import asyncio
 from typing import Final, Protocol
 
 from store.domain.places import Caller
-from store.gossip.driver.errors import FrameRejected, PeerStalled, StreamClosed
-from store.gossip.driver.ports import FrameStream
+from store.gossip.driver.errors import FrameRejectedError, PeerStalledError, StreamClosedError
+from store.gossip.driver.ports import GossipStream
 from store.gossip.events import Bodies, FrameIn, FrameOut
 from store.gossip.limits import LARGE_FRAME_IDS
 
@@ -29,10 +29,10 @@ class StreamUser(Protocol):
     turns: asyncio.Lock
 
     def received(self, stream: PeerStream, frame: FrameIn) -> None:
-        """A frame has come."""
+        """Accept a frame."""
 
     def sent(self, stream: PeerStream) -> None:
-        """The stream has taken the frame that was sent last."""
+        """Note that the stream has written the last frame."""
 
 
 class PeerStream:
@@ -44,7 +44,7 @@ class PeerStream:
 
     def __init__(
         self,
-        frames: FrameStream,
+        frames: GossipStream,
         peer: str,
         store_id: str,
         initiator: str,
@@ -62,7 +62,7 @@ class PeerStream:
         self._listening = asyncio.Event()
         self._listening.set()
         self._to_send: asyncio.Queue[FrameOut] = asyncio.Queue()
-        self.fault: FrameRejected | None = None
+        self.fault: FrameRejectedError | None = None
         """Why what the peer sent could not be read."""
         self._closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -76,8 +76,8 @@ class PeerStream:
 
         Raises:
             PeerFailed: the stream broke, or the peer takes no frames.
-            FrameRejected: what the peer sends cannot be read.
-            StreamClosed: the reason that `close` was given.
+            FrameRejectedError: what the peer sends cannot be read.
+            StreamClosedError: the reason that `close` was given.
         """
         reader = asyncio.create_task(self._read(user))
         writer = asyncio.create_task(self._write(user))
@@ -108,7 +108,7 @@ class PeerStream:
         else:
             self._listening.clear()
 
-    def close(self, reason: StreamClosed) -> None:
+    def close(self, reason: StreamClosedError) -> None:
         """End the stream for this reason; nothing to do when it has ended."""
         if not self._closed.done():
             self._closed.set_exception(reason)
@@ -120,7 +120,7 @@ class PeerStream:
             await self._listening.wait()
             try:
                 frame = await self._frames.read()
-            except FrameRejected as fault:
+            except FrameRejectedError as fault:
                 self.fault = fault
                 raise
             if frame is None:
@@ -143,7 +143,7 @@ class PeerStream:
                 async with asyncio.timeout(WRITE_TIMEOUT_S):
                     await self._frames.write(frame)
             except TimeoutError:
-                raise PeerStalled(
+                raise PeerStalledError(
                     f"the peer has taken no frame for {WRITE_TIMEOUT_S:.0f} s: it hangs, or the "
                     "connection is dead"
                 ) from None

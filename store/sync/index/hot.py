@@ -31,7 +31,7 @@ from store.domain.environment import Environment
 from store.domain.hub import START, CommitRow, Place, WrittenIds, at_most
 from store.domain.ports import StoreUnavailable
 from store.domain.view import ColdView, StoredIds
-from store.sync.index.reading import worked_through
+from store.sync.index.view_reads import worked_through
 from store.sync.limits import FLOOR_STEP_NS, FRESH_NS, FULL_SHARE, LONGEST_BACKOFF_S, IndexLimits
 from storenode.common.backoff import Backoff
 from storenode.message.limits import MAX_TIMESTAMP_NS, NS_PER_S

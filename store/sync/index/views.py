@@ -29,7 +29,7 @@ from store.domain.hub import Place
 from store.domain.ports import StoreBusy, StoreUnavailable
 from store.domain.view import ColdView, StoredIds, Times
 from store.sync.index.hot import HotIndex, HotView, at
-from store.sync.index.reading import asks_much, in_thread_if, worked_through
+from store.sync.index.view_reads import asks_much, in_thread_if, worked_through
 from store.sync.limits import (
     MAX_COLD_VIEWS,
     THREADED_ANSWERED,

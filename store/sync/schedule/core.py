@@ -8,10 +8,10 @@ from the clock when it begins (`Schedule.window`).
 input                 in which state                             what follows
 ====================  =========================================  =================================
 `Started`             once, at first                             the first session is due at once
-`Tick`                any                                        what is due begins; the next time
+`ScheduleTick`        any                                        what is due begins; the next time
 `Asked`               any; too many waiting: refused             begins when its peer is free
-`Withdrawn`           any                                        what waits is forgotten
-`Ended`               the peer's session is under way            the peer is free, or backs off
+`RequestWithdrawn`    any                                        what waits is forgotten
+`SessionFinished`     the peer's session is under way            the peer is free, or backs off
 ====================  =========================================  =================================
 
 Rules (WAKU-SYNC "Sync Interval", "Peer Choice"; the node's contract, "Schedule"):
@@ -27,9 +27,9 @@ Rules (WAKU-SYNC "Sync Interval", "Peer Choice"; the node's contract, "Schedule"
 5. A wide session that fails is tried again after `FIRST_WIDE_NS`, then after twice as long each
    time, up to its interval; one that gave way after `FIRST_WIDE_NS`, since the other may have been
    about less. One of any kind that left differences over is followed by the next at once.
-6. Where all differences that a session may report are such as policy keeps (`Ended.parts`), they
-   would fill the next one too, and hide all others. So its window is done again in two parts, with
-   the same peer, and a part that is as full in two parts of its own.
+6. Where all differences that a session may report are such as policy keeps
+   (`SessionFinished.parts`), they would fill the next one too, and hide all others. So its window
+   is done again in two parts, with the same peer, and a part that is as full in two parts.
 7. An interval of 0 switches periodic and wide sessions off. What an operator asks for is done all
    the same, and does not wait for a backoff.
 """
@@ -92,7 +92,7 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class ScheduleTick:
     """Time has passed."""
 
 
@@ -107,14 +107,14 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Withdrawn:
+class RequestWithdrawn:
     """The end of a request: the operator has gone away."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class SessionFinished:
     """A session that was begun has ended.
 
     ``aborted``: it gave way to another. ``left_over``: it moved messages, and there are more
@@ -129,11 +129,11 @@ class Ended:
     parts: tuple[Window, ...] = ()
 
 
-Input: TypeAlias = Started | Tick | Asked | Withdrawn | Ended
+Input: TypeAlias = Started | ScheduleTick | Asked | RequestWithdrawn | SessionFinished
 
 
 @dataclass(frozen=True, slots=True)
-class Begin:
+class BeginSession:
     """Begin a session; ``asked`` is what wanted it, if an operator did.
 
     ``part``: the window, where it is a part of one.
@@ -160,7 +160,7 @@ class WakeAt:
     time_ns: int | None
 
 
-Effect: TypeAlias = Begin | Refuse | WakeAt
+Effect: TypeAlias = BeginSession | Refuse | WakeAt
 
 
 class ScheduleError(Exception):
@@ -208,7 +208,7 @@ class Schedule:
         """Sessions under way that this node began."""
         return sum(peer.busy for peer in self._peers.values())
 
-    def window(self, clock_ns: int, begin: Begin) -> Window:
+    def window(self, clock_ns: int, begin: BeginSession) -> Window:
         """Return the window of a session that begins when the clock shows ``clock_ns``."""
         if begin.part is not None:
             return begin.part
@@ -235,13 +235,13 @@ class Schedule:
                 self._start(now_ns)
             case Asked():
                 effects += self._ask(given)
-            case Withdrawn():
+            case RequestWithdrawn():
                 self._waiting = deque(
                     asked for asked in self._waiting if asked.number != given.number
                 )
-            case Ended():
+            case SessionFinished():
                 self._end(now_ns, given)
-            case Tick():
+            case ScheduleTick():
                 pass
         effects += self._begin_asked()
         effects += self._begin_due(now_ns)
@@ -279,7 +279,7 @@ class Schedule:
         else:
             self._waiting.append(asked)
 
-    def _end(self, now_ns: int, ended: Ended) -> None:
+    def _end(self, now_ns: int, ended: SessionFinished) -> None:
         peer = self._peers.get(ended.peer)
         if peer is None or not peer.busy:
             raise ScheduleError(f"no session with {ended.peer} is under way")
@@ -303,7 +303,7 @@ class Schedule:
             if due.kind is Kind.PERIODIC and due.next_ns is not None:
                 due.next_ns = min(due.next_ns, now_ns + RETRY_NS)
 
-    def _come_round(self, now_ns: int, due: _Due, ended: Ended) -> None:
+    def _come_round(self, now_ns: int, due: _Due, ended: SessionFinished) -> None:
         due.parts.extendleft((ended.peer, part) for part in reversed(ended.parts))
         while len(due.parts) > MAX_PARTS:
             due.parts.pop()
@@ -326,7 +326,7 @@ class Schedule:
                 left.append(asked)
                 continue
             peer.busy = True
-            yield Begin(peer.address, Kind.ASKED, asked)
+            yield BeginSession(peer.address, Kind.ASKED, asked)
         self._waiting = left
 
     def _free_for(self, asked: Asked) -> _Peer | None:
@@ -350,7 +350,7 @@ class Schedule:
             peer, part = self._next_part(due, ready) or (self._rng.choice(ready), None)
             peer.busy, peer.kind, peer.part = True, due.kind, part
             due.next_ns = now_ns + self._jittered(due.interval_ns)
-            yield Begin(peer.address, due.kind, part=part)
+            yield BeginSession(peer.address, due.kind, part=part)
 
     @staticmethod
     def _next_part(due: _Due, ready: list[_Peer]) -> tuple[_Peer, Window] | None:

@@ -29,17 +29,17 @@ from store.domain.ports import (
 )
 from store.sync.schedule.core import (
     Asked,
-    Begin,
-    Ended,
+    BeginSession,
     Input,
     Kind,
     Refuse,
+    RequestWithdrawn,
     Schedule,
     ScheduleConfig,
+    ScheduleTick,
+    SessionFinished,
     Started,
-    Tick,
     WakeAt,
-    Withdrawn,
     halves,
 )
 from store.sync.session.report import unsuccessful
@@ -140,7 +140,7 @@ class Synchronizer:
         finally:
             self._waiting.pop(number, None)
             if not self._stopped:
-                self._step(Withdrawn(number))
+                self._step(RequestWithdrawn(number))
 
     async def fetch(self, peer_name: str, request: SdsLookup) -> FetchDone:
         """Ask a peer for some SDS messages, and store what comes.
@@ -180,7 +180,7 @@ class Synchronizer:
         return ", ".join(str(peer) for peer in self._peers)
 
     def _demand_time(self, asked: Asked) -> None:
-        begin = Begin(asked.peer or self._peers[0], Kind.ASKED, asked)
+        begin = BeginSession(asked.peer or self._peers[0], Kind.ASKED, asked)
         window = self._schedule.window(self._environment.now_ns(), begin)
         if window.time_end_ns <= window.time_start_ns:
             raise EmptyWindow(
@@ -191,7 +191,7 @@ class Synchronizer:
     def _step(self, given: Input) -> None:
         for effect in self._schedule.step(self._environment.steady_ns(), given):
             match effect:
-                case Begin():
+                case BeginSession():
                     name = f"sync with {effect.peer}"
                     task = asyncio.create_task(self._session(effect), name=name)
                     self._sessions.add(task)
@@ -209,9 +209,9 @@ class Synchronizer:
             self._timer = None
         if time_ns is not None:
             delay_s = max(0, time_ns - self._environment.steady_ns()) / NS_PER_S
-            self._timer = asyncio.get_running_loop().call_later(delay_s, self._step, Tick())
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._step, ScheduleTick())
 
-    async def _session(self, begin: Begin) -> None:
+    async def _session(self, begin: BeginSession) -> None:
         window = self._schedule.window(self._environment.now_ns(), begin)
         self._book.begun(begin.peer)
         outcome: SyncOutcome | None = None
@@ -238,10 +238,10 @@ class Synchronizer:
             future.set_result(done)
 
 
-def _ended(begin: Begin, window: Window, outcome: SyncOutcome) -> Ended:
+def _ended(begin: BeginSession, window: Window, outcome: SyncOutcome) -> SessionFinished:
     moved = outcome.messages_sent + outcome.messages_received > 0
     stuck = outcome.left_over and not moved and outcome.ending is SyncEnding.DONE
-    return Ended(
+    return SessionFinished(
         begin.peer,
         failed=outcome.ending not in (SyncEnding.DONE, SyncEnding.ABORTED),
         aborted=outcome.ending is SyncEnding.ABORTED,

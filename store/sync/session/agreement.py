@@ -22,12 +22,12 @@ from reconcile.lattice import DIGEST_BYTES
 from reconcile.session import Result, Role
 from store.domain.view import Times
 from store.sync.errors import ProtocolBrokenError
-from store.sync.frames import Extension, Reconcile
+from store.sync.frames import FrameExtension, Reconcile
 from storenode.message.limits import MAX_TIMESTAMP_NS
 
 VERSION: Final = 4
 
-NO_EXTENSION: Final = Extension()
+NO_EXTENSION: Final = FrameExtension()
 
 
 class Phase(Enum):
@@ -76,7 +76,7 @@ class Agreement:
         self._lower_ns = min(lower[0] + (lower[1] != LOWEST[1]), MAX_TIMESTAMP_NS)
         self._is_in_memory = memory_start is not None and memory_start <= lower
         self._phase = Phase.FIRST
-        self._theirs: Extension | None = None
+        self._theirs: FrameExtension | None = None
         self.received = NO_EXTENSION
         self.compact = False
         self.takes_slices = False
@@ -109,9 +109,9 @@ class Agreement:
         """True if all that both sides compare is in memory here, and the peer compares it all."""
         return self._is_in_memory and self.start[0] == self._lower_ns
 
-    def offer(self) -> Extension:
+    def offer(self) -> FrameExtension:
         """Return the offer for this side's first frame."""
-        return Extension(
+        return FrameExtension(
             version=VERSION,
             nonce=self.own_nonce,
             slices=self.takes_slices,
@@ -159,7 +159,7 @@ class Agreement:
         _require(compact or not extension.size_bytes, "a compact frame nobody asked for")
         self.received = extension
 
-    def _accept(self, offer: Extension) -> None:
+    def _accept(self, offer: FrameExtension) -> None:
         _require(len(offer.nonce) == NONCE_BYTES, f"a nonce of {len(offer.nonce)} bytes")
         known = (offer.compared_from_ns or 0) <= MAX_TIMESTAMP_NS
         _require(known, "a time beyond the last timestamp")

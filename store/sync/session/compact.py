@@ -29,7 +29,7 @@ from reconcile.session import Bounds, Result, SessionConfig
 from store.domain.view import OpenView
 from store.sync.errors import ProtocolBrokenError
 from store.sync.frames import Reconcile
-from store.sync.index.reading import in_thread_if
+from store.sync.index.view_reads import in_thread_if
 from store.sync.limits import MAX_OFFER_PAYLOAD_BYTES, THREADED_ROWS
 from store.sync.session.agreement import Agreement
 from storenode.message.limits import HASH_BYTES

@@ -30,7 +30,7 @@ from store.domain.ports import (
 )
 from store.domain.view import OpenView, Reconcilable
 from store.sync.errors import GaveWayError, SeatLostError
-from store.sync.index.reading import in_thread_if
+from store.sync.index.view_reads import in_thread_if
 from store.sync.limits import (
     COMPACT_FROM_IDS,
     LARGE_PAYLOAD_BYTES,
@@ -45,7 +45,7 @@ from store.sync.limits import (
 from store.sync.session.agreement import Agreement
 from store.sync.session.conflicts import ConflictMemory
 from store.sync.session.reconciliation import Reconciliation
-from store.sync.session.registry import Refusal, Session, Sessions, State
+from store.sync.session.registry import PeerSession, SessionRefusal, Sessions, SessionState
 from store.sync.session.report import SessionReport
 from store.sync.session.statements import measure, statements_of
 from store.sync.transfer.core import DEFAULT_LIMITS, Transfer
@@ -132,9 +132,9 @@ class Exchange:
         self.conflicts = ConflictMemory()
         self._notes = BoundedDict[str, _PeerNotes](MAX_NOTED_PEERS)
         self._large_turn = asyncio.Semaphore()
-        self._tasks: dict[Session, asyncio.Task[Any]] = {}
-        self._gave_way: set[Session] = set()
-        self._waiting: dict[Session, tuple[SessionReport, asyncio.TimerHandle]] = {}
+        self._tasks: dict[PeerSession, asyncio.Task[Any]] = {}
+        self._gave_way: set[PeerSession] = set()
+        self._waiting: dict[PeerSession, tuple[SessionReport, asyncio.TimerHandle]] = {}
 
     def close(self) -> None:
         """Forget the sessions that wait; those under way end with their tasks."""
@@ -265,7 +265,7 @@ class Exchange:
     # The lives of sessions
 
     @contextmanager
-    def driving(self, session: Session) -> Iterator[None]:
+    def driving(self, session: PeerSession) -> Iterator[None]:
         """Run all that is done for a session inside; free it, unless it waits for its transfer.
 
         Raises:
@@ -286,10 +286,10 @@ class Exchange:
         finally:
             del self._tasks[session]
             self._gave_way.discard(session)
-            if session.state is not State.WAITING:
+            if session.state is not SessionState.WAITING:
                 self.sessions.end(session)
 
-    def stop(self, sessions: Iterable[Session]) -> None:
+    def stop(self, sessions: Iterable[PeerSession]) -> None:
         """End the drivers of sessions that gave way to a new one."""
         for session in sessions:
             task = self._tasks.get(session)
@@ -300,16 +300,18 @@ class Exchange:
                 reason = "the peer began a new session before it transferred"
                 self._forget(session, _DISPLACED if session.displaced else reason)
 
-    def keep(self, session: Session, report: SessionReport) -> None:
+    def keep(self, session: PeerSession, report: SessionReport) -> None:
         """Let a session wait for its transfer, and for no longer than that may take to begin."""
         loop = asyncio.get_running_loop()
         timer = loop.call_later(self.work.silence_s, self._expire, session)
         self._waiting[session] = report, timer
 
-    def claim(self, node_id: str, session_id: str) -> tuple[Session, SessionReport] | Refusal:
+    def claim(
+        self, node_id: str, session_id: str
+    ) -> tuple[PeerSession, SessionReport] | SessionRefusal:
         """Return the session that a peer transfers for, once."""
         found = self.sessions.claim(self.environment.steady_ns(), node_id, session_id)
-        if isinstance(found, Refusal):
+        if isinstance(found, SessionRefusal):
             return found
         report, timer = self._waiting.pop(found)
         timer.cancel()
@@ -333,7 +335,7 @@ class Exchange:
         self.observer.session_ended(report.role, report.node_id, report.store_id, outcome)
         return outcome
 
-    async def machine(self, session: Session, report: SessionReport) -> Transfer:
+    async def machine(self, session: PeerSession, report: SessionReport) -> Transfer:
         """Return the transfer of what a session has found, with its report."""
         limits, result = self.work.transfer_limits, report.result
         machine = await in_thread_if(
@@ -350,10 +352,10 @@ class Exchange:
         report.transfer = machine.report
         return machine
 
-    def _expire(self, session: Session) -> None:
+    def _expire(self, session: PeerSession) -> None:
         self._forget(session, f"the peer did not transfer within {self.work.silence_s:.0f} s")
 
-    def _forget(self, session: Session, reason: str) -> None:
+    def _forget(self, session: PeerSession, reason: str) -> None:
         waited = self._waiting.pop(session, None)
         self.sessions.end(session)
         if waited is not None:

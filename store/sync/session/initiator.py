@@ -40,7 +40,7 @@ from store.sync.errors import (
 )
 from store.sync.session.exchange import Exchange
 from store.sync.session.reconciliation import end_of_frames, time_limit
-from store.sync.session.registry import Refusal, Refused, Session, State
+from store.sync.session.registry import PeerSession, RefusalKind, SessionRefusal, SessionState
 from store.sync.session.report import SessionReport
 from store.sync.transfer.driver import transfer
 from storenode.message.limits import MAX_TIMESTAMP_NS
@@ -54,7 +54,7 @@ TRANSFER: Final = f"/{_PEER}/Transfer"
 class _DeclinedError(Exception):
     """The registry of this node, or the peer, refuses the session."""
 
-    def __init__(self, refusal: Refusal) -> None:
+    def __init__(self, refusal: SessionRefusal) -> None:
         super().__init__(refusal.sentence)
         self.refusal = refusal
 
@@ -92,7 +92,7 @@ async def _run(
     exchange: Exchange, call: _Call, report: SessionReport, target: str, bounds: Bounds
 ) -> None:
     opened = exchange.sessions.begin(exchange.environment.steady_ns(), target, report.node_id)
-    if isinstance(opened, Refusal):
+    if isinstance(opened, SessionRefusal):
         raise _DeclinedError(opened)
     exchange.stop(opened.ended)
     session = opened.session
@@ -101,12 +101,12 @@ async def _run(
             session_id = await _reconcile(exchange, call, report, session, bounds)
         except NameLearned:
             session_id = await _reconcile(exchange, call, report, session, bounds)
-        if session.state is State.READY:
+        if session.state is SessionState.READY:
             await _transfer(exchange, call, report, session, session_id)
 
 
 async def _reconcile(
-    exchange: Exchange, call: _Call, report: SessionReport, session: Session, bounds: Bounds
+    exchange: Exchange, call: _Call, report: SessionReport, session: PeerSession, bounds: Bounds
 ) -> str:
     """Find the differences; return the responder's name of the session."""
 
@@ -114,7 +114,7 @@ async def _reconcile(
         report.node_id, report.store_id = callee.node_id, callee.store_id
         now_ns = exchange.environment.steady_ns()
         known = exchange.sessions.identify(now_ns, session, callee.node_id, callee.store_id)
-        if isinstance(known, Refusal):
+        if isinstance(known, SessionRefusal):
             raise _DeclinedError(known)
         exchange.stop(known.ended)
 
@@ -134,7 +134,7 @@ async def _reconcile(
             await end_of_frames(stream, work.silence_s)
     if result.refusal:
         sentence = f"the peer at {report.peer} will not reconcile: {result.refusal}"
-        raise _DeclinedError(Refusal(Refused.BUSY, sentence))
+        raise _DeclinedError(SessionRefusal(RefusalKind.BUSY, sentence))
     session_id = reconciliation.session_id
     if (len(result.to_send) or len(result.to_receive)) and not session_id:
         raise ProtocolBrokenError("the peer has not named the session")
@@ -144,7 +144,7 @@ async def _reconcile(
 
 
 async def _transfer(
-    exchange: Exchange, call: _Call, report: SessionReport, session: Session, session_id: str
+    exchange: Exchange, call: _Call, report: SessionReport, session: PeerSession, session_id: str
 ) -> None:
     def require_same(callee: Named) -> None:
         if callee.node_id != session.node_id:
@@ -166,7 +166,7 @@ def _failure(exchange: Exchange, peer: str, error: Exception) -> tuple[SyncEndin
             return SyncEnding.ABORTED, ""
         case CallFailed() if error.aborted:
             return SyncEnding.ABORTED, ""
-        case _DeclinedError() if error.refusal.kind is Refused.ABORTED:
+        case _DeclinedError() if error.refusal.kind is RefusalKind.ABORTED:
             return SyncEnding.ABORTED, ""
         case _DeclinedError():
             return SyncEnding.REFUSED, str(error)

@@ -38,8 +38,8 @@ from reconcile.view import ViewAnswer as Answer
 from store.domain.ports import ContentConflict, FrameStream, SyncObserver
 from store.domain.view import OpenView, Times
 from store.sync.errors import PeerSilentError, ProtocolBrokenError, shown
-from store.sync.frames import Extension, Reconcile, SearchStep, is_session_id
-from store.sync.index.reading import in_thread_if
+from store.sync.frames import FrameExtension, Reconcile, SearchStep, is_session_id
+from store.sync.index.view_reads import in_thread_if
 from store.sync.limits import (
     FIRST_FRAME_S,
     MAX_RECONCILE_S,
@@ -106,7 +106,7 @@ class Reconciliation:
     conflicts: tuple[ContentConflict, ...] = field(default=(), init=False)
     settled: tuple[Times, ...] = field(default=(), init=False)
     session: Session = field(init=False)
-    _opening: Extension | None = field(default=None, init=False)
+    _opening: FrameExtension | None = field(default=None, init=False)
     _is_first: bool = field(default=True, init=False)
     _has_offered: bool = field(default=False, init=False)
     _last: Reconcile = field(default_factory=lambda: Reconcile(b""), init=False)
@@ -135,7 +135,7 @@ class Reconciliation:
         offer = await self._compact_offer()
         if self.compact is None or self.agreement is None:
             return await self._run(Begin())
-        self._opening = Extension(compact_frame=offer) if offer else None
+        self._opening = FrameExtension(compact_frame=offer) if offer else None
         result, has_sent = await self._step(Begin())
         if result is not None:
             return await self._conclude(result, by_peer=not has_sent)
@@ -162,7 +162,7 @@ class Reconciliation:
 
     # Frames
 
-    async def _send(self, effect: Send, extension: Extension | None = None) -> None:
+    async def _send(self, effect: Send, extension: FrameExtension | None = None) -> None:
         first, self._is_first = self._is_first, False
         names = first and self.role is Role.RESPONDER and not effect.refusal
         frame = Reconcile(
@@ -199,7 +199,7 @@ class Reconciliation:
         self.session_id = self.session_id or frame.session_id
 
     @property
-    def _received_extension(self) -> Extension:
+    def _received_extension(self) -> FrameExtension:
         return NO_EXTENSION if self.agreement is None else self.agreement.received
 
     # The base session
@@ -228,7 +228,7 @@ class Reconciliation:
             await self._send(effect, None if effect.refusal else await self._extension(result))
         return result, bool(messages)
 
-    async def _extension(self, result: Result | None) -> Extension | None:
+    async def _extension(self, result: Result | None) -> FrameExtension | None:
         """Return the offer for this side's first frame, its sum for the last one."""
         agreement = self.agreement
         if agreement is None or self.view is None:
@@ -268,7 +268,7 @@ class Reconciliation:
         if isinstance(compact.side, Initiator):
             compact.side.agree(self.agreement.nonces[1])
         elif not self._received_extension.compact_frame:
-            await self._tell(Extension(compact_frame=await compact.begin()))
+            await self._tell(FrameExtension(compact_frame=await compact.begin()))
             await self._next()
         while True:
             async with self.turn(self._received_extension.size_bytes):
@@ -279,9 +279,11 @@ class Reconciliation:
                 case Found() as found:
                     break
             assert step.frame is not None
-            await self._tell(Extension(compact_frame=step.frame))
+            await self._tell(FrameExtension(compact_frame=step.frame))
             await self._next()
-        sent = Extension(compact_frame=step.frame or b"", compact_ids=encode_ids(found.to_send))
+        sent = FrameExtension(
+            compact_frame=step.frame or b"", compact_ids=encode_ids(found.to_send)
+        )
         if step.frame is None:
             result = compact.result(found, self._received_extension.compact_ids, self._peer_count)
             await self._compute_sum(result)
@@ -309,17 +311,17 @@ class Reconciliation:
         """Run a base session, from its beginning; the side that fails says so."""
         assert self.agreement is not None
         if self.role is Role.INITIATOR:
-            self._opening = None if compact.is_announced else Extension(compact_frame=FAILED)
+            self._opening = None if compact.is_announced else FrameExtension(compact_frame=FAILED)
             self.session = Session(self.role, self.config)
             self.agreement.compact = False
             return self._with_bytes(await self._run(Begin()))
         if self._last is not first and not compact.is_announced:
-            await self._tell(Extension(compact_frame=FAILED))
+            await self._tell(FrameExtension(compact_frame=FAILED))
             await self._next()
         self.agreement.compact = False
         return self._with_bytes(await self._run(_received(self._last)))
 
-    async def _tell(self, extension: Extension) -> None:
+    async def _tell(self, extension: FrameExtension) -> None:
         """Send a frame of the compact mode, the first one with the offer."""
         assert self.agreement is not None
         if not self._has_offered:
@@ -374,28 +376,28 @@ class Reconciliation:
         if not theirs.search:
             # The peer knows the conflicts.
             if search.is_explained(theirs.sum):
-                await self._send(_NOTHING, Extension(search=_SKIPPED))
+                await self._send(_NOTHING, FrameExtension(search=_SKIPPED))
                 return self._concluded_with_conflicts(result, search)
-            await self._send(_NOTHING, Extension(search=await search.begin()))
+            await self._send(_NOTHING, FrameExtension(search=await search.begin()))
             return await self._search_on(result, search, await self._next_step())
         return await self._search_on(result, search, theirs.search)
 
-    async def _answer_sum(self, result: Result, theirs: Extension) -> Result:
+    async def _answer_sum(self, result: Result, theirs: FrameExtension) -> Result:
         if not theirs.sum:
             return result
         await self._compute_sum(result)
         search, own_sum = self._search, self._own_sum
         if not own_sum or search is None or own_sum == theirs.sum:
-            await self._send(_NOTHING, Extension(sum=own_sum))
+            await self._send(_NOTHING, FrameExtension(sum=own_sum))
             return self._concluded(result, is_known=bool(own_sum))
         self._expect_search()
         if search.is_explained(theirs.sum):
-            await self._send(_NOTHING, Extension(sum=own_sum, search=_SKIPPED))
+            await self._send(_NOTHING, FrameExtension(sum=own_sum, search=_SKIPPED))
             step = await self._next_step()
             if not step:
                 return self._concluded_with_conflicts(result, search)
             return await self._search_on(result, search, step)
-        await self._send(_NOTHING, Extension(sum=own_sum, search=await search.begin()))
+        await self._send(_NOTHING, FrameExtension(sum=own_sum, search=await search.begin()))
         return await self._search_on(result, search, await self._next_step())
 
     async def _search_on(self, result: Result, search: Search, step: SearchStep) -> Result:
@@ -403,7 +405,7 @@ class Reconciliation:
             own = await search.answer(step)
             if not step:
                 break
-            await self._send(_NOTHING, Extension(search=own))
+            await self._send(_NOTHING, FrameExtension(search=own))
             if not own:
                 break
             step = await self._next_step()
@@ -413,7 +415,7 @@ class Reconciliation:
         assert self.agreement is not None
         self.agreement.expect(Phase.SEARCH)
 
-    async def _next_last(self) -> Extension:
+    async def _next_last(self) -> FrameExtension:
         frame = await self._next()
         if frame.payload:
             raise ProtocolBrokenError("the peer goes on after the end of the reconciliation")

@@ -21,8 +21,8 @@ Rules.
 7. A session that found nothing ends at once, and takes no place. For as long as it would have
    waited its peer may transfer nothing, once; of each node the last one is known.
 
-A caller may not know whom it calls until it is answered: then `Sessions.begin` is told of an
-address, and `Sessions.identify` of the node.
+A caller may not know whom it calls until it is answered: then `Sessions.begin` takes an
+address, and `Sessions.identify` the node.
 
 ============  ============  ============  ==========  ============  =================
 state         identify      reconciled    claim       transferring  a new one accepted
@@ -66,7 +66,7 @@ class SessionError(RuntimeError):
     """The session is not in a state in which this is allowed; nothing was changed."""
 
 
-class Refused(StrEnum):
+class RefusalKind(StrEnum):
     """The reason why there is no session.
 
     BUSY, SAME_STORE and SELF go into the ``refusal`` of a frame; ABORTED is a status, and to who
@@ -81,14 +81,14 @@ class Refused(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class SessionRefusal:
     """A refused session, with one sentence for the peer or the operator."""
 
-    kind: Refused
+    kind: RefusalKind
     sentence: str
 
 
-class State(Enum):
+class SessionState(Enum):
     """The state of a session: see the table of this module."""
 
     RECONCILING = "reconciling"
@@ -99,7 +99,7 @@ class State(Enum):
 
 
 @dataclass(slots=True, eq=False)
-class Session:
+class PeerSession:
     """A session; only `Sessions` changes it.
 
     ``own``: this node began it. ``node_id`` and ``store_id`` are the peer's, empty while unknown.
@@ -114,7 +114,7 @@ class Session:
     address: str
     began_ns: int
     session_id: str = ""
-    state: State = State.RECONCILING
+    state: SessionState = SessionState.RECONCILING
     since_ns: int = 0
     awaits_ns: int | None = None
     trusted: bool = True
@@ -127,8 +127,8 @@ class Session:
 class Accepted:
     """A session was made; those in ``ended`` gave way to it, and their drivers must stop."""
 
-    session: Session
-    ended: tuple[Session, ...] = ()
+    session: PeerSession
+    ended: tuple[PeerSession, ...] = ()
 
 
 class Sessions:
@@ -148,10 +148,10 @@ class Sessions:
         self._places = Places(limit, min(RESERVED_SESSIONS, limit - 1), WAIT_PATIENCE_NS)
         self._useful = BoundedDict[tuple[str, str], None](MAX_USEFUL_PEERS)
         self._silence_ns = silence_ns
-        self._sessions: list[Session] = []
+        self._sessions: list[PeerSession] = []
         self._equal = BoundedDict[str, tuple[str, int]](MAX_EQUAL_PEERS)
 
-    def __iter__(self) -> Iterator[Session]:
+    def __iter__(self) -> Iterator[PeerSession]:
         """Return the sessions under way."""
         return iter(tuple(self._sessions))
 
@@ -161,7 +161,7 @@ class Sessions:
 
     def begin(
         self, now_ns: int, address: str, node_id: str = "", store_id: str = ""
-    ) -> Accepted | Refusal:
+    ) -> Accepted | SessionRefusal:
         """Open a session with a peer to call; ``node_id`` and ``store_id`` as far as known."""
         refusal = self._stranger(node_id, store_id)
         if refusal is not None:
@@ -172,19 +172,19 @@ class Sessions:
         if not all(self._is_stale(now_ns, other) for other in others):
             return _in_session()
         return self._admit(
-            now_ns, Session(True, node_id, store_id, address, now_ns, since_ns=now_ns), others
+            now_ns, PeerSession(True, node_id, store_id, address, now_ns, since_ns=now_ns), others
         )
 
     def identify(
-        self, now_ns: int, session: Session, node_id: str, store_id: str
-    ) -> Accepted | Refusal:
+        self, now_ns: int, session: PeerSession, node_id: str, store_id: str
+    ) -> Accepted | SessionRefusal:
         """Note who the callee of an own session is.
 
         A refusal ends the session: its driver stops, and for ABORTED counts it as done.
         """
-        if session.state is State.ENDED:  # it gave way while the answer was on its way
+        if session.state is SessionState.ENDED:  # it gave way while the answer was on its way
             return _in_session()
-        self._demand(session, State.RECONCILING, own=True)
+        self._demand(session, SessionState.RECONCILING, own=True)
         refusal = self._stranger(node_id, store_id)
         others = [other for other in self._of_peer(node_id, store_id) if other is not session]
         if refusal is None and not all(
@@ -197,7 +197,7 @@ class Sessions:
         session.node_id, session.store_id, session.since_ns = node_id, store_id, now_ns
         return Accepted(session, self._end_all(others))
 
-    def accept(self, now_ns: int, caller: Caller, session_id: str) -> Accepted | Refusal:
+    def accept(self, now_ns: int, caller: Caller, session_id: str) -> Accepted | SessionRefusal:
         """Open a session that a peer begins; ``session_id`` is new random bits."""
         node_id, store_id = caller.node_id, caller.store_id
         refusal = self._stranger(node_id, store_id)
@@ -208,7 +208,7 @@ class Sessions:
             self._is_replaced(other, node_id) or self._is_stale(now_ns, other) for other in others
         ):
             return _in_session()
-        session = Session(
+        session = PeerSession(
             False,
             node_id,
             store_id,
@@ -220,50 +220,50 @@ class Sessions:
         )
         return self._admit(now_ns, session, others)
 
-    def awaits(self, now_ns: int, session: Session) -> None:
+    def awaits(self, now_ns: int, session: PeerSession) -> None:
         """Note that from now on the peer is to send or to take a frame."""
         session.awaits_ns = now_ns
 
-    def works(self, session: Session) -> None:
+    def works(self, session: PeerSession) -> None:
         """Note that it has, and that this node works on the session."""
         session.awaits_ns = None
 
-    def useful(self, session: Session) -> None:
+    def useful(self, session: PeerSession) -> None:
         """Note that a transfer moved messages: its peer is worth more for a while."""
         self._useful[session.node_id, session.address] = None
 
     def reconciled(
-        self, now_ns: int, session: Session, to_send: SyncIds, to_receive: SyncIds
+        self, now_ns: int, session: PeerSession, to_send: SyncIds, to_receive: SyncIds
     ) -> None:
         """Note the end of the reconciliation; a session that found nothing ends here."""
-        self._demand(session, State.RECONCILING)
+        self._demand(session, SessionState.RECONCILING)
         if not len(to_send) and not len(to_receive):
             if not session.own:
                 self._equal[session.node_id] = session.session_id, now_ns
             self.end(session)
             return
         session.to_send, session.to_receive = to_send, to_receive
-        self._move(now_ns, session, State.READY if session.own else State.WAITING)
+        self._move(now_ns, session, SessionState.READY if session.own else SessionState.WAITING)
 
-    def transferring(self, now_ns: int, session: Session, session_id: str) -> None:
+    def transferring(self, now_ns: int, session: PeerSession, session_id: str) -> None:
         """Note that this node calls `Transfer` for a session, which the responder named."""
-        self._demand(session, State.READY, own=True)
+        self._demand(session, SessionState.READY, own=True)
         session.session_id = session_id
-        self._move(now_ns, session, State.TRANSFERRING)
+        self._move(now_ns, session, SessionState.TRANSFERRING)
 
-    def claim(self, now_ns: int, node_id: str, session_id: str) -> Session | Refusal:
+    def claim(self, now_ns: int, node_id: str, session_id: str) -> PeerSession | SessionRefusal:
         """Return the session that a peer names in `Transfer`, only once."""
         self.expire(now_ns)
         for session in self._sessions:
             if (
-                session.state is State.WAITING
+                session.state is SessionState.WAITING
                 and session.session_id == session_id
                 and session.node_id == node_id
             ):
-                self._move(now_ns, session, State.TRANSFERRING)
+                self._move(now_ns, session, SessionState.TRANSFERRING)
                 return session
-        return Refusal(
-            Refused.UNKNOWN,
+        return SessionRefusal(
+            RefusalKind.UNKNOWN,
             "no session of this peer with this ID waits for a transfer: reconcile first, and "
             f"transfer once, within {self._silence_ns // NS_PER_S} s",
         )
@@ -276,21 +276,22 @@ class Sessions:
         del self._equal[node_id]
         return True
 
-    def end(self, session: Session) -> None:
+    def end(self, session: PeerSession) -> None:
         """Remove a session, however it ended; may be called twice."""
-        if session.state is State.ENDED:
+        if session.state is SessionState.ENDED:
             return
         self._sessions.remove(session)
-        session.state = State.ENDED
+        session.state = SessionState.ENDED
         session.to_send = session.to_receive = SyncIds.empty()
 
-    def expire(self, now_ns: int) -> tuple[Session, ...]:
+    def expire(self, now_ns: int) -> tuple[PeerSession, ...]:
         """End the sessions whose transfer has not come in time, and return them."""
         return self._end_all(
             [
                 session
                 for session in self._sessions
-                if session.state is State.WAITING and now_ns - session.since_ns >= self._silence_ns
+                if session.state is SessionState.WAITING
+                and now_ns - session.since_ns >= self._silence_ns
             ]
         )
 
@@ -303,7 +304,7 @@ class Sessions:
         assert len(self._sessions) <= self._limit
         untrusted = sum(not session.trusted for session in self._sessions)
         assert untrusted <= self._limit - self._places.reserved
-        assert all(session.state is not State.ENDED for session in self._sessions)
+        assert all(session.state is not SessionState.ENDED for session in self._sessions)
         nodes = [session.node_id for session in self._sessions if session.node_id]
         stores = [session.store_id for session in self._sessions if session.store_id]
         assert len(nodes) == len(set(nodes)), "two sessions with one node"
@@ -312,7 +313,9 @@ class Sessions:
         assert len(self._equal) <= MAX_EQUAL_PEERS
         assert self._store_id not in stores
 
-    def _admit(self, now_ns: int, session: Session, replaced: list[Session]) -> Accepted | Refusal:
+    def _admit(
+        self, now_ns: int, session: PeerSession, replaced: list[PeerSession]
+    ) -> Accepted | SessionRefusal:
         holders = [each for each in self._sessions if each not in replaced]
         standings = [self._standing(now_ns, each) for each in holders]
         place = self._places.choose(self._standing(now_ns, session), standings)
@@ -320,7 +323,7 @@ class Sessions:
             others = "1 session is" if len(holders) == 1 else f"{len(holders)} sessions are"
             kept = "" if len(holders) >= self._limit else ", and the others are for trusted peers"
             sentence = f"busy: {others} under way of {self._limit}{kept}; retry later"
-            return Refusal(Refused.BUSY, sentence)
+            return SessionRefusal(RefusalKind.BUSY, sentence)
         if place != FREE:
             holders[place].displaced = True
             replaced = [*replaced, holders[place]]
@@ -328,39 +331,41 @@ class Sessions:
         self._sessions.append(session)
         return Accepted(session, ended)
 
-    def _standing(self, now_ns: int, session: Session) -> Standing:
+    def _standing(self, now_ns: int, session: PeerSession) -> Standing:
         useful = (session.node_id, session.address) in self._useful
         waits_ns = self._waits_ns(now_ns, session)
         return Standing(session.trusted, useful, session.address, waits_ns)
 
-    def _waits_ns(self, now_ns: int, session: Session) -> int | None:
+    def _waits_ns(self, now_ns: int, session: PeerSession) -> int | None:
         if session.own:
             return None
-        if session.state is State.WAITING:
+        if session.state is SessionState.WAITING:
             return now_ns - session.since_ns
         waits_ns = -1
         if session.awaits_ns is not None:
             waits_ns = now_ns - session.awaits_ns - STALLED_NS
-        if session.state is State.RECONCILING:
+        if session.state is SessionState.RECONCILING:
             waits_ns = max(waits_ns, now_ns - session.since_ns - SLOW_RECONCILE_NS)
         return waits_ns if waits_ns >= 0 else None
 
-    def _is_stale(self, now_ns: int, other: Session) -> bool:
+    def _is_stale(self, now_ns: int, other: PeerSession) -> bool:
         waits_ns = self._waits_ns(now_ns, other)
         return not other.trusted and waits_ns is not None and waits_ns >= WAIT_PATIENCE_NS
 
-    def _stranger(self, node_id: str, store_id: str) -> Refusal | None:
+    def _stranger(self, node_id: str, store_id: str) -> SessionRefusal | None:
         if node_id == self._node_id:
-            return Refusal(Refused.SELF, "this is the node itself: remove it from its peers")
+            return SessionRefusal(
+                RefusalKind.SELF, "this is the node itself: remove it from its peers"
+            )
         if store_id == self._store_id:
-            return Refusal(
-                Refused.SAME_STORE,
+            return SessionRefusal(
+                RefusalKind.SAME_STORE,
                 "both nodes work on one database, where there is nothing to reconcile: remove one "
                 "from the peers of the other",
             )
         return None
 
-    def _of_peer(self, node_id: str, store_id: str) -> list[Session]:
+    def _of_peer(self, node_id: str, store_id: str) -> list[PeerSession]:
         return [
             session
             for session in self._sessions
@@ -368,27 +373,29 @@ class Sessions:
             or (store_id and session.store_id == store_id)
         ]
 
-    def _is_replaced(self, other: Session, node_id: str) -> bool:
+    def _is_replaced(self, other: PeerSession, node_id: str) -> bool:
         if other.own:
-            return other.state is State.RECONCILING and node_id < self._node_id
-        return other.state is State.WAITING and other.node_id == node_id
+            return other.state is SessionState.RECONCILING and node_id < self._node_id
+        return other.state is SessionState.WAITING and other.node_id == node_id
 
-    def _gives_way(self, other: Session, node_id: str) -> bool:
-        return not other.own and other.state is State.RECONCILING and self._node_id < node_id
+    def _gives_way(self, other: PeerSession, node_id: str) -> bool:
+        return not other.own and other.state is SessionState.RECONCILING and self._node_id < node_id
 
-    def _end_all(self, sessions: list[Session]) -> tuple[Session, ...]:
+    def _end_all(self, sessions: list[PeerSession]) -> tuple[PeerSession, ...]:
         for session in sessions:
             self.end(session)
         return tuple(sessions)
 
-    def _move(self, now_ns: int, session: Session, state: State) -> None:
+    def _move(self, now_ns: int, session: PeerSession, state: SessionState) -> None:
         session.state, session.since_ns, session.awaits_ns = state, now_ns, None
 
     @staticmethod
-    def _demand(session: Session, state: State, *, own: bool = False) -> None:
+    def _demand(session: PeerSession, state: SessionState, *, own: bool = False) -> None:
         if session.state is not state or (own and not session.own):
             raise SessionError(f"the session is {session.state.value}, not {state.value}")
 
 
-def _in_session() -> Refusal:
-    return Refusal(Refused.ABORTED, "another session with this peer is under way: retry later")
+def _in_session() -> SessionRefusal:
+    return SessionRefusal(
+        RefusalKind.ABORTED, "another session with this peer is under way: retry later"
+    )

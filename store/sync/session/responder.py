@@ -35,7 +35,7 @@ from store.sync.limits import (
 )
 from store.sync.session.exchange import Exchange
 from store.sync.session.reconciliation import asked_range, first_frame, in_time, time_limit
-from store.sync.session.registry import Refusal, Refused, Session, State
+from store.sync.session.registry import PeerSession, RefusalKind, SessionRefusal, SessionState
 from store.sync.session.report import SessionReport
 from store.sync.transfer.driver import transfer
 
@@ -71,7 +71,7 @@ class Responder:
                 return
             name = f"{exchange.environment.random.getrandbits(8 * SESSION_ID_BYTES):032x}"
             opened = exchange.sessions.accept(steady_ns(), caller, name)
-        if isinstance(opened, Refusal):
+        if isinstance(opened, SessionRefusal):
             del frame
             await self._refuse(opened, report, stream)
             return
@@ -86,7 +86,7 @@ class Responder:
                 exchange.ended(report)
                 return
             exchange.sessions.reconciled(steady_ns(), session, result.to_send, result.to_receive)
-            if session.state is State.WAITING:
+            if session.state is SessionState.WAITING:
                 exchange.keep(session, report)
             else:
                 exchange.ended(report)
@@ -103,7 +103,7 @@ class Responder:
             session_id = next(pieces(frame)).session_id
             nothing = exchange.found_nothing(node_id, session_id)
             found = None if nothing is not None else exchange.claim(node_id, session_id)
-            if isinstance(found, Refusal):
+            if isinstance(found, SessionRefusal):
                 raise SessionUnknownError(found.sentence)
         session, report = found or (None, None)
         resumed = SessionStream(stream, session, exchange, first=frame)
@@ -162,9 +162,11 @@ class Responder:
         finally:
             self._strangers.pop(wait, None)
 
-    async def _refuse(self, refusal: Refusal, report: SessionReport, stream: FrameStream) -> None:
+    async def _refuse(
+        self, refusal: SessionRefusal, report: SessionReport, stream: FrameStream
+    ) -> None:
         exchange = self._exchange
-        if refusal.kind is Refused.ABORTED:
+        if refusal.kind is RefusalKind.ABORTED:
             report.ending = SyncEnding.ABORTED
             exchange.ended(report)
             raise GaveWayError(refusal.sentence)
@@ -174,7 +176,7 @@ class Responder:
         await in_time(stream.write(refused), exchange.work.silence_s)
 
     async def _answer(
-        self, session: Session, report: SessionReport, stream: FrameStream, frame: Reconcile
+        self, session: PeerSession, report: SessionReport, stream: FrameStream, frame: Reconcile
     ) -> Result:
         exchange, work = self._exchange, self._exchange.work
         async with exchange.turn(len(frame.payload)):
@@ -221,7 +223,7 @@ class SessionStream:
     def __init__(
         self,
         stream: FrameStream,
-        session: Session | None,
+        session: PeerSession | None,
         exchange: Exchange,
         first: bytes | None = None,
     ) -> None:

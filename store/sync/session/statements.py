@@ -17,7 +17,7 @@ from reconcile.view import ViewRead as Read
 from store.domain.coverage import Comparison, Span, Statement, eras, spans, stated
 from store.domain.partitioning import DAY_NS
 from store.domain.view import OpenView
-from store.sync.index.reading import in_thread_if
+from store.sync.index.view_reads import in_thread_if
 from store.sync.limits import THREADED_SPANS
 from store.sync.session.report import Comparisons, SessionReport
 

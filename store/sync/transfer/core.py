@@ -55,23 +55,23 @@ from store.sync.limits import FRAME_RESERVE_BYTES, MAX_FRAME_BYTES, TransferLimi
 from store.sync.transfer.events import (
     Begin,
     Effect,
-    Ended,
-    Fault,
     Found,
     Frame,
     Input,
     Loaded,
-    Lost,
     Persisted,
-    Received,
     Report,
     SendFrame,
     SendReady,
+    StreamLost,
     Ticked,
+    TransferEnded,
+    TransferFault,
+    TransferReceived,
 )
 from store.sync.transfer.policy_memory import PolicyMemory, Side
-from store.sync.transfer.receiving import Receiving
-from store.sync.transfer.sending import PeerFaultError, Sending
+from store.sync.transfer.receive_half import Receiving
+from store.sync.transfer.send_half import PeerFaultError, Sending
 from storenode.message.limits import HASH_BYTES, NS_PER_S
 
 DEFAULT_LIMITS: Final = TransferLimits()
@@ -115,7 +115,7 @@ class Transfer:
     ) -> None:
         self.session_id = session_id
         self.report = Report()
-        """What has been done so far; final in `Ended`."""
+        """What has been done so far; final in `TransferEnded`."""
         self._limits = limits
         theirs, ours = memory.book(peer, Side.THEIRS), memory.book(peer, Side.OURS)
         self._sending = Sending(to_send, limits, self.report, theirs)
@@ -172,7 +172,7 @@ class Transfer:
         match given:
             case Begin():
                 allowed = self._state is _State.NEW
-            case Lost():
+            case StreamLost():
                 allowed = self._state is not _State.ENDED
             case SendReady():
                 allowed = self._writing
@@ -181,10 +181,10 @@ class Transfer:
             case Persisted():
                 allowed = self._receiving.holds(given.token, len(given.new))
             case Found():
-                allowed = self._receiving.asks(len(given.held))
+                allowed = self._receiving.asks(len(given.is_stored))
             case _:
                 allowed = True
-        running = self._state is _State.RUNNING or isinstance(given, Begin | Lost)
+        running = self._state is _State.RUNNING or isinstance(given, Begin | StreamLost)
         if not (allowed and running):
             raise TransferStateError(
                 f"{type(given).__name__} is not allowed now: the transfer {self._state.value}"
@@ -195,24 +195,24 @@ class Transfer:
         match given:
             case Begin():
                 self._begin(given)
-            case Received():
+            case TransferReceived():
                 effects += self._receive(given)
             case Loaded():
                 effects += self._sending.loaded(given)
             case Persisted():
                 effects += self._receiving.persisted(given)
             case Found():
-                effects += self._receiving.found(given.held)
+                effects += self._receiving.found(given.is_stored)
             case SendReady():
                 self._writing = False
                 self._moved_bytes += self._frame_bytes
             case Ticked():
                 assert self._patience is not None
                 self._patience.check_time(self._moved())
-            case Lost() if self._is_complete():
-                return self._end(Fault.NONE, "")
-            case Lost():
-                return self._end(Fault.LOST, given.sentence)
+            case StreamLost() if self._is_complete():
+                return self._end(TransferFault.NONE, "")
+            case StreamLost():
+                return self._end(TransferFault.LOST, given.sentence)
         return effects
 
     def _begin(self, begin: Begin) -> None:
@@ -222,7 +222,7 @@ class Transfer:
         self._sending.withhold(begin.clock_ns)
         self._patience = Patience(self._limits, self._now_ns, self._moved())
 
-    def _receive(self, frame: Received) -> list[Effect]:
+    def _receive(self, frame: TransferReceived) -> list[Effect]:
         self._check_session(frame.session_id)
         if self._partial:
             stored, refused = self._sending.concerned(frame.stored, frame.refused)
@@ -251,7 +251,7 @@ class Transfer:
         if session_id == self.session_id or (self._answered and not session_id):
             return
         raise PeerFaultError(
-            Fault.PROTOCOL, "the frame names another session, or the first one none"
+            TransferFault.PROTOCOL, "the frame names another session, or the first one none"
         )
 
     def _moved(self) -> Moved:
@@ -272,7 +272,7 @@ class Transfer:
             self._writing = self._named = True
             effects.append(SendFrame(frame))
         elif not self._writing and self._is_complete():
-            effects += self._end(Fault.NONE, "")
+            effects += self._end(TransferFault.NONE, "")
         return effects
 
     def _is_complete(self) -> bool:
@@ -296,7 +296,7 @@ class Transfer:
         self._frame_bytes = sum(map(len, messages))
         return Frame(session_id, messages, stored, refused, done)
 
-    def _end(self, fault: Fault, sentence: str) -> list[Effect]:
+    def _end(self, fault: TransferFault, sentence: str) -> list[Effect]:
         self._state = _State.ENDED
         report = self.report
         report.fault, report.error = fault, sentence
@@ -304,7 +304,7 @@ class Transfer:
         report.outstanding = self._receiving.outstanding
         report.reasons_of_peer = tuple(self._sending.reasons)
         report.refused_by_peer = +report.refused_by_peer
-        return [Ended(report)]
+        return [TransferEnded(report)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,13 +353,13 @@ class Patience:
         silent_ns = self._now_ns - self._news_ns
         if silent_ns >= limits.silence_ns:
             raise PeerFaultError(
-                Fault.SILENCE,
+                TransferFault.SILENCE,
                 f"the peer has said nothing for {silent_ns // NS_PER_S} s: {_NOT_IN_VAIN}; if it "
                 "needs longer for an answer, see to its database, or give --peer-silence on both",
             )
         if self._now_ns - self._began_ns >= limits.total_ns:
             raise PeerFaultError(
-                Fault.SLOW,
+                TransferFault.SLOW,
                 f"the transfer was not done within {limits.total_ns // NS_PER_S} s: {_NOT_IN_VAIN}",
             )
         if self._waited_ns >= limits.pace_ns:
@@ -371,7 +371,7 @@ class Patience:
         size_bytes = moved.size_bytes - mark.size_bytes
         if settled < min(limits.pace_ids, mark.open) and size_bytes < limits.pace_bytes:
             raise PeerFaultError(
-                Fault.SLOW,
+                TransferFault.SLOW,
                 f"the transfer moved {settled:,} messages and {size_bytes:,} bytes in "
                 f"{limits.pace_ns // NS_PER_S} s, and {limits.pace_ids:,} or "
                 f"{limits.pace_bytes:,} are due: {_NOT_IN_VAIN}",

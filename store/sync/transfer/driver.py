@@ -44,23 +44,23 @@ from store.sync.transfer.events import (
     Counted,
     Direction,
     Effect,
-    Ended,
-    Fault,
     Find,
     Found,
     Frame,
     Input,
     Load,
     Loaded,
-    Lost,
-    Outcome,
+    MessageOutcome,
     Persist,
     Persisted,
-    Received,
     Report,
     SendFrame,
     SendReady,
+    StreamLost,
     Ticked,
+    TransferEnded,
+    TransferFault,
+    TransferReceived,
 )
 from storenode.common.backoff import Backoff
 from storenode.message.rules import Policy
@@ -123,7 +123,7 @@ class _Driver:
         self._work = work
         self._inputs: asyncio.Queue[tuple[Input | Exception, asyncio.Event]] = asyncio.Queue()
         self._readable = asyncio.Event()
-        self._fault = Fault.NONE
+        self._fault = TransferFault.NONE
         self._ended = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._reader: asyncio.Task[None] | None = None
@@ -141,7 +141,7 @@ class _Driver:
         self._ended = True
         while not self._inputs.empty():
             self._inputs.get_nowait()[1].set()
-        if report.fault is Fault.LOST and self._fault:
+        if report.fault is TransferFault.LOST and self._fault:
             report.fault = self._fault
         return report
 
@@ -166,7 +166,7 @@ class _Driver:
 
     def _take(self, given: Input) -> Report | None:
         for effect in self._machine.step(self._work.environment.steady_ns(), given):
-            if isinstance(effect, Ended):
+            if isinstance(effect, TransferEnded):
                 return effect.report
             self._do(effect)
         if self._machine.reading:
@@ -221,12 +221,14 @@ class _Driver:
                 continue
         except PeerFailed as error:
             if isinstance(error, ProtocolBrokenError):
-                self._fault = Fault.PROTOCOL
+                self._fault = TransferFault.PROTOCOL
             elif isinstance(error, FrameTooLargeError):
-                self._fault = Fault.LIMIT
-            await self._give(Lost(str(error)))
+                self._fault = TransferFault.LIMIT
+            await self._give(StreamLost(str(error)))
         else:
-            await self._give(Lost("the peer ended the transfer before everything was answered"))
+            await self._give(
+                StreamLost("the peer ended the transfer before everything was answered")
+            )
 
     async def _read_frame(self) -> bool:
         """Take in one frame; False: there is none any more."""
@@ -238,11 +240,11 @@ class _Driver:
             await self._readable.wait()
         return True
 
-    def _judged(self, piece: Piece) -> Received:
+    def _judged(self, piece: Piece) -> TransferReceived:
         admission = Admission(self._work.policy(), self._work.environment.now_ns(), Source.TRANSFER)
         if piece.messages:
             admission.admit(piece.messages)
-        return Received(
+        return TransferReceived(
             piece.session_id,
             admission.admitted,
             piece.size_bytes,
@@ -258,7 +260,7 @@ class _Driver:
             # What the peer has said before it left is heard first; the reader also knows why.
             assert self._reader is not None
             await asyncio.wait({self._reader}, timeout=LAST_WORDS_S)
-            await self._give(Lost(str(error)))
+            await self._give(StreamLost(str(error)))
         else:
             await self._give(SendReady())
 
@@ -268,7 +270,7 @@ class _Driver:
         try:
             given = await work()
         except (StoreUnavailable, StoreBusy) as error:
-            given = Lost(f"the database of this node does not serve: {error}")
+            given = StreamLost(f"the database of this node does not serve: {error}")
         await self._give(given)
 
     async def _persist(self, effect: Persist) -> Input:
@@ -298,7 +300,7 @@ class _Driver:
         if counted.direction is not Direction.RECEIVED:
             return
         counts = work.environment.counts
-        if counted.outcome is Outcome.DUPLICATE:
+        if counted.outcome is MessageOutcome.DUPLICATE:
             counts.count_intake(_SOURCE, count, {})
         elif counted.reason:
             counts.count_intake(_SOURCE, 0, {counted.reason: count})

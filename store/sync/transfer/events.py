@@ -30,7 +30,7 @@ class Begin:
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
+class TransferReceived:
     """A frame of the peer, whose messages admission has judged (`Source.TRANSFER`).
 
     ``size_bytes`` is the size of the whole frame as it came. ``stored`` and the hashes in
@@ -72,7 +72,7 @@ class Persisted:
 class Found:
     """The answer to the last `Find`: per ID whether it is held."""
 
-    held: Sequence[bool]
+    is_stored: Sequence[bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +86,13 @@ class Ticked:
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class StreamLost:
     """The stream or the database is gone, or the node stops; ``sentence`` says which."""
 
     sentence: str
 
 
-Input = Begin | Received | Loaded | Persisted | Found | SendReady | Ticked | Lost
+Input = Begin | TransferReceived | Loaded | Persisted | Found | SendReady | Ticked | StreamLost
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ class Direction(StrEnum):
     RECEIVED = "received"
 
 
-class Outcome(StrEnum):
+class MessageOutcome(StrEnum):
     """The fate of a message (label ``outcome`` of the metrics).
 
     STORED: durable, and new there or (sent) so said the peer. DUPLICATE: it came, but was held
@@ -166,12 +166,12 @@ class Counted:
     """A count for the metrics; ``reason`` is a label, of what this node refused."""
 
     direction: Direction
-    outcome: Outcome
+    outcome: MessageOutcome
     count: int
     reason: str = ""
 
 
-class Fault(StrEnum):
+class TransferFault(StrEnum):
     """The reason why a transfer ended before its end.
 
     PROTOCOL and LIMIT are the peer's doing (`INVALID_ARGUMENT`, `RESOURCE_EXHAUSTED`), SILENCE too
@@ -196,7 +196,7 @@ class Report:
     wanted; ``pruned`` were gone before they could be sent; ``unanswered`` are open.
 
     Of those to receive: ``stored`` came and were new, ``duplicates`` came and were held already,
-    ``held`` did not come but are held; ``refused`` are those of this node's policy (also those
+    ``elsewhere`` came another way; ``refused`` are those of this node's policy (also those
     that it refused in an earlier session and that were not sent again); ``undelivered`` never
     came although the peer said that it was done; ``outstanding`` are open.
 
@@ -214,7 +214,7 @@ class Report:
     unanswered: int = 0
     stored: int = 0
     duplicates: int = 0
-    held: int = 0
+    elsewhere: int = 0
     refused: Counter[str] = field(default_factory=Counter)
     undelivered: int = 0
     outstanding: int = 0
@@ -222,7 +222,7 @@ class Report:
     repeated: int = 0
     conflict_count: int = 0
     conflicts: list[ContentConflict] = field(default_factory=list)
-    fault: Fault = Fault.NONE
+    fault: TransferFault = TransferFault.NONE
     error: str = ""
     reasons_of_peer: tuple[str, ...] = ()
 
@@ -251,10 +251,10 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class TransferEnded:
     """The transfer is over; no input is allowed after it. What was persisted stays."""
 
     report: Report
 
 
-Effect = Load | Persist | Find | SendFrame | Counted | Ended
+Effect = Load | Persist | Find | SendFrame | Counted | TransferEnded

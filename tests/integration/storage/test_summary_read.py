@@ -20,7 +20,7 @@ from store.db.reconciliation import MAX_VIEW_S, SnapshotView, cold_view, ids_in
 from store.db.summaries.buckets import DAY_NS, HOUR_NS
 from store.db.summaries.fold import fold_until
 from store.domain.ports import StoreUnavailable
-from store.sync.index.reading import worked_through
+from store.sync.index.view_reads import worked_through
 from storenode.message.limits import MAX_TIMESTAMP_NS
 from tests.integration.storage.following import TERMINATE_OTHERS
 from tests.integration.storage.node import SETTINGS, Node

@@ -24,7 +24,7 @@ from store.domain.hub import CommitRow, Place
 from store.domain.ports import StoreBusy, StoreUnavailable
 from store.domain.retention import RetentionPolicy
 from store.domain.view import Newest
-from store.sync.index import reading
+from store.sync.index import view_reads
 from store.sync.index.views import StoredView
 from store.sync.limits import MAX_COLD_VIEWS, IndexLimits
 from tests.integration.storage.viewing import PATIENT, WINDOW, ViewingNode, check_view, viewing
@@ -296,7 +296,7 @@ async def test_large_reads_are_worked_through_in_threads(
         return await to_thread(work, *given)
 
     monkeypatch.setattr(asyncio, "to_thread", spy)
-    monkeypatch.setattr(reading, "THREADED_IDS", 1_000)
+    monkeypatch.setattr(view_reads, "THREADED_IDS", 1_000)
     dice = random.Random(12)
     async with viewing(database_url) as node:
         await node.store(random_batch(dice, 2_000, range(NOW - DAY, NOW, DAY // 2_000)))

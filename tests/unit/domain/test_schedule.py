@@ -13,18 +13,18 @@ from store.sync.schedule.core import (
     FIRST_WIDE_NS,
     MAX_PARTS,
     Asked,
-    Begin,
+    BeginSession,
     Effect,
-    Ended,
     Kind,
     Refuse,
+    RequestWithdrawn,
     Schedule,
     ScheduleConfig,
     ScheduleError,
+    ScheduleTick,
+    SessionFinished,
     Started,
-    Tick,
     WakeAt,
-    Withdrawn,
     halves,
 )
 from storenode.message.limits import NS_PER_S
@@ -50,8 +50,8 @@ def machine(seed: int = 1, **changes: object) -> Schedule:
     return Schedule(config(**changes), random.Random(seed))  # type: ignore[arg-type]
 
 
-def begun(effects: list[Effect]) -> list[Begin]:
-    return [effect for effect in effects if isinstance(effect, Begin)]
+def begun(effects: list[Effect]) -> list[BeginSession]:
+    return [effect for effect in effects if isinstance(effect, BeginSession)]
 
 
 def wake(effects: list[Effect]) -> int:
@@ -70,24 +70,26 @@ def test_the_first_session_begins_at_once_over_the_configured_window() -> None:
 
 
 def test_nothing_begins_before_the_start() -> None:
-    assert not begun(machine().step(NOW, Tick()))
+    assert not begun(machine().step(NOW, ScheduleTick()))
 
 
-def run(each: Schedule, until_ns: int, end: Callable[[Begin], Ended]) -> list[tuple[int, Begin]]:
+def run(
+    each: Schedule, until_ns: int, end: Callable[[BeginSession], SessionFinished]
+) -> list[tuple[int, BeginSession]]:
     """Let every session end at once, as ``end`` says; what began when."""
-    found: list[tuple[int, Begin]] = []
+    found: list[tuple[int, BeginSession]] = []
     now, effects = NOW, each.step(NOW, Started())
     while now < until_ns:
         for begin in begun(effects):
             found.append((now, begin))
             effects = each.step(now, end(begin))
         now = max(now + 1, wake(effects))
-        effects = each.step(now, Tick())
+        effects = each.step(now, ScheduleTick())
     return found
 
 
-def well(begin: Begin) -> Ended:
-    return Ended(begin.peer, failed=False)
+def well(begin: BeginSession) -> SessionFinished:
+    return SessionFinished(begin.peer, failed=False)
 
 
 def test_the_next_session_follows_after_the_interval_give_or_take_a_tenth() -> None:
@@ -96,8 +98,8 @@ def test_the_next_session_follows_after_the_interval_give_or_take_a_tenth() -> N
         (first,) = begun(each.step(NOW, Started()))
         due = wake(each.step(NOW, well(first)))
         assert 0.9 * 5 * MINUTE <= due - NOW <= 1.1 * 5 * MINUTE
-        assert not begun(each.step(due - 1, Tick()))
-        assert len(begun(each.step(due, Tick()))) == 1
+        assert not begun(each.step(due - 1, ScheduleTick()))
+        assert len(begun(each.step(due, ScheduleTick()))) == 1
 
 
 def test_every_peer_gets_its_turn() -> None:
@@ -118,9 +120,9 @@ def test_a_wide_session_covers_everything_on_a_schedule_of_its_own() -> None:
 def test_a_wide_session_that_failed_is_tried_again_before_its_interval() -> None:
     wide = []
 
-    def end(begin: Begin) -> Ended:
+    def end(begin: BeginSession) -> SessionFinished:
         wide.extend([begin] if begin.kind is Kind.WIDE else [])
-        return Ended(begin.peer, failed=begin.kind is Kind.WIDE and len(wide) < 3)
+        return SessionFinished(begin.peer, failed=begin.kind is Kind.WIDE and len(wide) < 3)
 
     each = machine(peers=PEERS[:1], wide_interval_ns=24 * HOUR)
     found = run(each, NOW + 12 * HOUR, end)
@@ -132,7 +134,9 @@ def test_a_wide_session_that_failed_is_tried_again_before_its_interval() -> None
 def test_wide_sessions_that_always_fail_are_not_hurried() -> None:
     each = machine(peers=PEERS[:1], wide_interval_ns=HOUR)
     found = run(
-        each, NOW + 6 * HOUR, lambda begin: Ended(begin.peer, failed=begin.kind is Kind.WIDE)
+        each,
+        NOW + 6 * HOUR,
+        lambda begin: SessionFinished(begin.peer, failed=begin.kind is Kind.WIDE),
     )
     times = [now for now, begin in found if begin.kind is Kind.WIDE]
     assert 8 <= len(times) <= 16
@@ -145,9 +149,9 @@ def test_wide_sessions_that_always_fail_are_not_hurried() -> None:
 def test_what_a_session_left_over_is_fetched_at_once(kind: Kind) -> None:
     rests = [True, True, False]
 
-    def end(begin: Begin) -> Ended:
+    def end(begin: BeginSession) -> SessionFinished:
         left_over = begin.kind is kind and bool(rests) and rests.pop(0)
-        return Ended(begin.peer, failed=False, left_over=left_over)
+        return SessionFinished(begin.peer, failed=False, left_over=left_over)
 
     found = run(machine(peers=PEERS[:1], wide_interval_ns=HOUR), NOW + 4 * MINUTE, end)
     assert len([begin for _, begin in found if begin.kind is kind]) == 3
@@ -157,7 +161,7 @@ def test_a_wide_session_that_gave_way_is_tried_again_soon() -> None:
     found = run(
         machine(peers=PEERS[:1], wide_interval_ns=HOUR),
         NOW + 4 * MINUTE,
-        lambda begin: Ended(begin.peer, failed=False, aborted=begin.kind is Kind.WIDE),
+        lambda begin: SessionFinished(begin.peer, failed=False, aborted=begin.kind is Kind.WIDE),
     )
     times = [now_ns for now_ns, begin in found if begin.kind is Kind.WIDE]
     assert len(times) >= 4
@@ -178,16 +182,16 @@ def test_what_policy_refuses_hides_nothing_for_ever(kind: Kind, refused: int) ->
     each = machine(peers=PEERS[:2], range_ns=2**62, offset_ns=0, wide_interval_ns=HOUR)
     reached = []
 
-    def end(begin: Begin) -> Ended:
+    def end(begin: BeginSession) -> SessionFinished:
         if begin.kind is not kind:
-            return Ended(begin.peer, failed=False)
+            return SessionFinished(begin.peer, failed=False)
         window = each.window(NOW, begin)
         times = range(window.time_start_ns, window.time_end_ns)
         found = [moment for moment in range(1_000, 1_000 + refused) if moment in times][:10]
         if len(found) < 10:
             reached.append(window.time_end_ns > 1_000 + refused)
-            return Ended(begin.peer, failed=False)
-        return Ended(begin.peer, failed=False, parts=halves(window, found[5]))
+            return SessionFinished(begin.peer, failed=False)
+        return SessionFinished(begin.peer, failed=False, parts=halves(window, found[5]))
 
     begun_at = [now_ns for now_ns, begin in run(each, NOW + 20 * MINUTE, end)]
     assert any(reached), "the newest was in a window that was not full"
@@ -198,13 +202,13 @@ def test_parts_of_a_window_are_few_and_wait_for_their_own_peer() -> None:
     each = machine(peers=PEERS[:2])
     (first,) = begun(each.step(NOW, Started()))
     parts = tuple(Window(number, number + 1) for number in range(MAX_PARTS + 9))
-    due = wake(each.step(NOW, Ended(first.peer, failed=False, parts=parts)))
+    due = wake(each.step(NOW, SessionFinished(first.peer, failed=False, parts=parts)))
     each.check()
-    (second,) = begun(each.step(due, Tick()))
+    (second,) = begun(each.step(due, ScheduleTick()))
     assert (second.peer, second.part) == (first.peer, parts[0])
     assert each.window(NOW, second) == parts[0]
-    due = wake(each.step(due, Ended(second.peer, failed=True)))
-    (third,) = begun(each.step(due, Tick()))
+    due = wake(each.step(due, SessionFinished(second.peer, failed=True)))
+    (third,) = begun(each.step(due, ScheduleTick()))
     assert (third.peer != first.peer, third.part) == (True, None), "it does not wait for one"
 
 
@@ -228,7 +232,7 @@ def test_a_failing_peer_rests_longer_each_time_and_the_others_go_on() -> None:
     found = run(
         machine(peers=PEERS[:2]),
         NOW + 2 * HOUR,
-        lambda begin: Ended(begin.peer, failed=begin.peer == bad),
+        lambda begin: SessionFinished(begin.peer, failed=begin.peer == bad),
     )
     failures = [now for now, begin in found if begin.peer == bad]
     rests = [later - earlier for earlier, later in pairwise(failures)]
@@ -240,9 +244,9 @@ def test_a_failing_peer_rests_longer_each_time_and_the_others_go_on() -> None:
 def test_another_peer_is_tried_soon_after_a_failure() -> None:
     each = machine(peers=PEERS[:2])
     (first,) = begun(each.step(NOW, Started()))
-    due = wake(each.step(NOW, Ended(first.peer, failed=True)))
+    due = wake(each.step(NOW, SessionFinished(first.peer, failed=True)))
     assert due <= NOW + schedule.RETRY_NS
-    (second,) = begun(each.step(due, Tick()))
+    (second,) = begun(each.step(due, ScheduleTick()))
     assert second.peer != first.peer
 
 
@@ -251,21 +255,21 @@ def test_a_success_ends_the_backoff() -> None:
     (begin,) = begun(each.step(NOW, Started()))
     now = NOW
     for _ in range(5):
-        now = wake(each.step(now, Ended(PEERS[0], failed=True)))
-        (begin,) = begun(each.step(now, Tick()))
+        now = wake(each.step(now, SessionFinished(PEERS[0], failed=True)))
+        (begin,) = begun(each.step(now, ScheduleTick()))
     assert now > NOW + MINUTE
-    each.step(now, Ended(begin.peer, failed=False))
+    each.step(now, SessionFinished(begin.peer, failed=False))
     (begin,) = begun(each.step(now, Asked(1, None)))
-    due = wake(each.step(now, Ended(begin.peer, failed=True)))
+    due = wake(each.step(now, SessionFinished(begin.peer, failed=True)))
     assert due - now <= 1.1 * schedule.FIRST_BACKOFF_NS
 
 
 def test_never_two_sessions_with_one_peer() -> None:
     each = machine(peers=PEERS[:1])
     (begin,) = begun(each.step(NOW, Started()))
-    assert not begun(each.step(NOW + HOUR, Tick()))
+    assert not begun(each.step(NOW + HOUR, ScheduleTick()))
     assert not begun(each.step(NOW + HOUR, Asked(1, PEERS[0])))
-    after = begun(each.step(NOW + HOUR, Ended(begin.peer, failed=False)))
+    after = begun(each.step(NOW + HOUR, SessionFinished(begin.peer, failed=False)))
     assert [each.asked for each in after] == [Asked(1, PEERS[0])]
 
 
@@ -282,7 +286,7 @@ def test_at_most_a_few_sessions_in_all() -> None:
 def test_a_request_names_its_window() -> None:
     each = machine(interval_ns=0)
     (begin,) = begun(each.step(NOW, Asked(3, PEERS[1], 5, 9)))
-    assert begin == Begin(PEERS[1], Kind.ASKED, Asked(3, PEERS[1], 5, 9))
+    assert begin == BeginSession(PEERS[1], Kind.ASKED, Asked(3, PEERS[1], 5, 9))
     assert each.window(NOW, begin) == Window(5, 9)
     (other,) = begun(each.step(NOW, Asked(4, PEERS[0], time_start_ns=5)))
     assert each.window(NOW, other) == Window(5, NOW - 20 * NS_PER_S)
@@ -297,11 +301,11 @@ def test_a_clock_near_the_epoch_gives_no_negative_window() -> None:
 def test_a_request_does_not_wait_for_a_backoff_and_avoids_failing_peers() -> None:
     each = machine(peers=PEERS[:2], interval_ns=0)
     each.step(NOW, Asked(1, PEERS[0]))
-    each.step(NOW, Ended(PEERS[0], failed=True))
+    each.step(NOW, SessionFinished(PEERS[0], failed=True))
     for number in range(2, 12):
         (begin,) = begun(each.step(NOW, Asked(number, None)))
         assert begin.peer == PEERS[1]
-        each.step(NOW, Ended(begin.peer, failed=False))
+        each.step(NOW, SessionFinished(begin.peer, failed=False))
     (begin,) = begun(each.step(NOW, Asked(12, PEERS[0])))
     assert begin.peer == PEERS[0]
 
@@ -327,8 +331,8 @@ def test_a_request_that_was_withdrawn_does_not_begin() -> None:
     each = machine(peers=PEERS[:1], interval_ns=0)
     each.step(NOW, Asked(1, None))
     each.step(NOW, Asked(2, None))
-    each.step(NOW, Withdrawn(2))
-    assert not begun(each.step(NOW, Ended(PEERS[0], failed=False)))
+    each.step(NOW, RequestWithdrawn(2))
+    assert not begun(each.step(NOW, SessionFinished(PEERS[0], failed=False)))
 
 
 def test_inputs_out_of_place_change_nothing() -> None:
@@ -337,7 +341,7 @@ def test_inputs_out_of_place_change_nothing() -> None:
     with pytest.raises(ScheduleError):
         each.step(NOW, Started())
     with pytest.raises(ScheduleError):
-        each.step(NOW, Ended(PEERS[3], failed=False))
+        each.step(NOW, SessionFinished(PEERS[3], failed=False))
     assert each.running == 1
 
 
@@ -354,8 +358,8 @@ def test_random_inputs_keep_the_invariants() -> None:
             now += rng.randrange(MINUTE)
             if under_way and rng.random() < 0.5:
                 peer = under_way.pop(rng.randrange(len(under_way)))
-                effects = each.step(now, Ended(peer, failed=rng.random() < 0.3))
+                effects = each.step(now, SessionFinished(peer, failed=rng.random() < 0.3))
             elif rng.random() < 0.3:
                 effects = each.step(now, Asked(number, rng.choice([None, *PEERS])))
             else:
-                effects = each.step(now, Tick())
+                effects = each.step(now, ScheduleTick())

@@ -19,12 +19,12 @@ from store.sync.limits import (
 )
 from store.sync.session.registry import (
     Accepted,
-    Refusal,
-    Refused,
-    Session,
+    PeerSession,
+    RefusalKind,
     SessionError,
+    SessionRefusal,
     Sessions,
-    State,
+    SessionState,
 )
 
 NOW = 10**18
@@ -38,23 +38,23 @@ def registry(node_id: str = "m", store_id: str = "store-m") -> Sessions:
     return Sessions(node_id, store_id)
 
 
-def made(result: Accepted | Refusal) -> Session:
+def made(result: Accepted | SessionRefusal) -> PeerSession:
     assert isinstance(result, Accepted), result
     return result.session
 
 
-def refused(result: object) -> Refused:
-    assert isinstance(result, Refusal), result
+def refused(result: object) -> RefusalKind:
+    assert isinstance(result, SessionRefusal), result
     assert result.sentence
     return result.kind
 
 
-def came(sessions: Sessions, node: str, session_id: str = "1") -> Session:
+def came(sessions: Sessions, node: str, session_id: str = "1") -> PeerSession:
     """A session that the node began."""
     return made(sessions.accept(NOW, Caller(node, f"store-{node}"), session_id))
 
 
-def called(sessions: Sessions, node: str, *, known: bool = True) -> Session:
+def called(sessions: Sessions, node: str, *, known: bool = True) -> PeerSession:
     """A session that this node began; ``known``: the callee has said who it is."""
     session = made(sessions.begin(NOW, f"{node}:1"))
     if known:
@@ -62,33 +62,33 @@ def called(sessions: Sessions, node: str, *, known: bool = True) -> Session:
     return session
 
 
-def waiting(sessions: Sessions, node: str) -> Session:
+def waiting(sessions: Sessions, node: str) -> PeerSession:
     session = came(sessions, node)
     sessions.reconciled(NOW, session, IDS, NONE)
-    assert session.state is State.WAITING
+    assert session.state is SessionState.WAITING
     return session
 
 
-def claimed(sessions: Sessions, node: str) -> Session:
+def claimed(sessions: Sessions, node: str) -> PeerSession:
     session = waiting(sessions, node)
     assert sessions.claim(NOW, node, "1") is session
     return session
 
 
-def ready(sessions: Sessions, node: str) -> Session:
+def ready(sessions: Sessions, node: str) -> PeerSession:
     session = called(sessions, node)
     sessions.reconciled(NOW, session, IDS, NONE)
-    assert session.state is State.READY
+    assert session.state is SessionState.READY
     return session
 
 
-def transferring(sessions: Sessions, node: str) -> Session:
+def transferring(sessions: Sessions, node: str) -> PeerSession:
     session = ready(sessions, node)
     sessions.transferring(NOW, session, "1")
     return session
 
 
-Make = Callable[[Sessions, str], Session]
+Make = Callable[[Sessions, str], PeerSession]
 OLD: dict[str, Make] = {
     "own": called,
     "own, unknown": partial(called, known=False),
@@ -122,14 +122,14 @@ def test_a_peer_begins_while_there_is_a_session(old: str, node: str, wins: str) 
     state = before.state
     result = sessions.accept(NOW, Caller(node, f"store-{node}"), "2")
     if wins == "old":
-        assert refused(result) is Refused.ABORTED
+        assert refused(result) is RefusalKind.ABORTED
         assert list(sessions) == [before]
         assert before.state is state
     else:
         assert isinstance(result, Accepted)
         assert result.ended == ((before,) if wins == "new" else ())
-        assert (before.state is State.ENDED) is (wins == "new")
-        assert result.session.state is State.RECONCILING
+        assert (before.state is SessionState.ENDED) is (wins == "new")
+        assert result.session.state is SessionState.RECONCILING
         assert not result.session.own
     sessions.check()
 
@@ -140,10 +140,10 @@ def test_this_node_begins_nothing_while_there_is_a_session(old: str, node: str) 
     sessions = registry()
     before = OLD[old](sessions, node)
     if before.node_id:
-        assert refused(sessions.begin(NOW, "elsewhere:1", node)) is Refused.ABORTED
-        assert refused(sessions.begin(NOW, "b:1", "b", f"store-{node}")) is Refused.ABORTED
+        assert refused(sessions.begin(NOW, "elsewhere:1", node)) is RefusalKind.ABORTED
+        assert refused(sessions.begin(NOW, "b:1", "b", f"store-{node}")) is RefusalKind.ABORTED
     if before.own:
-        assert refused(sessions.begin(NOW, f"{node}:1")) is Refused.ABORTED
+        assert refused(sessions.begin(NOW, f"{node}:1")) is RefusalKind.ABORTED
     assert list(sessions) == [before]
 
 
@@ -164,8 +164,8 @@ def test_a_callee_says_who_it_is_and_there_is_a_session(old: str, node: str, win
     new = made(sessions.begin(NOW, "another-address:1"))
     result = sessions.identify(NOW, new, node, f"store-{node}")
     if wins == "old":
-        assert refused(result) is Refused.ABORTED
-        assert new.state is State.ENDED
+        assert refused(result) is RefusalKind.ABORTED
+        assert new.state is SessionState.ENDED
         assert list(sessions) == [before]
     else:
         assert isinstance(result, Accepted)
@@ -178,18 +178,18 @@ def test_a_session_that_gave_way_is_told_so_when_its_callee_answers() -> None:
     sessions = registry()
     own = called(sessions, "a")
     came(sessions, "a")
-    assert refused(sessions.identify(NOW, own, "a", "store-a")) is Refused.ABORTED
+    assert refused(sessions.identify(NOW, own, "a", "store-a")) is RefusalKind.ABORTED
     assert len(sessions) == 1
 
 
 def test_all_nodes_of_a_store_are_one_peer() -> None:
     sessions = registry()
     first = made(sessions.accept(NOW, Caller("a1", "shared"), "1"))
-    assert refused(sessions.accept(NOW, Caller("a2", "shared"), "2")) is Refused.ABORTED
-    assert refused(sessions.begin(NOW, "x:1", "a2", "shared")) is Refused.ABORTED
+    assert refused(sessions.accept(NOW, Caller("a2", "shared"), "2")) is RefusalKind.ABORTED
+    assert refused(sessions.begin(NOW, "x:1", "a2", "shared")) is RefusalKind.ABORTED
     sessions.reconciled(NOW, first, IDS, NONE)
     # Another node takes no other node's place.
-    assert refused(sessions.accept(NOW, Caller("a2", "shared"), "2")) is Refused.ABORTED
+    assert refused(sessions.accept(NOW, Caller("a2", "shared"), "2")) is RefusalKind.ABORTED
     result = sessions.accept(NOW, Caller("a1", "shared"), "3")
     assert isinstance(result, Accepted)
     assert result.ended == (first,)
@@ -197,9 +197,9 @@ def test_all_nodes_of_a_store_are_one_peer() -> None:
 
 @pytest.mark.parametrize(
     ("node", "store", "kind"),
-    [("m", "store-x", Refused.SELF), ("x", "store-m", Refused.SAME_STORE)],
+    [("m", "store-x", RefusalKind.SELF), ("x", "store-m", RefusalKind.SAME_STORE)],
 )
-def test_a_node_and_its_own_database_are_no_peers(node: str, store: str, kind: Refused) -> None:
+def test_a_node_and_its_own_database_are_no_peers(node: str, store: str, kind: RefusalKind) -> None:
     sessions = registry()
     assert refused(sessions.accept(NOW, Caller(node, store), "1")) is kind
     assert refused(sessions.begin(NOW, "x:1", node, store)) is kind
@@ -213,7 +213,7 @@ def test_a_refusal_counts_the_sessions_that_are_under_way() -> None:
     for node in ("b", "c", "d"):
         came(sessions, node)
     busy = sessions.accept(NOW, Caller("e", "store-e"), "5")
-    assert isinstance(busy, Refusal)
+    assert isinstance(busy, SessionRefusal)
     assert busy.sentence.startswith("busy: 3 sessions are under way of 4, and the others are for")
 
 
@@ -224,10 +224,10 @@ def test_a_node_has_four_sessions_at_most() -> None:
     third = came(sessions, "c")
     fourth = came(sessions, "d", "4")
     busy = sessions.accept(NOW, Caller("e", "store-e"), "5")
-    assert refused(busy) is Refused.BUSY
-    assert isinstance(busy, Refusal)
+    assert refused(busy) is RefusalKind.BUSY
+    assert isinstance(busy, SessionRefusal)
     assert busy.sentence == "busy: 4 sessions are under way of 4; retry later"
-    assert refused(sessions.begin(NOW, "e:1")) is Refused.BUSY
+    assert refused(sessions.begin(NOW, "e:1")) is RefusalKind.BUSY
     # One that takes another's place needs no room.
     sessions.reconciled(NOW, fourth, IDS, IDS)
     assert came(sessions, "d", "6") is not fourth
@@ -240,7 +240,7 @@ def test_a_node_has_four_sessions_at_most() -> None:
 
 def strange(
     sessions: Sessions, node: str, address: str = "host", *, now_ns: int = NOW
-) -> Accepted | Refusal:
+) -> Accepted | SessionRefusal:
     """A caller whom nobody knows begins a session."""
     return sessions.accept(now_ns, Caller(node, f"store-{node}", address), node)
 
@@ -263,16 +263,16 @@ def test_a_place_is_kept_for_what_this_node_begins() -> None:
     sessions = registry()
     for node in ("b", "c", "d"):
         made(strange(sessions, node))
-    assert refused(strange(sessions, "e")) is Refused.BUSY
+    assert refused(strange(sessions, "e")) is RefusalKind.BUSY
     called(sessions, "f")
     sessions.check()
 
 
-@pytest.mark.parametrize("state", [State.RECONCILING, State.TRANSFERRING])
-def test_a_session_whose_peer_stalls_gives_way(state: State) -> None:
+@pytest.mark.parametrize("state", [SessionState.RECONCILING, SessionState.TRANSFERRING])
+def test_a_session_whose_peer_stalls_gives_way(state: SessionState) -> None:
     sessions = registry()
     held = [made(strange(sessions, node)) for node in ("b", "c", "d")]
-    if state is State.TRANSFERRING:
+    if state is SessionState.TRANSFERRING:
         for each in held:
             sessions.reconciled(NOW, each, IDS, NONE)
             assert sessions.claim(NOW, each.node_id, each.node_id) is each
@@ -280,7 +280,7 @@ def test_a_session_whose_peer_stalls_gives_way(state: State) -> None:
         sessions.awaits(NOW, each)
     sessions.awaits(NOW + 1, held[0])
     sessions.works(held[1])
-    assert refused(strange(sessions, "e", now_ns=NOW + STALLED_NS - 1)) is Refused.BUSY
+    assert refused(strange(sessions, "e", now_ns=NOW + STALLED_NS - 1)) is RefusalKind.BUSY
     taken = strange(sessions, "e", now_ns=NOW + STALLED_NS)
     assert isinstance(taken, Accepted)
     assert taken.ended == (held[2],)
@@ -291,7 +291,7 @@ def test_a_reconciliation_that_drips_gives_way_too() -> None:
     held = [made(strange(sessions, node)) for node in ("b", "c", "d")]
     for each in held:
         sessions.awaits(now_ns, each)
-    assert refused(strange(sessions, "e", now_ns=now_ns - 1)) is Refused.BUSY
+    assert refused(strange(sessions, "e", now_ns=now_ns - 1)) is RefusalKind.BUSY
     made(strange(sessions, "e", now_ns=now_ns))
 
 
@@ -301,7 +301,7 @@ def test_a_peer_that_was_useful_may_wait_for_a_while() -> None:
         session = made(strange(sessions, node))
         sessions.useful(session)
         sessions.reconciled(NOW, session, IDS, NONE)
-    assert refused(strange(sessions, "e", now_ns=NOW + WAIT_PATIENCE_NS - 1)) is Refused.BUSY
+    assert refused(strange(sessions, "e", now_ns=NOW + WAIT_PATIENCE_NS - 1)) is RefusalKind.BUSY
     made(strange(sessions, "e", now_ns=NOW + WAIT_PATIENCE_NS))
 
 
@@ -310,7 +310,7 @@ def test_who_takes_the_name_of_a_peer_is_not_in_its_way_for_long() -> None:
     session = made(strange(sessions, "a"))
     sessions.reconciled(NOW, session, IDS, NONE)
     later_ns = NOW + WAIT_PATIENCE_NS
-    assert refused(sessions.begin(later_ns - 1, "a:1", "a")) is Refused.ABORTED
+    assert refused(sessions.begin(later_ns - 1, "a:1", "a")) is RefusalKind.ABORTED
     unknown = made(sessions.begin(NOW, "a:1"))
     assert isinstance(taken := sessions.identify(later_ns, unknown, "a", "store-a"), Accepted)
     assert taken.ended == (session,)
@@ -324,17 +324,17 @@ def test_a_session_belongs_to_one_peer_and_one_transfer() -> None:
     sessions = registry()
     session = waiting(sessions, "a")
     for node, session_id in (("b", "1"), ("a", "2"), ("a", "")):
-        assert refused(sessions.claim(NOW, node, session_id)) is Refused.UNKNOWN
+        assert refused(sessions.claim(NOW, node, session_id)) is RefusalKind.UNKNOWN
     assert sessions.claim(NOW, "a", "1") is session
     assert (session.to_send, session.to_receive) == (IDS, NONE)
-    assert refused(sessions.claim(NOW, "a", "1")) is Refused.UNKNOWN
+    assert refused(sessions.claim(NOW, "a", "1")) is RefusalKind.UNKNOWN
 
 
 @pytest.mark.parametrize("old", [called, came, transferring, claimed])
 def test_only_a_finished_reconciliation_can_be_claimed(old: Make) -> None:
     sessions = registry()
     old(sessions, "a")
-    assert refused(sessions.claim(NOW, "a", "1")) is Refused.UNKNOWN
+    assert refused(sessions.claim(NOW, "a", "1")) is RefusalKind.UNKNOWN
 
 
 def test_a_session_waits_a_minute_for_its_transfer() -> None:
@@ -345,8 +345,8 @@ def test_a_session_waits_a_minute_for_its_transfer() -> None:
     reconciling = came(sessions, "c", "3")
     assert sessions.expire(NOW + MINUTE_NS - 1) == ()
     assert sessions.expire(NOW + MINUTE_NS) == (first,)
-    assert (first.state, len(first.to_send)) == (State.ENDED, 0)
-    assert refused(sessions.claim(NOW + MINUTE_NS + 1, "b", "2")) is Refused.UNKNOWN
+    assert (first.state, len(first.to_send)) == (SessionState.ENDED, 0)
+    assert refused(sessions.claim(NOW + MINUTE_NS + 1, "b", "2")) is RefusalKind.UNKNOWN
     assert list(sessions) == [reconciling]
     assert sessions.expire(NOW + 10 * MINUTE_NS) == ()
 
@@ -356,7 +356,7 @@ def test_a_session_that_found_nothing_ends(old: Make) -> None:
     sessions = registry()
     session = old(sessions, "a")
     sessions.reconciled(NOW, session, NONE, NONE)
-    assert session.state is State.ENDED
+    assert session.state is SessionState.ENDED
     assert not len(sessions)
 
 
@@ -385,13 +385,13 @@ def test_what_a_session_s_state_does_not_allow_changes_nothing(old: str, ended: 
     if ended:
         sessions.end(session)
     state = session.state
-    if state is not State.RECONCILING:
+    if state is not SessionState.RECONCILING:
         with pytest.raises(SessionError, match="not reconciling"):
             sessions.reconciled(NOW, session, IDS, IDS)
-    if state is not State.READY:
+    if state is not SessionState.READY:
         with pytest.raises(SessionError, match="not ready"):
             sessions.transferring(NOW, session, "1")
-    if not ended and (state is not State.RECONCILING or not session.own):
+    if not ended and (state is not SessionState.RECONCILING or not session.own):
         with pytest.raises(SessionError):
             sessions.identify(NOW, session, "a", "store-a")
     assert session.state is state
@@ -404,8 +404,8 @@ class Call:
     caller: Sessions
     callee: Sessions
     names: tuple[str, str]
-    here: Session | None = None
-    there: Session | None = None
+    here: PeerSession | None = None
+    there: PeerSession | None = None
 
 
 @dataclass
@@ -427,7 +427,7 @@ class Line:
 
     def _arrive(self, call: Call) -> None:
         assert call.here is not None
-        if call.here.state is State.ENDED:
+        if call.here.state is SessionState.ENDED:
             return
         caller = call.names[0]
         result = call.callee.accept(NOW, Caller(caller, f"store-{caller}"), "1")
@@ -436,7 +436,7 @@ class Line:
             self._stop(result.ended)
             self.events.append(partial(self._answer, call))
         else:
-            assert result.kind is Refused.ABORTED
+            assert result.kind is RefusalKind.ABORTED
             self.events.append(partial(call.caller.end, call.here))
 
     def _answer(self, call: Call) -> None:
@@ -445,7 +445,7 @@ class Line:
         result = call.caller.identify(NOW, call.here, callee, f"store-{callee}")
         self._stop(result.ended if isinstance(result, Accepted) else (call.here,))
 
-    def _stop(self, ended: tuple[Session, ...]) -> None:
+    def _stop(self, ended: tuple[PeerSession, ...]) -> None:
         """What a driver does whose session has ended: the other side hears of it."""
         for call in self.calls:
             if call.here in ended and call.there is not None:
@@ -473,7 +473,9 @@ def test_two_that_begin_at_once_have_one_session(
         line.events.pop(dice.randrange(len(line.events)))()
         for sessions in line.nodes.values():
             sessions.check()
-    (call,) = [each for each in line.calls if each.here and each.here.state is State.RECONCILING]
+    (call,) = [
+        each for each in line.calls if each.here and each.here.state is SessionState.RECONCILING
+    ]
     assert list(call.caller) == [call.here]
     assert list(call.callee) == [call.there]
     if at_once:

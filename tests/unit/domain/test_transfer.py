@@ -15,17 +15,17 @@ from store.sync.transfer.core import Transfer, TransferStateError
 from store.sync.transfer.events import (
     Begin,
     Direction,
-    Fault,
     Found,
     Frame,
     Input,
     Loaded,
-    Lost,
-    Outcome,
+    MessageOutcome,
     Persisted,
-    Received,
     SendReady,
+    StreamLost,
     Ticked,
+    TransferFault,
+    TransferReceived,
 )
 from store.sync.transfer.policy_memory import PolicyMemory
 from storenode.message.rules import Policy
@@ -74,8 +74,8 @@ def test_both_sides_end_with_everything(
         for each in node.counted:
             tallied[each.direction, each.outcome] += each.count
         expected = {
-            (Direction.SENT, Outcome.STORED): sent,
-            (Direction.RECEIVED, Outcome.STORED): received,
+            (Direction.SENT, MessageOutcome.STORED): sent,
+            (Direction.RECEIVED, MessageOutcome.STORED): received,
         }
         assert tallied == {key: count for key, count in expected.items() if count}
 
@@ -95,7 +95,7 @@ def test_a_lost_connection_costs_nothing_that_was_stored(
         assert all(digest in node.store.held for digest in node.stored())
         assert other.machine.report.stored_by_peer <= len(node.stored())
         node.lose(dice)
-        assert ended(node).fault in (Fault.NONE, Fault.LOST)
+        assert ended(node).fault in (TransferFault.NONE, TransferFault.LOST)
     missing = len(everything) - len(left.held), len(everything) - len(right.held)
     second = pair(left, right)
     run(dice, *second)
@@ -140,7 +140,7 @@ def test_what_came_another_way_is_answered_as_stored(
         del left.held[digest]
     run(dice, one, other)
     report = ended(other)
-    assert report.stored + report.duplicates + report.held == count
+    assert report.stored + report.duplicates + report.elsewhere == count
     assert report.equal
     assert sorted(other.stored()) == sorted(right.held)
     assert not other.refusals()
@@ -283,7 +283,7 @@ def test_an_input_that_is_not_allowed_changes_nothing() -> None:
     one, _ = pair(left, Store())
     ids = ids_of(left, left.held)
     fresh = Transfer(SESSION, ids, ids, memory=PolicyMemory(), peer="b")
-    frame = Received("", Admitted(), 0)
+    frame = TransferReceived("", Admitted(), 0)
     refuses(fresh, "has not begun", frame, SendReady(), Ticked(), Loaded([None]))
     wrong = Begin(NOW_NS), Persisted(1, [True]), Found([True]), Loaded([]), Loaded([b"x"] * 2)
     refuses(one.machine, "runs", *wrong)
@@ -292,14 +292,14 @@ def test_an_input_that_is_not_allowed_changes_nothing() -> None:
         one.work.remove(SendReady)
         one.give(SendReady())
     refuses(one.machine, "runs", SendReady())
-    one.give(Lost("the node stops"))
+    one.give(StreamLost("the node stops"))
     assert ended(one).error == "the node stops"
     assert (ended(one).unanswered, ended(one).sent, ended(one).equal) == (4, 1, False)
-    refuses(one.machine, "has ended", Ticked(), Lost("again"), Begin(NOW_NS), frame)
+    refuses(one.machine, "has ended", Ticked(), StreamLost("again"), Begin(NOW_NS), frame)
 
 
 def test_a_transfer_can_be_lost_before_it_begins() -> None:
     ids = ids_of(store := store_of(messages(2)), store.held)
     node = Node(store, SyncIds.empty(), ids)
-    node.give(Lost("no connection"))
-    assert (ended(node).outstanding, ended(node).fault) == (2, Fault.LOST)
+    node.give(StreamLost("no connection"))
+    assert (ended(node).outstanding, ended(node).fault) == (2, TransferFault.LOST)

@@ -21,10 +21,10 @@ from store.sync.limits import (
 from store.sync.transfer.events import (
     MAX_KEPT_CONFLICTS,
     Begin,
-    Fault,
-    Lost,
     SendReady,
+    StreamLost,
     Ticked,
+    TransferFault,
 )
 from store.sync.transfer.policy_memory import PolicyMemory, Side
 from storenode.message.rules import Reason
@@ -76,7 +76,7 @@ def trickle(node: Node, each_ns: int, count: int = 1, most: int = 2_000) -> int:
 def test_a_peer_that_lets_messages_trickle_is_given_up() -> None:
     node = receiver()
     assert PACE_NS <= trickle(node, STEP_NS) < PACE_NS + 2 * SILENCE_NS
-    assert ended(node).fault is Fault.SLOW
+    assert ended(node).fault is TransferFault.SLOW
     assert "in 300 s, and 64 or 262,144 are due" in ended(node).error
     assert ended(node).stored > 0, "what came stays"
 
@@ -103,13 +103,13 @@ def test_what_is_left_at_the_end_may_be_less_than_the_pace() -> None:
         node.now_ns += STEP_NS
         if node.report is None:
             node.give(Ticked())
-    assert ended(node).fault is Fault.SILENCE
+    assert ended(node).fault is TransferFault.SILENCE
 
 
 def test_a_transfer_ends_after_its_time_however_well_it_goes() -> None:
     node = receiver(replace(SMALL, pace_ids=1))
     assert TOTAL_NS <= trickle(node, STEP_NS) <= TOTAL_NS + SILENCE_NS
-    assert ended(node).fault is Fault.SLOW
+    assert ended(node).fault is TransferFault.SLOW
     assert "not done within 3600 s" in ended(node).error
 
 
@@ -163,16 +163,16 @@ def test_a_stream_that_closes_when_all_is_answered_was_only_closed(seed: int, se
         one.receive(one.inbox.popleft())
     if one.report is None:
         assert one.work == [SendReady]
-        one.give(Lost("the peer ended the transfer"))
-    assert (ended(one).fault, ended(one).error, ended(one).equal) == (Fault.NONE, "", True)
+        one.give(StreamLost("the peer ended the transfer"))
+    assert (ended(one).fault, ended(one).error, ended(one).equal) == (TransferFault.NONE, "", True)
     assert ended(other).equal
 
 
 def test_a_stream_that_is_lost_before_is_lost() -> None:
     node = receiver()
     node.receive(raw(items=sent_form(PEER, HASHES[:1])))
-    node.give(Lost("the network is gone"))
-    assert (ended(node).fault, ended(node).error) == (Fault.LOST, "the network is gone")
+    node.give(StreamLost("the network is gone"))
+    assert (ended(node).fault, ended(node).error) == (TransferFault.LOST, "the network is gone")
 
 
 @given(seeds, st.integers(0, 20))
@@ -185,7 +185,7 @@ def test_nobody_is_accused_whose_limit_of_differences_is_larger(seed: int, limit
     join(sender, receiver)
     run(random.Random(seed), sender, receiver)
     for node in (sender, receiver):
-        assert ended(node).fault is Fault.NONE, ended(node).error
+        assert ended(node).fault is TransferFault.NONE, ended(node).error
     assert len(right.held) == limit
     assert ended(sender).stored_by_peer == limit
     assert ended(sender).missed_by_peer == 40 - limit
@@ -201,7 +201,7 @@ def test_answers_about_what_only_the_peer_has_found_are_passed_over(seed: int, l
     receiver = Node(right, SyncIds.empty(), missing, peer="a")
     join(sender, receiver)
     run(random.Random(seed), sender, receiver)
-    assert ended(sender).fault is Fault.NONE, ended(sender).error
+    assert ended(sender).fault is TransferFault.NONE, ended(sender).error
     assert ended(sender).stored_by_peer == limit
     assert len(right.held) == limit
 
@@ -225,7 +225,7 @@ def test_an_answer_that_comes_twice_is_a_fault_of_whoever_gives_it(partial: bool
     node = began(store, ids, partial=partial)
     node.receive(raw(stored=[ids.at(0)[1]]))
     node.receive(raw(stored=[ids.at(0)[1]]))
-    assert ended(node).fault is Fault.PROTOCOL
+    assert ended(node).fault is TransferFault.PROTOCOL
 
 
 def same_hash(count: int) -> tuple[RecordBatch, RecordBatch]:

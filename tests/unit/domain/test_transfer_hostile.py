@@ -20,17 +20,17 @@ from store.sync.transfer.core import Transfer
 from store.sync.transfer.events import (
     Begin,
     Counted,
-    Ended,
-    Fault,
     Find,
     Found,
     Input,
     Persist,
     Persisted,
-    Received,
     SendFrame,
     SendReady,
     Ticked,
+    TransferEnded,
+    TransferFault,
+    TransferReceived,
 )
 from store.sync.transfer.policy_memory import PolicyMemory
 from storenode.message.hashing import message_hash
@@ -207,7 +207,7 @@ def test_a_peer_that_breaks_the_rules_ends_the_transfer(words: str) -> None:
     before = replace(node.machine.report)
     node.receive(frame)
     report = ended(node)
-    assert report.fault is Fault.PROTOCOL
+    assert report.fault is TransferFault.PROTOCOL
     assert words in report.error
     assert (report.stored_by_peer, report.stored) == (before.stored_by_peer, before.stored)
 
@@ -220,7 +220,7 @@ def test_a_frame_is_taken_whole_or_not_at_all() -> None:
         raw(items=sent_form(PEER, HASHES[:1]), stored=[mine.at(0)[1]], refused=[(HASHES[2], "no")])
     )
     report = ended(node)
-    assert report.fault is Fault.PROTOCOL
+    assert report.fault is TransferFault.PROTOCOL
     assert (report.stored_by_peer, report.unanswered, report.outstanding) == (0, 1, 1)
     assert not node.writes
 
@@ -231,7 +231,7 @@ def test_too_much_that_nobody_asked_for_ends_the_transfer() -> None:
     node.receive(raw(items=flood[:6] + sent_form(PEER, HASHES[:1])))
     settle(node)
     node.receive(raw(items=flood[6:]))
-    assert ended(node).fault is Fault.LIMIT
+    assert ended(node).fault is TransferFault.LIMIT
     assert "limit of 10 messages" in ended(node).error
     assert list(node.store.held) == HASHES[:1]
 
@@ -260,7 +260,7 @@ def test_silence_ends_it_and_empty_frames_are_silence() -> None:
     assert node.report is None
     node.now_ns = NOW_NS + SILENCE_NS
     node.give(Ticked())
-    assert ended(node).fault is Fault.SILENCE
+    assert ended(node).fault is TransferFault.SILENCE
     assert "60 s" in ended(node).error
 
 
@@ -308,7 +308,7 @@ def test_a_peer_that_takes_no_frame_is_silent_and_costs_little() -> None:
     assert node.unsent_bytes <= SMALL.unsent_bytes + 100
     node.now_ns += SILENCE_NS
     node.give(Ticked())
-    assert ended(node).fault is Fault.SILENCE
+    assert ended(node).fault is TransferFault.SILENCE
 
 
 digests = st.sampled_from([*HASHES, *MINE.held, bytes(32)])
@@ -377,7 +377,7 @@ class Silent:
                     self.give(Persisted(token, [True] * len(batch)))
                 case Find(ids):
                     self.give(Found([False] * len(ids)))
-                case Ended() | SendFrame() | Counted():
+                case TransferEnded() | SendFrame() | Counted():
                     pass
 
 
@@ -418,8 +418,8 @@ def test_memory_is_bounded_while_the_peer_takes_no_answers(what: str) -> None:
         verdict = Verdict.REJECTED if what == "refused" else Verdict.ACCEPTED
         for start in range(0, 0 if what == "not received" else COUNT, FRAME):
             part = published(ids[start : start + FRAME], verdict)
-            side.give(Received("" if start else SESSION, part, 5_000))
-        side.give(Received(SESSION, Admitted(), 10, done=True))
+            side.give(TransferReceived("" if start else SESSION, part, 5_000))
+        side.give(TransferReceived(SESSION, Admitted(), 10, done=True))
 
 
 def test_memory_of_ids_to_send_is_bounded() -> None:

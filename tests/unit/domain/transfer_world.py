@@ -23,22 +23,22 @@ from store.sync.transfer.core import Transfer
 from store.sync.transfer.events import (
     Begin,
     Counted,
-    Ended,
-    Fault,
     Find,
     Found,
     Frame,
     Input,
     Load,
     Loaded,
-    Lost,
     Persist,
     Persisted,
-    Received,
     Report,
     SendFrame,
     SendReady,
+    StreamLost,
     Ticked,
+    TransferEnded,
+    TransferFault,
+    TransferReceived,
 )
 from store.sync.transfer.policy_memory import PolicyMemory
 from storenode.message.rules import Policy
@@ -160,7 +160,7 @@ class Node:
         match effect:
             case Counted():
                 self.counted.append(effect)
-            case Ended(report):
+            case TransferEnded(report):
                 assert self.report is None
                 self.report = report
             case SendFrame(frame):
@@ -226,7 +226,7 @@ class Node:
         published = judged(frame, self.policy, self.now_ns)
         refused = [(answer.message_hash, answer.reason) for answer in frame.refused]
         self.give(
-            Received(
+            TransferReceived(
                 frame.session_id, published, len(data), list(frame.stored), refused, frame.done
             )
         )
@@ -251,7 +251,7 @@ class Node:
                 self.store.add(write.batch)
         self.inbox.clear()
         if self.report is None:
-            self.give(Lost("the connection broke"))
+            self.give(StreamLost("the connection broke"))
 
 
 def began(
@@ -280,7 +280,7 @@ def require_silence(node: Node) -> Report:
     assert node.report is None
     node.now_ns += 1
     node.give(Ticked())
-    assert ended(node).fault is Fault.SILENCE
+    assert ended(node).fault is TransferFault.SILENCE
     return ended(node)
 
 

@@ -7,35 +7,34 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import sha256
 from typing import TypeVar
 
-from store.gossip.config import GossipConfig
 from store.gossip.events import (
+    BatchPersisted,
     Bodies,
+    BodiesLoaded,
     Committed,
     Confirm,
-    Counted,
     CutOff,
     Effect,
-    Events,
     Failed,
     FrameIn,
     FrameOut,
+    FrameReceived,
+    FrameSent,
+    GossipCount,
+    GossipCounter,
     GraphEvent,
     Input,
     Known,
-    Load,
-    Loaded,
+    LoadBodies,
     LookUp,
+    OutgoingBodies,
     PeerJoined,
     PeerLeft,
-    Persist,
-    Persisted,
-    Publishing,
-    Received,
-    Send,
-    Sent,
-    Tick,
-    What,
+    PersistBatch,
+    TimerDue,
+    WriteFrame,
 )
+from store.gossip.limits import GossipConfig
 from store.gossip.machine import Gossip
 from store.messages.record import RecordBatch
 from storenode.sds.codec import SdsMetadata
@@ -74,7 +73,17 @@ def records(
     return batch
 
 
-class Single:
+class Machine:
+    """What tests see of a machine."""
+
+    machine: Gossip
+
+    def count(self, table: str) -> int:
+        """Count the entries of a table: unread, incomplete or fetches."""
+        return len(getattr(self.machine._core, table))
+
+
+class Single(Machine):
     """One machine, whose effects are kept; its clock stands still."""
 
     def __init__(self, **config: int) -> None:
@@ -93,12 +102,21 @@ class Single:
 
     def receive(self, peer: str, frame: FrameIn) -> list[Effect]:
         """A frame of a peer."""
-        return self.step(Received(peer, frame))
+        return self.step(FrameReceived(peer, frame))
+
+    def publish(self, digests: Sequence[bytes]) -> list[Effect]:
+        """A client has published here."""
+        return self.step(Committed(digests, published=dict.fromkeys(digests, 0)))
+
+    def is_reading(self, peer: str) -> bool:
+        """Return True if a peer is joined and read from."""
+        joined = self.machine._core.peers.get(peer)
+        return joined is not None and joined.reading
 
     def after(self, elapsed_ns: int) -> list[Effect]:
         """Let time pass."""
         self.now_ns += elapsed_ns
-        return self.step(Tick())
+        return self.step(TimerDue())
 
     def answer(self, effects: list[Effect], held: Iterable[bytes] = ()) -> list[Effect]:
         """Answer what was asked of the database and of streams, until nothing is asked any more.
@@ -118,16 +136,18 @@ class Single:
     @staticmethod
     def _answer(effect: Effect, held: set[bytes]) -> Input | None:
         match effect:
-            case Persist():
+            case PersistBatch():
                 new = [digest not in held for digest in effect.batch.hashes]
                 held.update(effect.batch.hashes)
-                return Persisted(effect.token, new)
-            case Load():
-                return Loaded(effect.token, [each if each in held else None for each in effect.ids])
+                return BatchPersisted(effect.token, new)
+            case LoadBodies():
+                return BodiesLoaded(
+                    effect.token, [each if each in held else None for each in effect.ids]
+                )
             case LookUp():
                 return Known(effect.token, [each in held for each in effect.ids])
-            case Send():
-                return Sent(effect.peer)
+            case WriteFrame():
+                return FrameSent(effect.peer)
         return None
 
 
@@ -138,15 +158,15 @@ def of(kind: type[_E], effects: list[Effect]) -> list[_E]:
 
 def frames(effects: list[Effect], peer: str = "") -> list[FrameOut]:
     """What is sent, or what is sent to one peer."""
-    return [each.frame for each in of(Send, effects) if not peer or each.peer == peer]
+    return [each.frame for each in of(WriteFrame, effects) if not peer or each.peer == peer]
 
 
-def counted(effects: list[Effect], what: What) -> int:
+def counted(effects: list[Effect], what: GossipCounter) -> int:
     """How much of something was counted."""
-    return sum(each.count for each in of(Counted, effects) if each.what is what)
+    return sum(each.count for each in of(GossipCount, effects) if each.what is what)
 
 
-class Member:
+class Member(Machine):
     """A machine among others, with what its store holds."""
 
     def __init__(self, fleet: Fleet, name: str, **config: int) -> None:
@@ -165,34 +185,34 @@ class Member:
 
     def publish(self, digests: Sequence[bytes], min_confirms: int = 0) -> None:
         """A client publishes here."""
-        self.step(Publishing(digests, min_confirms))
         self.held.update(dict.fromkeys(digests))
-        self.step(Committed(digests, self._fleet.events(digests)))
+        published = dict.fromkeys(digests, min_confirms)
+        self.step(Committed(digests, self._fleet.events(digests), published=published))
 
     def _do(self, effect: Effect) -> None:
         fleet = self._fleet
         match effect:
-            case Send():
+            case WriteFrame():
                 fleet.send(self.name, effect)
-            case Persist() | Load() | LookUp():
+            case PersistBatch() | LoadBodies() | LookUp():
                 fleet.later(lambda: self._answer(effect))
             case Confirm():
                 self.confirms.update(zip(effect.ids, effect.counts, strict=True))
             case CutOff():
                 self.cut.append(effect)
 
-    def _answer(self, effect: Persist | Load | LookUp) -> None:
+    def _answer(self, effect: PersistBatch | LoadBodies | LookUp) -> None:
         if self.fails():
             self.step(Failed(effect.token))
             return
         match effect:
-            case Persist():
+            case PersistBatch():
                 new = [digest not in self.held for digest in effect.batch.hashes]
                 self.held.update(dict.fromkeys(effect.batch.hashes))
-                self.step(Persisted(effect.token, new))
-            case Load():
+                self.step(BatchPersisted(effect.token, new))
+            case LoadBodies():
                 found = [each if each in self.held else None for each in effect.ids]
-                self.step(Loaded(effect.token, found))
+                self.step(BodiesLoaded(effect.token, found))
             case LookUp():
                 self.step(Known(effect.token, [each in self.held for each in effect.ids]))
 
@@ -237,7 +257,7 @@ class Fleet:
             self._streams.pop((name, peer), None)
             self[name].step(PeerLeft(peer))
 
-    def send(self, sender: str, effect: Send) -> None:
+    def send(self, sender: str, effect: WriteFrame) -> None:
         """Put a frame on its way."""
         stream = self._streams.get((sender, effect.peer))
         if stream is not None:
@@ -258,7 +278,7 @@ class Fleet:
         """Let time pass, and all that follows."""
         self.now_ns += elapsed_ns
         for member in self.members.values():
-            member.step(Tick())
+            member.step(TimerDue())
         self.run()
 
     def check(self) -> None:
@@ -268,15 +288,17 @@ class Fleet:
 
     def bodies(self) -> int:
         """How many bodies were sent."""
-        return sum(len(frame.messages) for *_, frame in self.sent if isinstance(frame, Events))
+        return sum(
+            len(frame.messages) for *_, frame in self.sent if isinstance(frame, OutgoingBodies)
+        )
 
     def _deliver(self, sender: str, receiver: str, stream: deque[FrameOut]) -> None:
         if self._streams.get((sender, receiver)) is not stream:
             return
         frame = stream.popleft()
-        self[sender].step(Sent(receiver))
-        if isinstance(frame, Events):
+        self[sender].step(FrameSent(receiver))
+        if isinstance(frame, OutgoingBodies):
             batch = records(frame.messages, self.parents)
-            self[receiver].step(Received(sender, Bodies(batch, (), 100)))
+            self[receiver].step(FrameReceived(sender, Bodies(batch, (), 100)))
         else:
-            self[receiver].step(Received(sender, frame))
+            self[receiver].step(FrameReceived(sender, frame))

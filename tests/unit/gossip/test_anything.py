@@ -6,34 +6,33 @@ from collections.abc import Callable
 import pytest
 
 from store.domain.unread import UnreadEvent
-from store.gossip.config import GossipConfig
 from store.gossip.events import (
+    BatchPersisted,
     Bodies,
+    BodiesLoaded,
     Committed,
+    ConfirmationsWanted,
     Effect,
     Failed,
+    FrameReceived,
+    FrameSent,
     GetEvents,
     Input,
     Inventory,
     Known,
-    Load,
-    Loaded,
+    LoadBodies,
     LookUp,
     PeerJoined,
     PeerLeft,
-    Persist,
-    Persisted,
-    Publishing,
-    Received,
+    PersistBatch,
     Restored,
-    Send,
-    Sent,
     Settled,
     SyncLeaves,
-    Tick,
-    Wanted,
+    TimerDue,
+    WriteFrame,
 )
 from store.gossip.graph import graph_events
+from store.gossip.limits import GossipConfig
 from store.gossip.machine import Gossip
 from tests.unit.gossip.gossip_world import S, ids, records
 
@@ -70,7 +69,7 @@ class Anything:
         self.dice = random.Random(seed)
         self.machine = Gossip(SMALL)
         self.now_ns = S
-        self._asked: list[Persist | Load | LookUp] = []
+        self._asked: list[PersistBatch | LoadBodies | LookUp] = []
         self._writing: set[str] = set()
 
     def step(self) -> None:
@@ -87,10 +86,10 @@ class Anything:
 
     def _note(self, effect: Effect) -> None:
         match effect:
-            case Send():
+            case WriteFrame():
                 assert effect.peer not in self._writing
                 self._writing.add(effect.peer)
-            case Persist() | Load() | LookUp():
+            case PersistBatch() | LoadBodies() | LookUp():
                 self._asked.append(effect)
 
     def _some(self, most: int = 12) -> list[bytes]:
@@ -118,28 +117,28 @@ class Anything:
                 Bodies(records(some, parents), refused, self.dice.randint(0, 300)),
             )
         )
-        return Received(self.dice.choice(PEERS), frame)
+        return FrameReceived(self.dice.choice(PEERS), frame)
 
     def _sent(self) -> Input:
         if not self._writing:
-            return Tick()
+            return TimerDue()
         peer = self.dice.choice(sorted(self._writing))
         self._writing.discard(peer)
-        return Sent(peer)
+        return FrameSent(peer)
 
     def _answer(self) -> Input:
         if not self._asked:
-            return Tick()
+            return TimerDue()
         effect = self._asked.pop(self.dice.randrange(len(self._asked)))
         if self.dice.random() < 0.2:
             return Failed(effect.token)
         maybe = self.dice.random
         match effect:
-            case Persist():
-                return Persisted(effect.token, [maybe() < 0.5 for _ in effect.batch.hashes])
-            case Load():
+            case PersistBatch():
+                return BatchPersisted(effect.token, [maybe() < 0.5 for _ in effect.batch.hashes])
+            case LoadBodies():
                 count = self.dice.randint(1, len(effect.ids))
-                return Loaded(effect.token, [b"body" if maybe() < 0.7 else None] * count)
+                return BodiesLoaded(effect.token, [b"body" if maybe() < 0.7 else None] * count)
             case LookUp():
                 return Known(effect.token, [maybe() < 0.5 for _ in effect.ids])
 
@@ -151,9 +150,13 @@ class Anything:
         ]
         return dice.choice(
             (
-                Publishing(some, dice.randint(0, 2)),
-                Committed(some, graph_events(records(some, parents)), dice.random() < 0.7),
-                Wanted(some, dice.randint(0, 3)),
+                Committed(
+                    some,
+                    graph_events(records(some, parents)),
+                    dice.random() < 0.7,
+                    published=dict.fromkeys(self._some(), dice.randint(0, 2)),
+                ),
+                ConfirmationsWanted(some, dice.randint(0, 3)),
                 Restored(unread),
                 Settled(some),
             )

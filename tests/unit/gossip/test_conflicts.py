@@ -8,20 +8,20 @@ import pytest
 
 from store.domain.unread import UnreadEvent
 from store.gossip.events import (
+    BatchPersisted,
     Bodies,
     Committed,
     Confirm,
+    ConfirmationsWanted,
     Conflicting,
     Effect,
+    GossipCounter,
     Inventory,
     Known,
     LookUp,
-    Persist,
-    Persisted,
+    PersistBatch,
     Restored,
     SyncLeaves,
-    Wanted,
-    What,
 )
 from store.messages.conflicts import Conflict
 from store.messages.record import RecordBatch
@@ -57,7 +57,7 @@ def test_an_announcement_of_other_content_is_a_conflict_and_confirms_nothing(
     node.answer(node.step(Committed([one], content_digests=[OWN])), [one])
     effects = node.receive("b", kind([one], content_digests=[OTHER]))
     assert conflicts(effects) == [("b", Conflict(one, OWN, OTHER))]
-    assert counted(effects, What.CONFLICTS) == 1
+    assert counted(effects, GossipCounter.CONFLICTS) == 1
     assert not of(Confirm, effects)
     again = node.receive("b", Inventory([one], [OTHER]))
     assert not conflicts(again), "it is reported once"
@@ -78,7 +78,7 @@ def test_a_body_with_other_content_is_not_stored_and_confirms_nothing() -> None:
     effects = node.receive("b", bodies([one], OTHER))
     assert conflicts(effects) == [("b", Conflict(one, OWN, OTHER))]
     assert not of(Confirm, effects)
-    assert not of(Persist, effects)
+    assert not of(PersistBatch, effects)
 
 
 def test_of_two_peers_that_announced_a_message_the_one_with_its_content_confirms_it() -> None:
@@ -94,19 +94,19 @@ def test_of_two_peers_that_announced_a_message_the_one_with_its_content_confirms
 def test_while_a_body_is_being_stored_another_one_is_a_conflict() -> None:
     node, (one,) = single(), ids(1)
     node.join("c")
-    (persist,) = of(Persist, node.receive("b", bodies([one], OWN)))
+    (persist,) = of(PersistBatch, node.receive("b", bodies([one], OWN)))
     for frame in (bodies([one], OTHER), Inventory([one], [OTHER])):
         effects = node.receive("c", frame)
-        assert not of(Persist, effects)
-    effects = node.step(Persisted(persist.token, [True]))
+        assert not of(PersistBatch, effects)
+    effects = node.step(BatchPersisted(persist.token, [True]))
     assert [each.store_id for each in of(Confirm, effects)] == ["store of b"]
 
 
 def test_what_turns_out_to_be_a_conflict_in_the_database_is_not_confirmed_by_its_sender() -> None:
     node, (one,) = single(), ids(1)
-    (persist,) = of(Persist, node.receive("b", bodies([one], OTHER)))
-    node.answer(node.step(Persisted(persist.token, [False], {0: OWN})), [one])
-    effects = node.step(Wanted([one], 1, [OWN]))
+    (persist,) = of(PersistBatch, node.receive("b", bodies([one], OTHER)))
+    node.answer(node.step(BatchPersisted(persist.token, [False], {0: OWN})), [one])
+    effects = node.step(ConfirmationsWanted([one], 1, [OWN]))
     assert not of(Confirm, effects)
     sent = [each for each in frames(effects) if isinstance(each, Inventory)]
     assert [(list(each.ids), list(each.content_digests)) for each in sent] == [([one], [OWN])]
@@ -124,7 +124,7 @@ def test_a_message_that_is_looked_up_is_compared_with_what_was_announced() -> No
     (look_up,) = of(LookUp, node.receive("b", Inventory([one], [OTHER])))
     effects = node.step(Known(look_up.token, [True], [OWN]))
     assert conflicts(effects) == [("b", Conflict(one, OWN, OTHER))]
-    assert not of(Confirm, node.step(Wanted([one], 1, [OWN])))
+    assert not of(Confirm, node.step(ConfirmationsWanted([one], 1, [OWN])))
 
 
 def test_a_peer_that_joins_gets_the_digests_of_what_is_announced() -> None:

@@ -8,17 +8,16 @@ import pytest
 from store.gossip.events import (
     Committed,
     Confirm,
+    ConfirmationsWanted,
     CutOff,
     Effect,
-    Events,
     GetEvents,
     Inventory,
-    Load,
+    LoadBodies,
+    OutgoingBodies,
     PeerJoined,
-    Publishing,
     Read,
     SyncLeaves,
-    Wanted,
 )
 from store.gossip.limits import NEWS_ORDER, NEWS_PATIENCE_NS, NEWS_WINDOW
 from tests.unit.gossip.gossip_world import Fleet, S, Single, frames, ids, of
@@ -36,11 +35,11 @@ def test_what_a_client_publishes_is_pushed_and_confirmed_by_those_who_got_it() -
     fleet["a"].publish(messages, min_confirms=2)
     fleet.run()
     kinds = {(one, other): type(frame) for one, other, frame in fleet.sent}
-    assert kinds["a", "b"] is kinds["a", "c"] is Events
+    assert kinds["a", "b"] is kinds["a", "c"] is OutgoingBodies
     assert {kinds[pair] for pair in (("b", "a"), ("b", "c"), ("c", "a"), ("c", "b"))} == {Inventory}
     assert fleet.bodies() == 200
     assert fleet["a"].confirms == dict.fromkeys(messages, 2)
-    assert fleet["a"].machine.status().unread == 0
+    assert fleet["a"].count("unread") == 0
     assert all(list(member.held) == messages for member in fleet.members.values())
     fleet.check()
 
@@ -60,9 +59,9 @@ def test_of_two_nodes_on_one_database_one_gets_the_body() -> None:
     single = Single()
     for peer in ("b1", "b2"):
         single.step(PeerJoined(peer, "store of b"))
-    single.step(Publishing(messages := ids(1)))
-    effects = single.answer(single.step(Committed(messages)), messages)
-    assert [type(frame) for frame in frames(effects, "b1")] == [Events]
+    messages = ids(1)
+    effects = single.answer(single.publish(messages), messages)
+    assert [type(frame) for frame in frames(effects, "b1")] == [OutgoingBodies]
     assert [type(frame) for frame in frames(effects, "b2")] == [Inventory]
 
 
@@ -71,16 +70,18 @@ def test_a_node_on_the_same_database_is_turned_away() -> None:
     (cut,) = of(CutOff, single.step(PeerJoined("b", "own")))
     assert "same database" in cut.reason
     assert not cut.fault
-    assert not single.machine.reading("b")
+    assert not single.is_reading("b")
 
 
 def test_many_bodies_for_a_slow_peer_give_way_to_announcements() -> None:
     single, messages = Single(pushed_ids=10), ids(50)
     single.join("b")
-    single.step(Publishing(messages))
-    effects = single.answer(single.step(Committed(messages)), messages)
+    effects = single.answer(single.publish(messages), messages)
     pushed = [
-        each for frame in frames(effects) if isinstance(frame, Events) for each in frame.messages
+        each
+        for frame in frames(effects)
+        if isinstance(frame, OutgoingBodies)
+        for each in frame.messages
     ]
     told = [each for frame in frames(effects) if isinstance(frame, Inventory) for each in frame.ids]
     assert sorted(pushed + told) == sorted(messages)
@@ -109,12 +110,11 @@ def test_no_more_news_are_out_than_the_peer_can_deal_with() -> None:
 def test_a_body_that_a_peer_got_elsewhere_meanwhile_is_not_pushed() -> None:
     single, messages = Single(), ids(3)
     single.join("b")
-    single.step(Publishing(messages))
-    loads = single.step(Committed(messages))
-    assert of(Load, loads)
+    loads = single.publish(messages)
+    assert of(LoadBodies, loads)
     inventory = single.receive("b", Inventory(messages[:2]))
     effects = single.answer([*loads, *inventory], messages)
-    events = [frame for frame in frames(effects) if isinstance(frame, Events)]
+    events = [frame for frame in frames(effects) if isinstance(frame, OutgoingBodies)]
     assert [list(frame.messages) for frame in events] == [messages[2:]]
 
 
@@ -124,12 +124,12 @@ def test_who_asks_again_is_told_again_and_that_ends_there() -> None:
     fleet["a"].publish(messages)
     fleet.run()
     before = len(fleet.sent)
-    fleet["a"].step(Wanted(messages, 1))
+    fleet["a"].step(ConfirmationsWanted(messages, 1))
     fleet.run()
     assert fleet["a"].confirms == dict.fromkeys(messages, 1)
     assert len(fleet.sent) == before  # the peer had said so already
-    fleet["a"].machine._core.seen.forget_store(1)
-    fleet["a"].step(Wanted(messages, 1))
+    fleet["a"].machine._core.recent.forget_store(1)
+    fleet["a"].step(ConfirmationsWanted(messages, 1))
     fleet.run()
     kinds = [(one, type(frame)) for one, _, frame in fleet.sent[before:]]
     assert kinds == [("a", Inventory), ("b", Inventory)]
@@ -188,7 +188,7 @@ def test_missing_parents_are_fetched_and_the_event_waits_meanwhile() -> None:
     fleet["a"].publish(messages[-1:])
     fleet.run()
     assert sorted(fleet["b"].held) == sorted(messages)
-    assert fleet["b"].machine.status().waiting == 0
+    assert fleet["b"].count("incomplete") == 0
     assert any(isinstance(frame, GetEvents) for *_, frame in fleet.sent)
 
 
@@ -226,5 +226,4 @@ def test_whatever_happens_first_all_hold_the_same_in_the_end(seed: int) -> None:
     for member in fleet.members.values():
         assert sorted(member.held) == sorted(messages)
         assert not member.cut
-        status = member.machine.status()
-        assert (status.unread, status.waiting, status.wanted) == (0, 0, 0)
+        assert not any(map(member.count, ("unread", "incomplete", "fetches")))

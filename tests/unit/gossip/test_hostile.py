@@ -6,29 +6,28 @@ from itertools import count
 import pytest
 
 from store.gossip.events import (
+    BatchPersisted,
     Bodies,
+    BodiesLoaded,
     Committed,
     Confirm,
     CutOff,
-    Events,
     Failed,
     FrameIn,
+    FrameSent,
     GetEvents,
+    GossipCounter,
     GraphEvent,
     Inventory,
     Known,
     Listen,
-    Load,
-    Loaded,
+    LoadBodies,
     LookUp,
+    OutgoingBodies,
     PeerJoined,
     PeerLeft,
-    Persist,
-    Persisted,
-    Publishing,
-    Sent,
+    PersistBatch,
     SyncLeaves,
-    What,
 )
 from store.gossip.limits import MAX_TRIES
 from store.gossip.machine import Gossip, GossipStateError
@@ -45,7 +44,7 @@ def flood(single: Single, frame: Callable[[int], FrameIn], pace_ns: int) -> tupl
     for number in count():
         assert number < 20_000, "it goes on for ever"
         single.now_ns += pace_ns
-        rested = [] if single.machine.reading("x") else single.after(S)
+        rested = [] if single.is_reading("x") else single.after(S)
         effects = single.answer([*rested, *single.receive("x", frame(number))])
         for cut in of(CutOff, effects):
             return number, cut
@@ -61,7 +60,7 @@ def test_a_million_ids_fill_nothing() -> None:
     _, cut = flood(single, some, S // 100)
     assert "announced messages have not come" in cut.reason
     assert next(million) < 100_000
-    assert single.machine.status().wanted == 0
+    assert single.count("fetches") == 0
 
 
 def test_a_million_ids_in_one_frame_are_refused() -> None:
@@ -100,7 +99,7 @@ def test_who_is_silent_is_no_liar() -> None:
     asked = frames(single.answer(single.after(5 * S)), "y")
     assert asked == [GetEvents(messages)]
     assert not of(CutOff, single.after(3_600 * S))
-    assert not counted(single.after(0), What.UNDELIVERED)
+    assert not counted(single.after(0), GossipCounter.UNDELIVERED)
 
 
 def test_bodies_that_come_again_and_again_cut_off() -> None:
@@ -117,18 +116,17 @@ def test_a_body_that_comes_late_or_from_two_is_no_fault() -> None:
     for peer in "xy":
         single.answer(single.receive(peer, Inventory(messages)))
     for peer in "yx":
-        assert not counted(single.receive(peer, bodies(messages)), What.BODIES_REPEATED)
+        assert not counted(single.receive(peer, bodies(messages)), GossipCounter.BODIES_REPEATED)
 
 
 def test_bodies_that_cross_are_no_fault_and_their_repetition_is() -> None:
     single, messages = Single(), ids(400)
     single.answer(single.join("x"))
-    single.step(Publishing(messages))
-    effects = single.answer(single.step(Committed(messages)), messages)
-    assert any(isinstance(frame, Events) for frame in frames(effects, "x"))
+    effects = single.answer(single.publish(messages), messages)
+    assert any(isinstance(frame, OutgoingBodies) for frame in frames(effects, "x"))
     for repeated in (0, 400):
         effects = single.receive("x", bodies(messages))
-        assert counted(effects, What.BODIES_REPEATED) == repeated
+        assert counted(effects, GossipCounter.BODIES_REPEATED) == repeated
 
 
 @pytest.mark.parametrize("frame", [GetEvents(ids(2_000)), SyncLeaves(ids(3))])
@@ -139,9 +137,9 @@ def test_what_comes_too_often_is_slowed(frame: FrameIn) -> None:
     for _ in range(100):
         single.now_ns += S // 50
         single.answer(single.receive("x", frame))
-    assert single.machine.status().peers[0].slowed
-    assert not single.machine.reading("x")
-    assert single.machine.reading("y")
+    assert single.machine.peers()[0].slowed
+    assert not single.is_reading("x")
+    assert single.is_reading("y")
 
 
 def test_more_asked_for_than_may_wait_is_a_fault() -> None:
@@ -175,8 +173,8 @@ def test_who_sends_what_policy_refuses_is_slowed_and_never_cut_off() -> None:
         refused = [(digest, "too_new") for digest in some]
         effects = single.receive("x", Bodies(records(()), refused, 100))
         assert not of(CutOff, effects)
-    assert single.machine.status().peers[0].slowed
-    assert not single.machine.reading("x")
+    assert single.machine.peers()[0].slowed
+    assert not single.is_reading("x")
     assert of(Listen, single.after(S)) == [Listen("x", True)]
 
 
@@ -203,7 +201,7 @@ def test_a_parent_that_was_refused_is_not_asked_for_with_every_child() -> None:
         asked = [frame for frame in frames(effects) if isinstance(frame, GetEvents)]
         assert asked == ([GetEvents([parent])] if child is one else [])
         single.receive("x", Bodies(records(()), [(parent, "below_horizon")], 100))
-    assert single.machine.status().waiting == 2
+    assert single.count("incomplete") == 2
 
 
 def test_parents_that_nobody_holds_hold_up_nothing_that_is_announced() -> None:
@@ -226,7 +224,7 @@ def test_guesses_that_a_silent_peer_does_not_answer_make_room_for_others() -> No
         asked += frames(single.answer(single.after(5 * S)), "x")
     guessed = [frame.ids for frame in asked if isinstance(frame, GetEvents)]
     assert guessed == [unknown[:2], unknown[2:4], unknown[4:]]
-    assert not counted(single.after(0), What.UNDELIVERED)
+    assert not counted(single.after(0), GossipCounter.UNDELIVERED)
 
 
 def test_a_parent_is_asked_of_those_who_announce_it_before_those_who_may_have_it() -> None:
@@ -254,18 +252,18 @@ def test_a_peer_confirms_once_in_however_many_names() -> None:
     assert confirms == [Confirm("s1", messages, [1])]
     single.join("y")
     assert of(Confirm, single.receive("y", Inventory(messages)))
-    assert single.machine.status().unread == 0
+    assert single.count("unread") == 0
 
 
 def test_a_peer_is_not_read_from_while_much_of_it_waits_for_the_database() -> None:
     single, messages = Single(unstored_bytes=1_000), ids(40)
     single.join("x")
-    persists: list[Persist] = []
+    persists: list[PersistBatch] = []
     for start in range(0, 40, 10):
-        if single.machine.reading("x"):
-            persists += of(Persist, single.receive("x", bodies(messages[start : start + 10])))
+        if single.is_reading("x"):
+            persists += of(PersistBatch, single.receive("x", bodies(messages[start : start + 10])))
     assert len(persists) == 1
-    effects = single.step(Persisted(persists[0].token, [True] * 10))
+    effects = single.step(BatchPersisted(persists[0].token, [True] * 10))
     assert Listen("x", True) in effects
 
 
@@ -286,23 +284,23 @@ def test_what_the_database_could_not_do_is_asked_again() -> None:
     assert of(LookUp, single.after(S)) == [look]
     asked = single.step(Known(look.token, [False, False]))
     assert frames(asked) == [GetEvents(messages)]
-    single.step(Sent("x"))
-    (persist,) = of(Persist, single.receive("x", bodies(messages)))
+    single.step(FrameSent("x"))
+    (persist,) = of(PersistBatch, single.receive("x", bodies(messages)))
     single.step(Failed(persist.token))
-    assert of(Persist, single.after(S)) == [persist]
-    assert frames(single.step(Persisted(persist.token, [True, True])))
+    assert of(PersistBatch, single.after(S)) == [persist]
+    assert frames(single.step(BatchPersisted(persist.token, [True, True])))
 
 
 def test_what_can_never_be_stored_is_given_up_and_may_come_again() -> None:
     single, messages = Single(), ids(2)
     single.join("x")
-    (persist,) = of(Persist, single.receive("x", bodies(messages)))
+    (persist,) = of(PersistBatch, single.receive("x", bodies(messages)))
     for _ in range(MAX_TRIES - 1):
         single.step(Failed(persist.token))
-        assert of(Persist, single.after(S)) == [persist]
+        assert of(PersistBatch, single.after(S)) == [persist]
     single.step(Failed(persist.token))
     assert not single.after(S)
-    assert of(Persist, single.receive("x", bodies(messages)))
+    assert of(PersistBatch, single.receive("x", bodies(messages)))
 
 
 def test_a_failure_for_a_peer_that_has_left_is_soon_forgotten() -> None:
@@ -310,7 +308,7 @@ def test_a_failure_for_a_peer_that_has_left_is_soon_forgotten() -> None:
     single.step(Committed(messages))
     single.answer(single.join("x"), messages)
     single.answer(single.join("y"), messages)
-    (load,) = of(Load, single.receive("x", GetEvents(messages)))
+    (load,) = of(LoadBodies, single.receive("x", GetEvents(messages)))
     single.step(Failed(load.token))
     single.step(PeerLeft("x"))
     assert not single.after(S)
@@ -330,9 +328,12 @@ def test_while_the_database_fails_nothing_is_announced_again() -> None:
 
 
 @pytest.mark.parametrize(
-    "given", [Loaded(99, [None]), Persisted(1, []), Known(2, [True]), Failed(3), Sent("x")]
+    "given",
+    [BodiesLoaded(99, [None]), BatchPersisted(1, []), Known(2, [True]), Failed(3), FrameSent("x")],
 )
-def test_an_answer_to_nothing_is_refused(given: Loaded | Persisted | Known | Failed | Sent) -> None:
+def test_an_answer_to_nothing_is_refused(
+    given: BodiesLoaded | BatchPersisted | Known | Failed | FrameSent,
+) -> None:
     single = Single()
     single.join("x")
     with pytest.raises(GossipStateError, match="not allowed now"):
@@ -344,8 +345,8 @@ def test_inputs_about_peers_that_have_left_are_passed_over() -> None:
     single.join("x")
     (look,) = of(LookUp, single.receive("x", Inventory(messages)))
     single.step(PeerLeft("x"))
-    for given in (PeerLeft("x"), Sent("x"), Known(look.token, [False, False])):
+    for given in (PeerLeft("x"), FrameSent("x"), Known(look.token, [False, False])):
         assert not single.step(given)
     assert not single.receive("x", Inventory(messages))
-    assert not single.receive("x", Events([]))  # type: ignore[arg-type]
+    assert not single.receive("x", OutgoingBodies([]))  # type: ignore[arg-type]
     assert isinstance(single.machine, Gossip)

@@ -6,27 +6,27 @@ import pytest
 
 from store.gossip.events import GraphEvent
 from store.gossip.graph import Graph, graph_events
+from store.gossip.incomplete_events import IncompleteEvents
 from store.gossip.limits import MAX_OFFENDERS, MAX_STORES
-from store.gossip.scores import CUT_POINTS, HALF_LIFE_NS, SLOW_POINTS, Scores, Standing
-from store.gossip.seen import Bits, Seen
+from store.gossip.recent_messages import Bits, RecentMessages
+from store.gossip.scores import CUT_POINTS, HALF_LIFE_NS, SLOW_POINTS, PeerStanding, Scores
 from store.gossip.stores import Stores
 from store.gossip.unread import UnreadEvents
-from store.gossip.waiting import WaitingEvents
 from tests.unit.gossip.gossip_world import S, ids, records
 
 # Seen
 
 
 def test_seen_ids_are_a_ring() -> None:
-    seen, messages = Seen(3), ids(5)
+    seen, messages = RecentMessages(3), ids(5)
     for digest in messages:
         place = seen.add(digest, quiet=False)
-        seen.told[place] |= 2
+        seen.notified[place] |= 2
     seen.check()
     assert [digest for digest, _ in seen.newest()] == messages[:1:-1]
     assert seen.place(messages[0]) == -1
     seen.forget_peer(2)
-    assert set(seen.told) == {0}
+    assert set(seen.notified) == {0}
 
 
 def test_the_lowest_free_bit_is_given_out() -> None:
@@ -66,10 +66,10 @@ def test_a_peer_has_one_voice() -> None:
 
 def test_points_fade_and_add_up() -> None:
     scores = Scores(60 * S)
-    assert scores.standing(0, "x") is Standing.GOOD
-    assert scores.add(0, "x", SLOW_POINTS, "why") is Standing.SLOWED
-    assert scores.standing(HALF_LIFE_NS, "x") is Standing.GOOD
-    assert scores.add(HALF_LIFE_NS, "x", CUT_POINTS, "why") is Standing.CUT_OFF
+    assert scores.standing(0, "x") is PeerStanding.GOOD
+    assert scores.add(0, "x", SLOW_POINTS, "why") is PeerStanding.SLOWED
+    assert scores.standing(HALF_LIFE_NS, "x") is PeerStanding.GOOD
+    assert scores.add(HALF_LIFE_NS, "x", CUT_POINTS, "why") is PeerStanding.CUT_OFF
     assert scores.cut_off(HALF_LIFE_NS) == [("x", HALF_LIFE_NS + 60 * S, "why")]
     scores.check()
 
@@ -89,8 +89,8 @@ def test_cut_offs_that_follow_each_other_last_longer_up_to_an_hour() -> None:
 def test_light_faults_never_cut_off() -> None:
     scores = Scores(S)
     for _ in range(1_000):
-        assert scores.add_lightly(0, "x", 3.0) is not Standing.CUT_OFF
-    assert scores.standing(0, "x") is Standing.SLOWED
+        assert scores.add_lightly(0, "x", 3.0) is not PeerStanding.CUT_OFF
+    assert scores.standing(0, "x") is PeerStanding.SLOWED
 
 
 def test_the_least_offender_is_forgotten() -> None:
@@ -99,7 +99,7 @@ def test_the_least_offender_is_forgotten() -> None:
     for number in range(MAX_OFFENDERS + 5):
         scores.add(0, f"x{number}", 0.1 + number / 10_000, "why")
     scores.check()
-    assert scores.standing(0, "worst") is Standing.CUT_OFF
+    assert scores.standing(0, "worst") is PeerStanding.CUT_OFF
 
 
 # Unread events
@@ -145,7 +145,7 @@ def test_more_confirmations_may_be_needed_later() -> None:
 @pytest.mark.parametrize("seed", range(30))
 def test_events_wait_for_what_is_missing(seed: int) -> None:
     dice = random.Random(seed)
-    waiting, names = WaitingEvents(1_000), ids(20)
+    waiting, names = IncompleteEvents(1_000), ids(20)
     model: dict[bytes, set[bytes]] = {}
     for _ in range(300):
         parent = dice.choice(names[10:])
@@ -167,7 +167,7 @@ def test_events_wait_for_what_is_missing(seed: int) -> None:
 
 
 def test_the_event_that_waits_longest_gives_way() -> None:
-    waiting, names = WaitingEvents(2), ids(9)
+    waiting, names = IncompleteEvents(2), ids(9)
     assert not waiting.doubt(names[0], [names[8]])
     assert not waiting.doubt(names[1], [names[8]])
     assert waiting.doubt(names[2], [names[8]]) == [names[0]]

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from store.gossip.driver.errors import Stopping
+from store.gossip.driver.errors import NodeStoppingError
 from store.gossip.driver.stream import PeerStream
 from store.gossip.events import FrameIn, FrameOut, Inventory
 from store.gossip.limits import LARGE_FRAME_IDS
 
-STOPPING = Stopping("the node is stopping")
+STOPPING = NodeStoppingError("the node is stopping")
 
 
 class Silent:
@@ -89,7 +89,7 @@ async def begun() -> tuple[PeerStream, asyncio.Task[None]]:
 async def test_the_reason_of_an_end_is_raised_where_the_stream_is_run() -> None:
     stream, running = await begun()
     stream.close(STOPPING)
-    with pytest.raises(Stopping, match="the node is stopping"):
+    with pytest.raises(NodeStoppingError, match="the node is stopping"):
         await running
     await stream.ended()
 

@@ -11,13 +11,13 @@ from reconcile.compact.frames import FrameKind, PlainFrame, encode
 from reconcile.ids import LOWEST, SyncId
 from reconcile.limits import SessionLimits
 from store.sync.errors import ProtocolBrokenError
-from store.sync.frames import Extension, Reconcile
+from store.sync.frames import FrameExtension, Reconcile
 from tests.support.verifying_pair import EVERYTHING, Side, reconcile
 from tests.unit.rpc.test_verifying import exact, forged, hidden, proven_from, some
 
 FLOOR = (90, bytes(32))
 FAILED = encode(PlainFrame(FrameKind.FAILED))
-Change = Callable[[Extension], Extension]
+Change = Callable[[FrameExtension], FrameExtension]
 
 
 def sides(first: set[SyncId], second: set[SyncId], change: Change | None = None) -> list[Side]:

@@ -30,7 +30,7 @@ from store.sync.limits import MAX_HORIZON_STEP_NS, RANDOM_CUTS, SILENCE_NS, Tran
 from store.sync.session.compact import CompactSide
 from store.sync.session.exchange import Exchange, ExchangeWork, common_horizon
 from store.sync.session.reconciliation import Reconciliation
-from store.sync.session.registry import Accepted, Refusal, Session
+from store.sync.session.registry import Accepted, PeerSession, SessionRefusal
 from store.sync.session.report import SessionReport
 from store.sync.transfer.driver import TransferWork
 from storenode.message.rules import Policy
@@ -86,14 +86,14 @@ class World:
         self.exchange = Exchange(work)
         self.sessions = self.exchange.sessions
 
-    def accept(self, session_id: str = "x") -> Session:
+    def accept(self, session_id: str = "x") -> PeerSession:
         """A session of peer b that reconciles."""
         accepted = self.sessions.accept(0, Caller("b", "sb"), session_id)
         assert isinstance(accepted, Accepted)
         self.exchange.stop(accepted.ended)
         return accepted.session
 
-    def waiting(self, session_id: str = "x") -> Session:
+    def waiting(self, session_id: str = "x") -> PeerSession:
         """A session of peer b that waits for its transfer."""
         session = self.accept(session_id)
         with self.exchange.driving(session):
@@ -160,12 +160,12 @@ async def test_cancelling_the_task_itself_counts_for_more(world: World) -> None:
 async def test_a_session_waits_for_its_own_peer_and_once(world: World) -> None:
     session = world.waiting()
     assert len(world.sessions) == 1
-    assert isinstance(world.exchange.claim("c", "x"), Refusal)
-    assert isinstance(world.exchange.claim("b", "y"), Refusal)
+    assert isinstance(world.exchange.claim("c", "x"), SessionRefusal)
+    assert isinstance(world.exchange.claim("b", "y"), SessionRefusal)
     found = world.exchange.claim("b", "x")
-    assert not isinstance(found, Refusal)
+    assert not isinstance(found, SessionRefusal)
     assert found[0] is session
-    assert isinstance(world.exchange.claim("b", "x"), Refusal)
+    assert isinstance(world.exchange.claim("b", "x"), SessionRefusal)
     world.exchange.close()
     assert world.observer.outcomes == [], "it was claimed"
 

@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace import TracerProvider
 
 from store.domain.admission import Admission
 from store.domain.ports import Source
-from store.gossip.events import Bodies, Events, FrameOut, GetEvents, Inventory, SyncLeaves
+from store.gossip.events import Bodies, FrameOut, GetEvents, Inventory, OutgoingBodies, SyncLeaves
 from store.observe import MAX_FRAME_TRACES
 from store.observe.tracing import FrameTrace, Tracing
 from store.rpc.gossip_frames import decode_gossip, encode_gossip
@@ -75,7 +75,7 @@ async def test_bodies_are_judged_and_counted_once_each() -> None:
     bad = new_message(b"bad", "/a/1/b/proto", "/p", now_ns + 10**18)
     nameless = new_message(b"nameless", "", "/p", 5)
     messages = [*good, bad, good[0], nameless]
-    encoded = encode_gossip(Events([message.SerializeToString() for message in messages]))
+    encoded = encode_gossip(OutgoingBodies([message.SerializeToString() for message in messages]))
     assert (
         encoded
         == peer_pb2.GossipFrame(events=peer_pb2.Events(messages=messages)).SerializeToString()
@@ -104,7 +104,7 @@ def tracer() -> Tracing:
 async def test_traces_travel_with_bodies_and_are_passed_over_by_who_does_not_trace() -> None:
     messages = some(3)
     encoded = encode_gossip(
-        Events([message.SerializeToString() for message in messages]),
+        OutgoingBodies([message.SerializeToString() for message in messages]),
         [FrameTrace(PARENT, [0, 2])],
     )
     frame = peer_pb2.GossipFrame.FromString(encoded)

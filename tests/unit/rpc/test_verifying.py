@@ -14,7 +14,7 @@ from reconcile.ids import LOWEST, SyncId
 from reconcile.limits import SessionLimits
 from sim.messages import CANDIDATES, forged_halves
 from store.sync.errors import ProtocolBrokenError
-from store.sync.frames import Extension, Reconcile, SearchStep
+from store.sync.frames import FrameExtension, Reconcile, SearchStep
 from store.sync.session import sum_search
 from store.sync.session.conflicts import ConflictMemory
 from store.sync.session.sum_search import HOUR_NS, parts_of
@@ -321,7 +321,9 @@ async def test_more_differences_than_a_session_reports_prove_nothing(
     assert set(one.result.to_receive) == set(other.result.to_send)
 
 
-def lying(change: Callable[[Extension], Extension], nth: int) -> Callable[[Reconcile], Reconcile]:
+def lying(
+    change: Callable[[FrameExtension], FrameExtension], nth: int
+) -> Callable[[Reconcile], Reconcile]:
     """Return a sender that changes the extension of its frame with this number; 0 is the first."""
     count = 0
 
@@ -330,7 +332,7 @@ def lying(change: Callable[[Extension], Extension], nth: int) -> Callable[[Recon
         count += 1
         if count - 1 != nth:
             return frame
-        return replace(frame, extension=change(frame.extension or Extension()))
+        return replace(frame, extension=change(frame.extension or FrameExtension()))
 
     return tamper
 
@@ -348,7 +350,7 @@ OFFERS = [
 @pytest.mark.parametrize("liar", [0, 1])
 @pytest.mark.parametrize(("sentence", "change"), OFFERS)
 async def test_an_offer_that_is_none(
-    sentence: str, change: Callable[[Extension], Extension], liar: int
+    sentence: str, change: Callable[[FrameExtension], FrameExtension], liar: int
 ) -> None:
     sides = [Side(some(50, seed)) for seed in (1, 2)]
     sides[liar].tamper = lying(change, 0)
@@ -369,7 +371,7 @@ LAST = [
 
 @pytest.mark.parametrize(("sentence", "change"), LAST)
 async def test_an_answer_to_a_sum_that_is_none(
-    sentence: str, change: Callable[[Extension], Extension]
+    sentence: str, change: Callable[[FrameExtension], FrameExtension]
 ) -> None:
     one = Side(some(50, 1), tamper=lying(change, 1))
     other = Side(some(50, 1))

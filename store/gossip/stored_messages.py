@@ -1,4 +1,4 @@
-"""What happens when a message is known to be held: who is told, who has it, what it unblocks."""
+"""The handling of stored messages: announcements, confirmations and waiting children."""
 
 from __future__ import annotations
 
@@ -9,20 +9,19 @@ from store.domain.unread import UnreadEvent
 from store.gossip.core import Core, Pending
 from store.gossip.events import (
     Committed,
+    ConfirmationsWanted,
+    GossipCounter,
     GraphEvent,
-    Publishing,
     Restored,
     Waiting,
-    Wanted,
-    What,
 )
 from store.gossip.graph import graph_events
 from store.gossip.limits import MAX_HOLDERS, MAX_PARENT_DEPTH
-from store.gossip.peer import Peer
+from store.gossip.peer import GossipPeer
 from store.messages.conflicts import is_other_content
 from store.messages.record import RecordBatch
 
-_NOBODY: Final = Pending(0, 0)
+_NOT_PENDING: Final = Pending(0, 0)
 
 
 def with_contents(
@@ -32,28 +31,24 @@ def with_contents(
     return zip(ids, content_digests or [b""] * len(ids), strict=True)
 
 
-class Holding:
-    """Takes in what is held, by whichever way that becomes known."""
+class StoredMessages:
+    """The part of the machine that handles messages which are stored here."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
 
-    def publishing(self, given: Publishing) -> None:
-        """Clients are about to store something."""
-        for digest in given.ids:
-            self._core.publishing[digest] = given.min_confirms
-
     def committed(self, given: Committed) -> None:
-        """Something is durable."""
+        """Handle committed messages."""
         depths = {}
         for digest, content in with_contents(given.ids, given.content_digests):
-            depths[digest] = self.hold(digest, content, fresh=given.fresh)
+            needed = given.published.get(digest)
+            depths[digest] = self.hold(digest, content, fresh=given.fresh, needed=needed)
         self.link(given.events, depths if given.fresh else None)
 
     def persisted(
         self, batch: RecordBatch, new: Sequence[bool], conflicts: Mapping[int, bytes]
     ) -> None:
-        """Something that a peer has delivered is durable, but for conflicts: others are held."""
+        """Handle delivered messages that are stored now, but for conflicts."""
         depths = {}
         for place, (digest, is_new) in enumerate(zip(batch.hashes, new, strict=True)):
             content = conflicts.get(place, batch.content_digests[place])
@@ -62,8 +57,8 @@ class Holding:
         events = [event for event in graph_events(batch) if event.id not in refused]
         self.link(events, depths)
 
-    def wanted(self, given: Wanted) -> None:
-        """A publisher wants confirmations of something that is held."""
+    def wanted(self, given: ConfirmationsWanted) -> None:
+        """Request confirmations of stored messages."""
         core = self._core
         for digest, content in with_contents(given.ids, given.content_digests):
             self.hold(digest, content, fresh=False)
@@ -73,7 +68,7 @@ class Holding:
                 self.announce_again(digest)
 
     def restored(self, given: Restored) -> None:
-        """Unread events of the database."""
+        """Restore unread events of the database."""
         core = self._core
         for event in given.unread:
             self.hold(event.message_hash, event.content_digest, fresh=False)
@@ -83,84 +78,87 @@ class Holding:
             if event.missing:
                 self._restore_waiting(event)
 
-    def hold(self, digest: bytes, content: bytes = b"", *, fresh: bool) -> int:
-        """A message is held: how many generations of children led to it.
+    def hold(
+        self, digest: bytes, content: bytes = b"", *, fresh: bool, needed: int | None = None
+    ) -> int:
+        """Note that a message is stored; return how many generations of children led to it.
 
-        ``fresh`` False: it has been for a while, so that only those are told who have it too.
-        ``content``: its content digest, empty where it is not known.
+        ``fresh`` False: it has been for a while, and is announced only to peers that have it too.
+        ``content``: its content digest, empty where it is not known. ``needed``: the confirmations
+        that its publisher wants; None: no client of this node published it.
         """
-        core, seen = self._core, self._core.seen
-        place = seen.place(digest)
+        core, recent = self._core, self._core.recent
+        place = recent.place(digest)
         if place >= 0:
-            seen.learn_content(place, content)
-            if fresh and seen.quiet[place]:
-                self._begin(digest, place)
-            core.note_waiting(core.waiting.find(digest))
+            recent.learn_content(place, content)
+            if fresh and recent.quiet[place]:
+                self._begin(digest, place, needed)
+            core.note_waiting(core.incomplete.find(digest))
             return 0
         depth, holders = self._origin(digest, content)
-        place = seen.add(digest, content, quiet=not fresh)
-        seen.holders[place] = holders
+        place = recent.add(digest, content, quiet=not fresh)
+        recent.holders[place] = holders
         if fresh:
-            self._begin(digest, place)
+            self._begin(digest, place, needed)
         else:
             self._announce(digest, place, first_hand=False)
         if digest in core.unread:
             for store in core.stores.of_mask(holders):
                 core.confirm(digest, store)
-        core.note_waiting(core.waiting.find(digest))
+        core.note_waiting(core.incomplete.find(digest))
         return depth
 
     def link(self, events: Sequence[GraphEvent], depths: dict[bytes, int] | None) -> None:
-        """Take events into the graph; unless ``depths`` is None, ask for parents that miss."""
+        """Add events to the graph; unless ``depths`` is None, request missing parents."""
         core = self._core
         for event in events:
             if event.id in core.graph:
                 continue
             core.graph.add(event)
-            unknown = [each for each in event.parents if each not in core.seen]
+            unknown = [each for each in event.parents if each not in core.recent]
             if unknown and depths is not None:
                 self._doubt(event.id, unknown, depths.get(event.id, 0) + 1)
 
     def guess(self, peer: str, most: int) -> None:
-        """A peer has joined: may it have parents that are missing?"""
+        """Request missing parents from a peer that has joined."""
         core = self._core
-        for parent in list(core.waiting.parents(most)):
+        for parent in list(core.incomplete.parents(most)):
             if parent not in core.pending:
                 self._guess(parent, peer, 1)
 
     def announce_again(self, digest: bytes) -> None:
-        """Announce an unread event to those who have not confirmed it."""
+        """Announce an unread event to peers that have not confirmed it."""
         core = self._core
         for peer in core.peers.values():
             if core.unread.lacks(digest, peer.store.voice) and digest not in peer.pushes:
                 self._tell(peer, digest)
 
     def _origin(self, digest: bytes, content: bytes) -> tuple[int, int]:
-        """The generations of children that led to a message, and the stores that hold it."""
+        """Return the generations of children that led to a message, and the stores that have it."""
         core = self._core
-        depth = core.wanted.depth(digest)
+        depth = core.fetches.depth(digest)
         holders = core.holders_of(digest, content)
-        pending = core.pending.pop(digest, _NOBODY)
+        pending = core.pending.pop(digest, _NOT_PENDING)
         if not is_other_content(content, pending.content):
             holders |= pending.holders
         return max(depth, pending.depth), holders
 
-    def _begin(self, digest: bytes, place: int) -> None:
-        """An event is new: announce it; how many confirmations does it need?"""
+    def _begin(self, digest: bytes, place: int, wanted: int | None) -> None:
+        """Announce a new event, and wait for the confirmations that it needs."""
         core = self._core
-        core.seen.quiet[place] = False
-        self._announce(digest, place, first_hand=digest in core.publishing)
-        needed = max(core.config.max_confirms, core.publishing.pop(digest, 0))
+        core.recent.quiet[place] = False
+        self._announce(digest, place, first_hand=wanted is not None)
+        needed = max(core.config.max_confirms, wanted or 0)
         if needed:
             core.make_unread(digest, needed)
 
     def _announce(self, digest: bytes, place: int, *, first_hand: bool) -> None:
-        """Tell those who have it, and those who do not, unless it is old; push what is our own.
+        """Announce a message, unless it is old, and push it if a client of this node published it.
 
         Of several peers with one store, one gets the body.
         """
         core = self._core
-        holders, quiet = core.seen.holders[place], core.seen.quiet[place]
+        holders, quiet = core.recent.holders[place], core.recent.quiet[place]
         for peer in core.peers.values():
             if holders & peer.store.bit:
                 peer.answer(digest, core.config.queued_ids)
@@ -172,42 +170,42 @@ class Holding:
             else:
                 self._tell(peer, digest)
 
-    def _tell(self, peer: Peer, digest: bytes) -> None:
+    def _tell(self, peer: GossipPeer, digest: bytes) -> None:
         if not peer.tell(digest, self._core.config.queued_ids):
-            self._core.count(What.IDS_UNANNOUNCED, 1)
+            self._core.count(GossipCounter.IDS_UNANNOUNCED, 1)
 
     def _restore_waiting(self, event: UnreadEvent) -> None:
-        """The database has an event waiting for parents; some may have come since."""
+        """Restore an event that waits for parents; some may have come since."""
         core = self._core
-        missing = [parent for parent in event.missing if parent not in core.seen]
+        missing = [parent for parent in event.missing if parent not in core.recent]
         if missing:
             self._doubt(event.message_hash, missing, 1)
             for parent in missing:
-                core.waiting.lack(parent)
+                core.incomplete.lack(parent)
         if len(missing) < len(event.missing):
             core.note_waiting([event.message_hash])
 
     def _doubt(self, event: bytes, parents: Sequence[bytes], depth: int) -> None:
-        """Some parents of an event may be missing: look, and ask those who have the event."""
+        """Look up parents of an event, and request them from peers that have the event."""
         core = self._core
-        released = core.waiting.doubt(event, parents)
+        released = core.incomplete.doubt(event, parents)
         core.effects += [Waiting(each, ()) for each in released]
         peers = self._likely(event) if depth <= MAX_PARENT_DEPTH else []
         for parent in parents:
-            if parent in core.pending or not core.waiting.awaits(parent):
+            if parent in core.pending or not core.incomplete.awaits(parent):
                 continue
-            core.wanted.doubt(parent, depth)
+            core.fetches.doubt(parent, depth)
             for peer in peers:
                 self._guess(parent, peer, depth)
 
     def _guess(self, parent: bytes, peer: str, depth: int) -> None:
         if not self._core.is_refused(peer, parent):
-            self._core.wanted.announce(parent, peer, guess=True, depth=depth)
+            self._core.fetches.announce(parent, peer, guess=True, depth=depth)
 
     def _likely(self, event: bytes) -> list[str]:
-        """Peers that may have the parents of an event: those that have it, or else any."""
+        """Return peers that may have the parents of an event: those that have it, or else any."""
         core = self._core
-        place = core.seen.place(event)
-        holders = core.seen.holders[place] if place >= 0 else 0
+        place = core.recent.place(event)
+        holders = core.recent.holders[place] if place >= 0 else 0
         having = [key for key, peer in core.peers.items() if holders & peer.store.bit]
         return (having or list(core.peers))[:MAX_HOLDERS]

@@ -1,27 +1,27 @@
-"""What goes out: the next frame of each peer, and what must be read for it."""
+"""The next frame to each peer, and the reads that it needs."""
 
 from __future__ import annotations
 
 from store.gossip.core import Core, Request
 from store.gossip.events import (
-    Events,
+    BodiesLoaded,
     FrameOut,
     GetEvents,
+    GossipCounter,
     Inventory,
     Listen,
-    Load,
-    Loaded,
+    LoadBodies,
     LookUp,
-    Send,
-    What,
+    OutgoingBodies,
+    WriteFrame,
 )
 from store.gossip.limits import LOOK_UP_IDS, MAX_UNSTORED_FRAMES
-from store.gossip.peer import Peer
-from store.gossip.scores import NOT_HELD_POINTS
+from store.gossip.peer import GossipPeer
+from store.gossip.scores import NOT_STORED_POINTS
 
 
-class Sending:
-    """Composes frames, one at a time for each peer."""
+class FrameComposer:
+    """The part of the machine that composes frames, one at a time for each peer."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -35,46 +35,46 @@ class Sending:
             self._load(peer)
             self._listen(peer)
 
-    def loaded(self, peer: Peer, given: Loaded) -> None:
-        """Bodies for a peer have been read; those that it got elsewhere meanwhile are left out."""
+    def loaded(self, peer: GossipPeer, given: BodiesLoaded) -> None:
+        """Add bodies that were read for a peer, but for those that it got elsewhere meanwhile."""
         core, batch = self._core, peer.batch
         batch.token = missing = 0
         for message in given.messages:
             digest, pushed = batch.ids.popleft()
-            place = core.seen.place(digest)
-            held = place >= 0 and bool(core.seen.holders[place] & peer.store.bit)
+            place = core.recent.place(digest)
+            has_it = place >= 0 and bool(core.recent.holders[place] & peer.store.bit)
             missing += message is None and not pushed
-            if message is not None and not (pushed and held):
+            if message is not None and not (pushed and has_it):
                 batch.ready.append((digest, message, pushed))
                 continue
             batch.under_way.discard(digest)
-            if pushed and held:
+            if pushed and has_it:
                 peer.answer(digest, core.config.queued_ids)
         if missing:
-            core.fault_lightly(peer.key, NOT_HELD_POINTS * missing)
+            core.fault_lightly(peer.key, NOT_STORED_POINTS * missing)
 
     def _look_up(self) -> None:
         core = self._core
         if core.looking:
             return
-        ids = core.wanted.check_next(LOOK_UP_IDS)
+        ids = core.fetches.check_next(LOOK_UP_IDS)
         if ids:
             core.looking = True
             core.request(Request(LookUp(core.token(), ids)))
 
-    def _write(self, peer: Peer) -> None:
+    def _write(self, peer: GossipPeer) -> None:
         frame = self._frame(peer)
         if frame is not None:
             peer.writing = True
             peer.announced_last = isinstance(frame, Inventory)
-            self._core.effects.append(Send(peer.key, frame))
+            self._core.effects.append(WriteFrame(peer.key, frame))
 
-    def _frame(self, peer: Peer) -> FrameOut | None:
+    def _frame(self, peer: GossipPeer) -> FrameOut | None:
         core = self._core
-        source = core.wanted.sources[peer.key]
+        source = core.fetches.sources[peer.key]
         if source.open or source.guesses:
-            ask = core.wanted.ask(core.now_ns, peer.key, slowed=core.slowed(peer.key))
-            core.count(What.IDS_ASKED, len(ask))
+            ask = core.fetches.ask(core.now_ns, peer.key, slowed=core.slowed(peer.key))
+            core.count(GossipCounter.IDS_ASKED, len(ask))
             if ask:
                 return GetEvents(ask)
         if peer.leaves_due is not None:
@@ -88,44 +88,44 @@ class Sending:
             return self._events(peer)
         return None
 
-    def _inventory(self, peer: Peer) -> Inventory:
+    def _inventory(self, peer: GossipPeer) -> Inventory:
         """Take the next announcements; what is forgotten since has no digest, and is left out."""
-        core, seen = self._core, self._core.seen
+        core, recent = self._core, self._core.recent
         taken = peer.take_announcements(core.now_ns, core.config.frame_ids)
         contents = {digest: core.content_of(digest) for digest in taken}
         ids = [digest for digest in taken if contents[digest] is not None]
         for digest in ids:
-            place = seen.place(digest)
-            if place >= 0 and seen.told[place] & peer.bit:
-                seen.expecting[place] |= peer.bit
+            place = recent.place(digest)
+            if place >= 0 and recent.notified[place] & peer.bit:
+                recent.expecting[place] |= peer.bit
             elif place >= 0:
-                seen.told[place] |= peer.bit
-        core.count(What.IDS_SENT, len(ids))
+                recent.notified[place] |= peer.bit
+        core.count(GossipCounter.IDS_SENT, len(ids))
         digests = [contents[digest] or b"" for digest in ids]
         return Inventory(ids, digests if any(digests) else ())
 
-    def _events(self, peer: Peer) -> Events:
-        core, seen = self._core, self._core.seen
+    def _events(self, peer: GossipPeer) -> OutgoingBodies:
+        core, recent = self._core, self._core.recent
         ready, peer.batch.ready = peer.batch.ready, []
         for digest, _, _ in ready:
             peer.batch.under_way.discard(digest)
-            place = seen.place(digest)
+            place = recent.place(digest)
             if place >= 0:
-                seen.told[place] |= peer.bit
-                seen.sent[place] |= peer.bit
+                recent.notified[place] |= peer.bit
+                recent.sent_to[place] |= peer.bit
         pushed = sum(was_pushed for _, _, was_pushed in ready)
-        core.count(What.BODIES_PUSHED, pushed)
-        core.count(What.BODIES_ANSWERED, len(ready) - pushed)
-        return Events([message for _, message, _ in ready])
+        core.count(GossipCounter.BODIES_PUSHED, pushed)
+        core.count(GossipCounter.BODIES_ANSWERED, len(ready) - pushed)
+        return OutgoingBodies([message for _, message, _ in ready])
 
-    def _load(self, peer: Peer) -> None:
+    def _load(self, peer: GossipPeer) -> None:
         core = self._core
         ids = peer.gather(core.config.round_ids)
         if ids:
             peer.batch.token = core.token()
-            core.request(Request(Load(peer.batch.token, ids, core.config.frame_bytes), peer))
+            core.request(Request(LoadBodies(peer.batch.token, ids, core.config.frame_bytes), peer))
 
-    def _listen(self, peer: Peer) -> None:
+    def _listen(self, peer: GossipPeer) -> None:
         core = self._core
         reading = (
             peer.unstored_bytes < core.config.unstored_bytes

@@ -31,16 +31,22 @@ from store.sync.limits import MAX_DETAILED_REFUSALS, TransferLimits
 from store.sync.transfer.events import (
     Counted,
     Direction,
-    Fault,
     Find,
-    Outcome,
+    MessageOutcome,
     Persist,
     Persisted,
     Report,
+    TransferFault,
 )
 from store.sync.transfer.id_lookup import IdLookup, hash_column
 from store.sync.transfer.policy_memory import Book
-from store.sync.transfer.sending import NOT_RECEIVED, REPEATED, UNSOLICITED, PeerFaultError, shorten
+from store.sync.transfer.send_half import (
+    NOT_RECEIVED,
+    REPEATED,
+    UNSOLICITED,
+    PeerFaultError,
+    shorten,
+)
 from storenode.message.limits import HASH_BYTES
 from storenode.message.rules import CONFLICT
 
@@ -54,7 +60,7 @@ _NAMELESS: Final = bytes(HASH_BYTES)
 _UNSOLICITED: Final = f"{UNSOLICITED}: this session has not found that message missing here"
 _REPEATED: Final = f"{REPEATED}: this session has had that message before"
 _CONFLICT: Final = f"{CONFLICT.label}: {CONFLICT.sentence}"
-_REASONS: Final = {Outcome.CONFLICT: str(CONFLICT.label)}
+_REASONS: Final = {MessageOutcome.CONFLICT: str(CONFLICT.label)}
 _BY_POLICY: Final = "the rules of this node refuse such a message: keep it out of its reach"
 
 _Places = NDArray[np.int64]
@@ -151,14 +157,16 @@ class Receiving:
         if not published.verdicts:
             return np.empty(0, np.int64)
         if self.peer_is_done:
-            raise PeerFaultError(Fault.PROTOCOL, "the peer sends messages after it was done")
+            raise PeerFaultError(
+                TransferFault.PROTOCOL, "the peer sends messages after it was done"
+            )
         places = self.lookup.find(hash_column([digest or _NAMELESS for digest in published.hashes]))
         places[self._misdated(published, places)] = -1
         places[[not digest for digest in published.hashes]] = -1
         strays = len(places) - int(self._fresh(places).sum())
         if self._strays + strays > self._limits.unsolicited_messages and not self._partial:
             raise PeerFaultError(
-                Fault.LIMIT,
+                TransferFault.LIMIT,
                 f"limit of {self._limits.unsolicited_messages:,} messages that nobody asked for is "
                 "passed: send what the session found missing, each once",
             )
@@ -202,9 +210,9 @@ class Receiving:
         self._report.stored += added
         self._report.duplicates += duplicates
         counts = {
-            Outcome.STORED: added,
-            Outcome.DUPLICATE: duplicates,
-            Outcome.CONFLICT: len(conflicts),
+            MessageOutcome.STORED: added,
+            MessageOutcome.DUPLICATE: duplicates,
+            MessageOutcome.CONFLICT: len(conflicts),
         }
         return [
             Counted(Direction.RECEIVED, which, count, _REASONS.get(which, ""))
@@ -229,21 +237,24 @@ class Receiving:
         """Return True when ``count`` results may answer the last `Find`."""
         return self._finding is not None and len(self._finding) == count
 
-    def found(self, held: Sequence[bool]) -> list[Counted]:
+    def found(self, is_stored: Sequence[bool]) -> list[Counted]:
         """Settle what has not come: it is here another way, or it was not delivered."""
         assert self._finding is not None
-        places, mask = self._finding.astype(np.int32), np.fromiter(held, np.bool_, len(held))
+        places, mask = (
+            self._finding.astype(np.int32),
+            np.fromiter(is_stored, np.bool_, len(is_stored)),
+        )
         self._finding = None
         here, missing = places[mask], places[~mask]
         self._store(here)
-        self._report.held += len(here)
+        self._report.elsewhere += len(here)
         if not len(missing):
             return []
         self._states[missing] = _REFUSED
         self.answers.refuse(missing.tolist(), NOT_RECEIVED)
         self.outstanding -= len(missing)
         self._report.undelivered += len(missing)
-        return [Counted(Direction.RECEIVED, Outcome.UNDELIVERED, len(missing))]
+        return [Counted(Direction.RECEIVED, MessageOutcome.UNDELIVERED, len(missing))]
 
     def _fresh(self, places: _Places) -> NDArray[np.bool_]:
         fresh = np.zeros(len(places), np.bool_)
@@ -282,7 +293,7 @@ class Receiving:
         self._report.repeated += count - unsolicited
         if not count:
             return []
-        return [Counted(Direction.RECEIVED, Outcome.UNSOLICITED, count, UNSOLICITED)]
+        return [Counted(Direction.RECEIVED, MessageOutcome.UNSOLICITED, count, UNSOLICITED)]
 
     def _refuse_by_policy(
         self, now_ns: int, published: Admitted, rejected: _Places, places: _Places
@@ -303,7 +314,7 @@ class Receiving:
         counts = Counter(labels)
         self._report.refused.update(counts)
         return [
-            Counted(Direction.RECEIVED, Outcome.REFUSED, count, label)
+            Counted(Direction.RECEIVED, MessageOutcome.REFUSED, count, label)
             for label, count in counts.items()
         ]
 

@@ -3,15 +3,15 @@
 =========  ========================================  ============================================
 state      meaning                                   leaves it
 =========  ========================================  ============================================
-UNKNOWN    announced; whether it is held is unknown  it is looked up: CHECKING
-CHECKING   the database is asked                     held: gone; missing: OPEN
-OPEN       it is missing, and nobody is asked        a peer that announced it is asked: ASKED
+UNKNOWN    announced; it may be stored               it is looked up: CHECKING
+CHECKING   the database is asked                     stored: gone; missing: OPEN
+OPEN       it is missing, and no peer is asked       a peer that announced it is asked: ASKED
 ASKED      a peer is asked, in a round               the peer does not deliver, or has gone: OPEN
                                                      for the others that announced it
 =========  ========================================  ============================================
 
-In any state it is gone when its body has come, when it is held by another way, or when nobody is
-left who announced it.
+In any state it is removed when its body has come, when it is stored from another source, or when no
+peer is left that announced it.
 
 A *round* is what one ``get_events`` asks for. Its peer is judged only while it talks: the clock of
 a round begins with the first frame of the peer after it was asked, and anew with each body that it
@@ -20,7 +20,7 @@ peer that is silent is no liar; after `silence_ns` another one may be asked.
 
 A *guess* is a parent of an event: its peers are asked although they did not announce it, so that
 not to deliver it is no fault. A peer is asked for guesses in rounds of their own, one at a time,
-which end after `silence_ns` without a body: parents that nobody holds never delay what is
+which end after `silence_ns` without a body: parents that no peer has never delay what is
 announced. While a peer that announced a parent can be asked, no other is.
 """
 
@@ -39,8 +39,8 @@ _FULL_ROUNDS: Final = 2
 """So many times `GossipConfig.round_ids` may be under way with one peer."""
 
 
-class State(Enum):
-    """Of a message that is wanted."""
+class FetchState(Enum):
+    """The state of a message to fetch."""
 
     UNKNOWN = "unknown"
     CHECKING = "checking"
@@ -49,8 +49,8 @@ class State(Enum):
 
 
 @dataclass(slots=True)
-class Round:
-    """What a peer was asked for at once; ``talks_ns`` is when its clock began, None: not yet."""
+class FetchRound:
+    """A request to a peer; ``talks_ns``: when its clock began, None: not yet."""
 
     asked_ns: int
     ids: dict[bytes, None]
@@ -60,45 +60,47 @@ class Round:
 
 
 @dataclass(slots=True)
-class Source:
-    """A peer as somebody who may deliver.
+class FetchSource:
+    """A peer that may deliver messages.
 
     ``announced``: what it may be asked for, with the content digests that it has announced, empty
-    where it has announced none. ``open``: of those, what nobody is asked for and what
-    it has announced itself; ``guesses``: what it has not.
+    where it has announced none. ``open``: of those, what is not requested and what
+    the peer has announced itself; ``guesses``: what it has not.
     """
 
     announced: dict[bytes, bytes] = field(default_factory=dict)
     open: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
     guesses: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
-    rounds: list[Round] = field(default_factory=list)
+    rounds: list[FetchRound] = field(default_factory=list)
     asked: int = 0
 
     def offer(self, digest: bytes, *, guess: bool) -> None:
-        """Nobody is asked for this one: the peer may be."""
+        """Offer a message for the next request to the peer."""
         (self.guesses if guess else self.open)[digest] = None
 
     def withdraw(self, digest: bytes) -> None:
-        """The peer is not to be asked for this one, or not at present."""
+        """Withdraw an offered message."""
         self.open.pop(digest, None)
         self.guesses.pop(digest, None)
 
 
 @dataclass(slots=True)
-class _Want:
-    """``peers``: who may deliver it, each with whether that is a guess. ``doubted``: it is to be
-    looked up although nobody has announced it.
+class _Fetch:
+    """A message to fetch.
+
+    ``peers``: those that may deliver it, each with whether that is a guess. ``doubted``: it is to
+    be looked up although no peer has announced it.
     """
 
-    state: State = State.UNKNOWN
+    state: FetchState = FetchState.UNKNOWN
     depth: int = 0
     doubted: bool = False
     peers: dict[str, bool] = field(default_factory=dict)
     asked: str = ""
 
 
-class Wanted:
-    """All that is wanted. ``depth`` of a message: how many generations of children led to it."""
+class FetchQueue:
+    """The messages to fetch; ``depth``: how many generations of children led to one."""
 
     def __init__(
         self, *, announced_ids: int, round_ids: int, patience_ns: int, silence_ns: int
@@ -107,24 +109,24 @@ class Wanted:
         self._round_ids = round_ids
         self._patience_ns = patience_ns
         self._silence_ns = silence_ns
-        self._wants: dict[bytes, _Want] = {}
+        self._wants: dict[bytes, _Fetch] = {}
         self._unknown: OrderedDict[bytes, None] = OrderedDict()
-        self.sources: dict[str, Source] = {}
+        self.sources: dict[str, FetchSource] = {}
 
     def __len__(self) -> int:
-        """How many messages are wanted."""
+        """Return the number of messages to fetch."""
         return len(self._wants)
 
     def __contains__(self, digest: bytes) -> bool:
-        """Is this one wanted?"""
+        """Return True for a message to fetch."""
         return digest in self._wants
 
     def join(self, peer: str) -> None:
-        """There is a peer that may announce something."""
-        self.sources[peer] = Source()
+        """Add a peer."""
+        self.sources[peer] = FetchSource()
 
     def leave(self, peer: str) -> None:
-        """A peer is gone, and will deliver nothing."""
+        """Remove a peer."""
         source = self.sources.pop(peer)
         for round_ in source.rounds:
             self._reopen(round_.ids, peer)
@@ -140,7 +142,7 @@ class Wanted:
         guess: bool = False,
         depth: int = 0,
     ) -> bool:
-        """A peer may deliver a message that is not known to be held; False: it has too many."""
+        """Note that a peer may deliver a message; return False if it has announced too many."""
         source = self.sources[peer]
         if digest in source.announced:
             if not guess:
@@ -153,33 +155,33 @@ class Wanted:
         if len(want.peers) < MAX_HOLDERS:
             want.peers[peer] = guess
             source.announced[digest] = content
-            if want.state is State.OPEN:
+            if want.state is FetchState.OPEN:
                 self._open(digest, want)
         return True
 
     def doubt(self, digest: bytes, depth: int) -> None:
-        """A message is to be looked up that nobody has announced."""
+        """Look up a message that no peer has announced."""
         self._want(digest, depth).doubted = True
 
     def depth(self, digest: bytes) -> int:
-        """How many generations of children led to a message; 0 if none did."""
+        """Return how many generations of children led to a message."""
         want = self._wants.get(digest)
         return 0 if want is None else want.depth
 
     # Looking up
 
     def check_next(self, most: int) -> list[bytes]:
-        """What is to be looked up now."""
+        """Return the next messages to look up in the database."""
         taken = list(islice(self._unknown, most))
         for digest in taken:
             del self._unknown[digest]
-            self._wants[digest].state = State.CHECKING
+            self._wants[digest].state = FetchState.CHECKING
         return taken
 
     def missing(self, digest: bytes) -> None:
-        """A message that was looked up is not held."""
+        """Open a message that was looked up and is not stored."""
         want = self._wants.get(digest)
-        if want is None or want.state is not State.CHECKING:
+        if want is None or want.state is not FetchState.CHECKING:
             return
         self._open(digest, want)
         if not want.peers:
@@ -206,7 +208,7 @@ class Wanted:
         return [(peer, contents[peer]) for peer, guess in want.peers.items() if not guess]
 
     def refuse(self, digest: bytes, peer: str) -> None:
-        """What a peer may deliver, or has delivered, is refused: it comes from others, or not."""
+        """Fetch a message no more from a peer whose copy is refused."""
         source = self.sources[peer]
         self._close(source, digest)
         want = self._wants.get(digest)
@@ -216,7 +218,7 @@ class Wanted:
     # Asking
 
     def ask(self, now_ns: int, peer: str, *, slowed: bool) -> list[bytes]:
-        """The next round with a peer: what it is asked for."""
+        """Begin the next round with a peer; return its messages."""
         source = self.sources[peer]
         queue = source.open or source.guesses
         guess = queue is source.guesses
@@ -229,31 +231,31 @@ class Wanted:
         ids = dict.fromkeys(islice(queue, max(0, most)))
         for digest in ids:
             want = self._wants[digest]
-            want.state, want.asked = State.ASKED, peer
+            want.state, want.asked = FetchState.ASKED, peer
             for other in want.peers:
                 self.sources[other].withdraw(digest)
         if ids:
-            source.rounds.append(Round(now_ns, ids, guess))
+            source.rounds.append(FetchRound(now_ns, ids, guess))
             source.asked += len(ids)
         return list(ids)
 
     def is_asked(self, digest: bytes, peer: str) -> bool:
-        """Is a message in any round of a peer?"""
+        """Return True if a message is in a round of a peer."""
         return any(digest in round_.ids for round_ in self.sources[peer].rounds)
 
-    def heard(self, now_ns: int, peer: str) -> None:
-        """A frame of a peer has come."""
+    def note_frame(self, now_ns: int, peer: str) -> None:
+        """Note that a frame of a peer has come."""
         for round_ in self.sources[peer].rounds:
             if round_.talks_ns is None:
                 round_.talks_ns = now_ns
 
     def delivered(self, now_ns: int, peer: str) -> None:
-        """A peer has delivered something: it is at it."""
+        """Restart the clock of a peer that has delivered a message."""
         for round_ in self.sources[peer].rounds:
             round_.talks_ns = now_ns
 
     def expire(self, now_ns: int) -> list[tuple[str, int]]:
-        """Peers that did not deliver, and how many messages of a round, guesses left out."""
+        """Return peers that did not deliver, and how many messages of a round, without guesses."""
         failed = []
         for peer, source in self.sources.items():
             for round_ in list(source.rounds):
@@ -267,7 +269,7 @@ class Wanted:
 
     @property
     def wake_ns(self) -> int | None:
-        """When `expire` has something to do next."""
+        """The time at which `expire` is due; None: no round is open."""
         times = [
             time_ns
             for source in self.sources.values()
@@ -279,22 +281,22 @@ class Wanted:
     def check(self) -> None:
         """Raise AssertionError if an invariant or a bound is broken."""
         for digest, want in self._wants.items():
-            assert (digest in self._unknown) == (want.state is State.UNKNOWN)
+            assert (digest in self._unknown) == (want.state is FetchState.UNKNOWN)
             assert all(digest in self.sources[peer].announced for peer in want.peers)
-            assert bool(want.asked) == (want.state is State.ASKED)
+            assert bool(want.asked) == (want.state is FetchState.ASKED)
             assert not want.asked or self.is_asked(digest, want.asked)
-            assert want.peers or want.state is not State.OPEN
+            assert want.peers or want.state is not FetchState.OPEN
             free = [self.sources[each] for each in want.peers if not self.is_asked(digest, each)]
             offered = any(digest in each.open or digest in each.guesses for each in free)
-            assert offered or not free or want.state is not State.OPEN
+            assert offered or not free or want.state is not FetchState.OPEN
         for peer, source in self.sources.items():
             self._check_source(peer, source)
 
-    def _check_source(self, peer: str, source: Source) -> None:
+    def _check_source(self, peer: str, source: FetchSource) -> None:
         assert len(source.announced) <= self._announced_ids
         assert all(peer in self._wants[digest].peers for digest in source.announced)
         for queue, guess in ((source.open, False), (source.guesses, True)):
-            assert all(self._wants[digest].state is State.OPEN for digest in queue)
+            assert all(self._wants[digest].state is FetchState.OPEN for digest in queue)
             assert all(self._wants[digest].peers[peer] is guess for digest in queue)
         assert sum(round_.guess for round_ in source.rounds) <= 1
         assert source.asked == sum(len(round_.ids) for round_ in source.rounds)
@@ -303,7 +305,7 @@ class Wanted:
         assert all(round_.ids for round_ in source.rounds)
 
     def _have_announced(self, digest: bytes, peer: str) -> None:
-        """What was a guess is announced now; if it was asked for, that was too early."""
+        """Turn a guess into an announcement; an open request for it came too early."""
         want = self._wants[digest]
         guess, want.peers[peer] = want.peers[peer], False
         source = self.sources[peer]
@@ -311,57 +313,57 @@ class Wanted:
             self._close(source, digest)
             if want.asked == peer:
                 self._reopen([digest], peer)
-        if guess and want.state is State.OPEN:
+        if guess and want.state is FetchState.OPEN:
             source.withdraw(digest)
             source.offer(digest, guess=False)
 
-    def _want(self, digest: bytes, depth: int) -> _Want:
+    def _want(self, digest: bytes, depth: int) -> _Fetch:
         want = self._wants.get(digest)
         if want is None:
-            want = self._wants[digest] = _Want(depth=depth)
+            want = self._wants[digest] = _Fetch(depth=depth)
             self._unknown[digest] = None
         return want
 
-    def _times(self, round_: Round) -> Iterator[int]:
+    def _times(self, round_: FetchRound) -> Iterator[int]:
         if (ends_ns := self._ends_ns(round_)) is not None:
             yield ends_ns
         if not round_.given_up:
             yield round_.asked_ns + self._silence_ns
 
-    def _ends_ns(self, round_: Round) -> int | None:
-        """When what is left of a round was not delivered; None: its clock has not begun."""
+    def _ends_ns(self, round_: FetchRound) -> int | None:
+        """Return when a round expires; None: its clock has not begun."""
         if round_.guess:
             return (round_.talks_ns or round_.asked_ns) + self._silence_ns
         return None if round_.talks_ns is None else round_.talks_ns + self._patience_ns
 
     def _reopen(self, ids: Iterable[bytes], peer: str) -> None:
-        """A peer does not deliver these: may others?"""
+        """Open messages that a peer does not deliver to other peers."""
         for digest in ids:
             want = self._wants.get(digest)
             if want is not None and want.asked == peer:
                 self._open(digest, want, but=peer)
 
-    def _open(self, digest: bytes, want: _Want, but: str = "") -> None:
-        """Those who have announced a message may be asked for it, or else those who are guessed."""
-        want.asked, want.state = "", State.OPEN
+    def _open(self, digest: bytes, want: _Fetch, but: str = "") -> None:
+        """Offer a message to peers that have announced it, or else to guessed ones."""
+        want.asked, want.state = "", FetchState.OPEN
         free = [each for each in want.peers if each != but and not self.is_asked(digest, each)]
         announced = [peer for peer in free if not want.peers[peer]]
         for peer in announced or free:
             self.sources[peer].offer(digest, guess=want.peers[peer])
 
     def _forget(self, digest: bytes, peer: str) -> None:
-        """A peer is not among those who may deliver a message any more."""
+        """Remove a peer from those that may deliver a message."""
         want = self._wants[digest]
         del want.peers[peer]
         if want.peers:
-            if want.state is State.OPEN:
+            if want.state is FetchState.OPEN:
                 self._open(digest, want)
             return
-        if want.state is State.OPEN or (want.state is State.UNKNOWN and not want.doubted):
+        if want.state is FetchState.OPEN or (want.state is FetchState.UNKNOWN and not want.doubted):
             self._unknown.pop(digest, None)
             del self._wants[digest]
 
-    def _fail(self, source: Source, peer: str, round_: Round) -> int:
+    def _fail(self, source: FetchSource, peer: str, round_: FetchRound) -> int:
         source.rounds.remove(round_)
         source.asked -= len(round_.ids)
         faults = 0
@@ -371,8 +373,8 @@ class Wanted:
             self._not_from(source, want, digest, peer)
         return faults
 
-    def _not_from(self, source: Source, want: _Want, digest: bytes, peer: str) -> None:
-        """It is not to come from this peer: others are asked, or nobody."""
+    def _not_from(self, source: FetchSource, want: _Fetch, digest: bytes, peer: str) -> None:
+        """Fetch a message from other peers, if there are any."""
         if want.asked == peer:
             self._reopen([digest], peer)
         if digest in source.announced:
@@ -380,8 +382,8 @@ class Wanted:
             source.withdraw(digest)
             self._forget(digest, peer)
 
-    def _close(self, source: Source, digest: bytes) -> None:
-        """A message is not expected in any round of a peer."""
+    def _close(self, source: FetchSource, digest: bytes) -> None:
+        """Remove a message from the round of a peer."""
         for round_ in source.rounds:
             if digest in round_.ids:
                 del round_.ids[digest]

@@ -29,11 +29,11 @@ from store.sync.limits import MAX_REASON_BYTES, MAX_REASONS_SHOWN, TransferLimit
 from store.sync.transfer.events import (
     Counted,
     Direction,
-    Fault,
     Load,
     Loaded,
-    Outcome,
+    MessageOutcome,
     Report,
+    TransferFault,
 )
 from store.sync.transfer.id_lookup import IdLookup, hash_column
 from store.sync.transfer.policy_memory import OTHER, POLICY_LABELS, Book
@@ -57,7 +57,7 @@ _FIRST_GUESS_BYTES: Final = 1_024
 class PeerFaultError(Exception):
     """The peer broke the rules: nothing of its frame counts, and the transfer ends."""
 
-    def __init__(self, fault: Fault, sentence: str) -> None:
+    def __init__(self, fault: TransferFault, sentence: str) -> None:
         super().__init__(sentence)
         self.fault = fault
         self.sentence = sentence
@@ -152,7 +152,7 @@ class Sending:
                 self._queued_bytes += len(message)
         self._message_bytes = 1 + (self._queued_bytes - before) // len(places)
         self._report.pruned += pruned
-        return [Counted(Direction.SENT, Outcome.PRUNED, pruned)] if pruned else []
+        return [Counted(Direction.SENT, MessageOutcome.PRUNED, pruned)] if pruned else []
 
     def takes(self, count: int) -> bool:
         """Return True when ``count`` messages may answer the last `Load`."""
@@ -200,16 +200,18 @@ class Sending:
             PeerFaultError: an answer is not about this session, or is the second one.
         """
         if len(stored) + len(refused) > self.unanswered:
-            raise PeerFaultError(Fault.PROTOCOL, "the peer answers more IDs than are open")
+            raise PeerFaultError(TransferFault.PROTOCOL, "the peer answers more IDs than are open")
         hashes = _answered_hashes(stored, refused)
         places = self.lookup.find(hashes)
         if (places < 0).any():
             digest = hashes[int(np.argmax(places < 0))].tobytes().hex()
             raise PeerFaultError(
-                Fault.PROTOCOL, f"the peer answers {digest}, which it was not sent"
+                TransferFault.PROTOCOL, f"the peer answers {digest}, which it was not sent"
             )
         if len(np.unique(places)) < len(places) or (self._states[places] & _ANSWERED).any():
-            raise PeerFaultError(Fault.PROTOCOL, "the peer answers an ID for the second time")
+            raise PeerFaultError(
+                TransferFault.PROTOCOL, "the peer answers an ID for the second time"
+            )
         return places
 
     def answered(
@@ -235,9 +237,9 @@ class Sending:
         self._report.missed_by_peer += missed
         self._refusals.add(now_ns, self.ids[np.array(refused, np.int64)], labels)
         counts = {
-            Outcome.STORED: stored,
-            Outcome.REFUSED: len(labels),
-            Outcome.UNDELIVERED: missed,
+            MessageOutcome.STORED: stored,
+            MessageOutcome.REFUSED: len(labels),
+            MessageOutcome.UNDELIVERED: missed,
         }
         return [Counted(Direction.SENT, which, count) for which, count in counts.items() if count]
 
@@ -270,7 +272,7 @@ def _answered_hashes(
     try:
         return hash_column([*stored, *(digest for digest, _ in refused)])
     except ValueError as error:
-        raise PeerFaultError(Fault.PROTOCOL, f"in an answer, {error}") from None
+        raise PeerFaultError(TransferFault.PROTOCOL, f"in an answer, {error}") from None
 
 
 def shorten(reason: str) -> str:

@@ -23,8 +23,8 @@ class _Event:
     missing: dict[bytes, None] = field(default_factory=dict)
 
 
-class WaitingEvents:
-    """All of them, and what they wait for."""
+class IncompleteEvents:
+    """The events that wait, and the parents that they wait for."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -34,19 +34,19 @@ class WaitingEvents:
         self._awaited: dict[bytes, dict[bytes, None]] = {}
 
     def __len__(self) -> int:
-        """How many events have a parent that is doubtful or missing."""
+        """Return how many events have a parent that is doubtful or missing."""
         return len(self._events)
 
     def awaits(self, parent: bytes) -> bool:
-        """Does any event wait for this one, or may it?"""
+        """Return True if an event waits, or may wait, for this one."""
         return parent in self._awaited
 
     def parents(self, most: int) -> Iterator[bytes]:
-        """What is awaited."""
+        """Return some awaited parents."""
         return islice(self._awaited, most)
 
     def doubt(self, event: bytes, parents: Iterable[bytes]) -> list[bytes]:
-        """These parents are to be looked up; which events wait no longer for want of room?"""
+        """Add doubtful parents; return the events that no longer wait, for lack of room."""
         entry = self._events.setdefault(event, _Event())
         for parent in parents:
             if parent not in entry.missing and parent not in entry.doubtful:
@@ -62,7 +62,7 @@ class WaitingEvents:
         return released
 
     def lack(self, parent: bytes) -> list[bytes]:
-        """A parent is not held; the events that wait for one more now."""
+        """Note that a parent is not stored; return the events that wait for it from now on."""
         changed = []
         for event in self._awaited.get(parent, ()):
             entry = self._events[event]
@@ -73,7 +73,7 @@ class WaitingEvents:
         return changed
 
     def find(self, parent: bytes) -> list[bytes]:
-        """A parent is held; the events that wait for one less now."""
+        """Note that a parent is stored; return the events that no longer wait for it."""
         changed = []
         for event in self._awaited.pop(parent, ()):
             entry = self._events[event]
@@ -88,7 +88,7 @@ class WaitingEvents:
         return changed
 
     def missing(self, event: bytes) -> tuple[bytes, ...]:
-        """What an event waits for."""
+        """Return the parents that an event waits for."""
         entry = self._events.get(event)
         return () if entry is None else tuple(entry.missing)
 

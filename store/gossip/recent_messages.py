@@ -1,8 +1,8 @@
-"""Which messages are known to be held here, and what peers and stores know of each ("Seen").
+"""The newest messages that are stored here, and which peers and stores have each ("Seen").
 
 The newest `GossipConfig.seen_ids` messages are remembered, in the order in which they became
 known. Five sets go with each, as bits of an integer: the stores that are known to hold it, the
-peers that were told that this node holds it, those that were told again and should answer, those
+peers to which this node has announced it, those to which it has again, which should answer, those
 that its body was sent to, and those that it came from; bodies may cross. What concerns a peer is
 about its stream, and forgotten with it; what concerns a store stays.
 
@@ -24,17 +24,17 @@ class Bits:
         self._taken = 0
 
     def take(self) -> int:
-        """A bit that nobody has: a power of two."""
+        """Return a free bit: a power of two."""
         bit = ~self._taken & (self._taken + 1)
         self._taken |= bit
         return bit
 
     def free(self, bit: int) -> None:
-        """Nobody has it any more."""
+        """Free a bit."""
         self._taken &= ~bit
 
 
-class Seen:
+class RecentMessages:
     """A ring of IDs. Adding and looking up are constant, forgetting a bit is linear in the ring."""
 
     def __init__(self, capacity: int) -> None:
@@ -43,23 +43,23 @@ class Seen:
         self._ids: list[bytes] = []
         self._next = 0
         self.holders: list[int] = []
-        self.told: list[int] = []
+        self.notified: list[int] = []
         self.expecting: list[int] = []
-        self.sent: list[int] = []
-        self.came: list[int] = []
+        self.sent_to: list[int] = []
+        self.received_from: list[int] = []
         self.quiet: list[bool] = []
         self.content_digests: list[bytes] = []
 
     def __len__(self) -> int:
-        """How many are remembered."""
+        """Return the number of messages."""
         return len(self._places)
 
     def __contains__(self, digest: bytes) -> bool:
-        """Is it known that this message is held?"""
+        """Return True for a message in the ring."""
         return digest in self._places
 
     def place(self, digest: bytes) -> int:
-        """Where it stands in the lists; -1 if it is not remembered."""
+        """Return the place of a message in the columns; -1: it is not in the ring."""
         return self._places.get(digest, -1)
 
     def add(self, digest: bytes, content: bytes = b"", *, quiet: bool) -> int:
@@ -94,26 +94,26 @@ class Seen:
             self.content_digests[place] = content
 
     def newest(self) -> Iterator[tuple[bytes, int]]:
-        """All of them with their places, the newest first."""
+        """Yield all messages with their places, the newest first."""
         count = len(self._ids)
         for back in range(1, count + 1):
             place = (self._next - back) % count
             yield self._ids[place], place
 
     def forget_peer(self, bit: int) -> None:
-        """The stream with a peer has ended."""
-        self.told = [mask & ~bit for mask in self.told]
+        """Forget a peer whose stream has ended."""
+        self.notified = [mask & ~bit for mask in self.notified]
         self.expecting = [mask & ~bit for mask in self.expecting]
-        self.sent = [mask & ~bit for mask in self.sent]
-        self.came = [mask & ~bit for mask in self.came]
+        self.sent_to = [mask & ~bit for mask in self.sent_to]
+        self.received_from = [mask & ~bit for mask in self.received_from]
 
     def forget_store(self, bit: int) -> None:
-        """Nothing is known of a store any more."""
+        """Clear the bit of a store."""
         self.holders = [mask & ~bit for mask in self.holders]
 
     @property
     def _masks(self) -> tuple[list[int], ...]:
-        return self.holders, self.told, self.expecting, self.sent, self.came
+        return self.holders, self.notified, self.expecting, self.sent_to, self.received_from
 
     def check(self) -> None:
         """Raise AssertionError if an invariant or a bound is broken."""

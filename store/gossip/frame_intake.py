@@ -1,4 +1,4 @@
-"""What a frame of a peer comes to."""
+"""The handling of frames of peers."""
 
 from __future__ import annotations
 
@@ -6,10 +6,18 @@ from collections.abc import Sequence
 
 from store.gossip import scores
 from store.gossip.core import Core, Pending, Request
-from store.gossip.events import Bodies, FrameIn, GetEvents, Inventory, Persist, SyncLeaves, What
-from store.gossip.holding import with_contents
+from store.gossip.events import (
+    Bodies,
+    FrameIn,
+    GetEvents,
+    GossipCounter,
+    Inventory,
+    PersistBatch,
+    SyncLeaves,
+)
 from store.gossip.limits import DESCENDANT_IDS, REFUSED_NS, TOO_NEW_NS
-from store.gossip.peer import Peer
+from store.gossip.peer import GossipPeer
+from store.gossip.stored_messages import with_contents
 from store.messages.record import RecordBatch
 from storenode.message.limits import HASH_BYTES
 
@@ -20,22 +28,22 @@ _LEAVES_SHARE = 4
 """Leaves may come so many times as often as they are due."""
 
 
-class Incoming:
-    """Takes frames in."""
+class FrameIntake:
+    """The part of the machine that handles received frames."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
 
-    def take(self, peer: Peer, frame: FrameIn) -> None:
-        """Take one in; a fault of the peer is held against it."""
+    def take(self, peer: GossipPeer, frame: FrameIn) -> None:
+        """Handle a frame; a fault adds points to the peer."""
         core = self._core
-        core.wanted.heard(core.now_ns, peer.key)
+        core.fetches.note_frame(core.now_ns, peer.key)
         if core.slowed(peer.key):
             peer.rest_ns = core.now_ns + core.config.slow_ns
         if isinstance(frame, Bodies):
             self._bodies(peer, frame)
         elif self._is_sound(peer, frame.ids):
-            core.count(What.IDS_RECEIVED, len(frame.ids))
+            core.count(GossipCounter.IDS_RECEIVED, len(frame.ids))
             match frame:
                 case Inventory():
                     self._inventory(peer, frame)
@@ -44,7 +52,7 @@ class Incoming:
                 case SyncLeaves():
                     self._leaves(peer, frame)
 
-    def _is_sound(self, peer: Peer, ids: Sequence[bytes]) -> bool:
+    def _is_sound(self, peer: GossipPeer, ids: Sequence[bytes]) -> bool:
         most = self._core.config.max_frame_ids
         if len(ids) > most:
             problem = f"a frame has {len(ids):,} IDs: send at most {most:,} at once"
@@ -57,27 +65,27 @@ class Incoming:
 
     # Inventories
 
-    def _inventory(self, peer: Peer, inventory: Inventory) -> None:
-        """Take note of what a peer has; who announces something again wants to be told again.
+    def _inventory(self, peer: GossipPeer, inventory: Inventory) -> None:
+        """Note which messages a peer has; a repeated announcement is answered again.
 
         An announcement that is made again expects an answer, which is not answered in turn.
         """
-        core, seen = self._core, self._core.seen
+        core, recent = self._core, self._core.recent
         repeated = dropped = 0
         for digest, content in with_contents(inventory.ids, inventory.content_digests):
-            place = seen.place(digest)
+            place = recent.place(digest)
             if place < 0:
                 dropped += not self._announced(peer, digest, content)
                 continue
             if core.differs_here(peer.key, digest, place, content):
-                if not seen.told[place] & peer.bit:
+                if not recent.notified[place] & peer.bit:
                     peer.answer(digest, core.config.queued_ids)
                 continue
             known = not core.mark_holder(digest, place, peer.store)
-            if not seen.told[place] & peer.bit:
+            if not recent.notified[place] & peer.bit:
                 peer.answer(digest, core.config.queued_ids)
-            elif seen.expecting[place] & peer.bit:
-                seen.expecting[place] &= ~peer.bit
+            elif recent.expecting[place] & peer.bit:
+                recent.expecting[place] &= ~peer.bit
             elif known:
                 repeated += 1
                 peer.answer(digest, core.config.queued_ids)
@@ -86,8 +94,8 @@ class Incoming:
             core.fault(peer.key, scores.REPEATED_ID_POINTS * repeated, reason)
         self._note_dropped(peer, dropped)
 
-    def _announced(self, peer: Peer, digest: bytes, content: bytes) -> bool:
-        """A peer has something that is not known to be held; False: too much waits already."""
+    def _announced(self, peer: GossipPeer, digest: bytes, content: bytes) -> bool:
+        """Note an announced message that may be missing; return False if too many wait already."""
         core = self._core
         pending = core.pending.get(digest)
         if pending is not None:
@@ -96,13 +104,13 @@ class Incoming:
             return True
         if core.is_refused(peer.key, digest):
             return True
-        return core.wanted.announce(digest, peer.key, content)
+        return core.fetches.announce(digest, peer.key, content)
 
-    def _note_dropped(self, peer: Peer, dropped: int) -> None:
+    def _note_dropped(self, peer: GossipPeer, dropped: int) -> None:
         core = self._core
         if not dropped:
             return
-        core.count(What.IDS_DROPPED, dropped)
+        core.count(GossipCounter.IDS_DROPPED, dropped)
         is_ours = core.failing or core.looking or peer.unstored_frames
         if not is_ours:
             most = core.config.announced_ids
@@ -111,13 +119,13 @@ class Incoming:
 
     # Requests
 
-    def _get_events(self, peer: Peer, ids: Sequence[bytes]) -> None:
-        core, seen = self._core, self._core.seen
+    def _get_events(self, peer: GossipPeer, ids: Sequence[bytes]) -> None:
+        core, recent = self._core, self._core.recent
         again = dropped = 0
         for digest in ids:
-            place = seen.place(digest)
+            place = recent.place(digest)
             if place >= 0:
-                again += bool(seen.sent[place] & peer.bit)
+                again += bool(recent.sent_to[place] & peer.bit)
             if digest in peer.asked or digest in peer.batch.under_way:
                 continue
             if len(peer.asked) >= core.config.asked_ids:
@@ -129,18 +137,18 @@ class Incoming:
             reason = "bodies are asked for again that were sent: keep them"
             core.fault(peer.key, scores.ASKED_AGAIN_POINTS * again, reason)
         if dropped:
-            core.count(What.IDS_DROPPED, dropped)
+            core.count(GossipCounter.IDS_DROPPED, dropped)
             reason = f"more than {core.config.asked_ids:,} bodies are asked for: wait for them"
             core.fault(peer.key, scores.OVERFLOW_POINTS, reason)
 
     # Bodies
 
-    def _bodies(self, peer: Peer, frame: Bodies) -> None:
+    def _bodies(self, peer: GossipPeer, frame: Bodies) -> None:
         core = self._core
-        core.count(What.BODIES_RECEIVED, len(frame.batch) + len(frame.refused))
+        core.count(GossipCounter.BODIES_RECEIVED, len(frame.batch) + len(frame.refused))
         fresh = self._sort(peer, frame.batch)
         for digest, label in frame.refused:
-            core.count(What.REFUSED, 1, label)
+            core.count(GossipCounter.REFUSED, 1, label)
             if digest:
                 self._refuse(peer, digest, label)
         if frame.refused:
@@ -149,21 +157,21 @@ class Incoming:
             batch = frame.batch if len(fresh) == len(frame.batch) else frame.batch.select(fresh)
             peer.unstored_bytes += frame.size_bytes
             peer.unstored_frames += 1
-            persist = Persist(core.token(), peer.key, batch)
+            persist = PersistBatch(core.token(), peer.key, batch)
             core.request(Request(persist, peer, frame.size_bytes))
 
-    def _sort(self, peer: Peer, batch: RecordBatch) -> list[int]:
+    def _sort(self, peer: GossipPeer, batch: RecordBatch) -> list[int]:
         """Return the places of messages that are to be stored."""
         core = self._core
         fresh, repeated, asked = [], 0, False
         for index, digest in enumerate(batch.hashes):
             content = batch.content_digests[index]
-            solicited = core.wanted.is_asked(digest, peer.key)
+            solicited = core.fetches.is_asked(digest, peer.key)
             asked |= solicited
-            place = core.seen.place(digest)
+            place = core.recent.place(digest)
             pending = core.pending.get(digest)
             if place >= 0:
-                repeated += self._held_already(peer, digest, place, content)
+                repeated += self._receive_stored(peer, digest, place, content)
             elif pending is not None:
                 repeated += peer.key in pending.peers
                 pending.peers[peer.key] = None
@@ -173,79 +181,79 @@ class Incoming:
                 fresh.append(index)
                 self._await(peer, digest, content)
         if asked:
-            core.wanted.delivered(core.now_ns, peer.key)
+            core.fetches.delivered(core.now_ns, peer.key)
         if repeated:
-            core.count(What.BODIES_REPEATED, repeated)
+            core.count(GossipCounter.BODIES_REPEATED, repeated)
             reason = "bodies come again that nobody has asked for: send each once"
             core.fault(peer.key, scores.REPEATED_BODY_POINTS * repeated, reason)
         return fresh
 
-    def _held_already(self, peer: Peer, digest: bytes, place: int, content: bytes) -> bool:
-        core, seen = self._core, self._core.seen
+    def _receive_stored(self, peer: GossipPeer, digest: bytes, place: int, content: bytes) -> bool:
+        core, recent = self._core, self._core.recent
         if not core.differs_here(peer.key, digest, place, content):
             core.mark_holder(digest, place, peer.store)
-        if not seen.told[place] & peer.bit:
+        if not recent.notified[place] & peer.bit:
             peer.answer(digest, core.config.queued_ids)
-        if seen.came[place] & peer.bit:
+        if recent.received_from[place] & peer.bit:
             return True
-        seen.came[place] |= peer.bit
+        recent.received_from[place] |= peer.bit
         return False
 
-    def _await(self, peer: Peer, digest: bytes, content: bytes) -> None:
-        """A body is on its way to the database."""
+    def _await(self, peer: GossipPeer, digest: bytes, content: bytes) -> None:
+        """Note that a body is being stored."""
         core = self._core
-        depth = core.wanted.depth(digest)
+        depth = core.fetches.depth(digest)
         holders = core.holders_of(digest, content) | peer.store.bit
         core.pending[digest] = Pending(depth, holders, content, {peer.key: None})
 
-    def _refuse(self, peer: Peer, digest: bytes, label: str) -> None:
+    def _refuse(self, peer: GossipPeer, digest: bytes, label: str) -> None:
         core = self._core
         length_ns = TOO_NEW_NS if label == _TOO_NEW else REFUSED_NS
         core.refuse(peer.key, digest, core.now_ns + length_ns)
-        core.wanted.refuse(digest, peer.key)
+        core.fetches.refuse(digest, peer.key)
 
     # Leaves
 
-    def _leaves(self, peer: Peer, leaves: SyncLeaves) -> None:
-        """What the peer has and this node not is asked for; what follows on what it has, announced.
+    def _leaves(self, peer: GossipPeer, leaves: SyncLeaves) -> None:
+        """Request the leaves that are missing here, and announce descendants of the others.
 
-        Where it lists all its leaves, or all down to some time, it lacks those of this node's that
+        A peer that lists all its leaves, or all down to some time, lacks those of this node that
         it does not list.
         """
         core = self._core
         self._note_pace(peer)
         dropped = 0
         for digest, content in with_contents(leaves.ids, leaves.content_digests):
-            place = core.seen.place(digest)
+            place = core.recent.place(digest)
             if place >= 0:
                 if not core.differs_here(peer.key, digest, place, content):
                     core.mark_holder(digest, place, peer.store)
             elif digest not in core.graph:
                 dropped += not self._announced(peer, digest, content)
         self._note_dropped(peer, dropped)
-        held = [each for each in leaves.ids if each in core.seen or each in core.graph]
-        behind = core.graph.descendants(held, DESCENDANT_IDS)
-        floor = held if leaves.rest_count else ()
+        known = [each for each in leaves.ids if each in core.recent or each in core.graph]
+        behind = core.graph.descendants(known, DESCENDANT_IDS)
+        floor = known if leaves.rest_count else ()
         behind += core.graph.newer_leaves(floor, core.config.leaf_ids)
         listed = frozenset(leaves.ids)
         for digest in behind:
             if digest not in listed:
                 self._offer(peer, digest)
 
-    def _note_pace(self, peer: Peer) -> None:
-        core, before_ns = self._core, peer.leaves_heard_ns
-        peer.leaves_heard_ns = core.now_ns
+    def _note_pace(self, peer: GossipPeer) -> None:
+        core, before_ns = self._core, peer.leaves_received_ns
+        peer.leaves_received_ns = core.now_ns
         interval_ns = core.config.leaves_interval_ns // _LEAVES_SHARE
         if before_ns is not None and core.now_ns < before_ns + interval_ns:
             reason = "leaves come too often: send them when they are due, if they have changed"
             core.fault(peer.key, scores.LEAVES_POINTS, reason)
 
-    def _offer(self, peer: Peer, digest: bytes) -> None:
+    def _offer(self, peer: GossipPeer, digest: bytes) -> None:
         core = self._core
-        place = core.seen.place(digest)
+        place = core.recent.place(digest)
         if place < 0 or digest in peer.pushes:
             return
-        if core.seen.holders[place] & peer.store.bit or core.seen.expecting[place] & peer.bit:
+        if core.recent.holders[place] & peer.store.bit or core.recent.expecting[place] & peer.bit:
             return
         if not peer.tell(digest, core.config.queued_ids):
-            core.count(What.IDS_UNANNOUNCED, 1)
+            core.count(GossipCounter.IDS_UNANNOUNCED, 1)

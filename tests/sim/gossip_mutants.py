@@ -229,7 +229,7 @@ DRIVER_MUTANTS = {
             in_driver(
                 "_send",
                 "stream.send(effect.frame)",
-                "stream.send(effect.frame), self._take(Sent(effect.peer))",
+                "stream.send(effect.frame), self._take(FrameSent(effect.peer))",
             ),
             replace_with(GossipDriver, "sent", nothing),
         ),

@@ -14,7 +14,7 @@ from store.db.schema.partitions import PartitionMap
 from store.db.writing.unread import MAX_NEEDED, ConfirmationTracker, UnreadRows
 from store.db.writing.writer import DatabaseWriter
 from store.domain.ports import Source
-from store.domain.unread import Confirmed
+from store.domain.unread import Confirmation, Confirmed
 from store.gossip.driver import confirmations
 from store.gossip.driver.confirmations import ConfirmationWaits
 from store.messages.record import RecordBatch
@@ -46,6 +46,13 @@ class Publisher:
     async def store(self, batch: RecordBatch, min_confirms: int) -> list[bool]:
         return list(await self.writer.store(batch, Source.CLIENT, min_confirms))
 
+    async def confirmed(
+        self, batch: RecordBatch, stored: Sequence[bool], needed: int, limit_s: float = LONG_S
+    ) -> list[Confirmation]:
+        return await self.waits.confirmed(
+            batch.hashes, batch.content_digests, stored, needed, limit_s
+        )
+
 
 @pytest.fixture
 async def publisher(database_url: str) -> AsyncIterator[Publisher]:
@@ -67,9 +74,7 @@ async def test_who_has_confirmed_a_new_message_is_not_awaited_again(publisher: P
     stored = await publisher.store(messages, 3)
     # The two stores that there are may be quicker than the one who begins to wait.
     publisher.waits.confirm(messages.hashes, [1, 2, 0])
-    found = await publisher.waits.confirmed(
-        messages.hashes, messages.content_digests, stored, 3, LONG_S
-    )
+    found = await publisher.confirmed(messages, stored, 3)
     assert [each.confirms for each in found] == [1, 2, 0]
     assert all("with 2 other stores" in each.reason for each in found)
     assert len(publisher.waits) == 0
@@ -81,9 +86,7 @@ async def test_what_was_held_may_be_confirmed_by_stores_that_are_away(publisher:
     publisher.waits.confirm(messages.hashes, [1, 1, 1])
     again = await publisher.store(messages, 3)
     assert again == [False] * 3
-    waiting = asyncio.create_task(
-        publisher.waits.confirmed(messages.hashes, messages.content_digests, again, 3, LONG_S)
-    )
+    waiting = asyncio.create_task(publisher.confirmed(messages, again, 3))
     await asyncio.sleep(0)
     assert len(publisher.waits) == 1
     publisher.waits.confirm(messages.hashes, [3, 3, 3])
@@ -96,9 +99,7 @@ async def test_a_wait_ends_with_the_last_confirmation_that_it_lacks(publisher: P
     first, *others = messages.hashes
     # One may come before anybody waits.
     publisher.waits.confirm([first], [2])
-    waiting = asyncio.create_task(
-        publisher.waits.confirmed(messages.hashes, messages.content_digests, stored, 2, LONG_S)
-    )
+    waiting = asyncio.create_task(publisher.confirmed(messages, stored, 2))
     await asyncio.sleep(0)
     publisher.waits.confirm(others, [1, 1])
     await asyncio.sleep(0)
@@ -113,9 +114,7 @@ async def test_a_wait_ends_with_the_last_confirmation_that_it_lacks(publisher: P
 async def test_what_another_node_on_the_database_was_told_counts(publisher: Publisher) -> None:
     messages = batch()
     stored = await publisher.store(messages, 2)
-    waiting = asyncio.create_task(
-        publisher.waits.confirmed(messages.hashes, messages.content_digests, stored, 2, LONG_S)
-    )
+    waiting = asyncio.create_task(publisher.confirmed(messages, stored, 2))
     other = UnreadRows(publisher.table._database)
     pairs = [Confirmed(digest, store) for digest in messages.hashes for store in ("a", "b")]
     await other.confirm(pairs)
@@ -129,17 +128,13 @@ async def test_the_peers_of_another_node_on_the_database_may_confirm(publisher: 
     async with await database.connect() as one, await database.connect() as another:
         for node in (one, another):
             await node.execute("select pg_advisory_lock_shared(%s)", (NODES,))
-        found = await publisher.waits.confirmed(
-            messages.hashes, messages.content_digests, stored, 3, 0.05
-        )
+        found = await publisher.confirmed(messages, stored, 3, 0.05)
         assert "no more have within 0.05 s" in found[0].reason
         servers = [node.info.backend_pid for node in (one, another)]
     async with await database.connect() as observer:
         # A server process lets go of its locks some time after its client has left.
         await until(lambda: _have_ended(observer, servers))
-    found = await publisher.waits.confirmed(
-        messages.hashes, messages.content_digests, stored, 3, LONG_S
-    )
+    found = await publisher.confirmed(messages, stored, 3)
     assert "with 2 other stores" in found[0].reason, "it is alone again"
 
 
@@ -183,9 +178,7 @@ async def test_what_was_given_up_counts_for_nothing(publisher: Publisher) -> Non
     await publisher.table.confirm([Confirmed(digest, "a") for digest in messages.hashes])
     await publisher.table.expire(messages.hashes)
     limit_s = 3 * confirmations.POLL_S
-    found = await publisher.waits.confirmed(
-        messages.hashes, messages.content_digests, stored, 2, limit_s
-    )
+    found = await publisher.confirmed(messages, stored, 2, limit_s)
     assert {each.confirms for each in found} <= {0, 1}
     assert "of 2 stores confirmed: no more have within 0.75 s" in found[0].reason
 
@@ -197,30 +190,22 @@ async def test_what_is_not_tracked_is_never_taken_for_confirmed(
     messages = batch()
     stored = await publisher.store(messages, 1)
     limit_s = 3 * confirmations.POLL_S
-    found = await publisher.waits.confirmed(
-        messages.hashes, messages.content_digests, stored, 1, limit_s
-    )
+    found = await publisher.confirmed(messages, stored, 1, limit_s)
     assert [each.confirms for each in found] == [0, 0, 0]
 
 
 async def test_too_few_stores_end_a_wait_before_it_begins(publisher: Publisher) -> None:
     messages = batch()
     stored = await publisher.store(messages, 3)
-    found = await publisher.waits.confirmed(
-        messages.hashes, messages.content_digests, stored, 3, LONG_S
-    )
+    found = await publisher.confirmed(messages, stored, 3)
     assert "0 of 3 stores confirmed: this node exchanges messages with 2 other" in found[0].reason
     publisher.reach = None
-    found = await publisher.waits.confirmed(
-        messages.hashes, messages.content_digests, stored, 3, 0.05
-    )
+    found = await publisher.confirmed(messages, stored, 3, 0.05)
     assert "no more have within 0.05 s" in found[0].reason, "peers may yet call"
     publisher.reach = 1
     publisher.waits.confirm(messages.hashes, [2, 2, 1])
     publisher.waits.confirm(messages.hashes[2:], [3])
-    waiting = asyncio.create_task(
-        publisher.waits.confirmed(messages.hashes, messages.content_digests, stored, 3, LONG_S)
-    )
+    waiting = asyncio.create_task(publisher.confirmed(messages, stored, 3))
     await asyncio.sleep(0)
     publisher.waits.confirm(messages.hashes, [3, 3, 3])
     assert [each.reason for each in await waiting] == ["", "", ""]
@@ -233,9 +218,7 @@ async def test_a_duplicate_is_asked_for_again_and_known_confirmations_count(
     await publisher.store(messages, 1)
     publisher.waits.confirm(messages.hashes, [1, 1, 1])
     again = await publisher.store(messages, 1)
-    found = await publisher.waits.confirmed(
-        messages.hashes, messages.content_digests, again, 1, LONG_S
-    )
+    found = await publisher.confirmed(messages, again, 1)
     assert [each.confirms for each in found] == [1, 1, 1]
     assert publisher.wanted == [(messages.hashes, 1)]
 
@@ -246,13 +229,9 @@ async def test_waits_are_bounded_and_a_client_that_leaves_costs_nothing(
     messages = batch()
     stored = await publisher.store(messages, 1)
     monkeypatch.setattr(confirmations, "MAX_WAITS", 1)
-    waiting = asyncio.create_task(
-        publisher.waits.confirmed(messages.hashes, messages.content_digests, stored, 1, LONG_S)
-    )
+    waiting = asyncio.create_task(publisher.confirmed(messages, stored, 1))
     await asyncio.sleep(0)
-    (found, *_) = await publisher.waits.confirmed(
-        messages.hashes, messages.content_digests, stored, 1, LONG_S
-    )
+    (found, *_) = await publisher.confirmed(messages, stored, 1)
     assert "too many publishers wait for confirmations already" in found.reason
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
@@ -263,13 +242,9 @@ async def test_waits_are_bounded_and_a_client_that_leaves_costs_nothing(
 async def test_a_node_that_stops_answers_all_who_wait(publisher: Publisher) -> None:
     messages = batch()
     stored = await publisher.store(messages, 1)
-    waiting = asyncio.create_task(
-        publisher.waits.confirmed(messages.hashes, messages.content_digests, stored, 1, LONG_S)
-    )
+    waiting = asyncio.create_task(publisher.confirmed(messages, stored, 1))
     await asyncio.sleep(0)
     publisher.waits.stop()
     assert "the node is stopping" in (await waiting)[0].reason
-    (found, *_) = await publisher.waits.confirmed(
-        messages.hashes, messages.content_digests, stored, 1, LONG_S
-    )
+    (found, *_) = await publisher.confirmed(messages, stored, 1)
     assert "the node is stopping" in found.reason

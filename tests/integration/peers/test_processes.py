@@ -163,20 +163,6 @@ async def test_what_was_missed_while_off_is_resumed_and_status_says_so(fleet: Fl
     assert told in Command.of(second).ok("status").out
 
 
-async def test_without_a_schedule_a_short_stop_is_resumed_too(fleet: Fleet) -> None:
-    first = fleet.start()
-    second = fleet.start(peers=[first])
-    second.terminate()
-    pretend_last_online(second, time.time_ns())
-    missed = made(50, time.time_ns(), span_s=5)
-    await publish(first, missed)
-
-    second.start()
-
-    assert eventually(lambda: finished_resume(second))
-    assert held(second) == hashes(missed)
-
-
 async def test_a_resume_waits_for_a_peer_and_holds_nothing_up(fleet: Fleet) -> None:
     first = fleet.start()
     second = fleet.start(peers=[first])

@@ -31,18 +31,6 @@ async def read(pages: Pages) -> list[WakuMessageAndTopic]:
     return [WakuMessageAndTopic.FromString(each) async for page in pages for each in page.messages]
 
 
-async def test_everything_in_a_range_comes_in_order(
-    first: PeerNode, second: PeerNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(peer_reads, "PEER_SCAN_PAGE_MESSAGES", 7)
-    messages = sorted(items(range(50)), key=lambda each: each.message.timestamp)
-    await second.hold(messages)
-    assert await read(first.caller.scan(second.address, START_NS, END_NS, b"")) == messages
-    start_ns, end_ns = messages[10].message.timestamp, messages[20].message.timestamp
-    found = await read(first.caller.scan(second.address, start_ns, end_ns, b""))
-    assert found == messages[10:20]
-
-
 async def test_a_scan_goes_on_where_it_was_left(
     first: PeerNode, second: PeerNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:

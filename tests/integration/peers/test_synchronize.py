@@ -90,31 +90,6 @@ async def test_equal_nodes_find_that_out_in_one_round_trip(
     assert first.caller.node_id(second.address) == "b.example"
 
 
-async def test_two_empty_nodes_are_equal(first: PeerNode, second: PeerNode) -> None:
-    outcome = await first.synchronize(second)
-    assert outcome.in_sync
-    assert (outcome.own_count, outcome.peer_count) == (0, 0)
-
-
-async def test_an_empty_node_is_filled_by_frames_of_many_sizes(
-    first: PeerNode, second: PeerNode
-) -> None:
-    await second.hold([item(number, size=7 * number) for number in range(3_000)])
-    outcome = await first.synchronize(second)
-    assert outcome.in_sync
-    assert outcome.messages_received == 3_000
-    assert await first.hashes() == await second.hashes()
-
-
-async def test_only_the_window_is_reconciled(first: PeerNode, second: PeerNode) -> None:
-    at = NOW_NS - 10 * MINUTE_NS
-    inside = [item(1, timestamp=at), item(2, timestamp=at + MINUTE_NS - 1)]
-    await second.hold([item(3, timestamp=at - 1), *inside, item(4, timestamp=at + MINUTE_NS)])
-    outcome = await first.synchronize(second, Window(at, at + MINUTE_NS))
-    assert outcome.in_sync
-    assert await first.hashes() == {hash_of(message) for message in inside}
-
-
 async def test_large_payloads_and_many_rounds(
     new_database: Callable[[], str], second: PeerNode
 ) -> None:
@@ -223,22 +198,6 @@ async def test_a_peer_that_is_not_ready_or_not_there(first: PeerNode, second: Pe
     assert str(second.address) in outcome.error
     assert not first.caller.connected(second.address)
     assert first.idle()
-
-
-async def test_both_begin_at_once_again_and_again(first: PeerNode, second: PeerNode) -> None:
-    for start in range(0, 1_000, 100):
-        await first.hold(items(range(start, start + 50)))
-        await second.hold(items(range(start + 50, start + 100)))
-        outcomes = await asyncio.gather(first.synchronize(second), second.synchronize(first))
-        assert [outcome.error for outcome in outcomes] == ["", ""]
-        endings = {outcome.ending for outcome in outcomes}
-        assert endings <= {SyncEnding.DONE, SyncEnding.ABORTED}
-        assert SyncEnding.DONE in endings, "one of the two goes through"
-        assert await first.hashes() == await second.hashes()
-        first.exchange.sessions.check()
-        second.exchange.sessions.check()
-    assert first.idle()
-    assert second.idle()
 
 
 async def test_a_cancelled_session_frees_both_sides_at_once(

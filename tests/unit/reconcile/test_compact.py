@@ -68,14 +68,17 @@ def without(ids: SyncIds, places: list[int] | tuple[int, ...]) -> SyncIds:
     st.sampled_from([0, 1, 40, 900]),
     st.sampled_from([0, 1, 2, 9, 120]),
     st.sampled_from([0, 1, 2, 9, 120]),
-    st.sampled_from([700, 10**6]),
+    st.tuples(st.sampled_from([700, 10**6]), st.booleans()),
 )
 @SOME
 def test_differences_are_those_of_sets(
-    seed: int, shared: int, ours: int, theirs: int, moments: int
+    seed: int, shared: int, ours: int, theirs: int, how: tuple[int, bool]
 ) -> None:
+    moments, offered = how
+    ours += not offered and not theirs  # equal sides do not use the mode without an offer
     first, second = sets_of(seed, shared, ours, theirs, moments)
-    joined = reconcile_compactly(first, second)
+    joined = compact_pair(*(IndexView.of(SyncIds.of(sorted(ids))) for ids in (first, second)))
+    joined.run(offered=offered)
     if any(isinstance(outcome, FallBack) for outcome in joined.outcomes):
         assert moments == 700 or ours + theirs > 100
         assert all(isinstance(outcome, FallBack) for outcome in joined.outcomes)
@@ -248,24 +251,6 @@ def test_what_a_peer_wants_may_be_spread_as_it_likes() -> None:
         expected = np.full(len(wanted), NOWHERE)
         expected[::-2] = np.arange(20_000)
         assert find(wanted, own).tolist() == expected.tolist()
-
-
-@given(
-    st.integers(0, 2**32),
-    st.sampled_from([0, 1, 40, 900]),
-    st.sampled_from([1, 2, 9, 120]),
-    st.sampled_from([0, 1, 2, 9, 120]),
-    st.sampled_from([700, 10**6]),
-)
-@SOME
-def test_they_are_without_an_offer(
-    seed: int, shared: int, ours: int, theirs: int, moments: int
-) -> None:
-    first, second = sets_of(seed, shared, ours, theirs, moments)
-    views = IndexView.of(SyncIds.of(sorted(first))), IndexView.of(SyncIds.of(sorted(second)))
-    joined = compact_pair(*views)
-    joined.run(offered=False)
-    assert_exact(joined, set(first), set(second))
 
 
 # Slices

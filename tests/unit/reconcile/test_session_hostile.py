@@ -21,7 +21,6 @@ from tests.support.reconcile_pair import (
     Node,
     initiator,
     join,
-    reconcile,
     responder,
     some_ids,
 )
@@ -254,63 +253,6 @@ def test_counts_are_reported_and_not_believed() -> None:
             frame = Received(peer.answer(sent.payload) if sent else b"", count=3)
         assert node.result.peer_count == claimed
         assert node.result.to_send.pairs() == sorted(ids[450:])
-
-
-def test_more_differences_than_may_be_reported() -> None:
-    rng = random.Random(5)
-    ids = some_ids(rng, 3_000, 10**6)
-    ours, theirs = ids[:2_400], ids[600:]
-    limits = SessionLimits(max_differences=500)
-    results = join(
-        initiator(NaiveView(ours), limits=limits), responder(NaiveView(theirs), limits=limits)
-    )
-    assert results[0].truncated
-    assert results[1].truncated
-    for result, lacks, has in ((results[0], theirs, ours), (results[1], ours, theirs)):
-        assert len(result.to_send) + len(result.to_receive) <= 500
-        assert set(result.to_send) <= set(has) - set(lacks)
-        assert set(result.to_receive) <= set(lacks) - set(has)
-    assert len(results[0].to_send) + len(results[0].to_receive) > 200
-
-
-def test_neither_side_takes_a_truncated_session_for_a_complete_one() -> None:
-    for seed in range(24):
-        rng = random.Random(seed)
-        ids = some_ids(rng, 200, rng.choice((1, 40, 1_800)))
-        ours = [each for each in ids if rng.random() > 0.1]
-        theirs = [each for each in ids if rng.random() > 0.1]
-        differences = len(set(ours) ^ set(theirs))
-        for most in (1, differences // 10, differences // 3, differences - 1, differences + 1):
-            limits = SessionLimits(max_differences=max(1, most))
-            for result in join(
-                initiator(NaiveView(ours), limits=limits),
-                responder(NaiveView(theirs), limits=limits),
-            ):
-                found = len(result.to_send) + len(result.to_receive)
-                assert result.truncated == (found < differences)
-
-
-def test_repeating_the_truncated_session_gets_everything() -> None:
-    rng = random.Random(6)
-    ids = some_ids(rng, 1_000, 10**6)
-    ours, theirs = set(ids[:700]), set(ids[300:])
-    limits = SessionLimits(max_differences=150)
-    sessions = 0
-    while ours != theirs:
-        first, _ = join(
-            initiator(NaiveView(ours), limits=limits), responder(NaiveView(theirs), limits=limits)
-        )
-        theirs |= set(first.to_send)
-        ours |= set(first.to_receive)
-        sessions += 1
-        assert sessions < 30
-    assert ours == set(ids)
-    assert_nothing_left(ours, theirs)
-
-
-def assert_nothing_left(ours: set[SyncId], theirs: set[SyncId]) -> None:
-    first, second = reconcile(ours, theirs)
-    assert len(first.to_send) == len(second.to_send) == 0
 
 
 @pytest.mark.parametrize(

@@ -67,43 +67,66 @@ def hidden(side: Side) -> set[SyncId]:
     return set(side.work.hidden)
 
 
+MODES = {"base": (None, True), "offered": (0, True), "unoffered": (0, False)}
+"""By what a session finds differences: `compact_from` of both sides, and whether it is offered."""
+
+
+def sides(mode: str, first: set[SyncId], second: set[SyncId]) -> tuple[Side, Side]:
+    compact_from, offers = MODES[mode]
+    return (
+        Side(first, compact_from=compact_from, offers=offers),
+        Side(second, compact_from=compact_from),
+    )
+
+
+def modes(*met: Side) -> set[bool]:
+    return {side.work.is_compact for side in met if side.work is not None}
+
+
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
     ("count", "differences"),
     [
         (0, (0, 0)),
-        (0, (7, 5)),
+        (0, (400, 300)),
         (1, (1, 0)),
         (30, (0, 1)),
-        (30, (400, 300)),
+        (30, (7, 5)),
         (3_000, (0, 0)),
-        (3_000, (7, 5)),
+        (3_000, (400, 300)),
     ],
 )
-async def test_both_sides_conclude_by_sums(count: int, differences: tuple[int, int]) -> None:
+async def test_both_sides_find_exactly_the_differences_and_conclude_by_sums(
+    mode: str, count: int, differences: tuple[int, int]
+) -> None:
     shared = some(count, 1)
-    one = Side(shared | some(differences[0], 2))
-    other = Side(shared | some(differences[1], 3))
+    one, other = sides(mode, shared | some(differences[0], 2), shared | some(differences[1], 3))
     exact(*await met(one, other))
     assert proven_from(one) == proven_from(other) == 0
     assert not hidden(one)
     assert not hidden(other)
+    assert one.result is not None
+    assert other.result is not None
+    assert one.result.bytes_sent == other.result.bytes_received
+    assert one.result.bytes_received == other.result.bytes_sent
+    if count and mode != "base" and (mode == "offered" or any(differences)):
+        assert modes(one, other) == {True}
+        assert one.result.rounds <= 2
+        assert one.result.own_count == other.result.peer_count == len(one.ids)
+        assert other.result.own_count == one.result.peer_count == len(other.ids)
 
 
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
-    ("shared", "differences"),
-    [
-        (0, (0, 0)),
-        (0, (60, 60)),
-        (10, (1, 0)),
-        (10, (0, 0)),
-        (2_000, (0, 1)),
-        (2_000, (60, 60)),
-    ],
+    ("shared", "differences"), [(0, (0, 0)), (10, (1, 0)), (2_000, (0, 0)), (2_000, (60, 60))]
 )
-async def test_forged_sets_are_found(shared: int, differences: tuple[int, int]) -> None:
+async def test_forged_sets_are_found(mode: str, shared: int, differences: tuple[int, int]) -> None:
     base = some(shared, 1)
-    one = Side(base | forged()[0] | some(differences[0], 2, start_ns=2 * HOUR_NS))
-    other = Side(base | forged()[1] | some(differences[1], 4, start_ns=2 * HOUR_NS))
+    one, other = sides(
+        mode,
+        base | forged()[0] | some(differences[0], 2, start_ns=2 * HOUR_NS),
+        base | forged()[1] | some(differences[1], 4, start_ns=2 * HOUR_NS),
+    )
     exact(*await met(one, other))
     assert proven_from(one) == proven_from(other) == 0
     if differences == (0, 0):

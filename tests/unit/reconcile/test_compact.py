@@ -77,7 +77,8 @@ def test_differences_are_those_of_sets(
     moments, offered = how
     ours += not offered and not theirs  # equal sides do not use the mode without an offer
     first, second = sets_of(seed, shared, ours, theirs, moments)
-    joined = compact_pair(*(IndexView.of(SyncIds.of(sorted(ids))) for ids in (first, second)))
+    ours_view, theirs_view = (IndexView.of(SyncIds.of(ids)) for ids in (first, second))
+    joined = compact_pair(ours_view, theirs_view)
     joined.run(offered=offered)
     if any(isinstance(outcome, FallBack) for outcome in joined.outcomes):
         assert moments == 700 or ours + theirs > 100

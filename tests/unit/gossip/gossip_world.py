@@ -1,4 +1,4 @@
-"""Some machines joined in memory: every frame and every answer of a database is one step."""
+"""Machines joined in memory: every frame and every answer of a database is one step."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ TOPIC = bytes(16)
 
 
 def ids(count: int, salt: str = "") -> list[bytes]:
-    """Some message hashes."""
+    """Return message hashes."""
     return [sha256(f"{salt}{number}".encode()).digest() for number in range(count)]
 
 
@@ -74,7 +74,7 @@ def records(
 
 
 class Machine:
-    """What tests see of a machine."""
+    """A machine and counts of its tables."""
 
     machine: Gossip
 
@@ -84,7 +84,7 @@ class Machine:
 
 
 class Single(Machine):
-    """One machine, whose effects are kept; its clock stands still."""
+    """A machine, whose effects are kept; its clock stands still."""
 
     def __init__(self, **config: int) -> None:
         self.machine = Gossip(GossipConfig(store_id="own", **config))
@@ -105,7 +105,7 @@ class Single(Machine):
         return self.step(FrameReceived(peer, frame))
 
     def publish(self, digests: Sequence[bytes]) -> list[Effect]:
-        """A client has published here."""
+        """Commit messages that a client has published here."""
         return self.step(Committed(digests, published=dict.fromkeys(digests, 0)))
 
     def is_reading(self, peer: str) -> bool:
@@ -152,7 +152,7 @@ class Single(Machine):
 
 
 def of(kind: type[_E], effects: list[Effect]) -> list[_E]:
-    """Those of one kind."""
+    """Return the effects of one kind."""
     return [effect for effect in effects if isinstance(effect, kind)]
 
 
@@ -184,7 +184,7 @@ class Member(Machine):
             self._do(effect)
 
     def publish(self, digests: Sequence[bytes], min_confirms: int = 0) -> None:
-        """A client publishes here."""
+        """Publish messages as a client here."""
         self.held.update(dict.fromkeys(digests))
         published = dict.fromkeys(digests, min_confirms)
         self.step(Committed(digests, self._fleet.events(digests), published=published))
@@ -270,7 +270,7 @@ class Fleet:
         self._actions.append(action)
 
     def run(self) -> None:
-        """Until nothing is left to happen."""
+        """Run until nothing is left to happen."""
         while self._actions:
             self._actions.pop(self._choose(len(self._actions)))()
 

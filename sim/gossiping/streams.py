@@ -38,10 +38,7 @@ if TYPE_CHECKING:
 
 GOSSIP: Final = "Gossip"
 
-_FAILURES: Final = {
-    Status.ABORTED: PeerHasStreamError,
-    Status.FAILED_PRECONDITION: PeerRefusedError,
-}
+_FAILURES = {Status.ABORTED: PeerHasStreamError, Status.FAILED_PRECONDITION: PeerRefusedError}
 
 
 class Frames:

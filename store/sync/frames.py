@@ -7,7 +7,7 @@ Entries are taken in the order in which they come.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 from typing import Final
@@ -208,21 +208,6 @@ def is_session_id(text: str) -> bool:
     return len(text) == SESSION_ID_CHARS and set(text) <= set("0123456789abcdef")
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A part of a ``TransferFrame``; ``messages`` are said to be ``WakuMessageAndTopic``.
-
-    ``size_bytes`` is its share of the frame. ``done`` is set on the last piece only.
-    """
-
-    session_id: str
-    messages: Sequence[bytes]
-    stored: Sequence[bytes]
-    refused: Sequence[tuple[bytes, str]]
-    size_bytes: int
-    done: bool
-
-
 def encode_transfer(frame: Frame) -> bytes:
     """Return the bytes of a frame to send."""
     return transfer_frame(
@@ -230,7 +215,7 @@ def encode_transfer(frame: Frame) -> bytes:
     )
 
 
-def pieces(frame: bytes) -> Iterator[Piece]:
+def pieces(frame: bytes) -> Iterator[Frame]:
     """Cut a ``TransferFrame`` into pieces that are judged at one go; at least one.
 
     Raises:
@@ -261,7 +246,7 @@ def _no_frame() -> MalformedFrameError:
     return MalformedFrameError("the frame is no TransferFrame: encode it as the schema says")
 
 
-def _chunks(part: RawTransferFrame, size_bytes: int, *, done: bool) -> Iterator[Piece]:
+def _chunks(part: RawTransferFrame, size_bytes: int, *, done: bool) -> Iterator[Frame]:
     messages = part.messages
     step = chunk_messages(len(messages), size_bytes)
     chunks = max(1, -(-len(messages) // step))
@@ -270,7 +255,7 @@ def _chunks(part: RawTransferFrame, size_bytes: int, *, done: bool) -> Iterator[
     for start in range(0, chunks * step, step):
         last = start + step >= chunks * step
         chunk = messages[start : start + step]
-        yield Piece(session_id, chunk, stored, refused, size_bytes // chunks, done and last)
+        yield Frame(session_id, chunk, stored, refused, done and last, size_bytes // chunks)
         session_id, stored, refused = "", [], []
 
 

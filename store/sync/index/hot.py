@@ -107,11 +107,6 @@ class HotIndex:
         return 0 if self._index is None else self._floor_ns
 
     @property
-    def is_warm(self) -> bool:
-        """True while there is an index."""
-        return self._index is not None
-
-    @property
     def place(self) -> Place:
         """The newest commit that is in the index; `START` while there is none."""
         return START if self._index is None else self._place
@@ -220,7 +215,8 @@ class HotIndex:
                 self._log.warning("index_lost")
                 await asyncio.sleep(backoff.pause_s)
             except Exception as error:  # noqa: BLE001 - whatever fails, the database still answers
-                self._log.warning("index_failed", reason=_reason(error), retry_s=backoff.pause_s)
+                reason = str(error).strip().partition("\n")[0] or repr(error)
+                self._log.warning("index_failed", reason=reason, retry_s=backoff.pause_s)
                 self._drop()
                 await self._notify()
                 await asyncio.sleep(backoff.take())
@@ -354,10 +350,6 @@ class HotIndex:
     async def _notify(self) -> None:
         async with self.moved:
             self.moved.notify_all()
-
-
-def _reason(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0] or repr(error)
 
 
 def at(time_ns: int) -> SyncId:

@@ -251,14 +251,11 @@ class Schedule:
         """Verify the invariants.
 
         Raises:
-            ValueError: One does not hold.
+            AssertionError: one is broken.
         """
-        if self.running > self._config.max_sessions:
-            raise ValueError("more sessions are under way than are allowed")
-        if len(self._waiting) > MAX_WAITING:
-            raise ValueError("more requests wait than are allowed")
-        if any(len(due.parts) > MAX_PARTS for due in self._due):
-            raise ValueError("more parts of windows wait than are allowed")
+        assert self.running <= self._config.max_sessions
+        assert len(self._waiting) <= MAX_WAITING
+        assert all(len(due.parts) <= MAX_PARTS for due in self._due)
 
     def _start(self, now_ns: int) -> None:
         if self._started:

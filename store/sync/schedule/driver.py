@@ -27,6 +27,7 @@ from store.domain.ports import (
     UnknownPeer,
     Window,
 )
+from store.sync.lookup import Fetcher
 from store.sync.schedule.core import (
     Asked,
     BeginSession,
@@ -61,13 +62,6 @@ class PeerBook(Protocol):
         """Return the state of every configured peer."""
 
 
-class Fetches(Protocol):
-    """Looks SDS messages up at peers."""
-
-    async def fetch(self, peer: PeerAddress, request: SdsLookup) -> FetchDone:
-        """Ask one peer, once; see `Synchronizer.fetch`."""
-
-
 class Synchronizer:
     """The exchange with peers, as operators see it; all on the event loop's thread."""
 
@@ -76,7 +70,7 @@ class Synchronizer:
         config: ScheduleConfig,
         caller: PeerCaller,
         book: PeerBook,
-        fetcher: Fetches,
+        fetcher: Fetcher,
         environment: Environment,
     ) -> None:
         self._peers = config.peers

@@ -29,7 +29,7 @@ from store.domain.ports import (
     Writer,
 )
 from store.sync.errors import FrameTooLargeError, ProtocolBrokenError
-from store.sync.frames import Piece, encode_transfer, pieces
+from store.sync.frames import encode_transfer, pieces
 from store.sync.limits import (
     BUSY_PATIENCE_S,
     FIRST_BUSY_PAUSE_S,
@@ -240,7 +240,7 @@ class _Driver:
             await self._readable.wait()
         return True
 
-    def _judged(self, piece: Piece) -> TransferReceived:
+    def _judged(self, piece: Frame) -> TransferReceived:
         admission = Admission(self._work.policy(), self._work.environment.now_ns(), Source.TRANSFER)
         if piece.messages:
             admission.admit(piece.messages)

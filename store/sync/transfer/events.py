@@ -120,13 +120,17 @@ class Find:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A ``TransferFrame``: see `store.messages.transfer.transfer_frame`."""
+    """A ``TransferFrame`` to send, or a piece of a received one, of which the last has ``done``.
+
+    ``messages`` are said to be ``WakuMessageAndTopic``. ``size_bytes``: of the received piece.
+    """
 
     session_id: str
     messages: Sequence[bytes] = ()
     stored: Sequence[bytes] = ()
     refused: Sequence[tuple[bytes, str]] = ()
     done: bool = False
+    size_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,17 +73,12 @@ def records(
     return batch
 
 
-class Machine:
-    """A machine and counts of its tables."""
-
-    machine: Gossip
-
-    def count(self, table: str) -> int:
-        """Count the entries of a table: unread, incomplete or fetches."""
-        return len(getattr(self.machine._core, table))
+def entries(holder: Single | Member, table: str) -> int:
+    """Return the number of entries in a table of a machine: unread, incomplete or fetches."""
+    return len(getattr(holder.machine._core, table))
 
 
-class Single(Machine):
+class Single:
     """A machine, whose effects are kept; its clock stands still."""
 
     def __init__(self, **config: int) -> None:
@@ -166,7 +161,7 @@ def counted(effects: list[Effect], what: GossipCounter) -> int:
     return sum(each.count for each in of(GossipCount, effects) if each.what is what)
 
 
-class Member(Machine):
+class Member:
     """A machine among others, with what its store holds."""
 
     def __init__(self, fleet: Fleet, name: str, **config: int) -> None:

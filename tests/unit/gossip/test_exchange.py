@@ -20,7 +20,7 @@ from store.gossip.events import (
     SyncLeaves,
 )
 from store.gossip.limits import NEWS_ORDER, NEWS_PATIENCE_NS, NEWS_WINDOW
-from tests.unit.gossip.gossip_world import Fleet, S, Single, frames, ids, of
+from tests.unit.gossip.gossip_world import Fleet, S, Single, entries, frames, ids, of
 
 
 def triangle() -> Fleet:
@@ -39,7 +39,7 @@ def test_what_a_client_publishes_is_pushed_and_confirmed_by_those_who_got_it() -
     assert {kinds[pair] for pair in (("b", "a"), ("b", "c"), ("c", "a"), ("c", "b"))} == {Inventory}
     assert fleet.bodies() == 200
     assert fleet["a"].confirms == dict.fromkeys(messages, 2)
-    assert fleet["a"].count("unread") == 0
+    assert entries(fleet["a"], "unread") == 0
     assert all(list(member.held) == messages for member in fleet.members.values())
     fleet.check()
 
@@ -188,7 +188,7 @@ def test_missing_parents_are_fetched_and_the_event_waits_meanwhile() -> None:
     fleet["a"].publish(messages[-1:])
     fleet.run()
     assert sorted(fleet["b"].held) == sorted(messages)
-    assert fleet["b"].count("incomplete") == 0
+    assert entries(fleet["b"], "incomplete") == 0
     assert any(isinstance(frame, GetEvents) for *_, frame in fleet.sent)
 
 
@@ -226,4 +226,4 @@ def test_whatever_happens_first_all_hold_the_same_in_the_end(seed: int) -> None:
     for member in fleet.members.values():
         assert sorted(member.held) == sorted(messages)
         assert not member.cut
-        assert not any(map(member.count, ("unread", "incomplete", "fetches")))
+        assert not any(entries(member, table) for table in ("unread", "incomplete", "fetches"))

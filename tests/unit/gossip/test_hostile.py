@@ -31,7 +31,7 @@ from store.gossip.events import (
 )
 from store.gossip.limits import MAX_TRIES
 from store.gossip.machine import Gossip, GossipStateError
-from tests.unit.gossip.gossip_world import S, Single, counted, frames, ids, of, records
+from tests.unit.gossip.gossip_world import S, Single, counted, entries, frames, ids, of, records
 
 
 def bodies(digests: list[bytes]) -> Bodies:
@@ -60,7 +60,7 @@ def test_a_million_ids_fill_nothing() -> None:
     _, cut = flood(single, some, S // 100)
     assert "announced messages have not come" in cut.reason
     assert next(million) < 100_000
-    assert single.count("fetches") == 0
+    assert entries(single, "fetches") == 0
 
 
 def test_a_million_ids_in_one_frame_are_refused() -> None:
@@ -201,7 +201,7 @@ def test_a_parent_that_was_refused_is_not_asked_for_with_every_child() -> None:
         asked = [frame for frame in frames(effects) if isinstance(frame, GetEvents)]
         assert asked == ([GetEvents([parent])] if child is one else [])
         single.receive("x", Bodies(records(()), [(parent, "below_horizon")], 100))
-    assert single.count("incomplete") == 2
+    assert entries(single, "incomplete") == 2
 
 
 def test_parents_that_nobody_holds_hold_up_nothing_that_is_announced() -> None:
@@ -252,7 +252,7 @@ def test_a_peer_confirms_once_in_however_many_names() -> None:
     assert confirms == [Confirm("s1", messages, [1])]
     single.join("y")
     assert of(Confirm, single.receive("y", Inventory(messages)))
-    assert single.count("unread") == 0
+    assert entries(single, "unread") == 0
 
 
 def test_a_peer_is_not_read_from_while_much_of_it_waits_for_the_database() -> None:

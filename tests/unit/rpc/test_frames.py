@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from store.sync import frames
 from store.sync.errors import FrameTooLargeError, MalformedFrameError
-from store.sync.frames import Piece, Reconcile, encode_transfer, is_session_id, pieces
+from store.sync.frames import Reconcile, encode_transfer, is_session_id, pieces
 from store.sync.transfer.events import Frame
 from storenode.wire.storenode.internal.v1.transfer_raw_pb2 import RawTransferFrame
 from storenode.wire.storenode.v1.peer_pb2 import ReconcileFrame, TransferFrame, TransferRefusal
@@ -26,7 +26,7 @@ def messages(count: int, size: int = 10) -> list[WakuMessageAndTopic]:
     ]
 
 
-def whole(parts: list[Piece]) -> TransferFrame:
+def whole(parts: list[Frame]) -> TransferFrame:
     """The frame that was cut."""
     return TransferFrame(
         session_id="".join(part.session_id for part in parts),

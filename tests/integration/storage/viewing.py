@@ -21,7 +21,7 @@ from store.db.reconciliation import DatabaseIds
 from store.db.schema.partitions import PartitionMap
 from store.db.writing.writer import DatabaseWriter
 from store.domain.environment import Environment
-from store.domain.hub import START, WrittenIds
+from store.domain.hub import WrittenIds
 from store.domain.ports import Source
 from store.messages.record import RecordBatch
 from store.observe.metrics import Metrics
@@ -96,7 +96,7 @@ class ViewingNode(Node):
 
     async def until_warm(self) -> None:
         """Wait until there is an index."""
-        await self.until(lambda: self.hot.place != START)
+        await self.until(lambda: self.hot._index is not None)
 
     async def held(self) -> NaiveView:
         """What the database holds, as rows say it."""

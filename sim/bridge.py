@@ -18,8 +18,8 @@ from contextvars import Context, ContextVar, copy_context
 from functools import partial
 from typing import Any, Final, TypeVar, TypeVarTuple, Unpack
 
-from sim.dice import Dice
 from sim.limits import COLLECT_AFTER_OBJECTS, NS_PER_MS, NS_PER_S
+from sim.rng import Rng
 from sim.timeline import Timeline, Timer
 
 _T = TypeVar("_T")
@@ -74,9 +74,9 @@ class _Task(asyncio.Task[_T]):
 class TimelineLoop(asyncio.AbstractEventLoop):
     """One per run; it runs while the timeline does, inside `running`."""
 
-    def __init__(self, timeline: Timeline, dice: Dice) -> None:
+    def __init__(self, timeline: Timeline, rng: Rng) -> None:
         self._timeline = timeline
-        self._dice = dice
+        self._rng = rng
         self._began_ns = timeline.now_ns
         self._timers: dict[asyncio.TimerHandle, Timer] = {}
         self._numbers = itertools.count()
@@ -240,7 +240,7 @@ class TimelineLoop(asyncio.AbstractEventLoop):
             settle = partial(future.set_result, func(*args))
         except Exception as error:  # noqa: BLE001 - who awaits the thread is told
             settle = partial(future.set_exception, error)
-        delay_ns = int(_LONGEST_THREAD_NS * self._dice.random())
+        delay_ns = int(_LONGEST_THREAD_NS * self._rng.random())
         self._timeline.after(delay_ns, lambda: None if future.done() else settle())
         return future
 

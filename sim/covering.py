@@ -8,12 +8,11 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
 from reconcile.ids import SyncId
-from sim.dice import Dice, happens
-from sim.index import SimIds
+from sim.index import JudgedView, JudgedViews, SimIds
 from sim.marks import Mark
 from sim.process import Process
+from sim.rng import Rng, happens
 from sim.stating import SimStatements
-from sim.views import JudgedView, JudgedViews
 from store.domain.coverage import BLOCK_NS, HOUR_NS, Span, aligned, answered
 from store.domain.partitioning import DAY_NS
 from store.domain.ports import StoreBusy, StoreUnavailable
@@ -32,13 +31,13 @@ _SLOW_S: Final = (0.0, 0.0, 2.0, 30.0)
 """How long a client takes for its messages."""
 
 
-async def read_coverage(world: World, dice: Dice) -> None:
+async def read_coverage(world: World, rng: Rng) -> None:
     """Ask nodes, one after the other, with chance of its own: what else happens stays the same."""
     while True:
-        await asyncio.sleep(_PAUSE_S * dice.uniform(0, 2))
-        node = dice.choice(world.nodes)
+        await asyncio.sleep(_PAUSE_S * rng.uniform(0, 2))
+        node = rng.choice(world.nodes)
         if node.process is not None:
-            node.process.begin_task("coverage", ask_coverage(node, node.process, dice))
+            node.process.begin_task("coverage", ask_coverage(node, node.process, rng))
 
 
 def ask_after_loss(world: World, database: Database) -> None:
@@ -47,12 +46,12 @@ def ask_after_loss(world: World, database: Database) -> None:
         if node.peering is None or node.process is None:
             continue
         if node.database is database:
-            work = _ask_all(node, node.process, world.own_dice())
+            work = _ask_all(node, node.process, world.own_rng())
             node.process.begin_task("coverage", work)
 
 
-async def _ask_all(node: Node, process: Process, dice: Dice) -> None:
-    coverage, views = _reads(node, process, dice)
+async def _ask_all(node: Node, process: Process, rng: Rng) -> None:
+    coverage, views = _reads(node, process, rng)
     said = process.database.stated.values()
     spans = {(each.start_ns, each.end_ns) for found in said for each in found if each.count}
     try:
@@ -62,30 +61,30 @@ async def _ask_all(node: Node, process: Process, dice: Dice) -> None:
         process.note("cannot say how complete it is")
 
 
-def _reads(node: Node, process: Process, dice: Dice) -> tuple[Coverage, _Views]:
+def _reads(node: Node, process: Process, rng: Rng) -> tuple[Coverage, _Views]:
     assert node.peering is not None
-    ids = SimIds(process, dice)
+    ids = SimIds(process, rng)
     views = _Views(process, ids, node.peering.index)
-    return Coverage(views, SimStatements(process, dice), ids), views
+    return Coverage(views, SimStatements(process, rng), ids), views
 
 
-async def ask_coverage(node: Node, process: Process, dice: Dice) -> None:
+async def ask_coverage(node: Node, process: Process, rng: Rng) -> None:
     """One client: it asks for steps of a range, or for messages with the short form."""
-    coverage, views = _reads(node, process, dice)
+    coverage, views = _reads(node, process, rng)
     try:
-        if happens(dice, 0.5):
-            await _ask_steps(process, coverage, views, dice)
+        if happens(rng, 0.5):
+            await _ask_steps(process, coverage, views, rng)
         else:
-            await _ask_messages(process, coverage, dice)
+            await _ask_messages(process, coverage, rng)
     except (StoreBusy, StoreUnavailable):
         process.note("cannot say how complete it is")
 
 
-async def _ask_steps(process: Process, coverage: Coverage, views: _Views, dice: Dice) -> None:
-    span = _range(process, dice)
+async def _ask_steps(process: Process, coverage: Coverage, views: _Views, rng: Rng) -> None:
+    span = _range(process, rng)
     bounds = [span]
-    if happens(dice, 0.5):
-        step_ns = dice.choice(_STEPS_NS)
+    if happens(rng, 0.5):
+        step_ns = rng.choice(_STEPS_NS)
         last_ns = (span[1] - 1) // step_ns * step_ns
         first_ns = max(span[0], last_ns - (_MOST_STEPS - 1) * step_ns)
         bounds = list(aligned(first_ns, span[1], step_ns))
@@ -107,13 +106,13 @@ async def _ask_about(
                 )
 
 
-async def _ask_messages(process: Process, coverage: Coverage, dice: Dice) -> None:
-    start_ns, end_ns = _range(process, dice)
+async def _ask_messages(process: Process, coverage: Coverage, rng: Rng) -> None:
+    start_ns, end_ns = _range(process, rng)
     known = await coverage.known(start_ns, end_ns)
-    await asyncio.sleep(dice.choice(_SLOW_S) * dice.random())
+    await asyncio.sleep(rng.choice(_SLOW_S) * rng.random())
     database = process.database
-    held = await database.look(lambda: list(database.ids), dice=dice)
-    await asyncio.sleep(dice.choice(_SLOW_S) * dice.random())
+    held = await database.look(lambda: list(database.ids), rng=rng)
+    await asyncio.sleep(rng.choice(_SLOW_S) * rng.random())
     lost, horizon_ns = await coverage.lost_since(known.places)
     found = answered((start_ns, end_ns), known, horizon_ns, lost=lost)
     if found.until_ns > found.from_ns:
@@ -122,17 +121,17 @@ async def _ask_messages(process: Process, coverage: Coverage, dice: Dice) -> Non
         process.judge.covered(database, found.store_ids, span, found.compared_ns, held, whole=False)
 
 
-def _range(process: Process, dice: Dice) -> Span:
+def _range(process: Process, rng: Rng) -> Span:
     """What some statement about messages covers, or any time up to now or before; not empty."""
     said = process.database.stated.values()
     stated = [each for found in said for each in found if each.count]
-    if stated and happens(dice, _STATED):
-        some = dice.choice(stated)
+    if stated and happens(rng, _STATED):
+        some = rng.choice(stated)
         return some.start_ns, some.end_ns
     now_ns, scenario = process.timeline.now_ns, process.scenario
-    end_ns = now_ns - int(dice.choice((0, 1)) * dice.random() * scenario.history_ns)
-    longest_ns = dice.choice((HOUR_NS, DAY_NS, scenario.history_ns + scenario.offset_ns, end_ns))
-    return end_ns - 1 - int(dice.random() * (longest_ns - 1)), end_ns
+    end_ns = now_ns - int(rng.choice((0, 1)) * rng.random() * scenario.history_ns)
+    longest_ns = rng.choice((HOUR_NS, DAY_NS, scenario.history_ns + scenario.offset_ns, end_ns))
+    return end_ns - 1 - int(rng.random() * (longest_ns - 1)), end_ns
 
 
 class _Views(JudgedViews):

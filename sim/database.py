@@ -10,20 +10,23 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from reconcile.ids import SyncId, SyncIds
-from sim.dice import Dice, happens
 from sim.judge import Judge
-from sim.limits import COMMITS_AT_ONCE, NS_PER_MS
+from sim.limits import COMMITS_AT_ONCE, NS_PER_MS, NS_PER_S
 from sim.promise import Promise
+from sim.rng import Rng, happens
 from sim.snapshot import Snapshot
 from sim.timeline import Timeline
 from store.domain.coverage import Statement
 from store.domain.hub import START, CommitRow, Place, WrittenIds
-from store.domain.ports import StoreBusy, StoreUnavailable
+from store.domain.ports import Source, StoreBusy, StoreUnavailable
+from store.domain.unread import UnreadEvent
+from store.gossip.events import GraphEvent
+from store.gossip.graph import graph_events
 from store.messages.record import RecordBatch
 from store.messages.transfer import transferred
 from storenode.sds.codec import sds_key
@@ -32,7 +35,12 @@ _T = TypeVar("_T")
 
 _NO_HASH = bytes(32)
 
-NEWEST_BATCHES = 64
+NEWEST_BATCHES: Final = 64
+MAX_NEEDED: Final = 64
+_PAUSE_NS: Final = 3 * NS_PER_S
+
+WriteListener = Callable[[int, RecordBatch, Sequence[bool], Source], None]
+"""Receives a commit: its token (0: nothing is new), its batch, which messages are new, a source."""
 
 
 class Unavailable(StoreUnavailable):
@@ -54,12 +62,36 @@ class DiskWeather:
     """``delay_ns``: what a piece of work takes, about. ``crashes``: of commits, the share after
     which the node that wrote it is gone before it learns of it. ``busy``: of writes, the share that
     is refused for the moment. ``fails``: of other pieces of work, those that come to nothing.
+    ``pauses``: of all work, the share that takes seconds.
     """
 
     delay_ns: int = 5 * NS_PER_MS
     crashes: float = 0.0
     busy: float = 0.0
     fails: float = 0.0
+    pauses: float = 0.0
+
+
+@dataclass(slots=True)
+class UnreadRow:
+    """An unread event, or one that waits for parents."""
+
+    needed: int
+    began_ns: int
+    stores: dict[str, None] = field(default_factory=dict)
+    missing: tuple[bytes, ...] = ()
+    expired: bool = False
+
+    @property
+    def is_done(self) -> bool:
+        """True if it waits for nothing."""
+        return len(self.stores) >= self.needed and not self.missing
+
+    def event(self, digest: bytes, now_ns: int) -> UnreadEvent:
+        """Return the event as a node reads it."""
+        age_ns = now_ns - self.began_ns
+        stores = tuple(self.stores)
+        return UnreadEvent(digest, b"", self.needed, stores, self.missing, age_ns, self.expired)
 
 
 class Database:
@@ -77,10 +109,14 @@ class Database:
         outages: how often it went away, which breaks all connections.
         stated: by store ID, what sessions have found out about other stores.
         followers: are woken by every commit, and when their connections break.
+        log: hashes in the order of their commits; ``graph``: the events among them.
+        unread: unread events by hash. ``confirmed``: every pair that was ever confirmed.
+        max_confirms: how many other stores must confirm a new message.
+        listeners: of lives of nodes, which are notified of what they have written.
     """
 
     def __init__(
-        self, store_id: str, timeline: Timeline, dice: Dice, judge: Judge, lengths_ns: list[int]
+        self, store_id: str, timeline: Timeline, rng: Rng, judge: Judge, lengths_ns: list[int]
     ) -> None:
         self.store_id = store_id
         self.weather = DiskWeather()
@@ -97,24 +133,33 @@ class Database:
         self.outages = 0
         self.stated: dict[str, list[Statement]] = {}
         self.followers: dict[object, Callable[[], None]] = {}
+        self.log: list[bytes] = []
+        self.graph: dict[bytes, GraphEvent] = {}
+        self.unread: dict[bytes, UnreadRow] = {}
+        self.confirmed: dict[bytes, dict[str, None]] = {}
+        self.max_confirms = 0
+        self.listeners: dict[Client, WriteListener] = {}
         self._added: dict[int, list[SyncId]] = {}
         self._newest: deque[tuple[int, Client, list[SyncId]]] = deque(maxlen=NEWEST_BATCHES)
         self._batches = count(1)
         self._timeline = timeline
-        self._dice = dice
+        self._rng = rng
         self._judge = judge
         self._lengths_ns = lengths_ns
 
     def write(
-        self, client: Client, batch: RecordBatch, also: Callable[[list[bool]], None] | None = None
+        self,
+        client: Client,
+        batch: RecordBatch,
+        source: Source = Source.TRANSFER,
+        asked: int = 0,
     ) -> Promise[list[bool]]:
         """Store a batch; the promise is kept after the commit, per message True if it is new.
 
-        It fails with `Unavailable` where nobody knows. ``also`` happens in the same transaction.
+        It fails with `Unavailable` if the outcome is unknown. ``asked``: so many other stores must
+        confirm the messages.
         """
-        done: Promise[list[bool]] = Promise()
-        self._later(lambda: self._write(client, batch, also or _nothing, done))
-        return done
+        return self.change(client, lambda: self._write(client, batch, source, asked))
 
     def change(self, client: Client, work: Callable[[], _T]) -> Promise[_T]:
         """Do something in a transaction; fails as `write` does."""
@@ -146,7 +191,7 @@ class Database:
         Raises:
             StoreBusy: too many wait already.
         """
-        if happens(self._dice, self.weather.busy):
+        if happens(self._rng, self.weather.busy):
             raise StoreBusy("too many writes wait already")
 
     def look(
@@ -155,26 +200,26 @@ class Database:
         portions: int = 1,
         *,
         since: int | None = None,
-        dice: Dice | None = None,
+        rng: Rng | None = None,
     ) -> Promise[_T]:
         """Do something with the database that takes its time, all of it at one moment.
 
         ``portions``: into how many pieces like this one the work is cut, about. ``since``: the
-        number of outages when the connection was made that it is done on. ``dice``: its chance, by
+        number of outages when the connection was made that it is done on. ``rng``: its chance, by
         default the run's.
         """
-        dice = dice or self._dice
+        rng = rng or self._rng
         done: Promise[_T] = Promise()
 
         def act() -> None:
             broken = since not in (None, self.outages)
-            if not self.available or broken or happens(dice, self.weather.fails):
+            if not self.available or broken or happens(rng, self.weather.fails):
                 done.fail(Unavailable("the database does not answer"))
                 return
             value = work()
-            self._later(lambda: done.keep(value), portions, dice)
+            self._later(lambda: done.keep(value), portions, rng)
 
-        self._later(act, portions, dice)
+        self._later(act, portions, rng)
         return done
 
     def add(self, batch: RecordBatch, clock_ns: int) -> list[bool]:
@@ -186,6 +231,8 @@ class Database:
             if is_new:
                 self.held[batch.hashes[at]] = batch.timestamps[at], batch.frame(at)
                 self.digests[batch.hashes[at]] = batch.content_digests[at]
+                self.log.append(batch.hashes[at])
+        self.graph.update((event.id, event) for event in graph_events(batch))
         for each in ids:
             insort(self.ids, each)
         for at, claimed in zip(batch.sds_index, batch.sds, strict=True):
@@ -195,7 +242,7 @@ class Database:
         if ids:
             number = next(self._batches)
             times = [timestamp for timestamp, _ in ids]
-            place = self.place[0] + 1, self._dice.getrandbits(64)
+            place = self.place[0] + 1, self._rng.getrandbits(64)
             row = CommitRow(place, number, len(ids), min(times), max(times), None)
             self.commits.append(row)
             self._added[number] = ids
@@ -292,32 +339,33 @@ class Database:
         assert all(self.held[digest][0] == timestamp for timestamp, digest in self.ids)
         assert all(one < other for one, other in zip(self.ids, self.ids[1:], strict=False))
 
-    def _write(
-        self,
-        client: Client,
-        batch: RecordBatch,
-        also: Callable[[list[bool]], None],
-        done: Promise[list[bool]],
-    ) -> None:
-        def work() -> list[bool]:
-            new = self.add(batch, self._timeline.now_ns)
-            ids = zip(batch.timestamps, batch.hashes, strict=True)
-            self._newest.append((self._timeline.now_ns, client, list(ids)))
-            if client.alive and any(new):
-                added = zip(batch.hashes, new, strict=True)
-                hashes = frozenset(digest for digest, is_new in added if is_new)
-                client.written_ids.offer(self.commits[-1].place[1], batch, hashes)
-            also(new)
-            return new
+    def _write(self, client: Client, batch: RecordBatch, source: Source, asked: int) -> list[bool]:
+        new = self.add(batch, self._timeline.now_ns)
+        ids = zip(batch.timestamps, batch.hashes, strict=True)
+        self._newest.append((self._timeline.now_ns, client, list(ids)))
+        token = self.commits[-1].place[1] if any(new) else 0
+        if client.alive and token:
+            added = zip(batch.hashes, new, strict=True)
+            hashes = frozenset(digest for digest, is_new in added if is_new)
+            client.written_ids.offer(token, batch, hashes)
+        for digest, is_new in zip(batch.hashes, new, strict=True):
+            self._need(digest, asked, is_new=is_new)
+        if client in self.listeners:
+            self.listeners[client](token, batch, new, source)
+        return new
 
-        self._commit(client, work, done)
+    def _need(self, digest: bytes, asked: int, *, is_new: bool) -> None:
+        needed = min(max(asked, self.max_confirms if is_new else 0), MAX_NEEDED)
+        if needed:
+            row = self.unread.setdefault(digest, UnreadRow(needed, self._timeline.now_ns))
+            row.needed = max(row.needed, needed)
 
     def _commit(self, client: Client, work: Callable[[], _T], done: Promise[_T]) -> None:
-        if not self.available or (not client.alive and self._dice.random() < 0.5):
+        if not self.available or (not client.alive and self._rng.random() < 0.5):
             done.fail(Unavailable("the database did not commit"))
             return
         value = work()
-        if client.alive and happens(self._dice, self.weather.crashes):
+        if client.alive and happens(self._rng, self.weather.crashes):
             client.crash_soon()
         self._later(lambda: self._answer(value, done))
 
@@ -327,13 +375,13 @@ class Database:
         else:
             done.fail(Unavailable("the database went away before it answered"))
 
-    def _later(
-        self, action: Callable[[], None], portions: int = 1, dice: Dice | None = None
-    ) -> None:
-        chance = (dice or self._dice).random()
-        delay_ns = int(2 * self.weather.delay_ns * chance) // portions
+    def _later(self, action: Callable[[], None], portions: int = 1, rng: Rng | None = None) -> None:
+        if happens(self._rng, self.weather.pauses):
+            pause_ns = int(self._rng.uniform(0, _PAUSE_NS))
+            self._timeline.after(pause_ns, lambda: self._work(action, portions, rng))
+        else:
+            self._work(action, portions, rng)
+
+    def _work(self, action: Callable[[], None], portions: int, rng: Rng | None) -> None:
+        delay_ns = int(2 * self.weather.delay_ns * (rng or self._rng).random()) // portions
         self._timeline.after(delay_ns, action)
-
-
-def _nothing(new: list[bool]) -> None:
-    """Nothing else happens in the transaction of a write."""

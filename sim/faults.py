@@ -7,9 +7,9 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from sim.covering import ask_after_loss
-from sim.dice import happens
 from sim.limits import NS_PER_MS, NS_PER_S
 from sim.node import Node
+from sim.rng import happens
 from sim.stage import Stage
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ _Fault: TypeAlias = Callable[[], Coroutine[None, None, None]]
 _BUSY_MOMENTS: Final = 0.7
 """Share of faults that wait for something to be under way, where they do more harm."""
 
+_GOSSIP_KEEPALIVE_NS: Final = 15 * NS_PER_S
 _LOOK_EVERY_S: Final = 0.02
 _LOOKS: Final = 250
 
@@ -29,7 +30,7 @@ class Injector:
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
-        self._dice = stage.dice
+        self._rng = stage.rng
         self._tasks: list[asyncio.Task[None]] = []
 
     def begin(self, kinds: Iterable[tuple[int, _Fault]]) -> None:
@@ -44,16 +45,17 @@ class Injector:
             task.cancel()
         weather = self._stage.network.weather
         weather.breaks = weather.lost = weather.twice = weather.unnoticed = 0.0
+        weather.stalls = weather.silent = 0.0
         self._stage.network.heal()
 
     async def _again(self, every_ns: int, what: _Fault) -> None:
         while True:
-            await asyncio.sleep(self._dice.uniform(0, 2) * every_ns / NS_PER_S)
+            await asyncio.sleep(self._rng.uniform(0, 2) * every_ns / NS_PER_S)
             await self.choose_moment()
             await what()
 
     async def choose_moment(self) -> None:
-        """Wait for one at which a fault does more harm."""
+        """Wait for a moment at which a fault does more harm."""
 
 
 class FaultInjector(Injector):
@@ -68,7 +70,12 @@ class FaultInjector(Injector):
         faults, weather = self._world.scenario.faults, self._world.network.weather
         weather.breaks, weather.unnoticed = faults.breaks, faults.unnoticed
         weather.lost, weather.twice = faults.lost, faults.twice
+        gossip = self._world.scenario.gossip
+        if gossip is not None:
+            weather.stalls, weather.silent = gossip.stalls, gossip.silent
+            weather.keepalive_ns = _GOSSIP_KEEPALIVE_NS
         for database in self._world.databases:
+            database.weather.pauses = 0.0 if gossip is None else gossip.pauses
             database.weather.crashes = faults.commit_crashes
             database.weather.busy = faults.busy
             database.weather.fails = faults.fails
@@ -90,12 +97,13 @@ class FaultInjector(Injector):
         for database in self._world.databases:
             database.come_back()
             database.weather.crashes = database.weather.busy = database.weather.fails = 0.0
+            database.weather.pauses = 0.0
         for node in self._world.nodes:
             node.clock.offset_ns = 0
 
     async def choose_moment(self) -> None:
         """Often while something is under way."""
-        if happens(self._dice, _BUSY_MOMENTS):
+        if happens(self._rng, _BUSY_MOMENTS):
             await self._busy_moment()
 
     async def _busy_moment(self) -> None:
@@ -105,43 +113,49 @@ class FaultInjector(Injector):
                 break
             await asyncio.sleep(_LOOK_EVERY_S)
         delay_ns = self._world.scenario.network_delay_ns + self._world.scenario.disk_delay_ns
-        await asyncio.sleep(self._dice.uniform(0, 20) * delay_ns / NS_PER_S)
+        await asyncio.sleep(self._rng.uniform(0, 20) * delay_ns / NS_PER_S)
 
     async def _crash(self) -> None:
-        up = [node for node in self._world.nodes if node.process is not None]
-        if up:
-            self._dice.choice(up).crash("by force")
+        world = self._world
+        up = [node for node in world.nodes if node.process is not None]
+        gentle = 0.0 if world.scenario.gossip is None else world.gossip.gentle
+        if up and happens(self._rng, gentle):
+            node = self._rng.choice(up)
+            await asyncio.wait({world.loop.begin(None, node.stop_gossip())})
+            world.restart_later(node)
+        elif up:
+            self._rng.choice(up).crash("by force")
 
     async def _partition(self) -> None:
         world = self._world
         names = [node.name for node in world.nodes] + [each.name for each in world.clients]
         world.cut_off(names, len(names) - 1)
-        await asyncio.sleep(self._dice.uniform(0, 1) ** 2 * 15)
+        await asyncio.sleep(self._rng.uniform(0, 1) ** 2 * 15)
         world.make_whole()
 
     async def _outage(self) -> None:
-        database = self._dice.choice(self._world.databases)
+        database = self._rng.choice(self._world.databases)
         self._world.trace.note(database.store_id, "is away")
         database.go_away()
-        await asyncio.sleep(self._dice.uniform(0.1, 5))
-        loses = happens(self._dice, self._world.scenario.faults.commits_lost)
-        without = min(self._dice.randint(1, 3), len(database.commits)) if loses else 0
+        await asyncio.sleep(self._rng.uniform(0.1, 5))
+        loses = happens(self._rng, self._world.scenario.faults.commits_lost)
+        without = min(self._rng.randint(1, 3), len(database.commits)) if loses else 0
         self._world.trace.note(database.store_id, f"is back without {without} commits")
         database.come_back(without)
         if without:
             ask_after_loss(self._world, database)
 
     async def _jump(self) -> None:
-        self._skew(self._dice.choice(self._world.nodes))
+        self._skew(self._rng.choice(self._world.nodes))
 
     async def _lose_index(self) -> None:
-        node = self._dice.choice(self._world.nodes)
+        node = self._rng.choice(self._world.nodes)
         if node.peering is not None:
             node.peering.index.lost()
 
     def _skew(self, node: Node) -> None:
         most_ns = self._world.scenario.faults.skew_ns
-        right = happens(self._dice, 0.5)
-        node.clock.offset_ns = 0 if right else int(self._dice.uniform(-most_ns, most_ns))
+        right = happens(self._rng, 0.5)
+        node.clock.offset_ns = 0 if right else int(self._rng.uniform(-most_ns, most_ns))
         offset_ms = node.clock.offset_ns // NS_PER_MS
         self._world.trace.note(node.name, f"has a clock that is {offset_ms} ms ahead")

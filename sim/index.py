@@ -1,4 +1,4 @@
-"""What the index of a simulated node is given of its database: IDs, commits, and their loss."""
+"""The index and the views of a simulated node: IDs, commits and their loss."""
 
 from __future__ import annotations
 
@@ -8,18 +8,22 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Final
 
-from reconcile.ids import SyncIds
+from reconcile.ids import END, SyncId, SyncIds
 from reconcile.lattice import LatticeSum
 from reconcile.summaries.summary import Loaded, Needs, SummaryView
+from reconcile.view import Spans
+from reconcile.view import ViewRead as Read
 from sim.database import Unavailable
-from sim.dice import Dice
 from sim.limits import MAX_COLD_VIEWS
 from sim.marks import Mark
 from sim.process import Process
+from sim.rng import Rng
 from sim.snapshot import Snapshot
 from store.domain.hub import CommitRow, Place
 from store.domain.view import Newest, Times
 from store.sync.index.hot import HotIndex
+from store.sync.index.views import IndexedReconcilable, StoredView
+from store.sync.limits import FRESH_NS
 
 _PORTIONS: Final = 20
 """Into how many pieces a read is cut, about, of which one takes so much less than a whole."""
@@ -30,11 +34,11 @@ _RETRY_S: Final = 1.0
 class SimIds:
     """The IDs of a simulated database: a `store.domain.view.StoredIds`."""
 
-    def __init__(self, process: Process, dice: Dice | None = None) -> None:
-        """``dice``: its chance, by default the run's."""
+    def __init__(self, process: Process, rng: Rng | None = None) -> None:
+        """``rng``: its chance, by default the run's."""
         self._process = process
         self._database = process.database
-        self._dice = dice
+        self._rng = rng
         self._open = 0
 
     @asynccontextmanager
@@ -42,14 +46,14 @@ class SimIds:
         """A view of everything that is held now."""
         self._open += 1
         try:
-            look = self._database.look(self._database.snapshot, dice=self._dice)
-            yield SimColdView(self._process, await look, self._dice)
+            look = self._database.look(self._database.snapshot, rng=self._rng)
+            yield SimColdView(self._process, await look, self._rng)
         finally:
             self._open -= 1
 
     async def newest(self, seen: Place) -> Newest:
         """The newest commit now, and whether the database still has one that was seen."""
-        return await self._database.look(partial(self._newest, seen), dice=self._dice)
+        return await self._database.look(partial(self._newest, seen), rng=self._rng)
 
     async def ids_of(self, commits: Sequence[CommitRow]) -> SyncIds:
         """The IDs that some commits have added and that are held."""
@@ -71,7 +75,7 @@ class SimIds:
 class SimColdView:
     """A snapshot, which is lost when its database goes away."""
 
-    def __init__(self, process: Process, snapshot: Snapshot, dice: Dice | None) -> None:
+    def __init__(self, process: Process, snapshot: Snapshot, rng: Rng | None) -> None:
         lengths = process.scenario.lengths_ns
         self.view = SummaryView(snapshot.top(), lengths[1:], process.scenario.summary)
         self.snapshot = snapshot
@@ -79,12 +83,12 @@ class SimColdView:
         self.horizon_ns = snapshot.horizon_ns
         self._database = process.database
         self._outages = process.database.outages
-        self._dice = dice
+        self._rng = rng
 
     async def load(self, needs: Needs) -> Loaded:
         """What the view needs."""
         load = partial(self.snapshot.load, needs)
-        look = self._database.look(load, _PORTIONS, since=self._outages, dice=self._dice)
+        look = self._database.look(load, _PORTIONS, since=self._outages, rng=self._rng)
         return await look
 
     async def lattices(self, spans: Sequence[Times]) -> list[LatticeSum] | None:
@@ -129,7 +133,6 @@ class SimFeed:
         del self._database.followers[self]
 
     async def _look_for(self, head: Place | None) -> Place:
-        """Where to go on: at the head, unless it was lost."""
         database = self._database
         place, served = await database.look(
             lambda: (database.place, head is None or database.is_served(head))
@@ -147,3 +150,53 @@ class SimFeed:
     async def _commits_after(self, head: Place, outages: int) -> list[CommitRow]:
         database = self._database
         return await database.look(lambda: database.commits_after(head), since=outages)
+
+
+class JudgedView(StoredView):
+    """A view, with everything that it shows of the range that it was opened for.
+
+    ``asked_ns``: the node's clock before it was opened.
+    """
+
+    def __init__(self, view: StoredView, lower: SyncId, upper: SyncId, asked_ns: int) -> None:
+        super().__init__(view._opener, view._stack, view.horizon, view._hot, view._cold)
+        self.asked_ns = asked_ns
+        self.shown = _shown(view, lower, upper)
+
+
+class JudgedViews(IndexedReconcilable):
+    """Opens views; the judge is told of each."""
+
+    def __init__(self, process: Process, stored: SimIds, hot: HotIndex) -> None:
+        super().__init__(stored, hot, process.scenario.index)
+        self._process = process
+
+    @asynccontextmanager
+    async def open_view(
+        self, lower: SyncId, upper: SyncId, *, recent: bool = False
+    ) -> AsyncIterator[JudgedView]:
+        """Fix what is held in a range."""
+        process, database = self._process, self._process.database
+        asked_ns = process.clock.unix_ns()
+        new = database.added_by_others(process, FRESH_NS) if recent else set()
+        durable = [each for each in database.ids if lower <= each < upper and each not in new]
+        async with super().open_view(lower, upper, recent=recent) as opened:
+            mark = Mark.LAYERED if opened._hot else Mark.COLD
+            process.mark(Mark.HOT if opened._cold is None else mark)
+            view = JudgedView(opened, lower, upper, asked_ns)
+            process.judge.opened(view.shown, durable, database, max(lower, view.horizon))
+            yield view
+
+
+def _shown(view: StoredView, lower: SyncId, upper: SyncId) -> list[SyncId]:
+    floor = view._hot.floor if view._hot is not None else upper
+    shown: list[SyncId] = []
+    if isinstance(view._cold, SimColdView):
+        shown += view._cold.snapshot.between(lower, min(upper, floor))
+    start = max(lower, floor)
+    if view._hot is not None and start < upper:
+        spans = Spans.of([(start, min(upper, END))])
+        items = view._hot.view.answer(Read(items=spans)).items
+        assert items is not None
+        shown += items.ids.pairs()
+    return shown

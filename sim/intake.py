@@ -1,4 +1,4 @@
-"""What a node takes from clients, and the clients: publishing, retries, acknowledgements."""
+"""Clients that publish, operators that ask for sessions, and what a node does for clients."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from sim.database import Unavailable
 from sim.limits import NS_PER_MS, NS_PER_S
+from sim.marks import Mark
 from sim.messages import Message
 from sim.network import Caller
 from sim.process import Process
@@ -17,6 +18,7 @@ from store.domain.admission import Admission, Verdict
 from store.domain.ports import Source
 
 if TYPE_CHECKING:
+    from sim.node import Node
     from sim.world import World
 
 PUBSUB: Final = "/waku/2/rs/7/0"
@@ -83,24 +85,24 @@ class Client(Caller):
         """Publish until this is cancelled."""
         world = self._world
         while True:
-            pause_ns = world.scenario.publish_every_ns * world.dice.uniform(0, 2)
+            pause_ns = world.scenario.publish_every_ns * world.rng.uniform(0, 2)
             await asyncio.sleep(pause_ns / NS_PER_S)
-            messages = [self._make() for _ in range(world.dice.choice(_BATCHES))]
+            messages = [self._make() for _ in range(world.rng.choice(_BATCHES))]
             await self._publish(tuple(message.encoded for message in messages))
 
     def _make(self) -> Message:
         """Most are fresh; some are too old or too new for some nodes, or ephemeral, or large."""
-        world, dice = self._world, self._world.dice
-        age_ns = int(dice.uniform(-1, 3) * NS_PER_S)
-        if dice.random() < 0.05:
-            age_ns = int(dice.uniform(-60, 60) * NS_PER_S)
+        world, rng = self._world, self._world.rng
+        age_ns = int(rng.uniform(-1, 3) * NS_PER_S)
+        if rng.random() < 0.05:
+            age_ns = int(rng.uniform(-60, 60) * NS_PER_S)
         time_ns = world.timeline.now_ns - age_ns
         if world.scenario.moments < world.scenario.history:
             time_ns -= time_ns % (100 * NS_PER_MS)
         message = world.compose(
             b"%s %d" % (self.name.encode(), next(self._made)),
             time_ns,
-            ephemeral=dice.random() < 0.03,
+            ephemeral=rng.random() < 0.03,
         )
         world.judge.make(message)
         return message
@@ -110,10 +112,40 @@ class Client(Caller):
         number = next(self._numbers)
         answered = self._asked[number] = asyncio.Event()
         for _ in range(_TRIES):
-            node = world.dice.choice(world.nodes)
+            node = world.rng.choice(world.nodes)
             world.network.post(self.name, node.name, Publish(number, messages))
             with suppress(TimeoutError):
                 async with asyncio.timeout(_PATIENCE_S):
                     await answered.wait()
                     break
         del self._asked[number]
+
+
+_ANSWER_TIMES_S: Final = (0.0, 1.0, 60.0)
+_FROM_NS: Final = (None, 0)
+"""Where a session begins: as the schedule has it, or with everything."""
+
+
+async def ask_nodes(world: World) -> None:
+    """Ask nodes, one after the other; what was asked for goes on when this is cancelled."""
+    while True:
+        await asyncio.sleep(world.scenario.ask_every_ns * world.rng.uniform(0, 2) / NS_PER_S)
+        await _ask(world, world.rng.choice(world.nodes))
+
+
+async def _ask(world: World, node: Node) -> None:
+    process, peering = node.process, node.peering
+    if peering is None or not node.peers:
+        return
+    peer = world.rng.choice((None, *node.peers))
+    answer = peering.ask(peer, world.rng.choice(_FROM_NS))
+    await asyncio.wait({answer}, timeout=world.rng.choice(_ANSWER_TIMES_S))
+    if answer.cancelled():
+        world.trace.note(node.name, "has no session for an operator")
+    elif answer.done():
+        world.marks[str(Mark.ASKED)] += 1
+    elif node.process is process:
+        # Where the node has crashed meanwhile, nobody is left who knows of the question.
+        world.trace.note(node.name, "is asked no longer")
+        answer.cancel()
+        world.marks[str(Mark.WITHDRAWN)] += 1

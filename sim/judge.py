@@ -415,6 +415,5 @@ def named(ids: Sequence[SyncId]) -> tuple[int, bytes]:
 
 
 def _within(ids: Sequence[SyncId], start_ns: int, end_ns: int) -> Sequence[SyncId]:
-    """Those of a span; ``ids`` ascend."""
     first = bisect_left(ids, (start_ns, b""))
     return ids[first : bisect_left(ids, (end_ns, b""))]

@@ -21,6 +21,10 @@ takes a fifth of the time of a run, and half of that of a group of 10,000."""
 MAX_EVENTS: Final = 300_000
 """In one run; more means that something goes round in circles."""
 
+MAX_GOSSIP_EVENTS: Final = 1_000_000
+CHECK_EVERY_GOSSIP_EVENTS: Final = 2_048
+"""The same in runs with gossip."""
+
 MAX_WAITING_EVENTS: Final = 5_000
 """Timers and frames under way at one moment, of all nodes together."""
 

@@ -9,10 +9,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from sim.database import Database
-from sim.dice import happens
 from sim.limits import NS_PER_S
 from sim.marks import Mark
 from sim.process import Process
+from sim.rng import happens
 from sim.streams import EndStream
 from store.domain.claims import Claim, ClaimAnswer, ClaimQuery, Lookup
 from store.domain.ports import (
@@ -64,10 +64,10 @@ class Channel:
 
     def parents(self) -> tuple[HistoryEntry, ...]:
         """Some of the last messages, with and without hints."""
-        dice = self._world.dice
+        rng = self._world.rng
         last = list(self.spoken.values())[-_PARENTS:]
         return tuple(
-            HistoryEntry(each.message_id, each.digest if dice.random() < 0.5 else None)
+            HistoryEntry(each.message_id, each.digest if rng.random() < 0.5 else None)
             for each in last
         )
 
@@ -80,7 +80,7 @@ class Channel:
     def recent(self) -> tuple[HistoryEntry, ...]:
         """Some of what was said lately."""
         last = list(self.spoken.values())[-_RECENT:]
-        some = self._world.dice.sample(last, min(_HEADS, len(last)))
+        some = self._world.rng.sample(last, min(_HEADS, len(last)))
         return tuple(HistoryEntry(each.message_id, each.digest) for each in some)
 
 
@@ -126,7 +126,7 @@ async def serve_lookup(process: Process, stream: EndStream) -> None:
         return [transferred(database.held[digest][1]) for _, _, digest, _ in found]
 
     messages = await database.look(read)
-    if process.node.world.faulty and happens(process.dice, process.scenario.faults.lies):
+    if process.node.world.faulty and happens(process.rng, process.scenario.faults.lies):
         messages = _lie(process, messages)
     for start in range(0, len(messages), _PAGE_MESSAGES):
         await in_time(stream.write(messages[start : start + _PAGE_MESSAGES]), silence_s)
@@ -136,13 +136,13 @@ def _lie(process: Process, messages: list[bytes]) -> list[bytes]:
     """Leave something out, or send what is no message or was not asked for."""
     process.judge.lies[process.name] += 1
     process.mark(Mark.LIED)
-    lie = process.dice.choice(_LIES)
+    lie = process.rng.choice(_LIES)
     others = list(process.database.held.values())
     if lie is None:
         return messages[1:]
     if lie or not others:
         return [*messages, b"\xff"]
-    return [*messages, transferred(process.dice.choice(others)[1])]
+    return [*messages, transferred(process.rng.choice(others)[1])]
 
 
 _Held = dict[HistoryEntry, tuple[int, bytes]]
@@ -204,10 +204,10 @@ class JudgedFetcher(Fetcher):
 async def seek(world: World) -> None:
     """Have nodes look up what was said, and then what that followed from."""
     while True:
-        await asyncio.sleep(world.dice.uniform(0, 2) * world.scenario.seek_every_ns / NS_PER_S)
-        node, entries = world.dice.choice(world.nodes), world.channel.recent()
+        await asyncio.sleep(world.rng.uniform(0, 2) * world.scenario.seek_every_ns / NS_PER_S)
+        node, entries = world.rng.choice(world.nodes), world.channel.recent()
         for _ in range(_GENERATIONS):
-            for peer in world.dice.sample(node.peers, len(node.peers)):
+            for peer in world.rng.sample(node.peers, len(node.peers)):
                 if entries and node.peering is not None:
                     await asyncio.wait({node.peering.fetch(peer, entries)})
             spoken = [world.channel.spoken[each.message_id] for each in entries]

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from sim.calls import Call, Closed, End, Identity, Status
-from sim.dice import Dice, happens
 from sim.limits import MAX_CALLS_PER_NODE, NS_PER_MS
 from sim.promise import Promise
+from sim.rng import Rng, happens
 from sim.timeline import Timeline
 from sim.trace import Trace
 
@@ -78,13 +78,13 @@ class Caller:
 class Network:
     """All hosts, and what is under way between them."""
 
-    def __init__(self, timeline: Timeline, dice: Dice, trace: Trace, marks: Counter[str]) -> None:
+    def __init__(self, timeline: Timeline, rng: Rng, trace: Trace, marks: Counter[str]) -> None:
         self.marks = marks
         self.timeline = timeline
         self.trace = trace
         self.weather = Weather()
         self.calls: dict[Call, None] = {}
-        self._dice = dice
+        self._rng = rng
         self._hosts: dict[str, Host] = {}
         self._cut: set[frozenset[str]] = set()
 
@@ -131,11 +131,11 @@ class Network:
 
     def breaks_now(self) -> bool:
         """Does a call break at this frame?"""
-        return happens(self._dice, self.weather.breaks)
+        return happens(self._rng, self.weather.breaks)
 
     def is_silent(self) -> bool:
         """Does the callee of a call that breaks never learn of it?"""
-        return happens(self._dice, self.weather.silent)
+        return happens(self._rng, self.weather.silent)
 
     def forget(self, call: Call) -> None:
         """A call is over."""
@@ -151,8 +151,8 @@ class Network:
 
     def post(self, sender: str, target: str, letter: object) -> None:
         """Hand a letter over; nobody says whether it arrives."""
-        copies = 0 if happens(self._dice, self.weather.lost) else 1
-        copies += happens(self._dice, self.weather.twice)
+        copies = 0 if happens(self._rng, self.weather.lost) else 1
+        copies += happens(self._rng, self.weather.twice)
         for _ in range(copies):
             delay_ns = self.delay_ns(sender, target)
             self.timeline.after(delay_ns, lambda: self._deliver(sender, target, letter))
@@ -183,7 +183,7 @@ class Network:
         return bool(self._cut) and frozenset((one, other)) in self._cut
 
     def _doubt(self, call: Call) -> None:
-        if not happens(self._dice, self.weather.unnoticed):
+        if not happens(self._rng, self.weather.unnoticed):
             call.break_off()
             return
 
@@ -196,13 +196,13 @@ class Network:
     def delay_ns(self, sender: str, receiver: str) -> int:
         """How long something takes; every pair of hosts has its own distance."""
         longest_ns = self.weather.delay_ns * (1 + (hash_of(sender, receiver) % 4))
-        stalls = happens(self._dice, self.weather.stalls)
-        stall_ns = int(_STALL_NS * self._dice.random()) if stalls else 0
-        return _SHORTEST_DELAY_NS + int(longest_ns * self._dice.random() ** 2) + stall_ns
+        stalls = happens(self._rng, self.weather.stalls)
+        stall_ns = int(_STALL_NS * self._rng.random()) if stalls else 0
+        return _SHORTEST_DELAY_NS + int(longest_ns * self._rng.random() ** 2) + stall_ns
 
     def notice_ns(self, sender: str, receiver: str) -> int:
         """After how long the end of a call is noticed that nobody announces."""
-        if happens(self._dice, self.weather.unnoticed):
+        if happens(self._rng, self.weather.unnoticed):
             return self.weather.keepalive_ns
         return self.delay_ns(sender, receiver)
 

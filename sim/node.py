@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 from sim.calls import Closed, End, Identity
 from sim.database import Database
+from sim.gossiping.node import Gossiping
+from sim.gossiping.streams import GOSSIP, serve_gossip
 from sim.intake import Publish, take
 from sim.keeping import keep
 from sim.peering import Peering
@@ -28,8 +30,11 @@ class Node:
 
     Attributes:
         process: its life; None while it is off.
-        peering: of that life.
+        peering: of that life, if nodes reconcile.
+        gossiping: of the last life, if nodes gossip.
     """
+
+    gossiping: Gossiping
 
     def __init__(self, world: World, number: int, database: Database) -> None:
         scenario = world.scenario
@@ -74,6 +79,12 @@ class Node:
 
     def begin(self, process: Process) -> None:
         """Begin everything that a life does."""
+        scenario = self.world.scenario
+        if scenario.gossip is not None:
+            self.gossiping = Gossiping(self, process)
+            self.gossiping.start()
+        if not scenario.reconciles:
+            return
         if self.retention_ns is not None:
             process.begin_task("retention", keep(process, self.retention_ns))
         self.peering = Peering(process, self.peers)
@@ -85,7 +96,19 @@ class Node:
         Raises:
             Unavailable: nobody knows whether it is.
         """
-        await self.database.write(process, batch)
+        if self.world.scenario.gossip is not None:
+            await self.gossiping.store(process, batch)
+        else:
+            await self.database.write(process, batch)
+
+    async def stop_gossip(self) -> None:
+        """Shut down as a node does; nothing may be left of it."""
+        process, self.process = self.process, None
+        if process is not None:
+            process.note("stops")
+            await self.gossiping.stop()
+            self.world.gossip_checker.stopped(self.name, process.life)
+            process.end()
 
     def crash(self, why: str) -> None:
         """End a life: what is in memory is gone."""
@@ -100,6 +123,10 @@ class Node:
     def serve(self, method: str, end: End) -> bool:
         """Take a call."""
         process, peering = self.process, self.peering
+        if method == GOSSIP and process is not None:
+            streams = self.gossiping.node.streams
+            process.begin_task("served stream", serve_gossip(self, streams, end))
+            return True
         work = None if peering is None else peering.calls().get(method)
         if process is None or work is None:
             return False
@@ -120,9 +147,11 @@ class Node:
         """Verify everything that the node has in memory."""
         if self.peering is not None:
             self.peering.check()
+        if self.process is not None and self.world.scenario.gossip is not None:
+            self.gossiping.check()
 
 
 def _address(world: World, number: int) -> PeerAddress:
     """Some peers are named by address only: who answers is learned from the answer."""
-    named = f"node-{number}" if world.dice.random() < 0.5 else ""
+    named = f"node-{number}" if world.rng.random() < 0.5 else ""
     return PeerAddress(f"n{number}", _PORT, named)

@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final
 
-from sim.index import SimFeed, SimIds
+from sim.index import JudgedViews, SimFeed, SimIds
 from sim.lookups import CHANNEL, LOOKUP, JudgedFetcher, serve_lookup
 from sim.peers import JudgedExchange, SimBook, SimCaller, SimStore
 from sim.process import Process
 from sim.scans import SCAN, serve_scan
 from sim.streams import EndStream, Handler
-from sim.views import JudgedViews
 from store.domain.places import Caller
 from store.domain.ports import (
     HistoryEntry,
@@ -160,6 +159,5 @@ class Peering:
 
 
 def _caller(stream: EndStream) -> Caller:
-    """Who calls, in clear and from a host of its own."""
     there = stream.callee
     return Caller(there.node_id, there.store_id, there.node_id)

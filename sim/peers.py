@@ -11,6 +11,7 @@ from typing import Any, Final
 from reconcile.ids import LOWEST, SyncId, SyncIds
 from reconcile.session import Bounds, Result, Role
 from sim.calls import Status
+from sim.index import JudgedView, JudgedViews
 from sim.judge import Side
 from sim.lookups import LOOKUP
 from sim.marks import Mark
@@ -18,7 +19,6 @@ from sim.process import Process
 from sim.scans import SCAN, Page, Scan
 from sim.stating import SimStatements
 from sim.streams import SimConnector, StatusReceived
-from sim.views import JudgedView, JudgedViews
 from store.domain.admission import Admission, Verdict
 from store.domain.claims import RequestedEntries
 from store.domain.coverage import Interval
@@ -340,7 +340,6 @@ class SimCaller:
         return ids[bisect_left(ids, lower) : bisect_left(ids, (end_ns, _NO_HASH))]
 
     def _refused(self, messages: list[bytes]) -> set[bytes]:
-        """What the node may refuse of a page now."""
         admission = Admission(self._process.policy(), self._process.clock.unix_ns(), Source.RESUME)
         admission.admit(messages)
         published = admission.admitted
@@ -391,7 +390,6 @@ def described(outcome: SyncOutcome) -> str:
 
 
 def _marks(report: SessionReport) -> Iterator[Mark]:
-    """What a session has met."""
     result, transfer = report.result, report.transfer
     happened = (
         (Mark.TRUNCATED, result is not None and result.truncated),
@@ -410,7 +408,6 @@ def _marks(report: SessionReport) -> Iterator[Mark]:
 
 
 def _check_after_steps(machine: Any) -> None:  # noqa: ANN401 - any machine with `check`
-    """Have a machine verify its invariants after every step."""
     step = machine.step
 
     def checked(now_ns: int, given: Any) -> Any:  # noqa: ANN401 - as the machine's

@@ -1,14 +1,14 @@
-"""One life of a node: from a start to a crash, with everything that it has in memory only."""
+"""The process of a node, from a start to a crash, and the environment of its drivers."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Coroutine, Mapping
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from sim.bridge import Life
-from sim.environment import environment_of
 from sim.marks import Mark
+from store.domain.environment import Environment
 from store.domain.hub import WrittenIds
 
 if TYPE_CHECKING:
@@ -18,18 +18,18 @@ _T = TypeVar("_T")
 
 
 class Process:
-    """What the parts of a node share; nothing of it is left after a crash.
+    """A life of a node: the state that its parts share, which a crash loses.
 
     Attributes:
         alive: until it crashes, or is stopped.
-        at_end: what others must be told then.
+        at_end: actions to run then.
     """
 
     def __init__(self, node: Node) -> None:
         world = node.world
         self.node, self.name, self.clock = node, node.name, node.clock
         self.database, self.identity, self.policy = node.database, node.who, node.policy
-        self.scenario, self.dice, self.timeline = world.scenario, world.dice, world.timeline
+        self.scenario, self.rng, self.timeline = world.scenario, world.rng, world.timeline
         self.network, self.judge = world.network, world.judge
         self.alive = True
         self.at_end: list[Callable[[], None]] = []
@@ -38,11 +38,11 @@ class Process:
         self.world_env = environment_of(self)
 
     def note(self, what: str) -> None:
-        """Something happened here."""
+        """Note an event in the trace."""
         self.node.world.trace.note(self.name, what)
 
     def mark(self, what: Mark) -> None:
-        """Something rare happened."""
+        """Count a rare event."""
         self.node.world.marks[str(what)] += 1
 
     def begin_task(self, name: str, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
@@ -61,8 +61,57 @@ class Process:
             self.node.crash("after a commit")
 
     def end(self) -> None:
-        """Nothing goes on; only for `Node`."""
+        """End all tasks; only for `Node`."""
         self.alive = False
         self.life.end()
         for action in self.at_end:
             action()
+
+
+_MARKS: Final = {"index_lost": Mark.INDEX_LOST, "index_failed": Mark.INDEX_FAILED}
+
+
+class SimLog:
+    """Writes into the trace; an error that a driver logs is a fault of the node."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+
+    def debug(self, event: str, **fields: object) -> None:
+        """Note it."""
+        self._note(event, fields)
+
+    info = warning = debug
+
+    def error(self, event: str, **fields: object) -> None:
+        """Fail the run: no driver of a simulated node logs an error.
+
+        Raises:
+            Violation: always.
+        """
+        self._note(event, fields)
+        error = fields.get("exc_info")
+        cause = error if isinstance(error, BaseException) else None
+        self._process.judge.fail(f"{self._process.name} logs an error: {event} {cause!r}", cause)
+
+    def _note(self, event: str, fields: Mapping[str, object]) -> None:
+        if event in _MARKS:
+            self._process.mark(_MARKS[event])
+        what = " ".join(f"{name}={value}" for name, value in fields.items())
+        self._process.note(f"{event} {what}".rstrip())
+
+
+class _Counts:
+    def count_intake(self, source: str, duplicate: int, rejected: Mapping[str, int]) -> None:
+        """Count nothing: the judge sees every message."""
+
+
+def environment_of(process: Process) -> Environment:
+    """Return the clocks of the node, the generator of the run, and its trace."""
+    return Environment(
+        now_ns=process.clock.unix_ns,
+        steady_ns=process.clock.steady_ns,
+        random=process.rng,
+        log=SimLog(process),
+        counts=_Counts(),
+    )

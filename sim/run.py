@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from typing import Protocol, TypeVar
 
-from sim.dice import Dice
-from sim.gossiping.scenario import drawn_gossip
-from sim.gossiping.world import GossipSummary, GossipWorld
 from sim.groups.scenario import drawn_group, fixed_group
 from sim.groups.world import GroupSummary, GroupWorld
+from sim.nwaku_sync import SyncSummary, SyncWorld
 from sim.relaying.scenario import drawn_relay
 from sim.relaying.world import RelaySummary, RelayWorld
-from sim.scenario import drawn
+from sim.rng import Rng
+from sim.scenario import draw_with_gossip, drawn
 from sim.trace import Trace
 from sim.world import Summary, World
 from sim.year.calendar import Calendar
 from sim.year.world import YearSummary, YearWorld
 
+_T_co = TypeVar("_T_co", covariant=True)
 Sink = Callable[[str], None]
 """Takes the lines of a trace."""
 
@@ -26,81 +26,82 @@ class SimulationFailure(AssertionError):
     """A run failed; says how to repeat it."""
 
 
-def simulate(
-    seed: int, dice: Dice, *, nodes: int | None = None, sink: Sink | None = None
-) -> Summary:
-    """Run once. ``dice`` is a generator seeded with ``seed``; ``sink`` takes the trace.
+def simulate(seed: int, rng: Rng, *, nodes: int | None = None, sink: Sink | None = None) -> Summary:
+    """Run nodes that reconcile once. ``rng`` is seeded with ``seed``; ``sink`` takes the trace.
 
     Raises:
-        SimulationFailure: something that must hold does not.
+        SimulationFailure: A rule is broken.
     """
-    scenario = drawn(dice, nodes)
-    world = World(scenario, dice, sink)
-    with _repeatable(world.trace, scenario, seed, f" --nodes {nodes}" if nodes else ""):
-        return world.run()
+    world = World(drawn(rng, nodes), rng, sink)
+    return _repeatable(world, seed, "", world.scenario, _nodes_option(nodes))
 
 
 def simulate_gossip(
     seed: int,
-    dice: Dice,
+    rng: Rng,
     *,
     beside: bool = False,
     nodes: int | None = None,
     sink: Sink | None = None,
-) -> GossipSummary:
-    """As `simulate`, with gossip; ``beside``: nodes reconcile as well."""
-    scenario = drawn_gossip(dice, beside=beside, nodes=nodes)
-    world = GossipWorld(scenario, dice, sink)
-    after = f" --nodes {nodes}" if nodes else ""
-    before = f" --gossip {'beside' if beside else 'alone'}"
-    with _repeatable(world.trace, scenario, seed, after, before):
-        return world.run()
+) -> Summary:
+    """Run nodes that gossip; ``beside``: they reconcile as well."""
+    world = World(draw_with_gossip(rng, beside=beside, nodes=nodes), rng, sink)
+    option = f" --gossip {'beside' if beside else 'alone'}"
+    return _repeatable(world, seed, option, world.scenario, _nodes_option(nodes))
 
 
 def simulate_group(
     seed: int,
-    dice: Dice,
+    rng: Rng,
     members: int,
     *,
     with_store: bool,
     fixed: bool = False,
     sink: Sink | None = None,
 ) -> GroupSummary:
-    """As `simulate`, an SDS group, with options drawn from the seed, or ``fixed`` ones."""
-    scenario = (fixed_group if fixed else drawn_group)(dice, members, with_store=with_store)
-    world = GroupWorld(scenario, dice, sink)
-    before = f" --groups {members}" + " --with-store" * with_store + " --fixed" * fixed
-    with _repeatable(world.trace, scenario, seed, before=before):
-        return world.run()
+    """Run an SDS group, with options drawn from the seed, or ``fixed`` ones."""
+    scenario = (fixed_group if fixed else drawn_group)(rng, members, with_store=with_store)
+    option = f" --groups {members}" + " --with-store" * with_store + " --fixed" * fixed
+    return _repeatable(GroupWorld(scenario, rng, sink), seed, option, scenario)
 
 
-def simulate_relay(seed: int, rng: Dice, *, sink: Sink | None = None) -> RelaySummary:
-    """Run a network of gossipsub routers once; arguments and errors as of `simulate`."""
+def simulate_relay(seed: int, rng: Rng, *, sink: Sink | None = None) -> RelaySummary:
+    """Run a network of gossipsub routers."""
     scenario = drawn_relay(rng)
-    world = RelayWorld(scenario, rng, sink)
-    with _repeatable(world.trace, scenario, seed, before=" --relay"):
-        return world.run()
+    return _repeatable(RelayWorld(scenario, rng, sink), seed, " --relay", scenario)
+
+
+def simulate_sync(seed: int, rng: Rng, *, sink: Sink | None = None) -> SyncSummary:
+    """Run sessions of gateways with nwaku."""
+    return _repeatable(SyncWorld(rng, sink), seed, " --sync")
 
 
 def simulate_year(
-    seed: int, dice: Dice, calendar: Calendar | None = None, *, sink: Sink | None = None
+    seed: int, rng: Rng, calendar: Calendar | None = None, *, sink: Sink | None = None
 ) -> YearSummary:
-    """As `simulate`, a year in coarse steps."""
+    """Run a year in coarse steps."""
     calendar = calendar or Calendar()
-    world = YearWorld(calendar, dice, sink)
-    with _repeatable(world.trace, calendar, seed, before=" --year"):
-        return world.run_year()
+    return _repeatable(YearWorld(calendar, rng, sink), seed, " --year", calendar)
 
 
-@contextmanager
+def _nodes_option(nodes: int | None) -> str:
+    return f" --nodes {nodes}" if nodes else ""
+
+
+class _Runnable(Protocol[_T_co]):
+    trace: Trace
+
+    def run(self) -> _T_co: ...
+
+
 def _repeatable(
-    trace: Trace, scenario: object, seed: int, after: str = "", before: str = ""
-) -> Iterator[None]:
-    """Say what is needed to repeat a run that fails, and the command that does."""
+    world: _Runnable[_T_co], seed: int, before: str, scenario: object = "", after: str = ""
+) -> _T_co:
+    """Run a world; a failure has what is needed to repeat it, and the command that does."""
     try:
-        yield
+        return world.run()
     except Exception as error:
-        tail = "\n".join(trace.tail)
+        tail = "\n".join(world.trace.tail)
         raise SimulationFailure(
             f"seed {seed}: {type(error).__name__}: {error}\n{tail}\n{scenario}\n"
             f"repeat it with: python -m sim{before} --seed {seed}{after} --trace"

@@ -6,9 +6,9 @@ from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from typing import Final
 
-from sim.dice import happens
 from sim.limits import SCAN_PAGE_MESSAGES
 from sim.process import Process
+from sim.rng import happens
 from sim.streams import EndStream
 from store.domain.ports import CursorOutOfRange, StoreUnavailable
 from store.messages.cursor import ScanCursor
@@ -49,12 +49,12 @@ async def serve_scan(process: Process, stream: EndStream) -> None:
     """Answer one scan."""
     silence_s = process.scenario.silence_ns / NS_PER_S
     request: Scan = await in_time(stream.read(), silence_s)
-    if request.cursor and process.node.world.faulty and happens(process.dice, _LOST_PLACE):
+    if request.cursor and process.node.world.faulty and happens(process.rng, _LOST_PLACE):
         raise CursorOutOfRange("this cursor cannot be served")
     cursor = request.cursor
     while (page := await _read(process, request, cursor)) is not None:
         await in_time(stream.write(page), silence_s)
-        if process.node.world.faulty and happens(process.dice, _BROKEN):
+        if process.node.world.faulty and happens(process.rng, _BROKEN):
             raise StoreUnavailable("the database does not answer")
         cursor = page.cursor
 

@@ -6,13 +6,14 @@ kinds of fault out, and has more of the others.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from reconcile.algorithm.plan import Tuning
 from reconcile.limits import CodecLimits, SessionLimits, SummaryLimits
-from sim.dice import Dice, happens
+from sim.gossiping.scenario import GossipScenario, draw_gossip, draw_tricks
 from sim.limits import NS_PER_MS, NS_PER_S
+from sim.rng import Rng, happens
 from store.sync.limits import ONLINE_INTERVAL_S, IndexLimits, TransferLimits
 
 MINUTE_NS: Final = 60 * NS_PER_S
@@ -21,6 +22,7 @@ DAY_NS: Final = 24 * HOUR_NS
 
 MIN_NODES: Final = 2
 MAX_NODES: Final = 6
+_GOSSIP_HISTORY: Final = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +63,8 @@ class Scenario:
     reconcile, 0: never. ``sds_share``: of all messages, those of SDS, some of which are looked up
     every ``seek_every_ns``. ``written_ids``: IDs that a node remembers of what it has written, for
     its index. ``online_every_s``: how often a node notes that it is on. ``plain_nodes`` do not
-    know sums. ``forged``: stores differ in sets that have one XOR.
+    know sums. ``forged``: stores differ in sets that have one XOR. ``gossip``: None: nodes do not
+    gossip.
     """
 
     stores: tuple[int, ...]
@@ -100,6 +103,12 @@ class Scenario:
     transfer: TransferLimits
     summary: SummaryLimits
     faults: Faults
+    gossip: GossipScenario | None = None
+
+    @property
+    def reconciles(self) -> bool:
+        """True if nodes reconcile, beside gossip or without it."""
+        return self.gossip is None or self.gossip.beside
 
     @property
     def all_summed(self) -> bool:
@@ -112,81 +121,117 @@ class Scenario:
         return len(self.stores)
 
 
-def drawn(dice: Dice, nodes: int | None = None) -> Scenario:
+def drawn(rng: Rng, nodes: int | None = None) -> Scenario:
     """A scenario, with so many nodes if that is given."""
-    count = nodes or dice.choice((2, 2, 3, 3, 3, 4, 4, 5, MAX_NODES))
-    stores = _stores(dice, count)
-    history_ns = dice.choice((MINUTE_NS, 20 * MINUTE_NS, 5 * HOUR_NS, 3 * DAY_NS))
-    history = dice.choice((0, 10, 40, 100, 200))
-    interval_ns = dice.randint(6, 25) * NS_PER_S
-    limits = _session_limits(dice)
-    moments = max(1, history // dice.choice((1, 1, 2, 10, 1000)))
+    count = nodes or rng.choice((2, 2, 3, 3, 3, 4, 4, 5, MAX_NODES))
+    stores = _stores(rng, count)
+    history_ns = rng.choice((MINUTE_NS, 20 * MINUTE_NS, 5 * HOUR_NS, 3 * DAY_NS))
+    history = rng.choice((0, 10, 40, 100, 200))
+    interval_ns = rng.randint(6, 25) * NS_PER_S
+    limits = _session_limits(rng)
+    moments = max(1, history // rng.choice((1, 1, 2, 10, 1000)))
     # Differences that policy refuses come back in every session. What is hidden by them is found in
     # parts of the window, unless so many are in one moment.
     room = limits.max_differences >= (20 if moments > history // 3 else 1_000)
-    picky = room and happens(dice, 0.3)
-    silence_ns = dice.choice((5, 10, 20)) * NS_PER_S
-    forged = happens(dice, 0.2)
+    picky = room and happens(rng, 0.3)
+    silence_ns = rng.choice((5, 10, 20)) * NS_PER_S
+    forged = happens(rng, 0.2)
     # So that sums of the index show them, and in the other runs those of the database.
-    in_memory = forged and happens(dice, 0.6)
+    in_memory = forged and happens(rng, 0.6)
     return Scenario(
         stores=stores,
-        peers=_peers(dice, stores),
-        retention_ns=tuple(_retention(dice, history_ns) for _ in range(max(stores) + 1)),
-        partition_ns=dice.choice((2 * NS_PER_S, MINUTE_NS, history_ns // 16)),
+        peers=_peers(rng, stores),
+        retention_ns=tuple(_retention(rng, history_ns) for _ in range(max(stores) + 1)),
+        partition_ns=rng.choice((2 * NS_PER_S, MINUTE_NS, history_ns // 16)),
         history=history,
         history_ns=history_ns,
         moments=moments,
         # Beside other differences the sessions would show the forged ones, too.
-        share=1.0 if forged else dice.choice((0.5, 0.8, 0.95)),
-        clients=dice.randint(1, 3),
-        publish_every_ns=dice.choice((1, 2, 5, 20)) * NS_PER_S,
-        ask_every_ns=dice.choice((0, 0, 20 * NS_PER_S)),
-        sds_share=dice.choice((0.0, 0.2, 0.8)),
-        seek_every_ns=dice.choice((2, 10)) * NS_PER_S,
-        message_bytes=dice.choice((10, 40, 200)),
-        large_share=dice.choice((0.0, 0.1, 0.3)),
-        small_nodes=frozenset(_some_nodes(dice, count) if picky else ()),
-        plain_nodes=frozenset(_some_nodes(dice, count) if happens(dice, 0.3) else ()),
+        share=1.0 if forged else rng.choice((0.5, 0.8, 0.95)),
+        clients=rng.randint(1, 3),
+        publish_every_ns=rng.choice((1, 2, 5, 20)) * NS_PER_S,
+        ask_every_ns=rng.choice((0, 0, 20 * NS_PER_S)),
+        sds_share=rng.choice((0.0, 0.2, 0.8)),
+        seek_every_ns=rng.choice((2, 10)) * NS_PER_S,
+        message_bytes=rng.choice((10, 40, 200)),
+        large_share=rng.choice((0.0, 0.1, 0.3)),
+        small_nodes=frozenset(_some_nodes(rng, count) if picky else ()),
+        plain_nodes=frozenset(_some_nodes(rng, count) if happens(rng, 0.3) else ()),
         forged=forged,
-        faults_ns=dice.randint(15, 50) * NS_PER_S,
+        faults_ns=rng.randint(15, 50) * NS_PER_S,
         interval_ns=interval_ns,
-        range_ns=dice.choice((None, 30 * NS_PER_S, 10 * MINUTE_NS, HOUR_NS)),
-        offset_ns=dice.choice((0, NS_PER_S, 5 * NS_PER_S)),
+        range_ns=rng.choice((None, 30 * NS_PER_S, 10 * MINUTE_NS, HOUR_NS)),
+        offset_ns=rng.choice((0, NS_PER_S, 5 * NS_PER_S)),
         wide_ns=2 * interval_ns,
-        sessions=dice.randint(1, 4),
+        sessions=rng.randint(1, 4),
         online_every_s=ONLINE_INTERVAL_S,
         silence_ns=silence_ns,
-        network_delay_ns=dice.choice((1, 10, 60)) * NS_PER_MS,
-        disk_delay_ns=dice.choice((1, 5, 30)) * NS_PER_MS,
-        lengths_ns=dice.choice(
+        network_delay_ns=rng.choice((1, 10, 60)) * NS_PER_MS,
+        disk_delay_ns=rng.choice((1, 5, 30)) * NS_PER_MS,
+        lengths_ns=rng.choice(
             ((DAY_NS, HOUR_NS, MINUTE_NS), (HOUR_NS, MINUTE_NS, NS_PER_S), (MINUTE_NS, NS_PER_S))
         ),
-        index=_index_limits(dice, (1_000,) if in_memory else (8, 40, 1_000)),
-        written_ids=dice.choice((0, 4, 1_000)),
+        index=_index_limits(rng, (1_000,) if in_memory else (8, 40, 1_000)),
+        written_ids=rng.choice((0, 4, 1_000)),
         limits=limits,
-        tuning=_tuning(dice),
-        transfer=_transfer_limits(dice, silence_ns),
-        summary=_summary_limits(dice),
-        faults=_faults(dice),
+        tuning=_tuning(rng),
+        transfer=_transfer_limits(rng, silence_ns),
+        summary=_summary_limits(rng),
+        faults=_faults(rng),
     )
 
 
-def _stores(dice: Dice, nodes: int) -> tuple[int, ...]:
+def draw_with_gossip(rng: Rng, *, beside: bool, nodes: int | None = None) -> Scenario:
+    """Draw a scenario in which nodes gossip; ``beside``: they reconcile too.
+
+    Every message is for every store: runs without gossip have policy and retention.
+    """
+    base = drawn(rng, nodes)
+    tricks = draw_tricks(rng)
+    base = replace(
+        base,
+        retention_ns=(None,) * len(base.retention_ns),
+        history=min(base.history, _GOSSIP_HISTORY) if beside else 0,
+        large_share=0.0,
+        small_nodes=frozenset(),
+        publish_every_ns=rng.choice((1, 1, 2, 5)) * NS_PER_S,
+        faults=_gossip_faults(rng, base.faults),
+    )
+    if not beside:
+        base = replace(base, ask_every_ns=0, offset_ns=0, faults=without_clock_faults(base.faults))
+    unnoticed = base.faults.unnoticed
+    return replace(base, gossip=draw_gossip(rng, base.stores, tricks, unnoticed, beside=beside))
+
+
+def _gossip_faults(rng: Rng, faults: Faults) -> Faults:
+    """Publishers are heard, and the store fails more often: streams last, and sessions do not."""
+    outages_ns = rng.choice((0, 0, 6, 15)) * NS_PER_S
+    busy = rng.choice((0.0, 0.0, 0.05, 0.2))
+    return replace(
+        faults, lost=0.0, twice=0.0, commits_lost=0.0, busy=busy, outage_every_ns=outages_ns
+    )
+
+
+def without_clock_faults(faults: Faults) -> Faults:
+    """Return the faults that gossip alone can repair: it announces a refused message only once."""
+    return replace(faults, jump_every_ns=0, index_lost_every_ns=0, skew_ns=0)
+
+
+def _stores(rng: Rng, nodes: int) -> tuple[int, ...]:
     """Mostly a store per node; sometimes two nodes share one, if two stores are left."""
     stores = list(range(nodes))
-    if nodes > MIN_NODES and happens(dice, 0.25):
-        stores[-1] = dice.randint(0, nodes - 2)
+    if nodes > MIN_NODES and happens(rng, 0.25):
+        stores[-1] = rng.randint(0, nodes - 2)
     return tuple(stores)
 
 
-def _peers(dice: Dice, stores: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+def _peers(rng: Rng, stores: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
     """Who calls whom; the stores are connected, whichever node of a store is called."""
     nodes = len(stores)
     everyone = [tuple(other for other in range(nodes) if other != node) for node in range(nodes)]
     if nodes == MIN_NODES or len(set(stores)) < nodes:
         return tuple(everyone)
-    shape = dice.choice(("mesh", "ring", "line", "star"))
+    shape = rng.choice(("mesh", "ring", "line", "star"))
     if shape == "ring":
         return tuple(((node + 1) % nodes,) for node in range(nodes))
     if shape == "line":
@@ -196,83 +241,83 @@ def _peers(dice: Dice, stores: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
     return tuple(everyone)
 
 
-def _retention(dice: Dice, history_ns: int) -> int | None:
-    if not happens(dice, 0.35):
+def _retention(rng: Rng, history_ns: int) -> int | None:
+    if not happens(rng, 0.35):
         return None
-    return 3 * MINUTE_NS + int(history_ns * dice.uniform(0.0, 0.8))
+    return 3 * MINUTE_NS + int(history_ns * rng.uniform(0.0, 0.8))
 
 
-def _some_nodes(dice: Dice, nodes: int) -> list[int]:
-    return dice.sample(range(nodes), dice.randint(1, nodes - 1))
+def _some_nodes(rng: Rng, nodes: int) -> list[int]:
+    return rng.sample(range(nodes), rng.randint(1, nodes - 1))
 
 
-def _session_limits(dice: Dice) -> SessionLimits:
+def _session_limits(rng: Rng) -> SessionLimits:
     codec = CodecLimits(
-        max_payload_bytes=dice.choice((8_192, 16_384)),
-        max_ranges=dice.choice((64, 128, 1_000)),
-        max_elements=dice.choice((16, 64, 1_000)),
+        max_payload_bytes=rng.choice((8_192, 16_384)),
+        max_ranges=rng.choice((64, 128, 1_000)),
+        max_elements=rng.choice((16, 64, 1_000)),
     )
-    return SessionLimits(payload=codec, max_differences=dice.choice((5, 20, 80, 1_000)))
+    return SessionLimits(payload=codec, max_differences=rng.choice((5, 20, 80, 1_000)))
 
 
-def _tuning(dice: Dice) -> Tuning:
-    if happens(dice, 0.3):
+def _tuning(rng: Rng) -> Tuning:
+    if happens(rng, 0.3):
         return Tuning()
     return Tuning(
-        first_parts=dice.choice((2, 4, 16)),
-        last_fingerprints=dice.choice((1, 3, 5, 9)),
-        min_parts=dice.choice((1, 4, 16)),
-        largest_late_set=dice.choice((2, 8, 64)),
-        gauges=dice.choice((0, 2, 8)),
+        first_parts=rng.choice((2, 4, 16)),
+        last_fingerprints=rng.choice((1, 3, 5, 9)),
+        min_parts=rng.choice((1, 4, 16)),
+        largest_late_set=rng.choice((2, 8, 64)),
+        gauges=rng.choice((0, 2, 8)),
     )
 
 
-def _transfer_limits(dice: Dice, silence_ns: int) -> TransferLimits:
+def _transfer_limits(rng: Rng, silence_ns: int) -> TransferLimits:
     return TransferLimits(
-        frame_messages=dice.choice((1, 3, 20)),
-        frame_bytes=dice.choice((200, 1_000, 20_000)),
-        frame_answers=dice.choice((1, 4, 50)),
-        unsent_bytes=dice.choice((300, 2_000, 50_000)),
-        unstored_bytes=dice.choice((200, 2_000, 50_000)),
-        load_ids=dice.choice((2, 8, 100)),
-        find_ids=dice.choice((2, 8, 100)),
+        frame_messages=rng.choice((1, 3, 20)),
+        frame_bytes=rng.choice((200, 1_000, 20_000)),
+        frame_answers=rng.choice((1, 4, 50)),
+        unsent_bytes=rng.choice((300, 2_000, 50_000)),
+        unstored_bytes=rng.choice((200, 2_000, 50_000)),
+        load_ids=rng.choice((2, 8, 100)),
+        find_ids=rng.choice((2, 8, 100)),
         unsolicited_messages=10,
         silence_ns=silence_ns,
     )
 
 
-def _index_limits(dice: Dice, entries: tuple[int, ...]) -> IndexLimits:
+def _index_limits(rng: Rng, entries: tuple[int, ...]) -> IndexLimits:
     return IndexLimits(
-        entries=dice.choice(entries),
+        entries=rng.choice(entries),
         chunk_ids=16,
-        waiting_commits=dice.choice((8, 64)),
-        ids_at_once=dice.choice((1, 8, 100)),
-        inline_ids=dice.choice((0, 2, 1_000)),
-        warm_up_ids=dice.choice((2, 16, 1_000)),
-        settle_s=dice.choice((5.0, 60.0)),
+        waiting_commits=rng.choice((8, 64)),
+        ids_at_once=rng.choice((1, 8, 100)),
+        inline_ids=rng.choice((0, 2, 1_000)),
+        warm_up_ids=rng.choice((2, 16, 1_000)),
+        settle_s=rng.choice((5.0, 60.0)),
     )
 
 
-def _summary_limits(dice: Dice) -> SummaryLimits:
-    if happens(dice, 0.5):
+def _summary_limits(rng: Rng) -> SummaryLimits:
+    if happens(rng, 0.5):
         return SummaryLimits()
     return SummaryLimits(
-        kept_ids=dice.choice((1, 16, 1_000)),
-        ids_at_once=dice.choice((8, 32, 1_000)),
-        kept_buckets=dice.choice((1, 16, 1_000)),
-        parents_at_once=dice.choice((1, 4, 100)),
-        spans_at_once=dice.choice((4, 32, 1_000)),
-        parts_at_once=dice.choice((4, 32, 1_000)),
-        probes=dice.choice((1, 8, 1_000)),
+        kept_ids=rng.choice((1, 16, 1_000)),
+        ids_at_once=rng.choice((8, 32, 1_000)),
+        kept_buckets=rng.choice((1, 16, 1_000)),
+        parents_at_once=rng.choice((1, 4, 100)),
+        spans_at_once=rng.choice((4, 32, 1_000)),
+        parts_at_once=rng.choice((4, 32, 1_000)),
+        probes=rng.choice((1, 8, 1_000)),
     )
 
 
-def _faults(dice: Dice) -> Faults:
+def _faults(rng: Rng) -> Faults:
     def share(*most: float) -> float:
-        return dice.choice((0.0, *most))
+        return rng.choice((0.0, *most))
 
     def every(*seconds: int) -> int:
-        return dice.choice((0, *seconds)) * NS_PER_S
+        return rng.choice((0, *seconds)) * NS_PER_S
 
     return Faults(
         breaks=share(0.0, 0.01, 0.05, 0.15),
@@ -289,6 +334,6 @@ def _faults(dice: Dice) -> Faults:
         outage_every_ns=every(0, 0, 15),
         jump_every_ns=every(0, 0, 10),
         index_lost_every_ns=every(0, 0, 10),
-        skew_ns=dice.choice((0, 2 * NS_PER_S, MINUTE_NS, 2 * MINUTE_NS)),
-        drift_ppm=dice.choice((0, 200)),
+        skew_ns=rng.choice((0, 2 * NS_PER_S, MINUTE_NS, 2 * MINUTE_NS)),
+        drift_ppm=rng.choice((0, 200)),
     )

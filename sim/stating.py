@@ -7,18 +7,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from sim.dice import Dice
 from sim.marks import Mark
 from sim.process import Process
+from sim.rng import Rng
 from store.domain.coverage import Statement, updated
 
 
 class SimStatements:
     """`store.domain.coverage.Statements` of a database, for the sessions of one process."""
 
-    def __init__(self, process: Process, dice: Dice | None = None) -> None:
+    def __init__(self, process: Process, rng: Rng | None = None) -> None:
         self._process = process
-        self._dice = dice
+        self._rng = rng
         self._ended: WeakKeyDictionary[asyncio.Task[Any], str] = WeakKeyDictionary()
 
     def ended(self, session_id: str) -> None:
@@ -64,4 +64,4 @@ class SimStatements:
                 if found
             }
 
-        return await self._process.database.look(read, dice=self._dice)
+        return await self._process.database.look(read, rng=self._rng)

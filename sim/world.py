@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass
@@ -10,30 +11,37 @@ from typing import Any, Final, TypeVar
 
 from reconcile.ids import SyncId, SyncIds
 from reconcile.session import Result
-from sim.asking import ask_nodes
 from sim.covering import ask_coverage, read_coverage
 from sim.database import Database
-from sim.dice import Dice, happens
 from sim.faults import FaultInjector
-from sim.intake import PUBSUB, Client
+from sim.gossiping.checker import GossipChecker
+from sim.gossiping.liars import Liar
+from sim.gossiping.node import SPREAD_S
+from sim.gossiping.scenario import GossipScenario
+from sim.intake import PUBSUB, Client, Publish, ask_nodes
 from sim.judge import Judge, Violation
 from sim.limits import (
     CHECK_EVERY_EVENTS,
+    CHECK_EVERY_GOSSIP_EVENTS,
     CLOSING_ROUNDS,
     MAX_EVENTS,
+    MAX_GOSSIP_EVENTS,
     MAX_WAITING_EVENTS,
     NS_PER_S,
     START_NS,
 )
-from sim.lookups import Channel, Spoken, seek
+from sim.lookups import CHANNEL, Channel, Spoken, seek
 from sim.messages import CANDIDATES, Message, forged_halves, message_of
 from sim.node import MAX_DRIFT_NS, Node
 from sim.peers import described
+from sim.rng import Rng, happens
 from sim.scenario import Scenario
-from sim.stage import Stage
+from sim.stage import LOOK_EVERY_NS, Stage
 from store.domain.admission import Admission
 from store.domain.ports import PeerAddress, Source, SyncEnding, SyncOutcome
+from store.gossip.events import GossipCounter
 from storenode.message.rules import Policy
+from storenode.sds.codec import encode
 
 _T = TypeVar("_T")
 
@@ -43,17 +51,35 @@ unnoticed waits so long for its first frame (`FIRST_FRAME_S`)."""
 
 _LONGEST_REST_NS: Final = 400 * NS_PER_S
 _TOPICS: Final = ("/sim/1/a/proto", "/sim/1/b/proto", "/sim/1/c/proto")
+_EVENT_TOPIC: Final = "/sim/1/sds/proto"
+_NOT_EQUAL: Final = "the stores do not become equal"
+_GOSSIP_PATIENCE_NS: Final = 600 * NS_PER_S
+"""Cut-offs last for minutes, and a peer that refused is not asked again for half a minute."""
+
+_REST_NS: Final = 75 * NS_PER_S
+"""A pause after which every dead stream has been replaced."""
+
+_KNOWN: Final = 0.05
+"""Share of the messages of clients that were published before."""
+
+_PARENTS: Final = 3
+_RECENT: Final = 12
+_GOSSIP_MESSAGE_BYTES: Final = 100_000
 _ALLOWANCE_BYTES: Final = 80
 _SDS_BYTES: Final = 240
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What a run came to.
+    """GossipCounter a run came to.
 
     ``settling_ns``: from the end of the faults until all were equal. ``endings`` are of sessions,
-    as those saw it who began them; ``compared`` of them were compared with the truth. ``marks``:
+    as their initiators report them; ``compared`` of them were compared with the truth. ``marks``:
     how often something rare happened (`sim.marks`).
+
+    Of gossip, ``frames`` were sent; ``confirmed`` messages are those that another store has
+    confirmed, ``answers`` those to publishers that wanted confirmations; ``counts`` are those of
+    all machines together.
     """
 
     digest: str
@@ -68,10 +94,18 @@ class Summary:
     compared: int
     crashes: int
     marks: Mapping[str, int]
+    frames: int
+    confirmed: int
+    answers: int
+    counts: Mapping[str, int]
 
 
 class World(Stage):
-    """All of it. `run` goes from the beginning to the end, once."""
+    """A simulated world of nodes, their databases, clients and liars; `run` is called once.
+
+    Attributes:
+        counts: what the gossip machines counted; ``frames``: how many frames nodes sent.
+    """
 
     max_events = MAX_EVENTS
     check_every = CHECK_EVERY_EVENTS
@@ -79,12 +113,17 @@ class World(Stage):
     def __init__(
         self,
         scenario: Scenario,
-        dice: Dice,
+        rng: Rng,
         sink: Callable[[str], None] | None = None,
     ) -> None:
-        super().__init__(dice, scenario.network_delay_ns, sink)
+        super().__init__(rng, scenario.network_delay_ns, sink)
         self.scenario = scenario
-        self.judge = self.make_judge()
+        if scenario.gossip is not None:
+            self.max_events, self.check_every = MAX_GOSSIP_EVENTS, CHECK_EVERY_GOSSIP_EVENTS
+        self.judge = Judge(self.loop.fail)
+        self.gossip_checker = GossipChecker(self)
+        self.counts: Counter[GossipCounter] = Counter()
+        self.frames = 0
         self.faulty = True
         self.endings = dict.fromkeys(map(str, SyncEnding), 0)
         self.databases = [self.make_database(number) for number in range(max(scenario.stores) + 1)]
@@ -95,7 +134,12 @@ class World(Stage):
         self.clients = [Client(self, f"c{number}") for number in range(scenario.clients)]
         self.connect([*self.nodes, *self.clients])
         self.channel = Channel(self)
+        tricks = () if scenario.gossip is None else scenario.gossip.tricks
+        self.liars = [Liar(self, number, trick) for number, trick in enumerate(tricks)]
+        self.connect(self.liars)
+        self._named: list[tuple[str, bytes]] = []
         self._actors: list[asyncio.Task[None]] = []
+        self._lying: list[asyncio.Task[None]] = []
         self._changed = True
 
     def run(self) -> Summary:
@@ -115,23 +159,48 @@ class World(Stage):
         faults = FaultInjector(self)
         faults.start()
         self._act(client.run() for client in self.clients)
-        self._act([ask_nodes(self)] if self.scenario.ask_every_ns else ())
-        self._act([seek(self)] if self.scenario.sds_share else ())
-        self._act([read_coverage(self, self.own_dice())])
-        self._let_pass(self.scenario.faults_ns)
+        if self.scenario.gossip is None:
+            self._act([ask_nodes(self)] if self.scenario.ask_every_ns else ())
+            self._act([seek(self)] if self.scenario.sds_share else ())
+            self._act([read_coverage(self, self.own_rng())])
+        names = [node.name for node in self.nodes]
+        for liar in self.liars:
+            for victim in self.rng.sample(names, self.gossip.victims):
+                self._lying.append(self.loop.begin(None, liar.haunt(victim)))
+        self.pass_for(self.scenario.faults_ns)
         self._calm(faults)
         calm_ns = self.timeline.now_ns
-        self._let_pass(_UNDER_WAY_NS)
-        self._settle()
+        if self.scenario.gossip is None:
+            self.pass_for(_UNDER_WAY_NS)
+            self._settle()
+        else:
+            patience_ns = self._patience_ns() if self.gossip.beside else _GOSSIP_PATIENCE_NS
+            self._wait_until_equal(patience_ns)
         settled_ns = self.timeline.now_ns
-        self._close()
+        if self.scenario.gossip is not None:
+            self._publish_in_peace()
+            self._stop_gossip()
+        if self.scenario.reconciles:
+            self._close()
         return self._summary(settled_ns - calm_ns)
 
     # For those who act in it
 
-    def make_judge(self) -> Judge:
-        """The judge of the run."""
-        return Judge(self.loop.fail)
+    @property
+    def gossip(self) -> GossipScenario:
+        """The gossip of the run, which has some."""
+        assert self.scenario.gossip is not None
+        return self.scenario.gossip
+
+    def reached(self, node: Node) -> list[Database]:
+        """Return the other stores with a node to which a node is connected."""
+        peers = self.scenario.peers
+        found = {
+            other.database: None
+            for other in self.nodes
+            if other.number in peers[node.number] or node.number in peers[other.number]
+        }
+        return [each for each in found if each is not node.database]
 
     def make_node(self, number: int, database: Database) -> Node:
         """One of the nodes."""
@@ -140,11 +209,11 @@ class World(Stage):
     def drift_ppm(self) -> int:
         """How fast a node's steady clock goes."""
         most = self.scenario.faults.drift_ppm
-        return self.dice.randint(-most, most) if most else 0
+        return self.rng.randint(-most, most) if most else 0
 
-    def own_dice(self) -> Dice:
+    def own_rng(self) -> Rng:
         """Chance for what only looks on: it takes none from the others."""
-        return copy(self.dice)
+        return copy(self.rng)
 
     @property
     def message_limit_bytes(self) -> int:
@@ -154,16 +223,23 @@ class World(Stage):
 
     def message_limit(self, number: int) -> int:
         """The largest message that a node takes."""
+        if self.scenario.gossip is not None:
+            return _GOSSIP_MESSAGE_BYTES
         small = self.message_limit_bytes
         return small if number in self.scenario.small_nodes else 4 * small
 
     def compose(self, text: bytes, time_ns: int, *, ephemeral: bool = False) -> Message:
-        """A message, perhaps of SDS; some are too large for some nodes."""
-        dice, size = self.dice, self.scenario.message_bytes
-        large = dice.random() < self.scenario.large_share
-        payload = text + bytes(2 * self.message_limit_bytes if large else dice.randint(0, size))
-        content = dice.choice(_TOPICS)
-        if not happens(dice, self.scenario.sds_share):
+        """Compose a message, perhaps of SDS; some are too large for some nodes."""
+        if self.scenario.gossip is not None:
+            if self.faulty and self.judge.made and happens(self.rng, _KNOWN):
+                return self.rng.choice(list(self.judge.made.values()))
+            if happens(self.rng, self.gossip.events):
+                return self._compose_event(text, time_ns, ephemeral=ephemeral)
+        rng, size = self.rng, self.scenario.message_bytes
+        large = rng.random() < self.scenario.large_share
+        payload = text + bytes(2 * self.message_limit_bytes if large else rng.randint(0, size))
+        content = rng.choice(_TOPICS)
+        if not happens(rng, self.scenario.sds_share):
             return message_of(PUBSUB, content, payload, time_ns, ephemeral=ephemeral)
         parents = self.channel.parents()
         payload = self.channel.payload(text, parents, payload)
@@ -171,13 +247,30 @@ class World(Stage):
         self.channel.spoken[text] = Spoken(text, message.digest, parents)
         return message
 
+    def _compose_event(self, text: bytes, time_ns: int, *, ephemeral: bool) -> Message:
+        """Compose an event whose parents are among the last ones that were stored."""
+        name = f"m{len(self._named)}"
+        # Parents that no store ever holds are drawn as `strange` ones.
+        chosen = [
+            each
+            for each in self._named
+            if any(each[1] in database.digests for database in self.databases)
+        ][-_RECENT:]
+        parents = self.rng.sample(chosen, min(len(chosen), self.rng.randint(0, _PARENTS)))
+        if happens(self.rng, self.gossip.strange):
+            parents.append(("unknown", self.rng.randbytes(32)))
+        content = encode(CHANNEL, name, parents=parents, content=text)
+        message = message_of(PUBSUB, _EVENT_TOPIC, content, time_ns, ephemeral=ephemeral)
+        self._named.append((name, message.digest))
+        return message
+
     def database_at(self, host: str) -> Database:
-        """What a node works on."""
+        """GossipCounter a node works on."""
         return next(node.database for node in self.nodes if node.name == host)
 
     def restart_later(self, node: Node) -> None:
         """A node has crashed; somebody starts it again."""
-        delay_ns = int(self.dice.random() * self.dice.choice((1, 20, 45)) * NS_PER_S)
+        delay_ns = int(self.rng.random() * self.rng.choice((1, 20, 45)) * NS_PER_S)
         self.timeline.after(delay_ns, lambda: self._start(node))
 
     def ended(self, outcome: SyncOutcome) -> None:
@@ -190,23 +283,25 @@ class World(Stage):
     def make_database(self, number: int) -> Database:
         """One of the stores."""
         database = Database(
-            f"store-{number}", self.timeline, self.dice, self.judge, list(self.scenario.lengths_ns)
+            f"store-{number}", self.timeline, self.rng, self.judge, list(self.scenario.lengths_ns)
         )
         database.weather.delay_ns = self.scenario.disk_delay_ns
+        if self.scenario.gossip is not None:
+            database.max_confirms = self.gossip.config.max_confirms
         return database
 
     def _fill(self) -> None:
         """Give every store a part of a common history, as if it had been there all along."""
-        scenario, dice = self.scenario, self.dice
+        scenario, rng = self.scenario, self.rng
         newest_ns = START_NS - scenario.offset_ns
         moments = [
-            newest_ns - int(scenario.history_ns * dice.random()) for _ in range(scenario.moments)
+            newest_ns - int(scenario.history_ns * rng.random()) for _ in range(scenario.moments)
         ]
         for number in range(scenario.history):
-            message = self.compose(b"history %d" % number, dice.choice(moments))
+            message = self.compose(b"history %d" % number, rng.choice(moments))
             self.judge.make(message)
             for store, database in enumerate(self.databases):
-                if dice.random() < scenario.share and self._fits(message, store):
+                if rng.random() < scenario.share and self._fits(message, store):
                     _restore(database, [message])
         if scenario.forged:
             self._forge(newest_ns)
@@ -225,7 +320,6 @@ class World(Stage):
             self.judge.forged |= {message.digest for message in messages}
 
     def _fits(self, message: Message, store: int) -> bool:
-        """Would the nodes of a store have taken it?"""
         sizes = [
             self.message_limit(number)
             for number, other in enumerate(self.scenario.stores)
@@ -236,9 +330,6 @@ class World(Stage):
     def _act(self, work: Iterable[Coroutine[Any, Any, None]]) -> None:
         """Begin what goes on until the faults end."""
         self._actors += [self.loop.begin(None, each) for each in work]
-
-    def _let_pass(self, duration_ns: int) -> None:
-        self.pass_until(self.timeline.now_ns + duration_ns)
 
     def look_around(self) -> None:
         """Verify every host, and what the judge knows."""
@@ -271,9 +362,36 @@ class World(Stage):
                 if not (unequal := self._unequal()):
                     break
             if self.timeline.now_ns > deadline_ns:
-                raise Violation(f"the stores do not become equal: {unequal}")
+                raise Violation(f"{_NOT_EQUAL}: {unequal}")
             self.step()
         self.trace.note("world", "is equal")
+
+    def _wait_until_equal(self, patience_ns: int) -> None:
+        """Wait until stores are equal and gossip has nothing left to do."""
+        self.wait_until_settled(
+            lambda: self._unequal() or self.gossip_checker.unsettled(), _NOT_EQUAL, patience_ns
+        )
+
+    def _publish_in_peace(self) -> None:
+        """Publish at each node without faults: messages are soon everywhere, and confirmed."""
+        self.trace.note("world", "is equal")
+        for task in self._lying:
+            task.cancel()
+        self.pass_for(_REST_NS)
+        for node in self.nodes:
+            message = self.compose(b"peace " + node.name.encode(), self.timeline.now_ns)
+            self.judge.make(message)
+            self.gossip_checker.in_peace[message.digest] = not self.reached(node)
+            node.receive(node.name, Publish(0, (message.encoded,)))
+        self.pass_for(int(SPREAD_S * NS_PER_S) + LOOK_EVERY_NS)
+        if unanswered := self.gossip_checker.unanswered():
+            raise Violation(f"{unanswered} publishers are not answered in peace")
+        self._wait_until_equal(int(SPREAD_S * NS_PER_S))
+
+    def _stop_gossip(self) -> None:
+        for node in self.nodes:
+            stopping = node.gossiping.stop() if self.gossip.beside else node.stop_gossip()
+            self._await(self.loop.begin(None, stopping))
 
     def _patience_ns(self) -> int:
         """How long that may take: peers rest after failures, and are chosen at random."""
@@ -333,7 +451,7 @@ class World(Stage):
             database.check()
         for node in self.nodes:
             if node.process is not None:
-                work = ask_coverage(node, node.process, self.own_dice())
+                work = ask_coverage(node, node.process, self.own_rng())
                 self._await(node.process.begin_task("coverage", work))
         for node in self.nodes:
             if node.peering is not None and node.process is not None:
@@ -367,6 +485,10 @@ class World(Stage):
             compared=self.judge.compared,
             crashes=sum(node.crashes for node in self.nodes),
             marks=dict(sorted(self.marks.items())),
+            frames=self.frames,
+            confirmed=sum(len(each.confirmed) for each in self.databases),
+            answers=self.gossip_checker.answers,
+            counts={str(what): count for what, count in sorted(self.counts.items())},
         )
 
 

@@ -8,17 +8,17 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
 from sim.calls import Closed, End, Ended, Identity
-from sim.gossiping.judge import LIAR
+from sim.gossiping.checker import LIAR
 from sim.gossiping.scenario import Trick
 from sim.gossiping.streams import GOSSIP
 from sim.network import Caller
 from store.domain.admission import Admission
 from store.domain.ports import Source
-from store.gossip.events import GetEvents, Inventory, OutgoingBodies, SyncLeaves
+from store.gossip.events import OutgoingBodies, GetEvents, Inventory, SyncLeaves
 from storenode.message.rules import Policy
 
 if TYPE_CHECKING:
-    from sim.gossiping.world import GossipWorld
+    from sim.world import World
 
 _PAUSE_S: Final = 2.0
 _FRAME_IDS: Final = 64
@@ -28,7 +28,7 @@ _REMEMBERED: Final = 200
 class Liar(Caller):
     """One of them."""
 
-    def __init__(self, world: GossipWorld, number: int, trick: Trick) -> None:
+    def __init__(self, world: World, number: int, trick: Trick) -> None:
         self.name = f"x{number}"
         self._world = world
         self._number = number
@@ -49,14 +49,14 @@ class Liar(Caller):
                     await self._talk(end)
                 finally:
                     end.cancel()
-            await asyncio.sleep(_PAUSE_S * world.dice.uniform(0.5, 1.5))
+            await asyncio.sleep(_PAUSE_S * world.rng.uniform(0.5, 1.5))
 
     async def _talk(self, end: End) -> None:
         listening = asyncio.create_task(self._listen(end))
         try:
             while not listening.done() and not end.has_ended:
                 await end.send(self._lie())
-                await asyncio.sleep(self._pace_s() * self._world.dice.uniform(0.5, 1.5))
+                await asyncio.sleep(self._pace_s() * self._world.rng.uniform(0.5, 1.5))
         finally:
             listening.cancel()
             await asyncio.gather(listening, return_exceptions=True)
@@ -80,15 +80,15 @@ class Liar(Caller):
         return 0.5 if self._trick in (Trick.CLAIM, Trick.HOARD, Trick.DEAF) else 0.02
 
     def _lie(self) -> object:
-        dice, most = self._world.dice, self._world.gossip.config.max_frame_ids
+        rng, most = self._world.rng, self._world.gossip.config.max_frame_ids
         heard = list(self._heard)[-_FRAME_IDS:]
         lies: dict[Trick, object] = {
-            Trick.CLAIM: Inventory(heard or [dice.randbytes(32)]),
-            Trick.INVENT: Inventory([dice.randbytes(32) for _ in range(_FRAME_IDS)]),
+            Trick.CLAIM: Inventory(heard or [rng.randbytes(32)]),
+            Trick.INVENT: Inventory([rng.randbytes(32) for _ in range(_FRAME_IDS)]),
             Trick.REPEAT: OutgoingBodies(self._bodies[:8]) if self._bodies else SyncLeaves(heard),
             Trick.ASK: GetEvents(heard) if heard else SyncLeaves(heard),
             Trick.HOARD: Inventory([bytes(32)] * (most + 1)),
-            Trick.GARBAGE: dice.choice((b"garbage", OutgoingBodies([b"\xff"]))),
+            Trick.GARBAGE: rng.choice((b"garbage", OutgoingBodies([b"\xff"]))),
             Trick.DEAF: SyncLeaves(heard),
         }
         return lies[self._trick]

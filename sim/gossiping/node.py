@@ -1,4 +1,4 @@
-"""A node that gossips: the shipped driver as a service of its process."""
+"""The gossip of a node: the shipped driver as a service of its process."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from sim.calls import End
-from sim.dice import happens
-from sim.environment import SimLog, environment_of
-from sim.gossiping.database import MAX_NEEDED, GossipDatabase, Session, UnreadSession
-from sim.gossiping.streams import GOSSIP, Connector, serve
+from sim.database import MAX_NEEDED
+from sim.gossiping.sessions import Session, UnreadSession
+from sim.gossiping.streams import Connector
 from sim.limits import NS_PER_MS
-from sim.node import Node
-from sim.process import Process
+from sim.process import Process, SimLog, environment_of
+from sim.rng import happens
 from store.domain.hub import CommitRow
 from store.domain.ports import Source
 from store.gossip.driver import node as shipped
@@ -27,7 +25,7 @@ from store.gossip.machine import Gossip
 from store.messages.record import RecordBatch
 
 if TYPE_CHECKING:
-    from sim.gossiping.world import GossipWorld
+    from sim.node import Node
 
 SPREAD_S: Final = 30.0
 """In peace, what is published is everywhere, and confirmed, within so long."""
@@ -39,53 +37,10 @@ _CALL: Final = "call"
 _CALLS: Final = (_CALL, "publish")
 
 
-class GossipNode(Node):
-    """One node; ``gossip`` is of its last life."""
-
-    world: GossipWorld
-    database: GossipDatabase
-    gossip: Gossiping
-
-    def begin(self, process: Process) -> None:
-        """Begin everything that a life does."""
-        self.gossip = Gossiping(self, process)
-        self.gossip.start()
-        if self.world.gossip.beside:
-            super().begin(process)
-            assert self.peering is not None
-
-    async def store(self, process: Process, batch: RecordBatch) -> None:
-        """Make durable what a client publishes; who wants confirmations waits for them."""
-        await self.gossip.store(process, batch)
-
-    def check(self) -> None:
-        """Verify everything that the node has in memory."""
-        super().check()
-        if self.process is not None:
-            self.gossip.check()
-
-    def serve(self, method: str, end: End) -> bool:
-        """Take a call."""
-        if method != GOSSIP:
-            return super().serve(method, end)
-        if self.process is not None:
-            self.process.begin_task("served stream", serve(self, self.gossip.node.streams, end))
-        return self.process is not None
-
-    async def stop(self) -> None:
-        """Shut down as a node does; nothing may be left of it."""
-        process, self.process = self.process, None
-        if process is not None:
-            process.note("stops")
-            await self.gossip.stop()
-            self.world.judge.stopped(self.name, process.life)
-            process.end()
-
-
 class Gossiping:
     """The gossip of one process, whose publishers wait for confirmations; `Meter` of the driver."""
 
-    def __init__(self, owner: GossipNode, process: Process) -> None:
+    def __init__(self, owner: Node, process: Process) -> None:
         self._process = process
         world = self._world = owner.world
         self._owner = owner
@@ -93,7 +48,7 @@ class Gossiping:
         self._steps = 0
         self._reported_ns = 0
         session = Session(world, process, owner.database)
-        unread = UnreadSession(session, partial(world.judge.confirms, owner, process.life))
+        unread = UnreadSession(session, partial(world.gossip_checker.confirms, owner, process.life))
         self.node = shipped.GossipNode(
             replace(world.gossip.config, store_id=owner.database.store_id),
             owner.who.node_id,
@@ -117,7 +72,7 @@ class Gossiping:
 
     def check(self) -> None:
         """Verify the bounds of what it keeps."""
-        self._world.judge.check_bounds(self._owner.name, self.node)
+        self._world.gossip_checker.check_bounds(self._owner.name, self.node)
 
     async def stop(self) -> None:
         """End all work, in the order in which a node does."""
@@ -136,12 +91,12 @@ class Gossiping:
         """Make what was accepted durable; who wants confirmations waits for them."""
         world, hashes = self._world, batch.hashes
         asked, timeout_s = (
-            world.dice.choice(world.gossip.min_confirms),
-            world.dice.choice(_TIMEOUTS_S),
+            world.rng.choice(world.gossip.min_confirms),
+            world.rng.choice(_TIMEOUTS_S),
         )
-        if hashes and hashes[0] in world.judge.in_peace:
+        if hashes and hashes[0] in world.gossip_checker.in_peace:
             asked, timeout_s = len(world.reached(self._owner)), SPREAD_S
-        write = self._owner.database.write_of(process, batch, Source.CLIENT, asked)
+        write = self._owner.database.write(process, batch, Source.CLIENT, asked)
         stored = await write
         if asked and hashes and process.alive:
             process.begin_task(_CALL, self._confirm(batch, stored, asked, timeout_s))
@@ -156,19 +111,19 @@ class Gossiping:
             hashes, batch.content_digests, stored, asked, timeout_s
         )
         late_s = loop.time() - began_s - timeout_s
-        self._world.judge.confirmed(self._owner, hashes, found, asked, late_s)
+        self._world.gossip_checker.confirmed(self._owner, hashes, found, asked, late_s)
 
     # The commit feed
 
     def _hear(self) -> None:
         """Commits are reported a little later, in order, some again, and sometimes all are lost."""
-        timeline, dice, database = self._process.timeline, self._process.dice, self._owner.database
+        timeline, rng, database = self._process.timeline, self._process.rng, self._owner.database
         rows = database.commits_after(self._place)
         if rows:
             self._place = rows[-1].place
-            delay_ns = int(dice.uniform(0, _REPORT_NS))
+            delay_ns = int(rng.uniform(0, _REPORT_NS))
             self._reported_ns = max(self._reported_ns, timeline.now_ns + delay_ns)
-            is_lost = happens(dice, self._world.gossip.retold)
+            is_lost = happens(rng, self._world.gossip.retold)
             rows = database.commits[-4:] if is_lost else rows
             timeline.at(self._reported_ns, partial(self._report, rows, is_lost))
 
@@ -209,7 +164,7 @@ class Gossiping:
 class _Log(SimLog):
     """Fails the run when the driver is at fault, or cuts an honest peer off."""
 
-    def __init__(self, owner: GossipNode, process: Process) -> None:
+    def __init__(self, owner: Node, process: Process) -> None:
         super().__init__(process)
         self._owner = owner
 
@@ -217,8 +172,8 @@ class _Log(SimLog):
         """No honest peer may be cut off."""
         self.info(event, **fields)
         if event == "gossip_peer_cut_off":
-            judge = self._owner.world.judge
-            judge.cuts_off(self._owner, str(fields["peer"]), str(fields["reason"]))
+            checker = self._owner.world.gossip_checker
+            checker.cuts_off(self._owner, str(fields["peer"]), str(fields["reason"]))
 
     def error(self, event: str, **fields: object) -> None:
         """The driver, or the machine, is at fault."""

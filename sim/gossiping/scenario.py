@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from sim.dice import Dice, happens
 from sim.limits import NS_PER_S
-from sim.scenario import Faults, Scenario, drawn
+from sim.rng import Rng, happens
 from store.gossip.limits import GossipConfig
 
 _DAY_NS: Final = 24 * 3_600 * NS_PER_S
-_HISTORY: Final = 40
 
 
 class Trick(StrEnum):
@@ -35,7 +34,7 @@ class Trick(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GossipScenario:
-    """One run: ``base`` is what it has in common with runs of reconciliation.
+    """The gossip of a run.
 
     ``beside``: nodes reconcile too. ``min_confirms``: what publishers ask for, one of them each
     time. ``events``: the share of messages with SDS metadata, ``strange``: of parents that nobody
@@ -47,7 +46,6 @@ class GossipScenario:
     calls of a store; of crashes, those that are a shutdown are ``gentle``.
     """
 
-    base: Scenario
     beside: bool
     config: GossipConfig
     min_confirms: tuple[int, ...]
@@ -64,77 +62,51 @@ class GossipScenario:
     gentle: float = 0.0
 
 
-def drawn_gossip(dice: Dice, *, beside: bool, nodes: int | None = None) -> GossipScenario:
-    """A scenario, with so many nodes if that is given; ``beside``: nodes reconcile too."""
-    base = drawn(dice, nodes)
-    honest = len(set(base.stores))
-    tricks = dice.sample(list(Trick), dice.choice((1, 1, 2))) if happens(dice, 0.5) else []
+def draw_tricks(rng: Rng) -> list[Trick]:
+    """Draw what liars do, if there are any."""
+    return rng.sample(list(Trick), rng.choice((1, 1, 2))) if happens(rng, 0.5) else []
+
+
+def draw_gossip(
+    rng: Rng, stores: Sequence[int], tricks: Sequence[Trick], unnoticed: float, *, beside: bool
+) -> GossipScenario:
+    """Draw the gossip among nodes with these stores; ``unnoticed`` is that of the faults."""
+    honest = len(set(stores))
     return GossipScenario(
-        base=_base(dice, base, beside=beside),
         beside=beside,
-        config=_config(dice, dice.choice((0, 0, 1, 2))),
-        min_confirms=dice.choice(((0,), (0, 0, 1), (0, 1, honest - 1), (honest,))),
-        events=dice.choice((0.0, 0.5, 1.0)),
-        strange=dice.choice((0.0, 0.05)),
-        retold=dice.choice((0.0, 0.2)),
-        kept_batches=dice.choice((1_000, 1_000, 1)),
+        config=_config(rng, rng.choice((0, 0, 1, 2))),
+        min_confirms=rng.choice(((0,), (0, 0, 1), (0, 1, honest - 1), (honest,))),
+        events=rng.choice((0.0, 0.5, 1.0)),
+        strange=rng.choice((0.0, 0.05)),
+        retold=rng.choice((0.0, 0.2)),
+        kept_batches=rng.choice((1_000, 1_000, 1)),
         tricks=tuple(tricks),
-        victims=dice.randint(1, base.nodes),
-        stalls=dice.choice((0.0, 0.0, 0.02)),
-        silent=base.faults.unnoticed / 2,
-        pauses=dice.choice((0.0, 0.0, 0.02)),
+        victims=rng.randint(1, len(stores)),
+        stalls=rng.choice((0.0, 0.0, 0.02)),
+        silent=unnoticed / 2,
+        pauses=rng.choice((0.0, 0.0, 0.02)),
         # A shutdown takes longer than the pause between two of them where sessions must end.
-        gentle=0.0 if beside else dice.choice((0.0, 0.5, 1.0)),
+        gentle=0.0 if beside else rng.choice((0.0, 0.5, 1.0)),
     )
 
 
-def _base(dice: Dice, base: Scenario, *, beside: bool) -> Scenario:
-    """Every message is for every store: policy and retention are the business of other runs."""
-    base = replace(
-        base,
-        retention_ns=(None,) * len(base.retention_ns),
-        history=min(base.history, _HISTORY) if beside else 0,
-        large_share=0.0,
-        small_nodes=frozenset(),
-        publish_every_ns=dice.choice((1, 1, 2, 5)) * NS_PER_S,
-        faults=_faults(dice, base.faults),
-    )
-    if beside:
-        return base
-    return replace(base, ask_every_ns=0, offset_ns=0, faults=alone(base.faults))
-
-
-def _faults(dice: Dice, faults: Faults) -> Faults:
-    """Publishers are heard, and the store fails more often: streams last, and sessions do not."""
-    outages_ns = dice.choice((0, 0, 6, 15)) * NS_PER_S
-    busy = dice.choice((0.0, 0.0, 0.05, 0.2))
-    return replace(
-        faults, lost=0.0, twice=0.0, commits_lost=0.0, busy=busy, outage_every_ns=outages_ns
-    )
-
-
-def alone(faults: Faults) -> Faults:
-    """Those that gossip alone can repair: who refuses a message for its time is not told again."""
-    return replace(faults, jump_every_ns=0, index_lost_every_ns=0, skew_ns=0)
-
-
-def _config(dice: Dice, max_confirms: int) -> GossipConfig:
+def _config(rng: Rng, max_confirms: int) -> GossipConfig:
     """Small limits make large sets of a few hundred messages, but lose nothing of them."""
     return GossipConfig(
         store_id="",
         max_confirms=max_confirms,
-        unread_interval_ns=dice.choice((1, 5, 10)) * NS_PER_S,
+        unread_interval_ns=rng.choice((1, 5, 10)) * NS_PER_S,
         unread_age_ns=_DAY_NS,
-        pushed_ids=dice.choice((0, 2, 2_048)),
-        frame_ids=dice.choice((1, 7, 64)),
+        pushed_ids=rng.choice((0, 2, 2_048)),
+        frame_ids=rng.choice((1, 7, 64)),
         max_frame_ids=1_024,
-        frame_bytes=dice.choice((200, 2_000, 100_000)),
-        round_ids=dice.choice((1, 5, 64)),
-        unstored_bytes=dice.choice((300, 2_000, 1_000_000)),
+        frame_bytes=rng.choice((200, 2_000, 100_000)),
+        round_ids=rng.choice((1, 5, 64)),
+        unstored_bytes=rng.choice((300, 2_000, 1_000_000)),
         announced_ids=1_024,
         asked_ids=256,
-        leaf_ids=dice.choice((1, 3, 64)),
+        leaf_ids=rng.choice((1, 3, 64)),
         queued_ids=4_096,
         catch_up_ids=4_096,
-        cut_off_ns=dice.choice((10, 60)) * NS_PER_S,
+        cut_off_ns=rng.choice((10, 60)) * NS_PER_S,
     )

@@ -34,7 +34,7 @@ from store.gossip.events import (
 from store.messages.transfer import MalformedMessage
 
 if TYPE_CHECKING:
-    from sim.gossiping.node import GossipNode
+    from sim.node import Node
 
 GOSSIP: Final = "Gossip"
 
@@ -44,7 +44,7 @@ _FAILURES = {Status.ABORTED: PeerHasStreamError, Status.FAILED_PRECONDITION: Pee
 class Frames:
     """An end of a call as a `store.gossip.driver.ports.FrameStream`."""
 
-    def __init__(self, node: GossipNode, end: End) -> None:
+    def __init__(self, node: Node, end: End) -> None:
         self._node = node
         self._process = node.process
         self._end = end
@@ -61,7 +61,7 @@ class Frames:
     async def write(self, frame: FrameOut) -> None:
         """Send a frame; what it says must be true."""
         self._node.world.frames += 1
-        self._node.world.judge.sends(self._node, frame)
+        self._node.world.gossip_checker.sends(self._node, frame)
         await self._kept(self._end.send(frame))
 
     async def _kept(self, promise: Promise[Any]) -> Any:  # noqa: ANN401 - a frame, or nothing
@@ -99,7 +99,7 @@ class Frames:
 class Connector:
     """Begins streams with peers: a `store.gossip.driver.ports.Connector`."""
 
-    def __init__(self, node: GossipNode) -> None:
+    def __init__(self, node: Node) -> None:
         self._node = node
         self._answered: dict[PeerAddress, str] = {}
 
@@ -110,7 +110,7 @@ class Connector:
         """Begin a stream; the peer is known at once, and needs no greeting."""
         del greeting
         node, process = self._node, self._node.process
-        node.world.judge.connects(node.name, peer.host)
+        node.world.gossip_checker.connects(node.name, peer.host)
         try:
             end = await node.world.network.call(node.name, peer.host, GOSSIP, node.who)
         except Closed as error:
@@ -127,7 +127,7 @@ class Connector:
         return self._answered.get(peer, peer.node_id)
 
 
-async def serve(node: GossipNode, streams: PeerStreams, end: End) -> None:
+async def serve_gossip(node: Node, streams: PeerStreams, end: End) -> None:
     """Serve the stream that a peer has begun, and end it with the reason."""
     process, status, sentence = node.process, Status.OK, ""
     try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sim.dice import happens
+from sim.rng import happens
 from storenode.sds.aio.ledger import TABLES, Row, StateBatch
 from storenode.sds.aio.schema import LAMPORT_OFFSET
 from storenode.sds.aio.state import StateError, StateTaken
@@ -84,18 +84,18 @@ class SimState:
             StateTaken: the participant that writes is one of the past.
         """
         member, disk = self._member, self._disk
-        faults, dice = member.world.faults_now, member.world.dice
+        faults, rng = member.world.faults_now, member.world.rng
         if self._life.ended or batch.number not in (disk.row["commits"], disk.row["commits"] + 1):
             raise StateTaken("The state has another participant.")
-        self._fail(disk.away or happens(dice, faults.refused_saves))
-        if happens(dice, faults.save_crashes):
+        self._fail(disk.away or happens(rng, faults.refused_saves))
+        if happens(rng, faults.save_crashes):
             member.crash_soon("before a transaction")
             self._fail(broken=True)
         if batch.number > disk.row["commits"]:
             disk.write(batch)
-        if happens(dice, faults.send_crashes):
+        if happens(rng, faults.send_crashes):
             member.crash_soon("between a transaction and what follows from it")
-        self._fail(happens(dice, faults.doubtful_saves))
+        self._fail(happens(rng, faults.doubtful_saves))
         with member.world.judging():
             member.world.judge.saved(member.view, disk, batch)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from sim.dice import happens
 from sim.faults import Injector
 from sim.groups.member import Member
+from sim.rng import happens
 
 if TYPE_CHECKING:
     from sim.groups.world import GroupWorld
@@ -51,25 +51,25 @@ class GroupFaultInjector(Injector):
     async def _crash(self) -> None:
         up = [member for member in self._world.members if not member.life.ended]
         if up:
-            self._dice.choice(up).crash("by force")
+            self._rng.choice(up).crash("by force")
 
     async def _leave(self) -> None:
         up = [member for member in self._world.members if member.stays]
         if up:
-            self._dice.choice(up).leave()
+            self._rng.choice(up).leave()
 
     async def _lose_disk(self) -> None:
-        disk = self._dice.choice(self._world.members).disk
+        disk = self._rng.choice(self._world.members).disk
         disk.away = True
-        await asyncio.sleep(self._dice.uniform(0.1, 5))
+        await asyncio.sleep(self._rng.uniform(0.1, 5))
         disk.away = False
 
     async def _outage(self) -> None:
-        world, dice = self._world, self._dice
-        stores = world.stores if happens(dice, 0.5) else [dice.choice(world.stores)]
+        world, rng = self._world, self._rng
+        stores = world.stores if happens(rng, 0.5) else [rng.choice(world.stores)]
         for store in stores:
             store.crash()
-        await asyncio.sleep(dice.uniform(0.1, 5))
+        await asyncio.sleep(rng.uniform(0.1, 5))
         for store in stores:
             store.start()
 
@@ -77,13 +77,13 @@ class GroupFaultInjector(Injector):
         world = self._world
         names = [member.name for member in world.members] + [each.name for each in world.stores]
         world.cut_off(names, min(len(names) - 1, _MOST_CUT_OFF))
-        await asyncio.sleep(self._dice.uniform(0, 1) * 10)
+        await asyncio.sleep(self._rng.uniform(0, 1) * 10)
         world.make_whole()
 
     async def _jump(self) -> None:
-        self._skew(self._dice.choice(self._world.members))
+        self._skew(self._rng.choice(self._world.members))
 
     def _skew(self, member: Member) -> None:
         most_ns = self._world.scenario.faults.skew_ns
-        right = happens(self._dice, 0.5)
-        member.jump(0 if right else int(self._dice.uniform(-most_ns, most_ns)))
+        right = happens(self._rng, 0.5)
+        member.jump(0 if right else int(self._rng.uniform(-most_ns, most_ns)))

@@ -39,8 +39,7 @@ from functools import lru_cache
 from typing import Final
 
 from sim.groups.disk import Disk
-from sim.groups.forger import Forgeries
-from sim.groups.store import Since
+from sim.groups.store import SCAN
 from sim.groups.view import View
 from sim.judge import Violation
 from sim.limits import NS_PER_MS, NS_PER_S
@@ -101,13 +100,13 @@ class GroupJudge:
     Attributes:
         made: every message with content that was broadcast, by ID.
         shapes: of each participant's filters.
-        forgeries: what somebody else published under their IDs.
+        forged: other messages that were published under the IDs of genuine ones.
         wrong: about acknowledgements by filters.
     """
 
     def __init__(self, now_ns: Callable[[], int]) -> None:
         self.made: dict[str, SdsMessage] = {}
-        self.forgeries = Forgeries()
+        self.forged: dict[tuple[str, bytes], SdsMessage] = {}
         self.shapes: dict[str, FilterShape] = {}
         self._now_ns = now_ns
         self._said: dict[bytes, str] = {}
@@ -136,6 +135,10 @@ class GroupJudge:
             message = self._read[payload] = decode_message(payload)
         return message
 
+    def forged_as(self, message_id: str, content: bytes | None) -> SdsMessage | None:
+        """Return the forged message with this content; None for a genuine one."""
+        return self.forged.get((message_id, content or b""))
+
     # Lives
 
     def booted(self, view: View, participant: Participant, disk: Disk, now_ms: int) -> None:
@@ -144,8 +147,9 @@ class GroupJudge:
         entries = list(core.log.entries())
         view.keys = [entry.key for entry in entries]
         view.ids = {entry.message_id for entry in entries}
-        held = ((name, row["content"]) for name, row in disk.log.items())
-        view.deceived = self.forgeries.among(held)
+        view.deceived = {
+            name for name, row in disk.log.items() if self.forged_as(name, row["content"])
+        }
         view.withdrawn.clear()
         waiting = [each.message for each in core.incoming.waiting.values()]
         for what, found, written in (
@@ -252,7 +256,7 @@ class GroupJudge:
     def shown(self, view: View, disk: Disk, message: Message) -> None:
         """An application is shown a message (rules 13 and 14)."""
         name = message.message_id[:10]
-        forged = self.forgeries.find(message.message_id, message.content)
+        forged = self.forged_as(message.message_id, message.content)
         # A forged one may be withdrawn already when its reader comes to it.
         saved = forged is not None or message.message_id in disk.log
         _demand(saved, f"{view.name} shows {name} before it is saved")
@@ -278,7 +282,7 @@ class GroupJudge:
 
     def tried(self, view: View, what: str, now_ns: int) -> None:
         """A participant makes a call, or a transaction of it has failed (rule 17)."""
-        most = _MOST_SCANS if what == Since.__name__ else _MOST_TRIES
+        most = _MOST_SCANS if what == SCAN else _MOST_TRIES
         times = view.tries.setdefault(what, deque(maxlen=most))
         often = len(times) == most and now_ns - times[0] < NS_PER_S
         _demand(not often, f"{view.name} tries {what} {most} times in a second")
@@ -302,7 +306,7 @@ class GroupJudge:
         view.attend(now_ms)
         if heard is None:
             view.ticks += 1
-        elif self.forgeries.find(heard.message_id, heard.content) is None:
+        elif self.forged_as(heard.message_id, heard.content) is None:
             view.asked.pop(heard.message_id, None)
             view.lacking.discard(heard.message_id)
         ahead = view.latest_ms + view.config.max_clock_ahead_ms + view.ticks
@@ -362,7 +366,7 @@ class GroupJudge:
             self._insert(view, (lamport, message_id), None)
         if reason is Reason.RESEND:
             _demand(message_id in view.sent_ns, f"{view.name} sends {message_id[:10]} for nothing")
-        if self.forgeries.find(message_id, message.content):
+        if self.forged_as(message_id, message.content):
             knows = message_id not in view.deceived
             _demand(not knows, f"{view.name} sends a forged message that it knows as such")
         if reason in (Reason.CONTENT, Reason.RESEND):
@@ -442,7 +446,7 @@ class GroupJudge:
 
     def _delivered(self, view: View, event: Event, _: SdsMessage | None) -> None:
         assert isinstance(event, Message)
-        forged = self.forgeries.find(event.message_id, event.content)
+        forged = self.forged_as(event.message_id, event.content)
         made = forged or self.made.get(event.message_id)
         name = f"{event.message_id[:10]} at {view.name}"
         _demand(
@@ -479,7 +483,7 @@ class GroupJudge:
     def _forged(self, view: View, event: Event, _: SdsMessage | None) -> None:
         assert isinstance(event, Forged)
         name = event.message_id
-        forged = self.forgeries.find(name, event.content)
+        forged = self.forged_as(name, event.content)
         _demand(forged is not None, f"{view.name} calls the genuine {name[:10]} forged")
 
     def _insert(self, view: View, key: Key, after: int | None) -> None:
@@ -549,7 +553,6 @@ class GroupJudge:
 
 @lru_cache(maxsize=10_000)
 def _probe(shape: FilterShape, message_id: str) -> Probe:
-    """Every participant looks for the same messages in filters of the same shapes."""
     return shape.probe(message_id)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sim.bridge import Life
 from sim.calls import Closed, End, Ended, Identity, Status
-from sim.groups.store import FOLLOW, PUBLISH, READ, ByHint, ById, Causes, Request, Since, taken
+from sim.groups.store import FOLLOW, HISTORY, LOOKUP, PUBLISH, QUERY, READ, SCAN, taken
 from storenode.sds.aio.limits import CALL_TIMEOUT_S
 from storenode.sds.aio.transport import (
     CursorRefused,
@@ -63,30 +63,23 @@ class Radio:
             self._heard.clear()
 
 
-class GroupTransport:
-    """Where a life of a participant reaches its channel; ``node`` is None without a store node."""
+class GroupLink:
+    """A way of one life of a participant to its channel: a `Transport` and its `Link` of SDS.
+
+    ``node`` is None without a store node.
+    """
 
     def __init__(self, member: Member, life: Life, node: str | None) -> None:
         self.name = node or "radio"
-        self.member = member
-        self.life = life
-        self.node = node
+        self._member = member
+        self._world = member.world
+        self._life = life
+        self._node = node
 
     def open(self, route: Route) -> GroupLink:
-        """Make a link."""
+        """Return the link itself, which keeps no state of a connection."""
         del route
-        return GroupLink(self)
-
-
-class GroupLink:
-    """The methods are those of `storenode.sds.aio.transport.Link`."""
-
-    def __init__(self, transport: GroupTransport) -> None:
-        self.name = transport.name
-        self._member = transport.member
-        self._world = transport.member.world
-        self._life = transport.life
-        self._node = transport.node
+        return self
 
     async def close(self) -> None:
         """Calls end with those who made them."""
@@ -123,25 +116,25 @@ class GroupLink:
         """All that the store holds from a time on."""
         if self._node is not None:
             shelf = self._world.store_named(self._node).shelf
-            self._member.scans(since_ns, shelf.since(since_ns))
-            async with aclosing(self._pages(Since(since_ns))) as pages:
+            self._member.scans(since_ns, shelf.since(since_ns)[0])
+            async with aclosing(self._pages(SCAN, since_ns)) as pages:
                 async for page in pages:
                     yield page
 
     def by_hint(self, hints: Sequence[bytes]) -> AsyncGenerator[Sequence[Fetched], None]:
         """From the store."""
-        return self._pages(ByHint(tuple(hints)))
+        return self._pages(QUERY, tuple(hints))
 
     def by_id(self, entries: Sequence[Entry]) -> AsyncGenerator[Sequence[Fetched], None]:
         """From the store."""
-        return self._pages(ById(entries))
+        return self._pages(LOOKUP, entries)
 
     def closure(
         self, heads: Sequence[Entry], known_ids: Sequence[str]
     ) -> AsyncGenerator[Sequence[Fetched], None]:
         """From the store."""
         self._world.mark("a causal history was asked for")
-        return self._pages(Causes(heads, known_ids))
+        return self._pages(HISTORY, heads, known_ids)
 
     # Calls
 
@@ -168,12 +161,14 @@ class GroupLink:
         except TimeoutError:
             raise TransportError(f"{self.name} says nothing.") from None
 
-    async def _pages(self, request: Request) -> AsyncGenerator[Sequence[Fetched], None]:
+    async def _pages(
+        self, method: str, *arguments: object
+    ) -> AsyncGenerator[Sequence[Fetched], None]:
         if self._node is None:
             return
-        self._begin(type(request).__name__)
+        self._begin(method)
         async with self._call(READ) as end:
-            await end.send(request)
+            await end.send((method, *arguments))
             while (page := await _next(end, CALL_TIMEOUT_S)) is not None:
                 if page:
                     yield page

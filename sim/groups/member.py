@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sim.bridge import Life
 from sim.groups.disk import Disk, SimState
-from sim.groups.link import GroupTransport, Radio
+from sim.groups.link import GroupLink, Radio
 from sim.groups.store import ROUTE
 from sim.groups.view import View
 from sim.limits import NS_PER_MS, NS_PER_S
@@ -135,9 +135,9 @@ class Member(Caller):
             route=ROUTE,
             config=self.config,
             clock=self.clock.unix_ns,
-            rng=world.dice,
+            rng=world.rng,
         )
-        transports = [GroupTransport(self, life, node) for node in nodes]
+        transports = [GroupLink(self, life, node) for node in nodes]
         async with participating(joining, None, transports) as participant:
             self.note(f"starts with {len(participant.core.log)} messages")
             with world.judging():
@@ -177,7 +177,7 @@ class Member(Caller):
             self.view.promised.add(message_id)
 
     async def _read(self, channel: Channel) -> None:
-        await asyncio.sleep(self.world.dice.uniform(0, _LATEST_READER_S))
+        await asyncio.sleep(self.world.rng.uniform(0, _LATEST_READER_S))
         with suppress(ClientClosed):
             async for change in channel.changes():
                 with self.world.judging():
@@ -214,7 +214,6 @@ class Member(Caller):
             self.world.judge.scans(self.view, messages, self.participant.ledger.commits)
 
     def _watch(self, core: Any) -> None:  # noqa: ANN401 - a channel, whose methods are replaced
-        """Have the judge see every step of a core."""
         receive, tick, next_due_ms = core.receive, core.tick, core.next_due_ms
 
         def one_by_one(now_ms: int, packets: Iterable[Packet]) -> list[Event]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-from sim.dice import Dice, happens
 from sim.limits import NS_PER_MS, NS_PER_S
+from sim.rng import Rng, happens
 from store.domain.query import RequestLimits
 from storenode.sds.bloom import FilterShape
 from storenode.sds.config import ChannelConfig, RepairConfig
@@ -92,19 +92,19 @@ class GroupScenario:
         return len(self.joins_ns)
 
 
-def drawn_group(dice: Dice, size: int, *, with_store: bool) -> GroupScenario:
+def drawn_group(rng: Rng, size: int, *, with_store: bool) -> GroupScenario:
     """A scenario for so many participants, with store nodes or without."""
     small = size <= SMALL_GROUP
-    stores = dice.choice((1, 2)) if with_store else 0
-    follow = dice.choice((False, True)) and stores > 0 and small
+    stores = rng.choice((1, 2)) if with_store else 0
+    follow = rng.choice((False, True)) and stores > 0 and small
     talk_ns = (20 if small else 30 if size <= LARGE_GROUP else 60) * NS_PER_S
     most = 60 if small else 24 if size <= LARGE_GROUP else 8
-    messages = dice.randint(10, most) if small else most
-    faults = _small_faults(dice) if small else _large_faults(size)
-    lost_after_ms = dice.choice((None, None, 3_000)) if small and stores else None
+    messages = rng.randint(10, most) if small else most
+    faults = _small_faults(rng) if small else _large_faults(size)
+    lost_after_ms = rng.choice((None, None, 3_000)) if small and stores else None
     if small and not stores:
         # What others could be answered with ends with the lives of those who have it.
-        lost_after_ms = dice.choice((None, 6_000, 12_000))
+        lost_after_ms = rng.choice((None, 6_000, 12_000))
         if lost_after_ms is None:
             faults = replace(
                 faults, crash_every_ns=0, leave_every_ns=0, save_crashes=0.0, send_crashes=0.0
@@ -113,33 +113,33 @@ def drawn_group(dice: Dice, size: int, *, with_store: bool) -> GroupScenario:
     drawn = GroupScenario(
         stores=stores,
         follow=follow,
-        joins_ns=_joins(dice, size, talk_ns),
+        joins_ns=_joins(rng, size, talk_ns),
         messages=messages,
-        burst=dice.choice((1, 1, 3, 8)),
+        burst=rng.choice((1, 1, 3, 8)),
         talk_ns=talk_ns,
         faults_ns=talk_ns * 3 // 2,
-        pull_ns=3 * NS_PER_S if follow else dice.choice((0, 0, 3)) * NS_PER_S,
+        pull_ns=3 * NS_PER_S if follow else rng.choice((0, 0, 3)) * NS_PER_S,
         # What a store refuses may be given up before a clock is right, or others have heard it.
-        drift_ns=(dice.choice((8, 600)) if follow and in_step else 10**6) * NS_PER_S,
-        network_delay_ns=dice.choice((10, 50, 300) if small else (50,)) * NS_PER_MS,
-        disk_delay_ns=dice.choice((1, 20)) * NS_PER_MS,
+        drift_ns=(rng.choice((8, 600)) if follow and in_step else 10**6) * NS_PER_S,
+        network_delay_ns=rng.choice((10, 50, 300) if small else (50,)) * NS_PER_MS,
+        disk_delay_ns=rng.choice((1, 20)) * NS_PER_MS,
         config=_config(
-            dice,
+            rng,
             size,
             messages,
             lost_after_ms,
             follow=follow,
-            repair=not stores or happens(dice, 0.3),
+            repair=not stores or happens(rng, 0.3),
         ),
         filters=(),
-        limits=_limits(dice),
+        limits=_limits(rng),
         faults=faults,
     )
     shape = drawn.config.filter
     return replace(drawn, filters=_filters(shape, messages) if small else (shape,))
 
 
-def fixed_group(dice: Dice, size: int, *, with_store: bool) -> GroupScenario:
+def fixed_group(rng: Rng, size: int, *, with_store: bool) -> GroupScenario:
     """A scenario of the same conversation for any size, so that sizes compare.
 
     Participants and stores have the options that ship. Of what participants broadcast to each
@@ -149,7 +149,7 @@ def fixed_group(dice: Dice, size: int, *, with_store: bool) -> GroupScenario:
         stores=2 if with_store else 0,
         follow=False,
         joins_ns=tuple(
-            int(dice.uniform(0, FIXED_TALK_NS)) if number % 10 == 9 else 0 for number in range(size)
+            int(rng.uniform(0, FIXED_TALK_NS)) if number % 10 == 9 else 0 for number in range(size)
         ),
         messages=FIXED_MESSAGES,
         burst=1,
@@ -173,16 +173,16 @@ def fixed_group(dice: Dice, size: int, *, with_store: bool) -> GroupScenario:
     )
 
 
-def _joins(dice: Dice, size: int, talk_ns: int) -> tuple[int, ...]:
-    late = dice.choice((0.0, 0.1, 0.4))
+def _joins(rng: Rng, size: int, talk_ns: int) -> tuple[int, ...]:
+    late = rng.choice((0.0, 0.1, 0.4))
     return tuple(
-        int(dice.uniform(0, talk_ns)) if number and happens(dice, late) else 0
+        int(rng.uniform(0, talk_ns)) if number and happens(rng, late) else 0
         for number in range(size)
     )
 
 
 def _config(
-    dice: Dice,
+    rng: Rng,
     size: int,
     messages: int,
     lost_after_ms: int | None,
@@ -196,16 +196,16 @@ def _config(
     groups = max(size // 20, 1)
     # A message that no history names shows in filters only: without a feed they must cover all,
     # and one that is wrong about it hides it for good.
-    capacity = max(4, int(messages * dice.choice((0.5, 1.5, 4) if follow else (4, 6))))
-    error_rate = dice.choice((0.05, 0.001)) if follow else 1e-6
+    capacity = max(4, int(messages * rng.choice((0.5, 1.5, 4) if follow else (4, 6))))
+    error_rate = rng.choice((0.05, 0.001)) if follow else 1e-6
     return ChannelConfig(
         _CHANNEL,
         "anybody",
         filter=FilterShape(capacity, error_rate),
-        history_entries=dice.choice((1, 2, 2, 4)),
-        filter_every=dice.choice((1, 3, 200)),
+        history_entries=rng.choice((1, 2, 2, 4)),
+        filter_every=rng.choice((1, 3, 200)),
         filter_every_ms=20_000 * unit * quiet,
-        gap_window=dice.choice((8, 128)) if follow else 128,
+        gap_window=rng.choice((8, 128)) if follow else 128,
         resend_ms=3_000 * unit,
         resend_possible_ms=9_000 * unit,
         sync_min_ms=1_000 * unit * quiet,
@@ -215,8 +215,8 @@ def _config(
         behind_after_ms=1_000 * unit,
         missing_every_ms=1_000 * unit,
         lost_after_ms=lost_after_ms,
-        max_waiting=dice.choice((10_000, 6)) if lost_after_ms else 10_000,
-        release_at_sweep=happens(dice, 0.2),
+        max_waiting=rng.choice((10_000, 6)) if lost_after_ms else 10_000,
+        release_at_sweep=happens(rng, 0.2),
         repair=RepairConfig(500 * unit, 2_000 * unit, groups=groups) if repair else None,
     )
 
@@ -235,21 +235,20 @@ def _filters(shape: FilterShape, messages: int) -> tuple[FilterShape, ...]:
     return tuple(by_size[size] for size in sorted(by_size))
 
 
-def _limits(dice: Dice) -> RequestLimits:
-    """Small answers, so that small groups come by their limits."""
+def _limits(rng: Rng) -> RequestLimits:
     return RequestLimits(
         page_messages=3,
-        sds_claimants=dice.choice((1, 2)),
-        causal_messages=dice.choice((1, 5)),
+        sds_claimants=rng.choice((1, 2)),
+        causal_messages=rng.choice((1, 5)),
     )
 
 
-def _small_faults(dice: Dice) -> GroupFaults:
+def _small_faults(rng: Rng) -> GroupFaults:
     def share(*some: float) -> float:
-        return dice.choice((0.0, *some))
+        return rng.choice((0.0, *some))
 
     def every(*seconds: int) -> int:
-        return dice.choice((0, *seconds)) * NS_PER_S
+        return rng.choice((0, *seconds)) * NS_PER_S
 
     return GroupFaults(
         lost=share(0.2, 0.2, 0.5),
@@ -266,7 +265,7 @@ def _small_faults(dice: Dice) -> GroupFaults:
         outage_every_ns=every(0, 10),
         partition_every_ns=every(5, 10),
         jump_every_ns=every(0, 0, 5),
-        skew_ns=dice.choice((0, 0, 3, 120, 7_200)) * NS_PER_S,
+        skew_ns=rng.choice((0, 0, 3, 120, 7_200)) * NS_PER_S,
         forged=share(0.0, 0.3, 1.0),
     )
 

@@ -50,14 +50,14 @@ class Shelf:
         insort(self._by_key.setdefault(claim[0], []), claim, key=rank)
         return True
 
-    def since(self, time_ns: int) -> list[Fetched]:
-        """Those from a time on, in ascending order of time."""
+    def since(self, time_ns: int) -> tuple[list[Fetched], bool]:
+        """Return messages from a time on, in ascending order; never truncated."""
         found = [each for each in self.order if each.timestamp_ns >= time_ns]
-        return sorted(found, key=lambda each: (each.timestamp_ns, each.hint))
+        return sorted(found, key=lambda each: (each.timestamp_ns, each.hint)), False
 
-    def by_hint(self, hints: Iterable[bytes]) -> list[Fetched]:
-        """Those of some hints that are held."""
-        return [self.held[hint] for hint in hints if hint in self.held]
+    def by_hint(self, hints: Iterable[bytes]) -> tuple[list[Fetched], bool]:
+        """Return stored messages by their hints; never truncated."""
+        return [self.held[hint] for hint in hints if hint in self.held], False
 
     def by_id(self, entries: Sequence[Entry]) -> tuple[list[Fetched], bool]:
         """All that claim some IDs, as a node finds them; True: an ID has more claimants."""

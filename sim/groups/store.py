@@ -8,19 +8,17 @@ never.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from sim.bridge import Life
 from sim.calls import Closed, End, Ended, Identity, Status
-from sim.dice import happens
 from sim.groups.shelf import Shelf
 from sim.limits import NS_PER_S
+from sim.rng import happens
 from storenode.message.hashing import message_hash
 from storenode.sds.aio.transport import FeedPage, Fetched, Outbound, PublishResult, Route
-from storenode.sds.codec import Entry
 
 if TYPE_CHECKING:
     from sim.groups.world import GroupWorld
@@ -31,43 +29,10 @@ READ: Final = "Read"
 ROUTE: Final = Route("room", "/waku/2/rs/1/0", "/sds/1/room/proto")
 
 
-@dataclass(frozen=True, slots=True)
-class Since:
-    """`Scan` from a time on."""
-
-    time_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class ByHint:
-    """`Query` by message hashes."""
-
-    hints: tuple[bytes, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ById:
-    """`GetSdsMessages`."""
-
-    entries: Sequence[Entry]
-
-
-@dataclass(frozen=True, slots=True)
-class Causes:
-    """`GetCausalHistory`: heads with all their causes, but for what is known."""
-
-    heads: Sequence[Entry]
-    known: Sequence[str]
-
-
-Request = Since | ByHint | ById | Causes
-
-_CALLS: Final = {
-    Since: "Scan",
-    ByHint: "Query",
-    ById: "GetSdsMessages",
-    Causes: "GetCausalHistory",
-}
+SCAN: Final = "Scan"
+QUERY: Final = "Query"
+LOOKUP: Final = "GetSdsMessages"
+HISTORY: Final = "GetCausalHistory"
 
 
 def taken(message: Outbound) -> Fetched:
@@ -141,7 +106,7 @@ class StoreNode:
 
     async def _disk(self) -> None:
         world = self._world
-        await asyncio.sleep(world.scenario.disk_delay_ns * world.dice.random() / NS_PER_S)
+        await asyncio.sleep(world.scenario.disk_delay_ns * world.rng.random() / NS_PER_S)
 
     async def _take(self, end: End) -> None:
         while not isinstance(batch := await end.read(), Ended):
@@ -150,7 +115,7 @@ class StoreNode:
             self._world.store_calls["messages published"] += len(batch)
             verdicts = [self._store(each) for each in batch]
             self._stir()
-            if happens(self._world.dice, self._world.faults_now.commit_crashes):
+            if happens(self._world.rng, self._world.faults_now.commit_crashes):
                 self._world.fail_soon(self)
                 await asyncio.sleep(1)
             await end.send(verdicts)
@@ -192,10 +157,17 @@ class StoreNode:
         return int(place) if name == self.name else None
 
     async def _read(self, end: End) -> None:
-        request = await end.read()
-        self._world.store_calls[_CALLS[type(request)]] += 1
+        method, *arguments = await end.read()
+        self._world.store_calls[method] += 1
         await self._disk()
-        messages, truncated = self._answer(request)
+        shelf = self.shelf
+        reads: dict[str, Callable[..., tuple[list[Fetched], bool]]] = {
+            SCAN: shelf.since,
+            QUERY: shelf.by_hint,
+            LOOKUP: shelf.by_id,
+            HISTORY: shelf.causes,
+        }
+        messages, truncated = reads[method](*arguments)
         if truncated:
             self._world.mark("an answer was truncated")
         most = self._world.scenario.limits.page_messages
@@ -203,23 +175,11 @@ class StoreNode:
             await end.send(messages[start : start + most])
         end.finish()
 
-    def _answer(self, request: Request) -> tuple[list[Fetched], bool]:
-        shelf = self.shelf
-        match request:
-            case Since(time_ns):
-                return shelf.since(time_ns), False
-            case ByHint(hints):
-                return shelf.by_hint(hints), False
-            case ById(entries):
-                return shelf.by_id(entries)
-            case Causes(heads, known):
-                return shelf.causes(heads, known)
-
     async def _pull(self) -> None:
         """Come to hold what the other nodes hold, as reconciliation does."""
         world = self._world
         while True:
-            await asyncio.sleep(world.scenario.pull_ns / NS_PER_S * world.dice.uniform(0.5, 1.5))
+            await asyncio.sleep(world.scenario.pull_ns / NS_PER_S * world.rng.uniform(0.5, 1.5))
             for other in world.stores:
                 if other.up and not world.network.is_cut(self.name, other.name):
                     new = [each for each in other.shelf.order if self.shelf.add(each)]
@@ -228,6 +188,5 @@ class StoreNode:
 
 
 async def _served(work: Callable[[End], Awaitable[None]], end: End) -> None:
-    """A call of a participant that may leave at any time."""
     with suppress(Closed):
         await work(end)

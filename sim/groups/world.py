@@ -8,19 +8,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from sim.dice import Dice
 from sim.groups.faults import GroupFaultInjector
 from sim.groups.forger import Forger
 from sim.groups.judge import GroupJudge
 from sim.groups.member import LEAVE_NS, Member
 from sim.groups.scenario import NO_FAULTS, GroupScenario
 from sim.groups.store import StoreNode, taken
-from sim.judge import Violation
 from sim.limits import CHECK_EVERY_GROUP_EVENTS, MAX_GROUP_EVENTS, NS_PER_MS, NS_PER_S, START_NS
+from sim.rng import Rng
 from sim.stage import Stage
 from storenode.sds.aio.transport import Fetched, Outbound
 
-_LOOK_EVERY_NS: Final = 500 * NS_PER_MS
 _PATIENCE_ROUNDS: Final = 40
 
 
@@ -63,9 +61,9 @@ class GroupWorld(Stage):
     check_every = CHECK_EVERY_GROUP_EVENTS
 
     def __init__(
-        self, scenario: GroupScenario, dice: Dice, sink: Callable[[str], None] | None = None
+        self, scenario: GroupScenario, rng: Rng, sink: Callable[[str], None] | None = None
     ) -> None:
-        super().__init__(dice, scenario.network_delay_ns, sink)
+        super().__init__(rng, scenario.network_delay_ns, sink)
         self.scenario = scenario
         self.judge = GroupJudge(lambda: self.timeline.now_ns)
         self.broadcasts: Counter[str] = Counter()
@@ -152,33 +150,33 @@ class GroupWorld(Stage):
     def order_of_stores(self) -> list[str | None]:
         """The store nodes as one participant is told of them."""
         names: list[str | None] = [store.name for store in self.stores]
-        return self.dice.sample(names, len(names))
+        return self.rng.sample(names, len(names))
 
     def restart_later(self, member: Member) -> None:
         """A participant has crashed; somebody starts it again."""
-        delay_ns = int(self.dice.random() * self.dice.choice((1, 5, 15)) * NS_PER_S)
+        delay_ns = int(self.rng.random() * self.rng.choice((1, 5, 15)) * NS_PER_S)
         self.timeline.after(delay_ns, lambda: None if self._closing else member.boot())
 
     def fail_soon(self, store: StoreNode) -> None:
         """A store goes away at this moment, and comes back."""
         self.mark("a store crashed between a commit and its acknowledgement")
         self.timeline.soon(store.crash)
-        self.timeline.after(int(self.dice.uniform(1, 5) * NS_PER_S), store.start)
+        self.timeline.after(int(self.rng.uniform(1, 5) * NS_PER_S), store.start)
 
     # The phases
 
     def _begin(self) -> None:
-        scenario, dice = self.scenario, self.dice
+        scenario, rng = self.scenario, self.rng
         for store in self.stores:
             store.start()
         for member, join_ns in zip(self.members, scenario.joins_ns, strict=True):
             self._start_at(member, START_NS + join_ns)
         said = 0
         while said < scenario.messages:
-            at_ns = START_NS + int(dice.uniform(0, scenario.talk_ns))
-            for _ in range(min(dice.randint(1, scenario.burst), scenario.messages - said)):
+            at_ns = START_NS + int(rng.uniform(0, scenario.talk_ns))
+            for _ in range(min(rng.randint(1, scenario.burst), scenario.messages - said)):
                 said += 1
-                self._say_at(at_ns + int(dice.uniform(0, 1) * NS_PER_S), said)
+                self._say_at(at_ns + int(rng.uniform(0, 1) * NS_PER_S), said)
 
     def _start_at(self, member: Member, time_ns: int) -> None:
         self.timeline.at(time_ns, member.boot)
@@ -187,7 +185,7 @@ class GroupWorld(Stage):
         def act() -> None:
             up = [member for member in self.members if member.stays]
             if up:
-                self.dice.choice(up).say(b"message %d" % number)
+                self.rng.choice(up).say(b"message %d" % number)
 
         self.timeline.at(time_ns, act)
 
@@ -202,12 +200,7 @@ class GroupWorld(Stage):
             member.boot()
 
     def _settle(self) -> None:
-        """Wait until all logs are equal, and nobody waits for anything."""
-        deadline_ns = self.timeline.now_ns + self._patience_ns()
-        while unequal := self._unequal():
-            if self.timeline.now_ns > deadline_ns:
-                raise Violation(f"the logs do not become equal: {unequal}")
-            self.pass_until(self.timeline.now_ns + _LOOK_EVERY_NS)
+        self.wait_until_settled(self._unequal, "the logs do not become equal", self._patience_ns())
         self.trace.note("world", "is equal")
         for member in self.members:
             self._check(member)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from sim.dice import Dice, happens
 from sim.limits import NS_PER_MS
+from sim.rng import Rng, happens
 
 MIN_ROUTERS: Final = 3
 MAX_ROUTERS: Final = 10
@@ -65,7 +65,7 @@ class RelayScenario:
     victims: int
 
 
-def drawn_relay(rng: Dice) -> RelayScenario:
+def drawn_relay(rng: Rng) -> RelayScenario:
     """Draw a scenario: the routers that forward are always connected by links."""
     count = rng.randint(MIN_ROUTERS, MAX_ROUTERS)
     leaves = rng.randint(0, 1)

@@ -8,14 +8,13 @@ from functools import partial
 from itertools import count
 from typing import Final
 
-from sim.dice import Dice, happens
 from sim.judge import Violation
 from sim.limits import NS_PER_S, START_NS
 from sim.relaying.judge import RelayJudge
 from sim.relaying.liars import Liar
 from sim.relaying.scenario import PUNISHED, RelayScenario
-from sim.timeline import Timeline
-from sim.trace import Trace
+from sim.rng import Rng, happens
+from sim.stage import Stage
 from store.gateway.gossipsub import (
     QUIET_S,
     SEEN_S,
@@ -33,7 +32,7 @@ _ARRIVAL_NS: Final = 15 * NS_PER_S
 """In which a message reaches every router: a heartbeat and a delay at each of ten steps."""
 
 _REST_NS: Final = (SEEN_S + 90) * NS_PER_S
-_MAX_EVENTS: Final = 60_000
+
 _REDIAL_NS: Final = 5 * NS_PER_S
 _PUBLISHED_WITH_FAULTS: Final = 30
 _PUBLISHED: Final = 4
@@ -109,18 +108,18 @@ class RelayRouter:
         self.apply(self.core.publish(self._world.now_s, message))
 
 
-class RelayWorld:
+class RelayWorld(Stage):
     """A network of routers and liars; `run` is called once."""
 
     topics: tuple[str, ...] = _TOPICS
+    max_events = 60_000
+    check_every = 1_000
 
     def __init__(
-        self, scenario: RelayScenario, rng: Dice, sink: Callable[[str], None] | None = None
+        self, scenario: RelayScenario, rng: Rng, sink: Callable[[str], None] | None = None
     ) -> None:
+        super().__init__(rng, scenario.delay_ns, sink)
         self.scenario = scenario
-        self.rng = rng
-        self.timeline = Timeline(START_NS)
-        self.trace = Trace(self.timeline, sink)
         self.judge = RelayJudge(self)
         first_leaf = scenario.routers - scenario.leaves
         routers = [
@@ -159,11 +158,11 @@ class RelayWorld:
             for victim in rng.sample(names, min(len(names), scenario.victims)):
                 self.timeline.after(rng.randint(0, NS_PER_S), partial(liar.haunt, victim))
         self._plan_faults()
-        self._let_pass(_FAULTS_NS)
+        self.pass_for(_FAULTS_NS)
         self._is_faulty = False
-        self._let_pass(2 * _REDIAL_NS)
+        self.pass_for(2 * _REDIAL_NS)
         settled = self._publish_and_wait()
-        self._let_pass(_CALM_NS)
+        self.pass_for(_CALM_NS)
         settled += self._publish_and_wait()
         for liar in liars:
             if liar.trick in PUNISHED and liar.name not in self.judge.punished:
@@ -171,7 +170,7 @@ class RelayWorld:
             liar.is_done = True
         for pair in [each for each in self._links if each[0] in self.liars]:
             self.unlink(*pair)
-        self._let_pass(_REST_NS)
+        self.pass_for(_REST_NS)
         for router in self.routers.values():
             self.judge.require_rest(router)
         return RelaySummary(
@@ -285,15 +284,7 @@ class RelayWorld:
 
     def _publish_and_wait(self) -> int:
         messages = [self._publish() for _ in range(_PUBLISHED)]
-        self._let_pass(_ARRIVAL_NS)
+        self.pass_for(_ARRIVAL_NS)
         for message in messages:
             self.judge.require_everywhere(message)
         return len(messages)
-
-    def _let_pass(self, duration_ns: int) -> None:
-        end_ns, is_over = self.timeline.now_ns + duration_ns, [False]
-        self.timeline.at(end_ns, lambda: is_over.__setitem__(0, True))
-        while not is_over[0]:
-            self.timeline.step()
-            if self.timeline.events > _MAX_EVENTS:
-                raise Violation("more happens than in any run: something goes round in circles")

@@ -7,7 +7,7 @@ from typing import Final
 
 from reconcile.algorithm.plan import Tuning
 from reconcile.limits import SessionLimits, SummaryLimits
-from sim.dice import Dice
+from sim.rng import Rng
 from sim.scenario import Faults, Scenario, drawn
 from store.domain.partitioning import DAY_NS
 from store.sync.limits import IndexLimits, TransferLimits
@@ -62,11 +62,11 @@ SHORT: Final = Calendar(days=36, month_days=9)
 """Four months of nine days: what a test has time for."""
 
 
-def scenario_of(dice: Dice) -> Scenario:
+def scenario_of(rng: Rng) -> Scenario:
     """Three stores that call each other: the faults of the year are those of its calendar."""
     everyone = [tuple(other for other in range(STORES) if other != one) for one in range(STORES)]
     return replace(
-        drawn(dice, STORES),
+        drawn(rng, STORES),
         stores=tuple(range(STORES)),
         peers=tuple(everyone),
         retention_ns=(None,) * STORES,

@@ -93,7 +93,6 @@ class Shelf:
         self.check(database)
 
     def _droppable(self, database: Database) -> list[Bounds]:
-        """Up to the first day that the archive lacks."""
         for number, bounds in enumerate(self.fine):
             if not self._archived(database, bounds):
                 return self.fine[:number]

@@ -16,11 +16,11 @@ from typing import Final
 
 from sim.calls import Identity
 from sim.database import Database
-from sim.dice import Dice
 from sim.intake import Client
 from sim.judge import Violation
 from sim.limits import NS_PER_S
 from sim.node import Node
+from sim.rng import Rng
 from sim.world import World
 from sim.year.calendar import Calendar, scenario_of
 from sim.year.growth import Growth, objects_of
@@ -49,19 +49,19 @@ class YearSummary:
 
 
 class YearWorld(World):
-    """All of it. `run_year` goes from the beginning to the end, once."""
+    """All of it. `run` goes from the beginning to the end, once."""
 
     max_events = 50_000_000
     check_every = 4_096
 
     def __init__(
-        self, calendar: Calendar, dice: Dice, sink: Callable[[str], None] | None = None
+        self, calendar: Calendar, rng: Rng, sink: Callable[[str], None] | None = None
     ) -> None:
         self.calendar = calendar
         self.archive = Archive()
         self.growth = Growth()
         self.nodes_by_id: dict[str, YearNode] = {}
-        super().__init__(scenario_of(dice), dice, sink)
+        super().__init__(scenario_of(rng), rng, sink)
 
     def make_node(self, number: int, database: Database) -> Node:
         """The first one's store is archived."""
@@ -72,7 +72,7 @@ class YearWorld(World):
         """The nodes."""
         return [node for node in self.nodes if isinstance(node, YearNode)]
 
-    def run_year(self) -> YearSummary:
+    def run(self) -> YearSummary:  # type: ignore[override]
         """From the beginning to the end.
 
         Raises:
@@ -84,7 +84,7 @@ class YearWorld(World):
                 node.boot()
             self._act(client.run() for client in self.clients)
             for day in range(self.calendar.days):
-                self._let_pass(DAY_NS)
+                self.pass_for(DAY_NS)
                 self._end_day(day)
             self._quiet()
             self.growth.check()
@@ -107,7 +107,7 @@ class YearWorld(World):
             self._replace(self.year_nodes[-1])
         elif day % _CRASH_EVERY_DAYS == 0:
             # The first one has long lives, which show what a life leaves in memory.
-            node = self.dice.choice(self.year_nodes[1:])
+            node = self.rng.choice(self.year_nodes[1:])
             if node.process is not None:
                 node.crash("by force")
         for node in self.year_nodes:
@@ -132,7 +132,6 @@ class YearWorld(World):
         node.upgrades += 1
 
     def _stop(self, node: YearNode) -> None:
-        """As SIGTERM does."""
         if node.process is None:
             return
         assert node.peering is not None
@@ -166,7 +165,7 @@ class YearWorld(World):
         self._actors.clear()
         for node in self.nodes:
             self._start(node)
-        self._let_pass(_UNDER_WAY_NS)
+        self.pass_for(_UNDER_WAY_NS)
         self._changed = True
         self._settle()
 

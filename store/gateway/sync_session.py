@@ -79,7 +79,7 @@ class SyncSession:
     def __init__(
         self, ids: MessageIds, low_ns: int, high_ns: int, pubsub_topics: Sequence[str]
     ) -> None:
-        self.to_send: list[Id] = []
+        self.to_send: set[Id] = set()  # also where a liar asks again and again
         self.missing = 0
         self.has_ended = False
         self.high_ns = high_ns
@@ -155,7 +155,7 @@ class SyncSession:
         own = self._ids.items(low_ns, high_ns)
         listed = {each for each in theirs.ids if low_ns <= each[0] < high_ns}
         lacking = [each for each in own if each not in listed]
-        self.to_send += lacking
+        self.to_send.update(lacking)
         unknown = len(listed) - (len(own) - len(lacking))
         self.missing += unknown
         if theirs.reconciled or not (lacking or unknown):

@@ -223,13 +223,13 @@ WITH_STORE = {
     ),
     "tries nodes again without a pause": Mutant(
         edit(Rotation, "failed", "if self._failures % len(self._links)", "if True"),
-        "tries (Follow|PublishStream|Since)",
+        "tries (Follow|PublishStream|Scan)",
     ),
     "forgets its failures as soon as it is connected": Mutant(
         in_feed(
             "_connected", "self._refused.clear()", "self._refused.clear(), self._rotation.worked()"
         ),
-        "tries (Follow|Since)",
+        "tries (Follow|Scan)",
         36,
     ),
     "asks one node for ever": Mutant(

@@ -2,12 +2,17 @@
 
 import random
 from collections import Counter
+from dataclasses import fields, replace
 
 import pytest
 
-from sim.gossiping.spread import Shape, spread
+from sim.gossiping.scenario import GossipScenario
+from sim.limits import NS_PER_S
 from sim.marks import Mark
 from sim.run import simulate_gossip
+from sim.scenario import Faults, Scenario, draw_with_gossip
+from sim.world import World
+from store.gossip.limits import GossipConfig
 from store.gossip.events import GossipCounter
 from tests.sim.gossip_mutants import DRIVER_MUTANTS, MACHINE_MUTANTS
 from tests.sim.test_repeating import command
@@ -22,7 +27,7 @@ DRIVER_SEEDS = 20
 
 @pytest.fixture(scope="module")
 def seen() -> Counter[str]:
-    """What the machines of all runs have counted."""
+    """GossipCounter the machines of all runs have counted."""
     return Counter()
 
 
@@ -68,16 +73,43 @@ def test_a_run_is_the_same_in_every_process() -> None:
         command("--gossip", "alone", "--seed", "8", "--trace", hash_seed=each) for each in "12"
     )
     assert first == second
-    assert "seed 8: GossipSummary(digest=" in first
+    assert "seed 8: Summary(digest=" in first
 
 
-@pytest.mark.parametrize(("nodes", "degree"), [(5, 4), (50, 6)])
-def test_an_event_spreads_over_many_nodes_once_over_each_link_at_most(
-    nodes: int, degree: int
-) -> None:
-    result = spread(Shape(nodes, degree, events=3, breaks=0.05), random.Random(nodes))
-    assert result.copies <= 1.2
-    assert result.ids <= 2 * result.links + result.breaks * nodes
+def scenario_of(nodes: int, degree: int, rng: random.Random) -> Scenario:
+    """Draw a connected random graph of nodes without faults but broken links."""
+    drawn = draw_with_gossip(rng, beside=False)
+    assert drawn.gossip is not None
+    peers = [tuple(rng.sample(range(each), min(each, degree // 2))) for each in range(nodes)]
+    faults = Faults(**dict.fromkeys([each.name for each in fields(Faults)], 0))
+    return replace(
+        drawn,
+        stores=tuple(range(nodes)),
+        peers=tuple(peers),
+        retention_ns=(None,) * nodes,
+        clients=1,
+        publish_every_ns=3 * NS_PER_S,
+        faults_ns=20 * NS_PER_S,
+        faults=replace(faults, breaks=0.05),
+        gossip=GossipScenario(
+            beside=False, config=GossipConfig(store_id="", max_confirms=0), min_confirms=(0,)
+        ),
+    )
+
+
+@pytest.mark.parametrize(("nodes", "degree"), [(5, 4), (40, 6)])
+def test_an_event_spreads_over_each_link_at_most_once(nodes: int, degree: int) -> None:
+    rng = random.Random(nodes)
+    scenario = scenario_of(nodes, degree, rng)
+    summary = World(scenario, rng).run()
+    links, events = sum(map(len, scenario.peers)), summary.messages
+    bodies = sum(
+        summary.counts.get(str(each), 0) for each in (GossipCounter.BODIES_PUSHED, GossipCounter.BODIES_ANSWERED)
+    )
+    assert events > nodes
+    assert events * (nodes - 1) <= bodies <= 1.2 * events * links
+    broken = summary.marks[Mark.TORN]
+    assert summary.counts["ids_sent"] <= events * (2 * links + broken * nodes)
 
 
 @pytest.mark.usefixtures("swept")

@@ -34,7 +34,7 @@ def names(found: Sequence[Fetched]) -> list[str]:
 def test_a_store_finds_by_hint_and_by_id_and_says_where_it_cuts() -> None:
     held = shelf(*[spoken("a", copy=copy) for copy in range(3)], spoken("b"))
     assert not held.add(spoken("b"))
-    assert names(held.by_hint([hint("a1"), hint("none"), hint("b0")])) == ["a", "b"]
+    assert names(held.by_hint([hint("a1"), hint("none"), hint("b0")])[0]) == ["a", "b"]
     found, truncated = held.by_id([Entry("a"), Entry("c")])
     assert ([each.hint for each in found], truncated) == ([hint("a0"), hint("a1")], True)
     assert held.by_id([Entry("a", hint("a2"))]) == ([held.held[hint("a2")]], False)

@@ -60,10 +60,10 @@ class World:
 
     def __init__(self, seed: int, serve: Serve) -> None:
         self.timeline = Timeline(START_NS)
-        self.dice = random.Random(seed)
+        self.rng = random.Random(seed)
         # Abstract is what needs sockets, signals or processes: there are none.
-        self.loop = TimelineLoop(self.timeline, self.dice)  # type: ignore[abstract]
-        self.network = Network(self.timeline, self.dice, Trace(self.timeline), Counter())
+        self.loop = TimelineLoop(self.timeline, self.rng)  # type: ignore[abstract]
+        self.network = Network(self.timeline, self.rng, Trace(self.timeline), Counter())
         self.callee = Callee("b", self, serve)
         self.network.add(self.callee)
         self.network.add(Callee("a", self, serve))

@@ -10,6 +10,7 @@ from typing import Final, cast
 
 import pytest
 
+from sim.nwaku import SimulatedNwaku, decode
 from store.gateway import sync
 from store.gateway.clients import ClientRules, Clients
 from store.gateway.connection import Handler, Secured, Surroundings, WakuConnection
@@ -33,7 +34,6 @@ from storenode.message.varint import varint
 from storenode.wire.storenode.v1.store_pb2 import PUBLISH_SOURCE_NWAKU, PublishResult, ScanPage
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest, StoreQueryResponse
-from tests.support.simulated_nwaku import SimulatedNwaku, decode
 
 PUBSUB: Final = "/waku/2/rs/7/0"
 TOPIC: Final = "/a/1/b/proto"

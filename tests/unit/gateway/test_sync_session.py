@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sim.nwaku import SimulatedNwaku
 from store.gateway.limits import MAX_SYNC_RANGES
 from store.gateway.sync_codec import (
     Id,
@@ -26,7 +27,6 @@ from store.gateway.sync_codec import (
 )
 from store.gateway.sync_session import MessageIds, SyncSession
 from storenode.message.varint import varint
-from tests.support.simulated_nwaku import SimulatedNwaku
 
 VECTORS: Final = Path("tests/vectors/nwaku")
 NOW_NS: Final = 1_780_000_000_000_000_000

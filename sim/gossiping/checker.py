@@ -1,7 +1,7 @@
-"""What must hold of gossip besides what must of every run: see `sim.judge`.
+"""A checker of gossip, with the rules that a run must keep besides those of `sim.judge`.
 
-1. A confirmation that is noted, or told to a publisher, is of a store that holds the message;
-   nobody confirms its own messages, and a liar counts once in the life of a node, in however many
+1. A confirmation that is noted, or reported to a publisher, is of a store that holds the message;
+   no node confirms its own messages, and a liar counts once in the life of a node, in however many
    names it comes. A publisher is answered in time.
 2. No honest node cuts another one off, and no driver or machine fails.
 3. What a node keeps in memory is bounded, and nothing is tried again without a pause.
@@ -17,17 +17,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from sim.bridge import Life
-from sim.judge import Judge
 from sim.limits import NS_PER_S
 from store.domain.unread import Confirmation, Confirmed
-from store.gossip.driver.node import GossipNode as Shipped
+from store.gossip.driver.node import GossipNode
 from store.gossip.events import FrameOut, Inventory, SyncLeaves
 
 if TYPE_CHECKING:
-    from sim.gossiping.database import GossipDatabase
-    from sim.gossiping.node import GossipNode
-    from sim.gossiping.world import GossipWorld
+    from sim.database import Database
+    from sim.node import Node
     from sim.process import Process
+    from sim.world import World
 
 LIAR: Final = "liar-"
 """The names of liars, and of their stores, begin so; the liar's number follows."""
@@ -48,15 +47,15 @@ _REPEATED_CALLS: Final = frozenset({"newest", "unread.newest", "arrived", "confi
 """Calls that one task makes again after a pause; others are made as often as there is work."""
 
 
-class GossipJudge(Judge):
-    """Looks on.
+class GossipChecker:
+    """A checker of what nodes do when they gossip.
 
     ``in_peace``: messages that were published in peace, each with whether its publisher, if it
     wanted confirmations, was answered.
     """
 
-    def __init__(self, world: GossipWorld) -> None:
-        super().__init__(world.loop.fail)
+    def __init__(self, world: World) -> None:
+        self.fail, self.acknowledge = world.judge.fail, world.judge.acknowledge
         self.in_peace: dict[bytes, bool] = {}
         self.answers = 0
         self._world = world
@@ -64,39 +63,39 @@ class GossipJudge(Judge):
         self._lies: dict[bytes, set[str]] = {}
         self._tries: dict[tuple[object, str], deque[int]] = {}
 
-    def sends(self, node: GossipNode, frame: FrameOut) -> None:
-        """A node sends a frame."""
+    def sends(self, node: Node, frame: FrameOut) -> None:
+        """Check a frame that a node sends."""
         if isinstance(frame, Inventory | SyncLeaves):
             self.acknowledge(node.database, frame.ids)
 
     # Confirmations (rule 1)
 
-    def confirms(self, node: GossipNode, life: Life, confirmed: Confirmed) -> None:
-        """A life of a node notes a confirmation."""
+    def confirms(self, node: Node, life: Life, confirmed: Confirmed) -> None:
+        """Check a confirmation that a life of a node notes."""
         store_id, digest = confirmed.store_id, confirmed.message_hash
         if store_id.startswith(LIAR):
             self._count_liar(life, store_id, digest)
             return
         if store_id == node.database.store_id:
             self.fail(f"{store_id} confirms its own message")
-        stores = [each for each in self._world.stores if each.store_id == store_id]
+        stores = [each for each in self._world.databases if each.store_id == store_id]
         if not stores:
             self.fail(f"{node.name} counts a confirmation of {store_id}, which is no store")
         self.acknowledge(stores[0], [digest])
 
     def confirmed(
         self,
-        node: GossipNode,
+        node: Node,
         hashes: Sequence[bytes],
         found: Sequence[Confirmation],
         asked: int,
         late_s: float,
     ) -> None:
-        """A publisher is told how many stores have confirmed."""
+        """Check the confirmations that are reported to a publisher."""
         self.answers += 1
         if late_s > MAX_LATE_S:
             self.fail(f"{node.name} answers a publisher {late_s:.1f} s too late")
-        for digest, told in zip(hashes, found, strict=True):
+        for digest, report in zip(hashes, found, strict=True):
             self.acknowledge(node.database, [digest])
             if digest in self.in_peace:
                 self.in_peace[digest] = True
@@ -104,15 +103,15 @@ class GossipJudge(Judge):
                 self.fail(f"{node.name} lacks confirmations in peace until the time is up")
             holding = self._holding(digest, node.database)
             lies = max(len(self._world.liars), len(self._lies.get(digest, ())))
-            if told.confirms > holding + lies:
+            if report.confirms > holding + lies:
                 self.fail(
-                    f"{node.name} tells of {told.confirms} confirmations of {_name(digest)}, "
+                    f"{node.name} tells of {report.confirms} confirmations of {_name(digest)}, "
                     f"which {holding} other stores hold"
                 )
-            if told.reason and digest in self.in_peace:
-                self.fail(f"{node.name} lacks confirmations in peace: {told.reason}")
-            if not told.reason and told.confirms < asked:
-                self.fail(f"{node.name} calls {told.confirms} confirmations {asked}")
+            if report.reason and digest in self.in_peace:
+                self.fail(f"{node.name} lacks confirmations in peace: {report.reason}")
+            if not report.reason and report.confirms < asked:
+                self.fail(f"{node.name} calls {report.confirms} confirmations {asked}")
 
     def _count_liar(self, life: Life, store_id: str, digest: bytes) -> None:
         voice = life, digest, store_id.split("/", maxsplit=1)[0]
@@ -123,17 +122,17 @@ class GossipJudge(Judge):
 
     # Conduct (rules 2, 3 and 4)
 
-    def cuts_off(self, node: GossipNode, peer: str, reason: str) -> None:
-        """A node cuts a peer off for a fault."""
+    def cuts_off(self, node: Node, peer: str, reason: str) -> None:
+        """Check that a node disconnects liars alone for a fault."""
         if not peer.startswith(LIAR):
             self.fail(f"{node.name} accuses an honest peer: {peer} is cut off: {reason}")
 
     def connects(self, caller: str, callee: str) -> None:
-        """A host tries to connect."""
+        """Check the rate at which a host connects."""
         self._tried((caller, callee), f"{caller} connects to {callee}", _MAX_CONNECTS)
 
     def store_failed(self, process: Process, call: str) -> None:
-        """The store has refused a call."""
+        """Check the rate of calls that the store refuses."""
         if call in _REPEATED_CALLS:
             self._tried((process, call), f"{process.name} calls {call}", _MAX_FAILURES)
 
@@ -148,12 +147,12 @@ class GossipJudge(Judge):
             self.fail(f"{what} {len(times)} times in {window_s} s, without a pause")
 
     def stopped(self, name: str, life: Life) -> None:
-        """A driver was stopped."""
+        """Check that nothing is left of a driver that was stopped."""
         left = [task.get_name() for task in life.tasks if not task.done()]
         if left:
             self.fail(f"{name} was stopped, and these tasks are left of it: {left}")
 
-    def check_bounds(self, name: str, node: Shipped) -> None:
+    def check_bounds(self, name: str, node: GossipNode) -> None:
         """Verify the bounds of what a node keeps."""
         counts = {
             "frames to send": (
@@ -170,14 +169,14 @@ class GossipJudge(Judge):
     # The end (rule 5)
 
     def unanswered(self) -> int:
-        """How many publishers wait although the time that they gave is up."""
+        """Count the publishers that wait although their time is over."""
         return sum(not answered for answered in self.in_peace.values())
 
     def unsettled(self) -> str:
-        """What is left to be done for unread and waiting events; empty if nothing is."""
-        for store in self._world.stores:
+        """Return what is left to do for unread and waiting events; empty if nothing is."""
+        for store in self._world.databases:
             neighbours = self._neighbours(store)
-            for digest, row in store.rows.items():
+            for digest, row in store.unread.items():
                 holding = sum(digest in other.held for other in neighbours)
                 if len(row.stores) < row.needed <= holding:
                     return f"{store.store_id} has {_name(digest)} unread"
@@ -185,12 +184,10 @@ class GossipJudge(Judge):
                     return f"{store.store_id} has {_name(digest)} waiting"
         return ""
 
-    def _holding(self, digest: bytes, beside: GossipDatabase) -> int:
-        """How many other stores hold a message."""
-        return sum(digest in store.held for store in self._world.stores if store is not beside)
+    def _holding(self, digest: bytes, beside: Database) -> int:
+        return sum(digest in store.held for store in self._world.databases if store is not beside)
 
-    def _neighbours(self, store: GossipDatabase) -> dict[GossipDatabase, None]:
-        """The other stores that have a node with which a node of this one talks."""
+    def _neighbours(self, store: Database) -> dict[Database, None]:
         own = [node for node in self._world.nodes if node.database is store]
         return {each: None for node in own for each in self._world.reached(node)}
 

@@ -10,7 +10,7 @@ from store.domain.environment import Random
 _T = TypeVar("_T")
 
 
-class Dice(Random, Protocol):
+class Rng(Random, Protocol):
     """The methods of the standard library's generators that a run uses."""
 
     def random(self) -> float:
@@ -26,6 +26,6 @@ class Dice(Random, Protocol):
         """Some of them, each at most once."""
 
 
-def happens(dice: Dice, share: float) -> bool:
+def happens(rng: Rng, share: float) -> bool:
     """True in such a share of cases; for a share of 0 nothing is asked of the generator."""
-    return share > 0 and dice.random() < share
+    return share > 0 and rng.random() < share

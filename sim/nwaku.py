@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from store.gateway.wire import decode_varint, delimited
 from storenode.message.varint import varint
 
 Id = tuple[int, bytes]
@@ -38,10 +39,6 @@ class NwakuPayload:
     ranges: Sequence[NwakuRange] = ()
 
 
-def _encode_topic(topic: str) -> bytes:
-    return varint(len(topic.encode())) + topic.encode()
-
-
 def encode(payload: NwakuPayload) -> bytes:
     """Encode a payload as nwaku does."""
     ranges = list(payload.ranges)
@@ -49,7 +46,7 @@ def encode(payload: NwakuPayload) -> bytes:
         return b"\0"
     out = b""
     for topics in (payload.pubsub_topics, payload.content_topics):
-        out += varint(len(topics)) + b"".join(map(_encode_topic, topics))
+        out += varint(len(topics)) + b"".join(delimited(topic.encode()) for topic in topics)
     first = last = ranges[0].bounds[0]
     out += varint(first[0])
     for each in ranges:
@@ -80,12 +77,10 @@ def decode(data: bytes) -> NwakuPayload:
 
     def number() -> int:
         nonlocal at
-        value = shift = 0
-        while True:
-            byte = data[at]
-            at, value, shift = at + 1, value | (byte & 127) << shift, shift + 7
-            if byte < 128:
-                return value
+        found = decode_varint(data, at)
+        assert found is not None, "a payload is cut off"
+        value, at = found
+        return value
 
     def take(size: int) -> bytes:
         nonlocal at

@@ -57,6 +57,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--fixed", action="store_true", help="groups have the same options at each size and seed"
     )
+    parser.add_argument("--no-pushes", action="store_true", help="routers lose eager pushes")
     parser.add_argument("--trace", action="store_true", help="print what happens")
     options = parser.parse_args()
     if options.groups is not None and not 2 <= options.groups <= MAX_GROUP:
@@ -82,7 +83,7 @@ def _run(options: argparse.Namespace, seed: int) -> object:
             sink=sink,
         )
     if options.relay:
-        return simulate_relay(seed, rng, sink=sink)
+        return simulate_relay(seed, rng, pushes=not options.no_pushes, sink=sink)
     if options.sync:
         return simulate_sync(seed, rng, sink=sink)
     if options.year:

@@ -15,8 +15,7 @@ from sim.calls import Call, Closed, End, Identity, Status
 from sim.limits import MAX_CALLS_PER_NODE, NS_PER_MS
 from sim.promise import Promise
 from sim.rng import Rng, happens
-from sim.timeline import Timeline
-from sim.trace import Trace
+from sim.timeline import Timeline, Trace
 
 _SHORTEST_DELAY_NS: Final = NS_PER_MS // 5
 _STALL_NS: Final = 4_000 * NS_PER_MS

@@ -1,20 +1,31 @@
-"""A node: what stays of it over its lives, and how one begins and ends."""
+"""A node: its state over its lives, how one begins and ends, and retention."""
 
 from __future__ import annotations
 
+import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from sim.calls import Closed, End, Identity
-from sim.database import Database
+from sim.database import Database, Unavailable
 from sim.gossiping.node import Gossiping
 from sim.gossiping.streams import GOSSIP, serve_gossip
 from sim.intake import Publish, take
-from sim.keeping import keep
+from sim.limits import NS_PER_S
+from sim.marks import Mark
 from sim.peering import Peering
 from sim.process import Process
 from sim.streams import served
 from sim.timeline import Clock
+from store.domain.partitioning import Bounds
 from store.domain.ports import PeerAddress
+from store.domain.retention import (
+    FINE_TABLE,
+    Partition,
+    RetentionClock,
+    RetentionPolicy,
+    plan_prune,
+)
 from store.messages.record import RecordBatch
 from storenode.message.rules import Policy
 
@@ -155,3 +166,31 @@ def _address(world: World, number: int) -> PeerAddress:
     """Some peers are named by address only: who answers is learned from the answer."""
     named = f"node-{number}" if world.rng.random() < 0.5 else ""
     return PeerAddress(f"n{number}", _PORT, named)
+
+
+_EVERY_NS: Final = 2 * NS_PER_S
+
+
+async def keep(process: Process, age_ns: int) -> None:
+    """Drop what is older, for as long as the process lasts."""
+    database, clock, policy = process.database, process.clock, RetentionPolicy(age_ns)
+    witness_ns = database.committed_at_ns or clock.unix_ns()
+    retention_clock = RetentionClock(witness_ns, clock.steady_ns())
+    while True:
+        reading = retention_clock.read(clock.unix_ns(), clock.steady_ns())
+        try:
+            dropped = await database.look(partial(_prune, process, policy, reading.time_ns))
+        except Unavailable:
+            dropped = 0
+        if dropped:
+            process.note(f"drops {dropped}")
+            process.mark(Mark.DROPPED)
+        await asyncio.sleep(clock.true_delay_ns(_EVERY_NS) / NS_PER_S)
+
+
+def _prune(process: Process, policy: RetentionPolicy, now_ns: int) -> int:
+    database, width_ns = process.database, process.scenario.partition_ns
+    lows = sorted({time_ns - time_ns % width_ns for time_ns, _ in database.ids})
+    fine = [Partition(FINE_TABLE, str(low), Bounds(low, low + width_ns)) for low in lows]
+    plan = plan_prune(fine, [], policy=policy, now_ns=now_ns, horizon_ns=database.horizon_ns)
+    return sum(database.prune(step.horizon_ns) for step in plan.steps)

@@ -23,8 +23,7 @@ from sim.judge import Violation
 from sim.limits import NS_PER_S, START_NS
 from sim.nwaku import SimulatedNwaku
 from sim.rng import Rng, happens
-from sim.timeline import Timeline
-from sim.trace import Trace
+from sim.timeline import Timeline, Trace
 from store.gateway.limits import MAX_SYNC_FRAMES
 from store.gateway.sync_codec import (
     Id,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol, TypeVar
 
 from sim.groups.scenario import drawn_group, fixed_group
@@ -12,7 +13,7 @@ from sim.relaying.scenario import drawn_relay
 from sim.relaying.world import RelaySummary, RelayWorld
 from sim.rng import Rng
 from sim.scenario import draw_with_gossip, drawn
-from sim.trace import Trace
+from sim.timeline import Trace
 from sim.world import Summary, World
 from sim.year.calendar import Calendar
 from sim.year.world import YearSummary, YearWorld
@@ -65,10 +66,15 @@ def simulate_group(
     return _repeatable(GroupWorld(scenario, rng, sink), seed, option, scenario)
 
 
-def simulate_relay(seed: int, rng: Rng, *, sink: Sink | None = None) -> RelaySummary:
-    """Run a network of gossipsub routers."""
-    scenario = drawn_relay(rng)
-    return _repeatable(RelayWorld(scenario, rng, sink), seed, " --relay", scenario)
+def simulate_relay(
+    seed: int, rng: Rng, *, pushes: bool = True, sink: Sink | None = None
+) -> RelaySummary:
+    """Run a network of gossipsub routers; ``pushes`` False: requested messages arrive alone."""
+    scenario, option = drawn_relay(rng), " --relay"
+    if not pushes:
+        scenario = replace(scenario, pushes=False, tricks=(), losses=0.0)
+        option += " --no-pushes"
+    return _repeatable(RelayWorld(scenario, rng, sink), seed, option, scenario)
 
 
 def simulate_sync(seed: int, rng: Rng, *, sink: Sink | None = None) -> SyncSummary:

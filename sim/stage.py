@@ -11,8 +11,7 @@ from sim.judge import Violation
 from sim.limits import NS_PER_MS, START_NS
 from sim.network import Host, Network
 from sim.rng import Rng
-from sim.timeline import Timeline
-from sim.trace import Trace
+from sim.timeline import Timeline, Trace
 
 LOOK_EVERY_NS: Final = 500 * NS_PER_MS
 """The time between two looks at what is unsettled."""

@@ -64,8 +64,7 @@ class RelayJudge:
         for message in rpc.messages:
             if message not in self.made:
                 raise Violation(f"{router.name} forwards what was never published")
-            is_wanted = (router.life, peer, message.message_id) in self._wanted
-            if router.sources.get(message) == peer and not is_wanted:
+            if router.sources.get(message) == peer and not self.is_wanted(router, peer, message):
                 raise Violation(f"{router.name} sends a message back to {peer}")
             self._sent[router.life, peer, message] += 1
             if self._sent[router.life, peer, message] > 1 + MAX_SERVED:
@@ -79,6 +78,10 @@ class RelayJudge:
                 raise Violation(f"{router.name} grafts {peer}, which remembers an earlier stream")
             if now_ns < self._backoff_until_ns.get((router.name, peer, topic), 0):
                 raise Violation(f"{router.name} grafts {peer} within the back-off")
+
+    def is_wanted(self, router: RelayRouter, peer: str, message: GossipMessage) -> bool:
+        """Return True if a peer has requested a message."""
+        return (router.life, peer, message.message_id) in self._wanted
 
     def receives(self, router: RelayRouter, peer: str, data: bytes) -> None:
         """Note the requests and the back-offs in an RPC that a router receives."""

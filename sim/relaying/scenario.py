@@ -51,7 +51,8 @@ class RelayScenario:
 
     ``links`` connect routers, the first of each pair is the one that connects. ``leaves``: of the
     routers, the last so many forward nothing. ``losses``: of RPCs, the share that is lost while
-    there are faults; ``breaks`` and ``restarts``: how many there are.
+    there are faults; ``breaks`` and ``restarts``: how many there are. ``pushes`` False: messages
+    that their receiver has not requested are lost, and there are no other faults.
     """
 
     routers: int
@@ -63,6 +64,7 @@ class RelayScenario:
     restarts: int
     tricks: tuple[Trick, ...]
     victims: int
+    pushes: bool = True
 
 
 def drawn_relay(rng: Rng) -> RelayScenario:

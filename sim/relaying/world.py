@@ -24,7 +24,7 @@ from store.gateway.gossipsub import (
     RouterEffect,
     SendRpc,
 )
-from store.gateway.gossipsub_wire import GossipMessage, encode_subscriptions
+from store.gateway.gossipsub_wire import GossipMessage, encode_subscriptions, parse_rpc
 
 _FAULTS_NS: Final = 90 * NS_PER_S
 _CALM_NS: Final = 2 * QUIET_S * NS_PER_S
@@ -157,6 +157,10 @@ class RelayWorld(Stage):
             self.liars[liar.name] = liar
             for victim in rng.sample(names, min(len(names), scenario.victims)):
                 self.timeline.after(rng.randint(0, NS_PER_S), partial(liar.haunt, victim))
+        if not scenario.pushes:
+            # Before any mesh has formed, IHAVE goes to all peers.
+            self.pass_for(_REDIAL_NS)
+            return self._summary(self._publish_and_wait())
         self._plan_faults()
         self.pass_for(_FAULTS_NS)
         self._is_faulty = False
@@ -173,6 +177,9 @@ class RelayWorld(Stage):
         self.pass_for(_REST_NS)
         for router in self.routers.values():
             self.judge.require_rest(router)
+        return self._summary(settled)
+
+    def _summary(self, settled: int) -> RelaySummary:
         return RelaySummary(
             self.trace.digest,
             self.timeline.events,
@@ -221,6 +228,9 @@ class RelayWorld(Stage):
         life = self._life(sender, receiver)
         is_first = rpc == encode_subscriptions(self.topics)
         is_lost = self._is_faulty and not is_first and happens(self.rng, self.scenario.losses)
+        if not self.scenario.pushes:
+            router, messages = self.routers[sender], parse_rpc(rpc).messages
+            is_lost = not all(self.judge.is_wanted(router, receiver, each) for each in messages)
         if life is None or is_lost:
             return
         delay_ns = self.rng.randint(self.scenario.delay_ns // 10, self.scenario.delay_ns)
@@ -261,16 +271,13 @@ class RelayWorld(Stage):
             router = rng.choice(list(self.routers.values()))
             timeline.after(rng.randint(0, _FAULTS_NS), partial(self._restart, router))
         for _ in range(_PUBLISHED_WITH_FAULTS):
-            timeline.after(rng.randint(0, _FAULTS_NS), self._publish_one)
+            timeline.after(rng.randint(0, _FAULTS_NS), self._publish)
 
     def _restart(self, router: RelayRouter) -> None:
         self.trace.note(router.name, "restarts")
         for pair in [each for each in self._links if router.name in each]:
             self.unlink(*pair)
         router.start()
-
-    def _publish_one(self) -> None:
-        self._publish()
 
     def _publish(self) -> GossipMessage:
         """Publish a message at a router that forwards."""

@@ -100,6 +100,21 @@ RELAY_MUTANTS = {
     ),
 }
 
+RECOVERY_MUTANTS = {
+    "messages are not announced": Mutant(
+        in_router("_gossip", "if ids and others:", "if False:"), LOST
+    ),
+    "announced messages are not requested": Mutant(
+        in_router("_take_control", "self._request(key, peer, rpc)", "pass"), LOST
+    ),
+    "requested messages are not sent": Mutant(
+        in_router("_serve", "message is not None and", "False and"), LOST
+    ),
+    "relayed messages are not kept for requests": Mutant(
+        in_router("accept", "self._keep(message)", "pass"), LOST
+    ),
+}
+
 in_session = partial(edit, SyncSession)
 in_ids = partial(edit, MessageIds)
 

@@ -7,12 +7,14 @@ from collections import Counter
 
 import pytest
 
+from sim.relaying.world import RelaySummary
 from sim.run import simulate_relay, simulate_sync
-from tests.sim.gateway_mutants import RELAY_MUTANTS, SYNC_MUTANTS
+from tests.sim.gateway_mutants import RECOVERY_MUTANTS, RELAY_MUTANTS, SYNC_MUTANTS
 from tests.sim.test_repeating import command
 
 GROUPS, GROUP = 2, 6
 SYNC_RUNS = 40
+RECOVERY_RUNS = 30
 SEEDS = 60
 """A fault must show in one of so many runs; most show in the first."""
 
@@ -57,6 +59,21 @@ def test_a_fault_of_a_router_is_found(name: str, monkeypatch: pytest.MonkeyPatch
     RELAY_MUTANTS[name].find(
         monkeypatch, SEEDS, lambda seed: simulate_relay(seed, random.Random(seed)), "--relay "
     )
+
+
+def simulate_recovery(seed: int) -> RelaySummary:
+    return simulate_relay(seed, random.Random(seed), pushes=False)
+
+
+def test_announced_messages_reach_every_router_that_receives_no_push() -> None:
+    assert all(simulate_recovery(seed).accepted for seed in range(RECOVERY_RUNS))
+
+
+@pytest.mark.usefixtures("swept")
+@pytest.mark.parametrize("name", RECOVERY_MUTANTS)
+def test_a_fault_of_recovery_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    command_line = "--relay --no-pushes "
+    RECOVERY_MUTANTS[name].find(monkeypatch, SEEDS, simulate_recovery, command_line)
 
 
 @pytest.mark.usefixtures("swept")

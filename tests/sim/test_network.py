@@ -16,8 +16,7 @@ from sim.limits import START_NS, STREAM_WINDOW_FRAMES
 from sim.messages import Message, message_of
 from sim.network import Network
 from sim.promise import Promise
-from sim.timeline import Timeline
-from sim.trace import Trace
+from sim.timeline import Timeline, Trace
 from store.domain.hub import WrittenIds
 from store.messages.record import RecordBatch
 from storenode.message.rules import Policy

@@ -14,7 +14,7 @@ from sim.gossiping.streams import GOSSIP
 from sim.network import Caller
 from store.domain.admission import Admission
 from store.domain.ports import Source
-from store.gossip.events import OutgoingBodies, GetEvents, Inventory, SyncLeaves
+from store.gossip.events import GetEvents, Inventory, OutgoingBodies, SyncLeaves
 from storenode.message.rules import Policy
 
 if TYPE_CHECKING:

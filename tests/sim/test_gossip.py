@@ -12,8 +12,8 @@ from sim.marks import Mark
 from sim.run import simulate_gossip
 from sim.scenario import Faults, Scenario, draw_with_gossip
 from sim.world import World
-from store.gossip.limits import GossipConfig
 from store.gossip.events import GossipCounter
+from store.gossip.limits import GossipConfig
 from tests.sim.gossip_mutants import DRIVER_MUTANTS, MACHINE_MUTANTS
 from tests.sim.test_repeating import command
 
@@ -104,7 +104,8 @@ def test_an_event_spreads_over_each_link_at_most_once(nodes: int, degree: int) -
     summary = World(scenario, rng).run()
     links, events = sum(map(len, scenario.peers)), summary.messages
     bodies = sum(
-        summary.counts.get(str(each), 0) for each in (GossipCounter.BODIES_PUSHED, GossipCounter.BODIES_ANSWERED)
+        summary.counts.get(str(each), 0)
+        for each in (GossipCounter.BODIES_PUSHED, GossipCounter.BODIES_ANSWERED)
     )
     assert events > nodes
     assert events * (nodes - 1) <= bodies <= 1.2 * events * links

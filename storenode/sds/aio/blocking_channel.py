@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 
 from storenode.connection.event_loop import call_on_loop, iterate_blocking, like, run_blocking
@@ -77,12 +77,15 @@ class Channel:
         **options: Unpack[JoinOptions],
     ) -> Iterator[Self]:
         """Take part in a channel for the length of a ``with`` block; see `AsyncChannel.join`."""
-        joining = AsyncChannel.join(places, channel_id, sender_id, **options)
-        channel = cls(run_blocking(joining.__aenter__))
+        joining, stack = (
+            AsyncChannel.join(places, channel_id, sender_id, **options),
+            AsyncExitStack(),
+        )
         try:
-            yield channel
+            # An interruption that comes when it has joined must not leave it joined.
+            yield cls(run_blocking(stack.enter_async_context, joining))
         finally:
-            run_blocking(joining.__aexit__, None, None, None)
+            run_blocking(stack.aclose)
 
     @property
     def status(self) -> Status:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import Self, Unpack
 
 from storenode.common.errors import ArgumentError
@@ -290,9 +290,7 @@ class Channels:
     def __init__(self, transports: Sequence[Transport], files: StateFiles) -> None:
         self._transports = transports
         self._files = files
-        self._joined: dict[
-            AsyncChannel, tuple[AbstractAsyncContextManager[Participant], StateThread]
-        ] = {}
+        self._joined: dict[AsyncChannel, AsyncExitStack] = {}
 
     @classmethod
     @asynccontextmanager
@@ -335,9 +333,11 @@ class Channels:
         """Take part in a channel until it is left; arguments and errors as `AsyncChannel.join`."""
         joining = Joining.of(channel_id, sender_id, options)
         thread = StateThread(joining.state, self._files)
+        stack = AsyncExitStack()
+        stack.callback(self._files.forget, thread)
         taking_part = participating(joining, thread, self._transports)
-        channel = AsyncChannel(await taking_part.__aenter__())
-        self._joined[channel] = taking_part, thread
+        channel = AsyncChannel(await stack.enter_async_context(taking_part))
+        self._joined[channel] = stack
         return channel
 
     async def leave(self, channel: AsyncChannel) -> None:
@@ -346,11 +346,7 @@ class Channels:
         Raises:
             KeyError: it is none of these, or was left before.
         """
-        taking_part, thread = self._joined.pop(channel)
-        try:
-            await taking_part.__aexit__(None, None, None)
-        finally:
-            self._files.forget(thread)
+        await self._joined.pop(channel).aclose()
 
     async def _leave_all(self) -> None:
         places = asyncio.Semaphore(MAX_LEAVING_AT_ONCE)

@@ -45,8 +45,8 @@ async def pair(
     node: NodeProcess, room: str, *, lost: float = 0.0
 ) -> AsyncIterator[tuple[ReliableChannel, ReliableChannel]]:
     """Two participants that are synced; the second one loses messages that come live."""
-    dice = random.Random(0)
-    place = Lossy(StoreNode(node.listen), lambda _: dice.random() < lost)
+    rng = random.Random(0)
+    place = Lossy(StoreNode(node.listen), lambda _: rng.random() < lost)
     async with (
         asyncio.timeout(PATIENCE_S),
         ReliableChannel.join(

@@ -119,21 +119,21 @@ async def test_a_filter_hides_what_is_proven_elsewhere(
         assert_looked_up(found, channel.seen(wanted, prefers=True), [(ID.encode(), None)])
 
 
-def random_channel(dice: random.Random) -> Channel:
+def random_channel(rng: random.Random) -> Channel:
     """Genuine and forged messages of few IDs, with parents whose hints name any of them."""
     channel = Channel()
     contents = [b"content %d" % number for number in range(6)]
     ids = [genuine_id(NAME, content) for content in contents]
     ids += [sha256(content).hexdigest() for content in contents] + ["chosen", "other"]
     for at in range(240):
-        name, topic = dice.choice(ids), dice.choice((TOPIC, TOPIC, OTHER))
+        name, topic = rng.choice(ids), rng.choice((TOPIC, TOPIC, OTHER))
         parents: list[Parent] = []
-        for _ in range(dice.randrange(3)):
-            hinted = channel.stored and dice.randrange(2)
-            hint = dice.choice(channel.stored).hash if hinted else None
-            parents.append((dice.choice(ids).encode(), hint))
-        if dice.randrange(3):
-            content = dice.choice(contents)
+        for _ in range(rng.randrange(3)):
+            hinted = channel.stored and rng.randrange(2)
+            hint = rng.choice(channel.stored).hash if hinted else None
+            parents.append((rng.choice(ids).encode(), hint))
+        if rng.randrange(3):
+            content = rng.choice(contents)
             payload = claiming(NAME, name, content)
             channel.add(payload, at, name.encode(), topic=topic)
         else:
@@ -145,8 +145,8 @@ def random_channel(dice: random.Random) -> Channel:
 async def test_any_channel_is_read_as_the_rules_say(
     node: Node, reader: DatabaseSdsReader, seed: int
 ) -> None:
-    dice = random.Random(seed)
-    channel = random_channel(dice)
+    rng = random.Random(seed)
+    channel = random_channel(rng)
     assert len({each.proven for each in channel.stored}) == 2
     await channel.store(node, 60)
     ids = sorted({each.message_id or b"" for each in channel.stored})
@@ -155,13 +155,13 @@ async def test_any_channel_is_read_as_the_rules_say(
             entries: list[Parent] = [
                 (name, hint)
                 for name in ids
-                for hint in (None, dice.choice(channel.stored).hash, bytes(32))
+                for hint in (None, rng.choice(channel.stored).hash, bytes(32))
             ]
             world = channel.seen(wanted, prefers=True)
             with patch.object(db_claims, "_FURTHER_CLAIMANTS", further):
                 answered = await look_up(reader, entries, wanted, prefers=True)
                 assert_looked_up(answered, world, entries)
-                heads = request(dice.sample(entries, 3), filter=wanted)
+                heads = request(rng.sample(entries, 3), filter=wanted)
                 assert_walked(await walk(reader, world.complete(heads)), world, heads)
 
 

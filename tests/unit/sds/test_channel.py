@@ -33,8 +33,8 @@ from tests.unit.sds.worlds import (
     SMALL,
     channel,
     delivered,
-    dice,
     log_ids,
+    make_rng,
     of,
     payloads,
     take,
@@ -136,7 +136,9 @@ def test_resend_periods_differ_and_the_unacknowledged_go_first() -> None:
     take(me, wire("x", seen=["possible"]))
     times: dict[str, list[int]] = {"possible": [], "nobody": []}
     for now in range(0, 16_000, 100):
-        sent = [e for e in of(Broadcast, me.tick(NOW + now, dice())) if e.reason is Reason.RESEND]
+        sent = [
+            e for e in of(Broadcast, me.tick(NOW + now, make_rng())) if e.reason is Reason.RESEND
+        ]
         for event in sent:
             times[event.message_id].append(now)
         if len(sent) == 2:
@@ -150,7 +152,7 @@ def test_resend_periods_differ_and_the_unacknowledged_go_first() -> None:
 def test_a_resend_is_the_same_message_with_a_fresh_filter() -> None:
     me, you = channel("me"), channel("you")
     first = decode_message(payloads(me.send(NOW, b"text", "a"))[0])
-    again = decode_message(payloads(me.tick(NOW + 30_000, dice()))[0])
+    again = decode_message(payloads(me.tick(NOW + 30_000, make_rng()))[0])
     assert again.bare() == first.bare()
     assert take(you, *payloads(me.send(NOW + 30_000, b"more")))
     assert again.bloom_filter != first.bloom_filter
@@ -171,7 +173,7 @@ def test_a_circle_is_delivered_in_log_order_and_said() -> None:
     me = channel()
     take(me, wire("b", after=["a"], lamport=NOW + 2), wire("a", after=["b", "a"], lamport=NOW + 1))
     take(me, wire("c", after=["b"], lamport=NOW + 3))
-    events = me.tick(NOW + 5_000, dice())
+    events = me.tick(NOW + 5_000, make_rng())
     found = [(event.message_id, event.unmet) for event in of(Message, events)]
     assert found == [("a", ("b",)), ("b", ()), ("c", ())]
     assert me.counts.circles == 1
@@ -183,7 +185,7 @@ def test_missing_messages_are_told_again_until_they_are_lost() -> None:
     take(me, wire("b", after=["a"]))
     told, lost = [], []
     for now in range(NOW, NOW + 6_000, 500):
-        events = me.tick(now, dice())
+        events = me.tick(now, make_rng())
         told += [now - NOW for _ in of(Missing, events)]
         lost += [now - NOW for _ in of(Lost, events)]
     assert (told, lost) == ([1_000, 2_000, 3_000], [4_000])
@@ -223,20 +225,20 @@ def test_a_listener_in_a_busy_channel_acknowledges() -> None:
     for turn in range(100):
         now = NOW + turn * 5_000
         take(me, wire(f"m{turn}", lamport=now), now=now)
-        spoke += [now - NOW for event in of(Broadcast, me.tick(now, dice(turn)))]
+        spoke += [now - NOW for event in of(Broadcast, me.tick(now, make_rng(turn)))]
     assert 6 <= len(spoke) <= 16
     assert max(b - a for a, b in pairwise(spoke)) <= 65_000
 
 
 def test_silence_is_broken_once_and_others_keep_still() -> None:
     group = [channel(f"m{number}") for number in range(6)]
-    chance, sent = dice(3), 0
+    rng, sent = make_rng(3), 0
     first = payloads(group[0].send(NOW, b"text"))
     for member in group[1:]:
         take(member, *first)
     for now in range(NOW, NOW + 200_000, 500):
         for member in group:
-            for payload in payloads(member.tick(now, chance)):
+            for payload in payloads(member.tick(now, rng)):
                 sent += 1
                 for other in group:
                     other.receive(now, [Packet(payload)])
@@ -245,27 +247,27 @@ def test_silence_is_broken_once_and_others_keep_still() -> None:
 
 
 def test_ticks_before_the_next_due_time_do_nothing() -> None:
-    me, chance = channel(), dice(1)
+    me, rng = channel(), make_rng(1)
     me.send(NOW, b"text", "a")
     take(me, wire("b", after=["c"]))
     now = NOW
     for _ in range(20):
-        due = me.next_due_ms(chance)
+        due = me.next_due_ms(rng)
         assert due > now
-        assert me.tick(due - 1, chance) == []
-        assert me.tick(due, chance) != []
+        assert me.tick(due - 1, rng) == []
+        assert me.tick(due, rng) != []
         now = due
 
 
 def test_step_takes_every_input() -> None:
-    me, chance = channel(), dice()
-    assert of(Broadcast, me.step(NOW, Send(b"text", "a"), chance))
-    assert me.step(NOW, Published("a", b"h"), chance) == [Sent("a", b"h")]
-    assert me.step(NOW, Published("unknown", b"h"), chance) == []
-    assert of(Broadcast, me.step(NOW, SendSync(), chance))
-    assert of(Broadcast, me.step(NOW, SendEphemeral(b"e"), chance))
-    assert delivered(me.step(NOW, Receive([Packet(wire("b"))]), chance)) == ["b"]
-    assert me.step(NOW, Tick(), chance) == []
+    me, rng = channel(), make_rng()
+    assert of(Broadcast, me.step(NOW, Send(b"text", "a"), rng))
+    assert me.step(NOW, Published("a", b"h"), rng) == [Sent("a", b"h")]
+    assert me.step(NOW, Published("unknown", b"h"), rng) == []
+    assert of(Broadcast, me.step(NOW, SendSync(), rng))
+    assert of(Broadcast, me.step(NOW, SendEphemeral(b"e"), rng))
+    assert delivered(me.step(NOW, Receive([Packet(wire("b"))]), rng)) == ["b"]
+    assert me.step(NOW, Tick(), rng) == []
 
 
 def test_what_cannot_be_sent_is_refused_and_changes_nothing() -> None:
@@ -320,7 +322,7 @@ def test_a_repair_that_cannot_work_is_refused(given: tuple[int, int, int]) -> No
 def test_a_message_names_causes_that_were_given_up_before_it_came() -> None:
     me = channel(lost_after_ms=1_000)
     take(me, wire("b", after=["a", "x"]))
-    me.tick(NOW + 1_001, dice())
+    me.tick(NOW + 1_001, make_rng())
     assert me.lost.keys() == {"a", "x"}
     (told,) = of(Message, take(me, wire("c", after=["b", "a"]), now=NOW + 2_000))
     assert told.unmet == ("a",)
@@ -329,7 +331,7 @@ def test_a_message_names_causes_that_were_given_up_before_it_came() -> None:
 def test_what_came_after_it_was_given_up_is_not_named_as_unmet() -> None:
     me = channel(lost_after_ms=1_000)
     take(me, wire("b", after=["a"]))
-    me.tick(NOW + 1_001, dice())
+    me.tick(NOW + 1_001, make_rng())
     take(me, wire("c", after=["a", "d"]), now=NOW + 1_100)
     take(me, wire("a", lamport=NOW - 1), now=NOW + 1_200)
     (_, told) = of(Message, take(me, wire("d"), now=NOW + 1_300))
@@ -340,13 +342,13 @@ def test_what_came_after_it_was_given_up_is_not_named_as_unmet() -> None:
 def test_what_is_missing_is_looked_for_after_a_rest_before_it_is_lost(restarted: bool) -> None:
     me = channel(missing_every_ms=1_000, lost_after_ms=60_000)
     take(me, wire("b", after=["a"]))
-    me.tick(NOW + 1_000, dice())
+    me.tick(NOW + 1_000, make_rng())
     if restarted:
         me = restore(me.config, snapshot(me))
     later = NOW + 3_600_000
-    events = me.tick(later, dice())
+    events = me.tick(later, make_rng())
     assert of(Missing, events)
     lost = []
     for now in range(later, later + 40_000, 1_000):
-        lost += [now - later for _ in of(Lost, me.tick(now, dice()))]
+        lost += [now - later for _ in of(Lost, me.tick(now, make_rng()))]
     assert lost == [31_000]

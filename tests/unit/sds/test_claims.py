@@ -28,8 +28,8 @@ from tests.unit.sds.worlds import (
     NOW,
     QUICK_REPAIR,
     channel,
-    dice,
     log_ids,
+    make_rng,
     of,
     payloads,
     take,
@@ -75,7 +75,7 @@ def test_nobody_is_given_a_forged_message_after_the_genuine_one_passed_by() -> N
     me = channel(repair=QUICK_REPAIR, max_waiting=1)
     take(me, wire("waits", after=["x"]), forged(true, history=()), wire("asks", asks=[id_of(true)]))
     assert [each.reason for each in of(Refused, take(me, true))] == [Refusal.BUFFER_FULL]
-    assert not of(RepairAnswered, me.tick(NOW + 1_000, dice()))
+    assert not of(RepairAnswered, me.tick(NOW + 1_000, make_rng()))
 
 
 @pytest.mark.parametrize("order", list(permutations(range(4))))
@@ -123,7 +123,7 @@ def test_a_copy_takes_no_place_in_the_log_nor_of_one_that_is_ready(release_at_sw
     me = channel(release_at_sweep=release_at_sweep)
     events = take(me, wire(message_id, content=b"yes", after=["cause"]), wire("cause"))
     events += take(me, wire(message_id, sender="mallory", content=b"yes"))
-    events += me.tick(NOW + 1, dice())
+    events += me.tick(NOW + 1, make_rng())
     assert [each.sender_id for each in of(Message, events)] == ["peer", "peer"]
 
 

@@ -20,7 +20,7 @@ from storenode.sds.events import (
 )
 from storenode.sds.filters import FilterSample, InferredShape
 from storenode.sds.limits import MAX_FOREIGN_SHAPES, MAX_SDS_MESSAGE_BYTES
-from tests.unit.sds.worlds import NOW, SMALL, channel, dice, later, of, payloads, take, wire
+from tests.unit.sds.worlds import NOW, SMALL, channel, later, make_rng, of, payloads, take, wire
 
 OTHERS = [
     FilterShape(300, 0.001),
@@ -58,10 +58,10 @@ def naive_positions(data: bytes) -> set[int]:
 def test_a_shape_is_found_out_or_left_open_and_never_mistaken(
     capacity: int, rate: float, filled: float, absent: float, seed: int
 ) -> None:
-    shape, chance = FilterShape(capacity, rate), dice(seed)
+    shape, rng = FilterShape(capacity, rate), make_rng(seed)
     ids = numbered(int(capacity * filled) + 1, seed)
     rolling = RollingFilter(shape)
-    held = [each for each in ids if chance.uniform(0, 1) >= absent]
+    held = [each for each in ids if rng.uniform(0, 1) >= absent]
     for message_id in held:
         rolling.add(message_id)
     data = rolling.encode()
@@ -107,9 +107,9 @@ def test_a_hole_shows_if_and_only_if_the_peer_has_what_we_lack(
 def test_filters_that_roll_over_show_nothing_where_nothing_is_lacking(
     shape: FilterShape, own: FilterShape
 ) -> None:
-    me, peer, chance = channel(filter=own), RollingFilter(shape), dice(4)
+    me, peer, rng = channel(filter=own), RollingFilter(shape), make_rng(4)
     ids = numbered(shape.capacity * 3)
-    order = sorted(range(len(ids)), key=lambda place: place + chance.uniform(0, 6))
+    order = sorted(range(len(ids)), key=lambda place: place + rng.uniform(0, 6))
     events: list[Event] = []
     for number, place in enumerate(order):
         at = NOW + number * 250
@@ -117,16 +117,14 @@ def test_filters_that_roll_over_show_nothing_where_nothing_is_lacking(
         peer.add(ids[place])
         if number % 40 == 39:
             sync = wire(f"s{number}", content=None, bloom_filter=peer.encode(), lamport=at)
-            events += take(me, sync, now=at) + me.tick(at, chance)
+            events += take(me, sync, now=at) + me.tick(at, rng)
     assert of(Behind, events) == []
     assert not me.lacks.incomparable
     hidden = NOW + len(ids) * 250
     peer.add("hidden")
     sync = wire("s", content=None, bloom_filter=peer.encode(), lamport=hidden)
     take(me, sync, now=hidden)
-    found = [
-        event for after in range(0, 40_000, 5_000) for event in me.tick(hidden + after, chance)
-    ]
+    found = [event for after in range(0, 40_000, 5_000) for event in me.tick(hidden + after, rng)]
     assert [each.at_least for each in of(Behind, found)][:1] == [1]
 
 
@@ -215,10 +213,10 @@ def test_some_chosen_ids_do_not_make_a_shape_of_more_hashes(shape: FilterShape) 
 def test_what_says_nothing_is_counted_and_costs_a_bounded_amount() -> None:
     me, ids = channel(), numbered(100)
     take(me, *map(wire, ids))
-    chance = dice(1)
+    rng = make_rng(1)
     room = MAX_SDS_MESSAGE_BYTES - 1_000
     bad = [b"", b"\0" * 64, b"\xff" * 64, b"\xff" * room, b"\1" * 63]
-    bad += [bytes(chance.getrandbits(8) for _ in range(size)) for size in (8, 800, room)]
+    bad += [bytes(rng.getrandbits(8) for _ in range(size)) for size in (8, 800, room)]
     for number, data in enumerate(bad):
         at = NOW + number * 1_000
         sender = f"enemy{number}"

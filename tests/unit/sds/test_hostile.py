@@ -30,8 +30,8 @@ from tests.unit.sds.worlds import (
     SMALL,
     channel,
     delivered,
-    dice,
     later,
+    make_rng,
     of,
     take,
     wire,
@@ -46,7 +46,7 @@ def test_any_bytes_are_taken_or_refused(noise: bytes, data: st.DataObject) -> No
     packet[place : place + 3] = noise[:3]
     me = channel(repair=QUICK_REPAIR)
     take(me, noise, bytes(packet))
-    me.tick(NOW + 1, dice())
+    me.tick(NOW + 1, make_rng())
     me.check()
 
 
@@ -199,7 +199,7 @@ def test_what_is_lost_is_forgotten_in_the_end() -> None:
         now = NOW + turn * 100
         causes = [f"c{turn}-{n}" for n in range(256)]
         me.receive(now, [Packet(wire(f"m{turn}", after=causes))])
-        me.tick(now + 50, dice())
+        me.tick(now + 50, make_rng())
     assert len(me.lost) == MAX_LOST_IDS
     assert len(me.incoming) == 0
 
@@ -214,7 +214,7 @@ def test_a_flood_of_repair_requests_is_bounded() -> None:
     assert me.answers is not None
     assert len(me.answers.pending) == MAX_PENDING_ANSWERS
     assert me.counts.repair_requests_ignored > 0
-    answers = [e for e in of(Broadcast, me.tick(NOW + 1, dice())) if e.reason is Reason.REPAIR]
+    answers = [e for e in of(Broadcast, me.tick(NOW + 1, make_rng())) if e.reason is Reason.REPAIR]
     assert len(answers) == MAX_ANSWERS_AT_ONCE
 
 
@@ -226,7 +226,7 @@ def test_many_circles_end_quickly_and_in_order() -> None:
         packets += [wire(a, after=[b], lamport=number), wire(b, after=[a], lamport=number + 1)]
     me.receive(NOW, [Packet(packet) for packet in packets])
     assert len(me.incoming) == 4_000
-    assert delivered(me.tick(NOW + 5_000, dice())) == [f"m{n:05}" for n in range(4_000)]
+    assert delivered(me.tick(NOW + 5_000, make_rng())) == [f"m{n:05}" for n in range(4_000)]
 
 
 def test_clocks_far_ahead_do_not_enter_histories() -> None:
@@ -268,7 +268,7 @@ def test_a_large_message_is_sent_again_without_a_filter_if_need_be() -> None:
     me = channel(filter_every=10, max_sends=5)
     room = 150 * 1024 - SMALL.size_bytes
     me.send(NOW, bytes(room), "large")
-    (again,) = of(Broadcast, me.tick(NOW + 30_000, dice()))[:1]
+    (again,) = of(Broadcast, me.tick(NOW + 30_000, make_rng()))[:1]
     message = decode_message(again.payload)
     assert (message.message_id, message.bloom_filter) == ("large", None)
 

@@ -23,8 +23,8 @@ from tests.unit.sds.worlds import (
     SMALL,
     channel,
     delivered,
-    dice,
     log_ids,
+    make_rng,
     of,
     payloads,
     take,
@@ -61,8 +61,8 @@ def test_giving_up_a_cause_unblocks_what_waits_for_it() -> None:
     me = channel(lost_after_ms=1_000)
     take(me, wire("second", after=["first"], lamport=NOW + 1))
     take(me, wire("third", after=["second"], lamport=NOW + 2))
-    assert delivered(me.tick(NOW + 1_000, dice())) == []
-    events = me.tick(NOW + 1_001, dice())
+    assert delivered(me.tick(NOW + 1_000, make_rng())) == []
+    events = me.tick(NOW + 1_001, make_rng())
     assert [event.message_ids for event in of(Lost, events)] == [("first",)]
     assert delivered(events) == ["second", "third"]
     me.check()
@@ -125,19 +125,19 @@ def test_a_repair_request_is_repeated_until_the_message_comes() -> None:
     take(me, wire("second", after=[Entry("first", None, "peer")]))
     asked = 0
     for now in range(NOW, NOW + 4_000, 50):
-        asked += len(of(RepairRequested, me.tick(now, dice())))
+        asked += len(of(RepairRequested, me.tick(now, make_rng())))
         me.check()
     assert asked >= 3
     take(me, wire("first", lamport=NOW - 1))
     for now in range(NOW + 4_000, NOW + 6_000, 50):
-        assert of(RepairRequested, me.tick(now, dice())) == []
+        assert of(RepairRequested, me.tick(now, make_rng())) == []
 
 
 def test_a_resend_gives_later_histories_the_hint_that_works() -> None:
     me = channel()
     me.send(NOW, b"mine", "mine")
     assert me.published("mine", b"never stored") == [Sent("mine", b"never stored")]
-    events = me.tick(NOW + 30_000, dice())
+    events = me.tick(NOW + 30_000, make_rng())
     assert [event.reason for event in of(Broadcast, events)][:1] == [Reason.RESEND]
     me.published("mine", b"stored")
     second = decode_message(payloads(me.send(NOW + 30_001, b"next"))[0])
@@ -159,7 +159,7 @@ def test_all_hints_for_a_missing_message_are_told_and_its_id() -> None:
 def test_giving_up_is_not_acknowledgement() -> None:
     me = channel(max_sends=3)
     me.send(NOW, b"mine", "mine")
-    seen = [event for now in range(0, 200_000, 1_000) for event in me.tick(NOW + now, dice())]
+    seen = [event for now in range(0, 200_000, 1_000) for event in me.tick(NOW + now, make_rng())]
     resent = [event for event in of(Broadcast, seen) if event.reason is Reason.RESEND]
     assert len(resent) == 2
     assert of(GaveUp, seen) == [GaveUp("mine", 3)]
@@ -173,8 +173,8 @@ def test_an_answer_is_sent_once_and_not_again_at_once() -> None:
     me.send(NOW, b"mine", "mine")
     take(me, wire("ask", content=None, asks=["mine"]))
     take(me, wire("ask2", content=None, asks=["mine"]))
-    assert of(RepairAnswered, me.tick(NOW, dice())) == [RepairAnswered("mine")]
+    assert of(RepairAnswered, me.tick(NOW, make_rng())) == [RepairAnswered("mine")]
     take(me, wire("ask3", content=None, asks=["mine"]))
-    assert of(RepairAnswered, me.tick(NOW + 99, dice())) == []
+    assert of(RepairAnswered, me.tick(NOW + 99, make_rng())) == []
     take(me, wire("ask4", content=None, asks=["mine"]), now=NOW + 100)
-    assert of(RepairAnswered, me.tick(NOW + 100, dice())) == [RepairAnswered("mine")]
+    assert of(RepairAnswered, me.tick(NOW + 100, make_rng())) == [RepairAnswered("mine")]

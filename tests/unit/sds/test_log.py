@@ -8,7 +8,7 @@ from storenode.sds import log as log_module
 from storenode.sds.ids import IdSet
 from storenode.sds.log import MessageLog
 from storenode.sds.pages import LogEntry, PageError, pack_page, page_length, unpack_page
-from tests.unit.sds.worlds import dice
+from tests.unit.sds.worlds import make_rng
 
 SALT = bytes(16)
 HEX = "0123456789abcdef" * 4
@@ -53,13 +53,13 @@ def test_a_page_that_is_cut_or_longer_is_refused(
 @pytest.mark.usefixtures("small_pages")
 @pytest.mark.parametrize("seed", range(6))
 def test_random_insertions_match_a_sorted_list(seed: int) -> None:
-    chance, log = dice(seed), MessageLog(SALT)
+    rng, log = make_rng(seed), MessageLog(SALT)
     expected: list[tuple[int, str]] = []
     gone = 0
     for number in range(300):
-        near_end = chance.random() < 0.7
-        lamport = number * 3 + chance.randrange(8) if near_end else chance.randrange(900)
-        message_id = f"{chance.randrange(10**9)}"
+        near_end = rng.random() < 0.7
+        lamport = number * 3 + rng.randrange(8) if near_end else rng.randrange(900)
+        message_id = f"{rng.randrange(10**9)}"
         horizon = gone > 0 and (lamport, message_id) < expected[gone]
         if message_id in log or horizon:
             continue
@@ -68,13 +68,13 @@ def test_random_insertions_match_a_sorted_list(seed: int) -> None:
         after = log.insert(LogEntry(lamport, message_id, "s", b"hint"))
         place = expected.index((lamport, message_id))
         assert after == len(expected) - 1 - place
-        if chance.random() < 0.03:
+        if rng.random() < 0.03:
             pages = log.prune(keep=40)
             gone += sum(map(page_length, pages))
         log.check()
         assert [entry.key for entry in log.entries()] == expected[gone:]
-        key = chance.choice(expected)
-        count = chance.randrange(1, 12)
+        key = rng.choice(expected)
+        count = rng.randrange(1, 12)
         before = expected[gone : expected.index(key)][-count:]
         assert [entry.key for entry in log.preceding(key, count)] == before
         assert all(message_id in log for _, message_id in expected)

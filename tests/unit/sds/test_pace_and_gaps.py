@@ -22,8 +22,8 @@ from tests.unit.sds.worlds import (
     SMALL,
     channel,
     config,
-    dice,
     log_ids,
+    make_rng,
     of,
     payloads,
     take,
@@ -35,41 +35,41 @@ NAMING: Final[dict[str, Any]] = {"name_heads": True, "filter_every": 200}
 
 
 def test_whoever_hears_draws_a_new_silence_and_keeps_its_limits() -> None:
-    pace, chance = SyncTimer(NOW, config(sync_at_least_ms=10**9)), dice()
-    pace.due_ms(chance)
+    pace, rng = SyncTimer(NOW, config(sync_at_least_ms=10**9)), make_rng()
+    pace.due_ms(rng)
     limits = pace.limits
     silences = set()
     for turn in range(5):
         pace.received(NOW + turn, news=True)
-        silences.add(pace.due_ms(chance) - NOW - turn)
+        silences.add(pace.due_ms(rng) - NOW - turn)
         assert pace.limits == limits
     assert len(silences) == 5
     assert all(15_000 <= silence <= 35_000 for silence in silences)
     pace.spoke(NOW, None, news=True)
-    pace.due_ms(chance)
+    pace.due_ms(rng)
     assert pace.limits != limits
 
 
 def test_a_participant_need_not_repeat_what_another_one_has_named() -> None:
-    pace, chance = SyncTimer(NOW, config(sync_at_least_ms=100_000)), dice()
+    pace, rng = SyncTimer(NOW, config(sync_at_least_ms=100_000)), make_rng()
     for turn in range(20):
         pace.received(NOW + turn * 10_000, news=False)
-    assert pace.due_ms(chance) >= NOW + 190_000 + 50_000
+    assert pace.due_ms(rng) >= NOW + 190_000 + 50_000
 
 
 def test_who_sent_the_last_message_leaves_the_first_sync_message_to_others() -> None:
     one, other = channel("one"), channel("other")
     (sent,) = payloads(one.send(NOW, b"text"))
     take(other, sent)
-    assert other.pace.due_ms(dice()) <= NOW + 35_000 < one.pace.due_ms(dice())
+    assert other.pace.due_ms(make_rng()) <= NOW + 35_000 < one.pace.due_ms(make_rng())
 
 
 def test_a_participant_is_not_silent_for_ever() -> None:
-    pace, chance = SyncTimer(NOW, config(sync_at_least_ms=100_000)), dice()
+    pace, rng = SyncTimer(NOW, config(sync_at_least_ms=100_000)), make_rng()
     for turn in range(20):
         pace.received(NOW + turn * 10_000, news=True)
-    assert pace.due_ms(chance) >= NOW + 50_000
-    assert pace.due_ms(chance) <= NOW + 100_000
+    assert pace.due_ms(rng) >= NOW + 50_000
+    assert pace.due_ms(rng) <= NOW + 100_000
 
 
 def test_the_best_filter_decides_how_sure_an_acknowledgement_is() -> None:
@@ -129,7 +129,7 @@ def test_what_somebody_goes_on_lacking_is_sent_again_a_few_times() -> None:
         seen = [] if second == 60 else ["newer"] if second < 100 else ["newer", "gap"]
         sync = wire(f"s{second}", seen=seen, sender="b", content=None, lamport=now)
         take(me, sync, now=now)
-        events = me.tick(now + 500, dice())
+        events = me.tick(now + 500, make_rng())
         answered += [(second, event.message_id) for event in of(RepairAnswered, events)]
         lacks = {60: 2, 100: 0}.get(second, 1 if second < 100 else 0)
         assert me.gaps.behind() == ({"b": lacks} if lacks else {})
@@ -180,13 +180,13 @@ def test_only_sync_messages_that_say_something_new_are_to_be_stored() -> None:
     line = payloads(one.send(NOW, b"text"))
     take(other, *line)
     take(third, *line)
-    (first,) = of(Broadcast, other.tick(NOW + 40_000, dice()))
+    (first,) = of(Broadcast, other.tick(NOW + 40_000, make_rng()))
     take(third, first.payload, now=NOW + 40_000)
-    (again,) = of(Broadcast, third.tick(NOW + 700_000, dice()))
+    (again,) = of(Broadcast, third.tick(NOW + 700_000, make_rng()))
     assert first.reason is again.reason is Reason.SYNC
     assert (first.passes, again.passes) == (False, True)
     take(third, *payloads(one.send(NOW + 700_001, b"more")), now=NOW + 700_001)
-    (next_one,) = of(Broadcast, third.tick(NOW + 740_000, dice()))
+    (next_one,) = of(Broadcast, third.tick(NOW + 740_000, make_rng()))
     assert not next_one.passes
 
 
@@ -194,21 +194,21 @@ def test_what_a_sync_message_named_and_was_fetched_needs_no_other_sync_message()
     one, other, third = (channel(name, **NAMING) for name in ("one", "other", "third"))
     line = payloads(one.send(NOW, b"text"))
     take(other, *line)
-    take(third, *payloads(other.tick(NOW + 40_000, dice())), now=NOW + 40_000)
+    take(third, *payloads(other.tick(NOW + 40_000, make_rng())), now=NOW + 40_000)
     take(third, *line, now=NOW + 40_100)
     assert log_ids(third) == log_ids(one)
-    assert third.pace.due_ms(dice()) > NOW + 200_000
+    assert third.pace.due_ms(make_rng()) > NOW + 200_000
 
 
 def test_what_is_sent_again_is_answered_as_soon_as_what_is_new() -> None:
     one, other = channel("one", **NAMING), channel("other", **NAMING)
     take(other, *payloads(one.send(NOW, b"text")))
-    assert other.tick(NOW + 40_000, dice())
-    (copy,) = of(Broadcast, one.tick(NOW + 41_000, dice()))
+    assert other.tick(NOW + 40_000, make_rng())
+    (copy,) = of(Broadcast, one.tick(NOW + 41_000, make_rng()))
     assert copy.reason is Reason.RESEND
     take(other, copy.payload, now=NOW + 41_000)
-    assert other.pace.due_ms(dice()) <= NOW + 41_000 + 35_000
-    (answer,) = of(Broadcast, other.tick(NOW + 80_000, dice()))
+    assert other.pace.due_ms(make_rng()) <= NOW + 41_000 + 35_000
+    (answer,) = of(Broadcast, other.tick(NOW + 80_000, make_rng()))
     assert not answer.passes
     assert of(Acknowledged, take(one, answer.payload, now=NOW + 80_000))
 

@@ -21,8 +21,8 @@ from tests.unit.sds.worlds import (
     QUICK_REPAIR,
     channel,
     delivered,
-    dice,
     grows_when_written,
+    make_rng,
     of,
     take,
     wire,
@@ -56,7 +56,7 @@ def test_an_answer_is_the_message_itself() -> None:
     original = wire("theirs", after=["cause"], sender="bob", seen=["cause"])
     take(me, wire("cause"), original)
     take(me, wire("ask", sender="carol", content=None, asks=["theirs", "unknown"]))
-    sent = [e for e in of(Broadcast, me.tick(NOW + 400, dice())) if e.reason is Reason.REPAIR]
+    sent = [e for e in of(Broadcast, me.tick(NOW + 400, make_rng())) if e.reason is Reason.REPAIR]
     assert [decode_message(event.payload) for event in sent] == [decode_message(original).bare()]
     assert delivered(take(you, wire("cause"), sent[0].payload)) == ["cause", "theirs"]
     assert me.counts.repair_requests_ignored == 1
@@ -82,7 +82,7 @@ def test_requests_ride_on_content_and_name_three_at_most() -> None:
     (sent,) = of(Broadcast, events)
     request = decode_message(sent.payload).repair_request
     assert tuple(entry.message_id for entry in request) == asked.message_ids
-    (rest,) = of(RepairRequested, me.tick(NOW + 1_400, dice()))
+    (rest,) = of(RepairRequested, me.tick(NOW + 1_400, make_rng()))
     assert len(rest.message_ids) == 3
     assert {f"a{n}" for n in range(5)} == {*asked.message_ids, *rest.message_ids}
 
@@ -91,7 +91,7 @@ def test_a_message_that_is_no_longer_kept_is_not_answered() -> None:
     me = channel(repair=RepairConfig(100, 400, kept_messages=3))
     take(me, *(wire(f"m{n}") for n in range(5)))
     take(me, wire("ask", content=None, asks=[f"m{n}" for n in range(5)]))
-    answers = of(RepairAnswered, me.tick(NOW + 400, dice()))
+    answers = of(RepairAnswered, me.tick(NOW + 400, make_rng()))
     assert sorted(event.message_id for event in answers) == ["m2", "m3", "m4"]
     me = channel(repair=RepairConfig(100, 400, kept_bytes=1_000))
     take(me, *(wire(f"m{n}", content=bytes(300)) for n in range(5)))
@@ -106,7 +106,7 @@ def test_a_pending_answer_goes_with_its_message() -> None:
     assert me.answers is not None
     assert list(me.answers.pending) == ["old"]
     take(me, wire("m1"), wire("m2"))
-    assert of(RepairAnswered, me.tick(NOW + 400, dice())) == []
+    assert of(RepairAnswered, me.tick(NOW + 400, make_rng())) == []
 
 
 def test_a_message_that_left_memory_is_recalled_and_answered() -> None:
@@ -114,12 +114,12 @@ def test_a_message_that_left_memory_is_recalled_and_answered() -> None:
     old = wire("old", after=["cause"], sender="bob")
     take(me, wire("cause"), old, wire("new"))
     take(me, wire("ask", content=None, sender="carol", asks=["old", "unknown"]))
-    assert of(Recall, me.tick(NOW + 400, dice())) == [Recall(("old",))]
+    assert of(Recall, me.tick(NOW + 400, make_rng())) == [Recall(("old",))]
     (sent,) = of(Broadcast, me.recalled([decode_message(old)]))
     assert (sent.reason, sent.payload) == (Reason.REPAIR, old)
     assert me.recalled([decode_message(wire("unknown"))]) == [], "it is not in the log"
     take(me, wire("again", content=None, sender="carol", asks=["old"]), now=NOW + 450)
-    assert of(Recall, me.tick(NOW + 499, dice())) == [], "it was answered a moment ago"
+    assert of(Recall, me.tick(NOW + 499, make_rng())) == [], "it was answered a moment ago"
 
 
 def test_a_recall_waits_as_an_answer_does_and_is_cancelled_by_anothers() -> None:
@@ -131,9 +131,9 @@ def test_a_recall_waits_as_an_answer_does_and_is_cancelled_by_anothers() -> None
     assert me.answers is not None
     due = NOW + answer_delay_ms(RepairConfig(100, 400), "me", "bob", "old")
     assert me.answers.next_due_ms() == due
-    assert of(Recall, me.tick(due - 1, dice())) == []
+    assert of(Recall, me.tick(due - 1, make_rng())) == []
     take(me, old)
-    assert of(Recall, me.tick(NOW + 400, dice())) == []
+    assert of(Recall, me.tick(NOW + 400, make_rng())) == []
 
 
 def test_only_the_group_of_the_true_sender_answers_what_is_recalled() -> None:
@@ -157,7 +157,7 @@ def test_who_asks_for_everything_has_eight_messages_a_second_recalled() -> None:
     take(me, *(wire(f"a{at}", content=None, asks=some) for at, some in enumerate(asks)))
     assert me.answers is not None
     assert len(me.answers.recalls.due) == MAX_PENDING_RECALLS
-    recalled = [of(Recall, me.tick(NOW + 1_000 + ms, dice())) for ms in range(0, 3_000, 100)]
+    recalled = [of(Recall, me.tick(NOW + 1_000 + ms, make_rng())) for ms in range(0, 3_000, 100)]
     ids = [message_id for events in recalled for each in events for message_id in each.message_ids]
     assert len(ids) == len(set(ids)) == 3 * MAX_RECALLED_AT_ONCE
     assert set(ids) <= set(names[:PAGE_ENTRIES])
@@ -170,7 +170,7 @@ def test_an_answer_that_has_become_too_large_is_left_out() -> None:
     take(me, *map(wire, causes), grows_when_written(causes))
     take(me, wire("ask", content=None, sender="carol", asks=["full", "c0"]))
     me = restore(me.config, snapshot(me))
-    answers = of(RepairAnswered, me.tick(NOW + 400, dice()))
+    answers = of(RepairAnswered, me.tick(NOW + 400, make_rng()))
     assert [event.message_id for event in answers] == ["c0"]
 
 
@@ -183,7 +183,7 @@ def test_what_is_sent_again_is_bounded_for_each_who_asks_and_in_all() -> None:
         for start in (0, 32):
             asked = names[start : start + 32]
             take(me, wire("ask", sender=who, content=None, asks=asked), now=now_ms)
-        later = (me.tick(now_ms + 400 + step, dice()) for step in range(3))
+        later = (me.tick(now_ms + 400 + step, make_rng()) for step in range(3))
         sent = [each for events in later for each in of(Broadcast, events)]
         return sum(len(each.payload) for each in sent if each.reason is Reason.REPAIR)
 

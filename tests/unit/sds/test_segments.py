@@ -37,13 +37,13 @@ REVISIONS = st.sampled_from(Revision)
 
 @given(st.binary(max_size=5_000), st.integers(256, 700), REVISIONS, st.randoms())
 def test_parts_in_any_order_and_twice_are_the_content(
-    content: bytes, segment_bytes: int, revision: Revision, dice: random.Random
+    content: bytes, segment_bytes: int, revision: Revision, rng: random.Random
 ) -> None:
     encoded = split(content, segment_bytes, revision)
     log = {(number, "id"): data for number, data in enumerate(encoded + encoded)}
     reassembly = Reassembly(DAY_MS)
     found: list[bytes | None] = []
-    for place in dice.sample(list(log), len(log)):
+    for place in rng.sample(list(log), len(log)):
         name = reassembly.add(0, "alice", read_segment(log[place]), place)
         reassembly.check()
         if name is not None:

@@ -21,7 +21,7 @@ from storenode.sds.snapshot import (
     restore,
     snapshot,
 )
-from tests.unit.sds.worlds import NOW, QUICK_REPAIR, channel, dice, log_ids, take, wire
+from tests.unit.sds.worlds import NOW, QUICK_REPAIR, channel, log_ids, make_rng, take, wire
 
 
 def full_channel() -> MessageChannel:
@@ -32,7 +32,7 @@ def full_channel() -> MessageChannel:
     me.published("mine3", b"hint")
     take(me, wire("gone-by", after=["lost"], lamport=NOW + 1))
     take(me, wire("seen", after=["mine1"], seen=["mine2", "mine3"], asks=["mine4"]))
-    me.tick(NOW + 6_000, dice())
+    me.tick(NOW + 6_000, make_rng())
     take(me, wire("waits", after=[Entry("m", b"h", "x")], lamport=NOW + 9), now=NOW + 6_500)
     take(me, wire("s", after=["m", "waits"], content=None, lamport=NOW + 60_000), now=NOW + 7_000)
     take(me, wire("full", seen=["seen"], lamport=NOW + 90_000), now=NOW + 90_000)
@@ -55,9 +55,9 @@ def test_a_restored_channel_behaves_as_the_saved_one() -> None:
     assert (me.lost, len(me.incoming), bool(me.gaps.pending)) == ({"lost": None}, 2, True)
     packets = [Packet(wire("m", lamport=NOW)), Packet(wire("later", after=["m", "waits"]))]
     for now in range(NOW + 91_000, NOW + 200_000, 700):
-        ours, theirs = me.tick(now, dice(now)), again.tick(now, dice(now))
+        ours, theirs = me.tick(now, make_rng(now)), again.tick(now, make_rng(now))
         assert ours == theirs
-        assert me.next_due_ms(dice(now)) == again.next_due_ms(dice(now))
+        assert me.next_due_ms(make_rng(now)) == again.next_due_ms(make_rng(now))
     assert me.receive(NOW, packets) == again.receive(NOW, packets)
     assert me.send(NOW, b"next") == again.send(NOW, b"next")
     assert snapshot(me) == snapshot(again)
@@ -78,7 +78,7 @@ def test_a_long_log_is_restored_with_its_pages() -> None:
     for number in range(4_000):
         me.send(NOW + number, b"%d" % number)
         me.outgoing.remove(log_ids(me)[-1] if number < 5 else next(iter(me.outgoing.by_id)))
-    me.tick(NOW + 4_000, dice())
+    me.tick(NOW + 4_000, make_rng())
     again = restore(me.config, snapshot(me))
     again.check()
     assert log_ids(again) == log_ids(me)

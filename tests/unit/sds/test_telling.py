@@ -17,7 +17,7 @@ from tests.unit.sds.worlds import (
     NOW,
     SMALL,
     delivered,
-    dice,
+    make_rng,
     of,
     payloads,
     take,
@@ -30,7 +30,7 @@ MINUTE = 60_000
 def telling(sender: str = "me", **given: object) -> MessageChannel:
     """A channel as an application gets it, without repair by others."""
     config = ChannelConfig(CHANNEL, sender, **({"repair": None} | given))  # type: ignore[arg-type]
-    return MessageChannel(config, NOW, dice())
+    return MessageChannel(config, NOW, make_rng())
 
 
 def sent(channel: MessageChannel, now: int = NOW) -> SdsMessage:
@@ -43,9 +43,9 @@ def names(message: SdsMessage) -> list[str]:
 
 def quiet(channel: MessageChannel, until: int, start: int = NOW) -> list[tuple[int, SdsMessage]]:
     """The sync messages of a channel where nothing else happens, with their times."""
-    chance, found, now = random.Random(1), [], start
-    while (now := max(channel.next_due_ms(chance), now + 1)) <= until:
-        syncs = [x for x in of(Broadcast, channel.tick(now, chance)) if x.reason is Reason.SYNC]
+    rng, found, now = random.Random(1), [], start
+    while (now := max(channel.next_due_ms(rng), now + 1)) <= until:
+        syncs = [x for x in of(Broadcast, channel.tick(now, rng)) if x.reason is Reason.SYNC]
         found += [(now, decode_message(event.payload)) for event in syncs]
     return found
 
@@ -86,7 +86,7 @@ def test_what_nothing_names_is_named_however_much_followed_it() -> None:
 def test_what_was_named_before_it_came_is_no_head() -> None:
     me = telling(lost_after_ms=1_000)
     take(me, wire("names it", after=["late"], lamport=NOW + 1))
-    me.tick(NOW + 1_500, dice())
+    me.tick(NOW + 1_500, make_rng())
     assert delivered(take(me, wire("late"), now=NOW + 2_000)) == ["late"]
     assert list(me.heads.ids) == ["names it"]
 
@@ -107,7 +107,7 @@ def test_who_is_sent_a_message_again_acknowledges_it_again() -> None:
     sent(me)
     me.receive(NOW, [Packet(packet, b"hint")])
     assert not me.pace.owed
-    (again,) = payloads(peer.tick(NOW + 30_000, dice()))
+    (again,) = payloads(peer.tick(NOW + 30_000, make_rng()))
     me.receive(NOW + 30_000, [Packet(again)])
     me.receive(NOW + 60_000, [Packet(again)])
     assert me.pace.owed == {"m": NOW + 30_000}
@@ -144,9 +144,9 @@ def test_a_sync_message_that_lacks_a_head_is_answered_soon() -> None:
     quiet(me, NOW + 60 * MINUTE)
     start = NOW + 60 * MINUTE
     take(me, wire("s", content=None, sender="b", after=[mine], lamport=start), now=start)
-    assert not me.pace.due_ms(dice()) <= start + 40_000
+    assert not me.pace.due_ms(make_rng()) <= start + 40_000
     take(me, wire("s2", content=None, sender="b", lamport=start), now=start)
-    assert me.pace.due_ms(dice()) <= start + 40_000
+    assert me.pace.due_ms(make_rng()) <= start + 40_000
 
 
 def test_a_filter_is_shown_when_nobody_has_shown_one_for_long() -> None:

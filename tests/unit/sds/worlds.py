@@ -32,10 +32,10 @@ def config(sender: str = "me", **given: object) -> ChannelConfig:
 
 
 def channel(sender: str = "me", **given: object) -> MessageChannel:
-    return MessageChannel(config(sender, **given), NOW, dice())
+    return MessageChannel(config(sender, **given), NOW, make_rng())
 
 
-def dice(seed: int = 0) -> random.Random:
+def make_rng(seed: int = 0) -> random.Random:
     return random.Random(seed)
 
 
@@ -100,4 +100,4 @@ def take(into: MessageChannel, *messages: bytes, now: int = NOW) -> list[Event]:
 
 def later(me: MessageChannel, *seconds: int) -> list[Event]:
     """What a channel does by itself at these moments."""
-    return [event for each in seconds for event in me.tick(NOW + each * 1_000, dice())]
+    return [event for each in seconds for event in me.tick(NOW + each * 1_000, make_rng())]

@@ -16,7 +16,7 @@ from storenode.sds.codec import Entry, SdsMessage, encode_message
 from storenode.sds.config import ChannelConfig, RepairConfig
 from storenode.sds.events import Broadcast, Packet, Reason
 from tests.support.bus import Bus
-from tests.unit.sds.worlds import NOW, QUICK_REPAIR, channel, dice, of, take, wire
+from tests.unit.sds.worlds import NOW, QUICK_REPAIR, channel, make_rng, of, take, wire
 from tests.unit.sds_aio.test_bus import PATIENCE_S, ROUTE, Reversing
 from tests.unit.sds_aio.test_publishing import S, Strict
 
@@ -73,7 +73,7 @@ async def test_what_a_store_holds_is_not_published_again(
     core = channel(repair=QUICK_REPAIR)
     core.receive(NOW, [Packet(THEIRS, HINT)])
     take(core, wire("ask", sender="carol", content=None, asks=["theirs"]))
-    (answer,) = of(Broadcast, core.tick(NOW + 400, dice()))[:1]
+    (answer,) = of(Broadcast, core.tick(NOW + 400, make_rng()))[:1]
     assert (answer.reason, answer.requester) == (Reason.REPAIR, "carol")
     found: list[tuple[Broadcast, bytes | None, int | None]] = []
 

@@ -21,7 +21,7 @@ COUNTS = st.lists(st.integers(1, 4), min_size=1, max_size=5)
 
 @given(COUNTS, st.sets(st.tuples(st.integers(0, 4), st.integers(0, 3))), st.randoms())
 def test_a_request_is_sent_and_then_delivered_or_not_once(
-    counts: list[int], lost: set[tuple[int, int]], dice: random.Random
+    counts: list[int], lost: set[tuple[int, int]], rng: random.Random
 ) -> None:
     requests = SendRequests()
     steps = []
@@ -34,7 +34,7 @@ def test_a_request_is_sent_and_then_delivered_or_not_once(
             assert added == f"{number}-0"
             ends = requests.given_up if (number, index) in lost else requests.acknowledged
             steps += [(name, requests.stored), (name, ends), (name, requests.stored)]
-    dice.shuffle(steps)
+    rng.shuffle(steps)
     told = [event for name, step in steps for event in step(name)]
     for number, count in enumerate(counts):
         mine = [event for event in told if event.request_id == f"{number}-0"]

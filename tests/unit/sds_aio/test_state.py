@@ -90,11 +90,11 @@ def facets(core: MessageChannel) -> dict[str, object]:
 class World:
     """Alice, whose state is saved, and two others who talk over a network that loses."""
 
-    def __init__(self, dice: Random) -> None:
-        self.dice = dice
+    def __init__(self, rng: Random) -> None:
+        self.rng = rng
         self.now_ns = START_NS
         self.others = [
-            MessageChannel(config_of(name, repair=None), NOW_MS, dice) for name in ("bob", "carol")
+            MessageChannel(config_of(name, repair=None), NOW_MS, rng) for name in ("bob", "carol")
         ]
         self.late: list[Packet] = []
 
@@ -103,14 +103,14 @@ class World:
         return self.now_ns // NS_PER_MS
 
     def step(self, ledger: ParticipantLedger) -> None:
-        self.now_ns += self.dice.randrange(1, 3_000) * NS_PER_MS
-        self.dice.choice((self.own, self.other, self.other, self.other, self.tick))(ledger)
+        self.now_ns += self.rng.randrange(1, 3_000) * NS_PER_MS
+        self.rng.choice((self.own, self.other, self.other, self.other, self.tick))(ledger)
 
     def own(self, ledger: ParticipantLedger) -> None:
         sent = ledger.send(
-            self.now_ns, self.dice.randbytes(20), None, bytes, lambda *_: self.dice.randbytes(32)
+            self.now_ns, self.rng.randbytes(20), None, bytes, lambda *_: self.rng.randbytes(32)
         )
-        if self.dice.random() < 0.7:
+        if self.rng.random() < 0.7:
             payload = ledger.outbox[sent.number].payload
             for other in self.others:
                 other.receive(self.now_ms, [Packet(payload, sent.hint)])
@@ -118,50 +118,50 @@ class World:
             ledger.settle(sent.number)
 
     def other(self, ledger: ParticipantLedger) -> None:
-        speaker, listener = self.dice.sample(self.others, 2)
+        speaker, listener = self.rng.sample(self.others, 2)
         (sent,) = (
             each
-            for each in speaker.send(self.now_ms, self.dice.randbytes(20))
+            for each in speaker.send(self.now_ms, self.rng.randbytes(20))
             if isinstance(each, Broadcast)
         )
-        packet = Packet(sent.payload, self.dice.randbytes(32))
+        packet = Packet(sent.payload, self.rng.randbytes(32))
         listener.receive(self.now_ms, [packet])
-        if self.dice.random() < 0.4:
+        if self.rng.random() < 0.4:
             self.late.append(packet)
             return
         given = [packet]
-        if self.late and self.dice.random() < 0.4:
-            given.append(self.late.pop(self.dice.randrange(len(self.late))))
-        if self.dice.random() < 0.3:
+        if self.late and self.rng.random() < 0.4:
+            given.append(self.late.pop(self.rng.randrange(len(self.late))))
+        if self.rng.random() < 0.3:
             # Somebody claims the ID of one of them, earlier or later, and keeps its causes or not.
-            victim = decode_message(self.dice.choice(given + self.late).payload)
-            history = victim.history if self.dice.random() < 0.5 else (Entry("invented"),)
+            victim = decode_message(self.rng.choice(given + self.late).payload)
+            history = victim.history if self.rng.random() < 0.5 else (Entry("invented"),)
             false = replace(victim, content=b"forged", history=history)
-            packet = Packet(encode_message(false), self.dice.randbytes(32))
-            given.insert(self.dice.randrange(len(given) + 1), packet)
+            packet = Packet(encode_message(false), self.rng.randbytes(32))
+            given.insert(self.rng.randrange(len(given) + 1), packet)
         ledger.receive(self.now_ms, given)
 
     def tick(self, ledger: ParticipantLedger) -> None:
-        ledger.tick(self.now_ms, self.dice)
+        ledger.tick(self.now_ms, self.rng)
         wanted = [each.message_id for each in ledger.core.missing()]
-        if wanted and self.dice.random() < 0.3:
+        if wanted and self.rng.random() < 0.3:
             ledger.abandon(self.now_ms, wanted[:1])
 
 
 @settings(max_examples=15)
 @given(seed=st.integers(0, 2**32))
 def test_a_revived_core_is_the_one_of_the_last_transaction(seed: int) -> None:
-    dice = Random(seed)
-    world = World(dice)
+    rng = Random(seed)
+    world = World(rng)
     with TemporaryDirectory() as directory:
         path = Path(directory, "alice.db")
         state, ledger = opened(path)
-        for _ in range(dice.randrange(2, 5)):
-            for _ in range(dice.randrange(1, 30)):
+        for _ in range(rng.randrange(2, 5)):
+            for _ in range(rng.randrange(1, 30)):
                 world.step(ledger)
-                if dice.random() < 0.05 and (batch := ledger.take()):
+                if rng.random() < 0.05 and (batch := ledger.take()):
                     state.commit(batch)
-            ledger.stand("node", dice.randbytes(8))
+            ledger.stand("node", rng.randbytes(8))
             state.commit(save(state, ledger))  # as after an answer that was lost
             saved = facets(ledger.core)
             cursors, outbox, serial = dict(ledger.cursors), dict(ledger.outbox), ledger.serial

@@ -17,7 +17,7 @@ BASELINE := tests/vectors/proto-0.1.0.binpb
 # All that needs no further programs, the longest first: what only computes fills the gaps at the end.
 # MORE: what is tried in the same run, such as tests/browser and tests/deploy where their programs are.
 # LONG=1: with the tests that are marked as long.
-TESTS := tests/faults tests/install tests/integration tests/embedded \
+TESTS := tests/faults tests/install tests/integration tests/calls tests/embedded \
 	tests/sim tests/unit tests/interop tests/layering
 # Ends what an interrupted run leaves behind.
 PYTEST := $(BIN)/python tests/support/reaper.py $(BIN)/python -m pytest

@@ -16,15 +16,17 @@ from store.domain.ports import Services
 from store.domain.quota import CallKind
 from store.http import api, connect, waku_store
 from store.http.endpoint import Endpoint, Operation
-from store.http.exchange import BodyBudget, HttpExchange, OpenEndpoint, refuse
+from store.http.exchange import HttpExchange, OpenEndpoint, refuse
 from store.http.failure import HttpError
 from store.http.openapi import description
 from store.http.sites import SiteCheck, Sites
 from store.observe.http import STATUS_HEADERS
 from store.serving.call import Method, StreamMethod
 from store.serving.context import NodeContext
+from store.serving.limits import MAX_UNFINISHED_REQUESTS
 from store.serving.methods.coverage import CoverageService
 from store.serving.methods.reads import ReadService
+from store.serving.queue import RequestSlots
 from storenode.message.limits import MAX_REQUEST_BYTES
 from storenode.wire.storenode.v1 import store_pb2
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest, StoreQueryResponse
@@ -57,14 +59,14 @@ def build_app(
     services: Services, node: NodeContext, *, sites: Sites, with_page: bool = False
 ) -> ASGIApp:
     """Build the application, which ``sites`` may call; ``with_page`` adds the page at ``/``."""
-    bodies, by_path = BodyBudget(), dict[str, list[Operation]]()
+    slots, by_path = RequestSlots(MAX_UNFINISHED_REQUESTS), dict[str, list[Operation]]()
     served = _operations(services, node)
     for each in served:
         by_path.setdefault(each.path, []).append(each)
     here = sorted([*by_path, OPENAPI, "/docs", f"/{connect.SERVICE}/METHOD"])
     by_path |= {each.path: [each] for each in connect.operations(services, node)}
     routes = [
-        Route(path, Endpoint(node, bodies, *operations)) for path, operations in by_path.items()
+        Route(path, Endpoint(node, slots, *operations)) for path, operations in by_path.items()
     ]
     text = json.dumps(description(served, node.identity.version), indent=1).encode()
     routes.append(Route(OPENAPI, OpenEndpoint(partial(HttpExchange.respond, body=text))))

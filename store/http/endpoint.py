@@ -16,13 +16,14 @@ from msgspec import Struct
 from starlette.types import Receive, Scope, Send
 
 from store.domain.access import Client, Denied
-from store.http.exchange import JSON, BodyBudget, HttpExchange, refuse
+from store.http.exchange import JSON, HttpExchange, refuse
 from store.http.failure import HttpError, bad_request, translate
 from store.observe.logging import get_logger, request_context
 from store.serving.call import Call, Method, open_call
 from store.serving.connections import remote
 from store.serving.context import NodeContext
 from store.serving.failure import CallerGoneError, Code
+from store.serving.queue import RequestSlots
 
 _LOG = get_logger("store.http")
 _NS_PER_S: Final = 1e9
@@ -71,9 +72,9 @@ class Operation:
 class Endpoint:
     """An ASGI application that answers the requests of one path."""
 
-    def __init__(self, node: NodeContext, bodies: BodyBudget, *operations: Operation) -> None:
+    def __init__(self, node: NodeContext, slots: RequestSlots, *operations: Operation) -> None:
         self._node = node
-        self._bodies = bodies
+        self._slots = slots
         self._operations = {each.method: each for each in operations}
         for operation in operations:
             for code in _COUNTED_FROM_0:
@@ -140,7 +141,7 @@ class Endpoint:
             if exchange.content_type not in operation.content_types:
                 # Pages of other sites may send forms and text without asking the browser.
                 raise HttpError(415, Code.INVALID_ARGUMENT, operation.wrong_type)
-            body = await exchange.body(self._bodies, call.max_request_bytes)
+            body = await exchange.body(self._slots, call.max_request_bytes)
         call.charge(len(body), counted=True)
         async with exchange.watched():
             with ExitStack() as around:

@@ -10,27 +10,26 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qs
 
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 
 from store.http import codec
 from store.http.failure import HttpError, bad_request
 from store.http.limits import (
-    BODY_TIMEOUT_S,
     BUFFER_BYTES,
     HEARTBEAT_S,
     MAX_PARAMETERS,
-    MAX_UNFINISHED_BYTES,
     SEND_TIMEOUT_S,
 )
 from store.serving.call import REQUEST_IDS, is_request_id
 from store.serving.connections import connection_name
-from store.serving.failure import CallerGoneError, CallError, Code, busy, over_limit
+from store.serving.failure import CallerGoneError, CallError, over_limit
+from store.serving.queue import RequestSlots
 
 if TYPE_CHECKING:
     from store.http.connections import BoundedProtocol
@@ -38,78 +37,6 @@ if TYPE_CHECKING:
 JSON: Final = b"application/json"
 _NO_STORE: Final = (b"cache-control", b"no-store")
 _NO_SNIFF: Final = (b"x-content-type-options", b"nosniff")
-
-
-@dataclass(slots=True, eq=False)
-class IncomingBody:
-    """A body that is coming in."""
-
-    size_bytes: int = 0
-    limit: asyncio.Timeout | None = None
-
-
-class BodyBudget:
-    """The bodies that are not complete, and a bound on what has come of all of them.
-
-    Where there is no room for more, the body that has been coming in for the longest time is
-    refused: an honest one is complete soon.
-    """
-
-    def __init__(self, limit_bytes: int = MAX_UNFINISHED_BYTES) -> None:
-        self._limit_bytes = limit_bytes
-        self._used_bytes = 0
-        self._incoming: dict[IncomingBody, None] = {}
-
-    @asynccontextmanager
-    async def receive(self) -> AsyncIterator[IncomingBody]:
-        """Admit one body while it comes in.
-
-        Raises:
-            CallError: it has not come in time, or it gave way to others.
-        """
-        body = IncomingBody()
-        self._incoming[body] = None
-        try:
-            async with asyncio.timeout(BODY_TIMEOUT_S) as body.limit:
-                yield body
-        except TimeoutError:
-            if body in self._incoming:
-                raise CallError(
-                    Code.DEADLINE_EXCEEDED,
-                    f"the body has not come in full within {BODY_TIMEOUT_S:g} s: send it faster,"
-                    " or a smaller one",
-                ) from None
-            raise self._full() from None
-        finally:
-            self._remove(body)
-
-    def add(self, body: IncomingBody, size_bytes: int) -> None:
-        """Count what has come of a body.
-
-        Raises:
-            CallError: it has been coming in for the longest time, and there is no room.
-        """
-        body.size_bytes += size_bytes
-        self._used_bytes += size_bytes
-        if self._used_bytes <= self._limit_bytes:
-            return
-        oldest = next(iter(self._incoming))
-        if oldest is body:
-            raise self._full()
-        self._remove(oldest)
-        if oldest.limit is not None and not oldest.limit.expired():
-            oldest.limit.reschedule(asyncio.get_running_loop().time())
-
-    def _remove(self, body: IncomingBody) -> None:
-        if body in self._incoming:
-            del self._incoming[body]
-            self._used_bytes -= body.size_bytes
-
-    def _full(self) -> CallError:
-        return busy(
-            f"limit of {self._limit_bytes:,} bytes of requests that have not come in full is"
-            " reached on this node: retry with backoff, or send smaller requests"
-        )
 
 
 class HttpExchange:
@@ -148,30 +75,28 @@ class HttpExchange:
                 f"the URL has more than {MAX_PARAMETERS} parameters: send longer lists in a body"
             ) from None
 
-    async def body(self, bodies: BodyBudget, largest_bytes: int) -> bytes:
-        """Read the body.
+    async def body(self, slots: RequestSlots, largest_bytes: int) -> bytes:
+        """Read the body; one that the connection's own buffer holds needs no slot.
 
         Raises:
             CallError: it is too large, or has not come in time.
             CallerGoneError: it has not come in full.
         """
         declared = self.headers.get("content-length", "")
-        size = int(declared) if declared.isdecimal() else 0
-        body = bytearray()
-        async with bodies.receive() as incoming:
+        size = int(declared) if declared.isdecimal() else None
+        if size is not None and size > largest_bytes:
+            raise _too_large(size, largest_bytes)
+        body, is_small = bytearray(), size is not None and size <= HIGH_WATER_LIMIT
+        async with slots.slot(self.caller, needed=not is_small):
             while True:
-                if size > largest_bytes:
-                    raise over_limit(f"the request has {size:,} bytes: at most {largest_bytes:,}")
                 event = await self._receive()
                 if event["type"] == "http.disconnect":
                     raise CallerGoneError
-                part = event.get("body", b"")
-                bodies.add(incoming, len(part))
-                size = incoming.size_bytes
-                if size <= largest_bytes:
-                    body += part
-                    if not event.get("more_body", False):
-                        return bytes(body)
+                body += event.get("body", b"")
+                if len(body) > largest_bytes:
+                    raise _too_large(len(body), largest_bytes)
+                if not event.get("more_body", False):
+                    return bytes(body)
 
     @asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
@@ -291,6 +216,10 @@ class OpenEndpoint:
             await self._answer(exchange)
         except CallerGoneError:
             exchange.abort()
+
+
+def _too_large(size_bytes: int, largest_bytes: int) -> CallError:
+    return over_limit(f"the request has {size_bytes:,} bytes: at most {largest_bytes:,}")
 
 
 async def refuse(exchange: HttpExchange, failure: HttpError) -> None:

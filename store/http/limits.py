@@ -31,13 +31,6 @@ KEEP_ALIVE_S: Final = 75
 HANDSHAKE_TIMEOUT_S: Final = 10
 """For TLS."""
 
-BODY_TIMEOUT_S: Final = 60.0
-"""How long the body of a request may take to come in full."""
-
-MAX_UNFINISHED_BYTES: Final = 128 * 1024 * 1024
-"""Bodies of all requests that have not come in full. Beyond it the one that has been coming in for
-the longest time is refused."""
-
 SEND_TIMEOUT_S: Final = 60.0
 """A caller that takes nothing of an answer for this long is disconnected."""
 
@@ -47,9 +40,6 @@ there; without an answer the connection ends."""
 
 BUFFER_BYTES: Final = 16 * 1024
 """What the transport holds of an answer before its sender waits."""
-
-MAX_SMALL_BODY_BYTES: Final = 1024 * 1024
-"""Body of a read."""
 
 COUNTED_BODY_BYTES: Final = 1024 * 1024
 QUOTES_OF_ENTRY: Final = 64

@@ -207,9 +207,6 @@ class Metrics:
         "peer",
         "window",
     )
-    sync_interval_seconds: Gauge = _gauge(
-        "How often this node reconciles with some peer; 0: never by itself."
-    )
 
     # Gossip
 
@@ -306,8 +303,6 @@ class Metrics:
 
     # Retention
 
-    retention_seconds: Gauge = _gauge("Age at which messages are dropped; 0: none are, by age.")
-    retention_requires_archive: Gauge = _gauge("1 where only what is archived is dropped, else 0.")
     retention_blocked: Gauge = _gauge(
         "1 while an hour is older than the retention and kept, since it is not archived."
     )

@@ -35,7 +35,7 @@ from store.rpc.identity import (
     refuse_client,
 )
 from store.rpc.limits import MAX_SERIES
-from store.rpc.request_memory import NoRequestError
+from store.rpc.request_memory import NoRequestError, read_request
 from store.serving.call import Call, Method, StreamMethod, UnaryMethod, open_call
 from store.serving.connections import Remote, remote
 from store.serving.failure import CallerGoneError, CallError, Code, expected, malformed, unexpected
@@ -137,9 +137,9 @@ class RpcCall(CallMetadata):
             Exceeded: too much was sent lately.
         """
         node, self.reading = self.node, True
-        reader = node.open_requests if self.method.right is None else node.requests
+        slots = node.open_requests if self.method.right is None else node.requests
         async with node.incomplete.awaiting(call.sender.connection, call.client.name) as connection:
-            request = await reader.read(self.context)
+            request = await read_request(slots, self.context)
             connection.read_bytes += len(request)
         self.received_ns = node.monotonic_ns()
         call.charge(len(request), counted=True)
@@ -190,7 +190,7 @@ class RpcCall(CallMetadata):
         """
         if self.reading:
             return self.received
-        return await self.node.requests.read(self.context, wait=False)
+        return await read_request(self.node.requests, self.context, wait=False)
 
 
 class CallWrapper:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from store.domain.quota import ClientLimits
 from store.observe.problems import Problem
-from store.rpc.health import Health
 from store.rpc.limits import MAX_CALLERS, MAX_UNFINISHED_OPEN_REQUESTS
-from store.rpc.request_memory import IncompleteRequests, RequestReader
+from store.rpc.request_memory import IncompleteRequests
 from store.serving.context import NodeContext
+from store.serving.limits import MAX_UNFINISHED_REQUESTS
+from store.serving.queue import RequestSlots
 from storenode.common.bounded import BoundedDict
 
 if TYPE_CHECKING:
@@ -47,7 +49,9 @@ class PeerRules:
         return self.trusted or not self.tokens
 
 
-async def _first_revision(_since: int) -> int:
+async def _first_revision(since: int) -> int:
+    if since > 0:
+        await asyncio.get_running_loop().create_future()
     return 1
 
 
@@ -60,23 +64,22 @@ class RpcContext(NodeContext):
     ``peers``: None when no peer may call on these listeners.
     ``gossip``: the streams of live exchange; None while it is switched off.
     ``open_admin``: the admin listener is on loopback (then it needs no token file).
-    ``requests``, ``open_requests``: read requests, and those of calls without a token.
+    ``requests``, ``open_requests``: slots of requests, and of those of calls without a token.
     ``callers``: when peers began or ended a call last, in Unix seconds, the oldest first.
     ``problems``: what is wrong with the node. ``await_revision``: waits for a revision of its
     health above the given one, and returns it.
     ``incomplete``: the bytes of requests that have not come in full.
     """
 
-    health: Health = field(kw_only=True)
     exchange: Synchronizer | None = None
     sessions: Exchange | None = None
     gossip: tuple[PeerStreams, GossipTransport] | None = None
     peers: PeerRules | None = None
     peer_limits: ClientLimits = field(default_factory=ClientLimits)
     open_admin: bool = False
-    requests: RequestReader = field(default_factory=RequestReader)
-    open_requests: RequestReader = field(
-        default_factory=lambda: RequestReader(MAX_UNFINISHED_OPEN_REQUESTS)
+    requests: RequestSlots = field(default_factory=lambda: RequestSlots(MAX_UNFINISHED_REQUESTS))
+    open_requests: RequestSlots = field(
+        default_factory=lambda: RequestSlots(MAX_UNFINISHED_OPEN_REQUESTS)
     )
     incomplete: IncompleteRequests = field(default_factory=IncompleteRequests)
     callers: dict[str, float] = field(default_factory=lambda: BoundedDict(MAX_CALLERS))

@@ -2,45 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator
 from typing import Final
 
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 
+from store.rpc.context import RpcContext
 from store.serving.failure import CallError, Code, malformed
 
 SERVICE: Final = "grpc.health.v1.Health"
 
 
-class Health:
-    """The state of the node as probes see it, at first not serving.
+class HealthService:
+    """The handlers of a listener that serves ``services``, which share the state of the node.
 
-    All services share it, and so does the empty name, which stands for the node.
+    So does the empty name, which stands for the node.
     """
 
-    def __init__(self) -> None:
-        self.serving = False
-        self._changed = asyncio.Event()
-
-    def set_serving(self, *, serving: bool) -> None:
-        """Set the state, and notify the calls that watch it."""
-        if serving != self.serving:
-            self.serving = serving
-            self._changed.set()
-            self._changed = asyncio.Event()
-
-    async def changed(self) -> None:
-        """Wait for the next change."""
-        await self._changed.wait()
-
-
-class HealthService:
-    """The handlers of a listener that serves ``services``."""
-
-    def __init__(self, health: Health, services: frozenset[str]) -> None:
-        self._health = health
+    def __init__(self, node: RpcContext, services: frozenset[str]) -> None:
+        self._node = node
         self._services = services | {"", SERVICE}
 
     async def check(self, _call: object, request: bytes) -> bytes:
@@ -56,19 +37,17 @@ class HealthService:
     async def watch(self, _call: object, request: bytes) -> AsyncGenerator[bytes, None]:
         """Serve ``Watch``: the state now, and again whenever it changes."""
         service = _service(request)
-        last = b""
+        last, revision = b"", 0
         while True:
+            revision = await self._node.await_revision(revision)
             status = self._status(service)
             if status != last:
                 last = status
                 yield status
-            # Looked at again first: it may have changed while the reader took its time.
-            if self._status(service) == last:
-                await self._health.changed()
 
     def _status(self, service: str) -> bytes:
         states = health_pb2.HealthCheckResponse
-        status = states.SERVING if self._health.serving else states.NOT_SERVING
+        status = states.SERVING if self._node.readiness.unready is None else states.NOT_SERVING
         if service not in self._services:
             status = states.SERVICE_UNKNOWN
         return bytes(states(status=status).SerializeToString())

@@ -4,20 +4,12 @@ from typing import Final
 
 from storenode.message.limits import MAX_PEER_REQUEST_BYTES
 
-MAX_UNFINISHED_REQUESTS: Final = 16
 MAX_UNFINISHED_OPEN_REQUESTS: Final = 4
-"""Requests that gRPC may hold in part at one time, each of the largest size; the second number is
-that of calls which need no token, such as health checks."""
+"""Requests of calls that need no token, such as health checks, that gRPC may hold in part at one
+time, each of the largest size."""
 
 MAX_UNFINISHED_BYTES: Final = 128 * 1024 * 1024
-"""Bytes that gRPC may hold of all of them; the next request of a stream needs no slot."""
-
-MAX_WAITING_REQUESTS: Final = 2_048
-"""Calls that wait for such a slot, each with `LOOKAHEAD_BYTES` of its request."""
-
-REQUEST_TIMEOUT_S: Final = 60.0
-CROWDED_TIMEOUT_S: Final = 0.5
-"""How long a request may take to come in full; the second one while others wait for its slot."""
+"""Bytes that gRPC may hold of all requests; the next request of a stream needs no slot."""
 
 LOOKAHEAD_BYTES: Final = 128 * 1024
 """Bytes that a caller may send of a message before it is read. A stream of smaller requests is no

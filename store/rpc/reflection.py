@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from store.rpc.call import RpcCall
-from store.rpc.request_memory import NoRequestError
+from store.rpc.request_memory import NoRequestError, read_request
 from store.serving.call import Call
 from store.serving.failure import malformed
 
@@ -62,7 +62,7 @@ async def _requests(rpc: RpcCall, call: Call) -> AsyncGenerator[Any, None]:
     """Yield the requests, read where others are that need no token."""
     while True:
         try:
-            request = await rpc.node.open_requests.read(rpc.context)
+            request = await read_request(rpc.node.open_requests, rpc.context)
         except NoRequestError:
             return
         call.charge(len(request), counted=False)

@@ -4,9 +4,7 @@ gRPC holds what has come of a message until it is whole, and learns its size onl
 message is read, HTTP/2's flow control leaves all but `LOOKAHEAD_BYTES` of it with the sender: to
 read is to allow a request of the largest size. Two rules bound it:
 
-1. The one request of a call is read in one of few slots (`RequestReader`), which the connections
-   get in turn. A small request is there at once and needs its slot for a moment. While calls wait,
-   a slot is kept for `CROWDED_TIMEOUT_S` only; of too many that wait, the heaviest is refused.
+1. The one request of a call is read in one of few slots (`RequestSlots`).
 2. A stream may be silent for hours before its next request, which has no deadline and no slot.
    `IncompleteRequests` measures the bytes that gRPC holds: the kernel counts what has come over a
    connection, and the requests that were read are known. The rest is what gRPC holds, and headers
@@ -28,18 +26,10 @@ from typing import Final
 
 import grpc
 
-from store.rpc.limits import (
-    CROWDED_TIMEOUT_S,
-    LOOKAHEAD_BYTES,
-    MAX_PEER_FRAME_BYTES,
-    MAX_UNFINISHED_BYTES,
-    MAX_UNFINISHED_REQUESTS,
-    MAX_WAITING_REQUESTS,
-    REQUEST_TIMEOUT_S,
-)
+from store.rpc.limits import LOOKAHEAD_BYTES, MAX_PEER_FRAME_BYTES, MAX_UNFINISHED_BYTES
 from store.serving.connections import ReceivedBytes
-from store.serving.failure import CallError, Code, busy
-from store.serving.queue import FairQueue
+from store.serving.failure import CallError, Code
+from store.serving.queue import RequestSlots
 
 FORGET_BEYOND: Final = 1_024
 """Connections that are remembered before the closed ones are looked for."""
@@ -67,67 +57,22 @@ class NoRequestError(CallError):
         super().__init__(Code.INVALID_ARGUMENT, "the call ended before its request: send one")
 
 
-class RequestReader:
-    """A reader of the requests of calls, of which few are read at one time."""
+async def read_request(
+    slots: RequestSlots,
+    context: grpc.aio.ServicerContext[bytes, bytes],
+    *,
+    wait: bool = True,
+) -> bytes:
+    """Read the one request of a call; without ``wait`` only where a slot is free.
 
-    def __init__(self, slots: int = MAX_UNFINISHED_REQUESTS) -> None:
-        self._slots = FairQueue(slots, _crowded, max_waiting=MAX_WAITING_REQUESTS)
-        self._unhurried: dict[asyncio.Timeout, float] = {}
-
-    async def read(
-        self, context: grpc.aio.ServicerContext[bytes, bytes], *, wait: bool = True
-    ) -> bytes:
-        """Read the one request of a call; without ``wait`` only where a slot is free.
-
-        Raises:
-            CallError: It has not come in time, or there is none.
-        """
-        loop, connection = asyncio.get_running_loop(), context.peer()
-        began_s = loop.time()
-        try:
-            async with asyncio.timeout(REQUEST_TIMEOUT_S) as limit:
-                if not self._slots.free:
-                    if not wait:
-                        raise _crowded()
-                    for other, other_began_s in self._unhurried.items():
-                        _shorten(other, other_began_s)
-                    self._unhurried.clear()
-                await self._slots.acquire(connection, 1)
-                try:
-                    if self._slots.waiting or not wait:
-                        _shorten(limit, loop.time())
-                    else:
-                        self._unhurried[limit] = loop.time()
-                    request: object = await context.read()
-                finally:
-                    self._unhurried.pop(limit, None)
-                    self._slots.release(1, connection)
-        except TimeoutError:
-            if loop.time() - began_s < REQUEST_TIMEOUT_S:
-                raise _crowded() from None
-            raise CallError(
-                Code.DEADLINE_EXCEEDED,
-                f"the request has not come in full within {REQUEST_TIMEOUT_S:g} s: send it faster,"
-                " or a smaller one",
-            ) from None
-        if not isinstance(request, bytes):
-            raise NoRequestError
-        return request
-
-
-def _shorten(limit: asyncio.Timeout, began_s: float) -> None:
-    # One that runs out at this moment cannot be changed any more.
-    if not limit.expired():
-        end_s = limit.when()
-        assert end_s is not None
-        limit.reschedule(min(end_s, began_s + CROWDED_TIMEOUT_S))
-
-
-def _crowded() -> CallError:
-    return busy(
-        "limit of requests that have not come in full is reached on this node, which gives each "
-        f"{CROWDED_TIMEOUT_S:g} s then: retry with backoff, or send smaller requests"
-    )
+    Raises:
+        CallError: It has not come in time, or there is none.
+    """
+    async with slots.slot(context.peer(), wait=wait):
+        request: object = await context.read()
+    if not isinstance(request, bytes):
+        raise NoRequestError
+    return request
 
 
 @dataclass(slots=True)

@@ -90,7 +90,7 @@ def build_handlers(
             (stream, wrapper.bidi(stream, partial(publish_stream, publisher))),
         ]
     names = frozenset(served)
-    probes = health.HealthService(context.health, names)
+    probes = health.HealthService(context, names)
     served[health.SERVICE] = [
         (CHECK, wrapper.unary(CHECK, probes.check)),
         (WATCH, wrapper.stream(WATCH, probes.watch)),

@@ -84,7 +84,16 @@ def open_peering(
 ) -> Peering:
     """Make the parts; `stack` takes them apart."""
     peers = tuple(dict.fromkeys(_address(peer) for peer in config.peer))
-    book = PeerStates(peers, metrics, time.time_ns, is_scheduled=config.sync_interval > 0)
+    connector = PeerConnector(
+        identity, _tls(config), insecure="peer" in config.insecure, clocks=clocks
+    )
+    book = PeerStates(
+        peers,
+        metrics,
+        time.time_ns,
+        connections=connector,
+        is_scheduled=config.sync_interval > 0,
+    )
     work = ExchangeWork(
         node_id=identity.node_id,
         store_id=identity.store_id,
@@ -101,15 +110,8 @@ def open_peering(
         transfer_limits=TransferLimits(silence_ns=config.peer_silence),
         statements=wiring.statements,
     )
-    connector = PeerConnector(
-        identity,
-        _tls(config),
-        insecure="peer" in config.insecure,
-        clocks=clocks,
-    )
     caller = PeerReader(connector, exchange := Exchange(work))
     stack.push_async_callback(caller.close)
-    book.connections = caller
     fetcher = Fetcher(
         caller,
         wiring.services.sds,

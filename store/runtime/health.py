@@ -15,7 +15,6 @@ from typing import Final
 from store.observe.logging import get_logger
 from store.observe.metrics import Metrics
 from store.observe.problems import EndedProblem, Problem, Problems
-from store.rpc.health import Health
 
 _LOG = get_logger("store.runtime.health")
 
@@ -74,16 +73,12 @@ class NodeHealth:
         value: The present health.
         unready: The reason for which the node is not ready; None if it is.
         halted: The reason for which it serves no calls at all; None if it serves.
-        probes: The state of gRPC's health service.
     """
 
-    def __init__(
-        self, metrics: Metrics, probes: Health, refresh: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, metrics: Metrics, refresh: Callable[[], None] = lambda: None) -> None:
         """Make the health of a node that is starting; ``refresh`` renews gauges before a look."""
         self.value = HealthValue()
         self.unready, self.halted = self.value.unready, self.value.halted
-        self.probes = probes
         self._metrics = metrics
         self._refresh = refresh
         self._problems = Problems(metrics)
@@ -131,7 +126,6 @@ class NodeHealth:
             return
         self.value = replace(value, revision=before.revision + 1)
         self._metrics.health_revision.set(self.value.revision)
-        self.probes.set_serving(serving=value.ready)
         _LOG.info(
             "health_changed",
             revision=self.value.revision,

@@ -18,10 +18,10 @@ from store.rpc.call import ListenerKind
 from store.rpc.context import PeerRules, RpcContext
 from store.rpc.listeners import Listener, bind
 from store.rpc.server import build_handlers
-from store.serving.addresses import ListenerAddress, require_free
+from store.serving.addresses import ListenerAddress
 from store.serving.connections import ConnectionLimiter
 from store.serving.context import NodeContext
-from store.serving.tls import TlsFiles, check, first_dns_name
+from store.serving.tls import TlsFiles
 from storenode.cli.options.types import Address
 
 _LOG = get_logger("store.runtime.listeners")
@@ -54,34 +54,6 @@ class Listeners:
         """Return the limiter of the connections of one host to all of them."""
         ports = {int(each.address.rpartition(":")[2]) for each in self.all}
         return ConnectionLimiter(ports, config.max_connections_per_host)
-
-
-def check_certificates(config: NodeConfig) -> str | None:
-    """Check all files that TLS needs, before anything is started.
-
-    Returns:
-        The first DNS name of the certificate, which is the node's ID; None without TLS.
-
-    Raises:
-        TlsError: One of them cannot be used.
-    """
-    for files in (_client_tls(config), _peer_tls(config)):
-        if files is not None:
-            check(files)
-    if config.tls_cert is None or config.tls_key is None:
-        return None
-    return first_dns_name(config.tls_cert, config.tls_key)
-
-
-def check_addresses(config: NodeConfig) -> None:
-    """Check that every address is free, before a database is made or waited for.
-
-    Raises:
-        BindError: An address cannot be listened on.
-    """
-    for address in listener_addresses(config):
-        if address.option != "--metrics-listen":  # which is open already
-            require_free(address)
 
 
 def listener_addresses(config: NodeConfig) -> Sequence[ListenerAddress]:

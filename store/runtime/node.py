@@ -26,18 +26,12 @@ from store.observe.http import MetricsListener
 from store.observe.logging import get_logger, write_suppressed
 from store.observe.metrics import RATE_INTERVAL_S, Metrics, total
 from store.rpc.context import RpcContext
-from store.rpc.health import Health
 from store.rpc.limits import MAX_CALLERS
 from store.runtime.canary import WriteCanary
 from store.runtime.database import HostWatch, database_host, note_hosts
 from store.runtime.exchange import Gossiping, Peering, open_gossip, open_peering
 from store.runtime.health import NodeHealth, Obstacle
-from store.runtime.listeners import (
-    Listeners,
-    bind_listeners,
-    check_addresses,
-    check_certificates,
-)
+from store.runtime.listeners import Listeners, bind_listeners, listener_addresses
 from store.runtime.monitor import DatabaseHealth, DatabaseMonitor
 from store.runtime.node_files import (
     NodeFailedError,
@@ -46,6 +40,7 @@ from store.runtime.node_files import (
     ended,
     kept_node_id,
 )
+from store.runtime.preflight import file_checks
 from store.runtime.resources import TRIM_INTERVAL_S, DiskSpace, Trimmer, map_large_blocks
 from store.runtime.services import (
     PolicySource,
@@ -58,12 +53,12 @@ from store.runtime.status import ReportedParts, StatusReport
 from store.runtime.tasks import BackgroundTasks, finish
 from store.runtime.telemetry import SUMMARY_INTERVAL_S, Telemetry
 from store.runtime.tokens import TokenFile
-from store.runtime.tracing import check_tracing, open_tracing
-from store.serving.addresses import BindError, bind_error
+from store.runtime.tracing import open_tracing
+from store.serving.addresses import BindError, bind_error, require_free
 from store.serving.answer_budget import UnsentBudget
 from store.serving.context import NodeIdentity, NodeState
 from store.serving.drain import Drain
-from store.serving.tls import TlsError
+from store.serving.tls import TlsError, first_dns_name
 from store.sync.resume import OnlineRecorder
 from storenode.cli.options.types import Address
 from storenode.common.bounded import BoundedDict
@@ -99,7 +94,7 @@ class NodeRuntime:
         self._loop = asyncio.get_running_loop()
         self._metrics = Metrics(version)
         self._telemetry: Telemetry | None = None
-        self._health = NodeHealth(self._metrics, Health(), self._refresh)
+        self._health = NodeHealth(self._metrics, self._refresh)
         self._drain = Drain()
         self._answers = UnsentBudget(time.monotonic, config.max_unsent_size)
         self._clocks = ClockComparison(config.max_clock_drift)
@@ -168,14 +163,18 @@ class NodeRuntime:
 
     async def _start(self, stack: AsyncExitStack) -> Listeners:
         config = self._config
-        self._tokens.load()
-        certificate_name = check_certificates(config)
-        check_tracing(config)
+        for check in file_checks(config, self._tokens):
+            check()
         metrics_address = await self._open_metrics(stack)
-        check_addresses(config)
+        for address in listener_addresses(config):
+            if address.option != "--metrics-listen":  # which is open already
+                require_free(address)
         stack.push_async_callback(self._host.stop)
         url = await self._host.start()
-        node_id = certificate_name or kept_node_id(config.data_dir)
+        if config.tls_cert is not None and config.tls_key is not None:
+            node_id = first_dns_name(config.tls_cert, config.tls_key)
+        else:
+            node_id = kept_node_id(config.data_dir)
         tracing = open_tracing(stack, config, self._metrics, node_id, self._version)
         wiring = await open_wiring(
             stack,
@@ -308,10 +307,7 @@ class NodeRuntime:
         """Set the metrics of the options that alerts compare with."""
         config, metrics = self._config, self._metrics
         metrics.read_only.set(int(config.read_only))
-        metrics.retention_seconds.set((config.retention or 0) / NS_PER_S)
-        metrics.retention_requires_archive.set(int(config.retention_requires_archive))
         interval_s = config.sync_interval / NS_PER_S if config.peer else 0
-        metrics.sync_interval_seconds.set(interval_s)
         # Peers are chosen at random: with ten of them, one may wait for dozens of rounds.
         metrics.peer_silence_limit_seconds.set(3_600 + 10 * interval_s * len(config.peer))
 
@@ -350,7 +346,6 @@ class NodeRuntime:
             readiness=self._health,
             state=state,
             metrics=self._metrics,
-            health=self._health.probes,
             answers=self._answers,
             drain=self._drain,
             exchange=peering.synchronizer,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
-from typing import Final, Protocol
+from typing import Final
 
 from store.domain.ports import (
     Hidden,
@@ -18,20 +18,11 @@ from store.domain.ports import (
 )
 from store.observe.logging import get_logger
 from store.observe.metrics import Metrics
+from store.rpc.connector import PeerConnector
 from storenode.message.limits import NS_PER_S
 
 _LOG = get_logger("store.sync")
 _DONE: Final = (SyncEnding.DONE, SyncEnding.ABORTED)
-
-
-class Connections(Protocol):
-    """The connections to peers."""
-
-    def connected(self, peer: PeerAddress) -> bool:
-        """Return True while there is a connection."""
-
-    def node_id(self, peer: PeerAddress) -> str:
-        """Return the ID that the peer gave, or the configured one, or ""."""
 
 
 class PeerStates:
@@ -46,13 +37,14 @@ class PeerStates:
         metrics: Metrics,
         now_ns: Callable[[], int],
         *,
+        connections: PeerConnector | None = None,
         is_scheduled: bool = True,
     ) -> None:
         self._known = {peer: PeerState(peer.target, peer.node_id) for peer in peers}
         self._metrics = metrics
         self._now_ns = now_ns
         self._is_scheduled = is_scheduled
-        self.connections: Connections | None = None
+        self._connections = connections
         for peer in peers:
             metrics.peer_failures.labels(str(peer))
             metrics.peer_refusals.labels(str(peer))
@@ -95,7 +87,7 @@ class PeerStates:
 
     def states(self) -> list[PeerState]:
         """Return the configured peers, in the order of the options."""
-        found = self.connections
+        found = self._connections
         return [
             replace(
                 known,
@@ -155,7 +147,7 @@ class PeerStates:
         self._metrics.sync_bytes.labels(direction).inc(count)
 
     def _id_of(self, peer: PeerAddress) -> str:
-        return peer.node_id if self.connections is None else self.connections.node_id(peer)
+        return peer.node_id if self._connections is None else self._connections.node_id(peer)
 
 
 def _differences_left(outcome: SyncOutcome) -> int:

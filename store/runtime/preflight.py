@@ -1,7 +1,7 @@
 """The checks of `storenode check-config`: all that the next start of a node would try.
 
 Nothing is started, made or written, so that they can be run beside a node that serves. Each check
-that fails is one sentence.
+that fails is one sentence. A node that starts makes those of files itself (`file_checks`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ _FAULTS: Final = (BindError, EmbeddedPostgresError, NodeFailedError, TlsError)
 
 async def check_start(config: NodeConfig) -> list[str]:
     """Return a sentence for each reason for which a node would not start, or retention be held."""
-    problems = [*config.problems(), *_problems_of_files(config)]
+    problems = [*config.problems()]
+    for check in file_checks(config, TokenFile(config.client_token_file, client_limits(config))):
+        problems += _failure(check)
     data = DataDir(config.data_dir.absolute())
     is_running = data.path.is_dir() and data.is_locked()
     if not is_running:
@@ -60,15 +62,18 @@ def _failure(check: Callable[[], object]) -> Iterator[str]:
         yield str(error)
 
 
-def _problems_of_files(config: NodeConfig) -> Iterator[str]:
-    yield from _failure(TokenFile(config.client_token_file, client_limits(config)).load)
-    yield from _failure(partial(check_tracing, config))
+def file_checks(config: NodeConfig, tokens: TokenFile) -> Iterator[Callable[[], object]]:
+    """Yield a check of each file that the options name, and of what tracing needs.
+
+    A check raises `NodeFailedError` or `TlsError`.
+    """
+    yield tokens.load
+    yield partial(check_tracing, config)
     for path in (config.tls_ca, config.client_ca):
         if path is not None:
-            yield from _failure(partial(read_authorities, path))
-    cert, key = config.tls_cert, config.tls_key
-    if cert is not None and key is not None:
-        yield from _failure(partial(first_dns_name, cert, key))
+            yield partial(read_authorities, path)
+    if config.tls_cert is not None and config.tls_key is not None:
+        yield partial(first_dns_name, config.tls_cert, config.tls_key)
 
 
 def _problems_of_directory(config: NodeConfig, data: DataDir) -> Iterator[str]:

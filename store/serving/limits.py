@@ -4,6 +4,16 @@ from typing import Final
 
 MIB: Final = 1024 * 1024
 
+MAX_UNFINISHED_REQUESTS: Final = 16
+"""Requests that may come in at one time over one protocol, each of the largest size."""
+
+MAX_WAITING_REQUESTS: Final = 2_048
+"""Calls that wait for such a slot."""
+
+REQUEST_TIMEOUT_S: Final = 60.0
+CROWDED_TIMEOUT_S: Final = 0.5
+"""How long a request may take to come in full; the second one while others wait for its slot."""
+
 MAX_IN_FLIGHT_PUBLISH_BYTES: Final = 256 * MIB
 """Requests of all publishers together that are decoded and not yet answered."""
 

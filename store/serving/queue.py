@@ -4,6 +4,9 @@
 the connection of a call has taken and asked for, times a factor of its caller. The virtual time of
 the queue, which is the tag of the call that was served last, is added to it, so that a heavy call
 waits for a bounded number of lighter ones. `FairQueue.reserve` never waits.
+
+`RequestSlots` are units of such a queue in which requests come in, each of which may have the
+largest size. A small request is there at once and needs its slot for a moment.
 """
 
 from __future__ import annotations
@@ -11,12 +14,13 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 
-from store.serving.failure import CallError, busy
+from store.serving.failure import CallError, Code, busy
+from store.serving.limits import CROWDED_TIMEOUT_S, MAX_WAITING_REQUESTS, REQUEST_TIMEOUT_S
 
 
 @dataclass(order=True, slots=True)
@@ -184,3 +188,73 @@ def memory_queue(limit_bytes: int, what: str) -> FairQueue:
         )
 
     return FairQueue(limit_bytes, full)
+
+
+class RequestSlots:
+    """Slots for requests that come in.
+
+    While calls wait, a slot is kept for `CROWDED_TIMEOUT_S` only; of more than ``max_waiting``
+    calls that wait, the heaviest is refused.
+    """
+
+    def __init__(self, slots: int, max_waiting: int = MAX_WAITING_REQUESTS) -> None:
+        self._slots = FairQueue(slots, _crowded, max_waiting=max_waiting)
+        self._unhurried: dict[asyncio.Timeout, float] = {}
+
+    @asynccontextmanager
+    async def slot(
+        self, connection: str, *, wait: bool = True, needed: bool = True
+    ) -> AsyncIterator[None]:
+        """Read a request in the block; without ``wait`` only where a slot is free.
+
+        A request that costs no more than its connection is read without a slot, not ``needed``.
+
+        Raises:
+            CallError: It has not come in time.
+        """
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        try:
+            async with asyncio.timeout(REQUEST_TIMEOUT_S) as limit:
+                if not needed:
+                    yield
+                    return
+                if not self._slots.free:
+                    if not wait:
+                        raise _crowded()
+                    for other, other_began_s in self._unhurried.items():
+                        _shorten(other, other_began_s)
+                    self._unhurried.clear()
+                await self._slots.acquire(connection, 1)
+                try:
+                    if self._slots.waiting or not wait:
+                        _shorten(limit, loop.time())
+                    else:
+                        self._unhurried[limit] = loop.time()
+                    yield
+                finally:
+                    self._unhurried.pop(limit, None)
+                    self._slots.release(1, connection)
+        except TimeoutError:
+            if loop.time() - began_s < REQUEST_TIMEOUT_S:
+                raise _crowded() from None
+            raise CallError(
+                Code.DEADLINE_EXCEEDED,
+                f"the request has not come in full within {REQUEST_TIMEOUT_S:g} s: send it faster,"
+                " or a smaller one",
+            ) from None
+
+
+def _shorten(limit: asyncio.Timeout, began_s: float) -> None:
+    # One that runs out at this moment cannot be changed any more.
+    if not limit.expired():
+        end_s = limit.when()
+        assert end_s is not None
+        limit.reschedule(min(end_s, began_s + CROWDED_TIMEOUT_S))
+
+
+def _crowded() -> CallError:
+    return busy(
+        "limit of requests that have not come in full is reached on this node, which gives each "
+        f"{CROWDED_TIMEOUT_S:g} s then: retry with backoff, or send smaller requests"
+    )

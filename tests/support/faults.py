@@ -54,7 +54,6 @@ def healthy(now_s: float = START_S) -> Metrics:
     metrics.commit_age_seconds.labels("").set(1)
     metrics.disk_size_bytes.labels("data").set(100)
     metrics.disk_free_bytes.labels("data").set(50)
-    metrics.sync_interval_seconds.set(300)
     metrics.peer_silence_limit_seconds.set(9_600)
     for peer in ("a:1", "b:1"):
         metrics.peer_failures.labels(peer).set(0)

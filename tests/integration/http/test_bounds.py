@@ -14,9 +14,10 @@ from typing import Final
 import httpx
 import pytest
 
+from tests.calls.transports import STORE, framed
 from tests.integration.http.api import TIMEOUT_S, Api, events, failed, message
 from tests.integration.http.conftest import HTTP
-from tests.integration.http.test_connect import CONNECT, STORE, framed, frames
+from tests.integration.http.test_connect import CONNECT, frames
 from tests.integration.run.helpers import get
 from tests.support.node import NodeProcess, running_node
 from tests.support.polling import eventually

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator
 from typing import Final
 from urllib.parse import unquote
 
@@ -14,35 +13,20 @@ import pytest
 
 from storenode.wire.storenode.v1.store_pb2 import (
     ContentFilter,
-    CoveragePage,
-    FollowPage,
     FollowRequest,
-    GetCoverageRequest,
-    GetSdsMessagesRequest,
-    PublishRequest,
-    PublishResponse,
-    ScanPage,
-    ScanRequest,
-    SdsMessagesPage,
 )
-from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest, StoreQueryResponse
-from tests.integration.http.api import PUBSUB, Api, message
+from tests.calls.transports import STORE, framed
+from tests.integration.http.api import Api
 from tests.integration.http.conftest import ORIGIN
 from tests.integration.run.helpers import get
 from tests.support.node import NodeProcess
 
-STORE: Final = "/storenode.v1.Store"
 CONNECT: Final = {"content-type": "application/connect+proto", "connect-protocol-version": "1"}
 UNARY: Final = {"content-type": "application/proto", "connect-protocol-version": "1"}
 WEB: Final = {"content-type": "application/grpc-web+proto", "x-grpc-web": "1"}
 MIB: Final = 1024 * 1024
 END: Final = 0x02
 TRAILERS: Final = 0x80
-
-
-def framed(message_bytes: bytes, flags: int = 0) -> bytes:
-    """A message behind its flags and length."""
-    return bytes([flags]) + len(message_bytes).to_bytes(4, "big") + message_bytes
 
 
 def frames(body: bytes) -> list[tuple[int, bytes]]:
@@ -77,66 +61,6 @@ def filled(topic: str) -> ContentFilter:
     return ContentFilter(content_topics=[topic])
 
 
-def test_both_protocols_answer_with_the_pages_of_grpc(api: Api, topic: str) -> None:
-    given = PublishRequest()
-    item = given.messages.add(pubsub_topic=PUBSUB)
-    item.message.content_topic, item.message.payload = topic, bytes(range(256))
-    item.message.timestamp = int(message(topic)["timestamp"])
-    asked = StoreQueryRequest(content_topics=[topic], include_data=True, request_id="7")
-    scan = ScanRequest(filter=filled(topic), include_data=True).SerializeToString()
-
-    answer = call(api, "Publish", given.SerializeToString(), UNARY)
-    assert (answer.status_code, answer.headers["content-type"]) == (200, "application/proto")
-    [result] = PublishResponse.FromString(answer.content).results
-    assert result.outcome == result.STORED
-    flags, again = frames(call(api, "Publish", framed(given.SerializeToString()), WEB).content)[0]
-    assert flags == 0
-    assert PublishResponse.FromString(again).results[0].outcome == result.DUPLICATE
-
-    page = StoreQueryResponse.FromString(
-        call(api, "Query", asked.SerializeToString(), UNARY).content
-    )
-    assert (page.status_code, page.request_id) == (200, "7")
-    assert [each.message.payload for each in page.messages] == [bytes(range(256))]
-    web = call(api, "Query", framed(asked.SerializeToString()), WEB)
-    assert StoreQueryResponse.FromString(frames(web.content)[0][1]) == page
-    assert trailers(web.content)["grpc-status"] == "0"
-
-    first, end = frames(call(api, "Scan", framed(scan), CONNECT).content)
-    assert ScanPage.FromString(first[1]).messages[0].message == item.message
-    assert (end[0], json.loads(end[1])) == (END, {})
-    assert frames(call(api, "Scan", framed(scan), WEB).content)[0] == first
-    lookup = GetSdsMessagesRequest(channel_id="channel")
-    lookup.entries.add(message_id="nowhere")
-    found = call(api, "GetSdsMessages", framed(lookup.SerializeToString()), CONNECT)
-    assert SdsMessagesPage.FromString(frames(found.content)[0][1]).missing
-    steps = call(api, "GetCoverage", framed(GetCoverageRequest().SerializeToString()), CONNECT)
-    assert CoveragePage.FromString(frames(steps.content)[0][1]).steps
-
-
-def followed(response: httpx.Response) -> Iterator[FollowPage]:
-    left = b""
-    for chunk in response.iter_raw():
-        left += chunk
-        while len(left) >= 5 and len(left) >= 5 + int.from_bytes(left[1:5], "big"):
-            size = 5 + int.from_bytes(left[1:5], "big")
-            yield FollowPage.FromString(left[5:size])
-            left = left[size:]
-
-
-@pytest.mark.parametrize("headers", [CONNECT, WEB], ids=["connect", "grpc-web"])
-def test_pages_of_a_follower_come_as_they_are_committed(
-    api: Api, topic: str, headers: dict[str, str]
-) -> None:
-    body = framed(FollowRequest(filter=filled(topic)).SerializeToString())
-    with api.client.stream("POST", f"{STORE}/Follow", content=body, headers=headers) as stream:
-        pages = followed(stream)
-        assert next(pages).live
-        [result] = api.publish(message(topic))
-        page = next(pages)
-        assert [f"0x{each.message_hash.hex()}" for each in page.messages] == [result["messageHash"]]
-
-
 def test_a_deadline_ends_a_stream_with_its_status(api: Api, node: NodeProcess, topic: str) -> None:
     body = framed(FollowRequest(filter=filled(topic)).SerializeToString())
     connect = call(api, "Follow", body, {**CONNECT, "connect-timeout-ms": "300"})
@@ -149,8 +73,6 @@ def test_a_deadline_ends_a_stream_with_its_status(api: Api, node: NodeProcess, t
 
 
 WRONG: Final[list[tuple[str, bytes, dict[str, str], int, str]]] = [
-    ("Query", b"\xff", UNARY, 400, "the request is no waku.store.v3.StoreQueryRequest"),
-    ("Scan", framed(b"\xff"), CONNECT, 400, "the request is no storenode.v1.ScanRequest"),
     ("Scan", framed(b"", 0x40), CONNECT, 400, "invalid envelope flags"),
     ("Scan", b"\0\xff\xff\xff\xff", CONNECT, 400, "promised 4294967295 bytes"),
     ("Scan", b"\0\0", CONNECT, 400, "incomplete envelope"),
@@ -201,12 +123,6 @@ def test_content_types_may_be_written_otherwise(api: Api) -> None:
     for given in ("Application/GRPC-Web+Proto", "application/grpc-web; charset=utf-8"):
         web = call(api, "Query", framed(b""), {**WEB, "content-type": given})
         assert trailers(web.content)["grpc-status"] == "0"
-
-
-def test_an_error_of_grpc_web_comes_as_its_status(api: Api) -> None:
-    answer = call(api, "Query", framed(b"\xff"), WEB)
-    assert (answer.status_code, trailers(answer.content)["grpc-status"]) == (200, "3")
-    assert "the request is no " in trailers(answer.content)["grpc-message"]
 
 
 @pytest.mark.parametrize(

@@ -15,18 +15,29 @@ import pytest
 from store.db.commits.feed import DatabaseFeed, follow_cursors
 from store.db.pool import Database
 from store.db.reading.reader import DatabaseReader
+from store.db.reconciliation import DatabaseIds
 from store.db.schema.partitions import PartitionMap
 from store.db.sds.reader import DatabaseSdsReader
+from store.db.summaries.statements import DatabaseStatements
 from store.db.writing.writer import DatabaseWriter
 from store.domain.access import Access
+from store.domain.hub import WrittenIds
 from store.domain.ports import Services
 from store.domain.query import DEFAULT_PAGE_BYTES, RequestLimits
 from store.domain.quota import ClientLimits, Quota
+from store.http.app import build_app
+from store.http.connections import OpenConnections
+from store.http.listener import bind
+from store.http.sites import Sites
 from store.observe.metrics import Metrics
 from store.rpc.context import PeerRules, RpcContext
-from store.rpc.health import Health
 from store.rpc.server import build_handlers
+from store.runtime.services import system_environment
+from store.serving.addresses import ListenerAddress
 from store.serving.context import NodeIdentity, NodeState
+from store.sync.coverage import Coverage, StatementBuffer
+from store.sync.index.hot import HotIndex
+from store.sync.index.views import IndexedReconcilable
 from storenode.message.rules import Policy
 from storenode.wire.storenode.v1.store_pb2 import PublishRequest, PublishResponse
 from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
@@ -51,8 +62,26 @@ class Rules:
 
     access: Access = field(default_factory=Access.open)
     policy: Policy = field(default_factory=lambda: Policy(max_drift_ns=None))
-    unready: str | None = None
     monotonic_ns: Callable[[], int] = time.monotonic_ns
+    reasons: list[str | None] = field(default_factory=lambda: [None])
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def unready(self) -> str | None:
+        """The reason for which the node is not ready, or None; another one is a new revision."""
+        return self.reasons[-1]
+
+    @unready.setter
+    def unready(self, reason: str | None) -> None:
+        self.reasons.append(reason)
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+    async def await_revision(self, since: int) -> int:
+        """Wait for a revision above the given one, and return it."""
+        while len(self.reasons) <= since:
+            await self.changed.wait()
+        return len(self.reasons)
 
     @property
     def halted(self) -> str | None:
@@ -70,6 +99,7 @@ class Node:
     rules: Rules
     channel: Any
     server: grpc.aio.Server
+    http: str = ""
 
     @property
     def store(self) -> Any:  # noqa: ANN401 - the stubs know little of grpc.aio
@@ -115,12 +145,13 @@ async def serve(
     tls: grpc.ServerCredentials | None = None,
     read_only: bool = False,
     limits: RequestLimits = DEFAULT_LIMITS,
+    http: bool = False,
 ) -> AsyncIterator[Node]:
-    """Open a database and serve it until the block ends."""
+    """Open a database and serve it until the block ends; with ``http`` also over HTTP."""
     rules = rules or Rules()
     async with AsyncExitStack() as stack:
         metrics = Metrics(IDENTITY.version)
-        _, services = await opened(stack, database_url, metrics, limits.page_bytes)
+        database, services = await opened(stack, database_url, metrics, limits.page_bytes)
         context = replace(
             context_of(IDENTITY, services, rules, metrics),
             quota=quota or Quota(),
@@ -129,6 +160,7 @@ async def serve(
             limits=limits,
             peers=peers,
             peer_limits=peer_limits or ClientLimits(),
+            coverage=await _coverage(stack, database, metrics) if http else None,
         )
         server = grpc.aio.server(
             handlers=build_handlers(listener, services, context),
@@ -140,13 +172,33 @@ async def serve(
             port = server.add_secure_port("127.0.0.1:0", tls)
         await server.start()
         stack.push_async_callback(server.stop, 0)
-        context.health.set_serving(serving=True)
         address = f"127.0.0.1:{port}"
         channel = grpc.aio.insecure_channel(
             address, options=[("grpc.max_send_message_length", 64 * 1024 * 1024)]
         )
         stack.push_async_callback(channel.close, None)
-        yield Node(address, services, context, rules, channel, server)
+        node = Node(address, services, context, rules, channel, server)
+        if http:
+            over_http = bind(
+                ListenerAddress("--http-listen", "127.0.0.1", 0),
+                build_app(services, context, sites=Sites()),
+                None,
+                OpenConnections(1_000, metrics),
+            )
+            await over_http.start()
+            stack.push_async_callback(over_http.stop, 0)
+            node.http = over_http.address
+        yield node
+
+
+async def _coverage(stack: AsyncExitStack, database: Database, metrics: Metrics) -> Coverage:
+    """Open what answers `GetCoverage`."""
+    ids = DatabaseIds(database)
+    hot = HotIndex(ids, WrittenIds(), system_environment("test", metrics))
+    hot.start()
+    stack.push_async_callback(hot.stop)
+    statements = StatementBuffer(DatabaseStatements(database))
+    return Coverage(IndexedReconcilable(ids, hot), statements, ids)
 
 
 async def opened(
@@ -195,7 +247,7 @@ def context_of(
         readiness=rules,
         state=state,
         metrics=metrics,
-        health=Health(),
+        await_revision=rules.await_revision,
     )
 
 

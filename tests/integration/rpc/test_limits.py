@@ -124,17 +124,6 @@ async def refused(pages: AsyncIterable[Page]) -> NodeError:
     return caught.value
 
 
-async def test_a_batch(client: NodeClient) -> None:
-    start_ns = time.time_ns()
-    batch = [
-        new_message(b"x", "/test/1/batch/proto", PUBSUB_TOPIC, start_ns + n) for n in range(22)
-    ]
-    assert len(await client.publish(batch[:21])) == 21
-    with pytest.raises(NodeError, match="more than 21 messages") as caught:
-        await client.publish(batch)
-    assert caught.value.code == "RESOURCE_EXHAUSTED"
-
-
 async def test_the_claimants_of_a_look_up(client: NodeClient, limited_node: LimitedNode) -> None:
     pages = [page async for page in client.get_sds(CHANNEL, [("contested", None)])]
     (page,) = pages

@@ -1,11 +1,7 @@
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from hashlib import sha256
-from typing import Any
 
 import grpc
 import pytest
-import trustme
 
 from store.domain.access import Access, parse_token_file
 from store.rpc.context import PeerRules
@@ -89,68 +85,3 @@ async def test_a_peer_listener_serves_reads_to_peers_only(database_url: str) -> 
         assert "--allow-peer" in sentence
         code, _ = await failure(call(node, "Publish", PEER))
         assert code is grpc.StatusCode.UNIMPLEMENTED
-
-
-class Certificates:
-    """One authority, a node's server certificate, and what callers show."""
-
-    def __init__(self) -> None:
-        self.authority = trustme.CA()
-        self._root = self.authority.cert_pem.bytes()
-        self._server = self.authority.issue_cert("node-a")
-
-    def server(self) -> grpc.ServerCredentials:
-        """Credentials that demand a client certificate of this authority."""
-        return grpc.ssl_server_credentials(
-            [
-                (
-                    self._server.private_key_pem.bytes(),
-                    b"".join(blob.bytes() for blob in self._server.cert_chain_pems),
-                )
-            ],
-            root_certificates=self._root,
-            require_client_auth=True,
-        )
-
-    @asynccontextmanager
-    async def caller(
-        self, address: str, *names: str, authority: trustme.CA | None = None
-    ) -> AsyncIterator[Any]:
-        """A channel that shows a certificate with these names, in this order."""
-        shown = (authority or self.authority).issue_cert(*names)
-        credentials = grpc.ssl_channel_credentials(
-            self._root,
-            shown.private_key_pem.bytes(),
-            b"".join(blob.bytes() for blob in shown.cert_chain_pems),
-        )
-        options = [("grpc.ssl_target_name_override", "node-a")]
-        channel = grpc.aio.secure_channel(address, credentials, options)
-        yield channel
-        await channel.close(None)
-
-
-async def test_the_first_dns_name_of_a_certificate_is_the_node_id(database_url: str) -> None:
-    certificates = Certificates()
-    peers = PeerRules(tls=True, allowed=frozenset({"node-b", "node-c"}))
-    async with serve(database_url, listener="peer", peers=peers, tls=certificates.server()) as node:
-
-        async def query(channel: Any, node_id: str) -> None:  # noqa: ANN401 - grpc.aio's
-            metadata = (("storenode-node-id", node_id), *PEER[1:])
-            await channel.unary_unary(STORE + "Query")(b"", metadata=metadata, timeout=60)
-
-        async with certificates.caller(node.address, "node-b", "node-c") as channel:
-            await query(channel, "node-b")
-            code, sentence = await failure(query(channel, "node-c"))
-            assert code is grpc.StatusCode.PERMISSION_DENIED
-            assert "node-b" in sentence
-        async with certificates.caller(node.address, "node-d") as channel:
-            code, sentence = await failure(query(channel, "node-d"))
-            assert code is grpc.StatusCode.PERMISSION_DENIED
-            assert "--allow-peer" in sentence
-        async with certificates.caller(node.address, "10.0.0.1") as channel:
-            code, sentence = await failure(query(channel, "10.0.0.1"))
-            assert code is grpc.StatusCode.UNAUTHENTICATED
-            assert "no DNS name" in sentence
-        async with certificates.caller(node.address, "node-b", authority=trustme.CA()) as channel:
-            code, _ = await failure(query(channel, "node-b"))
-            assert code is grpc.StatusCode.UNAVAILABLE

@@ -27,25 +27,6 @@ async def held(node: Node, *hashes: bytes) -> list[bytes]:
     return [entry.message_hash for entry in response.messages]
 
 
-async def test_results_are_in_request_order_and_stored_means_held(node: Node) -> None:
-    messages = [item(b"%d" % n, timestamp=NOW_NS - n) for n in range(20)]
-    response = await node.publish(*messages)
-    assert outcomes(response) == [Result.STORED] * 20
-    wanted = [message_hash(PUBSUB, b"%d" % n, CONTENT, None, NOW_NS - n) for n in range(20)]
-    assert [result.message_hash for result in response.results] == wanted
-    assert await held(node, *wanted) == wanted[::-1]
-
-
-async def test_the_policy_is_asked_for_every_request(node: Node) -> None:
-    old = item(timestamp=NOW_NS)
-    node.rules.policy = Policy(max_drift_ns=20 * 10**9)
-    response = await node.publish(old)
-    assert outcomes(response) == [Result.REJECTED]
-    assert "20 s" in response.results[0].reason
-    node.rules.policy = Policy(max_drift_ns=None)
-    assert outcomes(await node.publish(old)) == [Result.STORED]
-
-
 async def test_a_message_that_was_in_time_may_be_published_again_when_it_is_late(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -69,30 +50,6 @@ async def test_a_message_that_was_in_time_may_be_published_again_when_it_is_late
     (digest,) = node.context.unstored
     node.context.unstored[digest] -= RETRY_NS
     assert outcomes(await node.publish(early)) == [Result.REJECTED]
-
-
-async def test_without_gossip_confirmations_are_answered_at_once(node: Node) -> None:
-    bad, passing = item(pubsub=""), item(b"e", ephemeral=True)
-    first = item()
-    await node.publish(first)
-    response = await node.publish(first, item(b"b"), bad, passing, min_confirms=3)
-    assert outcomes(response) == [
-        Result.UNCONFIRMED,
-        Result.UNCONFIRMED,
-        Result.REJECTED,
-        Result.EPHEMERAL,
-    ]
-    assert "0 of 3 stores confirmed" in response.results[0].reason
-    hashes = [result.message_hash for result in response.results[:2]]
-    assert sorted(await held(node, *hashes)) == sorted(hashes)
-
-
-@pytest.mark.parametrize("count", [5_001, 1_000_000])
-async def test_too_many_messages_are_refused_as_a_whole(node: Node, count: int) -> None:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await node.unary(STORE + "Publish", b"\x0a\x00" * count)
-    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert "5,000 messages" in str(caught.value.details())
 
 
 async def test_the_largest_batch_is_stored(node: Node) -> None:

@@ -21,42 +21,6 @@ async def ask(node: Node, request: StoreQueryRequest) -> StoreQueryResponse:
     return response
 
 
-async def test_an_unknown_cursor_is_404_whatever_else_is_asked(node: Node) -> None:
-    for request in (
-        StoreQueryRequest(pagination_cursor=DIGEST),
-        StoreQueryRequest(pagination_cursor=DIGEST, time_start=5, time_end=5),
-        StoreQueryRequest(pagination_cursor=DIGEST, message_hashes=[DIGEST]),
-        StoreQueryRequest(pagination_cursor=DIGEST, pubsub_topic="/p", content_topics=["/c"]),
-    ):
-        response = await ask(node, request)
-        assert response.status_code == 404
-        assert "cursor" in response.status_desc
-
-
-@pytest.mark.parametrize(
-    "request_",
-    [
-        StoreQueryRequest(request_id="r", message_hashes=[DIGEST], time_start=0),
-        StoreQueryRequest(request_id="r", message_hashes=[b"short"]),
-        StoreQueryRequest(request_id="r", pagination_cursor=b""),
-        StoreQueryRequest(
-            request_id="r", pubsub_topic="/p", content_topics=[f"/{n}" for n in range(101)]
-        ),
-        StoreQueryRequest(
-            request_id="r", message_hashes=[n.to_bytes(32, "big") for n in range(100_000)]
-        ),
-        StoreQueryRequest(request_id="r", message_hashes=[DIGEST] * 100_000),
-    ],
-)
-async def test_what_breaks_the_rules_is_400_with_the_request_id(
-    node: Node, request_: StoreQueryRequest
-) -> None:
-    response = await ask(node, request_)
-    assert (response.status_code, response.request_id) == (400, "r")
-    assert response.status_desc
-    assert not response.messages
-
-
 async def test_a_long_request_id_is_refused_and_echoed_in_part(node: Node) -> None:
     response = await ask(node, StoreQueryRequest(request_id="é" * 600))
     assert response.status_code == 400

@@ -11,7 +11,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from store.http.connections import OpenConnections
-from store.http.exchange import BodyBudget, HttpExchange
+from store.http.exchange import HttpExchange
 from store.http.failure import HttpError
 from store.http.limits import (
     LEAST_CHUNK_BYTES,
@@ -24,6 +24,7 @@ from store.http.listener import HttpListener, bind
 from store.observe.metrics import Metrics
 from store.serving.addresses import ListenerAddress
 from store.serving.failure import CallerGoneError
+from store.serving.queue import RequestSlots
 
 GET: Final = b"GET / HTTP/1.1\r\nhost: a\r\n"
 POST: Final = b"POST / HTTP/1.1\r\nhost: a\r\n"
@@ -105,7 +106,9 @@ class Server:
             if scope["path"] == "/late":
                 async with exchange.watched():
                     await asyncio.Event().wait()
-            body = b"" if scope["path"] == "/early" else await exchange.body(BodyBudget(), 1 << 20)
+            body = (
+                b"" if scope["path"] == "/early" else await exchange.body(RequestSlots(1), 1 << 20)
+            )
             assert "authorization" not in exchange.headers
             len(exchange.parameters)
             await exchange.respond(body, b"text/plain")

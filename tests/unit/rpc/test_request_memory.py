@@ -9,9 +9,11 @@ from typing import Any, cast
 import pytest
 
 from store.rpc import request_memory
-from store.rpc.limits import CROWDED_TIMEOUT_S, LOOKAHEAD_BYTES, REQUEST_TIMEOUT_S
-from store.rpc.request_memory import IncompleteRequests, NoRequestError, RequestReader
+from store.rpc.limits import LOOKAHEAD_BYTES
+from store.rpc.request_memory import IncompleteRequests, NoRequestError, read_request
 from store.serving.failure import CallError, Code
+from store.serving.limits import CROWDED_TIMEOUT_S, REQUEST_TIMEOUT_S
+from store.serving.queue import RequestSlots
 from tests.support.virtual_time import virtual_time
 
 
@@ -35,20 +37,20 @@ class Caller:
         return await self.request
 
 
-async def read_call(reader: RequestReader, caller: Caller, *, wait: bool = True) -> bytes:
+async def read_call(slots: RequestSlots, caller: Caller, *, wait: bool = True) -> bytes:
     """Read a request as the wrapper of calls does."""
-    return await reader.read(cast("Any", caller), wait=wait)
+    return await read_request(slots, cast("Any", caller), wait=wait)
 
 
 async def test_a_request_that_is_there_is_read_at_once_however_many_come() -> None:
-    reader = RequestReader(2)
+    reader = RequestSlots(2)
     callers = [Caller(request=bytes([number])) for number in range(100)]
     found = await asyncio.gather(*(read_call(reader, caller) for caller in callers))
     assert found == [bytes([number]) for number in range(100)]
 
 
 async def test_no_more_are_read_at_one_time_than_there_are_slots() -> None:
-    reader = RequestReader(2)
+    reader = RequestSlots(2)
     callers = [Caller() for _ in range(3)]
     tasks = [asyncio.create_task(read_call(reader, caller)) for caller in callers]
     await asyncio.sleep(0)
@@ -63,7 +65,7 @@ async def test_no_more_are_read_at_one_time_than_there_are_slots() -> None:
 
 @virtual_time
 async def test_a_slow_request_loses_its_slot_when_others_wait() -> None:
-    reader = RequestReader(1)
+    reader = RequestSlots(1)
     slow = asyncio.create_task(read_call(reader, Caller()))
     await asyncio.sleep(2 * CROWDED_TIMEOUT_S)
     assert not slow.done(), "no other call wants the slot"
@@ -78,14 +80,14 @@ async def test_a_slow_request_loses_its_slot_when_others_wait() -> None:
 async def test_a_request_has_its_time_when_no_other_waits() -> None:
     loop = asyncio.get_running_loop()
     with pytest.raises(CallError) as refused:
-        await read_call(RequestReader(1), Caller())
+        await read_call(RequestSlots(1), Caller())
     assert refused.value.code is Code.DEADLINE_EXCEEDED
     assert loop.time() == REQUEST_TIMEOUT_S
 
 
 @virtual_time
 async def test_a_connection_with_many_calls_does_not_keep_another_waiting() -> None:
-    reader = RequestReader(1)
+    reader = RequestSlots(1)
     crowd = [asyncio.create_task(read_call(reader, Caller("ipv4:192.0.2.1:1"))) for _ in range(40)]
     await asyncio.sleep(0)
     assert await read_call(reader, Caller("ipv4:192.0.2.2:1", b"x")) == b"x"
@@ -97,7 +99,7 @@ async def test_a_connection_with_many_calls_does_not_keep_another_waiting() -> N
 
 
 async def test_slots_come_back_however_a_call_ends() -> None:
-    reader = RequestReader(1)
+    reader = RequestSlots(1)
     for _ in range(3):
         holder, waiter = (asyncio.create_task(read_call(reader, Caller())) for _ in range(2))
         await asyncio.sleep(0)
@@ -111,7 +113,7 @@ async def test_slots_come_back_however_a_call_ends() -> None:
 
 
 async def test_without_waiting_a_call_is_refused_at_once() -> None:
-    reader = RequestReader(1)
+    reader = RequestSlots(1)
     holder = asyncio.create_task(read_call(reader, Caller()))
     await asyncio.sleep(0)
     with pytest.raises(CallError) as refused:
@@ -121,11 +123,8 @@ async def test_without_waiting_a_call_is_refused_at_once() -> None:
     await asyncio.gather(holder, return_exceptions=True)
 
 
-async def test_of_too_many_that_wait_one_of_the_fullest_connection_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(request_memory, "MAX_WAITING_REQUESTS", 4)
-    reader, holder = RequestReader(1), Caller()
+async def test_of_too_many_that_wait_one_of_the_fullest_connection_is_refused() -> None:
+    reader, holder = RequestSlots(1, max_waiting=4), Caller()
     holding = asyncio.create_task(read_call(reader, holder))
     crowd = [asyncio.create_task(read_call(reader, Caller("ipv4:192.0.2.1:1"))) for _ in range(4)]
     await asyncio.sleep(0)
@@ -139,6 +138,17 @@ async def test_of_too_many_that_wait_one_of_the_fullest_connection_is_refused(
     assert await alone == b"x"
     await asyncio.gather(*crowd, return_exceptions=True)
     assert await read_call(reader, Caller(request=b"z"), wait=False) == b"z"
+
+
+@virtual_time
+async def test_a_small_request_needs_no_slot_and_has_its_time() -> None:
+    slots, read = RequestSlots(1), list[str]()
+    async with slots.slot("ipv4:192.0.2.1:1"), slots.slot("ipv4:192.0.2.2:1", needed=False):
+        read.append("small")
+    with pytest.raises(CallError, match="within 60 s"):
+        async with slots.slot("ipv4:192.0.2.2:1", needed=False):
+            await asyncio.Event().wait()
+    assert read == ["small"]
 
 
 MIB = 1024 * 1024

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 from store.observe.metrics import Metrics, total
-from store.rpc.health import Health
 from store.runtime.health import NodeHealth, Obstacle
 
 STARTING, AWAY, DRAINING = (
@@ -16,7 +15,7 @@ STARTING, AWAY, DRAINING = (
 def node_health() -> tuple[NodeHealth, Metrics]:
     metrics = Metrics("test")
     metrics.database_up.set(1)
-    return NodeHealth(metrics, Health()), metrics
+    return NodeHealth(metrics), metrics
 
 
 async def test_the_first_obstacle_is_the_reason_everywhere() -> None:
@@ -34,7 +33,6 @@ async def test_the_first_obstacle_is_the_reason_everywhere() -> None:
         health.set(obstacle, present)
         is_ready = expected is None
         assert (health.value.ready, health.unready, health.halted) == (is_ready, expected, expected)
-        assert health.probes.serving is is_ready
         assert total(metrics.ready, "") == is_ready
         assert total(metrics.health_revision, "") in (0, health.value.revision)
         revisions.append(health.value.revision)
@@ -79,5 +77,5 @@ async def test_a_watcher_gets_the_next_revision_or_the_present_one() -> None:
 async def test_gauges_are_renewed_before_problems_are_evaluated() -> None:
     metrics = Metrics("test")
     metrics.database_up.set(1)
-    health = NodeHealth(metrics, Health(), lambda: metrics.token_file_broken.set(1))
+    health = NodeHealth(metrics, lambda: metrics.token_file_broken.set(1))
     assert [each.page for each in health.look()] == ["token-file-broken"]

@@ -1,0 +1,271 @@
+"""Requests that are refused, over every transport: one table of the status and the sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import pytest
+from google.protobuf.message import Message
+
+from store.messages.cursor import FollowCursor, FollowCursors, ScanCursor
+from storenode.wire.sds.v1.message_pb2 import HistoryEntry
+from storenode.wire.storenode.v1.store_pb2 import (
+    ContentFilter,
+    FollowRequest,
+    GetCausalHistoryRequest,
+    GetCoverageRequest,
+    GetSdsMessagesRequest,
+    PublishRequest,
+    ScanRequest,
+)
+from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
+from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
+from tests.calls.conftest import caller
+from tests.calls.transports import (
+    METHODS,
+    PATHS,
+    TRANSPORTS,
+    UNARY,
+    Json,
+    Library,
+    Refused,
+    Transport,
+)
+from tests.integration.rpc.harness import Node
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+DIGEST: Final = bytes(range(32))
+NOW_NS: Final = 1_763_625_600_000_000_000
+SCAN_CURSOR: Final = ScanCursor(NOW_NS, DIGEST).encode()
+FOLLOW_CURSOR: Final = FollowCursors(b"i" * 16, bytes(32), lambda: bytes(16)).seal(
+    FollowCursor(b"i" * 16, 5, 6)
+)
+MIB: Final = 1024 * 1024
+INVALID, LIMIT = "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED"
+
+BYTES: Final = tuple(each for each in TRANSPORTS if each.takes_bytes)
+"""Transports for requests that the others cannot express."""
+
+NOT_IN_A_URL: Final = tuple(each for each in TRANSPORTS if each is not Json)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A request, and how it ends."""
+
+    name: str
+    method: str
+    request: Message | bytes
+    code: str
+    sentence: str
+    on: tuple[type[Transport], ...] = tuple(TRANSPORTS)
+
+
+def filtered() -> Iterator[Row]:
+    """Yield requests with filters that nothing can match, or that are too long."""
+    filters = {
+        "an empty pubsub topic": (ContentFilter(pubsub_topic=""), INVALID, "topic"),
+        "an empty topic": (ContentFilter(content_topics=["/c", ""]), INVALID, "topic"),
+        "a NUL": (ContentFilter(content_topics=["/c\0"]), INVALID, "topic"),
+        "101 topics": (
+            ContentFilter(content_topics=[f"/{n}" for n in range(101)]),
+            LIMIT,
+            "at most 100",
+        ),
+    }
+    for name, (each, code, sentence) in filters.items():
+        requests = {
+            "Scan": ScanRequest(filter=each),
+            "Follow": FollowRequest(filter=each),
+            "GetSdsMessages": GetSdsMessagesRequest(channel_id="c", filter=each),
+            "GetCausalHistory": GetCausalHistoryRequest(channel_id="c", filter=each),
+            "GetCoverage": GetCoverageRequest(filter=each),
+            "Query": StoreQueryRequest(
+                pubsub_topic=each.pubsub_topic if each.HasField("pubsub_topic") else None,
+                content_topics=each.content_topics,
+            ),
+        }
+        for method, request in requests.items():
+            # An error of the store protocol is a bad request, whatever is wrong.
+            expected = INVALID if method == "Query" else code
+            is_too_long = code is LIMIT and PATHS[method][0] == "GET"
+            on = NOT_IN_A_URL if is_too_long and method != "Query" else tuple(TRANSPORTS)
+            yield Row(name, method, request, expected, sentence, on)
+
+
+CURSORS: Final = {
+    "a letter": b"x",
+    "zeros": bytes(47),
+    "a cut one": SCAN_CURSOR[:-1],
+    "one byte more": SCAN_CURSOR + b"x",
+    "one of Follow": FOLLOW_CURSOR,
+}
+ROWS: Final = [
+    *filtered(),
+    *(
+        Row(f"cursor: {name}", "Scan", ScanRequest(cursor=each), INVALID, "cursor")
+        for name, each in CURSORS.items()
+    ),
+    *(
+        Row(f"cursor: {name}", "Follow", FollowRequest(cursor=each), INVALID, "cursor")
+        for name, each in {**CURSORS, "one of Follow": FOLLOW_CURSOR[:-1]}.items()
+    ),
+    Row("a long cursor", "Scan", ScanRequest(cursor=b"y" * 1_000_000), INVALID, "cursor", BYTES),
+    Row(
+        "a cursor of another database",
+        "Follow",
+        FollowRequest(cursor=FOLLOW_CURSOR),
+        "OUT_OF_RANGE",
+        "",
+    ),
+    *(
+        Row("an unknown cursor", "Query", request, "NOT_FOUND", "cursor")
+        for request in (
+            StoreQueryRequest(pagination_cursor=DIGEST),
+            StoreQueryRequest(pagination_cursor=DIGEST, time_start=5, time_end=5),
+            StoreQueryRequest(pagination_cursor=DIGEST, message_hashes=[DIGEST]),
+            StoreQueryRequest(pagination_cursor=DIGEST, pubsub_topic="/p", content_topics=["/c"]),
+        )
+    ),
+    Row(
+        "hashes and times",
+        "Query",
+        StoreQueryRequest(message_hashes=[DIGEST], time_start=0),
+        INVALID,
+        "ask for one of the two",
+    ),
+    Row("a short hash", "Query", StoreQueryRequest(message_hashes=[b"short"]), INVALID, "hash"),
+    Row("an empty cursor", "Query", StoreQueryRequest(pagination_cursor=b""), INVALID, "", BYTES),
+    Row(
+        "100,000 hashes",
+        "Query",
+        StoreQueryRequest(message_hashes=[n.to_bytes(32, "big") for n in range(100_000)]),
+        INVALID,
+        "",
+        BYTES,
+    ),
+    Row(
+        "a hash 100,000 times",
+        "Query",
+        StoreQueryRequest(message_hashes=[DIGEST] * 100_000),
+        INVALID,
+        "",
+        BYTES,
+    ),
+    Row("a long ID", "Query", StoreQueryRequest(request_id="é" * 600), INVALID, "1200", BYTES),
+    Row(
+        "5,001 messages",
+        "Publish",
+        PublishRequest(messages=[WakuMessageAndTopic()] * 5_001),
+        LIMIT,
+        "5,000 messages",
+    ),
+    Row("1,000,000 messages", "Publish", b"\x0a\x00" * 1_000_000, LIMIT, "5,000 messages", BYTES),
+    Row(
+        "1,001 SDS messages",
+        "GetSdsMessages",
+        GetSdsMessagesRequest(channel_id="c", entries=[HistoryEntry(message_id="m")] * 1_001),
+        LIMIT,
+        "at most 1000",
+    ),
+    Row(
+        "the hours of 50 years",
+        "GetCoverage",
+        GetCoverageRequest(time_start=0),
+        LIMIT,
+        "at most 10,000",
+    ),
+    Row("an unknown step", "GetCoverage", GetCoverageRequest(step=77), INVALID, "77", BYTES),  # type: ignore[arg-type] # as a newer client sends it
+    *(
+        Row("no request", method, b"\xff", INVALID, METHODS[method][0].DESCRIPTOR.full_name, BYTES)
+        for method in METHODS
+    ),
+    *(
+        Row("a length past the end", method, b"\x0a\xff\xff\xff\xff\x0f", INVALID, "", BYTES)
+        for method in METHODS
+    ),
+    *(
+        Row("a MiB and a half", method, bytes(MIB + MIB // 2), LIMIT, "at most 1,048,576", BYTES)
+        for method in ("Scan", "Follow", "GetCoverage")
+    ),
+]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.method}: {row.name}")
+async def test_a_wrong_request_has_one_status_over_every_transport(
+    open_node: Node, row: Row
+) -> None:
+    for kind in row.on:
+        with pytest.raises(Refused) as refused:
+            await caller(open_node, kind).call(row.method, row.request)
+        assert refused.value.code == row.code, (kind, refused.value)
+        assert row.sentence in refused.value.sentence, kind
+        assert refused.value.sentence
+    assert open_node.context.in_flight.used == 0
+
+
+REQUESTS: Final[dict[str, Message]] = {
+    method: request() for method, (request, _) in METHODS.items()
+} | {
+    "GetSdsMessages": GetSdsMessagesRequest(channel_id="c"),
+    "GetCausalHistory": GetCausalHistoryRequest(channel_id="c"),
+}
+"""A small request of each method."""
+
+RIGHTS: Final = {"Publish": "publisher", "Follow": "follower"}
+"""The client that may call a method; `reader` may call the others."""
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_every_method_needs_a_token_and_its_right(
+    guarded_node: Node, method: str, kind: type[Transport]
+) -> None:
+    allowed, request = RIGHTS.get(method, "reader"), REQUESTS[method]
+    await caller(guarded_node, kind, allowed).call(method, request)
+    others = {"reader", "publisher", "follower", "operator"} - {allowed}
+    expected = dict.fromkeys(others, ("PERMISSION_DENIED", "lacks the right"))
+    expected |= {"nobody": ("UNAUTHENTICATED", "is not known")}
+    for client, (code, sentence) in [*expected.items(), (None, ("UNAUTHENTICATED", "no token"))]:
+        with pytest.raises(Refused) as refused:
+            await caller(guarded_node, kind, client).call(method, request)
+        assert refused.value.code == code, client
+        assert sentence in refused.value.sentence
+        assert "token-of" not in refused.value.sentence
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_a_node_that_is_not_ready_serves_no_call(
+    open_node: Node, method: str, kind: type[Transport]
+) -> None:
+    open_node.rules.unready = "the database does not answer: retry with backoff"
+    try:
+        with pytest.raises(Refused) as refused:
+            await caller(open_node, kind).call(method, REQUESTS[method])
+    finally:
+        open_node.rules.unready = None
+    assert refused.value.code == "UNAVAILABLE"
+    assert "the database does not answer" in refused.value.sentence
+    await caller(open_node, kind).call(method, REQUESTS[method])
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("kind", [each for each in TRANSPORTS if each is not Library])
+async def test_calls_beyond_the_limit_of_the_node_are_refused(
+    open_node: Node, method: str, kind: type[Transport]
+) -> None:
+    allowed = open_node.context.quota.allowed
+    before = dict(allowed)
+    allowed.update(dict.fromkeys(allowed, 0))
+    try:
+        with pytest.raises(Refused) as refused:
+            await caller(open_node, kind).call(method, REQUESTS[method])
+    finally:
+        allowed.update(before)
+    what = "calls" if method in UNARY else "streams"
+    assert (refused.value.code, f"concurrent {what} of this node" in refused.value.sentence) == (
+        LIMIT,
+        True,
+    )

@@ -1,0 +1,415 @@
+"""The transports of `Store`: each sends a request of the schema and returns pages of the schema.
+
+To add one, derive from `Transport` and name it in `TRANSPORTS`: every row of the tables is then
+sent over it.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, Final
+from urllib.parse import unquote
+
+import grpc
+import httpx
+from google.protobuf.json_format import MessageToDict, ParseDict
+from google.protobuf.message import Message
+
+from storenode.client.errors import NodeError
+from storenode.client.node import NodeClient, connect
+from storenode.client.retry import Retry
+from storenode.wire.storenode.v1 import store_pb2
+from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest, StoreQueryResponse
+
+STORE: Final = "/storenode.v1.Store"
+TIMEOUT_S: Final = 90.0
+
+METHODS: Final[Mapping[str, tuple[type[Message], type[Message]]]] = {
+    "Publish": (store_pb2.PublishRequest, store_pb2.PublishResponse),
+    "Query": (StoreQueryRequest, StoreQueryResponse),
+    "Scan": (store_pb2.ScanRequest, store_pb2.ScanPage),
+    "Follow": (store_pb2.FollowRequest, store_pb2.FollowPage),
+    "GetSdsMessages": (store_pb2.GetSdsMessagesRequest, store_pb2.SdsMessagesPage),
+    "GetCausalHistory": (store_pb2.GetCausalHistoryRequest, store_pb2.CausalHistoryPage),
+    "GetCoverage": (store_pb2.GetCoverageRequest, store_pb2.CoveragePage),
+}
+"""The request and the page of each method."""
+
+UNARY: Final = frozenset({"Publish", "Query"})
+_QUERY_CODES: Final = {404: "NOT_FOUND", 429: "RESOURCE_EXHAUSTED", 503: "UNAVAILABLE"}
+
+
+class Refused(Exception):
+    """The status and the sentence that a call ended with."""
+
+    def __init__(self, code: str, sentence: str) -> None:
+        super().__init__(f"{code}: {sentence}")
+        self.code = code
+        self.sentence = sentence
+
+
+def check_query(page: Message) -> Message:
+    """Return a page, unless it is an error of the store protocol."""
+    if isinstance(page, StoreQueryResponse) and page.status_code != 200:
+        code = _QUERY_CODES.get(page.status_code, "INVALID_ARGUMENT")
+        raise Refused(code, page.status_desc)
+    return page
+
+
+@dataclass
+class Transport:
+    """A caller of one node; ``token`` is that of its client."""
+
+    grpc_address: str
+    http_address: str
+    token: str | None = None
+    closing: list[Callable[[], Any]] = field(default_factory=list)
+
+    methods = frozenset(METHODS)
+    takes_bytes = True
+    """True if a request may be any bytes."""
+
+    def pages(self, method: str, request: bytes) -> AsyncGenerator[Any, None]:
+        """Yield the pages of an answer; raise `Refused` where it ends with an error."""
+        raise NotImplementedError
+
+    async def call(self, method: str, request: Message | bytes) -> list[Any]:
+        """Return all pages of an answer; of a follower, those up to the first live one."""
+        encoded = request if isinstance(request, bytes) else request.SerializeToString()
+        found: list[Any] = []
+        async with aclosing(self.pages(method, encoded)) as pages:
+            async for page in pages:
+                found.append(page)
+                if method == "Follow" and found[-1].live:
+                    break
+        return found
+
+    async def close(self) -> None:
+        """End the connections."""
+        for close in self.closing:
+            await close()
+
+    @property
+    def authorization(self) -> list[tuple[str, str]]:
+        """The header of the token."""
+        return [] if self.token is None else [("authorization", f"Bearer {self.token}")]
+
+
+class Grpc(Transport):
+    """Bytes over gRPC."""
+
+    async def pages(self, method: str, request: bytes) -> AsyncGenerator[Any, None]:
+        """Yield the pages of an answer."""
+        channel: Any = grpc.aio.insecure_channel(
+            self.grpc_address, options=[("grpc.max_send_message_length", 64 * 1024 * 1024)]
+        )
+        page, metadata = METHODS[method][1], self.authorization
+        try:
+            if method in UNARY:
+                call = channel.unary_unary(f"{STORE}/{method}")
+                yield check_query(page.FromString(await call(request, metadata=metadata)))
+            else:
+                call = channel.unary_stream(f"{STORE}/{method}")
+                async for each in call(request, metadata=metadata):
+                    yield page.FromString(each)
+        except grpc.aio.AioRpcError as error:
+            raise Refused(error.code().name, error.details() or "") from None
+        finally:
+            await channel.close(None)
+
+
+class _Http(Transport):
+    async def _chunks(self, response: httpx.Response) -> AsyncIterator[bytes]:
+        async for chunk in response.aiter_raw():
+            yield chunk
+
+    def client(self) -> httpx.AsyncClient:
+        """Make a client of the HTTP listener."""
+        return httpx.AsyncClient(
+            base_url=f"http://{self.http_address}",
+            headers=dict(self.authorization),
+            timeout=TIMEOUT_S,
+        )
+
+
+class Connect(_Http):
+    """Connect over HTTP/1.1."""
+
+    end_flag = 2
+
+    def content_type(self, method: str) -> str:
+        """Return the type of a request."""
+        return "application/proto" if method in UNARY else "application/connect+proto"
+
+    async def pages(self, method: str, request: bytes) -> AsyncGenerator[Any, None]:
+        """Yield the pages of an answer."""
+        kind, page = self.content_type(method), METHODS[method][1]
+        bare = kind == "application/proto"
+        body = request if bare else framed(request)
+        async with (
+            self.client() as client,
+            client.stream(
+                "POST", f"{STORE}/{method}", content=body, headers={"content-type": kind}
+            ) as response,
+        ):
+            if bare or response.headers["content-type"] != kind:
+                found = await response.aread()
+                if response.status_code != 200:
+                    raise _connect_error(json.loads(found))
+                yield check_query(page.FromString(found))
+                return
+            async for flags, message in frames_of(self._chunks(response)):
+                if flags == self.end_flag:
+                    self.check_end(message)
+                    return
+                yield check_query(page.FromString(message))
+        raise AssertionError("the answer has no last frame")
+
+    def check_end(self, message: bytes) -> None:
+        """Raise `Refused` if the last frame has an error."""
+        end = json.loads(message)
+        if "error" in end:
+            raise _connect_error(end["error"])
+
+
+class GrpcWeb(Connect):
+    """gRPC-Web over HTTP/1.1."""
+
+    end_flag = 0x80
+
+    def content_type(self, method: str) -> str:
+        """Return the type of a request."""
+        assert method
+        return "application/grpc-web+proto"
+
+    def check_end(self, message: bytes) -> None:
+        """Raise `Refused` if the trailers have an error."""
+        lines = (each.partition(":") for each in message.decode().strip().split("\r\n"))
+        trailers = {name: unquote(value.strip()) for name, _, value in lines}
+        code = int(trailers["grpc-status"])
+        if code:
+            name = next(each.name for each in grpc.StatusCode if each.value[0] == code)
+            raise Refused(name, trailers["grpc-message"])
+
+
+PATHS: Final = {
+    "Publish": ("POST", "/api/v1/messages"),
+    "Query": ("GET", "/api/v1/messages"),
+    "Scan": ("GET", "/api/v1/scan"),
+    "Follow": ("GET", "/api/v1/follow"),
+    "GetSdsMessages": ("POST", "/api/v1/sds/messages"),
+    "GetCausalHistory": ("POST", "/api/v1/sds/causal-history"),
+    "GetCoverage": ("GET", "/api/v1/coverage"),
+}
+LONG_QUERY: Final = ("POST", "/api/v1/messages/query")
+_MANY: Final = 60
+"""Entries of a list beyond which a query is sent as a body."""
+
+_RENAMED: Final = {
+    "messageHashes": "hashes",
+    "paginationCursor": "cursor",
+    "paginationForward": "forward",
+    "paginationLimit": "limit",
+    "confirmTimeout": "confirmTimeoutS",
+}
+_HASHES: Final = frozenset({"messageHash", "messageHashes", "retrievalHint", "fingerprint"})
+
+
+class Json(_Http):
+    """JSON, lines of it, and server-sent events of ``/api/v1``."""
+
+    takes_bytes = False
+
+    async def pages(self, method: str, request: bytes) -> AsyncGenerator[Any, None]:
+        """Yield the pages of an answer."""
+        asked = _as_json(METHODS[method][0].FromString(request))
+        verb, path = PATHS[method]
+        if verb == "GET" and any(isinstance(v, list) and len(v) > _MANY for v in asked.values()):
+            verb, path = LONG_QUERY
+        given: dict[str, Any] = {"json": asked}
+        if verb == "GET":
+            given = {"params": {name: _parameter(value) for name, value in asked.items()}}
+        async with self.client() as client, client.stream(verb, path, **given) as response:
+            if response.status_code != 200:
+                error = json.loads(await response.aread())["error"]
+                raise Refused(error["code"], error["message"])
+            if method == "Follow":
+                async for each in _events(response):
+                    yield each
+                return
+            text = (await response.aread()).decode()
+            for each in _pages(method, text):
+                yield each
+
+
+class Library(Transport):
+    """The client library, on the schema's own classes."""
+
+    takes_bytes = False
+
+    async def pages(self, method: str, request: bytes) -> AsyncGenerator[Any, None]:
+        """Yield the pages of an answer."""
+        asked: Any = METHODS[method][0].FromString(request)
+        async with connect(
+            self.grpc_address, token=self.token, retry=Retry(attempts=1), timeout_s=TIMEOUT_S
+        ) as client:
+            try:
+                if method == "Publish":
+                    results = await client.publish_request(asked)
+                    yield store_pb2.PublishResponse(results=results)
+                elif method == "Query":
+                    yield await client.query(asked)
+                else:
+                    async with aclosing(_called(client, method, asked)) as pages:
+                        async for page in pages:
+                            yield page
+            except NodeError as error:
+                code = error.code.removeprefix("QUERY_")
+                if code != error.code:
+                    code = _QUERY_CODES.get(int(code), "INVALID_ARGUMENT")
+                raise Refused(code, error.sentence) from None
+
+
+TRANSPORTS: Final[list[type[Transport]]] = [Grpc, Connect, GrpcWeb, Json, Library]
+
+
+def _called(client: NodeClient, method: str, asked: Any) -> Any:  # noqa: ANN401 - of any method
+    """Call a method of the library by the fields of a request."""
+    given = {each.name: getattr(asked, each.name) for each in asked.DESCRIPTOR.fields}
+    for name in ("filter", "time_start", "time_end"):
+        if name in given and not asked.HasField(name):
+            del given[name]
+    for name in ("entries", "heads"):
+        if name in given:
+            given[name] = [
+                (one.message_id, one.retrieval_hint if one.HasField("retrieval_hint") else None)
+                for one in given[name]
+            ]
+    given.pop("include_timestamps", None)
+    if method == "GetCoverage":
+        given["by_day"] = given.pop("step") == store_pb2.GetCoverageRequest.DAY
+    calls = {
+        "Scan": client.scan,
+        "Follow": client.follow,
+        "GetSdsMessages": client.get_sds,
+        "GetCausalHistory": client.causal_history,
+        "GetCoverage": client.coverage,
+    }
+    return calls[method](**given)  # type: ignore[operator]
+
+
+def _connect_error(error: dict[str, str]) -> Refused:
+    return Refused(error["code"].upper(), error["message"])
+
+
+def framed(message: bytes, flags: int = 0) -> bytes:
+    """Return a message behind its flags and length."""
+    return bytes([flags]) + len(message).to_bytes(4, "big") + message
+
+
+async def frames_of(chunks: AsyncIterator[bytes]) -> AsyncIterator[tuple[int, bytes]]:
+    """Yield the flags and messages of an answer as they come."""
+    left = b""
+    async for chunk in chunks:
+        left += chunk
+        while len(left) >= 5 and len(left) >= (end := 5 + int.from_bytes(left[1:5], "big")):
+            yield left[0], left[5:end]
+            left = left[end:]
+
+
+def _as_json(request: Message) -> dict[str, Any]:
+    """Return a request as ``/api/v1`` takes it."""
+    asked = MessageToDict(request)
+    asked |= asked.pop("filter", {})
+    asked.pop("requestId", None)
+    if request.DESCRIPTOR.name in ("StoreQueryRequest", "ScanRequest", "FollowRequest"):
+        asked.setdefault("includeData", False)
+    if isinstance(request, store_pb2.PublishRequest):
+        asked["messages"] = [
+            {"pubsubTopic": "", "contentTopic": "", "payload": "", "timestamp": "0"}
+            | {name: each[name] for name in each if name != "message"}
+            | each.get("message", {})
+            for each in asked.get("messages", [])
+        ]
+    for name in ("entries", "heads"):
+        if name in {each.name for each in request.DESCRIPTOR.fields}:
+            asked.setdefault(name, [])
+    return {_RENAMED.get(name, name): _hex(name, value) for name, value in asked.items()}
+
+
+def _hex(name: str, value: Any) -> Any:  # noqa: ANN401 - any value of JSON
+    if isinstance(value, list):
+        return [_hex(name, each) for each in value]
+    if isinstance(value, dict):
+        return {key: _hex(key, each) for key, each in value.items()}
+    if name in _HASHES or name == "paginationCursor":
+        return base64.b64decode(value).hex()
+    return float(value.removesuffix("s")) if name == "confirmTimeout" else value
+
+
+def _parameter(value: Any) -> Any:  # noqa: ANN401 - any value of JSON
+    return str(value).lower() if isinstance(value, bool) else value
+
+
+def _base64(name: str, value: Any) -> Any:  # noqa: ANN401 - any value of JSON
+    """Return a value of an answer as protobuf's JSON has it."""
+    if isinstance(value, list):
+        return [_base64(name, each) for each in value]
+    if isinstance(value, dict):
+        return {key: _base64(key, each) for key, each in value.items()}
+    if name in _HASHES:
+        return base64.b64encode(bytes.fromhex(value.removeprefix("0x"))).decode()
+    return value
+
+
+def _pages(method: str, text: str) -> Iterator[Message]:
+    """Yield the pages of an answer in JSON; each line of a stream becomes one."""
+    page = METHODS[method][1]
+    if method == "Query":
+        found = _base64("", json.loads(text))
+        if "cursor" in found:
+            found["paginationCursor"] = _base64("messageHash", found.pop("cursor"))
+        yield ParseDict(found | {"statusCode": 200}, page())
+    elif method == "Publish":
+        yield ParseDict(_base64("", json.loads(text)), page())
+    else:
+        for line in text.splitlines():
+            yield ParseDict(_line(method, _base64("", json.loads(line))), page())
+
+
+def _line(method: str, line: dict[str, Any]) -> dict[str, Any]:
+    """Return a line as the page that it is a part of."""
+    if method == "GetCoverage":
+        return {"steps": [line]}
+    if "messageId" in line:
+        stored = {name: line[name] for name in line if name not in ("messageId", "proven")}
+        return {"messages": [{"entry": {"messageId": line["messageId"]}, "stored": stored}]}
+    if "messageHash" in line:
+        return {"messages": [line]}
+    if "missing" in line:
+        return {"missing": [line["missing"]]}
+    return line
+
+
+async def _events(response: httpx.Response) -> AsyncIterator[Message]:
+    """Yield the pages of server-sent events: the messages before each event ``page``, and it."""
+    messages: list[Any] = []
+    fields: dict[str, str] = {}
+    async for text in response.aiter_lines():
+        if text:
+            name, _, value = text.partition(":")
+            fields[name] = value.removeprefix(" ")
+            continue
+        data = _base64("", json.loads(fields["data"])) if "data" in fields else None
+        if fields.get("event") == "page":
+            assert data is not None
+            page = {"messages": messages, "cursor": fields["id"], **data}
+            messages = []
+            yield ParseDict(page, store_pb2.FollowPage())
+        elif data is not None:
+            messages.append(data)
+        fields = {}

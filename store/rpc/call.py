@@ -315,7 +315,7 @@ class CallWrapper:
             )
         if rules is not None and rpc.is_peer:
             client = identify_peer(fields, context, rules, node.peer_limits)
-            identify: Callable[[], Client] = partial(_same, client)
+            identify = None
             node.callers[fields[NODE_ID]] = node.now_ns() / _NS_PER_S
             node.clocks.note(fields[NODE_ID], parse_time(fields.get(TIME)))
             own = (*self._own_metadata, (TIME, str(node.now_ns())))
@@ -378,7 +378,3 @@ class CallWrapper:
         if timer is not None:
             timer(seconds)
         self._log.debug("call_ended", method=method.name, code=code, seconds=seconds)
-
-
-def _same(client: Client) -> Client:
-    return client

@@ -65,8 +65,8 @@ class Method:
 class Call:
     """A call under way; ``access`` are the rules by which it was admitted last.
 
-    ``identify`` identifies the caller anew. ``sender`` counts its answer. ``is_abandoned``: its
-    caller has hung up while a batch waited for its commit.
+    ``identify`` identifies the caller anew; None for a peer, which has no token. ``sender`` counts
+    its answer. ``is_abandoned``: its caller has hung up while a batch waited for its commit.
     """
 
     node: NodeContext
@@ -75,7 +75,7 @@ class Call:
     account: Account
     sender: AnswerSender
     access: Access
-    identify: Callable[[], Client]
+    identify: Callable[[], Client] | None
     max_request_bytes: int
     is_abandoned: bool = False
 
@@ -87,7 +87,7 @@ class Call:
             Exception: what ``identify`` raises where it has no token any more.
         """
         access = self.node.tokens.access
-        if access is self.access:
+        if access is self.access or self.identify is None:
             return
         if self.identify().topics != self.client.topics:
             raise CallError(
@@ -148,7 +148,7 @@ def open_call(
     connection: str,
     access: Access,
     *,
-    identify: Callable[[], Client],
+    identify: Callable[[], Client] | None,
 ) -> Call:
     """Admit a call by the quotas of its caller and of the node.
 

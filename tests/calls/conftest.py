@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable
 from hashlib import sha256
@@ -12,7 +13,7 @@ import pytest_asyncio
 
 from store.domain.access import Access, parse_token_file
 from tests.calls.transports import TRANSPORTS, Transport
-from tests.integration.rpc.harness import Node, Rules, serve
+from tests.integration.rpc.harness import TIMEOUT_S, Node, Rules, serve
 
 CLIENTS: Final = {
     "reader": 'rights = ["read"]',
@@ -28,8 +29,6 @@ CLIENTS: Final = {
     },
 }
 """Clients named like what they may do; the token of each begins with ``token-of-``."""
-
-Make = Callable[[str | None], Transport]
 
 _numbers = itertools.count()
 
@@ -48,11 +47,22 @@ def caller(node: Node, kind: type[Transport], client: str | None = None) -> Tran
     return kind(node.address, node.http, None if client is None else f"token-of-{client}")
 
 
+async def check_all_is_given_back(node: Node) -> None:
+    """Check that ended calls hold nothing of the budgets."""
+    async with asyncio.timeout(TIMEOUT_S):
+        while node.context.answers.senders:  # noqa: ASYNC110 - nothing announces it
+            await asyncio.sleep(0)
+    context = node.context
+    for budget in (context.answers, context.in_flight, context.large_reads, context.followed):
+        assert budget.used == 0
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def open_node(new_store: Callable[[], str]) -> AsyncIterator[Node]:
     """Serve without a token file."""
     async with serve(new_store(), http=True) as node:
         yield node
+        await check_all_is_given_back(node)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -61,6 +71,7 @@ async def guarded_node(new_store: Callable[[], str]) -> AsyncIterator[Node]:
     rules = Rules(access_of(**CLIENTS), monotonic_ns=lambda: 0)
     async with serve(new_store(), rules=rules, http=True) as node:
         yield node
+        await check_all_is_given_back(node)
 
 
 @pytest.fixture(params=TRANSPORTS, ids=lambda kind: kind.__name__)

@@ -411,3 +411,16 @@ async def test_without_gossip_confirmations_are_answered_at_once(
     assert "0 of 3 stores confirmed" in results[0].reason
     asked = StoreQueryRequest(content_topics=[topic])
     assert len(hashes_of(await to.call("Query", asked))) == 2
+
+
+async def test_large_requests_are_served(open_node: Node, kind: type[Transport]) -> None:
+    to = caller(open_node, kind)
+    walk = GetCausalHistoryRequest(
+        channel_id="c", heads=[HistoryEntry(message_id="a")], known_ids=["k" * 1_500] * 10_000
+    )
+    assert walk.ByteSize() > 14 * 1024 * 1024
+    assert missing_of(await to.call("GetCausalHistory", walk)) == ["a"]
+    names = [f"{number:015000}" for number in range(1_000)]
+    entries = [HistoryEntry(message_id=name) for name in names]
+    asked = GetSdsMessagesRequest(channel_id="c", entries=entries)
+    assert missing_of(await to.call("GetSdsMessages", asked)) == names

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import pytest
@@ -28,12 +27,14 @@ from tests.calls.transports import (
     PATHS,
     TRANSPORTS,
     UNARY,
+    Grpc,
     Json,
     Library,
     Refused,
     Transport,
 )
 from tests.integration.rpc.harness import Node
+from tests.interop.vectors import load
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -52,16 +53,21 @@ BYTES: Final = tuple(each for each in TRANSPORTS if each.takes_bytes)
 NOT_IN_A_URL: Final = tuple(each for each in TRANSPORTS if each is not Json)
 
 
-@dataclass(frozen=True)
-class Row:
-    """A request, and how it ends."""
+Row = tuple[str, str, Message | bytes, str, str, Sequence[type[Transport]]]
+"""A name, the method, its request, how it ends, and over which transports."""
 
-    name: str
-    method: str
-    request: Message | bytes
-    code: str
-    sentence: str
-    on: tuple[type[Transport], ...] = tuple(TRANSPORTS)
+
+def row(
+    name: str,
+    method: str,
+    request: Message | bytes,
+    code: str,
+    sentence: str,
+    *,
+    on: Sequence[type[Transport]] = TRANSPORTS,
+) -> Row:
+    """Return a row of the table."""
+    return name, method, request, code, sentence, on
 
 
 def filtered() -> Iterator[Row]:
@@ -93,7 +99,7 @@ def filtered() -> Iterator[Row]:
             expected = INVALID if method == "Query" else code
             is_too_long = code is LIMIT and PATHS[method][0] == "GET"
             on = NOT_IN_A_URL if is_too_long and method != "Query" else tuple(TRANSPORTS)
-            yield Row(name, method, request, expected, sentence, on)
+            yield row(name, method, request, expected, sentence, on=on)
 
 
 CURSORS: Final = {
@@ -106,15 +112,15 @@ CURSORS: Final = {
 ROWS: Final = [
     *filtered(),
     *(
-        Row(f"cursor: {name}", "Scan", ScanRequest(cursor=each), INVALID, "cursor")
+        row(f"cursor: {name}", "Scan", ScanRequest(cursor=each), INVALID, "cursor")
         for name, each in CURSORS.items()
     ),
     *(
-        Row(f"cursor: {name}", "Follow", FollowRequest(cursor=each), INVALID, "cursor")
+        row(f"cursor: {name}", "Follow", FollowRequest(cursor=each), INVALID, "cursor")
         for name, each in {**CURSORS, "one of Follow": FOLLOW_CURSOR[:-1]}.items()
     ),
-    Row("a long cursor", "Scan", ScanRequest(cursor=b"y" * 1_000_000), INVALID, "cursor", BYTES),
-    Row(
+    row("a long cursor", "Scan", ScanRequest(cursor=b"y" * 1_000_000), INVALID, "cursor", on=BYTES),
+    row(
         "a cursor of another database",
         "Follow",
         FollowRequest(cursor=FOLLOW_CURSOR),
@@ -122,7 +128,7 @@ ROWS: Final = [
         "",
     ),
     *(
-        Row("an unknown cursor", "Query", request, "NOT_FOUND", "cursor")
+        row("an unknown cursor", "Query", request, "NOT_FOUND", "cursor")
         for request in (
             StoreQueryRequest(pagination_cursor=DIGEST),
             StoreQueryRequest(pagination_cursor=DIGEST, time_start=5, time_end=5),
@@ -130,86 +136,130 @@ ROWS: Final = [
             StoreQueryRequest(pagination_cursor=DIGEST, pubsub_topic="/p", content_topics=["/c"]),
         )
     ),
-    Row(
+    row(
         "hashes and times",
         "Query",
         StoreQueryRequest(message_hashes=[DIGEST], time_start=0),
         INVALID,
         "ask for one of the two",
     ),
-    Row("a short hash", "Query", StoreQueryRequest(message_hashes=[b"short"]), INVALID, "hash"),
-    Row("an empty cursor", "Query", StoreQueryRequest(pagination_cursor=b""), INVALID, "", BYTES),
-    Row(
+    row("a short hash", "Query", StoreQueryRequest(message_hashes=[b"short"]), INVALID, "hash"),
+    row(
+        "an empty cursor", "Query", StoreQueryRequest(pagination_cursor=b""), INVALID, "", on=BYTES
+    ),
+    row(
         "100,000 hashes",
         "Query",
         StoreQueryRequest(message_hashes=[n.to_bytes(32, "big") for n in range(100_000)]),
         INVALID,
         "",
-        BYTES,
+        on=BYTES,
     ),
-    Row(
+    row(
         "a hash 100,000 times",
         "Query",
         StoreQueryRequest(message_hashes=[DIGEST] * 100_000),
         INVALID,
         "",
-        BYTES,
+        on=BYTES,
     ),
-    Row("a long ID", "Query", StoreQueryRequest(request_id="é" * 600), INVALID, "1200", BYTES),
-    Row(
+    row("a long ID", "Query", StoreQueryRequest(request_id="é" * 600), INVALID, "1200", on=BYTES),
+    row(
         "5,001 messages",
         "Publish",
         PublishRequest(messages=[WakuMessageAndTopic()] * 5_001),
         LIMIT,
         "5,000 messages",
     ),
-    Row("1,000,000 messages", "Publish", b"\x0a\x00" * 1_000_000, LIMIT, "5,000 messages", BYTES),
-    Row(
+    row(
+        "1,000,000 messages", "Publish", b"\x0a\x00" * 1_000_000, LIMIT, "5,000 messages", on=BYTES
+    ),
+    row(
         "1,001 SDS messages",
         "GetSdsMessages",
         GetSdsMessagesRequest(channel_id="c", entries=[HistoryEntry(message_id="m")] * 1_001),
         LIMIT,
         "at most 1000",
     ),
-    Row(
+    row(
         "the hours of 50 years",
         "GetCoverage",
         GetCoverageRequest(time_start=0),
         LIMIT,
         "at most 10,000",
     ),
-    Row("an unknown step", "GetCoverage", GetCoverageRequest(step=77), INVALID, "77", BYTES),  # type: ignore[arg-type] # as a newer client sends it
+    row("an unknown step", "GetCoverage", GetCoverageRequest(step=77), INVALID, "77", on=BYTES),  # type: ignore[arg-type] # as a newer client sends it
     *(
-        Row("no request", method, b"\xff", INVALID, METHODS[method][0].DESCRIPTOR.full_name, BYTES)
+        row(
+            "no request",
+            method,
+            b"\xff",
+            INVALID,
+            METHODS[method][0].DESCRIPTOR.full_name,
+            on=BYTES,
+        )
         for method in METHODS
     ),
     *(
-        Row("a length past the end", method, b"\x0a\xff\xff\xff\xff\x0f", INVALID, "", BYTES)
+        row("a length past the end", method, b"\x0a\xff\xff\xff\xff\x0f", INVALID, "", on=BYTES)
         for method in METHODS
     ),
     *(
-        Row("a MiB and a half", method, bytes(MIB + MIB // 2), LIMIT, "at most 1,048,576", BYTES)
+        row("a MiB and a half", method, bytes(MIB + MIB // 2), LIMIT, "at most 1,048,576", on=BYTES)
         for method in ("Scan", "Follow", "GetCoverage")
     ),
 ]
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.method}: {row.name}")
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row[1]}: {row[0]}")
 async def test_a_wrong_request_has_one_status_over_every_transport(
     open_node: Node, row: Row
 ) -> None:
-    for kind in row.on:
+    _, method, request, code, sentence, on = row
+    for kind in on:
         with pytest.raises(Refused) as refused:
-            await caller(open_node, kind).call(row.method, row.request)
-        assert refused.value.code == row.code, (kind, refused.value)
-        assert row.sentence in refused.value.sentence, kind
+            await caller(open_node, kind).call(method, request)
+        assert refused.value.code == code, (kind, refused.value)
+        assert sentence in refused.value.sentence, kind
         assert refused.value.sentence
-    assert open_node.context.in_flight.used == 0
+
+
+VECTORS: Final = load("store_query")
+REFUSED_VECTORS: Final = frozenset({"hash-empty-element", "cursor-empty", "pubsub-empty-string"})
+
+
+@pytest.mark.parametrize("kind", BYTES)
+async def test_requests_of_other_implementations(open_node: Node, kind: type[Transport]) -> None:
+    to, cases = caller(open_node, kind), [*VECTORS["request"], *VECTORS["decode_only"]]
+    for case in cases:
+        is_refused = case["name"] in REFUSED_VECTORS or not case.get("ok", True)
+        if case.get("type", "StoreQueryRequest") != "StoreQueryRequest":
+            continue
+        try:
+            (page,) = await to.call("Query", bytes.fromhex(case["bytes"]))
+            request_id = page.request_id
+        except Refused as refused:
+            request_id = refused.request_id
+            assert is_refused, case["name"]
+        else:
+            assert not is_refused, case["name"]
+        fields = case.get("fields") or case.get("decoded") or {"request_id": ""}
+        assert request_id == fields["request_id"], case["name"]
+
+
+async def test_a_long_request_id_is_echoed_in_part(open_node: Node) -> None:
+    to = caller(open_node, Grpc)
+    with pytest.raises(Refused) as refused:
+        await to.call("Query", StoreQueryRequest(request_id="é" * 600))
+    assert refused.value.request_id == "é" * 512
+    (page,) = await to.call("Query", StoreQueryRequest(request_id="é" * 512))
+    assert page.request_id == "é" * 512
 
 
 REQUESTS: Final[dict[str, Message]] = {
     method: request() for method, (request, _) in METHODS.items()
 } | {
+    "Query": StoreQueryRequest(request_id="r"),
     "GetSdsMessages": GetSdsMessagesRequest(channel_id="c"),
     "GetCausalHistory": GetCausalHistoryRequest(channel_id="c"),
 }
@@ -247,6 +297,7 @@ async def test_a_node_that_is_not_ready_serves_no_call(
     finally:
         open_node.rules.unready = None
     assert refused.value.code == "UNAVAILABLE"
+    assert refused.value.request_id == ("r" if (method, kind) == ("Query", Grpc) else "")
     assert "the database does not answer" in refused.value.sentence
     await caller(open_node, kind).call(method, REQUESTS[method])
 
@@ -269,3 +320,4 @@ async def test_calls_beyond_the_limit_of_the_node_are_refused(
         LIMIT,
         True,
     )
+    assert refused.value.request_id == ("r" if (method, kind) == ("Query", Grpc) else "")

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -46,17 +46,18 @@ _QUERY_CODES: Final = {404: "NOT_FOUND", 429: "RESOURCE_EXHAUSTED", 503: "UNAVAI
 class Refused(Exception):
     """The status and the sentence that a call ended with."""
 
-    def __init__(self, code: str, sentence: str) -> None:
+    def __init__(self, code: str, sentence: str, request_id: str = "") -> None:
         super().__init__(f"{code}: {sentence}")
         self.code = code
         self.sentence = sentence
+        self.request_id = request_id
 
 
 def check_query(page: Message) -> Message:
     """Return a page, unless it is an error of the store protocol."""
     if isinstance(page, StoreQueryResponse) and page.status_code != 200:
         code = _QUERY_CODES.get(page.status_code, "INVALID_ARGUMENT")
-        raise Refused(code, page.status_desc)
+        raise Refused(code, page.status_desc, page.request_id)
     return page
 
 
@@ -67,7 +68,6 @@ class Transport:
     grpc_address: str
     http_address: str
     token: str | None = None
-    closing: list[Callable[[], Any]] = field(default_factory=list)
 
     methods = frozenset(METHODS)
     takes_bytes = True
@@ -88,15 +88,18 @@ class Transport:
                     break
         return found
 
-    async def close(self) -> None:
-        """End the connections."""
-        for close in self.closing:
-            await close()
-
     @property
     def authorization(self) -> list[tuple[str, str]]:
         """The header of the token."""
         return [] if self.token is None else [("authorization", f"Bearer {self.token}")]
+
+    def client(self) -> httpx.AsyncClient:
+        """Make a client of the HTTP listener."""
+        return httpx.AsyncClient(
+            base_url=f"http://{self.http_address}",
+            headers=dict(self.authorization),
+            timeout=TIMEOUT_S,
+        )
 
 
 class Grpc(Transport):
@@ -122,21 +125,7 @@ class Grpc(Transport):
             await channel.close(None)
 
 
-class _Http(Transport):
-    async def _chunks(self, response: httpx.Response) -> AsyncIterator[bytes]:
-        async for chunk in response.aiter_raw():
-            yield chunk
-
-    def client(self) -> httpx.AsyncClient:
-        """Make a client of the HTTP listener."""
-        return httpx.AsyncClient(
-            base_url=f"http://{self.http_address}",
-            headers=dict(self.authorization),
-            timeout=TIMEOUT_S,
-        )
-
-
-class Connect(_Http):
+class Connect(Transport):
     """Connect over HTTP/1.1."""
 
     end_flag = 2
@@ -162,7 +151,7 @@ class Connect(_Http):
                     raise _connect_error(json.loads(found))
                 yield check_query(page.FromString(found))
                 return
-            async for flags, message in frames_of(self._chunks(response)):
+            async for flags, message in frames_of(response.aiter_raw()):
                 if flags == self.end_flag:
                     self.check_end(message)
                     return
@@ -219,7 +208,7 @@ _RENAMED: Final = {
 _HASHES: Final = frozenset({"messageHash", "messageHashes", "retrievalHint", "fingerprint"})
 
 
-class Json(_Http):
+class Json(Transport):
     """JSON, lines of it, and server-sent events of ``/api/v1``."""
 
     takes_bytes = False

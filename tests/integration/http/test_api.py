@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,9 +20,11 @@ from storenode.wire.storenode.v1.store_pb2 import (
     StoreCoverage,
 )
 from tests.integration.http.api import Api, failed, message
+from tests.integration.http.conftest import HTTP
 from tests.integration.run.helpers import get
 from tests.support.forged import claiming, genuine, genuine_id
-from tests.support.node import NodeProcess
+from tests.support.node import NodeProcess, running_node
+from tests.support.pages import ROOT, as_shown, steps
 
 UNKNOWN = "0x" + "ab" * 32
 
@@ -219,3 +223,20 @@ def test_a_request_id_is_kept_where_it_is_fit_for_a_log(api: Api) -> None:
     for given, kept in (("abc-1", True), ("a b", False), ("x" * 65, False)):
         found = api.client.get("/api/v1/status", headers={"x-request-id": given})
         assert (found.headers["x-request-id"] == given) is kept
+
+
+def test_the_page_is_as_it_tells(tmp_path: Path, new_store: Callable[[], str]) -> None:
+    todo = steps((ROOT / "docs" / "http.md").read_text(encoding="utf-8"))
+    assert len(todo) > 9
+    with running_node(tmp_path / "node", *HTTP, database_url=new_store()) as node:
+        as_shown(todo, {"API": f"http://{node.http}"})
+
+
+def test_the_viewer_of_the_description_needs_nothing_from_elsewhere(api: Api) -> None:
+    page = api.client.get("/docs")
+    assert page.status_code == 200
+    policy = page.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    for path in ("/docs.js", "/page.css", "/page.svg", "/openapi.json"):
+        assert path in page.text
+        assert api.client.get(path).status_code == 200

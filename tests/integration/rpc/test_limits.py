@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
 import pytest
 
@@ -26,7 +25,6 @@ EARLIER_TOPIC = "/test/1/earlier/proto"
 CHANNEL = "channel"
 CONTENT_BYTES = 10 * KIB
 CHAIN = 20
-CLAIMANTS = 5
 MAX_RESPONSE_BYTES = 88 * KIB
 MESSAGES_OF_A_PAGE = 2
 SMALL = RequestLimits(
@@ -44,24 +42,9 @@ SMALL = RequestLimits(
 )
 
 
-class Page(Protocol):
-    """A response of any streaming call."""
-
-    def ByteSize(self) -> int: ...  # noqa: N802 - the name that protobuf gives it
-
-
-@dataclass(frozen=True)
-class LimitedNode:
-    """A node with small limits: a chain of SDS messages, and several that claim one ID."""
-
-    address: str
-    chain: Sequence[WakuMessageAndTopic]
-    claimants: Sequence[WakuMessageAndTopic]
-    earlier: WakuMessageAndTopic
-
-    @property
-    def hashes(self) -> list[bytes]:
-        return [hash_of(message) for message in self.chain]
+LimitedNode = tuple[str, list[bytes], bytes]
+"""The address of a node with small limits, and the hashes of a chain of SDS messages and of one
+message from before the limits."""
 
 
 def said(message_id: str, parents: Sequence[str], timestamp_ns: int, size: int) -> bytes:
@@ -69,16 +52,14 @@ def said(message_id: str, parents: Sequence[str], timestamp_ns: int, size: int) 
     return sds_payload(CHANNEL, message_id, bytes(size), lamport=timestamp_ns, parents=named)
 
 
-def made(start_ns: int) -> tuple[list[WakuMessageAndTopic], list[WakuMessageAndTopic]]:
+def made(start_ns: int) -> list[WakuMessageAndTopic]:
     payloads = [
         said(f"m{n}", [f"m{n - 1}"] if n else [], start_ns + n, CONTENT_BYTES) for n in range(CHAIN)
     ]
-    claims = [said("contested", [], start_ns + CHAIN + n, 10) for n in range(CLAIMANTS)]
-    messages = [
+    return [
         new_message(payload, TOPIC, PUBSUB_TOPIC, start_ns + n)
-        for n, payload in enumerate(payloads + claims)
+        for n, payload in enumerate(payloads)
     ]
-    return messages[:CHAIN], messages[CHAIN:]
 
 
 async def publish(address: str, messages: Sequence[WakuMessageAndTopic]) -> None:
@@ -92,71 +73,50 @@ async def limited_node(database_url: str) -> AsyncIterator[LimitedNode]:
     """Start a node with small limits, one of whose messages is larger than it would accept."""
     start_ns = time.time_ns()
     earlier = new_message(bytes(100 * KIB), EARLIER_TOPIC, PUBSUB_TOPIC, start_ns - 1)
-    chain, claimants = made(start_ns)
+    chain = made(start_ns)
     async with serve(database_url) as ordinary:
         await publish(ordinary.address, [earlier])
     rules = Rules(policy=Policy(max_drift_ns=None, max_message_bytes=20 * KIB))
     async with serve(database_url, rules=rules, limits=SMALL) as limited:
         await publish(limited.address, chain)
-        await publish(limited.address, claimants)
-        yield LimitedNode(limited.address, chain, claimants, earlier)
+        yield limited.address, [hash_of(each) for each in chain], hash_of(earlier)
 
 
 @pytest.fixture
 async def client(limited_node: LimitedNode) -> AsyncIterator[NodeClient]:
     """Connect a client to the node with small limits."""
-    async with connect(limited_node.address) as opened:
+    async with connect(limited_node[0]) as opened:
         yield opened
 
 
-def assert_cut(pages: Sequence[Page], least: int) -> None:
+def assert_cut(pages: Sequence[Any], least: int) -> None:
     assert len(pages) >= least
     assert max(page.ByteSize() for page in pages) <= MAX_RESPONSE_BYTES
 
 
-async def all_of(pages: AsyncIterable[Page]) -> list[Page]:
+async def all_of(pages: AsyncIterable[Any]) -> list[Any]:
     return [page async for page in pages]
 
 
-async def refused(pages: AsyncIterable[Page]) -> NodeError:
+async def refused(pages: AsyncIterable[Any]) -> NodeError:
     with pytest.raises(NodeError) as caught:
         await all_of(pages)
     return caught.value
-
-
-async def test_the_claimants_of_a_look_up(client: NodeClient, limited_node: LimitedNode) -> None:
-    pages = [page async for page in client.get_sds(CHANNEL, [("contested", None)])]
-    (page,) = pages
-    assert page.truncated
-    assert [each.stored.message_hash for each in page.messages] == [
-        hash_of(message) for message in limited_node.claimants[:4]
-    ]
-
-
-async def test_the_limits_of_a_causal_history(client: NodeClient) -> None:
-    head = ("m19", None)
-    for asked in (0, 16):
-        walked = [page async for page in client.causal_history(CHANNEL, [head], max_messages=asked)]
-        assert sum(len(page.messages) for page in walked) == 15
-        assert walked[-1].truncated
-    walked = [page async for page in client.causal_history(CHANNEL, [("contested", None)])]
-    assert sum(len(page.messages) for page in walked) == 4
-    assert walked[-1].truncated
 
 
 async def test_pages_of_queries_fit_into_a_response(
     client: NodeClient, limited_node: LimitedNode
 ) -> None:
     by_topic = query_request(pubsub_topic=PUBSUB_TOPIC, content_topics=[TOPIC], forward=True)
-    few = query_request(message_hashes=limited_node.hashes, forward=True)
+    few = query_request(message_hashes=limited_node[1], forward=True)
     unknown = [bytes([n]) * 32 for n in range(130)]
-    many = query_request(message_hashes=[*limited_node.hashes, *unknown], forward=True)
+    many = query_request(message_hashes=[*limited_node[1], *unknown], forward=True)
     for request in (by_topic, few, many):
         request.pagination_limit = 6
         pages = [page async for page in client.query_pages(request)]
         assert_cut(pages, CHAIN // MESSAGES_OF_A_PAGE)
         assert [each.message_hash for page in pages for each in page.messages][:CHAIN] == (
-            limited_node.hashes
+            limited_node[1]
         )
 
 
@@ -169,15 +129,15 @@ async def test_pages_of_followers_fit_into_a_response(
         new_message(bytes(CONTENT_BYTES), TOPIC, PUBSUB_TOPIC, start_ns + n) for n in range(CHAIN)
     ]
     wanted = content_filter(PUBSUB_TOPIC, [TOPIC])
-    stored = [hash_of(message) for message in (*limited_node.chain, *limited_node.claimants, *live)]
+    stored = [*limited_node[1], *map(hash_of, live)]
     followed: list[bytes] = []
     pages = []
     async with aclosing(client.follow(filter=wanted, from_beginning=True)) as arriving:
         async for page in arriving:
             pages.append(page)
             followed += [each.message_hash for each in page.messages]
-            if len(followed) == CHAIN + CLAIMANTS and page.live:
-                await publish(limited_node.address, live)
+            if len(followed) == CHAIN and page.live:
+                await publish(limited_node[0], live)
             if len(followed) == len(stored):
                 break
     assert_cut(pages, 2 * CHAIN // MESSAGES_OF_A_PAGE)
@@ -202,12 +162,12 @@ async def test_a_message_from_before_the_limits_is_sent_alone(
     client: NodeClient, limited_node: LimitedNode
 ) -> None:
     topics = [EARLIER_TOPIC, TOPIC]
-    digest = hash_of(limited_node.earlier)
+    digest = limited_node[2]
     for request in (
         query_request(pubsub_topic=PUBSUB_TOPIC, content_topics=topics, forward=True),
-        query_request(message_hashes=[digest, *limited_node.hashes], forward=True),
+        query_request(message_hashes=[digest, *limited_node[1]], forward=True),
     ):
         first = await client.query(request)
         assert [each.message_hash for each in first.messages] == [digest]
         request.pagination_cursor = first.pagination_cursor
-        assert (await client.query(request)).messages[0].message_hash == limited_node.hashes[0]
+        assert (await client.query(request)).messages[0].message_hash == limited_node[1][0]

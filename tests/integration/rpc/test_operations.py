@@ -1,9 +1,12 @@
 import asyncio
+import gc
 import json
+import weakref
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from io import StringIO
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -14,10 +17,16 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 from store.domain.ports import StoreUnavailable
 from store.observe.logging import configure
+from store.rpc.call import CallWrapper
 from store.rpc.server import build_handlers
+from store.serving.call import Call
 from store.serving.context import NodeState
+from store.serving.failure import busy
+from store.serving.methods.reads import QUERY, refuse_query
 from storenode.wire.storenode.v1.admin_pb2 import NodeStatus
 from storenode.wire.storenode.v1.store_pb2 import FollowRequest, PublishRequest, PublishResponse
+from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
+from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
 from tests.integration.rpc.harness import ADMIN, STORE, Node, failure, item, serve, within
 
 HEALTH = "/grpc.health.v1.Health/"
@@ -231,3 +240,34 @@ async def test_many_idle_followers_share_one_connection(node: Node) -> None:
         assert [entry.message_hash for entry in page.messages] == [result.message_hash]
     for call in calls:
         call.cancel()
+
+
+@pytest.fixture
+def by_counting_references() -> Iterator[None]:
+    """Run without the collector, which would come too late for requests of 16 MiB."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("by_counting_references")
+async def test_a_request_that_was_refused_is_not_kept(node: Node) -> None:
+    kept: list[weakref.ref[SimpleNamespace]] = []
+
+    async def refused(_call: Call, _request: bytes) -> bytes:
+        decoded = SimpleNamespace()
+        kept.append(weakref.ref(decoded))
+        raise busy("no room")
+
+    query = CallWrapper("client", node.context).unary(QUERY, refused, refuse_query)
+    server = grpc.aio.server()
+    handlers = grpc.method_handlers_generic_handler("storenode.v1.Store", {"Query": query})
+    server.add_generic_rpc_handlers((handlers,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        response = await StoreStub(channel).Query(StoreQueryRequest(request_id="one"))
+    await server.stop(None)
+    assert (response.request_id, response.status_desc) == ("one", "no room")
+    assert [each() for each in kept] == [None]

@@ -44,6 +44,7 @@ def files(tmp_path: Path) -> dict[str, Path]:
     one, two = Pki(tmp_path / "one"), Pki(tmp_path / "two")
     cert, key = one.issue("a.nodes.example")
     other_cert, other_key = two.issue("b.nodes.example")
+    ip, ip_key = one.issue("127.0.0.1", file="ip")
     begin, end = "-----BEGIN CERTIFICATE-----\n", "-----END CERTIFICATE-----\n"
     texts = {
         "rubbish": "no certificate at all\n",
@@ -51,11 +52,13 @@ def files(tmp_path: Path) -> dict[str, Path]:
         "half": one.ca.read_text() + f"{begin}bm90aGluZw==\n{end}",
         "tokens": "[clients.a]\nrights = ['everything']\n",
         "empty": "",
+        "cut": cert.read_text()[:300],
     }
     for name, text in texts.items():
         (tmp_path / f"{name}.txt").write_text(text)
     made = {name: tmp_path / f"{name}.txt" for name in texts}
     pairs = {"cert": cert, "key": key, "ca": one.ca, "cert2": other_cert, "key2": other_key}
+    pairs |= {"ip": ip, "ip_key": ip_key}
     return {**made, **pairs}
 
 
@@ -66,6 +69,8 @@ BAD = {
         "--tls-cert {rubbish} --tls-key {key}",
         "is not a PEM file",
     ),
+    "half a certificate": ("--tls-cert {cut} --tls-key {key}", "are not a certificate and its key"),
+    "a certificate without a name": ("--tls-cert {ip} --tls-key {ip_key}", "has no DNS name"),
     "no file": (f"{TLS} --tls-key nowhere.pem", "nowhere.pem cannot be read"),
     "an authority that is rubbish": (
         f"{TLS} --tls-key {{key}} --tls-ca {{rubbish}}",

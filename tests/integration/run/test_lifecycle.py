@@ -11,6 +11,7 @@ import stat
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 
@@ -21,7 +22,6 @@ from grpc_health.v1.health_pb2 import HealthCheckResponse
 
 from storenode.client.messages import new_message, new_request
 from storenode.wire.storenode.v1.store_pb2 import (
-    FollowRequest,
     PublishRequest,
     PublishResponse,
     ScanRequest,
@@ -149,21 +149,6 @@ def test_probes_see_the_end_before_the_node_is_gone(tmp_path: Path, database_url
         assert next(states) == NOT_SERVING
         with pytest.raises(grpc.RpcError) as ending:
             next(states)
-        assert ending.value.code() is grpc.StatusCode.UNAVAILABLE
-        assert node.wait() == 0
-
-
-def test_followers_are_told_to_go_elsewhere(tmp_path: Path, database_url: str) -> None:
-    with (
-        running_node(tmp_path / "data", "--drain-timeout", "1h", database_url=database_url) as node,
-        grpc.insecure_channel(node.listen) as channel,
-    ):
-        follow = StoreStub(channel).Follow
-        pages = iter(follow(FollowRequest(), timeout=TIMEOUT_S))
-        assert next(pages).live
-        node.signal(signal.SIGTERM)
-        with pytest.raises(grpc.RpcError) as ending:
-            next(pages)
         assert ending.value.code() is grpc.StatusCode.UNAVAILABLE
         assert node.wait() == 0
 
@@ -304,25 +289,20 @@ def test_the_log_is_json_off_a_terminal_and_text_on_demand(
         assert node.log() == ""
 
 
-class endless_publisher:  # noqa: N801 - used like a function, in a with statement
-    """A `PublishStream` that the node has begun to serve and that its client never ends."""
+@contextmanager
+def endless_publisher(channel: grpc.Channel) -> Iterator[Iterator[PublishResponse]]:
+    """Begin a `PublishStream` that its client does not end within the block."""
+    ends, requests = socket.socketpair()
 
-    def __init__(self, channel: grpc.Channel) -> None:
-        self._publish = StoreStub(channel).PublishStream
-        self._ends, self._requests = socket.socketpair()
-
-    def __enter__(self) -> Iterator[PublishResponse]:
-        responses = iter(self._publish(self._endless()))
-        assert next(responses) == PublishResponse()
-        return responses
-
-    def __exit__(self, *_exc: object) -> None:
-        self._ends.close()
-        self._requests.close()
-
-    def _endless(self) -> Iterator[PublishRequest]:
+    def endless() -> Iterator[PublishRequest]:
         yield PublishRequest()
-        self._requests.recv(1)
+        requests.recv(1)
+
+    responses = iter(StoreStub(channel).PublishStream(endless()))
+    assert next(responses) == PublishResponse()
+    yield responses
+    ends.close()
+    requests.close()
 
 
 @pytest.mark.parametrize(

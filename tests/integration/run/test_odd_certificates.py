@@ -1,9 +1,7 @@
-"""Certificates that are not what they seem, and handshakes that never end: who is let in."""
+"""Certificates that are not what they seem: no call of their holders is served."""
 
 from __future__ import annotations
 
-import socket
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -32,11 +30,6 @@ DAY: Final = timedelta(days=1)
 UNREACHABLE: Final = grpc.StatusCode.UNAVAILABLE
 FORBIDDEN: Final = grpc.StatusCode.PERMISSION_DENIED
 NAMELESS: Final = grpc.StatusCode.UNAUTHENTICATED
-
-STALLED: Final = 64
-PATIENCE_S: Final = 100.0
-CLIENT_HELLO: Final = bytes.fromhex("16030100c8010000c40303")
-"""The first bytes of one of 200 bytes."""
 
 
 @dataclass(frozen=True)
@@ -206,31 +199,3 @@ def _key(path: Path) -> ec.EllipticCurvePrivateKey:
     found = load_pem_private_key(path.read_bytes(), None)
     assert isinstance(found, ec.EllipticCurvePrivateKey)
     return found
-
-
-def test_handshakes_that_stall_or_trickle_are_ended(
-    node: NodeProcess, authority: Path, maker: Maker
-) -> None:
-    host, _, port = node.peer.rpartition(":")
-    stalled = [socket.create_connection((host, int(port))) for _ in range(STALLED)]
-    for each in stalled:
-        each.sendall(CLIENT_HELLO)
-        each.settimeout(0.1)
-    assert code_of(node, authority, maker.make(dns(PEER.encode()))) is grpc.StatusCode.OK
-    left, deadline = stalled, time.monotonic() + PATIENCE_S
-    while left:
-        # A byte now and then does not make the handshake any longer.
-        left = [each for each in left if not _ended(each)]
-        assert time.monotonic() < deadline, "handshakes go on"
-    for each in stalled:
-        each.close()
-
-
-def _ended(connection: socket.socket) -> bool:
-    try:
-        connection.sendall(b"\0")
-        return connection.recv(1) == b""
-    except TimeoutError:
-        return False
-    except ConnectionError:
-        return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 from google.protobuf.message import DecodeError
@@ -23,13 +24,9 @@ USUAL = entry(b"x" * 200).SerializeToString()
 SMALL = entry(b"x", version=1).SerializeToString()
 
 
-class Undecoded:
-    """Stands where messages are decoded."""
-
-    @staticmethod
-    def FromString(_: bytes) -> None:  # noqa: N802 - the name that messages have
-        """Must not be called."""
-        raise AssertionError("a message was decoded")
+def refuse_to_decode(_: bytes) -> None:
+    """Fail: a message was decoded."""
+    raise AssertionError("a message was decoded")
 
 
 @pytest.mark.parametrize("size", [1, 79, 80, 81, 127, 128, 129, 200, 1_000, 16_000, 16_383])
@@ -42,7 +39,8 @@ def test_a_usual_message_is_not_decoded(
     expected = admit(messages, NOW_NS, POLICY, Decoding)
     assert expected.verdicts == [Verdict.ACCEPTED] * 3
     if len(messages[0].message.SerializeToString()) < 1 << 14:
-        monkeypatch.setattr(transfer, "WakuMessageAndTopic", Undecoded)
+        undecoded = SimpleNamespace(FromString=refuse_to_decode)
+        monkeypatch.setattr(transfer, "WakuMessageAndTopic", undecoded)
     assert admit(encoded, NOW_NS, POLICY) == expected
 
 

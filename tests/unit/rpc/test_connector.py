@@ -6,28 +6,8 @@ import pytest
 from store.domain.ports import PeerAddress
 from store.rpc.connector import Callee, PeerCall, PeerCallError
 from store.sync.errors import MAX_PEER_TEXT_CHARS, shown
-from storenode.connection.channel import is_loopback
 from tests.support.breaking_call import BROKEN, ENDED, ORDERS, BreakingCall, Status
 from tests.support.virtual_time import virtual_time
-
-
-@pytest.mark.parametrize(
-    ("host", "loopback"),
-    [
-        ("localhost", True),
-        ("LOCALHOST", True),
-        ("127.0.0.1", True),
-        ("127.9.9.9", True),
-        ("::1", True),
-        ("10.0.0.1", False),
-        ("0.0.0.0", False),
-        ("::", False),
-        ("node.example", False),
-        ("localhost.example", False),
-    ],
-)
-def test_only_this_machine_is_loopback(host: str, loopback: bool) -> None:
-    assert is_loopback(host) is loopback
 
 
 def test_texts_of_peers_are_cut_and_made_printable() -> None:

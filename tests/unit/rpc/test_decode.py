@@ -1,10 +1,9 @@
 import pytest
-from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from store.domain.ports import HistoryEntry, TopicFilter, TopicRights
-from store.domain.query import RequestError, RequestLimits
+from store.domain.ports import HistoryEntry
+from store.domain.query import RequestError
 from store.messages.fields import MAX_COUNTED_FIELDS
 from store.serving.failure import CallError, Code
 from store.serving.limits import COUNTED_REQUEST_BYTES, MAX_READ_FIELDS
@@ -15,9 +14,7 @@ from store.serving.methods.decode import (
     decode_read,
     has_at_most,
     history_entries,
-    topic_filter,
 )
-from store.serving.methods.reads import query_input
 from storenode.wire.sds.v1.message_pb2 import HistoryEntry as HistoryEntryMessage
 from storenode.wire.storenode.v1.store_pb2 import (
     ContentFilter,
@@ -26,22 +23,6 @@ from storenode.wire.storenode.v1.store_pb2 import (
 )
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
-
-RIGHTS = TopicRights(("/p",))
-LIMITS = RequestLimits(query_topics=2)
-
-
-@given(st.binary(max_size=100))
-def test_bytes_are_a_request_or_an_invalid_argument(request: bytes) -> None:
-    try:
-        whole = PublishRequest.FromString(request)
-    except DecodeError:
-        with pytest.raises(CallError) as caught:
-            decode(PublishRequest, request)
-        assert caught.value.code is Code.INVALID_ARGUMENT
-        assert "storenode.v1.PublishRequest" in caught.value.sentence
-    else:
-        assert decode(PublishRequest, request) == whole
 
 
 @given(st.lists(st.text(max_size=200), max_size=12), st.integers(0, 2**32 - 1), st.integers(1, 14))
@@ -129,29 +110,6 @@ def test_a_length_past_the_end_is_left_to_the_parser() -> None:
     assert clip(request, 1, 3) == request
     with pytest.raises(CallError):
         decode(PublishRequest, request)
-
-
-def test_fields_that_are_not_set_are_none() -> None:
-    empty = query_input(StoreQueryRequest())
-    assert (empty.pubsub_topic, empty.time_start, empty.time_end) == (None, None, None)
-    assert (empty.cursor, empty.limit) == (None, None)
-    zeros = query_input(
-        StoreQueryRequest(
-            pubsub_topic="", time_start=0, time_end=0, pagination_cursor=b"", pagination_limit=0
-        )
-    )
-    assert (zeros.pubsub_topic, zeros.time_start, zeros.time_end) == ("", 0, 0)
-    assert (zeros.cursor, zeros.limit) == (b"", 0)
-
-
-def test_a_content_filter_carries_the_caller_s_rights() -> None:
-    assert topic_filter(ContentFilter(), RIGHTS, LIMITS) == TopicFilter(rights=RIGHTS)
-    both = ContentFilter(pubsub_topic="/p", content_topics=["/c"])
-    assert topic_filter(both, RIGHTS, LIMITS) == TopicFilter("/p", ("/c",), RIGHTS)
-    with pytest.raises(RequestError):
-        topic_filter(ContentFilter(pubsub_topic=""), RIGHTS, LIMITS)
-    with pytest.raises(RequestError, match="3 topics: at most 2"):
-        topic_filter(ContentFilter(content_topics=["/a", "/b", "/c"]), RIGHTS, LIMITS)
 
 
 def test_an_empty_hint_is_a_hint() -> None:

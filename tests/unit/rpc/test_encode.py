@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from store.domain.admission import Admitted, Verdict
 from store.domain.ports import HistoryEntry, QueryPage, SdsPage
-from store.domain.unread import Confirmation, NoConfirmations
+from store.domain.unread import Confirmation
 from store.messages.frames import presences, sds_stored_message
 from store.serving.methods.encode import publish_response, query_page, sds_response
 from storenode.message.hashing import message_hash
@@ -92,15 +92,6 @@ def test_confirmations_are_told_of_what_is_held(
     found = data.draw(st.lists(CONFIRMATIONS, min_size=records, max_size=records))
     encoded = publish_response(request, stored, found)
     assert encoded == expected(request, stored, found).SerializeToString()
-
-
-async def test_without_gossip_the_answer_says_so() -> None:
-    found = await NoConfirmations().confirmed(
-        [DIGEST, digest(2)], [bytes(16)] * 2, [True, False], 3, None
-    )
-    assert len(found) == 2
-    assert found[0].confirms == 0
-    assert "0 of 3 stores confirmed: this node exchanges no read confirmations" in found[0].reason
 
 
 def test_an_empty_request_has_an_empty_response() -> None:

@@ -85,19 +85,6 @@ async def test_a_request_has_its_time_when_no_other_waits() -> None:
     assert loop.time() == REQUEST_TIMEOUT_S
 
 
-@virtual_time
-async def test_a_connection_with_many_calls_does_not_keep_another_waiting() -> None:
-    reader = RequestSlots(1)
-    crowd = [asyncio.create_task(read_call(reader, Caller("ipv4:192.0.2.1:1"))) for _ in range(40)]
-    await asyncio.sleep(0)
-    assert await read_call(reader, Caller("ipv4:192.0.2.2:1", b"x")) == b"x"
-    assert sum(task.done() for task in crowd) == 1
-    for task in crowd:
-        task.cancel()
-    await asyncio.gather(*crowd, return_exceptions=True)
-    assert await read_call(reader, Caller(request=b"y")) == b"y"
-
-
 async def test_slots_come_back_however_a_call_ends() -> None:
     reader = RequestSlots(1)
     for _ in range(3):
@@ -121,23 +108,6 @@ async def test_without_waiting_a_call_is_refused_at_once() -> None:
     assert refused.value.code is Code.RESOURCE_EXHAUSTED
     holder.cancel()
     await asyncio.gather(holder, return_exceptions=True)
-
-
-async def test_of_too_many_that_wait_one_of_the_fullest_connection_is_refused() -> None:
-    reader, holder = RequestSlots(1, max_waiting=4), Caller()
-    holding = asyncio.create_task(read_call(reader, holder))
-    crowd = [asyncio.create_task(read_call(reader, Caller("ipv4:192.0.2.1:1"))) for _ in range(4)]
-    await asyncio.sleep(0)
-    alone = asyncio.create_task(read_call(reader, Caller("ipv4:192.0.2.2:1", b"x")))
-    done, _ = await asyncio.wait(crowd, return_when=asyncio.FIRST_COMPLETED)
-    assert [type(task.exception()) for task in done] == [CallError]
-    holder.request.set_result(b"y")
-    assert await holding == b"y"
-    for task in crowd:
-        task.cancel()
-    assert await alone == b"x"
-    await asyncio.gather(*crowd, return_exceptions=True)
-    assert await read_call(reader, Caller(request=b"z"), wait=False) == b"z"
 
 
 @virtual_time

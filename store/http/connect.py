@@ -25,7 +25,6 @@ from store.serving.call import Call, Method, StreamMethod, UnaryMethod
 from store.serving.context import NodeContext
 from store.serving.failure import CallError, Code, malformed
 from store.serving.methods import publish, reads
-from store.serving.methods.coverage import CoverageService
 from storenode.wire.storenode.v1 import store_pb2
 
 SERVICE: Final = store_pb2.DESCRIPTOR.services_by_name["Store"].full_name
@@ -155,18 +154,14 @@ class ConnectMethod:
 
 def operations(services: Services, node: NodeContext) -> list[Operation]:
     """Return an operation for each method that the node serves."""
-    service = reads.ReadService(services)
     methods = [
         ConnectMethod(publish.PUBLISH, unary=publish.PublishService(services).publish),
-        ConnectMethod(reads.QUERY, unary=service.query),
-        ConnectMethod(reads.SCAN, stream=service.scan),
-        ConnectMethod(reads.FOLLOW, stream=service.follow),
-        ConnectMethod(reads.SDS_MESSAGES, stream=service.sds_messages),
-        ConnectMethod(reads.CAUSAL_HISTORY, stream=service.causal_history),
+        ConnectMethod(reads.QUERY, unary=reads.ReadService(services).query),
+        *(
+            ConnectMethod(method, stream=handle)
+            for method, handle in reads.stream_methods(services, node).items()
+        ),
     ]
-    if node.coverage is not None:
-        coverage = CoverageService(node.coverage).coverage
-        methods.append(ConnectMethod(reads.COVERAGE, stream=coverage))
     return [method.operation() for method in methods]
 
 

@@ -26,7 +26,6 @@ from store.rpc.peer import PeerService
 from store.rpc.publish_stream import publish_stream
 from store.serving.call import Method
 from store.serving.methods import publish, reads
-from store.serving.methods.coverage import CoverageService
 from storenode.message.limits import MAX_REQUEST_BYTES
 from storenode.wire.storenode.v1 import admin_pb2, peer_pb2, store_pb2
 
@@ -72,10 +71,14 @@ def build_handlers(
             (FETCH_MESSAGES, wrapper.unary(FETCH_MESSAGES, admin.fetch_messages)),
         ]
     else:
-        served[STORE] = _reads(wrapper, reads.ReadService(services))
-        if context.coverage is not None:
-            coverage = CoverageService(context.coverage).coverage
-            served[STORE].append((reads.COVERAGE, wrapper.stream(reads.COVERAGE, coverage)))
+        query = reads.ReadService(services).query
+        served[STORE] = [
+            (reads.QUERY, wrapper.unary(reads.QUERY, query, reads.refuse_query)),
+            *(
+                (method, wrapper.stream(method, handle))
+                for method, handle in reads.stream_methods(services, context).items()
+            ),
+        ]
         if context.sessions is not None and context.peers is not None:
             peer, gossip = PeerService(context.sessions), GossipService(context.gossip)
             served[PEER] = [
@@ -100,17 +103,4 @@ def build_handlers(
     return [
         ServiceHandler(service, {method.name: handler for method, handler in handlers})
         for service, handlers in served.items()
-    ]
-
-
-def _reads(wrapper: CallWrapper, service: reads.ReadService) -> _Handlers:
-    streams = (
-        (reads.SCAN, service.scan),
-        (reads.FOLLOW, service.follow),
-        (reads.SDS_MESSAGES, service.sds_messages),
-        (reads.CAUSAL_HISTORY, service.causal_history),
-    )
-    return [
-        (reads.QUERY, wrapper.unary(reads.QUERY, service.query, reads.refuse_query)),
-        *((method, wrapper.stream(method, handle)) for method, handle in streams),
     ]

@@ -6,7 +6,7 @@ Made after the database serves and before the listeners do; closed before the da
 from __future__ import annotations
 
 import time
-from contextlib import AsyncExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -31,16 +31,15 @@ from store.gossip.events import GossipCount, GossipCounter
 from store.gossip.limits import GossipConfig
 from store.messages.conflicts import StoreResult
 from store.messages.record import RecordBatch
-from store.observe.clocks import ClockComparison
 from store.observe.metrics import Metrics
 from store.rpc.connector import PeerConnector
 from store.rpc.gossip import GossipTransport
 from store.rpc.peer_reads import PeerReader
+from store.runtime.listeners import tls_files
 from store.runtime.peer_states import PeerStates
-from store.runtime.services import PolicySource, Wiring, system_environment
+from store.runtime.services import NodeBase, Wiring, system_environment
 from store.runtime.tasks import BackgroundTasks
 from store.serving.context import NodeIdentity
-from store.serving.tls import TlsFiles
 from store.sync.limits import TransferLimits
 from store.sync.lookup import Fetcher
 from store.sync.resume import SHORTEST_GAP_NS, ResumeConfig, Resumer
@@ -72,21 +71,12 @@ class Peering:
     peers: tuple[PeerAddress, ...]
 
 
-def open_peering(
-    stack: AsyncExitStack,
-    config: NodeConfig,
-    wiring: Wiring,
-    identity: NodeIdentity,
-    *,
-    policy: PolicySource,
-    metrics: Metrics,
-    clocks: ClockComparison,
-) -> Peering:
-    """Make the parts; `stack` takes them apart."""
+def open_peering(base: NodeBase, wiring: Wiring, identity: NodeIdentity) -> Peering:
+    """Make the parts."""
+    config, metrics, stack, policy = base.config, base.metrics, base.stack, base.policy
     peers = tuple(dict.fromkeys(_address(peer) for peer in config.peer))
-    connector = PeerConnector(
-        identity, _tls(config), insecure="peer" in config.insecure, clocks=clocks
-    )
+    tls = tls_files(config, config.tls_ca)
+    connector = PeerConnector(identity, tls, insecure="peer" in config.insecure, clocks=base.clocks)
     book = PeerStates(
         peers,
         metrics,
@@ -160,12 +150,6 @@ def _resume(config: NodeConfig, peers: tuple[PeerAddress, ...]) -> ResumeConfig:
 
 def _address(peer: Peer) -> PeerAddress:
     return PeerAddress(peer.address.host, peer.address.port, peer.node_id or "")
-
-
-def _tls(config: NodeConfig) -> TlsFiles | None:
-    if config.tls_cert is None or config.tls_key is None:
-        return None
-    return TlsFiles(config.tls_cert, config.tls_key, config.tls_ca)
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,17 +233,10 @@ class _Meter:
 
 
 async def open_gossip(
-    stack: AsyncExitStack,
-    config: NodeConfig,
-    wiring: Wiring,
-    identity: NodeIdentity,
-    *,
-    peering: Peering,
-    policy: PolicySource,
-    metrics: Metrics,
-    tracing: Tracing | None,
+    base: NodeBase, wiring: Wiring, identity: NodeIdentity, peering: Peering
 ) -> Gossiping:
-    """Make the parts and begin to connect; `stack` takes them apart."""
+    """Make the parts and begin to connect."""
+    config, metrics, stack, tracing = base.config, base.metrics, base.stack, base.tracing
     if wiring.tracking is None:
         return Gossiping(NoConfirmations())
     tasks = BackgroundTasks()
@@ -269,7 +246,7 @@ async def open_gossip(
         return Gossiping(SharedConfirmations(wiring.unread, wiring.tracking))
 
     def admission() -> Admission:
-        return Admission(policy.current(), time.time_ns(), Source.GOSSIP)
+        return Admission(base.policy.current(), time.time_ns(), Source.GOSSIP)
 
     transport = GossipTransport(peering.connector, admission, tracing)
     node = GossipNode(

@@ -6,6 +6,7 @@ import asyncio
 import resource
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final
 
 from store.config.node import NodeConfig
@@ -88,7 +89,7 @@ def bind_listeners(config: NodeConfig, services: Services, base: RpcContext) -> 
         return bind(
             _where(option, address),
             build_handlers(kind, services, context),
-            _peer_tls(config) if kind == "peer" else _client_tls(config),
+            _peer_tls(config) if kind == "peer" else tls_files(config, config.client_ca),
             connections=_connections(config),
             peers=serves_peers,
         )
@@ -113,7 +114,7 @@ def _bind_http(config: NodeConfig, services: Services, context: NodeContext) -> 
     sites = Sites(config.http_allow_origin, config.http_hosts)
     app = build_app(services, context, sites=sites, with_page=True)
     where = _where("--http-listen", config.http_listen)
-    return http.bind(where, app, _client_tls(config), connections)
+    return http.bind(where, app, tls_files(config, config.client_ca), connections)
 
 
 def _connections(config: NodeConfig) -> int:
@@ -166,15 +167,14 @@ def _where(option: str, address: Address) -> ListenerAddress:
     return ListenerAddress(option, address.host, address.port)
 
 
-def _client_tls(config: NodeConfig) -> TlsFiles | None:
+def tls_files(config: NodeConfig, authority: Path | None) -> TlsFiles | None:
+    """Return the node's certificate and key, and an authority for others; None without TLS."""
     if config.tls_cert is None or config.tls_key is None:
         return None
-    return TlsFiles(config.tls_cert, config.tls_key, config.client_ca)
+    return TlsFiles(config.tls_cert, config.tls_key, authority)
 
 
 def _peer_tls(config: NodeConfig) -> TlsFiles | None:
-    if config.tls_cert is None or config.tls_key is None:
-        return None
     # Without an authority no peer can be told from another, and none is allowed: the node's own
     # certificate stands in, so that the listener demands a certificate all the same.
-    return TlsFiles(config.tls_cert, config.tls_key, config.tls_ca or config.tls_cert)
+    return tls_files(config, config.tls_ca or config.tls_cert)

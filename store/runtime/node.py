@@ -43,6 +43,7 @@ from store.runtime.node_files import (
 from store.runtime.preflight import file_checks
 from store.runtime.resources import TRIM_INTERVAL_S, DiskSpace, Trimmer, map_large_blocks
 from store.runtime.services import (
+    NodeBase,
     PolicySource,
     Wiring,
     client_limits,
@@ -176,39 +177,14 @@ class NodeRuntime:
         else:
             node_id = kept_node_id(config.data_dir)
         tracing = open_tracing(stack, config, self._metrics, node_id, self._version)
-        wiring = await open_wiring(
-            stack,
-            config,
-            url,
-            self._metrics,
-            tracing,
-            guard=self._host.guard,
-            disk=self._disk,
-            policy=self._policy,
-        )
+        base = NodeBase(stack, config, self._metrics, self._policy, self._clocks, tracing)
+        wiring = await open_wiring(base, url, self._host.guard, self._disk)
         self._wiring = wiring
-        await self._start_tasks(stack, wiring)
+        await self._start_tasks(base, wiring)
         store_id = str(UUID(bytes=wiring.database.store_id))
         identity = NodeIdentity(node_id, store_id, self._version, config.cluster)
-        peering = open_peering(
-            stack,
-            config,
-            wiring,
-            identity,
-            policy=self._policy,
-            metrics=self._metrics,
-            clocks=self._clocks,
-        )
-        gossiping = await open_gossip(
-            stack,
-            config,
-            wiring,
-            identity,
-            peering=peering,
-            policy=self._policy,
-            metrics=self._metrics,
-            tracing=tracing,
-        )
+        peering = open_peering(base, wiring, identity)
+        gossiping = await open_gossip(base, wiring, identity, peering)
         self._gossiping = gossiping
         self._status.complete(
             stack,
@@ -254,8 +230,8 @@ class NodeRuntime:
         stack.push_async_callback(listener.close)
         return str(Address(where.host, port))
 
-    async def _start_tasks(self, stack: AsyncExitStack, wiring: Wiring) -> None:
-        telemetry = Telemetry(self._metrics, wiring, self._policy, self._clocks, self._config)
+    async def _start_tasks(self, base: NodeBase, wiring: Wiring) -> None:
+        stack, telemetry = base.stack, Telemetry(base, wiring)
         await telemetry.read_summary()
         self._telemetry = telemetry
         self._metrics.database_up.set(1)

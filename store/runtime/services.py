@@ -35,6 +35,7 @@ from store.domain.retention import RetentionPolicy
 from store.gossip.driver.driver import GossipDriver
 from store.messages.conflicts import Conflict
 from store.messages.record import RecordBatch
+from store.observe.clocks import ClockComparison
 from store.observe.logging import get_logger
 from store.observe.metrics import Metrics, total
 from store.runtime.resources import DiskSpace
@@ -155,6 +156,18 @@ _ROUTINE_EVENTS = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
+class NodeBase:
+    """The options and tools that the parts of a node share; ``stack`` takes the parts apart."""
+
+    stack: AsyncExitStack
+    config: NodeConfig
+    metrics: Metrics
+    policy: PolicySource
+    clocks: ClockComparison
+    tracing: Tracing | None
+
+
+@dataclass(frozen=True, slots=True)
 class Wiring:
     """The parts that work on the database, running.
 
@@ -177,22 +190,13 @@ class Wiring:
     recent_topics: RecentTopics
 
 
-async def open_wiring(
-    stack: AsyncExitStack,
-    config: NodeConfig,
-    url: str,
-    metrics: Metrics,
-    tracing: Tracing | None,
-    *,
-    guard: Guard | None,
-    disk: DiskSpace,
-    policy: PolicySource,
-) -> Wiring:
+async def open_wiring(base: NodeBase, url: str, guard: Guard | None, disk: DiskSpace) -> Wiring:
     """Open the pools and start what lives on them.
 
     Raises:
         StoreUnavailable: The database does not serve.
     """
+    stack, config, metrics, policy = base.stack, base.config, base.metrics, base.policy
     database = await Database.open(url, PoolSettings(*config.pool_sizes), guard)
     stack.push_async_callback(database.close)
     if not config.read_only:
@@ -243,7 +247,7 @@ async def open_wiring(
         written_ids=written_ids,
         tracking=tracking,
         feed=feed,
-        tracing=tracing,
+        tracing=base.tracing,
         is_disk_full=lambda: disk.full,
         on_stored=stored,
         on_conflict=conflicting,
@@ -257,7 +261,7 @@ async def open_wiring(
     stack.push_async_callback(hot.stop)
     reader = DatabaseReader(database, lambda: feed.counted)
     services = Services(writer, reader, feed, DatabaseSdsReader(database), follow_cursors(database))
-    maintainer = _maintainer(config, database, metrics, policy)
+    maintainer = _maintainer(base, database)
     reconcilable = IndexedReconcilable(ids, hot)
     statements = StatementBuffer(DatabaseStatements(database))
     stack.push_async_callback(finish, statements.flush)
@@ -301,15 +305,13 @@ def maintenance_events(metrics: Metrics) -> Callable[..., None]:
     return note
 
 
-def _maintainer(
-    config: NodeConfig, database: Database, metrics: Metrics, policy: PolicySource
-) -> Maintainer:
+def _maintainer(base: NodeBase, database: Database) -> Maintainer:
     return Maintainer(
         database.connect,
-        lambda: policy.brake.policy,
+        lambda: base.policy.brake.policy,
         now_ns=time.time_ns,
-        on_event=maintenance_events(metrics),
-        interval_s=config.maintenance_interval / NS_PER_S,
+        on_event=maintenance_events(base.metrics),
+        interval_s=base.config.maintenance_interval / NS_PER_S,
         lock_timeout_ms=RETENTION_LOCK_TIMEOUT_MS,
         max_lead_ns=MAX_CLOCK_LEAD_NS,
         steady_ns=time.monotonic_ns,

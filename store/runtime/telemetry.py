@@ -15,10 +15,8 @@ from store.db.maintenance.condition import StoreCondition, read_condition
 from store.db.schema.partitions import read_catalog
 from store.domain.ports import StoreBusy, StoreSummary, StoreUnavailable
 from store.domain.unread import UnreadSummary
-from store.observe.clocks import ClockComparison
 from store.observe.logging import suppressed_total
-from store.observe.metrics import Metrics
-from store.runtime.services import PolicySource, Wiring
+from store.runtime.services import NodeBase, Wiring
 from store.serving.tls import MAX_PEM_BYTES
 from storenode.message.limits import NS_PER_S
 
@@ -54,19 +52,12 @@ def read_expiries_s(config: NodeConfig) -> dict[str, float]:
 class Telemetry:
     """The gauges of a node; ``summary`` and ``unread`` are of the last reading."""
 
-    def __init__(
-        self,
-        metrics: Metrics,
-        wiring: Wiring,
-        policy: PolicySource,
-        clocks: ClockComparison,
-        config: NodeConfig,
-    ) -> None:
-        self._metrics = metrics
+    def __init__(self, base: NodeBase, wiring: Wiring) -> None:
+        self._metrics = base.metrics
         self._wiring = wiring
-        self._policy = policy
-        self._clocks = clocks
-        self._config = config
+        self._policy = base.policy
+        self._clocks = base.clocks
+        self._config = config = base.config
         self._blocking_age_ns = config.retention if config.retention_requires_archive else None
         self._clock = asyncio.get_running_loop().time
         self._summarised_s = -SUMMARY_INTERVAL_S

@@ -30,7 +30,8 @@ from store.messages.cursor import ScanCursor
 from store.messages.frames import digests, follow_page, query_response, scan_page
 from store.serving.answer_budget import COPIES
 from store.serving.answer_coverage import open_full_report, open_report, open_scan_report, page_span
-from store.serving.call import Call, Method
+from store.serving.call import Call, Method, StreamMethod
+from store.serving.context import NodeContext
 from store.serving.failure import CallError, Code
 from store.serving.limits import (
     MAX_QUERY_REQUEST_ID_BYTES,
@@ -38,6 +39,7 @@ from store.serving.limits import (
     MAX_SMALL_REQUEST_BYTES,
     ROUTE_BYTES,
 )
+from store.serving.methods.coverage import CoverageService
 from store.serving.methods.decode import (
     decode,
     decode_head,
@@ -218,6 +220,20 @@ class ReadService:
         if report is not None:
             coverage = coverage_message(await report.finish())
             yield store_pb2.CausalHistoryPage(coverage=coverage).SerializeToString()
+
+
+def stream_methods(services: Services, node: NodeContext) -> dict[Method, StreamMethod]:
+    """Return the reads that are answered by a stream, and their handlers."""
+    service = ReadService(services)
+    served: dict[Method, StreamMethod] = {
+        SCAN: service.scan,
+        FOLLOW: service.follow,
+        SDS_MESSAGES: service.sds_messages,
+        CAUSAL_HISTORY: service.causal_history,
+    }
+    if node.coverage is not None:
+        served[COVERAGE] = CoverageService(node.coverage).coverage
+    return served
 
 
 def refuse_query(request: bytes, failure: CallError) -> bytes:

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from io import StringIO
-from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -253,10 +252,10 @@ def by_counting_references() -> Iterator[None]:
 
 @pytest.mark.usefixtures("by_counting_references")
 async def test_a_request_that_was_refused_is_not_kept(node: Node) -> None:
-    kept: list[weakref.ref[SimpleNamespace]] = []
+    kept: list[weakref.ref[set[bytes]]] = []
 
     async def refused(_call: Call, _request: bytes) -> bytes:
-        decoded = SimpleNamespace()
+        decoded = {b"decoded"}
         kept.append(weakref.ref(decoded))
         raise busy("no room")
 

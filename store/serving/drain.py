@@ -13,20 +13,15 @@ _SHUTTING_DOWN: Final = "the node is shutting down: go on at another node, or he
 
 
 class Drain:
-    """The calls without an end of their own, which `begin` ends; other calls are left to finish."""
+    """The calls without an end of their own, which `begin` ends, once it has ``begun``."""
 
     def __init__(self) -> None:
-        self._begun = False
+        self.begun = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
-
-    @property
-    def begun(self) -> bool:
-        """True from `begin` on."""
-        return self._begun
 
     def begin(self) -> None:
         """End every endless call, those that begin later too."""
-        self._begun = True
+        self.begun.set()
         for task in self._tasks:
             task.cancel()
 
@@ -37,7 +32,7 @@ class Drain:
         Raises:
             CallError: the node is shutting down.
         """
-        if self._begun:
+        if self.begun.is_set():
             raise unready(_SHUTTING_DOWN)
         task = asyncio.current_task()
         assert task is not None
@@ -46,7 +41,7 @@ class Drain:
             yield
         except asyncio.CancelledError:
             # The client's own cancellation may come at the same moment; then it counts.
-            if self.begun and task.uncancel() == 0:
+            if self.begun.is_set() and task.uncancel() == 0:
                 raise unready(_SHUTTING_DOWN) from None
             raise
         finally:

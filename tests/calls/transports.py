@@ -19,9 +19,9 @@ import httpx
 from google.protobuf.json_format import MessageToDict, ParseDict
 from google.protobuf.message import Message
 
-from storenode.client.errors import NodeError
 from storenode.client.node import NodeClient, connect
 from storenode.client.retry import Retry
+from storenode.connection.errors import NodeError
 from storenode.wire.storenode.v1 import store_pb2
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest, StoreQueryResponse
 

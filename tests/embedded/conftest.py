@@ -11,7 +11,7 @@ from tests.embedded.helpers import insert
 
 @pytest.fixture(scope="session")
 def made_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A stopped data directory whose table `kept` holds the value 1."""
+    """Return a stopped data directory whose table `kept` holds the value 1."""
     data_dir = tmp_path_factory.mktemp("made-once") / "data"
     with EmbeddedPostgres(EmbeddedSettings(data_dir)) as server:
         insert(server.url, 1)
@@ -20,7 +20,7 @@ def made_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def data_dir(made_once: Path, tmp_path: Path) -> Path:
-    """A copy of that directory for one test, with owners and modes as they were."""
+    """Return a copy of that directory for one test, with owners and modes as they were."""
     copy = tmp_path / "data"
     _copy(made_once, copy)
     return copy

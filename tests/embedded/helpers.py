@@ -117,7 +117,7 @@ def values(url: str) -> list[int]:
 
 
 def unprivileged() -> dict[str, object]:
-    """The options for a node without privileges; as a user, that is what we are already.
+    """Return the options for a node without privileges; as a user, that is what we are already.
 
     The account that root lends cannot run an interpreter below root's home, where ours may be;
     any other Python will do for the supervisor's launcher.
@@ -136,7 +136,7 @@ def unprivileged() -> dict[str, object]:
 
 @contextmanager
 def open_directory() -> Iterator[Path]:
-    """A directory that every account can reach; pytest's own are for their owner alone."""
+    """Yield a directory that every account can reach; pytest's own are for their owner alone."""
     path = Path(tempfile.mkdtemp(prefix="storenode-test-", dir="/tmp"))
     try:
         path.chmod(0o755)

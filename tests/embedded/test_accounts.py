@@ -29,7 +29,7 @@ from tests.embedded.helpers import (
 
 
 def _private_installation(below: Path) -> binaries.Installation:
-    """The programs as they are in an environment below a directory of mode 0700."""
+    """Return the programs as they are in an environment below a directory of mode 0700."""
     source = binaries.choose(None)
     package = source.bin_dir.parents[1]
     ignored = shutil.ignore_patterns("include", "*.a")

@@ -44,7 +44,7 @@ def test_a_node_that_follows_at_once_waits_for_the_old_server(data_dir: Path) ->
 
 @pytest.fixture
 def suspended(data_dir: Path) -> Iterator[psutil.Process]:
-    """A server whose node was killed and which, being suspended, cannot act on that."""
+    """Yield a server whose node was killed and which, being suspended, cannot act on that."""
     with node(data_dir) as running:
         server = psutil.Process(running.said["pid"])
         server.suspend()

@@ -44,7 +44,7 @@ class Api:
 
     @classmethod
     def of(cls, node: NodeProcess, token: str | None = None, **more: Any) -> Api:  # noqa: ANN401
-        """As a client with a token, or without."""
+        """Return a caller as a client with a token, or without."""
         headers = {} if token is None else {"authorization": f"Bearer {token}"}
         scheme = "https" if "verify" in more else "http"
         client = httpx.Client(
@@ -53,13 +53,13 @@ class Api:
         return cls(client, client.get("/openapi.json").json())
 
     def get(self, path: str, **parameters: object) -> httpx.Response:
-        """A request whose answer is as the description says."""
+        """Send a request, and check that its answer is as the description says."""
         response = self.client.get(path, params=parameters)  # type: ignore[arg-type]
         self.check("get", path, response)
         return response
 
     def post(self, path: str, request: object, **headers: str) -> httpx.Response:
-        """The same for a request with a body."""
+        """Send a request with a body, and check its answer likewise."""
         response = self.client.post(path, json=request, headers=headers)
         self.check("post", path, response)
         return response
@@ -72,7 +72,7 @@ class Api:
         return results
 
     def lines(self, response: httpx.Response) -> list[dict[str, Any]]:
-        """The lines of an answer."""
+        """Return the lines of an answer."""
         assert response.status_code == 200, response.text
         return [json.loads(each) for each in response.text.splitlines()]
 
@@ -97,7 +97,7 @@ class Api:
 
 
 def events(response: httpx.Response) -> Iterator[Event]:
-    """The events of an answer as they come, read as the HTML standard says."""
+    """Yield the events of an answer as they come, read as the HTML standard says."""
     event, empty = Event(), True
     for line in response.iter_lines():
         if not line:
@@ -117,7 +117,7 @@ def events(response: httpx.Response) -> Iterator[Event]:
 
 
 def message(content_topic: str, payload: bytes | None = None, **more: object) -> dict[str, Any]:
-    """A message of now to publish, unlike any other."""
+    """Return a message of now to publish, unlike any other."""
     number = next(_numbers)
     return {
         "pubsubTopic": PUBSUB,
@@ -129,7 +129,7 @@ def message(content_topic: str, payload: bytes | None = None, **more: object) ->
 
 
 def failed(response: httpx.Response) -> tuple[int, str, str]:
-    """Status, code and sentence of an error."""
+    """Return status, code and sentence of an error."""
     error = response.json()["error"]
     assert error["requestId"] == response.headers["x-request-id"]
     return response.status_code, error["code"], error["message"]

@@ -24,7 +24,7 @@ _numbers = itertools.count()
 def node(
     tmp_path_factory: pytest.TempPathFactory, new_store: Callable[[], str]
 ) -> Iterator[NodeProcess]:
-    """A node without tokens, with a store of its own, that takes messages of any time."""
+    """Yield a node without tokens, with a store of its own, that takes messages of any time."""
     directory = tmp_path_factory.mktemp("http") / "node"
     options = (*HTTP, "--max-clock-drift", "off", "--retention", "off")
     with running_node(directory, *options, database_url=new_store()) as process:
@@ -33,7 +33,7 @@ def node(
 
 @pytest.fixture(scope="session")
 def api(node: NodeProcess) -> Iterator[Api]:
-    """A caller of it."""
+    """Yield a caller of the shared node."""
     api = Api.of(node)
     yield api
     api.client.close()
@@ -41,5 +41,5 @@ def api(node: NodeProcess) -> Iterator[Api]:
 
 @pytest.fixture
 def topic() -> str:
-    """A content topic that no other test uses."""
+    """Return a content topic that no other test uses."""
     return f"/http/1/topic-{next(_numbers)}/proto"

@@ -27,13 +27,13 @@ NEAR, FAR = "/near/1/a/proto", "/far/1/a/proto"
 
 @pytest.fixture(scope="module")
 def pki(tmp_path_factory: pytest.TempPathFactory) -> Pki:
-    """Who signs the certificates of the node and of its clients."""
+    """Return the authority of the certificates of the node and of its clients."""
     return Pki(tmp_path_factory.mktemp("secured"))
 
 
 @pytest.fixture(scope="module")
 def files(pki: Pki) -> Path:
-    """A folder with the certificates and the token file."""
+    """Return a folder with the certificates and the token file."""
     folder = pki.ca.parent
     text = ""
     for name, entry in RIGHTS.items():
@@ -47,7 +47,7 @@ def files(pki: Pki) -> Path:
 
 @pytest.fixture(scope="module")
 def node(files: Path, new_store: Callable[[], str]) -> Iterator[NodeProcess]:
-    """A node that demands tokens and client certificates."""
+    """Yield a node that demands tokens and client certificates."""
     options = (
         *("--tls-cert", str(files / "node.pem"), "--tls-key", str(files / "node.key")),
         *("--client-ca", str(files / "ca.pem"), "--peer-listen", "127.0.0.1:0"),
@@ -60,7 +60,7 @@ def node(files: Path, new_store: Callable[[], str]) -> Iterator[NodeProcess]:
 
 @pytest.fixture(scope="module")
 def trust(files: Path) -> ssl.SSLContext:
-    """What a client trusts, and shows."""
+    """Return the authority that a client trusts, and its own certificate."""
     context = ssl.create_default_context(cafile=str(files / "ca.pem"))
     context.load_cert_chain(files / "client.pem", files / "client.key")
     return context
@@ -68,7 +68,7 @@ def trust(files: Path) -> ssl.SSLContext:
 
 @pytest.fixture(scope="module")
 def caller(node: NodeProcess, trust: ssl.SSLContext) -> Iterator[Callable[[str | None], Api]]:
-    """Makes callers by token."""
+    """Make callers by token."""
     with ExitStack() as stack:
 
         def make(token: str | None) -> Api:

@@ -37,7 +37,7 @@ TOPIC: Final = "/bounds/1/large/proto"
 def node(
     tmp_path_factory: pytest.TempPathFactory, new_store: Callable[[], str]
 ) -> Iterator[NodeProcess]:
-    """A node with few connections and little memory for answers, and large messages."""
+    """Yield a node with few connections and little memory for answers, and large messages."""
     directory = tmp_path_factory.mktemp("bounds") / "node"
     few = ("--max-connections", str(CONNECTIONS), "--max-unsent-size", "2MiB")
     with running_node(directory, *HTTP, *few, database_url=new_store()) as process:
@@ -49,7 +49,7 @@ def node(
 
 
 def connected(node: NodeProcess) -> socket.socket:
-    """A connection whose kernel holds little for a caller that does not read."""
+    """Return a connection whose kernel holds little for a caller that does not read."""
     host, _, port = node.http.rpartition(":")
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
@@ -59,7 +59,7 @@ def connected(node: NodeProcess) -> socket.socket:
 
 
 def count(node: NodeProcess, name: str) -> float:
-    """The present value of a metric, which has these labels."""
+    """Return the present value of a metric with its labels."""
     for line in get(node.metrics, "/metrics")[1].splitlines():
         if line.startswith(f"{name} "):
             return float(line.split()[-1])
@@ -72,7 +72,7 @@ def until(node: NodeProcess, name: str, value: float) -> None:
 
 
 def ended(connection: socket.socket) -> bytes:
-    """What comes until the node closes the connection."""
+    """Return what comes until the node closes the connection."""
     parts = []
     try:
         while part := connection.recv(1 << 20):

@@ -30,7 +30,7 @@ TRAILERS: Final = 0x80
 
 
 def frames(body: bytes) -> list[tuple[int, bytes]]:
-    """The flags and messages of an answer."""
+    """Return the flags and messages of an answer."""
     found = []
     while body:
         size = int.from_bytes(body[1:5], "big")
@@ -40,7 +40,7 @@ def frames(body: bytes) -> list[tuple[int, bytes]]:
 
 
 def trailers(body: bytes) -> dict[str, str]:
-    """The status of a gRPC-Web answer."""
+    """Return the status of a gRPC-Web answer."""
     flags, last = frames(body)[-1]
     assert flags == TRAILERS
     lines = (each.partition(":") for each in last.decode().strip().split("\r\n"))
@@ -48,7 +48,7 @@ def trailers(body: bytes) -> dict[str, str]:
 
 
 def resident_bytes(node: NodeProcess) -> int:
-    """The memory of a node."""
+    """Return the memory of a node."""
     assert node.process is not None
     return int(psutil.Process(node.process.pid).memory_info().rss)
 

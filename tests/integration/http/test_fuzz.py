@@ -39,7 +39,7 @@ RPCS: Final = (
 
 
 def drawn(rng: Random) -> bytes:
-    """A request as it should be."""
+    """Return a valid random request."""
     if rng.random() < 0.3:
         method, kind, message = rng.choice(RPCS)
         more = f"content-type: {kind}\r\ncontent-length: {len(message)}\r\ngrpc-timeout: 1S\r\n"
@@ -54,7 +54,7 @@ def drawn(rng: Random) -> bytes:
 
 
 def broken(rng: Random, request: bytes) -> bytes:
-    """The same with some bytes changed, cut out, put in or repeated."""
+    """Return a request with some bytes changed, cut out, put in or repeated."""
     found = bytearray(request)
     for _ in range(rng.randrange(1, 6)):
         at = rng.randrange(len(found) + 1)
@@ -71,7 +71,7 @@ def broken(rng: Random, request: bytes) -> bytes:
 
 
 def answered(node: NodeProcess, request: bytes) -> bytes:
-    """What comes back; nothing more is sent, so the node need not wait."""
+    """Return what comes back; nothing more is sent, so the node need not wait."""
     host, _, port = node.http.rpartition(":")
     parts = []
     with socket.create_connection((host, int(port)), TIMEOUT_S) as connection:

@@ -37,7 +37,7 @@ EPHEMERAL: Final = PublishResult.EPHEMERAL
 
 
 def token_file(**limits: int) -> Access:
-    """Clients named like their rights; `app` may do all within the topics under /app/."""
+    """Return clients named like their rights; `app` may do all within the topics under /app/."""
     text = ""
     entries = {
         "reader": ['rights = ["read"]'],
@@ -56,7 +56,7 @@ def token_file(**limits: int) -> Access:
 
 
 def at_one_moment() -> int:
-    """A clock that stands, so that no second passes in which more may come."""
+    """Return a clock that stands, so that no second passes in which more may come."""
     return 0
 
 

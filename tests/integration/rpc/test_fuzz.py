@@ -77,7 +77,7 @@ async def poke(
 
 
 def absurd() -> Iterator[tuple[str, bytes]]:
-    """Requests whose size or numbers are the attack."""
+    """Yield requests whose size or numbers are the attack."""
     many = 2 * MIB - 100
     yield "Publish", b"\x0a\x00" * (8 * MIB - 10)
     yield "PublishStream", b"\x0a\x00" * (8 * MIB - 10)

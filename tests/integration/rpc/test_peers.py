@@ -12,14 +12,14 @@ CHANNEL = b"\x0a\x01c"
 
 
 def token_file() -> Access:
-    """One client that no test is."""
+    """Return the rights of a client that no test is."""
     return parse_token_file(
         f"[clients.a]\ntoken_sha256 = '{sha256(b'secret').hexdigest()}'\nrights = ['read']"
     )
 
 
 async def call(node: Node, method: str, metadata: Metadata = ()) -> None:
-    """A small request; for a stream, until its first page."""
+    """Make a call with a small request, of a stream until its first page."""
     if method in ("Query", "Publish"):
         await node.unary(STORE + method, b"", metadata)
     elif method == "Follow":

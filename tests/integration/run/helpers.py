@@ -50,7 +50,7 @@ def run_to_end(data_dir: Path, *args: str, database_url: str | None = None, **en
 
 
 def get(address: str, path: str, method: str = "GET") -> tuple[int, str]:
-    """Status and body of one request to the metrics listener."""
+    """Return status and body of one request to the metrics listener."""
     with closing(HTTPConnection(address, timeout=TIMEOUT_S)) as connection:
         connection.request(method, path)
         response = connection.getresponse()
@@ -58,7 +58,7 @@ def get(address: str, path: str, method: str = "GET") -> tuple[int, str]:
 
 
 def raw_exchange(address: str, request: bytes) -> bytes:
-    """Whatever the metrics listener answers to some bytes, until it closes."""
+    """Return whatever the metrics listener answers to some bytes, until it closes."""
     host, port = address.rsplit(":", 1)
     with socket.create_connection((host, int(port)), timeout=TIMEOUT_S) as connection:
         connection.sendall(request)
@@ -67,25 +67,25 @@ def raw_exchange(address: str, request: bytes) -> bytes:
 
 @contextmanager
 def occupied_port() -> Iterator[str]:
-    """HOST:PORT of a socket that listens."""
+    """Yield HOST:PORT of a socket that listens."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield f"127.0.0.1:{server.getsockname()[1]}"
 
 
 def health_of(channel: grpc.Channel) -> int:
-    """The answer of one health check."""
+    """Return the answer of one health check."""
     check = HealthStub(channel).Check
     status: int = check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S).status
     return status
 
 
 def watch_health(channel: grpc.Channel) -> Iterator[int]:
-    """The states of the node as they change; ends with the call."""
+    """Yield the states of the node as they change; ends with the call."""
     watch = HealthStub(channel).Watch
     for response in watch(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S):
         yield response.status
 
 
 def log_lines(log: str) -> list[dict[str, Any]]:
-    """The lines of a JSON log."""
+    """Return the lines of a JSON log."""
     return [json.loads(line) for line in log.splitlines()]

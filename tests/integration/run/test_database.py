@@ -32,7 +32,7 @@ def test_a_database_without_the_schema_is_refused(tmp_path: Path, empty_database
 
 
 def check_it_is_tried_again(data_dir: Path, url: str) -> None:
-    """A node with time for more than one attempt makes another."""
+    """Check that a node with time for more than one attempt makes another."""
     node = NodeProcess(data_dir, ("--start-timeout", "1h"), url)
     node.launch()
     try:

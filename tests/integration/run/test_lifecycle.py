@@ -226,14 +226,14 @@ def test_a_start_can_be_broken_off(tmp_path: Path) -> None:
 
 
 def tokens_of(*names: str) -> str:
-    """A token file of clients that may read, whose tokens are their names."""
+    """Return a token file of clients that may read, whose tokens are their names."""
     digests = {name: sha256(name.encode()).hexdigest() for name in names}
     entry = '[clients.{}]\ntoken_sha256 = "{}"\nrights = ["read"]\n'
     return "".join(entry.format(*each) for each in digests.items())
 
 
 def admitted(channel: grpc.Channel, token: str) -> bool:
-    """Whether a call with a token is served; any other failure is raised."""
+    """Return True if a call with a token is served; any other failure is raised."""
     metadata = (("authorization", f"Bearer {token}"),)
     try:
         StoreStub(channel).Query(StoreQueryRequest(), metadata=metadata, timeout=TIMEOUT_S)

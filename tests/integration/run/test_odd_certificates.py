@@ -41,12 +41,12 @@ class Signer:
 
 
 def common_name(text: str) -> x509.Name:
-    """A subject."""
+    """Return a subject."""
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
 
 
 def dns(*names: bytes) -> x509.UnrecognizedExtension:
-    """Subject alternative names of any bytes, which the library would not write (RFC 5280, DER)."""
+    """Return subject alternative names of any bytes, which the library refuses (RFC 5280)."""
     body = b"".join(b"\x82" + _length(len(name)) + name for name in names)
     oid = ExtensionOID.SUBJECT_ALTERNATIVE_NAME
     return x509.UnrecognizedExtension(oid, b"\x30" + _length(len(body)) + body)
@@ -74,7 +74,7 @@ class Maker:
         signer: Signer | None = None,
         authority: bool = False,
     ) -> tuple[Path, Path]:
-        """A certificate and its key. ``signer``: who signs it, by default the authority."""
+        """Return a certificate and its key. ``signer``: who signs it, by default the authority."""
         key = self.signer.key if authority else ec.generate_private_key(ec.SECP256R1())
         by, now = signer or self.signer, datetime.now(UTC)
         if by.name == common_name("itself"):
@@ -101,14 +101,14 @@ class Maker:
 
 @pytest.fixture(scope="module")
 def maker(tmp_path_factory: pytest.TempPathFactory) -> Maker:
-    """An authority that the node believes."""
+    """Return an authority that the node trusts."""
     key = ec.generate_private_key(ec.SECP256R1())
     return Maker(tmp_path_factory.mktemp("odd"), Signer(common_name("authority"), key))
 
 
 @pytest.fixture(scope="module")
 def authority(maker: Maker) -> Path:
-    """Its certificate."""
+    """Return the certificate of the authority."""
     return maker.make(None, authority=True)[0]
 
 
@@ -119,7 +119,7 @@ def node(
     maker: Maker,
     authority: Path,
 ) -> Iterator[NodeProcess]:
-    """A node that lets one peer in."""
+    """Yield a node that lets one peer in."""
     cert, key = maker.make(dns(b"a.nodes.example"))
     with running_node(
         tmp_path_factory.mktemp("node") / "data",
@@ -131,7 +131,7 @@ def node(
 
 
 def code_of(node: NodeProcess, authority: Path, identity: tuple[Path, Path]) -> grpc.StatusCode:
-    """How a call ends by which a holder of a certificate says it is the peer."""
+    """Return the status of a call of a certificate's holder that names itself as the peer."""
     cert, key = (path.read_bytes() for path in identity)
     credentials = grpc.ssl_channel_credentials(authority.read_bytes(), key, cert)
     options = [("grpc.ssl_target_name_override", "a.nodes.example")]

@@ -53,7 +53,7 @@ def status(address: str) -> dict[str, Any]:
 
 
 def wait_for(address: str, right: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
-    """The first answer that is right."""
+    """Return the first answer that is right."""
 
     def look() -> dict[str, Any] | None:
         found = status(address)
@@ -63,7 +63,7 @@ def wait_for(address: str, right: Callable[[dict[str, Any]], object]) -> dict[st
 
 
 def holds(found: dict[str, Any], messages: int) -> bool:
-    """Whether so many are shown. What the database has not told within its time is null."""
+    """Return True if so many are shown; null stands for what was not read in time."""
     if not found["held"] or not found["history"]:
         return False
     return bool(found["held"]["messages"] >= messages <= sum(found["history"]["hours"]))
@@ -229,7 +229,7 @@ def test_a_node_that_starts_is_alive_and_says_so(tmp_path: Path) -> None:
 
 
 def asked(address: str, path: str, *headers: str) -> tuple[int, bytes]:
-    """Status and body of a request with nothing but these headers."""
+    """Return status and body of a request with nothing but these headers."""
     request = "\r\n".join((f"GET {path} HTTP/1.1", *headers, "", ""))
     head, _, body = raw_exchange(address, request.encode()).partition(b"\r\n\r\n")
     return int(head.split()[1]), body
@@ -238,7 +238,7 @@ def asked(address: str, path: str, *headers: str) -> tuple[int, bytes]:
 def test_a_browser_is_answered_by_own_names_alone_and_a_scraper_by_any(
     tmp_path: Path, new_store: Callable[[], str]
 ) -> None:
-    """A page whose name leads here (DNS rebinding) cannot leave out ``Accept-Language``."""
+    """Check what DNS rebinding meets: no page can leave out ``Accept-Language``."""
     options = ("--metrics-allow-host", "Watch.Example")
     browser = "Accept-Language: en"
     with running_node(tmp_path / "data", *options, database_url=new_store()) as node:

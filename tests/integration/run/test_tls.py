@@ -26,7 +26,7 @@ def pki(tmp_path: Path) -> Pki:
 
 
 def options(pki: Pki, *more: str) -> list[str]:
-    """Options of a node that is called NODE_NAME."""
+    """Return options of a node that is called NODE_NAME."""
     cert, key = pki.issue(NODE_NAME, "also.example", "127.0.0.1")
     return [
         *("--tls-cert", str(cert), "--tls-key", str(key), "--tls-ca", str(pki.ca)),
@@ -37,7 +37,7 @@ def options(pki: Pki, *more: str) -> list[str]:
 def channel_to(
     pki: Pki, address: str, identity: tuple[Path, Path] | None = None, name: str | None = None
 ) -> grpc.Channel:
-    """A connection that trusts the authority, and shows a certificate if given."""
+    """Return a connection that trusts the authority, and shows a certificate if given."""
     cert, key = (path.read_bytes() for path in identity) if identity else (None, None)
     credentials = grpc.ssl_channel_credentials(pki.authority.cert_pem.bytes(), key, cert)
     options = [("grpc.ssl_target_name_override", name)] if name else []
@@ -45,7 +45,7 @@ def channel_to(
 
 
 def scan_code(channel: grpc.Channel, node_id: str) -> grpc.StatusCode:
-    """How a scan of a peer ends."""
+    """Return the status of a scan of a peer."""
     scan = StoreStub(channel).Scan
     metadata = (
         ("storenode-node-id", node_id),
@@ -122,7 +122,7 @@ def test_a_renewed_certificate_is_used_without_a_restart(
 
 
 def eventually_named(pki: Pki, node: NodeProcess, name: str) -> bool:
-    """True as soon as a handshake shows a name; the timeout of the test is the limit."""
+    """Return True as soon as a handshake shows a name; the timeout of the test is the limit."""
     while True:
         try:
             with channel_to(pki, node.listen, name=name) as channel:

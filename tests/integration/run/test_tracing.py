@@ -32,7 +32,7 @@ FAST = {"OTEL_BSP_SCHEDULE_DELAY": "50"}
 
 @pytest.fixture(scope="module")
 def tracer() -> trace.Tracer:
-    """The tracer of an application that has one; OpenTelemetry takes its provider once."""
+    """Return the tracer of an application that has one; OpenTelemetry takes its provider once."""
     provider = TracerProvider(shutdown_on_exit=False)
     trace.set_tracer_provider(provider)
     return trace.get_tracer("application")
@@ -46,7 +46,7 @@ def collector() -> Iterator[Collector]:
 
 @pytest.fixture
 def databases(postgres: PostgresServer, template_database: str) -> Iterator[list[str]]:
-    """URLs of two empty stores."""
+    """Yield URLs of two empty stores."""
     names = [postgres.copy_store(template_database) for _ in range(2)]
     yield [postgres.url(name) for name in names]
     for name in names:
@@ -55,7 +55,7 @@ def databases(postgres: PostgresServer, template_database: str) -> Iterator[list
 
 @asynccontextmanager
 async def following(client: NodeClient, wanted: set[bytes]) -> AsyncIterator[asyncio.Task[None]]:
-    """A follower that stands at the head, and a task that ends when it has got all of these."""
+    """Yield a follower that stands at the head, and a task that ends when it has received these."""
     live = asyncio.Event()
 
     async def follow() -> None:

@@ -43,13 +43,13 @@ class CommandLine:
         return outcome
 
     def run(self, *arguments: str, env: Mapping[str, str] | None = None) -> NodeConfig:
-        """The configuration of `storenode run` with these arguments."""
+        """Return the configuration of `storenode run` with these arguments."""
         outcome = self("run", *arguments, env=env)
         assert outcome.config is not None, outcome.refusal
         return outcome.config
 
     def refusal(self, *arguments: str, env: Mapping[str, str] | None = None) -> str:
-        """The sentence with which `storenode run` refuses these arguments."""
+        """Return the sentence with which `storenode run` refuses these arguments."""
         outcome = self("run", *arguments, env=env)
         assert outcome.refusal, outcome.config
         return outcome.refusal

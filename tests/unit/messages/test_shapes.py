@@ -46,7 +46,7 @@ def test_a_usual_message_is_not_decoded(
 
 @st.composite
 def damaged(draw: st.DrawFn) -> bytes:
-    """A message with some of its bytes changed, left out or added."""
+    """Return a message with some of its bytes changed, left out or added."""
     data = bytearray(draw(st.sampled_from([USUAL, SMALL]) | entries.map(encode)))
     for _ in range(draw(st.integers(0, 3))):
         # What is not payload is at both ends.
@@ -59,7 +59,7 @@ def damaged(draw: st.DrawFn) -> bytes:
 
 
 def encode(message: WakuMessageAndTopic) -> bytes:
-    """Its encoding."""
+    """Return the encoding of a message."""
     return message.SerializeToString()
 
 

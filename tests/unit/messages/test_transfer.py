@@ -13,7 +13,7 @@ POLICY = Policy(max_drift_ns=10**10, publisher=False)
 
 
 def stored_frame(item: WakuMessageAndTopic) -> bytes:
-    """The frame of a message as the node stores it."""
+    """Return the frame of a message as the node stores it."""
     item = WakuMessageAndTopic.FromString(item.SerializeToString())
     item.message.ClearField("ephemeral")
     return admit([item], NOW_NS, POLICY).batch.frame(0)

@@ -41,7 +41,7 @@ _RECORDED = {"storenode:disk_free_bytes", "storenode:disk_size_bytes"}
 
 @cache
 def exported() -> dict[str, set[str]]:
-    """Names of series and their labels; what is no metric object of the project's has no labels."""
+    """Return names of series and their labels; collectors of the library have no labels."""
     metrics = Metrics("1.0")
     found: dict[str, set[str]] = {}
     for collector in (*vars(metrics).values(), *vars(GatewayMetrics("1.0")).values()):
@@ -62,7 +62,7 @@ def _series(family: Metric) -> list[str]:
 
 
 def expressions() -> Iterator[tuple[str, str]]:
-    """Where an expression is, and the expression."""
+    """Yield where each expression is, and the expression."""
     for group in yaml.safe_load(RULES.read_text("utf-8"))["groups"]:
         for rule in group["rules"]:
             yield rule.get("alert") or rule["record"], rule["expr"]
@@ -75,7 +75,7 @@ def expressions() -> Iterator[tuple[str, str]]:
 
 
 def selectors(expression: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """Every name of a metric, with its matchers; a small reader of what the rules use of PromQL."""
+    """Yield every name of a metric, with its matchers; of the subset of PromQL that rules use."""
     text = re.sub(rf"\b({_GROUPING})\s*\([^)]*\)", "", expression)
     word = re.compile(r"(?<![\w:])([a-zA-Z_:][\w:]*)(\s*\()?(\{[^}]*\})?")
     for match in word.finditer(_bare(text)):
@@ -86,13 +86,13 @@ def selectors(expression: str) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def _bare(text: str) -> str:
-    """The same with ranges, durations, and strings outside of matchers, blotted out by spaces."""
+    """Return a text with ranges, durations, and strings outside of matchers replaced by spaces."""
     spans = re.compile(r'(\{[^}]*\})|"[^"]*"|\[[^]]*\]|(?<=offset )\w+')
     return spans.sub(lambda found: found.group(1) or " " * len(found.group()), text)
 
 
 def grouped(expression: str) -> set[str]:
-    """The labels that an expression groups by."""
+    """Return the labels that an expression groups by."""
     lists = re.findall(r"\b(?:by|on|ignoring|without)\s*\(([^)]*)\)", expression)
     return {label.strip() for each in lists for label in each.split(",") if label.strip()}
 

@@ -23,7 +23,7 @@ from store.observe.logging import LOG_BURST_EVENTS, MAX_LOG_TEXT_CHARS, OTHER_KI
 
 @pytest.fixture
 def stream(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
-    """Where this test's logs go; the configuration of the process is put back afterwards."""
+    """Yield the stream of this test's logs, and restore the process's configuration."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     monkeypatch.setattr(observed, "_gate", FloodGate())

@@ -21,7 +21,7 @@ def digest(number: int) -> bytes:
 
 
 def published(verdicts: Sequence[Verdict]) -> Admitted:
-    """A request with these verdicts; a duplicate is one of the first record."""
+    """Return a request with these verdicts; a duplicate is one of the first record."""
     result = Admitted()
     for index, verdict in enumerate(verdicts):
         if verdict is Verdict.DUPLICATE and not result.batch.hashes:
@@ -44,7 +44,7 @@ def published(verdicts: Sequence[Verdict]) -> Admitted:
 def expected(
     request: Admitted, stored: Sequence[bool], found: Sequence[Confirmation] = ()
 ) -> PublishResponse:
-    """The response by the classes of protobuf, one message after the other."""
+    """Return the response that protobuf's classes make."""
     response = PublishResponse()
     for index, verdict in enumerate(request.verdicts):
         result = response.results.add(message_hash=request.hashes[index])

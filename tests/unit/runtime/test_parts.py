@@ -87,7 +87,7 @@ def source(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> PolicySource:
 
 
 def loaded(path: Path, *tokens: str) -> TokenFile:
-    """A file with these tokens, as it was read."""
+    """Return a file with these tokens, as it was read."""
     write_tokens(path, *tokens)
     file = TokenFile(path, ClientLimits())
     file.load()

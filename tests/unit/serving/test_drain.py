@@ -25,7 +25,7 @@ async def test_endless_calls_end_when_the_node_drains() -> None:
 async def test_a_call_that_begins_later_ends_at_once() -> None:
     drain = Drain()
     drain.begin()
-    assert drain.begun
+    assert drain.begun.is_set()
     with pytest.raises(CallError, match="shutting down"):
         await wait_for_ever(drain, asyncio.Event())
 

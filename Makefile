@@ -69,7 +69,7 @@ bench: $(DEV) ## run the benchmarks; ARGS are names of some and --messages N
 	@exec $(BIN)/python -m bench $(ARGS)
 
 soak: $(DEV) ## three nodes under fire for twenty minutes; ARGS='--help' lists what can be asked
-	@exec $(BIN)/python -m bench soak $(ARGS)
+	@exec $(BIN)/python -m chaos.soak $(ARGS)
 
 fuzz-kernel: $(DEV) ## mutate payloads against the kernel, built with sanitizers; ARGS='--help'
 	@exec $(BIN)/python -m bench.hostile.kernel $(ARGS)

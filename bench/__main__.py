@@ -2,8 +2,8 @@
 
 ``python -m bench`` runs all with their own sizes; names run those; ``--messages`` is passed on.
 ``--record`` writes the measurements, with machine, commit and date, to ``bench/results/NAME.json``,
-from which ``python -m bench.charts`` draws the charts of ``docs/benchmarks.md``. ``soak``,
-``hostile``, ``gateway``, ``readers`` and ``pipeline`` have options of their own.
+from which ``python -m bench.charts`` draws the charts of ``docs/benchmarks.md``. ``hostile``,
+``gateway``, ``readers`` and ``pipeline`` have options of their own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from typing import Final
 from bench.gateway import main as gateway
 from bench.hostile.__main__ import main as hostile
 from bench.readers import main as readers
-from bench.soak.__main__ import main as soak
 
 ROOT: Final = Path(__file__).parents[1]
 RESULTS: Final = ROOT / "bench" / "results"
@@ -52,7 +51,6 @@ def main() -> int:
         "hostile": hostile,
         "pipeline": pipeline,
         "readers": readers,
-        "soak": soak,
     }
     if sys.argv[1:2] and sys.argv[1] in others:
         return others[sys.argv[1]](sys.argv[2:])

@@ -71,7 +71,7 @@ SPLIT = (RUNBOOKS, MUTANTS)
 LONGEST = (
     *(*APART, *TOGETHER, "tests/faults/test_soak.py", RUNBOOKS),
     *("tests/deploy/test_composition.py", "tests/faults/test_attacks.py"),
-    "tests/integration/demo/",
+    "tests/integration/chaos/",
 )
 """The longest first."""
 

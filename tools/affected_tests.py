@@ -49,7 +49,7 @@ FILTERS: Final[Mapping[str, tuple[str, ...]]] = {
         *("store/sync/", *PUBLIC, *PROCESSES),
     ),
     "tests/faults/test_soak.py": (
-        *("bench/soak/", "store/db/", "store/gossip/", "store/sync/", "storenode/"),
+        *("chaos/", "store/db/", "store/gossip/", "store/sync/", "storenode/"),
         *PROCESSES,
     ),
     "tests/install": (
@@ -57,7 +57,7 @@ FILTERS: Final[Mapping[str, tuple[str, ...]]] = {
         *("store/cli/", "storenode/", "tools/"),
     ),
     "tests/integration/clients": (*PUBLIC, "docs/", "examples/"),
-    "tests/integration/demo": ("store/demo/", "storenode/", *PROCESSES),
+    "tests/integration/chaos": ("chaos/", "storenode/", *PROCESSES),
     "tests/integration/examples": ("docs/", "examples/", "storenode/"),
     "tests/integration/javascript": (*PUBLIC, "store/gateway/", "storenode/sds/"),
     # What store.pipeline may import, see tests/layering/rooms.py.

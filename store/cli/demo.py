@@ -18,7 +18,6 @@ from storenode.cli.client.text import safe
 from storenode.cli.errors import FAILED, OK, USAGE, CliError, mute_library
 from storenode.cli.options.layers import LayeredCommand, option
 from storenode.cli.options.types import POSITIVE_DURATION
-from storenode.connection.errors import NodeError
 from storenode.message.limits import NS_PER_S
 from storenode.message.text import printable_lines
 
@@ -83,8 +82,9 @@ def demo(
     mute_library()
     require_libraries("demo", LIBRARIES)
     # Imported here, after the library's verbosity is set and its extra was looked for.
-    from store.demo import report, run, story  # noqa: PLC0415
-    from store.demo.node import NodeFailed  # noqa: PLC0415
+    from chaos.checker.clients import NoAnswerError  # noqa: PLC0415
+    from chaos.demo import report, run, story  # noqa: PLC0415
+    from chaos.node import NodeFailedError  # noqa: PLC0415
 
     patience_s = _PATIENCE_S[bool(without)] if patience is None else patience / NS_PER_S
     try:
@@ -95,11 +95,11 @@ def demo(
                 raise CliError(FAILED, f"Something was not brought back. {kept}")
     except asyncio.CancelledError:
         raise click.Abort from None
-    except NodeFailed as error:
+    except NodeFailedError as error:
         click.echo(printable_lines(error.tail), err=True)
         raise CliError(FAILED, error.sentence) from error
-    except NodeError as error:
-        raise CliError(FAILED, f"{safe(error.sentence)} {kept}") from error
+    except NoAnswerError as error:
+        raise CliError(FAILED, f"{safe(str(error))} {kept}") from error
     return OK
 
 

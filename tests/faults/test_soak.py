@@ -3,7 +3,7 @@
 What it asserts is what the soak itself asserts, by a checker that shares no code with the nodes.
 Each fault alone has tests of its own in this folder, which always run.
 The rule for memory and connections looks at lives that are longer than this run's, so it is tried
-by `tests/unit/soak` and by long runs only.
+by `tests/unit/chaos` and by long runs only.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LIMIT_S = 900
 def test_a_short_soak_keeps_everything(tmp_path: Path) -> None:
     report = tmp_path / "soak.json"
     faults = [part for name in FAULTS for part in ("--fault", name)]
-    command = [sys.executable, "-m", "bench", "soak", "--minutes", "0.5", "--every", "5"]
+    command = [sys.executable, "-m", "chaos.soak", "--minutes", "0.5", "--every", "5"]
     done = subprocess.run(
         [*command, "--rate", "0.5", "--seed", str(SEED), "--json", str(report), *faults],
         cwd=ROOT,
@@ -46,5 +46,5 @@ def test_a_short_soak_keeps_everything(tmp_path: Path) -> None:
     # It would be easy to lose nothing if nothing had been kept.
     assert found["acknowledged"] > 1_000
     kept = found["acknowledged"] - found["lost_as_allowed"]
-    assert all(found["held"][name] >= kept for name in "abc")
-    assert found["participants"]["said"] > 0
+    assert all(found["stored"][name] >= kept for name in "abc")
+    assert found["participants"]["sent"] > 0

@@ -75,12 +75,22 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     | {"store.config", "store.db", "store.embedded", "store.gossip.driver", "store.http"}
     | {"store.rpc", "store.serving", "store.sync", "storenode.cli.options"},
     "store.cli": frozenset({"storenode.cli", "storenode.cli.options", "storenode.connection"})
-    | {"store.config", "store.db", "store.demo", "store.domain", "store.embedded"}
-    | {"store.gateway", "store.observe", "store.pipeline", "store.runtime", "storenode.message"},
-    # nodes seen from outside, as processes, and participants of theirs
-    "store.demo": frozenset(
-        {"storenode.client", "storenode.connection", "storenode.message"}
-        | {"storenode.sds", "storenode.sds.aio", "store.embedded"}
+    | {"store.config", "store.db", "store.domain", "store.embedded"}
+    | {"store.gateway", "store.observe", "store.pipeline", "store.runtime", "storenode.message"}
+    | {"chaos", "chaos.checker", "chaos.demo"},
+    # nodes seen from outside, as processes, and their participants; the checker shares no code
+    "chaos.checker": frozenset({"storenode.wire"}),
+    "chaos": frozenset(
+        {"chaos.checker", "store.embedded", "storenode.sds", "storenode.sds.aio"}
+        | {"storenode.wire"}
+    ),
+    "chaos.demo": frozenset(
+        {"chaos", "chaos.checker", "storenode.client", "storenode.connection"}
+        | {"storenode.message", "storenode.sds", "storenode.sds.aio"}
+    ),
+    "chaos.soak": frozenset(
+        {"chaos", "chaos.checker", "store.db", "store.embedded", "storenode.cli"}
+        | {"storenode.sds", "storenode.sds.aio"}
     ),
     # jobs beside the nodes; restoring writes as a node does
     "store.pipeline": frozenset(

@@ -24,6 +24,8 @@ from tests.layering.sources import (
 )
 
 WIRE_USERS = {
+    "chaos",
+    "chaos.checker",
     "store.gateway",
     "store.http",
     "store.messages",

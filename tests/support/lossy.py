@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
-from store.demo.link_wrapper import PassingLink
+from chaos.link import PassingLink
 from storenode.sds.aio.transport import FeedPage, Fetched, Route, Transport
 
 

@@ -22,7 +22,7 @@ from tools.affected_tests import FILTERS, ROOT, changed_files, unaffected
         ("tests/browser/test_status.py", {"tests/browser"}),
         (
             "store/embedded/process.py",
-            {"tests/embedded", "tests/install", "tests/integration/demo"},
+            {"tests/embedded", "tests/install", "tests/integration/chaos"},
         ),
         ("store/gossip/events.py", {"tests/faults/test_attacks.py", "tests/faults/test_soak.py"}),
         ("store/pipeline/delta.py", {"tests/browser", "tests/integration/pipeline"}),

@@ -16,10 +16,10 @@ from types import SimpleNamespace
 import pytest
 import structlog
 
+from chaos.demo.report import ConsoleReport, SafeConsole
+from chaos.node import NodeFailedError
 from store.cli import db, jobs
 from store.cli.run import announce
-from store.demo.node import NodeFailed
-from store.demo.report import ConsoleReport, SafeConsole
 from store.domain.partitioning import Bounds
 from store.observe import logging as observed
 from storenode.cli import errors, main
@@ -47,7 +47,7 @@ KNOWN = {
     "store/cli/demo.py": {"demo"},
     "store/cli/jobs.py": {"Runner.say"},
     "store/cli/run.py": {"announce"},
-    "store/demo/report.py": {"ConsoleReport._line", "ConsoleReport._print"},
+    "chaos/demo/report.py": {"ConsoleReport._line", "ConsoleReport._print"},
     "store/embedded/launcher.py": {"main"},
 }
 """The functions that print, of all in the two packages; each is tried below, but the launcher,
@@ -89,7 +89,7 @@ def printing(path: Path) -> set[str]:
 def test_every_function_that_prints_is_known() -> None:
     found = {
         str(path.relative_to(ROOT)): printing(path)
-        for package in ("storenode", "store")
+        for package in ("storenode", "store", "chaos/demo")
         for path in (ROOT / package).rglob("*.py")
     }
     assert {path: names for path, names in found.items() if names} == KNOWN
@@ -114,10 +114,10 @@ def raised() -> None:
 
 def demo_fails() -> None:
     def run(*_arguments: object) -> None:
-        raise NodeFailed(HOSTILE, f"one\n{HOSTILE}")
+        raise NodeFailedError(HOSTILE, f"one\n{HOSTILE}")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("store.demo.run.run", run)
+        patch.setattr("chaos.demo.run.run", run)
         with pytest.raises(SystemExit):
             main.main(["demo", "--plain"])
 

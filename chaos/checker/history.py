@@ -1,0 +1,100 @@
+"""The history of a run: what was published and acknowledged, and which stores lost what by order.
+
+Times ending in ``_s`` are of one monotonic clock; those ending in ``_ns`` are Unix times. A *store*
+is one life of a node's database: ``b#2`` is the second one of node b.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A message, recorded before it is sent."""
+
+    fingerprint: bytes
+    timestamp_ns: int
+    publisher: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """An answer of a store that it holds a message, and the number of other stores that do."""
+
+    store: str
+    at_s: float
+    confirms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """The replacement of a store by an empty one."""
+
+    store: str
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Synced:
+    """The time ``seen_s`` by which each node was seen to hold all acks up to ``upto_s``."""
+
+    upto_s: float
+    seen_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """A run of ``storenode db prune`` at a store.
+
+    Messages older than ``may_go_ns`` may be gone; those older than ``must_go_ns`` are. The times
+    are equal unless the command ran over midnight, when the age of a day's partition changes.
+    """
+
+    store: str
+    may_go_ns: int
+    must_go_ns: int
+
+
+@dataclass(slots=True)
+class History:
+    """The facts of a run."""
+
+    published: dict[bytes, Published] = field(default_factory=dict)
+    acks: dict[bytes, list[Ack]] = field(default_factory=dict)
+    replaced: list[Replaced] = field(default_factory=list)
+    synced: list[Synced] = field(default_factory=list)
+    pruned: list[Pruned] = field(default_factory=list)
+
+    def publish(self, messages: Iterable[tuple[bytes, Published]]) -> None:
+        """Record messages, by hash, before they are sent."""
+        for digest, message in messages:
+            self.published.setdefault(digest, message)
+
+    def acknowledge(self, digests: Iterable[bytes], ack: Ack) -> None:
+        """Record an answer: STORED, DUPLICATE or UNCONFIRMED, which all promise the message."""
+        for digest in digests:
+            self.acks.setdefault(digest, []).append(ack)
+
+    def may_be_lost(self, digest: bytes) -> bool:
+        """Return True if nothing promises that a message is still held.
+
+        All stores that acknowledged it did so without a confirmation by another store and were
+        then replaced, and it was not seen at the others before that.
+        """
+        return all(self._is_void(ack) for ack in self.acks.get(digest, ()))
+
+    def may_go_ns(self, store: str) -> int:
+        """Return the time before which messages may be missing from a store."""
+        return max((each.may_go_ns for each in self.pruned if each.store == store), default=0)
+
+    def must_go_ns(self, store: str) -> int:
+        """Return the time before which messages must be missing from a store."""
+        return max((each.must_go_ns for each in self.pruned if each.store == store), default=0)
+
+    def _is_void(self, ack: Ack) -> bool:
+        gone = [each.at_s for each in self.replaced if each.store == ack.store]
+        if ack.confirms or not gone:
+            return False
+        return not any(ack.at_s <= each.upto_s and each.seen_s <= gone[0] for each in self.synced)

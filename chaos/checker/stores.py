@@ -1,0 +1,158 @@
+"""Rules for what stores hold at the end of a run.
+
+- *lost*: every node holds what was acknowledged, unless nothing promises it any more
+  (`History.may_be_lost`), or the node's retention dropped it (`History.may_go_ns`).
+- *unknown*: what is served was published.
+- *altered*: what is served is what was published, field by field, under its own hash.
+- *twice*, *order*: a scan gives each message once, in the order of time and hash.
+- *kept*: what retention had to drop is not served.
+- *by hash*: a look-up by hash finds what a scan gives, and nothing else.
+- *unequal*: what any node serves, every node serves, except for what retention dropped.
+- *confirms*: no message has more confirmations than there are other stores.
+- *follow*: a follower that resumed at its cursors received everything, and nothing twice.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from chaos.checker.history import History
+from chaos.checker.violation import Violation, list_violations
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A message that a node served under the hash ``claimed``; ``computed`` is its real one."""
+
+    claimed: bytes
+    computed: bytes
+    fingerprint: bytes
+    timestamp_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """The messages of a node at the end of a run.
+
+    Attributes:
+        node: the node's name.
+        store: the life of its database.
+        scanned: what `Scan` gave, in order.
+        by_hash: the published hashes that `Query` found.
+        followed: what its follower received since the last start from the beginning, in order.
+    """
+
+    node: str
+    store: str
+    scanned: Sequence[Served]
+    by_hash: Collection[bytes]
+    followed: Sequence[bytes] = ()
+
+
+def check_stores(history: History, holdings: Sequence[Holding]) -> list[Violation]:
+    """Return all violations of the rules above."""
+    stored = {each.node: {message.claimed for message in each.scanned} for each in holdings}
+    found = _check_confirms(history, len(holdings) - 1)
+    for each in holdings:
+        found += _check_lost(history, each, stored)
+        found += _check_served(history, each)
+        found += _check_reads(each, stored[each.node])
+    return found + _check_equal(history, holdings, stored)
+
+
+def _check_lost(
+    history: History, holding: Holding, stored: Mapping[str, set[bytes]]
+) -> list[Violation]:
+    anywhere = set[bytes]().union(*stored.values())
+    may_go_ns = history.may_go_ns(holding.store)
+    missing = {
+        digest
+        for digest in history.acks.keys() - stored[holding.node]
+        if history.published[digest].timestamp_ns >= may_go_ns
+        and (digest in anywhere or not history.may_be_lost(digest))
+    }
+    nowhere, elsewhere = missing - anywhere, missing & anywhere
+    return [
+        *list_violations(
+            "lost", f"acknowledged messages are at no node, nor at {holding.node}", nowhere
+        ),
+        *list_violations(
+            "lost", f"acknowledged messages of other nodes are missing at {holding.node}", elsewhere
+        ),
+    ]
+
+
+def _check_served(history: History, holding: Holding) -> list[Violation]:
+    node, scanned = holding.node, holding.scanned
+    times = Counter(message.claimed for message in scanned)
+    unknown = times.keys() - history.published.keys()
+    altered = {
+        message.claimed
+        for message in scanned
+        if message.claimed not in unknown
+        and (
+            message.computed != message.claimed
+            or message.fingerprint != history.published[message.claimed].fingerprint
+        )
+    }
+    kept = {
+        message.claimed
+        for message in scanned
+        if message.timestamp_ns < history.must_go_ns(holding.store)
+    }
+    order = [(message.timestamp_ns, message.claimed) for message in scanned]
+    misplaced = [later for earlier, later in pairwise(order) if later < earlier]
+    twice = [digest for digest, count in times.items() if count > 1]
+    return [
+        *list_violations("unknown", f"messages that {node} serves were never published", unknown),
+        *list_violations("altered", f"messages that {node} serves are not as published", altered),
+        *list_violations("twice", f"messages come more than once in a scan of {node}", twice),
+        *list_violations("order", f"messages come out of order in a scan of {node}", misplaced),
+        *list_violations("kept", f"messages that {node} serves should have been dropped", kept),
+    ]
+
+
+def _check_reads(holding: Holding, stored: set[bytes]) -> list[Violation]:
+    node, times = holding.node, Counter(holding.followed)
+    differing = stored.symmetric_difference(holding.by_hash)
+    twice = [digest for digest, count in times.items() if count > 1]
+    return [
+        *list_violations("by hash", f"hashes of {node} differ between look-up and scan", differing),
+        *list_violations(
+            "follow", f"messages did not reach the follower of {node}", stored - times.keys()
+        ),
+        *list_violations(
+            "follow", f"messages reached the follower of {node} more than once", twice
+        ),
+    ]
+
+
+def _check_equal(
+    history: History, holdings: Sequence[Holding], stored: Mapping[str, set[bytes]]
+) -> list[Violation]:
+    times = {message.claimed: message.timestamp_ns for each in holdings for message in each.scanned}
+    found: list[Violation] = []
+    for each in holdings:
+        may_go_ns = history.may_go_ns(each.store)
+        lacking = {
+            digest
+            for digest in times.keys() - stored[each.node] - history.acks.keys()
+            if times[digest] >= may_go_ns
+        }
+        text = f"unacknowledged messages that others serve are missing at {each.node}"
+        found += list_violations("unequal", text, lacking)
+    return found
+
+
+def _check_confirms(history: History, others: int) -> list[Violation]:
+    too_many = [
+        digest
+        for digest, acks in history.acks.items()
+        if any(ack.confirms > others for ack in acks)
+    ]
+    return list_violations(
+        "confirms", f"messages have more confirmations than {others} stores", too_many
+    )

@@ -1,0 +1,275 @@
+"""Links of participants that record what they carry, and that lose messages on purpose.
+
+A link stands between a participant and its node, so its records do not depend on the participant.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from chaos.checker.hashing import fingerprint, message_hash
+from chaos.checker.history import Published
+from storenode.sds.aio.transport import (
+    FeedPage,
+    Fetched,
+    Link,
+    Outbound,
+    PublishResult,
+    Route,
+    Transport,
+)
+from storenode.sds.codec import Entry, MessageError, MessageKind, SdsMessage, decode_message
+from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
+
+
+@dataclass(frozen=True, slots=True)
+class PassingLink:
+    """A link that forwards to another one; override some of its methods."""
+
+    inner: Link
+
+    @property
+    def name(self) -> str:
+        """The name of the inner link."""
+        return self.inner.name
+
+    def publish(
+        self, batches: AsyncIterator[Sequence[Outbound]]
+    ) -> AsyncGenerator[Sequence[PublishResult], None]:
+        """Publish through the inner link."""
+        return self.inner.publish(batches)
+
+    def follow(self, cursor: bytes) -> AsyncGenerator[FeedPage, None]:
+        """Return the feed of the inner link."""
+        return self.inner.follow(cursor)
+
+    def scan(self, since_ns: int) -> AsyncGenerator[Sequence[Fetched], None]:
+        """Scan the inner link."""
+        return self.inner.scan(since_ns)
+
+    def by_hint(self, hints: Sequence[bytes]) -> AsyncGenerator[Sequence[Fetched], None]:
+        """Fetch by hints from the inner link."""
+        return self.inner.by_hint(hints)
+
+    def by_id(self, entries: Sequence[Entry]) -> AsyncGenerator[Sequence[Fetched], None]:
+        """Fetch by IDs from the inner link."""
+        return self.inner.by_id(entries)
+
+    def closure(
+        self, heads: Sequence[Entry], known_ids: Sequence[str]
+    ) -> AsyncGenerator[Sequence[Fetched], None]:
+        """Fetch causal histories from the inner link."""
+        return self.inner.closure(heads, known_ids)
+
+    async def close(self) -> None:
+        """Close the inner link."""
+        await self.inner.close()
+
+
+class Way(StrEnum):
+    """A call by which messages reach a participant."""
+
+    LIVE = "live feed"
+    CURSOR = "cursor"
+    SCAN = "scan"
+    HINT = "hint"
+    ID = "ID"
+    HISTORY = "causal history"
+    SDS_REPAIR = "SDS-Repair"
+
+
+@dataclass(slots=True)
+class Traffic:
+    """The messages that the participants of a run publish, and their acknowledgements.
+
+    Attributes:
+        publish: receives messages by hash, before they are sent.
+        acknowledge: receives the name of a link and the hashes that its node stores.
+        requested: IDs that participants requested from each other.
+        answers: hashes of messages that were published again for such a request (SDS-Repair).
+    """
+
+    publish: Callable[[Sequence[tuple[bytes, Published]]], None]
+    acknowledge: Callable[[str, Collection[bytes]], None]
+    requested: set[str] = field(default_factory=set)
+    answers: set[bytes] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class LinkState:
+    """The losses and the record of one participant's links; IDs are of others' content messages.
+
+    Attributes:
+        name: the participant's name.
+        loses: returns True if the next message of another is lost.
+        loses_again: the ways by which a lost message is lost again.
+        lost: IDs of messages that were lost.
+        arrivals: the way by which each message arrived first.
+    """
+
+    name: str
+    loses: Callable[[], bool] = lambda: False
+    loses_again: Collection[Way] = ()
+    lost: set[str] = field(default_factory=set)
+    arrivals: dict[str, Way] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingTransport:
+    """A transport whose links record, and lose messages of the feed."""
+
+    inner: Transport
+    state: LinkState
+    traffic: Traffic
+
+    @property
+    def name(self) -> str:
+        """The name of the inner transport."""
+        return self.inner.name
+
+    def open(self, route: Route) -> RecordingLink:
+        """Make a link."""
+        return RecordingLink(self.inner.open(route), route, self.state, self.traffic)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingLink(PassingLink):
+    """A link that records, and loses messages of the feed."""
+
+    route: Route
+    state: LinkState
+    traffic: Traffic
+
+    async def publish(
+        self, batches: AsyncIterator[Sequence[Outbound]]
+    ) -> AsyncGenerator[Sequence[PublishResult], None]:
+        """Publish, and record what is sent and what a node stores."""
+        sent: deque[Sequence[Outbound]] = deque()
+
+        async def recorded() -> AsyncIterator[Sequence[Outbound]]:
+            async for batch in batches:
+                sent.append(batch)
+                self._record(batch)
+                yield batch
+
+        async with aclosing(self.inner.publish(recorded())) as answers:
+            async for results in answers:
+                # No node stores an ephemeral message, whatever it answers.
+                stored = {
+                    result.hint
+                    for outbound, result in zip(sent.popleft(), results, strict=True)
+                    if result.stored and not outbound.ephemeral
+                }
+                self.traffic.acknowledge(self.name, stored)
+                yield results
+
+    async def follow(self, cursor: bytes) -> AsyncGenerator[FeedPage, None]:
+        """Follow the feed, with losses once it is live."""
+        live = not cursor
+        async with aclosing(self.inner.follow(cursor)) as pages:
+            async for page in pages:
+                way = Way.LIVE if live else Way.CURSOR
+                arrived = self._drop_lost(page.messages, way)
+                kept = [each for each in arrived if not (live and self._lose(each))]
+                self._record_arrivals(kept, way)
+                live = live or page.live
+                yield replace(page, messages=kept)
+
+    def scan(self, since_ns: int) -> AsyncGenerator[Sequence[Fetched], None]:
+        """Read all messages from a time on."""
+        return self._read(self.inner.scan(since_ns), Way.SCAN)
+
+    def by_hint(self, hints: Sequence[bytes]) -> AsyncGenerator[Sequence[Fetched], None]:
+        """Read messages by their hashes."""
+        return self._read(self.inner.by_hint(hints), Way.HINT)
+
+    def by_id(self, entries: Sequence[Entry]) -> AsyncGenerator[Sequence[Fetched], None]:
+        """Read messages by their IDs."""
+        return self._read(self.inner.by_id(entries), Way.ID)
+
+    def closure(
+        self, heads: Sequence[Entry], known_ids: Sequence[str]
+    ) -> AsyncGenerator[Sequence[Fetched], None]:
+        """Read messages with all that they depend on."""
+        return self._read(self.inner.closure(heads, known_ids), Way.HISTORY)
+
+    async def _read(
+        self, pages: AsyncGenerator[Sequence[Fetched], None], way: Way
+    ) -> AsyncGenerator[Sequence[Fetched], None]:
+        async with aclosing(pages):
+            async for page in pages:
+                kept = self._drop_lost(page, way)
+                self._record_arrivals(kept, way)
+                yield kept
+
+    def _record(self, batch: Sequence[Outbound]) -> None:
+        rows = []
+        for outbound in batch:
+            message = self._build(outbound)
+            digest = message_hash(message, self.route.pubsub_topic)
+            self._record_repair(outbound.payload, digest)
+            if not outbound.ephemeral:
+                mark = fingerprint(message, self.route.pubsub_topic)
+                rows.append((digest, Published(mark, outbound.timestamp_ns, self.state.name)))
+        self.traffic.publish(rows)
+
+    def _record_repair(self, payload: bytes, digest: bytes) -> None:
+        with suppress(MessageError):
+            requests = decode_message(payload).repair_request
+            self.traffic.requested.update(each.message_id for each in requests)
+        message = decode_content(payload)
+        if message is not None and (
+            message.sender_id != self.state.name or message.message_id in self.traffic.requested
+        ):
+            self.traffic.answers.add(digest)
+
+    def _build(self, message: Outbound | Fetched) -> WakuMessage:
+        return WakuMessage(
+            payload=message.payload,
+            content_topic=self.route.content_topic,
+            timestamp=message.timestamp_ns,
+        )
+
+    def _lose(self, fetched: Fetched) -> bool:
+        message = self._from_others(fetched)
+        if message is None or message.message_id in self.state.arrivals or not self.state.loses():
+            return False
+        self.state.lost.add(message.message_id)
+        return True
+
+    def _drop_lost(self, page: Sequence[Fetched], way: Way) -> Sequence[Fetched]:
+        if way not in self.state.loses_again:
+            return page
+        return [
+            fetched
+            for fetched in page
+            if (message := self._from_others(fetched)) is None
+            or message.message_id not in self.state.lost
+        ]
+
+    def _record_arrivals(self, page: Sequence[Fetched], way: Way) -> None:
+        for fetched in page:
+            message = self._from_others(fetched)
+            if message is not None:
+                digest = message_hash(self._build(fetched), self.route.pubsub_topic)
+                is_feed = way in (Way.LIVE, Way.CURSOR)
+                is_answer = is_feed and digest in self.traffic.answers
+                arrived = Way.SDS_REPAIR if is_answer else way
+                self.state.arrivals.setdefault(message.message_id, arrived)
+
+    def _from_others(self, fetched: Fetched) -> SdsMessage | None:
+        message = decode_content(fetched.payload)
+        return None if message is None or message.sender_id == self.state.name else message
+
+
+def decode_content(payload: bytes) -> SdsMessage | None:
+    """Return the content message in a payload; None for sync messages and anything else."""
+    try:
+        message = decode_message(payload)
+    except MessageError:
+        return None
+    return message if message.kind is MessageKind.CONTENT else None

@@ -1,0 +1,186 @@
+"""The network of a run: loopback proxies that carry, delay, refuse or lose everything.
+
+Each caller reaches a node through a `Wire`, whose address stays when the node starts again on other
+ports. A wire is open, closed (connections are reset, new ones refused), or lossy: bytes are read
+and thrown away, new connections get no answer, and no error is reported. A connection that lost
+bytes is reset when the wire opens again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterator
+from enum import Enum
+from typing import Final
+
+from chaos.tasks import Tasks
+
+_CHUNK_BYTES: Final = 64 * 1024
+
+
+class WireState(Enum):
+    """The treatment of bytes by a wire."""
+
+    OPEN = "open"
+    CLOSED = "closed"
+    LOSSY = "lossy"
+
+
+class Wire:
+    """A port of 127.0.0.1 that stands for another; ``target`` may change, and may be unset.
+
+    ``delay_s`` is the time for which each portion of bytes is held back, in each direction.
+    """
+
+    def __init__(self) -> None:
+        self.target = ""
+        self.address = ""
+        self.state = WireState.OPEN
+        self.delay_s = 0.0
+        self._server: asyncio.Server | None = None
+        self._connections = Tasks()
+        self._writers: set[asyncio.StreamWriter] = set()
+
+    async def open(self) -> Wire:
+        """Listen on a free port."""
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def close(self) -> None:
+        """Reset all connections, and stop listening."""
+        if self._server is not None:
+            self._server.close()
+        self._abort()
+        await self._connections.stop()
+
+    def set(self, state: WireState) -> None:
+        """Change the treatment of bytes."""
+        if state is WireState.CLOSED or self.state is WireState.LOSSY:
+            self._abort()
+        self.state = state
+
+    def _abort(self) -> None:
+        for writer in tuple(self._writers):
+            writer.transport.abort()
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._connections.start(self._serve(reader, writer))
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.state is WireState.CLOSED:
+            writer.transport.abort()
+            return
+        self._writers.add(writer)
+        try:
+            await self._carry(reader, writer)
+        except OSError:
+            pass
+        finally:
+            self._writers.discard(writer)
+            writer.transport.abort()
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.state is WireState.LOSSY:
+            await self._pump(reader, None)
+            return
+        host, _, port = self.target.rpartition(":")
+        if not host:
+            return
+        there, back = await asyncio.open_connection(host, int(port))
+        self._writers.add(back)
+        pumps = [
+            asyncio.create_task(self._pump(reader, back)),
+            asyncio.create_task(self._pump(there, writer)),
+        ]
+        try:
+            # gRPC does not use half a connection: the end of one direction ends both.
+            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._writers.discard(back)
+            back.transport.abort()
+            for pump in pumps:
+                pump.cancel()
+            await asyncio.gather(*pumps, return_exceptions=True)
+
+    async def _pump(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter | None
+    ) -> None:
+        while data := await reader.read(_CHUNK_BYTES):
+            if self.delay_s:
+                await asyncio.sleep(self.delay_s)
+            if writer is None or self.state is WireState.LOSSY:
+                continue
+            writer.write(data)
+            await writer.drain()
+
+
+class Network:
+    """The wires between nodes, from clients to nodes, and of observers.
+
+    Faults befall the wires of peers and clients, never those of observers.
+    """
+
+    def __init__(self) -> None:
+        self._peers: dict[tuple[str, str], Wire] = {}
+        self._clients: dict[tuple[str, str], Wire] = {}
+        self._wires: list[tuple[str, str, Wire]] = []
+        self._ready: dict[str, dict[str, str]] = {}
+
+    async def open_peer_wire(self, caller: str, callee: str) -> Wire:
+        """Open the wire by which one node calls another."""
+        wire = self._peers[caller, callee] = await self.open_wire(callee, "peer")
+        return wire
+
+    async def open_client_wire(self, client: str, node: str) -> Wire:
+        """Open the wire by which a client, or a group of clients, calls a node."""
+        wire = self._clients[client, node] = await self.open_wire(node)
+        return wire
+
+    async def open_wire(self, node: str, listener: str = "listen") -> Wire:
+        """Open an observer's wire to a node; ``listener`` is its name in the ready line."""
+        wire = await Wire().open()
+        wire.target = self._ready.get(node, {}).get(listener, "")
+        self._wires.append((node, listener, wire))
+        return wire
+
+    def move(self, node: str, ready: dict[str, str]) -> None:
+        """Connect all wires of a node to the addresses of its ready line."""
+        self._ready[node] = ready
+        for callee, listener, wire in self._wires:
+            if callee == node:
+                wire.target = ready[listener]
+
+    def find_node(self, address: str | None) -> str:
+        """Return the node that an address of a wire leads to; empty if it leads nowhere."""
+        return next((node for node, _, wire in self._wires if wire.address == address), "")
+
+    def wires_of(self, node: str, *, clients: bool) -> Iterator[Wire]:
+        """Yield the wires of a node to and from its peers, and with ``clients`` from clients."""
+        yield from (wire for ends, wire in self._peers.items() if node in ends)
+        if clients:
+            yield from (wire for (_, callee), wire in self._clients.items() if callee == node)
+
+    def split(self, node: str, clients: Collection[str]) -> None:
+        """Separate a node and some clients from all others; peers get no error."""
+        for wire in self.wires_of(node, clients=False):
+            wire.set(WireState.LOSSY)
+        for client, _ in self._clients:
+            self.place(client, node, inside=client in clients)
+
+    def place(self, client: str, cut_off: str, *, inside: bool) -> None:
+        """Let a client reach the node that is cut off alone, or all others."""
+        for (name, node), wire in self._clients.items():
+            if name == client:
+                wire.set(WireState.OPEN if (node == cut_off) == inside else WireState.CLOSED)
+
+    def heal(self) -> None:
+        """End all faults."""
+        for wire in (*self._peers.values(), *self._clients.values()):
+            wire.delay_s = 0.0
+            wire.set(WireState.OPEN)
+
+    async def close(self) -> None:
+        """Close all wires."""
+        for _, _, wire in self._wires:
+            await wire.close()

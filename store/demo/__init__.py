@@ -1,1 +1,0 @@
-"""The whole system at work on one machine: nodes, participants, faults, and a verdict."""

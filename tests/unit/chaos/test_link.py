@@ -1,0 +1,136 @@
+"""Recording links report what they lost, and by which way each message arrived."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+from chaos.checker.history import Ack, History
+from chaos.link import LinkState, RecordingTransport, Traffic, Way
+from storenode.message.hashing import message_hash
+from storenode.sds.aio.channel import Channel
+from storenode.sds.aio.transport import Outbound, Route
+from storenode.sds.bloom import FilterShape
+from storenode.sds.config import ChannelConfig, RepairConfig
+from storenode.sds.events import Missing
+from tests.support.bus import Bus
+from tests.unit.sds_aio.test_bus import has
+
+PATIENCE_S = 60.0
+
+
+class Room:
+    """A channel whose participants reach a bus in memory through recording links."""
+
+    def __init__(self, *, remembers: bool = True) -> None:
+        self.bus = Bus(remembers=remembers)
+        self.history = History()
+        self.traffic = new_traffic(self.history)
+
+    def join(
+        self, name: str, link: LinkState, state: Path | None = None
+    ) -> AbstractAsyncContextManager[Channel]:
+        config = ChannelConfig(
+            "room",
+            name,
+            filter=FilterShape(200, 0.01),
+            sync_min_ms=100,
+            sync_max_ms=200,
+            repair=RepairConfig(request_min_ms=50, request_max_ms=150),
+        )
+        transport = RecordingTransport(self.bus.transport(name), link, self.traffic)
+        return Channel.join(transport, "room", name, state=state, config=config)
+
+
+def new_traffic(history: History) -> Traffic:
+    return Traffic(
+        history.publish,
+        lambda node, digests: history.acknowledge(digests, Ack(node, 0.0, 0)),
+    )
+
+
+async def live(channel: Channel) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        await channel.wait_for(lambda status: status.live)
+
+
+async def test_a_lost_message_arrives_by_its_hint() -> None:
+    room, fate = Room(), iter([True])
+    bobs = LinkState("bob", lambda: next(fate, False))
+    async with room.join("alice", LinkState("alice")) as alice, room.join("bob", bobs) as bob:
+        await live(bob)
+        lost = await alice.send(b"lost")
+        other = await alice.send(b"other")
+        await has(bob, 2)
+    assert bobs.lost == {lost}
+    assert bobs.arrivals == {lost: Way.HINT, other: Way.LIVE}
+    assert room.history.acks.keys() <= room.history.published.keys()
+    assert not room.traffic.answers
+
+
+async def test_a_message_that_is_lost_again_arrives_by_the_first_free_way() -> None:
+    room, fate = Room(), iter([True])
+    bobs = LinkState("bob", lambda: next(fate, False))
+    bobs.loses_again = tuple(Way)
+    async with room.join("alice", LinkState("alice")) as alice, room.join("bob", bobs) as bob:
+        await live(bob)
+        lost = await alice.send(b"lost")
+        await alice.send(b"other")
+        async with asyncio.timeout(PATIENCE_S), bob.events() as events:
+            while not isinstance(event := await anext(events), Missing):
+                pass
+        assert [each.message_id for each in event.messages] == [lost]
+        assert lost not in bobs.arrivals
+        bobs.loses_again = (Way.LIVE, Way.HINT)
+        await has(bob, 2)
+    assert bobs.arrivals[lost] is Way.ID
+
+
+async def test_a_message_that_no_node_stores_arrives_by_sds_repair() -> None:
+    room, fate = Room(remembers=False), iter([True])
+    bobs = LinkState("bob", lambda: next(fate, False))
+    async with (
+        room.join("alice", LinkState("alice")) as alice,
+        room.join("bob", bobs) as bob,
+        room.join("carol", LinkState("carol")) as carol,
+    ):
+        await live(bob)
+        await live(carol)
+        lost = await alice.send(b"lost")
+        await alice.send(b"other")
+        await has(carol, 2)
+        await has(bob, 2)
+    assert bobs.lost == {lost}
+    assert bobs.arrivals[lost] is Way.SDS_REPAIR
+
+
+async def test_after_an_absence_messages_arrive_by_the_cursor(tmp_path: Path) -> None:
+    room, bobs = Room(), LinkState("bob")
+    async with room.join("alice", LinkState("alice")) as alice:
+        async with room.join("bob", bobs, tmp_path / "bob.db") as bob:
+            before = await alice.send(b"before")
+            await has(bob, 1)
+        away = await alice.send(b"away")
+        async with asyncio.timeout(PATIENCE_S):
+            await alice.wait_for(lambda status: not status.unpublished)
+        async with room.join("bob", bobs, tmp_path / "bob.db") as bob:
+            await has(bob, 2)
+    assert bobs.arrivals[before] in (Way.LIVE, Way.SCAN)
+    assert bobs.arrivals[away] in (Way.CURSOR, Way.SCAN)
+
+
+async def test_ephemeral_messages_are_not_recorded_as_stored() -> None:
+    history, bus = History(), Bus()
+    transport = RecordingTransport(bus.transport("alice"), LinkState("alice"), new_traffic(history))
+    link = transport.open(Route("room", "/p", "/c"))
+
+    async def batches() -> AsyncIterator[Sequence[Outbound]]:
+        yield [Outbound(b"kept", 1), Outbound(b"passing", 2, ephemeral=True)]
+
+    answers = link.publish(batches())
+    assert [result.stored for result in await anext(answers)] == [True, True]
+    await answers.aclose()
+    kept = message_hash("/p", b"kept", "/c", None, 1)
+    assert history.acks.keys() == history.published.keys() == {kept}

@@ -1,0 +1,234 @@
+"""Rules for stores: each difference between a history and what nodes hold breaks one rule."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaos.checker.hashing import fingerprint, message_hash
+from chaos.checker.history import Ack, History, Pruned, Published, Replaced, Synced
+from chaos.checker.stores import Holding, Served, check_stores
+from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
+
+VECTORS = json.loads((Path(__file__).parents[2] / "vectors/message_hash.json").read_text())
+LEGAL = [case for case in VECTORS["cases"] if 0 < int(case["timestamp"] or 0) < 2**63]
+"""The vectors that a node may store."""
+
+PUBSUB = "/waku/2/rs/1/0"
+NODES = ("a", "b", "c")
+COUNT = 10
+
+
+def message(number: int) -> WakuMessage:
+    return WakuMessage(
+        payload=b"%d" % number, content_topic="/soak/1/test/proto", timestamp=1_000 + number
+    )
+
+
+def served(number: int) -> Served:
+    made = message(number)
+    digest = message_hash(made, PUBSUB)
+    return Served(digest, digest, fingerprint(made, PUBSUB), made.timestamp)
+
+
+def digest_of(number: int) -> bytes:
+    return served(number).claimed
+
+
+class World:
+    """A run with ten messages, acknowledged at second 10 by node a and stored by all nodes."""
+
+    def __init__(self) -> None:
+        self.history = History()
+        self.stored = {name: [served(number) for number in range(COUNT)] for name in NODES}
+        self.by_hash = {name: {digest_of(number) for number in range(COUNT)} for name in NODES}
+        self.followed = {name: [digest_of(number) for number in range(COUNT)] for name in NODES}
+        for number in range(COUNT):
+            self.publish(number)
+            self.acknowledge(number)
+
+    def publish(self, number: int) -> None:
+        made = message(number)
+        self.history.publish(
+            [(digest_of(number), Published(fingerprint(made, PUBSUB), made.timestamp, "publisher"))]
+        )
+
+    def acknowledge(self, number: int, at_s: float = 10.0, confirms: int = 0) -> None:
+        self.history.acknowledge([digest_of(number)], Ack("a#1", at_s, confirms))
+
+    def store(self, number: int, *names: str) -> None:
+        for name in names:
+            self.stored[name].append(served(number))
+            self.by_hash[name].add(digest_of(number))
+            self.followed[name].append(digest_of(number))
+
+    def lose(self, number: int, *names: str) -> None:
+        for name in names:
+            self.stored[name] = [
+                each for each in self.stored[name] if each.claimed != digest_of(number)
+            ]
+            self.by_hash[name].discard(digest_of(number))
+            self.followed[name].remove(digest_of(number))
+
+    def violations(self) -> dict[str, str]:
+        holdings = [
+            Holding(
+                name,
+                "a#2" if name == "a" and self.history.replaced else f"{name}#1",
+                self.stored[name],
+                self.by_hash[name],
+                self.followed[name],
+            )
+            for name in NODES
+        ]
+        return {each.rule: each.sentence for each in check_stores(self.history, holdings)}
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_a_good_run_has_no_violation(world: World) -> None:
+    assert world.violations() == {}
+
+
+def confirm(world: World) -> None:
+    world.acknowledge(3, confirms=1)
+
+
+def acknowledge_elsewhere(world: World) -> None:
+    world.history.acknowledge([digest_of(3)], Ack("b#1", 10.0, 0))
+
+
+def see_everywhere(world: World, seen_s: float = 10.9) -> None:
+    world.history.synced.append(Synced(upto_s=10.5, seen_s=seen_s))
+
+
+@pytest.mark.parametrize(
+    ("before", "lost_at", "found"),
+    [
+        (lambda _: None, NODES, []),
+        (confirm, NODES, ["lost"]),
+        (acknowledge_elsewhere, NODES, ["lost"]),
+        (see_everywhere, NODES, ["lost"]),
+        # Seen too late.
+        (partial(see_everywhere, seen_s=11.1), NODES, []),
+        # The new store must receive what others have.
+        (lambda _: None, ("a",), ["lost"]),
+    ],
+)
+def test_messages_acknowledged_only_by_a_replaced_store_may_be_lost(
+    world: World, before: Callable[[World], None], lost_at: Sequence[str], found: list[str]
+) -> None:
+    before(world)
+    world.lose(3, *lost_at)
+    world.history.replaced.append(Replaced("a#1", 11.0))
+    assert list(world.violations()) == found
+
+
+@pytest.mark.parametrize(
+    ("number", "node", "found"),
+    [
+        (3, "b", []),
+        # It is younger than the pruned ones.
+        (4, "b", ["lost"]),
+        # Nothing was pruned at another store.
+        (3, "c", ["lost"]),
+    ],
+)
+def test_messages_pruned_at_one_store_stay_at_the_others(
+    world: World, number: int, node: str, found: list[str]
+) -> None:
+    world.lose(number, node)
+    world.history.pruned.append(Pruned("b#1", may_go_ns=1_004, must_go_ns=0))
+    assert list(world.violations()) == found
+
+
+def test_pruned_messages_are_not_served(world: World) -> None:
+    world.history.pruned.append(Pruned("b#1", may_go_ns=1_004, must_go_ns=1_004))
+    assert world.violations()["kept"].startswith("4 messages that b serves")
+
+
+@pytest.mark.parametrize(
+    ("change", "rule", "words"),
+    [
+        (
+            lambda world: world.lose(3, *NODES),
+            "lost",
+            f"at no node, nor at c: {digest_of(3).hex()}",
+        ),
+        (lambda world: world.lose(3, "b"), "lost", f"missing at b: {digest_of(3).hex()}"),
+        (lambda world: world.store(COUNT, *NODES), "unknown", ""),
+        (lambda world: world.stored["a"].append(served(COUNT - 1)), "twice", ""),
+        (lambda world: world.stored["b"].reverse(), "order", ""),
+        (lambda world: world.by_hash["c"].discard(digest_of(0)), "by hash", ""),
+        (lambda world: world.followed["a"].remove(digest_of(2)), "follow", "did not reach"),
+        (lambda world: world.followed["a"].append(digest_of(2)), "follow", "more than once"),
+        (lambda world: world.acknowledge(0, confirms=3), "confirms", ""),
+    ],
+)
+def test_one_difference_breaks_one_rule(
+    world: World, change: Callable[[World], object], rule: str, words: str
+) -> None:
+    change(world)
+    found = world.violations()
+    assert list(found) == [rule]
+    assert words in found[rule]
+
+
+def test_many_cases_of_one_kind_are_one_violation(world: World) -> None:
+    for number in range(COUNT):
+        world.lose(number, "c")
+    assert world.violations()["lost"].startswith("10 acknowledged messages of other nodes")
+    assert world.violations()["lost"].endswith(", …")
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda made: made.MergeFrom(WakuMessage(payload=b"another")),
+        lambda made: made.MergeFrom(WakuMessage(version=0)),
+        lambda made: made.MergeFrom(WakuMessage(meta=b"")),
+        lambda made: made.MergeFrom(WakuMessage(rate_limit_proof=b"x")),
+        lambda made: made.MergeFrom(WakuMessage(ephemeral=False)),
+    ],
+)
+def test_changed_and_added_fields_are_found(
+    world: World, spoil: Callable[[WakuMessage], None]
+) -> None:
+    made = message(4)
+    spoil(made)
+    world.stored["b"][4] = replace(
+        served(4), computed=message_hash(made, PUBSUB), fingerprint=fingerprint(made, PUBSUB)
+    )
+    assert list(world.violations()) == ["altered"]
+
+
+def test_a_message_under_the_hash_of_another_is_altered(world: World) -> None:
+    world.stored["b"][4] = replace(served(4), computed=digest_of(5))
+    assert list(world.violations()) == ["altered"]
+
+
+def test_unacknowledged_messages_are_at_all_nodes_or_none(world: World) -> None:
+    world.publish(COUNT)
+    assert world.violations() == {}
+    world.store(COUNT, "a")
+    assert list(world.violations()) == ["unequal"]
+
+
+@pytest.mark.parametrize("case", LEGAL, ids=lambda case: str(case["name"]))
+def test_the_hash_is_that_of_the_specification(case: dict[str, Any]) -> None:
+    made = WakuMessage(
+        payload=bytes.fromhex(case["payload"]),
+        content_topic=case["content_topic"],
+        timestamp=int(case["timestamp"]),
+        meta=None if case["meta"] is None else bytes.fromhex(case["meta"]),
+    )
+    assert message_hash(made, case["pubsub_topic"]).hex() == case["hash"]

@@ -72,13 +72,13 @@ soak: $(DEV) ## three nodes under fire for twenty minutes; ARGS='--help' lists w
 	@exec $(BIN)/python -m chaos.soak $(ARGS)
 
 fuzz-kernel: $(DEV) ## mutate payloads against the kernel, built with sanitizers; ARGS='--help'
-	@exec $(BIN)/python -m bench.hostile.kernel $(ARGS)
+	@exec $(BIN)/python -m chaos.fuzz.kernel $(ARGS)
 
 fuzz: $(DEV) ## send broken requests to every method of a node; ARGS='--help'
-	@exec $(BIN)/python -m bench.hostile.fuzz $(ARGS)
+	@exec $(BIN)/python -m chaos.fuzz $(ARGS)
 
 hostile: $(DEV) ## attack a node, and say what it costs; ARGS='--help' lists what can be asked
-	@exec $(BIN)/python -m bench hostile $(ARGS)
+	@exec $(BIN)/python -m chaos.attacks $(ARGS)
 
 lint: $(DEV) ## check format, names, docstrings, and the size of each room
 	$(BIN)/ruff format --check .

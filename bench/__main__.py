@@ -2,7 +2,7 @@
 
 ``python -m bench`` runs all with their own sizes; names run those; ``--messages`` is passed on.
 ``--record`` writes the measurements, with machine, commit and date, to ``bench/results/NAME.json``,
-from which ``python -m bench.charts`` draws the charts of ``docs/benchmarks.md``. ``hostile``,
+from which ``python -m bench.charts`` draws the charts of ``docs/benchmarks.md``.
 ``gateway``, ``readers`` and ``pipeline`` have options of their own.
 """
 
@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Final
 
 from bench.gateway import main as gateway
-from bench.hostile.__main__ import main as hostile
 from bench.readers import main as readers
 
 ROOT: Final = Path(__file__).parents[1]
@@ -48,7 +47,6 @@ def main() -> int:
     """Run; the exit code is 1 if any of them failed."""
     others = {
         "gateway": gateway,
-        "hostile": hostile,
         "pipeline": pipeline,
         "readers": readers,
     }

@@ -2,14 +2,15 @@
 
 Each caller reaches a node through a `Wire`, whose address stays when the node starts again on other
 ports. A wire is open, closed (connections are reset, new ones refused), or lossy: bytes are read
-and thrown away, new connections get no answer, and no error is reported. A connection that lost
-bytes is reset when the wire opens again.
+and thrown away, new connections get no answer, and no error is reported. A wire may also lose the
+bytes of one direction only. Connections that lost bytes are reset when the wire opens again.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
@@ -26,6 +27,32 @@ class WireState(Enum):
     LOSSY = "lossy"
 
 
+class Direction(Enum):
+    """A direction of a connection."""
+
+    UP = "from the caller to the node"
+    DOWN = "from the node to the caller"
+
+
+@dataclass(slots=True)
+class Loss:
+    """The loss of the bytes of a direction after ``left_bytes`` more; ``begun`` when it begins.
+
+    It befalls the connections up to number ``last``.
+    """
+
+    left_bytes: int
+    last: int
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def takes(self, size: int) -> bool:
+        """Return True if a portion of this size is lost."""
+        self.left_bytes -= size
+        if self.left_bytes < 0:
+            self.begun.set()
+        return self.begun.is_set()
+
+
 class Wire:
     """A port of 127.0.0.1 that stands for another; ``target`` may change, and may be unset.
 
@@ -37,6 +64,9 @@ class Wire:
         self.address = ""
         self.state = WireState.OPEN
         self.delay_s = 0.0
+        self.connections = 0
+        """The number of connections so far."""
+        self._losses: dict[Direction, Loss] = {}
         self._server: asyncio.Server | None = None
         self._connections = Tasks()
         self._writers: set[asyncio.StreamWriter] = set()
@@ -55,10 +85,20 @@ class Wire:
         await self._connections.stop()
 
     def set(self, state: WireState) -> None:
-        """Change the treatment of bytes."""
-        if state is WireState.CLOSED or self.state is WireState.LOSSY:
+        """Change the treatment of bytes, and end the losses of single directions."""
+        if state is WireState.CLOSED or self.state is WireState.LOSSY or self._losses:
             self._abort()
+        self._losses.clear()
         self.state = state
+
+    def lose(self, direction: Direction, after_bytes: int = 0) -> asyncio.Event:
+        """Discard what the current connections carry in a direction, after so many bytes.
+
+        Returns:
+            An event that is set when the first bytes are discarded.
+        """
+        self._losses[direction] = Loss(after_bytes, self.connections)
+        return self._losses[direction].begun
 
     def _abort(self) -> None:
         for writer in tuple(self._writers):
@@ -71,6 +111,7 @@ class Wire:
         if self.state is WireState.CLOSED:
             writer.transport.abort()
             return
+        self.connections += 1
         self._writers.add(writer)
         try:
             await self._carry(reader, writer)
@@ -81,8 +122,9 @@ class Wire:
             writer.transport.abort()
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        number = self.connections
         if self.state is WireState.LOSSY:
-            await self._pump(reader, None)
+            await self._pump(reader, writer, Direction.UP, number)
             return
         host, _, port = self.target.rpartition(":")
         if not host:
@@ -90,8 +132,8 @@ class Wire:
         there, back = await asyncio.open_connection(host, int(port))
         self._writers.add(back)
         pumps = [
-            asyncio.create_task(self._pump(reader, back)),
-            asyncio.create_task(self._pump(there, writer)),
+            asyncio.create_task(self._pump(reader, back, Direction.UP, number)),
+            asyncio.create_task(self._pump(there, writer, Direction.DOWN, number)),
         ]
         try:
             # gRPC does not use half a connection: the end of one direction ends both.
@@ -104,12 +146,18 @@ class Wire:
             await asyncio.gather(*pumps, return_exceptions=True)
 
     async def _pump(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter | None
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        direction: Direction,
+        number: int,
     ) -> None:
         while data := await reader.read(_CHUNK_BYTES):
             if self.delay_s:
                 await asyncio.sleep(self.delay_s)
-            if writer is None or self.state is WireState.LOSSY:
+            loss = self._losses.get(direction)
+            is_lost = loss is not None and number <= loss.last and loss.takes(len(data))
+            if is_lost or self.state is WireState.LOSSY:
                 continue
             writer.write(data)
             await writer.drain()

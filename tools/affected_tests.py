@@ -45,7 +45,7 @@ FILTERS: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "tests/embedded": ("store/embedded/",),
     "tests/faults/test_attacks.py": (
-        *("bench/hostile/", "reconcile/", "store/domain/", "store/gateway/", "store/gossip/"),
+        *("chaos/", "reconcile/", "store/domain/", "store/gateway/", "store/gossip/"),
         *("store/sync/", *PUBLIC, *PROCESSES),
     ),
     "tests/faults/test_soak.py": (

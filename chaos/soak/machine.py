@@ -61,7 +61,7 @@ class Replicated:
         shutil.rmtree(dead.data.path, ignore_errors=True)
         self.standby = ClusterServer(self._next_directory())
         # Nodes know the two by their ports.
-        self.standby.held_port = dead.held_port
+        self.standby.take_port(dead)
         self._follow()
 
     def kill(self) -> None:

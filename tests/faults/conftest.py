@@ -1,4 +1,4 @@
-"""What tests of faults share: dice with a printed seed, and the check of a database."""
+"""Fixtures of the fault tests: a random source with a printed seed, nodes and servers."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tests.support.places import quick_directory
 from tests.support.postgres import copy_cluster
 
 PATIENT = ("--max-clock-drift", "1h")
-"""What is published again and again may get old before a node that was killed is back."""
+"""Options of a node that accepts messages which were retried while it was down."""
 
 
 @pytest.fixture
-def dice(request: pytest.FixtureRequest) -> Random:
-    """Dice of this test; the seed is printed when the test fails."""
+def rng(request: pytest.FixtureRequest) -> Random:
+    """Return a random source; its seed is printed when the test fails."""
     seed = zlib.crc32(request.node.nodeid.encode())
     print(f"seed {seed}")  # noqa: T201 - shown by pytest with a failure
     return Random(seed)
@@ -29,7 +29,6 @@ def dice(request: pytest.FixtureRequest) -> Random:
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[NodeProcess]:
-    """A node with an embedded Postgres, not started."""
     with quick_directory(tmp_path) as directory:
         process = NodeProcess(copy_cluster(directory / "data"), PATIENT)
         yield process
@@ -38,7 +37,6 @@ def node(tmp_path: Path) -> Iterator[NodeProcess]:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[ClusterServer]:
-    """A Postgres of its own, with the schema."""
     with quick_directory(tmp_path) as directory:
         running = ClusterServer(directory / "server")
         running.create()
@@ -52,14 +50,13 @@ def server(tmp_path: Path) -> Iterator[ClusterServer]:
 
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[Pair]:
-    """A primary and a standby, with the schema; asynchronous at first."""
+    """Start a primary and an asynchronous standby, with the schema."""
     with Pair(tmp_path) as running:
         yield running
 
 
 @pytest.fixture
 def nodes(tmp_path: Path) -> Iterator[list[NodeProcess]]:
-    """Two nodes that are given their database and started by the test."""
     args = (*PATIENT, "--maintenance-interval", "200ms")
     both = [NodeProcess(tmp_path / name, args) for name in ("one", "two")]
     yield both

@@ -1,10 +1,13 @@
-"""Processes of a server that are looked at and killed."""
+"""Processes under test: their logs, metrics, readiness and memory."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
 
 import grpc
 import psutil
@@ -19,7 +22,6 @@ from tests.support.node import NodeProcess
 
 
 def postmaster_of(node: NodeProcess) -> psutil.Process:
-    """The embedded server of a node."""
     (found,) = [
         child
         for child in psutil.Process(node.process.pid).children()
@@ -28,8 +30,19 @@ def postmaster_of(node: NodeProcess) -> psutil.Process:
     return found
 
 
+@asynccontextmanager
+async def readiness_of(node: NodeProcess) -> AsyncIterator[Readiness]:
+    """Watch the readiness of a node, from ready on."""
+    readiness = Readiness(node)
+    try:
+        await readiness.is_ready()
+        yield readiness
+    finally:
+        await asyncio.to_thread(readiness.close)
+
+
 class Readiness:
-    """Every change of a node's readiness, as its health service tells it."""
+    """The changes of a node's readiness, as its health service reports them."""
 
     def __init__(self, node: NodeProcess) -> None:
         self._channel = grpc.insecure_channel(node.listen)
@@ -66,33 +79,57 @@ class Readiness:
         await asyncio.to_thread(wait)
 
     def close(self) -> None:
-        """End the watching."""
+        """End the watch."""
         self._watch.cancel()
         self._channel.close()
         self._reader.join()
 
 
 async def logged(node: NodeProcess, text: str, after: int = 0) -> None:
-    """Wait until a line of the node's log beyond some bytes holds a text."""
+    """Wait for a line with a text in a node's log, beyond a number of bytes."""
+    await _find_line(node, after, lambda line: text.encode() in line)
+
+
+async def event(node: NodeProcess, name: str, after: int = 0, **fields: object) -> dict[str, Any]:
+    """Wait for an event with these fields in a node's JSON log, beyond a number of bytes."""
+
+    def is_event(line: bytes) -> bool:
+        found = json.loads(line) if line.startswith(b"{") else {}
+        return found.get("event") == name and fields.items() <= found.items()
+
+    return dict(json.loads(await _find_line(node, after, is_event)))
+
+
+async def _find_line(node: NodeProcess, after: int, is_wanted: Callable[[bytes], bool]) -> bytes:
     command = ["tail", "--follow", f"--bytes=+{after + 1}", str(node.log_path)]
     tail = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     assert tail.stdout is not None
     try:
         async with asyncio.timeout(PATIENCE_S):
-            while text.encode() not in await tail.stdout.readline():
-                pass
+            while not is_wanted(line := await tail.stdout.readline()):
+                assert line, "the log has ended"
+            return line
     finally:
         tail.kill()
         await tail.wait()
 
 
+def log_size(node: NodeProcess) -> int:
+    return node.log_path.stat().st_size
+
+
+def memory_bytes(node: NodeProcess) -> int:
+    """Return the memory of a node, without its Postgres."""
+    return int(psutil.Process(node.process.pid).memory_info().rss)
+
+
 async def until(check: Callable[[], object]) -> None:
-    """Ask a process or a database, which takes its time, until the answer is yes."""
+    """Poll a process or a database until the answer is true."""
     await polling.until(lambda: asyncio.to_thread(check))
 
 
 def metrics(node: NodeProcess) -> dict[tuple[str, ...], float]:
-    """The node's metrics: value by name and the values of the labels, in the labels' order."""
+    """Return the node's metrics by name and label values, in the order of the labels."""
     return {
         (sample.name, *(value for _, value in sorted(sample.labels.items()))): sample.value
         for family in text_string_to_metric_families(get(node.metrics, "/metrics")[1])

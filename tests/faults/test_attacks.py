@@ -1,4 +1,4 @@
-"""Every attack of `bench.hostile`, shortly: the node lives, and an honest client is served.
+"""Short runs of all attacks: the node lives, and an honest client is served.
 
 What an attack costs in memory is bounded; how long an honest call takes is a figure of the
 benchmark, and no test.
@@ -10,13 +10,13 @@ from collections.abc import Callable
 
 import pytest
 
-from bench.hostile import honest
-from bench.hostile.attacker import found
-from bench.hostile.run import run_attack
+from chaos.attacks import honest
+from chaos.attacks.attacker import load_attacks
+from chaos.attacks.run import run_attack
 
-ATTACKS = found()
+ATTACKS = load_attacks()
 MOST_MIB = {"unfinished_requests": 350, "silent_calls": 150, "compressed_requests": 50}
-"""Above what the node has at rest, 150."""
+"""Growth above the 150 MiB of a node at rest."""
 
 MOST_OTHERS_MIB = 400
 """A container of 1 GiB has room for both."""
@@ -28,13 +28,13 @@ FEWER = {
     "unread_follows": 40,
 }
 COUNTS = {name: attack.short for name, attack in ATTACKS.items()} | FEWER
-"""How many connections of one host are let in is tested beside callers without a token."""
+"""Counts below the short ones; test_hostile_callers tests the connections of one host."""
 
 LEAST_CALLS = {"rapid_resets": 20}
-"""Of the client that means well, in that time."""
+"""Calls of the honest client during an attack."""
 
 PAUSE_S = 0.5
-"""Between two calls of the client that means well, where it is not counted how many there are."""
+"""Pause between calls of the honest client, where they are not counted."""
 
 SAW = {
     "idle_connections": "of 100 connections that could be made the node has closed 90",
@@ -43,7 +43,7 @@ SAW = {
     "gossip_places": "an honest peer had a stream after",
     "reconcile_places": "an honest peer transferred after",
 }
-"""What some say in the end, among other things."""
+"""Parts of the final sentences of some attacks."""
 
 
 def test_there_are_attacks_on_everything_that_is_bounded() -> None:

@@ -1,4 +1,4 @@
-"""Clocks that are set while messages are stored: what is kept, and in which order it is told."""
+"""Clocks that are set while messages are stored: retention and the order of the feed."""
 
 from __future__ import annotations
 
@@ -36,23 +36,21 @@ DRIFT_NS = 20 * 10**9
 
 @dataclass
 class Clock:
-    """A clock that can be set, and the steady one behind it."""
+    """A clock that can be set, and a steady one."""
 
     offset_ns: int = 0
     passed_ns: int = 0
 
     def now(self) -> int:
-        """What the clock shows."""
         return time.time_ns() + self.passed_ns + self.offset_ns
 
     def steady(self) -> int:
-        """What nobody sets."""
         return time.monotonic_ns() + self.passed_ns
 
 
 @dataclass
 class Node:
-    """The storage of a node with a clock of ours."""
+    """The storage of a node with a clock that can be set."""
 
     clock: Clock
     database: Database
@@ -62,7 +60,7 @@ class Node:
     events: list[str]
 
     async def publish(self, number: int) -> bytes:
-        """Store a message of now, by the node's clock, as a client would; its hash."""
+        """Store a message of the node's current time, and return its hash."""
         message = new_message(b"%d" % number, TOPICS[0], PUBSUB, self.clock.now())
         admission = admit(
             [message],
@@ -74,17 +72,15 @@ class Node:
         return hash_of(message)
 
     async def maintain(self) -> None:
-        """One round of the maintenance."""
         async with await self.database.connect() as connection:
             await self.maintainer.round(connection)
 
     async def partitions(self) -> list[str]:
-        """Names of the partitions of messages."""
         catalog = await self.database.read(read_catalog)
         return sorted(each.name for each in catalog.partitions if each.table == "messages")
 
     async def fed(self) -> list[bytes]:
-        """Everything, as a follower gets it."""
+        """Return all hashes, as a follower gets them."""
         request = FollowRequest(TopicFilter(), None, from_beginning=True, include_data=False)
         found: list[bytes] = []
         async for page in self.feed.follow(request, WideOutlet()):
@@ -97,7 +93,7 @@ class Node:
 
 @asynccontextmanager
 async def storage(url: str, clock: Clock, last_online_ns: int = 0) -> AsyncIterator[Node]:
-    """A node's storage, whose maintenance the test runs."""
+    """Open a node's storage, whose maintenance the test runs."""
     database = await Database.open(url)
     writer = DatabaseWriter(database, PartitionMap(clock.now, RETENTION_NS))
     feed = DatabaseFeed(database)
@@ -122,7 +118,7 @@ async def storage(url: str, clock: Clock, last_online_ns: int = 0) -> AsyncItera
 
 @pytest.fixture
 def clock() -> Clock:
-    """A clock that shows the time; in the last hour of a day, that of an hour ago.
+    """Return a clock that shows the time; in the last hour of a day, that of an hour ago.
 
     Partitions are made ahead by the day, so that none must end while a test compares them.
     """
@@ -130,7 +126,7 @@ def clock() -> Clock:
     return Clock(passed_ns=-HOUR_NS if is_late else 0)
 
 
-async def test_a_clock_set_back_changes_neither_what_is_held_nor_its_order(
+async def test_a_clock_set_back_changes_neither_messages_nor_their_order(
     database_url: str, clock: Clock
 ) -> None:
     async with storage(database_url, clock) as node:
@@ -155,8 +151,8 @@ async def test_a_leap_of_a_year_and_back_drops_nothing(database_url: str, clock:
             clock.passed_ns += 60 * 10**9
             await node.maintain()
         assert await node.partitions() == before
-        assert node.events == ["clock_doubted"], "told once"
-        # Who publishes by the same wrong clock is served: the writer makes what it needs.
+        assert node.events == ["clock_doubted"], "reported once"
+        # Messages of the same wrong clock are stored: the writer makes their partitions.
         sent.append(await node.publish(2))
         clock.offset_ns = 0
         await node.maintain()
@@ -165,7 +161,7 @@ async def test_a_leap_of_a_year_and_back_drops_nothing(database_url: str, clock:
         assert await node.fed() == sent
 
 
-async def test_a_clock_that_stays_ahead_is_believed_after_a_day(
+async def test_a_clock_that_stays_ahead_is_accepted_after_a_day(
     database_url: str, clock: Clock
 ) -> None:
     async with storage(database_url, clock) as node:
@@ -182,9 +178,7 @@ async def test_a_clock_that_stays_ahead_is_believed_after_a_day(
         await node.publish(2)
 
 
-async def test_a_node_that_starts_with_a_clock_far_ahead_doubts_it(
-    database_url: str, clock: Clock
-) -> None:
+async def test_a_clock_far_ahead_at_the_start_is_doubted(database_url: str, clock: Clock) -> None:
     async with storage(database_url, clock) as node:
         await node.maintain()
         await node.publish(1)
@@ -196,9 +190,7 @@ async def test_a_node_that_starts_with_a_clock_far_ahead_doubts_it(
         assert await node.partitions() == before
 
 
-async def test_a_quiet_store_that_was_off_for_a_while_alarms_nobody(
-    database_url: str, clock: Clock
-) -> None:
+async def test_a_pause_of_a_store_raises_no_alarm(database_url: str, clock: Clock) -> None:
     async with storage(database_url, clock) as node:
         await node.publish(1)
     stopped_ns = clock.now() + 40 * 3_600 * 10**9
@@ -214,7 +206,7 @@ async def test_a_quiet_store_that_was_off_for_a_while_alarms_nobody(
         assert node.events == ["clock_doubted"], "longer than a day is no pause"
 
 
-async def test_a_store_that_is_made_long_before_its_first_node_raises_no_alarm(
+async def test_a_store_made_long_before_its_first_node_raises_no_alarm(
     database_url: str, clock: Clock
 ) -> None:
     clock.offset_ns = 42 * 3_600 * 10**9
@@ -223,10 +215,10 @@ async def test_a_store_that_is_made_long_before_its_first_node_raises_no_alarm(
         assert node.events == ["retention_waits"]
 
 
-async def test_a_real_node_without_peers_knows_when_it_was_last_online(
+async def test_a_node_without_peers_finds_when_it_was_last_online(
     tmp_path: Path, database_url: str
 ) -> None:
-    """Such a node does not write the time from which it would resume."""
+    """Check a node that does not record the time from which it would resume."""
     with running_node(tmp_path / "data", database_url=database_url):
         pass
     with psycopg.connect(database_url, autocommit=True) as connection:
@@ -236,7 +228,7 @@ async def test_a_real_node_without_peers_knows_when_it_was_last_online(
         assert "clock_doubted" not in node.log()
 
 
-async def test_a_real_node_looks_at_the_newest_commit_first(
+async def test_a_node_compares_its_clock_with_the_newest_commit(
     tmp_path: Path, database_url: str
 ) -> None:
     with running_node(tmp_path / "data", database_url=database_url) as node:

@@ -17,7 +17,7 @@ LOST = f"""
 select count(pg_terminate_backend(pid)) from pg_stat_activity
 where usename = 'storenode' and ({MONITORING} or {WRITING})
 """
-"""Those that ask whether the database is up, that write, and that maintain."""
+"""The connections that check the database, that write, and that maintain."""
 
 MONITORED = f"""
 select count(*) from pg_stat_activity where usename = 'storenode' and {MONITORING}
@@ -33,12 +33,12 @@ def refusals(node: NodeProcess) -> list[str]:
 
 
 async def test_a_node_goes_on_with_the_connections_that_it_has(
-    server: ClusterServer, node: NodeProcess, dice: Random
+    server: ClusterServer, node: NodeProcess, rng: Random
 ) -> None:
     ledger = Ledger()
     node.database_url = server.url
     node.start()
-    publisher = Publisher(node.listen, ledger, dice)
+    publisher = Publisher(node.listen, ledger, rng)
     async with publishing([publisher]):
         await ledger.more(300)
     await until(lambda: server.ask(MONITORED) == [(1,)])

@@ -16,7 +16,7 @@ import pytest
 from store.embedded.supervisor import running_url
 from store.runtime.health import Obstacle
 from storenode.connection.errors import NodeError
-from tests.faults.processes import Readiness, logged
+from tests.faults.processes import logged, readiness_of
 from tests.integration.run.helpers import get
 from tests.support.acknowledged import Ledger, Publisher, attempted, check_node
 from tests.support.command import Command
@@ -34,7 +34,7 @@ WITHOUT_FLOOR = ("--min-free-disk", "1B")
 PRUNE = ("--retention", "20d", "--retention-confirm")
 CHECK = ("status", "--check")
 FLOOR_MIB = 48
-"""Room for two files of the log, and for what is stored between two looks at the disk."""
+"""Room for two files of the log, and for messages between two looks at the disk."""
 
 
 @dataclass
@@ -44,7 +44,6 @@ class NodeOnSmallDisk(NodeProcess):
     disk: SmallDisk | None = None
 
     def command(self) -> list[str]:
-        """The node's command line where the disk is mounted."""
         return self.mounted.enter(super().command())
 
     @property
@@ -63,7 +62,6 @@ class NodeOnSmallDisk(NodeProcess):
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[NodeOnSmallDisk]:
-    """A node on a small disk, which serves, and stores until the disk is full."""
     with on_small_disk(tmp_path, *WITHOUT_FLOOR) as node:
         yield node
 
@@ -72,7 +70,7 @@ def small(tmp_path: Path) -> Iterator[NodeOnSmallDisk]:
 def on_small_disk(
     directory: Path, *options: str, size_mib: int = DISK_MIB
 ) -> Iterator[NodeOnSmallDisk]:
-    """A node that serves on a small disk, for the length of a ``with`` block."""
+    """Run a node on a small disk."""
     (directory / "disk").mkdir()
     disk = SmallDisk(directory / "disk", size_mib)
     node = NodeOnSmallDisk(directory / "disk" / "data", (*SMALL_LOG, *options), disk=disk)
@@ -85,7 +83,7 @@ def on_small_disk(
 
 
 def to_next_segment(node: NodeOnSmallDisk) -> None:
-    """Write so much log that its newest file has just begun, with room for what comes."""
+    """Write log until its newest file has just begun."""
     with psycopg.connect(node.database, autocommit=True) as connection:
         row = connection.execute("select pg_current_wal_insert_lsn() - '0/0'").fetchone()
         assert row is not None
@@ -115,20 +113,17 @@ async def accepted(publisher: Publisher) -> None:
 
 
 async def check_after(node: NodeOnSmallDisk, publisher: Publisher) -> None:
-    """Once there is space again, everything is there, and more is taken.
-
-    The node may have seen that nothing is free, and sees that something is when it looks again.
-    """
+    """Check that all messages are there, and that more are stored once the node sees the space."""
     await accepted(publisher)
     await check_node(node.listen, publisher.ledger)
     Command().ok("db", "check", "--data-dir", str(node.mounted.path / "data"))
 
 
-async def test_publishing_says_that_the_disk_is_full_and_reading_goes_on(
-    small: NodeOnSmallDisk, dice: Random
+async def test_publishing_reports_a_full_disk_and_reading_goes_on(
+    small: NodeOnSmallDisk, rng: Random
 ) -> None:
     ledger = Ledger()
-    publisher = Publisher(small.listen, ledger, dice, payload_bytes=20_000)
+    publisher = Publisher(small.listen, ledger, rng, payload_bytes=20_000)
     assert await attempted(publisher) is None
     to_next_segment(small)
     small.mounted.fill(SPARE_MIB * MIB)
@@ -136,23 +131,20 @@ async def test_publishing_says_that_the_disk_is_full_and_reading_goes_on(
         assert error is not None
         assert error.code == "UNAVAILABLE"
         assert "disk is full; free space" in error.sentence
-    held = await check_node(small.listen, ledger)
-    assert len(held) >= len(ledger.acknowledged) > 0
+    stored = await check_node(small.listen, ledger)
+    assert len(stored) >= len(ledger.acknowledged) > 0
     small.mounted.free()
     await check_after(small, publisher)
 
 
 async def test_a_log_without_space_ends_postgres_and_nothing_else(
-    small: NodeOnSmallDisk, dice: Random
+    small: NodeOnSmallDisk, rng: Random
 ) -> None:
-    """Postgres stops when it cannot write its log; it comes back when there is space."""
     ledger = Ledger()
-    publisher = Publisher(small.listen, ledger, dice)
+    publisher = Publisher(small.listen, ledger, rng)
     for _ in range(20):
         assert await attempted(publisher) is None
-    readiness = Readiness(small)
-    try:
-        await readiness.is_ready()
+    async with readiness_of(small) as readiness:
         small.mounted.fill(0)
         with pytest.raises(psycopg.OperationalError):
             exhaust_log(small)
@@ -163,18 +155,15 @@ async def test_a_log_without_space_ends_postgres_and_nothing_else(
         assert get(small.metrics, "/healthz")[0] == 200
         small.mounted.free()
         await readiness.was_away()
-    finally:
-        readiness.close()
     await check_after(small, publisher)
 
 
 async def test_publishing_stops_before_the_log_has_no_space_and_goes_on_by_itself(
-    tmp_path: Path, dice: Random
+    tmp_path: Path, rng: Random
 ) -> None:
-    """The node says so, although a quarter of its disk is free."""
     with on_small_disk(tmp_path, "--min-free-disk", f"{FLOOR_MIB}MiB") as node:
         ledger = Ledger()
-        publisher = Publisher(node.listen, ledger, dice)
+        publisher = Publisher(node.listen, ledger, rng)
         assert await attempted(publisher) is None
         node.mounted.fill((FLOOR_MIB - 1) * MIB)
         error = await refused(publisher)
@@ -200,10 +189,10 @@ def prune_stopped(node: NodeOnSmallDisk) -> None:
 
 
 async def test_prune_frees_a_disk_on_which_postgres_cannot_start(
-    small: NodeOnSmallDisk, dice: Random
+    small: NodeOnSmallDisk, rng: Random
 ) -> None:
-    """With the node stopped; with the node running, tests/deploy/runbooks does so."""
-    publisher = Publisher(small.listen, Ledger(), dice)
+    # With the node stopped; tests/deploy/runbooks does it with a running node.
+    publisher = Publisher(small.listen, Ledger(), rng)
     assert await attempted(publisher) is None
     reserve = small.mounted.path / "data" / "reserve"
     while not reserve.exists():
@@ -213,7 +202,7 @@ async def test_prune_frees_a_disk_on_which_postgres_cannot_start(
         exhaust_log(small)
     await logged(small, "disk-full")
     small.kill()
-    # What the killed Postgres leaves to others.
+    # The killed Postgres has freed some space.
     small.mounted.fill(0)
     await asyncio.to_thread(prune_stopped, small)
     small.start()

@@ -12,7 +12,7 @@ import grpc
 from storenode.client.messages import new_message, new_request
 from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
 from tests.faults.processes import metrics, until
-from tests.faults.test_standby_away import wait_for
+from tests.faults.test_standby_away import missing_standby
 from tests.integration.run.helpers import get
 from tests.support.acknowledged import PUBSUB, TOPICS
 from tests.support.cluster import ClusterServer
@@ -59,8 +59,7 @@ async def test_a_stop_of_publishing_is_reported_with_its_cause_until_it_ends(
 
     node.database_url = server.url
     node.start()
-    wait_for(server, "nobody")
-    try:
+    with missing_standby(server):
         code = await asyncio.to_thread(publish, node, 3.0)
         assert code is grpc.StatusCode.DEADLINE_EXCEEDED
         await until(lambda: metrics(node)["storenode_publishes_abandoned_total",] == 1)
@@ -71,8 +70,6 @@ async def test_a_stop_of_publishing_is_reported_with_its_cause_until_it_ends(
             name == "storenode_commit_age_seconds" and labels == [cause] and age > 10
             for (name, *labels), age in metrics(node).items()
         )
-    finally:
-        wait_for(server, "")
     await until(lambda: get(node.metrics, "/readyz")[0] == 200)
     await until(lambda: not any("nothing-commits" in line for line in check()))
     ended = json.loads(get(node.metrics, "/status.json")[1])["ended"]

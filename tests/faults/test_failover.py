@@ -42,41 +42,41 @@ def start(pair: Pair, nodes: Sequence[NodeProcess]) -> None:
 
 
 async def test_a_promoted_standby_holds_everything(
-    pair: Pair, nodes: list[NodeProcess], dice: Random
+    pair: Pair, nodes: list[NodeProcess], rng: Random
 ) -> None:
     ledger = Ledger()
     pair.synchronous()
     await until(lambda: pair.replicating() == "sync")
     start(pair, nodes)
     publishers = [
-        Publisher(node.listen, ledger, Random(dice.random())) for node in nodes for _ in range(2)
+        Publisher(node.listen, ledger, Random(rng.random())) for node in nodes for _ in range(2)
     ]
     followers = [Follower(node.listen) for node in nodes]
     async with following(*followers):
         async with publishing(publishers):
-            await ledger.more(dice.randint(1_000, 4_000))
+            await ledger.more(rng.randint(1_000, 4_000))
             await asyncio.to_thread(pair.first.kill)
             await asyncio.to_thread(pair.promote)
             await ledger.more(1_000)
         for node, follower in zip(nodes, followers, strict=True):
-            held = await check_node(node.listen, ledger)
-            await follower.has_all(held)
-            assert set(follower.hashes) == held == ledger.sent
+            stored = await check_node(node.listen, ledger)
+            await follower.has_all(stored)
+            assert set(follower.hashes) == stored == ledger.sent
     Command().ok("db", "check", "--database-url", pair.second.url)
 
 
 @pytest.mark.parametrize("end", ["pg_cancel_backend", "pg_terminate_backend"])
 async def test_a_commit_that_did_not_wait_for_the_standby_is_not_acknowledged(
-    pair: Pair, nodes: list[NodeProcess], dice: Random, end: str
+    pair: Pair, nodes: list[NodeProcess], rng: Random, end: str
 ) -> None:
-    """Such a commit stands on the primary, where everybody sees it, and is lost with it."""
+    """Check a commit that is visible on the primary, and is lost with it."""
     ledger = Ledger()
     pair.synchronous()
     await until(lambda: pair.replicating() == "sync")
     start(pair, nodes)
-    # So that partitions and the names of topics are there, and only messages are left to wait for.
+    # Makes partitions and the names of topics, so that only messages are waited for.
     await asyncio.gather(*(publish_everywhere(node) for node in nodes))
-    request = ledger.sending(Publisher("", ledger, dice).request())
+    request = ledger.sending(Publisher("", ledger, rng).request())
 
     async def publish(node: NodeProcess) -> None:
         async with connect(node.listen) as client:
@@ -90,7 +90,7 @@ async def test_a_commit_that_did_not_wait_for_the_standby_is_not_acknowledged(
     ((pid, since),) = pair.first.ask(COMMITTING)
     pair.first.ask(f"select {end}(%s)", pid)
     await until(lambda: any(row[1] > since for row in pair.first.ask(COMMITTING)))
-    # The message is visible now; whoever publishes it again must not be told that it is kept.
+    # The message is visible now; publishing it again must not be acknowledged.
     calls.append(asyncio.create_task(publish(nodes[1])))
     await until(lambda: len(pair.first.ask(COMMITTING)) == 2)
     assert not any(call.done() for call in calls)
@@ -98,14 +98,14 @@ async def test_a_commit_that_did_not_wait_for_the_standby_is_not_acknowledged(
     pair.first.kill()
     await asyncio.to_thread(pair.promote)
     await asyncio.gather(*calls)
-    assert ledger.outcomes[PublishResult.STORED] == len(ledger.sent), "they were lost, and stored"
+    assert ledger.outcomes[PublishResult.STORED] == len(ledger.sent), "lost, and stored again"
     for node in nodes:
         async with connect(node.listen) as client:
             assert await found_when_ready(client, ledger.sent) == ledger.sent
 
 
 async def found_when_ready(client: NodeClient, wanted: Iterable[bytes]) -> set[bytes]:
-    """Which of some messages a node finds, once it is connected to the server that there is now."""
+    """Return which messages a node finds, once it is connected to the current primary."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
             try:
@@ -116,15 +116,15 @@ async def found_when_ready(client: NodeClient, wanted: Iterable[bytes]) -> set[b
                 await asyncio.sleep(PAUSE_S)
 
 
-async def test_what_a_lagging_standby_lost_is_not_passed_over_in_silence(
-    pair: Pair, nodes: list[NodeProcess], dice: Random
+async def test_cursors_beyond_lost_commits_are_refused(
+    pair: Pair, nodes: list[NodeProcess], rng: Random
 ) -> None:
-    """Without synchronous replication commits may be lost: cursors beyond them are refused."""
+    """Check asynchronous replication, whose failover loses commits."""
     kept, lost, after = Ledger(), Ledger(), Ledger()
     start(pair, nodes)
     reader = Follower(nodes[0].listen)
     async with following(reader):
-        async with publishing([Publisher(nodes[0].listen, kept, dice)]):
+        async with publishing([Publisher(nodes[0].listen, kept, rng)]):
             await kept.more(300)
         await reader.has_all(kept.sent)
     replayed = pair.first.ask("select pg_current_wal_flush_lsn()")[0][0]
@@ -137,15 +137,15 @@ async def test_what_a_lagging_standby_lost_is_not_passed_over_in_silence(
     await until(lambda: pair.replicating() is None)
     beyond = Follower(nodes[1].listen, reader.cursor)
     async with following(beyond):
-        async with publishing([Publisher(nodes[0].listen, lost, dice)]):
+        async with publishing([Publisher(nodes[0].listen, lost, rng)]):
             await lost.more(300)
-        new_topic = [message_of(dice)]
+        new_topic = [message_of(rng)]
         async with connect(nodes[0].listen) as client:
             await client.publish(new_topic)
         await beyond.has_all(lost.sent)
     pair.first.kill()
     await asyncio.to_thread(pair.promote)
-    async with publishing([Publisher(node.listen, after, dice) for node in nodes]):
+    async with publishing([Publisher(node.listen, after, rng) for node in nodes]):
         await after.more(300)
     for node in nodes:
         async with connect(node.listen) as client:
@@ -157,9 +157,9 @@ async def test_what_a_lagging_standby_lost_is_not_passed_over_in_silence(
             await resumed.has_all(after.sent)
         assert set(resumed.hashes) == after.sent
     async with connect(nodes[0].listen) as client:
-        again = [message_of(dice)]
+        again = [message_of(rng)]
         await client.publish(again)
-        # By content topic alone: this goes through the names of topics, which were lost too.
+        # By content topic alone: this needs the names of topics, which were lost too.
         wanted = content_filter(content_topics=[again[0].message.content_topic])
         found = [digest async for page in client.scan(filter=wanted) for digest in hashes_of(page)]
         assert len(found) == 1
@@ -167,13 +167,12 @@ async def test_what_a_lagging_standby_lost_is_not_passed_over_in_silence(
 
 
 async def publish_everywhere(node: NodeProcess) -> None:
-    """One message on each topic."""
     async with connect(node.listen) as client:
         await client.publish(
             new_message(node.listen.encode(), topic, PUBSUB, time.time_ns()) for topic in TOPICS
         )
 
 
-def message_of(dice: Random) -> WakuMessageAndTopic:
-    """A message on a topic that nothing else uses."""
-    return new_message(dice.randbytes(20), "/faults/1/rare/proto", PUBSUB, time.time_ns())
+def message_of(rng: Random) -> WakuMessageAndTopic:
+    """Return a message on a topic of its own."""
+    return new_message(rng.randbytes(20), "/faults/1/rare/proto", PUBSUB, time.time_ns())

@@ -1,10 +1,10 @@
-"""Broken requests to every method, shortly: by the program that is run for long by hand."""
+"""A short run of the fuzzer, and one that finds a planted fault."""
 
 from __future__ import annotations
 
 import sys
 
-from bench.hostile.fuzz import fuzz
+from chaos.fuzz.__main__ import fuzz
 
 PLANTED = """
 import sys
@@ -27,12 +27,12 @@ main()
 def test_no_request_breaks_a_node() -> None:
     result = fuzz(4_000, "a test")
     assert result.faults == []
-    assert result.told.requests >= 4_000
+    assert result.calls.requests >= 4_000
     # Else the requests would not reach what lies behind the checks.
-    assert result.told.codes["OK"] > 100
+    assert result.calls.codes["OK"] > 100
 
 
-def test_a_fault_is_found_and_told() -> None:
+def test_a_planted_fault_is_reported() -> None:
     program = (sys.executable, "-c", PLANTED)
     result = fuzz(500, "a test", ["Store/Query"], program)
     assert any("/storenode.v1.Store/Query ended INTERNAL" in each for each in result.faults)

@@ -1,4 +1,4 @@
-"""Callers without a token, and hosts with many connections, beside a client that means well."""
+"""Callers without a token, and hosts with many connections, beside an honest client."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import grpc
 import psutil
 import pytest
 
-from bench.hostile.attacks.incomplete_requests import unfinished_requests
-from bench.hostile.http2 import MESSAGE_HEAD, connected
-from bench.hostile.target import Target
+from chaos.attacks.http2 import MESSAGE_HEAD, connected
+from chaos.attacks.incomplete_requests import unfinished_requests
+from chaos.attacks.registry import Target
 from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
 from tests.support.node import NodeProcess, running_node

@@ -18,7 +18,7 @@ from tests.support.node import NodeProcess
 
 ROUNDS = 4
 STEPS = ("postgres_started", "serving", "maintenance_taken")
-"""What a node logs on its way."""
+"""Events of a start."""
 
 
 async def kill_when(node: NodeProcess, step: str) -> None:
@@ -33,17 +33,16 @@ async def kill_when(node: NodeProcess, step: str) -> None:
     node.kill()
 
 
-async def test_nothing_is_left_behind_that_hinders_the_next_start(
-    node: NodeProcess, dice: Random
+async def test_a_node_killed_while_it_starts_can_start_again(
+    node: NodeProcess, rng: Random
 ) -> None:
-    """Killed while it starts: whatever it was doing, the next one starts and serves."""
     ledger = Ledger()
     node.start()
-    async with publishing([Publisher(node.listen, ledger, dice)]):
+    async with publishing([Publisher(node.listen, ledger, rng)]):
         await ledger.more(100)
     for _ in range(ROUNDS):
         node.kill()
-        await kill_when(node, dice.choice(["", *STEPS]))
+        await kill_when(node, rng.choice(["", *STEPS]))
     node.kill()
     await asyncio.to_thread(node.start)
     assert await check_node(node.listen, ledger) == ledger.acknowledged

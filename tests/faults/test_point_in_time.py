@@ -1,4 +1,4 @@
-"""A database that is lost, brought back to a point in time as docs/backup.md says, by its lines."""
+"""A lost database, restored to a point in time by the commands of docs/backup.md."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from store.embedded.datadir import DATABASE
 from storenode.client.node import connect
 from storenode.connection.errors import NodeError
 from tests.faults.processes import until
-from tests.faults.syncing import Maker
+from tests.faults.two_nodes import Maker
 from tests.support import programs
 from tests.support.acknowledged import scanned
 from tests.support.cluster import ClusterServer
@@ -41,13 +41,13 @@ class Backups:
     directory: Path
 
     def lines(self, language: str, about: str) -> str:
-        """The block of the page that has some words in it, with this directory in it."""
+        """Return the block of the page with some words, for this directory."""
         page = PAGE.read_text(encoding="utf-8").replace("\n   ", "\n")
         (found,) = [body for body in blocks(page, language) if about in body]
         return found.replace("/backup", str(self.directory))
 
     def run(self, about: str, **env: str) -> str:
-        """Run the commands of a block; what they printed."""
+        """Run the commands of a block, and return their output."""
         steps = [Step(line, "") for line in self.lines("sh", about).splitlines()]
         path = f"{programs.chosen().bin_dir}:{Path(COMMAND).parent}:{os.environ['PATH']}"
         return "".join(run_in_one_shell(steps, {"PATH": path, **env}))
@@ -60,7 +60,7 @@ class Backups:
 
 @pytest.fixture
 def backups(tmp_path: Path) -> Iterator[Backups]:
-    """Where Postgres's account may write."""
+    """Make a directory where Postgres's account may write."""
     # Not below a directory of pytest's: Postgres's account must get there.
     with tempfile.TemporaryDirectory(prefix="storenode-backup-") as name:
         directory = Path(name)
@@ -72,7 +72,6 @@ def backups(tmp_path: Path) -> Iterator[Backups]:
 
 @pytest.fixture
 def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    """Nodes, stopped at the end."""
     started = Fleet(tmp_path)
     yield started
     started.close()
@@ -80,7 +79,7 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
 
 @pytest.fixture
 def servers(backups: Backups) -> Iterator[tuple[ClusterServer, ClusterServer]]:
-    """One that archives its log, with the schema, and a place for the one that replaces it."""
+    """Start a server that archives its log; the other one is to replace it."""
     lost, restored = (ClusterServer(backups.directory / name) for name in ("lost", "restored"))
     try:
         lost.create()
@@ -95,7 +94,6 @@ def servers(backups: Backups) -> Iterator[tuple[ClusterServer, ClusterServer]]:
 
 
 def superuser(server: ClusterServer) -> str:
-    """URL for the commands of the page."""
     return f"postgresql://{SUPERUSER}@127.0.0.1:{server.port}/{DATABASE}"
 
 
@@ -110,7 +108,7 @@ def give_away(tree: Path, backups: Path) -> None:
 
 
 def put_in_place(backups: Backups, server: ClusterServer) -> None:
-    """Steps 2 and 3 of the page."""
+    """Run steps 2 and 3 of the page."""
     server.data.cluster.mkdir(mode=0o700)
     backups.run("recovery.signal", PGDATA=str(server.data.cluster))
     give_away(server.data.cluster, backups.directory)
@@ -124,7 +122,6 @@ async def archive_up_to(server: ClusterServer, position: str) -> None:
 
 
 async def cursor_at_head(node: NodeProcess) -> bytes:
-    """The cursor of a follower that has everything."""
     async with connect(node.listen) as client:
         async for page in client.follow(from_beginning=True, include_data=False):
             if page.live:
@@ -133,7 +130,6 @@ async def cursor_at_head(node: NodeProcess) -> bytes:
 
 
 async def is_refused(node: NodeProcess, cursor: bytes) -> bool:
-    """Is a follower told that its place is not there?"""
     async with connect(node.listen) as client:
         try:
             await anext(client.follow(cursor=cursor))
@@ -142,8 +138,8 @@ async def is_refused(node: NodeProcess, cursor: bytes) -> bool:
     return False
 
 
-async def what_is_held(node: NodeProcess) -> set[bytes]:
-    """By `Scan`, each hash compared with its message."""
+async def read_stored(node: NodeProcess) -> set[bytes]:
+    """Return the hashes of a scan, each compared with its message."""
     async with connect(node.listen) as client:
         found = await scanned(client)
     assert len(found) == len(set(found))
@@ -184,14 +180,14 @@ async def test_back_to_a_point_in_time(
     )
     backups.run("storenode db current", STORENODE_DATABASE_URL=restored.url)
     node = fleet.start(database_url=restored.url, peers=[peer])
-    assert await what_is_held(node) == kept
+    assert await read_stored(node) == kept
     assert not await is_refused(node, before)
     assert await is_refused(node, beyond)
 
     ended, report = synchronize(node, *EVERYTHING)
     assert (ended.code, report["messages_received"]) == (0, len(maker.made - kept)), ended
-    assert await what_is_held(node) == maker.made
-    # The same messages have come in other commits, which are no place of this follower's.
+    assert await read_stored(node) == maker.made
+    # The same messages are in other commits, unknown to this follower.
     assert await is_refused(node, beyond)
     assert not await is_refused(node, before)
     Command().ok("db", "check", "--database-url", restored.url)

@@ -31,7 +31,6 @@ FILTER = content_filter(PUBSUB, TOPICS[0])
 
 @pytest.fixture
 def writing(pair: Pair, tmp_path: Path) -> Iterator[NodeProcess]:
-    """A node on the primary."""
     node = NodeProcess(tmp_path / "writing", database_url=pair.first.url)
     yield node.start()
     node.close()
@@ -39,7 +38,7 @@ def writing(pair: Pair, tmp_path: Path) -> Iterator[NodeProcess]:
 
 @pytest.fixture
 def reading(pair: Pair, tmp_path: Path) -> Iterator[NodeProcess]:
-    """A node on the standby; it may have few files open."""
+    """Start a node on the standby, with a low limit of open files."""
     program = ("sh", "-c", 'ulimit -n 2000; exec "$0" "$@"', COMMAND)
     node = NodeProcess(tmp_path / "reading", ("--read-only",), pair.second.url, program=program)
     yield node.start()
@@ -57,7 +56,7 @@ async def scanned(client: NodeClient) -> list[bytes]:
 
 
 async def after(client: NodeClient, cursor: bytes) -> bytes:
-    """The first message that follows a cursor."""
+    """Return the first message after a cursor."""
     async with aclosing(client.follow(filter=FILTER, cursor=cursor)) as pages:
         async for page in pages:
             if page.messages:
@@ -99,7 +98,7 @@ async def test_reads_come_from_the_standby_and_writes_go_elsewhere(
     async with here, there, both:
         with pytest.raises(NodeError, match="this node only reads: publish at a node that takes"):
             await publish(there, b"refused")
-        # A client that knows both finds the one that takes it.
+        # A client of both finds the one that stores it.
         assert await publish(both, b"one") == PublishResult.STORED
         await replayed(pair)
         assert await scanned(there) == [b"one"] == await scanned(here)
@@ -112,12 +111,12 @@ async def test_reads_come_from_the_standby_and_writes_go_elsewhere(
             assert await publish(here, b"two") == PublishResult.STORED
             page = await anext(live)
             assert [each.message.payload for each in page.messages] == [b"two"]
-        # Its reader has seen what the standby has not: it is told so, and not that it is lost.
+        # Its cursor is ahead of the standby: the error says so, and not that commits are lost.
         assert await scanned(there) == [b"one"]
         with pytest.raises(NodeError, match="has not come to the commit") as refusal:
             await after(there, page.cursor)
         assert refusal.value.retryable
-        # Who knows both goes on at the other one, and misses nothing.
+        # A client of both goes on at the other one, and misses nothing.
         assert await publish(here, b"three") == PublishResult.STORED
         assert await after(both, page.cursor) == b"three"
         pair.second.ask("select pg_wal_replay_resume()")
@@ -130,7 +129,7 @@ async def test_reads_come_from_the_standby_and_writes_go_elsewhere(
             page = await anext(live)
             assert [each.message.payload for each in page.messages] == [b"four"]
     assert reading.terminate() == 0
-    # As many as there are files for, on two listeners, and the operator hears of it.
+    # As many as there are files for, on two listeners, with a warning.
     (warning,) = [each for each in reading.log().splitlines() if "connections_reduced" in each]
     assert json.loads(warning)["to"] == (2000 - 256) // 2
 

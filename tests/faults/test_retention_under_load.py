@@ -1,4 +1,4 @@
-"""Partitions are dropped while clients publish, query and scan: nobody fails, nobody waits long."""
+"""Partitions are dropped while clients publish, query and scan: no call fails or waits long."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ DAY_NS = 86_400 * 10**9
 KEPT_DAYS = 5
 STEP_DAYS = 3
 LONG_MS = 3_000
-"""Nobody waits so long for a lock: ten times what a drop waits itself, and its own time."""
+"""A wait for a lock that is too long: ten times that of a drop, and its own time."""
 
 WAITED = "still waiting for"
-"""What Postgres logs about a lock that is waited for longer than its `deadlock_timeout`."""
+"""Postgres's log of a wait that is longer than its `deadlock_timeout`."""
 
 
-async def fill(client: NodeClient, dice: Random) -> dict[int, list[bytes]]:
-    """Messages of the last days; their hashes by age in days."""
+async def fill(client: NodeClient, rng: Random) -> dict[int, list[bytes]]:
+    """Publish messages of the last days, and return their hashes by age in days."""
     stored: dict[int, list[bytes]] = {}
     now_ns = time.time_ns()
     for age in range(DAYS):
         messages = [
-            new_message(dice.randbytes(500), dice.choice(TOPICS), PUBSUB, at)
+            new_message(rng.randbytes(500), rng.choice(TOPICS), PUBSUB, at)
             for at in range(now_ns - age * DAY_NS, now_ns - age * DAY_NS + PER_DAY)
         ]
         await client.publish(messages)
@@ -54,7 +54,6 @@ async def fill(client: NodeClient, dice: Random) -> dict[int, list[bytes]]:
 
 
 async def repeat(work: Callable[[], Awaitable[object]], stop: asyncio.Event) -> int:
-    """Do something until told to stop; how often."""
     times = 0
     while not stop.is_set():
         await work()
@@ -63,7 +62,7 @@ async def repeat(work: Callable[[], Awaitable[object]], stop: asyncio.Event) -> 
 
 
 async def prune(server: ClusterServer, retention: str) -> dict[str, object]:
-    """Drop what is older, by the command; its report."""
+    """Drop older messages by the command, and return its report."""
     limits = ("--retention", retention, "--retention-confirm")
     ended = await asyncio.to_thread(
         Command(), "db", "prune", "--json", "--database-url", server.url, *limits
@@ -73,8 +72,8 @@ async def prune(server: ClusterServer, retention: str) -> dict[str, object]:
     return report
 
 
-async def test_dropping_disturbs_nobody(
-    server: ClusterServer, nodes: list[NodeProcess], dice: Random
+async def test_dropping_disturbs_no_client(
+    server: ClusterServer, nodes: list[NodeProcess], rng: Random
 ) -> None:
     server.stop()
     server.set(log_lock_waits="on", deadlock_timeout=f"{LONG_MS}ms")
@@ -85,7 +84,7 @@ async def test_dropping_disturbs_nobody(
     node.start()
     stop, ledger = asyncio.Event(), Ledger()
     async with connect(node.listen) as client, asyncio.TaskGroup() as group:
-        stored = await fill(client, dice)
+        stored = await fill(client, rng)
         kept = {digest for age in range(KEPT_DAYS - 1) for digest in stored[age]}
         everything = {digest for day in stored.values() for digest in day}
 
@@ -95,14 +94,14 @@ async def test_dropping_disturbs_nobody(
             assert kept <= set(found) <= everything | ledger.sent
 
         async def query() -> None:
-            some = dice.sample(sorted(everything), 500)
+            some = rng.sample(sorted(everything), 500)
             found = await found_by_hash(client, some)
             assert kept.intersection(some) <= found <= set(some)
 
         work = [group.create_task(repeat(each, stop)) for each in (scan, scan, query, query)]
         follower = Follower(node.listen)
         async with following(follower):
-            async with publishing([Publisher(node.listen, ledger, dice)]):
+            async with publishing([Publisher(node.listen, ledger, rng)]):
                 await hold_one_and_prune(server, KEPT_DAYS + 10)
                 for days in range(DAYS - 1, KEPT_DAYS - 1, -STEP_DAYS):
                     await prune(server, f"{days}d")
@@ -118,7 +117,7 @@ async def test_dropping_disturbs_nobody(
 
 
 async def hold_one_and_prune(server: ClusterServer, days: int) -> None:
-    """Somebody reads an old partition for long: the drop gives up, and nobody queues behind it."""
+    """Prune during a long read of an old partition: the drop gives up."""
     with psycopg.connect(server.url) as connection:
         connection.execute("select count(*) from storenode.messages")
         report = await prune(server, f"{days}d")

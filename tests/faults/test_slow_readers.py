@@ -1,4 +1,4 @@
-"""Scans that do not read, or seldom, beside those that do."""
+"""Scans that read slowly or not at all, beside one that reads."""
 
 from __future__ import annotations
 
@@ -27,26 +27,25 @@ PAYLOAD_BYTES = 4_096
 MAX_GROWTH_BYTES = 64 * 1024 * 1024
 
 OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.http2.bdp_probe", 0)]
-"""With probes gRPC may take in a whole answer that comes fast, for a caller who does not read."""
+"""Options without probes, with which gRPC may buffer a whole answer that is not read."""
 
 
 def hashes(page: ScanPage) -> list[bytes]:
-    """The hashes of a page."""
     return [message.message_hash for message in page.messages]
 
 
 def once(seen: list[bytes]) -> set[bytes]:
-    """What was seen, nothing twice."""
+    """Return the hashes as a set, none twice."""
     assert len(seen) == len(set(seen)), "a message came twice"
     return set(seen)
 
 
 async def test_stalled_readers_give_way_and_slow_ones_miss_nothing(
-    tmp_path: Path, dice: Random
+    tmp_path: Path, rng: Random
 ) -> None:
     ledger = Ledger()
     with running_node(copy_cluster(tmp_path / "node"), "--max-unsent-size", "4MiB") as node:
-        async with publishing([Publisher(node.listen, ledger, dice, PAYLOAD_BYTES, 250)]):
+        async with publishing([Publisher(node.listen, ledger, rng, PAYLOAD_BYTES, 250)]):
             await ledger.reached(2_000)
         process = psutil.Process(node.process.pid)
         before = process.memory_info().rss
@@ -75,7 +74,6 @@ async def test_stalled_readers_give_way_and_slow_ones_miss_nothing(
 
 
 async def scanned(client: NodeClient) -> list[bytes]:
-    """The hashes of a whole scan."""
     return [digest async for page in client.scan() for digest in hashes(page)]
 
 

@@ -1,17 +1,20 @@
-"""Publishing while the synchronous standby is away: an answer in bounded time, and never a yes."""
+"""Commits while the synchronous standby is away: errors in bounded time, no acknowledgement."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from itertools import count
 
 import pytest
 
+from reconcile.ids import SyncIds
 from store.db.maintenance.online import DatabaseOnlineTimes
 from store.db.pool import Database, PoolSettings
+from store.db.reading.transfer_reads import TransferReader
 from store.db.schema.partitions import PartitionMap
 from store.db.summaries.statements import DatabaseStatements
 from store.db.writing.writer import DatabaseWriter
@@ -27,7 +30,7 @@ from storenode.message.rules import Policy
 from tests.faults.processes import until
 from tests.support.acknowledged import PATIENCE_S, PUBSUB, TOPICS
 from tests.support.admission import encoded
-from tests.support.cluster import ClusterServer
+from tests.support.cluster import ClusterServer, Pair
 from tests.support.node import NodeProcess
 from tests.support.postgres import COMMITTING
 
@@ -36,22 +39,42 @@ STORED = "select count(*) from storenode.messages where hash = %s"
 
 
 def judged(number: int) -> RecordBatch:
-    """One message that may be stored."""
     admission = Admission(Policy(max_drift_ns=None), time.time_ns(), Source.CLIENT)
     admission.admit(encoded([new_message(b"%d" % number, TOPICS[0], PUBSUB, time.time_ns())]))
     return admission.admitted.batch
 
 
-def wait_for(server: ClusterServer, standby: str) -> None:
-    """Make commits wait for a standby; none when its name is empty."""
-    server.set(synchronous_standby_names=standby)
-    server.ask("select pg_reload_conf()")
+@contextmanager
+def missing_standby(server: ClusterServer) -> Iterator[None]:
+    """Let commits wait for a standby that does not exist."""
+    try:
+        server.set(synchronous_standby_names="nobody")
+        server.ask("select pg_reload_conf()")
+        yield
+    finally:
+        server.set(synchronous_standby_names="")
+        server.ask("select pg_reload_conf()")
+
+
+@asynccontextmanager
+async def writing(
+    url: str, settings: PoolSettings | None = None
+) -> AsyncIterator[tuple[Database, DatabaseWriter]]:
+    """Run a writer on a database."""
+    database = await Database.open(url, settings or PoolSettings())
+    writer = DatabaseWriter(database, PartitionMap(time.time_ns))
+    await writer.start()
+    try:
+        yield database, writer
+    finally:
+        await writer.stop()
+        await database.close()
 
 
 async def stuck(
     writer: DatabaseWriter, server: ClusterServer
 ) -> tuple[RecordBatch, asyncio.Task[object]]:
-    """Store messages until the commit of one waits for the standby; that one."""
+    """Store messages until the commit of one waits for the standby, and return that one."""
     for number in count():
         batch = judged(number)
         storing = asyncio.create_task(writer.store(batch, Source.CLIENT))
@@ -72,42 +95,32 @@ async def stored(writer: DatabaseWriter, batch: RecordBatch) -> Sequence[bool]:
 
 
 async def test_an_answer_comes_in_time_and_nothing_is_cut_short(server: ClusterServer) -> None:
-    database = await Database.open(server.url, PoolSettings(commit_patience_s=COMMIT_PATIENCE_S))
-    writer = DatabaseWriter(database, PartitionMap(time.time_ns))
-    await writer.start()
-    try:
+    settings = PoolSettings(commit_patience_s=COMMIT_PATIENCE_S)
+    async with writing(server.url, settings) as (_, writer):
         await stored(writer, judged(-1))
-        wait_for(server, "nobody")
-        batch, storing = await stuck(writer, server)
-        with pytest.raises(StoreUnavailable, match="has not committed within 2 s"):
-            await storing
-        with pytest.raises(StoreUnavailable):
-            await writer.store(batch, Source.CLIENT)
-        # A wait that was cut short would show a message that the standby lacks.
-        assert server.ask(STORED, batch.hashes[0]) == [(0,)]
-        wait_for(server, "")
+        with missing_standby(server):
+            batch, storing = await stuck(writer, server)
+            with pytest.raises(StoreUnavailable, match="has not committed within 2 s"):
+                await storing
+            with pytest.raises(StoreUnavailable):
+                await writer.store(batch, Source.CLIENT)
+            # A wait that was cut short would show a message that the standby lacks.
+            assert server.ask(STORED, batch.hashes[0]) == [(0,)]
         assert await stored(writer, batch) == [False]
         assert server.ask(STORED, batch.hashes[0]) == [(1,)]
-    finally:
-        wait_for(server, "")
-        await writer.stop()
-        await database.close()
 
 
 async def test_claims_wait_for_no_standby(server: ClusterServer) -> None:
     database = await Database.open(server.url, PoolSettings())
     online, now_ns = DatabaseOnlineTimes(database), time.time_ns()
     statement = Statement(0, MINUTE_NS, now_ns, False, 0, 0, 0, bytes(32))
-    wait_for(server, "nobody")
-    try:
+    with missing_standby(server):
         await online.record(Interval(now_ns - 1, now_ns, resumed=False))
         await online.note(now_ns, now_ns)
         await DatabaseStatements(database).note("other", [statement], now_ns)
         assert not server.ask(COMMITTING)
         assert await online.last() == now_ns
-    finally:
-        wait_for(server, "")
-        await database.close()
+    await database.close()
 
 
 async def test_a_node_ends_while_commits_wait_for_the_standby(
@@ -115,8 +128,7 @@ async def test_a_node_ends_while_commits_wait_for_the_standby(
 ) -> None:
     node.database_url, node.args = server.url, ("--drain-timeout", "1s")
     node.start()
-    wait_for(server, "nobody")
-    try:
+    with missing_standby(server):
         async with connect(node.listen, retry=Retry(attempts=1)) as client:
             message = new_message(b"late", TOPICS[0], PUBSUB, time.time_ns())
             publishing = asyncio.create_task(client.publish([message]))
@@ -124,5 +136,29 @@ async def test_a_node_ends_while_commits_wait_for_the_standby(
             assert await asyncio.to_thread(node.terminate) == 0
             with pytest.raises(NodeError):
                 await publishing
-    finally:
-        wait_for(server, "")
+
+
+async def test_a_transfer_waits_until_the_standby_has_the_message(pair: Pair) -> None:
+    pair.synchronous()
+    await until(lambda: pair.replicating() == "sync")
+    batch = judged(1)
+    ids = SyncIds.of(zip(batch.timestamps, batch.hashes, strict=True))
+    async with writing(pair.first.url) as (database, writer), AsyncExitStack() as stack:
+        # Makes partitions and the names of topics, so that only a message is waited for.
+        await writer.store(judged(2), Source.CLIENT)
+        assert await TransferReader(database).held(ids) == [False]
+        stack.callback(pair.synchronous, on=False)
+        pair.cut()
+        await until(lambda: pair.replicating() is None)
+        storing = asyncio.create_task(writer.store(batch, Source.CLIENT))
+        await until(lambda: len(pair.first.ask(COMMITTING)) == 1)
+        pair.first.ask("select pg_cancel_backend(%s)", pair.first.ask(COMMITTING)[0][0])
+        # It is visible now, and would be lost with the primary.
+        await until(lambda: pair.first.ask("select count(*) from storenode.messages") == [(2,)])
+        looking = asyncio.create_task(TransferReader(database).held(ids))
+        await until(lambda: len(pair.first.ask(COMMITTING)) == 2 or looking.done())
+        assert not looking.done()
+        pair.synchronous(on=False)
+        async with asyncio.timeout(PATIENCE_S):
+            assert await looking == [True]
+            await storing

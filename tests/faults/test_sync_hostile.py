@@ -1,4 +1,4 @@
-"""A node among peers that lie, flood and fall silent: what it holds, what it tells, its memory."""
+"""A node among peers that lie, flood and fall silent: its messages, its reports, its memory."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import grpc
 import pytest
 import pytest_asyncio
 
+from chaos.attacks.peers import channel_to, reconcile
 from reconcile.ids import SyncIds
 from reconcile.index import IndexView
 from reconcile.session import Role
@@ -23,8 +24,8 @@ from storenode.client.messages import hash_of
 from storenode.connection.call_status import Ending
 from storenode.message.varint import varint
 from storenode.wire.storenode.v1.peer_pb2 import ReconcileFrame, TransferFrame
-from tests.faults.processes import metrics
-from tests.faults.syncing import Maker, asked, event, fresh_database, log_size, memory_bytes
+from tests.faults.processes import event, log_size, memory_bytes, metrics
+from tests.faults.two_nodes import Maker, fresh_database, request_sync
 from tests.integration.peers.hostile import (
     LARGEST,
     METADATA,
@@ -36,6 +37,7 @@ from tests.integration.peers.hostile import (
     frames,
     honest_reconcile,
     hostile_server,
+    ids_of,
 )
 from tests.support.fleet import NS_PER_S, Fleet, held, publish, status
 from tests.support.node import NodeProcess
@@ -90,35 +92,34 @@ class Siege:
 
 
 def payload(data: bytes) -> ReconcileFrame:
-    """The first answer of a responder."""
     return ReconcileFrame(ranges_data=data, session_id=SESSION_ID)
 
 
 def announced(siege: Siege) -> Script:
-    """A reconciliation by the book of a peer that holds other messages."""
+    """Return a valid reconciliation of a peer with other messages."""
     return honest_reconcile(Maker(siege.maker.newest_ns - 1).some(1_000))
 
 
 def endless(ranges: int) -> Script:
-    """Answers whatever comes with ranges of the last hour whose fingerprints are like no other."""
+    """Return a script that answers with ranges of random fingerprints."""
     step_ns = 3_000 * NS_PER_S // ranges
-    dice = Random(ranges)
+    rng = Random(ranges)
 
     async def script(context: Any) -> None:  # noqa: ANN401 - grpc.aio's
         while isinstance(await context.read(), bytes):
             start = b"\x01\x00" + varint(time.time_ns() - 3_600 * NS_PER_S) + b"\x00"
-            parts = (varint(step_ns) + b"\x01" + dice.randbytes(32) for _ in range(ranges))
+            parts = (varint(step_ns) + b"\x01" + rng.randbytes(32) for _ in range(ranges))
             await context.write(payload(start + b"".join(parts)).SerializeToString())
 
     return script
 
 
 def promises(count: int) -> Script:
-    """A reconciliation by the book over IDs that were made up."""
-    dice, now_ns = Random(count), time.time_ns()
+    """Return a valid reconciliation over invented IDs."""
+    rng, now_ns = Random(count), time.time_ns()
     ids = SyncIds.of(
         sorted(
-            (now_ns - dice.randrange(60 * NS_PER_S, 9 * 86_400 * NS_PER_S), dice.randbytes(32))
+            (now_ns - rng.randrange(60 * NS_PER_S, 9 * 86_400 * NS_PER_S), rng.randbytes(32))
             for _ in range(count)
         )
     )
@@ -138,7 +139,6 @@ def promises(count: int) -> Script:
 
 
 def flood(size: int) -> bytes:
-    """A frame of empty messages."""
     return TransferFrame(session_id=SESSION_ID).SerializeToString() + b"\x12\x00" * (size // 2)
 
 
@@ -161,19 +161,19 @@ async def siege(
 
 
 async def check_unharmed(siege: Siege) -> None:
-    """The node holds what it held, and reconciles with who is honest."""
-    assert (await asked(siege.node, siege.honest.peer)).in_sync
+    """Check that the node has its messages, and reconciles with the honest peer."""
+    assert (await request_sync(siege.node, siege.honest.peer)).in_sync
     assert held(siege.node) == held(siege.honest) == siege.maker.made
 
 
-async def test_a_frame_above_the_limit_is_refused_told_and_counted(siege: Siege) -> None:
+async def test_a_frame_above_the_limit_is_refused_reported_and_counted(siege: Siege) -> None:
     siege.play(frames(payload(bytes(66 * MIB))))
-    node, told, counter = siege.node, log_size(siege.node), FAILED_SESSIONS
+    node, logged_bytes, counter = siege.node, log_size(siege.node), FAILED_SESSIONS
     counted = metrics(node).get(counter, 0)
-    report = await asked(node, siege.hostile)
+    report = await request_sync(node, siege.hostile)
     assert (report.outcome, report.in_sync) == ("failed", False)
     assert "larger than max" in report.error
-    line = await event(node, "session_ended", told, outcome="failed", role="initiator")
+    line = await event(node, "session_ended", logged_bytes, outcome="failed", role="initiator")
     assert (line["error"], line["level"]) == (report.error, "warning")
     assert metrics(node)[counter] == counted + 1
     (peer,) = [each for each in status(node)["peers"] if each["address"] == siege.hostile]
@@ -185,13 +185,13 @@ async def test_a_frame_above_the_limit_is_refused_told_and_counted(siege: Siege)
 async def test_hundreds_of_thousands_of_promises(siege: Siege) -> None:
     done = by_the_book(TransferFrame(session_id=SESSION_ID, done=True))
     siege.play(promises(PROMISED), done)
-    before, told = memory_bytes(siege.node), log_size(siege.node)
+    before, logged_bytes = memory_bytes(siege.node), log_size(siege.node)
     peak = peak_from_now(siege.node)
-    report = await asked(siege.node, siege.hostile)
+    report = await request_sync(siege.node, siege.hostile)
     assert (report.outcome, report.in_sync) == ("done", False)
     assert report.undelivered == report.missing_here == PROMISED
     assert peak() - before < 4 * MAX_GROWTH_BYTES
-    line = await event(siege.node, "session_ended", told, role="initiator")
+    line = await event(siege.node, "session_ended", logged_bytes, role="initiator")
     assert (line["undelivered"], line["level"]) == (PROMISED, "warning")
     name = "storenode_transfer_messages_total"
     assert metrics(siege.node)[name, "received", "undelivered"] >= PROMISED
@@ -208,12 +208,12 @@ async def test_memory_is_flat(siege: Siege) -> None:
     before, peak = memory_bytes(siege.node), peak_from_now(siege.node)
 
     async def lowest(rounds: int) -> int:
-        """What stays: a frame that is still looked at is in the highest."""
+        """Return the lowest memory; higher samples include frames that are being checked."""
         seen = []
         for _ in range(rounds):
             for words, scripts in work.items():
                 siege.play(*scripts)
-                assert words in (await asked(siege.node, siege.hostile)).error
+                assert words in (await request_sync(siege.node, siege.hostile)).error
                 seen.append(memory_bytes(siege.node))
         return min(seen[len(seen) // 2 :])
 
@@ -254,13 +254,23 @@ async def test_many_callers_with_the_largest_frames(siege: Siege) -> None:
     await check_unharmed(siege)
 
 
-async def test_who_says_nothing_is_given_up(siege: Siege) -> None:
+async def test_a_silent_peer_is_given_up(siege: Siege) -> None:
     async with grpc.aio.insecure_channel(siege.impatient.peer, options=LARGEST) as channel:
         call = RawPeer(channel).begin(RECONCILE)
         await call.write(Honest(Role.INITIATOR, Maker(time.time_ns()).some(1_000)).first())
         code, sentence = await call.status()
     assert code is grpc.StatusCode.DEADLINE_EXCEEDED
     assert f"said nothing for {SILENCE_S} s" in sentence
+    await check_unharmed(siege)
+
+
+async def test_a_session_without_a_transfer_gives_way_to_the_next(siege: Siege) -> None:
+    logged_bytes, ids = log_size(siege.node), ids_of(Maker(siege.maker.newest_ns - 1).some(10))
+    async with channel_to(siege.node.peer) as channel:
+        for _ in range(2):
+            assert await reconcile(channel, "hasty-peer", ids)
+    line = await event(siege.node, "session_ended", logged_bytes, outcome="failed")
+    assert line["error"] == "the peer began a new session before it transferred"
     await check_unharmed(siege)
 
 
@@ -280,7 +290,7 @@ def by_the_book(*sent: TransferFrame) -> Script:
 
 
 def peak_from_now(node: NodeProcess) -> Callable[[], int]:
-    """The most that a node holds in memory from now on (Linux, proc(5))."""
+    """Return a function for the most memory of a node from now on (Linux, proc(5))."""
     process = Path(f"/proc/{node.process.pid}")
     (process / "clear_refs").write_text("5")
 

@@ -28,23 +28,23 @@ END_ALL = "select pg_terminate_backend(pid) from pg_stat_activity where usename 
 REFUSED = ("storenode_database_hosts_refused",)
 
 
-async def published(node: NodeProcess, dice: Random, count: int = 100) -> Ledger:
-    """Messages that the node has acknowledged."""
+async def published(node: NodeProcess, rng: Random, count: int = 100) -> Ledger:
+    """Publish messages until the node has acknowledged enough, and return them."""
     ledger = Ledger()
-    async with publishing([Publisher(node.listen, ledger, dice)]):
+    async with publishing([Publisher(node.listen, ledger, rng)]):
         await ledger.more(count)
     return ledger
 
 
-async def failed_over(pair: Pair, node: NodeProcess, dice: Random) -> Ledger:
-    """Let a node see the primary die and its standby promoted; what it acknowledged since."""
+async def failed_over(pair: Pair, node: NodeProcess, rng: Random) -> Ledger:
+    """Kill the primary of a node and promote its standby; return messages acknowledged since."""
     node.database_url = pair.url
     node.start()
-    await published(node, dice)
+    await published(node, rng)
     caught_up(pair)
     pair.first.kill()
     pair.promote()
-    return await published(node, dice)
+    return await published(node, rng)
 
 
 def caught_up(pair: Pair) -> None:
@@ -55,35 +55,35 @@ def caught_up(pair: Pair) -> None:
 
 
 def writes(server: ClusterServer) -> tuple[int, int]:
-    """How many commits a server holds, and the newest position."""
+    """Return the number of commits of a server, and the newest position."""
     return server.ask(COMMITS)[0]
 
 
 async def test_an_old_primary_that_comes_back_alone_is_refused(
-    pair: Pair, nodes: list[NodeProcess], dice: Random
+    pair: Pair, nodes: list[NodeProcess], rng: Random
 ) -> None:
     node, _ = nodes
-    await failed_over(pair, node, dice)
+    await failed_over(pair, node, rng)
     node.terminate()
     pair.second.stop()
     pair.first.start()
     before = writes(pair.first)
     assert f"127.0.0.1:{pair.first.port} is on timeline 1" in ended(node)
     assert writes(pair.first) == before
-    # What it refused it does not take for news: the newer one is served as soon as it is there.
+    # The refused host is not recorded as the newest: the newer one is served when it is back.
     pair.second.start()
     node.start()
     await until(lambda: hosts_refused(node) == 1)
-    await published(node, dice)
+    await published(node, rng)
     assert writes(pair.first) == before
 
 
 async def test_of_two_hosts_that_take_writes_a_new_node_serves_the_newer(
-    pair: Pair, nodes: list[NodeProcess], dice: Random
+    pair: Pair, nodes: list[NodeProcess], rng: Random
 ) -> None:
-    """It remembers nothing, as in a container without a volume."""
+    """Check a node without a state of its own, as in a container without a volume."""
     node, fresh = nodes
-    since = await failed_over(pair, node, dice)
+    since = await failed_over(pair, node, rng)
     pair.first.start()
     before = writes(pair.first)
     await until(lambda: hosts_refused(node) == 1)
@@ -92,41 +92,41 @@ async def test_of_two_hosts_that_take_writes_a_new_node_serves_the_newer(
     fresh.database_url = pair.url
     fresh.start()
     for each in nodes:
-        ledger = await published(each, dice)
+        ledger = await published(each, rng)
         async with connect(each.listen) as client:
-            held = set(await scanned(client))
-        assert ledger.acknowledged | since.acknowledged <= held
+            stored = set(await scanned(client))
+        assert ledger.acknowledged | since.acknowledged <= stored
     assert writes(pair.first) == before
-    told = (f"127.0.0.1:{pair.second.port}", False, 2, 1)
+    expected = (f"127.0.0.1:{pair.second.port}", False, 2, 1)
     for each in nodes:
-        await until(lambda each=each: shown(each) == told)  # type: ignore[misc]
+        await until(lambda each=each: shown(each) == expected)  # type: ignore[misc]
     await logged(fresh, "database_host_refused")
     (report,) = Command().ok("db", "check", "--json", "--database-url", pair.url).objects
     assert report["checked"]["commits"] == writes(pair.second)[0] != before[0]
-    # Nor do they come to it when the newer one is away.
+    # Nor is it used while the newer one is away.
     pair.second.kill()
     for each in nodes:
         await until(lambda each=each: get(each.metrics, "/readyz") == (503, NOT_THE_NEWEST))  # type: ignore[misc]
-        error = await attempted(Publisher(each.listen, Ledger(), dice))
+        error = await attempted(Publisher(each.listen, Ledger(), rng))
         assert error is not None
         assert error.code == "UNAVAILABLE"
     assert writes(pair.first) == before
 
 
-async def test_what_a_replaced_primary_has_not_committed_is_stored_at_the_new_one(
-    pair: Pair, nodes: list[NodeProcess], dice: Random
+async def test_a_commit_that_a_replaced_primary_waits_for_is_stored_at_the_new_one(
+    pair: Pair, nodes: list[NodeProcess], rng: Random
 ) -> None:
-    """The old primary lives on, and holds a commit that waits for its standby."""
+    """Check an old primary that still runs, with a commit that waits for its standby."""
     node, _ = nodes
     ledger = Ledger()
     pair.synchronous()
     await until(lambda: pair.replicating() == "sync")
     node.database_url = pair.url
     node.start()
-    await published(node, dice)
+    await published(node, rng)
     pair.cut()
     await until(lambda: pair.replicating() is None)
-    publishing_one = asyncio.create_task(attempted(Publisher(node.listen, ledger, dice)))
+    publishing_one = asyncio.create_task(attempted(Publisher(node.listen, ledger, rng)))
     await until(lambda: bool(pair.first.ask(COMMITTING)))
     await asyncio.to_thread(pair.promote)
     assert await publishing_one is None
@@ -136,20 +136,20 @@ async def test_what_a_replaced_primary_has_not_committed_is_stored_at_the_new_on
     )
     assert found == [(len(ledger.sent),)]
     before = writes(pair.first)
-    await published(node, dice)
+    await published(node, rng)
     assert writes(pair.first) == before
 
 
-async def test_a_node_that_starts_says_which_commits_were_lost_meanwhile(
-    pair: Pair, nodes: list[NodeProcess], dice: Random
+async def test_a_node_reports_at_its_start_which_commits_were_lost(
+    pair: Pair, nodes: list[NodeProcess], rng: Random
 ) -> None:
-    """The promoted standby is on a newer timeline, and is served."""
+    """Check a promoted standby, which is on a newer timeline."""
     node, _ = nodes
     node.database_url = pair.url
     node.start()
     pair.cut()
     await until(lambda: pair.replicating() is None)
-    await published(node, dice)
+    await published(node, rng)
     node.terminate()
     reached = writes(pair.first)[1]
     pair.first.kill()
@@ -161,20 +161,20 @@ async def test_a_node_that_starts_says_which_commits_were_lost_meanwhile(
 
 @pytest.mark.parametrize("hidden", [False, True])
 async def test_a_restored_older_copy_is_served_when_it_was_accepted(
-    server: ClusterServer, nodes: list[NodeProcess], dice: Random, *, hidden: bool
+    server: ClusterServer, nodes: list[NodeProcess], rng: Random, *, hidden: bool
 ) -> None:
-    """``hidden``: as on a managed service that does not tell the timeline."""
+    """Check this also with a hidden timeline, as on a managed service."""
     node, _ = nodes
     if hidden:
         server.ask("revoke execute on function pg_control_system() from public")
     node.database_url = server.url
     node.start()
-    await published(node, dice)
+    await published(node, rng)
     node.terminate()
     copy = copied(server)
     server.start()
     node.start()
-    await published(node, dice)
+    await published(node, rng)
     node.terminate()
     server.stop()
     put_back(server, copy)
@@ -184,17 +184,17 @@ async def test_a_restored_older_copy_is_served_when_it_was_accepted(
     assert f"timeline {0 if hidden else 1}, commit" in Command().ok("db", "accept", *where).out
     node.start()
     assert "is in use by process" in Command()("db", "accept", *where).err
-    await published(node, dice)
+    await published(node, rng)
 
 
 async def test_of_two_copies_that_went_apart_neither_is_served(
-    server: ClusterServer, nodes: list[NodeProcess], dice: Random
+    server: ClusterServer, nodes: list[NodeProcess], rng: Random
 ) -> None:
-    """A copy of a server's directory is not a standby: nothing tells which one is right."""
+    """Check copies of a server's directory: neither is a standby of the other."""
     node, fresh = nodes
     node.database_url = server.url
     node.start()
-    await published(node, dice)
+    await published(node, rng)
     node.terminate()
     other = ClusterServer(server.data.path.with_name("other"))
     put_back(other, copied(server))
@@ -204,7 +204,7 @@ async def test_of_two_copies_that_went_apart_neither_is_served(
         for each, url in ((node, server.url), (fresh, other.url)):
             each.database_url = url
             each.start()
-            await published(each, dice)
+            await published(each, rng)
             each.terminate()
         fresh.data_dir = fresh.data_dir.with_name("three")
         one = f"127.0.0.1:{server.port}"
@@ -221,7 +221,7 @@ async def test_of_two_copies_that_went_apart_neither_is_served(
 
 
 def ended(node: NodeProcess) -> str:
-    """What a node said that could not start."""
+    """Start a node that cannot serve, and return its log."""
     args, node.args = node.args, (*node.args, "--start-timeout", "300ms")
     node.launch()
     assert node.wait() == 3
@@ -230,13 +230,12 @@ def ended(node: NodeProcess) -> str:
 
 
 def shown(node: NodeProcess) -> tuple[object, ...]:
-    """What a node's status page says of its server, and of hosts that are refused."""
+    """Return the server of a node's status page, and the number of refused hosts."""
     database = json.loads(get(node.metrics, "/status.json")[1])["database"] or {}
     return tuple(map(database.get, ("host", "standby", "timeline", "hosts_refused")))
 
 
 def hosts_refused(node: NodeProcess) -> float:
-    """How many hosts the node refuses."""
     return metrics(node)[REFUSED]
 
 

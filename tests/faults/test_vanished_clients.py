@@ -1,4 +1,4 @@
-"""Clients that are killed in the middle of a stream, whichever it is."""
+"""Clients that are killed in the middle of a stream."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from storenode.client.messages import new_message
 from storenode.client.node import connect
 from storenode.sds import codec
 from tests.faults.processes import metrics, until
-from tests.faults.vanishing import METHODS
+from tests.faults.stream_client import METHODS
 from tests.support.acknowledged import PUBSUB, TOPICS, Ledger, Publisher, attempted
 from tests.support.node import NodeProcess
 from tests.support.postgres import copy_cluster
@@ -27,18 +27,18 @@ ROOT = Path(__file__).parents[2]
 CHANNEL = "vanishing"
 MESSAGES = 400
 CONTENT_BYTES = 30_000
-"""12 MB in all: more than lies in the buffers between a node and a client that does not read."""
+"""12 MB in all: more than the buffers between a node and a client that does not read."""
 
 MAX_STREAMS = 3
 ROUNDS = 2
-"""Had the node kept a stream of the first, one of the second would be refused."""
+"""Rounds: if the node kept a stream of the first, one of the second would be refused."""
 
 
 @contextmanager
 def stuck(node: NodeProcess, method: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A client process in the middle of as many streams as are allowed; it is killed at the end."""
+    """Run a client in the middle of as many streams as are allowed, and kill it at the end."""
     ids = [f"id-{number}" for number in range(MESSAGES)]
-    script = str(Path(__file__).with_name("vanishing.py"))
+    script = str(Path(__file__).with_name("stream_client.py"))
     process = subprocess.Popen(
         [sys.executable, script, node.listen, method, str(MAX_STREAMS), CHANNEL, *ids],
         stdout=subprocess.PIPE,
@@ -55,7 +55,7 @@ def stuck(node: NodeProcess, method: str) -> Iterator[subprocess.Popen[bytes]]:
 
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
-    """A node that serves each client three streams at a time."""
+    """Start a node that serves each client three streams at a time."""
     directory = tmp_path_factory.mktemp("vanished") / "data"
     node = NodeProcess(copy_cluster(directory), ("--max-streams", str(MAX_STREAMS)))
     try:
@@ -65,7 +65,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
 
 
 async def fill(node: NodeProcess) -> None:
-    """One long chain of SDS messages, each with the one before as its parent."""
+    """Publish a chain of SDS messages, each with the one before as its parent."""
     async with connect(node.listen) as client:
         for start in range(0, MESSAGES, 100):
             await client.publish(
@@ -75,7 +75,6 @@ async def fill(node: NodeProcess) -> None:
 
 
 def payload(number: int) -> bytes:
-    """An SDS message of the chain."""
     parents = [(f"id-{number - 1}", None)] if number else []
     return codec.encode(
         CHANNEL,
@@ -88,7 +87,7 @@ def payload(number: int) -> bytes:
 
 @pytest.mark.parametrize("method", list(METHODS))
 async def test_nothing_is_kept_for_a_client_that_vanished(
-    filled: NodeProcess, dice: Random, method: str
+    filled: NodeProcess, rng: Random, method: str
 ) -> None:
     node = filled
     if ("storenode_calls_total", "OK", "Publish") not in metrics(node):
@@ -102,11 +101,10 @@ async def test_nothing_is_kept_for_a_client_that_vanished(
                 assert metrics(node)[("storenode_followers",)] == MAX_STREAMS
         await until(lambda: connections(node) == 0)
         await until(lambda: nothing_is_kept(node))
-    assert await attempted(Publisher(node.listen, Ledger(), dice)) is None
+    assert await attempted(Publisher(node.listen, Ledger(), rng)) is None
 
 
 def connections(node: NodeProcess) -> int:
-    """Connections of clients to the node."""
     port = int(node.listen.rsplit(":", 1)[1])
     return sum(
         each.status == psutil.CONN_ESTABLISHED and each.laddr.port == port
@@ -115,7 +113,7 @@ def connections(node: NodeProcess) -> int:
 
 
 def nothing_is_kept(node: NodeProcess) -> bool:
-    """True when no stream, no batch and no connection of the database is in use."""
+    """Return True if no stream, batch or connection of the database is in use."""
     seen = metrics(node)
     used = [seen[("storenode_pool_connections", pool, "used")] for pool in ("write", "bulk")]
     return (

@@ -92,6 +92,10 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
         {"chaos", "chaos.checker", "store.db", "store.embedded", "storenode.cli"}
         | {"storenode.sds", "storenode.sds.aio"}
     ),
+    "chaos.attacks": frozenset(
+        {"reconcile", "storenode.message", "storenode.sds", "storenode.wire"}
+    ),
+    "chaos.fuzz": frozenset({"chaos.attacks", "reconcile"}),
     # jobs beside the nodes; restoring writes as a node does
     "store.pipeline": frozenset(
         {"store.db", "store.domain", "store.messages", "storenode.message", "storenode.sds"}

@@ -98,6 +98,10 @@ class ClusterServer:
         self._server = ServerProcess(self.data, account, found, _SETTINGS, self.port)
         assert self._server.await_ready(START_TIMEOUT_S), self._server.why_it_ended()
 
+    def take_port(self, other: ClusterServer) -> None:
+        """Listen where another server did, which has ended."""
+        self.held_port = other.held_port
+
     @property
     def port(self) -> int:
         """Where it listens, or will."""

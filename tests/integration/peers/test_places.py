@@ -11,8 +11,8 @@ from itertools import count
 
 import grpc
 
-from bench.hostile.attacks.places import honest_transfer
-from bench.hostile.peers import begin, channel_to, reconcile
+from chaos.attacks.invented_peers import honest_transfer
+from chaos.attacks.peers import begin, channel_to, reconcile
 from store.sync.limits import MAX_STRANGE_OPENING_CALLS
 from tests.support.fleet import Fleet, hashes, held, made, publish, synchronize
 from tests.support.polling import eventually

@@ -1,4 +1,4 @@
-"""Requests of absurd sizes; broken ones to every method are sent by `bench.hostile.fuzz`."""
+"""Requests of absurd sizes; broken ones to every method are sent by `chaos.fuzz.__main__`."""
 
 import time
 from collections.abc import Iterator

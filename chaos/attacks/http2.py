@@ -1,4 +1,4 @@
-"""As much of HTTP/2 as an attack needs: what gRPC's own client would never send (RFC 9113).
+"""An HTTP/2 client that sends what gRPC's own client never sends (RFC 9113).
 
 Header fields are literals without indexing, so that no table is kept (RFC 7541, 6.2.2). What the
 node answers is counted by frames, not decoded.
@@ -27,7 +27,7 @@ MESSAGE_HEAD: Final = struct.Struct(">?I")
 
 
 class Connection:
-    """A connection on which streams are opened, fed and dropped as an attack likes.
+    """A connection on which an attack opens, feeds and resets streams.
 
     ``greeted``: the node has sent its settings. ``lost``: it has closed the connection.
     """
@@ -47,11 +47,11 @@ class Connection:
 
     @property
     def ended(self) -> int:
-        """How many streams the node has ended."""
+        """The number of streams that the node has ended."""
         return len(self._ended)
 
     def open(self, path: str, fields: Iterable[str] = ()) -> int:
-        """Begin a call without sending a message; the number of its stream.
+        """Begin a call without sending a message, and return the number of its stream.
 
         ``fields``: further names and values of headers, in turn. A surrogate stands for a byte that
         is no UTF-8 (PEP 383).
@@ -72,18 +72,20 @@ class Connection:
         return stream
 
     def reset(self, stream: int) -> None:
-        """Drop a call."""
+        """Reset a call."""
         self._frame(_RESET, 0, stream, _CANCEL)
 
     def send(self, stream: int, data: bytes, *, last: bool = False) -> None:
-        """Send data without waiting for room in the windows; for what is small."""
+        """Send a little data without waiting for room in the windows."""
         self._windows[0] -= len(data)
         self._windows[stream] -= len(data)
         self._frame(_DATA, _END_STREAM if last else 0, stream, data)
 
     async def send_zeros(self, stream: int, message_bytes: int, size: int) -> int:
-        """Send a message of zeros as the windows allow, but ``size`` bytes of it, until the node
-        takes no more for a second; how many were sent.
+        """Send ``size`` bytes of a message of zeros as the windows allow.
+
+        Returns:
+            The bytes sent until the node took no more for a second.
         """
         rest = MESSAGE_HEAD.pack(False, message_bytes)
         sent = -len(rest)
@@ -102,7 +104,7 @@ class Connection:
         return max(0, sent)
 
     def take(self, stream: int, size: int) -> None:
-        """Let the node send so many bytes more of a stream."""
+        """Let the node send more bytes of a stream."""
         for each in (0, stream):
             self._frame(_WINDOW, 0, each, size.to_bytes(4, "big"))
 
@@ -112,7 +114,7 @@ class Connection:
             await self._writer.drain()
 
     async def read(self) -> None:
-        """Take in what the node sends, until it closes the connection."""
+        """Read what the node sends, until it closes the connection."""
         with suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
                 head = await self._reader.readexactly(9)
@@ -147,7 +149,7 @@ class Connection:
 
 @asynccontextmanager
 async def connected(address: str, source: str | None = None) -> AsyncIterator[Connection]:
-    """Connect to HOST:PORT in clear; ``source``: from this address of the machine."""
+    """Connect to HOST:PORT in clear; ``source`` is the local address."""
     host, _, port = address.rpartition(":")
     local = None if source is None else (source, 0)
     reader, writer = await asyncio.open_connection(host, int(port), local_addr=local)

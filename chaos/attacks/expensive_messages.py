@@ -1,4 +1,4 @@
-"""Messages that make what is stored, or read of it, dear."""
+"""Attacks by messages that are expensive to store or to read."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Final
 
 import grpc
 
-from bench.hostile.peers import channel_to, give
-from bench.hostile.target import Target, attack
+from chaos.attacks.peers import channel_to, give
+from chaos.attacks.registry import Target, attack
 from storenode.sds.codec import encode
 from storenode.wire.sds.v1.message_pb2 import HistoryEntry
 from storenode.wire.storenode.v1.store_pb2 import GetCausalHistoryRequest, PublishRequest
@@ -32,9 +32,7 @@ _DAY_NS: Final = 86_400 * 10**9
 
 @attack(count=40, short=8)
 async def walks(target: Target, rng: random.Random, count: int) -> str:
-    """Many causal walks at once over IDs that all have many claimants and parents; places end
-    it.
-    """
+    """Start many causal walks over IDs with many claimants and parents; places limit them."""
     options = (("grpc.max_receive_message_length", -1),)
     async with grpc.aio.insecure_channel(target.address, options=options) as channel:
         store = StoreStub(channel)
@@ -57,9 +55,7 @@ async def walks(target: Target, rng: random.Random, count: int) -> str:
 
 @attack(count=20_000, short=400, options=("--retention", "off"))
 async def years_of_messages(target: Target, rng: random.Random, count: int) -> str:
-    """A peer brings a message of each day since 1970, and nothing is dropped: partitions are
-    few.
-    """
+    """Send a message of each day since 1970 as a peer; a node makes few partitions for them."""
     now_ns = time.time_ns()
     days = rng.sample(range(1, now_ns // _DAY_NS), min(count, now_ns // _DAY_NS - 1))
     messages = []
@@ -77,7 +73,7 @@ def _name(number: int) -> str:
 
 
 def _crowd(rng: random.Random) -> Iterator[PublishRequest]:
-    """Requests with all claimants of all IDs, each with parents drawn from the same IDs."""
+    """Yield requests with all claimants of all IDs, whose parents are among the same IDs."""
     request, now_ns = PublishRequest(), time.time_ns()
     for number in range(_IDS * _CLAIMANTS):
         parents = [(_name(rng.randrange(_IDS)), None) for _ in range(_PARENTS)]

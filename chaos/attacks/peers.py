@@ -1,4 +1,4 @@
-"""Peers that invent their names: sessions and streams as the protocol has them, and no more."""
+"""Peers with invented names: reconciliations, transfers and streams of the protocol."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MESSAGES_PER_FRAME: Final = 200
 
 @asynccontextmanager
 async def channel_to(address: str) -> AsyncIterator[Any]:
-    """A connection of one caller."""
+    """Open the connection of one caller."""
     async with grpc.aio.insecure_channel(address) as channel:
         yield channel
 
@@ -44,7 +44,7 @@ def begin(channel: Any, method: str, name: str) -> Any:  # noqa: ANN401 - grpc.a
 
 
 async def answer(call: Any) -> bytes | None:  # noqa: ANN401 - grpc.aio's
-    """The next frame; None when there is none in time."""
+    """Return the next frame; None if there is none in time."""
     try:
         data = await asyncio.wait_for(call.read(), _ANSWER_S)
     except (grpc.aio.AioRpcError, TimeoutError, asyncio.CancelledError):
@@ -53,7 +53,7 @@ async def answer(call: Any) -> bytes | None:  # noqa: ANN401 - grpc.aio's
 
 
 def opening() -> bytes:
-    """The first frame of a reconciliation of an empty store."""
+    """Return the first frame of a reconciliation of an empty store."""
     machine = Machine(Role.INITIATOR, SessionConfig(cluster=1, shards=(), window=(LOWEST, END)))
     (frame,) = _frames(machine, IndexView.of(SyncIds.empty()), Begin())
     return frame.SerializeToString()
@@ -62,7 +62,8 @@ def opening() -> bytes:
 async def reconcile(channel: Any, name: str, ids: SyncIds | None = None) -> str:  # noqa: ANN401
     """Reconcile a store, which is empty by default.
 
-    Returns what the session is called, or "" where it was refused.
+    Returns:
+        The ID of the session, or "" if it was refused.
     """
     call, session_id = begin(channel, "Reconcile", name), ""
     config = SessionConfig(cluster=1, shards=(), window=(LOWEST, END))
@@ -87,7 +88,7 @@ async def reconcile(channel: Any, name: str, ids: SyncIds | None = None) -> str:
 
 
 def _frames(machine: Machine, view: IndexView, given: Input) -> list[ReconcileFrame]:
-    """Take an input; the frames to send then."""
+    """Handle an input, and return the frames to send."""
     frames, work = [], [given]
     while work:
         for effect in machine.step(0, work.pop()):
@@ -104,14 +105,16 @@ async def give(
     name: str,
     messages: Sequence[WakuMessageAndTopic],
 ) -> tuple[int, int]:
-    """Reconcile a store with these messages, and send what is missing; how many are stored, and
-    refused.
+    """Reconcile a store with these messages, and send the missing ones.
+
+    Returns:
+        The numbers of stored and of refused messages.
     """
-    held = {_hash_of(each): each for each in messages}
-    ids = SyncIds.of(sorted((each.message.timestamp, digest) for digest, each in held.items()))
+    by_hash = {_hash_of(each): each for each in messages}
+    ids = SyncIds.of(sorted((each.message.timestamp, digest) for digest, each in by_hash.items()))
     session_id = await reconcile(channel, name, ids)
     call, stored, refused = begin(channel, "Transfer", name), 0, 0
-    sent = [each for _, each in sorted(held.items())]
+    sent = [each for _, each in sorted(by_hash.items())]
     for start in range(0, len(sent), _MESSAGES_PER_FRAME):
         portion = sent[start : start + _MESSAGES_PER_FRAME]
         frame = TransferFrame(session_id=session_id, messages=portion)
@@ -132,7 +135,7 @@ def _hash_of(item: WakuMessageAndTopic) -> bytes:
 
 
 async def transfer(channel: Any, name: str, session_id: str) -> bool:  # noqa: ANN401 - grpc.aio's
-    """Begin the transfer of a session; True when the node has begun to send."""
+    """Begin the transfer of a session; return True once the node has sent something."""
     call = begin(channel, "Transfer", name)
     try:
         await call.write(TransferFrame(session_id=session_id).SerializeToString())

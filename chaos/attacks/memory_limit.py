@@ -1,7 +1,7 @@
-"""A bound on the memory of a process and of all that it starts, as a container has it.
+"""A limit on the memory of a process and its children, as a container has it.
 
-Control groups of Linux, of either version, made by root. What the group uses beyond its bound makes
-the kernel kill one of its processes.
+It uses control groups of Linux, of either version, and needs root. When a group exceeds its limit,
+the kernel kills one of its processes.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _ROOT: Final = Path("/sys/fs/cgroup")
 
 
 class LimitError(Exception):
-    """The system makes no such bound."""
+    """The system cannot make such a limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """``program``: what to put before a command line, so that it runs in the group."""
+    """A control group; ``program`` before a command line runs it in the group."""
 
     path: Path
 
@@ -33,7 +33,7 @@ class Group:
 
     @property
     def most_bytes(self) -> int:
-        """The most memory that the group has had, with what the kernel caches of its files."""
+        """The most memory that the group had, with cached files."""
         for name in ("memory.peak", "memory.max_usage_in_bytes"):
             if (self.path / name).exists():
                 return int((self.path / name).read_text())
@@ -42,7 +42,7 @@ class Group:
 
 @contextmanager
 def memory_limit(limit_bytes: int) -> Iterator[Group]:
-    """A group whose processes have so much memory together.
+    """Make a group whose processes have this much memory together.
 
     Raises:
         LimitError: this user or system cannot make one.

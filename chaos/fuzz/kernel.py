@@ -1,4 +1,4 @@
-"""Feeds the compiled kernel what strangers may send, under the sanitizers of the C compiler.
+"""Feed broken payloads to the compiled kernel, under the sanitizers of the C compiler.
 
 ``make fuzz-kernel`` builds `reconcile/native` with those for addresses and undefined behaviour in a
 directory that it removes, and, in a process that has them preloaded, does two things with it:
@@ -27,7 +27,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from bench.hostile.fuzzing.mutations import MUTATIONS
+from chaos.fuzz.mutations import MUTATIONS
 
 if TYPE_CHECKING:
     from reconcile.compact.session import CompactInitiator, CompactResponder
@@ -46,12 +46,12 @@ FLAGS: Final = (
     "-DPy_LIMITED_API=0x030B0000",
 )
 IN_CHILD: Final = "STORENODE_SANITIZED_KERNEL"
-"""Set to the built file in the process that has the sanitizers."""
+"""The environment variable with the built file, in the process that has the sanitizers."""
 
 PROGRESS: Final = 20_000
 
 AT_ONCE: Final = 30
-"""So many IDs a side lacks where all are of one time."""
+"""The number of missing IDs for which all IDs have one timestamp."""
 
 FIRST: Final = 2
 """Of the payloads to begin with, the one that opens a session."""
@@ -82,7 +82,7 @@ def main() -> int:
         runtime = subprocess.run(
             [compiler, "-print-file-name=libasan.so"], check=True, capture_output=True, text=True
         ).stdout.strip()
-        again = [sys.executable, "-m", "bench.hostile.kernel", *sys.argv[1:]]
+        again = [sys.executable, "-m", "chaos.fuzz.kernel", *sys.argv[1:]]
         environment = os.environ | {
             IN_CHILD: str(file),
             "LD_PRELOAD": runtime,
@@ -127,7 +127,7 @@ def _run_tests() -> int:
 def _fuzz(seed: int, count: int) -> int:
     from reconcile import kernel  # noqa: PLC0415 - after the kernel was put in its place
 
-    view, payloads = _world(random.Random(seed))
+    view, payloads = _new_payloads(random.Random(seed))
     opening = payloads[FIRST]
     for number in range(seed, seed + count):
         rng = random.Random(number)
@@ -209,8 +209,8 @@ def _is_harmless(side: CompactSide, data: bytes, lacking: set[SyncId]) -> bool:
     return not isinstance(step.outcome, CompactResult) or lacking.issuperset(step.outcome.to_send)
 
 
-def _world(rng: random.Random) -> tuple[IndexView, list[bytes]]:
-    """A view, and payloads that one side of a session with another sends."""
+def _new_payloads(rng: random.Random) -> tuple[IndexView, list[bytes]]:
+    """Return a view, and the payloads of sessions with it."""
     from reconcile.ids import END, LOWEST, SyncIds  # noqa: PLC0415
     from reconcile.index import IndexView  # noqa: PLC0415
     from reconcile.session import ReconcileSession as Session  # noqa: PLC0415
@@ -229,7 +229,7 @@ def _world(rng: random.Random) -> tuple[IndexView, list[bytes]]:
 
 
 def _sent(session: Any, first: Any, own: IndexView, other: IndexView) -> list[bytes]:  # noqa: ANN401
-    """What both sides of a session say until its end."""
+    """Return the payloads of both sides of a session until its end."""
     from reconcile.session import PayloadReceived as Received  # noqa: PLC0415
     from reconcile.session import ReconcileSession as Session  # noqa: PLC0415
     from reconcile.session import Role, SessionConfig  # noqa: PLC0415
@@ -245,7 +245,7 @@ def _sent(session: Any, first: Any, own: IndexView, other: IndexView) -> list[by
 
 
 def _step(session: Any, view: IndexView, given: Any) -> bytes | None:  # noqa: ANN401
-    """The payload that a session answers with; None: none."""
+    """Return the payload that a session answers with, or None."""
     from reconcile.session import ReadAnswered, ReadEffect, SendPayload  # noqa: PLC0415
 
     sent, inputs = None, [given]
@@ -260,7 +260,7 @@ def _step(session: Any, view: IndexView, given: Any) -> bytes | None:  # noqa: A
 
 
 def _outcome(given: list[bytes], view: IndexView) -> tuple[object, ...]:
-    """The answer to the last of some payloads, and what was found, or what is said against it."""
+    """Return the answer to the last payload and the result, or the refusal."""
     from reconcile.codec import MalformedPayloadError, PayloadLimitError  # noqa: PLC0415
     from reconcile.session import PayloadReceived as Received  # noqa: PLC0415
     from reconcile.session import ReconcileSession as Session  # noqa: PLC0415

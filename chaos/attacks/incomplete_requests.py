@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import grpc
 
-from bench.hostile.http2 import MESSAGE_HEAD, Connection, connected
-from bench.hostile.target import Target, attack
+from chaos.attacks.http2 import MESSAGE_HEAD, Connection, connected
+from chaos.attacks.registry import Target, attack
 
 STORE: Final = "/storenode.v1.Store/"
 _MESSAGE_BYTES: Final = 16 * 1024 * 1024

@@ -1,4 +1,4 @@
-"""What an attack is, and what it is told of the node that it attacks."""
+"""The attacks by name, and the addresses of the node that they attack."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TypeVar
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Addresses are HOST:PORT; ``http_address`` is empty where the node has no such listener.
+    """The addresses of a node, HOST:PORT; ``http_address`` is empty without such a listener.
 
     ``gateway`` and ``gateway_ws`` are multiaddrs of a gateway before the node, if there is one.
     """
@@ -29,7 +29,7 @@ _W = TypeVar("_W", bound=Work)
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """A program against a node, which says what it saw; ``short`` is its ``count`` in the tests.
+    """A program against a node that describes the outcome; tests use ``short`` as its ``count``.
 
     ``options`` are those of the node. ``on_gateway``: a gateway before it is attacked, and its
     memory and processor time are measured. An attack that takes longer than ``deadline_s`` is
@@ -45,7 +45,7 @@ class Attack:
 
 
 ATTACKS: dict[str, Attack] = {}
-"""By name; filled as the modules of `bench.hostile.attacks` are imported."""
+"""The attacks by name; the modules of this package fill it when they are imported."""
 
 
 def attack(
@@ -56,7 +56,7 @@ def attack(
     on_gateway: bool = False,
     deadline_s: float = 300.0,
 ) -> Callable[[_W], _W]:
-    """Make a function an attack, under its own name."""
+    """Return a decorator that registers a function as an attack under its name."""
 
     def made(work: _W) -> _W:
         ATTACKS[work.__name__] = Attack(work, count, short, options, on_gateway, deadline_s)

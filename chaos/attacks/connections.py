@@ -1,4 +1,4 @@
-"""Connections that are held, and say little or nothing."""
+"""Attacks by connections that stay open and send little or nothing."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections import Counter
 from contextlib import AsyncExitStack, suppress
 from typing import Final
 
-from bench.hostile.http2 import connected
-from bench.hostile.target import Target, attack
+from chaos.attacks.http2 import connected
+from chaos.attacks.registry import Target, attack
 
 _HOLD_S: Final = 20.0
 _PROBES: Final = 20
@@ -19,9 +19,7 @@ _PAUSE_S: Final = 0.25
 
 @attack(count=10_000, short=2_000)
 async def idle_connections(target: Target, _rng: random.Random, count: int) -> str:
-    """Connections that say nothing, or greet and make no call; their number and a deadline end
-    it.
-    """
+    """Open connections that send nothing, or make no call; a limit and a deadline end them."""
     host, _, port = target.address.rpartition(":")
     writers: list[asyncio.StreamWriter] = []
     ends: list[asyncio.Task[None]] = []
@@ -46,15 +44,13 @@ async def idle_connections(target: Target, _rng: random.Random, count: int) -> s
 
 @attack(count=64, short=64)
 async def half_sent_probes(target: Target, _rng: random.Random, count: int) -> str:
-    """Requests to the metrics listener that are never completed; the oldest make room for
-    others, which ask for /healthz.
-    """
+    """Send probes that never complete; the oldest give way to complete ones for /healthz."""
     host, _, port = target.metrics_address.rpartition(":")
-    held = []
+    writers = []
     for _ in range(count):
         _, writer = await asyncio.open_connection(host, int(port))
         writer.write(b"GET /healthz HTTP/1.1\r\nHost: node\r\n")
-        held.append(writer)
+        writers.append(writer)
     answers: Counter[str] = Counter()
     slowest_s = 0.0
     for _ in range(_PROBES):
@@ -62,10 +58,10 @@ async def half_sent_probes(target: Target, _rng: random.Random, count: int) -> s
         answers[await _probe(host, int(port))] += 1
         slowest_s = max(slowest_s, time.monotonic() - began_s)
         await asyncio.sleep(_PAUSE_S)
-    for writer in held:
+    for writer in writers:
         writer.close()
-    told = ", ".join(f"{number} with {code}" for code, number in answers.items())
-    return f"{_PROBES} probes of /healthz were answered {told}, the slowest in {slowest_s:.2f} s"
+    shown = ", ".join(f"{number} with {code}" for code, number in answers.items())
+    return f"{_PROBES} probes of /healthz were answered {shown}, the slowest in {slowest_s:.2f} s"
 
 
 async def _read(reader: asyncio.StreamReader) -> None:

@@ -1,4 +1,4 @@
-"""Attacks on a gateway, by strangers over libp2p: whatever breaks one of its protocols."""
+"""Attacks on a gateway over libp2p: everything that breaks one of its protocols."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 from collections import Counter
 from typing import Final
 
-from bench.hostile.target import Target, attack
+from chaos.attacks.registry import Target, attack
 from tests.support.waku_attacks import GONE, HOSTILE, HOSTILE_WEBSOCKETS
 
 _ATTACKERS: Final = 8

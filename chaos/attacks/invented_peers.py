@@ -1,4 +1,4 @@
-"""Peers under invented names that take places, announce, and bring nothing."""
+"""Attacks by peers under invented names that take places, announce, and deliver nothing."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import grpc
 
-from bench.hostile.peers import answer, begin, channel_to, reconcile, transfer
-from bench.hostile.target import Target, attack
+from chaos.attacks.peers import answer, begin, channel_to, reconcile, transfer
+from chaos.attacks.registry import Target, attack
 from storenode.wire.storenode.v1.peer_pb2 import GossipFrame, Inventory
 
 _AT_ONCE: Final = 4
@@ -32,7 +32,7 @@ _HOLD_AGAIN_S: Final = (3.0, 7.0)
 
 @attack(count=400, short=40)
 async def reconcile_places(target: Target, rng: random.Random, count: int) -> str:
-    """Callers that reconcile and never transfer; their sessions give way to an honest peer's."""
+    """Reconcile and never transfer; such sessions give way to an honest peer's."""
     outcomes: Counter[bool] = Counter()
     names = iter(_names(rng, count))
     async with channel_to(target.peer_address) as channel:
@@ -52,9 +52,7 @@ async def reconcile_places(target: Target, rng: random.Random, count: int) -> st
 
 @attack(count=70, short=70)
 async def gossip_places(target: Target, rng: random.Random, count: int) -> str:
-    """Seventy streams of gossip; half of the places are not theirs, and the streams that bring
-    nothing give way to an honest peer's.
-    """
+    """Open streams of gossip that deliver nothing; they give way to an honest peer's."""
     async with channel_to(target.peer_address) as channel:
         joined: set[str] = set()
         names = _names(rng, count)
@@ -70,22 +68,23 @@ async def gossip_places(target: Target, rng: random.Random, count: int) -> str:
 
 @attack(count=2_000_000, short=100_000)
 async def false_confirmations(target: Target, rng: random.Random, count: int) -> str:
-    """Announcements of millions of messages that were never published: what is remembered of each
-    is bounded, and who does not deliver is slowed, then cut off.
+    """Announce millions of messages that were never published.
+
+    What a node keeps of each is bounded; a peer that does not deliver is slowed, then cut off.
     """
-    told: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
 
     async def announce(channel: Any) -> None:  # noqa: ANN401 - grpc.aio's
-        while told["ids"] < count:
-            told["names"] += 1
+        while counts["ids"] < count:
+            counts["names"] += 1
             call = begin(channel, "Gossip", *_names(rng, 1))
             try:
-                while told["ids"] < count:
+                while counts["ids"] < count:
                     ids = [rng.randbytes(32) for _ in range(_FRAME_IDS)]
                     await call.write(GossipFrame(inv=Inventory(ids=ids)).SerializeToString())
-                    told["ids"] += len(ids)
+                    counts["ids"] += len(ids)
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                told["ended"] += 1
+                counts["ended"] += 1
                 await asyncio.sleep(0.5)
             finally:
                 call.cancel()
@@ -95,13 +94,13 @@ async def false_confirmations(target: Target, rng: random.Random, count: int) ->
             async with asyncio.timeout(_ANNOUNCE_S):
                 await asyncio.gather(*(announce(channel) for _ in range(_ANNOUNCING)))
     return (
-        f"{told['ids']:,} IDs were announced under {told['names']:,} names, whose streams the node "
-        f"ended {told['ended']:,} times"
+        f"{counts['ids']:,} IDs were announced under {counts['names']:,} names, whose streams the "
+        f"node ended {counts['ended']:,} times"
     )
 
 
 async def honest_transfer(address: str) -> float:
-    """Reconcile and transfer once; the seconds until the transfer had begun."""
+    """Reconcile and transfer once, and return the seconds until the transfer began."""
 
     async def once(channel: Any) -> bool:  # noqa: ANN401 - grpc.aio's
         session_id = await reconcile(channel, "honest-peer")
@@ -113,7 +112,7 @@ async def honest_transfer(address: str) -> float:
 async def _served(
     address: str, once: Callable[[Any], Awaitable[bool]], again_after_s: float
 ) -> float:
-    """Try until it succeeds, or patience is over; the seconds that took."""
+    """Retry until success or the end of patience, and return the seconds."""
     began_s = time.monotonic()
     async with channel_to(address) as channel:
         while (passed_s := time.monotonic() - began_s) < _PATIENCE_S:
@@ -134,7 +133,7 @@ def _names(rng: random.Random, count: int) -> list[str]:
 
 
 async def _joins(channel: Any) -> bool:  # noqa: ANN401 - grpc.aio's
-    """Have a stream of gossip: the node has sent something on it."""
+    """Return True if the node sends something on a new stream of gossip."""
     call = begin(channel, "Gossip", "honest-peer")
     joined = await answer(call) is not None
     call.cancel()
@@ -147,7 +146,7 @@ async def _hold(
     joined: set[str],
     rng: random.Random,
 ) -> None:
-    """Keep a stream that says nothing, and begin it again when it is ended."""
+    """Keep a silent stream open, and open it again when it ends."""
     task = asyncio.current_task()
     # A cancellation may come out of a call as the error with which the call ended meanwhile.
     while task is not None and not task.cancelling():

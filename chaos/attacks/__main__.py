@@ -1,7 +1,7 @@
-"""``python -m bench hostile``: attacks on a node, their cost, and what an honest client sees.
+"""Attack a node, and print the cost and what an honest client sees; see docs/security.md.
 
 Each attack has a node of its own on an embedded Postgres, with default options and those of the
-attack. Everything talks to addresses of this machine, is bounded, and stops by itself. The exit
+attack. Everything uses addresses of this machine, is bounded, and stops by itself. The exit
 code is 1 if a node has died, 2 if its memory cannot be bounded.
 """
 
@@ -12,14 +12,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.hostile.attacker import found
-from bench.hostile.limited import LimitError, memory_limit
-from bench.hostile.run import MIB, Outcome, run_attack
+from chaos.attacks.attacker import load_attacks
+from chaos.attacks.memory_limit import LimitError, memory_limit
+from chaos.attacks.run import MIB, Outcome, run_attack
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the attacks that are named, or all, and print a line for each."""
-    attacks = found()
+    attacks = load_attacks()
     given = _parser(sorted(attacks)).parse_args(arguments)
     counts = {
         name: given.count or (attacks[name].short if given.short else attacks[name].count)
@@ -30,8 +30,8 @@ def main(arguments: Sequence[str]) -> int:
     try:
         for each in rounds:
             outcome, most_bytes = _round(each, given)
-            told = "" if most_bytes is None else f"; all its processes {most_bytes / MIB:,.0f} MiB"
-            print(outcome.as_json() if given.json else _line(outcome) + told, flush=True)
+            total = "" if most_bytes is None else f"; all its processes {most_bytes / MIB:,.0f} MiB"
+            print(outcome.as_json() if given.json else _line(outcome) + total, flush=True)
             died = died or not outcome.alive
     except LimitError as error:
         print(error, file=sys.stderr)
@@ -47,7 +47,7 @@ def _round(attacks: dict[str, int], given: argparse.Namespace) -> tuple[Outcome,
 
 
 def _parser(names: Sequence[str]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, prog="python -m bench hostile")
+    parser = argparse.ArgumentParser(description=__doc__, prog="make hostile")
     parser.add_argument("--attack", action="append", choices=names, help="one of them; repeatable")
     parser.add_argument("--count", type=int, help="how many calls, connections or requests")
     parser.add_argument("--short", action="store_true", help="as in the tests")

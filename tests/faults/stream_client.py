@@ -1,4 +1,4 @@
-"""A client that opens a streaming call over each of some connections, says so, and goes no further.
+"""A client that opens a streaming call over each of some connections, prints that, and waits.
 
 Run as a script. Arguments: HOST:PORT, the method, how many connections, and for the SDS calls the
 channel and the message IDs.
@@ -20,7 +20,7 @@ from tests.support.acknowledged import PUBSUB, TOPICS
 
 
 async def endless() -> AsyncIterator[PublishRequest]:
-    """One request, and then nothing for ever."""
+    """Yield one request, and wait for ever."""
     yield new_request([new_message(b"vanishing", TOPICS[0], PUBSUB, time.time_ns())])
     await asyncio.Event().wait()
 

@@ -1,4 +1,4 @@
-"""Answers of which nothing is read, or a byte now and then, and requests that come as slowly."""
+"""Attacks by callers that read answers, or send requests, slowly or not at all."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import grpc
 
-from bench.hostile.http2 import MESSAGE_HEAD, Connection, connected
-from bench.hostile.target import Target, attack
+from chaos.attacks.http2 import MESSAGE_HEAD, Connection, connected
+from chaos.attacks.registry import Target, attack
 from storenode.wire.storenode.v1.store_pb2 import (
     ContentFilter,
     FollowRequest,
@@ -46,18 +46,16 @@ _READ: Final = {
 
 @attack(count=300, short=60)
 async def unread_scans(target: Target, rng: random.Random, count: int) -> str:
-    """Many scans over one connection that are never read; the budget of unsent answers ends
-    them.
-    """
+    """Open many scans over one connection and read none; the budget of unsent answers ends them."""
     await _plant(target, rng)
     return await _hold(target, count, lambda store: store.Scan(ScanRequest(include_data=True)))
 
 
 @attack(count=1_000, short=100)
 async def unread_follows(target: Target, rng: random.Random, count: int) -> str:
-    """Many followers of everything that never read; the budget of unsent answers ends them.
+    """Follow everything many times and read nothing; the budget of unsent answers ends them.
 
-    Each has a filter of its own with many topics, so that nothing that waits for them is shared.
+    Each has a filter of its own with many topics, so that no queued answer is shared.
     """
     await _plant(target, rng)
     names = numbers()
@@ -72,9 +70,7 @@ async def unread_follows(target: Target, rng: random.Random, count: int) -> str:
 
 @attack(count=240, short=60)
 async def dripping_streams(target: Target, rng: random.Random, count: int) -> str:
-    """Streams of every kind on which a byte comes now and then, and readers that take as little:
-    they have few places, and those who are honest are served beside them.
-    """
+    """Send and read a few bytes now and then on streams of every kind; they get few places."""
     await _plant(target, rng)
     each = count // (len(_SENT) + len(_READ))
     ended = await asyncio.gather(
@@ -82,12 +78,12 @@ async def dripping_streams(target: Target, rng: random.Random, count: int) -> st
         *(_read(target, path, request, each) for path, request in _READ.items()),
     )
     names = [path.rpartition("/")[2] for path in (*_SENT, *_READ)]
-    told = ", ".join(f"{number} {name}" for name, number in zip(names, ended, strict=True))
-    return f"of {each} streams of each kind the node ended {told}"
+    shown = ", ".join(f"{number} {name}" for name, number in zip(names, ended, strict=True))
+    return f"of {each} streams of each kind the node ended {shown}"
 
 
 async def _plant(target: Target, rng: random.Random) -> None:
-    """Publish 20 MiB, which each of the calls is to be sent."""
+    """Publish 20 MiB, the answer of each call."""
     async with grpc.aio.insecure_channel(target.address) as channel:
         for start in range(0, _MESSAGES, _BATCH):
             request, now_ns = PublishRequest(), time.time_ns()
@@ -100,7 +96,7 @@ async def _plant(target: Target, rng: random.Random) -> None:
 
 
 async def _hold(target: Target, count: int, begin: Callable[[Any], Any]) -> str:
-    """Begin calls, read nothing for a while, and say how they have ended."""
+    """Begin calls, read nothing for a while, and describe how they ended."""
     options = (("grpc.max_receive_message_length", -1),)
     async with grpc.aio.insecure_channel(target.address, options=options) as channel:
         store = StoreStub(channel)
@@ -116,7 +112,7 @@ async def _hold(target: Target, count: int, begin: Callable[[Any], Any]) -> str:
 
 
 async def _send(target: Target, rng: random.Random, path: str, count: int) -> int:
-    """Drip for a while into calls of a kind over one connection; how many were ended."""
+    """Send bytes slowly into calls of one kind; return how many the node ended."""
     is_peer = path.startswith(_PEER)
     async with connected(target.peer_address if is_peer else target.address) as connection:
         streams = []
@@ -133,7 +129,7 @@ def _identity(name: str) -> tuple[str, ...]:
 
 
 async def _read(target: Target, path: str, request: bytes, count: int) -> int:
-    """Take a little of the answers of one kind for a while; how many calls were ended."""
+    """Read answers of one kind slowly; return how many calls the node ended."""
     async with connected(target.address) as connection:
         streams = [connection.open(path) for _ in range(count)]
         for each in streams:

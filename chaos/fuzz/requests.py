@@ -1,8 +1,8 @@
-"""Requests: built from a descriptor with usual, extreme and overheard values, then broken or not.
+"""Requests built from a descriptor with usual, extreme and learned values, then broken or not.
 
-What a node has answered is remembered by the name of its field, so that cursors, hashes and IDs of
-sessions come back to it as they were, changed, and to calls that they were not meant for. Requests
-that it has answered are made again with changes.
+Values of answers are kept by the name of their field, so that cursors, hashes and IDs of sessions
+return to the node unchanged, changed, and in calls that they do not belong to. Requests that were
+answered are made again with changes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
-from bench.hostile.fuzzing.mutations import MUTATIONS, VARINTS, Mutation, flip, place_in
+from chaos.fuzz.mutations import MUTATIONS, VARINTS, Mutation, flip, pick_position
 
 _Field: TypeAlias = Any
 """A `FieldDescriptor`, which is of another class where protobuf is compiled."""
@@ -25,7 +25,7 @@ _Field: TypeAlias = Any
 MAX_DEPTH: Final = 6
 MAX_BYTES: Final = 15 * 1024 * 1024
 REMEMBERED: Final = 64
-"""Values of one name."""
+"""Kept values of one name."""
 
 _INTS: Final = (0, 1, 2, 5, 100, 2**31 - 1, 2**31, 2**32 - 1, 2**53, 2**63 - 1, 2**63, 2**64 - 1)
 _FLOATS: Final = (0.0, -0.0, 1.5, 1e308, -1e308, 5e-324, float("inf"), float("-inf"), float("nan"))
@@ -47,32 +47,32 @@ _WIDTHS: Final = {
 
 
 class Requests:
-    """A source of requests; ``now_ns``: a time that messages may have, Unix nanoseconds."""
+    """A source of requests; ``now_ns`` is a time that messages may have, in Unix nanoseconds."""
 
     def __init__(self, now_ns: int) -> None:
         self._now_ns = now_ns
-        self._heard: defaultdict[str, deque[Any]] = defaultdict(lambda: deque(maxlen=REMEMBERED))
+        self._learned: defaultdict[str, deque[Any]] = defaultdict(lambda: deque(maxlen=REMEMBERED))
         self._sent: deque[bytes] = deque(maxlen=REMEMBERED)
         self._good: defaultdict[type[Message], deque[bytes]] = defaultdict(
             lambda: deque(maxlen=8 * REMEMBERED)
         )
 
-    def worked(self, kind: type[Message], frames: Sequence[bytes]) -> None:
-        """A node has answered these; what is made of them comes further than what is made anew."""
+    def add_samples(self, kind: type[Message], frames: Sequence[bytes]) -> None:
+        """Keep requests that a node answered: variants of them get past more checks."""
         self._good[kind].extend(each for each in frames if len(each) < _LARGE)
 
-    def hear(self, answer: Message) -> None:
-        """Remember what a node has answered."""
+    def learn(self, answer: Message) -> None:
+        """Keep the values of an answer."""
         for described, value in answer.ListFields():
             values = value if described.is_repeated else (value,)
             for each in list(values)[:4]:
                 if isinstance(each, Message):
-                    self.hear(each)
+                    self.learn(each)
                 elif isinstance(each, bytes | str) and each:
-                    self._heard[described.name].append(each)
+                    self._learned[described.name].append(each)
 
     def request(self, kind: type[Message], rng: random.Random) -> bytes:
-        """The bytes of one."""
+        """Return the bytes of a request."""
         made = kind()
         if (known := self._good[kind]) and rng.random() < 0.5:
             with suppress(DecodeError):
@@ -145,9 +145,9 @@ class Requests:
 
     def _text_or_bytes(self, described: _Field, rng: random.Random) -> str | bytes:
         is_text = described.type == FieldDescriptor.TYPE_STRING
-        heard = self._heard.get(described.name) or self._anything_heard(rng)
-        if heard and rng.random() < 0.5:
-            value = rng.choice(heard)
+        learned = self._learned.get(described.name) or self._pick_learned(rng)
+        if learned and rng.random() < 0.5:
+            value = rng.choice(learned)
             if isinstance(value, bytes) and rng.random() < 0.3:
                 value = flip(value, rng, self._sent)
             if is_text:
@@ -157,28 +157,28 @@ class Requests:
             return rng.choice(_TEXTS)
         return rng.randbytes(_LARGE if rng.random() < 0.001 else rng.choice(_SIZES))
 
-    def _anything_heard(self, rng: random.Random) -> deque[Any] | None:
-        names = list(self._heard)
-        return self._heard[rng.choice(names)] if names and rng.random() < 0.2 else None
+    def _pick_learned(self, rng: random.Random) -> deque[Any] | None:
+        names = list(self._learned)
+        return self._learned[rng.choice(names)] if names and rng.random() < 0.2 else None
 
 
 def _tag(data: bytes, rng: random.Random, _others: Sequence[bytes]) -> bytes:
-    """A field of any number and wire type, groups and those that do not exist among them."""
+    """Insert a field of any number and wire type, also invalid ones."""
     number = rng.choice((0, 1, 2, 3, 7, 15, 2**29 - 1))
     tag = _varint(number << 3 | rng.randrange(8))
     value = rng.choice((b"", *VARINTS, struct.pack("<q", -1), b"\x05abcde"))
-    place = place_in(data, rng)
+    place = pick_position(data, rng)
     return data[:place] + tag + value + data[place:]
 
 
 def _text(data: bytes, rng: random.Random, _others: Sequence[bytes]) -> bytes:
-    """A text that is no UTF-8, or bytes in any field, whole."""
+    """Append a field with a text that is no UTF-8."""
     value = rng.choice(_BROKEN_TEXTS) * rng.choice((1, 1, 50))
     return data + _varint(rng.randrange(1, 16) << 3 | 2) + _varint(len(value)) + value
 
 
 def _nest(data: bytes, rng: random.Random, _others: Sequence[bytes]) -> bytes:
-    """The message in itself, or in its fields, deeply."""
+    """Wrap the message in itself, often."""
     tag = _varint(rng.randrange(1, 8) << 3 | 2)
     for _ in range(rng.choice((1, 5, 120))):
         data = tag + _varint(len(data)) + data

@@ -1,9 +1,9 @@
-"""``make fuzz``: broken requests to every method of a node, made from the descriptors it tells.
+"""Send broken requests to every method of a node, made from the descriptors of reflection.
 
-The node runs by itself on an embedded Postgres with default options; a count and a seed say what is
-sent. It fails when a call ends INTERNAL, UNKNOWN or DATA_LOSS, when the node dies, logs an error,
-does not serve an honest client, or has more memory at the end than after a tenth of the requests by
-more than its caches explain. A finding is printed with what was sent.
+The node has an embedded Postgres and default options; a count and a seed decide what is sent. A run
+fails when a call ends INTERNAL, UNKNOWN or DATA_LOSS, when the node dies, logs an error, does not
+serve an honest client, or has more memory at the end than after a tenth of the requests by more
+than its caches explain. A finding is printed with what was sent.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from typing import Any, Final
 import grpc
 import psutil
 
-from bench.hostile.fuzzing.calls import Caller, Told
-from bench.hostile.fuzzing.methods import Method, methods
-from bench.hostile.honest import HonestClient
-from bench.hostile.peers import opening
-from bench.hostile.target import Target
+from chaos.attacks.honest import HonestClient
+from chaos.attacks.peers import opening
+from chaos.attacks.registry import Target
+from chaos.fuzz.calls import Caller, Results
+from chaos.fuzz.methods import Method, methods
 from tests.support.node import COMMAND, NodeProcess
 
 MIB: Final = 1024 * 1024
@@ -46,16 +46,16 @@ _OPTIONS: Final = ("--log-level", "warning", "--log-format", "json", "--gossip",
 
 @dataclass(slots=True)
 class Result:
-    """``faults``: sentences, none if all is well. Memory in MiB of the node's process."""
+    """The outcome of a run: ``faults`` are sentences, memory is in MiB of the node's process."""
 
-    told: Told = field(default_factory=Told)
+    calls: Results = field(default_factory=Results)
     faults: list[str] = field(default_factory=list)
     memory_mib: list[float] = field(default_factory=list)
     seconds: float = 0.0
 
     @property
     def growth_mib(self) -> float:
-        """From a tenth of the requests to the end."""
+        """The growth from a tenth of the requests to the end."""
         memory = self.memory_mib
         return memory[-1] - memory[len(memory) // 10] if memory else 0.0
 
@@ -63,9 +63,13 @@ class Result:
 def fuzz(
     count: int, seed: str, only: Sequence[str] = (), program: tuple[str, ...] = (COMMAND,)
 ) -> Result:
-    """Send at least so many requests to a node of its own.
+    """Send requests to a node of its own.
 
-    ``only``: parts of the paths of methods; none: all methods. ``program``: of the node.
+    Args:
+        count: the number of requests.
+        seed: decides what is sent.
+        only: parts of the paths of methods; by default all methods.
+        program: the node's command.
     """
     with tempfile.TemporaryDirectory(prefix="storenode-fuzz-") as directory:
         node = NodeProcess(Path(directory, "node"), _OPTIONS, program=program).start()
@@ -91,18 +95,18 @@ async def _fuzz(node: NodeProcess, count: int, seed: str, only: Sequence[str]) -
             ]
             for address in addresses
         }
-        caller = Caller(channels, seed, result.told)
+        caller = Caller(channels, seed, result.calls)
         for each in chosen:
             if each.path.endswith("/Reconcile"):
-                caller.know(each, opening())
+                caller.add_sample(each, opening())
         process = psutil.Process(node.process.pid)
         numbers = itertools.count()
-        while result.told.requests < count and not result.faults:
-            await _round(caller, chosen, numbers, min(_ROUND, count - result.told.requests))
+        while result.calls.requests < count and not result.faults:
+            await _round(caller, chosen, numbers, min(_ROUND, count - result.calls.requests))
             result.faults += await _after(node)
             if node.running:
                 result.memory_mib.append(process.memory_info().rss / MIB)
-            result.faults += map(str, result.told.findings)
+            result.faults += map(str, result.calls.findings)
             _progress(result)
     if result.growth_mib > MOST_GROWTH_MIB:
         result.faults.append(f"the node's memory grew by {result.growth_mib:,.0f} MiB")
@@ -113,11 +117,11 @@ async def _fuzz(node: NodeProcess, count: int, seed: str, only: Sequence[str]) -
 async def _round(
     caller: Caller, chosen: Sequence[Method], numbers: itertools.count[int], requests: int
 ) -> None:
-    told = caller.told
-    last = told.requests + requests
+    results = caller.results
+    last = results.requests + requests
 
     async def work() -> None:
-        while told.requests < last:
+        while results.requests < last:
             number = next(numbers)
             await caller.call(chosen[number % len(chosen)], number)
 
@@ -125,7 +129,7 @@ async def _round(
 
 
 async def _after(node: NodeProcess) -> list[str]:
-    """What is wrong with the node."""
+    """Return what is wrong with the node."""
     if not node.running:
         return [f"the node died with code {node.process.returncode}: {node.log_tail()}"]
     lines = [line for line in node.log().splitlines() if line.strip()]
@@ -138,30 +142,29 @@ async def _after(node: NodeProcess) -> list[str]:
     await asyncio.sleep(0)
     ended.set()
     await asking
-    return [f"an honest call failed: {what}" for what in honest.seen.failures]
+    return [f"an honest call failed: {what}" for what in honest.record.failures]
 
 
 def _is_error(line: str) -> bool:
-    said: dict[str, Any] = json.loads(line)
-    return said.get("level") in ("error", "critical") or "exception" in said
+    fields: dict[str, Any] = json.loads(line)
+    return fields.get("level") in ("error", "critical") or "exception" in fields
 
 
 def _progress(result: Result) -> None:
-    told = result.told
-    sys.stderr.write(f"{told.requests:,} requests, {result.memory_mib[-1:]} MiB\n")
+    sys.stderr.write(f"{result.calls.requests:,} requests, {result.memory_mib[-1:]} MiB\n")
 
 
 def main() -> int:
-    """Fuzz, and say what came of it."""
+    """Run, and print the outcome."""
     given = _arguments()
     program = COMMAND if given.python is None else str(given.python.with_name("storenode"))
     result = fuzz(given.count, given.seed, given.method, (program,))
-    told = result.told
-    codes = ", ".join(f"{count:,} {code}" for code, count in told.codes.most_common())
-    slow = ", ".join(f"{path} {count}" for path, count in told.slow.most_common()) or "none"
+    calls = result.calls
+    codes = ", ".join(f"{count:,} {code}" for code, count in calls.codes.most_common())
+    slow = ", ".join(f"{path} {count}" for path, count in calls.slow.most_common()) or "none"
     print(
-        f"seed {given.seed}: {told.requests:,} requests in {result.seconds:,.0f} s; calls: {codes};"
-        f" still open after 5 s: {slow}; memory {result.memory_mib[0]:.0f} to"
+        f"seed {given.seed}: {calls.requests:,} requests in {result.seconds:,.0f} s; calls:"
+        f" {codes}; still open after 5 s: {slow}; memory {result.memory_mib[0]:.0f} to"
         f" {result.memory_mib[-1]:.0f} MiB; faults: {len(result.faults)}"
     )
     for each in result.faults[:MOST_SHOWN]:

@@ -1,4 +1,4 @@
-"""Requests to the HTTP listener that cost far more than their bytes."""
+"""Attacks on the HTTP listener by requests that cost far more than their bytes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from itertools import product
 from string import ascii_lowercase
 from typing import Final
 
-from bench.hostile.target import Target, attack
+from chaos.attacks.registry import Target, attack
 
 _HTTP: Final = ("--http-listen", "127.0.0.1:0")
 _CHUNKS: Final = b"1\r\nx\r\n" * 2_000

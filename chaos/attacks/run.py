@@ -1,4 +1,4 @@
-"""One attack on a node of its own, and what it costs."""
+"""An attack on a node of its own, and its cost."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from typing import Any, Final
 
 import psutil
 
-from bench.hostile.attacker import found
-from bench.hostile.honest import PAUSE_S, HonestClient
-from bench.hostile.target import Target
+from chaos.attacks.attacker import load_attacks
+from chaos.attacks.honest import PAUSE_S, HonestClient
+from chaos.attacks.registry import Target
 from tests.support.gateway import GENEROUS, GatewayProcess, running_gateway
 from tests.support.node import COMMAND, NodeProcess
 
@@ -31,9 +31,9 @@ _ORPHANS_END_S: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What an attack has come to; ``growth_mib`` is the most memory above that before it.
+    """The outcome of an attack; ``growth_mib`` is the most memory above that before it.
 
-    ``alive``: the node serves on afterwards. ``saw``: a sentence of each attack.
+    ``alive`` is True if the node still serves; ``saw`` has a sentence of each attack.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Outcome:
     """Samples at equal distances, so that a slow leak shows in a long run."""
 
     def as_json(self) -> str:
-        """One object in one line."""
+        """Return the outcome as one line of JSON."""
         return json.dumps(asdict(self))
 
 
@@ -62,13 +62,17 @@ def run_attack(
     database_url: str | None = None,
     pause_s: float = PAUSE_S,
 ) -> Outcome:
-    """Start a node and attack it, with all ``attacks`` at once, each with its count.
+    """Start a node, and run all ``attacks`` at once.
 
-    ``python``: of another environment, whose node is attacked. ``before``: what is put before the
-    node's command line. ``database_url``: of an empty database; without, the node has its own.
-    ``pause_s``: between two calls of each kind of the honest client.
+    Args:
+        attacks: the count of each attack, by name.
+        seed: decides the random choices of the attacks.
+        python: the interpreter of another environment whose node is attacked.
+        before: words before the node's command line.
+        database_url: an empty database; by default the node has its own.
+        pause_s: pause between two calls of a kind of the honest client.
     """
-    attacked = found()
+    attacked = load_attacks()
     options = [each for name in attacks for each in attacked[name].options]
     with _node(python, before, options, database_url) as node, contextlib.ExitStack() as stack:
         gateway = None
@@ -95,7 +99,7 @@ def _node(
             pid = node.process.pid
             family = psutil.Process(pid).children(recursive=True) if node.running else []
             node.kill()
-            # Its Postgres notices, and is not done at once with the directory that goes now.
+            # Its Postgres ends later, and uses the directory until then.
             psutil.wait_procs(family, _ORPHANS_END_S)
 
 
@@ -124,15 +128,15 @@ async def _attack(
     spent_s = gauge.processor_s() - gauge.before_s
     ended.set()
     await asking
-    seen = honest.seen
+    record = honest.record
     return Outcome(
         name=", ".join(attacks),
         count=sum(attacks.values()),
         growth_mib=round((gauge.peak - gauge.before) / MIB, 1),
         processor_s=round(spent_s, 1),
-        slowest_s=round(seen.slowest_s, 2),
-        calls=seen.calls,
-        failures=dict(seen.failures),
+        slowest_s=round(record.slowest_s, 2),
+        calls=record.calls,
+        failures=dict(record.failures),
         alive=node.running and attacked.poll() is None,
         saw="; ".join(saw),
         memory_mib=[round(each / MIB) for each in gauge.samples],
@@ -140,7 +144,7 @@ async def _attack(
 
 
 class _Gauge:
-    """Memory and processor time of a process, from now on."""
+    """The memory and processor time of a process, from now on."""
 
     def __init__(self, process: psutil.Process) -> None:
         self.samples: list[int] = []
@@ -149,7 +153,7 @@ class _Gauge:
         self.before_s = self.processor_s()
 
     def processor_s(self) -> float:
-        """User and system time so far; that of a process which has ended is lost."""
+        """Return user and system time so far; 0 if the process has ended."""
         try:
             times = self._process.cpu_times()
         except psutil.Error:
@@ -157,7 +161,7 @@ class _Gauge:
         return float(times.user + times.system)
 
     async def watch(self) -> None:
-        """Note the most memory, until cancelled or the process has ended."""
+        """Record memory until cancelled or the process has ended."""
         distance = 1
         for number in itertools.count():
             if not self._process.is_running():
@@ -174,9 +178,9 @@ class _Gauge:
 
 
 async def _attacker(given: dict[str, Any]) -> str:
-    deadline_s = found()[given["name"]].deadline_s
+    deadline_s = load_attacks()[given["name"]].deadline_s
     attacker = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "bench.hostile.attacker"),
+        *(sys.executable, "-m", "chaos.attacks.attacker"),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )

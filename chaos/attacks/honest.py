@@ -1,4 +1,4 @@
-"""An honest client beside an attack: what it asks, how long that takes, and what fails."""
+"""An honest client beside an attack: its calls, their times, and their failures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import grpc
 
-from bench.hostile.target import Target
+from chaos.attacks.registry import Target
 from storenode.wire.storenode.v1.store_pb2 import (
     ContentFilter,
     PublishRequest,
@@ -31,41 +31,41 @@ TOPIC: Final = "/honest/1/lobby/proto"
 
 PAUSE_S: Final = 0.1
 _PATIENCE_S: Final = 60.0
-_HELD: Final = PublishResult.STORED, PublishResult.DUPLICATE
+_STORED: Final = PublishResult.STORED, PublishResult.DUPLICATE
 
 
-class Unexpected(Exception):
-    """An answer that is none."""
+class WrongAnswerError(Exception):
+    """An answer that does not serve the call."""
 
 
 @dataclass(slots=True)
-class Seen:
-    """What it has seen: seconds that each kind of call took, and failures by kind and code."""
+class CallRecord:
+    """The seconds that each kind of call took, and the failures by kind and code."""
 
     seconds: dict[str, list[float]] = field(default_factory=dict)
     failures: Counter[str] = field(default_factory=Counter)
 
     @property
     def slowest_s(self) -> float:
-        """The slowest call that ended well."""
+        """The time of the slowest call that succeeded."""
         return max((max(each) for each in self.seconds.values() if each), default=0.0)
 
     @property
     def calls(self) -> int:
-        """How many calls there were."""
+        """The number of calls."""
         return sum(map(len, self.seconds.values())) + self.failures.total()
 
 
 class HonestClient:
-    """Publishes, queries, scans and probes, each over and over with a short pause."""
+    """A client that publishes, queries, scans and probes again and again."""
 
     def __init__(self, target: Target, pause_s: float = PAUSE_S) -> None:
-        self.seen = Seen()
+        self.record = CallRecord()
         self._pause_s = pause_s
         self._target = target
 
     async def run(self, ended: asyncio.Event) -> None:
-        """Go on until told to end; each call under way may end by itself."""
+        """Make calls until ``ended`` is set; open calls may finish."""
         async with grpc.aio.insecure_channel(self._target.address) as channel:
             store = StoreStub(channel)
             calls: dict[str, Callable[[], Awaitable[None]]] = {
@@ -81,15 +81,20 @@ class HonestClient:
     async def _repeat(
         self, name: str, call: Callable[[], Awaitable[None]], ended: asyncio.Event
     ) -> None:
-        taken = self.seen.seconds.setdefault(name, [])
+        taken = self.record.seconds.setdefault(name, [])
         while not ended.is_set():
             began_s = time.monotonic()
             try:
                 await call()
             except grpc.aio.AioRpcError as error:
-                self.seen.failures[f"{name}: {error.code().name}"] += 1
-            except (OSError, TimeoutError, asyncio.IncompleteReadError, Unexpected) as error:
-                self.seen.failures[f"{name}: {error}"] += 1
+                self.record.failures[f"{name}: {error.code().name}"] += 1
+            except (
+                OSError,
+                TimeoutError,
+                asyncio.IncompleteReadError,
+                WrongAnswerError,
+            ) as error:
+                self.record.failures[f"{name}: {error}"] += 1
             else:
                 taken.append(time.monotonic() - began_s)
             await asyncio.sleep(self._pause_s)
@@ -100,8 +105,8 @@ class HonestClient:
         item.message.content_topic, item.message.timestamp = TOPIC, now_ns
         item.message.payload = now_ns.to_bytes(8, "big")
         answer = await store.Publish(request, timeout=_PATIENCE_S)
-        if answer.results[0].outcome not in _HELD:
-            raise Unexpected(answer.results[0].reason)
+        if answer.results[0].outcome not in _STORED:
+            raise WrongAnswerError(answer.results[0].reason)
 
     async def _query(self, store: StoreAsyncStub) -> None:
         request = StoreQueryRequest(
@@ -109,7 +114,7 @@ class HonestClient:
         )
         answer = await store.Query(request, timeout=_PATIENCE_S)
         if answer.status_code != 200:
-            raise Unexpected(f"{answer.status_code} {answer.status_desc}")
+            raise WrongAnswerError(f"{answer.status_code} {answer.status_desc}")
 
     async def _query_gateway(self) -> None:
         async with (
@@ -120,7 +125,7 @@ class HonestClient:
                 StoreQueryRequest(pubsub_topic=PUBSUB, content_topics=[TOPIC])
             )
         if answer.status_code != 200:
-            raise Unexpected(f"{answer.status_code} {answer.status_desc}")
+            raise WrongAnswerError(f"{answer.status_code} {answer.status_desc}")
 
     async def _scan(self, store: StoreAsyncStub) -> None:
         request = ScanRequest(filter=ContentFilter(content_topics=[TOPIC]), include_data=True)

@@ -1,4 +1,4 @@
-"""Calls with fuzzed requests: in odd orders, broken off, with the metadata of others."""
+"""Calls with fuzzed requests: out of order, cancelled, with the metadata of others."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typing import Any, Final
 import grpc
 from google.protobuf.message import DecodeError
 
-from bench.hostile.fuzzing.methods import Method
-from bench.hostile.fuzzing.requests import Requests
+from chaos.fuzz.methods import Method
+from chaos.fuzz.requests import Requests
 
 SHOWN: Final = 4_096
-"""Bytes of a request that is told."""
+"""Bytes of a request that are shown."""
 
 _HASTE_S: Final = 0.3
 _PATIENCE_S: Final = 5.0
@@ -27,7 +27,7 @@ _MAX_FRAMES: Final = 8
 _MAX_ANSWERS: Final = 4
 _FAULTS: Final = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DATA_LOSS)
 _OWN_DETAILS: Final = "Internal error from Core"
-"""gRPC's client says so where a frame was written after the node had ended the call."""
+"""The text of gRPC's client when a frame is written after the node has ended the call."""
 
 _METADATA: Final[tuple[tuple[tuple[str, str | bytes], ...], ...]] = (
     (),
@@ -44,7 +44,7 @@ _METADATA: Final[tuple[tuple[tuple[str, str | bytes], ...], ...]] = (
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A call that ended as none may; ``frames`` are what it sent."""
+    """A call that ended with a forbidden code; ``frames`` are what it sent."""
 
     number: int
     path: str
@@ -58,8 +58,8 @@ class Finding:
 
 
 @dataclass(slots=True)
-class Told:
-    """What came of all calls; ``patient``: those that were waited for and had not ended."""
+class Results:
+    """The results of all calls; ``slow`` counts those that had not ended after the patience."""
 
     requests: int = 0
     codes: Counter[str] = field(default_factory=Counter)
@@ -68,20 +68,20 @@ class Told:
 
 
 class Caller:
-    """Makes calls; ``channels`` by the address of a listener."""
+    """A maker of calls; ``channels`` are by the address of a listener."""
 
-    def __init__(self, channels: dict[str, list[Any]], seed: str, told: Told) -> None:
+    def __init__(self, channels: dict[str, list[Any]], seed: str, results: Results) -> None:
         self._channels = channels
         self._seed = seed
         self._requests = Requests(time.time_ns())
-        self.told = told
+        self.results = results
 
-    def know(self, method: Method, frame: bytes) -> None:
-        """A genuine request, which is hard to come by."""
-        self._requests.worked(method.request, [frame])
+    def add_sample(self, method: Method, frame: bytes) -> None:
+        """Add a valid request that is unlikely to be made at random."""
+        self._requests.add_samples(method.request, [frame])
 
     async def call(self, method: Method, number: int) -> None:
-        """Make the call of that number; what it sends depends on what was answered before."""
+        """Make the call of this number; it uses values of earlier answers."""
         rng = random.Random(f"{self._seed}/{number}")
         frames = self._frames(method, rng)
         patient = rng.random() < _PATIENT_SHARE
@@ -99,19 +99,21 @@ class Caller:
                 code = await call.code()
         except TimeoutError:
             if patient:
-                self.told.slow[method.path] += 1
+                self.results.slow[method.path] += 1
         finally:
             call.cancel()
-        self.told.requests += len(frames)
+        self.results.requests += len(frames)
         if code in _FAULTS:
             details = await call.details()
             if details != _OWN_DETAILS:
-                self.told.findings.append(Finding(number, method.path, code.name, details, frames))
+                self.results.findings.append(
+                    Finding(number, method.path, code.name, details, frames)
+                )
             else:
                 code = None
-        self.told.codes["left" if code is None else code.name] += 1
+        self.results.codes["left" if code is None else code.name] += 1
         if answered or code is grpc.StatusCode.OK:
-            self._requests.worked(method.request, frames)
+            self._requests.add_samples(method.request, frames)
 
     def _frames(self, method: Method, rng: random.Random) -> list[bytes]:
         count = rng.randrange(1, _MAX_FRAMES + 1) if method.takes_many else 1
@@ -124,7 +126,7 @@ class Caller:
         frames: Sequence[bytes],
         rng: random.Random,
     ) -> bool:
-        """Send the frames, and take some answers; False if there was none."""
+        """Send the frames, and read some answers; return False if there was none."""
         answers = 0
         with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             for each in frames:
@@ -145,5 +147,5 @@ class Caller:
         if not isinstance(data, bytes):
             return False
         with suppress(DecodeError):
-            self._requests.hear(method.response.FromString(data))
+            self._requests.learn(method.response.FromString(data))
         return True

@@ -1,4 +1,4 @@
-"""The methods of a node, as its reflection tells them: nothing here knows their names."""
+"""The methods of a node, as its reflection lists them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """``address``: of the listener that serves it, HOST:PORT. ``path``: as in HTTP/2."""
+    """A method: the address of its listener, HOST:PORT, and its path in HTTP/2."""
 
     address: str
     path: str
@@ -27,7 +27,7 @@ class Method:
 
 
 def methods(address: str) -> list[Method]:
-    """All that a listener serves, in the order of their paths."""
+    """Return all methods of a listener, in the order of their paths."""
     with grpc.insecure_channel(address) as channel:
         database = ProtoReflectionDescriptorDatabase(channel)
         pool = DescriptorPool(database)

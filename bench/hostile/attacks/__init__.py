@@ -1,1 +1,0 @@
-"""The attacks, by what they have in common."""

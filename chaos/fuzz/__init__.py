@@ -1,0 +1,1 @@
+"""Broken requests to every method of a node, and broken payloads to the compiled kernel."""

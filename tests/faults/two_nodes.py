@@ -1,0 +1,117 @@
+"""A pair of nodes with wires between them, whose sessions meet faults."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from chaos.network import Wire, WireState
+from store.db.schema.migrate import upgrade
+from storenode.client.messages import new_message
+from storenode.client.node import connect
+from storenode.client.types import SyncReport, WakuMessageAndTopic
+from tests.support.acknowledged import PATIENCE_S
+from tests.support.fleet import CONTENT, NS_PER_S, PUBSUB, Fleet, hashes, held, publish
+from tests.support.node import NodeProcess
+from tests.support.postgres import PostgresServer
+
+SPAN_NS = 3_000 * NS_PER_S
+PAYLOAD_BYTES = 1_000
+"""So that a transfer of some thousand takes several frames."""
+
+
+@dataclass
+class Maker:
+    """A source of new messages, whose times are spread over `SPAN_NS`."""
+
+    newest_ns: int
+    payload_bytes: int = PAYLOAD_BYTES
+    made: set[bytes] = field(default_factory=set)
+    """The hashes of all messages so far."""
+
+    def some(self, count: int) -> list[WakuMessageAndTopic]:
+        first = len(self.made)
+        step_ns = SPAN_NS // 100_003
+        messages = [
+            new_message(
+                number.to_bytes(8, "big") + bytes(self.payload_bytes - 8),
+                CONTENT,
+                PUBSUB,
+                # A full period through the span: neighbours in number are far from each other.
+                self.newest_ns - (number * 61_813 % 100_003) * step_ns - number,
+            )
+            for number in range(first, first + count)
+        ]
+        self.made |= hashes(messages)
+        assert len(self.made) == first + count
+        return messages
+
+
+@contextmanager
+def fresh_database(postgres: PostgresServer) -> Iterator[str]:
+    """Make a database with a store ID of its own, unlike those of a template, and yield its URL."""
+    name = postgres.create_database()
+    upgrade(postgres.url(name))
+    yield postgres.url(name)
+    postgres.drop_database(name)
+
+
+@dataclass
+class Two:
+    """A pair of nodes: ``caller`` calls ``callee`` through ``network``; ``back`` leads back."""
+
+    caller: NodeProcess
+    callee: NodeProcess
+    network: Wire
+    back: Wire
+    maker: Maker
+
+    async def differ(self, count: int) -> None:
+        """Publish so many messages to each that the other lacks."""
+        for node in (self.caller, self.callee):
+            await publish(node, self.maker.some(count))
+
+    def counts(self) -> tuple[int, int]:
+        return len(held(self.caller)), len(held(self.callee))
+
+    async def check_equal(self) -> None:
+        """Check that both databases hold all messages, once."""
+        for node in (self.caller, self.callee):
+            assert await asyncio.to_thread(held, node) == self.maker.made
+
+    async def sync(self) -> SyncReport:
+        return await request_sync(self.caller)
+
+    def heal(self) -> None:
+        """End all losses."""
+        self.network.set(WireState.OPEN)
+        self.back.set(WireState.OPEN)
+
+
+async def request_sync(node: NodeProcess, peer: str = "") -> SyncReport:
+    """Reconcile a node with a peer over all times, as ``storenode sync --from 0`` does."""
+    async with connect(node.admin) as client:
+        return await client.synchronize(peer, time_start=0, timeout_s=PATIENCE_S)
+
+
+@asynccontextmanager
+async def two_nodes(
+    directory: Path, postgres: PostgresServer, *, mutual: bool = False
+) -> AsyncIterator[Two]:
+    """Start two nodes on databases of their own; only if ``mutual``, the callee calls too."""
+    fleet = Fleet(directory)
+    async with AsyncExitStack() as stack:
+        urls = [stack.enter_context(fresh_database(postgres)) for _ in range(2)]
+        network, back = await Wire().open(), await Wire().open()
+        stack.push_async_callback(network.close)
+        stack.push_async_callback(back.close)
+        stack.callback(fleet.close)
+        callee = fleet.start(database_url=urls[0], peers=[back.address] if mutual else [])
+        network.target = callee.peer
+        caller = fleet.start(database_url=urls[1], peers=[network.address])
+        back.target = caller.peer
+        yield Two(caller, callee, network, back, Maker(time.time_ns() - 90 * NS_PER_S))

@@ -169,10 +169,10 @@ class NodeProcess:
 
     def _failed(self, what: str) -> NodeFailedError:
         return NodeFailedError(
-            f"The node {self.name} {what}: see {self.log_path}.", self._log_tail()
+            f"The node {self.name} {what}: see {self.log_path}.", self.log_tail()
         )
 
-    def _log_tail(self) -> str:
+    def log_tail(self) -> str:
         """Return the last lines of the log."""
         with self.log_path.open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - MAX_LOG_TAIL_BYTES))

@@ -8,6 +8,7 @@ code is 1 if a node has died, 2 if its memory cannot be bounded.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -41,9 +42,10 @@ def main(arguments: Sequence[str]) -> int:
 
 def _round(attacks: dict[str, int], given: argparse.Namespace) -> tuple[Outcome, int | None]:
     if given.memory is None:
-        return run_attack(attacks, given.seed, given.python), None
+        return asyncio.run(run_attack(attacks, given.seed, given.python)), None
     with memory_limit(given.memory * MIB) as group:
-        return run_attack(attacks, given.seed, given.python, group.program), group.most_bytes
+        outcome = asyncio.run(run_attack(attacks, given.seed, given.python, group.program))
+        return outcome, group.most_bytes
 
 
 def _parser(names: Sequence[str]) -> argparse.ArgumentParser:

@@ -8,8 +8,8 @@ import itertools
 import json
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -19,14 +19,15 @@ import psutil
 from chaos.attacks.attacker import load_attacks
 from chaos.attacks.honest import PAUSE_S, HonestClient
 from chaos.attacks.registry import Target
+from chaos.node import NodeProcess
 from tests.support.gateway import GENEROUS, GatewayProcess, running_gateway
-from tests.support.node import COMMAND, NodeProcess
 
 MIB: Final = 1024 * 1024
 _SAMPLE_S: Final = 0.05
 _MAX_SAMPLES: Final = 24
 _SETTLE_S: Final = 1.0
 _ORPHANS_END_S: Final = 30.0
+_OPTIONS: Final = ("--log-level", "error", "--sync-interval", "0", "--gossip", "on")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +54,11 @@ class Outcome:
         return json.dumps(asdict(self))
 
 
-def run_attack(
+async def run_attack(
     attacks: Mapping[str, int],
     seed: int,
     python: Path | None = None,
-    before: tuple[str, ...] = (),
+    before: Sequence[str] = (),
     *,
     database_url: str | None = None,
     pause_s: float = PAUSE_S,
@@ -73,34 +74,52 @@ def run_attack(
         pause_s: pause between two calls of a kind of the honest client.
     """
     attacked = load_attacks()
-    options = [each for name in attacks for each in attacked[name].options]
-    with _node(python, before, options, database_url) as node, contextlib.ExitStack() as stack:
-        gateway = None
-        if any(attacked[name].on_gateway for name in attacks):
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="storenode-")))
-            gateway = stack.enter_context(
-                running_gateway(folder, node.listen, *GENEROUS, "--relay", "router")
-            )
-        return asyncio.run(_attack(node, gateway, attacks, seed, pause_s))
+    options = [*_OPTIONS, *(each for name in attacks for each in attacked[name].options)]
+    if database_url is not None:
+        options += ["--database-url", database_url]
+    async with run_node(options, program_of(python), before) as node:
+        with contextlib.ExitStack() as stack:
+            gateway = None
+            if any(attacked[name].on_gateway for name in attacks):
+                folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="storenode-")))
+                more = (*GENEROUS, "--relay", "router")
+                gateway = stack.enter_context(running_gateway(folder, node.ready["listen"], *more))
+            return await _attack(node, gateway, attacks, seed, pause_s)
 
 
-@contextmanager
-def _node(
-    python: Path | None, before: tuple[str, ...], more: Sequence[str], database_url: str | None
-) -> Iterator[NodeProcess]:
-    program = COMMAND if python is None else str(python.with_name("storenode"))
-    options = ("--log-level", "error", "--sync-interval", "0", "--gossip", "on", *more)
-    with tempfile.TemporaryDirectory(prefix="storenode-hostile-") as directory:
-        place, line = Path(directory, "node"), (*before, program)
-        node = NodeProcess(place, options, database_url, program=line).start()
+def program_of(python: Path | None) -> Sequence[str]:
+    """Return the command ``storenode`` beside an interpreter, by default of this environment."""
+    return (str((python or Path(sys.executable)).with_name("storenode")),)
+
+
+def target_of(node: NodeProcess) -> Target:
+    """Return the addresses of a node."""
+    return Target(
+        node.ready["listen"], node.ready["peer"], node.ready["metrics"], node.ready.get("http", "")
+    )
+
+
+@asynccontextmanager
+async def run_node(
+    options: Sequence[str], program: Sequence[str], before: Sequence[str] = ()
+) -> AsyncIterator[NodeProcess]:
+    """Run a node in a temporary directory, and kill it at the end."""
+    with tempfile.TemporaryDirectory(prefix="storenode-chaos-") as directory:
+        node = NodeProcess(
+            "node",
+            Path(directory),
+            options,
+            program=program,
+            enter=lambda line: [*before, *line],
+        )
+        await node.start()
         try:
             yield node
         finally:
-            pid = node.process.pid
-            family = psutil.Process(pid).children(recursive=True) if node.running else []
-            node.kill()
+            family = psutil.Process(node.pid).children(recursive=True) if node.running else []
+            await node.kill()
             # Its Postgres ends later, and uses the directory until then.
-            psutil.wait_procs(family, _ORPHANS_END_S)
+            await asyncio.to_thread(psutil.wait_procs, family, _ORPHANS_END_S)
 
 
 async def _attack(
@@ -110,15 +129,14 @@ async def _attack(
     seed: int,
     pause_s: float,
 ) -> Outcome:
-    target = Target(node.listen, node.peer, node.metrics, node.ready.get("http", ""))
+    target = target_of(node)
     if gateway is not None:
         addresses = gateway.address("tcp"), gateway.address("ws")
         target = replace(target, gateway=addresses[0], gateway_ws=addresses[1])
     honest, ended = HonestClient(target, pause_s), asyncio.Event()
     asking = asyncio.create_task(honest.run(ended))
     await asyncio.sleep(_SETTLE_S)
-    attacked = node.process if gateway is None else gateway.process
-    gauge = _Gauge(psutil.Process(attacked.pid))
+    gauge = _Gauge(psutil.Process(node.pid if gateway is None else gateway.process.pid))
     watching = asyncio.create_task(gauge.watch())
     given = {"target": asdict(target), "seed": seed}
     saw = await asyncio.gather(
@@ -137,7 +155,7 @@ async def _attack(
         slowest_s=round(record.slowest_s, 2),
         calls=record.calls,
         failures=dict(record.failures),
-        alive=node.running and attacked.poll() is None,
+        alive=node.running and (gateway is None or gateway.process.poll() is None),
         saw="; ".join(saw),
         memory_mib=[round(each / MIB) for each in gauge.samples],
     )

@@ -14,7 +14,6 @@ import itertools
 import json
 import random
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -27,10 +26,10 @@ import psutil
 
 from chaos.attacks.honest import HonestClient
 from chaos.attacks.peers import opening
-from chaos.attacks.registry import Target
+from chaos.attacks.run import program_of, run_node, target_of
 from chaos.fuzz.calls import Caller, Results
 from chaos.fuzz.methods import Method, methods
-from tests.support.node import COMMAND, NodeProcess
+from chaos.node import NodeProcess
 
 MIB: Final = 1024 * 1024
 MOST_GROWTH_MIB: Final = 256
@@ -60,8 +59,8 @@ class Result:
         return memory[-1] - memory[len(memory) // 10] if memory else 0.0
 
 
-def fuzz(
-    count: int, seed: str, only: Sequence[str] = (), program: tuple[str, ...] = (COMMAND,)
+async def fuzz(
+    count: int, seed: str, only: Sequence[str] = (), program: Sequence[str] = ()
 ) -> Result:
     """Send requests to a node of its own.
 
@@ -69,19 +68,15 @@ def fuzz(
         count: the number of requests.
         seed: decides what is sent.
         only: parts of the paths of methods; by default all methods.
-        program: the node's command.
+        program: the node's command; by default that of this environment.
     """
-    with tempfile.TemporaryDirectory(prefix="storenode-fuzz-") as directory:
-        node = NodeProcess(Path(directory, "node"), _OPTIONS, program=program).start()
-        try:
-            return asyncio.run(_fuzz(node, count, seed, only))
-        finally:
-            node.kill()
+    async with run_node(_OPTIONS, program or program_of(None)) as node:
+        return await _fuzz(node, count, seed, only)
 
 
 async def _fuzz(node: NodeProcess, count: int, seed: str, only: Sequence[str]) -> Result:
     result, began_s = Result(), time.monotonic()
-    addresses = (node.listen, node.admin)
+    addresses = (node.ready["listen"], node.ready["admin"])
     found = [each for address in addresses for each in await asyncio.to_thread(methods, address)]
     chosen = [each for each in found if not only or any(part in each.path for part in only)]
     async with AsyncExitStack() as stack:
@@ -99,7 +94,7 @@ async def _fuzz(node: NodeProcess, count: int, seed: str, only: Sequence[str]) -
         for each in chosen:
             if each.path.endswith("/Reconcile"):
                 caller.add_sample(each, opening())
-        process = psutil.Process(node.process.pid)
+        process = psutil.Process(node.pid)
         numbers = itertools.count()
         while result.calls.requests < count and not result.faults:
             await _round(caller, chosen, numbers, min(_ROUND, count - result.calls.requests))
@@ -131,13 +126,12 @@ async def _round(
 async def _after(node: NodeProcess) -> list[str]:
     """Return what is wrong with the node."""
     if not node.running:
-        return [f"the node died with code {node.process.returncode}: {node.log_tail()}"]
-    lines = [line for line in node.log().splitlines() if line.strip()]
+        return [f"the node died: {node.log_tail()}"]
+    lines = [line for line in node.log_path.read_text().splitlines() if line.strip()]
     wrong = [line for line in lines if not line.startswith("{") or _is_error(line)]
     if wrong:
         return [f"the node logged: {line[:2_000]}" for line in wrong[:5]]
-    target = Target(node.listen, node.peer, node.metrics, "")
-    honest, ended = HonestClient(target), asyncio.Event()
+    honest, ended = HonestClient(target_of(node)), asyncio.Event()
     asking = asyncio.create_task(honest.run(ended))
     await asyncio.sleep(0)
     ended.set()
@@ -157,8 +151,7 @@ def _progress(result: Result) -> None:
 def main() -> int:
     """Run, and print the outcome."""
     given = _arguments()
-    program = COMMAND if given.python is None else str(given.python.with_name("storenode"))
-    result = fuzz(given.count, given.seed, given.method, (program,))
+    result = asyncio.run(fuzz(given.count, given.seed, given.method, program_of(given.python)))
     calls = result.calls
     codes = ", ".join(f"{count:,} {code}" for code, count in calls.codes.most_common())
     slow = ", ".join(f"{path} {count}" for path, count in calls.slow.most_common()) or "none"

@@ -53,9 +53,11 @@ def test_there_are_attacks_on_everything_that_is_bounded() -> None:
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_a_node_serves_on_under_attack(name: str, new_store: Callable[[], str]) -> None:
+async def test_a_node_serves_on_under_attack(name: str, new_store: Callable[[], str]) -> None:
     pause_s = honest.PAUSE_S if name in LEAST_CALLS else PAUSE_S
-    outcome = run_attack({name: COUNTS[name]}, seed=1, database_url=new_store(), pause_s=pause_s)
+    outcome = await run_attack(
+        {name: COUNTS[name]}, seed=1, database_url=new_store(), pause_s=pause_s
+    )
     assert outcome.alive
     assert outcome.failures == {}
     assert outcome.calls > LEAST_CALLS.get(name, 0)

@@ -24,16 +24,16 @@ main()
 """
 
 
-def test_no_request_breaks_a_node() -> None:
-    result = fuzz(4_000, "a test")
+async def test_no_request_breaks_a_node() -> None:
+    result = await fuzz(4_000, "a test")
     assert result.faults == []
     assert result.calls.requests >= 4_000
     # Else the requests would not reach what lies behind the checks.
     assert result.calls.codes["OK"] > 100
 
 
-def test_a_planted_fault_is_reported() -> None:
+async def test_a_planted_fault_is_reported() -> None:
     program = (sys.executable, "-c", PLANTED)
-    result = fuzz(500, "a test", ["Store/Query"], program)
+    result = await fuzz(500, "a test", ["Store/Query"], program)
     assert any("/storenode.v1.Store/Query ended INTERNAL" in each for each in result.faults)
     assert any("ZeroDivisionError" in each for each in result.faults)

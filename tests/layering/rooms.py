@@ -93,9 +93,9 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
         | {"storenode.sds", "storenode.sds.aio"}
     ),
     "chaos.attacks": frozenset(
-        {"reconcile", "storenode.message", "storenode.sds", "storenode.wire"}
+        {"chaos", "reconcile", "storenode.message", "storenode.sds", "storenode.wire"}
     ),
-    "chaos.fuzz": frozenset({"chaos.attacks", "reconcile"}),
+    "chaos.fuzz": frozenset({"chaos", "chaos.attacks", "reconcile"}),
     # jobs beside the nodes; restoring writes as a node does
     "store.pipeline": frozenset(
         {"store.db", "store.domain", "store.messages", "storenode.message", "storenode.sds"}

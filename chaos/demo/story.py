@@ -36,8 +36,8 @@ from chaos.network import Network
 from chaos.participant import Participant
 from chaos.tasks import Tasks
 from chaos.waiter import StuckError, Waiter
-from storenode.connection.errors import NodeError
 from storenode.client.node import connect
+from storenode.connection.errors import NodeError
 from storenode.sds.aio.events import ChannelEvent, Message
 from storenode.sds.aio.node import StoreNode
 from storenode.sds.events import Missing

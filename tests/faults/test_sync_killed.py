@@ -10,8 +10,8 @@ import pytest
 import pytest_asyncio
 
 from chaos.network import Direction, WireState
-from storenode.connection.errors import NodeError
 from storenode.client.types import SyncReport
+from storenode.connection.errors import NodeError
 from tests.faults.processes import event, log_size, until
 from tests.faults.two_nodes import PAYLOAD_BYTES, Two, request_sync, two_nodes
 from tests.support.acknowledged import PATIENCE_S

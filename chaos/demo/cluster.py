@@ -101,6 +101,7 @@ class Cluster:
         key.touch(mode=0o600)
         key.write_bytes(identity.key or b"")
         options = [
+            *("--log-format", "text"),
             *("--tls-cert", str(cert), "--tls-key", str(key)),
             *("--tls-ca", str(self._ca), "--client-ca", str(self._ca)),
             *("--sync-interval", "0" if "reconciliation" in self._without else "5s"),

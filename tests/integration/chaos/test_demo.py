@@ -134,6 +134,5 @@ def test_a_node_that_ends_by_itself_is_reported_with_its_log(tmp_path: Path) -> 
     *tail, sentence = errors.splitlines()
     log = directory / "n1.log"
     assert sentence == f"storenode: The node n1 was ended by SIGKILL: see {log}."
-    lines = log.read_text().splitlines()
-    assert tail == lines[-LOG_TAIL_LINES:]
-    assert any(" serving " in line for line in lines)
+    assert tail == log.read_text().splitlines()[-LOG_TAIL_LINES:]
+    assert any(" serving " in line for line in tail)

@@ -32,8 +32,8 @@ UNREACHABLE, STANDBY_MISSING = "StorenodeDatabaseUnreachable", "StorenodeStandby
 def pair_of(composition: Composition, first: str, directory: Path) -> Pair:
     """Two servers in the places of two services, which Patroni runs in the composition."""
     pair = Pair(directory)
-    pair.first.held_port = composition.port(first, 5432)
-    pair.second.held_port = composition.port(DATABASES[first], 5432)
+    pair.first.leased_port = composition.port(first, 5432)
+    pair.second.leased_port = composition.port(DATABASES[first], 5432)
     return pair
 
 

@@ -50,7 +50,7 @@ class ClusterServer:
         self.data.path.mkdir()
         # Chosen once: the connection strings of nodes name it before and after a restart. A server
         # that takes the place of this one is given it.
-        self.held_port = HeldPort()
+        self.leased_port = HeldPort()
         self._installation = programs.chosen()
         self._account = account_for(self.data.cluster)
         self._server: ServerProcess | None = None
@@ -100,12 +100,12 @@ class ClusterServer:
 
     def take_port(self, other: ClusterServer) -> None:
         """Listen where another server did, which has ended."""
-        self.held_port = other.held_port
+        self.leased_port = other.leased_port
 
     @property
     def port(self) -> int:
         """Where it listens, or will."""
-        return self.held_port.number
+        return self.leased_port.number
 
     @property
     def process(self) -> psutil.Process:

@@ -37,15 +37,6 @@ def hashes_in(objects: list[dict[str, str]]) -> list[str]:
     return [each["message_hash"] for each in objects if "message_hash" in each]
 
 
-def test_query_prints_the_newest_page_in_ascending_order(
-    command: Command, topic: str, hashes: list[str]
-) -> None:
-    page = command.ok("query", *filtered(topic), "--limit", "10", "--json").objects
-    assert hashes_in(page) == hashes[-10:]
-    page = command.ok("query", *filtered(topic), "--limit", "10", "--forward", "--json").objects
-    assert hashes_in(page) == hashes[:10]
-
-
 def test_query_goes_on_from_a_cursor(command: Command, topic: str, hashes: list[str]) -> None:
     flags = (*filtered(topic), "--limit", "10", "--forward", "--json", "--cursors")
     first = command.ok("query", *flags).objects
@@ -93,22 +84,14 @@ def test_query_by_time(command: Command, topic: str, hashes: list[str]) -> None:
     assert hashes_in(command.ok("query", *filtered(topic), *flags).objects) == hashes[5:8]
 
 
-@pytest.mark.parametrize(
-    ("flags", "code"),
-    [
-        (("--hash", "00"), "400"),
-        (("--cursor", "00"), "400"),
-        (("--cursor", "00" * 32), "404"),
-    ],
-)
+@pytest.mark.parametrize("flags", [("--hash", "00"), ("--cursor", "00"), ("--cursor", "00" * 32)])
 def test_query_errors_are_exit_code_1_and_the_nodes_sentence(
-    command: Command, flags: tuple[str, ...], code: str
+    command: Command, flags: tuple[str, ...]
 ) -> None:
     ended = command("query", *flags)
     assert (ended.code, ended.out) == (1, "")
     assert ended.err.startswith("storenode: ")
     assert ended.err.count("\n") == 1
-    assert code not in ended.out
 
 
 def test_scan_prints_everything_in_order(command: Command, topic: str, hashes: list[str]) -> None:

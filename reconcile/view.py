@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from reconcile.ids import HASH_WORDS, SyncId, SyncIds, less
+from reconcile.ids import HASH_DTYPE, HASH_WORDS, SyncId, SyncIds, less
+from storenode.message.limits import HASH_BYTES
 
 if TYPE_CHECKING:
     from reconcile.algorithm.direct import Direct, DirectReply
@@ -138,6 +139,29 @@ class SpanParts:
     upper: SyncIds
     counts: NDArray[np.int64]
     fingerprints: NDArray[np.uint64]
+
+    def spans(self, lower: SyncIds) -> Spans:
+        """Return the parts with both bounds; ``lower``: the lower bounds of the cut spans."""
+        return chain_spans(lower, self.offsets[:-1], self.upper)
+
+
+def chain_spans(lower: SyncIds, starts: NDArray[np.int64], upper: SyncIds) -> Spans:
+    """Return touching spans in groups.
+
+    Args:
+        lower: ``(g,)`` the lower bound of each group.
+        starts: ``(g,)`` the place of its first span.
+        upper: ``(n,)`` the upper bounds of all spans.
+    """
+    timestamps = np.empty_like(upper.timestamps)
+    timestamps[1:] = upper.timestamps[:-1]
+    timestamps[starts] = lower.timestamps
+    if lower.plain and upper.plain:
+        return Spans(SyncIds.at_times(timestamps), upper)
+    hashes = np.empty((len(timestamps), HASH_BYTES), HASH_DTYPE)
+    hashes[1:] = upper.hashes[:-1]
+    hashes[starts] = lower.hashes
+    return Spans(SyncIds(timestamps, hashes), upper)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,6 @@ from reconcile.ids import (
     rows_differ,
 )
 from reconcile.view import Items, SpanParts, Spans
-from storenode.message.limits import HASH_BYTES
 
 LARGEST_MERGED_SET = 256
 """Items, about, up to which touching sets are put together: together they take fewer bytes."""
@@ -375,20 +374,6 @@ def shown_sets(sources: Ints, spans: Spans, items: Items) -> SetPieces:
     """Return reconciled sets of all IDs in spans inside some questions'."""
     counts = items.offsets[1:] - items.offsets[:-1]
     return SetPieces(piece_keys(sources), spans.lower, spans.upper, counts, items.ids, True)
-
-
-def part_spans(lower: SyncIds, parts: SpanParts) -> Spans:
-    """Return the span of every part; `lower` are the lower bounds of the spans that were cut."""
-    starts, upper = parts.offsets[:-1], parts.upper
-    timestamps = np.empty_like(upper.timestamps)
-    timestamps[1:] = upper.timestamps[:-1]
-    timestamps[starts] = lower.timestamps
-    if lower.plain and upper.plain:
-        return Spans(SyncIds.at_times(timestamps), upper)
-    hashes = np.empty((len(timestamps), HASH_BYTES), HASH_DTYPE)
-    hashes[1:] = upper.hashes[:-1]
-    hashes[starts] = lower.hashes
-    return Spans(SyncIds(timestamps, hashes), upper)
 
 
 def choose_gauges(parts: SpanParts, gauges: int) -> Ints:

@@ -29,7 +29,6 @@ from reconcile.algorithm.answer import (
     choose_gauges,
     compose,
     part_pieces,
-    part_spans,
     piece_keys,
     shown_sets,
     whole_sets,
@@ -459,7 +458,7 @@ class Turn:
         self, sources: Ints, spans: Spans, parts: SpanParts
     ) -> Generator[ViewRead, ViewAnswer, tuple[FingerprintPieces, SetPieces]]:
         """Return fingerprints of parts, some of them in finer parts to gauge the differences."""
-        cut = part_spans(spans.lower, parts)
+        cut = parts.spans(spans.lower)
         gauges = choose_gauges(parts, self._gauges) if self._gauges else _NO_INTS
         finer = None
         if len(gauges):

@@ -29,9 +29,6 @@ MAX_CELLS: Final = 1_048_576
 MAX_TABLES: Final = 3
 """Tables that one session may need."""
 
-MAX_WINDOWS: Final = 128
-"""Windows of one table."""
-
 MAX_PLACES: Final = 5
 NOWHERE: Final = -1
 SEVERAL: Final = -2

@@ -73,10 +73,7 @@ class TimeBuckets:
 
     def of(self, starts: Ints) -> TimeBuckets:
         """Return the buckets with some starts."""
-        wanted = np.isin(self.starts, starts)
-        return TimeBuckets(
-            self.length_ns, self.starts[wanted], self.counts[wanted], self.xors[wanted]
-        )
+        return self._select(np.isin(self.starts, starts))
 
     def _select(self, wanted: NDArray[np.bool_]) -> TimeBuckets:
         starts, counts = self.starts[wanted], self.counts[wanted]
@@ -98,10 +95,7 @@ class TimeBuckets:
 
     def within(self, parents: Ints, parent_ns: int) -> TimeBuckets:
         """Return the buckets that lie in one of some longer slices, whose starts are given."""
-        wanted = np.isin(self.starts - self.starts % parent_ns, parents)
-        return TimeBuckets(
-            self.length_ns, self.starts[wanted], self.counts[wanted], self.xors[wanted]
-        )
+        return self._select(np.isin(self.starts - self.starts % parent_ns, parents))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from reconcile.codec import reach
 from reconcile.codec.bounds import expressible
 from reconcile.errors import SummaryMismatchError
-from reconcile.ids import HASH_WORDS, Ints, SyncIds
+from reconcile.ids import Ints, SyncIds
 from reconcile.index import IndexView
 from reconcile.summaries.buckets import BucketSums, Pieces
-from reconcile.view import Measured, SpanParts, Spans, no_fingerprints
+from reconcile.view import Measured, SpanParts, Spans, chain_spans, no_fingerprints
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,9 @@ def cut_along_edges(sums: BucketSums, pieces: Pieces) -> tuple[Ints, Spans]:
     timestamps[ends - 1] = pieces.spans.upper.timestamps
     words[ends - 1] = pieces.spans.upper.words
     upper = SyncIds(timestamps, words.view(np.uint8))
-    return np.repeat(pieces.keys, counts + 1), _chained(pieces.spans.lower, ends, upper)
+    return np.repeat(pieces.keys, counts + 1), chain_spans(
+        pieces.spans.lower, ends - counts - 1, upper
+    )
 
 
 def same_spans(left: Spans, right: Spans) -> NDArray[np.bool_]:
@@ -149,29 +151,12 @@ def order_parts(found: Sequence[tuple[Ints, SpanParts]]) -> SpanParts:
     )
 
 
-def parts_as_spans(spans: Spans, parts: SpanParts) -> Spans:
-    """Return the parts of spans with both their bounds."""
-    return _chained(spans.lower, parts.offsets[1:], parts.upper)
-
-
-def _chained(lower: SyncIds, ends: Ints, upper: SyncIds) -> Spans:
-    """Return touching spans in groups, from where each group begins, and all upper bounds."""
-    timestamps = np.empty(len(upper), np.int64)
-    words = np.empty((len(upper), HASH_WORDS), np.uint64)
-    timestamps[1:] = upper.timestamps[:-1]
-    words[1:] = upper.words[:-1]
-    starts = np.concatenate((np.zeros(1, np.int64), ends))[:-1]
-    timestamps[starts] = lower.timestamps
-    words[starts] = lower.words
-    return Spans(SyncIds(timestamps, words.view(np.uint8)), upper)
-
-
 def make_ends_expressible(view: IndexView, spans: Spans, parts: SpanParts) -> SpanParts:
     """Make the last bounds of spans, too, expressible after the ones before them.
 
     Where one cannot, further bounds lead there.
     """
-    pieces = parts_as_spans(spans, parts)
+    pieces = parts.spans(spans.lower)
     last = parts.offsets[1:] - 1
     awkward = ~expressible(pieces.lower[last], pieces.upper[last])
     if not awkward.any():
@@ -187,7 +172,7 @@ def make_ends_expressible(view: IndexView, spans: Spans, parts: SpanParts) -> Sp
         done = end + 1
     upper = SyncIds.join([*uppers, parts.upper[done:]])
     offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(sizes)))
-    measured = view.measure(_chained(spans.lower, offsets[1:], upper))
+    measured = view.measure(chain_spans(spans.lower, offsets[:-1], upper))
     return SpanParts(offsets, upper, measured.counts, measured.fingerprints)
 
 

@@ -40,7 +40,6 @@ from reconcile.summaries.cuts import (
     make_ends_expressible,
     merge_atoms,
     order_parts,
-    parts_as_spans,
     same_spans,
     slice_parts,
 )
@@ -172,11 +171,6 @@ class SummaryView:
         return self._lengths[0]
 
     @property
-    def cached_ids(self) -> int:
-        """The number of IDs in the cache, and of what takes as much memory."""
-        return self._leaves.weight
-
-    @property
     def cached_buckets(self) -> int:
         """The number of buckets in memory besides the longest ones."""
         return sum(len(children.sums.buckets) for children in self._children)
@@ -253,7 +247,7 @@ class SummaryView:
         whole = np.array([0, len(halves.upper)])
         span = spans[last : last + 1]
         halves = SpanParts(whole, halves.upper, halves.counts, halves.fingerprints)
-        pieces = parts_as_spans(span, halves)
+        pieces = halves.spans(span.lower)
         owners = np.zeros(len(pieces), np.int64)
         atoms = Atoms(owners, pieces, halves.counts, halves.fingerprints)
         across = merge_atoms(CutPlan(span, np.array([total]), np.array([parts])), atoms)
@@ -394,7 +388,7 @@ class SummaryView:
             parts = leaves.view.split(some.spans, wanted)
             parts = make_ends_expressible(leaves.view, some.spans, parts)
             keys = np.repeat(some.keys, np.diff(parts.offsets))
-            found.append((keys, parts_as_spans(some.spans, parts)))
+            found.append((keys, parts.spans(some.spans.lower)))
             measures.append(Measured(parts.counts, parts.fingerprints))
 
         yield from self._with_leaves(Pieces(big, atoms.spans[big], big), divide)

@@ -259,20 +259,25 @@ def test_what_is_told_twice_or_not_lacking_ends_in_a_base_session() -> None:
         assert isinstance(step.outcome, FallBack)
 
 
+def tabled(views: list[IndexView]) -> tuple[CompactResponder, TableFrame]:
+    """Return a responder and the table that it is sent."""
+    joined = compact_pair(views[0], views[1])
+    answer = joined.sides[1].receive(joined.sides[0].begin()).frame
+    assert answer is not None
+    frame, side = joined.sides[0].receive(answer).frame, joined.sides[1]
+    assert frame is not None
+    assert side._slices is not None
+    filled = decode(frame, slices=len(side._slices))
+    assert isinstance(filled, TableFrame)
+    return side, filled
+
+
 def test_prints_that_are_wrong_end_in_a_base_session() -> None:
     ids = sorted(sets_of(9, 9_000, 0, 0, 10**9)[0])
     lacking = [{ids[place] for place in places} for places in ((900, 4_000), (2_000, 7_000))]
     for lie in ("nothing", "another", "one of both sides"):
         views = [IndexView.of(SyncIds.of([i for i in ids if i not in own])) for own in lacking]
-        joined = compact_pair(views[0], views[1])
-        answer = joined.sides[1].receive(joined.sides[0].begin()).frame
-        assert answer is not None
-        frame = joined.sides[0].receive(answer).frame
-        side = joined.sides[1]
-        assert frame is not None
-        assert side._slices is not None
-        filled = decode(frame, slices=len(side._slices))
-        assert isinstance(filled, TableFrame)
+        side, filled = tabled(views)
         assert filled.by_prints
         assert len(filled.single) == 4
         assert len(filled.cells) == 1
@@ -293,15 +298,7 @@ def test_lists_that_are_wrong_end_in_a_base_session() -> None:
     first, second = (sorted(ids) for ids in sets_of(9, 20_000, 0, 30, 10**9))
     views = [IndexView.of(SyncIds.of(own)) for own in (first[:9_000] + first[9_400:], second)]
     for lie in ("all", "more", "less"):
-        joined = compact_pair(views[0], views[1])
-        answer = joined.sides[1].receive(joined.sides[0].begin()).frame
-        assert answer is not None
-        frame = joined.sides[0].receive(answer).frame
-        side = joined.sides[1]
-        assert frame is not None
-        assert side._slices is not None
-        filled = decode(frame, slices=len(side._slices))
-        assert isinstance(filled, TableFrame)
+        side, filled = tabled(views)
         assert filled.listed is not None
         assert len(filled.named)
         if lie == "all":

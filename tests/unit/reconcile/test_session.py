@@ -49,9 +49,14 @@ def different(seed: int, *, count: int, differing: int, moments: int) -> Sets:
 
 
 @pytest.mark.parametrize("view", [NaiveView, index_view])
-@pytest.mark.parametrize("moments", [1, 2, 60, 10**6])
-@pytest.mark.parametrize("count", [0, 1, 40, 1000, 4000])
-@pytest.mark.parametrize("differing", [0, 1, 7, 150])
+@pytest.mark.parametrize(
+    ("moments", "count", "differing"),
+    [  # every pair of values
+        ((1, 2, 60, 10**6)[(row + column) % 4], count, differing)
+        for row, count in enumerate((0, 1, 40, 1000, 4000))
+        for column, differing in enumerate((0, 1, 7, 150))
+    ],
+)
 def test_exact_differences(
     view: Callable[[list[SyncId]], View], moments: int, count: int, differing: int
 ) -> None:
@@ -61,8 +66,7 @@ def test_exact_differences(
     assert_exact(results, ours, theirs)
     assert results[0].own_count == results[1].peer_count == len(ours)
     assert results[1].own_count == results[0].peer_count == len(theirs)
-    assert not results[0].truncated
-    assert not results[1].truncated
+    assert not any(each.truncated for each in results)
     assert results[0].rounds <= 5
 
 

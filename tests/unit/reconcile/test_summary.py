@@ -11,7 +11,6 @@ from reconcile.errors import AnswerTooLargeError, SummaryMismatchError
 from reconcile.ids import END, LOWEST, SyncId, SyncIds
 from reconcile.index import IndexView
 from reconcile.limits import DEFAULT_SUMMARY_LIMITS, SummaryLimits
-from reconcile.summaries.cuts import parts_as_spans
 from reconcile.summaries.summary import (
     NeedBuckets,
     NeedHashes,
@@ -186,7 +185,7 @@ def test_memory_is_bounded_however_much_is_read(world: str) -> None:
             if isinstance(needs, NeedBuckets):
                 assert len(needs.parents) <= 3
             needs = proceed(reading, storage.load(needs))
-            assert view.cached_ids <= 300 + 100
+            assert view._leaves.weight <= 300 + 100
             assert view.cached_buckets <= 50 + 3 * 60
         check_answer(oracle, read, needs)
 
@@ -201,7 +200,7 @@ def test_splitting_again_and_again_ends_with_single_ids(world: str, limits: Summ
     while len(spans):
         parts = answer(view, storage, Read(split=(spans, np.full(len(spans), 2)))).parts
         assert parts is not None
-        pieces = parts_as_spans(spans, parts)
+        pieces = parts.spans(spans.lower)
         spans, rounds = pieces[parts.counts > 1], rounds + 1
         assert rounds <= 40
 

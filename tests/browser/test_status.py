@@ -6,7 +6,7 @@ import asyncio
 import calendar
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final
@@ -30,7 +30,7 @@ from tests.support.command import Command
 from tests.support.fleet import made, publish
 from tests.support.node import NodeProcess, running_node
 from tests.support.ports import HeldPort
-from tests.support.postgres import PostgresServer, copy_cluster
+from tests.support.postgres import PostgresServer
 
 HOUR_S: Final = 3_600
 
@@ -226,8 +226,10 @@ def test_it_asks_nobody_else_and_the_browser_does_not_complain(
     assert page.run("return document.cookie") == ""
 
 
-def test_a_node_that_stops_is_missed_and_found_again(page: Page, tmp_path: Path) -> None:
-    with running_node(copy_cluster(tmp_path / "data")) as node:
+def test_a_node_that_stops_is_missed_and_found_again(
+    page: Page, tmp_path: Path, new_store: Callable[[], str]
+) -> None:
+    with running_node(tmp_path / "data", database_url=new_store()) as node:
         asyncio.run(publish(node, made(9, time.time_ns(), span_s=1)))
         page.open(node.metrics)
         until(page, lambda: tile(page, "messages") == "9", "the messages are counted")

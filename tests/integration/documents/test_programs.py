@@ -5,7 +5,6 @@ Those of docs/sds.md and docs/clients.md have tests beside participants and clie
 
 from __future__ import annotations
 
-import re
 import signal
 import subprocess
 import sys
@@ -136,13 +135,6 @@ def test_the_lines_of_the_readme(folder: Path, node: NodeProcess) -> None:
     assert len([text for text in program.splitlines() if text]) == 5
     (folder / "five.py").write_text(program.replace(NODE, node.listen))
     assert run(folder, "five.py").endswith("b'hello'\n")
-
-
-def test_the_commands_of_the_readme_are_targets_of_make() -> None:
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    targets = re.findall(r"^make (\w+)", "".join(blocks(README, "sh")), re.MULTILINE)
-    assert targets == ["run", "test"]
-    assert all(f"\n{target}: " in makefile for target in targets)
 
 
 def test_the_readme_is_short() -> None:

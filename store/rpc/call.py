@@ -138,8 +138,11 @@ class RpcCall(CallMetadata):
         """
         node, self.reading = self.node, True
         slots = node.open_requests if self.method.right is None else node.requests
-        async with node.incomplete.awaiting(call.sender.connection, call.client.name) as connection:
-            request = await read_request(slots, self.context)
+        name = call.sender.connection
+        async with node.incomplete.awaiting(name, call.client.name) as connection, slots.slot(name):
+            request: object = await self.context.read()
+            if not isinstance(request, bytes):
+                raise NoRequestError
             connection.read_bytes += len(request)
         self.received_ns = node.monotonic_ns()
         call.charge(len(request), counted=True)
@@ -302,7 +305,12 @@ class CallWrapper:
                 rpc.admitted.account.end(method.kind)
                 if rpc.is_peer:
                     node.callers[rpc.fields[NODE_ID]] = node.now_ns() / _NS_PER_S
-            self._measure(method, code, began_ns)
+            seconds = (node.monotonic_ns() - began_ns) / _NS_PER_S
+            count, timer = self._series(method, code)
+            count()
+            if timer is not None:
+                timer(seconds)
+            self._log.debug("call_ended", method=method.name, code=code, seconds=seconds)
 
     async def _admit(self, rpc: RpcCall) -> Call:
         """Identify the caller, and admit the call by all quotas."""
@@ -370,11 +378,3 @@ class CallWrapper:
         metrics = self._node.metrics
         timer = metrics.query_seconds.labels(method.name).observe if method.timed else None
         return metrics.calls.labels(method.name, code).inc, timer
-
-    def _measure(self, method: Method, code: str, began_ns: int) -> None:
-        seconds = (self._node.monotonic_ns() - began_ns) / _NS_PER_S
-        count, timer = self._series(method, code)
-        count()
-        if timer is not None:
-            timer(seconds)
-        self._log.debug("call_ended", method=method.name, code=code, seconds=seconds)

@@ -14,11 +14,12 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Final
 
-from bench.gateway import main as gateway
 from bench.readers import main as readers
 
 ROOT: Final = Path(__file__).parents[1]
@@ -28,7 +29,6 @@ BENCHMARKS: Final = (
     "single",
     "slow_flush",
     "idle",
-    "disk",
     "scan",
     "hashes",
     "causal_history",
@@ -45,9 +45,9 @@ BENCHMARKS: Final = (
 
 def main() -> int:
     """Run; the exit code is 1 if any of them failed."""
-    others = {
-        "gateway": gateway,
-        "pipeline": pipeline,
+    others: dict[str, Callable[[list[str]], int]] = {
+        "gateway": partial(with_own_options, "gateway"),
+        "pipeline": partial(with_own_options, "pipeline"),
         "readers": readers,
     }
     if sys.argv[1:2] and sys.argv[1] in others:
@@ -64,10 +64,10 @@ def main() -> int:
     return int(any(codes))
 
 
-def pipeline(options: list[str]) -> int:
-    """Run the benchmark of the pipeline, which has options of its own."""
-    size = [each for each in options if each != "--record"]
-    return run("pipeline", size, record=len(size) < len(options))
+def with_own_options(name: str, options: list[str]) -> int:
+    """Run a benchmark that has options of its own, and `--record`."""
+    own = [each for each in options if each != "--record"]
+    return run(name, own, record=len(own) < len(options))
 
 
 def run(name: str, size: list[str], *, record: bool) -> int:

@@ -4,7 +4,8 @@
 
 - ``crowd``: so many connections at once, over TCP, each with a query; then all of them again;
 - ``turn``: so many connections one after the other, each with a query;
-- ``pages``: how long the gateway adds to a page of 1,000 messages.
+- ``pages``: how long the gateway adds to a page of 1,000 messages;
+- ``relay``: the processor time of a relayed message on its way into Postgres.
 
 Names choose some of them. Each prints one line of JSON. Memory is that of the gateway's process.
 """
@@ -15,6 +16,7 @@ import argparse
 import asyncio
 import json
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
@@ -22,17 +24,22 @@ from pathlib import Path
 from typing import Final
 
 import grpc
+import psutil
 
+from bench.pipeline.cpu import descendants_cpu_s, own_cpu_s
 from bench.support import own_options
+from store.gateway.gossipsub_wire import encode_message, encode_subscriptions
+from store.gateway.relay import RELAY
 from storenode.client.blocking import Client
 from storenode.client.message import Message
 from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
+from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
 from tests.support.gateway import GENEROUS, GatewayProcess, running_gateway
-from tests.support.node import running_node
-from tests.support.waku_client import MPLEX, YAMUX, WakuClient
+from tests.support.node import NodeProcess, running_node
+from tests.support.waku_client import MPLEX, YAMUX, WakuClient, delimited, line
 
-MEASUREMENTS: Final = ("pages", "crowd", "turn")
+MEASUREMENTS: Final = ("pages", "crowd", "turn", "relay")
 MESSAGES: Final = 2_000
 PAGE: Final = 1_000
 REPETITIONS: Final = 30
@@ -40,6 +47,14 @@ OPENING: Final = 32
 """Connections that are opened side by side."""
 SAMPLES: Final = 12
 """How often memory is looked at in a run."""
+RELAY_TOPIC: Final = "/waku/2/rs/7/0"
+RELAYED: Final = 20_000
+RELAYED_BYTES: Final = 500
+RELAYED_AT_ONCE: Final = 200
+RELAYED_PER_S: Final = 5_000
+"""Messages of an RPC, and of a second: below the limits of a relay peer."""
+RELAY_TIMEOUT_S: Final = 120.0
+MULTISTREAM: Final = "/multistream/1.0.0"
 MIB: Final = 1024 * 1024
 SMALL: Final = StoreQueryRequest(include_data=True, pagination_limit=20)
 
@@ -119,14 +134,60 @@ async def pages(gateway: GatewayProcess, node: str) -> None:
     show("pages", us_a_message={k: round(statistics.median(v), 2) for k, v in took_us.items()})
 
 
-async def run(given: argparse.Namespace, gateway: GatewayProcess, node: str) -> None:
+async def relay(gateway: GatewayProcess, node: NodeProcess) -> None:
+    """Measure the processor time of relayed messages, which a peer sends at a steady rate."""
+
+    def used_s() -> tuple[float, float, float]:
+        pid = node.process.pid
+        processes = own_cpu_s(psutil.Process(gateway.process.pid)), own_cpu_s(psutil.Process(pid))
+        return *processes, descendants_cpu_s(pid)
+
+    def encoded(number: int) -> bytes:
+        message = WakuMessage(
+            payload=number.to_bytes(8, "big").ljust(RELAYED_BYTES, b"x"),
+            content_topic="/bench/1/relay/proto",
+            timestamp=time.time_ns() + number,
+        )
+        return encode_message(RELAY_TOPIC, message.SerializeToString())
+
+    async with WakuClient.connected(gateway.address("tcp")) as client:
+        stream = client.open()
+        greeting = line(MULTISTREAM) + line(RELAY)
+        subscribed = delimited(encode_subscriptions([RELAY_TOPIC]))
+        client.raw.send(client.data(stream, greeting + subscribed))
+        before, began = used_s(), time.monotonic()
+        for start in range(0, RELAYED, RELAYED_AT_ONCE):
+            rpc = b"".join(map(encoded, range(start, start + RELAYED_AT_ONCE)))
+            client.raw.send(client.data(stream, delimited(rpc)))
+            await client.raw.writer.drain()
+            await asyncio.sleep(RELAYED_AT_ONCE / RELAYED_PER_S)
+        while gateway.counted('relay_messages_total{outcome="stored"}') < RELAYED:
+            assert time.monotonic() - began < RELAY_TIMEOUT_S, "relayed messages are not stored"
+            await asyncio.sleep(0.2)
+        after = used_s()
+    each_ms = [
+        round(1_000 * (now - then) / RELAYED, 4) for then, now in zip(before, after, strict=True)
+    ]
+    show(
+        "relay",
+        messages=RELAYED,
+        payload_bytes=RELAYED_BYTES,
+        gateway_cpu_ms=each_ms[0],
+        node_cpu_ms=each_ms[1],
+        postgres_cpu_ms=each_ms[2],
+    )
+
+
+async def run(given: argparse.Namespace, gateway: GatewayProcess, node: NodeProcess) -> None:
     """Make the measurements that were asked for."""
     if "pages" in given.names:
-        await pages(gateway, node)
+        await pages(gateway, node.listen)
     if "crowd" in given.names:
         await crowd(gateway, given.crowd)
     if "turn" in given.names:
         await turn(gateway, given.turn)
+    if "relay" in given.names:
+        await relay(gateway, node)
 
 
 def main(arguments: list[str]) -> int:
@@ -146,6 +207,11 @@ def main(arguments: list[str]) -> int:
                     Message(b"x" * 100, f"/bench/1/topic-{each % 4}/proto")
                     for each in range(MESSAGES)
                 )
-            with running_gateway(folder / "gateway", node.listen, *GENEROUS) as gateway:
-                asyncio.run(run(given, gateway, node.listen))
+            options = *GENEROUS, "--cluster", "7", "--shard", "0", "--relay", "router"
+            with running_gateway(folder / "gateway", node.listen, *options) as gateway:
+                asyncio.run(run(given, gateway, node))
     return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

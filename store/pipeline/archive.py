@@ -367,8 +367,17 @@ class Archiver:
         steps = in_steps(to_do) if to_do else []
         for number, step in enumerate(steps, 1):
             what = f"archive, step {number} of {len(steps)}" if len(steps) > 1 else "archive"
+            rows = read_database(
+                self._session,
+                job.url,
+                NAMES,
+                position=state.position,
+                within=Bounds(job.low_ns, job.high_ns),
+                hours=step,
+                connections=job.connections,
+            )
             writer.append(
-                self._rows(state, step),
+                rows,
                 step,
                 state,
                 is_last=job.is_whole and number == len(steps),
@@ -399,20 +408,6 @@ class Archiver:
     def _state(self) -> DatabaseState:
         low = self._job.low_ns // HOUR_NS * HOUR_NS
         return read_state(self._connection, low, self._job.high_ns)
-
-    def _rows(self, state: DatabaseState, hours: Fingerprints) -> DataFrame:
-        """Return the messages of some hours, as far as the job is about them."""
-        job = self._job
-        within = Bounds(job.low_ns, job.high_ns)
-        return read_database(
-            self._session,
-            job.url,
-            NAMES,
-            state,
-            hours,
-            within=within,
-            connections=job.connections,
-        )
 
 
 def mark_hours(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, LiteralString
 
 import numpy as np
@@ -18,7 +18,6 @@ from store.db.errors import SchemaError
 from store.db.locks import ARCHIVING, RESTORING
 from store.db.schema.migrate import require_served
 from store.db.summaries.buckets import Totals, merged, unpack
-from store.domain.partitioning import Bounds, parse_bounds
 from store.pipeline.errors import FAILED, PipelineError, of_database
 from store.pipeline.fingerprints import LEVELS_NS, Fingerprint, Fingerprints, of_buckets
 from store.pipeline.limits import HOUR_NS
@@ -30,7 +29,7 @@ _BUCKET_LEVELS: Final[Mapping[str, int]] = {"minute": 0, "hour": 1, "day": 2}
 
 _SNAPSHOT: Final[LiteralString] = "set transaction isolation level repeatable read"
 _STORE: Final[LiteralString] = (
-    "select store_id::text, horizon_ns, folded_position, position from storenode.export_store"
+    "select store_id::text, folded_position, position from storenode.export_store"
 )
 _BUCKETS: Final[LiteralString] = """
 select start_ns, count, x0, x1, x2, x3 from storenode.export_buckets
@@ -39,11 +38,6 @@ where level = %s and start_ns >= %s and start_ns < %s
 _UNFOLDED: Final[LiteralString] = """
 select summary from storenode.export_commits
 where position > %s and max_ts >= %s and min_ts < %s order by position
-"""
-_PARTITIONS: Final[LiteralString] = """
-select pg_get_expr(c.relpartbound, c.oid)
-from pg_inherits i join pg_class c on c.oid = i.inhrelid
-where i.inhparent = 'storenode.messages'::regclass and not i.inhdetachpending
 """
 _MARKS: Final[LiteralString] = """
 select start_ns, count, x0, x1, x2, x3 from storenode.archived
@@ -74,20 +68,12 @@ _TRY_LOCK: Final[LiteralString] = "select pg_try_advisory_lock(%s)"
 class DatabaseState:
     """A moment of a database: everything committed up to ``position``, and nothing else.
 
-    ``fingerprints`` are those of the level that was asked for; ``partitions`` the bounds of the
-    partitions of messages, ascending. Times are in nanoseconds.
+    ``fingerprints`` are those of the level that was asked for. Times are in nanoseconds.
     """
 
     store_id: str
-    horizon_ns: int
     position: int
     fingerprints: Fingerprints
-    partitions: tuple[Bounds, ...] = field(default=())
-
-    @property
-    def messages(self) -> int:
-        """Number of messages in the range that was asked for."""
-        return sum(each.messages for each in self.fingerprints.values())
 
 
 @contextmanager
@@ -114,12 +100,9 @@ def read_state(
     """Read one moment: fingerprints of the slices that begin in a range of time."""
     with connection.transaction():
         connection.execute(_SNAPSHOT)
-        store_id, horizon_ns, folded, position = _store(connection)
+        store_id, folded, position = _store(connection)
         buckets = _buckets(connection, level, low_ns, high_ns, folded)
-        texts = [text for (text,) in connection.execute(_PARTITIONS)]
-    bounds = (None if text is None else parse_bounds(text) for text in texts)
-    partitions = tuple(sorted(each for each in bounds if each is not None))
-    return DatabaseState(store_id, horizon_ns, position, of_buckets(buckets), partitions)
+    return DatabaseState(store_id, position, of_buckets(buckets))
 
 
 def read_as_of(
@@ -132,7 +115,7 @@ def read_as_of(
     """
     with connection.transaction():
         connection.execute(_SNAPSHOT)
-        store_id, _, folded, newest = _store(connection)
+        store_id, folded, newest = _store(connection)
         now = of_buckets(_buckets(connection, "hour", low_ns, high_ns, folded))
         start = positions.get(store_id, newest)
         rows = connection.execute(_UNFOLDED, (start, low_ns, high_ns)).fetchall()
@@ -219,12 +202,12 @@ def restored_since(connection: Connection, position: int) -> int:
 
 def read_position(connection: Connection) -> int:
     """Return the newest commit position."""
-    return _store(connection)[3]
+    return _store(connection)[2]
 
 
-def _store(connection: Connection) -> tuple[str, int, int, int]:
-    """Read the ID, the horizon, the folded and the newest position of the store."""
-    row: tuple[str, int, int, int] | None = connection.execute(_STORE).fetchone()
+def _store(connection: Connection) -> tuple[str, int, int]:
+    """Read the ID, the folded and the newest position of the store."""
+    row: tuple[str, int, int] | None = connection.execute(_STORE).fetchone()
     if row is None:
         raise PipelineError("The database has no identity: its table `store` is empty.")
     return row

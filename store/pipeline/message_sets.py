@@ -83,23 +83,21 @@ class DatabaseMessages:
         self._url = url
         self._connections = min(connections, shuffle_partitions(session))
         with connected(url, name) as connection:
-            self._state = read_state(connection)
-        self.hours = self._state.fingerprints
+            state = read_state(connection)
+        self.hours, self._position = state.fingerprints, state.position
 
     def messages(
         self, names: Sequence[str], low_ns: int, high_ns: int, hours: Sequence[int] | None = None
     ) -> DataFrame:
         """Return messages, see `MessageSet`."""
-        wanted = self.hours
-        if hours is not None:
-            wanted = {hour: wanted[hour] for hour in hours if hour in wanted}
+        wanted = self.hours if hours is None else [hour for hour in hours if hour in self.hours]
         return read_database(
             self.session,
             self._url,
             names,
-            self._state,
-            wanted,
+            position=self._position,
             within=Bounds(low_ns, high_ns),
+            hours=wanted,
             connections=self._connections,
         )
 

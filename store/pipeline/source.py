@@ -2,8 +2,9 @@
 
 Options of a read: ``url`` of the database; ``columns``, a list with commas (default: all of
 `store.pipeline.columns.DEFAULT_NAMES`); ``from`` and ``to`` in nanoseconds, the end exclusive;
-``position``, the commit up to which messages are read (default: the newest); ``slices``, made by
-`to_text`, instead of a range; ``connections``, how many tasks may read at a time.
+``position``, the commit up to which messages are read (default: the newest); ``hours``, a list with
+commas of the starts of hours, of which alone messages are read; ``connections``, how many tasks may
+read at a time.
 
 Workers read by ADBC, in one statement per slice of time, which sees one snapshot. Messages that
 were committed after the position are excluded by their batch. Most messages have no optional
@@ -14,7 +15,6 @@ sent, and nothing has to be decoded.
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import date, datetime
@@ -54,7 +54,7 @@ from store.pipeline.columns import (
     TAIL_COLUMNS,
     spark_schema,
 )
-from store.pipeline.database import FOREVER, DatabaseState, connected, read_state
+from store.pipeline.database import FOREVER, connected, read_state
 from store.pipeline.errors import UNREACHABLE, USAGE, PipelineError
 from store.pipeline.fingerprints import Fingerprints
 from store.pipeline.limits import (
@@ -84,36 +84,36 @@ class Slice(NamedTuple):
     rows: int
 
 
-def plan_slices(
-    stored: Fingerprints,
-    partitions: Iterable[Bounds],
-    within: Bounds,
-    slice_rows: int,
-) -> list[Slice]:
-    """Return ascending slices that together hold the messages of some hours ``within`` a range.
+def plan_slices(hours: Fingerprints, within: Bounds, tasks: int) -> list[list[Slice]]:
+    """Return the slices of at most so many tasks: the messages of some hours ``within`` a range.
 
-    No slice reaches over the bounds of a partition, or over a gap in what is stored. An hour that
-    has much more than ``slice_rows`` messages is cut by time.
+    They ascend, and tasks have about the same number of messages. An hour that has more than fit in
+    a slice is cut by time.
     """
-    cuts = sorted({edge for each in partitions for edge in (each.low, each.high)})
+    total = sum(each.messages for each in hours.values())
+    most = min(MAX_SLICE_ROWS, max(MIN_SLICE_ROWS, -(-total // tasks)))
     pieces: list[Slice] = []
-    for start in sorted(stored):
-        for piece in _cut(start, stored[start].messages, cuts, slice_rows):
-            low, high = max(piece.low_ns, within.low), min(piece.high_ns, within.high)
-            if low < high:
-                pieces.append(Slice(low, high, piece.rows))
-    return _joined(pieces, set(cuts), slice_rows)
+    for start, each in sorted(hours.items()):
+        parts = max(1, each.messages // most)
+        for low, high in pairwise(start + HOUR_NS * part // parts for part in range(parts + 1)):
+            low_ns, high_ns = max(low, within.low), min(high, within.high)
+            if low_ns < high_ns:
+                pieces.append(Slice(low_ns, high_ns, each.messages // parts))
+    share = max(1, -(-sum(each.rows for each in pieces) // tasks))
+    groups = in_shares(pieces, lambda each: each.rows, share)
+    return [_joined(group, most) for group in groups]
 
 
-def good_slice_rows(total: int, tasks: int) -> int:
-    """Return the number of messages per slice that keeps ``tasks`` tasks busy."""
-    return min(MAX_SLICE_ROWS, max(MIN_SLICE_ROWS, -(-total // max(1, tasks))))
-
-
-def grouped(slices: Sequence[Slice], groups: int) -> list[list[Slice]]:
-    """Group neighbouring slices into at most ``groups`` with about the same number of messages."""
-    share = max(1, -(-sum(each.rows for each in slices) // max(1, groups)))
-    return in_shares(slices, lambda each: each.rows, share)
+def _joined(pieces: Iterable[Slice], most: int) -> list[Slice]:
+    """Join neighbours that have at most so many rows together."""
+    joined: list[Slice] = []
+    for each in pieces:
+        last = joined[-1] if joined else Slice(0, 0, 0)
+        if last.high_ns == each.low_ns and last.rows + each.rows <= most and joined:
+            joined[-1] = Slice(last.low_ns, each.high_ns, last.rows + each.rows)
+        else:
+            joined.append(each)
+    return joined
 
 
 def in_steps(stored: Fingerprints) -> list[Fingerprints]:
@@ -137,40 +137,6 @@ def in_shares(items: Sequence[T], rows_of: Callable[[T], int], share: int) -> li
         groups.setdefault(max(0, 2 * before + rows - 1) // (2 * share), []).append(each)
         before += rows
     return list(groups.values())
-
-
-def to_text(slices: Iterable[Slice]) -> str:
-    """Return the text of slices for the option of the data source."""
-    return json.dumps([list(each) for each in slices])
-
-
-def from_text(text: str) -> list[Slice]:
-    """Parse slices from the text that `to_text` returns."""
-    try:
-        return [Slice(int(low), int(high), int(count)) for low, high, count in json.loads(text)]
-    except (TypeError, ValueError) as error:
-        raise PipelineError(f"The option `slices` cannot be read: {error}.", USAGE) from error
-
-
-def _cut(start: int, count: int, cuts: Sequence[int], slice_rows: int) -> list[Slice]:
-    parts = max(1, count // slice_rows)
-    edges = {start + HOUR_NS * part // parts for part in range(parts + 1)}
-    edges |= {edge for edge in cuts if start < edge < start + HOUR_NS}
-    ordered = sorted(edges)
-    rows = count // (len(ordered) - 1)
-    return [Slice(low, high, rows) for low, high in pairwise(ordered)]
-
-
-def _joined(pieces: Iterable[Slice], cuts: set[int], slice_rows: int) -> list[Slice]:
-    joined: list[Slice] = []
-    for each in pieces:
-        last = joined[-1] if joined else None
-        fits = last is not None and last.rows + each.rows <= slice_rows
-        if last is not None and fits and last.high_ns == each.low_ns and each.low_ns not in cuts:
-            joined[-1] = Slice(last.low_ns, each.high_ns, last.rows + each.rows)
-        else:
-            joined.append(each)
-    return joined
 
 
 NO_SHARD: Final = -1
@@ -388,8 +354,8 @@ _OPTIONS: Final = (
     "columns",
     "connections",
     "from",
+    "hours",
     "position",
-    "slices",
     "to",
     "url",
 )
@@ -444,7 +410,9 @@ class StorenodeReader(DataSourceReader):
                 USAGE,
             )
         self._url = options["url"]
-        self._slices = None if (text := options.get("slices")) is None else from_text(text)
+        self._hours: list[int] | None = None
+        if "hours" in options:
+            self._hours = [_whole("hours", each) for each in options["hours"].split(",") if each]
         self._names = known_columns(schema.names)
         self._nullable = frozenset(each.name for each in schema if each.nullable)
         self._low_ns = _number(options, "from", 0)
@@ -473,19 +441,15 @@ class StorenodeReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """Plan at most as many tasks as there may be connections."""
-        slices, position, bounds = self._slices, self._position, (self._low_ns, self._high_ns)
-        if slices is None and bounds[0] >= bounds[1]:
-            slices = []
-        if slices is None or position < 0:
-            with connected(self._url) as connection:
-                state = read_state(connection, bounds[0] // HOUR_NS * HOUR_NS, bounds[1])
-            position = state.position if position < 0 else position
-            if slices is None:
-                size = good_slice_rows(state.messages, self._connections)
-                stored, partitions = state.fingerprints, state.partitions
-                slices = plan_slices(stored, partitions, Bounds(*bounds), size)
+        with connected(self._url) as connection:
+            state = read_state(connection, self._low_ns // HOUR_NS * HOUR_NS, self._high_ns)
+        hours = state.fingerprints
+        if self._hours is not None:
+            hours = {hour: hours[hour] for hour in self._hours if hour in hours}
+        within = Bounds(self._low_ns, self._high_ns)
         # Without any partition Spark has one of its own read.
-        groups = grouped(slices, self._connections) or [[]]
+        groups = plan_slices(hours, within, self._connections) or [[]]
+        position = state.position if self._position < 0 else self._position
         return [SlicesPartition(group, position) for group in groups]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -503,8 +467,12 @@ class StorenodeReader(DataSourceReader):
 
 def _number(options: Mapping[str, str], name: str, default: int) -> int:
     text = options.get(name)
+    return default if text is None else _whole(name, text)
+
+
+def _whole(name: str, text: str) -> int:
     try:
-        return default if text is None else int(text)
+        return int(text)
     except ValueError as error:
         raise PipelineError(
             f"The option `{name}` must be a whole number, not {text!r}.", USAGE
@@ -540,15 +508,14 @@ def read_database(
     session: SparkSession,
     url: str,
     names: Sequence[str],
-    state: DatabaseState,
-    hours: Fingerprints,
     *,
+    position: int,
     within: Bounds,
-    connections: int = MAX_CONNECTIONS,
+    hours: Iterable[int],
+    connections: int,
 ) -> DataFrame:
-    """Return some columns of the messages of some hours of a state, ``within`` a range of time."""
-    size = good_slice_rows(sum(each.messages for each in hours.values()), connections)
-    slices = plan_slices(hours, state.partitions, within, size)
-    options = {"slices": to_text(slices), "position": str(state.position)}
-    options |= {"url": url, "columns": ",".join(names), "connections": str(connections)}
+    """Return some columns of the messages of some hours ``within`` a range, up to a commit."""
+    options = {"url": url, "columns": ",".join(names), "position": str(position)}
+    options |= {"from": str(within.low), "to": str(within.high), "connections": str(connections)}
+    options["hours"] = ",".join(map(str, hours))
     return session.read.format(FORMAT).options(**options).load()

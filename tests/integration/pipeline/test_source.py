@@ -126,7 +126,7 @@ def test_what_is_committed_behind_the_position_is_not_read(spark: SparkSession, 
         ({"columns": "ts,colour"}, "no column 'colour'"),
         ({"color": "red"}, "no option 'color'"),
         ({"from_": "yesterday"}, "`from` must be a whole number"),
-        ({"slices": "[1]"}, "`slices` cannot be read"),
+        ({"hours": "1,x"}, "`hours` must be a whole number, not 'x'"),
     ],
 )
 def test_a_wrong_option_is_named(

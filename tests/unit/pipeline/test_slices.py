@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from store.domain.partitioning import Bounds
-from store.pipeline.errors import PipelineError
 from store.pipeline.fingerprints import Fingerprint
 from store.pipeline.limits import (
     HOUR_NS,
@@ -18,79 +17,40 @@ from store.pipeline.limits import (
     MIN_SLICE_ROWS,
     MIN_STEP_MESSAGES,
 )
-from store.pipeline.source import (
-    Slice,
-    from_text,
-    good_slice_rows,
-    grouped,
-    in_shares,
-    in_steps,
-    plan_slices,
-    to_text,
-)
-
-EVERYTHING = Bounds(0, 2**62)
+from store.pipeline.source import in_shares, in_steps, plan_slices
 
 hours = st.dictionaries(
     st.integers(0, 60).map(lambda hour: hour * HOUR_NS),
-    st.integers(1, 5_000).map(lambda count: Fingerprint(count, 1, 2, 3, 4)),
+    st.integers(1, 3 * MIN_SLICE_ROWS).map(lambda count: Fingerprint(count, 1, 2, 3, 4)),
     max_size=20,
 )
-edges = st.lists(st.integers(0, 61 * 4).map(lambda part: part * HOUR_NS // 4), max_size=6)
 
 
-def partitions(cuts: list[int]) -> list[Bounds]:
-    ordered = sorted({0, 61 * HOUR_NS, *cuts})
-    return [Bounds(low, high) for low, high in pairwise(ordered)]
-
-
-@given(hours, edges, st.integers(1, 3_000), st.integers(0, 30), st.integers(31, 61))
-def test_slices_are_the_hours_within_the_range(
-    held: dict[int, Fingerprint], cuts: list[int], rows: int, first: int, end: int
+@given(hours, st.integers(1, 9), st.integers(0, 30), st.integers(31, 61))
+def test_slices_are_the_hours_within_the_range_in_order(
+    held: dict[int, Fingerprint], tasks: int, first: int, end: int
 ) -> None:
     within = Bounds(first * HOUR_NS + 7, end * HOUR_NS - 5)
-    found = plan_slices(held, partitions(cuts), within, rows)
+    groups = plan_slices(held, within, tasks)
+    assert len(groups) <= tasks
+    assert all(groups)
+    found = [each for group in groups for each in group]
     assert all(one.high_ns <= two.low_ns for one, two in pairwise(found))
     covered = sum(each.high_ns - each.low_ns for each in found)
     wanted = sum(max(0, min(hour + HOUR_NS, within.high) - max(hour, within.low)) for hour in held)
     assert covered == wanted
-    for each in found:
-        assert each.low_ns // HOUR_NS * HOUR_NS in held
-        assert not any(each.low_ns < cut < each.high_ns for cut in cuts)
-        assert each.rows < 2 * rows or each.high_ns - each.low_ns <= HOUR_NS
-
-
-@given(hours, st.integers(1, 9))
-def test_groups_keep_every_slice_in_order(held: dict[int, Fingerprint], most: int) -> None:
-    slices = plan_slices(held, [], EVERYTHING, 500)
-    groups = grouped(slices, most)
-    assert [each for group in groups for each in group] == slices
-    assert len(groups) <= most
-    assert all(groups)
-
-
-def test_an_hour_with_much_in_it_is_cut() -> None:
-    held = {0: Fingerprint(10_000, 0, 0, 0, 0)}
-    assert len(plan_slices(held, [], EVERYTHING, 1_000)) == 10
-
-
-def test_a_slice_is_neither_tiny_nor_huge() -> None:
-    assert good_slice_rows(0, 8) == good_slice_rows(9, 8) == MIN_SLICE_ROWS
-    assert good_slice_rows(10**12, 8) == MAX_SLICE_ROWS
-    assert good_slice_rows(2_000_000, 8) == 250_000
-
-
-def test_slices_are_read_back() -> None:
-    slices = [Slice(1, 2, 3), Slice(-5, 2**62, 0)]
-    assert from_text(to_text(slices)) == slices
+    assert all(each.low_ns // HOUR_NS * HOUR_NS in held for each in found)
+    most = max(MIN_SLICE_ROWS, -(-sum(each.messages for each in held.values()) // tasks))
+    assert all(each.rows < 2 * most for each in found)
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "1", "[1]", "[[1, 2]]", '[["a", 1, 2]]', "[[null, 1, 2]]"]
+    ("messages", "tasks", "slices"),
+    [(9, 8, 1), (MIN_SLICE_ROWS * 3, 8, 3), (MAX_SLICE_ROWS * 10, 2, 10)],
 )
-def test_what_are_no_slices_is_refused(text: str) -> None:
-    with pytest.raises(PipelineError, match="cannot be read"):
-        from_text(text)
+def test_a_slice_is_neither_tiny_nor_huge(messages: int, tasks: int, slices: int) -> None:
+    groups = plan_slices({0: Fingerprint(messages, 0, 0, 0, 0)}, Bounds(0, HOUR_NS), tasks)
+    assert sum(map(len, groups)) == slices
 
 
 @pytest.mark.parametrize(

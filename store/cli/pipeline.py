@@ -7,7 +7,6 @@ that they are there.
 from __future__ import annotations
 
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import click
@@ -315,6 +314,12 @@ def restore(runner: Runner, *, archive: str, diff: str | None, **options: Any) -
 @click.argument("archive", required=False)
 @option("--output", metavar="FILE", required=True, type=NEW_FILE, help="The page, which is new.")
 @option(
+    "--names",
+    metavar="FILE",
+    type=NEW_FILE,
+    help="Also write the names of all SDS channels and senders there, as CSV.",
+)
+@option(
     "--with-database",
     is_flag=True,
     help="Besides ARCHIVE: how late messages were stored, and hours that differ.",
@@ -328,11 +333,9 @@ def report(
     runner: Runner,
     *,
     archive: str | None,
-    output: Path,
     with_database: bool,
     without_audit: bool,
-    low_ns: int,
-    high_ns: int,
+    **options: Any,  # noqa: ANN401 - fields of a ReportJob
 ) -> int:
     """Write an HTML report on ARCHIVE: completeness, traffic, gaps, lateness.
 
@@ -342,20 +345,18 @@ def report(
     from store.pipeline.delta import DeltaArchive  # noqa: PLC0415
     from store.pipeline.report import report as jobs  # noqa: PLC0415
 
-    jobs.require_output(output)
+    jobs.require_outputs(options["output"], options["names"])
     lake = None if archive is None else DeltaArchive(archive).open()
     with (
         runner.url() if with_database or archive is None else nullcontext() as url,
         runner.session() as session,
     ):
         work = jobs.ReportJob(
-            output,
-            lake,
-            url,
-            low_ns,
-            high_ns,
+            archive=lake,
+            url=url,
             connections=runner.connections,
             say=runner.say,
             audit=not without_audit,
+            **options,
         )
         return runner.finish(jobs.report(session, work))

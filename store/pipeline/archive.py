@@ -21,7 +21,6 @@ import psycopg
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 
-from store.domain.partitioning import Bounds
 from store.pipeline.columns import NAMES
 from store.pipeline.database import (
     FOREVER,
@@ -372,7 +371,7 @@ class Archiver:
                 job.url,
                 NAMES,
                 position=state.position,
-                within=Bounds(job.low_ns, job.high_ns),
+                within=(job.low_ns, job.high_ns),
                 hours=step,
                 connections=job.connections,
             )

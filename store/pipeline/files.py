@@ -12,17 +12,17 @@ import errno
 import os
 import re
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from configparser import ConfigParser
 from configparser import Error as ConfigParserError
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TextIO
 from urllib.parse import urlsplit
 
 import pyarrow as pa
-from pyarrow.fs import FileSystem, LocalFileSystem, PyFileSystem
+from pyarrow.fs import FileSelector, FileSystem, LocalFileSystem, PyFileSystem
 
 from store.pipeline.errors import USAGE, PipelineError, StoreError
 
@@ -232,21 +232,34 @@ def create(path: str, data: bytes, folders: int = 0) -> None:
     settle([path], folders)
 
 
+def write_text(file: Path, what: str, write: Callable[[TextIO], object]) -> None:
+    """Write a new file of text on this machine, whole or not at all; ``what`` names its content."""
+    part = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        try:
+            with part.open("x", encoding="utf-8", newline="") as opened:
+                write(opened)
+                opened.flush()
+                os.fsync(opened.fileno())
+            os.link(part, file)
+        finally:
+            part.unlink(missing_ok=True)
+    except OSError as error:
+        raise PipelineError(
+            f"{what} cannot be written to {file} ({error.strerror}): name another file."
+        ) from error
+
+
 def listed(folder: str) -> list[str]:
     """Return the paths of all files below a folder, which may not exist, relative to it.
 
     Raises:
         OSError: it cannot be read.
     """
-    if on_store(folder):
-        import obstore  # noqa: PLC0415
-
-        prefix = f"{_key(folder)}/".lstrip("/")
-        with _translated(folder):
-            found = (each for batch in obstore.list(_store(folder), prefix) for each in batch)
-            return [each["path"].removeprefix(prefix) for each in found]
-    root = Path(folder)
-    return [str(each.relative_to(root)) for each in root.rglob("*") if each.is_file()]
+    system, root = file_system(folder)
+    with _translated(folder):
+        found = system.get_file_info(FileSelector(root, recursive=True, allow_not_found=True))
+    return [each.path.removeprefix(f"{root}/") for each in found if each.is_file]
 
 
 def delete(folder: str, names: Iterable[str]) -> None:

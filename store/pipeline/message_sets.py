@@ -8,7 +8,6 @@ from typing import Any, Protocol
 
 from pyspark.sql import DataFrame, SparkSession
 
-from store.domain.partitioning import Bounds
 from store.pipeline.columns import spark_schema
 from store.pipeline.database import FOREVER, connected, read_state
 from store.pipeline.delta import DeltaArchive
@@ -96,7 +95,7 @@ class DatabaseMessages:
             self._url,
             names,
             position=self._position,
-            within=Bounds(low_ns, high_ns),
+            within=(low_ns, high_ns),
             hours=wanted,
             connections=self._connections,
         )

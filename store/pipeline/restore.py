@@ -30,7 +30,14 @@ from store.messages.transfer import MalformedMessage
 from store.pipeline.columns import file_columns
 from store.pipeline.database import FOREVER, connected, lock_restoring, read_state, restored_since
 from store.pipeline.delta import DeltaArchive
-from store.pipeline.errors import SPARK_ERRORS, UNREACHABLE, USAGE, PipelineError, of_spark
+from store.pipeline.errors import (
+    SPARK_ERRORS,
+    UNREACHABLE,
+    USAGE,
+    PipelineError,
+    of_database,
+    of_spark,
+)
 from store.pipeline.files import checked
 from store.pipeline.limits import MAX_CONNECTIONS, RESTORE_BATCH_BYTES, RESTORE_BATCH_MESSAGES
 from store.pipeline.parquet import KEY, read_files, read_rows
@@ -79,42 +86,26 @@ POLICY: Final = Policy(
 """What was stored once was admitted once, perhaps under other limits."""
 
 
-@dataclass
-class Stored:
-    """The counts of one task: messages that it was given, new ones, and conflicts.
+def store_task(url: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Store the rows of a Spark task, and yield one row with its conflicts."""
+    conflicts = asyncio.run(store_rows(url, batches))
+    yield pa.RecordBatch.from_pydict({"conflicts": [conflicts]})
+
+
+async def store_rows(url: str, batches: Iterator[pa.RecordBatch]) -> int:
+    """Store rows that have `COLUMNS`; return how many are conflicts.
 
     A conflict is not stored, since another message in the database has its hash; the task's log has
     the digests of both.
     """
-
-    given: int = 0
-    new: int = 0
-    conflicts: int = 0
-
-
-def store_task(url: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Store the rows of a Spark task, and yield one row with its conflicts."""
-    stored = asyncio.run(store_rows(url, batches))
-    yield pa.RecordBatch.from_pydict({"conflicts": [stored.conflicts]})
-
-
-async def store_rows(url: str, batches: Iterator[pa.RecordBatch]) -> Stored:
-    """Store rows that have `COLUMNS`."""
-    stored = Stored()
     try:
         async with _writer(url) as writer:
-            for batch in batches:
-                for rows in _portions(batch):
-                    added, refused = await _store_batch(writer, rows)
-                    stored.given += len(rows)
-                    stored.new += added
-                    stored.conflicts += refused
+            portions = (rows for batch in batches for rows in _portions(batch))
+            return sum([await _store_batch(writer, rows) for rows in portions])
     except (StoreUnavailable, StoreBusy) as error:
         raise PipelineError(f"The database could not be reached: {error}.", UNREACHABLE) from error
     except psycopg.Error as error:
-        text = str(error).strip().splitlines()
-        raise PipelineError(f"The database refused ({text[0] if text else error}).") from error
-    return stored
+        raise of_database(error, "The database") from error
 
 
 @asynccontextmanager
@@ -144,8 +135,8 @@ def _portions(batch: pa.RecordBatch) -> Iterator[list[dict[str, Any]]]:
         yield rows
 
 
-async def _store_batch(writer: DatabaseWriter, rows: list[dict[str, Any]]) -> tuple[int, int]:
-    """Store rows; return the numbers of new messages and of conflicts."""
+async def _store_batch(writer: DatabaseWriter, rows: list[dict[str, Any]]) -> int:
+    """Store rows; return the number of conflicts."""
     admission = Admission(POLICY, time.time_ns(), Source.RESTORE)
     try:
         admission.admit([encoded(row) for row in rows])
@@ -164,7 +155,7 @@ async def _store_batch(writer: DatabaseWriter, rows: list[dict[str, Any]]) -> tu
                 " `storenode pipeline verify` on the archive."
             )
     stored = await writer.store(published.batch, Source.RESTORE)
-    return sum(stored), len(published.refusals) + len(stored.conflicts)
+    return len(published.refusals) + len(stored.conflicts)
 
 
 @dataclass

@@ -43,7 +43,6 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from store.domain.partitioning import Bounds
 from store.pipeline.columns import (
     COMMIT_COLUMNS,
     DEFAULT_NAMES,
@@ -74,6 +73,8 @@ from storenode.message.varint import delimited
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 
 T = TypeVar("T")
+Range = tuple[int, int]
+"""A range of time in nanoseconds, the end exclusive."""
 
 
 class Slice(NamedTuple):
@@ -84,7 +85,7 @@ class Slice(NamedTuple):
     rows: int
 
 
-def plan_slices(hours: Fingerprints, within: Bounds, tasks: int) -> list[list[Slice]]:
+def plan_slices(hours: Fingerprints, within: Range, tasks: int) -> list[list[Slice]]:
     """Return the slices of at most so many tasks: the messages of some hours ``within`` a range.
 
     They ascend, and tasks have about the same number of messages. An hour that has more than fit in
@@ -96,7 +97,7 @@ def plan_slices(hours: Fingerprints, within: Bounds, tasks: int) -> list[list[Sl
     for start, each in sorted(hours.items()):
         parts = max(1, each.messages // most)
         for low, high in pairwise(start + HOUR_NS * part // parts for part in range(parts + 1)):
-            low_ns, high_ns = max(low, within.low), min(high, within.high)
+            low_ns, high_ns = max(low, within[0]), min(high, within[1])
             if low_ns < high_ns:
                 pieces.append(Slice(low_ns, high_ns, each.messages // parts))
     share = max(1, -(-sum(each.rows for each in pieces) // tasks))
@@ -446,7 +447,7 @@ class StorenodeReader(DataSourceReader):
         hours = state.fingerprints
         if self._hours is not None:
             hours = {hour: hours[hour] for hour in self._hours if hour in hours}
-        within = Bounds(self._low_ns, self._high_ns)
+        within = (self._low_ns, self._high_ns)
         # Without any partition Spark has one of its own read.
         groups = plan_slices(hours, within, self._connections) or [[]]
         position = state.position if self._position < 0 else self._position
@@ -510,12 +511,12 @@ def read_database(
     names: Sequence[str],
     *,
     position: int,
-    within: Bounds,
+    within: Range,
     hours: Iterable[int],
     connections: int,
 ) -> DataFrame:
     """Return some columns of the messages of some hours ``within`` a range, up to a commit."""
     options = {"url": url, "columns": ",".join(names), "position": str(position)}
-    options |= {"from": str(within.low), "to": str(within.high), "connections": str(connections)}
+    options |= {"from": str(within[0]), "to": str(within[1]), "connections": str(connections)}
     options["hours"] = ",".join(map(str, hours))
     return session.read.format(FORMAT).options(**options).load()

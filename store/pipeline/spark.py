@@ -117,15 +117,9 @@ _REMEDY: Final = (
 
 SETTINGS: Final[Mapping[str, str]] = {
     "spark.sql.session.timeZone": "UTC",
-    # A failed static overwrite leaves an empty table.
-    "spark.sql.sources.partitionOverwriteMode": "dynamic",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.execution.arrow.maxRecordsPerBatch": str(ARROW_BATCH_ROWS),
     "spark.sql.execution.arrow.maxBytesPerBatch": str(ARROW_BATCH_BYTES),
-    "spark.sql.parquet.compression.codec": "zstd",
-    "spark.sql.parquet.filterPushdown": "true",
-    "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
-    "spark.hadoop.parquet.enable.summary-metadata": "false",
     # What looks like a password or a URL is kept out of plans and logs.
     "spark.sql.redaction.options.regex": "(?i)url|password",
     "spark.sql.adaptive.enabled": "true",
@@ -141,9 +135,6 @@ _JAVA_FLAGS: Final = (
     "-Darrow.enable_unsafe_memory_access=true",
     "-Darrow.enable_null_check_for_get=false",
 )
-_HADOOP: Final = "spark.hadoop."
-"""What a session calls without this is called with it where Spark is started."""
-
 LOGGING: Final = Path(__file__).with_name("log4j2.properties")
 _JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 _DRIVER_FLAGS: Final = (f"-Dlog4j2.configurationFile={LOGGING.as_uri()}", *_JAVA_FLAGS)
@@ -210,7 +201,6 @@ def prepared(session: SparkSession) -> SparkSession:
 
 def _connect(url: str, settings: Mapping[str, str]) -> SparkSession:
     """Open a session of a server, whose own settings were made when it was started."""
-    given = {**{name.removeprefix(_HADOOP): value for name, value in SETTINGS.items()}, **settings}
     try:
         session = SparkSession.builder.remote(url).getOrCreate()
         if session.version != pyspark.__version__:
@@ -218,7 +208,7 @@ def _connect(url: str, settings: Mapping[str, str]) -> SparkSession:
                 f"The Spark Connect server has version {session.version} of Spark, and PySpark here"
                 f" is {pyspark.__version__}: install the same on both."
             )
-        for name, value in given.items():
+        for name, value in {**SETTINGS, **settings}.items():
             session.conf.set(name, value)
     except SPARK_ERRORS as error:
         raise of_spark(error) from error

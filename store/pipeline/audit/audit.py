@@ -11,7 +11,6 @@ Of an archive whose last audit was recorded, only the channels that have changed
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -41,8 +40,8 @@ from store.pipeline.audit.tables import (
 from store.pipeline.columns import empty
 from store.pipeline.database import FOREVER
 from store.pipeline.delta import DeltaArchive
-from store.pipeline.errors import SPARK_ERRORS, PipelineError, of_spark
-from store.pipeline.files import require_new, require_new_directory
+from store.pipeline.errors import SPARK_ERRORS, of_spark
+from store.pipeline.files import require_new, require_new_directory, write_text
 from store.pipeline.fingerprints import XOR_WORDS
 from store.pipeline.message_sets import ArchiveMessages, MessageSet
 from store.pipeline.parquet import read_files, write_rows
@@ -231,7 +230,8 @@ class AuditOutputs:
             for name, rows in _tables(tables).items():
                 write_rows(rows, f"{self._output}/{name}")
         if self._missing is not None:
-            _write_ids(self._missing, _ids(tables.references))
+            lines = (f"{line}\n" for line in _ids(tables.references))
+            write_text(self._missing, "The missing IDs", lambda file: file.writelines(lines))
 
 
 def _tables(tables: AuditTables) -> dict[str, DataFrame]:
@@ -259,21 +259,3 @@ def _ids(references: DataFrame) -> Iterator[str]:
         if row["hint"] is not None:
             found["hint"] = bytes(row["hint"]).hex()
         yield json.dumps(found, ensure_ascii=False)
-
-
-def _write_ids(file: Path, lines: Iterator[str]) -> None:
-    """Write all lines, or no file."""
-    partial = file.with_name(f".{file.name}.{os.getpid()}")
-    try:
-        try:
-            with partial.open("x", encoding="utf-8") as opened:
-                opened.writelines(f"{line}\n" for line in lines)
-                opened.flush()
-                os.fsync(opened.fileno())
-            os.link(partial, file)
-        finally:
-            partial.unlink(missing_ok=True)
-    except OSError as error:
-        raise PipelineError(
-            f"The missing IDs cannot be written to {file} ({error.strerror}): name another file."
-        ) from error

@@ -17,11 +17,11 @@ from matplotlib.dates import AutoDateLocator, ConciseDateFormatter, date2num
 from matplotlib.figure import Figure
 from matplotlib.patches import PathPatch
 from matplotlib.path import Path
-from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from store.pipeline.limits import HOUR_NS
 from store.pipeline.report.figures import Figures, axis_in
-from store.pipeline.report.text import moment, shard_name, short_count, span
+from store.pipeline.report.text import moment, shard_name, span
 
 LEVELS: Final = 5
 """Shades of the heat map."""
@@ -34,6 +34,7 @@ _BOTTOM_PX: Final = 26
 _DPI: Final = 72
 _LEAST_LATE_S: Final = 0.001
 _LATE_TICKS_S: Final = (0.001, 0.01, 0.1, 1, 10, 60, 600, 3_600, 86_400, 864_000, 86_400_000)
+_COUNTS: Final = EngFormatter(sep="")
 
 # These colours are placeholders, which are replaced by variables of the page's style.
 _COLOURS: Final[Mapping[str, str]] = {
@@ -122,7 +123,7 @@ def level_edges(traffic: Figures) -> list[tuple[int, str]]:
     """Return the shades, and the greatest number of messages an hour that each stands for."""
     most = max(map(_rate, traffic["cells"]))
     edges = (most * (level / LEVELS) ** 2 for level in range(1, LEVELS + 1))
-    return [(level, short_count(float(f"{edge:.2g}"))) for level, edge in enumerate(edges, 1)]
+    return [(level, _COUNTS(float(f"{edge:.2g}"))) for level, edge in enumerate(edges, 1)]
 
 
 def draw_lateness(lateness: Figures, traffic: Figures) -> str:
@@ -178,7 +179,7 @@ def _time_axis(ax: Axes, low_ns: int, high_ns: int) -> None:
 
 def _count_axis(ax: Axes) -> None:
     ax.yaxis.set_major_locator(MaxNLocator(4, integer=True))
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: short_count(value)))
+    ax.yaxis.set_major_formatter(_COUNTS)
     ax.yaxis.grid(True)
 
 

@@ -48,7 +48,7 @@ def page_of(figures: Figures) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filters = (text.shown, text.shard_name, text.size, text.span, text.time)
+    filters = (text.shown, text.shard_name, text.span, text.time)
     environment.filters |= {each.__name__: each for each in filters}
     environment.filters |= {"number": lambda value: f"{value:,.0f}", "percent": "{:.1%}".format}
     environment.globals |= {"count": text.count, "top": _TOP, "hour_ns": HOUR_NS}
@@ -144,10 +144,10 @@ def completeness_finding(found: Figures) -> ReportFinding:
             GOOD, f"Every message that another names is held, in {channels}.", part
         )
     since = ""
-    dated = [each for each in found["least_complete"] if each["missing_since_ns"] is not None]
+    dated = [each for each in found["least_complete"] if each["missing_since"] is not None]
     if dated:
-        first = min(dated, key=lambda each: int(each["missing_since_ns"]))
-        since = f", first named {time(first['missing_since_ns'])} in {shown(first['channel'])}"
+        first = min(dated, key=lambda each: int(each["missing_since"]))
+        since = f", first named {time(first['missing_since'])} in {shown(first['channel'])}"
     past = f"; {count(found['incomplete'], 'message')} with an incomplete past"
     faults = f"; {count(found['faults'], 'contradiction')}" if found["faults"] else ""
     verb = "is" if found["missing"] == 1 else "are"

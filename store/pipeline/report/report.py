@@ -5,18 +5,20 @@ A database beside an archive adds how late messages were stored, and which hours
 
 from __future__ import annotations
 
+import csv
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 
 from store.pipeline.audit.audit import AuditJob, audit
 from store.pipeline.database import FOREVER
 from store.pipeline.delta import DeltaArchive
-from store.pipeline.errors import SPARK_ERRORS, PipelineError, of_spark
-from store.pipeline.files import create, require_new
+from store.pipeline.errors import SPARK_ERRORS, of_spark
+from store.pipeline.files import require_new, write_text
 from store.pipeline.fingerprints import NOTHING, Fingerprints, differing
 from store.pipeline.limits import HOUR_NS, MAX_CONNECTIONS, MAX_LISTED
 from store.pipeline.message_sets import ArchiveMessages, DatabaseMessages
@@ -29,11 +31,11 @@ from store.pipeline.report.figures import (
     traffic_of,
 )
 from store.pipeline.report.page import page_of
-from store.pipeline.reports import JobReport
+from store.pipeline.reports import JobReport, time_text
 from store.pipeline.spark import Say, shown, silent
 
-_MODE: Final = 0o644
 _TRAFFIC: Final = ("ts", "shard", "pubsub_topic", "content_topic", "payload", "channel")
+_NAMES: Final = ("ts", "channel", "sender")
 _LATENESS: Final = ("ts", "committed_ns", "source")
 
 
@@ -41,7 +43,8 @@ _LATENESS: Final = ("ts", "committed_ns", "source")
 class ReportJob:
     """An output, and a range of an archive or a database in nanoseconds, the end exclusive.
 
-    ``archive`` None: the report is on the database. ``audit``: look for causal gaps, too.
+    ``archive`` None: the report is on the database. ``audit``: look for causal gaps, too. ``names``
+    is a file for the names of all channels and senders.
     """
 
     output: Path
@@ -52,6 +55,7 @@ class ReportJob:
     connections: int = MAX_CONNECTIONS
     say: Say = silent
     audit: bool = True
+    names: Path | None = None
 
 
 @dataclass
@@ -60,6 +64,7 @@ class PageReport(JobReport):
 
     figures: Figures
     output: Path
+    names: Path | None
 
     def as_json(self) -> dict[str, Any]:
         """Return the figures behind the page."""
@@ -69,23 +74,29 @@ class PageReport(JobReport):
         """Return where the page is."""
         traffic = self.figures["traffic"]
         messages = 0 if traffic is None else traffic["messages"]
-        return [f"The report on {messages:,} messages is in {self.output}: open it in a browser."]
+        found = [f"The report on {messages:,} messages is in {self.output}: open it in a browser."]
+        if self.names is not None:
+            found.append(f"The names of all channels and senders are in {self.names}.")
+        return found
 
 
 def report(session: SparkSession, job: ReportJob) -> PageReport:
     """Gather the figures and write the page, whole or not at all."""
-    require_output(job.output)
+    require_outputs(job.output, job.names)
     try:
         figures = _gathered(session, job)
     except SPARK_ERRORS as error:
         raise of_spark(error) from error
-    _write(job.output, page_of(figures))
-    return PageReport(figures, job.output)
+    page = page_of(figures)
+    write_text(job.output, "The report", lambda file: file.write(page))
+    return PageReport(figures, job.output, job.names)
 
 
-def require_output(output: Path) -> None:
-    """Raise unless the page can be written."""
+def require_outputs(output: Path, names: Path | None) -> None:
+    """Raise unless the page and the names, if they are wanted, can be written."""
     require_new(output, "the report")
+    if names is not None:
+        require_new(names, "the names")
 
 
 def _gathered(session: SparkSession, job: ReportJob) -> Figures:
@@ -114,6 +125,8 @@ def _gathered(session: SparkSession, job: ReportJob) -> Figures:
                 }
                 compared, complete_ns = _compared(stored, sealed)
             end_ns = min(end_ns, complete_ns)
+        if job.names is not None:
+            _write_names(job.names, messages.messages(_NAMES, *range_ns))
         rows = messages.messages(_TRAFFIC, *range_ns)
         traffic = traffic_of(session, rows, end_ns)
         lateness = None
@@ -146,14 +159,23 @@ def _compared(stored: Fingerprints, sealed: Fingerprints) -> tuple[Figures, int]
     return figures, min((hour for hour in wrong if hour > newest), default=FOREVER)
 
 
-def _write(output: Path, page: str) -> None:
-    """Write a new file, whole or not at all."""
-    try:
-        create(str(output), page.encode())
-        output.chmod(_MODE)
-    except FileExistsError:
-        require_output(output)
-    except OSError as error:
-        raise PipelineError(
-            f"The report could not be written to {output} ({error.strerror})."
-        ) from error
+def _write_names(file: Path, messages: DataFrame) -> None:
+    """Write a row of CSV for each channel and sender, as their messages name them."""
+    found = (
+        messages.where("channel is not null")
+        .groupBy("channel", "sender")
+        .agg(
+            F.count(F.lit(1)).alias("messages"),
+            F.min("ts").alias("first"),
+            F.max("ts").alias("last"),
+        )
+        .orderBy(F.desc("messages"), "channel", "sender")
+    )
+
+    def write(opened: TextIO) -> None:
+        rows = csv.writer(opened)
+        rows.writerow(found.columns)
+        for channel, sender, count, first, last in found.toLocalIterator():
+            rows.writerow((channel, sender, count, time_text(first), time_text(last)))
+
+    write_text(file, "The names", write)

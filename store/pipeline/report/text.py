@@ -52,24 +52,6 @@ def count(number: float, one: str, many: str | None = None) -> str:
     return f"{number:,.0f} {one if number == 1 else many or one + 's'}"
 
 
-def size(number: float) -> str:
-    """Return bytes to three digits, such as `12.3 MB`."""
-    for unit in ("bytes", "kB", "MB", "GB", "TB"):
-        if number < 999.5:
-            return f"{number:.3g} {unit}"
-        number /= 1_000
-    return f"{number:,.3g} PB"
-
-
-def short_count(number: float) -> str:
-    """Return a number for the scale of a chart, such as `1.5M`."""
-    for unit in ("", "k", "M", "G"):
-        if abs(number) < 1_000:
-            return f"{number:.3g}{unit}"
-        number /= 1_000
-    return f"{number:,.4g}T"
-
-
 def span(seconds: float) -> str:
     """Return a length of time in the unit that fits it, such as `2.5 h`; negative: `-30 ms`."""
     sign, rest = ("-" if seconds < 0 else ""), abs(seconds)

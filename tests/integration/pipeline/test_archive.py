@@ -7,14 +7,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from store.pipeline import archive as archiving
@@ -44,9 +42,7 @@ from tests.integration.pipeline.world import (
     published,
     rows,
 )
-
-PATIENCE_S = 240.0
-POLL_S = 0.05
+from tests.support.spark import wait_for
 
 
 class Killed(BaseException):
@@ -235,7 +231,7 @@ def test_a_first_archive_that_is_killed_repeats_only_what_was_not_committed(
     late = str(len(messages()) * share // 100)
     process = subprocess.run([sys.executable, "-c", DYING, url, str(lake), late], check=False)
     assert process.returncode == -signal.SIGKILL
-    wait_for(lambda: not locked(url))
+    wait_for(lambda: not locked(url), "the lock is gone")
     stayed = in_lake(lake)
     assert marks(url) == {}
     result = run(spark, url, lake)
@@ -253,13 +249,6 @@ def locked(url: str) -> bool:
             " where l.locktype = 'advisory' and d.datname = current_database()",
         )
     )
-
-
-def wait_for(reached: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not reached():
-        assert time.monotonic() < deadline, "it did not come to that"
-        time.sleep(POLL_S)
 
 
 def test_two_jobs_at_once_are_one_too_many(spark: SparkSession, url: str, lake_path: Path) -> None:
@@ -348,19 +337,6 @@ def test_an_hour_of_which_a_file_was_lost_is_not_marked(
     assert set(marks(url)) == hours_of(held(url)) - {hour}
 
 
-def test_small_files_are_made_one(
-    spark: SparkSession, url: str, lake_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(delta, "COMPACT_AT_FILES", 2)
-    monkeypatch.setattr(delta, "COMPACT_FILES_AT_ONCE", 1)
-    more(url, plain(90_000, TODAY - DAY + 1))
-    before = len(published(lake_path))
-    assert run(spark, url, lake_path).compacted_files >= 2
-    assert len(published(lake_path)) <= before
-    assert_complete(url, lake_path)
-    assert (run(spark, url, lake_path).messages, len(marks(url))) == (0, len(hours_of(held(url))))
-
-
 def test_only_files_that_a_commit_removed_are_deleted_and_only_after_a_week(
     spark: SparkSession, url: str, lake_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -369,6 +345,8 @@ def test_only_files_that_a_commit_removed_are_deleted_and_only_after_a_week(
     before = set(published(lake_path))
     more(url, plain(90_000, TODAY - DAY + 1))
     assert run(spark, url, lake_path).compacted_files >= 2
+    assert len(published(lake_path)) <= len(before)
+    assert_complete(url, lake_path)
     gone = [Path(each) for each in before - set(published(lake_path))]
     unknown = lake_path / "messages" / "day=2020-01-01" / "shard=0" / "part-unknown.parquet"
     unknown.parent.mkdir(parents=True)
@@ -430,21 +408,3 @@ def test_a_path_may_look_like_a_pattern(spark: SparkSession, url: str, tmp_path:
     assert run(spark, url, lake).messages == 9
     result = verify(spark, VerifyJob(DeltaArchive(str(lake)), url))
     assert (result.sound, result.messages) == (True, len(held(url)))
-
-
-def test_what_is_no_archive_is_refused(spark: SparkSession, url: str, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("text")
-    with pytest.raises(PipelineError, match="could not be read or written"):
-        run(spark, url, tmp_path / "file")
-    foreign = tmp_path / "foreign"
-    write_deltalake(foreign / "messages", pa.table({"number": [1]}))
-    with pytest.raises(PipelineError, match="a Delta table that is no archive of storenode"):
-        run(spark, url, foreign)
-
-
-def test_a_schema_of_another_version_is_refused(
-    spark: SparkSession, url: str, lake_path: Path
-) -> None:
-    rows(url, "update storenode.alembic_version set version_num = '0001'")
-    with pytest.raises(PipelineError, match="which this version does not know"):
-        run(spark, url, lake_path)

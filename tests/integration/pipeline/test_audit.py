@@ -250,18 +250,3 @@ def test_hints_ranges_and_payloads_decide_what_is_held(
     assert within.sound, within.lines()
     assert within.counts["messages"] == 2
     assert within.lines()[-1] == "Every past is complete."
-
-
-def test_nothing_is_written_over(spark: SparkSession, archived: Path, tmp_path: Path) -> None:
-    side = ArchiveMessages(spark, DeltaArchive(str(archived)).open())
-    taken = tmp_path / "taken"
-    taken.mkdir()
-    for job, sentence in (
-        (AuditJob(side, output=str(taken)), "exists already"),
-        (AuditJob(side, missing=str(taken)), "exists already"),
-        (AuditJob(side, missing=str(taken / "none" / "file")), "There is no directory"),
-    ):
-        with pytest.raises(PipelineError, match=sentence) as caught:
-            audit(spark, job)
-        assert caught.value.code == 2
-    assert not any(taken.iterdir())

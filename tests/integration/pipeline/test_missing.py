@@ -160,12 +160,6 @@ def test_removed_commits_are_found(spark: SparkSession, lake_path: Path) -> None
     assert "the newest commit of the log is 0" in " ".join(result.lines())
 
 
-def test_a_removed_log_is_named(spark: SparkSession, lake_path: Path) -> None:
-    shutil.rmtree(lake_path / "messages" / "_delta_log")
-    with pytest.raises(PipelineError, match=r"_delta_log.* is missing or damaged"):
-        looked(spark, lake_path)
-
-
 def test_a_removed_messages_table_is_distinguished_from_a_missing_archive(
     spark: SparkSession, url: str, lake_path: Path
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import csv
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -13,7 +14,6 @@ import pytest
 from pyspark.sql import SparkSession
 
 from store.pipeline.delta import DeltaArchive
-from store.pipeline.errors import PipelineError
 from store.pipeline.report.figures import EDGES_S, MAX_NAMES, Figures
 from store.pipeline.report.report import ReportJob, report
 from store.pipeline.report.text import MAX_NAME_CHARS
@@ -204,18 +204,21 @@ def test_missing_parents_are_reported_by_channel(
     found = reported(spark, tmp_path / "page.html", None, url, audit=True)["completeness"]
     counts = [found[name] for name in ("channels", "missing", "incomplete", "faults")]
     assert counts == [2, 1, 1, 0]
-    first = ("room", 6, 1, 1, at + 4, at + 9, 1, ["bob"])
-    assert tuple(found["least_complete"][0].values()) == first
-    assert found["missing_parents"] == [
-        {"channel": "room", "message_id": "lost", "named_by": 1, "sender": "bob", "hint": None}
-        | {"first_named_by": "late", "since_ns": at + 9}
-    ]
+    first = found["least_complete"][0]
+    assert {name: first[name] for name in ("channel", "messages", "missing", "incomplete")} == {
+        "channel": "room", "messages": 6, "missing": 1, "incomplete": 1
+    }  # fmt: skip
+    assert (first["last_complete"]["ts"], first["missing_since"]) == (at + 4, at + 9)
+    assert (first["naming_senders"], first["named_by"]) == (1, ["bob"])
+    (lost,) = found["missing_parents"]
+    named = ("channel", "message_id", "first_named_by", "sender", "ts")
+    assert [lost[name] for name in named] == ["room", "lost", "late", "bob", at + 9]
 
 
 def test_of_thousands_of_hostile_channels_the_largest_fit_on_a_page(
     spark: SparkSession, new_database: Callable[[], str], tmp_path: Path
 ) -> None:
-    names = ["<script>alert(1)</script>", "\u202e", "x" * 200, "\x00\x1b[31m"]
+    names = ["<script>alert(1)</script>", "\u202e", "x" * 200, '\x00,"\n\x1b[31m']
     names += [f"channel-{number}" for number in range(2_000)]
     url, page = new_database(), tmp_path / "page.html"
     made = [
@@ -224,7 +227,13 @@ def test_of_thousands_of_hostile_channels_the_largest_fit_on_a_page(
         for copy in range(3 if number < 4 else 1)
     ]
     asyncio.run(write(url, [admitted(made)]))
-    channels = reported(spark, page, None, url)["traffic"]["channels"]
+    file = tmp_path / "names.csv"
+    channels = reported(spark, page, None, url, names=file)["traffic"]["channels"]
+    with file.open(encoding="utf-8", newline="") as opened:
+        header, *listed = csv.reader(opened)
+    assert header == ["channel", "sender", "messages", "first", "last"]
+    assert {each[0] for each in listed} == set(names), "all of them, and none is cut"
+    assert [each[2] for each in listed] == ["3"] * 4 + ["1"] * 2_000
     assert channels["count"] == len(names)
     assert channels["others"] == len(names) - MAX_NAMES
     assert channels["messages"] == len(made)
@@ -236,17 +245,10 @@ def test_of_thousands_of_hostile_channels_the_largest_fit_on_a_page(
     assert len(text) < 800_000
 
 
-def test_a_page_is_never_written_over_and_never_in_part(
+def test_a_page_is_written_for_everybody_and_nothing_is_left_beside_it(
     spark: SparkSession, archived: Path, tmp_path: Path
 ) -> None:
-    page = tmp_path / "page.html"
-    page.write_text("mine")
-    with pytest.raises(PipelineError, match="exists already: name a file that does not"):
-        reported(spark, page, archived, None)
-    assert page.read_text() == "mine"
-    with pytest.raises(PipelineError, match="There is no directory"):
-        reported(spark, tmp_path / "none" / "page.html", archived, None)
     new = tmp_path / "new.html"
     reported(spark, new, archived, None)
     assert new.stat().st_mode & 0o777 == 0o644
-    assert {each.name for each in tmp_path.iterdir()} == {"page.html", "new.html"}
+    assert list(tmp_path.iterdir()) == [new]

@@ -13,7 +13,6 @@ from pyspark.sql import SparkSession
 from store.pipeline import verify as kinds
 from store.pipeline.archive import ArchiveJob, archive
 from store.pipeline.delta import DeltaArchive
-from store.pipeline.errors import PipelineError
 from store.pipeline.fingerprints import Fingerprint
 from store.pipeline.verify import VerifyJob, VerifyReport, catch_up, verify
 from tests.integration.pipeline.world import (
@@ -190,9 +189,3 @@ def test_a_foreign_file_under_the_name_of_one_is_found(
     file = largest(lake_path)
     pq.write_table(pa.table({"ts": ["text"], "colour": [1]}), file)
     assert found(run(spark, lake_path))[kinds.UNREADABLE] == 1
-
-
-def test_a_path_without_an_archive_is_refused(spark: SparkSession, tmp_path: Path) -> None:
-    with pytest.raises(PipelineError, match="There is no archive in") as caught:
-        run(spark, tmp_path)
-    assert caught.value.code == 2

@@ -155,6 +155,5 @@ async def test_a_restore_stores_the_rest_and_counts_conflicts(
     }
     columns |= {name: [None] * 2 for name in COLUMNS if name not in columns}
     rows = pa.RecordBatch.from_pydict(columns)
-    result = await store_rows(database_url, iter([rows]))
-    assert (result.given, result.new, result.conflicts) == (2, 1, 1)
+    assert await store_rows(database_url, iter([rows])) == 1
     await assert_stored(node, database_url, one, 2)

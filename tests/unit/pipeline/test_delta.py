@@ -142,7 +142,7 @@ def test_no_archive_is_begun_over_the_files_of_a_lost_log(
     shutil.rmtree(log)
     if damage == "emptied":
         log.mkdir()
-    for begin in (lake.open_for_writing, lake.require_usable):
+    for begin in (lake.open_for_writing, lake.require_usable, lake.open):
         with pytest.raises(PipelineError, match=r"2 Parquet files, but the log .* is missing"):
             begin()
     assert file.read_bytes() == b"messages"

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from store.domain.partitioning import Bounds
 from store.pipeline.fingerprints import Fingerprint
 from store.pipeline.limits import (
     HOUR_NS,
@@ -30,14 +29,14 @@ hours = st.dictionaries(
 def test_slices_are_the_hours_within_the_range_in_order(
     held: dict[int, Fingerprint], tasks: int, first: int, end: int
 ) -> None:
-    within = Bounds(first * HOUR_NS + 7, end * HOUR_NS - 5)
+    within = (first * HOUR_NS + 7, end * HOUR_NS - 5)
     groups = plan_slices(held, within, tasks)
     assert len(groups) <= tasks
     assert all(groups)
     found = [each for group in groups for each in group]
     assert all(one.high_ns <= two.low_ns for one, two in pairwise(found))
     covered = sum(each.high_ns - each.low_ns for each in found)
-    wanted = sum(max(0, min(hour + HOUR_NS, within.high) - max(hour, within.low)) for hour in held)
+    wanted = sum(max(0, min(hour + HOUR_NS, within[1]) - max(hour, within[0])) for hour in held)
     assert covered == wanted
     assert all(each.low_ns // HOUR_NS * HOUR_NS in held for each in found)
     most = max(MIN_SLICE_ROWS, -(-sum(each.messages for each in held.values()) // tasks))
@@ -49,7 +48,7 @@ def test_slices_are_the_hours_within_the_range_in_order(
     [(9, 8, 1), (MIN_SLICE_ROWS * 3, 8, 3), (MAX_SLICE_ROWS * 10, 2, 10)],
 )
 def test_a_slice_is_neither_tiny_nor_huge(messages: int, tasks: int, slices: int) -> None:
-    groups = plan_slices({0: Fingerprint(messages, 0, 0, 0, 0)}, Bounds(0, HOUR_NS), tasks)
+    groups = plan_slices({0: Fingerprint(messages, 0, 0, 0, 0)}, (0, HOUR_NS), tasks)
     assert sum(map(len, groups)) == slices
 
 

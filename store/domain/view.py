@@ -72,7 +72,7 @@ class Reconcilable(Protocol):
     def open_view(
         self, lower: SyncId, upper: SyncId, *, recent: bool = False
     ) -> AbstractAsyncContextManager[OpenView]:
-        """Fix what is held in the half-open range; everything that was acknowledged is in it.
+        """Open a view of a half-open range, with everything that was acknowledged.
 
         ``recent``: what other nodes of the store have acknowledged in the last seconds may be
         missing. Then no statement is needed where all is in memory.

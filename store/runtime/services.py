@@ -22,7 +22,7 @@ from store.db.pool import Database, Guard, PoolSettings
 from store.db.reading.reader import DatabaseReader
 from store.db.reconciliation import DatabaseIds
 from store.db.schema.partitions import PartitionMap
-from store.db.sds.missing import DatabaseMissingParents
+from store.db.sds.missing_parents import DatabaseMissingParents
 from store.db.sds.reader import DatabaseSdsReader
 from store.db.summaries.statements import DatabaseStatements
 from store.db.writing.unread import ConfirmationTracker, UnreadRows

@@ -29,7 +29,7 @@ from store.db.schema.names import (
     UNREAD_TABLE,
 )
 from store.db.schema.partitions import CATALOG, NO_SIZES, SIZES, Catalog, read_partitions
-from store.db.sds.missing import CLAIM_BYTES, HELD, MORE
+from store.db.sds.missing_parents import CLAIM_BYTES, MORE, PARENT_STORED
 from store.domain.partitioning import (
     COMMITS_PER_PARTITION,
     DAY_NS,
@@ -138,7 +138,7 @@ from (select channel_key, ts, parent_key as key from storenode.missing_parents
 cross join store
 where named.ts >= store.horizon_ns
   and named.key not in (select key from pending)
-  and ({HELD} or not exists (
+  and ({PARENT_STORED} or not exists (
       select from storenode.sds s where s.channel_key = named.channel_key and s.ts = named.ts
       and named.key = any(s.parent_keys)))
 """
@@ -153,7 +153,7 @@ where store.horizon_ns = 0
   and named.child not in (select key from pending)
   and not exists (select from storenode.missing_parents m
                   where m.channel_key = named.channel_key and m.ts = named.ts)
-  and not {HELD}
+  and not {PARENT_STORED}
 """
 _MISSING_COUNT: Final[LiteralString] = "select count(*) from storenode.missing_parents"
 

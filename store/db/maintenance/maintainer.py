@@ -26,7 +26,7 @@ from store.db.maintenance.rebuild import Rebuilder
 from store.db.maintenance.retention import DEFAULT_LOCK_TIMEOUT_MS, prune, read_inventory
 from store.db.schema.names import FINE_TABLE
 from store.db.schema.partitions import ensure_ahead
-from store.db.sds.missing import follow_claims
+from store.db.sds.missing_parents import follow_claims
 from store.db.summaries.fold import fold, is_pending
 from store.db.summaries.lattices import seal
 from store.domain.retention import (

@@ -29,7 +29,7 @@ from store.db.schema.names import (
     SCHEMA,
 )
 from store.db.schema.partitions import Catalog, begin, read_catalog
-from store.db.sds.missing import follow_claims, forget_dropped
+from store.db.sds.missing_parents import follow_claims, forget_dropped
 from store.db.summaries.buckets import HOUR_NS
 from store.db.summaries.fold import delete_buckets, fold_rest, fold_until, lock_folding
 from store.db.writing.unread import drop_unread

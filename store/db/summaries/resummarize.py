@@ -17,7 +17,7 @@ from psycopg import errors as pg
 from store.db.arrays import register
 from store.db.schema.names import FINE_TABLE, SCHEMA
 from store.db.schema.partitions import read_catalog
-from store.db.sds.missing import find_missing
+from store.db.sds.missing_parents import find_missing
 from store.db.summaries.buckets import (
     DAY_NS,
     GIVEN,

@@ -20,7 +20,7 @@ ANY_AGE = Policy(max_drift_ns=None, publisher=False)
 
 
 def plain(number: int, ts: int, payload: bytes | None = None) -> WakuMessageAndTopic:
-    """A message on one of three content topics; ``payload`` None: a number as text."""
+    """Return a message on one of three content topics; ``payload`` None: a number as text."""
     return WakuMessageAndTopic(
         message=WakuMessage(
             payload=b"message %d" % number if payload is None else payload,
@@ -34,7 +34,7 @@ def plain(number: int, ts: int, payload: bytes | None = None) -> WakuMessageAndT
 
 
 def sds(number: int, ts: int, parents: Iterable[int] = ()) -> WakuMessageAndTopic:
-    """A message of the channel `history`; its Lamport timestamp needs all 64 bits."""
+    """Return a message of the channel `history`; its Lamport timestamp needs all 64 bits."""
     payload = codec.encode(
         "history",
         f"id-{number}",
@@ -47,7 +47,7 @@ def sds(number: int, ts: int, parents: Iterable[int] = ()) -> WakuMessageAndTopi
 
 
 def admitted(messages: Sequence[WakuMessageAndTopic], now_ns: int = NOW) -> RecordBatch:
-    """The batch of messages that all are acceptable."""
+    """Return the batch of messages that all are acceptable."""
     admission = admit(messages, now_ns, ANY_AGE)
     assert admission.refusals == {}
     return admission.batch

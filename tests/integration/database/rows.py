@@ -43,7 +43,7 @@ insert into storenode.sds values (gen_random_uuid(), gen_random_uuid(), %(ts)s, 
 async def insert(
     connection: Connection, timestamps: Iterable[int], size_bytes: int = 1, batch: int = 1
 ) -> None:
-    """One row per timestamp in each of the four tables that are partitioned by time."""
+    """Insert one row per timestamp in each of the four tables that are partitioned by time."""
     for ts in timestamps:
         given = {"ts": ts, "hash": ts.to_bytes(32, "big"), "data": bytes(size_bytes)}
         given["batch"] = batch
@@ -52,7 +52,7 @@ async def insert(
 
 
 async def commit(connection: Connection, position: int, max_ts: int, batch: int = 1) -> None:
-    """A row of commits."""
+    """Insert a row of commits."""
     await connection.execute(
         "insert into storenode.commits"
         " (position, batch, token, messages, min_ts, max_ts, source, summary, claims)"
@@ -62,24 +62,24 @@ async def commit(connection: Connection, position: int, max_ts: int, batch: int 
 
 
 async def values(connection: Connection, statement: str) -> list[Any]:
-    """The first column of what a query returns."""
+    """Return the first column of what a query returns."""
     cursor = await connection.execute(statement)
     return [row[0] for row in await cursor.fetchall()]
 
 
 async def names(connection: Connection, table: str) -> list[str]:
-    """Names of a table's partitions, ascending."""
+    """Return the names of a table's partitions, ascending."""
     catalog = await read_catalog(connection)
     return sorted(each.name for each in catalog.partitions if each.table == table)
 
 
 async def horizon(connection: Connection) -> int:
-    """The horizon in nanoseconds."""
+    """Return the horizon in nanoseconds."""
     return (await read_inventory(connection)).horizon_ns
 
 
 async def opened(url: str) -> Connection:
-    """A connection in autocommit mode."""
+    """Open a connection in autocommit mode."""
     return await psycopg.AsyncConnection.connect(url, autocommit=True)
 
 
@@ -93,8 +93,8 @@ async def until_some(connection: Connection, statement: str, *parameters: object
     await until(counted)
 
 
-async def tally(connection: Connection, counter: str, table: str) -> int:
-    """A counter of the statistics, over a table or all that begin with its name."""
+async def counter_of(connection: Connection, counter: str, table: str) -> int:
+    """Return a counter of the statistics, over a table or all that begin with its name."""
     statement = (
         f"select coalesce(sum({counter}), 0)::bigint from pg_stat_user_tables"
         f" where schemaname = 'storenode' and relname like '{table}%'"
@@ -103,12 +103,12 @@ async def tally(connection: Connection, counter: str, table: str) -> int:
     return int(total)
 
 
-async def tallied(connection: Connection, counter: str, table: str, least: int) -> None:
+async def counted(connection: Connection, counter: str, table: str, least: int) -> None:
     """Wait until what this connection did has reached a counter, and so all others as well."""
     if connection.info.server_version >= _STATISTICS_IN_MEMORY:
         await connection.execute("select pg_stat_force_next_flush()")
 
     async def reached() -> bool:
-        return await tally(connection, counter, table) >= least
+        return await counter_of(connection, counter, table) >= least
 
     await until(reached)

@@ -44,7 +44,7 @@ def filled(postgres: PostgresServer, template_database: str) -> Iterator[str]:
 
 @pytest.fixture
 def filled_url(postgres: PostgresServer, filled: str) -> Iterator[str]:
-    """URL of a copy of it."""
+    """Return the URL of a copy of it."""
     name = postgres.create_database(filled)
     yield postgres.url(name)
     postgres.drop_database(name)
@@ -240,7 +240,7 @@ async def test_an_index_that_was_not_finished_is_found(filled_url: str) -> None:
     assert "apart_idx" in found["invalid index"].examples
 
 
-async def test_missing_partitions_are_a_fault_only_while_somebody_maintains(
+async def test_missing_partitions_are_a_fault_only_under_maintenance(
     database_url: str,
 ) -> None:
     async with await opened(database_url) as maintainer:
@@ -254,7 +254,7 @@ async def test_missing_partitions_are_a_fault_only_while_somebody_maintains(
         assert (await checked(database_url)).findings == []
 
 
-async def test_it_waits_for_nobody_and_nobody_waits(filled_url: str) -> None:
+async def test_a_check_neither_waits_nor_blocks(filled_url: str) -> None:
     def during(act: Callable[[], None]) -> CheckReport:
         acted: list[bool] = []
 

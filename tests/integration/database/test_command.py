@@ -98,7 +98,7 @@ def test_upgrade_and_current(storenode: Storenode, empty_database_url: str) -> N
 @pytest.mark.parametrize(
     "command", ["accept", "check", "partitions", "prune", "resummarize", "sizes"]
 )
-def test_a_database_without_a_schema_is_told_apart(
+def test_a_database_without_a_schema_is_named(
     storenode: Storenode, empty_database_url: str, tmp_path: Path, command: str
 ) -> None:
     ended = storenode(command, "--data-dir", str(tmp_path), "--database-url", empty_database_url)
@@ -189,12 +189,12 @@ def test_sizes_add_up_to_all_files_of_the_store(storenode: Storenode, filled_url
 
 def test_prune_shows_first_and_then_does(storenode: Storenode, filled_url: str) -> None:
     target = ("--database-url", filled_url, "--retention", "2d", "--json")
-    told = storenode("prune", *target, "--dry-run")
-    assert told.code == 0
-    assert told.value["dry_run"] is True
-    dropped = [each["partition"] for each in told.value["dropped"]]
+    reported = storenode("prune", *target, "--dry-run")
+    assert reported.code == 0
+    assert reported.value["dry_run"] is True
+    dropped = [each["partition"] for each in reported.value["dropped"]]
     assert dropped != []
-    assert all(each["reason"] == "age" for each in told.value["dropped"])
+    assert all(each["reason"] == "age" for each in reported.value["dropped"])
     refused = storenode("prune", *target)
     assert refused.code == 1
     assert "of the messages), which the agreed ones keep: correct them, or add" in refused.err
@@ -276,14 +276,14 @@ def test_wrong_summaries_are_found_and_made_anew(storenode: Storenode, filled_ur
             "update storenode.store set folded_position = (select max(position)"
             " from storenode.commits)"
         )
-        held = connection.execute(
+        stored = connection.execute(
             "select count(distinct ts / %s) from storenode.messages", (DAY_NS,)
         )
-        ((days,),) = held.fetchall()
-    told = storenode("check", *target)
-    assert told.code == 1
-    assert "buckets: summary differs from its messages" in told.out
-    assert "storenode db resummarize" in told.out
+        ((days,),) = stored.fetchall()
+    reported = storenode("check", *target)
+    assert reported.code == 1
+    assert "buckets: summary differs from its messages" in reported.out
+    assert "storenode db resummarize" in reported.out
     later = format_time(now_ns(filled_url) + DAY_NS)
     assert storenode("resummarize", *target, "--from", later, "--json").value == {
         "days": 0,

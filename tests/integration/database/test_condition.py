@@ -1,4 +1,4 @@
-"""What is read about the state of a database, against what was done to it."""
+"""The condition of a database, against what was done to it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.integration.database.rows import (
     NOW,
     TODAY,
     Connection,
+    counted,
     opened,
-    tallied,
     values,
 )
 
@@ -44,8 +44,8 @@ async def test_dead_rows_and_sizes_are_those_of_all_partitions(
     await write(database_url, [admitted([plain(n, NOW - n * DAY_NS) for n in range(3)])])
     await connection.execute("delete from storenode.messages where ts < %s", (NOW,))
     # Who wrote tells of it by and by; what is told after the analysis would be added to it.
-    await tallied(connection, "n_tup_ins", "messages_", 3)
-    await tallied(connection, "n_tup_del", "messages_", 2)
+    await counted(connection, "n_tup_ins", "messages_", 3)
+    await counted(connection, "n_tup_del", "messages_", 2)
     await connection.execute("analyze storenode.messages")
     condition = await read_condition(connection, NOW)
     messages = condition.tables["messages"]
@@ -63,11 +63,11 @@ async def test_dead_rows_and_sizes_are_those_of_all_partitions(
     assert size / 2 < condition.size_bytes < size * 2
     assert condition.host.endswith(f":{connection.info.port}")
     assert not condition.standby
-    counted = await connection.execute(
+    found = await connection.execute(
         "select p.relname::text, count(*) from pg_inherits join pg_class c on c.oid = inhrelid"
         " join pg_class p on p.oid = inhparent where c.relkind = 'r' group by 1"
     )
-    assert condition.partitions == dict(await counted.fetchall())
+    assert condition.partitions == dict(await found.fetchall())
 
 
 async def test_an_hour_is_unarchived_until_it_is_noted_as_it_is(

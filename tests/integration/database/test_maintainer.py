@@ -19,11 +19,11 @@ from store.domain.retention import RetentionPolicy
 from tests.integration.database.rows import (
     NOW,
     Connection,
+    counted,
+    counter_of,
     insert,
     names,
     opened,
-    tallied,
-    tally,
     values,
 )
 from tests.support.polling import until
@@ -32,7 +32,7 @@ NEVER_S = 3_600.0
 
 
 class Events:
-    """What a maintainer reported, and a way to wait for it."""
+    """The events of a maintainer, and a way to wait for them."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, dict[str, object]]] = []
@@ -98,8 +98,10 @@ async def test_it_makes_partitions_ahead_and_drops_old_ones(database_url: str) -
         now[0] += 3 * DAY_NS
         node.wake()
         await rounds(2)
-        told = [fields["partition"] for name, fields in events.seen if name == "partition_dropped"]
-        assert told == ["messages_20261120", "messages_20261121"]
+        reported = [
+            fields["partition"] for name, fields in events.seen if name == "partition_dropped"
+        ]
+        assert reported == ["messages_20261120", "messages_20261121"]
         assert await names(watcher, "messages") == [
             "messages_20261122",
             "messages_20261123",
@@ -128,7 +130,7 @@ async def test_a_node_whose_clock_runs_ahead_leaves_the_work_to_another(database
     async with await opened(database_url) as watcher, running(jumping):
         await wrong.wait_for("maintenance_taken")
         await until(lambda: done(watcher, jumping))
-        held = await names(watcher, "messages")
+        stored = await names(watcher, "messages")
         async with running(other):
             now[0] += 400 * DAY_NS
             assert "ahead of the database's" in str(await wrong.wait_for("clock_ahead"))
@@ -136,13 +138,13 @@ async def test_a_node_whose_clock_runs_ahead_leaves_the_work_to_another(database
             assert not jumping.in_charge
             await until(lambda: done(watcher, other))
             assert other.in_charge
-        assert held != []
-        assert await names(watcher, "messages") == held
+        assert stored != []
+        assert await names(watcher, "messages") == stored
     assert "partition_dropped" not in wrong.names()
 
 
 async def done(watcher: Connection, node: Maintainer) -> bool:
-    """Whether a maintainer has done a round; gives it time to."""
+    """Return True if a maintainer has done a round; gives it time to."""
     await values(watcher, "select 1")
     return node.rounds > 0
 
@@ -253,16 +255,16 @@ async def prepared(connection: Connection) -> Catalog:
         # Autovacuum would be a second one who analyzes.
         await connection.execute(f"alter table storenode.{name} set (autovacuum_enabled = off)")
     await insert(connection, [NOW])
-    await tallied(connection, "n_tup_ins", "messages_", 1)
+    await counted(connection, "n_tup_ins", "messages_", 1)
     return await read_catalog(connection)
 
 
 async def fill(connection: Connection, first: int, end: int) -> None:
-    before = await tally(connection, "n_tup_ins", "messages_")
+    before = await counter_of(connection, "n_tup_ins", "messages_")
     cursor = await connection.execute(
         "insert into storenode.messages select %s::bigint + n, sha256(n::text::bytea),"
         " gen_random_uuid(), 1, '', '', sha256(n::text::bytea), sha256(n::text::bytea)"
         " from generate_series(%s::int + 1, %s::int - 1) n",
         (NOW, first, end),
     )
-    await tallied(connection, "n_tup_ins", "messages_", before + cursor.rowcount)
+    await counted(connection, "n_tup_ins", "messages_", before + cursor.rowcount)

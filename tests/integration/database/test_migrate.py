@@ -77,7 +77,7 @@ def test_an_encoding_that_cannot_hold_topics_is_refused(postgres: PostgresServer
         postgres.drop_database(name)
 
 
-def test_a_role_that_may_not_create_is_told_what_it_needs(
+def test_a_role_that_may_not_create_is_refused_with_what_it_needs(
     postgres: PostgresServer, empty_database_url: str
 ) -> None:
     name = empty_database_url.rsplit("/", 1)[1]
@@ -92,7 +92,7 @@ def test_a_role_that_may_not_create_is_told_what_it_needs(
         execute(admin, "DROP SCHEMA storenode CASCADE; DROP ROLE stranger")
 
 
-def test_a_role_that_may_not_look_is_told_so(postgres: PostgresServer, database_url: str) -> None:
+def test_a_role_that_may_not_look_is_refused(postgres: PostgresServer, database_url: str) -> None:
     execute(postgres.admin_url, "CREATE ROLE passer_by LOGIN")
     try:
         url = postgres.url(database_url.rsplit("/", 1)[1], "passer_by")

@@ -41,10 +41,10 @@ async def test_a_migrated_database_has_partitions_of_commits_only(connection: Co
 async def test_every_legal_timestamp_can_be_written(connection: Connection) -> None:
     day, year = DAY_NS, 366 * DAY_NS
     timestamps = [1, year, NOW - 3 * year, NOW - 200 * day, NOW - 59 * day, NOW - 1, NOW, NOW + day]
-    held = PartitionMap(lambda: NOW, MONTH_NS)
-    assert held.missing(timestamps) == timestamps
-    await held.ensure(connection, timestamps)
-    assert held.missing(timestamps) == []
+    stored = PartitionMap(lambda: NOW, MONTH_NS)
+    assert stored.missing(timestamps) == timestamps
+    await stored.ensure(connection, timestamps)
+    assert stored.missing(timestamps) == []
     await insert(connection, timestamps)
     assert await names(connection, "messages") == [
         "messages_1970",
@@ -124,7 +124,7 @@ async def test_a_partition_is_like_its_table(connection: Connection) -> None:
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nodes wait for each other as long as a slow machine makes them."""
+    """Let nodes wait for each other as long as a slow machine makes them."""
     for name in ("CREATE_LOCK_TIMEOUT_MS", "EXTEND_LOCK_TIMEOUT_MS"):
         monkeypatch.setattr(partitions, name, 60_000)
 
@@ -175,8 +175,8 @@ async def test_creation_gives_up_when_a_lock_is_kept(
 async def test_commits_have_their_partition_and_the_next(connection: Connection) -> None:
     reach = "select setval('storenode.position_seq', %s)"
     await connection.execute(reach, (COMMITS_PER_PARTITION + 5,))
-    held = PartitionMap(lambda: NOW)
-    await held.ensure(connection, [])
+    stored = PartitionMap(lambda: NOW)
+    await stored.ensure(connection, [])
     assert await names(connection, "commits") == ["commits_0", "commits_1", "commits_2"]
     await connection.execute(reach, (9 * COMMITS_PER_PARTITION,))
     await ensure_for(connection, [], NOW, MONTH_NS)
@@ -184,40 +184,40 @@ async def test_commits_have_their_partition_and_the_next(connection: Connection)
 
 
 async def test_the_map_knows_when_partitions_changed(connection: Connection) -> None:
-    held = PartitionMap(lambda: NOW, MONTH_NS)
-    await held.ensure(connection, [NOW])
-    generation = held.generation
-    await held.refresh(connection)
-    assert held.generation == generation
+    stored = PartitionMap(lambda: NOW, MONTH_NS)
+    await stored.ensure(connection, [NOW])
+    generation = stored.generation
+    await stored.refresh(connection)
+    assert stored.generation == generation
     await connection.execute("drop table storenode.messages_20261120")
     await ensure_for(connection, [NOW], NOW, MONTH_NS)
-    assert held.covers(NOW, NOW)
-    await held.refresh(connection)
-    assert held.generation == generation + 1
+    assert stored.covers(NOW, NOW)
+    await stored.refresh(connection)
+    assert stored.generation == generation + 1
 
 
 async def test_the_map_places_topics(connection: Connection) -> None:
-    held = PartitionMap(lambda: NOW, MONTH_NS)
+    stored = PartitionMap(lambda: NOW, MONTH_NS)
     with pytest.raises(LookupError):
-        held.coarse_lower(NOW)
-    await held.ensure(connection, [1, NOW])
+        stored.coarse_lower(NOW)
+    await stored.ensure(connection, [1, NOW])
     today = NOW // DAY_NS * DAY_NS
-    assert [held.coarse_lower(ts) for ts in (1, today - 1, today, NOW)] == [0, 0, today, today]
+    assert [stored.coarse_lower(ts) for ts in (1, today - 1, today, NOW)] == [0, 0, today, today]
 
 
 async def test_the_outermost_coarse_partitions_are_extended_when_there_are_enough(
     connection: Connection,
 ) -> None:
     now = NOW
-    held = PartitionMap(lambda: now)
-    await held.ensure(connection, [NOW])
+    stored = PartitionMap(lambda: now)
+    await stored.ensure(connection, [NOW])
     while len(await names(connection, "hashes")) < MAX_COARSE:
         now = max(bounds.high for bounds in (await read_catalog(connection)).bounds("hashes"))
-        await held.ensure(connection, [now])
+        await stored.ensure(connection, [now])
         await insert(connection, [now])
     before = (await read_catalog(connection)).partitions
     top = max(bounds.high for bounds in (await read_catalog(connection)).bounds("hashes"))
-    await held.ensure(connection, [1, top])
+    await stored.ensure(connection, [1, top])
     await insert(connection, [1, top])
     for table in COARSE_TABLES:
         assert await names(connection, table) == sorted(
@@ -226,7 +226,7 @@ async def test_the_outermost_coarse_partitions_are_extended_when_there_are_enoug
     assert await values(
         connection, "select count(*) from pg_constraint where conname like '%bounds'"
     ) == [0]
-    assert held.coarse_lower(1) == 0
+    assert stored.coarse_lower(1) == 0
     assert await values(connection, "select count(*) from storenode.hashes") == [MAX_COARSE + 1]
 
 

@@ -46,7 +46,7 @@ _BROKEN = "select count(*) from pg_index where not indisvalid"
 
 
 async def fill(url: str) -> None:
-    """Rows of yesterday, with partitions of their own."""
+    """Insert rows of yesterday, with partitions of their own."""
     first = TODAY - DAY_NS
     async with await opened(url) as connection:
         await partitions.ensure_for(connection, [first], NOW, DAY_NS)
@@ -65,7 +65,7 @@ def filled(postgres: PostgresServer, template_database: str) -> str:
 
 @pytest.fixture
 def database_url(postgres: PostgresServer, filled: str) -> Iterator[str]:
-    """A copy of it."""
+    """Return a copy of it."""
     name = postgres.create_database(filled)
     yield postgres.url(name)
     postgres.drop_database(name)
@@ -191,7 +191,7 @@ async def rebuilding(connection: Connection, count: int) -> None:
 async def test_maintenance_goes_on_while_an_index_is_rebuilt(
     connection: Connection, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rebuild waits for older transactions; rounds and folding have another connection."""
+    """Show that a rebuild waits for older transactions; rounds and folds go on."""
     monkeypatch.setattr(rebuild, "LOCK_TIMEOUT_MS", 60_000)
     name, _ = (await indexes(connection))["sds_channel_idx"]
     events = Events()

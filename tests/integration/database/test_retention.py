@@ -1,4 +1,4 @@
-"""Retention in a real database: partitions go, of every table, and nobody waits for long."""
+"""Retention in a real database: partitions go, of every table, and no query waits for long."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from tests.integration.database.rows import (
     TODAY,
     Connection,
     commit,
+    counted,
+    counter_of,
     horizon,
     insert,
     names,
     opened,
-    tallied,
-    tally,
     until_some,
     values,
 )
 
 TWO_DAYS = RetentionPolicy(age_ns=2 * DAY_NS)
 LOCK_TIMEOUT_MS = 40
-HELD_DAYS = 9
+STORED_DAYS = 9
 
 
 @pytest.fixture
 async def connection(database_url: str) -> AsyncIterator[Connection]:
-    """A database that has been in use for some days, with one coarse partition a day."""
+    """Return a database that has been in use for some days, with one coarse partition a day."""
     async with await opened(database_url) as connection:
-        for days in range(HELD_DAYS, -1, -1):
+        for days in range(STORED_DAYS, -1, -1):
             now = NOW - days * DAY_NS
             await ensure_ahead(connection, now, DAY_NS)
             await insert(connection, [now])
@@ -51,8 +51,8 @@ def dropped(report: PruneReport, table: str) -> list[str]:
 
 
 async def test_by_age_partitions_of_every_table_go(connection: Connection) -> None:
-    held = await values(connection, "select ts from storenode.messages order by ts")
-    assert held == [NOW - days * DAY_NS for days in (5, 4, 3, 2, 1, 0)]
+    stored = await values(connection, "select ts from storenode.messages order by ts")
+    assert stored == [NOW - days * DAY_NS for days in (5, 4, 3, 2, 1, 0)]
     before = await horizon(connection)
     report = await prune(connection, TWO_DAYS, NOW)
     assert dropped(report, "messages") == [
@@ -83,16 +83,16 @@ async def test_nothing_is_deleted_by_rows(connection: Connection) -> None:
     await prune(connection, TWO_DAYS, NOW)
     await connection.execute("create table storenode.marker ()")
     await connection.execute("insert into storenode.marker default values")
-    await tallied(connection, "n_tup_ins", "marker", 1)
-    assert await tally(connection, "n_tup_del", "") == 0
+    await counted(connection, "n_tup_ins", "marker", 1)
+    assert await counter_of(connection, "n_tup_del", "") == 0
 
 
 async def test_a_dry_run_says_the_same_and_does_nothing(connection: Connection) -> None:
     before = await read_inventory(connection)
-    told = await prune(connection, TWO_DAYS, NOW, dry_run=True)
+    reported = await prune(connection, TWO_DAYS, NOW, dry_run=True)
     assert await read_inventory(connection) == before
     done = await prune(connection, TWO_DAYS, NOW)
-    assert told == done
+    assert reported == done
     assert done.dropped != ()
     again = await prune(connection, TWO_DAYS, NOW)
     assert (again.dropped, again.problems) == ((), ())
@@ -147,7 +147,7 @@ async def test_queries_wait_for_a_drop_no_longer_than_its_limit(
 
 
 async def wait_for_lock(watcher: AsyncConnection[Any], table: str) -> None:
-    """Return when somebody waits for an exclusive lock on a table."""
+    """Return when a session waits for an exclusive lock on a table."""
     waiting = (
         "select count(*) from pg_locks where not granted and mode = 'AccessExclusiveLock'"
         f" and relation = 'storenode.{table}'::regclass"
@@ -197,20 +197,20 @@ async def test_commits_go_when_all_they_are_about_is_behind_the_horizon(
     assert dropped(await prune(connection, TWO_DAYS, NOW), "commits") == []
     # A later commit is visible, so the first partition is complete.
     await commit(connection, COMMITS_PER_PARTITION, NOW)
-    told = await prune(connection, TWO_DAYS, NOW, dry_run=True)
-    assert dropped(told, "commits") == ["commits_0"]
+    reported = await prune(connection, TWO_DAYS, NOW, dry_run=True)
+    assert dropped(reported, "commits") == ["commits_0"]
     assert dropped(await prune(connection, TWO_DAYS, NOW), "commits") == ["commits_0"]
     assert await names(connection, "commits") == ["commits_1"]
 
 
-async def test_commits_about_what_is_held_stay(connection: Connection) -> None:
+async def test_commits_about_what_is_stored_stay(connection: Connection) -> None:
     await commit(connection, 1, TODAY - 2 * DAY_NS)
     await commit(connection, COMMITS_PER_PARTITION, NOW)
     assert dropped(await prune(connection, TWO_DAYS, NOW), "commits") == []
 
 
 async def totals(connection: Connection) -> list[Any]:
-    """Messages in partitions that were dropped, and those that dropped commits have counted."""
+    """Return the messages of dropped partitions, and those that dropped commits have counted."""
     statement = "select unnest(array[pruned_messages, folded_messages]) from storenode.store"
     return await values(connection, statement)
 

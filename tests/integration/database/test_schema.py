@@ -1,4 +1,4 @@
-"""What the migrations leave is what ``store/db/schema/schema.txt`` says."""
+"""The schema that migrations leave, against ``store/db/schema/schema.txt``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_what_an_operator_adds_is_left_out(database_url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "named"),
     [
         ("ALTER TABLE storenode.messages ADD COLUMN colour text", "colour"),
         ("ALTER TABLE storenode.messages DROP COLUMN batch CASCADE", "batch"),
@@ -50,6 +50,6 @@ def test_what_an_operator_adds_is_left_out(database_url: str) -> None:
         ("ALTER TABLE storenode.store ALTER horizon_ns DROP DEFAULT", "horizon_ns"),
     ],
 )
-def test_a_change_of_the_schema_is_found(database_url: str, change: str, told: str) -> None:
+def test_a_change_of_the_schema_is_found(database_url: str, change: str, named: str) -> None:
     execute(database_url, change)
-    assert told in " ".join(differences_of(database_url))
+    assert named in " ".join(differences_of(database_url))

@@ -24,29 +24,29 @@ from tests.integration.database.rows import MONTH_NS, NOW, horizon, opened, valu
 NODES = 3
 BATCHES = 25
 BATCH_MESSAGES = 40
-HELD_DAYS = 12
+STORED_DAYS = 12
 
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Publishers may make their first partitions for longer than others would wait."""
+    """Let publishers make their first partitions for longer than others would wait."""
     monkeypatch.setattr(partitions, "CREATE_LOCK_TIMEOUT_MS", 60_000)
 
 
 def batches(node: int) -> Iterator[RecordBatch]:
-    """Batches whose messages lie on all days that are held at first, a few of them SDS."""
+    """Yield batches whose messages lie on all days that are stored at first, a few of them SDS."""
     for number in range(BATCHES):
         first = (node * BATCHES + number) * BATCH_MESSAGES
         yield admitted(
             [
-                (sds if each % 5 == 0 else plain)(each, NOW - each % HELD_DAYS * DAY_NS - each)
+                (sds if each % 5 == 0 else plain)(each, NOW - each % STORED_DAYS * DAY_NS - each)
                 for each in range(first, first + BATCH_MESSAGES)
             ]
         )
 
 
 async def publish(url: str, node: int) -> list[RecordBatch]:
-    """What one node stored."""
+    """Return what one node stored."""
     database = await Database.open(url)
     writer = DatabaseWriter(database, PartitionMap(lambda: NOW, MONTH_NS))
     await writer.start()
@@ -65,8 +65,8 @@ async def prune_step_by_step(url: str, publishers: asyncio.Future[list[list[Reco
     """Keep less and less, down to two days, while publishers run; the number of drops."""
     drops = rounds = 0
     async with await opened(url) as connection:
-        while rounds < HELD_DAYS or not publishers.done():
-            age_days = max(2, HELD_DAYS - rounds)
+        while rounds < STORED_DAYS or not publishers.done():
+            age_days = max(2, STORED_DAYS - rounds)
             policy = RetentionPolicy(age_ns=age_days * DAY_NS)
             # Every other drop may wait for long: some succeed however slow publishers are.
             timeout_ms = 60_000 if rounds % 2 else 50
@@ -85,7 +85,7 @@ async def test_nothing_that_is_kept_is_lost(database_url: str) -> None:
     stored = await publishers
     async with await opened(database_url) as connection:
         kept_from = await horizon(connection)
-        held = set(await values(connection, "select hash from storenode.messages"))
+        remaining = set(await values(connection, "select hash from storenode.messages"))
     wanted = {
         digest
         for node in stored
@@ -96,12 +96,12 @@ async def test_nothing_that_is_kept_is_lost(database_url: str) -> None:
     assert len(stored) == NODES
     assert drops > 0
     assert wanted != set()
-    assert wanted <= held
+    assert wanted <= remaining
     report = await asyncio.to_thread(check, database_url, now_ns=lambda: NOW)
     assert report.findings == []
 
 
-async def test_a_maintainer_beside_publishers_disturbs_nobody(database_url: str) -> None:
+async def test_a_maintainer_beside_publishers_disturbs_no_other(database_url: str) -> None:
     events: list[str] = []
 
     def note(name: str, /, **_fields: object) -> None:
@@ -124,7 +124,7 @@ async def test_a_maintainer_beside_publishers_disturbs_nobody(database_url: str)
     assert "maintenance_failed" not in events
     assert "maintenance_disconnected" not in events
     async with await opened(database_url) as connection:
-        held = await values(connection, "select count(*)::int from storenode.messages")
-    assert held == [sum(len(batch) for node in stored for batch in node)]
+        remaining = await values(connection, "select count(*)::int from storenode.messages")
+    assert remaining == [sum(len(batch) for node in stored for batch in node)]
     report = await asyncio.to_thread(check, database_url, now_ns=lambda: NOW)
     assert report.findings == []

@@ -94,14 +94,14 @@ class Following:
         return self._task.exception()
 
     async def stop(self) -> None:
-        """Go away."""
+        """Stop following."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
 
 @asynccontextmanager
 async def following(feed: DatabaseFeed, *requests: FollowRequest) -> AsyncIterator[list[Following]]:
-    """Followers for the length of a ``with`` block."""
+    """Yield followers for the length of a ``with`` block."""
     followers = [Following(feed, request) for request in requests]
     try:
         yield followers
@@ -111,7 +111,7 @@ async def following(feed: DatabaseFeed, *requests: FollowRequest) -> AsyncIterat
 
 
 async def commit_order(node: Node) -> list[bytes]:
-    """Hashes of everything that is committed, as every follower must be given them."""
+    """Return the hashes of everything that is committed, as every follower must be given them."""
     return [row[0] for row in await node.rows(_IN_COMMIT_ORDER)]  # type: ignore[misc]
 
 

@@ -1,4 +1,4 @@
-"""What lattice sums of a database must be, added up from its messages."""
+"""The lattice sums that a database must have, added up from its messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Connection = AsyncConnection[Any]
 Sums = dict[tuple[int, int], LatticeSum]
 """(level, start) -> sum; hours are level 1, days level 2."""
 
-_HELD = """
+_STORED = """
 select m.ts, int8send(m.ts) || m.hash || m.content_digest,
        c.position <= (select folded_position from storenode.store)
 from storenode.messages m join storenode.commits c using (batch)
@@ -28,10 +28,10 @@ where level > 0 and lattice_count is distinct from count
 """
 
 
-async def held(connection: Connection, *, folded: bool) -> Sums:
-    """The sums of the messages that are there, or of those whose commits are folded."""
+async def stored_sums(connection: Connection, *, folded: bool) -> Sums:
+    """Return the sums of the messages that are there, or of those whose commits are folded."""
     cursor = connection.cursor(binary=True)
-    await cursor.execute(_HELD)
+    await cursor.execute(_STORED)
     found: dict[tuple[int, int], list[bytes]] = defaultdict(list)
     for ts, element, is_folded in await cursor.fetchall():
         for level in (1, 2):
@@ -41,7 +41,7 @@ async def held(connection: Connection, *, folded: bool) -> Sums:
 
 
 async def known(connection: Connection) -> Sums:
-    """The sums that buckets say are known."""
+    """Return the sums that buckets say are known."""
     cursor = connection.cursor(binary=True)
     await cursor.execute(_KNOWN)
     return {
@@ -51,7 +51,7 @@ async def known(connection: Connection) -> Sums:
 
 
 async def unknown(connection: Connection) -> set[tuple[int, int]]:
-    """Hours and days whose sums are not known."""
+    """Return the hours and days whose sums are not known."""
     return set(await (await connection.execute(_UNKNOWN)).fetchall())
 
 
@@ -59,6 +59,6 @@ async def assert_true(connection: Connection) -> Sums:
     """Compare every known sum with what is held and folded, in one snapshot; returns them."""
     async with connection.transaction():
         await connection.execute("set transaction isolation level repeatable read")
-        found, right = await known(connection), await held(connection, folded=True)
+        found, right = await known(connection), await stored_sums(connection, folded=True)
         assert {key: right.get(key) for key in found} == found
     return found

@@ -34,7 +34,7 @@ _IMPATIENCE_S = 0.5
 
 @dataclass
 class Node:
-    """What `store.runtime` would join: a writer, a reader and a feed on one `Database`."""
+    """A writer, a reader and a feed on one `Database`, as `store.runtime` joins them."""
 
     database: Database
     partitions: PartitionMap
@@ -77,20 +77,20 @@ class Node:
                 pool.timeout = kept.read_patience_s
 
     async def value(self, statement: str, *values: object) -> object:
-        """The one value of a statement."""
+        """Return the one value of a statement."""
         return (await self.rows(statement, *values))[0][0]
 
 
 @asynccontextmanager
 async def running(url: str, settings: PoolSettings = SETTINGS) -> AsyncIterator[Node]:
-    """A node's storage on a database."""
+    """Open a node's storage on a database."""
     database = await Database.open(url, settings)
     partitions = PartitionMap(lambda: NOW, RETENTION)
     stored: list[tuple[RecordBatch, Source, int]] = []
     lost: list[tuple[Place, Place]] = []
     feed = DatabaseFeed(database, on_lost=lambda reached, left: lost.append((reached, left)))
     writer = DatabaseWriter(
-        database, partitions, feed=feed, on_stored=lambda *told: stored.append(told)
+        database, partitions, feed=feed, on_stored=lambda *each: stored.append(each)
     )
     try:
         await writer.start()

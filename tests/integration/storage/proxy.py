@@ -37,7 +37,7 @@ class Proxy:
         self.cut()
 
     def cut(self) -> None:
-        """Break every connection on the node's side; the server is not told."""
+        """Break every connection on the node's side; the server is not reported."""
         for client in list(self._clients):
             client.transport.abort()
 
@@ -105,7 +105,7 @@ class Proxy:
 
 @asynccontextmanager
 async def proxied(url: str) -> AsyncIterator[tuple[Proxy, str]]:
-    """A proxy, and the URL of the same database through it."""
+    """Open a proxy; yield it, and the URL of the same database through it."""
     parts = urlsplit(url)
     assert parts.port is not None
     proxy = Proxy(parts.port)

@@ -1,4 +1,4 @@
-"""What summaries must say, added up from the messages one at a time."""
+"""The summaries that a database must have, added up one message at a time."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ where position > (select folded_position from storenode.store) order by position
 """
 
 
-def summed(held: Iterable[tuple[int, bytes]]) -> Summary:
-    """The summaries of (timestamp, hash) pairs, at every level."""
+def summed(stored: Iterable[tuple[int, bytes]]) -> Summary:
+    """Return the summaries of (timestamp, hash) pairs, at every level."""
     found: Summary = {}
-    for ts, digest in held:
+    for ts, digest in stored:
         for level, length in enumerate(LENGTHS):
             _add(found, (level, ts - ts % length), 1, int.from_bytes(digest, "little"))
     return found
 
 
-async def held(connection: Connection) -> Summary:
-    """The summaries of the messages that are there."""
+async def stored_summaries(connection: Connection) -> Summary:
+    """Return the summaries of the messages that are there."""
     cursor = connection.cursor(binary=True)
     await cursor.execute("select ts, hash from storenode.messages")
     return summed([(ts, bytes(digest)) for ts, digest in await cursor.fetchall()])
 
 
 async def buckets(connection: Connection) -> Summary:
-    """What the buckets say."""
+    """Return what the buckets say."""
     cursor = connection.cursor(binary=True)
     await cursor.execute("select level, start_ns, count, x0, x1, x2, x3 from storenode.buckets")
     return {
@@ -51,7 +51,7 @@ async def buckets(connection: Connection) -> Summary:
 
 
 async def claimed(connection: Connection) -> Summary:
-    """What buckets and unfolded deltas say together."""
+    """Return what buckets and unfolded deltas say together."""
     found = await buckets(connection)
     cursor = connection.cursor(binary=True)
     await cursor.execute(_UNFOLDED)
@@ -68,13 +68,13 @@ async def assert_true(connection: Connection) -> Summary:
     """Compare what is claimed with what is held, in one snapshot; returns it."""
     async with connection.transaction():
         await connection.execute("set transaction isolation level repeatable read")
-        right = await held(connection)
+        right = await stored_summaries(connection)
         assert await claimed(connection) == right
     return right
 
 
 async def assert_folded(connection: Connection) -> Summary:
-    """The same, where buckets say everything by themselves."""
+    """Check `assert_true`, and that buckets alone account for everything."""
     right = await assert_true(connection)
     assert await buckets(connection) == right
     return right

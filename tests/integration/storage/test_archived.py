@@ -40,9 +40,9 @@ Connection = AsyncConnection[Any]
 
 @pytest.fixture
 async def connection(node: Node) -> AsyncIterator[Connection]:
-    """A connection to a database with two messages or more in each of some hours."""
-    dice = random.Random(SEED)
-    await node.store(random_batch(dice, 60, SPREAD))
+    """Open a connection to a database with two messages or more in each of some hours."""
+    rng = random.Random(SEED)
+    await node.store(random_batch(rng, 60, SPREAD))
     async with await node.database.connect() as opened:
         yield opened
 
@@ -91,9 +91,9 @@ async def test_all_that_is_archived_goes(connection: Connection) -> None:
 async def test_a_late_arrival_takes_the_mark_away(
     node: Node, connection: Connection, folded: bool
 ) -> None:
-    dice = random.Random(SEED + 1)
+    rng = random.Random(SEED + 1)
     await note(connection)
-    await node.store(random_batch(dice, 1, [SPREAD[-1]]), Source.TRANSFER)
+    await node.store(random_batch(rng, 1, [SPREAD[-1]]), Source.TRANSFER)
     if folded:
         await fold_until(connection)
     report = await prune(connection, ARCHIVED_ONLY, NOW)
@@ -116,6 +116,6 @@ async def test_a_message_that_arrives_while_the_drop_waits_is_not_dropped(
         report = await pruning
     assert gone(report) == []
     assert report.problems[0].startswith("partition messages_20261115 stays, since ")
-    held = await node.value("select count(*) from storenode.messages where ts < %s", NOW)
-    assert held == 63
+    stored = await node.value("select count(*) from storenode.messages where ts < %s", NOW)
+    assert stored == 63
     await assert_true(connection)

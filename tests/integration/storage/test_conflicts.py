@@ -20,7 +20,7 @@ from store.pipeline.restore import COLUMNS, store_rows
 from tests.integration.database.rows import until_some
 from tests.integration.storage.following import LongTransaction
 from tests.integration.storage.node import WORKERS, Node
-from tests.integration.storage.test_writer import commits_held_up, occupy_workers
+from tests.integration.storage.test_writer import commits_blocked, occupy_workers
 from tests.integration.storage.world import DAY, NOW, batch_of, random_batch
 
 PUBSUB = "/waku/2/rs/1/0"
@@ -78,7 +78,7 @@ async def test_a_message_with_the_hash_of_a_stored_one_is_a_conflict(
 async def test_of_two_that_wait_together_one_is_stored(node: Node, database_url: str) -> None:
     one, other = pair()
     rng = random.Random(1)
-    async with commits_held_up(node):
+    async with commits_blocked(node):
         plugs = [random_batch(rng, 1, [NOW - 2]) for _ in range(WORKERS)]
         await occupy_workers(node, plugs)
         waiting = [

@@ -40,10 +40,10 @@ from tests.integration.storage.world import (
     NOW,
     PUBSUBS,
     TOPICS,
-    Held,
+    KnownMessage,
     batch_of,
     hashes_in,
-    held_of,
+    messages_of,
     random_batch,
 )
 from tests.support.outlet import WideOutlet
@@ -63,8 +63,8 @@ FILTERS = (
 )
 
 
-def end_marker(number: int = 0) -> Held:
-    return held_of(batch_of([(NOW, END_TOPIC, b"end %d" % number)]))[0]
+def end_marker(number: int = 0) -> KnownMessage:
+    return messages_of(batch_of([(NOW, END_TOPIC, b"end %d" % number)]))[0]
 
 
 async def store_end(node: Node, number: int = 0) -> bytes:
@@ -73,22 +73,28 @@ async def store_end(node: Node, number: int = 0) -> bytes:
     return end_marker(number).hash
 
 
-async def publish(node: Node, seed: int, batches: int, sizes: tuple[int, ...]) -> list[Held]:
+async def publish(
+    node: Node, seed: int, batches: int, sizes: tuple[int, ...]
+) -> list[KnownMessage]:
     """Store batches one after the other."""
-    dice = random.Random(seed)
-    held = []
+    rng = random.Random(seed)
+    stored = []
     for _ in range(batches):
-        batch = random_batch(dice, dice.choice(sizes), TIMES)
+        batch = random_batch(rng, rng.choice(sizes), TIMES)
         assert all(await node.store(batch))
-        held += held_of(batch)
-    return held
+        stored += messages_of(batch)
+    return stored
 
 
 async def assert_complete(
-    follower: Following, wanted: TopicFilter, order: list[bytes], held: list[Held], end: bytes
+    follower: Following,
+    wanted: TopicFilter,
+    order: list[bytes],
+    stored: list[KnownMessage],
+    end: bytes,
 ) -> None:
-    """The follower was given what its filter selects, once, in commit order."""
-    matches = {each.hash for each in held if wanted.matches(*each.topic)}
+    """Check that the follower was given what its filter selects, once, in commit order."""
+    matches = {each.hash for each in stored if wanted.matches(*each.topic)}
     given = await follower.until_given(end)
     assert given == [digest for digest in order if digest in matches]
 
@@ -96,16 +102,18 @@ async def assert_complete(
 async def test_all_followers_of_all_nodes_see_one_order_past_a_long_transaction(
     node: Node, other_node: Node
 ) -> None:
-    dice = random.Random(SEED)
-    restored = [random_batch(dice, 30, TIMES) for _ in range(3)]
-    held = [each for batch in restored for each in held_of(batch)]
-    held += await publish(node, 1, 5, (1, 20))
+    rng = random.Random(SEED)
+    restored = [random_batch(rng, 30, TIMES) for _ in range(3)]
+    stored = [each for batch in restored for each in messages_of(batch)]
+    stored += await publish(node, 1, 5, (1, 20))
     requests = [
         begin(wanted, include_data=data)
         for wanted in FILTERS
         for begin, data in ((from_beginning, True), (from_beginning, False), (from_now, True))
     ]
-    before = {each.hash for each in held} - {each.hash for b in restored for each in held_of(b)}
+    before = {each.hash for each in stored} - {
+        each.hash for b in restored for each in messages_of(b)
+    }
     async with (
         following(node.feed, *requests) as here,
         following(other_node.feed, *requests) as there,
@@ -117,7 +125,7 @@ async def test_all_followers_of_all_nodes_see_one_order_past_a_long_transaction(
         nodes = (node, other_node, node, other_node)
         work = [publish(each, 10 + seed, 12, (1, 3, 40)) for seed, each in enumerate(nodes)]
         for some in await asyncio.gather(*work):
-            held += some
+            stored += some
         # The long transaction is still open: nobody waits for it.
         middle = await store_end(other_node, 1)
         for follower in (*here, *there):
@@ -125,15 +133,15 @@ async def test_all_followers_of_all_nodes_see_one_order_past_a_long_transaction(
         work = [publish(each, 20 + seed, 6, (1, 3)) for seed, each in enumerate(nodes)]
         late = asyncio.create_task(long.commit())
         for some in await asyncio.gather(*work):
-            held += some
+            stored += some
         await late
         end = await store_end(node, 2)
-        held += [end_marker(1), end_marker(2)]
+        stored += [end_marker(1), end_marker(2)]
 
         order = await commit_order(node)
-        assert sorted(order) == sorted(each.hash for each in held)
+        assert sorted(order) == sorted(each.hash for each in stored)
         for follower, request in zip((*here, *there), (*requests, *requests), strict=True):
-            seen = held if request.from_beginning else [e for e in held if e.hash not in before]
+            seen = stored if request.from_beginning else [e for e in stored if e.hash not in before]
             await assert_complete(follower, request.filter, order, seen, end)
             for page in follower.pages:
                 assert page.cursor.store_id == node.database.store_id
@@ -142,7 +150,7 @@ async def test_all_followers_of_all_nodes_see_one_order_past_a_long_transaction(
 
 @pytest.fixture
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pages of the backlog end inside commits, and read few commits at once."""
+    """Let pages of the backlog end inside commits, and read few commits at once."""
     monkeypatch.setattr(commit_pages, "MAX_PAGE_MESSAGES", 7)
     monkeypatch.setattr(commit_pages, "_MAX_COMMITS", 5)
 
@@ -152,10 +160,10 @@ def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_follower_resumes_from_every_cursor(
     node: Node, other_node: Node, wanted: TopicFilter
 ) -> None:
-    held = await publish(node, SEED, 10, (1, 2, 9, 90, 150))
+    stored = await publish(node, SEED, 10, (1, 2, 9, 90, 150))
     end = await store_end(node)
-    held.append(end_marker())
-    matches = {each.hash for each in held if wanted.matches(*each.topic)}
+    stored.append(end_marker())
+    matches = {each.hash for each in stored if wanted.matches(*each.topic)}
     order = [digest for digest in await commit_order(node) if digest in matches]
     async with following(node.feed, from_beginning(wanted)) as [follower]:
         assert await follower.until_given(end) == order
@@ -193,8 +201,8 @@ async def test_pages_are_live_from_the_end_of_the_backlog_on(node: Node) -> None
 
 
 async def test_backlog_pages_are_cut_by_bytes(node: Node) -> None:
-    dice = random.Random(SEED)
-    batch = batch_of((NOW + number % 3, TOPICS[0], dice.randbytes(150_000)) for number in range(70))
+    rng = random.Random(SEED)
+    batch = batch_of((NOW + number % 3, TOPICS[0], rng.randbytes(150_000)) for number in range(70))
     assert all(await node.store(batch))
     async with following(node.feed, from_beginning(include_data=True)) as [follower]:
         await follower.until_live()
@@ -208,7 +216,7 @@ async def test_backlog_pages_are_cut_by_bytes(node: Node) -> None:
 
 
 async def test_a_follower_that_takes_nothing_costs_little_and_catches_up(node: Node) -> None:
-    dice = random.Random(SEED)
+    rng = random.Random(SEED)
     async with following(node.feed, from_now()) as [quick]:
         await quick.until_live()
         # What has been dispatched shows that the tail is up: who comes now is live by it.
@@ -218,10 +226,10 @@ async def test_a_follower_that_takes_nothing_costs_little_and_catches_up(node: N
         # First too many bytes, then too many commits.
         for number in range(8):
             await node.store(
-                batch_of((NOW, TOPICS[number % 3], dice.randbytes(140_000)) for _ in range(9))
+                batch_of((NOW, TOPICS[number % 3], rng.randbytes(140_000)) for _ in range(9))
             )
         for _ in range(MAX_QUEUED_COMMITS // 2):
-            await publish(node, dice.randrange(2**32), 4, (1,))
+            await publish(node, rng.randrange(2**32), 4, (1,))
         end = await store_end(node)
         await quick.until_given(end)
         [queued] = [each.queued_bytes for each in _subscribers(node) if each.include_data]
@@ -317,7 +325,7 @@ async def test_who_comes_while_commits_are_read_misses_nothing(
         batch = batch_of((NOW, topic, b"payload") for topic in TOPICS[:3])
         await other_node.store(batch)
         await reading.wait()
-        mine = held_of(batch)[1].hash
+        mine = messages_of(batch)[1].hash
         async with following(
             node.feed, from_cursor(cursor, other), from_cursor(cursor), from_now(other)
         ) as [late, wide, ahead]:

@@ -42,9 +42,9 @@ _FORGET = "delete from storenode.commits where position > %s"
 
 
 async def store_some(node: Node, seed: int, batches: int = 3, size: int = 4) -> None:
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     for _ in range(batches):
-        assert all(await node.store(random_batch(dice, size, [NOW, NOW + 1])))
+        assert all(await node.store(random_batch(rng, size, [NOW, NOW + 1])))
 
 
 async def store_one(node: Node, text: str, topic: tuple[str, str] = TOPICS[0]) -> bytes:
@@ -60,7 +60,7 @@ async def newest_cursor(node: Node) -> FollowCursor:
 
 
 async def refused(node: Node, request: FollowRequest) -> str:
-    """What a follower is told that cannot be served."""
+    """Return the error of a follower that cannot be served."""
     async with following(node.feed, request) as [follower]:
         error = await follower.end()
         assert isinstance(error, CursorOutOfRange), error
@@ -150,10 +150,10 @@ async def test_the_tail_reads_a_bounded_number_of_messages_at_once(
         read.append([commit.messages for commit in commits])
         return await commit_pages.rows_of(connection, commits, topics)
 
-    dice = random.Random(SEED)
+    rng = random.Random(SEED)
     long = LongTransaction(node)
     sizes = [1, 2, 60, 40, 30, 150, 1, 200, 3]
-    await long.open([random_batch(dice, size, [NOW]) for size in sizes])
+    await long.open([random_batch(rng, size, [NOW]) for size in sizes])
     monkeypatch.setattr(feed_module, "rows_of", noted)
     async with following(node.feed, from_now()) as [follower]:
         await follower.until_live()
@@ -255,7 +255,7 @@ async def test_live_followers_learn_that_commits_were_lost(node: Node) -> None:
 
 @pytest.fixture
 async def behind(node: Node, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[asyncio.Event]:
-    """Keeps the tail of the feed from seeing new commits until the event is set."""
+    """Keep the tail of the feed from seeing new commits until the event is set."""
     waits, go_on = asyncio.Event(), asyncio.Event()
 
     async def gated(

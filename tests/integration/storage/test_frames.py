@@ -24,12 +24,12 @@ from tests.integration.storage.world import (
     DAY,
     NOW,
     TOPICS,
-    Held,
+    KnownMessage,
     as_query,
     batch_of,
-    held_of,
     in_order,
     matching,
+    messages_of,
 )
 from tests.support.outlet import WideOutlet
 
@@ -41,9 +41,9 @@ FOREVER = 2**63 - 1
 
 async def store_in_each_way(
     node: Node, rng: random.Random, monkeypatch: pytest.MonkeyPatch
-) -> list[Held]:
+) -> list[KnownMessage]:
     """Store by COPY, by one statement, and by the one that looks at each message."""
-    stored: list[Held] = []
+    stored: list[KnownMessage] = []
     known = RecordBatch()
     for fewest_copied in (1, 10**6, 10**6):
         monkeypatch.setattr(writer_module, "FEWEST_COPIED", fewest_copied)
@@ -55,7 +55,7 @@ async def store_in_each_way(
             )
             for size in SIZES
         )
-        stored += held_of(new)
+        stored += messages_of(new)
         both = new.select(range(len(new)))
         both.extend(known)
         assert await node.store(both) == [True] * len(new) + [False] * len(known)
@@ -82,7 +82,9 @@ async def test_every_way_to_read_gives_the_bytes_that_were_admitted(
     assert report.checked["messages"] == report.checked["hashes"] == len(stored)
 
 
-async def assert_read(node: Node, stored: list[Held], monkeypatch: pytest.MonkeyPatch) -> None:
+async def assert_read(
+    node: Node, stored: list[KnownMessage], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Check that every way to read gives the bytes that were admitted."""
     frames, positions = [each.frame for each in stored], [each.at for each in stored]
     for page_size in (0, 300):
@@ -106,7 +108,7 @@ async def assert_read(node: Node, stored: list[Held], monkeypatch: pytest.Monkey
             assert differing(read, frames) == []
 
 
-async def assert_paged(node: Node, stored: list[Held]) -> None:
+async def assert_paged(node: Node, stored: list[KnownMessage]) -> None:
     """Check pages of one topic and of several, either way."""
     for topics in (TOPICS[:1], TOPICS[:4]):
         wanted = TopicFilter(TOPICS[0][0], tuple(content for _, content in topics))
@@ -129,16 +131,18 @@ async def assert_paged(node: Node, stored: list[Held]) -> None:
 async def test_hashes_that_begin_alike_at_one_time_are_paged_in_order(node: Node) -> None:
     """Check the order of messages that the index by topic does not order."""
     rng = random.Random(7)
-    stored: list[Held] = []
+    stored: list[KnownMessage] = []
     for start in (b"\0" * 7, b"\x7f" * 7, b"\xff" * 7):
         batch = batch_of((NOW, rng.choice(TOPICS[:4]), rng.randbytes(20)) for _ in range(40))
         batch.hashes = [start + rng.randbytes(25) for _ in batch.hashes]
         assert all(await node.store(batch))
-        stored += held_of(batch)
+        stored += messages_of(batch)
     await assert_paged(node, stored)
 
 
-async def assert_queried(node: Node, stored: list[Held], monkeypatch: pytest.MonkeyPatch) -> None:
+async def assert_queried(
+    node: Node, stored: list[KnownMessage], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Check pages, look-ups by hash, and cursors."""
 
     def request(hashes: tuple[bytes, ...] | None, after: SyncId | None) -> PageRequest:

@@ -27,7 +27,7 @@ from store.sync.index.hot import HotView, Warm, warm_up
 from store.sync.limits import FLOOR_STEP_NS, FRESH_NS, IndexLimits
 from storenode.message.limits import NS_PER_S
 from tests.integration.storage.following import LongTransaction
-from tests.integration.storage.viewing import (
+from tests.integration.storage.view_node import (
     PATIENCE_S,
     PATIENT,
     WINDOW,
@@ -43,14 +43,14 @@ _LOSE += " (select batch from storenode.commits where position > %s)"
 
 
 async def store(
-    node: ViewingNode, dice: random.Random, count: int = 20, span_ns: int = WINDOW
+    node: ViewingNode, rng: random.Random, count: int = 20, span_ns: int = WINDOW
 ) -> None:
-    times = [node.clock.now_ns - dice.randrange(span_ns) for _ in range(count)]
-    await node.store(random_batch(dice, count, times))
+    times = [node.clock.now_ns - rng.randrange(span_ns) for _ in range(count)]
+    await node.store(random_batch(rng, count, times))
 
 
 async def hot_view(node: ViewingNode) -> HotView | None:
-    """The index with everything that is committed."""
+    """Return the index with everything that is committed."""
     position, token = (
         await node.rows("select position, token from storenode.commits order by 1 desc limit 1")
     )[0]
@@ -60,20 +60,20 @@ async def hot_view(node: ViewingNode) -> HotView | None:
 
 
 async def check(node: ViewingNode) -> HotView:
-    """The index has exactly what is held from its floor on."""
+    """Check that the index has exactly what is stored from its floor on."""
     view = await hot_view(node)
     assert view is not None
-    oracle = await node.held()
+    oracle = await node.stored_view()
     rows = view.view.rows
     assert rows.between(0, len(rows)).pairs() == [each for each in oracle.ids if each >= view.floor]
     return view
 
 
 async def test_it_has_what_was_there_and_what_comes(database_url: str) -> None:
-    dice = random.Random(1)
+    rng = random.Random(1)
     async with viewing(database_url, started=False) as node:
         for _ in range(3):
-            await store(node, dice, span_ns=2 * WINDOW)
+            await store(node, rng, span_ns=2 * WINDOW)
         assert await hot_view(node) is None
         assert (node.hot.entries, node.hot.floor_ns) == (0, 0)
         node.hot.start()
@@ -81,8 +81,8 @@ async def test_it_has_what_was_there_and_what_comes(database_url: str) -> None:
         for _ in range(3):
             view = await check(node)
             assert view.floor == (NOW - WINDOW, bytes(32))
-            assert 0 < len(view.view) < len((await node.held()).ids)
-            await store(node, dice, span_ns=2 * WINDOW)
+            assert 0 < len(view.view) < len((await node.stored_view()).ids)
+            await store(node, rng, span_ns=2 * WINDOW)
         name, fields = node.events[0]
         assert name == "index_warm"
         assert fields["compiled"] == (kernel.compiled is not None)
@@ -104,16 +104,16 @@ async def test_what_this_node_writes_is_not_read_again(
 
 
 async def test_what_other_nodes_write_comes_too(database_url: str) -> None:
-    dice = random.Random(3)
+    rng = random.Random(3)
     async with viewing(database_url) as node, viewing(database_url) as other:
         for _ in range(4):
-            await asyncio.gather(*(store(each, dice) for each in (node, other, node, other)))
+            await asyncio.gather(*(store(each, rng) for each in (node, other, node, other)))
             for each in (node, other):
                 await check(each)
         transaction = LongTransaction(node)
         times = range(NOW - 50, NOW)
-        await transaction.open([random_batch(dice, 5, times), random_batch(dice, 5, times)])
-        await store(other, dice)
+        await transaction.open([random_batch(rng, 5, times), random_batch(rng, 5, times)])
+        await store(other, rng)
         await check(other)
         await transaction.commit()
         for each in (node, other):
@@ -121,14 +121,14 @@ async def test_what_other_nodes_write_comes_too(database_url: str) -> None:
 
 
 async def test_views_do_not_change(database_url: str) -> None:
-    dice = random.Random(4)
+    rng = random.Random(4)
     async with viewing(database_url) as node:
-        await store(node, dice)
+        await store(node, rng)
         views = []
         for _ in range(5):
             view = await check(node)
             views.append((view, view.view.rows.between(0, len(view.view)).pairs()))
-            await store(node, dice)
+            await store(node, rng)
             node.clock.now_ns += MINUTE
             for kept, ids in views:
                 assert kept.view.rows.between(0, len(kept.view)).pairs() == ids
@@ -145,17 +145,17 @@ async def test_a_view_waits_for_a_commit_and_not_for_ever(database_url: str) -> 
 
 
 async def test_commits_wait_for_others_unless_a_view_waits_or_many_do(database_url: str) -> None:
-    dice = random.Random(21)
+    rng = random.Random(21)
     limits = IndexLimits(gather_s=3_600, patience_s=3_600, waiting_commits=8)
     async with viewing(database_url, limits=limits) as node, asyncio.timeout(PATIENCE_S):
         for _ in range(2):
-            await store(node, dice)
+            await store(node, rng)
             assert node.hot.entries % 40 == 0
             assert await hot_view(node) is not None
-            await store(node, dice)
+            await store(node, rng)
             await check(node)
         for _ in range(5):
-            await store(node, dice)
+            await store(node, rng)
         await node.until(lambda: node.hot.entries > 80)
         await check(node)
 
@@ -164,13 +164,13 @@ async def test_commits_wait_for_others_unless_a_view_waits_or_many_do(database_u
 async def test_it_never_holds_more_than_there_is_room_for(
     database_url: str, *, gathered: bool
 ) -> None:
-    dice = random.Random(8)
+    rng = random.Random(8)
     async with viewing(database_url, limits=replace(PATIENT, entries=100), started=False) as node:
         if not gathered:
             node.hot.start()
             await node.until_warm()
         for _ in range(6):
-            await store(node, dice, 50)
+            await store(node, rng, 50)
             if not gathered:
                 assert len((await check(node)).view) <= 100
         if gathered:
@@ -185,20 +185,20 @@ async def test_it_never_holds_more_than_there_is_room_for(
 async def test_more_in_one_moment_than_there_is_room_for_is_left_to_the_database(
     database_url: str,
 ) -> None:
-    dice = random.Random(9)
+    rng = random.Random(9)
     async with viewing(database_url, limits=replace(PATIENT, entries=10)) as node:
-        await node.store(random_batch(dice, 50, [NOW]))
+        await node.store(random_batch(rng, 50, [NOW]))
         assert len((await check(node)).view) == 0
-        await node.store(random_batch(dice, 5, [NOW + 2 * MINUTE]))
+        await node.store(random_batch(rng, 5, [NOW + 2 * MINUTE]))
         assert len((await check(node)).view) == 5
     async with viewing(database_url, limits=replace(PATIENT, entries=10)) as node:
         assert len((await check(node)).view) <= 10
 
 
 async def test_what_lies_below_the_horizon_is_dropped(database_url: str) -> None:
-    dice = random.Random(10)
+    rng = random.Random(10)
     async with viewing(database_url, window_ns=5 * DAY) as node:
-        await store(node, dice, 100, span_ns=5 * DAY)
+        await store(node, rng, 100, span_ns=5 * DAY)
         await check(node)
         connection = await node.database.connect()
         async with connection:
@@ -215,9 +215,9 @@ async def test_what_lies_below_the_horizon_is_dropped(database_url: str) -> None
 async def test_an_index_of_everything_needs_no_statement(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dice = random.Random(22)
+    rng = random.Random(22)
     async with viewing(database_url, window_ns=NOW) as node, viewing(database_url) as other:
-        await store(node, dice)
+        await store(node, rng)
         recent = await node.hot.recent_view()
         assert recent is None or len(recent.view) == 20, "it has what this node has acknowledged"
         await check(node)
@@ -232,7 +232,7 @@ async def test_an_index_of_everything_needs_no_statement(
             assert answer.measured is not None
             assert answer.measured.counts.tolist() == [20]
         monkeypatch.undo()
-        node.written_ids.offer(7, random_batch(dice, 1, [NOW]), None)
+        node.written_ids.offer(7, random_batch(rng, 1, [NOW]), None)
         assert await node.hot.recent_view() is None, "a commit is under way"
         node.written_ids.take(7)
         assert await node.hot.recent_view() is not None
@@ -291,23 +291,23 @@ async def test_it_outlives_a_fault_while_it_follows(
         return await ids_of(connection, commits)
 
     monkeypatch.setattr(reconciliation, "ids_of", faulty)
-    dice = random.Random(12)
+    rng = random.Random(12)
     async with viewing(database_url) as node, viewing(database_url, started=False) as other:
-        await store(other, dice)
+        await store(other, rng)
         await node.until(lambda: node.hot.entries == 20)
         await check(node)
-        await store(other, dice)
+        await store(other, rng)
         await check(node)
         assert [name for name, _ in node.events] == expected
 
 
 async def test_lost_commits_are_not_in_a_new_index(database_url: str) -> None:
-    dice = random.Random(13)
+    rng = random.Random(13)
     async with viewing(database_url) as node:
-        await store(node, dice)
+        await store(node, rng)
         await check(node)
         kept = node.hot.place[0]
-        await store(node, dice)
+        await store(node, rng)
         assert len((await check(node)).view) == 40
         # As after a standby that lagged was promoted: the newest commit is not there any more.
         await node.rows(_LOSE, kept)
@@ -320,10 +320,10 @@ async def test_lost_commits_are_not_in_a_new_index(database_url: str) -> None:
 
 
 async def test_too_many_commits_in_line_make_it_anew(database_url: str) -> None:
-    dice = random.Random(14)
+    rng = random.Random(14)
     async with viewing(database_url, limits=replace(PATIENT, waiting_commits=3)) as node:
         for _ in range(3):
-            await store(node, dice)
+            await store(node, rng)
         await check(node)
         newest = node.hot.place[0]
         node.hot.commits([CommitRow((newest + n, 0), 0, 1, NOW, NOW, None) for n in range(1, 5)])
@@ -333,7 +333,7 @@ async def test_too_many_commits_in_line_make_it_anew(database_url: str) -> None:
         assert [name for name, _ in node.events] == ["index_warm", "index_lost", "index_warm"]
 
 
-async def test_commits_that_are_told_again_are_passed_over(
+async def test_commits_that_come_again_are_passed_over(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[int] = []
@@ -343,19 +343,19 @@ async def test_commits_that_are_told_again_are_passed_over(
         return await ids_of(connection, commits)
 
     monkeypatch.setattr(reconciliation, "ids_of", counted)
-    dice = random.Random(15)
+    rng = random.Random(15)
     async with viewing(database_url) as node, viewing(database_url) as other:
-        await store(other, dice)
+        await store(other, rng)
         await check(node)
         node.hot.commits([CommitRow(node.hot.place, 1, 20, NOW - WINDOW, NOW, None)])
-        await store(other, dice)
+        await store(other, rng)
         await check(node)
         assert len(read) == len(set(read)) == 2
 
 
 async def test_a_batch_is_handed_over_once_with_what_was_new_of_it() -> None:
-    written_ids, dice = WrittenIds(), random.Random(16)
-    batch = random_batch(dice, 10, range(NOW, NOW + 5))
+    written_ids, rng = WrittenIds(), random.Random(16)
+    batch = random_batch(rng, 10, range(NOW, NOW + 5))
     written_ids.offer(1, batch, None)
     written_ids.offer(2, batch, frozenset(batch.hashes[:3]))
     pairs = list(zip(batch.timestamps, batch.hashes, strict=True))
@@ -369,10 +369,10 @@ async def test_a_batch_is_handed_over_once_with_what_was_new_of_it() -> None:
 async def test_a_number_that_comes_again_is_another_batch(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A promoted standby gives numbers again that the lost primary gave and did not commit."""
-    dice = random.Random(18)
+    """Show that a promoted standby may give numbers again that the lost primary gave."""
+    rng = random.Random(18)
     async with viewing(database_url) as node, viewing(database_url) as other:
-        await store(node, dice)
+        await store(node, rng)
         offer = node.written_ids.offer
 
         def offer_and_fail(*offered: Any) -> None:  # noqa: ANN401
@@ -382,18 +382,18 @@ async def test_a_number_that_comes_again_is_another_batch(
         with monkeypatch.context() as patched:
             patched.setattr(node.written_ids, "offer", offer_and_fail)
             with pytest.raises(RuntimeError, match="rolled back"):
-                await store(node, dice)
+                await store(node, rng)
         again = "select setval('storenode.batch_seq', last_value, false) from storenode.batch_seq"
         await node.rows(again)
-        await store(other, dice)
+        await store(other, rng)
         await check(node)
 
 
-async def test_what_nobody_takes_is_dropped_in_time() -> None:
-    written_ids, dice = WrittenIds(), random.Random(17)
-    batch = random_batch(dice, 1_024, range(NOW, NOW + 5))
+async def test_what_is_not_taken_is_dropped_in_time() -> None:
+    written_ids, rng = WrittenIds(), random.Random(17)
+    batch = random_batch(rng, 1_024, range(NOW, NOW + 5))
     offered = 2 * MAX_WRITTEN_IDS // len(batch)
     for number in range(offered):
         written_ids.offer(number, batch, None)
-    held = [number for number in range(offered) if written_ids.take(number) is not None]
-    assert held == list(range(offered // 2, offered))
+    stored = [number for number in range(offered) if written_ids.take(number) is not None]
+    assert stored == list(range(offered // 2, offered))

@@ -25,7 +25,7 @@ from store.domain.ports import Source
 from store.domain.retention import RetentionPolicy
 from store.messages.record import RecordBatch
 from tests.integration.storage import summaries
-from tests.integration.storage.lattices import assert_true, held, known, unknown
+from tests.integration.storage.lattices import assert_true, known, stored_sums, unknown
 from tests.integration.storage.node import Node
 from tests.integration.storage.summaries import LENGTHS
 from tests.integration.storage.world import DAY, NOW, TOPICS, batch_of, random_batch
@@ -38,15 +38,15 @@ SPREAD = [NOW - number * DAY // 7 for number in range(40)]
 TWO_DAYS = RetentionPolicy(age_ns=2 * DAY)
 
 
-def everywhere(dice: random.Random) -> RecordBatch:
-    """Three messages in every hour of `SPREAD`."""
+def everywhere(rng: random.Random) -> RecordBatch:
+    """Return three messages in every hour of `SPREAD`."""
     moments = [moment + number for moment in SPREAD for number in range(3)]
-    return batch_of([(moment, TOPICS[0], dice.randbytes(9)) for moment in moments])
+    return batch_of([(moment, TOPICS[0], rng.randbytes(9)) for moment in moments])
 
 
-async def sealed(node: Node, connection: Connection, dice: random.Random) -> None:
+async def sealed(node: Node, connection: Connection, rng: random.Random) -> None:
     """Store messages, and know the sums of all hours and days."""
-    await node.store(everywhere(dice))
+    await node.store(everywhere(rng))
     await fold_until(connection)
     assert await seal(connection, LATER) == len({each // HOUR for each in SPREAD})
     assert await unknown(connection) == set()
@@ -65,18 +65,18 @@ async def test_what_is_over_is_summed_up_once(node: Node, connection: Connection
     assert await seal(connection, settled) == 1
     assert await seal(connection, LATER) == 0
     assert await unknown(connection) == set()
-    assert await assert_true(connection) == await held(connection, folded=False)
+    assert await assert_true(connection) == await stored_sums(connection, folded=False)
 
 
 async def test_late_messages_are_added_when_they_are_folded(
     node: Node, connection: Connection
 ) -> None:
-    dice = random.Random(2)
-    await sealed(node, connection, dice)
+    rng = random.Random(2)
+    await sealed(node, connection, rng)
     before = await known(connection)
     # In hours that are known, and in one that had none.
     late = [SPREAD[3], SPREAD[3] + 1, SPREAD[8], SPREAD[8] + HOUR]
-    await node.store(random_batch(dice, 30, late))
+    await node.store(random_batch(rng, 30, late))
     assert await known(connection) == before
     await fold_until(connection)
     found = await assert_true(connection)
@@ -84,19 +84,19 @@ async def test_late_messages_are_added_when_they_are_folded(
     assert await unknown(connection) == {(1, late[3] // HOUR * HOUR)}
     assert sum(found[key] != before[key] for key in found) >= 3
     assert await seal(connection, LATER) == 1
-    assert await assert_true(connection) == await held(connection, folded=False)
+    assert await assert_true(connection) == await stored_sums(connection, folded=False)
 
 
 async def test_very_many_late_messages_make_a_sum_unknown_until_it_is_made_anew(
     node: Node, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lattices, "MAX_LATE_MESSAGES", 9)
-    dice = random.Random(3)
-    await sealed(node, connection, dice)
-    await node.store(random_batch(dice, 10, SPREAD[:1]))
+    rng = random.Random(3)
+    await sealed(node, connection, rng)
+    await node.store(random_batch(rng, 10, SPREAD[:1]))
     await fold_until(connection)
     assert await unknown(connection) == {(1, NOW // HOUR * HOUR), (2, NOW // DAY * DAY)}
-    await node.store(random_batch(dice, 9, SPREAD[:1]))
+    await node.store(random_batch(rng, 9, SPREAD[:1]))
     await fold_until(connection)
     assert len(await unknown(connection)) == 2
     assert await seal(connection, LATER) == 1
@@ -108,43 +108,43 @@ async def test_very_many_late_messages_make_a_sum_unknown_until_it_is_made_anew(
 async def test_sums_are_true_whatever_happens(
     node: Node, connection: Connection, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    """Publishing, restoring, folding, sealing, dropping and rebuilding, some of it cut short."""
+    """Publish, restore, fold, seal, drop and rebuild, some of it cut short."""
     monkeypatch.setattr(fold_module, "MAX_FOLD_COMMITS", 2)
     monkeypatch.setattr(lattices, "MAX_SEALED_MESSAGES", 40)
     monkeypatch.setattr(lattices, "PAGE_MESSAGES", 7)
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     for _ in range(40):
-        match dice.randrange(10):
+        match rng.randrange(10):
             case 0 | 1 | 2:
-                moments = dice.sample(SPREAD, dice.randint(1, len(SPREAD)))
-                source = dice.choice((Source.CLIENT, Source.RESTORE))
-                await node.store(random_batch(dice, dice.randint(1, 40), moments), source)
+                moments = rng.sample(SPREAD, rng.randint(1, len(SPREAD)))
+                source = rng.choice((Source.CLIENT, Source.RESTORE))
+                await node.store(random_batch(rng, rng.randint(1, 40), moments), source)
             case 3 | 4:
                 await fold(connection)
             case 5 | 6:
-                await seal(connection, dice.choice((NOW, LATER)))
+                await seal(connection, rng.choice((NOW, LATER)))
             case 7:
-                await killed(node, dice, "fold")
+                await killed(node, rng, "fold")
             case 8:
-                await killed(node, dice, "seal")
+                await killed(node, rng, "seal")
             case _:
-                if dice.random() < 0.5:
+                if rng.random() < 0.5:
                     await prune(connection, TWO_DAYS, NOW)
                 else:
                     await resummarize(connection)
         await assert_true(connection)
         await summaries.assert_true(connection)
-        await assert_readable(node, dice)
+        await assert_readable(node, rng)
     await fold_until(connection)
     await summaries.assert_folded(connection)
     while await seal(connection, LATER):
         pass
     assert await unknown(connection) == set()
-    assert await assert_true(connection) == await held(connection, folded=False)
+    assert await assert_true(connection) == await stored_sums(connection, folded=False)
 
 
 async def sums_of(node: Node, spans: list[tuple[int, int]]) -> list[LatticeSum]:
-    """The sums of ranges of time, from the messages."""
+    """Return the sums of ranges of time, from the messages."""
     select = """
         select string_agg(int8send(ts) || hash || content_digest, ''::bytea)
         from storenode.messages where ts >= %s and ts < %s
@@ -153,12 +153,12 @@ async def sums_of(node: Node, spans: list[tuple[int, int]]) -> list[LatticeSum]:
     return [LatticeSum.of(joined or b"") for ((joined,),) in found]
 
 
-async def assert_readable(node: Node, dice: random.Random) -> None:
-    """A view says the sums of any ranges, folded or not, known or not, of whole hours or not."""
-    unit = dice.choice((1, HOUR, DAY))
+async def assert_readable(node: Node, rng: random.Random) -> None:
+    """Check the sums of any ranges, folded or not, known or not, of whole hours or not."""
+    unit = rng.choice((1, HOUR, DAY))
     first = min(SPREAD) - DAY
     edges = sorted(
-        {(first + dice.randrange(10 * DAY)) // unit * unit for _ in range(2 * dice.randint(1, 9))}
+        {(first + rng.randrange(10 * DAY)) // unit * unit for _ in range(2 * rng.randint(1, 9))}
     )
     spans = list(zip(edges[::2], edges[1::2], strict=False))
     async with cold_view(node.database) as view:
@@ -171,16 +171,16 @@ async def test_a_view_does_not_say_what_would_take_too_long(
 ) -> None:
     monkeypatch.setattr(reconciliation, "most_summed", lambda: 9)
     everything = [(0, LATER)]
-    dice = random.Random(5)
-    await sealed(node, connection, dice)
-    await node.store(random_batch(dice, 9, SPREAD))
+    rng = random.Random(5)
+    await sealed(node, connection, rng)
+    await node.store(random_batch(rng, 9, SPREAD))
     async with cold_view(node.database) as view:
         right = await view.lattices(everything)
         assert right == await sums_of(node, everything)
-        await node.store(random_batch(dice, 1, SPREAD))
+        await node.store(random_batch(rng, 1, SPREAD))
         await fold_until(connection)
         assert await view.lattices(everything) == right
-    await node.store(random_batch(dice, 10, SPREAD))
+    await node.store(random_batch(rng, 10, SPREAD))
     async with cold_view(node.database) as view:
         assert await view.lattices(everything) is None
         # Ends of ranges in the middle of hours are expanded, too.
@@ -191,7 +191,7 @@ async def test_a_view_does_not_say_what_would_take_too_long(
         assert await view.lattices(everything) is None
 
 
-async def test_a_view_says_nothing_where_summaries_contradict_what_is_held(
+async def test_a_view_says_nothing_where_summaries_contradict_what_is_stored(
     node: Node, connection: Connection
 ) -> None:
     await sealed(node, connection, random.Random(8))
@@ -207,10 +207,10 @@ async def test_a_view_says_nothing_where_summaries_contradict_what_is_held(
             assert await view.lattices([span]) == right
 
 
-async def killed(node: Node, dice: random.Random, work: str) -> None:
+async def killed(node: Node, rng: random.Random, work: str) -> None:
     """Fold or seal on a connection that the server ends before some statement."""
     async with await node.database.connect() as own:
-        left = dice.randint(1, 12)
+        left = rng.randint(1, 12)
         execute = psycopg.AsyncCursor.execute
 
         async def counted(self: psycopg.AsyncCursor, *given: object, **options: object) -> object:
@@ -232,9 +232,9 @@ async def killed(node: Node, dice: random.Random, work: str) -> None:
 async def test_a_wrong_sum_is_named_and_made_anew(
     node: Node, connection: Connection, database_url: str
 ) -> None:
-    dice = random.Random(6)
-    await sealed(node, connection, dice)
-    await node.store(random_batch(dice, 20, SPREAD))
+    rng = random.Random(6)
+    await sealed(node, connection, rng)
+    await node.store(random_batch(rng, 20, SPREAD))
     report = await asyncio.to_thread(check, database_url, now_ns=lambda: NOW, sample=None)
     assert report.findings == []
     hour, day = NOW // HOUR * HOUR, NOW // DAY * DAY

@@ -18,12 +18,12 @@ from tests.integration.storage.world import (
     DAY,
     NOW,
     TOPICS,
-    Held,
+    KnownMessage,
     World,
     as_query,
     batch_of,
-    held_of,
     in_order,
+    messages_of,
     random_batch,
 )
 from tests.support.postgres import PostgresServer
@@ -37,12 +37,12 @@ async def filled(url: str) -> World:
     batch = random_batch(random.Random(SEED), 300, [NOW - 40 * DAY, NOW - 1, NOW])
     async with running(url) as node:
         assert all(await node.store(batch))
-    return World(in_order(held_of(batch)))
+    return World(in_order(messages_of(batch)))
 
 
 @pytest.fixture(scope="module")
 def history(postgres: PostgresServer, template_database: str) -> Iterator[tuple[str, World]]:
-    """URL of a database that tests only read, and what it holds."""
+    """Return the URL of a database that tests only read, and what it holds."""
     name = postgres.create_database(template_database)
     url = postgres.url(name)
     yield url, asyncio.run(filled(url))
@@ -51,7 +51,7 @@ def history(postgres: PostgresServer, template_database: str) -> Iterator[tuple[
 
 @pytest.fixture
 async def node(history: tuple[str, World]) -> AsyncIterator[Node]:
-    """A node on that database."""
+    """Open a node on that database."""
     async with running(history[0]) as opened:
         yield opened
 
@@ -70,38 +70,40 @@ def look_up(
     include_data: bool = True,
     forward: bool = True,
     limit: int = 1_000,
-    after: Held | None = None,
+    after: KnownMessage | None = None,
 ) -> PageRequest:
     start = None if after is None else after.at
     return PageRequest(TopicFilter(), hashes, 0, FOREVER, start, forward, limit, include_data)
 
 
 def expected(world: World, request: PageRequest) -> QueryPage:
-    held = [each for each in world if each.hash in set(request.hashes or ())]
+    stored = [each for each in world if each.hash in set(request.hashes or ())]
     if request.after is not None:
         after = request.after
-        held = [each for each in held if (each.at > after if request.forward else each.at < after)]
-    shown = held[: request.limit] if request.forward else held[-request.limit :]
+        stored = [
+            each for each in stored if (each.at > after if request.forward else each.at < after)
+        ]
+    shown = stored[: request.limit] if request.forward else stored[-request.limit :]
     frames = [each.frame if request.include_data else each.presence for each in shown]
-    last = shown[-1 if request.forward else 0].hash if len(shown) < len(held) else None
+    last = shown[-1 if request.forward else 0].hash if len(shown) < len(stored) else None
     return QueryPage(as_query(frames), len(shown), last)
 
 
 async def test_lookups_that_share_a_statement_get_their_own_answers(
     node: Node, world: World
 ) -> None:
-    dice = random.Random(SEED)
+    rng = random.Random(SEED)
     requests = []
     for _ in range(400):
-        chosen = [each.hash for each in dice.sample(world, dice.randrange(8))]
-        chosen += [dice.randbytes(32) for _ in range(dice.randrange(2))]
+        chosen = [each.hash for each in rng.sample(world, rng.randrange(8))]
+        chosen += [rng.randbytes(32) for _ in range(rng.randrange(2))]
         requests.append(
             look_up(
                 tuple(chosen),
-                include_data=dice.random() < 0.5,
-                forward=dice.random() < 0.5,
-                limit=dice.choice((1, 2, 5, 100)),
-                after=dice.choice((None, None, dice.choice(world))),
+                include_data=rng.random() < 0.5,
+                forward=rng.random() < 0.5,
+                limit=rng.choice((1, 2, 5, 100)),
+                after=rng.choice((None, None, rng.choice(world))),
             )
         )
     pages = await asyncio.gather(*map(node.reader.query, requests))
@@ -113,7 +115,7 @@ async def test_lookups_that_share_a_statement_get_their_own_answers(
 
 @pytest.mark.parametrize("include_data", [True, False])
 @pytest.mark.parametrize("count", [3, 100, 250])
-async def test_hashes_that_begin_alike_are_told_apart(
+async def test_hashes_that_begin_alike_are_distinguished(
     node: Node, world: World, include_data: bool, count: int
 ) -> None:
     chosen = [each.hash for each in world[:count]]
@@ -144,7 +146,7 @@ async def test_lookups_fail_together_and_work_again(database_url: str) -> None:
     async with proxied(database_url) as (proxy, url), running(url) as node:
         batch = random_batch(random.Random(SEED), 20, [NOW])
         assert all(await node.store(batch))
-        world = World(in_order(held_of(batch)))
+        world = World(in_order(messages_of(batch)))
         requests = [look_up((each.hash,)) for each in world]
         proxy.refuse()
         with node.impatient():
@@ -164,13 +166,11 @@ async def test_lookups_fail_together_and_work_again(database_url: str) -> None:
 
 @pytest.mark.parametrize("count", [MAX_DIRECT_HASHES, MAX_DIRECT_HASHES + 1, 400])
 async def test_pages_of_large_messages_are_cut_by_bytes(database_url: str, count: int) -> None:
-    dice = random.Random(SEED)
+    rng = random.Random(SEED)
     size = 9_000_000 // count
-    batch = batch_of(
-        (NOW - dice.randrange(3), TOPICS[0], dice.randbytes(size)) for _ in range(count)
-    )
-    world = in_order(held_of(batch))
-    hashes = tuple(dice.sample(batch.hashes, count))
+    batch = batch_of((NOW - rng.randrange(3), TOPICS[0], rng.randbytes(size)) for _ in range(count))
+    world = in_order(messages_of(batch))
+    hashes = tuple(rng.sample(batch.hashes, count))
     async with running(database_url) as node:
         assert all(await node.store(batch))
         for forward in (True, False):

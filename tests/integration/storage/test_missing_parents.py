@@ -13,8 +13,8 @@ from store.db.checks.check import NOT_COUNTED, NOT_MISSING, check
 from store.db.maintenance.retention import PruneReport, prune
 from store.db.pool import Connection
 from store.db.schema.names import FINE_TABLE
-from store.db.sds import missing as missing_module
-from store.db.sds.missing import (
+from store.db.sds import missing_parents as missing_module
+from store.db.sds.missing_parents import (
     MAX_MISSING_OF_DAY,
     MAX_MISSING_OF_MESSAGE,
     DatabaseMissingParents,
@@ -43,16 +43,16 @@ Message = tuple[int, str, str, tuple[str, ...]]
 
 @dataclass
 class Oracle:
-    """What is held, and of it who named what before it came."""
+    """The stored messages, and the parents that they named before these came."""
 
-    held: set[Message] = field(default_factory=set)
+    stored: set[Message] = field(default_factory=set)
     lacking: set[tuple[str, int, str]] = field(default_factory=set)
     horizon_ns: int = 0
 
     def take(self, messages: Iterable[Message]) -> None:
-        new = {each for each in messages if each not in self.held}
-        self.held |= new
-        ids = {(channel, name) for _, channel, name, _ in self.held}
+        new = {each for each in messages if each not in self.stored}
+        self.stored |= new
+        ids = {(channel, name) for _, channel, name, _ in self.stored}
         self.lacking |= {
             (channel, ts, parent)
             for ts, channel, _, parents in new
@@ -66,7 +66,7 @@ class Oracle:
         gone = Cover(
             each.partition.bounds for each in report.dropped if each.partition.table == FINE_TABLE
         )
-        self.held = {each for each in self.held if gone.find(each[0]) is None}
+        self.stored = {each for each in self.stored if gone.find(each[0]) is None}
         self.lacking = {each for each in self.lacking if each[1] >= self.horizon_ns}
 
     def counts(self, channel: str) -> list[int]:
@@ -81,9 +81,9 @@ def _several_transactions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(missing_module, "MAX_CLAIMED_KEYS", 7)
 
 
-def message(dice: random.Random, since_ns: int = TODAY - DAYS * DAY) -> Message:
-    parents = dice.sample(IDS, dice.choice((0, 1, 1, 2, 5)))
-    return dice.randrange(since_ns, NOW), dice.choice(CHANNELS), dice.choice(IDS), tuple(parents)
+def message(rng: random.Random, since_ns: int = TODAY - DAYS * DAY) -> Message:
+    parents = rng.sample(IDS, rng.choice((0, 1, 1, 2, 5)))
+    return rng.randrange(since_ns, NOW), rng.choice(CHANNELS), rng.choice(IDS), tuple(parents)
 
 
 async def store(node: Node, messages: Iterable[Message], source: Source = Source.CLIENT) -> None:
@@ -120,32 +120,29 @@ async def findings(url: str) -> set[str]:
 async def test_counts_are_right_whatever_comes_late_or_is_dropped(
     node: Node, other_node: Node, connection: Connection, database_url: str, seed: int
 ) -> None:
-    dice, oracle = random.Random(seed), Oracle()
+    rng, oracle = random.Random(seed), Oracle()
     dropped: list[Message] = []
     for _ in range(12):
         batches = [
-            [
-                message(dice, oracle.horizon_ns or STEPS[0][0])
-                for _ in range(dice.choice((1, 3, 110)))
-            ]
-            for _ in range(dice.choice((1, 3)))
+            [message(rng, oracle.horizon_ns or STEPS[0][0]) for _ in range(rng.choice((1, 3, 110)))]
+            for _ in range(rng.choice((1, 3)))
         ]
-        if oracle.held and dice.random() < 0.3:
-            batches[0].append(dice.choice(sorted(oracle.held)))
-        if dropped and dice.random() < 0.5:
-            restored = dice.choices(dropped, k=9)
+        if oracle.stored and rng.random() < 0.3:
+            batches[0].append(rng.choice(sorted(oracle.stored)))
+        if dropped and rng.random() < 0.5:
+            restored = rng.choices(dropped, k=9)
             await store(node, restored, Source.RESTORE)
             oracle.take(restored)
-        await asyncio.gather(*(store(dice.choice((node, other_node)), each) for each in batches))
+        await asyncio.gather(*(store(rng.choice((node, other_node)), each) for each in batches))
         for each in batches:
             oracle.take(each)
-        if dice.random() < 0.4 and seed:
-            days = dice.randrange(1, DAYS)
-            before = set(oracle.held)
+        if rng.random() < 0.4 and seed:
+            days = rng.randrange(1, DAYS)
+            before = set(oracle.stored)
             report = await prune(connection, RetentionPolicy(age_ns=days * DAY), NOW)
             assert not report.problems
             oracle.drop(report)
-            dropped += sorted(before - oracle.held)
+            dropped += sorted(before - oracle.stored)
         await follow_claims(connection)
         await assert_right(node, oracle)
     assert any(any(oracle.counts(channel)) for channel in CHANNELS)
@@ -155,8 +152,8 @@ async def test_counts_are_right_whatever_comes_late_or_is_dropped(
 async def test_a_check_finds_what_is_wrong_and_it_is_made_anew(
     node: Node, connection: Connection, database_url: str
 ) -> None:
-    dice, oracle = random.Random(9), Oracle()
-    messages = [message(dice) for _ in range(40)]
+    rng, oracle = random.Random(9), Oracle()
+    messages = [message(rng) for _ in range(40)]
     oracle.take(messages)
     await store(node, messages[:30])
     await follow_claims(connection)

@@ -1,4 +1,4 @@
-"""How Postgres carries out the statements that read, under the settings of a node's sessions."""
+"""The plans of the statements that read, under the settings of a node's sessions."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from tests.integration.storage.world import (
     NOW,
     PUBSUBS,
     TOPICS,
-    Held,
+    KnownMessage,
     batch_of,
-    held_of,
+    messages_of,
     random_batch,
 )
 from tests.support.outlet import WideOutlet
@@ -104,7 +104,7 @@ class Explained:
         await self._connection.execute(statement.encode(), prepare=False)
 
     async def _text(self, value: object) -> object:
-        """A value as Postgres writes it, to be read again as the type of the placeholder."""
+        """Return a value as Postgres writes it, to be read again as the type of the placeholder."""
         if value is None or isinstance(value, int | str):
             return None if value is None else str(value)
         cursor = await self._connection.execute("select (%b)::text", (value,))
@@ -112,23 +112,23 @@ class Explained:
         return text
 
     def carried_out(self) -> list[Plan]:
-        """The parts of all plans that were not left out."""
+        """Return the parts of all plans that were not left out."""
         return [node for node in self.nodes if node.get("Actual Loops", 0) != 0]
 
     def indexes(self) -> Counter[str]:
-        """How often indexes were scanned, by the end of their names."""
+        """Count the scans of indexes, by the end of their names."""
         names = [str(node["Index Name"]) for node in self.carried_out() if "Index Name" in node]
         return Counter(_KIND.sub(r"\1:\2", name) for name in names)
 
     def partitions(self, table: str) -> Counter[str]:
-        """How many parts of plans read each partition of a table."""
+        """Count the parts of plans that read each partition of a table."""
         names = [str(node.get("Relation Name", "")) for node in self.carried_out()]
         return Counter(name for name in names if name.startswith(f"{table}_"))
 
     def rows_from(self, table: str) -> int:
-        """Rows that were read from a table's partitions, in all loops.
+        """Return the rows that were read from a table's partitions, in all loops.
 
-        Where a part of a plan was carried out several times, Postgres before 18 tells only its rows
+        Where a part of a plan was carried out several times, Postgres before 18 gives only its rows
         per loop, rounded: then the fewest that this can mean.
         """
         total = 0
@@ -140,7 +140,7 @@ class Explained:
         return total
 
     def full_reads(self) -> set[str]:
-        """Tables that were read from end to end."""
+        """Return the tables that were read from end to end."""
         return {
             str(node["Relation Name"]) for node in self.nodes if node["Node Type"] == "Seq Scan"
         }
@@ -173,26 +173,28 @@ class World:
 
     explained: Explained
     reader: DatabaseReader
-    held: list[Held] = field(repr=False)
+    stored: list[KnownMessage] = field(repr=False)
 
 
-async def filled(url: str) -> list[Held]:
+async def filled(url: str) -> list[KnownMessage]:
     """Fill a database, and return what it holds then."""
-    dice = random.Random(SEED)
+    rng = random.Random(SEED)
     days = [NOW - number * 11 * DAY for number in range(60)]
-    held = []
+    stored = []
     async with running(url) as node:
         for _ in range(4):
-            batch = random_batch(dice, 900, days)
+            batch = random_batch(rng, 900, days)
             assert all(await node.store(batch))
-            held += held_of(batch)
+            stored += messages_of(batch)
         await node.rows("analyze")
-    return held
+    return stored
 
 
 @pytest.fixture(scope="module")
-def history(postgres: PostgresServer, template_database: str) -> Iterator[tuple[str, list[Held]]]:
-    """URL of a database that tests only read, and what it holds."""
+def history(
+    postgres: PostgresServer, template_database: str
+) -> Iterator[tuple[str, list[KnownMessage]]]:
+    """Return the URL of a database that tests only read, and what it holds."""
     name = postgres.create_database(template_database)
     url = postgres.url(name)
     yield url, asyncio.run(filled(url))
@@ -200,12 +202,12 @@ def history(postgres: PostgresServer, template_database: str) -> Iterator[tuple[
 
 
 @pytest.fixture
-async def world(history: tuple[str, list[Held]]) -> AsyncIterator[World]:
-    url, held = history
+async def world(history: tuple[str, list[KnownMessage]]) -> AsyncIterator[World]:
+    url, stored = history
     database = ExplainedDatabase(url, SETTINGS)
     async with await database.connect() as connection:
         database.explained = explained = Explained(connection)
-        yield World(explained, DatabaseReader(database, lambda: (0, 0)), held)
+        yield World(explained, DatabaseReader(database, lambda: (0, 0)), stored)
 
 
 def page(
@@ -255,7 +257,7 @@ async def test_a_scan_reads_each_message_once(world: World) -> None:
     async for each in world.reader.scan(request, WideOutlet()):
         count += len(each.timestamps)
     explained = world.explained
-    assert count == len(world.held) == explained.rows_from("messages")
+    assert count == len(world.stored) == explained.rows_from("messages")
     assert explained.full_reads() == set()
     assert set(explained.indexes()) == {"messages:pkey"}
 
@@ -267,7 +269,7 @@ async def test_hashes_are_looked_for_in_few_partitions(
     world: World, monkeypatch: pytest.MonkeyPatch, count: int, rights: TopicRights, recent_ns: int
 ) -> None:
     monkeypatch.setattr(lookups_module, "recent_ns", lambda: recent_ns)
-    asked = random.Random(count).sample(world.held, count)
+    asked = random.Random(count).sample(world.stored, count)
     hashes = tuple(each.hash for each in asked)
     found = await world.reader.query(page(TopicFilter(rights=rights), hashes=hashes, limit=1_000))
     assert found.count == sum(rights.allows(*each.topic) for each in asked)
@@ -283,7 +285,7 @@ async def test_hashes_are_looked_for_in_few_partitions(
 
 
 async def test_a_position_is_one_probe_of_each_partition_of_hashes(world: World) -> None:
-    message = world.held[0]
+    message = world.stored[0]
     assert await world.reader.position(message.hash, TopicRights()) == message.at
     explained = world.explained
     assert explained.full_reads() == set()
@@ -298,11 +300,13 @@ async def test_a_position_is_one_probe_of_each_partition_of_hashes(world: World)
 async def test_a_backlog_looks_for_each_batch_where_it_lies(
     node: Node, wanted: TopicFilter
 ) -> None:
-    dice = random.Random(SEED)
-    batches = [random_batch(dice, 50, [NOW - day * DAY, NOW - day * DAY + 1]) for day in range(30)]
+    rng = random.Random(SEED)
+    batches = [random_batch(rng, 50, [NOW - day * DAY, NOW - day * DAY + 1]) for day in range(30)]
     for batch in batches:
         assert all(await node.store(batch))
-    matching = [each for batch in batches for each in held_of(batch) if wanted.matches(*each.topic)]
+    matching = [
+        each for batch in batches for each in messages_of(batch) if wanted.matches(*each.topic)
+    ]
     async with await node.database.connect() as opened:
         explained = Explained(opened)
         connection = cast("Connection", explained)
@@ -324,10 +328,10 @@ async def test_a_backlog_looks_for_each_batch_where_it_lies(
 async def test_a_backlog_is_read_by_about_as_many_rows_as_its_pages_show(
     node: Node, payload_bytes: int, commits: int
 ) -> None:
-    dice = random.Random(SEED)
+    rng = random.Random(SEED)
     size = 30
     for _ in range(commits):
-        rows = [(NOW + number, TOPICS[0], dice.randbytes(payload_bytes)) for number in range(size)]
+        rows = [(NOW + number, TOPICS[0], rng.randbytes(payload_bytes)) for number in range(size)]
         assert all(await node.store(batch_of(rows)))
     database = ExplainedDatabase(node.database.url, SETTINGS)
     database.store_id = node.database.store_id

@@ -18,7 +18,7 @@ from tests.support.outlet import WideOutlet
 ONE_FOR_SCANS = replace(SETTINGS, bulk_connections=1)
 
 
-async def test_scans_that_find_no_connection_are_told_so_and_keep_nobody_else_waiting(
+async def test_scans_without_a_connection_fail_and_delay_no_other_call(
     database_url: str,
 ) -> None:
     wanted = ScanRequest(TopicFilter(), 0, NOW + 1, None, include_data=True, page_size=0)
@@ -35,7 +35,7 @@ async def test_scans_that_find_no_connection_are_told_so_and_keep_nobody_else_wa
         assert len((await anext(node.reader.scan(wanted, WideOutlet()))).timestamps) == len(batch)
 
 
-async def until_somebody_waits(pool: AsyncConnectionPool[Connection]) -> None:
+async def until_one_waits(pool: AsyncConnectionPool[Connection]) -> None:
     while not pool.get_stats().get("requests_waiting"):  # noqa: ASYNC110 - tells nobody
         await asyncio.sleep(0)
 
@@ -54,7 +54,7 @@ async def test_who_is_cancelled_as_a_connection_is_handed_over_ends_and_gives_it
         for turns in range(12):
             lent = await pool.getconn()
             waiting = asyncio.create_task(database.read(never_done, pool=pool))
-            await until_somebody_waits(pool)
+            await until_one_waits(pool)
             await pool.putconn(lent)
             for _ in range(turns):
                 await asyncio.sleep(0)

@@ -27,14 +27,14 @@ from tests.integration.storage.world import (
     NOW,
     PUBSUBS,
     TOPICS,
-    Held,
+    KnownMessage,
     World,
     as_query,
     batch_of,
     hashes_in,
-    held_of,
     in_order,
     matching,
+    messages_of,
     random_batch,
 )
 from tests.support.outlet import WideOutlet, WideRoom
@@ -76,16 +76,20 @@ bounds = st.sampled_from([0, FOREVER]) | st.builds(
 )
 
 
-def pages_of(held: Sequence[Held], limit: int, *, forward: bool) -> list[list[Held]]:
-    """The pages that a walk gives, in reading order, each ascending."""
+def pages_of(
+    stored: Sequence[KnownMessage], limit: int, *, forward: bool
+) -> list[list[KnownMessage]]:
+    """Return the pages that a walk gives, in reading order, each ascending."""
     if forward:
-        return [list(held[start : start + limit]) for start in range(0, len(held), limit)] or [[]]
-    ends = range(len(held), 0, -limit)
-    return [list(held[max(0, end - limit) : end]) for end in ends] or [[]]
+        return [list(stored[start : start + limit]) for start in range(0, len(stored), limit)] or [
+            []
+        ]
+    ends = range(len(stored), 0, -limit)
+    return [list(stored[max(0, end - limit) : end]) for end in ends] or [[]]
 
 
 async def walk(node: Node, request: Callable[[SyncId | None], PageRequest]) -> list[bytes]:
-    """Entries of all pages, from page to page by the cursor, which must say when to stop."""
+    """Return the entries of all pages, by cursors, of which the last says when to stop."""
     found, after = [], None
     while True:
         page = await node.reader.query(request(after))
@@ -99,7 +103,7 @@ async def walk(node: Node, request: Callable[[SyncId | None], PageRequest]) -> l
 
 async def assert_pages(
     node: Node,
-    expected: Iterable[Held],
+    expected: Iterable[KnownMessage],
     wanted: TopicFilter,
     *,
     hashes: tuple[bytes, ...] | None = None,
@@ -108,7 +112,7 @@ async def assert_pages(
     forward: bool = True,
     include_data: bool = True,
 ) -> None:
-    """A walk through the pages of a query gives these messages and stops."""
+    """Check that a walk through the pages of a query gives these messages and stops."""
 
     def request(after: SyncId | None) -> PageRequest:
         return PageRequest(wanted, hashes, *span, after, forward, limit, include_data)
@@ -124,14 +128,14 @@ async def assert_pages(
 
 @pytest.fixture
 async def world(node: Node) -> World:
-    """Four hundred messages, in order."""
-    dice = random.Random(SEED)
-    held = []
+    """Store four hundred messages; return them in order."""
+    rng = random.Random(SEED)
+    stored = []
     for _ in range(4):
-        batch = random_batch(dice, 100, TIMES)
+        batch = random_batch(rng, 100, TIMES)
         assert all(await node.store(batch))
-        held += held_of(batch)
-    return World(in_order(held))
+        stored += messages_of(batch)
+    return World(in_order(stored))
 
 
 @ask
@@ -190,7 +194,7 @@ async def test_a_cursor_is_a_position_whether_or_not_its_message_matches(
 @ask
 @given(
     limit=st.integers(1, 200), forward=st.booleans(), include_data=st.booleans(), allowed=rights,
-    count=st.integers(1, 200), dice=st.randoms(use_true_random=False),
+    count=st.integers(1, 200), rng=st.randoms(use_true_random=False),
 )  # fmt: skip
 async def test_pages_by_hash_are_those_of_a_sorted_list(
     *,
@@ -201,12 +205,12 @@ async def test_pages_by_hash_are_those_of_a_sorted_list(
     include_data: bool,
     allowed: TopicRights,
     count: int,
-    dice: random.Random,
+    rng: random.Random,
 ) -> None:
-    chosen = dice.sample(world, count)
-    strangers = [dice.randbytes(32) for _ in range(dice.randrange(4))]
+    chosen = rng.sample(world, count)
+    strangers = [rng.randbytes(32) for _ in range(rng.randrange(4))]
     asked = [each.hash for each in chosen] + strangers
-    dice.shuffle(asked)
+    rng.shuffle(asked)
     wanted = TopicFilter(rights=allowed)
     await assert_pages(
         node,
@@ -222,7 +226,7 @@ async def test_pages_by_hash_are_those_of_a_sorted_list(
 async def scanned(
     node: Node, request: ScanRequest, largest: int
 ) -> tuple[list[bytes], list[SyncId]]:
-    """Hashes of a scan, and the cursor after each page."""
+    """Return the hashes of a scan, and the cursor after each page."""
     found: list[bytes] = []
     cursors = []
     async for page in node.reader.scan(request, WideOutlet()):
@@ -255,12 +259,12 @@ async def test_a_scan_gives_everything_once_and_resumes_from_every_page(
 
 @pytest.mark.parametrize("count", [1, 2, 99, 100])
 async def test_many_topics_are_merged_in_order(node: Node, count: int) -> None:
-    dice = random.Random(count)
+    rng = random.Random(count)
     topics = [(PUBSUBS[0], f"/many/1/{number}/proto") for number in range(110)]
-    batch = random_batch(dice, 1_200, TIMES[-5:], topics)
+    batch = random_batch(rng, 1_200, TIMES[-5:], topics)
     assert all(await node.store(batch))
     wanted = TopicFilter(PUBSUBS[0], tuple(content for _, content in topics[:count]))
-    expected = matching(held_of(batch), wanted)
+    expected = matching(messages_of(batch), wanted)
     for forward in (True, False):
         await assert_pages(node, expected, wanted, limit=100, forward=forward)
     found, _ = await scanned(
@@ -270,12 +274,12 @@ async def test_many_topics_are_merged_in_order(node: Node, count: int) -> None:
 
 
 async def test_more_topics_than_are_merged_are_filtered(node: Node) -> None:
-    dice = random.Random(SEED)
+    rng = random.Random(SEED)
     topics = [(PUBSUBS[0], f"/many/1/{number}/proto") for number in range(250)]
-    batch = random_batch(dice, 1_000, TIMES[-5:], [*topics, *TOPICS])
+    batch = random_batch(rng, 1_000, TIMES[-5:], [*topics, *TOPICS])
     assert all(await node.store(batch))
     wanted = TopicFilter(PUBSUBS[0], rights=TopicRights((), ("/many/",)))
-    expected = matching(held_of(batch), wanted)
+    expected = matching(messages_of(batch), wanted)
     for forward in (True, False):
         await assert_pages(node, expected, wanted, limit=170, forward=forward)
 
@@ -283,24 +287,24 @@ async def test_more_topics_than_are_merged_are_filtered(node: Node) -> None:
 async def test_thousands_of_messages_in_one_nanosecond(node: Node) -> None:
     batch = random_batch(random.Random(SEED), 4_000, [NOW], TOPICS[:3], size=8)
     assert all(await node.store(batch))
-    held = held_of(batch)
+    stored = messages_of(batch)
     for forward in (True, False):
-        await assert_pages(node, held, TopicFilter(), limit=700, forward=forward)
+        await assert_pages(node, stored, TopicFilter(), limit=700, forward=forward)
     wanted = TopicFilter(*TOPICS[0][:1], (TOPICS[0][1], TOPICS[2][1]))
     found, _ = await scanned(
         node, ScanRequest(wanted, NOW, NOW + 1, None, include_data=False, page_size=300), 300
     )
-    assert found == [each.hash for each in in_order(matching(held, wanted))]
+    assert found == [each.hash for each in in_order(matching(stored, wanted))]
 
 
 async def test_pages_are_cut_by_bytes_as_well(node: Node) -> None:
-    dice = random.Random(SEED)
+    rng = random.Random(SEED)
     sizes = [150_000] * 40 + [10] * 40
     batch = batch_of(
-        (NOW - dice.randrange(3), dice.choice(TOPICS[:2]), dice.randbytes(size)) for size in sizes
+        (NOW - rng.randrange(3), rng.choice(TOPICS[:2]), rng.randbytes(size)) for size in sizes
     )
     assert all(await node.store(batch))
-    held = in_order(held_of(batch))
+    stored = in_order(messages_of(batch))
 
     async def check_walk(forward: bool) -> None:
         def request(after: SyncId | None) -> PageRequest:
@@ -314,7 +318,7 @@ async def test_pages_are_cut_by_bytes_as_well(node: Node) -> None:
         # Each page is as full as it may be: the next message would not have fitted.
         assert all(len(page) > MAX_RESPONSE_BYTES - 64_000 - 160_000 for page in pages[:-1])
         joined = b"".join(pages if forward else reversed(pages))
-        assert joined == as_query(each.frame for each in held), len(joined)
+        assert joined == as_query(each.frame for each in stored), len(joined)
 
     for forward in (True, False):
         await check_walk(forward)
@@ -324,13 +328,13 @@ async def test_pages_are_cut_by_bytes_as_well(node: Node) -> None:
     async for page in node.reader.scan(request, WideOutlet()):
         assert len(page.frames) <= MAX_RESPONSE_BYTES - 32_000
         frames.append(page.frames)
-    assert b"".join(frames) == b"".join(each.frame for each in held), len(frames)
+    assert b"".join(frames) == b"".join(each.frame for each in stored), len(frames)
 
 
 async def test_the_size_of_scan_pages_is_bounded(node: Node) -> None:
-    dice = random.Random(SEED)
+    rng = random.Random(SEED)
     for _ in range(3):
-        assert all(await node.store(random_batch(dice, 4_000, [NOW], TOPICS[:1], size=8)))
+        assert all(await node.store(random_batch(rng, 4_000, [NOW], TOPICS[:1], size=8)))
 
     async def sizes(page_size: int) -> list[int]:
         request = ScanRequest(TopicFilter(), 0, FOREVER, None, False, page_size)
@@ -362,7 +366,7 @@ async def test_pages_of_one_message_are_cut_from_pages_of_many(
 
 
 class OnePageOutlet(WideOutlet):
-    """Has room for the first page, and lets the second one wait."""
+    """An outlet with room for the first page, which lets the second one wait."""
 
     def __init__(self) -> None:
         self.rooms = 0
@@ -379,8 +383,8 @@ class OnePageOutlet(WideOutlet):
         return None
 
 
-async def test_a_page_is_not_held_while_the_next_one_waits(node: Node, world: World) -> None:
-    """A node that thousands scan at once would hold one for each of them."""
+async def test_a_page_is_released_while_the_next_one_waits(node: Node, world: World) -> None:
+    """Show that a page is not kept: thousands of scans would each have one in memory."""
     assert len(world) > 2
     outlet = OnePageOutlet()
     request = ScanRequest(TopicFilter(), 0, FOREVER, None, include_data=True, page_size=1)
@@ -450,15 +454,15 @@ async def test_the_summary_counts_what_was_acknowledged_before_the_feed_saw_it(n
             assert (await serving.summary()).messages == total
 
 
-async def test_the_summary_counts_and_bounds_what_is_held(node: Node, database_url: str) -> None:
+async def test_the_summary_counts_and_bounds_what_is_stored(node: Node, database_url: str) -> None:
     summary = await node.reader.summary()
     assert (summary.messages, summary.oldest_timestamp_ns, summary.newest_timestamp_ns) == (0, 0, 0)
-    dice = random.Random(SEED)
-    batches = [random_batch(dice, 50, TIMES) for _ in range(3)]
+    rng = random.Random(SEED)
+    batches = [random_batch(rng, 50, TIMES) for _ in range(3)]
     for batch in batches:
         await node.store(batch)
         await node.store(batch)
-    times = [each.at[0] for batch in batches for each in held_of(batch)]
+    times = [each.at[0] for batch in batches for each in messages_of(batch)]
     async with running(database_url) as fresh:
         summary = await fresh.reader.summary()
         assert summary.messages == len(times) == 150

@@ -1,4 +1,4 @@
-"""Summaries are true in every snapshot, whoever writes, folds, or is killed meanwhile."""
+"""Summaries in every snapshot while nodes write, fold, or are killed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from store.db.summaries import fold as fold_module
 from store.db.summaries.fold import Folded, fold, fold_until, is_pending
 from store.messages.record import COLUMNS, RecordBatch
 from tests.integration.storage.node import Node, running
-from tests.integration.storage.summaries import MINUTE, assert_folded, assert_true, held
+from tests.integration.storage.summaries import MINUTE, assert_folded, assert_true, stored_summaries
 from tests.integration.storage.test_writer_failures import until_blocked
 from tests.integration.storage.world import DAY, NOW, TOPICS, batch_of, part_of, random_batch
 from tests.support.postgres import PostgresServer
@@ -34,28 +34,28 @@ KILL = "select pg_terminate_backend(%s)"
 
 
 async def deltas(node: Node) -> list[bytes]:
-    """The summaries of all commits in their order."""
+    """Return the summaries of all commits in their order."""
     rows = await node.rows("select summary from storenode.commits order by position")
     return [row[0] for row in rows]  # type: ignore[misc]
 
 
 async def committed(node: Node) -> list[int]:
-    """The positions of all commits."""
+    """Return the positions of all commits."""
     rows = await node.rows("select position from storenode.commits order by position")
     return [row[0] for row in rows]  # type: ignore[misc]
 
 
-def some(dice: random.Random, known: Sequence[RecordBatch]) -> RecordBatch:
-    """New messages, and perhaps some that were published before, or twice in this batch."""
-    parts = [random_batch(dice, dice.choice((1, 2, 9, 120)), MOMENTS)]
-    for _ in range(dice.randrange(3)):
-        other = dice.choice([*parts, *known])
-        parts.append(part_of(other, [dice.randrange(len(other)) for _ in range(8)]))
+def some(rng: random.Random, known: Sequence[RecordBatch]) -> RecordBatch:
+    """Return new messages, and perhaps some that were published before, or twice in this batch."""
+    parts = [random_batch(rng, rng.choice((1, 2, 9, 120)), MOMENTS)]
+    for _ in range(rng.randrange(3)):
+        other = rng.choice([*parts, *known])
+        parts.append(part_of(other, [rng.randrange(len(other)) for _ in range(8)]))
     return together(parts)
 
 
 def together(parts: Sequence[RecordBatch]) -> RecordBatch:
-    """Batches without SDS metadata as one."""
+    """Join batches without SDS metadata."""
     joined = RecordBatch()
     for part in parts:
         for column in COLUMNS:
@@ -72,9 +72,9 @@ async def test_they_stay_true_while_two_nodes_write_and_two_fold(
     done = asyncio.Event()
 
     async def publish(each: Node, seed: int) -> None:
-        dice = random.Random(seed)
+        rng = random.Random(seed)
         for _ in range(12):
-            batch = some(dice, known)
+            batch = some(rng, known)
             await each.store(batch)
             known.append(batch)
 
@@ -144,15 +144,15 @@ async def test_folding_goes_as_far_as_is_asked(
 
 
 async def test_publishers_do_not_wait_for_who_folds(node: Node, connection: Connection) -> None:
-    dice = random.Random(SEED)
-    await node.store(random_batch(dice, 20, MOMENTS))
+    rng = random.Random(SEED)
+    await node.store(random_batch(rng, 20, MOMENTS))
     await fold_until(connection)
-    await node.store(random_batch(dice, 20, MOMENTS))
+    await node.store(random_batch(rng, 20, MOMENTS))
     async with kept(node, "select * from storenode.buckets where level = 2 for update"):
         folding = asyncio.create_task(fold(connection))
         await until_blocked(node, "transactionid")
         async with asyncio.timeout(PATIENCE_S):
-            await node.store(random_batch(dice, 20, MOMENTS))
+            await node.store(random_batch(rng, 20, MOMENTS))
         assert not folding.done()
     assert (await folding).commits == 1
     assert (await fold(connection)).commits == 1
@@ -168,18 +168,18 @@ async def kept(node: Node, statement: str) -> AsyncIterator[None]:
 
 
 async def test_a_copy_of_the_database_goes_on_from_where_it_was(postgres: PostgresServer) -> None:
-    """As a standby that is promoted, or a backup that is restored, without the newest commits."""
-    dice = random.Random(SEED)
+    """Open a copy without the newest commits, as after a promotion or a restore."""
+    rng = random.Random(SEED)
     original = postgres.create_database()
     upgrade(postgres.url(original))
     async with running(postgres.url(original)) as node:
-        await node.store(random_batch(dice, 30, MOMENTS))
+        await node.store(random_batch(rng, 30, MOMENTS))
         async with await node.database.connect() as own:
             await fold_until(own)
-        await node.store(random_batch(dice, 30, MOMENTS))
+        await node.store(random_batch(rng, 30, MOMENTS))
     copy = postgres.create_database(original)
     async with running(postgres.url(original)) as node:
-        lost = random_batch(dice, 30, MOMENTS)
+        lost = random_batch(rng, 30, MOMENTS)
         await node.store(lost)
         async with await node.database.connect() as own:
             await fold_until(own)
@@ -205,4 +205,4 @@ async def test_the_oracle_of_these_tests_sees_what_is_wrong(
     await node.rows(f"update storenode.buckets set {column} = {column} + 1 where level = 0")
     with pytest.raises(AssertionError):
         await assert_true(connection)
-    assert await held(connection) != {}
+    assert await stored_summaries(connection) != {}

@@ -1,4 +1,4 @@
-"""What becomes of summaries when partitions are dropped, schemas upgraded, and damage repaired."""
+"""Summaries when partitions are dropped and damage is repaired."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.integration.storage.summaries import (
     assert_folded,
     assert_true,
     buckets,
-    held,
+    stored_summaries,
 )
 from tests.integration.storage.test_writer_failures import until_blocked
 from tests.integration.storage.world import DAY, NOW, TOPICS, batch_of, random_batch
@@ -47,7 +47,7 @@ SPREAD = [NOW - number * DAY // 7 for number in range(60)]
 
 
 def within(found: Summary, low: int, high: int) -> Summary:
-    """Those that begin in a range of time."""
+    """Return those that begin in a range of time."""
     return {key: value for key, value in found.items() if low <= key[1] < high}
 
 
@@ -70,11 +70,11 @@ async def test_a_drop_that_is_put_off_changes_no_summary(
 async def test_what_is_written_while_a_drop_waits_for_it_goes_too(
     node: Node, connection: Connection
 ) -> None:
-    """The last delta of a partition becomes visible when its buckets are gone already."""
-    dice = random.Random(SEED)
-    await node.store(random_batch(dice, 100, SPREAD))
+    """Let the last delta of a partition become visible when its buckets are gone already."""
+    rng = random.Random(SEED)
+    await node.store(random_batch(rng, 100, SPREAD))
     slow = LongTransaction(node)
-    await slow.open([random_batch(dice, 10, SPREAD)])
+    await slow.open([random_batch(rng, 10, SPREAD)])
     async with asyncio.timeout(PATIENCE_S):
         pruning = asyncio.create_task(prune(connection, TWO_DAYS, NOW, lock_timeout_ms=20_000))
         await until_blocked(node, "relation")
@@ -88,12 +88,12 @@ async def test_what_is_written_while_a_drop_waits_for_it_goes_too(
 
 
 async def test_commits_are_folded_before_they_go(node: Node, connection: Connection) -> None:
-    dice = random.Random(SEED)
+    rng = random.Random(SEED)
     old = [TODAY - 5 * DAY, TODAY - 5 * DAY + 1]
     position = COMMITS_PER_PARTITION - 3
     await connection.execute("select setval('storenode.position_seq', %s)", (position,))
     for moments in (old, old, old, [NOW], [NOW, *old], [NOW]):
-        await node.store(random_batch(dice, 5, moments))
+        await node.store(random_batch(rng, 5, moments))
     report = await prune(connection, TWO_DAYS, NOW)
     gone = {each.partition.name for each in report.dropped}
     assert {"commits_0", "messages_20261115"} <= gone
@@ -109,11 +109,11 @@ async def checked(url: str, sample: int | None = None) -> CheckReport:
 
 @pytest.fixture
 async def filled_url(node: Node, connection: Connection, database_url: str) -> str:
-    """A database with folded and unfolded summaries."""
-    dice = random.Random(SEED)
-    await node.store(random_batch(dice, 100, SPREAD))
+    """Return a database with folded and unfolded summaries."""
+    rng = random.Random(SEED)
+    await node.store(random_batch(rng, 100, SPREAD))
     await fold_until(connection)
-    await node.store(random_batch(dice, 100, SPREAD))
+    await node.store(random_batch(rng, 100, SPREAD))
     return database_url
 
 
@@ -163,7 +163,7 @@ def days_of(found: Summary) -> int:
 
 async def test_what_differs_is_named(filled_url: str, connection: Connection) -> None:
     await fold_until(connection)
-    right = (await held(connection))[0, NOW - NOW % MINUTE][0]
+    right = (await stored_summaries(connection))[0, NOW - NOW % MINUTE][0]
     await connection.execute(DAMAGES["count"].encode())
     findings = {each.kind: each for each in (await checked(filled_url)).findings}
     minute = f"minute 2026-11-20T12:00Z ({NOW - NOW % MINUTE})"
@@ -180,7 +180,7 @@ async def test_what_differs_is_named(filled_url: str, connection: Connection) ->
 
 async def test_a_sample_looks_at_some_hours(filled_url: str, connection: Connection) -> None:
     await fold_until(connection)
-    minutes = sum(level == 0 for level, _ in await held(connection))
+    minutes = sum(level == 0 for level, _ in await stored_summaries(connection))
     report = await checked(filled_url, sample=1_000)
     assert (report.findings, report.checked["buckets"]) == ([], minutes)
     assert 0 < (await checked(filled_url, sample=3)).checked["buckets"] < minutes
@@ -218,14 +218,14 @@ async def test_nodes_go_on_while_summaries_are_made_anew(
     node: Node, filled_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fold_module, "MAX_FOLD_COMMITS", 16)  # publishers are faster than 1
-    dice = random.Random(SEED)
+    rng = random.Random(SEED)
     done = asyncio.Event()
     folded = asyncio.Event()
 
     async def publish() -> None:
         while not done.is_set():
             for _ in range(BURST):
-                await node.store(random_batch(dice, 5, SPREAD))
+                await node.store(random_batch(rng, 5, SPREAD))
             if not done.is_set():  # without a pause, what is not folded grows without end
                 folded.clear()
                 await folded.wait()
@@ -284,11 +284,11 @@ async def test_a_maintainer_folds_between_its_rounds(
 ) -> None:
     # On a slow machine the writer makes its first partitions for longer than a round would wait.
     monkeypatch.setattr(partitions, "CREATE_LOCK_TIMEOUT_MS", 60_000)
-    dice, events = random.Random(SEED), list[dict[str, object]]()
+    rng, events = random.Random(SEED), list[dict[str, object]]()
     keeper = maintainer(node, events)
     task = asyncio.create_task(keeper.run())
     for _ in range(4):
-        await node.store(random_batch(dice, 20, SPREAD))
+        await node.store(random_batch(rng, 20, SPREAD))
         await until_folded(connection)
         await assert_folded(connection)
     assert keeper.rounds == 1
@@ -311,7 +311,7 @@ async def test_a_maintainer_whose_clock_is_wrong_still_folds(
 
 
 @pytest.mark.usefixtures("quick_folds")
-async def test_a_fold_that_fails_is_told_and_tried_again(
+async def test_a_fold_that_fails_is_reported_and_tried_again(
     node: Node, connection: Connection
 ) -> None:
     events: list[dict[str, object]] = []

@@ -37,12 +37,12 @@ where datname = current_database() and query like 'select pg_sleep%%'
 """
 
 
-async def store(node: Node, dice: random.Random, count: int = 60, span_ns: int = 3 * DAY) -> None:
-    times = [NOW - dice.randrange(span_ns) for _ in range(count)]
-    await node.store(random_batch(dice, count, times))
+async def store(node: Node, rng: random.Random, count: int = 60, span_ns: int = 3 * DAY) -> None:
+    times = [NOW - rng.randrange(span_ns) for _ in range(count)]
+    await node.store(random_batch(rng, count, times))
 
 
-async def held(node: Node) -> NaiveView:
+async def stored_ids(node: Node) -> NaiveView:
     rows = await node.rows("select ts, hash from storenode.messages")
     return NaiveView((row[0], row[1]) for row in rows)  # type: ignore[misc]
 
@@ -52,9 +52,9 @@ async def fold_all(node: Node) -> None:
         await fold_until(connection)
 
 
-async def check(cold: SnapshotView, oracle: NaiveView, dice: random.Random) -> None:
+async def check(cold: SnapshotView, oracle: NaiveView, rng: random.Random) -> None:
     for count in (1, 20):
-        read = random_read(dice, oracle, random_spans(dice, oracle.ids, count))
+        read = random_read(rng, oracle, random_spans(rng, oracle.ids, count))
         check_answer(oracle, read, await worked_through(cold.view, read, cold.load))
 
 
@@ -64,13 +64,13 @@ async def test_buckets_and_what_is_not_folded_yet_are_one(
 ) -> None:
     monkeypatch.setattr(reconciliation, "MAX_TOP_BUCKETS", most_hours)
     monkeypatch.setattr(reconciliation, "_DELTAS_AT_ONCE", 2)
-    dice = random.Random(1)
+    rng = random.Random(1)
     for number in range(8):
-        await store(node, dice)
+        await store(node, rng)
         if number in (2, 5):
             await fold_all(node)
         async with cold_view(node.database) as cold:
-            await check(cold, await held(node), dice)
+            await check(cold, await stored_ids(node), rng)
             assert cold.place == node.feed.head or cold.place[0] > node.feed.head[0]
             longest = cold.view.longest_ns
     assert longest == (DAY_NS if most_hours == 10 else HOUR_NS)
@@ -80,15 +80,15 @@ async def test_much_that_is_not_folded_is_folded_first(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reconciliation, "MAX_DELTA_COMMITS", 5)
-    dice = random.Random(3)
+    rng = random.Random(3)
     for _ in range(5):
-        await store(node, dice)
+        await store(node, rng)
     async with cold_view(node.database) as cold:
-        await check(cold, await held(node), dice)
+        await check(cold, await stored_ids(node), rng)
     assert await node.value("select folded_position from storenode.store") == 0
-    await store(node, dice)
+    await store(node, rng)
     async with cold_view(node.database) as cold:
-        await check(cold, await held(node), dice)
+        await check(cold, await stored_ids(node), rng)
     assert await node.value("select folded_position from storenode.store") == cold.place[0]
 
 
@@ -96,34 +96,34 @@ async def test_what_cannot_be_folded_where_nothing_is_written_is_added_up(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reconciliation, "MAX_DELTA_COMMITS", 2)
-    dice = random.Random(9)
+    rng = random.Random(9)
     for _ in range(4):
-        await store(node, dice)
+        await store(node, rng)
     read_only = {"options": "-c default_transaction_read_only=on", "target_session_attrs": "any"}
     reading = await Database.open(make_conninfo(node.database.url, **read_only), SETTINGS)
     try:
         async with cold_view(reading) as cold:
-            await check(cold, await held(node), dice)
+            await check(cold, await stored_ids(node), rng)
     finally:
         await reading.close()
     assert await node.value("select folded_position from storenode.store") == 0
 
 
 async def test_the_first_and_the_last_moments_of_all_are_read(node: Node) -> None:
-    dice = random.Random(4)
-    await node.store(random_batch(dice, 20, range(1, 10)))
-    await store(node, dice)
+    rng = random.Random(4)
+    await node.store(random_batch(rng, 20, range(1, 10)))
+    await store(node, rng)
     async with cold_view(node.database) as cold:
-        await check(cold, await held(node), dice)
+        await check(cold, await stored_ids(node), rng)
         last_day = np.array([MAX_TIMESTAMP_NS - MAX_TIMESTAMP_NS % DAY_NS])
         buckets = await cold.load(NeedBuckets(HOUR_NS, last_day, DAY_NS))
         assert len(buckets) == 0
 
 
 async def test_a_portion_of_ids_is_the_first_of_them_in_order(node: Node) -> None:
-    dice = random.Random(5)
-    await store(node, dice, 200, 2 * DAY)
-    ids = (await held(node)).ids
+    rng = random.Random(5)
+    await store(node, rng, 200, 2 * DAY)
+    ids = (await stored_ids(node)).ids
     bounds = [LOWEST, ids[20], ids[50], ids[90], ids[91], ids[120], END]
     spans = Spans.of([(bounds[0], bounds[1]), (bounds[2], bounds[3]), (bounds[4], bounds[6])])
     wanted = [*ids[:20], *ids[50:90], *ids[91:]]
@@ -133,9 +133,9 @@ async def test_a_portion_of_ids_is_the_first_of_them_in_order(node: Node) -> Non
 
 
 async def test_a_hash_whose_message_was_dropped_is_not_found(node: Node) -> None:
-    dice = random.Random(6)
-    await store(node, dice)
-    gone, left = (await held(node)).ids[:2]
+    rng = random.Random(6)
+    await store(node, rng)
+    gone, left = (await stored_ids(node)).ids[:2]
     await node.rows("delete from storenode.messages where hash = %s", gone[1])
     async with cold_view(node.database) as cold:
         found = await cold.load(NeedHashes(SyncIds.of([gone, left, (0, b"x" * 32)]).hashes))
@@ -174,7 +174,7 @@ async def test_a_database_that_is_away_says_so() -> None:
 
 @pytest.fixture
 def leap(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Lets the time of a view pass, however long it took to open it."""
+    """Return a function that lets the time of a view pass."""
 
     def go() -> None:
         loop = asyncio.get_running_loop()

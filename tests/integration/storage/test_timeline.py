@@ -1,4 +1,4 @@
-"""What the status page shows over time is what is held, folded or not, whatever its age."""
+"""The timeline of the status page, against the stored messages, folded or not."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def timeline(node: Node) -> Timeline:
 
 
 def assert_says(found: Timeline, timestamps: list[int]) -> None:
-    """The naive way: every message is looked at."""
+    """Compare with a count of every message."""
     by_hour = Counter(ts - ts % HOUR_NS for ts in timestamps)
     assert found.hours_start_ns == FIRST_HOUR
     assert found.hours == [
@@ -47,20 +47,20 @@ def assert_says(found: Timeline, timestamps: list[int]) -> None:
     assert found.complete
 
 
-async def test_nothing_is_held(node: Node) -> None:
+async def test_nothing_is_stored(node: Node) -> None:
     found = await timeline(node)
     assert sum(found.hours) == 0
     assert found.slots == []
     assert found.complete
 
 
-async def test_it_is_what_is_held_before_and_after_folding(node: Node) -> None:
-    dice = random.Random(SEED)
+async def test_it_is_what_is_stored_before_and_after_folding(node: Node) -> None:
+    rng = random.Random(SEED)
     edges = [TODAY, TODAY - 1, FIRST_HOUR, FIRST_HOUR - 1, NOW, 5, NOW - 900 * DAY]
-    recent = [NOW - dice.randrange(40 * DAY) for _ in range(200)]
+    recent = [NOW - rng.randrange(40 * DAY) for _ in range(200)]
     timestamps: list[int] = []
     for moments in (recent[:100], edges, recent[100:], [*edges, *recent]):
-        batch = random_batch(dice, 60, moments)
+        batch = random_batch(rng, 60, moments)
         await node.store(batch)
         timestamps += batch.timestamps
         assert_says(await timeline(node), timestamps)

@@ -42,7 +42,7 @@ class Store:
         return list(await self.writer.store(batch, Source.CLIENT, min_confirms))
 
     async def state(self) -> dict[bytes, tuple[int, set[str]]]:
-        """What is unread: needed and confirming stores by hash."""
+        """Return what is unread: needed and confirming stores by hash."""
         events = await self.unread.newest()
         return {each.message_hash: (each.needed, set(each.stores)) for each in events}
 
@@ -66,7 +66,7 @@ def batch(count: int, seed: int = SEED) -> RecordBatch:
     return random_batch(random.Random(seed), count, [NOW - number for number in range(50)])
 
 
-async def test_what_nobody_wants_confirmed_is_never_unread(store: Store) -> None:
+async def test_what_needs_no_confirmation_is_never_unread(store: Store) -> None:
     await store.store(batch(200))
     assert await store.state() == {}
     assert (await store.unread.summary()).count == 0
@@ -149,9 +149,9 @@ async def test_nodes_on_one_database_note_confirmations_side_by_side(store: Stor
     other = UnreadRows(store.database)
 
     async def confirm(events: UnreadRows, peer: str) -> None:
-        dice = random.Random(peer)
+        rng = random.Random(peer)
         digests = list(messages.hashes)
-        dice.shuffle(digests)
+        rng.shuffle(digests)
         await events.confirm([Confirmed(digest, peer) for digest in digests])
 
     peers = "abcdefg"

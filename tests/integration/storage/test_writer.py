@@ -1,4 +1,4 @@
-"""What is stored: everything once, by any number of writers, with all that is found by it."""
+"""The writer: each message once, by any number of writers, with its rows of look-up tables."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.integration.storage.world import (
     PUBSUBS,
     TOPICS,
     batch_of,
-    held_of,
+    messages_of,
     part_of,
     random_batch,
 )
@@ -51,7 +51,7 @@ HOWEVER_STORED = pytest.mark.parametrize("fewest_copied", [1, 10**9])
 
 
 @asynccontextmanager
-async def commits_held_up(node: Node) -> AsyncIterator[None]:
+async def commits_blocked(node: Node) -> AsyncIterator[None]:
     """Keep every transaction from its last step, so that what comes meanwhile is queued."""
     connection = await node.database.connect()
     async with connection:
@@ -92,7 +92,7 @@ class Row(NamedTuple):
 
 
 async def assert_tables_agree(node: Node, stored: Sequence[RecordBatch]) -> None:
-    """Every table holds exactly what these batches say, and every message is in a commit."""
+    """Check that every table has exactly these batches, and every message is in a commit."""
     expected = {
         Row(batch.timestamps[index], digest, batch.topic_keys[index], batch.frame(index))
         for batch in stored
@@ -119,7 +119,7 @@ async def assert_tables_agree(node: Node, stored: Sequence[RecordBatch]) -> None
 
 
 async def assert_commits_agree(node: Node) -> None:
-    """Each commit says what its batch holds, and no message is in none."""
+    """Check that commits and batches have the same messages."""
     actual = await node.rows(
         "select batch, count(*), min(ts), max(ts), array_agg(distinct topic)"
         " from storenode.messages group by batch"
@@ -146,13 +146,13 @@ def _keys(column: object) -> set[bytes]:
 
 
 @HOWEVER_STORED
-async def test_everything_is_new_once_whoever_stores_it_first(
+async def test_each_message_is_new_once_in_concurrent_batches(
     node: Node, other_node: Node, monkeypatch: pytest.MonkeyPatch, fewest_copied: int
 ) -> None:
     monkeypatch.setattr(writer_module, "FEWEST_COPIED", fewest_copied)
-    dice = random.Random(SEED)
-    world = random_batch(dice, 400, TIMES)
-    parts = [part_of(world, dice.sample(range(400), dice.choice((1, 5, 80)))) for _ in range(60)]
+    rng = random.Random(SEED)
+    world = random_batch(rng, 400, TIMES)
+    parts = [part_of(world, rng.sample(range(400), rng.choice((1, 5, 80)))) for _ in range(60)]
     parts.append(world)
     nodes = (node, other_node)
     verdicts = await asyncio.gather(
@@ -183,11 +183,11 @@ async def test_a_batch_without_anything_new_makes_no_commit(node: Node) -> None:
 
 
 async def test_queued_batches_share_a_transaction_and_the_first_copy_is_new(node: Node) -> None:
-    dice = random.Random(SEED)
-    plugs = [random_batch(dice, 1, [NOW]) for _ in range(WORKERS)]
-    batch, other = random_batch(dice, 20, TIMES), random_batch(dice, 5, TIMES)
+    rng = random.Random(SEED)
+    plugs = [random_batch(rng, 1, [NOW]) for _ in range(WORKERS)]
+    batch, other = random_batch(rng, 20, TIMES), random_batch(rng, 5, TIMES)
     half = part_of(batch, range(10))
-    async with commits_held_up(node):
+    async with commits_blocked(node):
         plugged = await occupy_workers(node, plugs)
         calls = [half, batch, batch, other, half]
         stores = [asyncio.create_task(node.store(call)) for call in calls]
@@ -219,7 +219,7 @@ async def test_sources_share_a_transaction_with_a_commit_each(
         batches[1].extend(part_of(batches[0], [1]))
         batches[2].extend(before)
     sources = [Source.CLIENT, Source.GOSSIP, Source.CLIENT, Source.TRANSFER]
-    async with commits_held_up(node):
+    async with commits_blocked(node):
         plugged = await occupy_workers(node, plugs)
         stores = [
             asyncio.create_task(node.store(batch, source))
@@ -246,11 +246,11 @@ async def test_sources_share_a_transaction_with_a_commit_each(
 async def test_groups_keep_to_their_limits(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer_module, "MAX_GROUP_MESSAGES", 10)
     monkeypatch.setattr(writer_module, "MAX_GROUP_BYTES", 10_000)
-    dice = random.Random(SEED)
-    plugs = [random_batch(dice, 1, [NOW]) for _ in range(WORKERS)]
+    rng = random.Random(SEED)
+    plugs = [random_batch(rng, 1, [NOW]) for _ in range(WORKERS)]
     sizes = ((4, 40), (6, 40), (1, 40), (11, 40), (1, 6_000), (1, 6_000), (1, 40))
-    batches = [random_batch(dice, count, [NOW], size=size) for count, size in sizes]
-    async with commits_held_up(node):
+    batches = [random_batch(rng, count, [NOW], size=size) for count, size in sizes]
+    async with commits_blocked(node):
         plugged = await occupy_workers(node, plugs)
         stores = [asyncio.create_task(node.store(batch)) for batch in batches]
     assert all(all(verdicts) for verdicts in await asyncio.gather(*plugged, *stores))
@@ -262,37 +262,37 @@ async def test_groups_keep_to_their_limits(node: Node, monkeypatch: pytest.Monke
 async def test_the_queue_is_bounded(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer_module, "MAX_QUEUED_BATCHES", 20)
     monkeypatch.setattr(writer_module, "MAX_QUEUED_BYTES", 100_000)
-    dice = random.Random(SEED)
-    plugs = [random_batch(dice, 1, [NOW]) for _ in range(WORKERS)]
-    async with commits_held_up(node):
+    rng = random.Random(SEED)
+    plugs = [random_batch(rng, 1, [NOW]) for _ in range(WORKERS)]
+    async with commits_blocked(node):
         plugged = await occupy_workers(node, plugs)
-        small = [asyncio.create_task(node.store(random_batch(dice, 1, [NOW]))) for _ in range(20)]
+        small = [asyncio.create_task(node.store(random_batch(rng, 1, [NOW]))) for _ in range(20)]
         await queued(node)
         with pytest.raises(StoreBusy, match="retry with backoff"):
-            await node.store(random_batch(dice, 1, [NOW]))
+            await node.store(random_batch(rng, 1, [NOW]))
         for task in small[5:]:
             task.cancel()
         await asyncio.wait(small[5:])
     assert all(map(all, await asyncio.gather(*plugged, *small[:5])))
     assert node.writer.queued_bytes == 0
-    async with commits_held_up(node):
-        plugged = await occupy_workers(node, [random_batch(dice, 1, [NOW]) for _ in range(WORKERS)])
-        large = asyncio.create_task(node.store(random_batch(dice, 1, [NOW], size=90_000)))
+    async with commits_blocked(node):
+        plugged = await occupy_workers(node, [random_batch(rng, 1, [NOW]) for _ in range(WORKERS)])
+        large = asyncio.create_task(node.store(random_batch(rng, 1, [NOW], size=90_000)))
         await queued(node)
         assert 90_000 < node.writer.queued_bytes < 100_000
         with pytest.raises(StoreBusy):
-            await node.store(random_batch(dice, 1, [NOW], size=20_000))
+            await node.store(random_batch(rng, 1, [NOW], size=20_000))
     assert all(map(all, await asyncio.gather(*plugged, large)))
     assert await node.value("select count(*) from storenode.messages") == 2 * WORKERS + 5 + 1
 
 
-async def test_what_is_stored_is_told_though_its_caller_has_gone_away(node: Node) -> None:
-    dice = random.Random(SEED)
-    held, half = random_batch(dice, 4, [NOW]), random_batch(dice, 5, [NOW])
-    await node.store(held, Source.GOSSIP)
-    half.extend(held)
-    async with commits_held_up(node):
-        left = await occupy_workers(node, [random_batch(dice, 3, [NOW]), half])
+async def test_what_is_stored_is_reported_after_its_caller_has_gone(node: Node) -> None:
+    rng = random.Random(SEED)
+    stored, half = random_batch(rng, 4, [NOW]), random_batch(rng, 5, [NOW])
+    await node.store(stored, Source.GOSSIP)
+    half.extend(stored)
+    async with commits_blocked(node):
+        left = await occupy_workers(node, [random_batch(rng, 3, [NOW]), half])
         for task in left:
             task.cancel()
         await asyncio.wait(left)
@@ -300,26 +300,26 @@ async def test_what_is_stored_is_told_though_its_caller_has_gone_away(node: Node
         while len(node.stored) < 3:  # noqa: ASYNC110 - tells nobody
             await asyncio.sleep(PAUSE_S)
     assert all(task.cancelled() for task in left)
-    told = Counter((source, len(batch.hashes), new) for batch, source, new in node.stored)
-    assert told == {("gossip", 4, 4): 1, ("client", 3, 3): 1, ("client", 9, 5): 1}
+    reported = Counter((source, len(batch.hashes), new) for batch, source, new in node.stored)
+    assert reported == {("gossip", 4, 4): 1, ("client", 3, 3): 1, ("client", 9, 5): 1}
 
 
 async def test_a_stopped_writer_answers_everybody(node: Node) -> None:
-    dice = random.Random(SEED)
-    async with commits_held_up(node):
-        tasks = await occupy_workers(node, [random_batch(dice, 1, [NOW]) for _ in range(WORKERS)])
-        tasks += [asyncio.create_task(node.store(random_batch(dice, 1, [NOW]))) for _ in range(3)]
+    rng = random.Random(SEED)
+    async with commits_blocked(node):
+        tasks = await occupy_workers(node, [random_batch(rng, 1, [NOW]) for _ in range(WORKERS)])
+        tasks += [asyncio.create_task(node.store(random_batch(rng, 1, [NOW]))) for _ in range(3)]
         await queued(node)
         await node.writer.stop()
         for error in await asyncio.gather(*tasks, return_exceptions=True):
             assert isinstance(error, StoreBusy)
         with pytest.raises(StoreBusy, match="stopping"):
-            await node.store(random_batch(dice, 1, [NOW]))
+            await node.store(random_batch(rng, 1, [NOW]))
     assert node.writer.queued_bytes == 0
     assert await node.value("select count(*) from storenode.messages") == 0
 
 
-async def until_somebody_waits(node: Node, mode: str) -> None:
+async def until_one_waits(node: Node, mode: str) -> None:
     """Return when a lock of that mode on the table of messages, or the end of who wrote one, is
     waited for."""
     statement = (
@@ -334,24 +334,24 @@ async def until_somebody_waits(node: Node, mode: str) -> None:
 async def test_a_writer_that_stops_while_it_tries_batches_one_by_one_answers_everybody(
     node: Node,
 ) -> None:
-    dice = random.Random(SEED)
-    good, bad, last = (random_batch(dice, 1, [NOW]) for _ in range(3))
+    rng = random.Random(SEED)
+    good, bad, last = (random_batch(rng, 1, [NOW]) for _ in range(3))
     # What no admission lets through: Postgres refuses it, and each batch is tried by itself.
     bad.topics = dict.fromkeys(bad.topics, ("a\0topic", "of nobody"))
     blocker = await node.database.connect()
     async with blocker:
         await blocker.execute("begin")
-        async with commits_held_up(node):
-            plugs = [random_batch(dice, 1, [NOW]) for _ in range(WORKERS)]
+        async with commits_blocked(node):
+            plugs = [random_batch(rng, 1, [NOW]) for _ in range(WORKERS)]
             plugged = await occupy_workers(node, plugs)
             tasks = [asyncio.create_task(node.store(batch)) for batch in (good, bad, last)]
             await queued(node)
             locking = asyncio.create_task(
                 blocker.execute("lock table storenode.messages in share mode")
             )
-            await until_somebody_waits(node, "ShareLock")
+            await until_one_waits(node, "ShareLock")
         await asyncio.gather(locking, *plugged)
-        await until_somebody_waits(node, "RowExclusiveLock")
+        await until_one_waits(node, "RowExclusiveLock")
         await node.writer.stop()
         async with asyncio.timeout(90):
             errors = await asyncio.gather(*tasks, return_exceptions=True)
@@ -363,12 +363,12 @@ async def test_who_waits_for_a_message_of_another_does_not_hold_up_all_commits(
     node: Node, monkeypatch: pytest.MonkeyPatch, fewest_copied: int
 ) -> None:
     monkeypatch.setattr(writer_module, "FEWEST_COPIED", fewest_copied)
-    dice = random.Random(SEED)
-    contested, other = random_batch(dice, 1, [NOW]), random_batch(dice, 1, [NOW])
+    rng = random.Random(SEED)
+    contested, other = random_batch(rng, 1, [NOW]), random_batch(rng, 1, [NOW])
     restore = LongTransaction(node)
     await restore.open([contested])
     waiting = asyncio.create_task(node.store(contested))
-    await until_somebody_waits(node, "ShareLock")
+    await until_one_waits(node, "ShareLock")
     async with asyncio.timeout(90):
         assert await node.store(other) == [True]
     await restore.commit()
@@ -477,23 +477,23 @@ async def test_sds_rows_hold_what_messages_claim(
 
 
 async def test_a_partition_that_was_dropped_is_made_again(node: Node) -> None:
-    dice = random.Random(SEED)
-    first = random_batch(dice, 5, [NOW])
+    rng = random.Random(SEED)
+    first = random_batch(rng, 5, [NOW])
     assert all(await node.store(first))
     for table in ("messages", "hashes", "sds", "topics"):
         await node.rows(f"drop table storenode.{table}_20261120")
-    again = random_batch(dice, 5, [NOW])
+    again = random_batch(rng, 5, [NOW])
     assert await node.store(again) == [True] * 5
     assert await node.store(first) == [True] * 5
     names = await node.rows("select key from storenode.topics")
     assert {row[0] for row in names} == {*first.topic_keys, *again.topic_keys}
-    held = {each.hash for batch in (first, again) for each in held_of(batch)}
-    assert {row[0] for row in await node.rows("select hash from storenode.messages")} == held
+    stored = {each.hash for batch in (first, again) for each in messages_of(batch)}
+    assert {row[0] for row in await node.rows("select hash from storenode.messages")} == stored
 
 
 async def test_messages_of_one_request_are_copied_in_the_order_of_their_keys(node: Node) -> None:
-    dice = random.Random(SEED)
-    batch = random_batch(dice, 1_200, [NOW + number % 7 for number in range(1_200)])
+    rng = random.Random(SEED)
+    batch = random_batch(rng, 1_200, [NOW + number % 7 for number in range(1_200)])
     assert await node.store(batch) == [True] * 1_200
     written = await node.rows("select ts, hash from storenode.messages order by ctid")
     assert written == sorted(zip(batch.timestamps, batch.hashes, strict=True))
@@ -511,10 +511,10 @@ async def test_copies_that_fail_grow_rare_and_their_messages_are_stored_all_the_
 
     monkeypatch.setattr(writer_module, "copy", copy)
     monkeypatch.setattr(writer_module, "FEWEST_COPIED", 2)
-    dice = random.Random(SEED)
-    known = random_batch(dice, 1, [NOW])
+    rng = random.Random(SEED)
+    known = random_batch(rng, 1, [NOW])
     assert await node.store(known) == [True]
-    batches = [random_batch(dice, 2, [NOW]) for _ in range(140)]
+    batches = [random_batch(rng, 2, [NOW]) for _ in range(140)]
     for batch in batches[:40]:
         batch.extend(known)
         assert await node.store(batch) == [True, True, False]
@@ -529,8 +529,8 @@ async def test_a_message_that_was_pruned_and_comes_again_finds_its_hash_there(
     node: Node, monkeypatch: pytest.MonkeyPatch, fewest_copied: int
 ) -> None:
     monkeypatch.setattr(writer_module, "FEWEST_COPIED", fewest_copied)
-    dice = random.Random(SEED)
-    first = random_batch(dice, 5, [NOW])
+    rng = random.Random(SEED)
+    first = random_batch(rng, 5, [NOW])
     assert all(await node.store(first))
     await node.rows("drop table storenode.messages_20261120")
     assert await node.store(first) == [True] * 5

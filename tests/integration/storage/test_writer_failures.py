@@ -18,7 +18,7 @@ from tests.integration.storage.proxy import proxied
 from tests.integration.storage.test_writer import (
     HOWEVER_STORED,
     assert_tables_agree,
-    commits_held_up,
+    commits_blocked,
     occupy_workers,
 )
 from tests.integration.storage.world import DAY, NOW, TOPICS, random_batch
@@ -41,7 +41,7 @@ and pid in (select pid from pg_stat_activity where datname = current_database())
 
 
 async def test_what_is_answered_is_there_whatever_is_killed(node: Node, other_node: Node) -> None:
-    dice = random.Random(SEED)
+    rng = random.Random(SEED)
     stored: list[RecordBatch] = []
     progress = asyncio.Condition()
 
@@ -60,7 +60,7 @@ async def test_what_is_answered_is_there_whatever_is_killed(node: Node, other_no
         async with connection:
             while True:
                 await connection.execute(TERMINATE_OTHERS)
-                wanted = len(stored) + dice.randrange(1, 8)
+                wanted = len(stored) + rng.randrange(1, 8)
                 async with progress:
                     await progress.wait_for(lambda: len(stored) >= wanted)  # noqa: B023
 
@@ -83,19 +83,19 @@ async def test_a_lost_answer_to_a_commit_is_recovered(
     database_url: str, monkeypatch: pytest.MonkeyPatch, fewest_copied: int
 ) -> None:
     monkeypatch.setattr(writer_module, "FEWEST_COPIED", fewest_copied)
-    dice = random.Random(SEED)
+    rng = random.Random(SEED)
 
     def swallow_answer(batch: RecordBatch) -> None:
-        """What is copied is committed by a statement of its own."""
+        """Drop the answer to the commit; a COPY is committed by a statement of its own."""
         by_copy = len(batch) >= fewest_copied
         proxy.swallow_answer_to(b"COMMIT" if by_copy else batch.hashes[0])
 
     async with proxied(database_url) as (proxy, url), running(url) as node:
-        known = random_batch(dice, 5, [NOW])
+        known = random_batch(rng, 5, [NOW])
         await node.store(known)
         stored = [known]
         for _ in range(4):
-            batch = random_batch(dice, 30, [NOW - DAY, NOW])
+            batch = random_batch(rng, 30, [NOW - DAY, NOW])
             stored.append(batch)
             swallow_answer(batch)
             assert await node.store(batch) == [True] * 30
@@ -138,20 +138,20 @@ async def until_blocked(node: Node, kind: str) -> None:
 
 
 async def test_one_batch_that_cannot_be_stored_fails_alone(node: Node) -> None:
-    dice = random.Random(SEED)
-    plugs = [random_batch(dice, 1, [NOW]) for _ in range(2)]
+    rng = random.Random(SEED)
+    plugs = [random_batch(rng, 1, [NOW]) for _ in range(2)]
     await node.rows(
         "alter table storenode.messages add constraint odd check (octet_length(payload) <> 13)"
     )
-    good = [random_batch(dice, 10, [NOW]) for _ in range(4)]
-    refused = random_batch(dice, 1, [NOW], size=13)
-    unnameable = random_batch(dice, 1, [NOW], [("p", "not known yet")])
+    good = [random_batch(rng, 10, [NOW]) for _ in range(4)]
+    refused = random_batch(rng, 1, [NOW], size=13)
+    unnameable = random_batch(rng, 1, [NOW], [("p", "not known yet")])
     unnameable.topics = dict.fromkeys(unnameable.topics, ("p", "with\0nul"))
-    timeless = random_batch(dice, 1, [NOW])
+    timeless = random_batch(rng, 1, [NOW])
     timeless.timestamps = [-5]
     bad = {1: refused, 3: unnameable, 5: timeless}
     calls = [bad.get(number) or good.pop() for number in range(7)]
-    async with commits_held_up(node):
+    async with commits_blocked(node):
         plugged = await occupy_workers(node, plugs)
         tasks = [asyncio.create_task(node.store(call)) for call in calls]
     answers = await asyncio.gather(*plugged, *tasks, return_exceptions=True)
@@ -171,19 +171,19 @@ async def test_one_batch_that_cannot_be_stored_fails_alone(node: Node) -> None:
 async def test_a_database_that_is_away_is_reported_in_time_and_used_again(
     database_url: str,
 ) -> None:
-    dice = random.Random(SEED)
+    rng = random.Random(SEED)
     request = PageRequest(TopicFilter(), None, 0, 2**63 - 1, None, True, 100, False)
     async with proxied(database_url) as (proxy, url), running(url) as node:
-        first = random_batch(dice, 3, [NOW], TOPICS[:1])
+        first = random_batch(rng, 3, [NOW], TOPICS[:1])
         await node.store(first)
         proxy.refuse()
         with node.impatient():
             with pytest.raises(StoreUnavailable, match="retry with backoff"):
-                await node.store(random_batch(dice, 3, [NOW]))
+                await node.store(random_batch(rng, 3, [NOW]))
             with pytest.raises(StoreUnavailable, match="retry with backoff"):
                 await node.reader.query(request)
         await proxy.open()
-        last = random_batch(dice, 4, [NOW], TOPICS[:1])
+        last = random_batch(rng, 4, [NOW], TOPICS[:1])
         async with asyncio.timeout(PATIENCE_S):
             assert await until_served(node, last) == [True] * 4
         assert (await node.reader.query(request)).count == 7
@@ -200,11 +200,11 @@ async def until_served(node: Node, batch: RecordBatch) -> list[bool]:
 
 
 async def test_a_short_absence_is_waited_out(database_url: str) -> None:
-    dice = random.Random(SEED)
+    rng = random.Random(SEED)
     async with proxied(database_url) as (proxy, url), running(url) as node:
-        await node.store(random_batch(dice, 1, [NOW]))
+        await node.store(random_batch(rng, 1, [NOW]))
         proxy.refuse()
-        batches = [random_batch(dice, 5, [NOW]) for _ in range(6)]
+        batches = [random_batch(rng, 5, [NOW]) for _ in range(6)]
         stores = [asyncio.create_task(node.store(batch)) for batch in batches]
         await asyncio.wait(stores, timeout=0.3)
         assert not any(task.done() for task in stores)

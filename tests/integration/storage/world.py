@@ -26,8 +26,8 @@ TOPICS: tuple[Topic, ...] = tuple((pubsub, content) for pubsub in PUBSUBS for co
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """One message as an oracle remembers it."""
+class KnownMessage:
+    """A message as an oracle remembers it."""
 
     at: SyncId
     topic: Topic
@@ -35,16 +35,16 @@ class Held:
 
     @property
     def hash(self) -> bytes:
-        """Its hash."""
+        """The hash of the message."""
         return self.at[1]
 
     @property
     def presence(self) -> bytes:
-        """Its frame without data."""
+        """The frame without data."""
         return presence(self.hash)
 
 
-class World(list[Held]):
+class World(list[KnownMessage]):
     """Messages that a failed test does not print."""
 
     def __repr__(self) -> str:
@@ -62,28 +62,28 @@ def batch_of(messages: Iterable[tuple[int, Topic, bytes]]) -> RecordBatch:
     return admission.batch
 
 
-def held_of(batch: RecordBatch) -> list[Held]:
-    """The messages of a batch, in its order."""
+def messages_of(batch: RecordBatch) -> list[KnownMessage]:
+    """Return the messages of a batch, in its order."""
     return [
-        Held((timestamp, digest), batch.topics[key], batch.frame(index))
+        KnownMessage((timestamp, digest), batch.topics[key], batch.frame(index))
         for index, (timestamp, digest, key) in enumerate(
             zip(batch.timestamps, batch.hashes, batch.topic_keys, strict=True)
         )
     ]
 
 
-def in_order(held: Iterable[Held]) -> list[Held]:
-    """Sorted by SyncID."""
-    return sorted(held, key=lambda message: message.at)
+def in_order(stored: Iterable[KnownMessage]) -> list[KnownMessage]:
+    """Return messages sorted by SyncID."""
+    return sorted(stored, key=lambda message: message.at)
 
 
-def matching(held: Iterable[Held], wanted: TopicFilter) -> list[Held]:
-    """Those that a filter selects."""
-    return [message for message in held if wanted.matches(*message.topic)]
+def matching(stored: Iterable[KnownMessage], wanted: TopicFilter) -> list[KnownMessage]:
+    """Return those that a filter selects."""
+    return [message for message in stored if wanted.matches(*message.topic)]
 
 
 def random_batch(
-    dice: random.Random,
+    rng: random.Random,
     count: int,
     timestamps: Sequence[int],
     topics: Sequence[Topic] = TOPICS,
@@ -91,12 +91,12 @@ def random_batch(
 ) -> RecordBatch:
     """``count`` distinct messages with random payloads."""
     return batch_of(
-        (dice.choice(timestamps), dice.choice(topics), dice.randbytes(size)) for _ in range(count)
+        (rng.choice(timestamps), rng.choice(topics), rng.randbytes(size)) for _ in range(count)
     )
 
 
 def part_of(batch: RecordBatch, indexes: Sequence[int]) -> RecordBatch:
-    """Some messages of a batch without SDS metadata, as a batch of their own."""
+    """Return some messages of a batch without SDS metadata, as a batch of their own."""
     keys = [batch.topic_keys[index] for index in indexes]
     return RecordBatch(
         timestamps=[batch.timestamps[index] for index in indexes],
@@ -111,10 +111,10 @@ def part_of(batch: RecordBatch, indexes: Sequence[int]) -> RecordBatch:
 
 
 def as_query(frames: Iterable[bytes]) -> bytes:
-    """Frames as the entries of a ``StoreQueryResponse`` (field 20)."""
+    """Encode frames as the entries of a ``StoreQueryResponse`` (field 20)."""
     return b"".join([b"\xa2\x01" + frame[1:] for frame in frames])
 
 
 def hashes_in(frames: bytes) -> list[bytes]:
-    """The hashes of a page of frames (field 1)."""
+    """Return the hashes of a page of frames (field 1)."""
     return [message.message_hash for message in ScanPage.FromString(frames).messages]

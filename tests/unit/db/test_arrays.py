@@ -44,7 +44,7 @@ async def connection(postgres: PostgresServer) -> AsyncIterator[Connection]:
 
 
 async def taken(connection: Connection, kind: str, array: BinaryArray) -> object:
-    """What Postgres reads from an array; its elements one by one, in order."""
+    """Return what Postgres reads from an array; its elements one by one, in order."""
     cursor = await connection.execute(
         f"select element, pg_typeof(%(array)b)::text from unnest(%(array)b::{kind}[])"
         " with ordinality as each(element, place) order by place",

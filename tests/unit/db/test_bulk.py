@@ -12,7 +12,7 @@ TIMES = st.lists(st.integers(1, 3), min_size=20, max_size=20)
 
 
 def cells(row: bytes) -> list[bytes]:
-    """The values of one row."""
+    """Return the values of one row."""
     values, at = [], 2
     for _ in range(int.from_bytes(row[:2], "big")):
         size = int.from_bytes(row[at : at + 4], "big")

@@ -1,4 +1,4 @@
-"""What a node adds to a connection string, and which strings are none."""
+"""The settings that a node adds to a connection string, and strings that are refused."""
 
 from __future__ import annotations
 

@@ -36,9 +36,9 @@ messages = st.lists(st.tuples(moments, st.binary(max_size=4)), max_size=60).map(
 )
 
 
-def summed(held: Iterable[tuple[int, bytes]], length_ns: int) -> Summary:
+def summed(stored: Iterable[tuple[int, bytes]], length_ns: int) -> Summary:
     found: Summary = {}
-    for ts, digest in held:
+    for ts, digest in stored:
         start = ts - ts % length_ns
         count, xor = found.get(start, (0, 0))
         found[start] = count + 1, xor ^ int.from_bytes(digest, "little")
@@ -53,14 +53,14 @@ def said(buckets: Totals) -> Summary:
     }
 
 
-def packed(held: list[tuple[int, bytes]]) -> bytes:
-    return pack([ts for ts, _ in held], [digest for _, digest in held])
+def packed(stored: list[tuple[int, bytes]]) -> bytes:
+    return pack([ts for ts, _ in stored], [digest for _, digest in stored])
 
 
 @given(messages)
-def test_a_delta_says_what_is_in_each_minute(held: list[tuple[int, bytes]]) -> None:
-    delta = packed(held)
-    wanted = summed(held, MINUTE_NS)
+def test_a_delta_says_what_is_in_each_minute(stored: list[tuple[int, bytes]]) -> None:
+    delta = packed(stored)
+    wanted = summed(stored, MINUTE_NS)
     assert said(unpack([delta])) == wanted
     assert delta == b"".join(
         struct.pack("<qq", start, count) + xor.to_bytes(32, "little")
@@ -70,20 +70,20 @@ def test_a_delta_says_what_is_in_each_minute(held: list[tuple[int, bytes]]) -> N
 
 @given(st.lists(messages, max_size=5))
 def test_deltas_add_up_at_every_level(batches: list[list[tuple[int, bytes]]]) -> None:
-    everything = [each for held in batches for each in held]
-    minutes = unpack(packed(held) for held in batches)
+    everything = [each for stored in batches for each in stored]
+    minutes = unpack(packed(stored) for stored in batches)
     for length_ns in LEVELS_NS:
         assert said(minutes.coarser(length_ns)) == summed(everything, length_ns)
 
 
 @given(messages, moments, moments)
 def test_ranges_are_cut_out_and_left_out(
-    held: list[tuple[int, bytes]], low: int, high: int
+    stored: list[tuple[int, bytes]], low: int, high: int
 ) -> None:
     low, high = sorted((low - low % MINUTE_NS, high - high % MINUTE_NS))
-    minutes = unpack([packed(held)])
-    inside = [each for each in held if low <= each[0] < high]
-    outside = [each for each in held if not low <= each[0] < high]
+    minutes = unpack([packed(stored)])
+    inside = [each for each in stored if low <= each[0] < high]
+    outside = [each for each in stored if not low <= each[0] < high]
     assert said(minutes.within(low, high)) == summed(inside, MINUTE_NS)
     assert said(minutes.without(low, high)) == summed(outside, MINUTE_NS)
 

@@ -1,4 +1,4 @@
-"""Which server is the newer one, by timelines and commits."""
+"""The order of servers, by timelines and commits."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_another_store_is_refused_whatever_its_timeline() -> None:
 
 
 @pytest.mark.parametrize(
-    ("timeline", "holds", "held", "newer"),
+    ("timeline", "holds", "stored", "newer"),
     [
         (3, False, False, True),
         (1, True, False, False),
@@ -56,10 +56,10 @@ def test_another_store_is_refused_whatever_its_timeline() -> None:
     ],
 )
 def test_the_higher_timeline_is_newer_and_then_who_holds_more(
-    timeline: int, *, holds: bool, held: bool, newer: bool
+    timeline: int, *, holds: bool, stored: bool, newer: bool
 ) -> None:
     one = replace(SERVER, timeline=timeline)
-    assert is_newer(one, SERVER, holds_its_head=holds, is_in_it=held) == newer
+    assert is_newer(one, SERVER, holds_its_head=holds, is_in_it=stored) == newer
 
 
 @pytest.mark.parametrize(

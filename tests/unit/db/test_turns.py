@@ -11,7 +11,7 @@ from store.domain.ports import StoreBusy
 
 
 class World:
-    """Calls that work until they are told to end."""
+    """Calls that work until they are ended."""
 
     def __init__(self, *, places: int = 3, of_caller: int = 2, most_waiting: int = 8) -> None:
         self.turns = Turns("walks", places=places, of_caller=of_caller, most_waiting=most_waiting)
@@ -20,7 +20,7 @@ class World:
         self._ends: dict[str, asyncio.Event] = {}
 
     async def begin(self, name: str) -> None:
-        """A call ``CALLER CONNECTION NUMBER``, begun."""
+        """Begin a call ``CALLER CONNECTION NUMBER``."""
         caller, connection, _ = name.split()
         self._ends[name] = asyncio.Event()
 
@@ -36,7 +36,7 @@ class World:
         await settled()
 
     async def end(self, name: str) -> None:
-        """The end of one that works."""
+        """End a call that works."""
         self._ends[name].set()
         await self.tasks[name]
         await settled()

@@ -122,7 +122,7 @@ def test_without_a_token_file_everybody_may_do_all_but_administer() -> None:
     assert access.authorize(None, Right.ADMIN, "host", open_admin=True).name == "host"
 
 
-def test_an_empty_token_file_lets_nobody_in() -> None:
+def test_an_empty_token_file_refuses_every_caller() -> None:
     access = parse_token_file("")
     with pytest.raises(Unauthenticated):
         authorize(access, TOKEN)
@@ -161,7 +161,7 @@ def test_a_right_that_is_missing_is_denied_by_name(right: Right) -> None:
     assert not isinstance(refused.value, Unauthenticated)
 
 
-def test_tokens_are_told_apart_among_many() -> None:
+def test_tokens_are_distinguished_among_many() -> None:
     text = "".join(entry(f"c{n}", f"token {n}") for n in range(200))
     access = parse_token_file(text)
     for n in range(200):

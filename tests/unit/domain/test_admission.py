@@ -33,7 +33,7 @@ def judge(*messages: WakuMessageAndTopic, policy: Policy = CLIENT) -> Admitted:
 
 
 def check(admission: Admitted, messages: Sequence[WakuMessageAndTopic]) -> None:
-    """Every column has one entry a message, and each position leads to that message's hash."""
+    """Check that every column has an entry for each message, and positions lead to hashes."""
     assert len(admission.verdicts) == len(admission.positions) == len(messages)
     assert len(admission.hashes) == len(messages)
     admission.batch.check()
@@ -326,10 +326,10 @@ def test_what_long_topics_take_is_given_back() -> None:
     try:
         for number in range(100):
             judge(entry(content=f"/{number}/" + "x" * size))
-        held, _ = tracemalloc.get_traced_memory()
+        stored, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert held < 20 * size
+    assert stored < 20 * size
 
 
 @given(st.lists(entries, max_size=6).map(lambda some: some + some[:3]))

@@ -123,7 +123,7 @@ STORES = [Source.TRANSFER, Source.RESUME, Source.GOSSIP, Source.NWAKU, Source.RE
 
 
 def judge(source: Source, message: WakuMessageAndTopic) -> str:
-    """The verdict of a node with a horizon on one message: a label, or nothing."""
+    """Return the verdict of a node with a horizon on one message: a label, or nothing."""
     admission = Admission(Policy(20 * 10**9, HORIZON_NS), NOW_NS, source)
     admission.admit(encoded([message]))
     assert len(admission.admitted.batch) == (not admission.admitted.refusals)

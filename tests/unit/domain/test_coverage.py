@@ -53,25 +53,25 @@ def xor(ids: list[SyncId]) -> bytes:
     return total.to_bytes(32, "big")
 
 
-def measured(held: list[SyncId], where: list[tuple[int, int]]) -> Measured:
-    inside = [[each for each in held if start <= each[0] < end] for start, end in where]
+def measured(stored: list[SyncId], where: list[tuple[int, int]]) -> Measured:
+    inside = [[each for each in stored if start <= each[0] < end] for start, end in where]
     prints = b"".join(xor(each) for each in inside)
     counts = np.array([len(each) for each in inside], np.int64)
     return Measured(counts, np.frombuffer(prints, np.uint64).reshape(-1, 4))
 
 
 def statements(
-    held: list[SyncId], start_ns: int, end_ns: int, found: Comparison, now_ns: int = NOW
+    stored: list[SyncId], start_ns: int, end_ns: int, found: Comparison, now_ns: int = NOW
 ) -> list[Statement]:
     where = spans(start_ns, end_ns, now_ns, found)
-    return stated(where, measured(held, where), found)
+    return stated(where, measured(stored, where), found)
 
 
 def verdict(
-    held: list[SyncId], kept: list[Statement], start_ns: int, length_ns: int = HOUR_NS
+    stored: list[SyncId], kept: list[Statement], start_ns: int, length_ns: int = HOUR_NS
 ) -> CoverageState:
     where = [(each.start_ns, each.end_ns) for each in kept]
-    about = measured_by_span(where, measured(held, where))
+    about = measured_by_span(where, measured(stored, where))
     return covered((start_ns, start_ns + length_ns), "b", kept, about).state
 
 
@@ -95,7 +95,7 @@ def test_a_day_with_a_difference_is_divided_into_hours() -> None:
     assert [(each.start_ns, each.missing_here) for each in differing] == [(TODAY - 4 * DAY_NS, 1)]
 
 
-def test_what_was_transferred_counts_as_held() -> None:
+def test_what_was_transferred_counts_as_stored() -> None:
     here, there = message(TODAY + 1, 1), message(TODAY + 2, 2)
     found = replace(EQUAL, to_send=SyncIds.of([here]), to_receive=SyncIds.of([there]))
     made = statements([here], TODAY, TODAY + HOUR_NS, found)
@@ -115,10 +115,10 @@ def test_a_conflict_differs_although_all_else_was_transferred() -> None:
 
 @pytest.mark.parametrize("late", [True, False])
 def test_a_late_or_a_lost_message_withdraws_equality(late: bool) -> None:
-    held = [message(TODAY + number, number) for number in range(1, 5)]
-    made = statements(held, TODAY, TODAY + 2 * HOUR_NS, EQUAL)
-    changed = [*held, message(TODAY + 9, 9)] if late else held[1:]
-    assert verdict(held, made, TODAY) is CoverageState.EQUAL
+    stored = [message(TODAY + number, number) for number in range(1, 5)]
+    made = statements(stored, TODAY, TODAY + 2 * HOUR_NS, EQUAL)
+    changed = [*stored, message(TODAY + 9, 9)] if late else stored[1:]
+    assert verdict(stored, made, TODAY) is CoverageState.EQUAL
     assert verdict(changed, made, TODAY) is CoverageState.UNCONFIRMED
     assert verdict(changed, made, TODAY + HOUR_NS) is CoverageState.EQUAL
 
@@ -134,10 +134,10 @@ def test_a_difference_stays_until_a_later_session() -> None:
 
 
 def test_the_counts_of_a_difference_are_those_of_its_comparison() -> None:
-    held = [message(TODAY + number * BLOCK_NS, number) for number in range(1, 5)]
+    stored = [message(TODAY + number * BLOCK_NS, number) for number in range(1, 5)]
     lacks = replace(EQUAL, to_receive=SyncIds.of([message(TODAY + 1, 9)]), resolved=False)
-    made = statements(held, TODAY, TODAY + HOUR_NS, lacks)
-    late = [*held, message(TODAY + 2, 10)]
+    made = statements(stored, TODAY, TODAY + HOUR_NS, lacks)
+    late = [*stored, message(TODAY + 2, 10)]
 
     def compare(start_ns: int, end_ns: int) -> tuple[CoverageState, int | None]:
         where = [(each.start_ns, each.end_ns) for each in made]
@@ -161,16 +161,16 @@ def test_an_earlier_comparison_replaces_no_later_one() -> None:
 
 def test_sessions_of_the_last_hour_cover_every_hour() -> None:
     kept: list[Statement] = []
-    held = [message(TODAY + number * BLOCK_NS, 1 << number) for number in range(18)]
+    stored = [message(TODAY + number * BLOCK_NS, 1 << number) for number in range(18)]
     for minutes in range(10, 180, 5):
         now_ns = TODAY + minutes * MINUTE_NS
         found = replace(EQUAL, compared_ns=now_ns)
-        known = [each for each in held if each[0] < now_ns]
+        known = [each for each in stored if each[0] < now_ns]
         made = statements(known, now_ns - HOUR_NS, now_ns, found, now_ns)
         gone, new = updated(kept, made, now_ns)
         kept = _kept(kept, gone, new)
-    assert verdict(held, kept, TODAY) is CoverageState.EQUAL
-    assert verdict(held, kept, TODAY + HOUR_NS) is CoverageState.EQUAL
+    assert verdict(stored, kept, TODAY) is CoverageState.EQUAL
+    assert verdict(stored, kept, TODAY + HOUR_NS) is CoverageState.EQUAL
     assert len(kept) <= 30
 
 
@@ -200,7 +200,7 @@ def test_a_part_of_a_step_is_not_the_step() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_step_is_equal_only_if_it_was(seed: int) -> None:
-    """Two stores drift and are compared over random windows; no statement is ever false."""
+    """Let two stores drift, and compare them over random windows: no statement is false."""
     rng = random.Random(seed)
     sides: tuple[set[SyncId], set[SyncId]] = (set(), set())
     kept: list[Statement] = []

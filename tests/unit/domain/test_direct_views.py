@@ -1,4 +1,4 @@
-"""Where a view answers a whole payload: small indexes on the event loop, large ones beside it."""
+"""Answers of a view to a whole payload: small indexes on the event loop, large ones beside it."""
 
 from __future__ import annotations
 

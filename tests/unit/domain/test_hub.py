@@ -1,4 +1,4 @@
-"""What `test_hub_machine` does not hold the hub to: wakes, names, bounds, memory."""
+"""The hub beyond `test_hub_machine`: wakes, names, bounds, memory."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def hub() -> Hub:
 def followed(
     hub: Hub, wanted: TopicFilter = CHAT_ONLY, place: Place = START, *, include_data: bool = True
 ) -> tuple[Subscriber, Mock]:
-    """A subscriber of the hub, and what it wakes."""
+    """Return a subscriber of the hub, and its ``wake``."""
     woken = Mock()
     follower = Subscriber(wanted, include_data, place, woken)
     hub.subscribe(follower)
@@ -67,7 +67,7 @@ def test_an_idle_follower_is_not_woken_and_stands_at_the_head(hub: Hub) -> None:
     assert follower.take(EVERYTHING) == Delivery(b"c", 1, (1_000, 7_000))
 
 
-def test_names_are_asked_for_only_when_somebody_needs_them(hub: Hub) -> None:
+def test_names_are_asked_for_only_when_a_follower_needs_them(hub: Hub) -> None:
     key = topic_key(PUBSUB, CHAT)
     followed(hub)
     assert hub.unnamed([key]) == []

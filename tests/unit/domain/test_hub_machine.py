@@ -50,7 +50,7 @@ filters = st.builds(
 
 @dataclass(frozen=True)
 class Message:
-    """One message, stored or ephemeral."""
+    """A message, stored or ephemeral."""
 
     topic: tuple[str, str]
     hash: bytes
@@ -63,7 +63,7 @@ class Message:
 
 @dataclass
 class Follower:
-    """What the model knows of a subscriber: where it stands, and the groups that wait for it."""
+    """A subscriber in the model: its place, and the groups that wait for it."""
 
     subscriber: Subscriber
     place: Place
@@ -141,7 +141,7 @@ class HubMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.portion)
     @rule(groups=st.lists(commits, min_size=1, max_size=3), gap=st.integers(0, 2))
     def read(self, groups: list[list[tuple[tuple[str, str], int]]], gap: int) -> None:
-        """Commits were seen: their rows are read for those who are subscribed now."""
+        """Read the rows of new commits for the current subscribers."""
         portion = []
         for group in groups:
             self.position += 1 + gap
@@ -194,7 +194,7 @@ class HubMachine(RuleBasedStateMachine):
 
     @rule(found=st.booleans(), lost=st.integers(0, 3))
     def reconnect(self, found: bool, lost: int) -> None:
-        """The database was away; unless the head was found again, some commits are lost."""
+        """Reconnect to the database; unless the head was found again, some commits are lost."""
         self.portion.clear()
         head = self.hub.head
         if not found:

@@ -18,10 +18,10 @@ hashes = st.builds(
 @example([], [bytes(32)])
 @example([bytes(32)], [])
 @example([bytes(32)], [bytes(32), b"\xff" * 32])
-def test_every_hash_is_found_at_its_place(held: list[bytes], wanted: list[bytes]) -> None:
-    lookup = IdLookup(SyncIds.of((number, digest) for number, digest in enumerate(held)))
+def test_every_hash_is_found_at_its_place(stored: list[bytes], wanted: list[bytes]) -> None:
+    lookup = IdLookup(SyncIds.of((number, digest) for number, digest in enumerate(stored)))
     found = lookup.find(hash_column(wanted)).tolist()
-    assert found == [held.index(digest) if digest in held else -1 for digest in wanted]
+    assert found == [stored.index(digest) if digest in stored else -1 for digest in wanted]
 
 
 def test_many_are_found_in_portions() -> None:

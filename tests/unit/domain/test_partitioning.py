@@ -1,4 +1,4 @@
-"""Which partitions are made, against oracles that a reader can see are right."""
+"""The partitions that are made, against oracles that a reader can see are right."""
 
 from __future__ import annotations
 
@@ -138,28 +138,28 @@ def test_what_is_covered_in_part_is_filled_by_days() -> None:
 
 
 def test_where_nothing_is_dropped_months_follow_on_many_days() -> None:
-    held: list[Bounds] = []
+    stored: list[Bounds] = []
     now = NOW
     for _ in range(10 * 365):
-        held += plan_messages(held, ahead(now), now)
+        stored += plan_messages(stored, ahead(now), now)
         now += DAY_NS
-    cover = Cover(held)
+    cover = Cover(stored)
     cover.check()
     assert cover.spans(NOW, now)
-    by_day = [each for each in held if each.high - each.low == DAY_NS]
+    by_day = [each for each in stored if each.high - each.low == DAY_NS]
     assert CROWDED_AT <= len(by_day) < CROWDED_AT + 31
-    assert len(held) - len(by_day) <= 10 * 12
+    assert len(stored) - len(by_day) <= 10 * 12
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_who_brings_messages_of_all_years_makes_few_partitions(seed: int) -> None:
-    days, held = list(range(NOW // DAY_NS)), list[Bounds]()
+    days, stored = list(range(NOW // DAY_NS)), list[Bounds]()
     random.Random(seed).shuffle(days)
     for day in days[:400]:
-        held += plan_messages(held, [NOW - day * DAY_NS], NOW)
-    held += plan_messages(held, [NOW - day * DAY_NS for day in days], NOW)
-    Cover(held).check()
-    assert len(held) < CROWDED_AT
+        stored += plan_messages(stored, [NOW - day * DAY_NS], NOW)
+    stored += plan_messages(stored, [NOW - day * DAY_NS for day in days], NOW)
+    Cover(stored).check()
+    assert len(stored) < CROWDED_AT
 
 
 def test_a_timestamp_that_is_never_legal_gets_no_partition() -> None:
@@ -190,20 +190,20 @@ def is_calendar_unit(bounds: Bounds) -> bool:
 def test_every_legal_timestamp_gets_a_partition_whatever_was_made_before(
     days: list[tuple[int, list[tuple[bool, int]]]],
 ) -> None:
-    held: list[Bounds] = []
+    stored: list[Bounds] = []
     for now, shifts in days:
         wanted = [1, now, now + DAY_NS, *ahead(now)]
         wanted += [max(1, min(now + DAY_NS, now - hours * HOUR_NS)) for _, hours in shifts]
         wanted += [max(1, now - hours * HOUR_NS // 24) for near, hours in shifts if near]
-        made = plan_messages(held, wanted, now)
-        held += made
-        cover = Cover(held)
+        made = plan_messages(stored, wanted, now)
+        stored += made
+        cover = Cover(stored)
         cover.check()
         assert all(cover.find(ts) is not None for ts in wanted)
         assert all(any(ts in each for ts in wanted) for each in made)
         assert all(is_calendar_unit(each) for each in made)
-        assert plan_messages(held, wanted, now) == []
-        assert len({fine_name(each) for each in held}) == len(held)
+        assert plan_messages(stored, wanted, now) == []
+        assert len({fine_name(each) for each in stored}) == len(stored)
 
 
 @given(st.integers(0, 2**62), st.sets(st.integers(0, 5)))
@@ -211,12 +211,12 @@ def test_commits_have_the_partition_of_a_position_and_the_next(
     position: int, offsets: set[int]
 ) -> None:
     first = position // COMMITS_PER_PARTITION
-    held = [
+    stored = [
         Bounds(number * COMMITS_PER_PARTITION, (number + 1) * COMMITS_PER_PARTITION)
         for number in (first + offset for offset in offsets)
     ]
-    made = plan_commits(held, position)
-    cover = Cover([*held, *made])
+    made = plan_commits(stored, position)
+    cover = Cover([*stored, *made])
     cover.check()
     assert cover.spans(position, position + COMMITS_PER_PARTITION)
     assert [commits_name(each) for each in made] == [
@@ -224,13 +224,13 @@ def test_commits_have_the_partition_of_a_position_and_the_next(
     ]
 
 
-def applied(held: list[Bounds], plan: CoarsePlan) -> list[Bounds]:
+def applied(stored: list[Bounds], plan: CoarsePlan) -> list[Bounds]:
     for extension in plan.extensions:
-        assert extension.old in held
+        assert extension.old in stored
         assert extension.new.low <= extension.old.low
         assert extension.new.high >= extension.old.high
-        held = [extension.new if each == extension.old else each for each in held]
-    return sorted([*held, *plan.create])
+        stored = [extension.new if each == extension.old else each for each in stored]
+    return sorted([*stored, *plan.create])
 
 
 def test_the_width_of_coarse_partitions() -> None:
@@ -252,21 +252,21 @@ def test_the_first_coarse_partition_starts_today_and_older_ones_have_no_lower_bo
 
 
 def test_a_long_pause_makes_one_partition_and_not_hundreds() -> None:
-    held = [Bounds(ns(2025, 1, 1), ns(2025, 1, 2))]
-    plan = plan_coarse(held, ahead(NOW), NOW, DAY_NS)
+    stored = [Bounds(ns(2025, 1, 1), ns(2025, 1, 2))]
+    plan = plan_coarse(stored, ahead(NOW), NOW, DAY_NS)
     (made,) = plan.create
-    assert made.low == held[0].high
+    assert made.low == stored[0].high
     assert NOW + 2 * DAY_NS < made.high <= NOW + 4 * DAY_NS
 
 
 def test_many_partitions_make_wide_ones_and_the_most_of_them_are_extended() -> None:
     day = DAY_NS
-    held = [Bounds(number * day, (number + 1) * day) for number in range(10, 10 + WIDEN_AT)]
-    held = applied(held, plan_coarse(held, [held[-1].high], NOW, day))
-    assert held[-1] == Bounds(16 * day, 22 * day)
-    held = applied(held, plan_coarse(held, [held[-1].high], NOW, day))
-    assert (len(held), held[-1]) == (MAX_COARSE, Bounds(22 * day, 34 * day))
-    plan = plan_coarse(held, [1, held[-1].high], NOW, day)
+    stored = [Bounds(number * day, (number + 1) * day) for number in range(10, 10 + WIDEN_AT)]
+    stored = applied(stored, plan_coarse(stored, [stored[-1].high], NOW, day))
+    assert stored[-1] == Bounds(16 * day, 22 * day)
+    stored = applied(stored, plan_coarse(stored, [stored[-1].high], NOW, day))
+    assert (len(stored), stored[-1]) == (MAX_COARSE, Bounds(22 * day, 34 * day))
+    plan = plan_coarse(stored, [1, stored[-1].high], NOW, day)
     assert plan.create == ()
     assert [each.new for each in plan.extensions] == [
         Bounds(UNBOUNDED_LOW, 11 * day),
@@ -276,10 +276,10 @@ def test_many_partitions_make_wide_ones_and_the_most_of_them_are_extended() -> N
 
 def test_a_hole_between_coarse_partitions_is_filled() -> None:
     day = DAY_NS
-    held = [Bounds(10 * day, 11 * day), Bounds(14 * day, 15 * day)]
-    plan = plan_coarse(held, [12 * day], NOW, day)
+    stored = [Bounds(10 * day, 11 * day), Bounds(14 * day, 15 * day)]
+    plan = plan_coarse(stored, [12 * day], NOW, day)
     assert plan.create == (Bounds(11 * day, 14 * day),)
-    full = [*held, *(Bounds(number * day, (number + 1) * day) for number in range(15, 21))]
+    full = [*stored, *(Bounds(number * day, (number + 1) * day) for number in range(15, 21))]
     (extension,) = plan_coarse(full, [12 * day], NOW, day).extensions
     assert extension.new == Bounds(10 * day, 14 * day)
 
@@ -294,14 +294,14 @@ def test_a_hole_between_coarse_partitions_is_filled() -> None:
 def test_coarse_partitions_cover_everything_and_stay_few(
     days: list[tuple[int, int | None, list[int]]],
 ) -> None:
-    held: list[Bounds] = []
+    stored: list[Bounds] = []
     for now, retention, shifts in days:
         wanted = [*ahead(now), *(max(1, now - hours * HOUR_NS) for hours in shifts)]
-        held = applied(held, plan_coarse(held, wanted, now, retention))
-        cover = Cover(held)
+        stored = applied(stored, plan_coarse(stored, wanted, now, retention))
+        cover = Cover(stored)
         cover.check()
-        assert len(held) <= MAX_COARSE
-        assert cover.spans(held[0].low, held[-1].high - 1)
+        assert len(stored) <= MAX_COARSE
+        assert cover.spans(stored[0].low, stored[-1].high - 1)
         assert all(cover.find(ts) is not None for ts in wanted)
-        assert plan_coarse(held, wanted, now, retention) == CoarsePlan()
-        assert len({coarse_name("x", each) for each in held}) == len(held)
+        assert plan_coarse(stored, wanted, now, retention) == CoarsePlan()
+        assert len({coarse_name("x", each) for each in stored}) == len(stored)

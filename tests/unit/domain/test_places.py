@@ -1,4 +1,4 @@
-"""Who gets a place, against an oracle that goes through the rules one by one."""
+"""The assignment of places, against an oracle that goes through the rules one by one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PLACES = Places(limit=4, reserved=1, patience_ns=50, least_wait_ns=10)
 
 
 def naive(places: Places, newcomer: Standing, holders: list[Standing]) -> int | None:
-    """The rules, in the order of the module."""
+    """Apply the rules in the order of the module."""
     strangers = [each for each in holders if not each.trusted]
     own_share = places.limit if newcomer.trusted else places.limit - places.reserved
     share_used = holders if newcomer.trusted else strangers
@@ -58,13 +58,13 @@ def before(one: Standing, other: Standing, places_of: object) -> bool:
 @settings(max_examples=500)
 @given(st.integers(0, 2**32))
 def test_places_are_shared_out_as_the_oracle_says(seed: int) -> None:
-    dice = random.Random(seed)
-    limit = dice.randint(1, 6)
-    places = Places(limit, dice.randrange(limit), dice.randint(0, 60), dice.randint(0, 20))
+    rng = random.Random(seed)
+    limit = rng.randint(1, 6)
+    places = Places(limit, rng.randrange(limit), rng.randint(0, 60), rng.randint(0, 20))
     holders: list[Standing] = []
     for _ in range(40):
-        waits_ns = None if dice.random() < 0.3 else dice.randint(0, 80)
-        newcomer = Standing(dice.random() < 0.3, dice.random() < 0.3, dice.choice("abc"), waits_ns)
+        waits_ns = None if rng.random() < 0.3 else rng.randint(0, 80)
+        newcomer = Standing(rng.random() < 0.3, rng.random() < 0.3, rng.choice("abc"), waits_ns)
         chosen = places.choose(newcomer, holders)
         assert chosen == naive(places, newcomer, holders)
         if chosen == FREE:
@@ -72,8 +72,8 @@ def test_places_are_shared_out_as_the_oracle_says(seed: int) -> None:
         elif chosen is not None:
             assert newcomer.trusted or not holders[chosen].trusted
             holders[chosen] = newcomer
-        elif holders and dice.random() < 0.3:
-            holders.pop(dice.randrange(len(holders)))
+        elif holders and rng.random() < 0.3:
+            holders.pop(rng.randrange(len(holders)))
         assert len(holders) <= limit
         assert sum(not each.trusted for each in holders) <= limit - places.reserved
 

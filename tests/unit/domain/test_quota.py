@@ -17,7 +17,7 @@ def open_account(quota: Quota, key: str = "a", now_ns: int = 0) -> Account:
 
 
 def wait_ns(bucket: Bucket, amount: int, now_ns: int) -> int:
-    """0: the tokens were taken."""
+    """Return the time to wait; 0: the tokens were taken."""
     try:
         bucket.take(amount, now_ns)
     except Exceeded as exceeded:

@@ -42,7 +42,7 @@ class FilledError(Exception):
 
 @dataclass
 class World:
-    """What a resumer works with; ``scans`` are consumed, each what one scan gives, or its end."""
+    """The surroundings of a resumer; ``scans`` are consumed: the pages of each, or its end."""
 
     scans: list[list[int | Exception]] = field(default_factory=list)
     peers: tuple[PeerAddress, ...] = PEERS

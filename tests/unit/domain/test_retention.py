@@ -1,4 +1,4 @@
-"""Which partitions may go, one rule at a time and over simulated decades."""
+"""The partitions that may go, one rule at a time and over simulated decades."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MIB = 1 << 20
 
 
 def part(low: int, high: int, table: str = "messages", size_bytes: int = MIB) -> Partition:
-    """A partition from and to days before (negative) or after today's midnight."""
+    """Return a partition from and to days before (negative) or after today's midnight."""
     bounds = Bounds((DAY_0 + low) * DAY_NS, (DAY_0 + high) * DAY_NS)
     return Partition(table, f"{table}_{low}", bounds, size_bytes)
 
@@ -121,7 +121,7 @@ def test_coarse_partitions_go_one_later_and_in_the_same_step() -> None:
     assert with_coarse[0].horizon_ns == (DAY_0 - 3) * DAY_NS
 
 
-def test_a_message_that_is_still_held_keeps_its_coarse_partition() -> None:
+def test_a_message_that_is_still_stored_keeps_its_coarse_partition() -> None:
     coarse = [[part(-90, -60, "hashes"), part(-60, -30, "hashes"), part(-30, 30, "hashes")]]
     horizon = (DAY_0 - 10) * DAY_NS
     endless = RetentionPolicy()
@@ -139,12 +139,12 @@ def test_a_limit_of_nothing_is_refused() -> None:
 
 
 def test_the_age_that_decides_the_width_of_coarse_partitions() -> None:
-    held = days(-5, 2)
+    stored = days(-5, 2)
     half = DAY_NS // 2
-    assert effective_age_ns(held, RetentionPolicy(), NOW) is None
-    assert effective_age_ns(held, RetentionPolicy(age_ns=7), NOW) == 7
-    assert effective_age_ns(held, RetentionPolicy(size_bytes=1), NOW) == 5 * DAY_NS + half
-    assert effective_age_ns(held, RetentionPolicy(age_ns=9, size_bytes=1), NOW) == 9
+    assert effective_age_ns(stored, RetentionPolicy(), NOW) is None
+    assert effective_age_ns(stored, RetentionPolicy(age_ns=7), NOW) == 7
+    assert effective_age_ns(stored, RetentionPolicy(size_bytes=1), NOW) == 5 * DAY_NS + half
+    assert effective_age_ns(stored, RetentionPolicy(age_ns=9, size_bytes=1), NOW) == 9
     assert effective_age_ns([], RetentionPolicy(size_bytes=1), NOW) == 0
 
 
@@ -186,15 +186,15 @@ class World:
             assert step.horizon_ns >= self.horizon_ns
             self.horizon_ns = step.horizon_ns
             for drop in step.drops:
-                held = self.fine if drop.partition.table == "messages" else self.coarse
-                held.remove(drop.partition.bounds)
+                stored = self.fine if drop.partition.table == "messages" else self.coarse
+                stored.remove(drop.partition.bounds)
                 if drop.reason is DropReason.AGE:
                     assert policy.age_ns is not None
                     assert drop.partition.bounds.high <= now_ns - policy.age_ns
             self.check_order()
 
     def check_order(self) -> None:
-        """One coarse partition wholly below the horizon is kept, and never two."""
+        """Check that at most one coarse partition lies wholly below the horizon."""
         floor = min([self.horizon_ns, *(each.low for each in self.fine[:1])])
         assert len([each for each in self.coarse if each.high <= floor]) <= 1
 
@@ -221,7 +221,7 @@ SMALL = RetentionPolicy(size_bytes=20 * MIB)
 
 
 def pause_days(policy: RetentionPolicy) -> int:
-    """Between two rounds; where much is held, a round a day would only cost time."""
+    """Return the days between two rounds: where much is stored, a round a day costs time."""
     return 30 if policy is ENDLESS else max(1, (policy.age_ns or 0) // (30 * DAY_NS))
 
 

@@ -178,7 +178,7 @@ def test_halves_of_a_window() -> None:
 @pytest.mark.parametrize("kind", [Kind.PERIODIC, Kind.WIDE])
 @pytest.mark.parametrize("refused", [10, 95, 300])
 def test_what_policy_refuses_hides_nothing_for_ever(kind: Kind, refused: int) -> None:
-    """A session reports 10 differences, the oldest first; all but the newest stay for ever."""
+    """Let a session report 10 differences, the oldest first; all but the newest stay."""
     each = machine(peers=PEERS[:2], range_ns=2**62, offset_ns=0, wide_interval_ns=HOUR)
     reached = []
 

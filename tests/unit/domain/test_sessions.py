@@ -34,7 +34,7 @@ NONE = SyncIds.empty()
 
 
 def registry(node_id: str = "m", store_id: str = "store-m") -> Sessions:
-    """A node in the middle of the alphabet: ``a`` is lower, ``z`` higher."""
+    """Return a node in the middle of the alphabet: ``a`` is lower, ``z`` higher."""
     return Sessions(node_id, store_id)
 
 
@@ -50,12 +50,12 @@ def refused(result: object) -> RefusalKind:
 
 
 def came(sessions: Sessions, node: str, session_id: str = "1") -> PeerSession:
-    """A session that the node began."""
+    """Accept a session that the node began."""
     return made(sessions.accept(NOW, Caller(node, f"store-{node}"), session_id))
 
 
 def called(sessions: Sessions, node: str, *, known: bool = True) -> PeerSession:
-    """A session that this node began; ``known``: the callee has said who it is."""
+    """Begin a session; ``known``: the callee has named itself."""
     session = made(sessions.begin(NOW, f"{node}:1"))
     if known:
         made(sessions.identify(NOW, session, node, f"store-{node}"))
@@ -174,7 +174,7 @@ def test_a_callee_says_who_it_is_and_there_is_a_session(old: str, node: str, win
     sessions.check()
 
 
-def test_a_session_that_gave_way_is_told_so_when_its_callee_answers() -> None:
+def test_a_session_that_gave_way_is_refused_when_its_callee_answers() -> None:
     sessions = registry()
     own = called(sessions, "a")
     came(sessions, "a")
@@ -241,11 +241,11 @@ def test_a_node_has_four_sessions_at_most() -> None:
 def strange(
     sessions: Sessions, node: str, address: str = "host", *, now_ns: int = NOW
 ) -> Accepted | SessionRefusal:
-    """A caller whom nobody knows begins a session."""
+    """Accept a session of an unknown caller."""
     return sessions.accept(now_ns, Caller(node, f"store-{node}", address), node)
 
 
-def test_callers_that_never_transfer_keep_nobody_out() -> None:
+def test_callers_that_never_transfer_keep_no_other_out() -> None:
     sessions = registry()
     for number in range(20):
         session = made(strange(sessions, f"invented-{number}", now_ns=NOW + number))
@@ -271,25 +271,25 @@ def test_a_place_is_kept_for_what_this_node_begins() -> None:
 @pytest.mark.parametrize("state", [SessionState.RECONCILING, SessionState.TRANSFERRING])
 def test_a_session_whose_peer_stalls_gives_way(state: SessionState) -> None:
     sessions = registry()
-    held = [made(strange(sessions, node)) for node in ("b", "c", "d")]
+    stored = [made(strange(sessions, node)) for node in ("b", "c", "d")]
     if state is SessionState.TRANSFERRING:
-        for each in held:
+        for each in stored:
             sessions.reconciled(NOW, each, IDS, NONE)
             assert sessions.claim(NOW, each.node_id, each.node_id) is each
-    for each in held:
+    for each in stored:
         sessions.awaits(NOW, each)
-    sessions.awaits(NOW + 1, held[0])
-    sessions.works(held[1])
+    sessions.awaits(NOW + 1, stored[0])
+    sessions.works(stored[1])
     assert refused(strange(sessions, "e", now_ns=NOW + STALLED_NS - 1)) is RefusalKind.BUSY
     taken = strange(sessions, "e", now_ns=NOW + STALLED_NS)
     assert isinstance(taken, Accepted)
-    assert taken.ended == (held[2],)
+    assert taken.ended == (stored[2],)
 
 
 def test_a_reconciliation_that_drips_gives_way_too() -> None:
     sessions, now_ns = registry(), NOW + SLOW_RECONCILE_NS
-    held = [made(strange(sessions, node)) for node in ("b", "c", "d")]
-    for each in held:
+    stored = [made(strange(sessions, node)) for node in ("b", "c", "d")]
+    for each in stored:
         sessions.awaits(now_ns, each)
     assert refused(strange(sessions, "e", now_ns=now_ns - 1)) is RefusalKind.BUSY
     made(strange(sessions, "e", now_ns=now_ns))
@@ -399,7 +399,7 @@ def test_what_a_session_s_state_does_not_allow_changes_nothing(old: str, ended: 
 
 @dataclass
 class Call:
-    """One call between two registries, and how far it has come."""
+    """A call between two registries, and its progress."""
 
     caller: Sessions
     callee: Sessions
@@ -410,7 +410,7 @@ class Call:
 
 @dataclass
 class Line:
-    """Two nodes that call each other; answers and cancellations arrive late, in any order."""
+    """A pair of nodes that call each other; answers and cancellations arrive late, in any order."""
 
     nodes: dict[str, Sessions]
     events: list[Callable[[], None]] = field(default_factory=list)
@@ -446,7 +446,7 @@ class Line:
         self._stop(result.ended if isinstance(result, Accepted) else (call.here,))
 
     def _stop(self, ended: tuple[PeerSession, ...]) -> None:
-        """What a driver does whose session has ended: the other side hears of it."""
+        """End the other side of a session that has ended, as a driver does."""
         for call in self.calls:
             if call.here in ended and call.there is not None:
                 self.events.append(partial(call.callee.end, call.there))
@@ -460,17 +460,17 @@ class Line:
 def test_two_that_begin_at_once_have_one_session(
     seed: int, knows_a: bool, knows_z: bool, at_once: bool
 ) -> None:
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     line = Line({name: Sessions(name, f"store-{name}") for name in ("a", "z")})
     begins = [partial(line.begin, "a", "z", knows_z), partial(line.begin, "z", "a", knows_a)]
-    dice.shuffle(begins)
+    rng.shuffle(begins)
     if at_once:
         for begin in begins:
             begin()
     else:
         line.events += begins
     while line.events:
-        line.events.pop(dice.randrange(len(line.events)))()
+        line.events.pop(rng.randrange(len(line.events)))()
         for sessions in line.nodes.values():
             sessions.check()
     (call,) = [

@@ -1,4 +1,4 @@
-"""How a transfer ends that takes long, whose stream closes early, or whose result was cut."""
+"""The end of a transfer that takes long, whose stream closes early, or whose result was cut."""
 
 import random
 from dataclasses import replace
@@ -50,14 +50,14 @@ from tests.unit.domain.transfer_world import (
 
 NS_PER_S = 10**9
 PEER = store_of(messages(2_000))
-HASHES = sorted(PEER.held, key=lambda digest: (PEER.held[digest][0], digest))
+HASHES = sorted(PEER.frames, key=lambda digest: (PEER.frames[digest][0], digest))
 STEP_NS = SILENCE_NS - 1
 
 seeds = st.integers(0, 2**32)
 
 
 def receiver(limits: TransferLimits = SMALL) -> Node:
-    """A node that expects all that the peer has."""
+    """Return a node that expects all that the peer has."""
     return began(Store(), None, ids_of(PEER, HASHES), limits=limits)
 
 
@@ -133,14 +133,14 @@ def test_who_began_is_the_more_patient_one() -> None:
 
 
 def test_a_clock_that_is_set_neither_kills_nor_prolongs_a_transfer() -> None:
-    """Of the clock only what is remembered depends, and that from the beginning on."""
+    """Show that only what is remembered depends on the clock, from the beginning on."""
     for clock_ns in (0, NOW_NS, 2 * NOW_NS):
         memory = PolicyMemory()
         store = store_of(messages(1, 3_000))
-        node = Node(store, ids_of(store, store.held), SyncIds.empty(), memory=memory)
+        node = Node(store, ids_of(store, store.frames), SyncIds.empty(), memory=memory)
         node.now_ns = 5 * NS_PER_S
         node.give(Begin(clock_ns))
-        (digest,) = store.held
+        (digest,) = store.frames
         node.now_ns += NS_PER_S
         node.receive(raw(refused=[(digest, f"{Reason.TOO_LARGE}: no")]))
         ((until_ns, label),) = memory.book("peer", Side.THEIRS).entries.values()
@@ -152,13 +152,13 @@ def test_a_clock_that_is_set_neither_kills_nor_prolongs_a_transfer() -> None:
 
 @given(seeds, st.booleans())
 def test_a_stream_that_closes_when_all_is_answered_was_only_closed(seed: int, sends: bool) -> None:
-    """The other side has everything, and goes, before this one has been told of its last write."""
+    """Let the other side end before this one has the result of its last write."""
     batch = messages(5)
     left, right = (store_of(batch), Store()) if sends else (Store(), store_of(batch))
     one, other = pair(left, right)
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     while other.report is None:
-        dice.choice(one.events() + other.events())()
+        rng.choice(one.events() + other.events())()
     while one.inbox and one.report is None:
         one.receive(one.inbox.popleft())
     if one.report is None:
@@ -176,7 +176,7 @@ def test_a_stream_that_is_lost_before_is_lost() -> None:
 
 
 @given(seeds, st.integers(0, 20))
-def test_nobody_is_accused_whose_limit_of_differences_is_larger(seed: int, limit: int) -> None:
+def test_a_larger_limit_of_differences_is_no_fault(seed: int, limit: int) -> None:
     left, right = store_of(messages(40)), Store()
     missing = right.lacks(left)
     sender = Node(left, missing, SyncIds.empty(), peer="b")
@@ -186,7 +186,7 @@ def test_nobody_is_accused_whose_limit_of_differences_is_larger(seed: int, limit
     run(random.Random(seed), sender, receiver)
     for node in (sender, receiver):
         assert ended(node).fault is TransferFault.NONE, ended(node).error
-    assert len(right.held) == limit
+    assert len(right.frames) == limit
     assert ended(sender).stored_by_peer == limit
     assert ended(sender).missed_by_peer == 40 - limit
     assert not ended(sender).equal
@@ -203,7 +203,7 @@ def test_answers_about_what_only_the_peer_has_found_are_passed_over(seed: int, l
     run(random.Random(seed), sender, receiver)
     assert ended(sender).fault is TransferFault.NONE, ended(sender).error
     assert ended(sender).stored_by_peer == limit
-    assert len(right.held) == limit
+    assert len(right.frames) == limit
 
 
 def test_a_flood_after_a_cut_is_read_no_faster_than_it_is_answered() -> None:
@@ -219,9 +219,9 @@ def test_a_flood_after_a_cut_is_read_no_faster_than_it_is_answered() -> None:
 
 
 @pytest.mark.parametrize("partial", [False, True])
-def test_an_answer_that_comes_twice_is_a_fault_of_whoever_gives_it(partial: bool) -> None:
+def test_an_answer_that_comes_twice_is_a_fault_of_its_sender(partial: bool) -> None:
     store = store_of(messages(2, 3_000))
-    ids = ids_of(store, store.held)
+    ids = ids_of(store, store.frames)
     node = began(store, ids, partial=partial)
     node.receive(raw(stored=[ids.at(0)[1]]))
     node.receive(raw(stored=[ids.at(0)[1]]))

@@ -1,4 +1,4 @@
-"""What a transfer does with a peer that breaks the rules, floods, or does nothing."""
+"""A transfer with a peer that breaks the rules, floods, or does nothing."""
 
 import random
 import tracemalloc
@@ -58,19 +58,19 @@ from tests.unit.domain.transfer_world import (
 PEER = store_of(messages(6))
 """What the peer holds; the first ones are what a session has found missing."""
 
-HASHES = sorted(PEER.held, key=lambda digest: (PEER.held[digest][0], digest))
+HASHES = sorted(PEER.frames, key=lambda digest: (PEER.frames[digest][0], digest))
 seeds = st.integers(0, 2**32)
 
 
 def receiver(count: int = 3, policy: Policy = POLICY) -> Node:
-    """A node that expects the first ``count`` messages of the peer."""
+    """Return a node that expects the first ``count`` messages of the peer."""
     return began(Store(), None, ids_of(PEER, HASHES[:count]), policy=policy)
 
 
 def sender(count: int = 3) -> Node:
-    """A node that has ``count`` messages for the peer."""
+    """Return a node that has ``count`` messages for the peer."""
     store = store_of(messages(count, 100))
-    return began(store, ids_of(store, store.held))
+    return began(store, ids_of(store, store.frames))
 
 
 def settle(node: Node) -> None:
@@ -79,17 +79,17 @@ def settle(node: Node) -> None:
 
 
 def labels(node: Node) -> dict[bytes, str]:
-    """What the node has refused by name, and the label of the reason."""
+    """Return what the node has refused by name, and the label of the reason."""
     return {digest: reason.partition(":")[0] for digest, reason in node.refusals()}
 
 
 @given(seeds)
-def test_what_nobody_asked_for_is_refused_by_name_and_not_stored(seed: int) -> None:
+def test_unsolicited_messages_are_refused_by_name_and_not_stored(seed: int) -> None:
     node = receiver()
     order = random.Random(seed).sample(HASHES, len(HASHES))
     node.receive(raw(items=sent_form(PEER, order)))
     settle(node)
-    assert sorted(node.store.held) == sorted(HASHES[:3])
+    assert sorted(node.store.frames) == sorted(HASHES[:3])
     assert labels(node) == dict.fromkeys(HASHES[3:], "unsolicited")
     node.receive(raw(done=True))
     settle(node)
@@ -99,17 +99,17 @@ def test_what_nobody_asked_for_is_refused_by_name_and_not_stored(seed: int) -> N
 
 @given(seeds, st.booleans())
 def test_what_comes_twice_is_stored_and_answered_once(seed: int, at_once: bool) -> None:
-    dice, node = random.Random(seed), receiver()
+    rng, node = random.Random(seed), receiver()
     items = sent_form(PEER, HASHES[:3])
     if at_once:
         node.receive(raw(items=items + items[1:]))
     else:
         node.receive(raw(items=items))
-        if dice.random() < 0.5:
+        if rng.random() < 0.5:
             settle(node)
         node.receive(raw(items=items[1:]))
     node.receive(raw(done=True))
-    run(dice, node)
+    run(rng, node)
     assert sorted(node.stored()) == sorted(HASHES[:3])
     assert labels(node) == dict.fromkeys(HASHES[1:3], "sent twice")
     assert (ended(node).repeated, ended(node).stored) == (2, 3)
@@ -117,21 +117,21 @@ def test_what_comes_twice_is_stored_and_answered_once(seed: int, at_once: bool) 
 
 def test_a_message_with_another_hash_is_not_the_one_expected() -> None:
     node = receiver()
-    forged = entry(b"forged", timestamp=PEER.held[HASHES[0]][0])
+    forged = entry(b"forged", timestamp=PEER.frames[HASHES[0]][0])
     node.receive(raw(items=[forged.SerializeToString()], done=True))
     settle(node)
     digest = message_hash(PUBSUB, b"forged", CONTENT, None, forged.message.timestamp)
     assert labels(node) == {digest: "unsolicited", **dict.fromkeys(HASHES[:3], "not received")}
-    assert not node.store.held
+    assert not node.store.frames
     assert (ended(node).undelivered, ended(node).equal) == (3, False)
 
 
 def test_an_id_that_was_announced_with_another_time_does_not_exist() -> None:
-    timestamp, digest = PEER.held[HASHES[0]][0], HASHES[0]
+    timestamp, digest = PEER.frames[HASHES[0]][0], HASHES[0]
     node = began(Store(), None, SyncIds.of([(timestamp - 1, digest)]))
     node.receive(raw(items=sent_form(PEER, [digest]), done=True))
     settle(node)
-    assert not node.store.held
+    assert not node.store.frames
     assert (ended(node).unsolicited, ended(node).undelivered) == (1, 1)
 
 
@@ -156,7 +156,7 @@ def test_a_message_is_not_taken_in_a_form_that_is_not_kept() -> None:
     node.receive(raw(items=[item.SerializeToString()], done=True))
     settle(node)
     assert labels(node) == {HASHES[0]: "ephemeral"}
-    assert not node.store.held
+    assert not node.store.frames
 
 
 def test_a_peer_that_never_delivers_is_reported() -> None:
@@ -168,12 +168,12 @@ def test_a_peer_that_never_delivers_is_reported() -> None:
 
 
 Breach = Callable[[], tuple[Node, bytes]]
-OWN = next(iter(sender().store.held))
+OWN = next(iter(sender().store.frames))
 """A message that `sender` has for the peer."""
 
 
-def told(**frame: Any) -> Node:  # noqa: ANN401 - the parts of a frame
-    """A sender to which the peer has said something."""
+def sender_after(**frame: Any) -> Node:  # noqa: ANN401 - the parts of a frame
+    """Return a sender that has received a frame."""
     node = sender()
     node.receive(raw(**frame))
     return node
@@ -186,10 +186,10 @@ def _short_hash() -> bytes:
 
 BREACHES: dict[str, Breach] = {
     "sends messages after it was done": lambda: (
-        told(done=True),
+        sender_after(done=True),
         raw(items=sent_form(PEER, HASHES[:1])),
     ),
-    "second time": lambda: (told(stored=[OWN]), raw(refused=[(OWN, "too_large: now")])),
+    "second time": lambda: (sender_after(stored=[OWN]), raw(refused=[(OWN, "too_large: now")])),
     "an ID for the second time": lambda: (sender(), raw(stored=[OWN, OWN])),
     "which it was not sent": lambda: (sender(), raw(stored=[HASHES[0]])),
     f"{HASHES[1].hex()}": lambda: (sender(), raw(refused=[(HASHES[1], "no")])),
@@ -214,7 +214,7 @@ def test_a_peer_that_breaks_the_rules_ends_the_transfer(words: str) -> None:
 
 def test_a_frame_is_taken_whole_or_not_at_all() -> None:
     store = store_of(messages(1, 100))
-    mine = ids_of(store, store.held)
+    mine = ids_of(store, store.frames)
     node = began(store, mine, ids_of(PEER, HASHES[:1]))
     node.receive(
         raw(items=sent_form(PEER, HASHES[:1]), stored=[mine.at(0)[1]], refused=[(HASHES[2], "no")])
@@ -225,21 +225,21 @@ def test_a_frame_is_taken_whole_or_not_at_all() -> None:
     assert not node.writes
 
 
-def test_too_much_that_nobody_asked_for_ends_the_transfer() -> None:
+def test_too_many_unsolicited_messages_end_the_transfer() -> None:
     node = receiver(1)
-    flood = sent_form(store := store_of(messages(11, 300)), store.held)
+    flood = sent_form(store := store_of(messages(11, 300)), store.frames)
     node.receive(raw(items=flood[:6] + sent_form(PEER, HASHES[:1])))
     settle(node)
     node.receive(raw(items=flood[6:]))
     assert ended(node).fault is TransferFault.LIMIT
     assert "limit of 10 messages" in ended(node).error
-    assert list(node.store.held) == HASHES[:1]
+    assert list(node.store.frames) == HASHES[:1]
 
 
 def test_a_peer_that_sends_faster_than_the_database_is_not_read() -> None:
     store = store_of(messages(200, 100, 60))
-    node = began(Store(), None, ids_of(store, store.held))
-    items, frames = sent_form(store, store.held), 0
+    node = began(Store(), None, ids_of(store, store.frames))
+    items, frames = sent_form(store, store.frames), 0
     for item in items:
         if node.machine.reading:
             node.receive(raw(items=[item]))
@@ -247,7 +247,7 @@ def test_a_peer_that_sends_faster_than_the_database_is_not_read() -> None:
     assert frames == -(-SMALL.unstored_bytes // len(raw(items=items[:1])))
     settle(node)
     assert node.machine.reading
-    assert len(node.store.held) == frames
+    assert len(node.store.frames) == frames
 
 
 def test_silence_ends_it_and_empty_frames_are_silence() -> None:
@@ -265,7 +265,7 @@ def test_silence_ends_it_and_empty_frames_are_silence() -> None:
 
 
 MINE = store_of(messages(2, 100))
-MINE_IDS = ids_of(MINE, MINE.held)
+MINE_IDS = ids_of(MINE, MINE.frames)
 
 
 @pytest.mark.parametrize(
@@ -311,7 +311,7 @@ def test_a_peer_that_takes_no_frame_is_silent_and_costs_little() -> None:
     assert ended(node).fault is TransferFault.SILENCE
 
 
-digests = st.sampled_from([*HASHES, *MINE.held, bytes(32)])
+digests = st.sampled_from([*HASHES, *MINE.frames, bytes(32)])
 frames = st.builds(
     raw,
     session_id=st.sampled_from([SESSION, SESSION, SESSION, "", "other"]),
@@ -327,16 +327,16 @@ frames = st.builds(
 def test_whatever_a_peer_says_only_what_is_expected_is_stored(
     seed: int, script: list[bytes]
 ) -> None:
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     expected = HASHES[:4]
     node = began(store_of(messages(2, 100)), MINE_IDS, ids_of(PEER, expected))
     for frame in script:
-        run(dice, node, steps=dice.randrange(10))
+        run(rng, node, steps=rng.randrange(10))
         if node.report is not None:
             break
         node.receive(frame)
     settle(node)
-    added = node.store.held.keys() - MINE.held.keys()
+    added = node.store.frames.keys() - MINE.frames.keys()
     assert added <= set(expected)
     answers = node.stored() + [
         digest for digest, reason in node.refusals() if not reason.startswith(("uns", "sent"))
@@ -354,7 +354,7 @@ BYTES_PER_ID = 48
 
 
 def random_ids(count: int) -> SyncIds:
-    """IDs as a peer may announce them."""
+    """Return random IDs as a peer may announce them."""
     noise = np.random.default_rng(7)
     return SyncIds(
         np.arange(count, dtype=np.int64) + NOW_NS - 10**12,
@@ -363,7 +363,7 @@ def random_ids(count: int) -> SyncIds:
 
 
 class Silent:
-    """A machine whose frames nobody takes; what it wants stored is stored at once."""
+    """A machine whose frames are never taken; what it wants stored is stored at once."""
 
     def __init__(self, to_send: SyncIds, to_receive: SyncIds) -> None:
         self.machine = Transfer(
@@ -382,7 +382,7 @@ class Silent:
 
 
 def published(ids: SyncIds, verdict: Verdict) -> Admitted:
-    """What admission would say of some messages."""
+    """Return what admission would say of some messages."""
     pairs = ids.pairs()
     if verdict is Verdict.REJECTED:
         reasons = {at: Refusal("too_large", f"number {at} is too large") for at in range(len(ids))}
@@ -399,7 +399,7 @@ def published(ids: SyncIds, verdict: Verdict) -> Admitted:
 
 @contextmanager
 def no_more_than(size_bytes: int) -> Iterator[None]:
-    """What the block leaves takes less."""
+    """Check that what the block leaves takes less."""
     tracemalloc.start()
     try:
         yield

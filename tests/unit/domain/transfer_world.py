@@ -1,4 +1,4 @@
-"""Two stores in memory that transfer to each other, one event at a time in any order.
+"""Stores in memory that transfer to each other, one event at a time in any order.
 
 Frames go through their encoding and messages through admission, as between nodes. A store is a
 plain dictionary; what a stream, a database and a driver would do are events that may come late.
@@ -62,33 +62,33 @@ SMALL = TransferLimits(
 
 @dataclass
 class Store:
-    """What a node holds: hash -> (timestamp, frame as it is stored), and hash -> content digest."""
+    """The messages of a node: hash -> (timestamp, stored frame), and hash -> content digest."""
 
-    held: dict[bytes, tuple[int, bytes]] = field(default_factory=dict)
+    frames: dict[bytes, tuple[int, bytes]] = field(default_factory=dict)
     contents: dict[bytes, bytes] = field(default_factory=dict)
 
     def add(self, batch: RecordBatch) -> list[bool]:
         """Store a batch; True per new message."""
-        new = [digest not in self.held for digest in batch.hashes]
+        new = [digest not in self.frames for digest in batch.hashes]
         for index, (timestamp, digest) in enumerate(
             zip(batch.timestamps, batch.hashes, strict=True)
         ):
-            self.held.setdefault(digest, (timestamp, batch.frame(index)))
+            self.frames.setdefault(digest, (timestamp, batch.frame(index)))
             self.contents.setdefault(digest, batch.content_digests[index])
         return new
 
     def lacks(self, other: Store) -> SyncIds:
-        """What only the other one holds."""
-        return ids_of(other, other.held.keys() - self.held.keys())
+        """Return what only the other one holds."""
+        return ids_of(other, other.frames.keys() - self.frames.keys())
 
 
 def ids_of(store: Store, hashes: Iterable[bytes]) -> SyncIds:
-    """IDs of some messages, in their order."""
-    return SyncIds.of(sorted((store.held[digest][0], digest) for digest in hashes))
+    """Return IDs of some messages, in their order."""
+    return SyncIds.of(sorted((store.frames[digest][0], digest) for digest in hashes))
 
 
 def messages(count: int, first: int = 0, size: int = 20) -> RecordBatch:
-    """Distinct messages of about ``size`` bytes, several of them in each nanosecond."""
+    """Return distinct messages of about ``size`` bytes, several of them in each nanosecond."""
     items = [
         entry(b"%08d" % number + bytes(size), timestamp=NOW_NS - 10**12 + number // 3)
         for number in range(first, first + count)
@@ -97,7 +97,7 @@ def messages(count: int, first: int = 0, size: int = 20) -> RecordBatch:
 
 
 def store_of(*batches: RecordBatch) -> Store:
-    """A store that holds these."""
+    """Return a store that holds these."""
     store = Store()
     for batch in batches:
         store.add(batch)
@@ -105,14 +105,14 @@ def store_of(*batches: RecordBatch) -> Store:
 
 
 def judged(frame: TransferFrame, policy: Policy = POLICY, now_ns: int = NOW_NS) -> Admitted:
-    """What admission says of the messages of a frame."""
+    """Return what admission says of the messages of a frame."""
     admission = Admission(policy, now_ns, Source.TRANSFER)
     admission.admit([each.SerializeToString() for each in frame.messages])
     return admission.admitted
 
 
 class Node:
-    """One side: a machine, and what a driver would do for it, as events."""
+    """A side: a machine, and what a driver would do for it, as events."""
 
     def __init__(
         self,
@@ -175,7 +175,7 @@ class Node:
                 self.work.append(lambda: self._load(effect))
             case Find():
                 self.work.append(
-                    lambda: Found([digest in self.store.held for _, digest in effect.ids.pairs()])
+                    lambda: Found([digest in self.store.frames for _, digest in effect.ids.pairs()])
                 )
             case Persist():
                 effect.batch.check()
@@ -188,8 +188,8 @@ class Node:
         found: list[bytes | None] = []
         left = load.max_bytes
         for _, digest in load.ids.pairs():
-            held = self.store.held.get(digest)
-            message = None if held is None else transferred(held[1])
+            stored = self.store.frames.get(digest)
+            message = None if stored is None else transferred(stored[1])
             left -= len(message or b"")
             if left < 0 and found:
                 break
@@ -200,11 +200,11 @@ class Node:
         return Loaded(found)
 
     def refusals(self) -> list[tuple[bytes, str]]:
-        """What this side has refused, in frames that it has sent."""
+        """Return what this side has refused, in frames that it has sent."""
         return [answer for frame in self.sent for answer in frame.refused]
 
     def stored(self) -> list[bytes]:
-        """What this side has answered as stored, in frames that it has sent."""
+        """Return what this side has answered as stored, in frames that it has sent."""
         return [digest for frame in self.sent for digest in frame.stored]
 
     def _persist(self, effect: Persist) -> Persisted:
@@ -232,7 +232,7 @@ class Node:
         )
 
     def events(self) -> list[Callable[[], None]]:
-        """Everything that may happen on this side now."""
+        """Return everything that may happen on this side now."""
         if self.report is not None:
             return []
         possible: list[Callable[[], None]] = []
@@ -244,10 +244,10 @@ class Node:
     def _work(self, index: int) -> None:
         self.give(self.work.pop(index)())
 
-    def lose(self, dice: random.Random) -> None:
-        """The connection breaks; some of what was being stored is stored all the same."""
+    def lose(self, rng: random.Random) -> None:
+        """Break the connection; some of what was being stored is stored all the same."""
         for write in self.writes:
-            if dice.random() < 0.5:
+            if rng.random() < 0.5:
                 self.store.add(write.batch)
         self.inbox.clear()
         if self.report is None:
@@ -260,7 +260,7 @@ def began(
     to_receive: SyncIds | None = None,
     **more: Any,  # noqa: ANN401 - as of `Node`
 ) -> Node:
-    """A side whose transfer has begun, of some IDs or none."""
+    """Return a side whose transfer has begun, of some IDs or none."""
     none = SyncIds.empty()
     node = Node(store, to_send or none, to_receive or none, **more)
     node.give(Begin(node.now_ns))
@@ -268,13 +268,13 @@ def began(
 
 
 def ended(node: Node) -> Report:
-    """The report of a side that has ended."""
+    """Return the report of a side that has ended."""
     assert node.report is not None
     return node.report
 
 
 def require_silence(node: Node) -> Report:
-    """The node waits as long as it may from now on, and no longer; its report."""
+    """Let the node wait as long as it may, and no longer; return its report."""
     node.now_ns += SILENCE_NS - 1
     node.give(Ticked())
     assert node.report is None
@@ -285,7 +285,7 @@ def require_silence(node: Node) -> Report:
 
 
 def encoded(frame: Frame) -> bytes:
-    """A frame as it travels."""
+    """Encode a frame."""
     return transfer_frame(
         frame.session_id, frame.messages, frame.stored, frame.refused, done=frame.done
     )
@@ -299,13 +299,13 @@ def raw(
     refused: Iterable[tuple[bytes, str]] = (),
     done: bool = False,
 ) -> bytes:
-    """A frame such as a peer may send, whatever is in it."""
+    """Return a frame such as a peer may send, whatever is in it."""
     return transfer_frame(session_id, items, stored, refused, done=done)
 
 
 def sent_form(store: Store, hashes: Iterable[bytes]) -> list[bytes]:
-    """Messages of a store as they travel."""
-    return [transferred(store.held[digest][1]) for digest in hashes]
+    """Encode messages of a store for a transfer."""
+    return [transferred(store.frames[digest][1]) for digest in hashes]
 
 
 def join(left: Node, right: Node) -> None:
@@ -324,7 +324,7 @@ def pair(
     policies: tuple[Policy, Policy] = (POLICY, POLICY),
     now_ns: int = NOW_NS,
 ) -> tuple[Node, Node]:
-    """Both sides of a session over what two stores hold."""
+    """Return the two sides of a session over what two stores hold."""
     one, other = memories or (PolicyMemory(), PolicyMemory())
     there, here = right.lacks(left), left.lacks(right)
     sides = (
@@ -337,11 +337,11 @@ def pair(
     return sides
 
 
-def run(dice: random.Random, *nodes: Node, steps: int = 10**6) -> int:
+def run(rng: random.Random, *nodes: Node, steps: int = 10**6) -> int:
     """Let things happen in any order until nothing is left to do, or so many have."""
     for step in range(steps):
         events = [event for node in nodes for event in node.events()]
         if not events:
             return step
-        dice.choice(events)()
+        rng.choice(events)()
     return steps

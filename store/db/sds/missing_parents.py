@@ -71,7 +71,7 @@ select position, claims from (
 ) as measured
 where before < %s order by position
 """
-HELD: Final[LiteralString] = """
+PARENT_STORED: Final[LiteralString] = """
 exists (select from storenode.sds h where h.key = named.key and (
     h.ts >= (select horizon_ns from storenode.store)
     or exists (select from storenode.messages m where m.ts = h.ts and m.hash = h.hash)))
@@ -107,7 +107,7 @@ with lacking as materialized (
         group by s.channel_key, s.ts
     ) as given cross join lateral (
         select named.key from unnest(given.keys) as named(key)
-        where not {HELD} limit {MAX_MISSING_OF_MESSAGE + 1}
+        where not {PARENT_STORED} limit {MAX_MISSING_OF_MESSAGE + 1}
     ) as parent
 ), days as materialized (
     select channel_key, day, (

@@ -98,8 +98,8 @@ class ViewingNode(Node):
         """Wait until there is an index."""
         await self.until(lambda: self.hot._index is not None)
 
-    async def held(self) -> NaiveView:
-        """What the database holds, as rows say it."""
+    async def stored_view(self) -> NaiveView:
+        """Return what the database holds, as rows say it."""
         rows = await self.rows("select ts, hash from storenode.messages")
         return NaiveView((row[0], row[1]) for row in rows)  # type: ignore[misc]
 
@@ -112,11 +112,11 @@ async def viewing(
     limits: IndexLimits | None = None,
     started: bool = True,
 ) -> AsyncIterator[ViewingNode]:
-    """A node's storage with views; without an index unless it is ``started``."""
+    """Open a node's storage with views; without an index unless it is ``started``."""
     database = await Database.open(url, SETTINGS)
     clock, written_ids = Clock(), WrittenIds()
     partitions = PartitionMap(lambda: NOW, RETENTION)
-    told: list[tuple[RecordBatch, Source, int]] = []
+    reported: list[tuple[RecordBatch, Source, int]] = []
     log, stored = Log(), DatabaseIds(database)
     limits = replace(limits or PATIENT, backoff_s=0.01, lowest_ns=NOW - window_ns)
     steady = Steady()
@@ -128,7 +128,7 @@ async def viewing(
         partitions,
         written_ids=written_ids,
         feed=feed,
-        on_stored=lambda *each: told.append(each),
+        on_stored=lambda *each: reported.append(each),
     )
     try:
         await writer.start()
@@ -140,7 +140,7 @@ async def viewing(
             DatabaseReader(database, lambda: feed.counted),
             feed,
             [],
-            told,
+            reported,
             hot,
             written_ids,
             IndexedReconcilable(stored, hot, limits),
@@ -160,14 +160,14 @@ async def viewing(
 
 
 async def check_view(
-    view: StoredView, oracle: NaiveView, dice: random.Random, *, above: SyncId | None = None
+    view: StoredView, oracle: NaiveView, rng: random.Random, *, above: SyncId | None = None
 ) -> None:
     """Ask a view everything about random spans, and about everything."""
     for count in (1, 12, 40):
-        spans = random_spans(dice, oracle.ids, count)
+        spans = random_spans(rng, oracle.ids, count)
         if above is not None:
             spans = spans[np.array([lower >= above for lower, _ in spans.pairs()], np.bool_)]
-        read = random_read(dice, oracle, spans)
+        read = random_read(rng, oracle, spans)
         check_answer(oracle, read, await view.answer(read))
 
 

@@ -15,7 +15,7 @@ from store.db.summaries import fold as fold_module
 from store.db.summaries.fold import Folded, fold, fold_until, is_pending
 from store.messages.record import COLUMNS, RecordBatch
 from tests.integration.storage.node import Node, running
-from tests.integration.storage.summaries import MINUTE, assert_folded, assert_true, stored_summaries
+from tests.integration.storage.summaries import MINUTE, assert_folded, assert_true
 from tests.integration.storage.test_writer_failures import until_blocked
 from tests.integration.storage.world import DAY, NOW, TOPICS, batch_of, part_of, random_batch
 from tests.support.postgres import PostgresServer
@@ -193,16 +193,3 @@ async def test_a_copy_of_the_database_goes_on_from_where_it_was(postgres: Postgr
         assert await assert_folded(own) == beyond
     for name in (original, copy):
         postgres.drop_database(name)
-
-
-@pytest.mark.parametrize("column", ["x0", "count"])
-async def test_the_oracle_of_these_tests_sees_what_is_wrong(
-    node: Node, connection: Connection, column: str
-) -> None:
-    await node.store(random_batch(random.Random(SEED), 30, MOMENTS))
-    await fold_until(connection)
-    await assert_folded(connection)
-    await node.rows(f"update storenode.buckets set {column} = {column} + 1 where level = 0")
-    with pytest.raises(AssertionError):
-        await assert_true(connection)
-    assert await stored_summaries(connection) != {}

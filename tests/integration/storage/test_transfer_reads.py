@@ -78,18 +78,6 @@ async def test_a_message_that_alone_is_too_large_comes_alone(node: Node) -> None
     assert await reads.load(missing_first, 1) == [None, transferred(stored[0].frame)]
 
 
-async def test_what_was_pruned_is_none(node: Node) -> None:
-    stored = await filled(node, [50] * 30)
-    await node.rows("delete from storenode.messages where ts < %s", NOW - 20 * DAY)
-    ids = ids_of(stored)
-    expected = [
-        transferred(message.frame) if message.at[0] >= NOW - 20 * DAY else None
-        for message in stored
-    ]
-    assert any(message is None for message in expected)
-    assert await TransferReader(node.database).load(ids, EVERYTHING) == expected
-
-
 async def test_many_in_one_nanosecond_and_nothing_at_all(node: Node) -> None:
     count = MAX_LOADED_IDS + 100
     stored = await filled(node, [8] * count, spread=0)

@@ -66,12 +66,6 @@ def batch(count: int, seed: int = SEED) -> RecordBatch:
     return random_batch(random.Random(seed), count, [NOW - number for number in range(50)])
 
 
-async def test_what_needs_no_confirmation_is_never_unread(store: Store) -> None:
-    await store.store(batch(200))
-    assert await store.state() == {}
-    assert (await store.unread.summary()).count == 0
-
-
 @pytest.mark.parametrize("count", [3, 300])
 async def test_a_publisher_makes_events_unread_until_that_many_stores_confirm(
     store: Store, count: int

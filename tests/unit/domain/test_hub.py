@@ -9,7 +9,6 @@ import pytest
 
 from store.domain import hub as hub_module
 from store.domain.hub import (
-    MAX_NAMED_TOPICS,
     MAX_QUEUED_BYTES,
     Commit,
     Delivery,
@@ -190,8 +189,3 @@ def test_check_finds_damage(hub: Hub) -> None:
     hub.frontier = (0, 0)
     with pytest.raises(ValueError, match="frontier"):
         hub.check()
-
-
-def test_many_names_fit(hub: Hub) -> None:
-    hub.learn({b"%016d" % number: ("p", str(number)) for number in range(MAX_NAMED_TOPICS + 10)})
-    hub.check()

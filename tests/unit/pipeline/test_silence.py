@@ -23,7 +23,7 @@ WEEK = 7 * 24
 
 
 def found(counts: dict[int, int], end: int) -> list[tuple[int, int, int]]:
-    """The gaps of a shard by hours since `MONDAY`."""
+    """Return the gaps of a shard by hours since `MONDAY`."""
     hours = sorted(hour for hour, count in counts.items() if count)
     starts = np.array([(MONDAY + hour) * HOUR_NS for hour in hours], np.int64)
     messages = np.array([counts[hour] for hour in hours], np.int64)
@@ -71,7 +71,7 @@ def test_a_silence_lasts_up_to_the_last_hour_that_is_over() -> None:
 
 
 def naive(counts: dict[int, int], end: int) -> list[tuple[int, int, int]]:
-    """Hour by hour, as the documentation puts it."""
+    """Compute the gaps hour by hour, as the documentation puts it."""
     active = [hour for hour, count in counts.items() if count and hour < end]
     if len(active) < MIN_ACTIVE_HOURS:
         return []
@@ -120,7 +120,7 @@ def test_gaps_are_those_of_the_rules(counts: dict[int, int], end: int) -> None:
     assert all(abs(one[2] - other[2]) <= 1 for one, other in zip(ours, theirs, strict=True))
 
 
-def test_a_silence_is_told_in_nanoseconds() -> None:
+def test_a_silence_is_reported_in_nanoseconds() -> None:
     counts = of_days(range(24), range(4))
     del counts[50]
     starts = np.array([(MONDAY + hour) * HOUR_NS for hour in counts], np.int64)

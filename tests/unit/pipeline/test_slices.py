@@ -27,19 +27,19 @@ hours = st.dictionaries(
 
 @given(hours, st.integers(1, 9), st.integers(0, 30), st.integers(31, 61))
 def test_slices_are_the_hours_within_the_range_in_order(
-    held: dict[int, Fingerprint], tasks: int, first: int, end: int
+    stored: dict[int, Fingerprint], tasks: int, first: int, end: int
 ) -> None:
     within = (first * HOUR_NS + 7, end * HOUR_NS - 5)
-    groups = plan_slices(held, within, tasks)
+    groups = plan_slices(stored, within, tasks)
     assert len(groups) <= tasks
     assert all(groups)
     found = [each for group in groups for each in group]
     assert all(one.high_ns <= two.low_ns for one, two in pairwise(found))
     covered = sum(each.high_ns - each.low_ns for each in found)
-    wanted = sum(max(0, min(hour + HOUR_NS, within[1]) - max(hour, within[0])) for hour in held)
+    wanted = sum(max(0, min(hour + HOUR_NS, within[1]) - max(hour, within[0])) for hour in stored)
     assert covered == wanted
-    assert all(each.low_ns // HOUR_NS * HOUR_NS in held for each in found)
-    most = max(MIN_SLICE_ROWS, -(-sum(each.messages for each in held.values()) // tasks))
+    assert all(each.low_ns // HOUR_NS * HOUR_NS in stored for each in found)
+    most = max(MIN_SLICE_ROWS, -(-sum(each.messages for each in stored.values()) // tasks))
     assert all(each.rows < 2 * most for each in found)
 
 
@@ -64,9 +64,9 @@ def test_a_slice_is_neither_tiny_nor_huge(messages: int, tasks: int, slices: int
 def test_steps_are_whole_hours_in_order_and_small_beside_all(
     hours: int, each: int, most: int
 ) -> None:
-    held = {hour * HOUR_NS: Fingerprint(each, 1, 2, 3, 4) for hour in reversed(range(hours))}
-    steps = in_steps(held)
-    assert [start for step in steps for start in step] == sorted(held)
+    stored = {hour * HOUR_NS: Fingerprint(each, 1, 2, 3, 4) for hour in reversed(range(hours))}
+    steps = in_steps(stored)
+    assert [start for step in steps for start in step] == sorted(stored)
     assert max(len(step) for step in steps) * each <= most + each
     assert in_steps({}) == []
 

@@ -18,12 +18,12 @@ from store.http import api, connect, waku_store
 from store.http.endpoint import Endpoint, Operation
 from store.http.exchange import HttpExchange, OpenEndpoint, refuse
 from store.http.failure import HttpError
+from store.http.limits import MAX_UNFINISHED_BODIES
 from store.http.openapi import description
 from store.http.sites import SiteCheck, Sites
 from store.observe.http import STATUS_HEADERS
 from store.serving.call import Method, StreamMethod
 from store.serving.context import NodeContext
-from store.serving.limits import MAX_UNFINISHED_REQUESTS
 from store.serving.methods.coverage import CoverageService
 from store.serving.methods.reads import ReadService
 from store.serving.queue import RequestSlots
@@ -59,7 +59,7 @@ def build_app(
     services: Services, node: NodeContext, *, sites: Sites, with_page: bool = False
 ) -> ASGIApp:
     """Build the application, which ``sites`` may call; ``with_page`` adds the page at ``/``."""
-    slots, by_path = RequestSlots(MAX_UNFINISHED_REQUESTS), dict[str, list[Operation]]()
+    slots, by_path = RequestSlots(MAX_UNFINISHED_BODIES), dict[str, list[Operation]]()
     served = _operations(services, node)
     for each in served:
         by_path.setdefault(each.path, []).append(each)

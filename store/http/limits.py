@@ -31,6 +31,9 @@ KEEP_ALIVE_S: Final = 75
 HANDSHAKE_TIMEOUT_S: Final = 10
 """For TLS."""
 
+MAX_UNFINISHED_BODIES: Final = 8
+"""Bodies that may come in at one time, each of the largest size: 128 MiB."""
+
 SEND_TIMEOUT_S: Final = 60.0
 """A caller that takes nothing of an answer for this long is disconnected."""
 

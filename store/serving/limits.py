@@ -5,7 +5,7 @@ from typing import Final
 MIB: Final = 1024 * 1024
 
 MAX_UNFINISHED_REQUESTS: Final = 16
-"""Requests that may come in at one time over one protocol, each of the largest size."""
+"""Requests that may come in over gRPC at one time, each of the largest size."""
 
 MAX_WAITING_REQUESTS: Final = 2_048
 """Calls that wait for such a slot."""

@@ -27,7 +27,6 @@ from store.serving.queue import RequestSlots
 
 _LOG = get_logger("store.http")
 _NS_PER_S: Final = 1e9
-_SERVICE: Final = "http"
 _GONE: Final = "499"
 """The code of a request whose caller hung up, as proxies count it; nothing is sent."""
 
@@ -157,7 +156,7 @@ class Endpoint:
             return nullcontext()
         names = ("traceparent", "tracestate")
         carrier = {name: exchange.headers[name] for name in names if name in exchange.headers}
-        return tracing.serving(_SERVICE, operation.served.name, carrier, system="http")
+        return tracing.serving("http", operation.served.name, carrier, system="http")
 
     def _identify(self, operation: Operation, exchange: HttpExchange) -> Client:
         given = exchange.headers.getlist("authorization")

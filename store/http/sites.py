@@ -32,7 +32,6 @@ from store.observe.http import ANY, is_served, name_of
 from store.observe.metrics import Metrics
 from store.serving.failure import Code
 
-MISDIRECTED: Final = 421
 _ASKED_HEADERS: Final = ("authorization", "content-type", "last-event-id", "x-request-id")
 
 
@@ -52,7 +51,7 @@ class Sites:
         host = headers.get("host", "")
         if not is_served(host, self.hosts):
             return HttpError(
-                MISDIRECTED,
+                421,
                 Code.PERMISSION_DENIED,
                 f"this node is not called {name_of(host)[:100]!r}: call it by its address, or start"
                 " it with --http-allow-host and this name",

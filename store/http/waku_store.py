@@ -23,7 +23,6 @@ from store.serving.methods.reads import ReadService
 from storenode.message.limits import HASH_BYTES, MAX_TIMESTAMP_NS
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest, WakuMessageKeyValue
 
-TEXT: Final = b"text/plain"
 PARAMETERS: Final = {
     "peerAddr": "Not served: this node answers from its own store. Leave it out.",
     "includeData": "`true`: send the messages. `false`, the default: send their hashes only.",
@@ -99,7 +98,7 @@ class WakuStore:
 async def refuse(exchange: HttpExchange, failure: HttpError) -> None:
     """Send an error."""
     body = failure.sentence.encode()
-    await exchange.respond(body, TEXT, status=failure.status, headers=failure.headers)
+    await exchange.respond(body, b"text/plain", status=failure.status, headers=failure.headers)
 
 
 def _wanted(exchange: HttpExchange) -> StoreQueryRequest:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Status(StrEnum):
-    """How a call ended: those codes of gRPC that matter here."""
+    """The status of a call that ended: a subset of the codes of gRPC."""
 
     OK = "ok"
     CANCELLED = "cancelled"
@@ -46,7 +46,7 @@ class Closed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The last thing of a direction: no frame follows."""
+    """The end of a direction: no frame follows."""
 
     status: Status = Status.OK
     sentence: str = ""
@@ -54,7 +54,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What both sides of a call say in its metadata."""
+    """The identity of a side in the metadata of a call."""
 
     node_id: str
     store_id: str
@@ -64,7 +64,7 @@ LINE_LOST: Final = "the connection broke"
 
 
 class Pipe:
-    """One direction of a call."""
+    """A direction of a call."""
 
     def __init__(self, network: Network, sender: str, receiver: str) -> None:
         self.sender = sender
@@ -82,7 +82,7 @@ class Pipe:
         self.on_end: Callable[[], None] = _nothing
 
     def send(self, frame: object) -> Promise[None]:
-        """Send a frame; kept when there is room for another."""
+        """Send a frame; the promise is kept when there is room for another."""
         taken: Promise[None] = Promise()
         assert self._blocked is None, "a frame is sent while another waits"
         if self._error is not None:
@@ -94,7 +94,7 @@ class Pipe:
             taken.keep(None)
         else:
             self._blocked = frame, taken
-            self._network.marks[str(Mark.HELD_UP)] += 1
+            self._network.marks[str(Mark.BACKPRESSURE)] += 1
         return taken
 
     def end(self, last: Ended) -> None:
@@ -104,14 +104,14 @@ class Pipe:
             self._launch(last)
 
     def ignore(self) -> None:
-        """Nobody reads any more; frames are taken and dropped."""
+        """Drop all further frames: the receiver reads no more."""
         self._ignored = True
         if self._blocked is not None:
             self._blocked[1].keep(None)
             self._blocked = None
 
     def read(self) -> Promise[Any]:
-        """The next frame, or `Ended`."""
+        """Return the next frame, or `Ended`."""
         reader = self._reader
         waits = reader is not None and not reader.settled and reader.waiter is not None
         assert not waits, "two read one stream"
@@ -120,7 +120,7 @@ class Pipe:
         return self._reader
 
     def lose(self, error: Closed) -> None:
-        """Nothing goes through any more."""
+        """Fail all reads and writes from now on."""
         if self._error is not None:
             return
         self._error = error
@@ -131,7 +131,7 @@ class Pipe:
         self._hand_over()
 
     def flow(self) -> None:
-        """What was held up by a partition goes on."""
+        """Release the frames that a partition held up."""
         stalled, self.stalled = self.stalled, deque()
         if stalled:
             self._network.marks[str(Mark.STALLED)] += 1
@@ -139,13 +139,13 @@ class Pipe:
             self._fly(item)
 
     def without_sender(self) -> Pipe:
-        """What its reader has instead, when it never learns that the call broke."""
+        """Return a pipe for a reader that never learns that the call broke."""
         dead = Pipe(self._network, self.sender, self.receiver)
         dead._reader, self._reader = self._reader, None
         return dead
 
     def without_reader(self) -> Pipe:
-        """What its sender has instead, when it never learns that the call broke."""
+        """Return a pipe for a sender that never learns that the call broke."""
         dead = Pipe(self._network, self.sender, self.receiver)
         dead._blocked, self._blocked = self._blocked, None
         dead.ignore()
@@ -153,7 +153,7 @@ class Pipe:
 
     @property
     def has_ended(self) -> bool:
-        """Has the last thing come, whether or not it was read?"""
+        """True if the end has arrived, whether or not it was read."""
         return any(isinstance(item, Ended) for item in self._arrived)
 
     def check(self) -> None:
@@ -210,10 +210,10 @@ class Pipe:
 
 
 class End:
-    """One end of a call; ``there`` is who is at the other.
+    """An end of a call; ``there`` is the identity of the other end.
 
     Every read and write fails with `Closed` once the call has ended with an error. ``on_lost`` is
-    then called too, once, so that whoever does something else meanwhile learns of it.
+    then called too, once, for work that does not read or write at that moment.
     """
 
     def __init__(self, call: Call, inward: Pipe, outward: Pipe, there: Identity) -> None:
@@ -225,7 +225,7 @@ class End:
         self._lost = False
 
     def read(self) -> Promise[Any]:
-        """The next frame, or `Ended` when the other side has no more."""
+        """Return the next frame, or `Ended` when the other side has no more."""
         return self._in.read()
 
     def send(self, frame: object) -> Promise[None]:
@@ -235,29 +235,29 @@ class End:
         return promise
 
     def half_close(self) -> None:
-        """The caller has no more frames."""
+        """End the frames of the caller."""
         self._out.end(Ended())
 
     def finish(self, status: Status = Status.OK, sentence: str = "") -> None:
-        """The callee ends the call; the caller reads what was sent before."""
+        """End the call as the callee; the caller reads what was sent before."""
         self._out.end(Ended(status, sentence))
         self._in.ignore()
 
     def cancel(self) -> None:
-        """The caller leaves; nothing to do when the call has ended."""
+        """Cancel the call as the caller, unless it has ended."""
         self._call.cancel()
 
     @property
     def has_ended(self) -> bool:
-        """Has the other side ended the call, whether or not this was read?"""
+        """True if the other side has ended the call, whether or not this was read."""
         return self._lost or self._in.has_ended
 
     def sever(self) -> None:
-        """Read and write on, with nobody at the other end."""
+        """Disconnect this end, which does not notice it."""
         self._in, self._out = self._in.without_sender(), self._out.without_reader()
 
     def lose(self, error: Closed) -> None:
-        """The call has ended with an error, as this end learns now."""
+        """Notify this end that the call has ended with an error."""
         if self._lost:
             return
         self._lost = True
@@ -267,7 +267,7 @@ class End:
 
 
 class Call:
-    """A call under way, as the network sees it."""
+    """A call between two hosts that has not ended."""
 
     def __init__(self, network: Network, caller: str, callee: str, who: Identity) -> None:
         self.hosts = caller, callee
@@ -280,27 +280,27 @@ class Call:
         back.on_end = self._over
 
     def sent(self) -> None:
-        """A frame was sent, at which the call may break."""
+        """Note a sent frame, at which the call may break."""
         if not self.over and self._network.breaks_now():
             self._network.trace.note(self.hosts[0], f"call to {self.hosts[1]} breaks")
             self._network.marks[str(Mark.TORN)] += 1
             self.break_off()
 
     def cancel(self) -> None:
-        """The caller leaves: it hears nothing any more, the callee learns of it later."""
+        """Cancel the call: the caller receives nothing more, the callee is notified later."""
         if not self.over:
             self._over()
             self.pipes[1].lose(Closed(Status.CANCELLED, "the caller has left"))
             self._tell(self.callee, Closed(Status.CANCELLED, "the caller has left"))
 
     def refuse(self, error: Closed) -> None:
-        """Nobody takes the call; the caller learns of it."""
+        """Refuse the call; the caller is notified."""
         if not self.over:
             self._over()
             self._tell(self.caller, error)
 
     def break_off(self) -> None:
-        """What is on its way is lost, and both ends learn of it sooner or later."""
+        """Break the call: frames on their way are lost, both ends are notified later."""
         if not self.over:
             self._over()
             self._tell(self.caller, Closed(Status.UNAVAILABLE, LINE_LOST))
@@ -311,7 +311,7 @@ class Call:
                 self._tell(self.callee, Closed(Status.UNAVAILABLE, LINE_LOST))
 
     def drop(self, host: str) -> None:
-        """A host is gone: the other end learns of it, if it lasts that long."""
+        """End the call of a host that is gone; the other end is notified, if it lasts."""
         if not self.over:
             self._over()
             other = self.callee if host == self.hosts[0] else self.caller
@@ -335,4 +335,4 @@ class Call:
 
 
 def _nothing() -> None:
-    """Nobody wants to know."""
+    """Ignore the end of a pipe."""

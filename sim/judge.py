@@ -1,4 +1,4 @@
-"""What must hold, whatever happens: looked at from outside, with everything in sight.
+"""The judge of a run, with the rules that hold whatever happens.
 
 1. Nothing is invented: what any store commits is what a client made, byte for byte.
 2. Nothing acknowledged is lost: when a node says "stored", to a client or to a peer, the store
@@ -12,20 +12,20 @@
 6. No honest node accuses another of a broken protocol.
 7. A resume that says that it has come up to a time has stored everything up to then.
 8. A message that was refused as too new is not refused any more when its time has come.
-9. Who is told that a stream has failed is done with it soon, without waiting for a silence.
-10. Nobody waits longer for a frame than the silence that the node allows.
+9. After a stream has failed, its user ends soon, without waiting for a silence.
+10. No node waits longer for a frame than the silence that it allows.
 11. A look-up asks for nothing that the store held, accounts for everything that it was asked for,
    calls nothing found that is not held, and finds what an honest peer held all the time.
 12. Where equality is concluded by lattice sums, both sides say so, from the same time on.
 13. A session that states that another store is equal over a span names the count and the XOR of
    what either view showed there, and both stores hold all of it.
 14. Such a statement is as of a time at which neither side had read what it holds.
-15. Where a client is told that stores are equal over a span, this store shows there what the
+15. Where an answer reports that stores are equal over a span, this store shows there what the
    sessions in question found in either view, and nothing else.
 16. An answer that calls itself complete has all of that, whatever was stored, dropped or lost while
    it was read.
 
-What a database has lost together with its commits is nobody's fault: no rule asks for it.
+No rule asks for messages that a database has lost together with their commits.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ _NOTHING: Final = 0, bytes(HASH_BYTES)
 
 
 class Violation(AssertionError):
-    """Something that must hold does not."""
+    """A rule is broken."""
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One side of a reconciliation: what its view showed, from where on it compared.
+    """A side of a reconciliation: the content of its view, and the start of its comparison.
 
     ``asked_ns``: its node's clock before the view was opened.
     """
@@ -77,21 +77,21 @@ class _Meeting:
     summed_from: dict[Role, int | None] = field(default_factory=dict)
 
     def can_hide(self, each: SyncId) -> bool:
-        """Was this ID compared by XOR only?"""
+        """Return True if an ID was compared by XOR only."""
         starts = self.summed_from.values()
         return not starts or any(start is None or each[0] < start for start in starts)
 
 
 @dataclass(frozen=True, slots=True)
 class _Said:
-    """What a session stated, and what either view had shown; None: the judge does not know."""
+    """The statements of a session, and the content of both views; None: unknown."""
 
     statements: Sequence[Statement]
     shown: Sequence[SyncId] | None
 
 
 class Judge:
-    """Looks on. What does not hold fails the run, even where a driver catches `Violation`.
+    """A judge that fails the run if a rule is broken, even where a driver catches `Violation`.
 
     ``fail_run`` ends the run at once with an error.
 
@@ -115,7 +115,7 @@ class Judge:
         self._said: dict[tuple[str, str], list[_Said]] = {}
 
     def fail(self, sentence: str, cause: BaseException | None = None) -> NoReturn:
-        """Something that must hold does not, because of ``cause`` if that is known.
+        """Fail the run, because of ``cause`` if that is known.
 
         Raises:
             Violation: always.
@@ -131,11 +131,11 @@ class Judge:
     # Messages
 
     def make(self, message: Message) -> None:
-        """A client made a message."""
+        """Note a message of a client."""
         self.made[message.digest] = message
 
     def committed(self, database: Database, batch: RecordBatch) -> None:
-        """A batch is about to be durable (rule 1)."""
+        """Check a batch that is about to be durable (rule 1)."""
         batch.check()
         for index, digest in enumerate(batch.hashes):
             message = self.made.get(digest)
@@ -148,9 +148,9 @@ class Judge:
             )
 
     def acknowledge(self, database: Database, digests: Iterable[bytes]) -> None:
-        """A node says of messages that its store holds them (rule 2)."""
+        """Note that a node reports messages as stored (rule 2)."""
         for digest in digests:
-            self._demand_held(database, digest)
+            self._demand_stored(database, digest)
             stores = self.acknowledged.setdefault(digest, [])
             if database not in stores:
                 stores.append(database)
@@ -163,9 +163,9 @@ class Judge:
         """
         for digest, stores in self.acknowledged.items():
             for database in stores:
-                self._demand_held(database, digest)
+                self._demand_stored(database, digest)
 
-    def _demand_held(self, database: Database, digest: bytes) -> None:
+    def _demand_stored(self, database: Database, digest: bytes) -> None:
         if not database.had(digest):
             self.fail(f"{database.store_id} acknowledged {digest.hex()[:12]} and does not hold it")
 
@@ -174,7 +174,7 @@ class Judge:
     def opened(
         self, shown: Sequence[SyncId], durable: Sequence[SyncId], database: Database, floor: SyncId
     ) -> None:
-        """A view was opened that was asked for when ``durable`` was held (rule 3)."""
+        """Check a view that was requested when ``durable`` was stored (rule 3)."""
         seen = set(shown)
         missing = [each for each in durable if each >= floor and each not in seen]
         self._demand(
@@ -189,13 +189,13 @@ class Judge:
         self._demand(not strange, f"a view of {database.store_id} shows what was never stored")
 
     def meet(self, session_id: str, role: Role, side: Side) -> None:
-        """A session has a name now."""
+        """Note a side of a session by the name of the session."""
         self._meetings.setdefault(session_id, _Meeting()).sides[role] = side
 
     def found(
         self, session_id: str, role: Role, result: Result, summed_from_ns: int | None
     ) -> None:
-        """A side has its result, from some time on by lattice sums (rules 4 and 12)."""
+        """Check the result of a side, which uses lattice sums from some time on (rules 4, 12)."""
         meeting = self._meetings.get(session_id)
         if meeting is None:
             return
@@ -230,11 +230,11 @@ class Judge:
                 )
 
     def accused(self, by: str, what: str) -> None:
-        """A node says that its peer does not keep to the protocol (rule 6)."""
+        """Fail: a node reports that its peer breaks the protocol (rule 6)."""
         self._demand(False, f"{by} accuses an honest peer: {what}")
 
     def in_sync(self, session_id: str, refused: int) -> None:
-        """An initiator calls its session in sync but for ``refused`` messages (rule 5)."""
+        """Check a session that is reported in sync but for ``refused`` messages (rule 5)."""
         meeting = self._meetings.get(session_id)
         if meeting is None or len(meeting.results) < 2:
             return
@@ -258,7 +258,7 @@ class Judge:
     def stated(
         self, session_id: str, by: Database, store_id: str, statements: Sequence[Statement]
     ) -> None:
-        """An initiator states at its end what it has found out (rules 13 and 14)."""
+        """Check the statements of an initiator at its end (rules 13 and 14)."""
         said = self._said.setdefault((by.store_id, store_id), [])
         meeting = self._meetings.get(session_id)
         if meeting is None or len(meeting.results) < 2:
@@ -297,7 +297,7 @@ class Judge:
         *,
         whole: bool,
     ) -> None:
-        """A client is told of stores with which ``by`` is equal.
+        """Check an answer that ``by`` is equal to other stores.
 
         ``whole``: while all of ``shown`` was held (rule 15); else of ``shown``, as it was got, that
         it is complete (rule 16).
@@ -321,7 +321,7 @@ class Judge:
             )
 
     def _borne_out(self, said: _Said, part: Span, shown: Sequence[SyncId], whole: bool) -> bool:
-        """Is all that a session found there, but for forged messages, and nothing else if whole."""
+        """Return True if the genuine messages of a session are shown; if whole, no others."""
         if said.shown is None:
             return True
         found = {at for at in _within(said.shown, *part) if at[1] not in self.forged}
@@ -329,7 +329,7 @@ class Judge:
         return found == here if whole else found <= here
 
     def _not_hidden(self, meeting: _Meeting, ids: set[SyncId]) -> set[SyncId]:
-        """Without those that a comparison by XOR cannot see."""
+        """Return the IDs that the comparison of a meeting can see."""
         return {each for each in ids if each[1] not in self.forged or not meeting.can_hide(each)}
 
     @staticmethod
@@ -343,27 +343,27 @@ class Judge:
         return mine, theirs
 
     def remembered(self, by: str, now_ns: int, digests: Iterable[bytes]) -> None:
-        """A node remembers, by its clock, that it has refused messages as too new (rule 8)."""
+        """Check the messages that a node remembers as too new, by its clock (rule 8)."""
         due = sum(self.made[digest].timestamp_ns <= now_ns for digest in digests)
         self._demand(
             not due, f"{by} refuses {due} messages as too new although their time has come"
         )
 
     def noticed(self, by: str, late_ns: int, limit_ns: int) -> None:
-        """A node is done with a stream, so long after it was told that it had failed (rule 9)."""
+        """Check the time from the failure of a stream to the end of its user (rule 9)."""
         self._demand(
             late_ns <= limit_ns, f"{by} goes on for {late_ns} ns after its stream has failed"
         )
 
     def waited(self, by: str, waited_ns: int, limit_ns: int) -> None:
-        """A node has waited so long for one frame (rule 10)."""
+        """Check the time that a node has waited for one frame (rule 10)."""
         self._demand(waited_ns <= limit_ns, f"{by} has waited {waited_ns} ns for a frame")
 
     # Look-ups
 
-    def asked(self, by: str, held: set[HistoryEntry]) -> None:
-        """A node has asked a peer for messages that its store held all the time (rule 11)."""
-        self._demand(not held, f"{by} asks for {len(held)} SDS messages that it holds")
+    def asked(self, by: str, stored: set[HistoryEntry]) -> None:
+        """Check that a node requests no messages that its store held all the time (rule 11)."""
+        self._demand(not stored, f"{by} asks for {len(stored)} SDS messages that it holds")
 
     def fetched(
         self,
@@ -374,7 +374,7 @@ class Judge:
         had: set[HistoryEntry],
         taken: set[HistoryEntry],
     ) -> None:
-        """A look-up has ended (rule 11).
+        """Check a lookup that has ended (rule 11).
 
         The peer ``had`` some entries all the time, and the store has ``taken`` some.
         """
@@ -392,7 +392,7 @@ class Judge:
     def advanced(
         self, database: Database, expected: Sequence[SyncId], reached_ns: int, refused: set[bytes]
     ) -> None:
-        """A resume says that everything before a time has come; ``expected`` is that (rule 7)."""
+        """Check a resume that reports all messages up to a time as stored (rule 7)."""
         lost = [
             each
             for each in expected
@@ -407,7 +407,7 @@ class Judge:
 
 
 def named(ids: Sequence[SyncId]) -> tuple[int, bytes]:
-    """The count and the XOR of some IDs."""
+    """Return the count and the XOR of some IDs."""
     sum_of_all = 0
     for _, digest in ids:
         sum_of_all ^= int.from_bytes(digest)

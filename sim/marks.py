@@ -1,4 +1,4 @@
-"""Rare things that runs should come by: what no run ever meets is not tested by any."""
+"""Marks of rare events, which a set of runs should contain."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Mark(StrEnum):
-    """Something that happened."""
+    """A rare event."""
 
     GAVE_WAY = "a session gave way to another"
     BUSY = "a session was refused as busy"
@@ -21,7 +21,7 @@ class Mark(StrEnum):
     COMMIT_CRASH = "a node crashed between a commit and its acknowledgement"
     TORN = "a call broke at a frame"
     UNREPORTED = "a callee never learned that a call broke"
-    HELD_UP = "a frame waited for its reader"
+    BACKPRESSURE = "a frame waited for its reader"
     STALLED = "a call outlived a partition"
     SCANNED = "a resume stored a page"
     LOST_PLACE = "a resume lost its place"

@@ -23,7 +23,7 @@ _STALL_NS: Final = 4_000 * NS_PER_MS
 
 @dataclass(slots=True)
 class Weather:
-    """How the network is; durations in nanoseconds, the others are shares of all cases.
+    """The faults and delays of a network, in nanoseconds and shares of all cases.
 
     ``breaks``: of sent frames, those at which the call breaks. ``lost`` and ``twice``: of letters.
     ``unnoticed``: of ends of a call that broke, those that learn of it only after
@@ -43,19 +43,19 @@ class Weather:
 
 
 class Host(Protocol):
-    """Whatever has a name on the network."""
+    """A participant of the network, with a name."""
 
     name: str
 
     @property
     def identity(self) -> Identity | None:
-        """Who answers here; None while nobody does."""
+        """The identity that answers calls; None while the host is off."""
 
     def serve(self, method: str, end: End) -> bool:
-        """Take a call; False: there is no such method."""
+        """Serve a call; False: there is no such method."""
 
     def receive(self, sender: str, letter: object) -> None:
-        """Take a letter."""
+        """Receive a letter."""
 
 
 class Caller:
@@ -63,11 +63,11 @@ class Caller:
 
     @property
     def identity(self) -> Identity | None:
-        """Nobody answers here."""
+        """The identity, which is None: the host answers no calls."""
         return None
 
     def serve(self, method: str, end: End) -> bool:  # noqa: ARG002 - as of every host
-        """Take no calls."""
+        """Refuse all calls."""
         return False
 
     def receive(self, sender: str, letter: object) -> None:
@@ -75,7 +75,7 @@ class Caller:
 
 
 class Network:
-    """All hosts, and what is under way between them."""
+    """The hosts, and the calls and letters between them."""
 
     def __init__(self, timeline: Timeline, rng: Rng, trace: Trace, marks: Counter[str]) -> None:
         self.marks = marks
@@ -129,19 +129,19 @@ class Network:
         self.timeline.after(self.delay_ns(target, caller), lambda: opened.keep(identity))
 
     def breaks_now(self) -> bool:
-        """Does a call break at this frame?"""
+        """Draw whether a call breaks at a frame."""
         return happens(self._rng, self.weather.breaks)
 
     def is_silent(self) -> bool:
-        """Does the callee of a call that breaks never learn of it?"""
+        """Draw whether the callee of a broken call is never notified."""
         return happens(self._rng, self.weather.silent)
 
     def forget(self, call: Call) -> None:
-        """A call is over."""
+        """Forget a call that is over."""
         del self.calls[call]
 
     def drop_calls(self, host: str) -> None:
-        """A host is gone, and with it its ends of all calls."""
+        """End all calls of a host that is gone."""
         for call in list(self.calls):
             if host in call.hosts:
                 call.drop(host)
@@ -149,7 +149,7 @@ class Network:
     # Letters
 
     def post(self, sender: str, target: str, letter: object) -> None:
-        """Hand a letter over; nobody says whether it arrives."""
+        """Send a letter, which may be lost or arrive twice."""
         copies = 0 if happens(self._rng, self.weather.lost) else 1
         copies += happens(self._rng, self.weather.twice)
         for _ in range(copies):
@@ -178,7 +178,7 @@ class Network:
                 pipe.flow()
 
     def is_cut(self, one: str, other: str) -> bool:
-        """Does nothing get through between two hosts?"""
+        """Return True if nothing gets through between two hosts."""
         return bool(self._cut) and frozenset((one, other)) in self._cut
 
     def _doubt(self, call: Call) -> None:
@@ -193,14 +193,14 @@ class Network:
         self.timeline.after(self.weather.keepalive_ns, look)
 
     def delay_ns(self, sender: str, receiver: str) -> int:
-        """How long something takes; every pair of hosts has its own distance."""
+        """Draw a delay; every pair of hosts has its own distance."""
         longest_ns = self.weather.delay_ns * (1 + (hash_of(sender, receiver) % 4))
         stalls = happens(self._rng, self.weather.stalls)
         stall_ns = int(_STALL_NS * self._rng.random()) if stalls else 0
         return _SHORTEST_DELAY_NS + int(longest_ns * self._rng.random() ** 2) + stall_ns
 
     def notice_ns(self, sender: str, receiver: str) -> int:
-        """After how long the end of a call is noticed that nobody announces."""
+        """Draw the delay until the unannounced end of a call is noticed."""
         if happens(self._rng, self.weather.unnoticed):
             return self.weather.keepalive_ns
         return self.delay_ns(sender, receiver)
@@ -222,5 +222,5 @@ class Network:
 
 
 def hash_of(one: str, other: str) -> int:
-    """A number that two names always have."""
+    """Return a number that depends on two names only."""
     return sum((one + other).encode())

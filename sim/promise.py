@@ -1,4 +1,4 @@
-"""What comes later, on the timeline."""
+"""A promise: a value that comes later, on the timeline."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _T = TypeVar("_T")
 
 
 class Promise(Generic[_T]):
-    """Something that comes later, or fails; for one task to await."""
+    """A value that comes later, or a failure; for one task to await."""
 
     __slots__ = ("_error", "_value", "settled", "waiter")
 
@@ -21,16 +21,16 @@ class Promise(Generic[_T]):
         self._error: Exception | None = None
 
     def keep(self, value: _T) -> None:
-        """It has come; what comes later than that counts for nothing."""
+        """Keep the promise with a value; later calls have no effect."""
         self._settle(value, None)
 
     def fail(self, error: Exception) -> None:
-        """It will not come."""
+        """Fail the promise with an error."""
         self._settle(None, error)
 
     @property
     def value(self) -> _T:
-        """What has come.
+        """The value of a promise that is kept.
 
         Raises:
             Exception: what it failed with.

@@ -1,4 +1,4 @@
-"""Chance as an argument: everything that a run leaves to it, from one generator."""
+"""The random generator of a run, which decides everything that is random in it."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ class Rng(Random, Protocol):
     """The methods of the standard library's generators that a run uses."""
 
     def random(self) -> float:
-        """At least 0 and below 1."""
+        """Return a number of at least 0 and below 1."""
 
     def randint(self, a: int, b: int) -> int:
-        """A whole number between the two, or one of them."""
+        """Return a whole number from ``a`` to ``b``."""
 
     def randbytes(self, n: int) -> bytes:
-        """So many bytes."""
+        """Return random bytes."""
 
     def sample(self, population: Sequence[_T], k: int) -> list[_T]:
-        """Some of them, each at most once."""
+        """Return some of a population, each at most once."""
 
 
 def happens(rng: Rng, share: float) -> bool:
-    """True in such a share of cases; for a share of 0 nothing is asked of the generator."""
+    """Return True in a share of cases; a share of 0 does not use the generator."""
     return share > 0 and rng.random() < share

@@ -1,4 +1,4 @@
-"""What runs of all kinds are made on: one line of time, one event loop, one network."""
+"""The stage of runs of all kinds: a timeline, an event loop, a network."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Stage:
         self.network.weather.delay_ns = network_delay_ns
 
     def connect(self, hosts: Iterable[Host]) -> None:
-        """Give hosts their place on the network."""
+        """Connect hosts to the network."""
         for host in hosts:
             self.network.add(host)
 

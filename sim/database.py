@@ -48,7 +48,7 @@ class Unavailable(StoreUnavailable):
 
 
 class Client(Protocol):
-    """Whoever works with a database: one life of a node."""
+    """A client of a database: one life of a node."""
 
     alive: bool
     written_ids: WrittenIds
@@ -95,7 +95,7 @@ class UnreadRow:
 
 
 class Database:
-    """What one store holds.
+    """A simulated database of one store.
 
     Attributes:
         held: hash -> (timestamp, frame as it is stored).
@@ -162,20 +162,20 @@ class Database:
         return self.change(client, lambda: self._write(client, batch, source, asked))
 
     def change(self, client: Client, work: Callable[[], _T]) -> Promise[_T]:
-        """Do something in a transaction; fails as `write` does."""
+        """Run work in a transaction; the promise fails as that of `write` does."""
         done: Promise[_T] = Promise()
         self._later(lambda: self._commit(client, work, done))
         return done
 
     def had(self, digest: bytes) -> bool:
-        """Is a message held, or has it gone as it may?"""
+        """Return True if a message is stored, or was dropped or lost with its commit."""
         message = self._judge.made.get(digest)
         return digest in self.held or (
             message is not None and (digest in self.lost or message.timestamp_ns < self.horizon_ns)
         )
 
     def read(self, hashes: Iterable[bytes], max_bytes: int) -> list[bytes | None]:
-        """Encoded messages, as many of the first as fit, but one; None for what is not held."""
+        """Read encoded messages, as many as fit and at least one; None for missing ones."""
         left, found = max_bytes, list[bytes | None]()
         for stored in map(self.held.get, hashes):
             message = None if stored is None else transferred(stored[1])
@@ -202,7 +202,7 @@ class Database:
         since: int | None = None,
         rng: Rng | None = None,
     ) -> Promise[_T]:
-        """Do something with the database that takes its time, all of it at one moment.
+        """Run work that takes time; all of it reads one moment.
 
         ``portions``: into how many pieces like this one the work is cut, about. ``since``: the
         number of outages when the connection was made that it is done on. ``rng``: its chance, by
@@ -265,18 +265,18 @@ class Database:
 
     @property
     def place(self) -> Place:
-        """Of the newest commit."""
+        """The position of the newest commit."""
         return self.commits[-1].place if self.commits else START
 
     def is_served(self, place: Place) -> bool:
-        """Is a commit there, or was it pruned?"""
+        """Return True if a commit exists or was pruned."""
         if place == START:
             return True
         first = self.commits[0].place[0] if self.commits else 0
         return place[0] < first or any(place == commit.place for commit in self.commits)
 
     def commits_after(self, place: Place) -> list[CommitRow]:
-        """Some commits behind a place, in their order."""
+        """Return some commits after a position, in their order."""
         after = bisect_right(self.commits, place[0], key=lambda commit: commit.place[0])
         return self.commits[after : after + COMMITS_AT_ONCE]
 
@@ -287,13 +287,13 @@ class Database:
         return Snapshot((), self._lengths_ns, digests=self.digests).contents(held)
 
     def go_away(self) -> None:
-        """Answer nothing until `come_back`; every connection breaks."""
+        """Fail all calls until `come_back`; every connection breaks."""
         self.available = False
         self.outages += 1
         self._wake()
 
     def come_back(self, without: int = 0) -> None:
-        """Answer again, maybe as a standby that has not received the newest commits."""
+        """Serve again, maybe as a standby that has not received the newest commits."""
         self.available = True
         for commit in self.commits[len(self.commits) - without :] if without else ():
             for each in self._added.pop(commit.batch):
@@ -316,7 +316,7 @@ class Database:
             self.last_online_ns = online_ns
 
     def snapshot(self) -> Snapshot:
-        """What is held now."""
+        """Return a snapshot of the stored messages."""
         return Snapshot(self.ids, self._lengths_ns, self.place, self.horizon_ns, self.digests)
 
     def added_by_others(self, client: Client, within_ns: int) -> set[SyncId]:

@@ -1,4 +1,4 @@
-"""A whole run: faults first, then peace, and in the end every store must hold the same."""
+"""The simulated world: faults first, then peace; at the end all stores must be equal."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ _SDS_BYTES: Final = 240
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """GossipCounter a run came to.
+    """The result of a run.
 
     ``settling_ns``: from the end of the faults until all were equal. ``endings`` are of sessions,
     as their initiators report them; ``compared`` of them were compared with the truth. ``marks``:
@@ -143,7 +143,7 @@ class World(Stage):
         self._changed = True
 
     def run(self) -> Summary:
-        """From the beginning to the end.
+        """Run from the beginning to the end.
 
         Raises:
             Violation: something that must hold does not.
@@ -203,33 +203,33 @@ class World(Stage):
         return [each for each in found if each is not node.database]
 
     def make_node(self, number: int, database: Database) -> Node:
-        """One of the nodes."""
+        """Create a node."""
         return Node(self, number, database)
 
     def drift_ppm(self) -> int:
-        """How fast a node's steady clock goes."""
+        """Draw the drift of a node's steady clock."""
         most = self.scenario.faults.drift_ppm
         return self.rng.randint(-most, most) if most else 0
 
     def own_rng(self) -> Rng:
-        """Chance for what only looks on: it takes none from the others."""
+        """Return a copy of the generator for observers, which do not change the run."""
         return copy(self.rng)
 
     @property
     def message_limit_bytes(self) -> int:
-        """Of nodes that take small messages only."""
+        """The largest message of nodes that accept small messages only."""
         sds = _SDS_BYTES if self.scenario.sds_share else 0
         return self.scenario.message_bytes + _ALLOWANCE_BYTES + sds
 
     def message_limit(self, number: int) -> int:
-        """The largest message that a node takes."""
+        """Return the size of the largest message that a node accepts."""
         if self.scenario.gossip is not None:
             return _GOSSIP_MESSAGE_BYTES
         small = self.message_limit_bytes
         return small if number in self.scenario.small_nodes else 4 * small
 
     def compose(self, text: bytes, time_ns: int, *, ephemeral: bool = False) -> Message:
-        """Compose a message, perhaps of SDS; some are too large for some nodes."""
+        """Build a message, perhaps of SDS; some are too large for some nodes."""
         if self.scenario.gossip is not None:
             if self.faulty and self.judge.made and happens(self.rng, _KNOWN):
                 return self.rng.choice(list(self.judge.made.values()))
@@ -248,7 +248,7 @@ class World(Stage):
         return message
 
     def _compose_event(self, text: bytes, time_ns: int, *, ephemeral: bool) -> Message:
-        """Compose an event whose parents are among the last ones that were stored."""
+        """Build an event whose parents are among the last ones that were stored."""
         name = f"m{len(self._named)}"
         # Parents that no store ever holds are drawn as `strange` ones.
         chosen = [
@@ -265,23 +265,23 @@ class World(Stage):
         return message
 
     def database_at(self, host: str) -> Database:
-        """GossipCounter a node works on."""
+        """Return the database of a host."""
         return next(node.database for node in self.nodes if node.name == host)
 
     def restart_later(self, node: Node) -> None:
-        """A node has crashed; somebody starts it again."""
+        """Start a crashed node again after a while."""
         delay_ns = int(self.rng.random() * self.rng.choice((1, 20, 45)) * NS_PER_S)
         self.timeline.after(delay_ns, lambda: self._start(node))
 
     def ended(self, outcome: SyncOutcome) -> None:
-        """A session ended that a node had begun."""
+        """Count a session that ended, at its initiator."""
         self.endings[str(outcome.ending)] += 1
         self._changed = True
 
     # The phases
 
     def make_database(self, number: int) -> Database:
-        """One of the stores."""
+        """Create the database of a store."""
         database = Database(
             f"store-{number}", self.timeline, self.rng, self.judge, list(self.scenario.lengths_ns)
         )
@@ -291,7 +291,7 @@ class World(Stage):
         return database
 
     def _fill(self) -> None:
-        """Give every store a part of a common history, as if it had been there all along."""
+        """Fill every store with a part of a common history."""
         scenario, rng = self.scenario, self.rng
         newest_ns = START_NS - scenario.offset_ns
         moments = [
@@ -307,7 +307,7 @@ class World(Stage):
             self._forge(newest_ns)
 
     def _forge(self, newest_ns: int) -> None:
-        """Give stores in turn one and the other of two sets that have the same XOR."""
+        """Fill stores in turn with one and the other of two sets that have the same XOR."""
         candidates = [
             self.compose(b"forged", newest_ns - 1 - number) for number in range(CANDIDATES)
         ]
@@ -332,7 +332,7 @@ class World(Stage):
         self._actors += [self.loop.begin(None, each) for each in work]
 
     def look_around(self) -> None:
-        """Verify every host, and what the judge knows."""
+        """Verify every host, and what was acknowledged."""
         assert self.timeline.waiting <= MAX_WAITING_EVENTS, "too much is under way"
         self.network.check()
         self.judge.check()
@@ -344,7 +344,7 @@ class World(Stage):
             node.boot()
 
     def _calm(self, faults: FaultInjector) -> None:
-        """End the faults: clocks are right, all nodes run, nobody publishes any more."""
+        """End the faults: clocks are right, all nodes run, clients publish no more."""
         self.trace.note("world", "is calm from now on")
         self.faulty = False
         faults.stop()
@@ -394,7 +394,7 @@ class World(Stage):
             self._await(self.loop.begin(None, stopping))
 
     def _patience_ns(self) -> int:
-        """How long that may take: peers rest after failures, and are chosen at random."""
+        """Return the time until stores are equal: peers rest, and are chosen at random."""
         scenario = self.scenario
         differences = len(self.judge.made)
         sessions = 30 + 3 * differences // scenario.limits.max_differences
@@ -402,7 +402,7 @@ class World(Stage):
         return _LONGEST_REST_NS + ahead_ns + sessions * scenario.nodes * scenario.wide_ns
 
     def _unequal(self) -> str:
-        """Which neighbours do not hold the same, as far as both may; empty if all do."""
+        """Return a sentence about neighbours that are not equal; empty if all are."""
         newest = [database.ids[-1][0] for database in self.databases if database.ids]
         if max(newest, default=0) > self.timeline.now_ns - self.scenario.offset_ns - NS_PER_S:
             return "the newest message is still too new to be compared"
@@ -415,7 +415,7 @@ class World(Stage):
         return ""
 
     def _missing(self, one: Node, other: Node) -> int:
-        """How many messages of a node another should hold and does not."""
+        """Count the messages of a node that another lacks and should store."""
         horizon_ns = max(node.policy().horizon_ns or 0 for node in (one, other))
         limit = self.message_limit(other.number)
         return sum(
@@ -427,7 +427,7 @@ class World(Stage):
         )
 
     def _close(self) -> None:
-        """Once more each with each: nothing may be found, and nothing be left over."""
+        """Run a session of each pair, which finds nothing, and stop all nodes."""
         for node in self.nodes:
             for peer in node.peers:
                 outcome = self._session(node, peer)
@@ -458,7 +458,7 @@ class World(Stage):
                 self._await(node.process.begin_task("stop", node.peering.stop()))
 
     def _too_large(self, ids: SyncIds, host: str) -> list[bytes]:
-        """Those that are too large for a node: it will always lack them."""
+        """Return the messages that are too large for a node."""
         (limit,) = (self.message_limit(each.number) for each in self.nodes if each.name == host)
         return [digest for _, digest in ids if self.judge.made[digest].size_bytes > limit]
 

@@ -27,7 +27,7 @@ DRIVER_SEEDS = 20
 
 @pytest.fixture(scope="module")
 def seen() -> Counter[str]:
-    """GossipCounter the machines of all runs have counted."""
+    """The counts of the machines of all runs."""
     return Counter()
 
 

@@ -35,7 +35,7 @@ def own_cpu_s(process: psutil.Process) -> float:
 
 
 def tree_cpu_s(pid: int | None = None) -> float:
-    """What a process (None: this one) and its descendants have used, ended children included."""
+    """Return what a process (None: this one) and its descendants used, with ended children."""
     root = psutil.Process(pid)
     while True:
         processes = [root, *root.children(recursive=True)]
@@ -53,7 +53,7 @@ def descendants_cpu_s(pid: int) -> float:
 
 
 def measured(work: Callable[[], T]) -> tuple[T, Used]:
-    """Do some work; its result, and what this process and its descendants used for it."""
+    """Call ``work``; return its result, and what this process and its descendants used for it."""
     cpu_s, began = tree_cpu_s(), time.perf_counter()
     result = work()
     return result, Used(tree_cpu_s() - cpu_s, time.perf_counter() - began)
@@ -70,7 +70,7 @@ def apart(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
 
 
 def _end_children() -> None:
-    """End what an interrupted call still has running; nobody waits for its result any more."""
+    """Kill the processes of an interrupted call, whose result is not needed any more."""
     for child in active_children():
         with suppress(psutil.Error):
             for each in psutil.Process(child.pid).children(recursive=True):

@@ -104,7 +104,7 @@ def _batches(messages: int, now_ns: int) -> Iterator[list[bytes]]:
 
 
 def _fields(number: int) -> tuple[bytes, bytes]:
-    """What is the same in all messages of a topic: before the time, and behind the message."""
+    """Return the bytes that all messages of a topic share: before the time, and at the end."""
     shard, topic = number % SHARDS, number % TOPICS
     before = delimited(b"\x12", b"/bench/1/topic-%02d/proto" % topic) + b"\x18\x01\x50"
     return before, delimited(b"\x12", b"/waku/2/rs/1/%d" % shard)

@@ -1,4 +1,4 @@
-"""SDS messages by ID: what a store selects, how a node serves it, and clients that ask for it."""
+"""Lookups of SDS messages by ID: the selection of a store, the service of a node, and clients."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _LIES: Final = (b"\xff", b"", None)
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
-    """An SDS message as its client knows it."""
+    """An SDS message of a client."""
 
     message_id: bytes
     digest: bytes
@@ -52,7 +52,7 @@ class Spoken:
 
 
 class Channel:
-    """What clients have said: each message names some of the last ones as its parents.
+    """A channel of clients: each message names some of the last ones as its parents.
 
     Attributes:
         spoken: all of it by message ID, in its order.
@@ -63,7 +63,7 @@ class Channel:
         self._world = world
 
     def parents(self) -> tuple[HistoryEntry, ...]:
-        """Some of the last messages, with and without hints."""
+        """Draw some of the last messages, with and without hints."""
         rng = self._world.rng
         last = list(self.spoken.values())[-_PARENTS:]
         return tuple(
@@ -73,19 +73,19 @@ class Channel:
 
     @staticmethod
     def payload(message_id: bytes, parents: Sequence[HistoryEntry], content: bytes) -> bytes:
-        """An SDS message."""
+        """Encode an SDS message."""
         history = [(each.message_id.decode(), each.retrieval_hint) for each in parents]
         return encode(CHANNEL, message_id.decode(), parents=history, content=content)
 
     def recent(self) -> tuple[HistoryEntry, ...]:
-        """Some of what was said lately."""
+        """Draw some of the latest messages."""
         last = list(self.spoken.values())[-_RECENT:]
         some = self._world.rng.sample(last, min(_HEADS, len(last)))
         return tuple(HistoryEntry(each.message_id, each.digest) for each in some)
 
 
 def selected(database: Database, request: SdsLookup) -> Lookup:
-    """What a database has of some SDS messages, by the shipped rules."""
+    """Select SDS messages of a database by the shipped rules."""
     lookup = Lookup(request.channel_id, request.entries, request.claimants)
     answer = None
     while (read := lookup.step(answer)) is not None:
@@ -110,13 +110,13 @@ class SimSds:
     async def doubtful(
         self, request: SdsLookup
     ) -> tuple[Sequence[HistoryEntry], Sequence[HistoryEntry]]:
-        """What is missing of some entries."""
+        """Return the entries that are missing or not proven."""
         found = await self._database.look(partial(selected, self._database, request))
         return found.missing, found.unproven
 
 
 async def serve_lookup(process: Process, stream: EndStream) -> None:
-    """Answer a peer; while there are faults, some nodes do not keep to the rules."""
+    """Serve a peer; while there are faults, some nodes break the rules."""
     silence_s = process.scenario.silence_ns / NS_PER_S
     request: SdsLookup = await in_time(stream.read(), silence_s)
     database = process.database
@@ -150,7 +150,7 @@ _Held = dict[HistoryEntry, tuple[int, bytes]]
 
 
 class JudgedFetcher(Fetcher):
-    """The shipped look-up; the judge is told what came of it."""
+    """The shipped lookup, which reports its results to the judge."""
 
     def __init__(self, process: Process, caller: SimCaller, store: SimStore) -> None:
         super().__init__(caller, SimSds(process), store, process.policy, process.world_env)
@@ -158,7 +158,7 @@ class JudgedFetcher(Fetcher):
         self._asked = caller.asked
 
     async def fetch(self, peer: PeerAddress, request: SdsLookup) -> FetchDone:
-        """One peer, once."""
+        """Fetch messages of one peer, once."""
         process, judge = self._process, self._process.judge
         own, other = process.database, process.node.world.database_at(peer.host)
         held, there = self._held(own, request), self._held(other, request)
@@ -194,7 +194,7 @@ class JudgedFetcher(Fetcher):
 
     @staticmethod
     def _claimed(database: Database, request: SdsLookup) -> Iterator[tuple[HistoryEntry, bytes]]:
-        """Entries that a database holds or has held, and the hash of the message of each."""
+        """Yield entries that a database has or had, and the hash of the message of each."""
         for each in request.entries:
             key = sds_key(request.channel_id, each.message_id)
             if key in database.sds:
@@ -202,7 +202,7 @@ class JudgedFetcher(Fetcher):
 
 
 async def seek(world: World) -> None:
-    """Have nodes look up what was said, and then what that followed from."""
+    """Look up messages at nodes, and then their parents."""
     while True:
         await asyncio.sleep(world.rng.uniform(0, 2) * world.scenario.seek_every_ns / NS_PER_S)
         node, entries = world.rng.choice(world.nodes), world.channel.recent()
@@ -215,5 +215,5 @@ async def seek(world: World) -> None:
 
 
 def _still(before: _Held, now: _Held) -> set[HistoryEntry]:
-    """What was held all the time; what was lost meanwhile, and has come again, is stored anew."""
+    """Return what was stored all the time: a message that was lost and came again is not."""
     return {each for each, stored in before.items() if now.get(each) is stored}

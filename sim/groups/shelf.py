@@ -1,4 +1,4 @@
-"""What a simulated store holds of a channel, read by the real look-ups of a node.
+"""The messages of a channel in a simulated store, read by the shipped lookups of a node.
 
 `store.domain.claims` and `store.domain.causal` say what they want read, as of a database. Limits
 and truncation are the node's: claimants per ID, messages of a causal history. What is proven comes
@@ -60,7 +60,7 @@ class Shelf:
         return [self.held[hint] for hint in hints if hint in self.held], False
 
     def by_id(self, entries: Sequence[Entry]) -> tuple[list[Fetched], bool]:
-        """All that claim some IDs, as a node finds them; True: an ID has more claimants."""
+        """Return the messages that claim some IDs; True: an ID has more claimants."""
         asked = _entries(entries)
         lookup = Lookup(self._channel_id, asked, self._limits.sds_claimants)
         answer: ClaimAnswer | None = None
@@ -69,7 +69,7 @@ class Shelf:
         return [self.held[found[2]] for found in lookup.messages], lookup.truncated
 
     def causes(self, heads: Sequence[Entry], known: Sequence[str]) -> tuple[list[Fetched], bool]:
-        """Heads and all their causes, parents first; True: a limit ended the walk."""
+        """Return heads and all their causes, parents first; True: a limit ended the walk."""
         request = CausalRequest(
             self._channel_id,
             _entries(heads),
@@ -117,7 +117,7 @@ def _claim(message: Fetched) -> Claim:
 
 
 def _array(kind: int, values: Sequence[bytes | None]) -> bytes:
-    """An array in Postgres's binary format, as claims have it."""
+    """Encode an array in the binary format of Postgres."""
     if not values:
         return struct.pack(">iii", 0, 0, kind)
     parts = [struct.pack(">iiiii", 1, int(None in values), kind, len(values), 1)]

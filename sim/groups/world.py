@@ -1,4 +1,4 @@
-"""A whole run of a group: faults first, then peace, and in the end all logs must be the same."""
+"""The simulated world of a group: faults first, then peace; at the end all logs must be equal."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class GroupSummary:
 
 
 class GroupWorld(Stage):
-    """All of it. `run` goes from the beginning to the end, once."""
+    """A simulated world of participants and store nodes; `run` is called once."""
 
     max_events = MAX_GROUP_EVENTS
     check_every = CHECK_EVERY_GROUP_EVENTS
@@ -80,7 +80,7 @@ class GroupWorld(Stage):
         self.over = False
 
     def run(self) -> GroupSummary:
-        """From the beginning to the end.
+        """Run from the beginning to the end.
 
         Raises:
             Violation: something that must hold does not.
@@ -108,7 +108,7 @@ class GroupWorld(Stage):
     # For those who act in it
 
     def mark(self, what: str) -> None:
-        """Something rare happened."""
+        """Count a rare event."""
         self.marks[what] += 1
 
     @contextmanager
@@ -121,12 +121,12 @@ class GroupWorld(Stage):
             raise
 
     def relay(self, sender: str, message: Fetched) -> None:
-        """Let everybody else hear a broadcast, if that is a way at all."""
+        """Send a broadcast to all other participants, unless they follow stores."""
         self.forger.saw(message)
         self._post(sender, message)
 
     def spread(self, sender: str, payload: bytes, time_ns: int) -> None:
-        """Let everybody hear, and stores take, what somebody broadcasts who takes no part."""
+        """Send a broadcast of an outsider to all participants and stores."""
         message = taken(Outbound(payload, time_ns))
         self._post(sender, message)
         for store in self.stores:
@@ -139,26 +139,26 @@ class GroupWorld(Stage):
                     self.network.post(sender, member.name, message)
 
     def next_number(self) -> int:
-        """Another one every time."""
+        """Return a new number."""
         self._number += 1
         return self._number
 
     def store_named(self, name: str) -> StoreNode:
-        """A store node."""
+        """Return a store node by its name."""
         return next(store for store in self.stores if store.name == name)
 
     def order_of_stores(self) -> list[str | None]:
-        """The store nodes as one participant is told of them."""
+        """Draw the order of the store nodes for a participant."""
         names: list[str | None] = [store.name for store in self.stores]
         return self.rng.sample(names, len(names))
 
     def restart_later(self, member: Member) -> None:
-        """A participant has crashed; somebody starts it again."""
+        """Start a crashed participant again after a while."""
         delay_ns = int(self.rng.random() * self.rng.choice((1, 5, 15)) * NS_PER_S)
         self.timeline.after(delay_ns, lambda: None if self._closing else member.boot())
 
     def fail_soon(self, store: StoreNode) -> None:
-        """A store goes away at this moment, and comes back."""
+        """Crash a store at this moment, and start it later."""
         self.mark("a store crashed between a commit and its acknowledgement")
         self.timeline.soon(store.crash)
         self.timeline.after(int(self.rng.uniform(1, 5) * NS_PER_S), store.start)
@@ -190,7 +190,7 @@ class GroupWorld(Stage):
         self.timeline.at(time_ns, act)
 
     def _calm(self, faults: GroupFaultInjector) -> None:
-        """End the faults: clocks are right, everybody is there, nobody says anything any more."""
+        """End the faults: clocks are right, all participants run and publish no more."""
         self.trace.note("world", "is calm from now on")
         self.faults_now = NO_FAULTS
         faults.stop()
@@ -231,7 +231,7 @@ class GroupWorld(Stage):
         return self.judge.unequal([member.view for member in self.members])
 
     def _close(self) -> None:
-        """Let everybody leave: nothing may be left of them."""
+        """Stop all participants: nothing may be left of them."""
         self._closing = True
         for member in self.members:
             if member.stays:

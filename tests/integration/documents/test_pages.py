@@ -62,4 +62,4 @@ def test_the_configuration_file_of_the_page_is_one(tmp_path: Path) -> None:
     config.write_text(body)
     # Everything in it is read; the first thing that is wrong is not there on this machine.
     ended = Command()("run", "--config", str(config), "--data-dir", str(tmp_path / "node"))
-    assert (ended.code, "/etc/storenode/node.pem" in ended.err) == (2, True), ended
+    assert (ended.code, "/etc/storenode/ca.pem" in ended.err) == (2, True), ended

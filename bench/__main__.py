@@ -29,6 +29,7 @@ BENCHMARKS: Final = (
     "single",
     "slow_flush",
     "idle",
+    "disk",
     "scan",
     "hashes",
     "causal_history",

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 from urllib.parse import urlsplit
 
 import pyarrow as pa
-from pyarrow.fs import FileSelector, FileSystem, LocalFileSystem, PyFileSystem
+from pyarrow.fs import FileSystem, LocalFileSystem, PyFileSystem
 
 from store.pipeline.errors import USAGE, PipelineError, StoreError
 
@@ -256,10 +256,16 @@ def listed(folder: str) -> list[str]:
     Raises:
         OSError: it cannot be read.
     """
-    system, root = file_system(folder)
-    with _translated(folder):
-        found = system.get_file_info(FileSelector(root, recursive=True, allow_not_found=True))
-    return [each.path.removeprefix(f"{root}/") for each in found if each.is_file]
+    if on_store(folder):
+        import obstore  # noqa: PLC0415
+
+        # Not pyarrow, which also lists a folder's own marker, and asks more often.
+        prefix = f"{_key(folder)}/".lstrip("/")
+        with _translated(folder):
+            found = (each for batch in obstore.list(_store(folder), prefix) for each in batch)
+            return [each["path"].removeprefix(prefix) for each in found]
+    root = Path(folder)
+    return [str(each.relative_to(root)) for each in root.rglob("*") if each.is_file()]
 
 
 def delete(folder: str, names: Iterable[str]) -> None:

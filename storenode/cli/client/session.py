@@ -6,8 +6,10 @@ import asyncio
 import functools
 import os
 import re
+import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,7 +106,7 @@ def connected(
 
 def _run(session: Coroutine[Any, Any, int], *, interrupt_ends: bool) -> int:
     try:
-        return asyncio.run(session)
+        return asyncio.run(_interruptible(session))
     except StorenodeError as error:
         raise ended_by(error) from error
     except UnicodeEncodeError as error:
@@ -115,10 +117,22 @@ def _run(session: Coroutine[Any, Any, int], *, interrupt_ends: bool) -> int:
         # Whoever reads has seen enough, which is no failure of ours.
         drop_output()
         return OK
-    except KeyboardInterrupt:
+    except (asyncio.CancelledError, KeyboardInterrupt):
         if interrupt_ends:
             return OK
-        raise
+        raise KeyboardInterrupt from None
+
+
+async def _interruptible(session: Coroutine[Any, Any, int]) -> int:
+    """Run a session that Ctrl-C cancels.
+
+    `asyncio.run` alone would not wake for a signal that comes just before its event loop sleeps.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    with suppress(NotImplementedError):  # Windows
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, task.cancel)
+    return await session
 
 
 def ended_by(error: StorenodeError) -> CliError:

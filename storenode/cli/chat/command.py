@@ -17,6 +17,7 @@ from storenode.cli.client.session import (
     credential_options,
     drop_output,
     ended_by,
+    interruptible,
     tls_of,
     token_of,
 )
@@ -101,13 +102,13 @@ def chat(
     mute_library()
     places = [StoreNode(address, token, tls) for address in nodes]
     try:
-        asyncio.run(_talk(places, **chosen))
+        asyncio.run(interruptible(_talk(places, **chosen)))
     except StorenodeError as error:
         raise ended_by(error) from error
     except BrokenPipeError:
         # Whoever reads has seen enough, which is no failure of ours.
         drop_output()
-    except KeyboardInterrupt:
+    except (asyncio.CancelledError, KeyboardInterrupt):
         pass
     return OK
 

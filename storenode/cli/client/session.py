@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -40,6 +40,7 @@ _FILTER = "Filter"
 _OUTPUT = "Output"
 
 Command = Callable[..., int]
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,7 @@ def connected(
 
 def _run(session: Coroutine[Any, Any, int], *, interrupt_ends: bool) -> int:
     try:
-        return asyncio.run(_interruptible(session))
+        return asyncio.run(interruptible(session))
     except StorenodeError as error:
         raise ended_by(error) from error
     except UnicodeEncodeError as error:
@@ -123,7 +124,7 @@ def _run(session: Coroutine[Any, Any, int], *, interrupt_ends: bool) -> int:
         raise KeyboardInterrupt from None
 
 
-async def _interruptible(session: Coroutine[Any, Any, int]) -> int:
+async def interruptible(session: Coroutine[Any, Any, _T]) -> _T:
     """Run a session that Ctrl-C cancels.
 
     `asyncio.run` alone would not wake for a signal that comes just before its event loop sleeps.

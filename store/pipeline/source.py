@@ -413,7 +413,7 @@ class StorenodeReader(DataSourceReader):
         self._url = options["url"]
         self._hours: list[int] | None = None
         if "hours" in options:
-            self._hours = [_whole("hours", each) for each in options["hours"].split(",") if each]
+            self._hours = sorted(_whole("hours", at) for at in options["hours"].split(",") if at)
         self._names = known_columns(schema.names)
         self._nullable = frozenset(each.name for each in schema if each.nullable)
         self._low_ns = _number(options, "from", 0)
@@ -442,12 +442,14 @@ class StorenodeReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """Plan at most as many tasks as there may be connections."""
+        within = low_ns, high_ns = self._low_ns, self._high_ns
+        if self._hours:
+            low_ns, high_ns = max(low_ns, self._hours[0]), min(high_ns, self._hours[-1] + HOUR_NS)
         with connected(self._url) as connection:
-            state = read_state(connection, self._low_ns // HOUR_NS * HOUR_NS, self._high_ns)
+            state = read_state(connection, low_ns // HOUR_NS * HOUR_NS, high_ns)
         hours = state.fingerprints
         if self._hours is not None:
             hours = {hour: hours[hour] for hour in self._hours if hour in hours}
-        within = (self._low_ns, self._high_ns)
         # Without any partition Spark has one of its own read.
         groups = plan_slices(hours, within, self._connections) or [[]]
         position = state.position if self._position < 0 else self._position
@@ -467,8 +469,7 @@ class StorenodeReader(DataSourceReader):
 
 
 def _number(options: Mapping[str, str], name: str, default: int) -> int:
-    text = options.get(name)
-    return default if text is None else _whole(name, text)
+    return _whole(name, options[name]) if name in options else default
 
 
 def _whole(name: str, text: str) -> int:

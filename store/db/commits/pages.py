@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, LiteralString
 
 from store.db.arrays import bigints, split_uuids
 from store.db.pool import Connection
@@ -91,6 +91,17 @@ _OLDEST: Final = "select position from storenode.commits order by position limit
 _MESSAGES_EVER: Final = """
 select (select folded_messages from storenode.store)
      + coalesce((select sum(messages) from storenode.commits), 0)::bigint
+"""
+_FOLLOWING: Final[LiteralString] = """
+select position, {column} from (
+    select position, {column},
+           sum(octet_length({column})) over (order by position) - octet_length({column}) as before
+    from (
+        select position, {column} from storenode.commits where position > %s
+        order by position limit %s
+    ) as following
+) as measured
+where before < %s order by position
 """
 # Commits in their order, those that may have a topic of a selection.
 _COMMITS: Final = """
@@ -276,6 +287,11 @@ async def rows_of(
         frame = frame_of(digest, body)  # type: ignore[arg-type]
         found.setdefault(batch, []).append((topic, digest, frame))  # type: ignore[arg-type]
     return found
+
+
+def following_commits(column: LiteralString) -> LiteralString:
+    """Return a statement for commits after a position, up to so many, and so many bytes."""
+    return _FOLLOWING.format(column=column)
 
 
 async def messages_ever(connection: Connection) -> int:

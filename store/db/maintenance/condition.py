@@ -43,7 +43,7 @@ select coalesce(application_name, '')::text,
 from pg_stat_replication
 where not pg_is_in_recovery() and state is distinct from 'backup'
 """
-_SLOTS: Final = """
+_SLOTS: Final[LiteralString] = """
 select count(*) filter (where active), count(*) filter (where not active)
 from pg_replication_slots
 where slot_type = 'physical' and not temporary and not pg_is_in_recovery()
@@ -98,7 +98,7 @@ async def read_condition(connection: AsyncConnection[Any], now_ns: int) -> Store
     for name, lag_bytes in rows:
         if lag_bytes is not None:
             lags[name] = max(lag_bytes, lags.get(name, 0))
-    ((in_use, unused),) = await (await connection.execute(_SLOTS)).fetchall()
+    ((in_use, unused),) = await _select(connection, _SLOTS)
     info = connection.info
     return StoreCondition(
         host=label({"host": info.host or info.hostaddr, "port": str(info.port)}),

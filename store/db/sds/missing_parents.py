@@ -24,6 +24,7 @@ import numpy as np
 from psycopg import AsyncConnection
 
 from store.db import arrays
+from store.db.commits.pages import following_commits
 from store.db.locks import CLAIMING
 from store.db.pool import Database
 from store.domain.coverage import Span
@@ -60,17 +61,7 @@ _PENDING: Final[LiteralString] = """
 select (select coalesce(max(position), 0) from storenode.commits), claimed_position
 from storenode.store
 """
-_NEXT: Final[LiteralString] = """
-select position, claims from (
-    select position, claims,
-           sum(octet_length(claims)) over (order by position) - octet_length(claims) as before
-    from (
-        select position, claims from storenode.commits where position > %s
-        order by position limit %s
-    ) as following
-) as measured
-where before < %s order by position
-"""
+_NEXT: Final = following_commits("claims")
 PARENT_STORED: Final[LiteralString] = """
 exists (select from storenode.sds h where h.key = named.key and (
     h.ts >= (select horizon_ns from storenode.store)

@@ -213,6 +213,8 @@ async def _read_portions(
     """Yield messages in their order with their frames, read ahead; None for those not stored."""
     size = _FIRST_READ
     asked = list(islice(wanted, size))
+    if not asked:
+        return
 
     def read() -> asyncio.Task[_Frames]:
         positions = [(found[1], found[2]) for found in asked]

@@ -19,6 +19,7 @@ import numpy as np
 from psycopg import AsyncConnection
 
 from store.db import arrays
+from store.db.commits.pages import following_commits
 from store.db.locks import FOLDING
 from store.db.summaries.buckets import LEVELS_NS, Totals, columns, folded_position, unpack
 from store.db.summaries.lattices import late_sums, write_sums
@@ -45,17 +46,7 @@ _PENDING: Final[LiteralString] = """
 select exists (select from storenode.commits
                where position > (select folded_position from storenode.store))
 """
-_NEXT: Final[LiteralString] = """
-select position, summary from (
-    select position, summary,
-           sum(octet_length(summary)) over (order by position) - octet_length(summary) as before
-    from (
-        select position, summary from storenode.commits where position > %s
-        order by position limit %s
-    ) as following
-) as measured
-where before < %s order by position
-"""
+_NEXT: Final = following_commits("summary")
 _ADD: Final = """
 insert into storenode.buckets as held (level, start_ns, count, x0, x1, x2, x3)
 select level::smallint, start_ns, count, x0, x1, x2, x3

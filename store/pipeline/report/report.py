@@ -87,8 +87,7 @@ def report(session: SparkSession, job: ReportJob) -> PageReport:
         figures = _gathered(session, job)
     except SPARK_ERRORS as error:
         raise of_spark(error) from error
-    page = page_of(figures)
-    write_text(job.output, "The report", lambda file: file.write(page))
+    write_text(job.output, "The report", lambda file: file.write(page_of(figures)))
     return PageReport(figures, job.output, job.names)
 
 

@@ -447,7 +447,6 @@ async def _lay_out_sds(batch: RecordBatch) -> dict[str, object]:
 def _summary(batch: RecordBatch, added: frozenset[bytes] | None) -> bytes:
     if added is None:
         return pack(batch.timestamps, batch.hashes)
-    # A message may be in the batch twice.
     times = dict(zip(batch.hashes, batch.timestamps, strict=True))
     new = list(added)
     return pack([times[digest] for digest in new], new)

@@ -116,7 +116,10 @@ class _Group:
         # The canary of the writer has no messages, and is part of no commit.
         sources = {member.source for member in self.members if member.batch.hashes}
         self.parts = [
-            CommitPart(join([each.batch for each in self.members if each.source is source]), source)
+            CommitPart(
+                _distinct(join([each.batch for each in self.members if each.source is source])),
+                source,
+            )
             for source in sorted(sources)
         ]
 
@@ -143,6 +146,12 @@ class _Group:
         ]
 
 
+def _distinct(batch: RecordBatch) -> RecordBatch:
+    """Return each message of a batch once, as when two peers send the same one."""
+    first = dict(zip(reversed(batch.hashes), range(len(batch) - 1, -1, -1), strict=True))
+    return batch if len(first) == len(batch) else batch.select(sorted(first.values()))
+
+
 def _without(batch: RecordBatch, conflicts: Mapping[bytes, bytes]) -> RecordBatch:
     """Return the messages of a batch whose hashes are no conflicts."""
     if not conflicts:
@@ -153,11 +162,12 @@ def _without(batch: RecordBatch, conflicts: Mapping[bytes, bytes]) -> RecordBatc
 
 def _answer(group: _Group, part: CommitPart, added: Inserted) -> None:
     """Set the outcomes of the callers of a part; a message is new to the first who has it."""
-    everything = added.count == len(part.batch.hashes)
-    new = set() if added.hashes is None else set(added.hashes)
-    for member in group.members:
-        if member.source is not part.source:
-            continue
+    members = [member for member in group.members if member.source is part.source]
+    everything = added.count == sum(len(member.batch) for member in members)
+    new = set(added.hashes or ())
+    if added.count == len(part.batch):
+        new.update(part.batch.hashes)
+    for member in members:
         hashes = member.batch.hashes
         if everything:
             result = StoreResult([True] * len(hashes))

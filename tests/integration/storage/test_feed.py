@@ -44,6 +44,7 @@ from tests.integration.storage.world import (
     batch_of,
     hashes_in,
     messages_of,
+    part_of,
     random_batch,
 )
 from tests.support.outlet import WideOutlet
@@ -275,6 +276,25 @@ async def test_own_commits_are_not_read(node: Node, monkeypatch: pytest.MonkeyPa
             await assert_complete(follower, each, order, messages, end)
         assert reads == []
     assert node.feed.counted[1] == len(messages)
+
+
+@pytest.mark.parametrize("known", [False, True])
+async def test_what_several_callers_store_at_once_is_handed_over_once(
+    node: Node, monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
+    monkeypatch.setattr(feed_module, "POLL_S", 3_600.0)
+    batch = random_batch(random.Random(SEED), 20, TIMES)
+    if known:
+        await node.store(part_of(batch, [3]))
+    async with following(node.feed, from_now()) as [follower]:
+        await follower.until_live()
+        await until_tail_waits(node)
+        # They are queued before the writer begins, and so share its transaction.
+        await asyncio.gather(*(node.store(each) for each in (batch, batch, part_of(batch, [3, 5]))))
+        end = await store_end(node)
+        given = await follower.until_given(end)
+    new = [digest for place, digest in enumerate(batch.hashes) if not (known and place == 3)]
+    assert sorted(given) == sorted([*new, end])
 
 
 @pytest.mark.parametrize("fault", ["lost answer", "other server"])

@@ -162,6 +162,7 @@ async def read_holding(
 class Follower:
     """A client that follows a node from the beginning and resumes at its cursor.
 
+    It passes over ephemeral messages, which no node stores and only one node's followers get.
     When a node refuses the cursor (``OUT_OF_RANGE``: an empty store, or commits that a failover
     lost), it starts from the beginning with empty ``hashes``.
     """
@@ -186,9 +187,11 @@ class Follower:
                 await asyncio.sleep(_PAUSE_S)
 
     async def _follow(self, stub: store_pb2_grpc.StoreAsyncStub) -> None:
-        request = store_pb2.FollowRequest(cursor=self.cursor, from_beginning=not self.cursor)
+        request = store_pb2.FollowRequest(
+            cursor=self.cursor, from_beginning=not self.cursor, include_data=True
+        )
         async for page in stub.Follow(request):
-            digests = [message.message_hash for message in page.messages]
+            digests = [each.message_hash for each in page.messages if not each.message.ephemeral]
             self.hashes += digests
             self.stored.update(digests)
             self.cursor = page.cursor

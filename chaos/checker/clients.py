@@ -160,11 +160,9 @@ async def read_holding(
 
 @dataclass(slots=True)
 class Follower:
-    """A client that follows a node from the beginning and resumes at its cursor.
+    """A client that follows a node, resumes at its cursor, and passes over ephemeral messages.
 
-    It passes over ephemeral messages, which no node stores and only one node's followers get.
-    When a node refuses the cursor (``OUT_OF_RANGE``: an empty store, or commits that a failover
-    lost), it starts from the beginning with empty ``hashes``.
+    It begins anew, with empty ``hashes``, when a node refuses the cursor (``OUT_OF_RANGE``).
     """
 
     node: str
@@ -187,9 +185,8 @@ class Follower:
                 await asyncio.sleep(_PAUSE_S)
 
     async def _follow(self, stub: store_pb2_grpc.StoreAsyncStub) -> None:
-        request = store_pb2.FollowRequest(
-            cursor=self.cursor, from_beginning=not self.cursor, include_data=True
-        )
+        request = store_pb2.FollowRequest(cursor=self.cursor, include_data=True)
+        request.from_beginning = not self.cursor
         async for page in stub.Follow(request):
             digests = [each.message_hash for each in page.messages if not each.message.ephemeral]
             self.hashes += digests

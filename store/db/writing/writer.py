@@ -115,13 +115,7 @@ class _Group:
     def __post_init__(self) -> None:
         # The canary of the writer has no messages, and is part of no commit.
         sources = {member.source for member in self.members if member.batch.hashes}
-        self.parts = [
-            CommitPart(
-                _distinct(join([each.batch for each in self.members if each.source is source])),
-                source,
-            )
-            for source in sorted(sources)
-        ]
+        self.parts = [CommitPart(_distinct(self.members, each), each) for each in sorted(sources)]
 
     @property
     def hashes(self) -> list[bytes]:
@@ -146,8 +140,9 @@ class _Group:
         ]
 
 
-def _distinct(batch: RecordBatch) -> RecordBatch:
-    """Return each message of a batch once, as when two peers send the same one."""
+def _distinct(members: Sequence[_Waiting], source: Source) -> RecordBatch:
+    """Join the batches of a source, with each message once: two peers may send the same one."""
+    batch = join([member.batch for member in members if member.source is source])
     first = dict(zip(reversed(batch.hashes), range(len(batch) - 1, -1, -1), strict=True))
     return batch if len(first) == len(batch) else batch.select(sorted(first.values()))
 
@@ -162,23 +157,15 @@ def _without(batch: RecordBatch, conflicts: Mapping[bytes, bytes]) -> RecordBatc
 
 def _answer(group: _Group, part: CommitPart, added: Inserted) -> None:
     """Set the outcomes of the callers of a part; a message is new to the first who has it."""
-    members = [member for member in group.members if member.source is part.source]
-    everything = added.count == sum(len(member.batch) for member in members)
-    new = set(added.hashes or ())
-    if added.count == len(part.batch):
-        new.update(part.batch.hashes)
-    for member in members:
+    new = set(part.batch.hashes if added.count == len(part.batch) else added.hashes or ())
+    for member in group.members:
+        if member.source is not part.source:
+            continue
         hashes = member.batch.hashes
-        if everything:
-            result = StoreResult([True] * len(hashes))
-        else:
-            conflicts = {
-                place: group.conflicts[digest]
-                for place, digest in enumerate(hashes)
-                if digest in group.conflicts
-            }
-            result = StoreResult([digest in new for digest in hashes], conflicts)
-            new.difference_update(hashes)
+        places = enumerate(hashes) if group.conflicts else ()
+        conflicts = {at: group.conflicts[each] for at, each in places if each in group.conflicts}
+        result = StoreResult([digest in new for digest in hashes], conflicts)
+        new.difference_update(hashes)
         if not member.answer.done():
             member.answer.set_result(result)
 

@@ -140,12 +140,6 @@ class World:
         """Whether a participant has everything."""
         return self.log(name) == set(self.said)
 
-    def has_silent_hole(self, name: str) -> bool:
-        """Whether one of ours lacks something and does not know it."""
-        channel = self.ours[name]
-        knows = channel.missing() or channel.lost or channel.lacks.at_least()
-        return not (self.whole(name) or knows)
-
     def log(self, name: str) -> set[str]:
         """IDs of what a participant has delivered."""
         channel = self.ours.get(name)

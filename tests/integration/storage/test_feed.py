@@ -270,31 +270,16 @@ async def test_own_commits_are_not_read(node: Node, monkeypatch: pytest.MonkeyPa
         for name in ("commits_between", "rows_of", "topic_names"):
             monkeypatch.setattr(feed_module, name, lambda *_, name=name: reads.append(name))
         messages = await publish(node, SEED, 8, (1, 3, 150))
+        # Queued before the writer begins, these share its transaction.
+        shared = random_batch(random.Random(SEED + 1), 20, TIMES)
+        await asyncio.gather(*map(node.store, (shared, part_of(shared, [3, 5]), shared)))
+        messages += messages_of(shared)
         end, order = await store_end(node), await commit_order(node)
         messages.append(end_marker())
         for follower, each in zip(followers, (TopicFilter(), wanted, TopicFilter()), strict=True):
             await assert_complete(follower, each, order, messages, end)
         assert reads == []
     assert node.feed.counted[1] == len(messages)
-
-
-@pytest.mark.parametrize("known", [False, True])
-async def test_what_several_callers_store_at_once_is_handed_over_once(
-    node: Node, monkeypatch: pytest.MonkeyPatch, known: bool
-) -> None:
-    monkeypatch.setattr(feed_module, "POLL_S", 3_600.0)
-    batch = random_batch(random.Random(SEED), 20, TIMES)
-    if known:
-        await node.store(part_of(batch, [3]))
-    async with following(node.feed, from_now()) as [follower]:
-        await follower.until_live()
-        await until_tail_waits(node)
-        # They are queued before the writer begins, and so share its transaction.
-        await asyncio.gather(*(node.store(each) for each in (batch, batch, part_of(batch, [3, 5]))))
-        end = await store_end(node)
-        given = await follower.until_given(end)
-    new = [digest for place, digest in enumerate(batch.hashes) if not (known and place == 3)]
-    assert sorted(given) == sorted([*new, end])
 
 
 @pytest.mark.parametrize("fault", ["lost answer", "other server"])

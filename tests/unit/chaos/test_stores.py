@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from chaos.checker.clients import Endpoint, Follower
 from chaos.checker.hashing import fingerprint, message_hash
 from chaos.checker.history import Ack, History, Pruned, Published, Replaced, Synced
 from chaos.checker.stores import Holding, Served, check_stores
+from storenode.wire.storenode.v1.store_pb2 import FollowPage, FollowRequest
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
+from storenode.wire.waku.store.v3.store_pb2 import WakuMessageKeyValue as Entry
 
 VECTORS = json.loads((Path(__file__).parents[2] / "vectors/message_hash.json").read_text())
 LEGAL = [case for case in VECTORS["cases"] if 0 < int(case["timestamp"] or 0) < 2**63]
@@ -232,3 +236,19 @@ def test_the_hash_is_that_of_the_specification(case: dict[str, Any]) -> None:
         meta=None if case["meta"] is None else bytes.fromhex(case["meta"]),
     )
     assert message_hash(made, case["pubsub_topic"]).hex() == case["hash"]
+
+
+async def test_a_follower_counts_what_is_stored_and_resumes_at_its_cursor() -> None:
+    asked: list[FollowRequest] = []
+
+    async def follow(request: FollowRequest) -> AsyncIterator[FollowPage]:
+        asked.append(request)
+        if not request.cursor:
+            ephemeral = Entry(message_hash=b"b", message=WakuMessage(ephemeral=True))
+            yield FollowPage(messages=[Entry(message_hash=b"a"), ephemeral], cursor=b"1")
+
+    follower = Follower("n1", Endpoint("127.0.0.1:1"))
+    for _ in range(2):
+        await follower._follow(SimpleNamespace(Follow=follow))  # type: ignore[arg-type]
+    assert (follower.hashes, follower.stored) == ([b"a"], {b"a"})
+    assert [(each.cursor, each.include_data) for each in asked] == [(b"", True), (b"1", True)]

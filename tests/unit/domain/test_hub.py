@@ -8,15 +8,7 @@ from unittest.mock import Mock
 import pytest
 
 from store.domain import hub as hub_module
-from store.domain.hub import (
-    MAX_QUEUED_BYTES,
-    Commit,
-    Delivery,
-    Hub,
-    Place,
-    Row,
-    Subscriber,
-)
+from store.domain.hub import MAX_QUEUED_BYTES, Commit, Delivery, Hub, Place, Row, Subscriber
 from store.domain.ports import Ephemeral, TopicFilter
 from storenode.message.topics import topic_key
 
@@ -108,9 +100,11 @@ def test_topics_of_ephemeral_messages_are_not_remembered(hub: Hub) -> None:
     assert hub.unnamed([topic_key(PUBSUB, "topic-1")]) == [topic_key(PUBSUB, "topic-1")]
 
 
-def test_a_follower_that_takes_nothing_is_cut_off_by_bytes(hub: Hub) -> None:
+@pytest.mark.parametrize("most_bytes", [16, MAX_QUEUED_BYTES])
+def test_a_follower_that_takes_nothing_is_cut_off_by_bytes(hub: Hub, most_bytes: int) -> None:
     follower, woken = followed(hub)
-    frame = b"x" * (MAX_QUEUED_BYTES // 4)
+    follower.most_bytes = most_bytes
+    frame = b"x" * (most_bytes // 4)
     for position in range(1, 5):
         hub.dispatch(commit(position, row(CHAT, frame)))
         assert (follower.lagging, follower.queued_bytes) == (False, position * len(frame))
@@ -119,15 +113,6 @@ def test_a_follower_that_takes_nothing_is_cut_off_by_bytes(hub: Hub) -> None:
     assert (follower.lagging, follower.queued_bytes, woken.call_count) == (True, 0, 5)
     assert follower.take(EVERYTHING) is None
     hub.check()
-
-
-def test_a_follower_with_smaller_pages_is_cut_off_earlier(hub: Hub) -> None:
-    follower, _ = followed(hub)
-    follower.most_bytes = 10
-    for position, frame in enumerate((b"x" * 10, b"x")):
-        hub.dispatch(commit(position + 1, row(CHAT, frame)))
-        assert follower.lagging is bool(position)
-        hub.check()
 
 
 def test_the_longest_queues_go_when_too_much_waits_for_all(
@@ -139,6 +124,7 @@ def test_the_longest_queues_go_when_too_much_waits_for_all(
     # What a crowd waits for is there once.
     hub.dispatch(commit(1, row(CHAT, b"c" * 10_000), row(NEWS, b"n" * 100)))
     assert not any(each.lagging for each in (*crowd, both))
+    assert len({id(each.queue[0].frames) for each in crowd}) == 1
     hub.dispatch(commit(2, row(NEWS, b"n" * 10_000)))
     assert [each.lagging for each in (both, crowd[0])] == [True, False]
     assert (both.place, len(both.queue)) == (START, 0)
@@ -148,12 +134,6 @@ def test_the_longest_queues_go_when_too_much_waits_for_all(
         hub.check()
     hub.unsubscribe(crowd[0])
     hub.check()
-
-
-def test_frames_are_joined_once_for_all_who_want_the_same(hub: Hub) -> None:
-    followers = [followed(hub)[0] for _ in range(50)]
-    hub.dispatch(commit(1, row(CHAT, b"x" * 1_000), row(CHAT, b"y" * 1_000)))
-    assert len({id(follower.queue[0].frames) for follower in followers}) == 1
 
 
 def test_who_leaves_leaves_no_trace(hub: Hub) -> None:

@@ -144,7 +144,7 @@ class Story:
     async def judge(self) -> list[Violation]:
         """Compare stores with what was published, and logs with what was sent."""
         reading = (
-            read_holding(follower, follower.node, self.history)
+            read_holding(follower, follower.node, self.history, self._plan.limit_s)
             for follower in self._followers.values()
         )
         self._holdings: Sequence[Holding] = await asyncio.gather(*reading)

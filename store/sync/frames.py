@@ -8,15 +8,12 @@ Entries are taken in the order in which they come.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import chain
 from typing import Final
 
 from google.protobuf.message import DecodeError
 
 from reconcile.ids import ELEMENT_BYTES
 from reconcile.lattice import DIGEST_BYTES as SUM_BYTES
-from store.domain.view import Times
 from store.messages.fields import (
     ADMISSION_CHUNK_BYTES,
     ADMISSION_CHUNK_MESSAGES,
@@ -37,7 +34,6 @@ from store.sync.limits import (
 from store.sync.transfer.events import Frame
 from storenode.wire.storenode.internal.v1.transfer_raw_pb2 import RawTransferFrame
 from storenode.wire.storenode.v1.peer_pb2 import (
-    RECONCILE_FEATURE_SLICES,
     ReconcileExtension,
     ReconcileFrame,
     SumSearch,
@@ -59,148 +55,42 @@ _FIRST_BYTES: Final = bytes(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class SearchStep:
-    """A ``SumSearch``: spans with their sums, and spans whose messages are listed."""
+def parse_reconcile(data: bytes) -> ReconcileFrame:
+    """Read a ``ReconcileFrame``; its count and its texts are claims of the peer.
 
-    spans: tuple[Times, ...] = ()
-    sums: tuple[bytes, ...] = ()
-    listed: tuple[Times, ...] = ()
-    messages: bytes = b""
-    more: bool = False
-
-    def __bool__(self) -> bool:
-        """Return True if something is to be compared."""
-        return bool(self.spans or self.listed)
-
-    def message(self) -> SumSearch:
-        """Return it as the schema has it."""
-        return SumSearch(
-            spans=chain.from_iterable(self.spans),
-            sums=b"".join(self.sums),
-            listed=chain.from_iterable(self.listed),
-            messages=self.messages,
-            more=self.more,
-        )
-
-    @classmethod
-    def of(cls, message: SumSearch) -> SearchStep:
-        """Return what a message has.
-
-        Raises:
-            FrameTooLargeError: it names too many spans.
-            MalformedFrameError: its parts do not fit each other.
-        """
-        spans, listed, sums = message.spans, message.listed, message.sums
-        if len(spans) + len(listed) > 2 * MAX_SEARCH_SPANS:
-            raise FrameTooLargeError(
-                f"a frame names more than {MAX_SEARCH_SPANS:,} spans: name fewer"
-            )
-        fits = len(spans) % 2 == len(listed) % 2 == len(message.messages) % ELEMENT_BYTES == 0
-        if not fits or len(sums) != SUM_BYTES * (len(spans) // 2):
-            raise MalformedFrameError(
-                "the parts of a SumSearch do not fit: encode it as the schema says"
-            )
-        return cls(
-            tuple(zip(spans[::2], spans[1::2], strict=True)),
-            tuple(sums[at : at + SUM_BYTES] for at in range(0, len(sums), SUM_BYTES)),
-            tuple(zip(listed[::2], listed[1::2], strict=True)),
-            message.messages,
-            message.more,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class FrameExtension:
-    """A ``ReconcileExtension``; ``version`` is 0, and bytes are empty, where they are not given.
-
-    ``slices``: the sender takes slices of the compact mode as an answer.
+    Raises:
+        MalformedFrameError: it is none, or the parts of its search do not fit each other.
+        FrameTooLargeError: it names too many spans.
     """
+    try:
+        frame = ReconcileFrame.FromString(data)
+    except DecodeError:
+        raise MalformedFrameError(
+            "the request is no storenode.v1.ReconcileFrame: encode it as the schema says"
+        ) from None
+    _check_search(frame.extension.search)
+    return frame
 
-    version: int = 0
-    nonce: bytes = b""
-    compact_frame: bytes = b""
-    compact_ids: bytes = b""
-    slices: bool = False
-    compared_from_ns: int | None = None
-    sum: bytes = b""
-    search: SearchStep | None = None
 
-    @property
-    def size_bytes(self) -> int:
-        """The size of what takes the place of a payload in the compact mode."""
-        return len(self.compact_frame) + len(self.compact_ids)
+def reconcile_bytes(frame: ReconcileFrame) -> int:
+    """Return the size of what reconciles in a frame."""
+    return len(frame.ranges_data) + compact_bytes(frame.extension)
 
-    def message(self) -> ReconcileExtension:
-        """Return it as the schema has it."""
-        return ReconcileExtension(
-            version=self.version,
-            nonce=self.nonce,
-            features=[RECONCILE_FEATURE_SLICES] if self.slices else [],
-            compact_frame=self.compact_frame,
-            compact_ids=self.compact_ids,
-            compared_from=self.compared_from_ns,
-            sum=self.sum,
-            search=None if self.search is None else self.search.message(),
+
+def compact_bytes(extension: ReconcileExtension) -> int:
+    """Return the size of what takes the place of a payload in the compact mode."""
+    return len(extension.compact_frame) + len(extension.compact_ids)
+
+
+def _check_search(search: SumSearch) -> None:
+    spans, listed = len(search.spans), len(search.listed)
+    if spans + listed > 2 * MAX_SEARCH_SPANS:
+        raise FrameTooLargeError(f"a frame names more than {MAX_SEARCH_SPANS:,} spans: name fewer")
+    fits = spans % 2 == listed % 2 == len(search.messages) % ELEMENT_BYTES == 0
+    if not fits or len(search.sums) != SUM_BYTES * (spans // 2):
+        raise MalformedFrameError(
+            "the parts of a SumSearch do not fit: encode it as the schema says"
         )
-
-    @classmethod
-    def of(cls, message: ReconcileExtension) -> FrameExtension:
-        """Return what a message has; features that this node does not know are passed over."""
-        return cls(
-            message.version,
-            message.nonce,
-            message.compact_frame,
-            message.compact_ids,
-            RECONCILE_FEATURE_SLICES in message.features,
-            message.compared_from if message.HasField("compared_from") else None,
-            message.sum,
-            SearchStep.of(message.search) if message.HasField("search") else None,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Reconcile:
-    """A ``ReconcileFrame``; ``count`` and the texts are claims of the peer."""
-
-    payload: bytes
-    session_id: str = ""
-    refusal: str = ""
-    count: int | None = None
-    extension: FrameExtension | None = None
-
-    @property
-    def size_bytes(self) -> int:
-        """The size of what reconciles in it."""
-        return len(self.payload) + (0 if self.extension is None else self.extension.size_bytes)
-
-    def encode(self) -> bytes:
-        """Return the bytes to send."""
-        return ReconcileFrame(
-            ranges_data=self.payload,
-            session_id=self.session_id,
-            refusal=self.refusal,
-            count=self.count,
-            extension=None if self.extension is None else self.extension.message(),
-        ).SerializeToString()
-
-    @classmethod
-    def parse(cls, frame: bytes) -> Reconcile:
-        """Read a frame.
-
-        Raises:
-            MalformedFrameError: it is none.
-            FrameTooLargeError: it names too many spans.
-        """
-        try:
-            read = ReconcileFrame.FromString(frame)
-        except DecodeError:
-            raise MalformedFrameError(
-                "the request is no storenode.v1.ReconcileFrame: encode it as the schema says"
-            ) from None
-        count = read.count if read.HasField("count") else None
-        extension = FrameExtension.of(read.extension) if read.HasField("extension") else None
-        return cls(read.ranges_data, read.session_id, read.refusal, count, extension)
 
 
 def is_session_id(text: str) -> bool:

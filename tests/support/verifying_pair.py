@@ -1,4 +1,4 @@
-"""Two reconciliations that are concluded by sums, joined in memory."""
+"""A pair of reconciliations that are joined in memory, and concluded by sums."""
 
 from __future__ import annotations
 
@@ -20,19 +20,21 @@ from reconcile.view import ViewRead as Read
 from store.domain.hub import START
 from store.domain.ports import PeerFailed, SyncObserver
 from store.domain.view import Times
-from store.sync.frames import Reconcile
+from store.sync.frames import parse_reconcile
 from store.sync.session.agreement import Agreement
 from store.sync.session.conflicts import ConflictMemory
 from store.sync.session.reconciliation import Reconciliation, asked_range
+from storenode.wire.storenode.v1.peer_pb2 import ReconcileFrame
 
 TIMEOUT_S = 60.0
 
-Tamper = Callable[[Reconcile], Reconcile]
+EVERYTHING = (LOWEST, (END[0], LOWEST[1]))
+
+Tamper = Callable[[ReconcileFrame], None]
 
 
-def unchanged(frame: Reconcile) -> Reconcile:
-    """An honest sender."""
-    return frame
+def unchanged(frame: ReconcileFrame) -> None:
+    """Change nothing, as an honest sender."""
 
 
 class MemoryView:
@@ -44,10 +46,10 @@ class MemoryView:
     def __init__(self, side: Side) -> None:
         self.memory_start = side.memory_start
         self._side = side
-        self._view = side.view or IndexView.of(side.held())
+        self._view = side.view or IndexView.of(side.id_columns())
 
     async def answer(self, read: Read) -> Answer:
-        """Answer from memory."""
+        """Return the answer from memory."""
         return self._view.answer(read)
 
     async def lattices(self, spans: Sequence[Times]) -> list[LatticeSum] | None:
@@ -70,16 +72,16 @@ class MemoryView:
 
     @property
     def indexed(self) -> IndexView | None:
-        """What is in memory."""
+        """The index in memory."""
         return None if self.memory_start is None else self._view
 
 
 @dataclass
 class Side:
-    """One side: what it holds, as a set or as a view, what it knows, and how it lies.
+    """A side: its IDs, as a set or as a view, its abilities, and its lies.
 
-    ``contents``: content digests that are others than usual. ``agrees``: it knows the extension.
-    ``sums``: it knows its lattice sums.
+    ``contents``: content digests that are others than usual. ``agrees``: it has the extension.
+    ``sums``: it has lattice sums.
 
     ``compact_from`` and ``offers``: as `Reconciliation` has them.
     """
@@ -98,13 +100,13 @@ class Side:
     sums: bool = True
     nonce: bytes = b""
     limits: SessionLimits = DEFAULT_SESSION_LIMITS
-    sent: list[Reconcile] = field(default_factory=list)
+    sent: list[ReconcileFrame] = field(default_factory=list)
     conflicts: ConflictMemory = field(default_factory=ConflictMemory)
     work: Reconciliation | None = None
     result: Result | None = None
     error: BaseException | None = None
 
-    def held(self) -> SyncIds:
+    def id_columns(self) -> SyncIds:
         """Return the IDs with their content digests."""
         ids = SyncIds.of(sorted(self.ids))
         digests = b"".join(self.contents.get(each, each[1][:16]) for each in ids)
@@ -118,34 +120,37 @@ class _Stream:
         self._outbox = outbox
 
     async def read(self) -> bytes | None:
-        """The next frame; None after the last."""
+        """Return the next frame; None after the last."""
         return cast("bytes | None", await self._inbox.get())
 
     async def write(self, frame: bytes) -> None:
         """Send a frame."""
-        told = self._side.tamper(Reconcile.parse(frame))
-        self._side.sent.append(told)
-        await self._outbox.put(told.encode())
+        sent = ReconcileFrame.FromString(frame)
+        self._side.tamper(sent)
+        self._side.sent.append(sent)
+        await self._outbox.put(sent.SerializeToString())
 
     async def half_close(self) -> None:
-        """Nothing follows."""
+        """End this direction."""
         await self._outbox.put(None)
 
 
 class _Observer:
     def sync_bytes(self, direction: str, count: int) -> None:
-        """Nothing is counted."""
+        """Count nothing."""
 
 
-async def reconcile(initiator: Side, responder: Side, window: tuple[SyncId, SyncId]) -> None:
-    """One session, to its end on both sides; results and errors are in the sides."""
+async def reconcile(
+    initiator: Side, responder: Side, window: tuple[SyncId, SyncId] = EVERYTHING
+) -> None:
+    """Run one session to its end on both sides; results and errors are in the sides."""
     there: asyncio.Queue[Any] = asyncio.Queue()
     back: asyncio.Queue[Any] = asyncio.Queue()
     one = _verifying(initiator, Role.INITIATOR, _Stream(initiator, back, there), window)
 
     async def answer() -> Result:
-        first = Reconcile.parse(await there.get())
-        asked = await asked_range(first.payload, responder.limits.payload)
+        first = parse_reconcile(await there.get())
+        asked = await asked_range(first.ranges_data, responder.limits.payload)
         stream = _Stream(responder, there, back)
         work = _verifying(responder, Role.RESPONDER, stream, window, has_view=asked is not None)
         return await work.respond(first)
@@ -208,6 +213,3 @@ def _verifying(
 async def _no_turn(payload_bytes: int) -> AsyncIterator[None]:
     del payload_bytes
     yield
-
-
-EVERYTHING = (LOWEST, (END[0], LOWEST[1]))

@@ -22,12 +22,15 @@ from reconcile.lattice import DIGEST_BYTES
 from reconcile.session import Result, Role
 from store.domain.view import Times
 from store.sync.errors import ProtocolBrokenError
-from store.sync.frames import FrameExtension, Reconcile
+from store.sync.frames import compact_bytes
 from storenode.message.limits import MAX_TIMESTAMP_NS
+from storenode.wire.storenode.v1.peer_pb2 import (
+    RECONCILE_FEATURE_SLICES,
+    ReconcileExtension,
+    ReconcileFrame,
+)
 
 VERSION: Final = 4
-
-NO_EXTENSION: Final = FrameExtension()
 
 
 class Phase(Enum):
@@ -76,15 +79,15 @@ class Agreement:
         self._lower_ns = min(lower[0] + (lower[1] != LOWEST[1]), MAX_TIMESTAMP_NS)
         self._is_in_memory = memory_start is not None and memory_start <= lower
         self._phase = Phase.FIRST
-        self._theirs: FrameExtension | None = None
-        self.received = NO_EXTENSION
+        self._theirs: ReconcileExtension | None = None
+        self.received = ReconcileExtension()
         self.compact = False
         self.takes_slices = False
 
     @property
     def start(self) -> SyncId:
         """The bound from which on both sides compare messages."""
-        theirs = 0 if self._theirs is None else self._theirs.compared_from_ns or 0
+        theirs = 0 if self._theirs is None else self._theirs.compared_from
         return max(self._lower_ns, theirs), LOWEST[1]
 
     @property
@@ -95,7 +98,7 @@ class Agreement:
     @property
     def peer_takes_slices(self) -> bool:
         """True if the peer takes slices of the compact mode as an answer."""
-        return self._theirs is not None and self._theirs.slices
+        return self._theirs is not None and RECONCILE_FEATURE_SLICES in self._theirs.features
 
     @property
     def nonces(self) -> tuple[bytes, bytes]:
@@ -109,13 +112,13 @@ class Agreement:
         """True if all that both sides compare is in memory here, and the peer compares it all."""
         return self._is_in_memory and self.start[0] == self._lower_ns
 
-    def offer(self) -> FrameExtension:
+    def offer(self) -> ReconcileExtension:
         """Return the offer for this side's first frame."""
-        return FrameExtension(
+        return ReconcileExtension(
             version=VERSION,
             nonce=self.own_nonce,
-            slices=self.takes_slices,
-            compared_from_ns=self._lower_ns,
+            features=[RECONCILE_FEATURE_SLICES] if self.takes_slices else [],
+            compared_from=self._lower_ns,
         )
 
     def summed(self, result: Result) -> Times | None:
@@ -129,40 +132,39 @@ class Agreement:
         """Set which frame of the peer comes next."""
         self._phase = phase
 
-    def receive(self, frame: Reconcile) -> None:
+    def receive(self, frame: ReconcileFrame) -> None:
         """Take the extension of a frame of the peer.
 
         Raises:
             ProtocolBrokenError: a part of it does not belong there, or has another size.
         """
-        self.received = NO_EXTENSION
+        self.received = ReconcileExtension()
         phase, extension = self._phase, frame.extension
         if phase is Phase.FIRST:
             self._phase = Phase.LATER
-            if extension is not None and extension.version == VERSION:
+            if extension.version == VERSION:
                 self._accept(extension)
-        if self._theirs is None or extension is None:
+        if self._theirs is None:
             return
         holds = {
             _When.NEVER: False,
             _When.ALWAYS: True,
-            _When.LAST: not frame.payload,
-            _When.WITH_SUM: not frame.payload and bool(extension.sum),
+            _When.LAST: not frame.ranges_data,
+            _When.WITH_SUM: not frame.ranges_data and bool(extension.sum),
         }
         nonce, own_sum, search = (holds[when] for when in _ALLOWED[phase])
         _require(nonce or not extension.nonce, "a nonce after its first frame")
         _require(own_sum or not extension.sum, "a sum before its last frame")
         size_bytes = len(extension.sum)
         _require(size_bytes in (0, DIGEST_BYTES), f"a sum of {size_bytes} bytes")
-        _require(search or extension.search is None, "a search before sums that differ")
+        _require(search or not extension.HasField("search"), "a search before sums that differ")
         compact = phase is Phase.FIRST or self.compact
-        _require(compact or not extension.size_bytes, "a compact frame nobody asked for")
+        _require(compact or not compact_bytes(extension), "a compact frame nobody asked for")
         self.received = extension
 
-    def _accept(self, offer: FrameExtension) -> None:
+    def _accept(self, offer: ReconcileExtension) -> None:
         _require(len(offer.nonce) == NONCE_BYTES, f"a nonce of {len(offer.nonce)} bytes")
-        known = (offer.compared_from_ns or 0) <= MAX_TIMESTAMP_NS
-        _require(known, "a time beyond the last timestamp")
+        _require(offer.compared_from <= MAX_TIMESTAMP_NS, "a time beyond the last timestamp")
         self._theirs = offer
 
 

@@ -28,11 +28,11 @@ from reconcile.ids import HASH_DTYPE, SyncIds, less
 from reconcile.session import Bounds, Result, SessionConfig
 from store.domain.view import OpenView
 from store.sync.errors import ProtocolBrokenError
-from store.sync.frames import Reconcile
 from store.sync.index.view_reads import in_thread_if
 from store.sync.limits import MAX_OFFER_PAYLOAD_BYTES, THREADED_ROWS
 from store.sync.session.agreement import Agreement
 from storenode.message.limits import HASH_BYTES
+from storenode.wire.storenode.v1.peer_pb2 import ReconcileFrame
 
 FAILED: Final = encode(Plain(Kind.FAILED))
 """The frame that announces a base session to the peer."""
@@ -119,7 +119,7 @@ def initiator_side(
 
 
 def responder_side(
-    agreement: Agreement, view: OpenView, first: Reconcile, config: SessionConfig
+    agreement: Agreement, view: OpenView, first: ReconcileFrame, config: SessionConfig
 ) -> CompactSide | None:
     """Return a responder's side; None: there is no offer, or none that can be taken up.
 
@@ -130,9 +130,9 @@ def responder_side(
     is_possible = is_available() and agreement.whole and is_wanted
     if not agreement.peer_knows or index is None or not is_possible:
         return None
-    if first.count is None or len(first.payload) > MAX_OFFER_PAYLOAD_BYTES:
+    if not first.HasField("count") or len(first.ranges_data) > MAX_OFFER_PAYLOAD_BYTES:
         return None
-    payload = decode(first.payload, config.limits.payload)
+    payload = decode(first.ranges_data, config.limits.payload)
     if (payload.cluster, set(payload.shards)) != (config.cluster, set(config.shards)):
         return None  # A base session refuses it.
     ranges = payload.ranges

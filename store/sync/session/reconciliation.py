@@ -38,7 +38,7 @@ from reconcile.view import ViewAnswer as Answer
 from store.domain.ports import ContentConflict, FrameStream, SyncObserver
 from store.domain.view import OpenView, Times
 from store.sync.errors import PeerSilentError, ProtocolBrokenError, shown
-from store.sync.frames import FrameExtension, Reconcile, SearchStep, is_session_id
+from store.sync.frames import compact_bytes, is_session_id, parse_reconcile, reconcile_bytes
 from store.sync.index.view_reads import in_thread_if
 from store.sync.limits import (
     FIRST_FRAME_S,
@@ -46,7 +46,7 @@ from store.sync.limits import (
     THREADED_PAYLOAD_BYTES,
     THREADED_ROWS,
 )
-from store.sync.session.agreement import NO_EXTENSION, Agreement, Phase
+from store.sync.session.agreement import Agreement, Phase
 from store.sync.session.compact import (
     FAILED,
     CompactSide,
@@ -55,14 +55,15 @@ from store.sync.session.compact import (
     responder_side,
 )
 from store.sync.session.conflicts import NO_CONFLICTS, KnownConflicts
-from store.sync.session.sum_search import Search
+from store.sync.session.sum_search import Search, has_spans
+from storenode.wire.storenode.v1.peer_pb2 import ReconcileExtension, ReconcileFrame, SumSearch
 
 _T = TypeVar("_T")
 
 Turns = Callable[[int], AbstractAsyncContextManager[None]]
 
 _NOTHING: Final = Send(b"")
-_SKIPPED: Final = SearchStep(more=True)
+_SKIPPED: Final = SumSearch(more=True)
 
 
 @dataclass(slots=True)
@@ -106,10 +107,10 @@ class Reconciliation:
     conflicts: tuple[ContentConflict, ...] = field(default=(), init=False)
     settled: tuple[Times, ...] = field(default=(), init=False)
     session: Session = field(init=False)
-    _opening: FrameExtension | None = field(default=None, init=False)
+    _opening: ReconcileExtension | None = field(default=None, init=False)
     _is_first: bool = field(default=True, init=False)
     _has_offered: bool = field(default=False, init=False)
-    _last: Reconcile = field(default_factory=lambda: Reconcile(b""), init=False)
+    _last: ReconcileFrame = field(default_factory=ReconcileFrame, init=False)
     _peer_count: int | None = field(default=None, init=False)
     _search: Search | None = field(default=None, init=False)
     _own_sum: bytes = field(default=b"", init=False)
@@ -135,23 +136,23 @@ class Reconciliation:
         offer = await self._compact_offer()
         if self.compact is None or self.agreement is None:
             return await self._run(Begin())
-        self._opening = FrameExtension(compact_frame=offer) if offer else None
+        self._opening = ReconcileExtension(compact_frame=offer) if offer else None
         result, has_sent = await self._step(Begin())
         if result is not None:
             return await self._conclude(result, by_peer=not has_sent)
         frame = await self._next()
-        self._peer_count = frame.count
+        self._peer_count = _count(frame)
         if frame.refusal or not self._received_extension.compact_frame:
             self.agreement.compact = False
             return await self._run(_received(frame))
         return await self._run_compact(self.compact, frame)
 
-    async def respond(self, first: Reconcile) -> Result:
+    async def respond(self, first: ReconcileFrame) -> Result:
         """Reconcile as the responder to a first frame; raises as `initiate`."""
         if self.agreement is not None:
             self.agreement.receive(first)
-        self.received_bytes += first.size_bytes
-        self._last, self._peer_count = first, first.count
+        self.received_bytes += reconcile_bytes(first)
+        self._last, self._peer_count = first, _count(first)
         agreement, view = self.agreement, self.view
         if agreement is not None and view is not None and self.compact_from is not None:
             self.compact = responder_side(agreement, view, first, self.config)
@@ -162,35 +163,35 @@ class Reconciliation:
 
     # Frames
 
-    async def _send(self, effect: Send, extension: FrameExtension | None = None) -> None:
+    async def _send(self, effect: Send, extension: ReconcileExtension | None = None) -> None:
         first, self._is_first = self._is_first, False
         names = first and self.role is Role.RESPONDER and not effect.refusal
-        frame = Reconcile(
-            effect.payload,
-            self.session_id if names else "",
-            effect.refusal,
-            effect.count if first else None,
-            extension,
+        frame = ReconcileFrame(
+            ranges_data=effect.payload,
+            session_id=self.session_id if names else "",
+            refusal=effect.refusal,
+            count=effect.count if first else None,
+            extension=extension,
         )
-        await in_time(self.stream.write(frame.encode()), self.silence_s)
-        self.sent_bytes += frame.size_bytes
-        self.observer.sync_bytes("sent", frame.size_bytes)
+        await in_time(self.stream.write(frame.SerializeToString()), self.silence_s)
+        self.sent_bytes += reconcile_bytes(frame)
+        self.observer.sync_bytes("sent", reconcile_bytes(frame))
 
-    async def _next(self) -> Reconcile:
+    async def _next(self) -> ReconcileFrame:
         data = await in_time(self.stream.read(), self.silence_s)
         if data is None:
             raise ProtocolBrokenError("the peer left when it was its turn to answer")
-        frame = Reconcile.parse(data)
+        frame = parse_reconcile(data)
         if self.role is Role.INITIATOR:
             self._check_name(frame)
-        self.received_bytes += frame.size_bytes
-        self.observer.sync_bytes("received", frame.size_bytes)
+        self.received_bytes += reconcile_bytes(frame)
+        self.observer.sync_bytes("received", reconcile_bytes(frame))
         if self.agreement is not None:
             self.agreement.receive(frame)
         self._last = frame
         return frame
 
-    def _check_name(self, frame: Reconcile) -> None:
+    def _check_name(self, frame: ReconcileFrame) -> None:
         """Take the name of the session from the responder's first frame."""
         if self.session_id and frame.session_id not in ("", self.session_id):
             raise ProtocolBrokenError("the peer gives the session another name in the middle of it")
@@ -199,8 +200,8 @@ class Reconciliation:
         self.session_id = self.session_id or frame.session_id
 
     @property
-    def _received_extension(self) -> FrameExtension:
-        return NO_EXTENSION if self.agreement is None else self.agreement.received
+    def _received_extension(self) -> ReconcileExtension:
+        return ReconcileExtension() if self.agreement is None else self.agreement.received
 
     # The base session
 
@@ -228,7 +229,7 @@ class Reconciliation:
             await self._send(effect, None if effect.refusal else await self._extension(result))
         return result, bool(messages)
 
-    async def _extension(self, result: Result | None) -> FrameExtension | None:
+    async def _extension(self, result: Result | None) -> ReconcileExtension | None:
         """Return the offer for this side's first frame, its sum for the last one."""
         agreement = self.agreement
         if agreement is None or self.view is None:
@@ -238,13 +239,19 @@ class Reconciliation:
             agreement.expect(Phase.ANSWER)
         own_sum = b"" if result is None else self._own_sum
         opening, self._opening = self._opening, None
-        extension = opening or NO_EXTENSION
-        if not self._has_offered and (self.role is Role.INITIATOR or agreement.peer_knows):
+        extension = ReconcileExtension(sum=own_sum)
+        if opening is not None:
+            extension.MergeFrom(opening)
+        if self.role is Role.INITIATOR or agreement.peer_knows:
+            self._offer_in(extension)
+        return extension if extension.ListFields() else None
+
+    def _offer_in(self, extension: ReconcileExtension) -> None:
+        """Add the offer to the extension of this side's first frame."""
+        if not self._has_offered:
+            assert self.agreement is not None
             self._has_offered = True
-            extension = replace(agreement.offer(), compact_frame=extension.compact_frame)
-        elif not own_sum and opening is None:
-            return None
-        return replace(extension, sum=own_sum)
+            extension.MergeFrom(self.agreement.offer())
 
     # The compact mode
 
@@ -263,15 +270,15 @@ class Reconciliation:
         self.compact.side.await_slices()
         return b""
 
-    async def _run_compact(self, compact: CompactSide, first: Reconcile) -> Result:
+    async def _run_compact(self, compact: CompactSide, first: ReconcileFrame) -> Result:
         assert self.agreement is not None
         if isinstance(compact.side, Initiator):
             compact.side.agree(self.agreement.nonces[1])
         elif not self._received_extension.compact_frame:
-            await self._tell(FrameExtension(compact_frame=await compact.begin()))
+            await self._tell(ReconcileExtension(compact_frame=await compact.begin()))
             await self._next()
         while True:
-            async with self.turn(self._received_extension.size_bytes):
+            async with self.turn(compact_bytes(self._received_extension)):
                 step = await compact.step(self._received_extension.compact_frame)
             match step.outcome:
                 case FallBack():
@@ -279,21 +286,22 @@ class Reconciliation:
                 case Found() as found:
                     break
             assert step.frame is not None
-            await self._tell(FrameExtension(compact_frame=step.frame))
+            await self._tell(ReconcileExtension(compact_frame=step.frame))
             await self._next()
-        sent = FrameExtension(
+        sent = ReconcileExtension(
             compact_frame=step.frame or b"", compact_ids=encode_ids(found.to_send)
         )
         if step.frame is None:
             result = compact.result(found, self._received_extension.compact_ids, self._peer_count)
             await self._compute_sum(result)
             self.agreement.expect(Phase.ANSWER)
-            await self._tell(replace(sent, sum=self._own_sum))
+            sent.sum = self._own_sum
+            await self._tell(sent)
             return await self._conclude_compact(result, by_peer=False)
         await self._tell(sent)
         await self._next()
         if self._received_extension.compact_frame:
-            async with self.turn(self._received_extension.size_bytes):
+            async with self.turn(compact_bytes(self._received_extension)):
                 await compact.step(self._received_extension.compact_frame)
         if compact.reason:
             return await self._fall_back(compact, first)
@@ -307,32 +315,25 @@ class Reconciliation:
         self.is_compact = True
         return self._with_bytes(checked)
 
-    async def _fall_back(self, compact: CompactSide, first: Reconcile) -> Result:
+    async def _fall_back(self, compact: CompactSide, first: ReconcileFrame) -> Result:
         """Run a base session, from its beginning; the side that fails says so."""
         assert self.agreement is not None
         if self.role is Role.INITIATOR:
-            self._opening = None if compact.is_announced else FrameExtension(compact_frame=FAILED)
+            self._opening = (
+                None if compact.is_announced else ReconcileExtension(compact_frame=FAILED)
+            )
             self.session = Session(self.role, self.config)
             self.agreement.compact = False
             return self._with_bytes(await self._run(Begin()))
         if self._last is not first and not compact.is_announced:
-            await self._tell(FrameExtension(compact_frame=FAILED))
+            await self._tell(ReconcileExtension(compact_frame=FAILED))
             await self._next()
         self.agreement.compact = False
         return self._with_bytes(await self._run(_received(self._last)))
 
-    async def _tell(self, extension: FrameExtension) -> None:
+    async def _tell(self, extension: ReconcileExtension) -> None:
         """Send a frame of the compact mode, the first one with the offer."""
-        assert self.agreement is not None
-        if not self._has_offered:
-            self._has_offered, offer = True, self.agreement.offer()
-            extension = replace(
-                extension,
-                version=offer.version,
-                nonce=offer.nonce,
-                slices=offer.slices,
-                compared_from_ns=offer.compared_from_ns,
-            )
+        self._offer_in(extension)
         count = None if self.compact is None else self.compact.own_count
         await self._send(Send(b"", count), extension)
 
@@ -366,47 +367,47 @@ class Reconciliation:
         search, theirs = self._search, await self._next_last()
         assert search is not None
         differs = bool(theirs.sum) and theirs.sum != self._own_sum
-        if differs != (theirs.search is not None):
+        if differs != theirs.HasField("search"):
             raise ProtocolBrokenError(
                 "the peer searches where sums are equal, or not where they differ"
             )
-        if theirs.search is None:
+        if not theirs.HasField("search"):
             return self._concluded(result, is_known=bool(theirs.sum))
         self._expect_search()
-        if not theirs.search:
+        if not has_spans(theirs.search):
             # The peer knows the conflicts.
             if search.is_explained(theirs.sum):
-                await self._send(_NOTHING, FrameExtension(search=_SKIPPED))
+                await self._send(_NOTHING, ReconcileExtension(search=_SKIPPED))
                 return self._concluded_with_conflicts(result, search)
-            await self._send(_NOTHING, FrameExtension(search=await search.begin()))
+            await self._send(_NOTHING, ReconcileExtension(search=await search.begin()))
             return await self._search_on(result, search, await self._next_step())
         return await self._search_on(result, search, theirs.search)
 
-    async def _answer_sum(self, result: Result, theirs: FrameExtension) -> Result:
+    async def _answer_sum(self, result: Result, theirs: ReconcileExtension) -> Result:
         if not theirs.sum:
             return result
         await self._compute_sum(result)
         search, own_sum = self._search, self._own_sum
         if not own_sum or search is None or own_sum == theirs.sum:
-            await self._send(_NOTHING, FrameExtension(sum=own_sum))
+            await self._send(_NOTHING, ReconcileExtension(sum=own_sum))
             return self._concluded(result, is_known=bool(own_sum))
         self._expect_search()
         if search.is_explained(theirs.sum):
-            await self._send(_NOTHING, FrameExtension(sum=own_sum, search=_SKIPPED))
+            await self._send(_NOTHING, ReconcileExtension(sum=own_sum, search=_SKIPPED))
             step = await self._next_step()
-            if not step:
+            if not has_spans(step):
                 return self._concluded_with_conflicts(result, search)
             return await self._search_on(result, search, step)
-        await self._send(_NOTHING, FrameExtension(sum=own_sum, search=await search.begin()))
+        await self._send(_NOTHING, ReconcileExtension(sum=own_sum, search=await search.begin()))
         return await self._search_on(result, search, await self._next_step())
 
-    async def _search_on(self, result: Result, search: Search, step: SearchStep) -> Result:
+    async def _search_on(self, result: Result, search: Search, step: SumSearch) -> Result:
         while True:
             own = await search.answer(step)
-            if not step:
+            if not has_spans(step):
                 break
-            await self._send(_NOTHING, FrameExtension(search=own))
-            if not own:
+            await self._send(_NOTHING, ReconcileExtension(search=own))
+            if not has_spans(own):
                 break
             step = await self._next_step()
         return self._searched(result, search)
@@ -415,17 +416,17 @@ class Reconciliation:
         assert self.agreement is not None
         self.agreement.expect(Phase.SEARCH)
 
-    async def _next_last(self) -> FrameExtension:
+    async def _next_last(self) -> ReconcileExtension:
         frame = await self._next()
-        if frame.payload:
+        if frame.ranges_data:
             raise ProtocolBrokenError("the peer goes on after the end of the reconciliation")
         return self._received_extension
 
-    async def _next_step(self) -> SearchStep:
-        step = (await self._next_last()).search
-        if step is None:
+    async def _next_step(self) -> SumSearch:
+        extension = await self._next_last()
+        if not extension.HasField("search"):
             raise ProtocolBrokenError("the peer leaves the search: see SumSearch in the schema")
-        return step
+        return extension.search
 
     def _concluded(self, result: Result, *, is_known: bool) -> Result:
         """Note that the sums of both sides are equal, or that one is not known."""
@@ -491,8 +492,12 @@ def _without(ids: SyncIds, others: SyncIds) -> SyncIds:
     return ids[np.array([digest not in known for digest in ids.opaque.tolist()], np.bool_)]
 
 
-def _received(frame: Reconcile) -> Received:
-    return Received(frame.payload, frame.count, shown(frame.refusal))
+def _received(frame: ReconcileFrame) -> Received:
+    return Received(frame.ranges_data, _count(frame), shown(frame.refusal))
+
+
+def _count(frame: ReconcileFrame) -> int | None:
+    return frame.count if frame.HasField("count") else None
 
 
 def _is_large(given: Input) -> bool:
@@ -511,7 +516,7 @@ def _is_large(given: Input) -> bool:
             return False
 
 
-async def first_frame(stream: FrameStream, observer: SyncObserver) -> Reconcile | None:
+async def first_frame(stream: FrameStream, observer: SyncObserver) -> ReconcileFrame | None:
     """Return the frame with which an initiator begins; None: it has nothing to ask.
 
     Raises:
@@ -520,8 +525,8 @@ async def first_frame(stream: FrameStream, observer: SyncObserver) -> Reconcile 
     data = await in_time(stream.read(), FIRST_FRAME_S)
     if data is None:
         return None
-    frame = Reconcile.parse(data)
-    observer.sync_bytes("received", frame.size_bytes)
+    frame = parse_reconcile(data)
+    observer.sync_bytes("received", reconcile_bytes(frame))
     return frame
 
 

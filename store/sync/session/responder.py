@@ -25,7 +25,7 @@ from store.sync.errors import (
     TooManyCallsError,
     TransferFailedError,
 )
-from store.sync.frames import Reconcile, pieces
+from store.sync.frames import pieces
 from store.sync.limits import (
     FIRST_FRAME_S,
     MAX_OPENING_CALLS,
@@ -38,6 +38,7 @@ from store.sync.session.reconciliation import asked_range, first_frame, in_time,
 from store.sync.session.registry import PeerSession, RefusalKind, SessionRefusal, SessionState
 from store.sync.session.report import SessionReport
 from store.sync.transfer.driver import transfer
+from storenode.wire.storenode.v1.peer_pb2 import ReconcileFrame
 
 _GONE: Final = "the peer left in the middle of the session"
 _CRASHED: Final = "this node failed on the session: its log says where"
@@ -172,15 +173,19 @@ class Responder:
             raise GaveWayError(refusal.sentence)
         report.ending, report.error = SyncEnding.REFUSED, refusal.sentence
         exchange.ended(report)
-        refused = Reconcile(b"", refusal=refusal.sentence).encode()
+        refused = ReconcileFrame(refusal=refusal.sentence).SerializeToString()
         await in_time(stream.write(refused), exchange.work.silence_s)
 
     async def _answer(
-        self, session: PeerSession, report: SessionReport, stream: FrameStream, frame: Reconcile
+        self,
+        session: PeerSession,
+        report: SessionReport,
+        stream: FrameStream,
+        frame: ReconcileFrame,
     ) -> Result:
         exchange, work = self._exchange, self._exchange.work
-        async with exchange.turn(len(frame.payload)):
-            asked = await asked_range(frame.payload, work.limits.payload)
+        async with exchange.turn(len(frame.ranges_data)):
+            asked = await asked_range(frame.ranges_data, work.limits.payload)
         async with AsyncExitStack() as stack:
             view = None
             if asked is not None:

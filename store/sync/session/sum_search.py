@@ -14,20 +14,20 @@ first, and the others at random, so that lasting conflicts do not hide new diffe
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from hashlib import blake2b
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Final
 
 import numpy as np
 
 from reconcile.algorithm.differences import match
 from reconcile.ids import SyncIds, less
-from reconcile.lattice import LatticeSum
+from reconcile.lattice import DIGEST_BYTES, LatticeSum
 from store.domain.partitioning import DAY_NS
 from store.domain.ports import ContentConflict
 from store.domain.view import OpenView, Times
 from store.sync.errors import ProtocolBrokenError
-from store.sync.frames import SearchStep
 from store.sync.limits import (
     FEW_LISTED_IDS,
     MAX_LISTED_IDS,
@@ -35,6 +35,7 @@ from store.sync.limits import (
     MAX_SEARCHED_SPANS,
 )
 from store.sync.session.conflicts import NO_CONFLICTS, KnownConflicts
+from storenode.wire.storenode.v1.peer_pb2 import SumSearch
 
 HOUR_NS: Final = DAY_NS // 24
 
@@ -111,12 +112,12 @@ class Search:
             return False
         return self._known.applied(self._whole, self._total).digest() == peer_sum
 
-    async def begin(self) -> SearchStep:
+    async def begin(self) -> SumSearch:
         """Return the first step: the sums of the parts of all; raises as `sum`."""
         self._divided = self._open_spans
         return await self._step()
 
-    async def answer(self, step: SearchStep) -> SearchStep:
+    async def answer(self, step: SumSearch) -> SumSearch:
         """Return the answer to a step of the peer; an empty one ends the search.
 
         Raises:
@@ -129,19 +130,20 @@ class Search:
         self._divided, self._lists = [], {}
         for span, count in await self._differing(step):
             await self._look_into(span, count)
-        for span, theirs in zip(step.listed, lists, strict=True):
+        for span, theirs in lists:
             await self._compare(span, theirs, is_answer=span in awaited)
         return await self._step()
 
-    async def _differing(self, step: SearchStep) -> list[tuple[Times, int]]:
+    async def _differing(self, step: SumSearch) -> list[tuple[Times, int]]:
         """Return the spans whose sums differ, with the number of messages there; not too many."""
-        sums = await self._view.lattices(step.spans) if step.spans else []
+        spans = spans_of(step.spans)
+        sums = await self._view.lattices(spans) if spans else []
         if sums is None:
             self.complete = False
             return []
         differing = [
             (span, full.count, own, digest)
-            for span, full, digest in zip(step.spans, sums, step.sums, strict=True)
+            for span, full, digest in zip(spans, sums, digests_of(step.sums), strict=True)
             if (own := self._common(span, full)).digest() != digest
         ]
         if len(differing) > MAX_SEARCHED_SPANS:
@@ -199,7 +201,7 @@ class Search:
         found = [*self.to_send, *self.to_receive, *self._lists.values()]
         return sum(map(len, found)) + len(self.conflicts) > self._limit
 
-    async def _step(self) -> SearchStep:
+    async def _step(self) -> SumSearch:
         """Return a step: the sums of the parts of the divided spans, and the lists."""
         self.rounds += 1
         parts = [part for span in sorted(self._divided) for part in parts_of(span)]
@@ -210,22 +212,28 @@ class Search:
         self._open_spans = sorted([*parts, *self._awaited])
         lists = sorted(self._lists)
         messages = b"".join(self._lists[span].elements.tobytes() for span in lists)
-        more = not self.complete
-        return SearchStep(tuple(parts), tuple(digests), tuple(lists), messages, more=more)
+        return SumSearch(
+            spans=chain.from_iterable(parts),
+            sums=b"".join(digests),
+            listed=chain.from_iterable(lists),
+            messages=messages,
+            more=not self.complete,
+        )
 
     def _common(self, span: Times, whole: LatticeSum) -> LatticeSum:
         """Return the sum of a span without what the peer lacks."""
         first, end = np.searchsorted(self._sent.timestamps, span)
         return whole - LatticeSum.of(self._sent[first:end].elements) if first < end else whole
 
-    def _read(self, step: SearchStep) -> list[SyncIds]:
-        """Return the lists of a step.
+    def _read(self, step: SumSearch) -> list[tuple[Times, SyncIds]]:
+        """Return the listed spans of a step, each with its list.
 
         Raises:
             ProtocolBrokenError: the step is none that may come now.
         """
         _require(self.rounds < MAX_SEARCH_ROUNDS, "goes on for too long")
-        spans = sorted([*step.spans, *step.listed])
+        listed = spans_of(step.listed)
+        spans = sorted([*spans_of(step.spans), *listed])
         ascending = all(one[1] <= other[0] for one, other in pairwise(spans))
         _require(ascending and all(low < high for low, high in spans), "has spans that overlap")
         within = iter(self._open_spans)
@@ -236,9 +244,9 @@ class Search:
             _require(outer is not None and outer[0] <= low and high <= outer[1], "has other spans")
         ids = SyncIds.of_elements(step.messages)
         _require(bool(np.all(less(ids[:-1], ids[1:]))), "has a list that does not ascend")
-        lists = [ids[slice(*np.searchsorted(ids.timestamps, span))] for span in step.listed]
+        lists = [ids[slice(*np.searchsorted(ids.timestamps, span))] for span in listed]
         _require(sum(map(len, lists)) == len(ids), "has messages outside of its lists")
-        return lists
+        return list(zip(listed, lists, strict=True))
 
 
 def parts_of(span: Times) -> list[Times]:
@@ -247,6 +255,21 @@ def parts_of(span: Times) -> list[Times]:
     step = next(each for each in _STEPS_NS if each < high - low)
     cuts = range((low // step + 1) * step, high, step)
     return list(pairwise([low, *cuts, high]))
+
+
+def spans_of(times: Sequence[int]) -> list[Times]:
+    """Return the spans of a ``SumSearch``."""
+    return list(zip(times[::2], times[1::2], strict=True))
+
+
+def digests_of(sums: bytes) -> list[bytes]:
+    """Return the digests of a ``SumSearch``."""
+    return [sums[at : at + DIGEST_BYTES] for at in range(0, len(sums), DIGEST_BYTES)]
+
+
+def has_spans(step: SumSearch) -> bool:
+    """Return True if something is to be compared."""
+    return bool(step.spans or step.listed)
 
 
 def _require(holds: bool, what: str) -> None:

@@ -83,7 +83,7 @@ CONFIRMATIONS = st.builds(Confirmation, st.integers(0, 2**32 - 1), st.sampled_fr
 
 
 @given(st.lists(st.sampled_from(list(Verdict)), max_size=20), st.data())
-def test_confirmations_are_told_of_what_is_held(
+def test_confirmations_are_encoded_for_each_record(
     verdicts: list[Verdict], data: st.DataObject
 ) -> None:
     request = published(verdicts)

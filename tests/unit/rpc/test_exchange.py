@@ -46,14 +46,14 @@ class Observer:
 
     def __init__(self) -> None:
         self.outcomes: list[SyncOutcome] = []
-        self.told = asyncio.Event()
+        self.reported = asyncio.Event()
 
     def session_ended(
         self, role: SyncRole, peer_node_id: str, peer_store_id: str, outcome: SyncOutcome
     ) -> None:
         assert (role, peer_node_id, peer_store_id) == (SyncRole.RESPONDER, "b", "sb")
         self.outcomes.append(outcome)
-        self.told.set()
+        self.reported.set()
 
     def transferred(self, direction: str, outcome: str, count: int) -> None:
         raise AssertionError(direction, outcome, count)
@@ -87,14 +87,14 @@ class World:
         self.sessions = self.exchange.sessions
 
     def accept(self, session_id: str = "x") -> PeerSession:
-        """A session of peer b that reconciles."""
+        """Return a session of peer b that reconciles."""
         accepted = self.sessions.accept(0, Caller("b", "sb"), session_id)
         assert isinstance(accepted, Accepted)
         self.exchange.stop(accepted.ended)
         return accepted.session
 
     def waiting(self, session_id: str = "x") -> PeerSession:
-        """A session of peer b that waits for its transfer."""
+        """Return a session of peer b that waits for its transfer."""
         session = self.accept(session_id)
         with self.exchange.driving(session):
             now_ns = time.monotonic_ns()
@@ -118,7 +118,7 @@ async def test_a_session_is_freed_however_its_driver_ends(world: World) -> None:
     assert not len(world.sessions)
 
 
-async def test_a_driver_that_gives_way_is_told_so(world: World) -> None:
+async def test_a_driver_that_gives_way_ends(world: World) -> None:
     session, begun = world.accept(), asyncio.Event()
 
     async def drive() -> str:
@@ -173,7 +173,7 @@ async def test_a_session_waits_for_its_own_peer_and_once(world: World) -> None:
 async def test_a_session_that_waits_in_vain_is_reported() -> None:
     world = World(silence_ns=10_000_000)
     world.waiting()
-    await asyncio.wait_for(world.observer.told.wait(), 60)
+    await asyncio.wait_for(world.observer.reported.wait(), 60)
     [outcome] = world.observer.outcomes
     assert outcome.ending is SyncEnding.FAILED
     assert "did not transfer" in outcome.error
@@ -218,7 +218,7 @@ class _Empty:
 
 
 def cuts_of(world: World) -> tuple[SyncId, ...]:
-    """Where a session with peer b divides its window."""
+    """Return where a session with peer b divides its window."""
     report = SessionReport(SyncRole.INITIATOR, 0, "b", "sb", asked_from=(10, bytes(32)))
     report.horizon = (1_000_000, bytes(32))
     work = world.exchange.reconciliation(

@@ -1,4 +1,8 @@
+"""Frames between stores: pieces of transfers, and frames that are none."""
+
 from __future__ import annotations
+
+from contextlib import suppress
 
 import pytest
 from hypothesis import given
@@ -6,10 +10,17 @@ from hypothesis import strategies as st
 
 from store.sync import frames
 from store.sync.errors import FrameTooLargeError, MalformedFrameError
-from store.sync.frames import Reconcile, encode_transfer, is_session_id, pieces
+from store.sync.frames import encode_transfer, is_session_id, parse_reconcile, pieces
+from store.sync.limits import MAX_SEARCH_SPANS
 from store.sync.transfer.events import Frame
 from storenode.wire.storenode.internal.v1.transfer_raw_pb2 import RawTransferFrame
-from storenode.wire.storenode.v1.peer_pb2 import ReconcileFrame, TransferFrame, TransferRefusal
+from storenode.wire.storenode.v1.peer_pb2 import (
+    ReconcileExtension,
+    ReconcileFrame,
+    SumSearch,
+    TransferFrame,
+    TransferRefusal,
+)
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 
@@ -27,7 +38,7 @@ def messages(count: int, size: int = 10) -> list[WakuMessageAndTopic]:
 
 
 def whole(parts: list[Frame]) -> TransferFrame:
-    """The frame that was cut."""
+    """Return the frame that was cut."""
     return TransferFrame(
         session_id="".join(part.session_id for part in parts),
         messages=[
@@ -119,17 +130,27 @@ def test_a_frame_that_is_sent_is_the_one_that_is_read() -> None:
     assert list(part.refused) == [(digest, "too large: why")]
 
 
-@given(st.binary(), st.text(), st.text(), st.one_of(st.none(), st.integers(0, 2**64 - 1)))
-def test_reconcile_frames_keep_what_they_hold(
-    payload: bytes, session_id: str, refusal: str, count: int | None
-) -> None:
-    frame = Reconcile(payload, session_id, refusal, count)
-    assert Reconcile.parse(frame.encode()) == frame
+@given(st.binary(max_size=300))
+def test_any_bytes_are_a_reconcile_frame_or_malformed(data: bytes) -> None:
+    with suppress(MalformedFrameError, FrameTooLargeError):
+        assert parse_reconcile(data) == ReconcileFrame.FromString(data)
 
 
-def test_a_count_of_none_is_not_sent() -> None:
-    assert not ReconcileFrame.FromString(Reconcile(b"x").encode()).HasField("count")
-    assert ReconcileFrame.FromString(Reconcile(b"x", count=0).encode()).HasField("count")
+@pytest.mark.parametrize(
+    ("step", "error"),
+    [
+        (SumSearch(spans=[1], sums=b""), MalformedFrameError),
+        (SumSearch(spans=[1, 2], sums=bytes(31)), MalformedFrameError),
+        (SumSearch(sums=bytes(32)), MalformedFrameError),
+        (SumSearch(listed=[1]), MalformedFrameError),
+        (SumSearch(listed=[1, 2], messages=bytes(55)), MalformedFrameError),
+        (SumSearch(listed=range(2 * MAX_SEARCH_SPANS + 2)), FrameTooLargeError),
+    ],
+)
+def test_steps_of_a_search_whose_parts_do_not_fit(step: SumSearch, error: type[Exception]) -> None:
+    frame = ReconcileFrame(extension=ReconcileExtension(search=step))
+    with pytest.raises(error):
+        parse_reconcile(frame.SerializeToString())
 
 
 def test_session_ids() -> None:

@@ -1,4 +1,4 @@
-"""The driver of a transfer, where what it does beside the machine does not end when it is told."""
+"""The driver of a transfer, where a read ignores its cancellation."""
 
 from __future__ import annotations
 

@@ -1,0 +1,779 @@
+"""Reconciliations of two sides that are joined in memory: base and compact mode, sums, liars."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from functools import cache
+from itertools import pairwise
+from typing import Any, Final
+
+import pytest
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reconcile.codec import encode_head
+from reconcile.compact.frames import FrameKind, PlainFrame, encode
+from reconcile.ids import LOWEST, SyncId
+from reconcile.limits import SessionLimits
+from sim.messages import CANDIDATES, forged_halves
+from store.domain.view import Times
+from store.sync.errors import EXPECTED, ProtocolBrokenError
+from store.sync.frames import compact_bytes
+from store.sync.session import sum_search
+from store.sync.session.conflicts import ConflictMemory
+from store.sync.session.reconciliation import Reconciliation
+from store.sync.session.sum_search import HOUR_NS, has_spans, parts_of
+from storenode.wire.storenode.v1.peer_pb2 import ReconcileExtension, ReconcileFrame, SumSearch
+from tests.support.verifying_pair import Side, Tamper, reconcile
+
+NO_HASH: Final = bytes(32)
+MINUTE_NS: Final = 60 * 10**9
+DAY_NS: Final = 24 * HOUR_NS
+WINDOW: Final = (LOWEST, (10_000 * HOUR_NS, NO_HASH))
+FLOOR: Final = (90, NO_HASH)
+FAILED: Final = encode(PlainFrame(FrameKind.FAILED))
+SKIPS: Final = bytes([1, 0, 1, 0])
+
+MODES: Final = {"base": (None, True), "offered": (0, True), "unoffered": (0, False)}
+"""How a session finds differences: `compact_from` of both sides, and whether it is offered."""
+
+Lie = Callable[[ReconcileExtension], object]
+
+
+def some(count: int, seed: int, start_ns: int = 0) -> set[SyncId]:
+    """Return random IDs, one a minute or so."""
+    rng = random.Random(seed)
+    return {(start_ns + rng.randrange(count) * MINUTE_NS, rng.randbytes(32)) for _ in range(count)}
+
+
+@cache
+def forged(seed: int = 3, at_ns: int = 50 * MINUTE_NS) -> tuple[frozenset[SyncId], ...]:
+    """Return two sets that have one fingerprint and one count."""
+    rng = random.Random(seed)
+    hashes = [rng.randbytes(32) for _ in range(CANDIDATES)]
+    halves = forged_halves(hashes)
+    return tuple(frozenset((at_ns + place, hashes[place]) for place in half) for half in halves)
+
+
+def sides(mode: str, first: set[SyncId], second: set[SyncId]) -> tuple[Side, Side]:
+    """Return an initiator and a responder that use a mode."""
+    compact_from, offers = MODES[mode]
+    return (
+        Side(set(first), compact_from=compact_from, offers=offers),
+        Side(set(second), compact_from=compact_from),
+    )
+
+
+def differing(mode: str) -> tuple[Side, Side]:
+    """Return two sides that differ in 17 IDs."""
+    return sides(mode, some(300, 1) | some(9, 2), some(300, 1) | some(8, 3))
+
+
+def work_of(side: Side) -> Reconciliation:
+    """Return the reconciliation of a side."""
+    assert side.work is not None
+    return side.work
+
+
+def both(one: Side, other: Side) -> Iterator[tuple[Side, Side]]:
+    """Yield each side with its peer."""
+    yield one, other
+    yield other, one
+
+
+def check_exact(one: Side, other: Side, *, proven_from: int | None = 0) -> None:
+    """Check that both sides found just the differences, and from when on sums were equal."""
+    for own, peer in both(one, other):
+        assert own.error is None
+        assert own.result is not None
+        assert set(own.result.to_send) == own.ids - peer.ids
+        assert set(own.result.to_receive) == peer.ids - own.ids
+        assert work_of(own).summed_from_ns == proven_from
+
+
+def hidden(side: Side) -> set[SyncId]:
+    """Return the differences that fingerprints did not show."""
+    return set(work_of(side).hidden)
+
+
+def is_compact(one: Side, other: Side) -> bool:
+    """Return True if both sides used the compact mode."""
+    used = {work_of(side).is_compact for side in (one, other)}
+    assert len(used) == 1
+    return used.pop()
+
+
+def lies(lie: Lie, when: Callable[[ReconcileExtension], object], nth: int | None = 0) -> Tamper:
+    """Return a sender that changes one of its extensions: the nth of some; None: all of them."""
+    seen = 0
+
+    def tamper(frame: ReconcileFrame) -> None:
+        nonlocal seen
+        if when(frame.extension):
+            if nth in (None, seen):
+                lie(frame.extension)
+            seen += 1
+
+    return tamper
+
+
+def set_to(**fields: object) -> Lie:
+    """Return a change of fields."""
+
+    def lie(extension: ReconcileExtension) -> None:
+        extension.MergeFrom(ReconcileExtension(**fields))  # type: ignore[arg-type]
+
+    return lie
+
+
+# Honest sides
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("count", "differences"),
+    [
+        (0, (0, 0)),
+        (0, (400, 300)),
+        (1, (1, 0)),
+        (30, (0, 1)),
+        (3_000, (0, 0)),
+        (3_000, (400, 300)),
+    ],
+)
+async def test_both_sides_find_exactly_the_differences_and_conclude_by_sums(
+    mode: str, count: int, differences: tuple[int, int]
+) -> None:
+    shared = some(count, 1)
+    one, other = sides(mode, shared | some(differences[0], 2), shared | some(differences[1], 3))
+    await reconcile(one, other)
+    check_exact(one, other)
+    assert not hidden(one) | hidden(other)
+    assert one.result is not None
+    assert other.result is not None
+    assert one.result.bytes_sent == other.result.bytes_received
+    assert one.result.bytes_received == other.result.bytes_sent
+    expected = mode != "base" and bool(count) and (mode == "offered" or any(differences))
+    if count:
+        assert is_compact(one, other) == expected
+    if expected:
+        assert one.result.rounds <= 2
+        assert len(one.sent) <= 3
+        assert one.result.own_count == other.result.peer_count == len(one.ids)
+        assert other.result.own_count == one.result.peer_count == len(other.ids)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("shared", "differences"), [(0, 0), (10, 1), (2_000, 60)])
+async def test_forged_sets_are_found(mode: str, shared: int, differences: int) -> None:
+    one, other = (
+        forged()[place] | some(shared, 1) | some(differences, 2 + place, start_ns=2 * HOUR_NS)
+        for place in range(2)
+    )
+    pair = sides(mode, set(one), set(other))
+    await reconcile(*pair)
+    check_exact(*pair)
+    if not differences:
+        assert hidden(pair[0]) == hidden(pair[1]) == forged()[0] | forged()[1]
+
+
+@pytest.mark.parametrize("agrees", [(True, False), (False, True), (False, False)])
+@pytest.mark.parametrize("compact_from", [None, 0])
+async def test_a_side_without_the_extension_is_met_as_ever(
+    agrees: tuple[bool, bool], compact_from: int | None
+) -> None:
+    for first, second in (some(509, 1), some(500, 2)), tuple(map(set, forged())):
+        one = Side(set(first), agrees=agrees[0], compact_from=compact_from)
+        other = Side(set(second), agrees=agrees[1], compact_from=compact_from)
+        await reconcile(one, other)
+        if len(first) == len(second):
+            assert one.result is not None
+            assert not len(one.result.to_send), "forged sets look equal"
+        else:
+            check_exact(one, other, proven_from=None)
+        assert not is_compact(one, other)
+        extended = sum(frame.HasField("extension") for side in (one, other) for frame in side.sent)
+        assert extended == agrees[0], "a responder offers nothing to who does not"
+
+
+async def test_an_agreement_costs_no_payload() -> None:
+    frames = []
+    for agrees in (False, True):
+        one, other = (Side(some(400, 1), agrees=agrees) for _ in range(2))
+        await reconcile(one, other)
+        frames.append([frame.ranges_data for side in (one, other) for frame in side.sent])
+    assert frames[1] == [*frames[0][:1], b"", *frames[0][1:]]
+
+
+@pytest.mark.parametrize("sums", [(True, False), (False, True), (False, False)])
+async def test_a_side_without_sums_gives_no_proof(sums: tuple[bool, bool]) -> None:
+    one, other = differing("base")
+    one.sums, other.sums = sums
+    await reconcile(one, other)
+    check_exact(one, other, proven_from=None)
+
+
+async def test_sums_begin_at_the_later_horizon() -> None:
+    ids, horizon = some(300, 1), (100 * MINUTE_NS + 7, NO_HASH)
+    kept = {each for each in ids if each >= horizon}
+    for one, other in (
+        (Side(set(ids), horizon=horizon), Side(set(ids))),
+        (Side(set(ids)), Side(kept, horizon=horizon)),
+    ):
+        await reconcile(one, other)
+        for side in (one, other):
+            assert side.error is None
+            assert work_of(side).summed_from_ns == horizon[0]
+
+
+async def test_nodes_of_different_clusters_exchange_nothing() -> None:
+    one, other = differing("offered")
+    other.cluster = 2
+    await reconcile(one, other)
+    for side in (one, other):
+        assert side.result is not None
+        assert "cluster" in side.result.refusal
+        assert not len(side.result.to_send)
+
+
+async def test_a_frame_of_skips_is_an_empty_payload() -> None:
+    def tamper(frame: ReconcileFrame) -> None:
+        frame.Clear()
+        frame.ranges_data = SKIPS
+
+    one, other = Side(some(9, 1), tamper=tamper), Side(some(9, 1))
+    await reconcile(one, other)
+    assert other.error is None
+    assert other.result is not None
+    assert not len(other.result.to_send) + len(other.result.to_receive)
+    assert [frame.ranges_data for frame in other.sent] == [b""]
+
+
+# The compact mode
+
+
+async def test_the_compact_mode_takes_fewer_bytes() -> None:
+    costs = []
+    every = sorted(some(9_000, 1))
+    for mode in MODES:
+        one, other = sides(mode, set(every) - set(every[7::150]), set(every) - set(every[99::150]))
+        await reconcile(one, other)
+        check_exact(one, other)
+        assert one.result is not None
+        costs.append(one.result.bytes_sent + one.result.bytes_received)
+    assert max(costs[1:]) < costs[0] / 2
+
+
+async def test_a_responder_begins_with_slices_where_it_differs() -> None:
+    one, other = sides("unoffered", some(30, 1), some(30, 1) | some(90, 3))
+    await reconcile(one, other)
+    check_exact(one, other)
+    assert not one.sent[0].extension.compact_frame
+    assert other.sent[0].extension.compact_frame[0] == FrameKind.SLICES
+    one, other = sides("unoffered", some(3_000, 1), some(3_000, 1))
+    await reconcile(one, other)
+    check_exact(one, other)
+    assert [len(side.sent) for side in (one, other)] == [2, 1]
+    frames = [*one.sent, *other.sent]
+    assert not any(compact_bytes(frame.extension) for frame in frames)
+    assert not any(work_of(side).compact_failed for side in (one, other))
+
+
+@pytest.mark.parametrize("offers", [True, False])
+@pytest.mark.parametrize("knows", [(None, 0), (0, None), (10_000, 0)])
+async def test_the_mode_needs_both_sides(
+    knows: tuple[int | None, int | None], offers: bool
+) -> None:
+    one, other = differing("base")
+    await reconcile(one, other)
+    frames = len(one.sent + other.sent)
+    one, other = differing("base")
+    one.compact_from, other.compact_from, one.offers = *knows, offers
+    await reconcile(one, other)
+    check_exact(one, other)
+    assert not is_compact(one, other)
+    assert len(one.sent + other.sent) == frames
+
+
+@pytest.mark.parametrize("mode", ["offered", "unoffered"])
+@pytest.mark.parametrize("memory", [(FLOOR, LOWEST), (LOWEST, FLOOR), (None, LOWEST)])
+async def test_the_mode_needs_all_ids_in_memory(
+    memory: tuple[SyncId | None, SyncId | None], mode: str
+) -> None:
+    one, other = differing(mode)
+    one.memory_start, other.memory_start = memory
+    await reconcile(one, other)
+    check_exact(one, other)
+    assert not is_compact(one, other)
+
+
+@pytest.mark.parametrize("limits", [(40, 1_000), (1_000, 40)])
+async def test_more_differences_than_a_session_reports_fall_back(limits: tuple[int, int]) -> None:
+    one, other = sides("offered", some(500, 1) | some(60, 2), some(500, 1))
+    one.limits, other.limits = (SessionLimits(max_differences=each) for each in limits)
+    await reconcile(one, other)
+    assert one.error is other.error is None
+    assert one.result is not None
+    assert set(one.result.to_send) <= one.ids - other.ids
+    assert not is_compact(one, other)
+
+
+# Conflicts and searches
+
+
+def conflicts(side: Side) -> set[tuple[SyncId, bytes, bytes]]:
+    """Return the conflicts that a side found."""
+    return {
+        ((each.timestamp, each.message_hash), each.own_digest, each.peer_digest)
+        for each in work_of(side).conflicts
+    }
+
+
+@pytest.mark.parametrize(
+    ("count", "differences", "mode"),
+    [
+        (0, (0, 0), "base"),
+        (0, (40, 60), "offered"),
+        (1, (1, 0), "base"),
+        (1, (0, 0), "offered"),
+        (3_000, (1, 0), "offered"),
+        (3_000, (40, 60), "base"),
+    ],
+)
+async def test_one_hash_with_two_contents_is_a_conflict(
+    count: int, differences: tuple[int, int], mode: str
+) -> None:
+    shared = some(count, 1) | some(3, 9)
+    wrong = {each: bytes([place]) * 16 for place, each in enumerate(sorted(some(3, 9)))}
+    one, other = sides(mode, shared | some(differences[0], 2), shared | some(differences[1], 4))
+    other.contents = wrong
+    await reconcile(one, other)
+    check_exact(one, other)
+    assert conflicts(one) == {(each, each[1][:16], wrong[each]) for each in wrong}
+    assert conflicts(other) == {(each, wrong[each], each[1][:16]) for each in wrong}
+    assert not hidden(one) | hidden(other)
+
+
+async def test_crowds_that_differ_are_divided_down_to_a_nanosecond() -> None:
+    crowd = {(HOUR_NS + at, random.Random(at).randbytes(32)) for at in range(600)}
+    one, other = (Side(crowd | half) for half in forged(at_ns=HOUR_NS + 300))
+    await reconcile(one, other)
+    check_exact(one, other)
+    assert hidden(one) == one.ids ^ other.ids
+
+
+async def test_more_than_is_listed_in_one_nanosecond_is_left_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sum_search, "MAX_LISTED_IDS", 20)
+    one, other = (Side({(5, digest) for _, digest in half}) for half in forged())
+    await reconcile(one, other)
+    for side in (one, other):
+        assert side.error is None
+        assert side.result is not None
+        assert side.result.truncated
+        assert work_of(side).summed_from_ns is None
+
+
+async def test_more_differences_than_a_session_reports_prove_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sum_search, "FEW_LISTED_IDS", 100)
+    limits = SessionLimits(max_differences=40)
+    spread = [forged(seed, seed * 40 * HOUR_NS) for seed in range(1, 4)]
+    one, other = (
+        Side({each for halves in spread for each in halves[place]}, limits=limits)
+        for place in (0, 1)
+    )
+    await reconcile(one, other)
+    assert one.result is not None
+    assert other.result is not None
+    for own, peer in both(one, other):
+        assert own.error is None
+        assert own.result is not None
+        assert own.result.truncated
+        assert set(own.result.to_send) <= own.ids - peer.ids
+        assert set(own.result.to_receive) <= peer.ids - own.ids
+        assert work_of(own).summed_from_ns is None
+    assert set(one.result.to_send) == set(other.result.to_receive)
+    assert set(one.result.to_receive) == set(other.result.to_send)
+
+
+class Lasting:
+    """A pair of sides with many IDs in conflict, which remember what sessions found."""
+
+    def __init__(self) -> None:
+        rng = random.Random(7)
+        times = range(40 * DAY_NS, 131 * 40 * DAY_NS, 40 * DAY_NS)
+        self.ids = {(time_ns, rng.randbytes(32)) for time_ns in times}
+        self.contents = dict.fromkeys(self.ids, bytes(16))
+        self.memories = [ConflictMemory(), ConflictMemory()]
+        self.sessions = 0
+
+    async def meet(self, *more: set[SyncId]) -> tuple[Side, Side]:
+        """Run a session in which each side holds some more."""
+        one, other = (
+            Side(self.ids | more[at] if more else set(self.ids), conflicts=self.memories[at])
+            for at in range(2)
+        )
+        other.contents = dict(self.contents)
+        self.sessions += 1
+        one.nonce = bytes([self.sessions]) * 16
+        await reconcile(one, other, (LOWEST, (150_000 * HOUR_NS, NO_HASH)))
+        for side in (one, other):
+            assert side.error is None
+            side.conflicts.update("peer", 0, work_of(side).conflicts, work_of(side).settled)
+        return one, other
+
+    async def until_known(self) -> tuple[Side, Side]:
+        """Run sessions until one proves that all but the conflicts is equal."""
+        for _ in range(30):
+            one, other = await self.meet()
+            assert work_of(one).summed_from_ns == work_of(other).summed_from_ns
+            if work_of(one).summed_from_ns is not None:
+                return one, other
+        raise AssertionError("no session has found all")
+
+    def check_known(self, side: Side, *ids: SyncId) -> None:
+        """Check that a side found these IDs in conflict, or all."""
+        assert {each for each, *_ in conflicts(side)} == (set(ids) or self.ids)
+
+
+async def test_lasting_conflicts_are_searched_for_once() -> None:
+    world = Lasting()
+    await world.until_known()
+    assert world.sessions > 2, "one session looks into a part of them"
+    for side in await world.meet():
+        world.check_known(side)
+        assert not hidden(side)
+        assert not any(has_spans(frame.extension.search) for frame in side.sent)
+        assert side.result is not None
+        assert not side.result.truncated
+    check_exact(*await world.meet({(5, bytes([1]) * 32)}, {(6, bytes([2]) * 32)}))
+
+
+async def test_a_new_conflict_is_found_among_those_that_last() -> None:
+    world = Lasting()
+    await world.until_known()
+    new = (HOUR_NS, bytes([200]) * 32)
+    world.ids.add(new)
+    world.contents[new] = bytes([1]) * 16
+    for side in await world.meet():
+        assert new in {each for each, *_ in conflicts(side)}
+    for side in await world.until_known():
+        world.check_known(side)
+    world.contents = {new: world.contents[new]}
+    await world.meet()
+    for side in await world.until_known():
+        world.check_known(side, new)
+
+
+@pytest.mark.parametrize("forgetful", [0, 1])
+async def test_a_side_that_has_forgotten_conflicts_searches_for_them(forgetful: int) -> None:
+    world = Lasting()
+    await world.until_known()
+    world.memories[forgetful] = ConflictMemory()
+    for side in await world.meet():
+        assert work_of(side).summed_from_ns is None
+    for side in await world.until_known():
+        world.check_known(side)
+
+
+@pytest.mark.parametrize("span", [(5, 3 * 365 * DAY_NS + 7), (0, 2), (2**40 - 1, 2**40 + 1)])
+def test_parts_of_a_span_touch_and_are_at_most_64_times_shorter(span: Times) -> None:
+    while span[1] - span[0] > 1:
+        parts = parts_of(span)
+        assert [parts[0][0], parts[-1][1]] == list(span)
+        assert all(one[1] == other[0] for one, other in pairwise(parts))
+        assert 2 <= len(parts) <= 65
+        span = parts[len(parts) // 2]
+
+
+# Liars
+
+
+def is_first(extension: ReconcileExtension) -> object:
+    """Return True for the extension of a first frame."""
+    return extension.nonce
+
+
+def is_later(extension: ReconcileExtension) -> object:
+    """Return True for any other."""
+    return not extension.nonce
+
+
+@pytest.mark.parametrize("liar", [0, 1])
+@pytest.mark.parametrize(
+    ("sentence", "fields"),
+    [
+        ("a nonce of 15 bytes", {"nonce": bytes(15)}),
+        ("a nonce of 4096 bytes", {"nonce": bytes(4096)}),
+        ("a time beyond", {"compared_from": 2**64 - 1}),
+        ("a sum before its last", {"sum": bytes(32)}),
+        ("a search before sums", {"search": {}}),
+    ],
+)
+async def test_an_offer_that_is_none(sentence: str, fields: dict[str, object], liar: int) -> None:
+    pair = differing("base")
+    pair[liar].tamper = lies(set_to(**fields), is_first)
+    await reconcile(*pair)
+    error = pair[1 - liar].error
+    assert isinstance(error, ProtocolBrokenError)
+    assert sentence in str(error)
+
+
+@pytest.mark.parametrize(
+    ("sentence", "fields"),
+    [
+        ("a nonce after its first frame", {"nonce": bytes(16)}),
+        ("a sum of 31 bytes", {"sum": bytes(31)}),
+        ("a sum of 33 bytes", {"sum": bytes(33)}),
+        ("searches where sums are equal", {"search": {}}),
+        ("or not where they differ", {"sum": bytes(32)}),
+        ("a compact frame nobody asked for", {"compact_frame": FAILED}),
+    ],
+)
+async def test_an_answer_to_a_sum_that_is_none(sentence: str, fields: dict[str, object]) -> None:
+    one = Side(some(50, 1), compact_from=None, tamper=lies(set_to(**fields), is_later))
+    other = Side(some(50, 1))
+    await reconcile(one, other)
+    assert isinstance(other.error, ProtocolBrokenError)
+    assert sentence in str(other.error)
+
+
+@pytest.mark.parametrize("missummed", [(0, 1), (1, 0)])
+async def test_sums_that_are_not_those_of_the_messages_end_the_session(
+    missummed: tuple[int, int],
+) -> None:
+    one, other = (Side(some(50, 1), missummed=number) for number in missummed)
+    await reconcile(one, other, WINDOW)
+    for side in (one, other):
+        assert "sum is not that" in str(side.error)
+        assert work_of(side).summed_from_ns is None
+
+
+def last_span(*times: int) -> Lie:
+    """Return a change of the last span of a search."""
+
+    def lie(extension: ReconcileExtension) -> None:
+        del extension.search.spans[-2:]
+        extension.search.spans.extend(times)
+
+    return lie
+
+
+def search_elsewhere(extension: ReconcileExtension) -> None:
+    """Search in a span that was not divided."""
+    extension.search.CopyFrom(SumSearch(spans=[DAY_NS, 40 * DAY_NS], sums=bytes(32)))
+
+
+def list_messages(change: Callable[[bytes], bytes]) -> Lie:
+    """Return a change of the messages that a search lists."""
+
+    def lie(extension: ReconcileExtension) -> None:
+        extension.search.messages = change(extension.search.messages)
+
+    return lie
+
+
+def repeat_first_span(extension: ReconcileExtension) -> None:
+    """Replace each span of a search by the first."""
+    extension.search.spans[:] = list(extension.search.spans[:2]) * (
+        len(extension.search.spans) // 2
+    )
+
+
+@pytest.mark.parametrize(
+    ("liar", "sentence", "lie"),
+    [
+        (0, "or not where they differ", lambda extension: extension.ClearField("search")),
+        (0, "spans that overlap", last_span(5, 5)),
+        (0, "spans that overlap", repeat_first_span),
+        (0, "other spans", last_span(2**63, 2**64 - 1)),
+        (1, "leaves the search", lambda extension: extension.ClearField("search")),
+        (1, "other spans", search_elsewhere),
+        (1, "outside of its lists", list_messages(lambda _: bytes(56))),
+        (1, "does not ascend", list_messages(lambda messages: 2 * messages)),
+    ],
+)
+async def test_a_step_of_a_search_that_is_none(liar: int, sentence: str, lie: Lie) -> None:
+    """Check that it ends the session: the initiator begins the search, the responder answers."""
+    pair = [Side(set(half)) for half in forged()]
+    pair[liar].tamper = lies(lie, lambda extension: extension.HasField("search"), None)
+    await reconcile(pair[0], pair[1], WINDOW)
+    victim = pair[1 - liar]
+    assert isinstance(victim.error, ProtocolBrokenError)
+    assert sentence in str(victim.error)
+
+
+@pytest.mark.parametrize("liar", [0, 1])
+@pytest.mark.parametrize("nth", [0, 1, 2])
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"\xff",
+        bytes(4096),
+        FAILED,
+        *(encode(PlainFrame(kind)) for kind in (FrameKind.EQUAL, FrameKind.AGAIN, FrameKind.MORE)),
+        encode(PlainFrame(FrameKind.DONE)),
+    ],
+    ids=["none", "zeros", "failed", "equal", "again", "more", "done"],
+)
+async def test_no_frame_of_the_compact_mode_harms_an_honest_side(
+    liar: int, nth: int, frame: bytes
+) -> None:
+    for mode in ("offered", "unoffered"):
+        pair = differing(mode)
+        lie = set_to(compact_frame=frame)
+        pair[liar].tamper = lies(lie, lambda extension: extension.compact_frame, nth)
+        await reconcile(*pair)
+        honest, peer = pair[1 - liar], pair[liar]
+        if honest.result is None:
+            assert isinstance(honest.error, ProtocolBrokenError | ValueError)
+            continue
+        assert set(honest.result.to_send) <= honest.ids
+        if work_of(honest).summed_from_ns is not None:
+            assert set(honest.result.to_send) == honest.ids - peer.ids
+            assert set(honest.result.to_receive) == peer.ids - honest.ids
+
+
+@pytest.mark.parametrize("mode", ["offered", "unoffered"])
+async def test_a_frame_that_is_none_ends_in_a_base_session_that_says_why(mode: str) -> None:
+    one, other = differing(mode)
+    other.tamper = lies(set_to(compact_frame=b"\xff"), is_first)
+    await reconcile(one, other)
+    check_exact(one, other)
+    assert not is_compact(one, other)
+    compact = work_of(one).compact
+    assert work_of(one).compact_failed
+    assert compact is not None
+    assert "docs/spec/compact.md" in compact.reason
+
+
+@pytest.mark.parametrize("liar", [0, 1])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda ids: ids[:-40],
+        lambda ids: ids + bytes(40),
+        lambda ids: ids[:-1] + bytes([ids[-1] ^ 1]),
+        lambda ids: bytes(len(ids)),
+        lambda _: b"",
+    ],
+)
+async def test_ids_that_are_not_those_of_the_mode_are_refused(
+    change: Callable[[bytes], bytes], liar: int
+) -> None:
+    pair = differing("offered")
+
+    def lie(extension: ReconcileExtension) -> None:
+        extension.compact_ids = change(extension.compact_ids)
+
+    pair[liar].tamper = lies(lie, lambda extension: extension.compact_ids)
+    await reconcile(*pair)
+    honest = pair[1 - liar]
+    assert isinstance(honest.error, ProtocolBrokenError)
+    assert "IDs than" in str(honest.error)
+    assert honest.result is None
+
+
+# Random frames
+
+
+def changed_bytes(rng: random.Random, value: bytes) -> bytes:
+    """Return bytes that are random, cut off, longer, or changed in one place."""
+    flipped = bytearray(value or b"\0")
+    flipped[rng.randrange(len(flipped))] ^= 1 + rng.randrange(255)
+    return rng.choice(
+        [
+            b"",
+            bytes(flipped),
+            value[: rng.randint(0, len(value))],
+            value + rng.randbytes(rng.choice([1, 8, 16, 32, 56])),
+            rng.randbytes(rng.choice([1, 7, 16, 32, 48, 200])),
+            encode_head(1, ()) + rng.randbytes(rng.randrange(60)),
+            SKIPS,
+        ]
+    )
+
+
+def change_message(rng: random.Random, message: Message) -> None:
+    """Change a field of a message, or of a message in it."""
+    field: Any = rng.choice(list(message.DESCRIPTOR.fields))
+    value: Any = getattr(message, field.name)
+    repeated = field.is_repeated
+    if field.type == FieldDescriptor.TYPE_MESSAGE and not repeated:
+        change_message(rng, value)
+        return
+    if rng.random() < 0.2:
+        message.ClearField(field.name)
+        return
+    limit = 2**32 if field.cpp_type == FieldDescriptor.CPPTYPE_UINT32 else 2**63
+
+    def scalar() -> int:
+        return rng.choice([0, 1, 2, 3, 24, rng.randrange(limit), limit - 1])
+
+    match field.type:
+        case FieldDescriptor.TYPE_BYTES:
+            setattr(message, field.name, changed_bytes(rng, value))
+        case FieldDescriptor.TYPE_BOOL:
+            setattr(message, field.name, not value)
+        case FieldDescriptor.TYPE_STRING:
+            setattr(message, field.name, rng.choice(["", "a", value * 2]))
+        case FieldDescriptor.TYPE_ENUM:
+            value.append(rng.randrange(6))
+        case _ if repeated:
+            value.extend(sorted(scalar() for _ in range(rng.randint(1, 4))))
+        case _:
+            setattr(message, field.name, scalar())
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("liar", [0, 1], ids=["initiator", "responder"])
+@settings(max_examples=100, deadline=None)
+@given(nth=st.integers(0, 5), seed=st.integers(0, 2**32))
+async def test_any_changed_frame_ends_the_session_or_is_answered(
+    mode: str, liar: int, nth: int, seed: int
+) -> None:
+    count = -1
+
+    def tamper(frame: ReconcileFrame) -> None:
+        nonlocal count
+        count += 1
+        if count == nth:
+            rng = random.Random(seed)
+            for _ in range(rng.randint(1, 3)):
+                change_message(rng, frame)
+
+    ids = sorted((at, random.Random(at).randbytes(32)) for at in range(1, 40))
+    pair = sides(mode, set(ids[2:]), set(ids[:-2]))
+    pair[liar].tamper = tamper
+    await reconcile(*pair)
+    for side in pair:
+        assert side.result is not None or isinstance(side.error, EXPECTED)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("liar", [0, 1], ids=["initiator", "responder"])
+async def test_a_frame_of_before_sent_again_ends_the_session_or_is_answered(
+    mode: str, liar: int
+) -> None:
+    for nth in range(1, 4):
+        frames: list[ReconcileFrame] = []
+
+        def tamper(frame: ReconcileFrame, nth: int = nth, frames: list[Any] = frames) -> None:
+            kept = ReconcileFrame.FromString(frame.SerializeToString())
+            if len(frames) == nth:
+                frame.CopyFrom(frames[-1])
+            frames.append(kept)
+
+        pair = differing(mode)
+        pair[liar].tamper = tamper
+        await reconcile(*pair)
+        honest, peer = pair[1 - liar], pair[liar]
+        assert honest.result is not None or isinstance(honest.error, EXPECTED)
+        if honest.result is not None and len(frames) > nth:
+            assert set(honest.result.to_send) <= honest.ids - peer.ids

@@ -24,10 +24,6 @@ create table storenode.store (
     -- null: none yet.
     retention_ns bigint,
     retention_bytes bigint,
-    -- Messages in partitions that were dropped, and messages that dropped rows of commits counted:
-    -- the number of stored messages is folded + sum(commits.messages) - pruned.
-    pruned_messages bigint not null default 0,
-    folded_messages bigint not null default 0,
     folded_position bigint not null default 0,
     claimed_position bigint not null default 0,
     last_online_ns bigint,

@@ -259,7 +259,7 @@ async def open_wiring(base: NodeBase, url: str, guard: Guard | None, disk: DiskS
     stack.push_async_callback(feed.stop)
     hot.start()
     stack.push_async_callback(hot.stop)
-    reader = DatabaseReader(database, lambda: feed.counted)
+    reader = DatabaseReader(database)
     services = Services(writer, reader, feed, DatabaseSdsReader(database), follow_cursors(database))
     maintainer = _maintainer(base, database)
     reconcilable = IndexedReconcilable(ids, hot)

@@ -42,7 +42,6 @@ ADVICE: Final[dict[str, str]] = {
     RowFault.LOST_SDS_MESSAGE: _COLLECT,
     "wrong schema": "undo what was changed by hand, or restore the database from a backup",
     "wrong store": "restore the database from a backup",
-    "wrong totals": "add what is reported too many to pruned_messages of storenode.store",
     "default partition": "move its rows away and drop it: it hides partitions that are missing",
     "partition being detached": "finish with ALTER TABLE ... DETACH PARTITION ... FINALIZE",
     "stray table": "drop it, or move it to another schema: its name may be needed",

@@ -30,7 +30,6 @@ from store.db.commits.pages import (
     PageSize,
     commits_between,
     is_served,
-    messages_ever,
     newest,
     read_feed_page,
     rows_of,
@@ -131,18 +130,12 @@ class DatabaseFeed:
         self._on_failed = on_failed
         self._on_commits = on_commits
         self._hub = Hub(START)
-        self._messages_ever = 0
         self._encounters = 0
         self._tails_well = False
         self._news = asyncio.Event()
         self._waiting: Connection | None = None  # of the tail, which has read everything so far
         self._own_notices = BoundedDict[str, None](MAX_EXPECTED_NOTICES)
         self._tail: asyncio.Task[None] | None = None
-
-    @property
-    def counted(self) -> tuple[int, int]:
-        """The position of the head, and the messages ever stored in all commits up to it."""
-        return self._hub.head[0], self._messages_ever
 
     @property
     def followers(self) -> int:
@@ -156,8 +149,7 @@ class DatabaseFeed:
 
     async def start(self) -> None:
         """Begin at the newest commit and tail from there."""
-        head, self._messages_ever = await self._database.read(_newest_and_count)
-        self._hub.rebase(head, START)
+        self._hub.rebase(await self._database.read(newest), START)
         self._tail = asyncio.create_task(self._keep_tailing(), name="feed")
 
     async def stop(self) -> None:
@@ -221,7 +213,6 @@ class DatabaseFeed:
             self._hub.learn(batch.topics)
             rows = _new_rows(committed, set(self._hub.wanted(batch.topics)))
         self._hub.dispatch(Commit(commit.place, rows))
-        self._messages_ever += commit.messages
 
     # Tailing
 
@@ -254,9 +245,7 @@ class DatabaseFeed:
         """
         reached = self._hub.head
         served = await is_served(connection, reached)
-        left = reached
-        if not served:
-            left, self._messages_ever = await _newest_and_count(connection)
+        left = reached if served else await newest(connection)
         self._encounters += 1
         self._hub.rebase(left, reached if served else START)
         if not served and self._on_lost is not None:
@@ -325,7 +314,6 @@ class DatabaseFeed:
             await self._learn(connection, found)
         for commit in commits:
             self._hub.dispatch(Commit(commit.place, rows.get(commit.batch, ())))
-            self._messages_ever += commit.messages
 
     async def _wanted(self, connection: Connection, commits: Sequence[CommitRow]) -> Topics:
         topics: set[bytes] = set()
@@ -467,12 +455,6 @@ class _Subscription:
             return False
         self._ready.clear()
         return True
-
-
-async def _newest_and_count(connection: Connection) -> tuple[Place, int]:
-    async with connection.transaction():
-        await connection.execute("set transaction isolation level repeatable read")
-        return await newest(connection), await messages_ever(connection)
 
 
 def _new_rows(committed: OwnCommit, topics: set[bytes]) -> list[Row]:

@@ -87,11 +87,6 @@ order by position limit 1
 _COMMIT_AT: Final = "select token from storenode.commits where position = %b::bigint"
 _OLDEST: Final = "select position from storenode.commits order by position limit 1"
 
-# The messages of all commits that ever were.
-_MESSAGES_EVER: Final = """
-select (select folded_messages from storenode.store)
-     + coalesce((select sum(messages) from storenode.commits), 0)::bigint
-"""
 _FOLLOWING: Final[LiteralString] = """
 select position, {column} from (
     select position, {column},
@@ -292,10 +287,3 @@ async def rows_of(
 def following_commits(column: LiteralString) -> LiteralString:
     """Return a statement for commits after a position, up to so many, and so many bytes."""
     return _FOLLOWING.format(column=column)
-
-
-async def messages_ever(connection: Connection) -> int:
-    """Count the messages that were ever stored, by all commits, the pruned ones included."""
-    row = await (await connection.execute(_MESSAGES_EVER)).fetchone()
-    assert row is not None
-    return row[0]  # type: ignore[return-value]

@@ -19,6 +19,7 @@ from store.db.maintenance.retention import ArchiveState, read_archive_state
 from store.db.primary import label
 from store.db.schema.names import COARSE_TABLES, FINE_TABLE, SCHEMA
 from store.db.schema.partitions import read_catalog
+from store.db.summaries.buckets import MESSAGES
 from store.domain.partitioning import Cover
 
 _TABLES: Final[LiteralString] = """
@@ -137,11 +138,7 @@ with leaf as (
 select name, index, sum(bytes)::bigint from part group by name, index having sum(bytes) > 0
 order by sum(sum(bytes)) over (partition by name) desc, name, index <> '', sum(bytes) desc
 """
-_MESSAGES: Final[LiteralString] = """
-select coalesce((select sum(count) from storenode.buckets where level = 0), 0)::bigint
-     + coalesce((select sum(c.messages) from storenode.commits c, storenode.store s
-                 where c.position > s.folded_position), 0)::bigint
-"""
+_MESSAGES: Final[LiteralString] = f"select {MESSAGES}"
 _COLUMNS: Final[LiteralString] = """
 select c.relname::text, array_agg(a.attname::text order by a.attnum),
        (select sum(relpages) from pg_class p, pg_partition_tree(c.oid) t where p.oid = t.relid)

@@ -1,9 +1,9 @@
 """Retention: dropping whole partitions, in short transactions, or not at all.
 
 `store.domain.retention` decides which partitions go. One transaction per partition of messages
-drops that, what follows from it in the other tables, its summaries and unread events, raises the
-horizon and adds to the totals of what was dropped. It waits for locks no longer than its limit,
-since every query waits behind it meanwhile; a later round tries again.
+drops that, what follows from it in the other tables, its summaries and unread events, and raises
+the horizon. It waits for locks no longer than its limit, since every query waits behind it
+meanwhile; a later round tries again.
 
 A job of the pipeline notes in ``storenode.archived`` what an hour was when the archive had exactly
 that. The note is valid as long as it agrees with the hour's bucket, so a message that arrives late
@@ -131,20 +131,7 @@ DEFAULT_LOCK_TIMEOUT_MS: Final = 250
 _STORE: Final[LiteralString] = """
 select horizon_ns, pg_total_relation_size('storenode.buckets') from storenode.store
 """
-_NOTE: Final = """
-update storenode.store set horizon_ns = greatest(horizon_ns, %s),
-       pruned_messages = pruned_messages + %s, folded_messages = folded_messages + %s
-"""
-# Rows are counted while everybody works on; once the drop holds its locks, only what later commits
-# have added is counted. That is exact: what the first count did not see has a later commit.
-_COUNT: Final[LiteralString] = """
-select count(*), (select coalesce(max(position), 0) from storenode.commits) from {}
-"""
-_ADDED: Final[LiteralString] = """
-select count(*) from storenode.commits c join {} m on m.batch = c.batch
-where c.position > %s and c.max_ts >= %s and c.min_ts < %s
-"""
-_SUM: Final[LiteralString] = "select coalesce(sum(messages), 0)::bigint from {}"
+_RAISE: Final = "update storenode.store set horizon_ns = greatest(horizon_ns, %s)"
 _NEWEST_POSITION: Final[LiteralString] = "select max(position) from storenode.commits"
 
 
@@ -307,7 +294,6 @@ class _Prune:
         Raises:
             NotArchivedError: what goes is not archived, or something came late just now.
         """
-        counts = await _count_messages(self._connection, [each.partition for each in drops])
         await fold_until(self._connection)
         # What goes is not missing to what has named it before.
         await follow_claims(self._connection)
@@ -321,7 +307,6 @@ class _Prune:
                 each
                 for each in drops
                 if catalog.find(each.partition.table, each.partition.bounds) is not None
-                and (each.partition.name in counts or each.partition.table in COARSE_TABLES)
             ]
             gone = [each.partition.bounds for each in left if each.partition.table == FINE_TABLE]
             if not self._requires_archive:
@@ -337,13 +322,12 @@ class _Prune:
                 await self._delete_buckets(gone)
             else:
                 await fold_rest(self._connection, without=gone)
-            pruned, folded = await self._totals(left, counts)
             for name in names:
                 statement = sql.SQL("DROP TABLE {}").format(sql.Identifier(SCHEMA, name))
                 await self._connection.execute(statement, prepare=False)
             for bounds in gone:
                 await drop_unread(self._connection, bounds)
-            await self._connection.execute(_NOTE, (horizon_ns, pruned, folded))
+            await self._connection.execute(_RAISE, (horizon_ns,))
         await forget_dropped(self._connection)
         return left
 
@@ -357,62 +341,6 @@ class _Prune:
         for bounds in gone:
             await delete_buckets(self._connection, bounds)
 
-    async def _totals(self, drops: list[Drop], counts: dict[str, _MessageCount]) -> tuple[int, int]:
-        pruned = folded = 0
-        for each in drops:
-            partition = each.partition
-            if partition.table == FINE_TABLE:
-                counted = counts[partition.name]
-                pruned += counted.messages + await _added_since(
-                    self._connection, partition, counted
-                )
-            elif partition.table == COMMITS_TABLE:
-                folded += counts[partition.name].messages
-        return pruned, folded
-
 
 async def _rows(connection: Connection, statement: LiteralString) -> list[tuple[Any, ...]]:
     return await (await connection.execute(statement)).fetchall()
-
-
-@dataclass(frozen=True, slots=True)
-class _MessageCount:
-    """The messages that a partition stands for: in it, or counted by its rows of commits.
-
-    ``position`` is the newest commit that the count saw.
-    """
-
-    messages: int
-    position: int
-
-
-async def _count_messages(
-    connection: Connection, partitions: Iterable[Partition]
-) -> dict[str, _MessageCount]:
-    """Count those of messages and commits, by name; one that is gone is left out."""
-    found = {}
-    for each in partitions:
-        if each.table not in (FINE_TABLE, COMMITS_TABLE):
-            continue
-        try:
-            found[each.name] = await _counted(connection, each)
-        except pg.UndefinedTable:
-            continue
-    return found
-
-
-async def _added_since(connection: Connection, partition: Partition, counted: _MessageCount) -> int:
-    statement = sql.SQL(_ADDED).format(sql.Identifier(SCHEMA, partition.name))
-    given = (counted.position, partition.bounds.low, partition.bounds.high)
-    cursor = await connection.execute(statement, given, prepare=False)
-    ((added,),) = await cursor.fetchall()
-    return int(added)
-
-
-async def _counted(connection: Connection, partition: Partition) -> _MessageCount:
-    statement = _COUNT if partition.table == FINE_TABLE else _SUM
-    name = sql.Identifier(SCHEMA, partition.name)
-    cursor = await connection.execute(sql.SQL(statement).format(name), prepare=False)
-    (row,) = await cursor.fetchall()
-    # Commits that may go are complete: nothing is added to them any more.
-    return _MessageCount(row[0], row[1] if len(row) > 1 else 0)

@@ -230,11 +230,16 @@ async def _values_at(
 async def locate(connection: Connection, hashes: Sequence[bytes]) -> list[SyncId]:
     """Return the positions of messages by hash, also of pruned ones, in no order.
 
-    A stored hash that shares its first half with a given one is returned as the given one; no
-    message is at that position.
+    A message that is stored has one position. A stored hash that shares its first half with a
+    given one that is not stored is returned as the given one; no message is at that position.
     """
     cursor = await connection.execute(_LOCATE, (_keys(hashes),), binary=True)
-    return _positions(await cursor.fetchall(), hashes)  # type: ignore[arg-type]
+    found = _positions(await cursor.fetchall(), dict.fromkeys(hashes))  # type: ignore[arg-type]
+    if len({digest for _, digest in found}) == len(found):
+        return found
+    # Several hashes begin alike, and only the messages tell them apart.
+    stored = {row[1]: row[0] for row in await rows_at(connection, found, 0, include_data=False)}
+    return [at for at in found if stored.get(at[1], at[0]) == at[0]]
 
 
 async def recent_rows(
@@ -256,7 +261,7 @@ def _keys(hashes: Iterable[bytes]) -> UuidArray:
     return uuids([digest[:HASH_KEY_BYTES] for digest in hashes])
 
 
-def _positions(rows: Sequence[tuple[int, bytes]], hashes: Sequence[bytes]) -> list[SyncId]:
+def _positions(rows: Sequence[tuple[int, bytes]], hashes: Iterable[bytes]) -> list[SyncId]:
     by_key: dict[bytes, list[bytes]] = {}
     for digest in hashes:
         by_key.setdefault(digest[:HASH_KEY_BYTES], []).append(digest)

@@ -7,7 +7,7 @@ that its caller is still taking, and holds neither transaction nor connection in
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from typing import Final
 from uuid import UUID
 
@@ -23,6 +23,7 @@ from store.db.reading.pages import (
     read_page,
 )
 from store.db.schema.names import HASH_KEY_BYTES
+from store.db.summaries.buckets import MESSAGES
 from store.domain.ports import (
     FramesPage,
     Outlet,
@@ -51,18 +52,9 @@ _FEWEST_READ: Final = 1_000
 class DatabaseReader:
     """`store.domain.ports.Reader` on Postgres."""
 
-    def __init__(
-        self,
-        database: Database,
-        counted: Callable[[], tuple[int, int]],
-        page_bytes: int = DEFAULT_PAGE_BYTES,
-    ) -> None:
-        """Read from a database; ``counted`` is `DatabaseFeed.counted`.
-
-        Entries of a page have ``page_bytes`` at most.
-        """
+    def __init__(self, database: Database, page_bytes: int = DEFAULT_PAGE_BYTES) -> None:
+        """Read from a database; entries of a page have ``page_bytes`` at most."""
         self._database = database
-        self._counted = counted
         self._page_bytes = page_bytes
         self._lookups = HashLookups(database, page_bytes)
 
@@ -162,12 +154,10 @@ class DatabaseReader:
 
     async def summary(self) -> StoreSummary:
         """Return what is held, in one snapshot that has all that was acknowledged before."""
-        position, counted = self._counted()
-        rows = await self._database.rows(_SUMMARY, {"position": position})
-        ((newer, pruned, horizon, oldest, newest),) = rows
+        ((messages, horizon, oldest, newest),) = await self._database.rows(_SUMMARY)
         return StoreSummary(
             store_id=self._database.store_id,
-            messages=max(0, counted + newer - pruned),
+            messages=messages,
             oldest_timestamp_ns=oldest or 0,
             newest_timestamp_ns=newest or 0,
             horizon_ns=horizon,
@@ -175,10 +165,8 @@ class DatabaseReader:
 
 
 _LOCATED: Final = "select ts, topic from storenode.hashes where key = %b::uuid"
-_SUMMARY: Final = """
-select (select coalesce(sum(messages), 0)::bigint from storenode.commits
-        where position > %(position)b::bigint),
-       pruned_messages, horizon_ns,
+_SUMMARY: Final = f"""
+select {MESSAGES}, horizon_ns,
        (select ts from storenode.messages order by ts, hash limit 1),
        (select ts from storenode.messages order by ts desc, hash desc limit 1)
 from storenode.store

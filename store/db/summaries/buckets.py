@@ -143,6 +143,12 @@ JOINED_WORDS: Final[LiteralString] = ", ".join(f"bit_xor({word})" for word in _W
 IS_NOT_NOTHING: Final[LiteralString] = " or ".join(f"bit_xor({word}) <> 0" for word in _WORDS)
 """A condition on groups of rows: the XOR of their XORs is not zero."""
 
+MESSAGES: Final[LiteralString] = """(
+    (select coalesce(sum(count), 0) from storenode.buckets where level = 2)
+    + (select coalesce(sum(messages), 0) from storenode.commits
+       where position > (select folded_position from storenode.store)))::bigint"""
+"""The number of stored messages: what days count, and commits that are not folded yet."""
+
 # Deltas that are not folded yet, of commits about a range of time, both ends included.
 UNFOLDED: Final[LiteralString] = """
 select summary from storenode.commits

@@ -155,7 +155,6 @@ FEWER_COMMITTED = "update storenode.commits set messages = messages - 1"
 SEQUENCES_BACK = """
 select setval('storenode.position_seq', 1), setval('storenode.batch_seq', 1)
 """
-WRONG_TOTALS = "update storenode.store set pruned_messages = pruned_messages + 1"
 NO_STORE = "delete from storenode.store"
 STRAY = "create table storenode.notes (text text)"
 DEFAULT = "create table storenode.rest partition of storenode.messages default"
@@ -197,7 +196,6 @@ COLUMN = "alter table storenode.messages add column colour text"
             {"position_seq", "batch_seq"},
             1,
         ),
-        (WRONG_TOTALS, {"wrong totals"}, {"store"}, 1),
         (NO_STORE, {"wrong store"}, {"store"}, 1),
         (STRAY, {"stray table"}, {"notes"}, 1),
         (DEFAULT, {"default partition"}, {"messages"}, 1),

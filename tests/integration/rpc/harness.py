@@ -218,7 +218,7 @@ async def opened(
     stack.push_async_callback(writer.stop)
     await feed.start()
     stack.push_async_callback(feed.stop)
-    reader = DatabaseReader(database, lambda: feed.counted, page_bytes)
+    reader = DatabaseReader(database, page_bytes)
     sds, cursors = DatabaseSdsReader(database, page_bytes), follow_cursors(database)
     return database, Services(writer, reader, feed, sds, cursors)
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 
 from store.db.commits.feed import DatabaseFeed
+from store.db.locks import COMMIT_ORDER
 from store.db.pool import Database, PoolSettings
 from store.db.reading.reader import DatabaseReader
 from store.db.schema.partitions import PartitionMap
@@ -15,13 +17,17 @@ from store.db.writing.writer import DatabaseWriter
 from store.domain.hub import Place
 from store.domain.ports import Source
 from store.messages.record import RecordBatch
-from tests.integration.storage.world import DAY, NOW
-from tests.support.polling import PAUSE_S
+from tests.integration.storage.world import DAY, NOW, random_batch
+from tests.support.polling import PAUSE_S, until
 
 RETENTION = 30 * DAY
 _IN_TRANSACTION = """
 select count(*) from pg_stat_activity
 where datname = current_database() and state like 'idle in transaction%%'
+"""
+_WAITING = """
+select count(*) from pg_locks where not granted and locktype = %s
+and pid in (select pid from pg_stat_activity where datname = current_database())
 """
 WORKERS = 2
 """Transactions that a node's writer has under way at most."""
@@ -54,6 +60,33 @@ class Node:
         async with connection:
             cursor = await connection.execute(statement.encode(), values, binary=True)
             return await cursor.fetchall() if cursor.description else []
+
+    async def until_blocked(self, kind: str, count: int = 1) -> None:
+        """Wait until so many sessions wait for a lock of this kind."""
+        async with await self.database.connect() as connection:
+
+            async def are_waiting() -> bool:
+                cursor = await connection.execute(_WAITING, (kind,))
+                return await cursor.fetchone() == (count,)
+
+            await until(are_waiting)
+
+    @asynccontextmanager
+    async def blocked(self, *plugs: RecordBatch) -> AsyncIterator[list[asyncio.Task[list[bool]]]]:
+        """Keep all workers from committing within the block, so that what comes is queued.
+
+        Yields:
+            The calls that occupy the workers, with these batches, or with one message each.
+        """
+        rng = random.Random(0)
+        plugs = plugs or tuple(random_batch(rng, 1, [NOW - 2]) for _ in range(WORKERS))
+        async with await self.database.connect() as holder:
+            await holder.execute("select pg_advisory_lock(%s)", (COMMIT_ORDER,))
+            calls = []
+            for number, plug in enumerate(plugs, start=1):
+                calls.append(asyncio.create_task(self.store(plug)))
+                await self.until_blocked("advisory", number)
+            yield calls
 
     async def no_transaction(self) -> None:
         """Wait until no connection stands in a transaction: a closed one goes by and by."""
@@ -99,7 +132,7 @@ async def running(url: str, settings: PoolSettings = SETTINGS) -> AsyncIterator[
             database,
             partitions,
             writer,
-            DatabaseReader(database, lambda: feed.counted),
+            DatabaseReader(database),
             feed,
             lost,
             stored,

@@ -17,7 +17,6 @@ from store.domain.retention import RetentionPolicy
 from tests.integration.storage.following import LongTransaction
 from tests.integration.storage.node import Node
 from tests.integration.storage.summaries import assert_folded, assert_true
-from tests.integration.storage.test_writer_failures import until_blocked
 from tests.integration.storage.world import DAY, NOW, random_batch
 
 SEED = 20261122
@@ -111,7 +110,7 @@ async def test_a_message_that_arrives_while_the_drop_waits_is_not_dropped(
     await slow.open([random_batch(random.Random(SEED + 2), 3, SPREAD[-2:])])
     async with asyncio.timeout(PATIENCE_S):
         pruning = asyncio.create_task(prune(connection, ARCHIVED_ONLY, NOW, lock_timeout_ms=60_000))
-        await until_blocked(node, "relation")
+        await node.until_blocked("relation")
         await slow.commit()
         report = await pruning
     assert gone(report) == []

@@ -4,27 +4,39 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
 from itertools import accumulate
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from psycopg import OperationalError
 
 from store.db.commits import feed as feed_module
 from store.db.commits import pages as commit_pages
+from store.db.commits.feed import DatabaseFeed
+from store.db.locks import NODES
 from store.db.pool import Connection
 from store.db.reading.messages import Topics
 from store.db.writing import insert as insert_module
 from store.db.writing import writer as writer_module
 from store.db.writing.insert import OwnCommit
 from store.domain.hub import MAX_QUEUED_BYTES, MAX_QUEUED_COMMITS, CommitRow, Place, Row, Subscriber
-from store.domain.ports import Ephemeral, TopicFilter, TopicRights
-from storenode.message.limits import MAX_RESPONSE_BYTES
+from store.domain.ports import (
+    CursorOutOfRange,
+    Ephemeral,
+    FollowRequest,
+    TopicFilter,
+    TopicRights,
+)
+from store.messages.cursor import FollowCursor
+from storenode.message.limits import MAX_MESSAGE_BYTES, MAX_RESPONSE_BYTES
 from storenode.message.topics import topic_key
+from tests.integration.database.rows import until_some
 from tests.integration.storage.following import (
     PATIENCE_S,
+    TERMINATE_OTHERS,
     Following,
     LongTransaction,
     commit_order,
@@ -33,7 +45,7 @@ from tests.integration.storage.following import (
     from_cursor,
     from_now,
 )
-from tests.integration.storage.node import Node
+from tests.integration.storage.node import Node, running
 from tests.integration.storage.world import (
     CONTENTS,
     DAY,
@@ -41,6 +53,7 @@ from tests.integration.storage.world import (
     PUBSUBS,
     TOPICS,
     KnownMessage,
+    Topic,
     batch_of,
     hashes_in,
     messages_of,
@@ -48,12 +61,13 @@ from tests.integration.storage.world import (
     random_batch,
 )
 from tests.support.outlet import WideOutlet
-from tests.support.polling import PAUSE_S
+from tests.support.polling import until
+from tests.support.postgres import PostgresServer
 
 TIMES = (NOW - 9 * DAY, NOW - DAY, NOW - 1, NOW, NOW, NOW + 1)
 SEED = 20261120
-# Every topic filter selects the last of these, so that a follower's end can be waited for.
-END_TOPIC = TOPICS[0]
+PAGE_BYTES = MAX_RESPONSE_BYTES - 32_000
+# Every filter selects the first topic, so that a follower's end can be waited for.
 FILTERS = (
     TopicFilter(),
     TopicFilter(PUBSUBS[0], CONTENTS[:2]),
@@ -62,20 +76,23 @@ FILTERS = (
     TopicFilter(rights=TopicRights(("/waku/2/rs/1/0",), ("/app-0/",))),
     TopicFilter(PUBSUBS[0], CONTENTS, TopicRights((), (CONTENTS[0], CONTENTS[1]))),
 )
+NOBODYS = TopicFilter("unknown")
+BOTH_LISTEN = """
+select (count(*) >= 2)::int from pg_locks where locktype = 'advisory' and granted and objid = %s
+and database = (select oid from pg_database where datname = current_database())
+"""
+FORGET = "delete from storenode.commits where position > %s"
+READ_BYTES = 16 * 1024 * 1024
 
 
-def end_marker(number: int = 0) -> KnownMessage:
-    return messages_of(batch_of([(NOW, END_TOPIC, b"end %d" % number)]))[0]
-
-
-async def store_end(node: Node, number: int = 0) -> bytes:
-    """Store a message that everybody follows."""
-    await node.store(batch_of([(NOW, END_TOPIC, b"end %d" % number)]))
-    return end_marker(number).hash
+async def store_one(node: Node, text: str = "end", topic: Topic = TOPICS[0]) -> bytes:
+    batch = batch_of([(NOW, topic, text.encode())])
+    assert await node.store(batch) == [True]
+    return batch.hashes[0]
 
 
 async def publish(
-    node: Node, seed: int, batches: int, sizes: tuple[int, ...]
+    node: Node, seed: int, batches: int = 3, sizes: tuple[int, ...] = (4,)
 ) -> list[KnownMessage]:
     """Store batches one after the other."""
     rng = random.Random(seed)
@@ -87,66 +104,64 @@ async def publish(
     return stored
 
 
-async def assert_complete(
-    follower: Following,
-    wanted: TopicFilter,
-    order: list[bytes],
-    stored: list[KnownMessage],
-    end: bytes,
-) -> None:
-    """Check that the follower was given what its filter selects, once, in commit order."""
-    matches = {each.hash for each in stored if wanted.matches(*each.topic)}
-    given = await follower.until_given(end)
-    assert given == [digest for digest in order if digest in matches]
+async def selected(node: Node, wanted: TopicFilter) -> list[bytes]:
+    """Return the hashes that a filter selects of everything, in commit order."""
+    rows = await node.rows("select key, pubsub_topic, content_topic from storenode.topics")
+    keys = {row[0] for row in rows if wanted.matches(row[1], row[2])}  # type: ignore[arg-type]
+    rows = await node.rows("select hash, topic from storenode.messages")
+    topics: dict[object, object] = dict(rows)  # type: ignore[arg-type]
+    return [digest for digest in await commit_order(node) if topics[digest] in keys]
+
+
+async def all_live(*followers: Following) -> None:
+    for follower in followers:
+        await follower.until_live()
+
+
+async def until_tail_waits(node: Node) -> None:
+    async def waits() -> bool:
+        return node.feed._waiting is not None
+
+    await until(waits)
 
 
 async def test_all_followers_of_all_nodes_see_one_order_past_a_long_transaction(
     node: Node, other_node: Node
 ) -> None:
     rng = random.Random(SEED)
-    restored = [random_batch(rng, 30, TIMES) for _ in range(3)]
-    stored = [each for batch in restored for each in messages_of(batch)]
-    stored += await publish(node, 1, 5, (1, 20))
+    await publish(node, 1, 5, (1, 20))
+    before = set(await commit_order(node))
     requests = [
         begin(wanted, include_data=data)
         for wanted in FILTERS
         for begin, data in ((from_beginning, True), (from_beginning, False), (from_now, True))
     ]
-    before = {each.hash for each in stored} - {
-        each.hash for b in restored for each in messages_of(b)
-    }
     async with (
         following(node.feed, *requests) as here,
         following(other_node.feed, *requests) as there,
     ):
-        for follower in (*here, *there):
-            await follower.until_live()
+        await all_live(*here, *there)
         long = LongTransaction(node)
-        await long.open(restored)
+        await long.open([random_batch(rng, 30, TIMES) for _ in range(3)])
         nodes = (node, other_node, node, other_node)
-        work = [publish(each, 10 + seed, 12, (1, 3, 40)) for seed, each in enumerate(nodes)]
-        for some in await asyncio.gather(*work):
-            stored += some
+        work = [publish(each, 10 + seed, 8, (1, 3, 40)) for seed, each in enumerate(nodes)]
+        await asyncio.gather(*work)
         # The long transaction is still open: nobody waits for it.
-        middle = await store_end(other_node, 1)
+        middle = await store_one(other_node, "middle")
         for follower in (*here, *there):
-            assert middle in await follower.until_given(middle)
+            await follower.until_given(middle)
         work = [publish(each, 20 + seed, 6, (1, 3)) for seed, each in enumerate(nodes)]
-        late = asyncio.create_task(long.commit())
-        for some in await asyncio.gather(*work):
-            stored += some
-        await late
-        end = await store_end(node, 2)
-        stored += [end_marker(1), end_marker(2)]
-
-        order = await commit_order(node)
-        assert sorted(order) == sorted(each.hash for each in stored)
+        await asyncio.gather(long.commit(), *work)
+        end = await store_one(node)
+        right = {wanted: await selected(node, wanted) for wanted in FILTERS}
         for follower, request in zip((*here, *there), (*requests, *requests), strict=True):
-            seen = stored if request.from_beginning else [e for e in stored if e.hash not in before]
-            await assert_complete(follower, request.filter, order, seen, end)
+            order = right[request.filter]
+            if not request.from_beginning:
+                order = [digest for digest in order if digest not in before]
+            assert await follower.until_given(end) == order
             for page in follower.pages:
                 assert page.cursor.store_id == node.database.store_id
-                assert len(page.frames) <= MAX_RESPONSE_BYTES - 32_000
+                assert len(page.frames) <= PAGE_BYTES
 
 
 @pytest.fixture
@@ -157,21 +172,17 @@ def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small_pages")
-@pytest.mark.parametrize("wanted", FILTERS)
-async def test_a_follower_resumes_from_every_cursor(
-    node: Node, other_node: Node, wanted: TopicFilter
-) -> None:
-    stored = await publish(node, SEED, 10, (1, 2, 9, 90, 150))
-    end = await store_end(node)
-    stored.append(end_marker())
-    matches = {each.hash for each in stored if wanted.matches(*each.topic)}
-    order = [digest for digest in await commit_order(node) if digest in matches]
-    async with following(node.feed, from_beginning(wanted)) as [follower]:
-        assert await follower.until_given(end) == order
+async def test_a_follower_resumes_from_every_cursor(node: Node, other_node: Node) -> None:
+    await publish(node, SEED, 10, (1, 2, 9, 90))
+    end = await store_one(node)
+    for wanted in FILTERS:
+        order = await selected(node, wanted)
+        async with following(node.feed, from_beginning(wanted)) as [follower]:
+            assert await follower.until_given(end) == order
         assert all(page.count <= 7 for page in follower.pages)
         assert any(page.cursor.hash for page in follower.pages)
         given = list(accumulate(page.count for page in follower.pages))
-        tried = range(0, len(given), 1 + len(given) // 20)
+        tried = range(0, len(given), 1 + len(given) // 10)
         resumes = [from_cursor(follower.pages[index].cursor, wanted) for index in tried]
         async with following(other_node.feed, *resumes) as others:
             for index, resumed in zip(tried, others, strict=True):
@@ -182,16 +193,15 @@ async def test_a_follower_resumes_from_every_cursor(
 @pytest.mark.usefixtures("small_pages")
 async def test_pages_are_live_from_the_end_of_the_backlog_on(node: Node) -> None:
     async with following(node.feed, from_beginning(), from_now()) as followers:
-        for follower in followers:
-            await follower.until(lambda self: bool(self.pages))
-            assert [(page.count, page.live) for page in follower.pages] == [(0, True)]
+        await all_live(*followers)
+        assert [[page.count for page in each.pages] for each in followers] == [[0], [0]]
     await publish(node, SEED, 10, (9,))
-    nothing = TopicFilter("unknown")
     async with following(
-        node.feed, from_beginning(), from_now(), from_beginning(nothing)
+        node.feed, from_beginning(), from_now(), from_beginning(NOBODYS)
     ) as followers:
-        backlogged, fresh, other = [await follower.until_live() for follower in followers]
-        end = await store_end(node)
+        await all_live(*followers)
+        backlogged, fresh, other = followers
+        end = await store_one(node)
         await backlogged.until_given(end)
         await fresh.until_given(end)
         lives = [page.live for page in backlogged.pages]
@@ -205,15 +215,40 @@ async def test_backlog_pages_are_cut_by_bytes(node: Node) -> None:
     rng = random.Random(SEED)
     batch = batch_of((NOW + number % 3, TOPICS[0], rng.randbytes(150_000)) for number in range(70))
     assert all(await node.store(batch))
-    async with following(node.feed, from_beginning(include_data=True)) as [follower]:
-        await follower.until_live()
-        sizes = [len(page.frames) for page in follower.pages]
-        assert len(sizes) == 3
-        assert max(sizes) <= MAX_RESPONSE_BYTES - 32_000
-        assert follower.hashes == await commit_order(node)
-    async with following(node.feed, from_beginning()) as [follower]:
-        await follower.until_live()
-        assert [page.count for page in follower.pages] == [70]
+    async with following(
+        node.feed, from_beginning(include_data=True), from_beginning()
+    ) as followers:
+        await all_live(*followers)
+        full, bare = followers
+        assert len(full.pages) == 3
+        assert max(len(page.frames) for page in full.pages) <= PAGE_BYTES
+        assert full.hashes == bare.hashes == await commit_order(node)
+        assert [page.count for page in bare.pages] == [70]
+
+
+async def test_a_follower_of_few_messages_looks_through_commits_in_parts(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spans: list[int] = []
+
+    async def noted(connection: Connection, first: int, last: int, *rest: Any) -> list[CommitRow]:  # noqa: ANN401
+        spans.append(last - first)
+        return await commits_between(connection, first, last, *rest)
+
+    commits_between = commit_pages.commits_between
+    monkeypatch.setattr(commit_pages, "commits_between", noted)
+    monkeypatch.setattr(commit_pages, "MAX_POSITIONS", 4)
+    for number in range(30):
+        await store_one(node, str(number), TOPICS[number in {0, 17, 29}])
+        # Positions that no commit has: transactions that were rolled back.
+        await node.rows("select nextval('storenode.position_seq') from generate_series(1, 7)")
+    rare = TopicFilter(TOPICS[1][0], (TOPICS[1][1],))
+    async with following(node.feed, from_beginning(rare), from_beginning()) as [few, everything]:
+        order = await commit_order(node)
+        assert await few.until_given(order[-1]) == [order[number] for number in (0, 17, 29)]
+        assert await everything.until_given(order[-1]) == order
+    assert len(spans) > 30
+    assert max(spans) <= 4 + 7
 
 
 async def test_a_follower_that_takes_nothing_costs_little_and_catches_up(node: Node) -> None:
@@ -221,7 +256,7 @@ async def test_a_follower_that_takes_nothing_costs_little_and_catches_up(node: N
     async with following(node.feed, from_now()) as [quick]:
         await quick.until_live()
         # What has been dispatched shows that the tail is up: who comes now is live by it.
-        await quick.until_given(await store_end(node, 1))
+        await quick.until_given(await store_one(node, "begin"))
         pages = node.feed.follow(from_now(include_data=True), WideOutlet())
         assert (await anext(pages)).live
         # First too many bytes, then too many commits.
@@ -229,57 +264,40 @@ async def test_a_follower_that_takes_nothing_costs_little_and_catches_up(node: N
             await node.store(
                 batch_of((NOW, TOPICS[number % 3], rng.randbytes(140_000)) for _ in range(9))
             )
-        for _ in range(MAX_QUEUED_COMMITS // 2):
-            await publish(node, rng.randrange(2**32), 4, (1,))
-        end = await store_end(node)
+        await publish(node, SEED, MAX_QUEUED_COMMITS + 1, (1,))
+        end = await store_one(node)
         await quick.until_given(end)
-        [queued] = [each.queued_bytes for each in _subscribers(node) if each.include_data]
+        [queued] = [each.queued_bytes for each in node.feed._hub._keys if each.include_data]
         assert queued <= MAX_QUEUED_BYTES
         given: list[bytes] = []
         async with asyncio.timeout(PATIENCE_S):
-            async for page in pages:
+            while end not in given:
+                page = await anext(pages)
                 assert page.live
-                assert len(page.frames) <= MAX_RESPONSE_BYTES - 32_000
+                assert len(page.frames) <= PAGE_BYTES
                 given += hashes_in(page.frames)
-                if end in given:
-                    break
         await pages.aclose()
         assert quick.hashes == await commit_order(node)
         assert given == quick.hashes[1:]
 
 
-def _subscribers(node: Node) -> list[Subscriber]:
-    return list(node.feed._hub._keys)
-
-
-async def until_tail_waits(node: Node) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while node.feed._waiting is None:  # noqa: ASYNC110 - tells nobody
-            await asyncio.sleep(PAUSE_S)
-
-
 async def test_own_commits_are_not_read(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed_module, "POLL_S", 3_600.0)
-    wanted = TopicFilter(None, CONTENTS[:2])
-    requests = [from_now(), from_now(wanted), from_now(include_data=True)]
-    async with following(node.feed, *requests) as followers:
-        for follower in followers:
-            await follower.until_live()
+    wanted = [TopicFilter(), TopicFilter(None, CONTENTS[:2])]
+    async with following(node.feed, *map(from_now, wanted)) as followers:
+        await all_live(*followers)
         await until_tail_waits(node)
         reads: list[str] = []
         for name in ("commits_between", "rows_of", "topic_names"):
             monkeypatch.setattr(feed_module, name, lambda *_, name=name: reads.append(name))
-        messages = await publish(node, SEED, 8, (1, 3, 150))
+        await publish(node, SEED, 8, (1, 3, 150))
         # Queued before the writer begins, these share its transaction.
         shared = random_batch(random.Random(SEED + 1), 20, TIMES)
         await asyncio.gather(*map(node.store, (shared, part_of(shared, [3, 5]), shared)))
-        messages += messages_of(shared)
-        end, order = await store_end(node), await commit_order(node)
-        messages.append(end_marker())
-        for follower, each in zip(followers, (TopicFilter(), wanted, TopicFilter()), strict=True):
-            await assert_complete(follower, each, order, messages, end)
+        end = await store_one(node)
+        for follower, each in zip(followers, wanted, strict=True):
+            assert await follower.until_given(end) == await selected(node, each)
         assert reads == []
-    assert node.feed.counted[1] == len(messages)
 
 
 @pytest.mark.parametrize("fault", ["lost answer", "other server"])
@@ -302,11 +320,9 @@ async def test_a_commit_whose_messages_cannot_be_handed_over_is_read(
         monkeypatch.setattr(node.database, "have_one_server", lambda *_: False)
     async with following(node.feed, from_now()) as [follower]:
         await follower.until_live()
-        batches = [batch_of([(NOW, END_TOPIC, b"%d" % number)]) for number in range(3)]
-        for batch in batches:
-            assert await node.store(batch) == [True]
-            await follower.until_given(batch.hashes[0])
-        assert follower.hashes == [batch.hashes[0] for batch in batches]
+        for number in range(3):
+            await follower.until_given(await store_one(node, str(number)))
+        assert follower.hashes == await commit_order(node)
 
 
 async def test_who_comes_while_commits_are_read_misses_nothing(
@@ -314,15 +330,13 @@ async def test_who_comes_while_commits_are_read_misses_nothing(
 ) -> None:
     reading, go_on = asyncio.Event(), asyncio.Event()
 
-    async def gated(
-        connection: Connection, commits: Sequence[CommitRow], topics: Topics
-    ) -> dict[int, list[Row]]:
+    async def gated(*given: Any) -> dict[int, list[Row]]:  # noqa: ANN401
         reading.set()
         await go_on.wait()
-        return await commit_pages.rows_of(connection, commits, topics)
+        return await commit_pages.rows_of(*given)
 
     monkeypatch.setattr(feed_module, "rows_of", gated)
-    other = TopicFilter(*TOPICS[1][:1], (TOPICS[1][1],))
+    other = TopicFilter(TOPICS[1][0], (TOPICS[1][1],))
     async with following(node.feed, from_now(), from_now(other)) as [early, filtered]:
         await early.until_live()
         cursor = (await filtered.until_live()).pages[0].cursor
@@ -330,7 +344,7 @@ async def test_who_comes_while_commits_are_read_misses_nothing(
         batch = batch_of((NOW, topic, b"payload") for topic in TOPICS[:3])
         await other_node.store(batch)
         await reading.wait()
-        mine = messages_of(batch)[1].hash
+        mine = batch.hashes[1]
         async with following(
             node.feed, from_cursor(cursor, other), from_cursor(cursor), from_now(other)
         ) as [late, wide, ahead]:
@@ -338,12 +352,11 @@ async def test_who_comes_while_commits_are_read_misses_nothing(
             await wide.until_given(mine)
             await ahead.until_live()
             go_on.set()
-            end = await store_end(node)
+            end = await store_one(node)
             assert await wide.until_given(end) == await early.until_given(end)
-            last = batch_of([(NOW, TOPICS[1], b"last")])
-            await node.store(last)
-            assert await late.until_given(last.hashes[0]) == [mine, *last.hashes]
-            assert await ahead.until_given(last.hashes[0]) == last.hashes
+            last = await store_one(node, "last", TOPICS[1])
+            assert await late.until_given(last) == [mine, last]
+            assert await ahead.until_given(last) == [last]
 
 
 async def test_idle_followers_are_not_woken(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -365,26 +378,24 @@ async def test_idle_followers_are_not_woken(node: Node, monkeypatch: pytest.Monk
     monkeypatch.setattr(feed_module, "Subscriber", counting)
     # On a slow machine an idle follower's cursor would move on meanwhile.
     monkeypatch.setattr(feed_module, "IDLE_PAGE_S", 3_600.0)
-    quiet = [TopicFilter(PUBSUBS[0], (f"/quiet/1/{number}/proto",)) for number in range(2_000)]
+    quiet = [TopicFilter(PUBSUBS[0], (f"/quiet/1/{number}/proto",)) for number in range(300)]
     async with AsyncExitStack() as stack:
         idle: list[Following] = []
-        # Not all at once: each takes a connection for a moment, and waits 5 s for it at most.
+        # Not all at once: each takes a connection for a moment.
         for start in range(0, len(quiet), 100):
             some = map(from_now, quiet[start : start + 100])
             idle += await stack.enter_async_context(following(node.feed, *some))
-            for follower in idle[start:]:
-                await follower.until_live()
+            await all_live(*idle[start:])
         assert node.feed.followers == len(quiet)
         async with following(node.feed, from_now()) as [busy]:
             await busy.until_live()
-            await publish(node, SEED, 40, (1, 20))
-            await busy.until_given(await store_end(node))
+            await publish(node, SEED, 20, (1, 20))
+            await busy.until_given(await store_one(node))
             assert set(woken) == {TopicFilter()}
             assert all(len(follower.pages) == 1 for follower in idle)
-            wanted = batch_of([(NOW, (PUBSUBS[0], "/quiet/1/1234/proto"), b"at last")])
-            await node.store(wanted)
-            assert await idle[1234].until_given(wanted.hashes[0]) == wanted.hashes
-            assert woken.count(quiet[1234]) == 1
+            at_last = await store_one(node, "at last", (PUBSUBS[0], "/quiet/1/234/proto"))
+            assert await idle[234].until_given(at_last) == [at_last]
+            assert woken.count(quiet[234]) == 1
     assert node.feed.followers == 0
 
 
@@ -392,11 +403,9 @@ async def test_an_idle_followers_cursor_moves_on(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(feed_module, "IDLE_PAGE_S", 0.05)
-    async with following(node.feed, from_now(TopicFilter("unknown")), from_now()) as [idle, busy]:
-        await idle.until_live()
-        await busy.until_live()
-        end = await store_end(node)
-        await busy.until_given(end)
+    async with following(node.feed, from_now(NOBODYS), from_now()) as [idle, busy]:
+        await all_live(idle, busy)
+        await busy.until_given(await store_one(node))
         at_end = busy.pages[-1].cursor
         await idle.until(lambda self: self.pages[-1].cursor == at_end)
         assert idle.hashes == []
@@ -404,19 +413,264 @@ async def test_an_idle_followers_cursor_moves_on(
 
 
 async def test_ephemeral_messages_reach_live_followers_and_move_no_cursor(node: Node) -> None:
-    message = end_marker()
+    [message] = messages_of(batch_of([(NOW, TOPICS[0], b"ephemeral")]))
     ephemeral = Ephemeral(topic_key(*message.topic), *message.topic, message.frame, message.hash)
-    requests = [from_now(wanted, include_data=True) for wanted in FILTERS]
-    async with following(node.feed, *requests, from_now(TopicFilter("unknown"))) as [
-        *interested,
-        other,
-    ]:
-        for follower in (*interested, other):
-            await follower.until_live()
+    requests = [from_now(wanted, include_data=True) for wanted in (*FILTERS, NOBODYS)]
+    async with following(node.feed, *requests) as followers:
+        await all_live(*followers)
         node.feed.announce_ephemeral([ephemeral])
+        *interested, other = followers
         for follower in interested:
             await follower.until_given(message.hash)
             first, second = follower.pages
             assert (second.frames, second.cursor) == (message.frame, first.cursor)
         assert other.hashes == []
     assert await commit_order(node) == []
+
+
+# When connections break, and when the database has lost commits
+
+
+async def newest_cursor(node: Node) -> FollowCursor:
+    async with following(node.feed, from_now()) as [follower]:
+        return (await follower.until_live()).pages[-1].cursor
+
+
+async def refused(node: Node, request: FollowRequest) -> str:
+    """Return the error of a follower that cannot be served."""
+    async with following(node.feed, request) as [follower]:
+        error = await follower.end()
+        assert isinstance(error, CursorOutOfRange), error
+        assert not follower.pages
+        return str(error)
+
+
+async def disconnect(node: Node) -> None:
+    """End every connection to the database but the one that does it."""
+    await node.rows(TERMINATE_OTHERS)
+
+
+async def test_followers_go_on_when_connections_are_killed(node: Node, other_node: Node) -> None:
+    wanted = (TopicFilter(), TopicFilter(PUBSUBS[0], CONTENTS))
+    requests = [*map(from_now, wanted), from_beginning()]
+    async with (
+        following(node.feed, *requests) as here,
+        following(other_node.feed, *requests) as there,
+    ):
+        await all_live(*here, *there)
+        for number in range(4):
+            await publish(node, number)
+            async with await node.database.connect() as connection:
+                # Each feed beside the pools of its node.
+                await until_some(connection, BOTH_LISTEN, NODES % 2**32)
+            await disconnect(node)
+            await publish(other_node, 100 + number)
+        end = await store_one(node)
+        for follower, request in zip((*here, *there), (*requests, *requests), strict=True):
+            assert await follower.until_given(end) == await selected(node, request.filter)
+    assert node.lost == other_node.lost == []
+
+
+async def test_followers_get_everything_past_a_fault_of_the_tail(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults: list[Exception] = [ZeroDivisionError(), KeyError("topic"), AssertionError("rows")]
+    expected, failed = list(faults), list[Exception]()
+
+    async def faulty(*given: Any) -> dict[int, list[Row]]:  # noqa: ANN401
+        if faults:
+            raise faults.pop(0)
+        return await commit_pages.rows_of(*given)
+
+    monkeypatch.setattr(feed_module, "rows_of", faulty)
+    feed = DatabaseFeed(node.database, on_failed=failed.append)
+    await feed.start()
+    async with following(feed, from_now()) as [follower]:
+        await follower.until_live()
+        await publish(node, SEED)
+        assert await follower.until_given(await store_one(node)) == await commit_order(node)
+    await feed.stop()
+    assert failed == expected
+
+
+async def test_the_tail_reads_a_bounded_number_of_messages_at_once(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[list[int]] = []
+
+    async def noted(
+        connection: Connection, commits: Sequence[CommitRow], topics: Topics
+    ) -> dict[int, list[Row]]:
+        read.append([commit.messages for commit in commits])
+        return await commit_pages.rows_of(connection, commits, topics)
+
+    long = LongTransaction(node)
+    sizes = [1, 2, 60, 40, 30, 150, 1, 200, 3]
+    await long.open(
+        [random_batch(random.Random(size), size, [NOW + n]) for n, size in enumerate(sizes)]
+    )
+    monkeypatch.setattr(feed_module, "rows_of", noted)
+    async with following(node.feed, from_now()) as [follower]:
+        await follower.until_live()
+        await long.commit()
+        assert await follower.until_given(await store_one(node)) == await commit_order(node)
+    assert [messages for some in read for messages in some] == [*sizes, 1]
+    for some in read:
+        assert len(some) == 1 or sum(some) * MAX_MESSAGE_BYTES <= READ_BYTES
+    assert len(read) <= len(sizes)
+
+
+async def test_a_cursor_is_served_if_its_commit_is_there_or_was_pruned(node: Node) -> None:
+    await publish(node, SEED)
+    cursor = await newest_cursor(node)
+    store_id, position, token = cursor.store_id, cursor.position, cursor.token
+    assert "another database" in await refused(
+        node, from_cursor(FollowCursor(bytes(16), position, token))
+    )
+    for wrong in ((position + 1, token), (position, token ^ 1), (2**63 - 1, 0)):
+        assert "lost" in await refused(node, from_cursor(FollowCursor(store_id, *wrong)))
+    served = [cursor, FollowCursor(store_id, 0, 0)]
+    async with following(node.feed, *map(from_cursor, served)) as followers:
+        await all_live(*followers)
+        assert [len(each.hashes) for each in followers] == [0, 12]
+    await publish(node, SEED + 1)
+    order = await commit_order(node)
+    await node.rows("delete from storenode.commits where position <= %s", position + 1)
+    async with following(node.feed, from_cursor(cursor)) as [follower]:
+        await follower.until_live()
+        assert follower.hashes == order[16:]
+
+
+async def test_a_database_that_is_an_older_copy_refuses_what_it_never_saw(
+    postgres: PostgresServer, database_url: str
+) -> None:
+    async with running(database_url) as node:
+        await publish(node, SEED)
+        kept = await newest_cursor(node)
+    copy = postgres.create_database(urlsplit(database_url).path[1:])
+    try:
+        async with running(database_url) as node:
+            await publish(node, SEED + 1)
+            lost = await newest_cursor(node)
+        async with running(postgres.url(copy)) as restored:
+            assert "lost" in await refused(restored, from_cursor(lost))
+            await publish(restored, SEED + 2)
+            assert (await newest_cursor(restored)).position == lost.position
+            assert "lost" in await refused(restored, from_cursor(lost))
+            async with following(restored.feed, from_cursor(kept)) as [follower]:
+                await follower.until_live()
+                assert follower.hashes == (await commit_order(restored))[12:]
+    finally:
+        postgres.drop_database(copy)
+
+
+async def test_live_followers_learn_that_commits_were_lost(node: Node) -> None:
+    await publish(node, SEED)
+    left = await newest_cursor(node)
+    idle_topic = TopicFilter("named", ("/idle/1/0/proto",))
+    requests = (from_now(), from_beginning(), from_cursor(left, idle_topic))
+    async with following(node.feed, *requests) as followers:
+        await all_live(*followers)
+        *moved, idle = followers
+        last = await store_one(node, "to be lost")
+        for follower in moved:
+            await follower.until_given(last)
+        reached = moved[0].pages[-1].cursor
+        await node.rows(FORGET, left.position)
+        await node.rows("delete from storenode.messages where hash = %s", last)
+        await disconnect(node)
+        for follower in moved:
+            error = await follower.end()
+            assert isinstance(error, CursorOutOfRange)
+            assert "lost" in str(error)
+        assert node.lost == [((reached.position, reached.token), (left.position, left.token))]
+        # Who has seen nothing of what was lost goes on.
+        mine = await store_one(node, "after", ("named", "/idle/1/0/proto"))
+        assert await idle.until_given(mine) == [mine]
+        assert "lost" in await refused(node, from_cursor(reached))
+
+
+@pytest.fixture
+async def behind(node: Node, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[asyncio.Event]:
+    """Keep the tail of the feed from seeing new commits until the event is set."""
+    waits, go_on = asyncio.Event(), asyncio.Event()
+
+    async def gated(*given: Any) -> list[CommitRow]:  # noqa: ANN401
+        waits.set()
+        await go_on.wait()
+        return await commit_pages.commits_between(*given)
+
+    await publish(node, SEED)
+    monkeypatch.setattr(feed_module, "commits_between", gated)
+    await store_one(node, "not seen")
+    node.feed.look_for_own("")
+    await waits.wait()
+    yield go_on
+    go_on.set()
+
+
+async def test_a_follower_ahead_of_the_tail_learns_of_a_loss_as_well(
+    node: Node, behind: asyncio.Event
+) -> None:
+    left = await newest_cursor(node)
+    await store_one(node, "to be lost")
+    async with following(node.feed, from_now(), from_beginning()) as followers:
+        await all_live(*followers)
+        assert followers[0].pages[0].cursor.position > node.feed.head[0]
+        await node.rows(FORGET, left.position)
+        await disconnect(node)
+        behind.set()
+        for follower in followers:
+            assert isinstance(await follower.end(), CursorOutOfRange)
+    assert node.lost == []
+
+
+async def test_the_beginning_holds_what_the_tail_has_not_seen(
+    node: Node, behind: asyncio.Event
+) -> None:
+    last = await store_one(node, "acknowledged")
+    async with following(node.feed, from_beginning()) as [follower]:
+        await follower.until_live()
+        assert follower.hashes[-1] == last
+        assert len(follower.hashes) == 14
+        behind.set()
+        assert len(await follower.until_given(await store_one(node))) == 15
+
+
+async def test_what_a_standby_replays_while_it_is_looked_for_is_not_lost(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await publish(node, SEED)
+    cursor = await newest_cursor(node)
+    place = cursor.position, cursor.token
+    keep = "create table storenode.later as select * from storenode.commits where position = %s"
+    await node.rows(keep, place[0])
+    await node.rows(FORGET, place[0] - 1)
+    feed = DatabaseFeed(node.database, read_only=True)
+    await feed.start()
+    try:
+        async with following(feed, from_cursor(cursor)) as [early]:
+            assert "has not come to the commit" in str(await early.end())
+
+        async def replay() -> None:
+            await node.rows("insert into storenode.commits select * from storenode.later")
+            await node.rows("drop table storenode.later")
+            monkeypatch.undo()
+
+        async def newest(connection: Connection) -> Place:
+            found = await commit_pages.newest(connection)
+            await replay()
+            return found
+
+        async def is_served(connection: Connection, wanted: Place) -> bool:
+            found = await commit_pages.is_served(connection, wanted)
+            if wanted == place:
+                await replay()
+            return found
+
+        monkeypatch.setattr(feed_module, "newest", newest)
+        monkeypatch.setattr(feed_module, "is_served", is_served)
+        async with following(feed, from_cursor(cursor)) as [follower]:
+            assert (await follower.until_live()).pages[0].cursor == cursor
+    finally:
+        await feed.stop()

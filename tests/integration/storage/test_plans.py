@@ -207,7 +207,7 @@ async def world(history: tuple[str, list[KnownMessage]]) -> AsyncIterator[World]
     database = ExplainedDatabase(url, SETTINGS)
     async with await database.connect() as connection:
         database.explained = explained = Explained(connection)
-        yield World(explained, DatabaseReader(database, lambda: (0, 0)), stored)
+        yield World(explained, DatabaseReader(database), stored)
 
 
 def page(

@@ -1,26 +1,52 @@
-"""Pages, scans and look-ups by hash against sorted lists, over messages with many ties in time."""
+"""Pages, scans and look-ups by hash against sorted lists, over messages of every size.
+
+Most tests read one database: many messages share a time, and payloads have the sizes around which
+the length of a frame takes one more byte.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import random
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import aclosing
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from store.db.reading import reader
+from reconcile.ids import SyncIds
+from store.db.checks.check import check
+from store.db.commits.gossip_reads import GossipReads
+from store.db.maintenance.retention import prune
+from store.db.reading import lookups, reader
+from store.db.reading.messages import frames_at, locate, resolve
 from store.db.reading.pages import MessagePage, read_page
-from store.db.reading.reader import DEFAULT_SCAN_PAGE, MAX_SCAN_PAGE, DatabaseReader
-from store.domain.ports import PageRequest, ScanRequest, SyncId, TopicFilter, TopicRights
-from store.messages.frames import presence
+from store.db.reading.reader import DEFAULT_SCAN_PAGE, MAX_SCAN_PAGE
+from store.db.reading.transfer_reads import MAX_LOADED_IDS, TransferReader
+from store.db.summaries.fold import fold, fold_until
+from store.db.writing import writer as writer_module
+from store.db.writing.insert import insert_topics
+from store.domain.ports import (
+    PageRequest,
+    QueryPage,
+    ScanRequest,
+    StoreUnavailable,
+    SyncId,
+    TopicFilter,
+    TopicRights,
+)
+from store.domain.retention import RetentionPolicy
+from store.messages.record import RecordBatch
+from store.messages.transfer import transferred
 from storenode.message.limits import MAX_RESPONSE_BYTES
+from storenode.message.topics import topic_key
+from tests.integration.storage.following import following, from_beginning
 from tests.integration.storage.node import Node, running
+from tests.integration.storage.proxy import proxied
 from tests.integration.storage.world import (
     CONTENTS,
     DAY,
@@ -28,6 +54,7 @@ from tests.integration.storage.world import (
     PUBSUBS,
     TOPICS,
     KnownMessage,
+    Topic,
     World,
     as_query,
     batch_of,
@@ -38,27 +65,24 @@ from tests.integration.storage.world import (
     random_batch,
 )
 from tests.support.outlet import WideOutlet, WideRoom
+from tests.support.postgres import PostgresServer
 
 FOREVER = 2**63 - 1
+EVERYTHING = TopicFilter()
 MIDNIGHT = NOW // DAY * DAY
 # Ties, both sides of a day's, a month's, a year's and a coarse partition's bounds, and the ends.
 TIMES = (
-    1,
-    MIDNIGHT - 800 * DAY,
-    MIDNIGHT - 100 * DAY,
-    MIDNIGHT - 31 * DAY,
-    MIDNIGHT - 8 * DAY - 1,
-    MIDNIGHT - 8 * DAY,
-    MIDNIGHT - DAY,
-    MIDNIGHT - 1,
-    MIDNIGHT,
-    NOW,
-    NOW + DAY,
+    *(1, MIDNIGHT - 800 * DAY, MIDNIGHT - 100 * DAY, MIDNIGHT - 31 * DAY, MIDNIGHT - 8 * DAY - 1),
+    *(MIDNIGHT - 8 * DAY, MIDNIGHT - DAY, MIDNIGHT - 1, MIDNIGHT, NOW, NOW + DAY),
 )
+# Around the sizes at which a length of a frame takes one more byte, whatever the topics.
+SIZES = (*range(70), *range(110, 130), 200, *range(16_250, 16_390), 150_000)
+LARGEST_PAGE = MAX_RESPONSE_BYTES - 32_000
 SEED = 20261120
+COUNT = 2 * len(SIZES)
+STORED = "select count(*) from storenode.messages"
 
-ask = settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
-
+ask = settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 rights = st.builds(
     TopicRights,
     st.sampled_from([(), (), ("/waku/",), ("named", "/waku/2/rs/1/7")]),
@@ -74,153 +98,190 @@ filters = st.builds(
 bounds = st.sampled_from([0, FOREVER]) | st.builds(
     lambda timestamp, off: timestamp + off, st.sampled_from(TIMES), st.integers(-1, 1)
 )
+spans = st.tuples(bounds, bounds)
 
 
-def pages_of(
-    stored: Sequence[KnownMessage], limit: int, *, forward: bool
-) -> list[list[KnownMessage]]:
-    """Return the pages that a walk gives, in reading order, each ascending."""
-    if forward:
-        return [list(stored[start : start + limit]) for start in range(0, len(stored), limit)] or [
-            []
-        ]
-    ends = range(len(stored), 0, -limit)
-    return [list(stored[max(0, end - limit) : end]) for end in ends] or [[]]
+async def filled(url: str) -> World:
+    """Store messages by COPY, by one statement, and by the one that looks at each message."""
+    rng, stored = random.Random(SEED), list[KnownMessage]()
+    known = RecordBatch()
+    async with running(url) as node:
+        for fewest_copied, sizes in ((1, SIZES), (10**6, SIZES[::2]), (10**6, SIZES[1::2])):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(writer_module, "FEWEST_COPIED", fewest_copied)
+                new = batch_of(
+                    (rng.choice(TIMES), rng.choice(TOPICS), rng.randbytes(size)) for size in sizes
+                )
+                stored += messages_of(new)
+                both = new.select(range(len(new)))
+                both.extend(known)
+                assert await node.store(both) == [True] * len(new) + [False] * len(known)
+            known = new if len(stored) > len(SIZES) else known
+        await node.rows("analyze")
+    return World(in_order(stored))
 
 
-async def walk(node: Node, request: Callable[[SyncId | None], PageRequest]) -> list[bytes]:
-    """Return the entries of all pages, by cursors, of which the last says when to stop."""
-    found, after = [], None
+@pytest.fixture(scope="module")
+def history(postgres: PostgresServer, template_database: str) -> Iterator[tuple[str, World]]:
+    """Return the URL of a database that tests only read, and what it holds."""
+    name = postgres.create_database(template_database)
+    url = postgres.url(name)
+    yield url, asyncio.run(filled(url))
+    postgres.drop_database(name)
+
+
+@pytest.fixture
+def world(history: tuple[str, World]) -> World:
+    return history[1]
+
+
+@pytest.fixture
+async def shared(history: tuple[str, World]) -> AsyncIterator[Node]:
+    """Open a node on that database."""
+    async with running(history[0]) as opened:
+        yield opened
+
+
+@pytest.fixture
+def copy(postgres: PostgresServer, history: tuple[str, World]) -> Iterator[str]:
+    """Return the URL of a copy of that database."""
+    name = postgres.create_database(history[0].rsplit("/", 1)[1])
+    yield postgres.url(name)
+    postgres.drop_database(name)
+
+
+def expected_page(stored: Sequence[KnownMessage], request: PageRequest) -> QueryPage:
+    """Return the page that a sorted list gives."""
+    found = [
+        each
+        for each in matching(stored, request.filter)
+        if request.time_start_ns <= each.at[0] < request.time_end_ns
+        and (request.hashes is None or each.hash in request.hashes)
+    ]
+    if request.after is not None:
+        after, forward = request.after, request.forward
+        found = [each for each in found if (each.at > after if forward else each.at < after)]
+    shown = found[: request.limit] if request.forward else found[-request.limit :]
+    frames = [each.frame if request.include_data else each.presence for each in shown]
+    last = shown[-1 if request.forward else 0] if len(shown) < len(found) else None
+    next_ns = last.at[0] if last is not None and request.hashes is None else None
+    return QueryPage(as_query(frames), len(shown), last and last.hash, next_ns)
+
+
+def same(found: QueryPage, right: QueryPage) -> bool:
+    """Compare pages, which are too large to be printed."""
+    return found == right
+
+
+async def walk(node: Node, stored: Sequence[KnownMessage], request: PageRequest) -> list[bytes]:
+    """Return the entries of all pages, each of which is compared; the last says when to stop."""
+    found, after = [], request.after
     while True:
-        page = await node.reader.query(request(after))
+        asked = PageRequest(
+            request.filter,
+            request.hashes,
+            request.time_start_ns,
+            request.time_end_ns,
+            after,
+            request.forward,
+            request.limit,
+            request.include_data,
+        )
+        page = await node.reader.query(asked)
+        assert same(page, expected_page(stored, asked))
         found.append(page.entries)
         if page.next_cursor is None:
             return found
-        assert page.count
         after = await node.reader.position(page.next_cursor, TopicRights())
         assert after is not None
 
 
-async def assert_pages(
-    node: Node,
-    expected: Iterable[KnownMessage],
-    wanted: TopicFilter,
+def page_request(
+    wanted: TopicFilter = EVERYTHING,
     *,
-    hashes: tuple[bytes, ...] | None = None,
+    hashes: Iterable[bytes] | None = None,
     span: tuple[int, int] = (0, FOREVER),
-    limit: int = 100,
+    after: SyncId | None = None,
     forward: bool = True,
+    limit: int = 1_000,
     include_data: bool = True,
-) -> None:
-    """Check that a walk through the pages of a query gives these messages and stops."""
-
-    def request(after: SyncId | None) -> PageRequest:
-        return PageRequest(wanted, hashes, *span, after, forward, limit, include_data)
-
-    pages = pages_of(in_order(expected), limit, forward=forward)
-    frames = [
-        as_query(each.frame if include_data else each.presence for each in page) for page in pages
-    ]
-    found = await walk(node, request)
-    assert len(found) == len(frames)
-    assert [page == frame for page, frame in zip(found, frames, strict=True)] == [True] * len(found)
+) -> PageRequest:
+    asked = None if hashes is None else tuple(hashes)
+    return PageRequest(wanted, asked, *span, after, forward, limit, include_data)
 
 
-@pytest.fixture
-async def world(node: Node) -> World:
-    """Store four hundred messages; return them in order."""
-    rng = random.Random(SEED)
-    stored = []
-    for _ in range(4):
-        batch = random_batch(rng, 100, TIMES)
-        assert all(await node.store(batch))
-        stored += messages_of(batch)
-    return World(in_order(stored))
+def scan_request(
+    wanted: TopicFilter = EVERYTHING,
+    *,
+    span: tuple[int, int] = (0, FOREVER),
+    after: SyncId | None = None,
+    include_data: bool = False,
+    page_size: int = 0,
+) -> ScanRequest:
+    return ScanRequest(wanted, *span, after, include_data, page_size)
 
 
 @ask
 @given(
-    wanted=filters, span=st.tuples(bounds, bounds), limit=st.integers(1, 450),
-    forward=st.booleans(), include_data=st.booleans(),
+    wanted=filters, span=spans, limit=st.integers(1, 450), forward=st.booleans(),
+    start=st.none() | st.integers(0, COUNT - 1), include_data=st.booleans(),
 )  # fmt: skip
 async def test_pages_by_filter_are_those_of_a_sorted_list(
     *,
-    node: Node,
+    shared: Node,
     world: World,
     wanted: TopicFilter,
     span: tuple[int, int],
     limit: int,
     forward: bool,
+    start: int | None,
     include_data: bool,
 ) -> None:
-    inside = [each for each in matching(world, wanted) if span[0] <= each.at[0] < span[1]]
-    limit = max(limit, len(inside) // 8)
-    await assert_pages(
-        node, inside, wanted, span=span, limit=limit, forward=forward, include_data=include_data
-    )
-
-
-@ask
-@given(
-    wanted=filters, span=st.tuples(bounds, bounds), start=st.integers(0, 399),
-    limit=st.integers(1, 30), forward=st.booleans(),
-)  # fmt: skip
-async def test_a_cursor_is_a_position_whether_or_not_its_message_matches(
-    *,
-    node: Node,
-    world: World,
-    wanted: TopicFilter,
-    span: tuple[int, int],
-    start: int,
-    limit: int,
-    forward: bool,
-) -> None:
-    after = world[start].at
-    beyond = [
-        each
-        for each in matching(world, wanted)
-        if span[0] <= each.at[0] < span[1] and (each.at > after if forward else each.at < after)
-    ]
-    expected = beyond[:limit] if forward else beyond[-limit:]
-    page = await node.reader.query(
-        PageRequest(wanted, None, *span, after, forward, limit, include_data=True)
-    )
-    assert page.entries == as_query(each.frame for each in expected), len(expected)
-    assert page.count == len(expected)
-    last = expected[-1 if forward else 0].hash if expected else None
-    assert page.next_cursor == (last if len(beyond) > len(expected) else None)
-
-
-@ask
-@given(
-    limit=st.integers(1, 200), forward=st.booleans(), include_data=st.booleans(), allowed=rights,
-    count=st.integers(1, 200), rng=st.randoms(use_true_random=False),
-)  # fmt: skip
-async def test_pages_by_hash_are_those_of_a_sorted_list(
-    *,
-    node: Node,
-    world: World,
-    limit: int,
-    forward: bool,
-    include_data: bool,
-    allowed: TopicRights,
-    count: int,
-    rng: random.Random,
-) -> None:
-    chosen = rng.sample(world, count)
-    strangers = [rng.randbytes(32) for _ in range(rng.randrange(4))]
-    asked = [each.hash for each in chosen] + strangers
-    rng.shuffle(asked)
-    wanted = TopicFilter(rights=allowed)
-    await assert_pages(
-        node,
-        matching(chosen, wanted),
+    """Begin at any message, whether or not it matches."""
+    after = None if start is None else world[start].at
+    asked = page_request(
         wanted,
-        hashes=tuple(asked),
-        limit=max(limit, count // 8),
+        span=span,
+        after=after,
         forward=forward,
+        limit=max(limit, len(world) // 8),
         include_data=include_data,
     )
+    await walk(shared, world, asked)
+    few = page_request(wanted, span=span, after=after, forward=forward, limit=1 + limit % 30)
+    assert same(await shared.reader.query(few), expected_page(world, few))
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("recent_ns", [0, NOW, FOREVER])
+async def test_lookups_that_come_together_get_their_own_answers(
+    shared: Node, world: World, seed: int, recent_ns: int
+) -> None:
+    """Ask for hashes, strangers, and hashes that begin as stored ones do, recent or not."""
+    rng = random.Random(seed)
+    allowed = TopicRights(("/waku/",), rng.choice(((), ("/app-1/",), (CONTENTS[0], CONTENTS[3]))))
+    requests = []
+    for count in (*range(8), 8, 9, 100, 127, 128, 129, 400):
+        chosen = [each.hash for each in rng.sample(world, count)]
+        alike = [digest[:-1] + bytes((digest[-1] ^ 1,)) for digest in chosen[::3]]
+        asked = [*chosen, *alike, *(rng.randbytes(32) for _ in range(rng.randrange(3)))]
+        rng.shuffle(asked)
+        for include_data, forward in product((True, False), repeat=2):
+            requests.append(
+                page_request(
+                    TopicFilter(rights=allowed) if rng.random() < 0.3 else EVERYTHING,
+                    hashes=asked,
+                    after=rng.choice((None, None, rng.choice(world).at)),
+                    forward=forward,
+                    limit=rng.choice((1, 2, 5, 100)),
+                    include_data=include_data and count < 128,
+                )
+            )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lookups, "recent_ns", lambda: recent_ns)
+        pages = await asyncio.gather(*map(shared.reader.query, requests))
+    for page, request in zip(pages, requests, strict=True):
+        assert same(page, expected_page(world, request))
 
 
 async def scanned(
@@ -235,134 +296,102 @@ async def scanned(
         assert page.last[1] == hashes[-1]
         found += hashes
         cursors.append(page.last)
+    assert all(before < after for before, after in pairwise(cursors))
     return found, cursors
 
 
 @ask
-@given(wanted=filters, span=st.tuples(bounds, bounds), size=st.integers(1, 60))
+@given(wanted=filters, span=spans, size=st.integers(1, 60))
 async def test_a_scan_gives_everything_once_and_resumes_from_every_page(
-    node: Node, world: World, wanted: TopicFilter, span: tuple[int, int], size: int
+    shared: Node, world: World, wanted: TopicFilter, span: tuple[int, int], size: int
 ) -> None:
     inside = [each for each in matching(world, wanted) if span[0] <= each.at[0] < span[1]]
-    size = max(size, len(inside) // 8)
-    found, cursors = await scanned(
-        node, ScanRequest(wanted, *span, None, include_data=False, page_size=size), size
-    )
+    size = max(size, len(inside) // 5)
+    found, cursors = await scanned(shared, scan_request(wanted, span=span, page_size=size), size)
     assert found == [each.hash for each in inside]
-    assert all(before < after for before, after in pairwise(cursors))
     for cursor in cursors:
-        rest, _ = await scanned(
-            node, ScanRequest(wanted, *span, cursor, include_data=False, page_size=0), 2_000
-        )
+        rest, _ = await scanned(shared, scan_request(wanted, span=span, after=cursor), 2_000)
         assert rest == [each.hash for each in inside if each.at > cursor]
 
 
-@pytest.mark.parametrize("count", [1, 2, 99, 100])
-async def test_many_topics_are_merged_in_order(node: Node, count: int) -> None:
-    rng = random.Random(count)
-    topics = [(PUBSUBS[0], f"/many/1/{number}/proto") for number in range(110)]
-    batch = random_batch(rng, 1_200, TIMES[-5:], topics)
-    assert all(await node.store(batch))
-    wanted = TopicFilter(PUBSUBS[0], tuple(content for _, content in topics[:count]))
-    expected = matching(messages_of(batch), wanted)
-    for forward in (True, False):
-        await assert_pages(node, expected, wanted, limit=100, forward=forward)
-    found, _ = await scanned(
-        node, ScanRequest(wanted, 0, FOREVER, None, include_data=False, page_size=90), 90
-    )
-    assert found == [each.hash for each in in_order(expected)]
+@ask
+@given(index=st.integers(0, COUNT - 1), allowed=rights)
+async def test_positions_are_hidden_outside_the_callers_topics(
+    shared: Node, world: World, index: int, allowed: TopicRights
+) -> None:
+    message = world[index]
+    found = await shared.reader.position(message.hash, allowed)
+    assert found == (message.at if allowed.allows(*message.topic) else None)
+    alike = message.hash[:-1] + bytes((message.hash[-1] ^ 1,))
+    for digest in (b"", message.hash[:31], message.hash + b"\0", bytes(32), alike):
+        assert await shared.reader.position(digest, TopicRights()) is None
 
 
-async def test_more_topics_than_are_merged_are_filtered(node: Node) -> None:
-    rng = random.Random(SEED)
-    topics = [(PUBSUBS[0], f"/many/1/{number}/proto") for number in range(250)]
-    batch = random_batch(rng, 1_000, TIMES[-5:], [*topics, *TOPICS])
-    assert all(await node.store(batch))
-    wanted = TopicFilter(PUBSUBS[0], rights=TopicRights((), ("/many/",)))
-    expected = matching(messages_of(batch), wanted)
-    for forward in (True, False):
-        await assert_pages(node, expected, wanted, limit=170, forward=forward)
+async def test_every_way_to_read_gives_the_bytes_that_were_admitted(
+    shared: Node, world: World
+) -> None:
+    frames = [each.frame for each in world]
+    for page_size in (0, 300):
+        scan = scan_request(include_data=True, page_size=page_size)
+        async with aclosing(shared.reader.scan(scan, WideOutlet())) as pages:
+            found = b"".join([page.frames async for page in pages])
+        assert found == b"".join(frames), len(found)
+    async with following(shared.feed, from_beginning(include_data=True)) as (follower,):
+        await follower.until_live()
+        assert sum(len(page.frames) for page in follower.pages) == sum(map(len, frames))
+    assert sorted(follower.hashes) == sorted(each.hash for each in world)
+    report = await asyncio.to_thread(check, shared.database.url, now_ns=lambda: NOW)
+    # No node makes partitions ahead here.
+    assert [each for each in report.findings if "partition" not in each.kind] == []
+    assert report.checked["messages"] == report.checked["hashes"] == len(world)
 
 
-async def test_thousands_of_messages_in_one_nanosecond(node: Node) -> None:
-    batch = random_batch(random.Random(SEED), 4_000, [NOW], TOPICS[:3], size=8)
-    assert all(await node.store(batch))
-    stored = messages_of(batch)
-    for forward in (True, False):
-        await assert_pages(node, stored, TopicFilter(), limit=700, forward=forward)
-    wanted = TopicFilter(*TOPICS[0][:1], (TOPICS[0][1], TOPICS[2][1]))
-    found, _ = await scanned(
-        node, ScanRequest(wanted, NOW, NOW + 1, None, include_data=False, page_size=300), 300
-    )
-    assert found == [each.hash for each in in_order(matching(stored, wanted))]
-
-
-async def test_pages_are_cut_by_bytes_as_well(node: Node) -> None:
-    rng = random.Random(SEED)
-    sizes = [150_000] * 40 + [10] * 40
-    batch = batch_of(
-        (NOW - rng.randrange(3), rng.choice(TOPICS[:2]), rng.randbytes(size)) for size in sizes
-    )
-    assert all(await node.store(batch))
-    stored = in_order(messages_of(batch))
-
-    async def check_walk(forward: bool) -> None:
-        def request(after: SyncId | None) -> PageRequest:
-            return PageRequest(
-                TopicFilter(), None, 0, FOREVER, after, forward, 1_000, include_data=True
-            )
-
-        pages = await walk(node, request)
-        assert 2 <= len(pages) <= 4
-        assert all(len(page) <= MAX_RESPONSE_BYTES - 32_000 for page in pages)
-        # Each page is as full as it may be: the next message would not have fitted.
-        assert all(len(page) > MAX_RESPONSE_BYTES - 64_000 - 160_000 for page in pages[:-1])
-        joined = b"".join(pages if forward else reversed(pages))
-        assert joined == as_query(each.frame for each in stored), len(joined)
-
-    for forward in (True, False):
-        await check_walk(forward)
-
-    frames = []
-    request = ScanRequest(TopicFilter(), 0, FOREVER, None, include_data=True, page_size=0)
-    async for page in node.reader.scan(request, WideOutlet()):
-        assert len(page.frames) <= MAX_RESPONSE_BYTES - 32_000
-        frames.append(page.frames)
-    assert b"".join(frames) == b"".join(each.frame for each in stored), len(frames)
-
-
-async def test_the_size_of_scan_pages_is_bounded(node: Node) -> None:
-    rng = random.Random(SEED)
-    for _ in range(3):
-        assert all(await node.store(random_batch(rng, 4_000, [NOW], TOPICS[:1], size=8)))
-
-    async def sizes(page_size: int) -> list[int]:
-        request = ScanRequest(TopicFilter(), 0, FOREVER, None, False, page_size)
-        return [len(page.timestamps) async for page in node.reader.scan(request, WideOutlet())]
-
-    assert await sizes(0) == [DEFAULT_SCAN_PAGE] * (12_000 // DEFAULT_SCAN_PAGE)
-    assert await sizes(10**9) == [MAX_SCAN_PAGE, 12_000 - MAX_SCAN_PAGE]
+@pytest.mark.parametrize("most_bytes", [1, 120_000, 2**40])
+async def test_a_transfer_reads_a_prefix_of_what_was_asked_for(
+    shared: Node, world: World, most_bytes: int
+) -> None:
+    known = {each.at: each.frame for each in world[:: 1 if most_bytes > 1 else 20]}
+    strangers = [(timestamp, bytes(32)) for timestamp, _ in list(known)[::2]]
+    strangers += [(timestamp + 1, digest) for timestamp, digest in list(known)[::3]]
+    positions = sorted({*known, *strangers})
+    frames = [known.get(at) for at in positions]
+    bodies = [None if frame is None else transferred(frame) for frame in frames]
+    ids, reads = SyncIds.of(positions), TransferReader(shared.database)
+    found: list[bytes | None] = []
+    while len(found) < len(ids):
+        part = await reads.load(ids[len(found) :], most_bytes)
+        sizes = [len(body) for body in part if body is not None]
+        assert part
+        assert sum(sizes) <= most_bytes or len(sizes) == 1
+        found += part
+    assert found == bodies, "of the messages"
+    assert await reads.held(ids) == [body is not None for body in bodies]
+    assert await reads.load(SyncIds.empty(), most_bytes) == []
+    assert await reads.held(SyncIds.empty()) == []
+    async with await shared.database.connect() as connection:
+        read: list[bytes | None] = []
+        while part := await frames_at(connection, positions[len(read) :], most_bytes):
+            read += part
+    assert read == frames, "of the messages"
 
 
 @pytest.mark.parametrize("include_data", [True, False])
 async def test_pages_of_one_message_are_cut_from_pages_of_many(
-    node: Node, world: World, monkeypatch: pytest.MonkeyPatch, include_data: bool
+    shared: Node, world: World, monkeypatch: pytest.MonkeyPatch, include_data: bool
 ) -> None:
-    reads = 0
+    reads: list[object] = []
 
     async def counted(*given: Any) -> MessagePage:  # noqa: ANN401 - whatever `read_page` takes
-        nonlocal reads
-        reads += 1
+        reads.append(given)
         return await read_page(*given)
 
     monkeypatch.setattr(reader, "read_page", counted)
-    request = ScanRequest(TopicFilter(), 0, FOREVER, None, include_data, 1)
-    pages = [page async for page in node.reader.scan(request, WideOutlet())]
-    assert [page.last for page in pages] == [each.at for each in world]
-    assert all(len(page.timestamps) == 1 for page in pages)
-    frames = [each.frame if include_data else presence(each.hash) for each in world]
-    assert [page.frames for page in pages] == frames
-    assert reads <= 3 + len(world) // 256
+    request = scan_request(include_data=include_data, page_size=1)
+    pages = [page async for page in shared.reader.scan(request, WideOutlet())]
+    assert [(page.last, len(page.timestamps)) for page in pages] == [(each.at, 1) for each in world]
+    right = [each.frame if include_data else each.presence for each in world]
+    assert [page.frames for page in pages] == right, len(pages)
+    assert len(reads) <= 4 + len(world) // 256
 
 
 class OnePageOutlet(WideOutlet):
@@ -383,97 +412,242 @@ class OnePageOutlet(WideOutlet):
         return None
 
 
-async def test_a_page_is_released_while_the_next_one_waits(node: Node, world: World) -> None:
+async def test_a_page_is_released_while_the_next_one_waits(shared: Node) -> None:
     """Show that a page is not kept: thousands of scans would each have one in memory."""
-    assert len(world) > 2
     outlet = OnePageOutlet()
-    request = ScanRequest(TopicFilter(), 0, FOREVER, None, include_data=True, page_size=1)
-    async with aclosing(node.reader.scan(request, outlet)) as pages:
+    request = scan_request(include_data=True, page_size=1)
+    async with aclosing(shared.reader.scan(request, outlet)) as pages:
         page = await anext(pages)
         frames = page.frames
         del page
-        following = asyncio.create_task(anext(pages))
+        following_page = asyncio.create_task(anext(pages))
         await outlet.waiting.wait()
         assert sys.getrefcount(frames) == 2, "of this variable and the argument"
-        following.cancel()
-        await asyncio.wait([following])
+        following_page.cancel()
+        await asyncio.wait([following_page])
 
 
-async def test_an_abandoned_scan_gives_its_connection_back(node: Node, world: World) -> None:
-    request = ScanRequest(TopicFilter(), 0, FOREVER, None, include_data=False, page_size=10)
-    for _ in range(node.database.settings.bulk_connections + 2):
-        scan = node.reader.scan(request, WideOutlet())
-        page = await anext(scan)
-        assert hashes_in(page.frames) == [each.hash for each in world[:10]]
-        await scan.aclose()
-    assert len(await node.rows("select 1")) == 1
+async def test_an_abandoned_scan_gives_its_connection_back(shared: Node, world: World) -> None:
+    for _ in range(shared.database.settings.bulk_connections + 2):
+        async with aclosing(
+            shared.reader.scan(scan_request(page_size=10), WideOutlet())
+        ) as abandoned:
+            page = await anext(abandoned)
+            assert hashes_in(page.frames) == [each.hash for each in world[:10]]
+    assert len(await shared.rows("select 1")) == 1
 
 
-async def test_a_position_is_known_after_its_message_was_pruned(node: Node, world: World) -> None:
+async def test_a_position_is_known_after_its_message_was_pruned(copy: str, world: World) -> None:
     gone = [each for each in world if MIDNIGHT <= each.at[0] < MIDNIGHT + DAY]
     left = [each for each in world if each not in gone]
-    assert gone
-    await node.rows("drop table storenode.messages_20261120")
-    for each in gone[:5]:
-        assert await node.reader.position(each.hash, TopicRights()) == each.at
-        for forward in (True, False):
-            page = await node.reader.query(
-                PageRequest(TopicFilter(), None, 0, FOREVER, each.at, forward, 50, False)
-            )
-            expected = [other for other in left if (other.at > each.at) == forward]
-            expected = expected[:50] if forward else expected[-50:]
-            assert page.entries == as_query(other.presence for other in expected)
-    wanted = tuple(each.hash for each in (*gone[:2], *left[:2]))
-    page = await node.reader.query(
-        PageRequest(TopicFilter(), wanted, 0, FOREVER, gone[0].at, False, 50, True)
-    )
-    assert page.entries == as_query(each.frame for each in left[:2])
-
-
-@ask
-@given(index=st.integers(0, 399), allowed=rights)
-async def test_positions_are_hidden_outside_the_callers_topics(
-    node: Node, world: World, index: int, allowed: TopicRights
-) -> None:
-    message = world[index]
-    found = await node.reader.position(message.hash, allowed)
-    assert found == (message.at if allowed.allows(*message.topic) else None)
-
-
-async def test_what_is_no_hash_has_no_position(node: Node, world: World) -> None:
-    for digest in (b"", world[0].hash[:31], world[0].hash + b"\0", bytes(32)):
-        assert await node.reader.position(digest, TopicRights()) is None
-
-
-async def test_the_summary_counts_what_was_acknowledged_before_the_feed_saw_it(node: Node) -> None:
-    rng = random.Random(SEED)
-    late = DatabaseReader(node.database, lambda: (0, 0))
-    for total in range(1, 6):
-        await node.store(random_batch(rng, 1, TIMES))
-        for serving in (node.reader, late):
-            assert (await serving.summary()).messages == total
-
-
-async def test_the_summary_counts_and_bounds_what_is_stored(node: Node, database_url: str) -> None:
-    summary = await node.reader.summary()
-    assert (summary.messages, summary.oldest_timestamp_ns, summary.newest_timestamp_ns) == (0, 0, 0)
-    rng = random.Random(SEED)
-    batches = [random_batch(rng, 50, TIMES) for _ in range(3)]
-    for batch in batches:
-        await node.store(batch)
-        await node.store(batch)
-    times = [each.at[0] for batch in batches for each in messages_of(batch)]
-    async with running(database_url) as fresh:
-        summary = await fresh.reader.summary()
-        assert summary.messages == len(times) == 150
-        assert (summary.oldest_timestamp_ns, summary.newest_timestamp_ns) == (
-            min(times),
-            max(times),
+    async with running(copy) as node:
+        await node.rows("drop table storenode.messages_20261120")
+        for each, forward in product(gone[:3], (True, False)):
+            assert await node.reader.position(each.hash, TopicRights()) == each.at
+            asked = page_request(after=each.at, forward=forward, limit=50, include_data=False)
+            assert same(await node.reader.query(asked), expected_page(left, asked))
+        asked = page_request(
+            hashes=[each.hash for each in (*gone[:2], *left[:2])], after=gone[0].at, forward=False
         )
+        assert same(await node.reader.query(asked), expected_page(left, asked))
+
+
+async def test_the_summary_counts_and_bounds_what_is_stored(copy: str, world: World) -> None:
+    async with running(copy) as node, await node.database.connect() as connection:
+        for work in (
+            lambda _: node.store(random_batch(random.Random(1), 50, TIMES[-3:-1])),
+            fold,
+            lambda _: node.store(random_batch(random.Random(2), 50, TIMES[-3:-1])),
+            fold_until,
+        ):
+            await work(connection)
+            summary = await node.reader.summary()
+            assert summary.messages == await node.value(STORED)
+        assert summary.messages == len(world) + 100
+        assert summary.oldest_timestamp_ns == world[0].at[0]
+        assert summary.newest_timestamp_ns == world[-1].at[0]
         assert summary.store_id == node.database.store_id
-        assert summary.horizon_ns == 0
-        await node.rows("update storenode.store set pruned_messages = 40, folded_messages = 5")
-        summary = await fresh.reader.summary()
-        assert summary.messages == 110
-    async with running(database_url) as fresh:
-        assert (await fresh.reader.summary()).messages == 115
+        await node.store(random_batch(random.Random(3), 50, TIMES))
+        report = await prune(connection, RetentionPolicy(age_ns=30 * DAY), NOW)
+        summary = await node.reader.summary()
+        assert summary.messages == await node.value(STORED)
+        assert 0 < summary.horizon_ns == report.horizon_ns <= summary.oldest_timestamp_ns
+
+
+async def test_an_empty_store_has_no_bounds(node: Node) -> None:
+    found = await node.reader.summary()
+    assert (found.messages, found.oldest_timestamp_ns, found.newest_timestamp_ns) == (0, 0, 0)
+
+
+async def test_many_topics_are_merged_in_order_or_filtered(node: Node) -> None:
+    rng = random.Random(SEED)
+    topics = [(PUBSUBS[0], f"/many/1/{number}/proto") for number in range(250)]
+    batch = random_batch(rng, 1_200, TIMES[-5:], [*topics[:110] * 3, *topics, *TOPICS])
+    assert all(await node.store(batch))
+    stored = in_order(messages_of(batch))
+    contents = [content for _, content in topics]
+    for wanted in (
+        *(TopicFilter(PUBSUBS[0], tuple(contents[:count])) for count in (1, 2, 99, 100)),
+        TopicFilter(PUBSUBS[0], rights=TopicRights((), ("/many/",))),
+    ):
+        for forward in (True, False):
+            await walk(node, stored, page_request(wanted, limit=150, forward=forward))
+        found, _ = await scanned(node, scan_request(wanted, page_size=90), 90)
+        assert found == [each.hash for each in matching(stored, wanted)]
+
+
+async def test_thousands_of_messages_in_one_nanosecond(node: Node) -> None:
+    count = MAX_LOADED_IDS + 100
+    batch = random_batch(random.Random(SEED), count, [NOW], TOPICS[:3], size=8)
+    # The index by topic has the beginning of each hash only.
+    for place, start in enumerate((b"\0" * 7, b"\x7f" * 7, b"\xff" * 7) * 30):
+        batch.hashes[place] = start + batch.hashes[place][7:]
+    assert all(await node.store(batch))
+    stored = in_order(messages_of(batch))
+    pair = TopicFilter(TOPICS[0][0], (TOPICS[0][1], TOPICS[2][1]))
+    for wanted, forward in product((EVERYTHING, pair), (True, False)):
+        await walk(node, stored, page_request(wanted, limit=700, forward=forward))
+    for wanted in (pair, TopicFilter(TOPICS[1][0], (TOPICS[1][1],))):
+        few = in_order(matching(stored, wanted))[:40]
+        for after in few:
+            asked = page_request(wanted, after=after.at, limit=2)
+            assert same(await node.reader.query(asked), expected_page(stored, asked))
+    found, _ = await scanned(node, scan_request(pair, span=(NOW, NOW + 1), page_size=300), 300)
+    assert found == [each.hash for each in matching(stored, pair)]
+    ids, reads = SyncIds.of(each.at for each in stored), TransferReader(node.database)
+    assert len(await reads.load(ids, 2**40)) == MAX_LOADED_IDS
+    assert await reads.held(ids) == [True] * count
+
+
+async def test_the_size_of_scan_pages_is_bounded(node: Node) -> None:
+    rng = random.Random(SEED)
+    for _ in range(3):
+        assert all(await node.store(random_batch(rng, 4_000, [NOW], TOPICS[:1], size=8)))
+
+    async def sizes(page_size: int) -> list[int]:
+        pages = node.reader.scan(scan_request(page_size=page_size), WideOutlet())
+        return [len(page.timestamps) async for page in pages]
+
+    assert await sizes(0) == [DEFAULT_SCAN_PAGE] * (12_000 // DEFAULT_SCAN_PAGE)
+    assert await sizes(10**9) == [MAX_SCAN_PAGE, 12_000 - MAX_SCAN_PAGE]
+
+
+@pytest.mark.parametrize("count", [60, 129])
+async def test_pages_are_cut_by_bytes_as_well(node: Node, count: int) -> None:
+    rng = random.Random(SEED)
+    size = 9_000_000 // count
+    batch = batch_of(
+        (NOW - rng.randrange(3), rng.choice(TOPICS[:2]), rng.randbytes(each))
+        for each in [size] * count + [10] * 40
+    )
+    assert all(await node.store(batch))
+    stored = in_order(messages_of(batch))
+    frames = b"".join(each.frame for each in stored)
+
+    async def joined(hashes: list[bytes] | None, *, forward: bool) -> bytes:
+        pages: list[bytes] = []
+        after: SyncId | None = None
+        while True:
+            asked = page_request(hashes=hashes, after=after, forward=forward)
+            page = await node.reader.query(asked)
+            pages.append(page.entries)
+            assert len(page.entries) <= LARGEST_PAGE
+            if page.next_cursor is None:
+                break
+            # Each page is as full as it may be: the next message would not have fitted.
+            assert len(page.entries) > LARGEST_PAGE - 32_000 - size - 10_000
+            after = await node.reader.position(page.next_cursor, TopicRights())
+        assert 2 <= len(pages) <= 4
+        return b"".join(pages if forward else pages[::-1])
+
+    large = [each.hash for each in stored if len(each.frame) > size]
+    right = as_query(each.frame for each in stored)
+    right_large = as_query(each.frame for each in stored if len(each.frame) > size)
+    for forward in (True, False):
+        found = await joined(None, forward=forward)
+        assert found == right, len(found)
+        found = await joined(rng.sample(large, count), forward=forward)
+        assert found == right_large, len(found)
+    scanned_frames = []
+    async for page in node.reader.scan(scan_request(include_data=True), WideOutlet()):
+        assert len(page.frames) <= LARGEST_PAGE
+        scanned_frames.append(page.frames)
+    assert b"".join(scanned_frames) == frames, len(frames)
+
+
+async def test_two_messages_whose_hashes_begin_alike_are_both_found(node: Node) -> None:
+    batch = batch_of([(NOW - 1, TOPICS[0], b"one"), (NOW, TOPICS[0], b"two")])
+    batch.hashes = [bytes(16) + bytes([number]) * 16 for number in (1, 2)]
+    assert all(await node.store(batch))
+    absent = bytes(16) + b"\x03" * 16
+    reads, asked = GossipReads(node.database), (*batch.hashes, absent)
+    expected = [transferred(batch.frame(0)), transferred(batch.frame(1)), None]
+    assert await reads.load(asked, 2**20) == expected
+    assert [(await reads.load([each], 2**20))[0] for each in asked] == expected
+    async with await node.database.connect() as connection:
+        for position in zip(batch.timestamps, batch.hashes, strict=True):
+            assert await locate(connection, [position[1]]) == [position]
+
+
+async def test_callers_that_go_away_do_not_disturb_the_others(shared: Node, world: World) -> None:
+    requests = [page_request(hashes=[each.hash]) for each in world[:200]]
+    tasks = [asyncio.create_task(shared.reader.query(request)) for request in requests]
+    await tasks[0]
+    for task in tasks[1::2]:
+        task.cancel()
+    answers = await asyncio.gather(*tasks, return_exceptions=True)
+    for request, answer in list(zip(requests, answers, strict=True))[::2]:
+        assert isinstance(answer, QueryPage)
+        assert same(answer, expected_page(world, request))
+
+
+async def test_lookups_fail_together_and_work_again(
+    history: tuple[str, World], world: World
+) -> None:
+    async with proxied(history[0]) as (proxy, url), running(url) as node:
+        requests = [page_request(hashes=[each.hash]) for each in world[:20]]
+        proxy.refuse()
+        with node.impatient():
+            lookups = map(node.reader.query, requests)
+            answers = await asyncio.gather(*lookups, return_exceptions=True)
+        assert {type(answer) for answer in answers} == {StoreUnavailable}
+        await proxy.open()
+        async with asyncio.timeout(90):
+            while True:
+                try:
+                    pages = await asyncio.gather(*map(node.reader.query, requests))
+                    break
+                except StoreUnavailable:
+                    continue
+        assert all(map(same, pages, [expected_page(world, request) for request in requests]))
+
+
+# What sorts around a prefix: wildcards, the ends of the code space and of its surrogates.
+STEMS = ("a", "a%", "a_", "b", "\ud7ff", "\ue000", "\U0010ffff", "\U0010ffffa", "a\U0010ffff")
+NAMES = (*STEMS, "a0", "A", "aa", "a\x01", "a\U0010ffff\U0010ffff", "\ud7ff\U0010ffff", "é", "e")
+PAIRS: tuple[Topic, ...] = tuple(product(NAMES, NAMES))
+RIGHTS = (
+    TopicRights(),
+    *(TopicRights((stem,)) for stem in STEMS),
+    *(TopicRights((), (stem,)) for stem in STEMS),
+    TopicRights(("a", "\ud7ff", "a"), ("a_", "\U0010ffff", "b")),
+    TopicRights(("",), ("a",)),
+    TopicRights(("zzz",)),
+)
+EXACT = ((None, ()), ("a", ()), (None, ("a", "a%", "nobody")), ("é", ("e", "a")))
+
+
+async def test_a_filter_selects_the_topics_that_it_matches(node: Node) -> None:
+    async with await node.database.connect() as connection:
+        await node.partitions.ensure(connection, [NOW])
+        low, named = node.partitions.coarse_lower(NOW), {topic_key(*pair) for pair in PAIRS}
+        await insert_topics(connection, [(topic_key(*pair), low, *pair) for pair in PAIRS])
+        for topics, allowed in product(EXACT, RIGHTS):
+            wanted = TopicFilter(*topics, allowed)
+            keys = (await resolve(connection, wanted)).keys
+            if keys is None:
+                assert wanted == EVERYTHING
+                continue
+            assert len(keys) == len(set(keys))
+            right = {topic_key(*pair) for pair in PAIRS if wanted.matches(*pair)}
+            assert set(keys) & named == right, wanted

@@ -16,7 +16,6 @@ from store.db.summaries.fold import Folded, fold, fold_until, is_pending
 from store.messages.record import COLUMNS, RecordBatch
 from tests.integration.storage.node import Node, running
 from tests.integration.storage.summaries import MINUTE, assert_folded, assert_true
-from tests.integration.storage.test_writer_failures import until_blocked
 from tests.integration.storage.world import DAY, NOW, TOPICS, batch_of, part_of, random_batch
 from tests.support.postgres import PostgresServer
 
@@ -150,7 +149,7 @@ async def test_publishers_do_not_wait_for_who_folds(node: Node, connection: Conn
     await node.store(random_batch(rng, 20, MOMENTS))
     async with kept(node, "select * from storenode.buckets where level = 2 for update"):
         folding = asyncio.create_task(fold(connection))
-        await until_blocked(node, "transactionid")
+        await node.until_blocked("transactionid")
         async with asyncio.timeout(PATIENCE_S):
             await node.store(random_batch(rng, 20, MOMENTS))
         assert not folding.done()

@@ -30,7 +30,6 @@ from tests.integration.storage.summaries import (
     buckets,
     stored_summaries,
 )
-from tests.integration.storage.test_writer_failures import until_blocked
 from tests.integration.storage.world import DAY, NOW, TOPICS, batch_of, random_batch
 from tests.support.polling import PAUSE_S
 
@@ -77,7 +76,7 @@ async def test_what_is_written_while_a_drop_waits_for_it_goes_too(
     await slow.open([random_batch(rng, 10, SPREAD)])
     async with asyncio.timeout(PATIENCE_S):
         pruning = asyncio.create_task(prune(connection, TWO_DAYS, NOW, lock_timeout_ms=20_000))
-        await until_blocked(node, "relation")
+        await node.until_blocked("relation")
         assert not pruning.done()
         await slow.commit()
         report = await pruning

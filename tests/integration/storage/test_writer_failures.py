@@ -1,43 +1,46 @@
-"""Storing when connections break, the database goes away, or one batch cannot be stored."""
+"""Storing when connections break, the database goes away, one batch is bad, or hashes collide."""
 
 from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 
 import psycopg
+import pyarrow as pa
 import pytest
 
-from store.db.writing import writer as writer_module
-from store.domain.ports import PageRequest, StoreUnavailable, TopicFilter
+from store.db.checks.check import check
+from store.db.schema.partitions import PartitionMap
+from store.db.writing.unread import ConfirmationTracker, UnreadRows
+from store.db.writing.writer import DatabaseWriter
+from store.domain.ports import PageRequest, Source, StoreUnavailable, TopicFilter
+from store.messages.conflicts import Conflict
 from store.messages.record import RecordBatch
-from tests.integration.database.rows import until_some
-from tests.integration.storage.following import TERMINATE_OTHERS, commit_order
-from tests.integration.storage.node import Node, running
+from store.pipeline.restore import COLUMNS, store_rows
+from tests.integration.storage.following import TERMINATE_OTHERS, LongTransaction, commit_order
+from tests.integration.storage.node import WORKERS, Node, running
 from tests.integration.storage.proxy import proxied
 from tests.integration.storage.test_writer import (
+    COMMITS,
     HOWEVER_STORED,
     assert_tables_agree,
-    commits_blocked,
-    occupy_workers,
+    copied_from,
 )
-from tests.integration.storage.world import DAY, NOW, TOPICS, random_batch
-from tests.support.polling import PAUSE_S
+from tests.integration.storage.world import DAY, NOW, TOPICS, batch_of, random_batch
 
+__all__ = ["copied_from"]
 SEED = 20261120
 PATIENCE_S = 90.0
-_HOLD_UP = """
+HOLD_UP = """
 create function storenode.hold_up() returns trigger language plpgsql
 as $$ begin perform pg_advisory_xact_lock(42); return null; end $$
 """
-_HOLD_UP_COMMITS = """
+HOLD_UP_COMMITS = """
 create constraint trigger hold_up after insert on storenode.commits
 deferrable initially deferred for each row execute function storenode.hold_up()
 """
-_BLOCKED = """
-select count(*) from pg_locks where not granted and locktype = %s
-and pid in (select pid from pg_stat_activity where datname = current_database())
-"""
+EVERYTHING = PageRequest(TopicFilter(), None, 0, 2**63 - 1, None, True, 100, False)
 
 
 async def test_what_is_answered_is_there_whatever_is_killed(node: Node, other_node: Node) -> None:
@@ -47,7 +50,7 @@ async def test_what_is_answered_is_there_whatever_is_killed(node: Node, other_no
 
     async def publish(each: Node, seed: int) -> None:
         own = random.Random(seed)
-        for _ in range(25):
+        for _ in range(12):
             batch = random_batch(own, own.choice((1, 3, 200)), [NOW - DAY, NOW, NOW])
             # Nobody else stores these: DUPLICATE would tell of a lost answer.
             assert await each.store(batch) == [True] * len(batch)
@@ -56,8 +59,7 @@ async def test_what_is_answered_is_there_whatever_is_killed(node: Node, other_no
                 progress.notify_all()
 
     async def kill() -> None:
-        connection = await node.database.connect()
-        async with connection:
+        async with await node.database.connect() as connection:
             while True:
                 await connection.execute(TERMINATE_OTHERS)
                 wanted = len(stored) + rng.randrange(1, 8)
@@ -65,14 +67,11 @@ async def test_what_is_answered_is_there_whatever_is_killed(node: Node, other_no
                     await progress.wait_for(lambda: len(stored) >= wanted)  # noqa: B023
 
     killer = asyncio.create_task(kill())
-    nodes = (node, other_node) * 3
     async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as publishers:
-        for seed, each in enumerate(nodes):
+        for seed, each in enumerate((node, other_node) * 3):
             publishers.create_task(publish(each, seed))
     killer.cancel()
     await asyncio.wait([killer])
-    assert len(stored) == 150
-    await node.partitions.refresh(await node.database.connect())
     await assert_tables_agree(node, stored)
     order = await commit_order(node)
     assert len(order) == len(set(order)) == sum(map(len, stored))
@@ -80,134 +79,205 @@ async def test_what_is_answered_is_there_whatever_is_killed(node: Node, other_no
 
 @HOWEVER_STORED
 async def test_a_lost_answer_to_a_commit_is_recovered(
-    database_url: str, monkeypatch: pytest.MonkeyPatch, fewest_copied: int
+    database_url: str, copied_from: Callable[[int], None], fewest_copied: int
 ) -> None:
-    monkeypatch.setattr(writer_module, "FEWEST_COPIED", fewest_copied)
+    copied_from(fewest_copied)
     rng = random.Random(SEED)
-
-    def swallow_answer(batch: RecordBatch) -> None:
-        """Drop the answer to the commit; a COPY is committed by a statement of its own."""
-        by_copy = len(batch) >= fewest_copied
-        proxy.swallow_answer_to(b"COMMIT" if by_copy else batch.hashes[0])
-
     async with proxied(database_url) as (proxy, url), running(url) as node:
-        known = random_batch(rng, 5, [NOW])
-        await node.store(known)
-        stored = [known]
-        for _ in range(4):
-            batch = random_batch(rng, 30, [NOW - DAY, NOW])
-            stored.append(batch)
-            swallow_answer(batch)
-            assert await node.store(batch) == [True] * 30
+
+        async def store(batch: RecordBatch) -> list[bool]:
+            """Lose the answer to the commit; a COPY is committed by a statement of its own."""
+            by_copy = len(batch) >= fewest_copied
+            proxy.swallow_answer_to(b"COMMIT" if by_copy else batch.hashes[0])
+            answer = await node.store(batch)
             assert proxy.swallowed.is_set()
-        swallow_answer(known)
-        assert await node.store(known) == [False] * 5
-        assert proxy.swallowed.is_set()
-        assert await node.value("select count(*) from storenode.commits") == 5
-        assert len(await commit_order(node)) == 125
-        await assert_tables_agree(node, stored)
+            return answer
+
+        known, *new = (random_batch(rng, count, [NOW - DAY, NOW]) for count in (5, 30, 30))
+        await node.store(known)
+        for batch in new:
+            assert await store(batch) == [True] * 30
+        assert await store(known) == [False] * 5
+        assert await node.value(COMMITS) == 3
+        await assert_tables_agree(node, [known, *new])
 
 
 async def test_a_commit_that_is_under_way_when_its_connection_breaks_is_recovered(
     node: Node, database_url: str
 ) -> None:
     await node.store(random_batch(random.Random(1), 1, [NOW]))
-    await node.rows(_HOLD_UP)
-    await node.rows(_HOLD_UP_COMMITS)
-    async with proxied(database_url) as (proxy, url), running(url) as cut_off:
-        holder = await node.database.connect()
-        async with holder, asyncio.timeout(PATIENCE_S):
-            await holder.execute("select pg_advisory_lock(42)")
-            batch = random_batch(random.Random(2), 9, [NOW])
-            answer = asyncio.create_task(cut_off.store(batch))
-            await until_blocked(node, "advisory")
-            proxy.cut()
-            # The second attempt waits for what the first has inserted.
-            await until_blocked(node, "transactionid")
-            await holder.execute("select pg_advisory_unlock(42)")
-            assert await answer == [True] * 9
-    assert await node.value("select count(*) from storenode.commits") == 2
+    await node.rows(HOLD_UP)
+    await node.rows(HOLD_UP_COMMITS)
+    async with (
+        proxied(database_url) as (proxy, url),
+        running(url) as cut_off,
+        await node.database.connect() as holder,
+        asyncio.timeout(PATIENCE_S),
+    ):
+        await holder.execute("select pg_advisory_lock(42)")
+        batch = random_batch(random.Random(2), 9, [NOW])
+        answer = asyncio.create_task(cut_off.store(batch))
+        await node.until_blocked("advisory")
+        proxy.cut()
+        # The second attempt waits for what the first has inserted.
+        await node.until_blocked("transactionid")
+        await holder.execute("select pg_advisory_unlock(42)")
+        assert await answer == [True] * 9
+    assert await node.value(COMMITS) == 2
     assert sorted((await commit_order(node))[1:]) == sorted(batch.hashes)
-
-
-async def until_blocked(node: Node, kind: str) -> None:
-    """Wait until a transaction waits for a lock of this kind."""
-    connection = await node.database.connect()
-    async with connection:
-        await until_some(connection, _BLOCKED, kind)
 
 
 async def test_one_batch_that_cannot_be_stored_fails_alone(node: Node) -> None:
     rng = random.Random(SEED)
-    plugs = [random_batch(rng, 1, [NOW]) for _ in range(2)]
-    await node.rows(
-        "alter table storenode.messages add constraint odd check (octet_length(payload) <> 13)"
-    )
-    good = [random_batch(rng, 10, [NOW]) for _ in range(4)]
+    plugs = [random_batch(rng, 1, [NOW]) for _ in range(WORKERS)]
+    odd = "alter table storenode.messages add constraint odd check (octet_length(payload) <> 13)"
+    await node.rows(odd)
+    good = [random_batch(rng, 10, [NOW]) for _ in range(3)]
     refused = random_batch(rng, 1, [NOW], size=13)
     unnameable = random_batch(rng, 1, [NOW], [("p", "not known yet")])
     unnameable.topics = dict.fromkeys(unnameable.topics, ("p", "with\0nul"))
     timeless = random_batch(rng, 1, [NOW])
     timeless.timestamps = [-5]
-    bad = {1: refused, 3: unnameable, 5: timeless}
-    calls = [bad.get(number) or good.pop() for number in range(7)]
-    async with commits_blocked(node):
-        plugged = await occupy_workers(node, plugs)
+    calls = [good[0], refused, unnameable, good[1], timeless, good[2]]
+    async with node.blocked(*plugs) as plugged:
         tasks = [asyncio.create_task(node.store(call)) for call in calls]
-    answers = await asyncio.gather(*plugged, *tasks, return_exceptions=True)
-    for number, answer in enumerate(answers[2:]):
-        if number in bad:
-            assert isinstance(answer, Exception)
-            assert not isinstance(answer, StoreUnavailable)
-        else:
-            assert answer == [True] * 10
-    assert isinstance(answers[2 + 1], psycopg.errors.CheckViolation)
-    assert isinstance(answers[2 + 3], psycopg.DataError)
-    assert isinstance(answers[2 + 5], ValueError)
-    stored = [call for number, call in enumerate(calls) if number not in bad]
-    await assert_tables_agree(node, [*plugs, *stored])
+    await asyncio.gather(*plugged)
+    answers = await asyncio.gather(*tasks, return_exceptions=True)
+    errors = [answers.pop(place) for place in (4, 2, 1)]
+    assert answers == [[True] * 10] * 3
+    assert not any(isinstance(error, StoreUnavailable) for error in errors)
+    expected = (ValueError, psycopg.DataError, psycopg.errors.CheckViolation)
+    for error, kind in zip(errors, expected, strict=True):
+        assert isinstance(error, kind)
+    await assert_tables_agree(node, [*plugs, *good])
 
 
-async def test_a_database_that_is_away_is_reported_in_time_and_used_again(
+async def test_a_database_that_is_away_is_waited_for_reported_and_used_again(
     database_url: str,
 ) -> None:
     rng = random.Random(SEED)
-    request = PageRequest(TopicFilter(), None, 0, 2**63 - 1, None, True, 100, False)
-    async with proxied(database_url) as (proxy, url), running(url) as node:
-        first = random_batch(rng, 3, [NOW], TOPICS[:1])
+    async with (
+        proxied(database_url) as (proxy, url),
+        running(url) as node,
+        asyncio.timeout(PATIENCE_S),
+    ):
+        first, *later = (random_batch(rng, 3, [NOW], TOPICS[:1]) for _ in range(7))
         await node.store(first)
         proxy.refuse()
         with node.impatient():
             with pytest.raises(StoreUnavailable, match="retry with backoff"):
                 await node.store(random_batch(rng, 3, [NOW]))
             with pytest.raises(StoreUnavailable, match="retry with backoff"):
-                await node.reader.query(request)
-        await proxy.open()
-        last = random_batch(rng, 4, [NOW], TOPICS[:1])
-        async with asyncio.timeout(PATIENCE_S):
-            assert await until_served(node, last) == [True] * 4
-        assert (await node.reader.query(request)).count == 7
-        assert await commit_order(node) == [*sorted(first.hashes), *sorted(last.hashes)]
-
-
-async def until_served(node: Node, batch: RecordBatch) -> list[bool]:
-    """Store a batch, again while the database is said to be away."""
-    while True:
-        try:
-            return await node.store(batch)
-        except StoreUnavailable:
-            await asyncio.sleep(PAUSE_S)
-
-
-async def test_a_short_absence_is_waited_out(database_url: str) -> None:
-    rng = random.Random(SEED)
-    async with proxied(database_url) as (proxy, url), running(url) as node:
-        await node.store(random_batch(rng, 1, [NOW]))
-        proxy.refuse()
-        batches = [random_batch(rng, 5, [NOW]) for _ in range(6)]
-        stores = [asyncio.create_task(node.store(batch)) for batch in batches]
-        await asyncio.wait(stores, timeout=0.3)
+                await node.reader.query(EVERYTHING)
+        # A short absence is waited out.
+        stores = [asyncio.create_task(node.store(batch)) for batch in later]
+        await asyncio.sleep(0)
         assert not any(task.done() for task in stores)
         await proxy.open()
-        async with asyncio.timeout(PATIENCE_S):
-            assert await asyncio.gather(*stores) == [[True] * 5] * 6
+        assert await asyncio.gather(*stores) == [[True] * 3] * 6
+        assert (await node.reader.query(EVERYTHING)).count == 21
+
+
+# Messages with one hash: the first one is stored, and the other one is a conflict.
+PUBSUB = "/waku/2/rs/1/0"
+OTHER = (NOW, (PUBSUB, "/alpha/1/x/proto"), b"transfer 10 to bob")
+ONE = batch_of([(NOW, (PUBSUB, "pha/1/x/proto"), b"transfer 10 to bob/al")])
+TWO = batch_of([OTHER])
+assert ONE.hashes == TWO.hashes
+assert ONE.content_digests != TWO.content_digests
+
+
+async def assert_stored(node: Node, batch: RecordBatch, count: int) -> None:
+    """Check that the message of a batch is stored, and nothing of another one."""
+    rows = await node.rows(
+        "select content_digest, topic from storenode.messages where hash = %b", batch.hashes[0]
+    )
+    assert rows == [(batch.content_digests[0], batch.topic_keys[0])]
+    report = await asyncio.to_thread(check, node.database.url, now_ns=lambda: NOW)
+    # No node makes partitions ahead here.
+    assert [each for each in report.findings if "partition" not in each.kind] == []
+    assert report.checked["messages"] == report.checked["hashes"] == count
+
+
+@HOWEVER_STORED
+async def test_a_message_with_the_hash_of_a_stored_one_is_a_conflict(
+    node: Node, copied_from: Callable[[int], None], fewest_copied: int
+) -> None:
+    copied_from(fewest_copied)
+    reported: list[tuple[Source, Conflict]] = []
+    unread = UnreadRows(node.database)
+    writer = DatabaseWriter(
+        node.database,
+        PartitionMap(lambda: NOW, 30 * DAY),
+        tracking=ConfirmationTracker(unread, 0),
+        on_conflict=lambda source, conflict: reported.append((source, conflict)),
+    )
+    await writer.start()
+    try:
+        assert list(await writer.store(ONE, Source.CLIENT)) == [True]
+        for beside in (0, 3):
+            batch = random_batch(random.Random(beside), beside, [NOW - 1])
+            batch.extend(TWO)
+            result = await writer.store(batch, Source.RESTORE, 1)
+            assert list(result) == [True] * beside + [False]
+            assert result.conflicts == {beside: ONE.content_digests[0]}
+        assert await unread.of(ONE.hashes) == [], "nothing waits for a conflict to be confirmed"
+        again = await writer.store(ONE, Source.CLIENT, 1)
+        assert (list(again), again.conflicts) == ([False], {})
+        (event,) = await unread.of(ONE.hashes)
+        assert event.content_digest == ONE.content_digests[0]
+    finally:
+        await writer.stop()
+    conflict = Conflict(ONE.hashes[0], ONE.content_digests[0], TWO.content_digests[0])
+    assert reported == [(Source.RESTORE, conflict)] * 2
+    await assert_stored(node, ONE, 4)
+
+
+async def test_of_two_that_wait_together_one_is_stored(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with node.blocked() as plugged:
+        waiting = [
+            asyncio.create_task(node.writer.store(each, Source.CLIENT)) for each in (ONE, TWO, ONE)
+        ]
+        await asyncio.sleep(0)
+    await asyncio.gather(*plugged)
+    first, second, third = await asyncio.gather(*waiting)
+    assert sum(map(sum, (first, second, third))) == 1
+    # Workers race: either message may be the one that is stored.
+    winner, loser = (TWO, ONE) if second[0] else (ONE, TWO)
+    conflict = {0: winner.content_digests[0]}
+    for batch, result in ((ONE, first), (TWO, second), (ONE, third)):
+        assert result.conflicts == (conflict if batch is loser else {})
+    for digest in (ONE.content_digests[0], TWO.content_digests[0]):
+        assert digest.hex() in caplog.text
+    await assert_stored(node, winner, 1 + WORKERS)
+
+
+@HOWEVER_STORED
+async def test_a_race_that_is_lost_to_another_node_is_a_conflict(
+    node: Node, copied_from: Callable[[int], None], fewest_copied: int
+) -> None:
+    copied_from(fewest_copied)
+    first = LongTransaction(node)
+    await first.open([ONE])
+    losing = asyncio.create_task(node.writer.store(TWO, Source.GOSSIP))
+    await node.until_blocked("transactionid")
+    await first.commit()
+    result = await losing
+    assert (list(result), result.conflicts) == ([False], {0: ONE.content_digests[0]})
+
+
+async def test_a_restore_stores_the_rest_and_counts_conflicts(node: Node) -> None:
+    assert await node.store(ONE) == [True]
+    columns: dict[str, list[object]] = {
+        "ts": [NOW, NOW + 1],
+        "hash": [TWO.hashes[0], batch_of([(NOW + 1, *OTHER[1:])]).hashes[0]],
+        "pubsub_topic": [PUBSUB] * 2,
+        "content_topic": [OTHER[1][1]] * 2,
+        "payload": [OTHER[2]] * 2,
+    }
+    columns |= {name: [None] * 2 for name in COLUMNS if name not in columns}
+    rows = pa.RecordBatch.from_pydict(columns)
+    assert await store_rows(node.database.url, iter([rows])) == 1
+    await assert_stored(node, ONE, 2)

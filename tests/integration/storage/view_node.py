@@ -137,7 +137,7 @@ async def viewing(
             database,
             partitions,
             writer,
-            DatabaseReader(database, lambda: feed.counted),
+            DatabaseReader(database),
             feed,
             [],
             reported,

@@ -22,9 +22,11 @@ from store.db.pool import Connection, Database, Pool
 from store.db.reading import lookups as lookups_module
 from store.db.reading.messages import EVERY_TOPIC, resolve
 from store.db.reading.reader import DatabaseReader
+from store.db.writing.insert import insert_topics
 from store.domain.hub import START
 from store.domain.partitioning import MAX_COARSE
 from store.domain.ports import PageRequest, ScanRequest, TopicFilter, TopicRights
+from storenode.message.topics import topic_key
 from tests.integration.storage.following import from_beginning
 from tests.integration.storage.node import SETTINGS, Node, running
 from tests.integration.storage.world import (
@@ -262,9 +264,16 @@ async def test_a_scan_reads_each_message_once(world: World) -> None:
     assert set(explained.indexes()) == {"messages:pkey"}
 
 
-@pytest.mark.parametrize("count", [1, 16, 17, 128, 129, 900])
-@pytest.mark.parametrize("rights", [TopicRights(), TopicRights(("/waku",), ("/app-0",))])
-@pytest.mark.parametrize("recent_ns", [0, NOW - DAY, FOREVER])
+@pytest.mark.parametrize("count", [1, 17, 128, 129, 900])
+@pytest.mark.parametrize(
+    ("rights", "recent_ns"),
+    [
+        (TopicRights(), 0),
+        (TopicRights(), NOW - DAY),
+        (TopicRights(), FOREVER),
+        (TopicRights(("/waku",), ("/app-0",)), NOW - DAY),
+    ],
+)
 async def test_hashes_are_looked_for_in_few_partitions(
     world: World, monkeypatch: pytest.MonkeyPatch, count: int, rights: TopicRights, recent_ns: int
 ) -> None:
@@ -350,6 +359,55 @@ async def test_a_backlog_is_read_by_about_as_many_rows_as_its_pages_show(
     # Beside what is shown: a fourth, and the rest of the commits in which a page begins and ends.
     read = explained.rows_from("messages")
     assert read <= sum(shown) * 5 / 4 + len(shown) * 2 * size
+
+
+MANY = 5_000
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        TopicFilter("/shard/17"),
+        TopicFilter(None, ("/app/17", "/app/18")),
+        TopicFilter(rights=TopicRights(("/shard/17",))),
+        TopicFilter(rights=TopicRights((), ("/app/17", "/app/18"))),
+        TopicFilter(None, ("/app/17",), TopicRights(("/shard/17",))),
+        TopicFilter(rights=TopicRights(("/shard/17",), ("/app/17",))),
+    ],
+)
+async def test_few_topics_are_found_without_reading_all(many: Node, wanted: TopicFilter) -> None:
+    async with await many.database.connect() as connection:
+        explained = Explained(connection)
+        keys = (await resolve(cast("Connection", explained), wanted)).keys
+    assert keys is not None
+    assert len(keys) >= 1
+    assert explained.full_reads() == set()
+    assert explained.rows_from("topics") <= MANY // 10
+
+
+async def fill_topics(url: str) -> None:
+    pairs = [(f"/shard/{number}/x", f"/app/{number}") for number in range(MANY)]
+    pairs.append(("/shard/17", "/app/17"))
+    async with running(url) as node, await node.database.connect() as connection:
+        await node.partitions.ensure(connection, [NOW])
+        low = node.partitions.coarse_lower(NOW)
+        await insert_topics(connection, [(topic_key(*pair), low, *pair) for pair in pairs])
+        await connection.execute("analyze storenode.topics")
+
+
+@pytest.fixture(scope="module")
+def many_topics(postgres: PostgresServer, template_database: str) -> Iterator[str]:
+    """Return the URL of a database with names of many topics."""
+    name = postgres.create_database(template_database)
+    asyncio.run(fill_topics(postgres.url(name)))
+    yield postgres.url(name)
+    postgres.drop_database(name)
+
+
+@pytest.fixture
+async def many(many_topics: str) -> AsyncIterator[Node]:
+    async with running(many_topics) as opened:
+        yield opened
 
 
 def assert_each_partition_once(explained: Explained, count: int) -> None:

@@ -165,7 +165,7 @@ def expected_page(stored: Sequence[KnownMessage], request: PageRequest) -> Query
     frames = [each.frame if request.include_data else each.presence for each in shown]
     last = shown[-1 if request.forward else 0] if len(shown) < len(found) else None
     next_ns = last.at[0] if last is not None and request.hashes is None else None
-    return QueryPage(as_query(frames), len(shown), last and last.hash, next_ns)
+    return QueryPage(as_query(frames), len(shown), None if last is None else last.hash, next_ns)
 
 
 def same(found: QueryPage, right: QueryPage) -> bool:

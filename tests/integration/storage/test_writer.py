@@ -104,7 +104,7 @@ def _keys(column: object) -> set[bytes]:
 
 
 @HOWEVER_STORED
-async def test_each_message_is_new_once_and_given_once_whoever_stores_it(
+async def test_each_message_of_many_publishers_is_new_once_and_given_once(
     node: Node,
     other_node: Node,
     monkeypatch: pytest.MonkeyPatch,

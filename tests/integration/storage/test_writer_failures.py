@@ -86,7 +86,7 @@ async def test_a_lost_answer_to_a_commit_is_recovered(
     async with proxied(database_url) as (proxy, url), running(url) as node:
 
         async def store(batch: RecordBatch) -> list[bool]:
-            """Lose the answer to the commit; a COPY is committed by a statement of its own."""
+            """Store a batch whose answer is lost; a COPY is committed by a statement of its own."""
             by_copy = len(batch) >= fewest_copied
             proxy.swallow_answer_to(b"COMMIT" if by_copy else batch.hashes[0])
             answer = await node.store(batch)

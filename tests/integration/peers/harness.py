@@ -74,8 +74,13 @@ class Observer:
     def sync_bytes(self, direction: str, count: int) -> None:
         self.payload_bytes[direction] += count
 
+    def clear(self) -> None:
+        """Pass over the sessions that have ended."""
+        while not self._queue.empty():
+            self._queue.get_nowait()
+
     async def ended(self) -> SyncOutcome:
-        """The outcome of the next session that ended."""
+        """Return the outcome of the next session that ended."""
         return await within(self._queue.get())
 
 

@@ -2,8 +2,6 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from reconcile.codec import (
     MalformedPayloadError,
@@ -103,43 +101,6 @@ def set_up_to_the_end(items: tuple[tuple[int, bytes], ...]) -> list[Record]:
     steps = [skip(greatest, b"\xff" * size) for size in range(1, 32)]
     steps[0] = Record(steps[0].upper, 2, items=items[1:2])
     return [first, *steps, Record(END, 2, items=items[2:], reconciled=True)]
-
-
-styles = st.builds(
-    Style,
-    kinds=st.sampled_from([(1, 1, 1), (0, 1, 0), (1, 0, 0), (0, 0, 1)]),
-    ties=st.sampled_from([0.0, 0.3, 0.95]),
-    step=st.sampled_from([1, 200, 2**24, 2**55]),
-    items=st.sampled_from([0, 1, 9, 60]),
-)
-randoms = st.integers(0, 2**64).map(Random)
-numbers = st.integers(0, 2**63 - 1)
-
-
-heads = st.tuples(numbers, st.lists(numbers, max_size=5).map(tuple))
-
-
-@given(randoms, styles, st.integers(0, 120), st.sampled_from([0, 1, NOW]), heads)
-def test_payloads_survive(
-    random: Random, style: Style, count: int, begin: int, head: tuple[int, tuple[int, ...]]
-) -> None:
-    cluster, shards = head
-    records = made_up(random, style, count, begin)
-    payload = payload_of(cluster, shards, records)
-    payload.ranges.check()
-    data = encode(payload)
-    assert data == (encoded(cluster, shards, records) if records else b"")
-    if not records:
-        return
-    assert decode(data) == payload
-
-
-def test_a_large_payload_survives() -> None:
-    records = made_up(Random(5), Style(items=12, ties=0.05), 4000, NOW)
-    payload = payload_of(1, (1,), records)
-    data = encode(payload)
-    assert data == encoded(1, (1,), records)
-    assert decode(data) == payload
 
 
 def test_counts_of_all_lengths() -> None:

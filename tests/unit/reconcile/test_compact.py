@@ -104,7 +104,7 @@ def test_one_difference_is_found_by_either_side() -> None:
 
 
 def test_a_count_that_differs_by_one_may_hide_three_differences() -> None:
-    for seed in range(40):
+    for seed in range(12):
         for ours, theirs in ((2, 1), (1, 2)):
             ids = sets_of(seed, 300, ours, theirs, 10**6)
             for number, own in enumerate(ids):
@@ -258,7 +258,7 @@ def test_what_a_peer_wants_may_be_spread_as_it_likes() -> None:
 
 
 @given(st.integers(0, 2**32), st.sampled_from([40, 90]), st.sampled_from([500, 10_000]))
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4, deadline=None)
 def test_single_differences_are_told_by_their_prints(seed: int, lacking: int, chunk: int) -> None:
     first, second = sets_of(seed, 6_000, lacking, 5, 10**6)
     views = []
@@ -338,21 +338,18 @@ def test_short_ids_have_balances_by_bits(count: int) -> None:
 
 @pytest.mark.parametrize("differing", [3, 40, 400])
 def test_one_table_is_enough_for_what_no_bound_divides(differing: int) -> None:
-    for seed in range(3):
-        first, second = sets_of(seed, 9_000, differing, differing // 2, 10**9)
-        ids = [
-            sorted((1_700_000_000_000_000_000, hash_) for _, hash_ in own)
-            for own in (first, second)
-        ]
-        joined = reconcile_compactly(*ids)
-        assert_exact(joined, set(ids[0]), set(ids[1]))
-        assert joined.sides[0].tables == 1
-        total = sum(map(len, (*joined.frames[0], *joined.frames[1])))
-        assert total < 1_000 + 25 * (differing + differing // 2)
+    first, second = sets_of(0, 9_000, differing, differing // 2, 10**9)
+    ids = [
+        sorted((1_700_000_000_000_000_000, hash_) for _, hash_ in own) for own in (first, second)
+    ]
+    joined = reconcile_compactly(*ids)
+    assert_exact(joined, set(ids[0]), set(ids[1]))
+    assert joined.sides[0].tables == 1
+    total = sum(map(len, (*joined.frames[0], *joined.frames[1])))
+    assert total < 1_000 + 25 * (differing + differing // 2)
 
 
-@pytest.mark.parametrize("chunk", [500, 10_000])
-@pytest.mark.parametrize("lacks", [0, 1])
+@pytest.mark.parametrize(("lacks", "chunk"), [(0, 500), (1, 10_000)])
 def test_what_differs_all_over_a_slice_is_listed(lacks: int, chunk: int) -> None:
     first, second = (sorted(ids) for ids in sets_of(8, 20_000, 30, 20, 10**9))
     gap = set(sorted(set(first) & set(second))[9_000:9_400])

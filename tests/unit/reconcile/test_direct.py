@@ -21,6 +21,7 @@ from reconcile.view import ViewAnswer as Answer
 from reconcile.view import ViewRead as Read
 from tests.support.naive_view import NaiveView
 from tests.support.reconcile_pair import Node, initiator, join, responder
+from tests.unit.reconcile.test_kernel import chunked
 from tests.unit.reconcile.worlds import WORLDS
 
 YEAR = 10**16
@@ -46,7 +47,7 @@ class Watched:
 
 
 def held(ids: list[SyncId]) -> Watched:
-    return Watched(IndexView.of(SyncIds.of(sorted(ids))))
+    return Watched(chunked(sorted(ids), 300))
 
 
 def differing(seed: int, count: int, apart: int) -> list[list[SyncId]]:

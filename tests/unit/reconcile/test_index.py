@@ -1,8 +1,6 @@
 """The index at its real sizes: memory, views beside changes, ties, order of input."""
 
-import random
 import threading
-from itertools import pairwise
 from queue import SimpleQueue
 
 import numpy as np
@@ -12,7 +10,6 @@ from numpy.typing import NDArray
 from reconcile.ids import END, LOWEST, SyncId, SyncIds
 from reconcile.index import MAX_CHUNKS_ABOUT, MIN_CHUNK_IDS, Index, IndexView
 from reconcile.view import Spans
-from reconcile.view import ViewRead as Read
 
 START_NS = 1_700_000_000_000_000_000
 HOUR_NS = 3600 * 10**9
@@ -168,88 +165,6 @@ def test_times_too_far_apart_for_one_sorting_key() -> None:
     assert view.rows.between(0, 4).pairs() == sorted(pairs)
 
 
-def test_hashes_that_differ_in_their_last_byte_only_are_ordered_and_told_apart() -> None:
-    ids = [(START_NS, b"\xab" * 31 + bytes([last])) for last in (9, 3, 200, 3, 0, 9)]
-    index = loaded(SyncIds.of(ids))
-    assert everything(index.view()).pairs() == sorted(set(ids))
-    assert index.insert(SyncIds.of(ids)) == 0
-    assert index.insert(SyncIds.of([(START_NS, b"\xab" * 31 + b"\x04")])) == 1
-    index.check()
-
-
-def test_ids_of_the_newest_time_are_appended_or_inserted_by_hash() -> None:
-    index = Index()
-    for first in (5, 9, 7, 9, 1):
-        index.insert(SyncIds.of([(START_NS, bytes([first]) * 32)]))
-    assert [hash_[0] for _, hash_ in everything(index.view()).pairs()] == [1, 5, 7, 9]
-    index.check()
-
-
-def test_a_crowd_in_one_nanosecond_over_many_chunks() -> None:
-    ids = random_ids(10, 200_000, length_ns=1)
-    index = Index()
-    rng = np.random.default_rng(2)
-    for part in np.array_split(rng.permutation(len(ids)), 9):
-        index.insert(ids[part])
-    index.check()
-    ordered = sorted(ids.pairs())
-    view = index.view()
-    chosen = sorted(rng.choice(len(ordered), 500, replace=False).tolist())
-    bounds = SyncIds.of(ordered[place] for place in chosen)
-    assert view.rows.ranks(bounds).tolist() == chosen
-    assert [view.rank(bound) for bound in bounds.pairs()] == chosen
-    low, high = bounds[:-1:2], bounds[1::2]
-    measured = view.measure(Spans(low, high))
-    assert measured.counts.tolist() == [
-        b - a for a, b in zip(chosen[:-1:2], chosen[1::2], strict=True)
-    ]
-
-
-def test_pruning_to_anywhere() -> None:
-    ids = ascending(random_ids(11, 100_000))
-    index = loaded(ids)
-    assert index.prune(LOWEST) == 0
-    assert index.prune(ids.at(0)) == 0
-    assert index.prune(ids.at(1)) == 1
-    assert index.prune(ids.at(50_000)) == 49_999
-    index.check()
-    assert everything(index.view()) == ids[50_000:]
-    assert index.prune(END) == 50_000
-    assert len(index) == 0
-    assert index.prune(END) == 0
-    index.check()
-    assert index.insert(ids[:10]) == 10
-    assert everything(index.view()) == ids[:10]
-
-
-def test_an_empty_index_answers() -> None:
-    index = Index()
-    view = index.view()
-    assert index.insert(SyncIds.empty()) == 0
-    spans = Spans.of([(LOWEST, at_ns(5)), (at_ns(5), END)])
-    answer = view.answer(
-        Read(
-            measure=spans,
-            split=(spans, np.array([4, 4])),
-            items=spans,
-            probe=(spans, np.ones((2, 4), np.uint64)),
-        )
-    )
-    assert answer.measured is not None
-    assert answer.measured.counts.tolist() == [0, 0]
-    assert not answer.measured.fingerprints.any()
-    assert answer.parts is not None
-    assert answer.parts.offsets.tolist() == [0, 1, 2]
-    assert answer.items is not None
-    assert len(answer.items.ids) == 0
-    assert answer.probed is not None
-    assert not answer.probed.hit.any()
-    count, fingerprint = view.fingerprint(LOWEST, END)
-    assert (count, fingerprint.tolist()) == (0, [0, 0, 0, 0])
-    assert view.rank(END) == 0
-    assert view.answer(Read()).measured is None
-
-
 # Views
 
 
@@ -294,29 +209,3 @@ def test_views_are_right_in_another_thread_while_the_index_changes() -> None:
     reader.join()
     assert not wrong
     index.check()
-
-
-def test_a_hash_that_two_ids_of_a_span_have_is_no_hit() -> None:
-    twice, once = b"\x11" * 32, b"\x22" * 32
-    pairs = [(5, twice), (6, once), (7, twice), (50, twice)]
-    view = IndexView.of(SyncIds.of(pairs))
-    spans = Spans.of([((0, NO_HASH), (10, NO_HASH)), ((40, NO_HASH), END)])
-    wanted = SyncIds.of([(0, twice), (0, twice)]).words
-    probed = view.probe(spans, wanted)
-    assert probed.hit.tolist() == [False, True]
-    assert probed.found.pairs()[1] == (50, twice)
-
-
-def test_a_probe_finds_one_id_in_each_of_many_spans() -> None:
-    ids = ascending(random_ids(16, 150_000))
-    view = loaded(ids).view()
-    rng = random.Random(3)
-    edges = sorted({0, *(rng.randrange(len(ids)) for _ in range(400)), len(ids) - 1})
-    spans = Spans(ids[np.array(edges[:-1])], ids[np.array(edges[1:])])
-    targets = np.array([rng.randrange(start, end) for start, end in pairwise(edges)])
-    probed = view.probe(spans, ids[targets].words)
-    assert probed.hit.all()
-    assert probed.found == ids[targets]
-    every_other = Spans(spans.lower[::2], spans.upper[::2])
-    missing = view.probe(every_other, ids[targets[1::2]][: len(every_other)].words.copy())
-    assert not missing.hit[: len(targets[1::2])].any()

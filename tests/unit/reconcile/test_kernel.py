@@ -9,36 +9,28 @@ import random
 import threading
 from collections.abc import Callable
 from functools import partial
-from random import Random
 from types import ModuleType
 from typing import TypeVar
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from reconcile import kernel
 from reconcile.algorithm.differences import match
-from reconcile.codec import Payload, encode
 from reconcile.ids import SyncId, SyncIds
 from reconcile.index import Index, IndexView
-from reconcile.limits import CodecLimits, SessionLimits
 from reconcile.view import Items, Spans
 from reconcile.view import SpanParts as Parts
 from reconcile.view import ViewAnswer as Answer
 from reconcile.view import ViewRead as Read
 from tests.support.naive_view import NaiveView
-from tests.support.reconcile_pair import initiator, join, responder, some_ids, two_sets
+from tests.support.reconcile_pair import some_ids
 from tests.unit.reconcile.answers import random_read
-from tests.unit.reconcile.naive_codec import made_up, ranges_of
-from tests.unit.reconcile.test_codec_decoding import begins, randoms, styles
 from tests.unit.reconcile.test_deduce import in_spans, many_ids, times
 from tests.unit.reconcile.worlds import WORLDS, random_spans
 
 Result = TypeVar("Result")
-
-SMALL = CodecLimits(max_payload_bytes=9_000, max_ranges=70)
 FEW = settings(max_examples=60, deadline=None)
 
 
@@ -50,14 +42,6 @@ def on_both(work: Callable[[], Result]) -> tuple[Result, Result]:
 
 
 # Writing
-
-
-@given(randoms, styles, st.sampled_from([1, 10, 300]), begins)
-@FEW
-def test_payloads_are_written_alike(random: Random, style: object, count: int, begin: int) -> None:
-    payload = Payload(7, (1, 300), ranges_of(made_up(random, style, count, begin)))  # type: ignore[arg-type]
-    first, second = on_both(partial(encode, payload))
-    assert first == second
 
 
 # Comparing
@@ -159,40 +143,6 @@ def _anew(part: object) -> object:
 
 
 # Whole sessions
-
-
-def session_payloads(
-    ours: list[SyncId], theirs: list[SyncId], limits: SessionLimits
-) -> tuple[list[bytes], list[bytes]]:
-    first = initiator(chunked(sorted(ours), 300), limits=limits)
-    second = responder(IndexView.of(SyncIds.of(theirs)), limits=limits)
-    join(first, second)
-    return first.payloads, second.payloads
-
-
-@pytest.mark.parametrize("moments", [1, 60, 10**6])
-@pytest.mark.parametrize(
-    ("count", "differing", "limits"),
-    [
-        (0, 9, SessionLimits()),
-        (900, 1, SessionLimits()),
-        (3000, 40, SessionLimits()),
-        (3000, 900, SessionLimits()),
-        (600, 200, SessionLimits(payload=SMALL, max_rounds=1000)),
-        (2000, 900, SessionLimits(max_differences=300)),
-        (2000, 900, SessionLimits(payload=CodecLimits(max_elements=60), max_differences=300)),
-    ],
-)
-def test_sessions_are_alike_byte_for_byte(
-    moments: int, count: int, differing: int, limits: SessionLimits
-) -> None:
-    rng = random.Random(f"{moments} {count} {differing}")
-    ids = some_ids(rng, count + differing, moments)
-    ours, theirs = two_sets(
-        rng, ids[differing:], ids[: differing // 3], ids[differing // 3 : differing]
-    )
-    first, second = on_both(partial(session_payloads, ours, theirs, limits))
-    assert first == second
 
 
 # What holds of compiled code alone

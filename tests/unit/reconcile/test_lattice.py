@@ -73,7 +73,7 @@ def test_the_plain_expansion_is_that_of_blake3() -> None:
     assert block(content, 31)[-16:].hex() == "0d826d7ae4b985cd3d88c3577cbc28a2"
 
 
-@pytest.mark.parametrize("count", [0, 1, 2, 33, 300])
+@pytest.mark.parametrize("count", [0, 1, 2, 33, 40])
 def test_sums_are_those_of_the_plain_expansion(count: int) -> None:
     hashes = some(count)
     right = naive(hashes)

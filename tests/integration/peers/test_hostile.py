@@ -1,0 +1,493 @@
+"""Sessions with peers that break the rules: each ends with a sentence, and nothing stays."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import grpc
+import pytest
+import pytest_asyncio
+
+from reconcile.limits import CodecLimits, SessionLimits
+from reconcile.session import Role
+from store.domain.ports import PeerAddress, SyncEnding, SyncOutcome, Window
+from store.sync.limits import TransferLimits
+from store.sync.session import reconciliation
+from store.sync.session.initiator import RECONCILE, TRANSFER
+from store.sync.transfer import driver as transferring
+from storenode.message.varint import varint
+from storenode.wire.storenode.v1.peer_pb2 import ReconcileFrame, TransferFrame, TransferRefusal
+from tests.integration.peers.harness import PeerNode, hash_of, item, items, peer_node
+from tests.integration.peers.hostile import (
+    METADATA,
+    SESSION_ID,
+    Honest,
+    RawPeer,
+    Script,
+    Scripts,
+    frames,
+    honest_reconcile,
+    hostile_server,
+    raw_peer,
+)
+from tests.integration.rpc.harness import within
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+INVALID = grpc.StatusCode.INVALID_ARGUMENT
+EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
+SMALL = SessionLimits(
+    payload=CodecLimits(max_payload_bytes=65_536, max_ranges=64, max_elements=100), max_rounds=8
+)
+END_OF_TIME = varint(2**63 - 1)
+IMPATIENT_NS = 3_000_000_000
+"""More than a busy machine takes for an honest frame."""
+
+MALFORMED = b"\x01\x00\x80\x00"
+CLAIM = b"\x01\x00" + END_OF_TIME + b"\x02" + varint(2**40)
+FINGERPRINT = b"\x01\x00" + END_OF_TIME + b"\x01"
+FLOOD = items(range(1_000, 7_000))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def node(new_store: Callable[[], str]) -> AsyncIterator[PeerNode]:
+    """Serve a node with small limits that holds messages 0 to 49, and is to hold no others."""
+    async with peer_node("a.example", new_store(), limits=SMALL) as opened:
+        await opened.hold(items(range(50)))
+        yield opened
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def fresh(new_database: Callable[[], str]) -> AsyncIterator[PeerNode]:
+    """Serve such a node for one test."""
+    async with peer_node("a.example", new_database()) as opened:
+        await opened.hold(items(range(50)))
+        yield opened
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def peer(node: PeerNode) -> AsyncIterator[RawPeer]:
+    """Connect a caller with a free hand."""
+    node.observer.clear()
+    async with raw_peer(node) as opened:
+        yield opened
+
+
+# Callers
+
+
+async def failed(node: PeerNode) -> SyncOutcome:
+    """Return the next session that ended, which must have failed and left nothing behind."""
+    outcome = await node.observer.ended()
+    assert outcome.ending is SyncEnding.FAILED
+    assert not outcome.in_sync
+    assert outcome.error
+    assert node.idle()
+    return outcome
+
+
+@pytest.mark.parametrize("method", [RECONCILE, TRANSFER])
+async def test_a_caller_that_does_not_name_itself(peer: RawPeer, method: str) -> None:
+    malformed = (("storenode-node-id", "a b"), *METADATA[1:])
+    for metadata in ((), METADATA[:2], METADATA[1:], malformed):
+        code, sentence = await peer.begin(method, metadata).status()
+        assert code is INVALID
+        assert "storenode-" in sentence
+
+
+async def test_a_client_with_a_token_is_no_peer(peer: RawPeer) -> None:
+    metadata = (*METADATA, ("authorization", "Bearer x"))
+    code, _ = await peer.begin(RECONCILE, metadata).status()
+    assert code is grpc.StatusCode.PERMISSION_DENIED
+
+
+@pytest.mark.parametrize(
+    ("frame", "code", "words"),
+    [
+        (b"\xff\xff\xff", INVALID, "ReconcileFrame"),
+        (ReconcileFrame(ranges_data=MALFORMED), INVALID, "byte"),
+        (ReconcileFrame(ranges_data=bytes(70_000)), EXHAUSTED, "payload bytes"),
+        (ReconcileFrame(ranges_data=CLAIM), INVALID, "byte"),
+        (ReconcileFrame(ranges_data=b"\x01\x00" + b"\x01\x00" * 65), EXHAUSTED, "ranges"),
+    ],
+    ids=["no frame", "malformed", "too large", "claims more than there is", "too many ranges"],
+)
+async def test_a_first_frame_that_cannot_be_taken(
+    node: PeerNode, peer: RawPeer, frame: bytes | ReconcileFrame, code: grpc.StatusCode, words: str
+) -> None:
+    call = peer.begin(RECONCILE)
+    await call.write(frame)
+    status, sentence = await call.status()
+    assert status is code, sentence
+    assert words in sentence
+    assert node.idle()
+    assert (await peer.reconcile(items(range(50))))[1].rounds == 1, "the node goes on"
+
+
+async def test_a_session_without_end(node: PeerNode, peer: RawPeer) -> None:
+    call, honest = peer.begin(RECONCILE), Honest(Role.INITIATOR, items(range(10, 60)))
+    frame = honest.first()
+    for _ in range(9):
+        await call.write(frame)
+        if await call.read_reconcile() is None:
+            break
+    code, sentence = await call.status()
+    assert code is EXHAUSTED
+    assert "rounds" in sentence
+    assert "rounds" in (await failed(node)).error
+
+
+async def test_callers_that_leave_are_forgotten_at_once(node: PeerNode, peer: RawPeer) -> None:
+    for is_cancelled in (True, False):
+        call = peer.begin(RECONCILE)
+        await call.write(Honest(Role.INITIATOR, items(range(60))).first())
+        assert await call.read_reconcile() is not None
+        assert len(node.exchange.sessions) == 1
+        if is_cancelled:
+            call.call.cancel()
+            await failed(node)
+        else:
+            await call.call.done_writing()
+            assert (await call.status())[0] is INVALID
+            assert "its turn" in (await failed(node)).error
+
+
+async def test_callers_that_send_nothing_take_no_session(
+    new_database: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = TransferLimits(silence_ns=IMPATIENT_NS)
+    async with (
+        peer_node("a.example", new_database(), transfer_limits=limits) as impatient,
+        raw_peer(impatient) as peer,
+    ):
+        await impatient.hold(items(range(50)))
+        silent = peer.begin(RECONCILE)
+        await silent.call.initial_metadata()
+        assert not len(impatient.exchange.sessions)
+        call = peer.begin(RECONCILE)
+        await call.write(Honest(Role.INITIATOR, items(range(60))).first())
+        code, sentence = await call.status()
+        assert code is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert "said nothing" in sentence
+        assert "--peer-silence" in sentence
+        await failed(impatient)
+        silent.call.cancel()
+        monkeypatch.setattr(reconciliation, "FIRST_FRAME_S", 0.1)
+        code, sentence = await peer.begin(RECONCILE).status()
+        assert code is grpc.StatusCode.DEADLINE_EXCEEDED, "others wait for its place"
+        assert "said nothing" in sentence
+
+
+async def test_a_caller_that_asks_nothing(node: PeerNode, peer: RawPeer) -> None:
+    for sent in ([], [ReconcileFrame()]):
+        call = peer.begin(RECONCILE)
+        for frame in sent:
+            await call.write(frame)
+        await call.call.done_writing()
+        assert (await call.status())[0] is grpc.StatusCode.OK
+    assert node.idle()
+
+
+@pytest.mark.parametrize(
+    ("frame", "code", "words"),
+    [
+        (b"\xff\xff", INVALID, "TransferFrame"),
+        (TransferFrame(session_id="another"), INVALID, "another session"),
+        (TransferFrame(messages=FLOOD), EXHAUSTED, "nobody asked for"),
+    ],
+    ids=["garbage", "another session", "a flood"],
+)
+async def test_a_transfer_of_a_caller_that_breaks_the_rules(
+    node: PeerNode, peer: RawPeer, frame: bytes | TransferFrame, code: grpc.StatusCode, words: str
+) -> None:
+    before = await node.hashes()
+    session_id, _ = await peer.reconcile(items(range(10, 60)))
+    call = peer.transfer()
+    await call.write(TransferFrame(session_id=session_id))
+    with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # it may have ended already
+        await call.write(frame)
+    status, sentence = await call.status()
+    assert status is code, sentence
+    assert words in sentence
+    assert words in (await failed(node)).error
+    assert await node.hashes() == before
+
+
+async def test_a_call_goes_on_until_its_caller_has_half_closed(
+    node: PeerNode, peer: RawPeer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check that no last write of a caller seems to have failed."""
+    monkeypatch.setattr(transferring, "PEER_CLOSING_S", 60.0)
+    session_id, result = await peer.reconcile(items(range(10, 50)))
+    assert len(result.to_receive) == 10
+    call = peer.transfer()
+    await call.write(TransferFrame(session_id=session_id, done=True))
+    received = await call.read_transfer()
+    while received is not None and not received.messages:
+        received = await call.read_transfer()
+    assert received is not None
+    await call.write(TransferFrame(stored=[hash_of(message) for message in received.messages]))
+    assert not call.call.done()
+    await call.call.done_writing()
+    assert (await call.status())[0] is grpc.StatusCode.OK
+    assert (await node.observer.ended()).in_sync
+
+
+# Callees
+
+
+async def called(node: PeerNode, scripts: Scripts, name: str = "") -> SyncOutcome:
+    """Return the outcome of a session with a server that plays scripts; nothing is left of it."""
+    async with hostile_server(scripts) as peer:
+        address = PeerAddress(peer.host, peer.port, name)
+        outcome = await within(node.caller.synchronize(address, Window()))
+        assert node.idle()
+        if not name:
+            await asyncio.wait_for(scripts.ended.wait(), 60)
+        return outcome
+
+
+def frame(payload: bytes, session_id: str = SESSION_ID) -> ReconcileFrame:
+    """Return a responder's frame."""
+    return ReconcileFrame(ranges_data=payload, session_id=session_id)
+
+
+async def endless(context: Any) -> None:  # noqa: ANN401 - grpc.aio's, as below
+    """Answer every frame with a fingerprint over everything that never matches."""
+    number = 0
+    while isinstance(await context.read(), bytes):
+        number += 1
+        payload = FINGERPRINT + number.to_bytes(32, "big")
+        await context.write(frame(payload).SerializeToString())
+
+
+async def silent(context: Any) -> None:  # noqa: ANN401
+    """Read and never answer."""
+    while isinstance(await context.read(), bytes):
+        continue
+
+
+async def leaves(context: Any) -> None:  # noqa: ANN401
+    """End the call with OK where an answer is due."""
+    await context.read()
+
+
+def ends_with(code: grpc.StatusCode) -> Script:
+    """Return a script that ends the call with an error."""
+
+    async def script(context: Any) -> None:  # noqa: ANN401
+        await context.read()
+        context.set_code(code)
+        context.set_details("so there\n\x1b[31m" + "!" * 1_000)
+
+    return script
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        (frames(b"\xff\xff\xff"), "ReconcileFrame"),
+        (frames(frame(MALFORMED)), "at byte"),
+        (frames(frame(CLAIM)), "at byte"),
+        (frames(frame(FINGERPRINT + bytes(32), "")), "does not name the session"),
+        (frames(frame(FINGERPRINT + bytes(32), "x" * 32)), "does not name the session"),
+        (frames(frame(FINGERPRINT + bytes(31) + b"1"), frame(b"", "f" * 32)), "another name"),
+        (frames(frame(b""), frame(b"")), "goes on after the end"),
+        (endless, "rounds"),
+        (leaves, "its turn to answer"),
+        (ends_with(grpc.StatusCode.INTERNAL), "ended the call (INTERNAL): so there"),
+    ],
+    ids=[
+        "garbage",
+        "malformed",
+        "an enormous claim",
+        "no session",
+        "an odd session",
+        "two sessions",
+        "goes on",
+        "endless ranges",
+        "leaves",
+        "fails",
+    ],
+)
+async def test_a_reconciliation_of_a_callee_that_breaks_the_rules(
+    node: PeerNode, script: Script, words: str
+) -> None:
+    outcome = await called(node, Scripts(reconcile=script))
+    assert outcome.ending is SyncEnding.FAILED
+    assert not outcome.in_sync
+    assert words in outcome.error
+    assert len(outcome.error) < 1_000
+    assert outcome.error.isprintable()
+    assert outcome.peer_node_id == "hostile.example"
+    assert node.observer.sessions[-1][3] == outcome
+
+
+async def test_a_session_that_gives_way_is_no_error_and_a_refusal_is_one_line(
+    node: PeerNode,
+) -> None:
+    outcome = await called(node, Scripts(reconcile=ends_with(grpc.StatusCode.ABORTED)))
+    assert (outcome.ending, outcome.error, outcome.in_sync) == (SyncEnding.ABORTED, "", False)
+    refusal = ReconcileFrame(refusal="not with you\n" + "!" * 100_000)
+    outcome = await called(node, Scripts(reconcile=frames(refusal)))
+    assert outcome.ending is SyncEnding.REFUSED
+    assert "will not reconcile: not with you" in outcome.error
+    assert outcome.error.isprintable()
+    assert len(outcome.error) < 1_000
+
+
+async def test_a_callee_that_sends_nothing(node: PeerNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reconciliation, "MAX_RECONCILE_S", 2.0)
+    outcome = await called(node, Scripts(reconcile=silent))
+    assert "not done within" in outcome.error
+    monkeypatch.undo()
+    limits = TransferLimits(silence_ns=200_000_000)
+    monkeypatch.setattr(node.exchange, "work", replace(node.exchange.work, transfer_limits=limits))
+    outcome = await called(node, Scripts(reconcile=silent))
+    assert "said nothing" in outcome.error
+    assert "--peer-silence" in outcome.error
+
+
+async def test_a_callee_that_does_not_name_itself_or_is_another(node: PeerNode) -> None:
+    malformed = (("storenode-node-id", "no good"), *METADATA[1:])
+    for metadata in ((), METADATA[:2], malformed):
+        scripts = Scripts(reconcile=frames(read_first=False), metadata=metadata)
+        assert "does not say which node it is" in (await called(node, scripts)).error
+    outcome = await called(node, Scripts(reconcile=silent), "b.example")
+    assert "hostile.example instead of b.example" in outcome.error
+    late = Scripts(reconcile=honest_reconcile([]), late=True)
+    outcome = await called(node, late, "c.example")
+    assert outcome.ending is SyncEnding.FAILED
+    assert "is hostile.example instead of c.example" in outcome.error
+    assert (outcome.missing_here, outcome.missing_there) == (0, 0)
+
+
+async def moved(node: PeerNode, transfer: Script, **scripts: Any) -> SyncOutcome:  # noqa: ANN401
+    """Return the outcome of a session with a peer that honestly announces messages 10 to 59."""
+    claim = honest_reconcile(items(range(10, 60)))
+    return await called(node, Scripts(reconcile=claim, transfer=transfer, **scripts))
+
+
+def transfer_frame(**fields: Any) -> TransferFrame:  # noqa: ANN401
+    """Return a frame of the session."""
+    return TransferFrame(session_id=SESSION_ID, **fields)
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        (frames(b"\xff\xff"), "TransferFrame"),
+        (frames(TransferFrame(session_id="f" * 32)), "another session"),
+        (frames(TransferFrame(done=True)), "another session"),
+        (frames(transfer_frame(messages=FLOOD)), "nobody asked for"),
+        (frames(transfer_frame(done=True), transfer_frame(messages=items(range(50, 51)))), "done"),
+        (leaves, "before everything was answered"),
+        (ends_with(grpc.StatusCode.FAILED_PRECONDITION), "so there"),
+    ],
+    ids=[
+        "garbage",
+        "another session",
+        "no session",
+        "a flood",
+        "messages after the last",
+        "leaves",
+        "fails",
+    ],
+)
+async def test_a_transfer_of_a_callee_that_breaks_the_rules(
+    node: PeerNode, script: Script, words: str
+) -> None:
+    before = await node.hashes()
+    outcome = await moved(node, script)
+    assert outcome.ending is SyncEnding.FAILED
+    assert not outcome.in_sync
+    assert words in outcome.error
+    assert (outcome.missing_here, outcome.missing_there) == (10, 10)
+    assert await node.hashes() == before
+
+
+async def test_a_transfer_by_another_node(node: PeerNode) -> None:
+    other = (("storenode-node-id", "c.example"), ("storenode-store-id", "c"), METADATA[2])
+    outcome = await moved(node, silent, transfer_metadata=other)
+    assert "was hostile.example and is c.example" in outcome.error
+
+
+def by_the_book(*sent: TransferFrame) -> Script:
+    """Return a script that sends frames, acknowledges everything, and waits for the end."""
+
+    async def script(context: Any) -> None:  # noqa: ANN401
+        for each in sent:
+            await context.write(each.SerializeToString())
+        while isinstance(data := await context.read(), bytes):
+            got = [hash_of(message) for message in TransferFrame.FromString(data).messages]
+            if got:
+                await context.write(TransferFrame(stored=got).SerializeToString())
+
+    return script
+
+
+async def test_undelivered_and_untaken_messages_are_reported(node: PeerNode) -> None:
+    outcome = await moved(node, by_the_book(transfer_frame(done=True)))
+    assert (outcome.error, outcome.ending, outcome.in_sync) == ("", SyncEnding.DONE, False)
+    assert (outcome.undelivered, outcome.messages_sent) == (10, 10)
+    assert any("not delivered: 10" in note for note in outcome.notes)
+    refused = [
+        TransferRefusal(message_hash=hash_of(message), reason="not received")
+        for message in items(range(10))
+    ]
+    outcome = await moved(node, frames(transfer_frame(refused=refused, done=True)))
+    assert (outcome.ending, outcome.in_sync) == (SyncEnding.DONE, False)
+    assert outcome.messages_sent == 0
+    assert any("did not get them: 10" in note for note in outcome.notes)
+
+
+async def test_altered_and_unasked_messages_are_not_stored(fresh: PeerNode) -> None:
+    altered = item(50)
+    altered.message.payload += b"!"
+    sent = [altered, item(999), *items(range(51, 60))]
+    outcome = await moved(fresh, by_the_book(transfer_frame(messages=sent, done=True)))
+    assert not outcome.in_sync
+    assert (outcome.undelivered, outcome.unsolicited) == (1, 2)
+    assert outcome.messages_received == 9
+    assert await fresh.hashes() == {hash_of(each) for each in items(range(50), range(51, 60))}
+
+
+async def test_a_peer_may_name_itself_with_its_first_answer(fresh: PeerNode) -> None:
+    book = by_the_book(transfer_frame(messages=items(range(50, 60)), done=True))
+    outcome = await moved(fresh, book, late=True)
+    assert (outcome.error, outcome.in_sync) == ("", True)
+    assert (outcome.messages_received, outcome.messages_sent) == (10, 10)
+    assert outcome.peer_node_id == "hostile.example"
+
+
+async def deaf(context: Any) -> None:  # noqa: ANN401
+    """Name the session, then neither read nor write."""
+    await context.write(transfer_frame().SerializeToString())
+    await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("script", [silent, deaf], ids=["silent", "deaf"])
+async def test_a_peer_that_falls_silent_in_a_transfer(
+    new_database: Callable[[], str], monkeypatch: pytest.MonkeyPatch, script: Script
+) -> None:
+    """Check that what is sent piles up nowhere, and that the session ends."""
+    monkeypatch.setattr(transferring, "TRANSFER_TICK_S", 0.05)
+    async with peer_node("a.example", new_database()) as node:
+        await node.hold([item(number, size=100_000) for number in range(200)])
+        claim = honest_reconcile([item(number, size=100_000) for number in range(100)])
+
+        async def reconcile(context: Any) -> None:  # noqa: ANN401
+            await claim(context)
+            # Not sooner: a busy machine may take longer than this for an honest frame.
+            limits = TransferLimits(silence_ns=500_000_000)
+            node.exchange.work = replace(node.exchange.work, transfer_limits=limits)
+
+        outcome = await called(node, Scripts(reconcile=reconcile, transfer=script))
+        assert outcome.ending is SyncEnding.FAILED
+        assert "said nothing" in outcome.error
+        assert outcome.missing_there == 100
+        assert outcome.messages_sent == 0

@@ -10,21 +10,21 @@ from tests.support.postgres import PostgresServer
 
 @pytest.fixture
 async def first(new_database: Callable[[], str]) -> AsyncIterator[PeerNode]:
-    """A node on a fresh database; its ID is below that of the second."""
+    """Return a node on a fresh database; its ID is below that of the second."""
     async with peer_node("a.example", new_database()) as node:
         yield node
 
 
 @pytest.fixture
 async def second(new_database: Callable[[], str]) -> AsyncIterator[PeerNode]:
-    """Another one, on another database."""
+    """Serve another one, on another database."""
     async with peer_node("b.example", new_database()) as node:
         yield node
 
 
 @pytest.fixture
 def fleet(tmp_path: Path, postgres: PostgresServer, template_database: str) -> Iterator[Fleet]:
-    """Nodes as processes, each with a store of its own on the shared server."""
+    """Make nodes as processes, each with a store of its own on the shared server."""
     names: list[str] = []
 
     def new_database() -> str:

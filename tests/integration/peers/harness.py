@@ -55,7 +55,7 @@ EVERYTHING = Window()
 
 @dataclass
 class Observer:
-    """Remembers what it is told; `ended` waits for the next session."""
+    """An observer that keeps all reports; `ended` waits for the next session."""
 
     sessions: list[tuple[SyncRole, str, str, SyncOutcome]] = field(default_factory=list)
     moved: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -102,7 +102,7 @@ class PeerNode:
 
     @property
     def address(self) -> PeerAddress:
-        """Where its peers call it, whoever answers."""
+        """The address at which its peers call it."""
         host, _, port = self.listener.address.rpartition(":")
         return PeerAddress(host, int(port))
 
@@ -120,21 +120,21 @@ class PeerNode:
         await self.services.writer.store(admission.admitted.batch, Source.RESTORE)
 
     async def hashes(self) -> set[bytes]:
-        """What the database holds."""
+        """Return what the database holds."""
         async with await psycopg.AsyncConnection.connect(self.url) as connection:
             cursor = await connection.execute("select hash from storenode.messages")
             return {bytes(row[0]) for row in await cursor.fetchall()}
 
     async def synchronize(self, other: PeerNode, window: Window = EVERYTHING) -> SyncOutcome:
-        """One session that this node begins."""
+        """Run one session that this node begins."""
         return await within(self.caller.synchronize(other.address, window))
 
     def count(self, name: str, **labels: str) -> float:
-        """The present value of a metric."""
+        """Return the present value of a metric."""
         return self.context.metrics.registry.get_sample_value(name, labels) or 0.0
 
     def idle(self) -> bool:
-        """True when no session holds anything."""
+        """Return True when no session holds anything."""
         return not len(self.exchange.sessions) and not self.naive.open_views
 
 
@@ -214,7 +214,7 @@ async def peer_node(
 def item(
     number: int, *, timestamp: int | None = None, size: int = 8, pubsub: str = PUBSUB
 ) -> WakuMessageAndTopic:
-    """Message ``number``, a minute and some before now."""
+    """Return message ``number``, a minute and some before now."""
     message = WakuMessage(
         payload=number.to_bytes(8, "big") + bytes(max(0, size - 8)),
         content_topic=CONTENT,
@@ -224,12 +224,12 @@ def item(
 
 
 def items(*ranges: range) -> list[WakuMessageAndTopic]:
-    """Messages of these numbers."""
+    """Return messages of these numbers."""
     return [item(number) for numbers in ranges for number in numbers]
 
 
 def hash_of(message: WakuMessageAndTopic) -> bytes:
-    """Its hash."""
+    """Return its hash."""
     inner = message.message
     return message_hash(
         message.pubsub_topic, inner.payload, inner.content_topic, inner.meta, inner.timestamp

@@ -36,7 +36,7 @@ LARGEST = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_leng
 
 
 def ids_of(messages: Sequence[WakuMessageAndTopic]) -> SyncIds:
-    """Their IDs, in order."""
+    """Return their IDs, in order."""
     return SyncIds.of(sorted((each.message.timestamp, hash_of(each)) for each in messages))
 
 
@@ -50,13 +50,13 @@ class Honest:
         self.result: Result | None = None
 
     def first(self) -> ReconcileFrame:
-        """The initiator's first frame."""
+        """Return the initiator's first frame."""
         frame = self._take(Begin())
         assert frame is not None
         return frame
 
     def answer(self, frame: ReconcileFrame) -> ReconcileFrame | None:
-        """The answer to a frame; None when there is none."""
+        """Return the answer to a frame; None when there is none."""
         count = frame.count if frame.HasField("count") else None
         return self._take(Received(frame.ranges_data, count, frame.refusal))
 
@@ -87,12 +87,12 @@ class RawCall:
         await within(self.call.write(data))
 
     async def read_reconcile(self) -> ReconcileFrame | None:
-        """The next frame; None at the end."""
+        """Return the next frame; None at the end."""
         data = await self._read()
         return None if data is None else ReconcileFrame.FromString(data)
 
     async def read_transfer(self) -> TransferFrame | None:
-        """The next frame; None at the end."""
+        """Return the next frame; None at the end."""
         data = await self._read()
         return None if data is None else TransferFrame.FromString(data)
 
@@ -104,7 +104,7 @@ class RawCall:
         return data if isinstance(data, bytes) else None
 
     async def status(self) -> tuple[grpc.StatusCode, str]:
-        """How the call ended; what comes until then is passed over."""
+        """Return how the call ended; what comes until then is passed over."""
         while await self._read() is not None:
             continue
         code = await within(self.call.code())
@@ -122,7 +122,7 @@ class RawPeer:
         return RawCall(self.channel.stream_stream(method)(metadata=tuple(metadata)))
 
     async def reconcile(self, messages: Sequence[WakuMessageAndTopic]) -> tuple[str, Result]:
-        """A reconciliation by the book: the name of the session, and what is found."""
+        """Reconcile by the book; return the name of the session, and what is found."""
         call, honest = self.begin(RECONCILE), Honest(Role.INITIATOR, messages)
         frame: ReconcileFrame | None = honest.first()
         session_id = ""
@@ -146,7 +146,7 @@ class RawPeer:
 
 @asynccontextmanager
 async def raw_peer(node: PeerNode) -> AsyncIterator[RawPeer]:
-    """A connection to a node."""
+    """Connect to a node."""
     channel = grpc.aio.insecure_channel(node.listener.address, options=LARGEST)
     yield RawPeer(channel)
     await channel.close(None)
@@ -157,7 +157,7 @@ Script = Callable[[Any], Awaitable[None]]
 
 @dataclass
 class Scripts:
-    """What a hostile server does in its calls; each is given the servicer's context."""
+    """The scripts of a hostile server by call; each is given the servicer's context."""
 
     reconcile: Script | None = None
     transfer: Script | None = None
@@ -165,7 +165,7 @@ class Scripts:
     metadata: Sequence[tuple[str, str]] = METADATA
     transfer_metadata: Sequence[tuple[str, str]] | None = None
     late: bool = False
-    """It sends its metadata with its first answer, as servers do that are not told otherwise."""
+    """It sends its metadata with its first answer, which is what servers do by default."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -187,7 +187,7 @@ class Late:
 
 @asynccontextmanager
 async def hostile_server(scripts: Scripts) -> AsyncIterator[PeerAddress]:
-    """A server of ``Peer`` that plays scripts; ``ended`` is set when one of them has ended."""
+    """Serve ``Peer`` by scripts; ``ended`` is set when one of them has ended."""
 
     async def play(
         script: Script | None,
@@ -233,7 +233,7 @@ async def hostile_server(scripts: Scripts) -> AsyncIterator[PeerAddress]:
 
 
 def honest_reconcile(messages: Sequence[WakuMessageAndTopic]) -> Script:
-    """A responder by the book that claims to hold these messages."""
+    """Return a responder by the book that claims to hold these messages."""
 
     async def script(context: Any) -> None:  # noqa: ANN401
         honest, session_id = Honest(Role.RESPONDER, messages), SESSION_ID

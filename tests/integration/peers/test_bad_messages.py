@@ -34,7 +34,7 @@ from tests.integration.peers.hostile import (
     hostile_server,
 )
 from tests.integration.peers.test_gossip_hostile import stream
-from tests.integration.peers.test_resuming import HOUR_NS, all_held, resuming
+from tests.integration.peers.test_resuming import HOUR_NS, all_stored, resuming
 from tests.integration.rpc.harness import STORE, within
 from tests.support.node import NodeProcess, running_node
 from tests.support.polling import PAUSE_S
@@ -250,7 +250,7 @@ async def test_a_bad_message_in_a_page_of_a_resume_keeps_no_other_out(first: Pee
         tasks.start("resume", resuming(first, database, (peer,), proceeds.set).run)
         try:
             await within(proceeds.wait())
-            await within(all_held(first, {hash_of(each) for each in good}))
+            await within(all_stored(first, {hash_of(each) for each in good}))
         finally:
             await tasks.stop()
             await database.close()

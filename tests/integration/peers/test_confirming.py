@@ -1,4 +1,4 @@
-"""Waits for confirmations: what ends them, also when another node on the database was told."""
+"""Waits for confirmations, also of those that another node on the database received."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ async def test_who_has_confirmed_a_new_message_is_not_awaited_again(publisher: P
     assert len(publisher.waits) == 0
 
 
-async def test_what_was_held_may_be_confirmed_by_stores_that_are_away(publisher: Publisher) -> None:
+async def test_stores_that_are_away_may_have_confirmed_a_duplicate(publisher: Publisher) -> None:
     messages = batch()
     await publisher.store(messages, 3)
     publisher.waits.confirm(messages.hashes, [1, 1, 1])
@@ -111,7 +111,7 @@ async def test_a_wait_ends_with_the_last_confirmation_that_it_lacks(publisher: P
     assert publisher.wanted == []
 
 
-async def test_what_another_node_on_the_database_was_told_counts(publisher: Publisher) -> None:
+async def test_what_another_node_on_the_database_was_reported_counts(publisher: Publisher) -> None:
     messages = batch()
     stored = await publisher.store(messages, 2)
     waiting = asyncio.create_task(publisher.confirmed(messages, stored, 2))

@@ -1,4 +1,4 @@
-"""What sessions find out about another store is kept, told by ``GetCoverage``, and withdrawn."""
+"""Statements about other stores: kept, reported by ``GetCoverage``, and withdrawn."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HOUR_NS: Final = 3_600_000_000_000
 HOUR: Final = (time.time_ns() // HOUR_NS - 5) * HOUR_NS
 END: Final = HOUR + 2 * HOUR_NS
 
-Told = tuple[int, int, AnswerCoverage.State.ValueType]
+Reported = tuple[int, int, AnswerCoverage.State.ValueType]
 
 
 async def coverage(node: PeerNode) -> list[CoverageStep]:
@@ -83,7 +83,7 @@ async def test_what_is_asked_for_is_bounded_and_counts_need_every_topic(first: P
             await StoreStub(channel).GetCoverage(unknown).read()
 
 
-async def test_a_difference_that_stays_is_told(first: PeerNode, second: PeerNode) -> None:
+async def test_a_difference_that_stays_is_reported(first: PeerNode, second: PeerNode) -> None:
     await second.hold([item(3, timestamp=HOUR + 2)])
     first.rules.policy = Policy(max_drift_ns=None, horizon_ns=0, max_message_bytes=4)
     outcome = await first.synchronize(second)
@@ -126,7 +126,7 @@ async def test_answers_say_how_complete_they_are(first: PeerNode, second: PeerNo
         assert walked.coverage.complete_until > END
 
         await first.hold([item(4, timestamp=HOUR + 3)])
-        assert await pages_told(client, limit=1, start=HOUR, end=END) == [
+        assert await pages_reported(client, limit=1, start=HOUR, end=END) == [
             (HOUR + HOUR_NS, END, AnswerCoverage.COMPLETE),
             (HOUR + 3, HOUR + HOUR_NS + 1, AnswerCoverage.PARTIAL),
             (HOUR + 2, HOUR + 4, AnswerCoverage.UNCONFIRMED),
@@ -139,16 +139,18 @@ async def test_answers_say_how_complete_they_are(first: PeerNode, second: PeerNo
         assert "rest of this time" in scan.coverage.reason
 
 
-async def pages_told(client: AsyncClient, *, start: int, end: int, limit: int) -> list[Told]:
-    """The time that each page of a query is about, and its state."""
-    told: list[Told] = []
+async def pages_reported(
+    client: AsyncClient, *, start: int, end: int, limit: int
+) -> list[Reported]:
+    """Return the time that each page of a query is about, and its state."""
+    reported: list[Reported] = []
     cursor = None
-    while not told or cursor is not None:
+    while not reported or cursor is not None:
         page = await client.query(start=start, end=end, limit=limit, cursor=cursor, coverage=True)
         assert page.coverage is not None
-        told.append((page.coverage.time_start, page.coverage.time_end, page.coverage.state))
+        reported.append((page.coverage.time_start, page.coverage.time_end, page.coverage.state))
         cursor = page.cursor
-    return told
+    return reported
 
 
 async def test_an_answer_is_not_complete_if_its_commits_are_lost_meanwhile(

@@ -1,4 +1,4 @@
-"""Who answers, who may call, and what a dialler makes of connections that fail."""
+"""Connections to peers: names, rights, certificates, and failures."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def pki(tmp_path: Path) -> Pki:
 
 
 def files(pki: Pki, *names: str, authority: trustme.CA | None = None) -> TlsFiles:
-    """Files of a certificate with these names that trust this authority."""
+    """Return files of a certificate with these names that trust this authority."""
     return TlsFiles(*pki.issue(*names, file=names[0], authority=authority), pki.ca)
 
 
 @pytest.fixture
 async def callee(new_database: Callable[[], str], pki: Pki) -> AsyncIterator[PeerNode]:
-    """A node with a certificate for b.example and 127.0.0.1 that lets a.example in."""
+    """Serve a node with a certificate for b.example and 127.0.0.1 that lets a.example in."""
     rules = PeerRules(tls=True, allowed=frozenset({"a.example"}))
     shown = files(pki, "b.example", "127.0.0.1")
     async with peer_node("b.example", new_database(), peers=rules, tls=shown) as node:
@@ -43,14 +43,14 @@ async def callee(new_database: Callable[[], str], pki: Pki) -> AsyncIterator[Pee
 async def caller(
     new_database: Callable[[], str], files: TlsFiles | None, name: str = "a.example"
 ) -> AsyncIterator[PeerNode]:
-    """A node that shows a certificate."""
+    """Serve a node that shows a certificate."""
     rules = PeerRules(tls=files is not None)
     async with peer_node(name, new_database(), peers=rules, tls=files) as node:
         yield node
 
 
 async def tried(node: PeerNode, peer: PeerAddress) -> SyncOutcome:
-    """A session with a peer."""
+    """Run a session with a peer."""
     return await within(node.caller.synchronize(peer, Window()))
 
 
@@ -67,7 +67,7 @@ async def test_nodes_that_know_each_other_synchronize(
         assert await node.hashes() == await callee.hashes()
 
 
-async def test_a_caller_whom_nobody_allowed(
+async def test_a_caller_that_is_not_allowed(
     new_database: Callable[[], str], pki: Pki, callee: PeerNode
 ) -> None:
     async with caller(new_database, files(pki, "c.example"), "c.example") as node:
@@ -105,7 +105,7 @@ async def test_a_certificate_of_a_stranger(
 async def test_a_callee_that_claims_a_name_which_its_certificate_lacks(
     new_database: Callable[[], str], pki: Pki
 ) -> None:
-    """It is reached by its host's name, and would pass for another node."""
+    # It is reached by its host's name, and would pass for another node.
     rules = PeerRules(tls=True, allowed=frozenset({"a.example"}))
     shown = files(pki, "c.example", "127.0.0.1")
     async with (
@@ -128,7 +128,7 @@ async def test_a_renewed_certificate_is_shown_without_a_restart(
         assert "a.example.pem" in (await tried(node, callee.address)).error
 
 
-async def test_nobody_is_called_in_clear_beyond_loopback(first: PeerNode) -> None:
+async def test_no_call_in_clear_goes_beyond_loopback(first: PeerNode) -> None:
     outcome = await tried(first, PeerAddress("192.0.2.1", 7420))
     assert "--insecure peer" in outcome.error
     outcome = await tried(first, PeerAddress("node.invalid", 7420))
@@ -138,7 +138,7 @@ async def test_nobody_is_called_in_clear_beyond_loopback(first: PeerNode) -> Non
 async def test_a_peer_that_comes_back_is_reached_at_once(
     new_database: Callable[[], str], first: PeerNode
 ) -> None:
-    """The pauses between gRPC's own attempts are not waited for."""
+    # The pauses between gRPC's own attempts are not waited for.
     url, port = new_database(), HeldPort()
     async with peer_node("b.example", url, port=port.number) as node:
         address = node.address

@@ -16,7 +16,7 @@ from tests.support.forged import claiming, genuine, genuine_id
 from tests.support.node import NodeProcess
 
 HOUR_NS = 3_600_000_000_000
-NOBODY = "127.0.0.1:1"
+UNREACHABLE = "127.0.0.1:1"
 
 
 def said(number: int, *, channel: str = "room", at: int | None = None) -> WakuMessageAndTopic:
@@ -39,15 +39,13 @@ def write(path: Path, lines: list[dict[str, str]]) -> Path:
 
 
 def fetch(node: NodeProcess, path: Path, *arguments: str) -> tuple[Ended, list[Any], Any]:
-    """How it ended, what it says of IDs that did not come, and its summary."""
+    """Return how it ended, what it says of IDs that did not come, and its summary."""
     ended = Command.of(node)("sync", "--json", "--ids", str(path), *arguments)
     assert ended.objects, ended
     return ended, ended.objects[:-1], ended.objects[-1]
 
 
-async def test_exactly_what_is_listed_comes_from_whoever_holds_it(
-    fleet: Fleet, tmp_path: Path
-) -> None:
+async def test_exactly_the_listed_messages_come(fleet: Fleet, tmp_path: Path) -> None:
     first, second = fleet.start(), fleet.start()
     asking = fleet.start(peers=[first, second])
     everything = [said(number) for number in range(1_200)]
@@ -62,9 +60,9 @@ async def test_exactly_what_is_listed_comes_from_whoever_holds_it(
     ended, left, summary = fetch(asking, path)
     numbers = [number for number in range(4, 1_200) if number % 2 or number % 4 == 0]
     assert held(asking) == hashes([everything[number] for number in numbers]) | {hash_of(sealed)}
-    nobody = [wanted(f"id-{number}") for number in range(6, 1_200, 4)]
+    absent = [wanted(f"id-{number}") for number in range(6, 1_200, 4)]
     assert sorted(map(str, left)) == sorted(
-        str({**line, "outcome": "missing"}) for line in [*nobody, *hidden[1:]]
+        str({**line, "outcome": "missing"}) for line in [*absent, *hidden[1:]]
     )
     assert ended.code == 1
     assert summary["held"] == 1
@@ -78,17 +76,17 @@ async def test_exactly_what_is_listed_comes_from_whoever_holds_it(
 
     known = write(tmp_path / "known", ids[:1])
     assert fetch(asking, known)[0].code == 0
-    told = Command.of(asking)("sync", "--ids", str(path))
-    assert told.code == 1
-    assert "id-6 of room" in told.out
-    assert "and 201 more" in told.out
+    reported = Command.of(asking)("sync", "--ids", str(path))
+    assert reported.code == 1
+    assert "id-6 of room" in reported.out
+    assert "and 201 more" in reported.out
 
 
-async def test_what_a_node_does_not_take_and_whom_it_cannot_ask_are_told(
+async def test_what_a_node_does_not_take_and_whom_it_cannot_ask_are_reported(
     fleet: Fleet, tmp_path: Path
 ) -> None:
     first = fleet.start("--retention", "off")
-    asking = fleet.start("--retention", "2d", peers=[NOBODY, first])
+    asking = fleet.start("--retention", "2d", peers=[UNREACHABLE, first])
     old, young = said(1, at=time.time_ns() - 100 * HOUR_NS), said(2)
     await publish(first, [old, young])
     path = write(tmp_path / "ids", [wanted(f"id-{number}") for number in (1, 2, 3)])
@@ -99,8 +97,8 @@ async def test_what_a_node_does_not_take_and_whom_it_cannot_ask_are_told(
         ("id-1", "refused"),
         ("id-3", "unasked"),
     ]
-    assert list(summary["failed"]) == [NOBODY]
-    assert "could not be reached" in summary["failed"][NOBODY]
+    assert list(summary["failed"]) == [UNREACHABLE]
+    assert "could not be reached" in summary["failed"][UNREACHABLE]
     assert "1 refused" in summary["notes"][0]
 
 
@@ -128,7 +126,7 @@ async def test_a_forged_message_here_does_not_keep_the_genuine_one_away(
 async def test_a_node_without_peers_says_so(fleet: Fleet, tmp_path: Path) -> None:
     alone = fleet.start()
     path = write(tmp_path / "ids", [wanted("id-1")])
-    for arguments in ([], ["--peer", NOBODY]):
+    for arguments in ([], ["--peer", UNREACHABLE]):
         ended = Command.of(alone)("sync", "--ids", str(path), *arguments)
         assert (ended.code, len(ended.err.splitlines())) == (1, 1), ended
         assert "has no peers" in ended.err

@@ -47,7 +47,7 @@ async def forged_at(
 
 @pytest.mark.parametrize("is_in_memory", [True, False])
 async def test_forged_sets_are_found_in_clear_text(fleet: Fleet, *, is_in_memory: bool) -> None:
-    """In the index, or in several hours of two days, long before it begins."""
+    # In the index, or in several hours of two days, long before it begins.
     own = () if is_in_memory else ("--sync-range", "1m")
     first = fleet.start(*own)
     second = fleet.start(*own, peers=[first.peer])

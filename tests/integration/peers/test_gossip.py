@@ -44,7 +44,7 @@ def fleet(
 
 @pytest.fixture(scope="module")
 def triangle(fleet: Fleet) -> list[NodeProcess]:
-    """Three nodes, each of which has a stream with both others."""
+    """Start three nodes, each of which has a stream with both others."""
     nodes: list[NodeProcess] = []
     for _ in range(3):
         nodes.append(fleet.start(*ON, peers=list(nodes)))
@@ -76,19 +76,19 @@ def metric(node: NodeProcess, name: str) -> float:
 
 
 def publish(node: NodeProcess, text: str, *arguments: str) -> tuple[Ended, dict[str, Any]]:
-    """``storenode publish --json``: how it ended, and its one result."""
+    """Run ``storenode publish --json``; return how it ended, and its one result."""
     ended = Command.of(node)("publish", "--json", "--content-topic", CONTENT, *arguments, text)
     (result,) = ended.objects
     return ended, result
 
 
-TOLD = steps((ROOT / "docs" / "gossip.md").read_text(encoding="utf-8"))
+SHOWN = steps((ROOT / "docs" / "gossip.md").read_text(encoding="utf-8"))
 """What the operator's page shows, in its order."""
 
 
-def as_told(node: NodeProcess, number: int, code: int = 0) -> None:
+def run_as_shown(node: NodeProcess, number: int, code: int = 0) -> None:
     """Run a command of the page; it must print what the page shows."""
-    step = TOLD[number]
+    step = SHOWN[number]
     path = f"{Path(COMMAND).parent}:/usr/bin:/bin"
     # Where the page gives no time, a slow machine may take more than the usual one.
     timeout = {"STORENODE_CONFIRM_TIMEOUT": "60s"}
@@ -104,20 +104,20 @@ def as_told(node: NodeProcess, number: int, code: int = 0) -> None:
     assert (done.returncode, matches(step.output, printed)) == (code, True), printed
 
 
-def test_the_page_for_operators_tells_the_truth(triangle: list[NodeProcess]) -> None:
+def test_the_page_for_operators_is_true(triangle: list[NodeProcess]) -> None:
     first, _, third = triangle
-    as_told(first, 0)
+    run_as_shown(first, 0)
     settle(first)
-    as_told(first, 1)
+    run_as_shown(first, 1)
     third.kill()
     exchanging(first, 1)
-    as_told(first, 2, code=1)
-    as_told(first, 3)
+    run_as_shown(first, 2, code=1)
+    run_as_shown(first, 3)
     third.start()
     exchanging(first, 2)
     settle(first)
-    as_told(first, 4)
-    assert len(TOLD) == 5
+    run_as_shown(first, 4)
+    assert len(SHOWN) == 5
 
 
 def test_a_message_is_confirmed_by_both_others(triangle: list[NodeProcess]) -> None:
@@ -150,8 +150,8 @@ def test_more_confirmations_than_there_are_stores_are_refused_at_once(
 
 def test_the_peers_of_any_node_on_the_database_confirm(fleet: Fleet) -> None:
     others = [fleet.start(*ON) for _ in range(2)]
-    nobody = HeldPort()
-    asked = fleet.start(*ON, "--peer", nobody.address)
+    absent = HeldPort()
+    asked = fleet.start(*ON, "--peer", absent.address)
     connected = fleet.start(*ON, peers=others, database_url=asked.database_url)
     quiet = fleet.start("--gossip", "off", database_url=asked.database_url)
     exchanging(connected, 2)
@@ -160,7 +160,7 @@ def test_the_peers_of_any_node_on_the_database_confirm(fleet: Fleet) -> None:
         assert (ended.code, result["outcome"], result["confirms"]) == (0, "STORED", 2)
 
 
-def test_a_node_that_calls_nobody_waits_for_who_calls_it(fleet: Fleet) -> None:
+def test_a_node_without_peers_waits_for_callers(fleet: Fleet) -> None:
     lone = fleet.start(*ON)
     with ThreadPoolExecutor() as threads:
         publishing = threads.submit(publish, lone, "alone as yet", "--min-confirms", "1", *LONG)

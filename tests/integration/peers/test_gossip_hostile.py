@@ -44,7 +44,7 @@ def node(
 
 @pytest.fixture(autouse=True)
 def unharmed(node: NodeProcess) -> Iterator[None]:
-    """Whatever a test sends, the node publishes, and has not grown by much."""
+    """Check that the node publishes whatever a test sends, and has not grown by much."""
     process = psutil.Process(node.process.pid)
     before = process.memory_info().rss
     yield
@@ -70,11 +70,11 @@ class Stream:
                 await self.call.write(data)
 
     async def frame(self) -> GossipFrame:
-        """The next frame of the node."""
+        """Return the next frame of the node."""
         return GossipFrame.FromString(await self.call.read())
 
     async def ending(self) -> tuple[grpc.StatusCode, str]:
-        """How the node ends the stream, whatever it sends before that."""
+        """Return how the node ends the stream, whatever it sends before that."""
         async with asyncio.timeout(PATIENCE_S):
             with contextlib.suppress(grpc.aio.AioRpcError):
                 while isinstance(await self.call.read(), bytes):
@@ -105,7 +105,7 @@ def inventory(ids: Iterable[bytes]) -> GossipFrame:
 
 
 @pytest.mark.parametrize(
-    ("frame", "code", "told"),
+    ("frame", "code", "reported"),
     [
         (b"\xff" * 40, grpc.StatusCode.INVALID_ARGUMENT, "is no GossipFrame"),
         (b"", grpc.StatusCode.INVALID_ARGUMENT, "holds nothing that this version knows"),
@@ -129,20 +129,20 @@ async def test_what_cannot_be_read_ends_the_stream_and_keeps_the_peer_out(
     node: NodeProcess,
     frame: GossipFrame | bytes,
     code: grpc.StatusCode,
-    told: str,
+    reported: str,
     request: pytest.FixtureRequest,
 ) -> None:
     name = request.node.callspec.id.replace(" ", "-")
     async with stream(node.peer, name) as garbler:
         await garbler.send(frame)
         ended, sentence = await garbler.ending()
-    assert (ended, told in sentence) == (code, True), sentence
+    assert (ended, reported in sentence) == (code, True), sentence
     async with stream(node.peer, name) as garbler:
         ended, sentence = await garbler.ending()
-    assert (ended, told in sentence) == (grpc.StatusCode.RESOURCE_EXHAUSTED, True), sentence
+    assert (ended, reported in sentence) == (grpc.StatusCode.RESOURCE_EXHAUSTED, True), sentence
     peers = {peer["node_id"]: peer for peer in status(node)["gossip"]["peers"]}
     assert peers[name]["cut_off_until"] > time.time_ns()
-    assert told in peers[name]["reason"]
+    assert reported in peers[name]["reason"]
 
 
 async def test_a_message_of_a_wrong_time_is_refused_by_name(node: NodeProcess) -> None:

@@ -257,7 +257,7 @@ def frame(payload: bytes, session_id: str = SESSION_ID) -> ReconcileFrame:
 
 
 async def endless(context: Any) -> None:  # noqa: ANN401 - grpc.aio's, as below
-    """Answer every frame with a fingerprint over everything that never matches."""
+    """Send a fingerprint over everything that never matches to every frame."""
     number = 0
     while isinstance(await context.read(), bytes):
         number += 1

@@ -1,4 +1,4 @@
-"""A participant knows until when it is in step, and which of its nodes is the more complete."""
+"""The time until which a participant is in step, and the more complete of its nodes."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ async def test_what_the_followed_node_has_lost_is_taken_over_from_the_more_compl
     async with Channel.join(addresses, "room", "alice") as channel:
         await within(channel.wait_for(lambda status: status.synced))
         assert await log(channel) == ["two"]
-        told = await channel.nodes_by_completeness()
-        assert [each.node for each in told] == addresses[::-1]
-        assert (told[1].until_ns, told[1].lacks) == (0, False)
+        reported = await channel.nodes_by_completeness()
+        assert [each.node for each in reported] == addresses[::-1]
+        assert (reported[1].until_ns, reported[1].lacks) == (0, False)
         found = await channel.in_step()
         assert await log(channel) == ["one", "two"]
-        assert (found.node, found.until_ns) == (addresses[1], told[0].until_ns)
+        assert (found.node, found.until_ns) == (addresses[1], reported[0].until_ns)
         assert found.store_ids == (second.context.identity.store_id,)
         assert found.until_ns is not None
         assert HOUR + HOUR_NS < found.until_ns <= time.time_ns()
@@ -84,10 +84,10 @@ async def test_a_node_that_lacks_messages_comes_last_but_for_one_that_is_off(
     addresses = ["127.0.0.1:1", first.listener.address, second.listener.address]
     async with Channels.open(addresses) as channels:
         channel = await channels.join("room", "alice")
-        told = await channel.nodes_by_completeness()
-        assert [each.node for each in told] == addresses[::-1]
-        assert [each.lacks for each in told] == [False, True, False]
-        assert [each.answered for each in told] == [True, True, False]
+        reported = await channel.nodes_by_completeness()
+        assert [each.node for each in reported] == addresses[::-1]
+        assert [each.lacks for each in reported] == [False, True, False]
+        assert [each.answered for each in reported] == [True, True, False]
 
 
 async def test_a_bus_says_nothing() -> None:

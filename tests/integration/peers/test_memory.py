@@ -1,4 +1,4 @@
-"""What calls of peers hold in memory, and that they let go of it at once."""
+"""The memory of calls of peers, which is freed at once."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SLOTS = 2
 async def node(
     new_database: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[PeerNode]:
-    """A node that holds messages 0 to 49 and reads few first frames at a time."""
+    """Serve a node that holds messages 0 to 49 and reads few first frames at a time."""
     monkeypatch.setattr(responder, "MAX_OPENING_CALLS", SLOTS)
     monkeypatch.setattr(responder, "MAX_OPENING_CALLS_OF_PEER", SLOTS + 1)
     # Their names are believed: those of strangers have other places.
@@ -50,7 +50,7 @@ async def node(
 
 @pytest.fixture
 def drivers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[weakref.ref[Any]]]:
-    """The drivers of transfers, while nothing looks for garbage."""
+    """Collect the drivers of transfers, while nothing looks for garbage."""
     made: list[weakref.ref[Any]] = []
 
     class Watched(transferring._Driver):

@@ -1,4 +1,4 @@
-"""Nodes and a peer of another make, which knows the published .proto files and the specifications.
+"""Nodes and a peer of another make, made of the published .proto files and the specifications.
 
 It is a process of its own with stubs of its own, so that nothing of the node's code runs in it.
 """
@@ -31,8 +31,6 @@ from tests.support.node import NodeProcess, clean_environment
 from tests.support.pages import ROOT
 from tests.support.polling import PATIENCE_S, eventually
 
-EARLY_AND_LATE = pytest.mark.parametrize("names", ["early", "late"])
-
 OFFSET_NS = 60 * 10**9
 """More than a session leaves out at the end of its range."""
 
@@ -42,7 +40,7 @@ class Minimal:
     """The peer's process; what it prints: hashes of what it holds, and its port."""
 
     process: subprocess.Popen[str]
-    held: set[bytes] = field(default_factory=set)
+    hashes: set[bytes] = field(default_factory=set)
     address: str = ""
     listening: threading.Event = field(default_factory=threading.Event)
 
@@ -54,12 +52,12 @@ class Minimal:
                 self.address = f"127.0.0.1:{line.split()[1]}"
                 self.listening.set()
             else:
-                self.held.add(bytes.fromhex(line))
+                self.hashes.add(bytes.fromhex(line))
 
 
 @pytest.fixture(scope="module")
 def stubs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Stubs of the published .proto files, in packages that hide the node's."""
+    """Make stubs of the published .proto files, in packages that hide the node's."""
     made = tmp_path_factory.mktemp("stubs")
     known = Path(grpc_tools.__file__).parent / "_proto"
     proto = ROOT / "proto"
@@ -89,17 +87,17 @@ def _running(stubs: Path, arguments: list[str]) -> Iterator[Minimal]:
 
 @contextmanager
 def serving(stubs: Path, names: str, first: int, last: int, newest_ns: int) -> Iterator[Minimal]:
-    """It serves, and holds these."""
+    """Let it serve, with these messages."""
     with _running(stubs, [names, str(first), str(last), str(newest_ns)]) as peer:
         assert peer.listening.wait(PATIENCE_S), "it does not serve"
         yield peer
 
 
 def calls(stubs: Path, node: NodeProcess, first: int, last: int, newest_ns: int) -> set[bytes]:
-    """It reconciles with a node and transfers; what it holds then."""
+    """Let it reconcile with a node and transfer; return what it stores then."""
     with _running(stubs, [node.peer, str(first), str(last), str(newest_ns)]) as peer:
         assert peer.process.wait(PATIENCE_S) == 0
-    return peer.held
+    return peer.hashes
 
 
 def test_it_calls_a_node_and_both_hold_everything(fleet: Fleet, stubs: Path) -> None:
@@ -110,7 +108,7 @@ def test_it_calls_a_node_and_both_hold_everything(fleet: Fleet, stubs: Path) -> 
     assert calls(stubs, node, 0, 300, now) == held(node), "a session that finds nothing"
 
 
-@EARLY_AND_LATE
+@pytest.mark.parametrize("names", ["early", "late"])
 def test_a_node_calls_it_and_both_hold_everything(fleet: Fleet, stubs: Path, names: str) -> None:
     now = time.time_ns() - OFFSET_NS
     with serving(stubs, names, 100, 300, now) as peer:
@@ -120,30 +118,28 @@ def test_a_node_calls_it_and_both_hold_everything(fleet: Fleet, stubs: Path, nam
             ended, report = synchronize(node, "--from", "0")
             assert (ended.code, report.get("missing_here")) == (0, found), ended
             assert len(held(node)) == 300
-            eventually(lambda: held(node) == peer.held)
+            eventually(lambda: held(node) == peer.hashes)
 
 
-@EARLY_AND_LATE
-def test_a_node_resumes_from_it(fleet: Fleet, stubs: Path, names: str) -> None:
+def test_a_node_resumes_from_it(fleet: Fleet, stubs: Path) -> None:
     now = time.time_ns()
-    with serving(stubs, names, 0, 300, now) as peer:
+    with serving(stubs, "late", 0, 300, now) as peer:
         node = fleet.start("--peer", peer.address)
         node.terminate()
         pretend_last_online(node, now - 3_600 * 10**9)
         node.start()
         assert eventually(lambda: finished_resume(node))["stored"] == 300
-        assert held(node) == peer.held
+        assert held(node) == peer.hashes
 
 
-@EARLY_AND_LATE
-def test_it_gossips_both_ways_and_confirms(fleet: Fleet, stubs: Path, names: str) -> None:
+def test_it_gossips_both_ways_and_confirms(fleet: Fleet, stubs: Path) -> None:
     now = time.time_ns()
-    with serving(stubs, names, 0, 20, now) as peer:
+    with serving(stubs, "late", 0, 20, now) as peer:
         node = fleet.start("--gossip", "on", "--peer", peer.address)
         # What the peer prints is read beside this.
         digest = confirmed(node)
-        eventually(lambda: digest in peer.held)
-        eventually(lambda: held(node) == peer.held and len(peer.held) == 21)
+        eventually(lambda: digest in peer.hashes)
+        eventually(lambda: held(node) == peer.hashes and len(peer.hashes) == 21)
         assert status(node)["gossip"]["peers"][0]["connected"]
 
 
@@ -154,8 +150,8 @@ def test_it_dials_gossip_and_confirms_for_every_node_on_the_database(
     second = fleet.start("--gossip", "on", database_url=node.database_url)
     with _running(stubs, [f"gossip={node.peer}", "0", "20", str(now)]) as peer:
         digests = {confirmed(node), confirmed(second)}
-        eventually(lambda: digests <= peer.held)
-        eventually(lambda: held(node) == held(second) == peer.held and len(peer.held) == 22)
+        eventually(lambda: digests <= peer.hashes)
+        eventually(lambda: held(node) == held(second) == peer.hashes and len(peer.hashes) == 22)
         assert status(second)["gossip"]["peers"] == []
 
 

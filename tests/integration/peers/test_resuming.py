@@ -33,7 +33,7 @@ async def execute(node: PeerNode, statement: str) -> None:
         await connection.execute(statement)
 
 
-async def all_held(node: PeerNode, hashes: set[bytes]) -> None:
+async def all_stored(node: PeerNode, hashes: set[bytes]) -> None:
     while await node.hashes() != hashes:  # noqa: ASYNC110 - tells nobody
         await asyncio.sleep(PAUSE_S)
 
@@ -41,7 +41,7 @@ async def all_held(node: PeerNode, hashes: set[bytes]) -> None:
 def resuming(
     node: PeerNode, database: Database, peers: tuple[PeerAddress, ...], proceed: Callable[[], None]
 ) -> Resumer:
-    """The resume of a node that was last online an hour ago."""
+    """Return the resume of a node that was last online an hour ago."""
     return Resumer(
         ResumeConfig(peers=peers, slack_ns=0),
         caller=node.caller,
@@ -70,14 +70,14 @@ async def test_a_database_that_takes_nothing_for_a_while(first: PeerNode, second
         assert state.running
         assert "see its log" in state.error
         await execute(first, "alter table storenode.mislaid rename to commits")
-        await within(all_held(first, await second.hashes()))
+        await within(all_stored(first, await second.hashes()))
     finally:
         await tasks.stop()
         await database.close()
 
 
 def page(digest: bytes) -> bytes:
-    """A page with one message under a hash."""
+    """Return a page with one message under a hash."""
     one = item(1, timestamp=NOW_NS - HOUR_NS // 2)
     entry = WakuMessageKeyValue(
         message_hash=digest or hash_of(one), message=one.message, pubsub_topic=one.pubsub_topic
@@ -86,7 +86,7 @@ def page(digest: bytes) -> bytes:
 
 
 async def over_and_over(context: Any) -> None:  # noqa: ANN401 - grpc.aio's
-    """One message for ever, under hashes that ascend."""
+    """Send one message for ever, under hashes that ascend."""
     number = 0
     while True:
         number += 1
@@ -94,7 +94,7 @@ async def over_and_over(context: Any) -> None:  # noqa: ANN401 - grpc.aio's
 
 
 async def once(context: Any) -> None:  # noqa: ANN401 - grpc.aio's
-    """A page, and the end of the call before the end of the range."""
+    """Send a page, and end the call before the end of the range."""
     await context.write(page(b""))
     raise ConnectionError
 
@@ -121,10 +121,10 @@ async def test_a_node_says_which_peer_lied_to_it(fleet: Fleet) -> None:
         await asyncio.to_thread(pretend_last_online, node, NOW_NS - HOUR_NS)
         await asyncio.to_thread(node.start)
 
-        def told() -> str:
+        def reported() -> str:
             return str(status(node)["peers"][0].get("last_error", ""))
 
-        said = await asyncio.to_thread(eventually, told)
+        said = await asyncio.to_thread(eventually, reported)
     assert "do not have the hashes" in said
 
 

@@ -1,4 +1,4 @@
-"""What a node reads from a peer after it was away."""
+"""Pages that a node reads from a peer after it was away."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Pages = AsyncIterator[ScannedPage]
 
 
 async def read(pages: Pages) -> list[WakuMessageAndTopic]:
-    """All messages."""
+    """Return all messages."""
     return [WakuMessageAndTopic.FromString(each) async for page in pages for each in page.messages]
 
 
@@ -77,7 +77,7 @@ async def test_a_peer_that_cannot_be_asked(first: PeerNode, second: PeerNode) ->
 
 
 def page(*messages: WakuMessageAndTopic, cursor: bytes = b"mine") -> bytes:
-    """A page of a scan, in this order."""
+    """Return a page of a scan, in this order."""
     return ScanPage(
         messages=[
             WakuMessageKeyValue(
@@ -90,7 +90,7 @@ def page(*messages: WakuMessageAndTopic, cursor: bytes = b"mine") -> bytes:
 
 
 def sends(*pages: bytes) -> Script:
-    """Sends pages."""
+    """Return a script that sends pages."""
 
     async def script(context: Any) -> None:  # noqa: ANN401 - grpc.aio's
         for each in pages:

@@ -1,4 +1,4 @@
-"""Two nodes that differ become equal, and say how."""
+"""Sessions between two nodes that differ, and their reports."""
 
 from __future__ import annotations
 
@@ -62,6 +62,12 @@ async def test_two_nodes_become_equal_in_one_session(first: PeerNode, second: Pe
     assert second.count("storenode_messages_stored_total", source="transfer") == 50
     assert first.idle()
     assert second.idle()
+    outcome = await first.synchronize(second)
+    assert outcome.in_sync
+    assert (outcome.round_trips, outcome.differences) == (1, 0)
+    assert (await second.observer.ended()).in_sync
+    assert first.caller.connected(second.address)
+    assert first.caller.node_id(second.address) == "b.example"
 
 
 async def test_a_session_compares_the_clocks_of_its_nodes(
@@ -74,20 +80,6 @@ async def test_a_session_compares_the_clocks_of_its_nodes(
         # The clock that the caller sent, by a comparison that goes by the machine's.
         ((name, ahead_s),) = slow.context.clocks.offsets_s().items()
         assert (name, round(ahead_s, -3)) == (first.name, 0)
-
-
-async def test_equal_nodes_find_that_out_in_one_round_trip(
-    first: PeerNode, second: PeerNode
-) -> None:
-    for node in (first, second):
-        await node.hold(items(range(50)))
-    outcome = await first.synchronize(second)
-    assert outcome.in_sync
-    assert outcome.round_trips == 1
-    assert outcome.differences == 0
-    assert (await second.observer.ended()).in_sync
-    assert first.caller.connected(second.address)
-    assert first.caller.node_id(second.address) == "b.example"
 
 
 async def test_large_payloads_and_many_rounds(
@@ -284,7 +276,7 @@ async def test_a_store_that_stays_busy_ends_the_transfer(
 async def test_large_payloads_are_worked_on_one_at_a_time(
     first: PeerNode, second: PeerNode
 ) -> None:
-    """While one is, another waits, and sessions with small ones go on."""
+    # While one is, another waits, and sessions with small ones go on.
     await second.hold(items(range(30)))
     async with first.exchange.turn(LARGE_PAYLOAD_BYTES):
         other = asyncio.create_task(in_turn(first))
@@ -294,6 +286,6 @@ async def test_large_payloads_are_worked_on_one_at_a_time(
 
 
 async def in_turn(node: PeerNode) -> None:
-    """A large payload."""
+    """Take a turn of a large payload."""
     async with node.exchange.turn(LARGE_PAYLOAD_BYTES):
         pass

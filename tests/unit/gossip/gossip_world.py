@@ -53,7 +53,7 @@ def ids(count: int, salt: str = "") -> list[bytes]:
 def records(
     digests: Iterable[bytes], parents: Mapping[bytes, Sequence[bytes]] | None = None
 ) -> RecordBatch:
-    """A batch of messages with these hashes, of which some are events."""
+    """Return a batch of messages with these hashes, of which some are events."""
     batch = RecordBatch()
     for index, digest in enumerate(digests):
         batch.timestamps.append(index + 1)
@@ -86,17 +86,17 @@ class Single:
         self.now_ns = S
 
     def step(self, given: Input) -> list[Effect]:
-        """One step; all invariants are checked after it."""
+        """Take an input, and check all invariants after it."""
         effects = self.machine.step(self.now_ns, given)
         self.machine.check()
         return effects
 
     def join(self, peer: str) -> list[Effect]:
-        """A peer with a store of its own joins."""
+        """Let a peer with a store of its own join."""
         return self.step(PeerJoined(peer, f"store of {peer}"))
 
     def receive(self, peer: str, frame: FrameIn) -> list[Effect]:
-        """A frame of a peer."""
+        """Take a frame of a peer."""
         return self.step(FrameReceived(peer, frame))
 
     def publish(self, digests: Sequence[bytes]) -> list[Effect]:
@@ -113,12 +113,12 @@ class Single:
         self.now_ns += elapsed_ns
         return self.step(TimerDue())
 
-    def answer(self, effects: list[Effect], held: Iterable[bytes] = ()) -> list[Effect]:
-        """Answer what was asked of the database and of streams, until nothing is asked any more.
+    def answer(self, effects: list[Effect], stored: Iterable[bytes] = ()) -> list[Effect]:
+        """Take answers of the database and of streams, until nothing is asked any more.
 
         Returns all effects, the given ones too.
         """
-        known, done = set(held), list(effects)
+        known, done = set(stored), list(effects)
         waiting = deque(effects)
         while waiting:
             given = self._answer(waiting.popleft(), known)
@@ -129,18 +129,18 @@ class Single:
         return done
 
     @staticmethod
-    def _answer(effect: Effect, held: set[bytes]) -> Input | None:
+    def _answer(effect: Effect, stored: set[bytes]) -> Input | None:
         match effect:
             case PersistBatch():
-                new = [digest not in held for digest in effect.batch.hashes]
-                held.update(effect.batch.hashes)
+                new = [digest not in stored for digest in effect.batch.hashes]
+                stored.update(effect.batch.hashes)
                 return BatchPersisted(effect.token, new)
             case LoadBodies():
                 return BodiesLoaded(
-                    effect.token, [each if each in held else None for each in effect.ids]
+                    effect.token, [each if each in stored else None for each in effect.ids]
                 )
             case LookUp():
-                return Known(effect.token, [each in held for each in effect.ids])
+                return Known(effect.token, [each in stored for each in effect.ids])
             case WriteFrame():
                 return FrameSent(effect.peer)
         return None
@@ -152,12 +152,12 @@ def of(kind: type[_E], effects: list[Effect]) -> list[_E]:
 
 
 def frames(effects: list[Effect], peer: str = "") -> list[FrameOut]:
-    """What is sent, or what is sent to one peer."""
+    """Return what is sent, or what is sent to one peer."""
     return [each.frame for each in of(WriteFrame, effects) if not peer or each.peer == peer]
 
 
 def counted(effects: list[Effect], what: GossipCounter) -> int:
-    """How much of something was counted."""
+    """Return how much of something was counted."""
     return sum(each.count for each in of(GossipCount, effects) if each.what is what)
 
 
@@ -167,20 +167,20 @@ class Member:
     def __init__(self, fleet: Fleet, name: str, **config: int) -> None:
         self.name = name
         self.machine = Gossip(GossipConfig(store_id=f"store of {name}", **config))
-        self.held: dict[bytes, None] = {}
+        self.stored: dict[bytes, None] = {}
         self.confirms: dict[bytes, int] = {}
         self.cut: list[CutOff] = []
         self.fails: Callable[[], bool] = lambda: False
         self._fleet = fleet
 
     def step(self, given: Input) -> None:
-        """One step, and what follows."""
+        """Take an input, and carry out what follows."""
         for effect in self.machine.step(self._fleet.now_ns, given):
             self._do(effect)
 
     def publish(self, digests: Sequence[bytes], min_confirms: int = 0) -> None:
         """Publish messages as a client here."""
-        self.held.update(dict.fromkeys(digests))
+        self.stored.update(dict.fromkeys(digests))
         published = dict.fromkeys(digests, min_confirms)
         self.step(Committed(digests, self._fleet.events(digests), published=published))
 
@@ -202,14 +202,14 @@ class Member:
             return
         match effect:
             case PersistBatch():
-                new = [digest not in self.held for digest in effect.batch.hashes]
-                self.held.update(dict.fromkeys(effect.batch.hashes))
+                new = [digest not in self.stored for digest in effect.batch.hashes]
+                self.stored.update(dict.fromkeys(effect.batch.hashes))
                 self.step(BatchPersisted(effect.token, new))
             case LoadBodies():
-                found = [each if each in self.held else None for each in effect.ids]
+                found = [each if each in self.stored else None for each in effect.ids]
                 self.step(BodiesLoaded(effect.token, found))
             case LookUp():
-                self.step(Known(effect.token, [each in self.held for each in effect.ids]))
+                self.step(Known(effect.token, [each in self.stored for each in effect.ids]))
 
 
 class Fleet:
@@ -233,7 +233,7 @@ class Fleet:
         return self.members[name]
 
     def events(self, digests: Iterable[bytes]) -> list[GraphEvent]:
-        """Those of some messages that are events."""
+        """Return those of some messages that are events."""
         return [
             GraphEvent(each, 1, tuple(self.parents[each]))
             for each in digests
@@ -282,7 +282,7 @@ class Fleet:
             member.machine.check()
 
     def bodies(self) -> int:
-        """How many bodies were sent."""
+        """Return how many bodies were sent."""
         return sum(
             len(frame.messages) for *_, frame in self.sent if isinstance(frame, OutgoingBodies)
         )

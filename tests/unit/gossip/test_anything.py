@@ -1,4 +1,4 @@
-"""Whatever peers, databases and clients do, in whatever order: invariants and bounds hold."""
+"""Invariants and bounds of gossip, whatever peers, databases and clients do."""
 
 import random
 from collections.abc import Callable
@@ -66,18 +66,18 @@ class Anything:
     """A machine, and the inputs that are allowed now."""
 
     def __init__(self, seed: int) -> None:
-        self.dice = random.Random(seed)
+        self.rng = random.Random(seed)
         self.machine = Gossip(SMALL)
         self.now_ns = S
         self._asked: list[PersistBatch | LoadBodies | LookUp] = []
         self._writing: set[str] = set()
 
     def step(self) -> None:
-        """Something happens."""
-        dice = self.dice
-        self.now_ns += dice.choice((0, 0, S // 100, S, 8 * S))
+        """Let something happen."""
+        rng = self.rng
+        self.now_ns += rng.choice((0, 0, S // 100, S, 8 * S))
         kinds: list[Callable[[], Input]] = [self._frame] * 6 + [self._sent, self._answer] * 3
-        given = dice.choice([*kinds, self._joined, self._from_inside, self._left])()
+        given = rng.choice([*kinds, self._joined, self._from_inside, self._left])()
         for effect in self.machine.step(self.now_ns, given):
             self._note(effect)
         self.machine.check()
@@ -93,70 +93,70 @@ class Anything:
                 self._asked.append(effect)
 
     def _some(self, most: int = 12) -> list[bytes]:
-        return self.dice.sample(NAMES, self.dice.randint(0, most))
+        return self.rng.sample(NAMES, self.rng.randint(0, most))
 
     def _joined(self) -> Input:
-        peer = self.dice.choice(PEERS)
+        peer = self.rng.choice(PEERS)
         self._writing.discard(peer)
-        return PeerJoined(peer, self.dice.choice(("own", "s1", "s2", f"store of {peer}")))
+        return PeerJoined(peer, self.rng.choice(("own", "s1", "s2", f"store of {peer}")))
 
     def _left(self) -> Input:
-        peer = self.dice.choice(PEERS)
+        peer = self.rng.choice(PEERS)
         self._writing.discard(peer)
         return PeerLeft(peer)
 
     def _frame(self) -> Input:
         some = self._some()
         parents = {each: self._some(3) for each in self._some()}
-        refused = [(each, self.dice.choice(("too_new", "x"))) for each in self._some(3)]
-        frame = self.dice.choice(
+        refused = [(each, self.rng.choice(("too_new", "x"))) for each in self._some(3)]
+        frame = self.rng.choice(
             (
                 Inventory(some),
                 GetEvents(some),
-                SyncLeaves(some, bytes(32), self.dice.randint(0, 3)),
-                Bodies(records(some, parents), refused, self.dice.randint(0, 300)),
+                SyncLeaves(some, bytes(32), self.rng.randint(0, 3)),
+                Bodies(records(some, parents), refused, self.rng.randint(0, 300)),
             )
         )
-        return FrameReceived(self.dice.choice(PEERS), frame)
+        return FrameReceived(self.rng.choice(PEERS), frame)
 
     def _sent(self) -> Input:
         if not self._writing:
             return TimerDue()
-        peer = self.dice.choice(sorted(self._writing))
+        peer = self.rng.choice(sorted(self._writing))
         self._writing.discard(peer)
         return FrameSent(peer)
 
     def _answer(self) -> Input:
         if not self._asked:
             return TimerDue()
-        effect = self._asked.pop(self.dice.randrange(len(self._asked)))
-        if self.dice.random() < 0.2:
+        effect = self._asked.pop(self.rng.randrange(len(self._asked)))
+        if self.rng.random() < 0.2:
             return Failed(effect.token)
-        maybe = self.dice.random
+        maybe = self.rng.random
         match effect:
             case PersistBatch():
                 return BatchPersisted(effect.token, [maybe() < 0.5 for _ in effect.batch.hashes])
             case LoadBodies():
-                count = self.dice.randint(1, len(effect.ids))
+                count = self.rng.randint(1, len(effect.ids))
                 return BodiesLoaded(effect.token, [b"body" if maybe() < 0.7 else None] * count)
             case LookUp():
                 return Known(effect.token, [maybe() < 0.5 for _ in effect.ids])
 
     def _from_inside(self) -> Input:
-        some, dice = self._some(), self.dice
+        some, rng = self._some(), self.rng
         parents = {each: self._some(3) for each in some}
         unread = [
-            UnreadEvent(each, b"", dice.randint(0, 3), ("s1",), self._some(2), S) for each in some
+            UnreadEvent(each, b"", rng.randint(0, 3), ("s1",), self._some(2), S) for each in some
         ]
-        return dice.choice(
+        return rng.choice(
             (
                 Committed(
                     some,
                     graph_events(records(some, parents)),
-                    dice.random() < 0.7,
-                    published=dict.fromkeys(self._some(), dice.randint(0, 2)),
+                    rng.random() < 0.7,
+                    published=dict.fromkeys(self._some(), rng.randint(0, 2)),
                 ),
-                ConfirmationsWanted(some, dice.randint(0, 3)),
+                ConfirmationsWanted(some, rng.randint(0, 3)),
                 Restored(unread),
                 Settled(some),
             )

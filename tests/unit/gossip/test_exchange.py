@@ -40,7 +40,7 @@ def test_what_a_client_publishes_is_pushed_and_confirmed_by_those_who_got_it() -
     assert fleet.bodies() == 200
     assert fleet["a"].confirms == dict.fromkeys(messages, 2)
     assert entries(fleet["a"], "unread") == 0
-    assert all(list(member.held) == messages for member in fleet.members.values())
+    assert all(list(member.stored) == messages for member in fleet.members.values())
     fleet.check()
 
 
@@ -50,7 +50,7 @@ def test_what_others_stored_is_announced_and_fetched_along_a_line() -> None:
         fleet.connect(one, other)
     fleet["a"].publish(messages)
     fleet.run()
-    assert sorted(fleet["d"].held) == sorted(messages)
+    assert sorted(fleet["d"].stored) == sorted(messages)
     assert fleet.bodies() == 30
     assert [len(member.confirms) for member in fleet.members.values()] == [10] * 4
 
@@ -83,8 +83,10 @@ def test_many_bodies_for_a_slow_peer_give_way_to_announcements() -> None:
         if isinstance(frame, OutgoingBodies)
         for each in frame.messages
     ]
-    told = [each for frame in frames(effects) if isinstance(frame, Inventory) for each in frame.ids]
-    assert sorted(pushed + told) == sorted(messages)
+    reported = [
+        each for frame in frames(effects) if isinstance(frame, Inventory) for each in frame.ids
+    ]
+    assert sorted(pushed + reported) == sorted(messages)
     assert len(pushed) == 10
 
 
@@ -118,7 +120,7 @@ def test_a_body_that_a_peer_got_elsewhere_meanwhile_is_not_pushed() -> None:
     assert [list(frame.messages) for frame in events] == [messages[2:]]
 
 
-def test_who_asks_again_is_told_again_and_that_ends_there() -> None:
+def test_who_asks_again_is_reported_again_and_that_ends_there() -> None:
     fleet, messages = Fleet("ab"), ids(4)
     fleet.connect("a", "b")
     fleet["a"].publish(messages)
@@ -149,7 +151,7 @@ def test_unread_events_are_announced_again_until_they_are_confirmed() -> None:
     assert frame == Inventory(messages[2:])
 
 
-def test_who_joins_is_told_of_what_it_may_have_missed() -> None:
+def test_who_joins_is_reported_of_what_it_may_have_missed() -> None:
     fleet, messages = Fleet("ab"), ids(30)
     fleet["a"].publish(messages[:10])
     fleet.connect("a", "b")
@@ -159,7 +161,7 @@ def test_who_joins_is_told_of_what_it_may_have_missed() -> None:
     fleet["b"].publish(messages[20:])
     fleet.connect("a", "b")
     fleet.run()
-    assert sorted(fleet["a"].held) == sorted(fleet["b"].held) == sorted(messages)
+    assert sorted(fleet["a"].stored) == sorted(fleet["b"].stored) == sorted(messages)
     announced = [
         each for *_, frame in fleet.sent if isinstance(frame, Inventory) for each in frame.ids
     ]
@@ -171,59 +173,59 @@ def test_leaves_bring_what_follows_on_them() -> None:
     fleet.parents = {each: (before,) for before, each in pairwise(messages)}
     fleet.parents[messages[0]] = ()
     for member, known in (("a", messages[:30]), ("b", messages[:10])):
-        fleet[member].held.update(dict.fromkeys(known))
+        fleet[member].stored.update(dict.fromkeys(known))
         fleet[member].step(Committed(known, fleet.events(known), fresh=False))
     fleet.connect("a", "b")
     fleet.run()
     leaves = [frame for *_, frame in fleet.sent if isinstance(frame, SyncLeaves)]
     assert leaves[:2] == [SyncLeaves([messages[29]]), SyncLeaves([messages[9]])]
-    assert sorted(fleet["b"].held) == sorted(messages[:30])
+    assert sorted(fleet["b"].stored) == sorted(messages[:30])
 
 
 def test_missing_parents_are_fetched_and_the_event_waits_meanwhile() -> None:
     fleet, messages = Fleet("ab"), ids(20)
     fleet.parents = {each: (before,) for before, each in pairwise(messages)}
-    fleet["a"].held.update(dict.fromkeys(messages[:-1]))
+    fleet["a"].stored.update(dict.fromkeys(messages[:-1]))
     fleet.connect("a", "b")
     fleet["a"].publish(messages[-1:])
     fleet.run()
-    assert sorted(fleet["b"].held) == sorted(messages)
+    assert sorted(fleet["b"].stored) == sorted(messages)
     assert entries(fleet["b"], "incomplete") == 0
     assert any(isinstance(frame, GetEvents) for *_, frame in fleet.sent)
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_whatever_happens_first_all_hold_the_same_in_the_end(seed: int) -> None:
-    """Any connected topology, any order of events, breaks and failures of databases."""
-    dice = random.Random(seed)
-    names = "abcdef"[: dice.randint(2, 6)]
+    # Any connected topology, any order of events, breaks and failures of databases.
+    rng = random.Random(seed)
+    names = "abcdef"[: rng.randint(2, 6)]
     fleet = Fleet(
-        names, dice.randrange, max_confirms=dice.choice((0, 1)), pushed_ids=dice.choice((0, 3, 99))
+        names, rng.randrange, max_confirms=rng.choice((0, 1)), pushed_ids=rng.choice((0, 3, 99))
     )
-    links = [(one, dice.choice(names[:at])) for at, one in enumerate(names) if at]
+    links = [(one, rng.choice(names[:at])) for at, one in enumerate(names) if at]
     for link in links:
         fleet.connect(*link)
     messages = ids(60)
     fleet.parents = {
-        each: dice.sample(messages[:at], min(at, 2)) for at, each in enumerate(messages) if at % 2
+        each: rng.sample(messages[:at], min(at, 2)) for at, each in enumerate(messages) if at % 2
     }
     for member in fleet.members.values():
-        member.fails = lambda: dice.random() < 0.1
+        member.fails = lambda: rng.random() < 0.1
     for start in range(0, 60, 4):
-        fleet[dice.choice(names)].publish(messages[start : start + 4])
-        if dice.random() < 0.3:
+        fleet[rng.choice(names)].publish(messages[start : start + 4])
+        if rng.random() < 0.3:
             fleet.run()
             fleet.check()
-        if dice.random() < 0.3:
-            link = dice.choice(links)
+        if rng.random() < 0.3:
+            link = rng.choice(links)
             fleet.disconnect(*link)
             fleet.connect(*link)
-        if dice.random() < 0.3:
+        if rng.random() < 0.3:
             fleet.now_ns += S
     for _ in range(60):
         fleet.pass_time(2 * S)
         fleet.check()
     for member in fleet.members.values():
-        assert sorted(member.held) == sorted(messages)
+        assert sorted(member.stored) == sorted(messages)
         assert not member.cut
         assert not any(entries(member, table) for table in ("unread", "incomplete", "fetches"))

@@ -204,7 +204,7 @@ def test_a_parent_that_was_refused_is_not_asked_for_with_every_child() -> None:
     assert entries(single, "incomplete") == 2
 
 
-def test_parents_that_nobody_holds_hold_up_nothing_that_is_announced() -> None:
+def test_unknown_parents_delay_nothing_that_is_announced() -> None:
     single, (child, *unknown) = Single(round_ids=2), ids(7)
     announced = ids(2, "announced")
     single.answer(single.join("x"))

@@ -144,14 +144,14 @@ def test_more_confirmations_may_be_needed_later() -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_events_wait_for_what_is_missing(seed: int) -> None:
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     waiting, names = IncompleteEvents(1_000), ids(20)
     model: dict[bytes, set[bytes]] = {}
     for _ in range(300):
-        parent = dice.choice(names[10:])
-        match dice.randint(0, 2):
+        parent = rng.choice(names[10:])
+        match rng.randint(0, 2):
             case 0:
-                event = dice.choice(names[:10])
+                event = rng.choice(names[:10])
                 waiting.doubt(event, [parent])
                 model.setdefault(event, set()).add(parent)
             case 1:
@@ -184,18 +184,18 @@ def naive_leaves(events: list[GraphEvent]) -> set[bytes]:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_leaves_are_what_nobody_names(seed: int) -> None:
-    dice = random.Random(seed)
+def test_leaves_are_events_that_are_no_parents(seed: int) -> None:
+    rng = random.Random(seed)
     graph, names = Graph(1_000), ids(30)
     events: dict[bytes, GraphEvent] = {}
     for _ in range(60):
-        name = dice.choice(names)
-        parents = tuple(dice.sample(names, dice.randint(0, 3)))
-        event = GraphEvent(name, dice.randint(1, 20), parents)
+        name = rng.choice(names)
+        parents = tuple(rng.sample(names, rng.randint(0, 3)))
+        event = GraphEvent(name, rng.randint(1, 20), parents)
         graph.add(event)
         events.setdefault(name, event)
         graph.check()
-        most = dice.randint(0, 10)
+        most = rng.randint(0, 10)
         leaves = graph.leaves(most)
         expected = naive_leaves(list(events.values()))
         times = [events[each].timestamp_ns for each in leaves.ids]

@@ -27,8 +27,8 @@ class Silent:
         raise AssertionError(frame)
 
 
-class Nobody:
-    """A user who is told nothing."""
+class Unused:
+    """A user that is never called."""
 
     turns = asyncio.Lock()
 
@@ -81,7 +81,7 @@ async def test_one_large_frame_of_all_peers_is_taken_in_a_turn_of_the_event_loop
 
 async def begun() -> tuple[PeerStream, asyncio.Task[None]]:
     stream = PeerStream(Silent(), "peer", "store", "initiator")
-    running = asyncio.create_task(stream.run(Nobody()))
+    running = asyncio.create_task(stream.run(Unused()))
     await asyncio.sleep(0)
     return stream, running
 
@@ -95,7 +95,7 @@ async def test_the_reason_of_an_end_is_raised_where_the_stream_is_run() -> None:
 
 
 async def test_a_stream_that_is_closed_and_cancelled_at_once_leaves_no_complaint() -> None:
-    """As at the end of a node: asyncio logs exceptions that nobody has looked at."""
+    # As at the end of a node: asyncio logs exceptions that nobody has looked at.
     complaints: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
     await closed_and_cancelled()

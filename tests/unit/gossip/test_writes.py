@@ -52,7 +52,7 @@ class Table:
 
 
 class Log:
-    """What was written as a warning."""
+    """A log that keeps warnings."""
 
     def __init__(self) -> None:
         self.warnings: list[object] = []

@@ -1,4 +1,4 @@
-"""What must hold of a view's answers, whichever bounds it chooses for parts."""
+"""Checks of a view's answers, whichever bounds it chooses for parts."""
 
 import random
 from dataclasses import replace
@@ -12,14 +12,14 @@ from reconcile.view import ViewRead as Read
 from tests.support.naive_view import NaiveView, can_follow
 
 
-def random_read(dice: random.Random, oracle: NaiveView, spans: Spans) -> Read:
+def random_read(rng: random.Random, oracle: NaiveView, spans: Spans) -> Read:
     """Ask everything about some spans."""
-    wanted = np.array(dice.choices((0, 1, 2, 3, 8, 64, 10_000), k=len(spans)), np.int64)
+    wanted = np.array(rng.choices((0, 1, 2, 3, 8, 64, 10_000), k=len(spans)), np.int64)
     hashes = []
     for span in spans.pairs():
         inside = oracle.within(*span)
-        known = dice.choice(inside or oracle.ids or [(0, bytes(32))])
-        hashes.append(dice.choice((known[1], dice.choice(oracle.ids or [known])[1], b"x" * 32)))
+        known = rng.choice(inside or oracle.ids or [(0, bytes(32))])
+        hashes.append(rng.choice((known[1], rng.choice(oracle.ids or [known])[1], b"x" * 32)))
     words = np.frombuffer(b"".join(hashes), np.uint64).reshape(-1, 4)
     return Read(measure=spans, split=(spans, wanted), items=spans, probe=(spans, words))
 
@@ -49,7 +49,7 @@ def check_answer(oracle: NaiveView, read: Read, answer: Answer) -> None:
 
 
 def check_parts(oracle: NaiveView, spans: Spans, wanted: np.ndarray, parts: Parts) -> None:
-    """Parts touch, are the span, have expressible bounds, true sums, and make progress."""
+    """Check that parts tile the span, have expressible bounds and true sums, and make progress."""
     assert len(parts.offsets) == len(spans) + 1
     assert parts.offsets[0] == 0
     assert len(parts.upper) == len(parts.counts) == len(parts.fingerprints) == parts.offsets[-1]

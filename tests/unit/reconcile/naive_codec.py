@@ -144,7 +144,7 @@ def payload_of(cluster: int, shards: tuple[int, ...], records: list[Record]) -> 
 
 @dataclass(frozen=True)
 class Style:
-    """What kind of records to make up.
+    """The kind of records to make up.
 
     Attributes:
         kinds: weights of the kinds.
@@ -162,7 +162,7 @@ class Style:
 
 
 def made_up(random: Random, style: Style, count: int, begin: int = 0) -> list[Record]:
-    """Random legal records, the first of which may begin late."""
+    """Return random legal records, the first of which may begin late."""
     records: list[Record] = []
     lower = LOWEST
     if begin:

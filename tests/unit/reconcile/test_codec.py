@@ -95,7 +95,7 @@ def test_greatest_numbers() -> None:
 
 
 def set_up_to_the_end(items: tuple[tuple[int, bytes], ...]) -> list[Record]:
-    """The only way to (2^63-1, ff…) is through its prefixes."""
+    """Return the only way to (2^63-1, ff…): through its prefixes."""
     greatest = items[-1][0]
     first = Record((greatest, ZERO), 2, items=items[:1])
     steps = [skip(greatest, b"\xff" * size) for size in range(1, 32)]

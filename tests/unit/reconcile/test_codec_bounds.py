@@ -1,4 +1,4 @@
-"""Which bounds can follow which, against the letter of the specification."""
+"""Bounds that can follow each other, against the letter of the specification."""
 
 from collections import deque
 from itertools import product
@@ -21,10 +21,8 @@ bounds = st.tuples(st.integers(0, 2) | st.integers(0, 2**63 - 1), hashes)
 
 
 def test_the_table_of_the_specification() -> None:
-    """WAKU-SYNC, "Delta encoding for sequential SyncIds": its example.
-
-    Of the third row, which has the second's time, the hash is sent up to the byte that differs.
-    """
+    # WAKU-SYNC, "Delta encoding for sequential SyncIds": its example.
+    # Of the third row, which has the second's time, the hash is sent up to the byte that differs.
     records = [Record((time, bytes(32)), 0) for time in (1000, 1002, 1003)]
     assert encode(payload_of(0, (), records))[2:] == b"\xe8\x07\0\x02\0\x01\0"
     second, third = bytes.fromhex("351c5e86").ljust(32, b"\x22"), bytes.fromhex("3560")
@@ -32,7 +30,7 @@ def test_the_table_of_the_specification() -> None:
 
 
 def can_follow(previous: SyncId, bound: SyncId) -> bool:
-    """It can if a decoder sees it as it was meant."""
+    """Return True if a decoder reads a bound as it was meant."""
     if bound <= previous:
         return False
     try:

@@ -39,7 +39,7 @@ MULTIPLY = range(4)
 
 
 def assert_exact(joined: Joined, ours: set[SyncId], theirs: set[SyncId]) -> None:
-    """Both sides know just what each lacks."""
+    """Check that both sides found just what each lacks."""
     for outcome, own, other in zip(joined.outcomes, (ours, theirs), (theirs, ours), strict=True):
         assert isinstance(outcome, CompactResult)
         assert outcome.to_send.pairs() == sorted(own - other)
@@ -59,7 +59,7 @@ def sets_of(seed: int, shared: int, ours: int, theirs: int, moments: int) -> lis
 
 
 def without(ids: SyncIds, places: list[int] | tuple[int, ...]) -> SyncIds:
-    """All but those at some places."""
+    """Return all but those at some places."""
     return ids[np.delete(np.arange(len(ids)), places)]
 
 
@@ -146,7 +146,7 @@ def test_chunks_of_an_index_do_not_show() -> None:
 
 
 def slowly(words: tuple[int, ...], hash_: bytes) -> int:
-    """The sum of products in GF(2^64), bit by bit."""
+    """Return the sum of products in GF(2^64), bit by bit."""
     total = 0
     for number, key in enumerate(words):
         word = int.from_bytes(hash_[8 * number : 8 * number + 8], "little")
@@ -259,7 +259,9 @@ def test_what_a_peer_wants_may_be_spread_as_it_likes() -> None:
 
 @given(st.integers(0, 2**32), st.sampled_from([40, 90]), st.sampled_from([500, 10_000]))
 @settings(max_examples=4, deadline=None)
-def test_single_differences_are_told_by_their_prints(seed: int, lacking: int, chunk: int) -> None:
+def test_single_differences_are_reported_by_their_prints(
+    seed: int, lacking: int, chunk: int
+) -> None:
     first, second = sets_of(seed, 6_000, lacking, 5, 10**6)
     views = []
     for ids in (first, second):
@@ -279,8 +281,8 @@ def test_single_differences_are_told_by_their_prints(seed: int, lacking: int, ch
 
 @pytest.mark.parametrize("chunk", [500, 10**6])
 @pytest.mark.parametrize("offered", [True, False])
-def test_a_few_differences_are_told_by_what_prints_are_apart(offered: bool, chunk: int) -> None:
-    told = tables = 0
+def test_a_few_differences_are_reported_by_what_prints_are_apart(offered: bool, chunk: int) -> None:
+    reported = tables = 0
     ids = SyncIds.of(sorted(sets_of(5, 9_000, 0, 0, 10**9)[0]))
     for seed in range(12):
         rng = random.Random(seed)
@@ -299,14 +301,14 @@ def test_a_few_differences_are_told_by_what_prints_are_apart(offered: bool, chun
         assert slices is not None
         frame = decode(joined.frames[0][-1], slices=len(slices))
         assert isinstance(frame, TableFrame)
-        told += frame.by_prints and len(frame.single) >= len(lacking) - 2
+        reported += frame.by_prints and len(frame.single) >= len(lacking) - 2
         tables += frame.by_prints and len(frame.cells) > 1
-    assert told > 6
+    assert reported > 6
     assert 0 < tables < 6, "a table is for two differences in a slice"
 
 
 def test_three_differences_in_a_slice_are_not_taken_for_one() -> None:
-    """Nothing says so before the initiator lacks what it is asked for, or counts are others."""
+    # Nothing says so before the initiator lacks what it is asked for, or counts are others.
     ids = SyncIds.of(sorted(sets_of(3, 9_000, 0, 0, 10**9)[0]))
     ends = set()
     for at in range(4_000, 4_200, 20):

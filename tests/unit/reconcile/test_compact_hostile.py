@@ -207,7 +207,7 @@ def test_slices_that_are_malformed_or_too_many_are_refused(slices: bytes) -> Non
 
 
 def sent_until(kind: FrameKind) -> tuple[Joined, int, bytes]:
-    """A session up to a frame of a kind: who is to receive it, and the frame."""
+    """Return a session up to a frame of a kind: who is to receive it, and the frame."""
     joined = compact_pair(*VIEWS)
     frame, receiver = joined.sides[0].begin(), 1
     while frame[0] != kind:
@@ -221,7 +221,7 @@ KINDS = (FrameKind.OFFER, FrameKind.SLICES, FrameKind.TABLE, FrameKind.RESULT)
 
 
 def answer_to(side: CompactInitiator | CompactResponder, data: bytes) -> CompactStep | str:
-    """What a side answers to a frame, or what it says against it."""
+    """Return what a side answers to a frame, or what it says against it."""
     try:
         return side.receive(data)
     except (MalformedCompactError, PayloadLimitError) as refusal:
@@ -245,7 +245,7 @@ def test_a_peer_that_lies_cannot_make_a_result_wrong(kind: FrameKind, rng: rando
         assert step.outcome.to_send.pairs() == sorted(set(own) - set(other))
 
 
-def test_what_is_told_twice_or_not_lacking_ends_in_a_base_session() -> None:
+def test_what_is_reported_twice_or_not_lacking_ends_in_a_base_session() -> None:
     for change in ("twice", "another"):
         joined, receiver, frame = sent_until(FrameKind.TABLE)
         side = joined.sides[receiver]
@@ -253,9 +253,9 @@ def test_what_is_told_twice_or_not_lacking_ends_in_a_base_session() -> None:
         filled = decode(frame, slices=len(side._slices))
         assert isinstance(filled, TableFrame)
         assert len(filled.single) > 2
-        told = filled.single.copy()
-        told[1] = told[0] if change == "twice" else told[1] ^ np.uint64(1)
-        step = side.receive(encode(replace(filled, single=told)))
+        reported = filled.single.copy()
+        reported[1] = reported[0] if change == "twice" else reported[1] ^ np.uint64(1)
+        step = side.receive(encode(replace(filled, single=reported)))
         assert isinstance(step.outcome, FallBack)
 
 
@@ -281,16 +281,16 @@ def test_prints_that_are_wrong_end_in_a_base_session() -> None:
         assert filled.by_prints
         assert len(filled.single) == 4
         assert len(filled.cells) == 1
-        told = filled.single.copy()
+        reported = filled.single.copy()
         if lie == "another":
-            told[1] ^= np.uint64(1)
+            reported[1] ^= np.uint64(1)
         elif lie == "one of both sides":
             own, places = side._by_prints(filled)
-            held = side._keys.short.of_places(side._window.rows, *places)
-            wanted = next(short for short in own.tolist() if short not in held)
-            given = next(short for short in held.tolist() if short not in own)
-            told ^= np.where(np.sort(own) == wanted, np.uint64(wanted ^ given), np.uint64(0))
-        step = side.receive(encode(replace(filled, single=told)))
+            stored = side._keys.short.of_places(side._window.rows, *places)
+            wanted = next(short for short in own.tolist() if short not in stored)
+            given = next(short for short in stored.tolist() if short not in own)
+            reported ^= np.where(np.sort(own) == wanted, np.uint64(wanted ^ given), np.uint64(0))
+        step = side.receive(encode(replace(filled, single=reported)))
         assert isinstance(step.outcome, CompactResult if lie == "nothing" else FallBack), lie
 
 
@@ -313,7 +313,7 @@ def test_lists_that_are_wrong_end_in_a_base_session() -> None:
         assert (step.frame == head(FrameKind.AGAIN)) == (lie == "all")
 
 
-def test_lists_are_of_no_more_than_can_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lists_are_of_no_more_than_can_be_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     joined, receiver, frame = sent_until(FrameKind.TABLE)
     side = joined.sides[receiver]
     assert side._slices is not None
@@ -327,13 +327,13 @@ def test_lists_are_of_no_more_than_can_be_told(monkeypatch: pytest.MonkeyPatch) 
     assert step.outcome == FallBack("more is listed than can be answered")
 
 
-def test_who_was_told_of_an_id_may_not_want_it() -> None:
+def test_who_was_reported_of_an_id_may_not_want_it() -> None:
     joined, receiver, frame = sent_until(FrameKind.RESULT)
     result = decode(frame)
     assert isinstance(result, ResultFrame)
-    told = joined.sides[0]._choice.single
+    reported = joined.sides[0]._choice.single
     mask = np.uint64((1 << 8 * result.wanted_bytes) - 1)
-    wanted = np.union1d(result.wanted, told[:1] & mask)
+    wanted = np.union1d(result.wanted, reported[:1] & mask)
     step = joined.sides[receiver].receive(encode(replace(result, wanted=wanted)))
     assert isinstance(step.outcome, FallBack)
 

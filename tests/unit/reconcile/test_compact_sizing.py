@@ -1,4 +1,4 @@
-"""How many differences a table is made for, by balances, counts, and which slices differ."""
+"""The size of a table, by balances, counts, and the slices that differ."""
 
 from __future__ import annotations
 

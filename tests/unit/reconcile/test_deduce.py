@@ -51,8 +51,8 @@ def test_match_of_many_ids_of_few_times() -> None:
     local, remote = ids[::2] + ids[1::4], ids[::3]
     local.sort()
     found = match(SyncIds.of(local), SyncIds.of(remote))
-    held = set(local)
-    assert found.found.tolist() == [item in held for item in remote]
+    stored = set(local)
+    assert found.found.tolist() == [item in stored for item in remote]
     ranks = np.searchsorted(np.array([ids.index(i) for i in local]), [ids.index(i) for i in remote])
     assert found.places.tolist() == ranks.tolist()
 
@@ -105,17 +105,22 @@ def test_narrow_sets_show_every_difference_and_nothing_else(
 def test_assembled_ranges_can_be_encoded_and_say_what_the_pieces_say(
     edges: list[SyncId], items: list[SyncId]
 ) -> None:
-    """Sets between any bounds at all, with gaps before some."""
+    # Sets between any bounds at all, with gaps before some.
     spans = [pair for pair in pairwise(edges) if pair[1][1][0] < 0x80]
-    held = in_spans(items, spans)
+    stored = in_spans(items, spans)
     of = Spans.of(spans)
     pieces = SetPieces(
-        piece_keys(np.arange(len(spans))), of.lower, of.upper, np.diff(held.offsets), held.ids, True
+        piece_keys(np.arange(len(spans))),
+        of.lower,
+        of.upper,
+        np.diff(stored.offsets),
+        stored.ids,
+        True,
     )
     ranges = assemble([], [pieces])
     ranges.check()
     assert expressible(ranges.lower, ranges.upper).all()
-    assert ranges.items == held.ids
+    assert ranges.items == stored.ids
     is_set = ranges.kinds == RangeKind.ITEM_SET
     covered = list(zip(ranges.lower[is_set].pairs(), ranges.upper[is_set].pairs(), strict=True))
     inside = [any(lower <= item < upper for lower, upper in spans) for item in items]

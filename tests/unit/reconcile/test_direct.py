@@ -46,12 +46,12 @@ class Watched:
         return answer
 
 
-def held(ids: list[SyncId]) -> Watched:
+def stored(ids: list[SyncId]) -> Watched:
     return Watched(chunked(sorted(ids), 300))
 
 
 def differing(seed: int, count: int, apart: int) -> list[list[SyncId]]:
-    """What two sides have, at a time each."""
+    """Return what two sides have, at a time each."""
     rng = random.Random(seed)
     ids = [(time_ns, rng.randbytes(32)) for time_ns in rng.sample(range(YEAR), count + apart)]
     return [sorted(ids[apart // 2 :]), sorted(ids[: apart // 2] + ids[apart:])]
@@ -69,7 +69,7 @@ def test_what_is_usual_takes_one_call(apart: int, horizon: int) -> None:
     bound = (horizon, bytes(32))
 
     def nodes() -> tuple[Node, Node]:
-        return initiator(held(sets[0])), responder(held(sets[1]), horizon=bound)
+        return initiator(stored(sets[0])), responder(stored(sets[1]), horizon=bound)
 
     usual = nodes()
     payloads, results = said(usual)
@@ -101,7 +101,7 @@ def test_in_any_world_both_find_the_same(world: str) -> None:
         )
 
         def nodes(sets: list[list[SyncId]], limits: SessionLimits) -> tuple[Node, Node]:
-            first, second = held(sets[0]), held(sets[1])
+            first, second = stored(sets[0]), stored(sets[1])
             return initiator(first, limits=limits), responder(second, limits=limits)
 
         compiled = said(nodes(sets, limits))
@@ -113,12 +113,12 @@ def test_an_index_does_not_answer_for_what_it_lacks() -> None:
     sets = differing(5, 2_000, 40)
     lower = sets[0][10]
     for start_ns, answers in ((lower[0], True), (lower[0] + 1, False)):
-        first, second = held(sets[0]), Watched(IndexView.of(SyncIds.of(sets[1])), start_ns)
+        first, second = stored(sets[0]), Watched(IndexView.of(SyncIds.of(sets[1])), start_ns)
         window = ((lower[0], bytes(32)), (2**63 - 1, bytes(32)))
         whole = said((initiator(first, window=window), responder(second)))
         assert (second.at_once > 0) == (answers and kernel.compiled is not None)
         assert bool(second.steps) == (not second.at_once)
-        plain = said((initiator(held(sets[0]), window=window), responder(NaiveView(sets[1]))))
+        plain = said((initiator(stored(sets[0]), window=window), responder(NaiveView(sets[1]))))
         assert whole[1][0].to_send == plain[1][0].to_send
         assert whole[1][0].to_receive == plain[1][0].to_receive
 
@@ -130,7 +130,7 @@ def test_a_planner_that_gives_something_else_is_refused() -> None:
     if kernel.compiled is None:
         return
     own = kernel.compiled
-    view, peer = held(differing(1, 50, 0)[0]).view, initiator(held(differing(2, 50, 0)[0]))
+    view, peer = stored(differing(1, 50, 0)[0]).view, initiator(stored(differing(2, 50, 0)[0]))
     sent = peer.give(Begin())
     assert sent is not None
     payload = sent.payload
@@ -138,7 +138,7 @@ def test_a_planner_that_gives_something_else_is_refused() -> None:
     short = tuple(np.zeros(n, np.int64) for n in (5, 1, 0, 0, 2, 1, 1, 1))
 
     def asked(plan: Plan | None) -> object:
-        def planned(_held: int, _sample: bytes) -> Plan:
+        def planned(_stored: int, _sample: bytes) -> Plan:
             if plan is None:
                 raise KeyError("no plan")
             return plan

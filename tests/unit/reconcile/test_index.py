@@ -49,7 +49,7 @@ def total(ids: SyncIds) -> NDArray[np.uint64]:
 
 
 def allocated(views: list[IndexView]) -> int:
-    """The bytes of all arrays that views keep, each counted once."""
+    """Return the bytes of all arrays that views keep, each counted once."""
     blocks: dict[int, int] = {}
     for view in views:
         for chunk in view.rows.chunks:

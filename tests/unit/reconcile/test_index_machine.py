@@ -33,7 +33,7 @@ appended = st.lists(st.tuples(st.integers(0, 2), hashes), min_size=1, max_size=2
 
 
 def spans_between(bounds: list[SyncId]) -> Spans:
-    """Two of every three stretches between bounds: some touch, and some do not."""
+    """Return two of every three stretches between bounds: some touch, and some do not."""
     pairs = pairwise(sorted(set(bounds)))
     return Spans.of([pair for at, pair in enumerate(pairs) if at % 3 < 2])
 
@@ -71,25 +71,25 @@ class IndexLife(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.index = Index(min_chunk_ids=4)
-        self.held: set[SyncId] = set()
+        self.stored: set[SyncId] = set()
 
     @rule(batch=batches)
     def load(self, batch: list[SyncId]) -> None:
         self.index.load(SyncIds.of(batch))
-        self.held = set(batch)
+        self.stored = set(batch)
 
     @rule(batch=batches)
     def insert(self, batch: list[SyncId]) -> None:
         self._insert(batch)
 
     def _insert(self, batch: list[SyncId]) -> None:
-        new = set(batch) - self.held
+        new = set(batch) - self.stored
         assert self.index.insert(SyncIds.of(batch)) == len(new)
-        self.held |= new
+        self.stored |= new
 
     @rule(steps=appended)
     def append(self, steps: list[tuple[int, bytes]]) -> None:
-        last = max((timestamp for timestamp, _ in self.held if timestamp < 2**61), default=0)
+        last = max((timestamp for timestamp, _ in self.stored if timestamp < 2**61), default=0)
         batch = []
         for step, hash_ in steps:
             last += step
@@ -98,17 +98,17 @@ class IndexLife(RuleBasedStateMachine):
 
     @rule(before=ids)
     def prune(self, before: SyncId) -> None:
-        kept = {held for held in self.held if held >= before}
-        assert self.index.prune(before) == len(self.held) - len(kept)
-        self.held = kept
+        kept = {stored for stored in self.stored if stored >= before}
+        assert self.index.prune(before) == len(self.stored) - len(kept)
+        self.stored = kept
 
     @rule(target=views)
     def open_view(
         self,
     ) -> tuple[IndexView, NaiveView] | MultipleResults[tuple[IndexView, NaiveView]]:
-        if len(self.held) > 300:
+        if len(self.stored) > 300:
             return multiple()
-        return self.index.view(), NaiveView(self.held)
+        return self.index.view(), NaiveView(self.stored)
 
     @rule(opened=views, bounds=st.lists(ids, min_size=2, max_size=12))
     def read(self, opened: tuple[IndexView, NaiveView], bounds: list[SyncId]) -> None:
@@ -126,15 +126,15 @@ class IndexLife(RuleBasedStateMachine):
     def close_view(self, opened: tuple[IndexView, NaiveView]) -> None:
         view, naive = opened
         assert view.items(Spans.of([(LOWEST, END)])).ids.pairs() == [
-            held for held in naive.ids if held < END
+            stored for stored in naive.ids if stored < END
         ]
 
     @invariant()
     def holds(self) -> None:
         self.index.check()
-        assert len(self.index) == len(self.held)
+        assert len(self.index) == len(self.stored)
         everything = self.index.view().rows
-        assert set(everything.between(0, len(everything)).pairs()) == self.held
+        assert set(everything.between(0, len(everything)).pairs()) == self.stored
 
 
 IndexLife.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

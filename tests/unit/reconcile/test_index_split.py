@@ -25,12 +25,12 @@ def random_hash(rng: random.Random) -> bytes:
 
 
 def narrow_hash(rng: random.Random) -> bytes:
-    """Few values in every byte: beginnings are shared a long way."""
+    """Return a hash of few values: beginnings are shared a long way."""
     return bytes(rng.choice((0, 0, 1, 255)) for _ in range(32))
 
 
 def late_hash(rng: random.Random) -> bytes:
-    """The same 28 bytes, none of them zero, and then something."""
+    """Return a hash of 28 equal bytes, none of them zero, and then something."""
     return b"\xaa" * 28 + rng.randbytes(4)
 
 
@@ -55,7 +55,7 @@ def late(rng: random.Random) -> SyncId:
 
 
 def a_few_crowded(rng: random.Random) -> SyncId:
-    """Most times have one ID, some have many."""
+    """Return an ID; most times have one, some have many."""
     crowded = rng.random() < 0.7
     return START_NS + (rng.randrange(3) * 40 if crowded else rng.randrange(120)), random_hash(rng)
 
@@ -86,7 +86,7 @@ def parts_of(parts: Parts, span: int) -> slice:
 
 
 def previous_bounds(spans: Spans, parts: Parts) -> list[SyncId]:
-    """The lower bound of every part."""
+    """Return the lower bound of every part."""
     lower: list[SyncId] = []
     for span, bound in enumerate(spans.lower.pairs()):
         lower += [bound, *parts.upper[parts_of(parts, span)].pairs()[:-1]]
@@ -94,7 +94,7 @@ def previous_bounds(spans: Spans, parts: Parts) -> list[SyncId]:
 
 
 def assert_parts(naive: NaiveView, spans: Spans, wanted: list[int], parts: Parts) -> None:
-    """All that a split promises."""
+    """Check all that a split promises."""
     assert len(parts.offsets) == len(spans) + 1
     assert parts.offsets[0] == 0
     assert parts.offsets[-1] == len(parts.upper) == len(parts.counts) == len(parts.fingerprints)
@@ -175,7 +175,7 @@ def test_ids_of_different_times_are_split_evenly_at_times() -> None:
 
 
 def test_a_crowd_in_one_nanosecond_is_split_with_short_bounds() -> None:
-    """200,000 hashes differ early: nearly every bound is one byte long and a part of its own."""
+    # 200,000 hashes differ early: nearly every bound is one byte long and a part of its own.
     rng = np.random.default_rng(5)
     count = 200_000
     hashes = rng.integers(0, 256, (count, 32), dtype=np.uint8)

@@ -35,7 +35,7 @@ FEW = settings(max_examples=60, deadline=None)
 
 
 def on_both(work: Callable[[], Result]) -> tuple[Result, Result]:
-    """What compiled code gives, if it is there, and what arrays give."""
+    """Return what compiled code gives, if it is there, and what arrays give."""
     first = work()
     with kernel.python_only():
         return first, work()
@@ -48,7 +48,7 @@ def on_both(work: Callable[[], Result]) -> tuple[Result, Result]:
 
 
 def whole_times(spans: Spans) -> Spans:
-    """Spans whose bounds have no hashes, those of them that are not empty."""
+    """Return spans whose bounds have no hashes, those of them that are not empty."""
     pairs = [((low, bytes(32)), (up, bytes(32))) for (low, _), (up, _) in spans.pairs()]
     return Spans.of([(lower, upper) for lower, upper in pairs if lower < upper])
 
@@ -75,7 +75,7 @@ def compare_sets(ours: list[SyncId], theirs: list[SyncId], spans: Spans) -> None
 
 
 def chunked(ids: list[SyncId], chunk: int) -> IndexView:
-    """A view of many chunks, with a tail."""
+    """Return a view of many chunks, with a tail."""
     index = Index(min_chunk_ids=chunk)
     half = len(ids) // 2
     index.load(SyncIds.of(ids[:half]))
@@ -125,7 +125,7 @@ def test_an_index_answers_alike(world: str) -> None:
 
 
 def answered(view: IndexView, read: Read) -> Answer:
-    """The answer of a view that has not found out anything about the spans yet."""
+    """Return the answer of a view that has not found out anything about the spans yet."""
     fresh = Read(*(_anew(part) for part in _parts_of(read)))  # type: ignore[arg-type]
     return view.answer(fresh)
 
@@ -135,7 +135,7 @@ def _parts_of(read: Read) -> tuple[object, ...]:
 
 
 def _anew(part: object) -> object:
-    """A question about spans of which a view has not found out anything yet."""
+    """Return a question about spans of which a view has not found out anything yet."""
     if isinstance(part, Spans):
         return Spans(part.lower, part.upper)
     assert isinstance(part, tuple)
@@ -149,7 +149,7 @@ def _anew(part: object) -> object:
 
 
 def compiled_parts() -> list[ModuleType]:
-    """The kernel, if there is one."""
+    """Return the kernel, if there is one."""
     return [] if kernel.compiled is None else [kernel.compiled]
 
 
@@ -162,7 +162,7 @@ def test_columns_that_do_not_fit_are_refused() -> None:
     frozen.flags.writeable = False
     seven = np.zeros(7, np.int64)
 
-    def no_plan(_held: int, _sample: bytes) -> tuple[kernel.Column, ...]:
+    def no_plan(_stored: int, _sample: bytes) -> tuple[kernel.Column, ...]:
         return ()
 
     for own in compiled_parts():

@@ -64,7 +64,7 @@ def some(count: int, seed: int = 1) -> list[bytes]:
 
 
 def test_the_plain_expansion_is_that_of_blake3() -> None:
-    """The digest of nothing in BLAKE3's own examples, and its output for the bytes 0 to 31."""
+    # The digest of nothing in BLAKE3's own examples, and its output for the bytes 0 to 31.
     assert block(b"", 0)[:32].hex() == (
         "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262"
     )
@@ -103,7 +103,7 @@ def test_a_digest_is_of_elements_and_count() -> None:
 
 
 def test_sets_of_equal_xors_have_different_sums() -> None:
-    """Linear algebra over bits, which forges the XOR, does nothing here."""
+    # Linear algebra over bits, which forges the XOR, does nothing here.
     hashes = some(8)
     words = [int.from_bytes(digest, "big") for digest in hashes]
     closing = words[0] ^ words[1] ^ words[2] ^ words[3] ^ words[4]

@@ -91,7 +91,7 @@ def plan(ordinal: int, known: Estimate | None, *, large: bool = False) -> SplitP
 
 
 def parts(made: SplitPlan, sizes: list[int]) -> list[int]:
-    """What a plan says of ranges that were all searched in vain."""
+    """Return what a plan says of ranges that were all searched in vain."""
     chosen: list[int] = made.parts(np.array(sizes), np.ones(len(sizes), np.bool_)).tolist()
     return chosen
 
@@ -117,7 +117,7 @@ def test_few_ranges_that_differ_are_split_more_finely() -> None:
 
 
 def test_an_echo_is_for_ranges_that_were_searched() -> None:
-    """The other side can then name the one difference, if it is its own."""
+    # The other side can then name the one difference, if it is its own.
     assert one(100, 1e-3, 2) == 1
     assert int(fan_outs(np.array([100]), 1e-3, 2, probed=False)[0]) != 1
 

@@ -1,4 +1,4 @@
-"""Two sessions joined in memory know exactly what each side lacks, whatever the sets."""
+"""Sessions of any two sets, joined in memory: both sides find exactly what each lacks."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def index_view(ids: list[SyncId]) -> View:
 
 
 def different(seed: int, *, count: int, differing: int, moments: int) -> Sets:
-    """Two sets with a common part; few moments make many ties."""
+    """Return two sets with a common part; few moments make many ties."""
     rng = random.Random(seed)
     ids = some_ids(rng, count + differing, moments)
     ours = rng.randrange(differing + 1)
@@ -71,7 +71,7 @@ def test_exact_differences(
 
 
 def tricky_id(timestamp: int, shared: int, head: list[int]) -> SyncId:
-    """An ID whose hash begins like others', with zeros and 0xff where it hurts.
+    """Return an ID whose hash begins like others, with zeros and 0xff where it hurts.
 
     It ends like no other, since XOR fingerprints tell only such hashes apart.
     """
@@ -225,15 +225,15 @@ ONLY_NOW = "01020003" + "8094ebdc03" + "00" + "80a8d6b907" + "01" + "0f" + "00" 
     ],
 )
 def test_the_first_payload_byte_for_byte(window: tuple[SyncId, SyncId], expected: str) -> None:
-    held = [(10**9 + 1, b"\x0f" + bytes(31)), (3 * 10**9, bytes(31) + b"\xf0")]
-    first = initiator(NaiveView(held), window=window)
+    stored = [(10**9 + 1, b"\x0f" + bytes(31)), (3 * 10**9, bytes(31) + b"\xf0")]
+    first = initiator(NaiveView(stored), window=window)
     sent = first.give(Begin())
     assert sent is not None
     assert sent.payload.hex() == expected
 
 
 def test_the_first_answer_byte_for_byte() -> None:
-    """Few IDs that differ: all of them as a set, over just the window."""
+    # Few IDs that differ: all of them as a set, over just the window.
     view = NaiveView([(7, b"\x01" * 32), (9, b"\x02" * 32)])
     fingerprint = "00" * 32
     asked = "01020003" + "05" + "00" + "05" + "01" + fingerprint
@@ -246,7 +246,7 @@ def test_the_first_answer_byte_for_byte() -> None:
 
 @pytest.mark.parametrize("moments", [1, 10, 10**6])
 def test_payloads_keep_the_rules_of_the_encoding(moments: int) -> None:
-    """Skips that can be one are one, and no payload ends with one or holds nothing else."""
+    # Skips that can be one are one, and no payload ends with one or holds nothing else.
     ours, theirs = different(10, count=4000, differing=200, moments=moments)
     first, second = initiator(NaiveView(ours)), responder(NaiveView(theirs))
     join(first, second)

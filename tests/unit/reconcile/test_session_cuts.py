@@ -32,7 +32,7 @@ ids_of = st.lists(st.integers(0, 999), unique=True, max_size=60).map(
 
 
 def begun(ids: list[SyncId], cuts: list[int], window: tuple[SyncId, SyncId] = EVERYTHING) -> Node:
-    """The session of an initiator that divides its window."""
+    """Return the session of an initiator that divides its window."""
     config = SessionConfig(
         cluster=CLUSTER, shards=SHARDS, window=window, cuts=tuple((at, NO_HASH) for at in cuts)
     )

@@ -43,20 +43,20 @@ def payload(*ranges: Range) -> bytes:
 
 
 def begun(*ids: SyncId, window: tuple[SyncId, SyncId] = EVERYTHING) -> Node:
-    """An initiator that waits for its first answer."""
+    """Return an initiator that waits for its first answer."""
     node = initiator(NaiveView(ids), window=window)
     node.give(Begin())
     return node
 
 
 def ended(node: Node) -> Result:
-    """The result once the peer has nothing more to say."""
+    """Return the result once the peer has nothing more to say."""
     if not node.session.ended:
         node.give(Received(b""))
     return node.result
 
 
-def test_sets_that_nobody_asked_for_are_compared_all_the_same() -> None:
+def test_sets_that_were_not_asked_for_are_compared_all_the_same() -> None:
     node = begun(A, B)
     sent = node.give(
         Received(
@@ -150,25 +150,25 @@ def test_a_set_that_is_never_reconciled_ends_by_the_limit_on_rounds() -> None:
 @pytest.mark.parametrize("side", ["initiator", "responder"])
 def test_fingerprints_that_never_agree_end_by_the_limit_on_rounds(side: str) -> None:
     rng = random.Random(1)
-    held = some_ids(rng, 2_000, 10**6)
-    node = begun(*held) if side == "initiator" else responder(NaiveView(held))
+    stored = some_ids(rng, 2_000, 10**6)
+    node = begun(*stored) if side == "initiator" else responder(NaiveView(stored))
     for _ in range(63 if side == "initiator" else 64):
         node.give(Received(payload(Range(END, FINGERPRINT, rng.randbytes(32)))))
     with pytest.raises(SessionLimitError, match="64 rounds"):
         node.give(Received(payload(Range(END, FINGERPRINT, rng.randbytes(32)))))
 
 
-def test_a_fingerprint_of_zero_over_what_is_held() -> None:
-    held = sorted(some_ids(random.Random(2), 300, 10**6))
-    node = responder(NaiveView(held))
+def test_a_fingerprint_of_zero_over_what_is_stored() -> None:
+    stored = sorted(some_ids(random.Random(2), 300, 10**6))
+    node = responder(NaiveView(stored))
     sent = node.give(Received(payload(Range(END, FINGERPRINT, bytes(32)))))
     assert sent is not None
     items = [item for part in read(sent.payload)[2] for item in part.items]
-    assert items == held
+    assert items == stored
 
 
 def test_a_forged_difference_misleads_no_further_than_its_range() -> None:
-    """The fingerprint pretends that the peer lacks A alone; in truth it lacks everything."""
+    # The fingerprint pretends that the peer lacks A alone; in truth it lacks everything.
     node = responder(NaiveView([A, B, C]))
     forged = bytes(b ^ c for b, c in zip(B[1], C[1], strict=True))
     sent = node.give(Received(payload(Range(END, FINGERPRINT, forged))))
@@ -180,17 +180,17 @@ def test_a_forged_difference_misleads_no_further_than_its_range() -> None:
 
 @pytest.mark.parametrize("prefix", [b"\x4a\x35", b"\x4a\x35\x00\x01", b"\x01" * 32])
 def test_bounds_that_an_encoder_would_not_write(prefix: bytes) -> None:
-    """A decoder takes any prefix that gives a greater bound; the answer has to go around it."""
-    held = [(5, bytes([first]) + b"\x01" * 31) for first in range(0, 250, 5)]
+    # A decoder takes any prefix that gives a greater bound; the answer has to go around it.
+    stored = [(5, bytes([first]) + b"\x01" * 31) for first in range(0, 250, 5)]
     for kind in (b"\x01" + ANY_XOR, b"\x02\x00\x00"):
-        node = responder(NaiveView(held))
+        node = responder(NaiveView(stored))
         bound = b"\x05\x00" + b"\x00" + bytes([len(prefix)]) + prefix
         sent = node.give(Received(HEAD + bound + kind))
         assert sent is not None
         peer = SpecPeer([])
         peer.answer(sent.payload)
         node.give(Received(peer.answer(sent.payload)))
-        inside = [item for item in held if item < (5, prefix.ljust(32, b"\0"))]
+        inside = [item for item in stored if item < (5, prefix.ljust(32, b"\0"))]
         assert ended(node).to_send.pairs() == sorted(inside)
         assert peer.to_receive == set(inside)
 
@@ -236,9 +236,9 @@ def test_random_changes_of_real_payloads_end_well_or_by_an_error() -> None:
                 changed[rng.randrange(len(changed))] = rng.randrange(256)
             try:
                 node.give(Received(bytes(changed)))
-                held = set(ids[:-40])
-                assert set(ended(node).to_send) <= held
-                assert not set(node.result.to_receive) & held
+                stored = set(ids[:-40])
+                assert set(ended(node).to_send) <= stored
+                assert not set(node.result.to_receive) & stored
             except (MalformedPayloadError, PayloadLimitError):
                 assert node.session.ended
 
@@ -288,11 +288,11 @@ def test_answers_keep_to_small_limits(limits: CodecLimits, moments: int, shape: 
             assert sum(len(item.items) for item in ranges) <= limits.max_elements
 
 
-def test_a_set_over_much_that_is_held_is_answered_in_pieces() -> None:
-    """The peer holds nothing and says so; we hold more than one payload may list."""
-    held = some_ids(random.Random(8), 2_000, 10**6)
+def test_a_set_over_much_that_is_stored_is_answered_in_pieces() -> None:
+    # The peer holds nothing and says so; we hold more than one payload may list.
+    stored = some_ids(random.Random(8), 2_000, 10**6)
     limits = SessionLimits(payload=CodecLimits(max_elements=100), max_differences=150)
-    node = responder(NaiveView(held), limits=limits)
+    node = responder(NaiveView(stored), limits=limits)
     sent = node.give(Received(payload(Range(END, ITEM_SET, items=[]))))
     assert sent is not None
     ranges = read(sent.payload)[2]
@@ -302,12 +302,12 @@ def test_a_set_over_much_that_is_held_is_answered_in_pieces() -> None:
 
 
 def test_a_set_over_what_was_skipped_at_first_is_bounded_too() -> None:
-    """What is held between the ranges of a first payload was not counted."""
-    held = sorted(some_ids(random.Random(9), 3_000, 10**6))
+    # What is stored between the ranges of a first payload was not counted.
+    stored = sorted(some_ids(random.Random(9), 3_000, 10**6))
     limits = SessionLimits(payload=CodecLimits(max_elements=100), max_differences=100)
-    node = responder(NaiveView(held), limits=limits)
-    early, late = (held[20][0], bytes(32)), (held[-20][0], bytes(32))
-    print_of = SpecPeer(held).within
+    node = responder(NaiveView(stored), limits=limits)
+    early, late = (stored[20][0], bytes(32)), (stored[-20][0], bytes(32))
+    print_of = SpecPeer(stored).within
     first = [
         Range(early, FINGERPRINT, xor(print_of(LOWEST, early))),
         Range(late, SKIP),

@@ -1,4 +1,4 @@
-"""A session beside a peer that knows only the specification, on either side."""
+"""Sessions with a peer that has only the specification, on either side."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Halves(SpecPeer):
 
 
 def begins(first: Node, peer: SpecPeer) -> Result:
-    """The session begins."""
+    """Let the node begin a session."""
     frame = first.give(Begin())
     while frame is not None and frame.payload:
         frame = first.give(Received(peer.answer(frame.payload)))
@@ -56,7 +56,7 @@ def begins(first: Node, peer: SpecPeer) -> Result:
 
 
 def is_asked(second: Node, peer: SpecPeer, window: tuple[SyncId, SyncId]) -> Result:
-    """The peer begins."""
+    """Let the peer begin a session."""
     payload = peer.first(*window)
     while payload:
         frame = second.give(Received(payload))

@@ -1,4 +1,4 @@
-"""Every input in every state: allowed as in the table of transitions, or refused without effect."""
+"""Inputs in all states: allowed as in the table of transitions, or refused without effect."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from tests.support.naive_view import NaiveView
 from tests.support.reconcile_pair import CLUSTER, EVERYTHING, SHARDS, initiator
 from tests.support.spec_peer import SpecPeer
 
-HELD = [(n, bytes([n]) * 32) for n in range(1, 200)]
-VIEW = NaiveView(HELD)
-ASKED = SpecPeer(HELD[:-3]).first(*EVERYTHING)
+STORED = [(n, bytes([n]) * 32) for n in range(1, 200)]
+VIEW = NaiveView(STORED)
+ASKED = SpecPeer(STORED[:-3]).first(*EVERYTHING)
 SECOND = 1_000_000_000
 
 
@@ -34,7 +34,7 @@ def session(role: Role, max_seconds: int = 600) -> Session:
 
 
 def in_state(role: Role, state: str) -> tuple[Session, list[Effect]]:
-    """A session in a state, and the effects of the last step."""
+    """Return a session in a state, and the effects of the last step."""
     made = session(role)
     if state == "new":
         return made, []
@@ -91,7 +91,7 @@ def test_the_end_is_said_once_and_last() -> None:
     assert [type(effect) for effect in effects] == [Ended]
     assert made.ended
     finished = session(Role.RESPONDER)
-    equal = SpecPeer(HELD).first(*EVERYTHING)
+    equal = SpecPeer(STORED).first(*EVERYTHING)
     effects = finished.step(0, Received(equal))
     while isinstance(effects[0], ReadEffect):
         effects = finished.step(0, Answered(VIEW.answer(effects[0].read)))

@@ -15,14 +15,14 @@ Ids = list[SyncId]
 
 
 def reconciled(ours: Ids, theirs: Ids, limits: SessionLimits, tuning: Tuning) -> list[Result]:
-    """Both results of one session."""
+    """Return both results of one session."""
     first = initiator(IndexView.of(SyncIds.of(ours)), limits=limits, tuning=tuning)
     second = responder(IndexView.of(SyncIds.of(theirs)), limits=limits, tuning=tuning)
     return list(join(first, second))
 
 
 def assert_alike(results: list[Result], ours: Ids, theirs: Ids, most: int) -> None:
-    """What one side will send, the other expects; both know whether that is all."""
+    """Check that one side sends what the other expects, and that both report truncation."""
     first, second = results
     assert first.to_send == second.to_receive
     assert first.to_receive == second.to_send

@@ -17,51 +17,51 @@ BASE = 20_000 * DAY
 NO_HASH = bytes(32)
 
 
-def hash_of(dice: random.Random) -> bytes:
-    """Any hash."""
-    return hashlib.sha256(dice.randbytes(8)).digest()
+def hash_of(rng: random.Random) -> bytes:
+    """Return any hash."""
+    return hashlib.sha256(rng.randbytes(8)).digest()
 
 
-def _spread(dice: random.Random, count: int) -> list[SyncId]:
-    return [(BASE + dice.randrange(400 * DAY), hash_of(dice)) for _ in range(count)]
+def _spread(rng: random.Random, count: int) -> list[SyncId]:
+    return [(BASE + rng.randrange(400 * DAY), hash_of(rng)) for _ in range(count)]
 
 
-def _days(dice: random.Random, count: int) -> list[SyncId]:
-    return [(BASE + dice.randrange(3 * DAY), hash_of(dice)) for _ in range(count)]
+def _days(rng: random.Random, count: int) -> list[SyncId]:
+    return [(BASE + rng.randrange(3 * DAY), hash_of(rng)) for _ in range(count)]
 
 
-def _minutes(dice: random.Random, count: int) -> list[SyncId]:
-    return [(BASE + dice.randrange(3 * MINUTE), hash_of(dice)) for _ in range(count)]
+def _minutes(rng: random.Random, count: int) -> list[SyncId]:
+    return [(BASE + rng.randrange(3 * MINUTE), hash_of(rng)) for _ in range(count)]
 
 
-def _seconds(dice: random.Random, count: int) -> list[SyncId]:
-    return [(BASE + dice.randrange(90) * 10**9, hash_of(dice)) for _ in range(count)]
+def _seconds(rng: random.Random, count: int) -> list[SyncId]:
+    return [(BASE + rng.randrange(90) * 10**9, hash_of(rng)) for _ in range(count)]
 
 
-def _one_nanosecond(dice: random.Random, count: int) -> list[SyncId]:
-    return [(BASE + 5, hash_of(dice)) for _ in range(count)]
+def _one_nanosecond(rng: random.Random, count: int) -> list[SyncId]:
+    return [(BASE + 5, hash_of(rng)) for _ in range(count)]
 
 
-def _alike(dice: random.Random, count: int) -> list[SyncId]:
-    """Hashes that somebody made begin alike, in one nanosecond."""
+def _alike(rng: random.Random, count: int) -> list[SyncId]:
+    """Return IDs of one nanosecond whose hashes were made to begin alike."""
     return [(BASE + 5, bytes(30) + number.to_bytes(2, "big")) for number in range(count)] + [
-        (BASE + 5, b"\1" * 20 + dice.randbytes(12)) for _ in range(count // 4)
+        (BASE + 5, b"\1" * 20 + rng.randbytes(12)) for _ in range(count // 4)
     ]
 
 
-def _on_edges(dice: random.Random, count: int) -> list[SyncId]:
+def _on_edges(rng: random.Random, count: int) -> list[SyncId]:
     edges = [BASE + DAY, BASE + HOUR, BASE + MINUTE, BASE, BASE + DAY - MINUTE]
-    return [(dice.choice(edges) + dice.choice((-1, 0, 1)), hash_of(dice)) for _ in range(count)]
+    return [(rng.choice(edges) + rng.choice((-1, 0, 1)), hash_of(rng)) for _ in range(count)]
 
 
-def _clustered(dice: random.Random, count: int) -> list[SyncId]:
-    crowd = [(BASE + 7 * HOUR + dice.randrange(10**9), hash_of(dice)) for _ in range(count)]
-    return crowd + _spread(dice, max(1, count // 8))
+def _clustered(rng: random.Random, count: int) -> list[SyncId]:
+    crowd = [(BASE + 7 * HOUR + rng.randrange(10**9), hash_of(rng)) for _ in range(count)]
+    return crowd + _spread(rng, max(1, count // 8))
 
 
-def _at_both_ends(dice: random.Random, count: int) -> list[SyncId]:
-    first = [(dice.randrange(10), hash_of(dice)) for _ in range(count)]
-    return first + [(2**63 - 1 - dice.randrange(10**10), hash_of(dice)) for _ in range(count)]
+def _at_both_ends(rng: random.Random, count: int) -> list[SyncId]:
+    first = [(rng.randrange(10), hash_of(rng)) for _ in range(count)]
+    return first + [(2**63 - 1 - rng.randrange(10**10), hash_of(rng)) for _ in range(count)]
 
 
 WORLDS: dict[str, Callable[[random.Random, int], list[SyncId]]] = {
@@ -77,27 +77,27 @@ WORLDS: dict[str, Callable[[random.Random, int], list[SyncId]]] = {
 }
 
 
-def random_bound(dice: random.Random, ids: list[SyncId]) -> SyncId:
-    """Some bound: an ID, one beside an ID, an edge of some bucket near an ID, or anything."""
-    timestamp, hash_ = dice.choice(ids) if ids else (BASE, NO_HASH)
-    kind = dice.randrange(6)
+def random_bound(rng: random.Random, ids: list[SyncId]) -> SyncId:
+    """Return a bound: an ID, one beside an ID, an edge of a bucket near an ID, or anything."""
+    timestamp, hash_ = rng.choice(ids) if ids else (BASE, NO_HASH)
+    kind = rng.randrange(6)
     if kind == 0:
         return timestamp, hash_
     if kind == 1:
-        return timestamp, hash_[: dice.randrange(33)].ljust(32, b"\0")
+        return timestamp, hash_[: rng.randrange(33)].ljust(32, b"\0")
     if kind == 2:
-        length = dice.choice((MINUTE, HOUR, DAY))
-        edge = timestamp - timestamp % length + dice.choice((0, 0, length))
-        return min(max(edge + dice.choice((-1, 0, 0, 1)), 0), 2**63 - 1), NO_HASH
+        length = rng.choice((MINUTE, HOUR, DAY))
+        edge = timestamp - timestamp % length + rng.choice((0, 0, length))
+        return min(max(edge + rng.choice((-1, 0, 0, 1)), 0), 2**63 - 1), NO_HASH
     if kind == 3:
-        return min(max(timestamp + dice.randrange(-DAY, DAY), 0), 2**63 - 1), NO_HASH
+        return min(max(timestamp + rng.randrange(-DAY, DAY), 0), 2**63 - 1), NO_HASH
     if kind == 4:
-        return timestamp, hash_of(dice)
-    return dice.choice((LOWEST, END))
+        return timestamp, hash_of(rng)
+    return rng.choice((LOWEST, END))
 
 
-def random_spans(dice: random.Random, ids: list[SyncId], count: int) -> Spans:
-    """About so many spans, of which some touch."""
-    bounds = sorted({random_bound(dice, ids) for _ in range(count + 1)})
-    pairs = [(lower, upper) for lower, upper in pairwise(bounds) if dice.random() < 0.8]
+def random_spans(rng: random.Random, ids: list[SyncId], count: int) -> Spans:
+    """Return about so many spans, of which some touch."""
+    bounds = sorted({random_bound(rng, ids) for _ in range(count + 1)})
+    pairs = [(lower, upper) for lower, upper in pairwise(bounds) if rng.random() < 0.8]
     return Spans.of(pairs)

@@ -27,7 +27,7 @@ from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 
 
 @dataclass(frozen=True, slots=True)
-class PassingLink:
+class PassingLink(Link):
     """A link that forwards to another one; override some of its methods."""
 
     inner: Link

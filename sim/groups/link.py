@@ -20,6 +20,7 @@ from storenode.sds.aio.transport import (
     CursorRefused,
     FeedPage,
     Fetched,
+    Link,
     Outbound,
     PublishResult,
     Route,
@@ -63,18 +64,23 @@ class Radio:
             self._heard.clear()
 
 
-class GroupLink:
+class GroupLink(Link):
     """A way of one life of a participant to its channel: a `Transport` and its `Link` of SDS.
 
     ``node`` is None without a store node.
     """
 
     def __init__(self, member: Member, life: Life, node: str | None) -> None:
-        self.name = node or "radio"
+        self._name = node or "radio"
         self._member = member
         self._world = member.world
         self._life = life
         self._node = node
+
+    @property
+    def name(self) -> str:
+        """The name of the store node, or of the radio."""
+        return self._name
 
     def open(self, route: Route) -> GroupLink:
         """Return the link itself, which keeps no state of a connection."""

@@ -20,6 +20,7 @@ from storenode.client.tracing import Metadata, client_span, trace_metadata
 from storenode.connection.arguments import check_content_topic
 from storenode.connection.channel import TlsIdentity
 from storenode.connection.errors import NodeError, query_error
+from storenode.connection.limits import MAX_RESPONSE_BYTES
 from storenode.wire.sds.v1.message_pb2 import HistoryEntry
 from storenode.wire.storenode.v1 import admin_pb2, store_pb2
 from storenode.wire.waku.store.v3 import store_pb2 as waku_pb2
@@ -42,17 +43,19 @@ def connect(
     tls: TlsIdentity | None = None,
     retry: Retry | None = None,
     timeout_s: float | None = None,
+    max_response_bytes: int = MAX_RESPONSE_BYTES,
 ) -> NodeClient:
     """Make a client of the node, or of several, at ``HOST:PORT``; its first call connects.
 
     ``token`` authenticates the client. ``tls`` encrypts; without it the connection is in clear,
     and a token is then sent over loopback only. ``retry`` bounds how often a call is made again,
-    ``timeout_s`` how long each call waits for its answer, and a stream for its next page.
+    ``timeout_s`` how long each call waits for its answer, and a stream for its next page. A larger
+    response than ``max_response_bytes`` fails its call.
 
     Raises:
         ClientOptionError: An address, the token or their combination is refused.
     """
-    return NodeClient(Nodes(nodes, token, tls), retry or Retry(), timeout_s)
+    return NodeClient(Nodes(nodes, token, tls, max_response_bytes), retry or Retry(), timeout_s)
 
 
 def listed(content_topics: str | Sequence[str]) -> Sequence[str]:

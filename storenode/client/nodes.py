@@ -12,6 +12,7 @@ import grpc
 
 from storenode.connection.channel import Metadata, TlsIdentity, check_connection, open_channel
 from storenode.connection.errors import ClientOptionError
+from storenode.connection.limits import MAX_RESPONSE_BYTES
 from storenode.wire.storenode.v1 import admin_pb2_grpc, store_pb2_grpc
 
 _HEALTH: Final = "/grpc.health.v1.Health/Check"
@@ -34,7 +35,11 @@ class Nodes:
     """Stays with one node until that fails; then it is the next one's turn."""
 
     def __init__(
-        self, addresses: str | Sequence[str], token: str | None, tls: TlsIdentity | None
+        self,
+        addresses: str | Sequence[str],
+        token: str | None,
+        tls: TlsIdentity | None,
+        max_response_bytes: int = MAX_RESPONSE_BYTES,
     ) -> None:
         """Check the addresses and the token; the first call opens the channels.
 
@@ -47,7 +52,7 @@ class Nodes:
         for address in listed:
             check_connection(address, token, tls)
         self.addresses = listed
-        self._open = partial(_node, token=token, tls=tls)
+        self._open = partial(_node, token=token, tls=tls, max_response_bytes=max_response_bytes)
         self._at = 0
         self.is_closed = False
         self.have_answered = False
@@ -87,8 +92,10 @@ class Nodes:
             await asyncio.gather(*(node.channel.close(grace=None) for node in self._nodes))
 
 
-def _node(address: str, token: str | None, tls: TlsIdentity | None) -> Node:
-    channel, metadata = open_channel(address, token, tls)
+def _node(
+    address: str, token: str | None, tls: TlsIdentity | None, max_response_bytes: int
+) -> Node:
+    channel, metadata = open_channel(address, token, tls, max_response_bytes=max_response_bytes)
     return Node(
         address,
         channel,

@@ -23,7 +23,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
         {"storenode.connection", "storenode.message", "storenode.sds", "storenode.wire"}
     ),
     "storenode.sds.aio": frozenset(
-        {"storenode.connection", "storenode.message", "storenode.sds", "storenode.wire"}
+        {"storenode.client", "storenode.connection", "storenode.message", "storenode.sds"}
+        | {"storenode.wire"}
     ),
     "storenode.cli.options": frozenset({"storenode.connection", "storenode.message"}),
     "storenode.cli": frozenset(

@@ -17,6 +17,7 @@ from storenode.sds.aio.transport import (
     CursorRefused,
     FeedPage,
     Fetched,
+    Link,
     Outbound,
     PublishResult,
     TransportError,
@@ -113,7 +114,7 @@ class BusTransport:
         return BusLink(self, route)
 
 
-class BusLink:
+class BusLink(Link):
     """A link to one channel of a bus, as in `storenode.sds.aio.transport.Link`."""
 
     def __init__(self, transport: BusTransport, route: Route) -> None:

@@ -9,13 +9,13 @@ comparison. Messages from the feed rest on no such statement, and do not count h
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 from storenode.sds.aio.limits import MAX_COVERING_STORES, MAX_REASON_CHARS
-from storenode.sds.aio.transport import Fetched, TransportError
+from storenode.sds.aio.transport import TransportError
 from storenode.wire.storenode.coverage.v1.coverage_pb2 import AnswerCoverage
 
 if TYPE_CHECKING:
@@ -23,23 +23,6 @@ if TYPE_CHECKING:
     from storenode.sds.aio.transport import Link
 
 _CONFIRMED = frozenset({AnswerCoverage.COMPLETE, AnswerCoverage.PARTIAL})
-
-
-@runtime_checkable
-class CoverageLink(Protocol):
-    """A link whose answers can state how complete they are; methods may raise `TransportError`."""
-
-    @property
-    def dropped(self) -> int:
-        """The number of messages that were not accepted as those of the channel."""
-
-    async def coverage(self) -> AnswerCoverage | None:
-        """Return how complete the node is over all the time that it stores; None: unknown."""
-
-    def scan_with_coverage(
-        self, since_ns: int, report: Callable[[AnswerCoverage], None]
-    ) -> AsyncGenerator[Sequence[Fetched], None]:
-        """Scan as `Link.scan`, and pass the statement of how complete it was to ``report``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +77,7 @@ async def by_completeness(links: Sequence[Link]) -> list[tuple[Link, NodeCoverag
 async def in_step(participant: Participant, since_ns: int) -> InStep:
     """Scan the most complete node from a time on, and return what is certain then."""
     (link, best), *_ = await by_completeness(participant.links)
-    if best.until_ns and isinstance(link, CoverageLink):
+    if best.until_ns:
         try:
             best = await _scan(participant, link, best.node, since_ns)
         except TransportError as error:
@@ -112,9 +95,7 @@ async def in_step(participant: Participant, since_ns: int) -> InStep:
     )
 
 
-async def _scan(
-    participant: Participant, link: CoverageLink, node: str, since_ns: int
-) -> NodeCoverage:
+async def _scan(participant: Participant, link: Link, node: str, since_ns: int) -> NodeCoverage:
     statements: list[AnswerCoverage] = []
     dropped = link.dropped
     async with aclosing(link.scan_with_coverage(since_ns, statements.append)) as pages:
@@ -132,8 +113,6 @@ async def _scan(
 
 
 async def _coverage(link: Link) -> NodeCoverage:
-    if not isinstance(link, CoverageLink):
-        return _read(link.name, None)
     try:
         return _read(link.name, await link.coverage())
     except TransportError as error:

@@ -19,8 +19,12 @@ from typing import Any, TypeVar
 
 import grpc
 
-from storenode.connection.call_status import Ending, cancelled
-from storenode.connection.channel import TlsIdentity, explain_failure, open_channel
+from storenode.client.messages import new_message
+from storenode.client.node import connect
+from storenode.client.retry import Retry
+from storenode.common.errors import ClientClosed
+from storenode.connection.call_status import cancelled
+from storenode.connection.channel import TlsIdentity
 from storenode.connection.errors import (
     AccessDenied,
     NodeError,
@@ -28,7 +32,6 @@ from storenode.connection.errors import (
     NotServed,
     TlsHandshakeError,
     WrongProtocolError,
-    node_error,
 )
 from storenode.connection.errors import CursorRefused as NodeCursorRefused
 from storenode.message.hashing import message_hash
@@ -48,15 +51,15 @@ from storenode.sds.aio.transport import (
     CursorRefused,
     FeedPage,
     Fetched,
+    Link,
     Outbound,
     PublishResult,
     Route,
     TransportError,
 )
 from storenode.sds.codec import Entry
-from storenode.wire.sds.v1.message_pb2 import HistoryEntry
 from storenode.wire.storenode.coverage.v1.coverage_pb2 import AnswerCoverage
-from storenode.wire.storenode.v1 import store_pb2, store_pb2_grpc
+from storenode.wire.storenode.v1 import store_pb2
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 from storenode.wire.waku.store.v3.store_pb2 import (
     StoreQueryRequest,
@@ -67,7 +70,6 @@ from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopi
 
 _P = TypeVar("_P")
 _Answers = asyncio.Queue[Sequence[PublishResult] | TransportError]
-_Judge = Callable[[store_pb2.PublishResponse], Sequence[PublishResult]]
 _STORED = frozenset(
     {
         store_pb2.PublishResult.STORED,
@@ -128,129 +130,96 @@ class _Connection:
 
     def __init__(self, node: StoreNode) -> None:
         self.name = node.address
-        self._tls = node.tls
         self.links = 0
-        self._channel, self.metadata = open_channel(
-            node.address, node.token, node.tls, max_response_bytes=MAX_NODE_RESPONSE_BYTES
+        self.client = connect(
+            node.address,
+            token=node.token,
+            tls=node.tls,
+            retry=Retry(attempts=0),
+            timeout_s=CALL_TIMEOUT_S,
+            max_response_bytes=MAX_NODE_RESPONSE_BYTES,
         )
-        self.store: store_pb2_grpc.StoreAsyncStub = store_pb2_grpc.StoreStub(self._channel)
         self.calls = asyncio.Semaphore(MAX_CALLS_AT_ONCE)
         self.feeds = SharedFeeds(self.follow, self.calls)
         self._turn = asyncio.Lock()
-        self._publishing: (
-            grpc.aio.StreamStreamCall[store_pb2.PublishRequest, store_pb2.PublishResponse] | None
-        ) = None
-        self._sent: deque[tuple[_Judge, _Answers]] = deque()
-        self._reader: asyncio.Task[None] | None = None
+        self._requests: asyncio.Queue[store_pb2.PublishRequest] = asyncio.Queue(1)
+        self._sent: deque[tuple[Sequence[bytes], _Answers]] = deque()
+        self._publishing: asyncio.Task[None] | None = None
 
     async def close(self) -> None:
         """End all calls and the connection."""
         await self.feeds.close()
-        if self._reader is not None:
-            self._reader.cancel()
-            await asyncio.wait({self._reader})
-        await self._channel.close(grace=None)
+        if self._publishing is not None:
+            self._publishing.cancel()
+            await asyncio.wait({self._publishing})
+        await self.client.close()
 
     async def follow(
         self, wanted: store_pb2.ContentFilter, cursor: bytes
     ) -> AsyncGenerator[store_pb2.FollowPage, None]:
         """Yield the responses to ``Follow``, without end."""
-        request = store_pb2.FollowRequest(filter=wanted, cursor=cursor, include_data=True)
-        call = self.store.Follow(request, metadata=self.metadata)
-        pages = aiter(call)
-        timeout_s: float | None = CALL_TIMEOUT_S
         with self.translated():
-            try:
-                while (page := await self.next_page(pages, timeout_s)) is not None:
+            async with aclosing(self.client.follow(filter=wanted, cursor=cursor)) as pages:
+                async for page in pages:
                     if len(page.cursor) > MAX_CURSOR_BYTES:
                         raise TransportError(f"The node at {self.name} gives no usable cursor.")
                     yield page
-                    timeout_s = None
-            except grpc.aio.AioRpcError as error:
-                raise _transport_error(
-                    await explain_failure(error, self.name, self._tls)
-                ) from error
-            finally:
-                call.cancel()
         raise TransportError(f"The node at {self.name} ended the feed.")
 
     async def publish(
-        self, request: store_pb2.PublishRequest, judge: _Judge, answers: _Answers
+        self, request: store_pb2.PublishRequest, hints: Sequence[bytes], answers: _Answers
     ) -> None:
         """Send a request; the verdicts, or the failure of the stream, are put into ``answers``.
 
         The stream is opened with the first request, and again after it has failed.
         """
         async with self._turn:
-            call = self._publishing
-            if call is None:
-                call = self._publishing = self.store.PublishStream(None, metadata=self.metadata)
-                self._reader = asyncio.create_task(self._read_answers(call))
-            # Listed before it is written: the answer may be quicker than this task.
-            self._sent.append((judge, answers))
-            try:
-                await call.write(request)
-            except (grpc.aio.AioRpcError, grpc.aio.BaseError, asyncio.InvalidStateError):
-                # The call is over; the reader reports the reason to all that wait.
-                return
-
-    async def next_page(self, pages: AsyncIterator[_P], timeout_s: float | None) -> _P | None:
-        """Return the next response of a stream; None at its end."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await anext(pages, None)
-        except TimeoutError:
-            raise TransportError(
-                f"The node at {self.name} gave nothing for {CALL_TIMEOUT_S:.0f} s."
-            ) from None
+            await self._requests.put(request)
+            # Listed in the same step: a request is in the queue and in the list, or in neither.
+            self._sent.append((hints, answers))
+            if self._publishing is None:
+                self._publishing = asyncio.create_task(self._publish())
 
     @contextmanager
     def translated(self) -> Iterator[None]:
         """Translate failures of calls into `TransportError`."""
         try:
             yield
-        except grpc.aio.AioRpcError as error:
-            raise _transport_error(node_error(error, self.name)) from error
-        except grpc.aio.UsageError as error:
+        except NodeError as error:
+            sentence = error.sentence[:MAX_REASON_CHARS]
+            if isinstance(error, NodeCursorRefused):
+                raise CursorRefused(sentence) from error
+            raise TransportError(sentence, error if isinstance(error, _FINAL) else None) from error
+        except (ClientClosed, grpc.aio.UsageError) as error:
             raise TransportError(f"The link to {self.name} is closed.") from error
 
-    async def _read_answers(
-        self, call: grpc.aio.StreamStreamCall[store_pb2.PublishRequest, store_pb2.PublishResponse]
-    ) -> None:
+    async def _publish(self) -> None:
+        """Publish the requests of all channels until the stream fails."""
         failure = TransportError(f"The node at {self.name} ended the stream of publishing.")
-        ending = Ending(call)
         try:
             with self.translated():
-                try:
-                    async for response in call:
-                        self._answer(response)
-                except grpc.aio.AioRpcError as error:
-                    if (status := await ending.failure(error)) is not None:
-                        raise status from error
+                async with aclosing(self.client.publish_stream(self._taken())) as found:
+                    async for _, response in found:
+                        hints, answers = self._sent.popleft()
+                        answers.put_nowait(_verdicts(response, hints))
         except TransportError as error:
             failure = error
         finally:
-            call.cancel()
             self._publishing = None
             waiting = [answers for _, answers in self._sent]
             self._sent.clear()
+            while not self._requests.empty():
+                self._requests.get_nowait()
             for answers in dict.fromkeys(waiting):
                 answers.put_nowait(failure)
 
-    def _answer(self, response: store_pb2.PublishResponse) -> None:
-        if not self._sent:
-            raise TransportError(f"The node at {self.name} answered what was not published.")
-        judge, answers = self._sent[0]
-        verdicts = judge(response)
-        self._sent.popleft()
-        answers.put_nowait(verdicts)
+    async def _taken(self) -> AsyncGenerator[store_pb2.PublishRequest, None]:
+        while True:
+            yield await self._requests.get()
 
 
-class NodeLink:
-    """A channel at a node; the methods are those of `storenode.sds.aio.transport.Link`.
-
-    ``dropped`` counts messages under a wrong hash or topic.
-    """
+class NodeLink(Link):
+    """A channel at a node."""
 
     def __init__(self, route: Route, connection: _Connection, release: Callable[[], Any]) -> None:
         self.route = route
@@ -262,12 +231,17 @@ class NodeLink:
         self._filter = store_pb2.ContentFilter(
             pubsub_topic=route.pubsub_topic, content_topics=[route.content_topic]
         )
-        self.dropped = 0
+        self._dropped = 0
 
     @property
     def name(self) -> str:
         """The node's address."""
         return self._connection.name
+
+    @property
+    def dropped(self) -> int:
+        """The number of messages under a wrong hash or topic."""
+        return self._dropped
 
     async def close(self) -> None:
         """Release the connection, which is closed with its last link."""
@@ -314,15 +288,11 @@ class NodeLink:
                 report(page.coverage)
             return page.messages
 
-        request = store_pb2.ScanRequest(
-            filter=self._filter,
-            time_start=since_ns,
-            include_data=True,
-            coverage=report is not None,
+        found = self._connection.client.scan(
+            filter=self._filter, time_start=since_ns, coverage=report is not None
         )
         last_ns = since_ns
-        call = partial(self._connection.store.Scan, request)
-        async with aclosing(self._pages(call, messages_of, bounded=False)) as pages:
+        async with aclosing(self._pages(found, messages_of, bounded=False)) as pages:
             async for messages in pages:
                 for message in messages:
                     if message.timestamp_ns < last_ns:
@@ -363,21 +333,14 @@ class NodeLink:
 
     def by_id(self, entries: Sequence[Entry]) -> AsyncGenerator[Sequence[Fetched], None]:
         """Fetch by ``GetSdsMessages``."""
-        request = store_pb2.GetSdsMessagesRequest(
-            channel_id=self.route.channel_id,
-            entries=_history(entries),
-            filter=self._filter,
-            prefer_proven=True,
-        )
         wanted = {entry.message_id for entry in entries}
-        call = partial(self._connection.store.GetSdsMessages, request)
-        return self._pages(call, lambda page: _stored(page.messages, wanted))
+        found = self._connection.client.get_sds(
+            self.route.channel_id, _named(entries), filter=self._filter
+        )
+        return self._pages(found, lambda page: _stored(page.messages, wanted))
 
     async def coverage(self) -> AnswerCoverage | None:
         """Return how complete the node is, by ``GetSdsMessages``; None if it does not state it."""
-        request = store_pb2.GetSdsMessagesRequest(
-            channel_id=self.route.channel_id, filter=self._filter, coverage=True
-        )
         found: AnswerCoverage | None = None
 
         def messages_of(page: store_pb2.SdsMessagesPage) -> Iterable[WakuMessageKeyValue]:
@@ -385,8 +348,10 @@ class NodeLink:
             found = page.coverage if page.HasField("coverage") else found
             return ()
 
-        call = partial(self._connection.store.GetSdsMessages, request)
-        async for _ in self._pages(call, messages_of):
+        answer = self._connection.client.get_sds(
+            self.route.channel_id, (), filter=self._filter, coverage=True, prefer_proven=False
+        )
+        async for _ in self._pages(answer, messages_of):
             pass
         return found
 
@@ -394,17 +359,15 @@ class NodeLink:
         self, heads: Sequence[Entry], known_ids: Sequence[str]
     ) -> AsyncGenerator[Sequence[Fetched], None]:
         """Fetch causal histories by ``GetCausalHistory``."""
-        request = store_pb2.GetCausalHistoryRequest(
-            channel_id=self.route.channel_id,
-            heads=_history(heads),
-            known_ids=known_ids,
-            max_messages=MAX_CLOSURE_MESSAGES,
-            filter=self._filter,
-            prefer_proven=True,
-        )
         left = MAX_CLOSURE_MESSAGES
-        call = partial(self._connection.store.GetCausalHistory, request)
-        async with aclosing(self._pages(call, lambda page: _stored(page.messages, None))) as pages:
+        found = self._connection.client.causal_history(
+            self.route.channel_id,
+            _named(heads),
+            known_ids=known_ids,
+            max_messages=left,
+            filter=self._filter,
+        )
+        async with aclosing(self._pages(found, lambda page: _stored(page.messages, None))) as pages:
             async for messages in pages:
                 yield messages[:left]
                 left -= len(messages)
@@ -426,7 +389,7 @@ class NodeLink:
                 stored_hint = b"" if message.ephemeral else hint
                 found.append(Fetched(message.payload, stored_hint, message.timestamp))
             else:
-                self.dropped += 1
+                self._dropped += 1
         return found
 
     async def _write(self, batches: AsyncIterator[Sequence[Outbound]], answers: _Answers) -> None:
@@ -435,31 +398,20 @@ class NodeLink:
                 messages = [self._message(each) for each in batch]
                 hints = [self._hash(item.message) for item in messages]
                 request = store_pb2.PublishRequest(messages=messages)
-                judge = partial(self._verdicts, hints=hints)
-                await self._connection.publish(request, judge, answers)
+                await self._connection.publish(request, hints, answers)
         except Exception:
             # Else the reader would wait for answers to requests that were never sent.
             answers.put_nowait(TransportError(f"Publishing at {self.name} has failed."))
             raise
 
-    def _verdicts(
-        self, response: store_pb2.PublishResponse, hints: Sequence[bytes]
-    ) -> list[PublishResult]:
-        if not hints or len(response.results) != len(hints):
-            raise TransportError(f"The node at {self.name} answered what was not published.")
-        return [
-            PublishResult(result.outcome in _STORED, hint, result.reason[:MAX_REASON_CHARS])
-            for result, hint in zip(response.results, hints, strict=True)
-        ]
-
     def _message(self, item: Outbound) -> WakuMessageAndTopic:
-        message = WakuMessage(
-            payload=item.payload,
-            content_topic=self.route.content_topic,
-            timestamp=item.timestamp_ns,
+        return new_message(
+            item.payload,
+            self.route.content_topic,
+            self.route.pubsub_topic,
+            item.timestamp_ns,
             ephemeral=item.ephemeral or None,
         )
-        return WakuMessageAndTopic(message=message, pubsub_topic=self.route.pubsub_topic)
 
     def _hash(self, message: WakuMessage) -> bytes:
         meta = message.meta if message.HasField("meta") else None
@@ -470,56 +422,41 @@ class NodeLink:
         connection = self._connection
         async with connection.calls:
             with connection.translated():
-                response = await connection.store.Query(
-                    request, metadata=connection.metadata, timeout=CALL_TIMEOUT_S
-                )
-        if not 200 <= response.status_code < 300:
-            reason = response.status_desc[:MAX_REASON_CHARS]
-            raise TransportError(reason or f"The node at {self.name} gave no reason.")
-        return response
+                return await connection.client.query(request)
 
     async def _pages(
         self,
-        begin: Callable[..., grpc.aio.UnaryStreamCall[Any, _P]],
+        pages: AsyncGenerator[_P, None],
         items: Callable[[_P], Iterable[WakuMessageKeyValue]],
         *,
         bounded: bool = True,
     ) -> AsyncGenerator[list[Fetched], None]:
         connection = self._connection
         empty = taken_bytes = 0
-        async with connection.calls:
+        async with connection.calls, aclosing(pages):
             with connection.translated():
-                call = begin(metadata=connection.metadata)
-                pages = aiter(call)
-                try:
-                    while (page := await connection.next_page(pages, CALL_TIMEOUT_S)) is not None:
-                        messages = self.fetched(items(page))
-                        taken_bytes += sum(len(each.payload) for each in messages) * bounded
-                        empty = 0 if messages else empty + 1
-                        if messages:
-                            yield messages
-                        if empty > MAX_EMPTY_PAGES or taken_bytes > MAX_FETCHED_BYTES:
-                            raise TransportError(
-                                f"The node at {self.name} gives pages without end."
-                            )
-                finally:
-                    call.cancel()
+                async for page in pages:
+                    messages = self.fetched(items(page))
+                    taken_bytes += sum(len(each.payload) for each in messages) * bounded
+                    empty = 0 if messages else empty + 1
+                    if messages:
+                        yield messages
+                    if empty > MAX_EMPTY_PAGES or taken_bytes > MAX_FETCHED_BYTES:
+                        raise TransportError(f"The node at {self.name} gives pages without end.")
 
 
 StoreNode.link_class = NodeLink
 
 
-def _transport_error(error: NodeError) -> TransportError:
-    sentence = error.sentence[:MAX_REASON_CHARS]
-    if isinstance(error, NodeCursorRefused):
-        return CursorRefused(sentence)
-    return TransportError(sentence, error if isinstance(error, _FINAL) else None)
-
-
-def _history(entries: Sequence[Entry]) -> list[HistoryEntry]:
+def _verdicts(response: store_pb2.PublishResponse, hints: Sequence[bytes]) -> list[PublishResult]:
     return [
-        HistoryEntry(message_id=entry.message_id, retrieval_hint=entry.hint) for entry in entries
+        PublishResult(result.outcome in _STORED, hint, result.reason[:MAX_REASON_CHARS])
+        for result, hint in zip(response.results, hints, strict=True)
     ]
+
+
+def _named(entries: Sequence[Entry]) -> list[tuple[str, bytes | None]]:
+    return [(entry.message_id, entry.hint) for entry in entries]
 
 
 def _stored(

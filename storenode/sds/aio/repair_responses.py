@@ -20,7 +20,7 @@ from storenode.sds.aio.ledger import Row
 from storenode.sds.aio.limits import MAX_KNOWN_TIMES, MAX_VOLATILE_ITEMS
 from storenode.sds.aio.schema import LAMPORT_OFFSET
 from storenode.sds.aio.state import StateError
-from storenode.sds.aio.transport import Fetched, HoldingLink, TransportError
+from storenode.sds.aio.transport import Fetched, TransportError
 from storenode.sds.claims import said_by
 from storenode.sds.codec import (
     Entry,
@@ -128,7 +128,8 @@ class RepairResponder:
             for hint in (self._hint(each.message_id), self._copies.get(each.message_id))
             if hint
         }
-        stored = {hints[hint] for hint in await _holds(link, list(hints)) if hint in hints}
+        held = await link.holds(list(hints)) if hints else ()
+        stored = {hints[hint] for hint in held if hint in hints}
         left = {each.message_id: each for each in answers if each.message_id not in stored}
         if self._core.answers is not None:
             for each in answers:
@@ -144,18 +145,6 @@ class RepairResponder:
     def _hint(self, message_id: str) -> bytes | None:
         entry = self._core.log.recent(message_id)
         return self._hints.get(message_id) if entry is None else entry.hint
-
-
-async def _holds(link: Link, hints: list[bytes]) -> set[bytes]:
-    if not hints:
-        return set()
-    if isinstance(link, HoldingLink):
-        return await link.holds(hints)
-    stored: set[bytes] = set()
-    async with aclosing(link.by_hint(hints)) as pages:
-        async for page in pages:
-            stored.update(each.hint for each in page)
-    return stored
 
 
 def _same(found: Fetched, answers: dict[str, Broadcast]) -> str | None:

@@ -7,14 +7,16 @@ Participants verify what a link returns: one that returns invalid data loses its
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from storenode.common.backoff import Backoff
 from storenode.common.errors import StorenodeError
 from storenode.sds.aio.limits import FIRST_DELAY_S, MAX_DELAY_S
 from storenode.sds.codec import Entry
+from storenode.wire.storenode.coverage.v1.coverage_pb2 import AnswerCoverage
 
 
 class TransportError(StorenodeError):
@@ -84,7 +86,8 @@ class FeedPage:
 class Link(Protocol):
     """A link to one channel at one transport. Every method may raise `TransportError`.
 
-    Generators may be closed early, which ends the call.
+    Generators may be closed early, which ends the call. Methods with a body are inherited by links
+    that have nothing better.
     """
 
     @property
@@ -120,17 +123,30 @@ class Link(Protocol):
     async def close(self) -> None:
         """End all calls."""
 
-
-@runtime_checkable
-class HoldingLink(Protocol):
-    """A link that can be asked what it holds without fetching it."""
-
     async def holds(self, hints: Sequence[bytes]) -> set[bytes]:
-        """Return the hints of messages that are held, of 1,000 at most.
+        """Return the hints of messages that are stored, of 1,000 at most."""
+        stored: set[bytes] = set()
+        async with aclosing(self.by_hint(hints)) as pages:
+            async for page in pages:
+                stored.update(each.hint for each in page)
+        return stored
 
-        Raises:
-            TransportError: the link cannot serve.
-        """
+    @property
+    def dropped(self) -> int:
+        """The number of messages that were not accepted as those of the channel."""
+        return 0
+
+    async def coverage(self) -> AnswerCoverage | None:
+        """Return how complete the node is over all the time that it stores; None: unknown."""
+        return None
+
+    def scan_with_coverage(
+        self,
+        since_ns: int,
+        report: Callable[[AnswerCoverage], None],  # noqa: ARG002 - this one has no statement
+    ) -> AsyncGenerator[Sequence[Fetched], None]:
+        """Scan, and pass the statement of how complete the answer is to ``report``, if any."""
+        return self.scan(since_ns)
 
 
 class Transport(Protocol):

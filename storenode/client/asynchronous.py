@@ -169,6 +169,8 @@ class AsyncClient(_Connected):
             NodeError: No node served the call. Messages of earlier batches are stored; publish all
                 of them again, which stores none twice.
         """
+        if isinstance(messages, Message):
+            raise ArgumentError("This is one message: pass a list, or use publish.")
         requests = publish_requests(
             map(encode_message, messages),
             min_confirms=min_confirms,
@@ -484,7 +486,7 @@ class AsyncClient(_Connected):
         """
         pages = self._calls.get_sds(
             channel_id,
-            map(_entry, ids),
+            _entries(ids),
             filter=content_filter(pubsub_topic, content_topics),
             coverage=coverage,
             prefer_proven=prefer_proven,
@@ -518,8 +520,8 @@ class AsyncClient(_Connected):
         """
         pages = self._calls.causal_history(
             channel_id,
-            map(_entry, heads),
-            known_ids=known_ids,
+            _entries(heads),
+            known_ids=[name for name, _ in _entries(known_ids)],
             max_messages=max_messages,
             max_depth=max_depth,
             filter=content_filter(pubsub_topic, content_topics),
@@ -563,7 +565,7 @@ class AsyncAdmin(_Connected):
 
     async def fetch_messages(self, peer: str, channel_id: str, ids: Iterable[SdsId]) -> FetchReport:
         """Request SDS messages for the node from one of its peers."""
-        return await self._calls.fetch_messages(peer, channel_id, map(_entry, ids))
+        return await self._calls.fetch_messages(peer, channel_id, _entries(ids))
 
 
 def _check_paging(limit: int | None, cursor: bytes | None) -> None:
@@ -573,8 +575,15 @@ def _check_paging(limit: int | None, cursor: bytes | None) -> None:
         check_bytes("cursor", cursor, "bytes.fromhex()")
 
 
-def _entry(name: SdsId) -> Entry:
-    return (name, None) if isinstance(name, str) else name
+def _entries(ids: Iterable[SdsId]) -> list[Entry]:
+    """Return message IDs, each with its hash where one is given.
+
+    Raises:
+        ArgumentError: They are no list of IDs.
+    """
+    if isinstance(ids, str | bytes):
+        raise ArgumentError("The IDs are one value: pass a list of them.")
+    return [(name, None) if isinstance(name, str) else name for name in ids]
 
 
 async def _scanned(pages: AsyncGenerator[ScanPage]) -> AsyncGenerator[Page]:

@@ -53,7 +53,6 @@ class MessageStream(_Closing, Iterator[Message]):
 
     def __init__(self, stream: AsyncMessageStream) -> None:
         self._stream = stream
-        self._pages = stream.pages()
         self._waiting: deque[Message] = deque()
 
     @property
@@ -83,20 +82,16 @@ class MessageStream(_Closing, Iterator[Message]):
 
     def close(self) -> None:
         """End the call."""
-        run_blocking(self._close, is_finished=False)
+        run_blocking(self._stream.aclose)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        run_blocking(self._close, is_finished=kind is None and not self._waiting)
+        run_blocking(self._stream.finish, is_finished=kind is None and not self._waiting)
 
     def _next_page(self) -> Page:
-        page = run_blocking(anext, self._pages, None)
+        page = run_blocking(self._stream.next_page)
         if page is None:
             raise StopIteration
         return page
-
-    async def _close(self, *, is_finished: bool) -> None:
-        await self._pages.aclose()
-        await self._stream.finish(is_finished=is_finished)
 
 
 class Publisher:

@@ -10,6 +10,7 @@ from typing import Final
 
 import grpc
 
+from storenode.common.errors import ClientClosed
 from storenode.connection.channel import Metadata, TlsIdentity, check_connection, open_channel
 from storenode.connection.errors import ClientOptionError
 from storenode.connection.limits import MAX_RESPONSE_BYTES
@@ -54,6 +55,7 @@ class Nodes:
         self.addresses = listed
         self._open = partial(_node, token=token, tls=tls, max_response_bytes=max_response_bytes)
         self._at = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
         self.is_closed = False
         self.have_answered = False
         """True once one of them has answered a call."""
@@ -62,6 +64,20 @@ class Nodes:
     def _nodes(self) -> list[Node]:
         # Channels belong to the event loop of the first call.
         return [self._open(address) for address in self.addresses]
+
+    def check(self) -> None:
+        """Check that calls can be made from the running event loop.
+
+        Raises:
+            ClientClosed: The client was closed, or belongs to another event loop.
+        """
+        if self.is_closed:
+            raise ClientClosed("The client is closed: make a new one.")
+        self._loop = self._loop or asyncio.get_running_loop()
+        if self._loop is not asyncio.get_running_loop():
+            raise ClientClosed(
+                "The client belongs to the event loop of its first call: make one in each loop."
+            )
 
     def __len__(self) -> int:
         return len(self.addresses)

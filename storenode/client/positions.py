@@ -49,7 +49,7 @@ class FilePosition:
         """Return the position; None if there is no file.
 
         Raises:
-            PositionError: The file cannot be read, or is too large.
+            PositionError: The file cannot be read, is empty, or is too large.
         """
         try:
             with self._path.open("rb") as file:
@@ -60,7 +60,11 @@ class FilePosition:
             raise self._error("read", error) from error
         if len(cursor) > MAX_POSITION_BYTES:
             raise PositionError(f"The file {self} is not a position: choose another file.")
-        return cursor or None
+        if not cursor:
+            raise PositionError(
+                f"The file {self} is empty, its position lost: delete it to begin without one."
+            )
+        return cursor
 
     def save(self, cursor: bytes) -> None:
         """Replace the file.

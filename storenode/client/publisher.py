@@ -14,7 +14,7 @@ from storenode.client.limits import MAX_PUBLISH_REQUEST_BYTES, MAX_PUBLISH_REQUE
 from storenode.client.message import Message, Published, encode_message
 from storenode.client.messages import FIELD_OVERHEAD_BYTES, new_request
 from storenode.client.node import NodeClient
-from storenode.common.errors import ClientClosed
+from storenode.common.errors import ArgumentError, ClientClosed
 from storenode.wire.storenode.v1.store_pb2 import PublishRequest
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 
@@ -47,6 +47,8 @@ class AsyncPublisher:
         max_pending: int = DEFAULT_MAX_PENDING,
         strict: bool = True,
     ) -> None:
+        if max_pending < 1:
+            raise ArgumentError(f"max_pending={max_pending}: allow at least one message.")
         self._calls = calls
         self._min_confirms = min_confirms
         self._confirm_timeout_s = confirm_timeout_s

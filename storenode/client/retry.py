@@ -126,6 +126,7 @@ class Attempts:
 
     async def connected(self) -> Node:
         """Return the first node that answers at all, or else the node in use."""
+        self._nodes.check()
         if len(self._nodes) > 1 and (won := await self._race(_ping, [])) is not None:
             return won[0]
         return self._nodes.current
@@ -156,8 +157,7 @@ class Attempts:
         self, call: Callable[[Node], Coroutine[Any, Any, _R]], errors: list[NodeError]
     ) -> tuple[Node, _R] | None:
         """Return the first node that answers, and its answer; None when all have failed."""
-        if self._nodes.is_closed:
-            raise ClientClosed("The client is closed: make a new one.")
+        self._nodes.check()
         waiting = deque(self._nodes.in_order())
         running: dict[asyncio.Task[_R], Node] = {}
         try:

@@ -13,7 +13,7 @@ from storenode.client.message import Message, Page
 from storenode.client.positions import Position
 from storenode.common.bounded import BoundedDict
 from storenode.common.errors import ArgumentError
-from storenode.connection.errors import CursorRefused
+from storenode.connection.errors import CursorRefused, InvalidRequest
 from storenode.message.limits import NS_PER_S
 from storenode.wire.storenode.coverage.v1.coverage_pb2 import AnswerCoverage
 
@@ -44,6 +44,8 @@ class AsyncMessageStream(AsyncIterator[Message]):
         self._pages = self._opened(open_pages, cursor)
         self._next = cursor
         self._waiting: deque[Message] = deque()
+        self._coming: asyncio.Task[Page | None] | None = None
+        self._saving: asyncio.Future[None] | None = None
         self.cursor = cursor
         """Continues after all messages whose processing is over: it moves when a page's last
         message has been handed out and the next one is asked for. Empty before the first page."""
@@ -55,19 +57,32 @@ class AsyncMessageStream(AsyncIterator[Message]):
 
     async def __anext__(self) -> Message:
         while not self._waiting:
-            await self._finish_page()
-            page = await anext(self._pages)
-            self._note(page)
+            page = await self.next_page()
+            if page is None:
+                raise StopAsyncIteration
             self._waiting.extend(page.messages)
         return self._waiting.popleft()
 
     async def pages(self) -> AsyncGenerator[Page]:
         """Yield pages; `cursor` stands after a page when the next one is asked for."""
-        async with aclosing(self._pages):
-            async for page in self._pages:
-                self._note(page)
+        try:
+            while (page := await self.next_page()) is not None:
                 yield page
-                await self._finish_page()
+        finally:
+            await self.aclose()
+
+    async def next_page(self) -> Page | None:
+        """Return the next page, None at the end; `cursor` then stands after the page before.
+
+        A call that is cancelled, such as by a time limit, leaves the page to the next call.
+        """
+        if self._coming is None:
+            self._coming = asyncio.ensure_future(self._turn_page())
+        coming = self._coming
+        await asyncio.wait({coming})
+        if self._coming is coming:
+            self._coming = None
+        return coming.result()
 
     async def ack(self) -> None:
         """Keep the position after the pages whose messages have all been handed out.
@@ -105,6 +120,13 @@ class AsyncMessageStream(AsyncIterator[Message]):
 
     async def aclose(self) -> None:
         """End the call."""
+        coming, self._coming = self._coming, None
+        if coming is not None:
+            coming.cancel()
+            await asyncio.wait({coming})
+            if not coming.cancelled():
+                # Nobody waits for the page, or for the reason why there is none.
+                coming.exception()
         await self._pages.aclose()
 
     async def _opened(
@@ -118,11 +140,19 @@ class AsyncMessageStream(AsyncIterator[Message]):
             async with aclosing(open_pages(cursor)) as pages:
                 async for page in pages:
                     yield page
-        except CursorRefused as error:
-            if self._position is None:
+        except (CursorRefused, InvalidRequest) as error:
+            if self._position is None or not cursor:
                 raise
             sentence = f"{error.sentence} The position is kept in {self._position}."
-            raise CursorRefused(error.code, sentence) from error
+            raise type(error)(error.code, sentence) from error
+
+    async def _turn_page(self) -> Page | None:
+        await self._finish_page()
+        page = await anext(self._pages, None)
+        if page is not None:
+            self._next = page.cursor or self._next
+            self.live, self.coverage = page.live, page.coverage
+        return page
 
     async def _finish_page(self) -> None:
         self.cursor = self._next
@@ -130,13 +160,14 @@ class AsyncMessageStream(AsyncIterator[Message]):
             await self._save(self.cursor)
 
     async def _save(self, cursor: bytes) -> None:
+        while self._saving is not None and not self._saving.done():
+            # Of a caller that was cancelled: the thread still writes.
+            await asyncio.wait({self._saving})
         if self._position is not None and cursor and cursor != self._saved:
-            await asyncio.to_thread(self._position.save, cursor)
+            self._saving = asyncio.ensure_future(asyncio.to_thread(self._position.save, cursor))
+            await asyncio.wait({self._saving})
+            self._saving.result()
             self._saved = cursor
-
-    def _note(self, page: Page) -> None:
-        self._next = page.cursor or self._next
-        self.live, self.coverage = page.live, page.coverage
 
 
 async def up_to_live(pages: AsyncGenerator[Page]) -> AsyncGenerator[Page]:

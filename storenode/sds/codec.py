@@ -294,6 +294,9 @@ def check_id(name: str, value: str, *, may_be_empty: bool = False) -> None:
     Raises:
         ValueError: it is empty, too long, or not text that UTF-8 can carry.
     """
+    given: object = value
+    if not isinstance(given, str):
+        raise ArgumentError(f"{name} is {type(given).__name__}, not str")
     size = len(value.encode())
     if size > MAX_ID_BYTES or not (size or may_be_empty):
         raise ArgumentError(f"{name} has {size} bytes: give it 1 to {MAX_ID_BYTES}")

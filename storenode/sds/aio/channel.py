@@ -11,7 +11,7 @@ from typing import Self, Unpack
 
 from storenode.common.errors import ArgumentError
 from storenode.connection.arguments import check_bytes
-from storenode.message.text import printable
+from storenode.message.text import check_nanoseconds, printable
 from storenode.sds.aio.completeness import InStep, NodeCoverage, by_completeness, in_step
 from storenode.sds.aio.events import ChannelEvent, Events, Message
 from storenode.sds.aio.join_options import Joining, JoinOptions
@@ -52,6 +52,7 @@ class AsyncChannel:
 
     def __init__(self, participant: Participant) -> None:
         self._participant = participant
+        self._loop = asyncio.get_running_loop()
 
     @staticmethod
     @asynccontextmanager
@@ -118,6 +119,11 @@ class AsyncChannel:
         node says of that answer. None is certain where no node was found equal to another store, or
         messages are missing; what was given up as lost no longer counts as missing.
         """
+        self._check_loop()
+        try:
+            check_nanoseconds(since_ns)
+        except ValueError as error:
+            raise ArgumentError(f"{error}.") from None
         return await in_step(self._participant, since_ns)
 
     async def nodes_by_completeness(self) -> list[NodeCoverage]:
@@ -136,7 +142,8 @@ class AsyncChannel:
             NodeError: a node refuses for good: a wrong token, right, port or certificate.
             StateTaken: another process took the state; the channel has ended.
         """
-        warning = asyncio.get_running_loop().call_later(WARN_AFTER_S, self._warn)
+        self._check_loop()
+        warning = self._loop.call_later(WARN_AFTER_S, self._warn)
         try:
             async with asyncio.timeout(timeout_s):
                 while not condition(self.status):
@@ -151,6 +158,12 @@ class AsyncChannel:
         name, status = printable(self.config.channel_id), self.status
         _log.warning("channel %s still waits (%s): %s", name, status, printable(reason))
 
+    def _check_loop(self) -> None:
+        if asyncio.get_running_loop() is not self._loop:
+            raise ArgumentError(
+                "The channel belongs to the event loop that joined it: use it there, or a Channel."
+            )
+
     async def send(self, content: bytes, message_id: str | None = None) -> str:
         """Send content and return the message's ID, when it is saved.
 
@@ -161,6 +174,7 @@ class AsyncChannel:
             ChannelFullError: too many own messages are unacknowledged.
             StateTaken: another process took the state.
         """
+        self._check_loop()
         check_bytes("content", content, ".encode()")
         sent = self._participant.send(content, message_id)
         await self._participant.saver.saved()
@@ -171,6 +185,7 @@ class AsyncChannel:
 
         Raises as `send`, before any is sent; but those before one that is too large are sent.
         """
+        self._check_loop()
         participant = self._participant
         if not all(contents):
             raise ArgumentError("a message needs content: an empty one would be a sync message")
@@ -195,7 +210,9 @@ class AsyncChannel:
 
         Raises:
             ValueError: the content is empty or too large.
+            ClientClosed: the channel was left.
         """
+        self._check_loop()
         check_bytes("content", content, ".encode()")
         self._participant.send_ephemeral(content)
 
@@ -256,6 +273,9 @@ class AsyncChannel:
         The place of a message is its ``key``. With ``until``, those that came before what these
         events tell.
         """
+        self._check_loop()
+        if limit < 0:
+            raise ArgumentError(f"limit={limit}: ask for no or more messages.")
         await self._participant.saver.saved()
         commit = self._participant.ledger.commits if until is None else until.after_commit
         return await self._page(commit, min(limit, MAX_LOG_PAGE), before=before)
@@ -333,11 +353,11 @@ class Channels:
         """Take part in a channel until it is left; arguments and errors as `AsyncChannel.join`."""
         joining = Joining.of(channel_id, sender_id, options)
         thread = StateThread(joining.state, self._files)
-        stack = AsyncExitStack()
-        stack.callback(self._files.forget, thread)
-        taking_part = participating(joining, thread, self._transports)
-        channel = AsyncChannel(await stack.enter_async_context(taking_part))
-        self._joined[channel] = stack
+        async with AsyncExitStack() as stack:
+            stack.callback(self._files.forget, thread)
+            taking_part = participating(joining, thread, self._transports)
+            channel = AsyncChannel(await stack.enter_async_context(taking_part))
+            self._joined[channel] = stack.pop_all()
         return channel
 
     async def leave(self, channel: AsyncChannel) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import SystemRandom
-from typing import Self, TypedDict
+from typing import Final, Self, TypedDict
 
 from storenode.common.errors import ArgumentError
 from storenode.connection.arguments import check_content_topic
@@ -19,6 +19,8 @@ from storenode.sds.aio.transport import Route
 from storenode.sds.config import ChannelConfig
 from storenode.sds.epochs import RateLimit
 from storenode.sds.rng import Rng
+
+_SIGNER: Final = ("sign", "verify")
 
 
 class JoinOptions(TypedDict, total=False):
@@ -74,6 +76,13 @@ class Joining:
         config = options.get("config") or ChannelConfig(channel_id, sender_id)
         if (config.channel_id, config.sender_id) != (channel_id, sender_id):
             raise ArgumentError("config is of another channel or sender than the one to join as")
+        limit: object = options.get("rate_limit")
+        if limit is not None and not isinstance(limit, RateLimit):
+            raise ArgumentError(f"rate_limit is {limit!r}: give a RateLimit(messages, epoch_s)")
+        for name, methods in (("cipher", ("whole", "seal", "open")), ("signer", _SIGNER)):
+            given: object = options.get(name)
+            if given is not None and not all(hasattr(given, each) for each in methods):
+                raise ArgumentError(f"{name} is {given!r}: it needs {', '.join(methods)}")
         topic = options.get("content_topic")
         if topic is None:
             topic = f"/sds/1/{channel_id}/proto"

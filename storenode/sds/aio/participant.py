@@ -220,6 +220,8 @@ class Participant:
 
     def send_ephemeral(self, content: bytes) -> None:
         """Send content without reliability; nothing happens while offline."""
+        if self.hub.failure is not None:
+            raise self.hub.failure
         events = self.ledger.ephemeral(self._seal_content(content))
         if self.feed.node is not None:
             self.tell(events)

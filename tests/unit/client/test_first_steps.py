@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from collections.abc import Callable
 
 import grpc
 import pytest
 
 import storenode
-from storenode.client import StorenodeError
+from storenode.client import ArgumentError, ClientClosed, StorenodeError
 
 ADDRESS = "127.0.0.1:1"
 
@@ -46,7 +47,30 @@ def test_a_client_made_outside_the_event_loop_works_inside() -> None:
         client._calls.nodes.addresses[:] = [f"127.0.0.1:{port}"]
         with pytest.raises(StorenodeError, match="does not serve this call"):
             await client.query()
+        with pytest.raises(ClientClosed, match="make one in each loop"):
+            await asyncio.to_thread(asyncio.run, client.query())
         await client.aclose()
         await server.stop(0)
 
     asyncio.run(use())
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda client: client.get_sds("lobby", "id"), "The IDs are one value: pass a list"),
+        (lambda client: client.causal_history("lobby", "id"), "The IDs are one value"),
+        (lambda client: client.causal_history("lobby", [], known_ids="id"), "The IDs are one"),
+        (lambda client: client.get(bytes(32)), "The hashes are one value: pass a list"),
+        (lambda client: client.publish_many(storenode.Message(b"", "/a/1/b/c")), "one message"),
+        (lambda client: client.publisher(max_pending=0), "allow at least one message"),
+    ],
+)
+def test_a_value_in_place_of_a_list_is_refused(
+    call: Callable[[storenode.Client], object], sentence: str
+) -> None:
+    with (
+        storenode.Client(ADDRESS) as client,
+        pytest.raises(ArgumentError, match=sentence),
+    ):
+        call(client)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+import threading
+from collections.abc import AsyncGenerator, Coroutine
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -22,7 +24,7 @@ from storenode.client.positions import (
 )
 from storenode.client.streams import AsyncMessageStream, limited, up_to_live
 from storenode.common.errors import ArgumentError
-from storenode.connection.errors import CursorRefused
+from storenode.connection.errors import CursorRefused, InvalidRequest, NodeError
 
 PAGE = 3
 
@@ -151,7 +153,14 @@ def test_a_position_is_what_was_saved_last(tmp_path: Path, kind: str) -> None:
 def test_positions_that_cannot_be_used_are_named(tmp_path: Path) -> None:
     large = tmp_path / "large"
     large.write_bytes(bytes(MAX_POSITION_BYTES + 1))
-    for position in (FilePosition(large), SqlitePosition(large, "x"), FilePosition(tmp_path)):
+    empty = tmp_path / "cut to nothing"
+    empty.touch()
+    for position in (
+        FilePosition(large),
+        FilePosition(empty),
+        SqlitePosition(large, "x"),
+        FilePosition(tmp_path),
+    ):
         with pytest.raises(PositionError, match=str(tmp_path)):
             position.load()
     nowhere = tmp_path / "nowhere" / "position"
@@ -170,15 +179,52 @@ def test_an_argument_names_a_position_or_is_refused(tmp_path: Path) -> None:
             position_of(wrong)  # type: ignore[arg-type]
 
 
-async def test_a_refused_position_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [CursorRefused, InvalidRequest])
+async def test_a_refused_position_is_named(tmp_path: Path, kind: type[NodeError]) -> None:
     async def refused(cursor: bytes) -> AsyncGenerator[Page]:
-        if not cursor:
-            raise CursorRefused("OUT_OF_RANGE", "The cursor is another store's.")
+        if cursor:
+            raise kind("CODE", "The cursor is another store's.")
         yield Page([], cursor)
 
-    stream = AsyncMessageStream(refused, b"", position=FilePosition(tmp_path / "kept"))
-    with pytest.raises(CursorRefused, match=r"The position is kept in .*kept"):
-        await anext(stream)
+    position = FilePosition(tmp_path / "kept")
+    position.save(b"cut in the middle")
+    with pytest.raises(kind, match=r"The position is kept in .*kept"):
+        await anext(AsyncMessageStream(refused, b"", position=position))
+
+
+async def test_a_call_that_is_cancelled_leaves_its_page_to_the_next_one() -> None:
+    """A program that asks with a time limit misses nothing, and its position is saved in order."""
+    may_go_on, saving = asyncio.Event(), threading.Semaphore(0)
+    saves: list[bytes] = []
+
+    class SlowPosition(MemoryPosition):
+        def save(self, cursor: bytes) -> None:
+            saves.append(b"begin")
+            saving.acquire()
+            saves.append(cursor)
+
+    async def pages(_cursor: bytes) -> AsyncGenerator[Page]:
+        yield Page(messages(1), b"1")
+        await may_go_on.wait()
+        yield Page(messages(2)[1:], b"2")
+
+    async def cancelled(call: Coroutine[Any, Any, object]) -> None:
+        task = asyncio.create_task(call)
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait({task})
+        assert task.cancelled()
+
+    stream = AsyncMessageStream(pages, b"", position=SlowPosition())
+    first = await anext(stream)
+    for _ in range(3):
+        await cancelled(stream.next_page())
+    await cancelled(stream.ack())
+    may_go_on.set()
+    saving.release(10)
+    assert [first, *[message async for message in stream]] == messages(2)
+    assert saves == [b"begin", b"1", b"begin", b"2"]
+    assert stream.cursor == b"2"
 
 
 async def test_a_limit_cuts_the_last_page() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from random import Random
 from time import time_ns
@@ -12,7 +13,7 @@ import pytest
 
 from storenode.cli.chat.commands import CommandAnswer, Commands
 from storenode.cli.chat.transcript import Transcript
-from storenode.common.errors import ArgumentError
+from storenode.common.errors import ArgumentError, StorenodeError
 from storenode.message.hashing import message_hash
 from storenode.sds.aio.channel import Channel
 from storenode.sds.aio.cipher import CipherError
@@ -189,31 +190,55 @@ async def test_messages_begin_with_what_the_state_has(tmp_path: Path) -> None:
         assert [m.content for m in await alice.log(2, before=page[0].key)] == [b"2", b"3"]
 
 
-async def test_what_cannot_be_sent_is_refused_at_once() -> None:
+async def test_a_full_channel_refuses_what_is_sent() -> None:
     bus = Bus()
     config = config_of("alice", max_outgoing=1)
     async with joined(bus.transport("a"), "alice", config=config) as alice:
-        with pytest.raises(ValueError, match="a message needs content"):
-            await alice.send(b"")
-        with pytest.raises(ValueError, match="fit"):
-            await alice.send(bytes(200_000))
         await alice.send(b"one", "id-1")
         with pytest.raises(ChannelFullError, match="unacknowledged"):
             await alice.send(b"two")
         await alice.wait_for(lambda status: not status.unpublished)
 
 
-async def test_joining_with_a_wrong_config_or_address_is_refused() -> None:
-    transport = Bus().transport()
-    with pytest.raises(ValueError, match="config is of another channel or sender"):
-        async with Channel.join(transport, "room", "bob", config=config_of("alice")):
+WRONG_OPTIONS: list[tuple[dict[str, Any], str]] = [
+    ({"config": config_of("alice")}, "config is of another channel or sender"),
+    ({"places": []}, "give 1 to 64"),
+    ({"places": "nowhere"}, "is not the address of a node"),
+    ({"stat": "bob.db"}, "stat is no option of a channel: pubsub_topic, "),
+    ({"sender_id": b"bob"}, "sender_id is bytes, not str"),
+    ({"channel_id": 5}, "channel_id is int, not str"),
+    ({"rate_limit": 5}, "rate_limit is 5: give a RateLimit"),
+    ({"cipher": "key"}, "cipher is 'key': it needs whole, seal, open"),
+    ({"signer": "key"}, "signer is 'key': it needs sign, verify"),
+]
+
+
+@pytest.mark.parametrize(("options", "sentence"), WRONG_OPTIONS)
+async def test_a_wrong_option_is_refused(options: dict[str, Any], sentence: str) -> None:
+    usual = {"places": Bus().transport(), "channel_id": "room", "sender_id": "bob"}
+    with pytest.raises(StorenodeError, match=sentence):
+        async with Channel.join(**{**usual, **options}):
             pass
-    with pytest.raises(ValueError, match="give 1 to 64"):
-        async with Channel.join([], "room", "bob"):
-            pass
-    with pytest.raises(ValueError, match="is not the address of a node"):
-        async with Channel.join("nowhere", "room", "bob"):
-            pass
+
+
+WRONG_CALLS: list[tuple[Callable[[Channel], Awaitable[object]], str]] = [
+    (lambda channel: channel.send(b""), "a message needs content"),
+    (lambda channel: channel.send(bytes(200_000)), "fit"),
+    (lambda channel: channel.send(b"x", 5), "message_id is int, not str"),  # type: ignore[arg-type]
+    (lambda channel: channel.send_all(b"abc"), "The content is int, not bytes"),  # type: ignore[arg-type]
+    (lambda channel: channel.log(-1), "limit=-1"),
+    (lambda channel: channel.in_step(1_795_000_000), "looks like seconds since 1970"),
+]
+
+
+async def test_a_wrong_argument_is_refused_at_once_and_so_is_another_loop() -> None:
+    async with joined(Bus().transport("a"), "alice") as alice:
+        for call, sentence in WRONG_CALLS:
+            with pytest.raises(ArgumentError, match=sentence):
+                await call(alice)
+        with pytest.raises(ArgumentError, match="belongs to the event loop that joined it"):
+            await asyncio.to_thread(asyncio.run, alice.send(b"hello"))
+        assert await alice.log() == []
 
 
 async def test_a_long_wait_is_explained_in_the_log(
@@ -225,12 +250,6 @@ async def test_a_long_wait_is_explained_in_the_log(
         while not waiting.done():
             await alice.send(b"a change of the status")
     assert caplog.messages[0].startswith("channel room still waits (")
-
-
-async def test_a_mistyped_option_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="stat is no option of a channel: pubsub_topic, "):
-        async with Channel.join("127.0.0.1:1", "room", "bob", stat="bob.db"):  # type: ignore[call-arg]
-            pass
 
 
 async def test_a_reader_that_does_not_read_holds_up_until_it_is_closed() -> None:

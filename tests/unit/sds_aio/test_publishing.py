@@ -117,6 +117,8 @@ async def test_a_channel_that_was_left_says_so() -> None:
     with pytest.raises(ClientClosed, match="was left"):
         await alice.send(b"too late")
     with pytest.raises(ClientClosed, match="was left"):
+        await alice.send_ephemeral(b"too late")
+    with pytest.raises(ClientClosed, match="was left"):
         await alice.wait_for(lambda status: status.lost > 0)
 
 

@@ -176,10 +176,6 @@ class Message:
         return tuple([entry.message_id for entry in self.history])
 
 
-Delivered = Message
-"""Another name of `Message`, as an event of a channel."""
-
-
 @dataclass(frozen=True, slots=True)
 class Withdrawn:
     """A message left the log, since its ID proves nothing and the genuine message of that ID came.

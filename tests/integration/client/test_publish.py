@@ -7,7 +7,9 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,6 +24,10 @@ PUBSUB_TOPIC = "/waku/2/rs/1/0"
 HOUR_NS = 3_600_000_000_000
 
 
+def scanned(command: Command, topic: str) -> list[dict[str, Any]]:
+    return command.ok("scan", "--content-topic", topic, "--json").objects
+
+
 def test_a_message_is_stored_under_its_hash_and_read_back(command: Command, topic: str) -> None:
     before_ns = time.time_ns()
     ended = command.ok("publish", "--content-topic", topic, "--meta", "0aff", "grüße")
@@ -30,21 +36,17 @@ def test_a_message_is_stored_under_its_hash_and_read_back(command: Command, topi
     (stored,) = command.ok("query", "--hash", digest, "--json").objects
     timestamp = stored["message"].pop("timestamp")
     assert before_ns <= timestamp <= time.time_ns()
+    payload = "grüße".encode()
+    expected = message_hash(PUBSUB_TOPIC, payload, topic, b"\x0a\xff", timestamp).hex()
     assert stored == {
-        "message_hash": message_hash(
-            PUBSUB_TOPIC, "grüße".encode(), topic, b"\x0a\xff", timestamp
-        ).hex(),
-        "message": {
-            "payload": "grüße".encode().hex(),
-            "content_topic": topic,
-            "meta": "0aff",
-        },
+        "message_hash": expected,
+        "message": {"payload": payload.hex(), "content_topic": topic, "meta": "0aff"},
         "pubsub_topic": PUBSUB_TOPIC,
     }
-    assert stored["message_hash"] == digest
+    assert digest == expected
 
 
-def test_a_payload_of_any_bytes_comes_from_a_file_or_standard_input(
+def test_payloads_come_from_files_and_lines_and_can_be_published_again(
     command: Command, topic: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "payload"
@@ -53,158 +55,109 @@ def test_a_payload_of_any_bytes_comes_from_a_file_or_standard_input(
     command.ok(*publish, "--file", str(path))
     command.ok(*publish, "--file", "-", stdin=b"from\nstdin\n")
     command.ok(*publish, "")
-    payloads = [each["message"]["payload"] for each in scanned(command, topic)]
-    assert payloads == ["00ff0a0a", b"from\nstdin\n".hex(), ""]
-
-
-def test_each_line_is_a_message_with_a_timestamp_of_its_own(command: Command, topic: str) -> None:
-    ended = command.ok(
-        "publish", "--content-topic", topic, "--lines", "--json", stdin=b"same\nsame\n\nlast"
-    )
+    ended = command.ok(*publish, "--lines", "--json", stdin=b"same\nsame\n\nlast")
     assert [each["outcome"] for each in ended.objects] == ["STORED"] * 4
-    stored = scanned(command, topic)
-    assert [bytes.fromhex(each["message"]["payload"]) for each in stored] == [
-        *(b"same", b"same", b""),
-        b"last",
-    ]
-    assert [each["message_hash"] for each in ended.objects] == [
-        each["message_hash"] for each in stored
-    ]
-
-
-def test_what_scan_prints_can_be_published_again(command: Command, topic: str) -> None:
-    publish = ("publish", "--content-topic", topic, "--meta", "00")
-    command.ok(*publish, "--lines", stdin=b"one\ntwo\nthree\n")
     printed = command.ok("scan", "--content-topic", topic, "--json", "--cursors")
-    again = command.ok("publish", "--json-input", "--json", stdin=printed.out.encode())
-    assert [each["outcome"] for each in again.objects] == ["DUPLICATE"] * 3
-    hashes = [each["message_hash"] for each in printed.objects if "message" in each]
-    assert [each["message_hash"] for each in again.objects] == hashes
+    stored = [each for each in printed.objects if "message" in each]
+    payloads = [b"\x00\xff\n\n", b"from\nstdin\n", b"", b"same", b"same", b"", b"last"]
+    assert [bytes.fromhex(each["message"]["payload"]) for each in stored] == payloads
+    hashes = [each["message_hash"] for each in stored]
+    assert [each["message_hash"] for each in ended.objects] == hashes[3:]
+    again = command.ok("publish", "--json-input", "--json", stdin=printed.out.encode()).objects
+    assert [each["outcome"] for each in again] == ["DUPLICATE"] * 7
+    assert [each["message_hash"] for each in again] == hashes
 
 
-def test_a_line_that_is_no_message_ends_publishing_after_those_before(
-    command: Command, topic: str
+GOOD = {"message": {"payload": "00", "content_topic": "/a/1/b/proto"}, "pubsub_topic": PUBSUB_TOPIC}
+INPUTS: list[tuple[tuple[str, ...], bytes, str | None, str]] = [
+    (("--json-input",), b"\n\n{not json\n", None, "Line 4 of the input is no message: it is"),
+    (("--json-input",), b'{"message": {"payload": 1}}', None, "Line 2 of the input is no mes"),
+    (("--lines",), b"x" * (MAX_INPUT_LINE_BYTES + 100_000), "STORED", "line of the input has more"),
+    ((), bytes(MAX_INPUT_PAYLOAD_BYTES + 1), "", "which no node takes"),
+    (("--file", "FOLDER"), b"", "", "The input cannot be read (Is a directory)"),
+]
+
+
+@pytest.mark.parametrize(("flags", "text", "out", "sentence"), INPUTS)
+def test_an_input_that_cannot_be_published_ends_it_after_what_came_before(
+    command: Command,
+    topic: str,
+    tmp_path: Path,
+    *,
+    flags: tuple[str, ...],
+    text: bytes,
+    out: str | None,
+    sentence: str,
 ) -> None:
-    good = {"message": {"payload": "00", "content_topic": topic, "timestamp": time.time_ns()}}
-    text = json.dumps({**good, "pubsub_topic": PUBSUB_TOPIC}) + "\n\n{not json\n"
-    ended = command("publish", "--json-input", stdin=text.encode())
+    first = b""
+    if "--json-input" in flags:
+        good = {**GOOD, "message": {**GOOD["message"], "timestamp": time.time_ns()}}  # type: ignore[dict-item]
+        first = json.dumps(good).encode() + b"\n"
+    else:
+        flags = ("--content-topic", topic, *flags)
+        first = b"good\n" if out else b""
+    arguments = [str(tmp_path) if each == "FOLDER" else each for each in flags]
+    ended = command("publish", *arguments, stdin=first + text)
     assert ended.code == 1
-    assert "Line 3 of the input is no message: it is not JSON" in ended.err
-    ended = command("publish", "--json-input", stdin=b'{"message": {"payload": 1}}')
-    assert "Line 1 of the input is no message: the field 'payload'" in ended.err
+    assert out is None or ended.out[:6] == out
+    assert sentence in ended.err
 
 
-def test_a_line_without_end_is_refused_after_the_lines_before(command: Command, topic: str) -> None:
-    text = b"good\n" + b"x" * (MAX_INPUT_LINE_BYTES + 100_000)
-    ended = command("publish", "--content-topic", topic, "--lines", stdin=text)
-    assert ended.code == 1
-    assert ended.out.startswith("STORED")
-    assert "A line of the input has more than" in ended.err
-
-
-def test_a_payload_that_no_node_takes_is_not_sent(command: Command, topic: str) -> None:
-    payload = bytes(MAX_INPUT_PAYLOAD_BYTES + 1)
-    ended = command("publish", "--content-topic", topic, stdin=payload)
-    assert (ended.code, ended.out) == (1, "")
-    assert "which no node takes" in ended.err
-
-
-def test_a_folder_is_no_input(command: Command, topic: str, tmp_path: Path) -> None:
-    ended = command("publish", "--content-topic", topic, "--file", str(tmp_path))
-    assert (ended.code, ended.out) == (1, "")
-    assert "The input cannot be read (Is a directory)" in ended.err
-
-
-def test_a_rejected_message_is_exit_code_1_and_says_why(command: Command, topic: str) -> None:
+def test_what_the_node_does_not_store_is_told(command: Command, topic: str) -> None:
+    publish = ("publish", "--content-topic", topic)
     old = str(time.time_ns() - HOUR_NS)
-    ended = command("publish", "--content-topic", topic, "--timestamp", old, "late")
-    assert ended.code == 1
+    ended = command(*publish, "--timestamp", old, "late")
     outcome, digest, reason = ended.out.rstrip().split(None, 2)
-    assert (outcome, len(digest)) == ("REJECTED", 64)
-    assert reason
+    assert (ended.code, outcome, len(digest), bool(reason)) == (1, "REJECTED", 64, True)
     assert "1 of 1 messages were rejected" in ended.err
+    assert command.ok(*publish, "--ephemeral", "passing").out.startswith("EPHEMERAL")
     assert scanned(command, topic) == []
-
-
-def test_one_bad_message_does_not_keep_the_others_out(command: Command, topic: str) -> None:
     lines = b"small\n" + b"x" * 200_000 + b"\nalso small\n"
-    ended = command("publish", "--content-topic", topic, "--lines", "--json", stdin=lines)
+    ended = command(*publish, "--lines", "--json", stdin=lines)
     assert ended.code == 1
     assert [each["outcome"] for each in ended.objects] == ["STORED", "REJECTED", "STORED"]
-    assert len(scanned(command, topic)) == 2
-
-
-def test_an_ephemeral_message_is_not_stored(command: Command, topic: str) -> None:
-    ended = command.ok("publish", "--content-topic", topic, "--ephemeral", "passing")
-    assert ended.out.startswith("EPHEMERAL")
-    assert scanned(command, topic) == []
-
-
-def test_an_unconfirmed_message_is_exit_code_1_and_held(command: Command, topic: str) -> None:
-    flags = ("--min-confirms", "1", "--confirm-timeout", "1s", "--json")
-    ended = command("publish", "--content-topic", topic, *flags, "x")
-    assert ended.code == 1
+    ended = command(*publish, "--min-confirms=1", "--confirm-timeout=1s", "--json", "x")
     (result,) = ended.objects
-    assert (result["outcome"], result["confirms"]) == ("UNCONFIRMED", 0)
+    assert (ended.code, result["outcome"], result["confirms"]) == (1, "UNCONFIRMED", 0)
     assert result["reason"]
-    assert [each["message_hash"] for each in scanned(command, topic)] == [result["message_hash"]]
+    stored = scanned(command, topic)
+    assert len(stored) == 3
+    assert stored[-1]["message_hash"] == result["message_hash"]
+    ended = command("publish", "--content-topic", topic + "\udcff", "x")
+    assert (ended.code, "not UTF-8" in ended.err) == (2, True)
 
 
-def test_a_line_is_published_while_the_writer_still_writes(command: Command, topic: str) -> None:
-    process = command.start("publish", "--content-topic", topic, "--lines", stdin=subprocess.PIPE)
-    with process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(b"first\n")
-        process.stdin.flush()
-        assert process.stdout.readline().startswith(b"STORED")
-        process.stdin.write(b"second\n")
-        process.stdin.flush()
-        assert process.stdout.readline().startswith(b"STORED")
-        process.stdin.close()
-        assert process.wait(TIMEOUT_S) == 0
-
-
-def test_ctrl_c_ends_a_command_that_waits_for_input(command: Command, topic: str) -> None:
-    process = command.start("publish", "--content-topic", topic, "--lines", stdin=subprocess.PIPE)
-    with process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(b"first\n")
-        process.stdin.flush()
-        process.stdout.readline()
-        process.send_signal(signal.SIGINT)
-        assert process.wait(TIMEOUT_S) == 130
-        assert process.stderr is not None
-        assert b"Traceback" not in process.stderr.read()
-
-
-def test_a_reader_of_results_that_leaves_is_told_from_a_success(
-    command: Command, topic: str
+@pytest.mark.parametrize("end", ["closed", "interrupted", "unread"])
+def test_lines_are_published_while_the_writer_still_writes(
+    command: Command, topic: str, end: str
 ) -> None:
     process = command.start("publish", "--content-topic", topic, "--lines", stdin=subprocess.PIPE)
     with process:
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None
-        process.stdout.close()
-        process.stdin.write(b"first\n")
-        process.stdin.close()
-        assert process.wait(TIMEOUT_S) == 1
-        assert b"Standard output was closed" in process.stderr.read()
+        if end == "unread":
+            process.stdout.close()
+            process.stdin.write(b"first\n")
+        else:
+            for line in (b"first\n", b"second\n"):
+                process.stdin.write(line)
+                process.stdin.flush()
+                assert process.stdout.readline().startswith(b"STORED")
+        if end == "interrupted":
+            process.send_signal(signal.SIGINT)
+        else:
+            process.stdin.close()
+        code, told = process.wait(TIMEOUT_S), process.stderr.read()
+    assert code == {"closed": 0, "interrupted": 130, "unread": 1}[end]
+    assert b"Traceback" not in told
+    assert (b"Standard output was closed" in told) == (end == "unread")
 
 
-def test_bytes_that_are_not_utf_8_are_refused_as_an_option(command: Command, topic: str) -> None:
-    ended = command("publish", "--content-topic", topic + "\udcff", "x")
-    assert ended.code == 2
-    assert "not UTF-8" in ended.err
-
-
-def test_an_sds_message_names_its_channel_parents_and_id(command: Command, topic: str) -> None:
-    hint = "ab" * 32
-    flags = ("--channel", topic, "--sender", "alice", "--message-id", "m1")
-    parents = ("--parent", "p0", "--parent", f"p1@{hint}")
-    ended = command.ok("publish", "--content-topic", topic, *flags, *parents, "hello")
+def test_sds_messages_name_their_channel_parents_and_ids(command: Command, topic: str) -> None:
+    channel = ("--content-topic", topic, "--channel", topic)
+    flags = ("--sender", "alice", "--message-id", "m1", "--parent", "p0")
+    ended = command.ok("publish", *channel, *flags, "--parent", f"p1@{'ab' * 32}", "hello")
     outcome, digest, message_id = ended.out.split()
     assert (outcome, message_id) == ("STORED", "m1")
     (found,) = command.ok("get", "--channel", topic, "m1", "--json").objects
@@ -212,13 +165,9 @@ def test_an_sds_message_names_its_channel_parents_and_id(command: Command, topic
     view = sds_view(bytes.fromhex(found["stored"]["message"]["payload"]))
     assert view is not None
     assert (view.sender_id, view.content) == ("alice", b"hello")
-
-
-def test_lines_of_a_channel_depend_each_on_the_one_before(command: Command, topic: str) -> None:
-    flags = ("--content-topic", topic, "--channel", topic, "--lines", "--json")
-    published = command.ok("publish", *flags, stdin=b"a\nb\nc\n").objects
+    published = command.ok("publish", *channel, "--lines", "--json", stdin=b"a\nb\nc\n").objects
     head = published[-1]["message_id"]
-    # The IDs that are chosen here prove their messages.
+    # The IDs that are chosen here prove their messages, each of which depends on the one before.
     assert "(not verified)" not in command.ok("get", "--channel", topic, head).out
     walked = command.ok("causal-history", "--channel", topic, head, "--json").objects
     assert [each["entry"]["message_id"] for each in walked] == [
@@ -244,7 +193,3 @@ def test_timestamps_and_lamport_times_only_grow(clock: list[int], first_ns: int 
     if first_ns is None or first_ns + len(clock) < 2**63:
         assert timestamps == sorted(set(timestamps))
         assert len({hash_of(each) for each in messages if each.message.timestamp}) >= len(clock) - 1
-
-
-def scanned(command: Command, topic: str) -> list[dict[str, dict[str, str]]]:
-    return command.ok("scan", "--content-topic", topic, "--json").objects

@@ -17,10 +17,8 @@ from storenode.client.messages import (
     new_message,
     new_request,
     outcome_name,
-    publish_requests,
-    query_request,
 )
-from storenode.client.node import NodeClient, connect, content_filter
+from storenode.client.node import NodeClient, connect
 from storenode.client.retry import Retry
 from storenode.connection.errors import NodeError
 from storenode.wire.storenode.v1.store_pb2 import PublishRequest
@@ -65,64 +63,44 @@ async def store(client: NodeClient, messages: list[WakuMessageAndTopic]) -> None
         assert outcome_name(result) in ACKNOWLEDGED
 
 
-async def test_publishing_goes_on_after_the_node_was_killed(own_node: NodeProcess) -> None:
+async def test_calls_go_on_after_the_node_was_killed(own_node: NodeProcess) -> None:
     messages = made("/test/1/killed/proto", 6_000)
+    large = made("/test/1/killed/proto", 1_000, PAYLOAD_BYTES)
+    hashes = [hash_of(message) for message in (*messages, *large)]
     acknowledged: list[WakuMessageAndTopic] = []
     async with connect(own_node.listen, retry=PATIENT) as client:
-        async for message, result in client.publish_all(messages):
+        async for message, result in client.publish_all([*messages, *large]):
             if not acknowledged:
                 await restart(own_node)
             assert outcome_name(result) in ACKNOWLEDGED
             assert result.message_hash == hash_of(message)
             acknowledged.append(message)
-        held = [item async for page in client.scan() for item in page.messages]
-    assert acknowledged == messages
-    assert [item.message for item in held] == [message.message for message in messages]
-
-
-async def test_a_scan_goes_on_after_the_node_was_killed(own_node: NodeProcess) -> None:
-    messages = made("/test/1/killed/proto", 1_000, PAYLOAD_BYTES)
-    found: list[bytes] = []
-    async with connect(own_node.listen, retry=PATIENT) as client:
-        await store(client, messages)
+        assert acknowledged == [*messages, *large]
+        scanned: list[bytes] = []
         async with aclosing(client.scan(page_size=10)) as pages:
             async for page in pages:
-                if not found:
+                if not scanned:
                     await restart(own_node)
-                found += [item.message_hash for item in page.messages]
-    assert found == [hash_of(message) for message in messages]
-
-
-async def test_a_follower_goes_on_after_the_node_was_killed(own_node: NodeProcess) -> None:
-    first = made("/test/1/killed/proto", 1_000, PAYLOAD_BYTES)
-    late = made("/test/1/killed/proto", 10)
-    wanted = {hash_of(message) for message in (*first, *late)}
-    found: list[bytes] = []
-    async with connect(own_node.listen, retry=PATIENT) as client:
-        await store(client, first)
+                scanned += [item.message_hash for item in page.messages]
+        assert scanned == hashes
+        late = made("/test/1/killed/proto", 10)
+        followed: list[bytes] = []
         async with aclosing(client.follow(from_beginning=True)) as pages:
             async for page in pages:
-                if not found:
+                if not followed:
                     await restart(own_node)
                     await store(client, late)
-                found += [item.message_hash for item in page.messages]
-                if len(found) >= len(wanted):
+                followed += [item.message_hash for item in page.messages]
+                if len(followed) >= len(hashes) + len(late):
                     break
-    assert len(found) == len(set(found))
-    assert set(found) == wanted
-
-
-async def test_a_client_may_be_told_to_wait_for_a_node_that_is_not_there_yet(
-    own_node: NodeProcess,
-) -> None:
-    await asyncio.to_thread(own_node.kill)
-    patient = Retry(attempts=None, first_delay_s=0.05, max_delay_s=0.25, at_start=True)
-    async with connect(own_node.listen, retry=patient) as client:
-        publishing = asyncio.create_task(store(client, made("/test/1/late/proto", 3)))
-        await asyncio.to_thread(own_node.start)
-        await publishing
-        page = await client.query(query_request())
-    assert len(page.messages) == 3
+        assert len(followed) == len(set(followed))
+        assert set(followed) == {*hashes, *map(hash_of, late)}
+        await asyncio.to_thread(own_node.kill)
+        patient = Retry(attempts=None, first_delay_s=0.05, max_delay_s=0.25, at_start=True)
+        async with connect(own_node.listen, retry=patient) as early:
+            publishing = asyncio.create_task(store(early, made("/test/1/late/proto", 3)))
+            await asyncio.to_thread(own_node.start)
+            await publishing
 
 
 async def test_attempts_are_bounded(own_node: NodeProcess) -> None:
@@ -139,16 +117,6 @@ async def test_attempts_are_bounded(own_node: NodeProcess) -> None:
             assert error.value.unreachable
 
 
-async def test_answers_come_in_the_order_of_the_requests(node: NodeProcess, topic: str) -> None:
-    messages = made(topic, 2_500)
-    requests = list(publish_requests(messages))
-    async with connect(node.listen) as client:
-        pairs = [pair async for pair in client.publish_stream(requests)]
-    assert [request for request, _ in pairs] == requests
-    hashes = [result.message_hash for _, response in pairs for result in response.results]
-    assert hashes == [hash_of(message) for message in messages]
-
-
 async def test_an_error_of_the_source_comes_after_the_answers_to_what_it_gave(
     node: NodeProcess, topic: str
 ) -> None:
@@ -163,55 +131,6 @@ async def test_an_error_of_the_source_comes_after_the_answers_to_what_it_gave(
             await anext(answers)
         with pytest.raises(LookupError, match="the source is broken"):
             await anext(answers)
-
-
-async def test_nothing_to_publish_is_no_error(node: NodeProcess) -> None:
-    async with connect(node.listen) as client:
-        assert [pair async for pair in client.publish_stream([])] == []
-
-
-async def test_a_malformed_request_ends_the_stream_after_the_answers_before_it(
-    node: NodeProcess, topic: str
-) -> None:
-    too_many = PublishRequest(messages=made(topic, 5_001))
-    requests = [PublishRequest(messages=made(topic, 1)), too_many]
-    async with connect(node.listen) as client:
-        answers = client.publish_stream(requests)
-        await anext(answers)
-        with pytest.raises(NodeError, match=r"5,?000"):
-            await anext(answers)
-
-
-async def test_a_stream_that_is_closed_early_leaves_the_client_usable(
-    node: NodeProcess, topic: str
-) -> None:
-    async with connect(node.listen) as client:
-        await store(client, made(topic, 50))
-        wanted = content_filter(PUBSUB_TOPIC, [topic])
-        async with aclosing(client.scan(filter=wanted, page_size=10)) as pages:
-            first = await anext(pages)
-        async with aclosing(client.follow(filter=wanted)) as follower:
-            assert (await anext(follower)).live
-        (page,) = [page async for page in client.scan(filter=wanted, page_size=1_000)]
-    assert len(first.messages) == 10
-    assert len(page.messages) == 50
-
-
-async def test_one_batch_is_published_by_a_single_call(node: NodeProcess, topic: str) -> None:
-    messages = made(topic, 3)
-    async with connect(node.listen) as client:
-        results = await client.publish([*messages, messages[0]])
-    assert [outcome_name(result) for result in results] == [*(["STORED"] * 3), "DUPLICATE"]
-
-
-async def test_query_pages_leave_the_request_as_it_was(node: NodeProcess, topic: str) -> None:
-    request = query_request(pubsub_topic=PUBSUB_TOPIC, content_topics=[topic], limit=2)
-    before = request.SerializeToString()
-    async with connect(node.listen) as client:
-        await store(client, made(topic, 5))
-        sizes = [len(page.messages) async for page in client.query_pages(request)]
-    assert sizes == [2, 2, 1]
-    assert request.SerializeToString() == before
 
 
 @asynccontextmanager

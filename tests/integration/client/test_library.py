@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
+from operator import methodcaller
 from typing import Any
 
 import pytest
@@ -116,7 +117,7 @@ async def test_publish_and_catch_up_and_follow(either: Either, topic: str) -> No
         b"\0\xff", topic, "/waku/2/rs/1/3", messages[0].timestamp, b"", 0, rate_limit_proof=b"proof"
     )
     for message in messages[:2]:
-        result = await either.do(lambda client, message=message: client.publish(message))
+        result = await either.do(methodcaller("publish", message))
         assert (result.outcome, result.hash) == (Outcome.STORED, message.hash)
     found, cursor = await either.take(lambda client: client.scan(topic))
     assert found == messages[:2], "every field comes back"
@@ -187,9 +188,7 @@ async def test_sds_messages_and_their_past(either: Either, topic: str) -> None:
     short = await either.do(lambda client: client.causal_history(channel, ["c"], max_depth=1))
     assert ({each.message_id for each in short.messages}, short.truncated) == ({"b", "c"}, True)
     for proven, first in ((True, b"genuine"), (False, b"forged")):
-        both = await either.do(
-            lambda client, proven=proven: client.get_sds(channel, [name], prefer_proven=proven)
-        )
+        both = await either.do(methodcaller("get_sds", channel, [name], prefer_proven=proven))
         assert (both.messages[0].content, len(both.messages)) == (first, 2)
 
 

@@ -67,8 +67,8 @@ def test_query_by_hash_presence_and_time(
     assert (ended.code, ended.lines) == (1, [hashes[1], hashes[3]])
     assert ended.err == f"Not held: {'00' * 32}.\n"
     times = [str(each["message"]["timestamp"]) for each in stored]
-    flags = ("--content-topic", TOPIC, "--from", times[5], "--to", times[8], "--json")
-    assert hashes_in(command.ok("query", *flags)) == hashes[5:8]
+    within = ("--content-topic", TOPIC, "--from", times[5], "--to", times[8], "--json")
+    assert hashes_in(command.ok("query", *within)) == hashes[5:8]
     for wrong in (("--hash", "00"), ("--cursor", "00"), ("--cursor", "00" * 32)):
         ended = command("query", *wrong)
         assert (ended.code, ended.out, ended.err.count("\n")) == (1, "", 1)

@@ -85,12 +85,12 @@ async def test_calls_go_on_after_the_node_was_killed(own_node: NodeProcess) -> N
         assert scanned == hashes
         late = made("/test/1/killed/proto", 10)
         followed: list[bytes] = []
-        async with aclosing(client.follow(from_beginning=True)) as pages:
-            async for page in pages:
+        async with aclosing(client.follow(from_beginning=True)) as feed:
+            async for new in feed:
                 if not followed:
                     await restart(own_node)
                     await store(client, late)
-                followed += [item.message_hash for item in page.messages]
+                followed += [item.message_hash for item in new.messages]
                 if len(followed) >= len(hashes) + len(late):
                     break
         assert len(followed) == len(set(followed))

@@ -128,8 +128,8 @@ class RepairResponder:
             for hint in (self._hint(each.message_id), self._copies.get(each.message_id))
             if hint
         }
-        held = await link.holds(list(hints)) if hints else ()
-        stored = {hints[hint] for hint in held if hint in hints}
+        known = await link.holds(list(hints)) if hints else ()
+        stored = {hints[hint] for hint in known if hint in hints}
         left = {each.message_id: each for each in answers if each.message_id not in stored}
         if self._core.answers is not None:
             for each in answers:

@@ -193,7 +193,7 @@ async def test_a_refused_position_is_named(tmp_path: Path, kind: type[NodeError]
 
 
 async def test_a_call_that_is_cancelled_leaves_its_page_to_the_next_one() -> None:
-    """A program that asks with a time limit misses nothing, and its position is saved in order."""
+    """Cancel calls, as a time limit does: nothing is missed, and one save runs at a time."""
     may_go_on, saving = asyncio.Event(), threading.Semaphore(0)
     saves: list[bytes] = []
 

@@ -70,21 +70,17 @@ class GroupLink(Link):
     ``node`` is None without a store node.
     """
 
+    name = ""
+
     def __init__(self, member: Member, life: Life, node: str | None) -> None:
-        self._name = node or "radio"
+        self.name = node or "radio"
         self._member = member
         self._world = member.world
         self._life = life
         self._node = node
 
-    @property
-    def name(self) -> str:
-        """The name of the store node, or of the radio."""
-        return self._name
-
-    def open(self, route: Route) -> GroupLink:
+    def open(self, route: Route) -> GroupLink:  # noqa: ARG002 - one channel
         """Return the link itself, which keeps no state of a connection."""
-        del route
         return self
 
     async def close(self) -> None:
@@ -141,8 +137,6 @@ class GroupLink(Link):
         """From the store."""
         self._world.mark("a causal history was asked for")
         return self._pages(HISTORY, heads, known_ids)
-
-    # Calls
 
     def _begin(self, method: str) -> None:
         if self._life.ended:

@@ -6,11 +6,8 @@ The calls run on one event loop in a background thread, which all clients of a p
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from storenode.client.asynchronous import (
@@ -30,21 +27,7 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
-class _Closing(ABC):
-    """A context manager; leaving the block closes."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.close()
-
-    @abstractmethod
-    def close(self) -> None:
-        """End all calls."""
-
-
-class MessageStream(_Closing, Iterator[Message]):
+class MessageStream(Iterator[Message]):
     """Messages of a scan or a follower, one by one, or in pages by `pages`.
 
     An iterator and context manager; leaving the block ends the call. `cursor`, `live` and `ack`
@@ -53,7 +36,6 @@ class MessageStream(_Closing, Iterator[Message]):
 
     def __init__(self, stream: AsyncMessageStream) -> None:
         self._stream = stream
-        self._waiting: deque[Message] = deque()
 
     @property
     def cursor(self) -> bytes:
@@ -66,32 +48,31 @@ class MessageStream(_Closing, Iterator[Message]):
         return self._stream.live
 
     def __next__(self) -> Message:
-        while not self._waiting:
-            self._waiting.extend(self._next_page().messages)
-        return self._waiting.popleft()
+        while not self._stream.waiting:
+            page = run_blocking(self._stream.next_page)
+            if page is None:
+                raise StopIteration
+            self._stream.waiting.extend(page.messages)
+        return self._stream.waiting.popleft()
 
     def pages(self) -> Iterator[Page]:
         """Yield pages; `cursor` stands after a page when the next one is asked for."""
-        with suppress(StopIteration):
-            while True:
-                yield self._next_page()
+        while (page := run_blocking(self._stream.next_page)) is not None:
+            yield page
 
     def ack(self) -> None:
         """Keep the position after the pages whose messages have all been handed out."""
-        run_blocking(self._stream.acknowledge, is_finished=not self._waiting)
+        run_blocking(self._stream.ack)
 
     def close(self) -> None:
         """End the call."""
         run_blocking(self._stream.aclose)
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        run_blocking(self._stream.finish, is_finished=kind is None and not self._waiting)
+    def __enter__(self) -> Self:
+        return self
 
-    def _next_page(self) -> Page:
-        page = run_blocking(self._stream.next_page)
-        if page is None:
-            raise StopIteration
-        return page
+    def __exit__(self, *raised: Any) -> None:  # noqa: ANN401 - what the stream takes
+        run_blocking(self._stream.__aexit__, *raised)
 
 
 class Publisher:
@@ -142,10 +123,16 @@ class Publisher:
 _A = TypeVar("_A", AsyncClient, AsyncAdmin)
 
 
-class _Blocking(_Closing, Generic[_A]):
-    """A client whose calls an asynchronous one makes; a context manager."""
+class _Blocking(Generic[_A]):
+    """A client whose calls an asynchronous one makes; leaving the block closes it."""
 
     _asynchronous: _A
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """End all calls and connections."""

@@ -11,16 +11,15 @@ from typing import Final
 
 from storenode.client.errors import MessageRejected, NotConfirmed
 from storenode.client.messages import outcome_name
+from storenode.client.sds_messages import sds_view
 from storenode.common.errors import ArgumentError
 from storenode.connection.arguments import check_bytes, check_content_topic
 from storenode.message.hashing import message_hash
 from storenode.message.limits import HASH_BYTES
 from storenode.message.text import check_nanoseconds
 from storenode.message.topics import DEFAULT_PUBSUB_TOPIC
-from storenode.sds import codec
 from storenode.wire.sds.v1.message_pb2 import HistoryEntry
 from storenode.wire.storenode.coverage.v1.coverage_pb2 import AnswerCoverage
-from storenode.wire.storenode.internal.v1.sds_raw_pb2 import RawSdsMessage
 from storenode.wire.storenode.v1.store_pb2 import PublishResult, SdsStoredMessage
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 from storenode.wire.waku.store.v3.store_pb2 import WakuMessageKeyValue
@@ -115,20 +114,15 @@ class Message:
         message = item.message
         # Not by the constructor, which refuses what others may have published.
         decoded = object.__new__(cls)
-        for name, value in (
-            ("payload", message.payload),
-            ("content_topic", message.content_topic),
-            ("pubsub_topic", item.pubsub_topic),
-            ("timestamp", message.timestamp),
-            ("meta", message.meta if message.HasField("meta") else None),
-            ("version", message.version if message.HasField("version") else None),
-            ("ephemeral", message.ephemeral),
-            (
-                "rate_limit_proof",
-                message.rate_limit_proof if message.HasField("rate_limit_proof") else None,
-            ),
+        object.__setattr__(decoded, "pubsub_topic", item.pubsub_topic)
+        for name in ("payload", "content_topic", "timestamp", "ephemeral"):
+            object.__setattr__(decoded, name, getattr(message, name))
+        for name, is_set in (
+            ("meta", message.HasField("meta")),
+            ("version", message.HasField("version")),
+            ("rate_limit_proof", message.HasField("rate_limit_proof")),
         ):
-            object.__setattr__(decoded, name, value)
+            object.__setattr__(decoded, name, getattr(message, name) if is_set else None)
         return decoded
 
 
@@ -236,19 +230,18 @@ class SdsMessage:
     @classmethod
     def decode(cls, stored: SdsStoredMessage) -> SdsMessage | None:
         """Read a node's answer; ``None`` where the payload is no SDS message."""
-        payload = stored.stored.message.payload
-        metadata = codec.decode(payload)
-        if metadata is None:
+        view = sds_view(stored.stored.message.payload)
+        if view is None:
             return None
+        message = Message.decode(stored.stored)
         return cls(
-            metadata.channel_id.decode(),
-            metadata.message_id.decode(),
-            metadata.sender_id.decode(),
-            metadata.lamport,
-            [(name.decode(), hint) for name, hint in metadata.parents],
-            # The raw schema reads both revisions of the causal history.
-            RawSdsMessage.FromString(payload).content,
-            Message.decode(stored.stored),
+            view.channel_id,
+            view.message_id,
+            view.sender_id,
+            view.lamport,
+            view.parents,
+            view.content,
+            message,
         )
 
 

@@ -18,7 +18,7 @@ from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopi
 if TYPE_CHECKING:
     from storenode.wire.waku.store.v3.store_pb2 import WakuMessageKeyValue
 
-FIELD_OVERHEAD_BYTES: Final = 5
+_FIELD_OVERHEAD_BYTES: Final = 5
 """Of a message inside a request: one byte of tag and up to four of length."""
 
 
@@ -69,7 +69,7 @@ def publish_requests(
     group: list[WakuMessageAndTopic] = []
     size = 0
     for message in messages:
-        added = message.ByteSize() + FIELD_OVERHEAD_BYTES
+        added = message.ByteSize() + _FIELD_OVERHEAD_BYTES
         full = len(group) == MAX_PUBLISH_REQUEST_MESSAGES
         if group and (full or size + added > MAX_PUBLISH_REQUEST_BYTES):
             yield new_request(group, min_confirms, confirm_timeout_s)

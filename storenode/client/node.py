@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 _STORE: Final = "storenode.v1.Store"
 _Q = TypeVar("_Q")
 _R = TypeVar("_R")
+_F = TypeVar("_F", store_pb2.ScanRequest, store_pb2.FollowRequest)
+_G = TypeVar("_G", store_pb2.ScanPage, store_pb2.FollowPage)
 
 Entry = tuple[str, bytes | None]
 """An SDS message ID, and the retrieval hint (32-byte message hash) where one is known."""
@@ -129,8 +131,7 @@ class NodeClient:
                 response = await attempts.answer_of_one(call)
             else:
                 _, response = await attempts.answer(call)
-        if len(response.results) != len(request.messages):
-            raise _miscounted(request, response)
+        _check_count(request, response)
         return response.results
 
     async def publish_stream(
@@ -149,8 +150,7 @@ class NodeClient:
         )
         async with aclosing(pipeline.run(requests)) as answers:
             async for request, response in answers:
-                if len(response.results) != len(request.messages):
-                    raise _miscounted(request, response)
+                _check_count(request, response)
                 yield request, response
 
     async def publish_all(
@@ -220,15 +220,7 @@ class NodeClient:
             page_size=page_size,
             coverage=coverage,
         )
-
-        def call(
-            node: Node, after: bytes
-        ) -> grpc.aio.UnaryStreamCall[store_pb2.ScanRequest, store_pb2.ScanPage]:
-            request.cursor = after
-            return node.store.Scan(request, metadata=_metadata(node))
-
-        limit_s = self.timeout_s if timeout_s is None else timeout_s
-        return stream(self.nodes, self.retry, limit_s, call, cursor=cursor, cursor_of=_cursor_of)
+        return self._from(cursor, lambda node: node.store.Scan, request, timeout_s)
 
     def coverage(
         self,
@@ -268,22 +260,7 @@ class NodeClient:
         request = store_pb2.FollowRequest(
             filter=filter, from_beginning=from_beginning, include_data=include_data
         )
-
-        def call(
-            node: Node, after: bytes
-        ) -> grpc.aio.UnaryStreamCall[store_pb2.FollowRequest, store_pb2.FollowPage]:
-            request.cursor = after
-            return node.store.Follow(request, metadata=_metadata(node))
-
-        return stream(
-            self.nodes,
-            self.retry,
-            self.timeout_s if timeout_s is None else timeout_s,
-            call,
-            cursor=cursor,
-            cursor_of=_cursor_of,
-            is_endless=True,
-        )
+        return self._from(cursor, lambda node: node.store.Follow, request, timeout_s, endless=True)
 
     def get_sds(
         self,
@@ -386,13 +363,36 @@ class NodeClient:
             lambda node, _: method(node)(request, metadata=_metadata(node)),
         )
 
+    def _from(
+        self,
+        cursor: bytes,
+        method: Callable[[Node], grpc.aio.UnaryStreamMultiCallable[_F, _G]],
+        request: _F,
+        timeout_s: float | None,
+        *,
+        endless: bool = False,
+    ) -> AsyncGenerator[_G, None]:
+        """Stream pages from a cursor on, and from the last page's after an outage."""
+
+        def call(node: Node, after: bytes) -> grpc.aio.UnaryStreamCall[_F, _G]:
+            request.cursor = after
+            return method(node)(request, metadata=_metadata(node))
+
+        return stream(
+            self.nodes,
+            self.retry,
+            self._limit_s(timeout_s),
+            call,
+            cursor=cursor,
+            cursor_of=lambda page: page.cursor,
+            is_endless=endless,
+        )
+
     def _attempts(self, timeout_s: float | None) -> Attempts:
-        limit_s = self.timeout_s if timeout_s is None else timeout_s
-        return Attempts(self.nodes, self.retry, limit_s)
+        return Attempts(self.nodes, self.retry, self._limit_s(timeout_s))
 
-
-def _cursor_of(page: store_pb2.ScanPage | store_pb2.FollowPage) -> bytes:
-    return page.cursor
+    def _limit_s(self, timeout_s: float | None) -> float | None:
+        return self.timeout_s if timeout_s is None else timeout_s
 
 
 def _metadata(node: Node) -> Metadata:
@@ -400,14 +400,13 @@ def _metadata(node: Node) -> Metadata:
     return (*node.metadata, *trace_metadata())
 
 
-def _miscounted(
-    request: store_pb2.PublishRequest, response: store_pb2.PublishResponse
-) -> NodeError:
-    return NodeError(
-        "INTERNAL",
-        f"The node gave {len(response.results)} results for {len(request.messages)} messages: "
-        "publish them again.",
-    )
+def _check_count(request: store_pb2.PublishRequest, response: store_pb2.PublishResponse) -> None:
+    if len(response.results) != len(request.messages):
+        raise NodeError(
+            "INTERNAL",
+            f"The node gave {len(response.results)} results for {len(request.messages)} messages: "
+            "publish them again.",
+        )
 
 
 def _history(entries: Iterable[Entry]) -> list[HistoryEntry]:

@@ -8,7 +8,7 @@ others always.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cache
 from json.encoder import encode_basestring_ascii
 from typing import Any, TypeVar, cast
@@ -36,21 +36,12 @@ _INTEGERS = frozenset(
 
 def to_plain(message: Message) -> Plain:
     """Return the fields of a message as values for JSON."""
-    plain: Plain = {}
-    fields = cast("Sequence[FieldDescriptor]", message.DESCRIPTOR.fields)
-    for field in fields:
-        if field.has_presence and not message.HasField(field.name):
-            continue
-        value = getattr(message, field.name)
-        if field.is_repeated:
-            plain[field.name] = [_plain_value(field, item) for item in value]
-        else:
-            plain[field.name] = _plain_value(field, value)
+    plain: Plain = json.loads(to_json(message))
     return plain
 
 
 def to_json(message: Message) -> str:
-    """Return `json.dumps` of `to_plain`, one line of ASCII, in less time."""
+    """Return the fields of a message as one line of JSON in ASCII."""
     parts = []
     for name, head, has_presence, value_of in _plan(message.DESCRIPTOR):
         if not has_presence or message.HasField(name):
@@ -88,17 +79,6 @@ def _check_hash(item: WakuMessageAndTopic, claimed: object) -> None:
         )
 
 
-def _plain_value(field: FieldDescriptor, value: Any) -> Any:  # noqa: ANN401 - any field's value
-    if isinstance(value, Message):
-        return to_plain(value)
-    if isinstance(value, bytes):
-        return value.hex()
-    if field.enum_type is not None:
-        known = field.enum_type.values_by_number.get(value)
-        return value if known is None else known.name
-    return value
-
-
 _Plan = tuple[tuple[str, str, bool, Callable[[Any], str]], ...]
 
 
@@ -117,18 +97,23 @@ def _plan(kind: Descriptor) -> _Plan:
 
 
 def _writer(field: FieldDescriptor) -> Callable[[Any], str]:
-    if not field.is_repeated and field.enum_type is None:
-        if field.message_type is not None:
-            return to_json
-        if field.type == FieldDescriptor.TYPE_BYTES:
-            return lambda value: f'"{value.hex()}"'
-        if field.type == FieldDescriptor.TYPE_STRING:
-            return encode_basestring_ascii
-        if field.cpp_type in _INTEGERS:
-            return int.__repr__
+    value_of = _value_writer(field)
     if field.is_repeated:
-        return lambda value: json.dumps([_plain_value(field, item) for item in value])
-    return lambda value: json.dumps(_plain_value(field, value))
+        return lambda values: f"[{', '.join(map(value_of, values))}]"
+    return value_of
+
+
+def _value_writer(field: FieldDescriptor) -> Callable[[Any], str]:
+    if field.message_type is not None:
+        return to_json
+    if field.enum_type is not None:
+        names = {number: each.name for number, each in field.enum_type.values_by_number.items()}
+        return lambda number: json.dumps(names.get(number, number))
+    if field.type == FieldDescriptor.TYPE_BYTES:
+        return lambda value: f'"{value.hex()}"'
+    if field.type == FieldDescriptor.TYPE_STRING:
+        return encode_basestring_ascii
+    return int.__repr__ if field.cpp_type in _INTEGERS else json.dumps
 
 
 def _from_plain(message: _M, plain: Mapping[Any, Any]) -> _M:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Final, Protocol, runtime_checkable
 
@@ -106,13 +107,9 @@ class SqlitePosition:
         Raises:
             PositionError: The file cannot be used.
         """
-        try:
-            with closing(self._open()) as database:
-                row = database.execute(
-                    "select cursor from storenode_positions where name = ?", (self._name,)
-                ).fetchone()
-        except sqlite3.Error as error:
-            raise self._error(error) from error
+        chosen = "select cursor from storenode_positions where name = ?"
+        with self._database() as database:
+            row = database.execute(chosen, (self._name,)).fetchone()
         return None if row is None else bytes(row[0])
 
     def save(self, cursor: bytes) -> None:
@@ -121,28 +118,27 @@ class SqlitePosition:
         Raises:
             PositionError: The file cannot be used.
         """
+        with self._database() as database:
+            database.execute(
+                "insert into storenode_positions (name, cursor) values (?, ?)"
+                " on conflict (name) do update set cursor = excluded.cursor",
+                (self._name, cursor),
+            )
+
+    @contextmanager
+    def _database(self) -> Iterator[sqlite3.Connection]:
         try:
-            with closing(self._open()) as database, database:
-                database.execute(
-                    "insert into storenode_positions (name, cursor) values (?, ?)"
-                    " on conflict (name) do update set cursor = excluded.cursor",
-                    (self._name, cursor),
+            with closing(sqlite3.connect(self._path, timeout=_SQLITE_TIMEOUT_S)) as file, file:
+                file.execute(
+                    "create table if not exists storenode_positions"
+                    " (name text primary key, cursor blob not null)"
                 )
+                yield file
         except sqlite3.Error as error:
-            raise self._error(error) from error
-
-    def _open(self) -> sqlite3.Connection:
-        database = sqlite3.connect(self._path, timeout=_SQLITE_TIMEOUT_S)
-        database.execute(
-            "create table if not exists storenode_positions"
-            " (name text primary key, cursor blob not null)"
-        )
-        return database
-
-    def _error(self, error: sqlite3.Error) -> PositionError:
-        return PositionError(
-            f"The position in {self} cannot be used ({error}): check the file, or choose another."
-        )
+            raise PositionError(
+                f"The position in {self} cannot be used ({error}): check the file, or choose "
+                "another."
+            ) from error
 
 
 def position_of(resume: Resume) -> Position:

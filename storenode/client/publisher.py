@@ -6,13 +6,11 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
-from types import TracebackType
 from typing import Final, NamedTuple, Self
 
 from storenode.client.errors import PublishError
-from storenode.client.limits import MAX_PUBLISH_REQUEST_BYTES, MAX_PUBLISH_REQUEST_MESSAGES
 from storenode.client.message import Message, Published, encode_message
-from storenode.client.messages import FIELD_OVERHEAD_BYTES, new_request
+from storenode.client.messages import publish_requests
 from storenode.client.node import NodeClient
 from storenode.common.errors import ArgumentError, ClientClosed
 from storenode.wire.storenode.v1.store_pb2 import PublishRequest
@@ -70,10 +68,7 @@ class AsyncPublisher:
         return self
 
     async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, *_: object
     ) -> None:
         assert self._task is not None
         if error is not None:
@@ -141,20 +136,15 @@ class AsyncPublisher:
                     return
                 self._wake.clear()
                 await self._wake.wait()
-            batch = self._next_batch()
-            self._sent.append(batch)
-            messages = (item.encoded for item in batch)
-            yield new_request(messages, self._min_confirms, self._confirm_timeout_s)
-
-    def _next_batch(self) -> list[_Item]:
-        batch: list[_Item] = []
-        size = 0
-        while self._waiting and len(batch) < MAX_PUBLISH_REQUEST_MESSAGES:
-            size += self._waiting[0].encoded.ByteSize() + FIELD_OVERHEAD_BYTES
-            if batch and size > MAX_PUBLISH_REQUEST_BYTES:
-                break
-            batch.append(self._waiting.popleft())
-        return batch
+            request = next(
+                publish_requests(
+                    (item.encoded for item in self._waiting),
+                    min_confirms=self._min_confirms,
+                    confirm_timeout_s=self._confirm_timeout_s,
+                )
+            )
+            self._sent.append([self._waiting.popleft() for _ in request.messages])
+            yield request
 
     def _settle(self, item: _Item, result: Published) -> None:
         self.acknowledged += 1

@@ -22,8 +22,9 @@ class SdsView:
     message_id: str
     sender_id: str
     lamport: int | None
+    parents: list[tuple[str, bytes | None]]
     content: bytes
-    proven: bool = False
+    proven: bool
 
 
 def sds_view(payload: bytes) -> SdsView | None:
@@ -36,6 +37,7 @@ def sds_view(payload: bytes) -> SdsView | None:
         message_id=metadata.message_id.decode(),
         sender_id=metadata.sender_id.decode(),
         lamport=metadata.lamport,
+        parents=[(name.decode(), hint) for name, hint in metadata.parents],
         # The raw schema reads both revisions of the causal history.
         content=RawSdsMessage.FromString(payload).content,
         proven=metadata.proven,

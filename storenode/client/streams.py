@@ -43,7 +43,8 @@ class AsyncMessageStream(AsyncIterator[Message]):
         self._saved = b""
         self._pages = self._opened(open_pages, cursor)
         self._next = cursor
-        self._waiting: deque[Message] = deque()
+        self.waiting: deque[Message] = deque()
+        """Messages of the last page that were not handed out one by one."""
         self._coming: asyncio.Task[Page | None] | None = None
         self._saving: asyncio.Future[None] | None = None
         self.cursor = cursor
@@ -56,12 +57,12 @@ class AsyncMessageStream(AsyncIterator[Message]):
         the middle it is about what came since, as `AnswerCoverage.time_start` says."""
 
     async def __anext__(self) -> Message:
-        while not self._waiting:
+        while not self.waiting:
             page = await self.next_page()
             if page is None:
                 raise StopAsyncIteration
-            self._waiting.extend(page.messages)
-        return self._waiting.popleft()
+            self.waiting.extend(page.messages)
+        return self.waiting.popleft()
 
     async def pages(self) -> AsyncGenerator[Page]:
         """Yield pages; `cursor` stands after a page when the next one is asked for."""
@@ -82,7 +83,11 @@ class AsyncMessageStream(AsyncIterator[Message]):
         await asyncio.wait({coming})
         if self._coming is coming:
             self._coming = None
-        return coming.result()
+        page = coming.result()
+        if page is not None:
+            self._next = page.cursor or self._next
+            self.live, self.coverage = page.live, page.coverage
+        return page
 
     async def ack(self) -> None:
         """Keep the position after the pages whose messages have all been handed out.
@@ -91,32 +96,19 @@ class AsyncMessageStream(AsyncIterator[Message]):
             PositionError: It cannot be written.
             ArgumentError: The stream has no position.
         """
-        await self.acknowledge(is_finished=not self._waiting)
-
-    async def acknowledge(self, *, is_finished: bool) -> None:
-        """Keep the position after the last page, or before it unless ``is_finished``.
-
-        Raises:
-            PositionError: It cannot be written.
-            ArgumentError: The stream has no position.
-        """
         if self._position is None:
             raise ArgumentError("This stream keeps no position: open it with resume=.")
-        await self._save(self._next if is_finished else self.cursor)
-
-    async def finish(self, *, is_finished: bool) -> None:
-        """End the call; the last page counts as processed if ``is_finished``."""
-        try:
-            if is_finished:
-                await self._finish_page()
-        finally:
-            await self.aclose()
+        await self._save(self.cursor if self.waiting else self._next)
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        await self.finish(is_finished=kind is None and not self._waiting)
+        try:
+            if kind is None and not self.waiting:
+                await self._finish_page()
+        finally:
+            await self.aclose()
 
     async def aclose(self) -> None:
         """End the call."""
@@ -148,11 +140,7 @@ class AsyncMessageStream(AsyncIterator[Message]):
 
     async def _turn_page(self) -> Page | None:
         await self._finish_page()
-        page = await anext(self._pages, None)
-        if page is not None:
-            self._next = page.cursor or self._next
-            self.live, self.coverage = page.live, page.coverage
-        return page
+        return await anext(self._pages, None)
 
     async def _finish_page(self) -> None:
         self.cursor = self._next
@@ -192,12 +180,11 @@ async def limited(pages: AsyncGenerator[Page], limit: int) -> AsyncGenerator[Pag
                 return
 
 
-OpenFollow = Callable[[bytes], AsyncGenerator[Page]]
-OpenScan = Callable[[int], AsyncGenerator[Page]]
-
-
 async def followed_across(
-    follow: OpenFollow, scan: OpenScan, cursor: bytes, overlap_s: float
+    follow: Callable[[bytes], AsyncGenerator[Page]],
+    scan: Callable[[int], AsyncGenerator[Page]],
+    cursor: bytes,
+    overlap_s: float,
 ) -> AsyncGenerator[Page]:
     """Follow, and when only nodes of another store are left, go on there by time.
 

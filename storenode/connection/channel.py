@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any, Final
@@ -112,7 +111,8 @@ def open_channel(
     if tls is not None:
         credentials = grpc.ssl_channel_credentials(tls.ca, tls.key, tls.cert)
         return grpc.aio.secure_channel(address, credentials, options=[*_OPTIONS, *bound]), metadata
-    return grpc.aio.insecure_channel(address, options=[*_clear_options(host), *bound]), metadata
+    options = [*(_CLEAR_OPTIONS if is_loopback(host) else _OPTIONS), *bound]
+    return grpc.aio.insecure_channel(address, options=options), metadata
 
 
 def check_connection(
@@ -132,10 +132,6 @@ def check_connection(
             "certificate authority, or connect over loopback."
         )
     return host, metadata
-
-
-def _clear_options(host: str) -> Sequence[tuple[str, Any]]:
-    return _CLEAR_OPTIONS if is_loopback(host) else _OPTIONS
 
 
 def _authorization(token: str | None) -> Metadata:

@@ -17,7 +17,7 @@ from sim.calls import Closed, End, Ended, Identity, Status
 from sim.groups.store import FOLLOW, HISTORY, LOOKUP, PUBLISH, QUERY, READ, SCAN, taken
 from storenode.sds.aio.limits import CALL_TIMEOUT_S
 from storenode.sds.aio.transport import (
-    CursorRefused,
+    FeedCursorRefusedError,
     FeedPage,
     Fetched,
     Link,
@@ -157,7 +157,7 @@ class GroupLink(Link):
                 end.cancel()
         except Closed as error:
             refused = error.status is Status.OUT_OF_RANGE
-            raise (CursorRefused if refused else TransportError)(error.sentence) from None
+            raise (FeedCursorRefusedError if refused else TransportError)(error.sentence) from None
         except TimeoutError:
             raise TransportError(f"{self.name} says nothing.") from None
 
@@ -235,7 +235,7 @@ class GroupLink(Link):
 
     async def _of_others(self, cursor: bytes) -> AsyncGenerator[FeedPage, None]:
         if cursor:
-            raise CursorRefused("What was said before is gone.")
+            raise FeedCursorRefusedError("What was said before is gone.")
         async with aclosing(self._member.radio.pages()) as pages:
             async for page in pages:
                 if page and self._world.network.breaks_now():

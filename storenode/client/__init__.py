@@ -6,7 +6,7 @@ calls on the schema's own classes (`storenode.client.node`), on which these stan
 """
 
 from storenode.client.asynchronous import AsyncAdmin, AsyncClient
-from storenode.client.blocking import Admin, Client, Publisher
+from storenode.client.blocking_client import Admin, Client, Publisher
 from storenode.client.errors import MessageRejected, NotConfirmed, PositionError, PublishError
 from storenode.client.message import Message, Outcome, Page, Published, SdsMessage, SdsResult
 from storenode.client.positions import Position

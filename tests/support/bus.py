@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from storenode.message.hashing import message_hash
 from storenode.sds.aio.limits import MAX_CLOSURE_MESSAGES, MAX_HINTS_PER_CALL
 from storenode.sds.aio.transport import (
-    CursorRefused,
+    FeedCursorRefusedError,
     FeedPage,
     Fetched,
     Link,
@@ -148,11 +148,11 @@ class BusLink(Link):
         """Yield pages of new messages after a cursor, which is a position on the bus.
 
         Raises:
-            CursorRefused: The bus does not remember the messages after the cursor.
+            FeedCursorRefusedError: The bus does not remember the messages after the cursor.
         """
         self._check("follow")
         if cursor and (not self._bus.remembers or int.from_bytes(cursor) > self._bus.place):
-            raise CursorRefused("The bus does not remember what came after this cursor.")
+            raise FeedCursorRefusedError("The bus does not remember what came after this cursor.")
         place = int.from_bytes(cursor) if cursor else self._bus.place
         while True:
             self._check()

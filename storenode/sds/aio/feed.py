@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from storenode.common.backoff import Backoff
 from storenode.sds.aio.events import Connected, Disconnected
 from storenode.sds.aio.limits import CATCH_UP_OVERLAP_NS, FIRST_DELAY_S, MAX_DELAY_S
-from storenode.sds.aio.transport import CursorRefused, FeedPage, Fetched, TransportError
+from storenode.sds.aio.transport import FeedCursorRefusedError, FeedPage, Fetched, TransportError
 
 if TYPE_CHECKING:
     from storenode.sds.aio.ledger import ParticipantLedger
@@ -71,7 +71,7 @@ class ChannelFeed:
             link = self._rotation.link
             try:
                 await self._follow(link)
-            except CursorRefused as error:
+            except FeedCursorRefusedError as error:
                 if not self._forget_cursor(link):
                     await self._failed(link, error)
             except TransportError as error:

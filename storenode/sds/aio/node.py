@@ -27,13 +27,13 @@ from storenode.connection.call_status import cancelled
 from storenode.connection.channel import TlsIdentity
 from storenode.connection.errors import (
     AccessDenied,
+    CursorRefused,
     NodeError,
     NotAuthenticated,
     NotServed,
     TlsHandshakeError,
     WrongProtocolError,
 )
-from storenode.connection.errors import CursorRefused as NodeCursorRefused
 from storenode.message.hashing import message_hash
 from storenode.sds.aio.feeds import SharedFeeds
 from storenode.sds.aio.limits import (
@@ -48,7 +48,7 @@ from storenode.sds.aio.limits import (
     MAX_REASON_CHARS,
 )
 from storenode.sds.aio.transport import (
-    CursorRefused,
+    FeedCursorRefusedError,
     FeedPage,
     Fetched,
     Link,
@@ -187,8 +187,8 @@ class _Connection:
             yield
         except NodeError as error:
             sentence = error.sentence[:MAX_REASON_CHARS]
-            if isinstance(error, NodeCursorRefused):
-                raise CursorRefused(sentence) from error
+            if isinstance(error, CursorRefused):
+                raise FeedCursorRefusedError(sentence) from error
             raise TransportError(sentence, error if isinstance(error, _FINAL) else None) from error
         except (ClientClosed, grpc.aio.UsageError) as error:
             raise TransportError(f"The link to {self.name} is closed.") from error

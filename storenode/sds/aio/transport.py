@@ -31,7 +31,7 @@ class TransportError(StorenodeError):
         self.final = final
 
 
-class CursorRefused(TransportError):
+class FeedCursorRefusedError(TransportError):
     """The feed cannot go on from this cursor: it is another store's, or too old."""
 
 
@@ -103,7 +103,7 @@ class Link(Protocol):
         """Yield what is published after a cursor, or from now on; the first page at once.
 
         Raises:
-            CursorRefused: the cursor is not one that can be served.
+            FeedCursorRefusedError: the cursor is not one that can be served.
         """
 
     def scan(self, since_ns: int) -> AsyncGenerator[Sequence[Fetched], None]:

@@ -1,4 +1,4 @@
-"""One node that the tests of this folder share; each test has topics of its own."""
+"""A node that the tests of this folder share; each test has topics of its own."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Secured:
 
     @property
     def command(self) -> Command:
-        """The command, set to call the node."""
+        """Return the command, set to call the node."""
         return Command.of(self.node)
 
     def flags(self, client: str, authority: str = "ca") -> tuple[str, ...]:
@@ -48,7 +48,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
 def node(
     tmp_path_factory: pytest.TempPathFactory, new_store: Callable[[], str]
 ) -> Iterator[NodeProcess]:
-    """A node with a store of its own."""
+    """Return a node with a store of its own."""
     directory = tmp_path_factory.mktemp("client")
     with running_node(directory / "node", database_url=new_store()) as process:
         yield process
@@ -56,11 +56,11 @@ def node(
 
 @pytest.fixture(scope="session")
 def command(node: NodeProcess) -> Command:
-    """The command, set to call the shared node."""
+    """Return the command, set to call the shared node."""
     return Command.of(node)
 
 
 @pytest.fixture
 def topic() -> str:
-    """A content topic that no other test uses."""
+    """Return a content topic that no other test uses."""
     return f"/test/1/topic-{next(_numbers)}/proto"

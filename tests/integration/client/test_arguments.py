@@ -1,4 +1,4 @@
-"""What a client command refuses before it calls a node, and how it says so."""
+"""Tests of what a client command refuses before it calls a node, and how it says so."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ COMMANDS = {
 
 
 @pytest.fixture
-def nobody() -> HeldPort:
-    """Where connections are refused."""
+def unused() -> HeldPort:
+    """Return where connections are refused."""
     return HeldPort()
 
 
 @pytest.mark.parametrize("arguments", [COMMANDS["query"], COMMANDS["status"]])
-def test_exit_code_3_when_no_node_answers(arguments: tuple[str, ...], nobody: HeldPort) -> None:
-    ended = Command()(*arguments, STORENODE_NODE=nobody.address, STORENODE_ADMIN=nobody.address)
+def test_exit_code_3_when_no_node_answers(arguments: tuple[str, ...], unused: HeldPort) -> None:
+    ended = Command()(*arguments, STORENODE_NODE=unused.address, STORENODE_ADMIN=unused.address)
     assert ended.code == 3
     assert ended.out == ""
     assert ended.err == (
-        f"storenode: No node could be reached at {nobody.address} (Connection refused): check the "
+        f"storenode: No node could be reached at {unused.address} (Connection refused): check the "
         "address, that the node runs, and the TLS options.\n"
     )
 
 
-def test_a_name_that_is_not_known_is_told_like_an_address_that_does_not_answer() -> None:
+def test_a_name_that_is_not_known_is_reported_like_an_address_that_does_not_answer() -> None:
     ended = Command()("query", STORENODE_NODE="node.invalid:7420")
     assert ended.code == 3
     assert ended.err.startswith("storenode: No node could be reached at node.invalid:7420 (")
@@ -137,22 +137,24 @@ def test_a_credential_file_with_something_else_is_refused(
 
 
 def test_every_option_is_also_read_from_the_environment_and_from_a_file(
-    nobody: HeldPort, tmp_path: Path
+    unused: HeldPort, tmp_path: Path
 ) -> None:
     config = tmp_path / "storenode.toml"
-    config.write_text(f'node = "{nobody.address}"\n[query]\nlimit = 5\n')
-    assert nobody.address in Command()("query", "--config", str(config)).err
-    assert nobody.address in Command()("query", STORENODE_CONFIG=str(config)).err
+    config.write_text(f'node = "{unused.address}"\n[query]\nlimit = 5\n')
+    assert unused.address in Command()("query", "--config", str(config)).err
+    assert unused.address in Command()("query", STORENODE_CONFIG=str(config)).err
     far = "127.0.0.1:1"
     assert far in Command()("query", "--config", str(config), STORENODE_NODE=far).err
-    flag = Command()("query", "--node", nobody.address, "--config", str(config), STORENODE_NODE=far)
-    assert nobody.address in flag.err
+    flag = Command()("query", "--node", unused.address, "--config", str(config), STORENODE_NODE=far)
+    assert unused.address in flag.err
 
 
-def test_settings_of_the_environment_do_not_contradict_an_input_of_json(nobody: HeldPort) -> None:
+def test_settings_of_the_environment_do_not_contradict_an_input_of_json(
+    unused: HeldPort,
+) -> None:
     line = b'{"message": {"payload": "00", "timestamp": 1}, "pubsub_topic": "/p"}\n'
     ended = Command()(
-        *("publish", "--json-input", "--node", nobody.address),
+        *("publish", "--json-input", "--node", unused.address),
         stdin=line,
         STORENODE_CONTENT_TOPIC="/app/1/chat/proto",
         STORENODE_CHANNEL="c",

@@ -39,7 +39,7 @@ OVERLAP_S = 3_600.0
 
 @pytest.fixture
 def two(tmp_path: Path, database_url: str) -> Iterator[list[NodeProcess]]:
-    """Two nodes on one Postgres."""
+    """Return two nodes on one Postgres."""
     nodes = [NodeProcess(tmp_path / name, LATE, database_url) for name in ("a", "b")]
     try:
         yield [node.start() for node in nodes]
@@ -50,7 +50,7 @@ def two(tmp_path: Path, database_url: str) -> Iterator[list[NodeProcess]]:
 
 @pytest.fixture
 def stores(tmp_path: Path, new_store: Callable[[], str]) -> Iterator[list[NodeProcess]]:
-    """Two nodes with a store each, which are peers."""
+    """Return two nodes with a store each, which are peers."""
     first = NodeProcess(tmp_path / "a", PEERS, new_store())
     second = NodeProcess(tmp_path / "b", PEERS, new_store())
     try:

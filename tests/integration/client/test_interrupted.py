@@ -49,7 +49,7 @@ def test_an_interruption_is_one_at_any_moment(node: NodeProcess, topic: str) -> 
 
 
 def test_a_stream_that_is_dropped_runs_no_callback(node: NodeProcess, topic: str) -> None:
-    """Python swallows an interruption that comes in one."""
+    # Python swallows an interruption that comes in one.
     called: list[str] = []
 
     def note(frame: FrameType, event: str, _: object) -> None:

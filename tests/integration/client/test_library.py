@@ -54,7 +54,7 @@ class Either:
         return await asyncio.to_thread(call, self.client)
 
     async def take(self, call: Call, count: int | None = None) -> tuple[list[Message], bytes]:
-        """The first messages of a stream, and its cursor when no more are asked for."""
+        """Return the first messages of a stream, and its cursor when no more are asked for."""
         if isinstance(self.client, AsyncClient):
             found = []
             async with call(self.client) as stream:
@@ -233,7 +233,7 @@ def _publish_blocking(client: Client, messages: list[Message]) -> list[Published
 
 
 @pytest.mark.parametrize("strict", [True, False])
-async def test_a_publisher_tells_of_rejected_messages(
+async def test_a_publisher_reports_of_rejected_messages(
     node: NodeProcess, topic: str, strict: bool
 ) -> None:
     good, bad = Message(b"good", topic), Message(b"bad", topic, timestamp=1)

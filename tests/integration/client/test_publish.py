@@ -103,7 +103,7 @@ def test_an_input_that_cannot_be_published_ends_it_after_what_came_before(
     assert sentence in ended.err
 
 
-def test_what_the_node_does_not_store_is_told(command: Command, topic: str) -> None:
+def test_what_the_node_does_not_store_is_reported(command: Command, topic: str) -> None:
     publish = ("publish", "--content-topic", topic)
     old = str(time.time_ns() - HOUR_NS)
     ended = command(*publish, "--timestamp", old, "late")
@@ -148,10 +148,10 @@ def test_lines_are_published_while_the_writer_still_writes(
             process.send_signal(signal.SIGINT)
         else:
             process.stdin.close()
-        code, told = process.wait(TIMEOUT_S), process.stderr.read()
+        code, reported = process.wait(TIMEOUT_S), process.stderr.read()
     assert code == {"closed": 0, "interrupted": 130, "unread": 1}[end]
-    assert b"Traceback" not in told
-    assert (b"Standard output was closed" in told) == (end == "unread")
+    assert b"Traceback" not in reported
+    assert (b"Standard output was closed" in reported) == (end == "unread")
 
 
 def test_sds_messages_name_their_channel_parents_and_ids(command: Command, topic: str) -> None:

@@ -153,13 +153,13 @@ def test_follow_resumes_where_ctrl_c_ended_it(command: Command, topic: str, flag
         line = process.stdout.readline().decode()
         process.send_signal(signal.SIGINT)
         assert process.wait(TIMEOUT_S) == 0
-        told = process.stderr.read().decode()
+        reported = process.stderr.read().decode()
     if flag == "--from-beginning":
         assert line.endswith("one\n")
-        assert told.startswith("To go on from here: --cursor ")
+        assert reported.startswith("To go on from here: --cursor ")
     else:
-        assert told == ""
-    cursor = (told or line).split()[-1]
+        assert reported == ""
+    cursor = (reported or line).split()[-1]
     command.ok("publish", "--content-topic", topic, "meanwhile")
     flags = ("--content-topic", topic, "--cursor", cursor, "--until-live")
     (found,) = command.ok("follow", *flags).lines
@@ -205,7 +205,7 @@ def publisher(command: Command, topic: str) -> Callable[..., Ended]:
     return publish
 
 
-def test_get_prints_what_is_held_and_lists_what_is_missing(command: Command, topic: str) -> None:
+def test_get_prints_what_is_stored_and_lists_what_is_missing(command: Command, topic: str) -> None:
     digest = publisher(command, topic)("m1").out.split()[1]
     other = "cd" * 32
     ended = command("get", "--channel", topic, "m1", f"m2@0x{other}")

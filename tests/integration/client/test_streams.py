@@ -36,7 +36,7 @@ PAYLOAD_BYTES = 20_000
 
 @pytest.fixture
 def own_node(tmp_path: Path) -> Iterator[NodeProcess]:
-    """A node that the test may kill; messages may get old before it is back."""
+    """Return a node that the test may kill; messages may get old before it is back."""
     process = NodeProcess(copy_cluster(tmp_path / "node"), ("--max-clock-drift", "off"))
     try:
         yield process.start()
@@ -135,7 +135,7 @@ async def test_an_error_of_the_source_comes_after_the_answers_to_what_it_gave(
 
 @asynccontextmanager
 async def refusing() -> AsyncIterator[str]:
-    """Where a node would be that ends every stream of requests while they are on their way."""
+    """Serve a node that ends every stream of requests while they are on their way."""
 
     async def refuse(_: object, context: Any) -> None:  # noqa: ANN401 - grpc.aio's
         context.set_code(grpc.StatusCode.RESOURCE_EXHAUSTED)
@@ -151,7 +151,7 @@ async def refusing() -> AsyncIterator[str]:
     await server.stop(0)
 
 
-async def test_a_refusal_is_told_although_requests_are_on_their_way() -> None:
+async def test_a_refusal_is_reported_although_requests_are_on_their_way() -> None:
     requests = [new_request([each]) for each in made("/test/1/refused/proto", 30)]
     async with refusing() as address, connect(address) as client:
         for _ in range(20):

@@ -1,4 +1,4 @@
-"""What the commands print is safe for a terminal, and what they read of times is exact."""
+"""Tests of what the commands print is safe for a terminal, and what they read of times is exact."""
 
 import re
 import time

@@ -1,4 +1,4 @@
-"""Every command of the tour and of the first steps with several nodes prints what the pages show.
+"""Tests that the commands of the tour and the first steps with several nodes print what is shown.
 
 Commands stand in ``console`` blocks after ``$ ``, and what follows them is their output, where
 ``...`` stands for any text. One shell runs a section, so that a command may use a variable of one
@@ -24,13 +24,13 @@ SEVERAL_NODES = (ROOT / "docs" / "several-nodes.md").read_text(encoding="utf-8")
 
 @pytest.fixture
 def path(tmp_path: Path) -> str:
-    """A search path with the command, this Python and our grpcurl."""
+    """Return a search path with the command, this Python and our grpcurl."""
     tools = tmp_path / "tools"
     tools.mkdir()
     return grpcurl.installed(tools)
 
 
-def test_the_tour_is_as_the_page_tells_it(tmp_path: Path, path: str) -> None:
+def test_the_tour_is_as_the_page_reports_it(tmp_path: Path, path: str) -> None:
     todo = steps(TOUR)
     assert len(todo) > 20
     with running_node(copy_cluster(tmp_path / "node"), "--max-clock-drift", "off") as node:
@@ -39,7 +39,7 @@ def test_the_tour_is_as_the_page_tells_it(tmp_path: Path, path: str) -> None:
         as_shown(todo, {"PATH": path, "GRPCURL_ADDRESSES": documented, **addresses})
 
 
-def test_several_nodes_share_a_database_as_the_page_tells_it(
+def test_several_nodes_share_a_database_as_the_page_reports_it(
     empty_database_url: str, tmp_path: Path, path: str
 ) -> None:
     text = section(SEVERAL_NODES, "Several nodes on one Postgres")
@@ -54,7 +54,7 @@ def test_several_nodes_share_a_database_as_the_page_tells_it(
         as_shown(steps(text), {"PATH": path, "A": a.listen, "B": b.listen})
 
 
-def test_two_stores_are_peers_as_the_page_tells_it(tmp_path: Path, path: str) -> None:
+def test_two_stores_are_peers_as_the_page_reports_it(tmp_path: Path, path: str) -> None:
     own_schedule = ("--sync-interval", "0")
     with (
         running_node(copy_cluster(tmp_path / "a"), *own_schedule) as a,

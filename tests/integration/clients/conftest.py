@@ -1,4 +1,4 @@
-"""One node, and the examples of those languages whose toolchains are installed."""
+"""A node, and the examples of those languages whose toolchains are installed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ collect_ignore = [] if AVAILABLE else ["test_programs.py"]
 def node(
     tmp_path_factory: pytest.TempPathFactory, new_store: Callable[[], str]
 ) -> Iterator[NodeProcess]:
-    """A node with a store of its own."""
+    """Return a node with a store of its own."""
     directory = tmp_path_factory.mktemp("clients")
     http = ("--http-listen", "127.0.0.1:0")
     with running_node(directory / "node", *http, database_url=new_store()) as process:
@@ -30,7 +30,7 @@ def node(
 def program(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, node: NodeProcess
 ) -> Program:
-    """An example, built as the page says, that calls the node over gRPC."""
+    """Return an example, built as the page says, that calls the node over gRPC."""
     language: Language = request.param
     folder = language.built(tmp_path_factory)
     return Program(language, folder, {"STORENODE_NODE": node.listen})
@@ -38,6 +38,6 @@ def program(
 
 @pytest.fixture
 def ways(program: Program, node: NodeProcess) -> list[Program]:
-    """The example over each protocol that it speaks."""
+    """Return the example over each protocol that it speaks."""
     where = {"STORENODE_NODE": node.listen, "STORENODE_URL": f"http://{node.http}"}
     return [replace(program, env={each: where[each]}) for each in program.language.ways]

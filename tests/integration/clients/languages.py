@@ -32,7 +32,7 @@ _MADE: Final = shutil.ignore_patterns("gen", "dist", "node_modules", "client")
 class Language:
     """A language: its heading on the page, the folder of its example, and what it is built with.
 
-    ``ways``: variables by which the example is told where the node is, one for each protocol.
+    ``ways``: variables with the address of the node, one for each protocol.
     """
 
     title: str
@@ -45,7 +45,7 @@ class Language:
 
     @property
     def section(self) -> str:
-        """What the page says of the language."""
+        """The section of the page about the language."""
         return section(PAGE, self.title)
 
     @property
@@ -54,7 +54,7 @@ class Language:
         return all(map(shutil.which, self.toolchain))
 
     def regions(self) -> dict[str, str]:
-        """The marked regions of the example's sources, by name, without indentation."""
+        """Return the marked regions of the example's sources, by name, without indentation."""
         paths = sorted((ROOT / "examples" / self.folder).glob(self.sources))
         found = [pair for path in paths for pair in _REGION.findall(path.read_text("utf-8"))]
         regions = {name: textwrap.dedent(body).strip("\n") + "\n" for name, body in found}
@@ -62,7 +62,7 @@ class Language:
         return regions
 
     def built(self, factory: pytest.TempPathFactory) -> Path:
-        """A copy of the example that was built by the commands of the page; its folder."""
+        """Return a copy of the example that was built by the commands of the page; its folder."""
         return made_once(factory, f"example-{self.folder}", self._build)
 
     def _build(self, directory: Path) -> Path:
@@ -108,7 +108,7 @@ class Program:
         )
 
     def lines(self, *arguments: str) -> list[str]:
-        """What it prints, by line; it must succeed."""
+        """Return what it prints, by line; it must succeed."""
         done = self(*arguments)
         assert (done.returncode, done.stderr) == (0, ""), done
         return done.stdout.splitlines()

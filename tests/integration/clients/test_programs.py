@@ -31,7 +31,7 @@ def publish(node: NodeProcess, *texts: str) -> None:
 
 
 def listed(node: NodeProcess, *call: str) -> list[str]:
-    """What a call of the Python client finds, as the programs print it."""
+    """Return what a call of the Python client finds, as the programs print it."""
     lines = []
     for each in Command.of(node).ok(*call, *CONTENT, "--json").objects:
         message = each["message"]
@@ -43,7 +43,7 @@ def listed(node: NodeProcess, *call: str) -> list[str]:
 
 
 def follow(program: Program, cursor: Path, count: int) -> list[str]:
-    """The lines of a follow that is interrupted after so many of them."""
+    """Return the lines of a follow that is interrupted after so many of them."""
     process = program.start("follow", str(cursor))
     try:
         assert process.stdout is not None
@@ -127,7 +127,7 @@ def test_a_token_is_sent_over_tls(program: Program, tmp_path: Path) -> None:
             assert "token-of-nobody" not in done.stderr
 
 
-def test_a_node_that_is_away_and_security_by_halves_are_told(program: Program) -> None:
+def test_a_node_that_is_away_and_security_by_halves_are_reported(program: Program) -> None:
     away = replace(program, env={"STORENODE_NODE": "127.0.0.1:1"})
     assert away("scan").stderr.endswith("(Unavailable)\n")
     half = replace(program, env={**program.env, "STORENODE_TOKEN_FILE": "token"})

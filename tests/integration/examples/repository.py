@@ -29,7 +29,7 @@ def git(
 
 
 def make_repository(repo: Path) -> Path:
-    """Commits on several branches, with merges of two and three, two roots, and clocks that lie.
+    """Make commits on several branches: merges of two and three, two roots, clocks that lie.
 
     Made by plumbing with fixed authors and times, so that every run has the same commit IDs.
     """

@@ -46,7 +46,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def repo(
     request: pytest.FixtureRequest, made: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """A repository: the made one, or the project's own, which is there in every clone."""
+    """Return a repository: the made one, or the project's own, which is there in every clone."""
     if request.param is None:
         return made
     # A copy, since whoever works on the project may commit while the test runs.
@@ -74,7 +74,7 @@ def example(node: NodeProcess | str, repo: Path, *options: str) -> Ended:
 
 
 def commits_of(repo: Path, *revisions: str) -> dict[str, list[str]]:
-    """Commits and their parents, as git lists them."""
+    """Return commits and their parents, as git lists them."""
     lines = git(repo, "rev-list", "--parents", *revisions).splitlines()
     return {name: parents for name, *parents in map(str.split, lines)}
 
@@ -86,7 +86,7 @@ def some_heads(repo: Path) -> list[str]:
 
 
 def walked(node: NodeProcess, channel: str, head: str) -> tuple[list[SdsView], list[str]]:
-    """The causal history of a head by the command line: what came, and what is missing."""
+    """Return the causal history of a head by the command line: what came, and what is missing."""
     ended = Command.of(node)("causal-history", "--channel", channel, head, "--json")
     objects = ended.objects
     # 1: the head itself is missing.

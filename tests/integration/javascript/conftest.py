@@ -15,13 +15,13 @@ collect_ignore = [] if all(map(shutil.which, ("node", "npm"))) else ["test_besid
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The library, installed as its lock file says."""
+    """Return the library, installed as its lock file says."""
     return installed(tmp_path_factory.mktemp("javascript") / "participants")
 
 
 @pytest.fixture
 def library(folder: Path) -> Iterator[Library]:
-    """A process of the library."""
+    """Return a process of the library."""
     made = Library(folder)
     yield made
     made.close()

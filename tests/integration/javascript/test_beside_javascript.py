@@ -1,4 +1,4 @@
-"""Our participants beside those of the published JavaScript library, each reading the other."""
+"""Participants beside those of the published JavaScript library, each reading the other."""
 
 from __future__ import annotations
 

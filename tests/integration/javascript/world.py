@@ -1,4 +1,4 @@
-"""Two of our participants and two of the JavaScript library in one channel, in virtual time.
+"""Participants of ours and of the JavaScript library in one channel, in virtual time.
 
 A broadcast reaches each other participant after a while, or is lost, or comes twice or late; with
 a store everybody fetches from it by ID what its participant misses, and ours scan it.
@@ -34,7 +34,7 @@ TICK_THEIRS_MS: Final = 15_000
 
 
 def installed(made: Path) -> Path:
-    """A new folder with the library, as its lock file says."""
+    """Return a new folder with the library, as its lock file says."""
     shutil.copytree(HERE, made, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
     command = ["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts"]
     done = subprocess.run(
@@ -57,7 +57,7 @@ class Library:
         )
 
     def ask(self, **request: object) -> dict[str, Any]:
-        """One request, and its answer."""
+        """Return one request, and its answer."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(request) + "\n")
@@ -72,7 +72,7 @@ class Library:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is tried: the library's history, a share of broadcasts that is lost, and so on.
+    """A case: the library's history, a share of broadcasts that is lost, and so on.
 
     ``options`` are those of our participants where they are not the default.
     """
@@ -88,7 +88,7 @@ class Case:
 
 @dataclass
 class World:
-    """All of it; ``said`` are the IDs of all messages, by who said them."""
+    """A channel of all participants; ``said`` are the IDs of all messages, by who said them."""
 
     library: Library
     case: Case
@@ -99,10 +99,10 @@ class World:
     errors: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.dice = Random(self.case.seed)
+        self.rng = Random(self.case.seed)
         self.ours = {
             name: MessageChannel(
-                ChannelConfig("room", name, **self.case.options), START_MS, self.dice
+                ChannelConfig("room", name, **self.case.options), START_MS, self.rng
             )
             for name in OURS
         }
@@ -113,9 +113,9 @@ class World:
             self._ask(name, join={"history": self.case.history})
 
     def talk(self, count: int, every_ms: int) -> None:
-        """Everybody says something in turn, by chance."""
+        """Return everybody says something in turn, by chance."""
         for number in range(count):
-            who = self.dice.choice(OURS + THEIRS)
+            who = self.rng.choice(OURS + THEIRS)
             text = f"{who} says line {number}"
             if who in self.ours:
                 self._follow(who, self.ours[who].send(self.now_ms, text.encode()))
@@ -131,17 +131,17 @@ class World:
                 _, _, who, packet = heappop(self._due)
                 self._receive(who, [packet])
             for name, channel in self.ours.items():
-                self._follow(name, channel.tick(self.now_ms, self.dice))
+                self._follow(name, channel.tick(self.now_ms, self.rng))
             if (self.now_ms - START_MS) % TICK_THEIRS_MS == 0:
                 for name in THEIRS:
                     self._ask(name, tick={"sync": True})
 
     def whole(self, name: str) -> bool:
-        """Whether a participant has everything."""
+        """Return whether a participant has everything."""
         return self.log(name) == set(self.said)
 
     def log(self, name: str) -> set[str]:
-        """IDs of what a participant has delivered."""
+        """Return iDs of what a participant has delivered."""
         channel = self.ours.get(name)
         if channel is None:
             return set(self.logs[name])
@@ -188,10 +188,10 @@ class World:
         if message.content and not ephemeral:
             self._stored.setdefault(message.message_id, packet)
         for other in OURS + THEIRS:
-            copies = 1 + (self.dice.random() < self.case.twice)
-            if other != who and self.dice.random() >= self.case.lost:
+            copies = 1 + (self.rng.random() < self.case.twice)
+            if other != who and self.rng.random() >= self.case.lost:
                 for _ in range(copies):
-                    self._give(other, packet, self.dice.randint(0, self.case.latest_ms))
+                    self._give(other, packet, self.rng.randint(0, self.case.latest_ms))
 
     def _fetch(self, who: str, message_ids: Iterable[str]) -> None:
         if self.case.with_store:

@@ -1,4 +1,4 @@
-"""One node that the tests of this folder share; each test has a channel of its own."""
+"""A node that the tests of this folder share; each test has a channel of its own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _numbers = itertools.count()
 def node(
     tmp_path_factory: pytest.TempPathFactory, new_store: Callable[[], str]
 ) -> Iterator[NodeProcess]:
-    """A node with a store of its own, for clocks of any kind."""
+    """Return a node with a store of its own, for clocks of any kind."""
     directory = tmp_path_factory.mktemp("participants")
     with running_node(
         directory / "node", "--max-clock-drift", "off", database_url=new_store()
@@ -26,5 +26,5 @@ def node(
 
 @pytest.fixture
 def room() -> str:
-    """A channel that no other test uses."""
+    """Return a channel that no other test uses."""
     return f"room-{next(_numbers)}"

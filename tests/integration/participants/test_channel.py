@@ -44,7 +44,7 @@ async def synced(channel: Channel) -> None:
 
 
 def conversed(room: str, count: int, *, ago_ns: int = 0, hints: bool = True) -> list[Said]:
-    """What a channel has said, until now or some time ago."""
+    """Return what a channel has said, until now or some time ago."""
     return list(
         conversation(
             room,
@@ -98,7 +98,7 @@ async def test_two_participants_have_one_log_and_acknowledge_each_other(
         assert str(alice.status) == "synced"
 
 
-async def test_a_node_tells_which_messages_it_holds_without_sending_them(
+async def test_a_node_reports_which_messages_it_holds_without_sending_them(
     node: NodeProcess, room: str
 ) -> None:
     route = Route(room, PUBSUB, topic(room))
@@ -110,7 +110,7 @@ async def test_a_node_tells_which_messages_it_holds_without_sending_them(
     await link.close()
 
 
-async def test_ephemeral_content_reaches_whoever_listens_and_stays_nowhere(
+async def test_ephemeral_content_reaches_a_participant_listens_and_stays_nowhere(
     node: NodeProcess, room: str
 ) -> None:
     async with (
@@ -238,10 +238,10 @@ async def test_the_calls_for_a_run_of_lost_messages_do_not_grow_with_its_length(
         assert late.calls == {"follow": 1, "scan": 1, "by_hint": 1, "closure": 1}
 
 
-async def test_what_was_pruned_before_anybody_could_see_it_holds_nobody_up(
+async def test_what_was_pruned_before_anybody_could_see_it_holds_no_participant_up(
     node: NodeProcess, room: str
 ) -> None:
-    """A new participant of an old channel: its beginning is not held any longer."""
+    # A new participant of an old channel: its beginning is not held any longer.
     said = conversed(room, 50, ago_ns=HOUR_NS)
     await publish(node, room, said[2:])
     async with Channel.join(node.listen, room, "late", config=config_of(room, "late")) as late:
@@ -255,7 +255,7 @@ async def test_what_was_pruned_before_anybody_could_see_it_holds_nobody_up(
 async def test_a_history_that_does_not_fit_the_buffer_is_taken_in_parts(
     node: NodeProcess, room: str
 ) -> None:
-    """Whatever it depends on is not there, so that all of it would wait."""
+    # Whatever it depends on is not there, so that all of it would wait.
     said = conversed(room, 3_000, ago_ns=HOUR_NS)
     await publish(node, room, said[2:])
     config = ChannelConfig(room, "late", filter=SHAPE, max_waiting=500, repair=None)

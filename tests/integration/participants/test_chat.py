@@ -100,8 +100,8 @@ def test_a_paste_commands_and_a_second_participant_of_one_name(
         with chatting(node, room, "bob") as other:
             other.wait(partial(contains, "Earlier lines under the name bob were not said from"))
             other.type("me too\r")
-            told = "Somebody else writes as bob right now"
-            bob.wait(partial(contains_all, (told, "bob (not here): me too", "NAME USED TWICE")))
+            reported = "Somebody else writes as bob right now"
+            bob.wait(partial(contains_all, (reported, "bob (not here): me too", "NAME USED TWICE")))
         alice.type("/quit\r")
         assert alice.process.wait(60) == 0
 
@@ -115,8 +115,8 @@ def test_what_is_missing_is_said_in_words(node: NodeProcess, room: str) -> None:
         command.ok("publish", *topic, *named, "an answer")
         alice.wait(partial(contains, "1 missing, being fetched"))
         alice.type("/missing\r/names\r")
-        told = ("withheld, known by its ID alone", "Not shown until then: 1 message")
-        alice.wait(partial(contains_all, (*told, "carol: last heard at")))
+        reported = ("withheld, known by its ID alone", "Not shown until then: 1 message")
+        alice.wait(partial(contains_all, (*reported, "carol: last heard at")))
         # It comes, and with it what waited.
         command.ok("publish", *topic, "--sender", "dora", "--message-id", "withheld", "a question")
         alice.wait(partial(contains_all, ("dora: a question", "carol: an answer", "up to date")))
@@ -168,8 +168,8 @@ def test_a_narrow_terminal_says_in_short_what_a_wide_one_says(node: NodeProcess,
 def test_who_leaves_without_a_node_learns_what_was_not_sent(node: NodeProcess, room: str) -> None:
     with chatting(node, room, "alice", "--node", "127.0.0.1:1", columns=80) as alice:
         reason = "No node could be reached at 127.0.0.1:1 (Connection refused)"
-        told = "What you write is sent when a node is reached."
-        alice.wait(lambda text: reason in text and told in " ".join(text.split()))
+        reported = "What you write is sent when a node is reached."
+        alice.wait(lambda text: reason in text and reported in " ".join(text.split()))
         alice.type("hello\r")
         alice.wait(partial(contains, "1 not sent"))
         alice.type("/quit\r")
@@ -233,7 +233,7 @@ def test_pipes_say_lines_and_print_what_was_said(node: NodeProcess, room: str) -
 async def test_where_lines_come_from_is_said_before_them_and_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Also what came while the log was read."""
+    # Also what came while the log was read.
     shown: asyncio.Queue[str] = asyncio.Queue()
     monkeypatch.setattr(plain, "note", shown.put_nowait)
     monkeypatch.setattr(Output, "shown", lambda _, text: shown.put_nowait(text))

@@ -27,7 +27,7 @@ CONTENT = "/sds/1/part/proto"
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory, new_store: Callable[[], str]) -> Iterator[Pair]:
-    """Two stores that never reconcile."""
+    """Return two stores that never reconcile."""
     nodes = Fleet(tmp_path_factory.mktemp("pair"), new_database=new_store)
     try:
         yield nodes.start(), nodes.start()
@@ -36,7 +36,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory, new_store: Callable[[], str])
 
 
 async def test_another_store_goes_on_where_the_first_stopped(pair: Pair) -> None:
-    """Neither has seen the other's cursors, and there is nobody else who could repair."""
+    # Neither has seen the other's cursors, and there is nobody else who could repair.
     first, second = pair
     both = [first.listen, second.listen]
     async with (

@@ -60,7 +60,7 @@ def past(room: str = ROOM) -> list[Said]:
 
 
 class Liar(store_pb2_grpc.StoreServicer):
-    """By default it holds nothing but the last message; methods are replaced by lies."""
+    """A node that by default holds nothing but the last message; methods are replaced by lies."""
 
     def __init__(self) -> None:
         self.said = past()
@@ -118,7 +118,7 @@ def sds_page(said: Said, item: WakuMessageKeyValue) -> store_pb2.SdsStoredMessag
 
 
 class WrongBytes(Liar):
-    """What is asked for by hash has other bytes, also by ID."""
+    """A node that gives other bytes for a hash or an ID."""
 
     async def query(self) -> StoreQueryResponse:
         return answers(*(stored(each, payload=b"something else") for each in self.said))
@@ -143,7 +143,7 @@ class OtherChannels(Liar):
 
 
 class PagesWithoutEnd(Liar):
-    """Every answer goes on for ever, and brings nothing new."""
+    """A node whose answers go on for ever, and bring nothing new."""
 
     async def query(self) -> StoreQueryResponse:
         return answers(stored(self.said[-1]), more=True)
@@ -156,7 +156,7 @@ class PagesWithoutEnd(Liar):
 
 
 class TheSameForEver(Liar):
-    """Every answer repeats one message that is known."""
+    """A node whose answers repeat one message that is known."""
 
     def by_id(self) -> Any:  # noqa: ANN401
         last = self.said[-1]
@@ -175,7 +175,7 @@ class TooLarge(Liar):
 
 
 class Silent(Liar):
-    """It never answers."""
+    """A node that never answers."""
 
     async def query(self) -> StoreQueryResponse:
         await asyncio.Event().wait()
@@ -229,7 +229,7 @@ def honest_bus(said: list[Said]) -> BusTransport:
         BackInTime,
     ],
 )
-async def test_a_lying_node_stops_nobody(
+async def test_a_lying_node_stops_no_participant(
     lie: Callable[[], Liar], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("storenode.sds.aio.node.CALL_TIMEOUT_S", 2.0)

@@ -1,4 +1,4 @@
-"""Many channels of one process share a connection, threads and open files."""
+"""Tests of many channels of one process share a connection, threads and open files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Group = tuple[Channels, list[Channel]]
 
 @pytest.fixture
 def own_node(tmp_path: Path, new_store: Callable[[], str]) -> Iterator[NodeProcess]:
-    """A node that a test may stop."""
+    """Return a node that a test may stop."""
     with running_node(tmp_path / "node", database_url=new_store()) as process:
         yield process
 
@@ -34,7 +34,7 @@ def own_node(tmp_path: Path, new_store: Callable[[], str]) -> Iterator[NodeProce
 async def joined(
     node: NodeProcess, room: str, sender: str, count: int, folder: Path | None = None
 ) -> AsyncIterator[Group]:
-    """Channels of one sender that are synced."""
+    """Return channels of one sender that are synced."""
     async with (
         Channels.open(node.listen, open_states=OPEN_STATES) as channels,
         asyncio.timeout(PATIENCE_S),
@@ -51,8 +51,8 @@ async def joined(
         yield channels, made
 
 
-async def heard(channel: Channel, count: int) -> list[bytes]:
-    """The first messages of a log."""
+async def received(channel: Channel, count: int) -> list[bytes]:
+    """Return the first messages of a log."""
     found: list[bytes] = []
     async for message in channel.messages():
         found.append(message.content)
@@ -78,7 +78,7 @@ async def test_hundreds_of_channels_need_few_threads_and_descriptors(
             await channel.wait_for(lambda status: not status.unpublished)
     async with joined(node, room, "bob", CHANNELS) as (_, others):
         for number, channel in enumerate(others):
-            assert await heard(channel, 1) == [f"{room}-{number}".encode()]
+            assert await received(channel, 1) == [f"{room}-{number}".encode()]
 
 
 async def test_what_a_channel_is_too_slow_for_is_given_by_a_call_of_its_own(
@@ -92,7 +92,7 @@ async def test_what_a_channel_is_too_slow_for_is_given_by_a_call_of_its_own(
                 # A node commits requests that it has at the same time in any order, and the
                 # gaps that this makes in the feed would be repaired.
                 await other.wait_for(lambda status: not status.unpublished)
-            assert await heard(made[0], 40) == [b"%d" % number for number in range(40)]
+            assert await received(made[0], 40) == [b"%d" % number for number in range(40)]
         # The feed had no gap that something else had to fill.
         assert set(made[0].calls) <= {"follow", "scan"}
 
@@ -111,8 +111,8 @@ async def test_all_channels_come_back_when_their_node_does(
         for channel in made:
             await channel.wait_for(lambda status: status.synced and not status.unpublished)
         async with joined(own_node, room, "bob", 3) as (_, others):
-            assert await heard(others[0], 2) == [b"first", b"offline"]
-            assert await heard(others[1], 1) == await heard(others[2], 1) == [b"offline"]
+            assert await received(others[0], 2) == [b"first", b"offline"]
+            assert await received(others[1], 1) == await received(others[2], 1) == [b"offline"]
 
 
 async def test_a_state_that_another_takes_while_it_is_closed_ends_one_channel_only(

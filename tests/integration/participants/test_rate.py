@@ -42,19 +42,19 @@ async def test_each_epoch_lets_its_messages_through_in_order(
         asyncio.timeout(PATIENCE_S),
         Channel.join(node.listen, room, "bob", clock=clock) as bob,
     ):
-        heard = bob.messages()
+        received = bob.messages()
         async with Channel.join(
             node.listen, room, "alice", state=state, clock=clock, rate_limit=LIMIT
         ) as alice:
             await alice.send_all(SAID)
             await until_left(alice, 4)
             for said in SAID[:3]:
-                assert (await anext(heard)).content == said
+                assert (await anext(received)).content == said
             # What waited for its epoch has a time of now: nodes refuse old ones.
             clock.next_epoch()
             await until_left(alice, 1)
             for said in SAID[3:6]:
-                assert (await anext(heard)).content == said
+                assert (await anext(received)).content == said
         # The epoch of a restart counts as used, since it is not known what left in it.
         async with Channel.join(
             node.listen, room, "alice", state=state, clock=clock, rate_limit=LIMIT
@@ -63,5 +63,5 @@ async def test_each_epoch_lets_its_messages_through_in_order(
             assert alice.status.unpublished == 1
             clock.next_epoch()
             await until_left(alice, 0)
-            assert (await anext(heard)).content == SAID[6]
+            assert (await anext(received)).content == SAID[6]
             assert [message.content for message in await alice.log()] == SAID

@@ -36,7 +36,7 @@ SMALL = SegmentationConfig(segment_bytes=1_024)
 
 
 def quick(room: str, sender: str) -> ChannelConfig:
-    """Acknowledges at once what comes."""
+    """Return acknowledges at once what comes."""
     return ChannelConfig(room, sender, sync_min_ms=100, sync_max_ms=200, filter_every=1)
 
 
@@ -44,7 +44,7 @@ def quick(room: str, sender: str) -> ChannelConfig:
 async def pair(
     node: NodeProcess, room: str, *, lost: float = 0.0
 ) -> AsyncIterator[tuple[ReliableChannel, ReliableChannel]]:
-    """Two participants that are synced; the second one loses messages that come live."""
+    """Return two participants that are synced; the second one loses messages that come live."""
     rng = random.Random(0)
     place = Lossy(StoreNode(node.listen), lambda _: rng.random() < lost)
     async with (
@@ -79,15 +79,15 @@ async def test_a_large_content_comes_whole_over_a_link_that_loses_half(
 ) -> None:
     content = random.Random(1).randbytes(200_000)
     async with pair(node, room, lost=0.5) as (alice, bob):
-        told, ends, heard = alice.events(), alice.events(), bob.events()
+        reported, ends, arrivals = alice.events(), alice.events(), bob.events()
         request = await alice.send(content)
         small = await alice.send(b"")
-        first, second = await received(heard), await received(heard)
+        first, second = await received(arrivals), await received(arrivals)
         assert (first.request_id, first.sender_id, first.own) == (request, "alice", False)
         assert first.content == content
         assert (second.request_id, second.content) == (small, b"")
         # In this order, each once, and nothing else of a request.
-        of = {name: [type(await next_of(told, MessageSent))] for name in (request, small)}
+        of = {name: [type(await next_of(reported, MessageSent))] for name in (request, small)}
         assert of == {request: [MessageSent], small: [MessageSent]}
         delivered = {await next_of(ends, MessageDelivered) for _ in range(2)}
         assert delivered == {MessageDelivered(request), MessageDelivered(small)}
@@ -144,18 +144,18 @@ async def test_a_sender_that_is_killed_between_segments_goes_on_with_its_request
         asyncio.timeout(PATIENCE_S),
         ReliableChannel.join(node.listen, room, "bob", config=quick(room, "bob")) as bob,
     ):
-        heard = bob.events()
+        arrivals = bob.events()
         await bob.channel.wait_for(lambda status: status.synced)
         assert len(await bob.channel.log()) == 7
         async with ReliableChannel.join(
             node.listen, room, "alice", config=quick(room, "alice"), state=state
         ) as alice:
-            told = alice.events()
-            whole = await received(heard)
+            reported = alice.events()
+            whole = await received(arrivals)
             assert whole.request_id == request
             assert whole.content == random.Random(2).randbytes(30_000)
-            assert await next_of(told, MessageSent) == MessageSent(request)
-            assert await next_of(told, MessageDelivered) == MessageDelivered(request)
+            assert await next_of(reported, MessageSent) == MessageSent(request)
+            assert await next_of(reported, MessageDelivered) == MessageDelivered(request)
 
 
 async def test_a_receiver_that_restarts_between_segments_has_the_content_once(
@@ -173,15 +173,15 @@ async def test_a_receiver_that_restarts_between_segments_has_the_content_once(
             await bob.channel.wait_for(lambda status: status.synced)
             assert len(await bob.channel.log()) == 4
         async with ReliableChannel.join(node.listen, room, "bob", state=state) as bob:
-            heard = bob.events()
+            arrivals = bob.events()
             await alice.send_all(segments[4:])
-            assert (await received(heard)).content == b"0123456789" * 100
+            assert (await received(arrivals)).content == b"0123456789" * 100
             await alice.send_all(split(b"next", 256, Revision.PUBLISHED))
-            assert (await received(heard)).content == b"next"
+            assert (await received(arrivals)).content == b"next"
 
 
 class Xor:
-    """Not secret, but unreadable for whoever does not know it."""
+    """A cipher that is not secret, but unreadable without its key."""
 
     def __init__(self, key: int) -> None:
         self.key = key
@@ -209,12 +209,12 @@ async def test_segments_are_encrypted_by_the_applications_hook(
         ) as bob,
         Channel.join(node.listen, room, "eve") as eve,
     ):
-        heard = bob.events()
+        arrivals = bob.events()
         for channel in (bob.channel, eve):
             await channel.wait_for(lambda status: status.synced)
         content = b"plain text " * 500
         await alice.send(content)
-        assert (await received(heard)).content == content
+        assert (await received(arrivals)).content == content
         if whole:
             assert await eve.log() == []
         else:
@@ -222,7 +222,7 @@ async def test_segments_are_encrypted_by_the_applications_hook(
             assert not any(b"plain" in message.content for message in await eve.log())
 
 
-async def test_what_no_node_takes_and_what_nobody_acknowledges_is_told(
+async def test_what_no_node_takes_and_what_no_participant_acknowledges_is_reported(
     node: NodeProcess, room: str
 ) -> None:
     config = ChannelConfig(room, "alice", resend_ms=200, resend_possible_ms=400, max_sends=2)
@@ -234,14 +234,14 @@ async def test_what_no_node_takes_and_what_nobody_acknowledges_is_told(
         ) as alice,
     ):
         # The large one may be given up before a node has the small one.
-        told, ends = alice.events(), alice.events()
+        reported, ends = alice.events(), alice.events()
         large = await alice.send(bytes(60_000))
-        failed = await next_of(told, MessageSendError)
+        failed = await next_of(reported, MessageSendError)
         assert isinstance(failed, MessageSendError)
         assert failed.request_id == large
         assert failed.error
         small = await alice.send(b"nobody is there")
-        assert await next_of(told, MessageSent) == MessageSent(small)
+        assert await next_of(reported, MessageSent) == MessageSent(small)
         given_up = [await next_of(ends, MessageDeliveryError) for _ in range(2)]
         assert {getattr(each, "request_id", "") for each in given_up} == {large, small}
         with pytest.raises(ValueError, match="fit into 255 segments"):

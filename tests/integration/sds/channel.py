@@ -92,7 +92,7 @@ class Channel:
 
     @property
     def batch(self) -> RecordBatch:
-        """Everything that was added, as a batch for the writer."""
+        """The messages that were added, as a batch for the writer."""
         return batch_of(self.rows)
 
     async def store(self, node: Node, batch_messages: int = 1_000) -> None:
@@ -101,14 +101,14 @@ class Channel:
             await node.store(batch_of(self.rows[start : start + batch_messages]))
 
     def seen(self, wanted: TopicFilter, *, prefers: bool = False) -> World:
-        """What a filter lets through, for the naive reading."""
+        """Return what a filter lets through, for the naive reading."""
         visible = [each for each in self.stored if wanted.matches(*self.topics[each.hash])]
         return World(visible, frozenset(self.foreign), prefers=prefers)
 
 
 @dataclass
 class Answered:
-    """All pages of a call together."""
+    """The pages of a call together."""
 
     messages: list[SdsStoredMessage] = field(default_factory=list)
     missing: list[HistoryEntry] = field(default_factory=list)
@@ -145,14 +145,14 @@ async def collect(pages: AsyncIterator[SdsPage]) -> Answered:
 
 
 async def walk(reader: DatabaseSdsReader, wanted: CausalRequest) -> Answered:
-    """A whole causal walk."""
+    """Return a whole causal walk."""
     return await collect(reader.causal_history(wanted, WideOutlet()))
 
 
 async def walk_from(
     reader: DatabaseSdsReader, heads: Iterable[Parent], **limits: object
 ) -> Answered:
-    """A whole causal walk from heads."""
+    """Return a whole causal walk from heads."""
     return await walk(reader, request(heads, **limits))
 
 
@@ -163,7 +163,7 @@ async def look_up(
     *,
     prefers: bool = False,
 ) -> Answered:
-    """A whole look-up."""
+    """Return a whole look-up."""
     listed = tuple(HistoryEntry(*entry) for entry in entries)
     asked = SdsLookup(CHANNEL, listed, wanted or TopicFilter(), prefer_proven=prefers)
     return await collect(reader.messages(asked, WideOutlet()))

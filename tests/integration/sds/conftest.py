@@ -12,12 +12,12 @@ from tests.integration.storage.node import Node, running
 
 @pytest.fixture
 async def node(database_url: str) -> AsyncIterator[Node]:
-    """The storage of a node."""
+    """Return the storage of a node."""
     async with running(database_url) as opened:
         yield opened
 
 
 @pytest.fixture
 def reader(node: Node) -> DatabaseSdsReader:
-    """What is tested here."""
+    """Return what is tested here."""
     return DatabaseSdsReader(node.database)

@@ -1,4 +1,4 @@
-"""Many claimants, hints to odd places, and claims that are too large."""
+"""Tests of many claimants, hints to odd places, and claims that are too large."""
 
 from __future__ import annotations
 

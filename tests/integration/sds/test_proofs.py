@@ -46,7 +46,7 @@ def forge(channel: Channel, message_id: str, count: int, at: int = 0) -> None:
 
 @pytest.fixture(params=WAYS)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By COPY, or by a statement that minds duplicates."""
+    """Return by COPY, or by a statement that minds duplicates."""
     monkeypatch.setattr(writer_module, "FEWEST_COPIED", 1 if request.param == "copied" else 10**6)
 
 
@@ -120,7 +120,7 @@ async def test_a_filter_hides_what_is_proven_elsewhere(
 
 
 def random_channel(rng: random.Random) -> Channel:
-    """Genuine and forged messages of few IDs, with parents whose hints name any of them."""
+    """Return genuine and forged messages of few IDs, with parents whose hints name any of them."""
     channel = Channel()
     contents = [b"content %d" % number for number in range(6)]
     ids = [genuine_id(NAME, content) for content in contents]

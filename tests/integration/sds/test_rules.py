@@ -35,7 +35,7 @@ ODD_HINTS = (b"", b"short", bytes(32), bytes(40))
 
 
 def random_channel(rng: random.Random, size: int = 250) -> Channel:
-    """Forks, merges, cycles, collisions of IDs, lying hints, other topics, opaque messages."""
+    """Make forks, merges, cycles, collisions of IDs, lying hints, other topics, opaque messages."""
     channel = Channel()
     ids = [b"id-%d" % number for number in range(size // 2)]
     for number in range(size):
@@ -54,7 +54,7 @@ def random_channel(rng: random.Random, size: int = 250) -> Channel:
 
 
 def reference(rng: random.Random, channel: Channel, ids: list[bytes]) -> Parent:
-    """An ID, with no hint, the right one, or one that lies."""
+    """Return an ID, with no hint, the right one, or one that lies."""
     message_id = rng.choice(ids)
     if not channel.stored or rng.random() < 0.3:
         return message_id, None

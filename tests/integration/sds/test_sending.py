@@ -24,7 +24,7 @@ LARGE = 140 * 1024
 
 
 def chain(length: int, content_bytes: int = 0, spacing: int = 1, start: int = 0) -> Channel:
-    """Messages of which each names the one before it."""
+    """Return messages of which each names the one before it."""
     channel = Channel()
     head: list[Parent] = []
     for number in range(length):
@@ -41,7 +41,7 @@ def head_of(channel: Channel) -> list[Parent]:
 
 
 def started(reader: DatabaseSdsReader, heads: list[Parent]) -> AsyncGenerator[SdsPage, None]:
-    """A walk whose pages the test takes one by one."""
+    """Return a walk whose pages the test takes one by one."""
     return reader.causal_history(request(heads), WideOutlet())
 
 

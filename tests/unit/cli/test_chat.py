@@ -1,4 +1,4 @@
-"""What a chat shows, without a channel: marks, order, rows of a terminal."""
+"""Tests of what a chat shows, without a channel: marks, order, rows of a terminal."""
 
 from __future__ import annotations
 
@@ -92,16 +92,16 @@ def test_old_lines_make_room() -> None:
     assert formatted(far)
 
 
-def test_lines_under_the_own_name_that_were_not_said_here_are_told_apart() -> None:
+def test_lines_under_the_own_name_that_were_not_said_here_are_reported_apart() -> None:
     transcript = Transcript("alice", since_ms=100)
     (earlier,) = transcript.take(Message("1", "alice", 50, b"x", own=True))
     assert (earlier.sender, earlier.mark, earlier.own) == ("alice (not here)", Mark.NONE, False)
     assert [line.kind for line in transcript.caught_up()] == [LineKind.WARNING]
     assert transcript.caught_up() == []
-    told = [transcript.people.namesakes]
+    reported = [transcript.people.namesakes]
     _, warning = transcript.take(Message("2", "alice", 150, b"x", own=True), live=True)
     assert warning.kind is LineKind.WARNING
-    assert [*told, transcript.people.namesakes] == [False, True]
+    assert [*reported, transcript.people.namesakes] == [False, True]
     assert len(transcript.take(Message("3", "alice", 151, b"x", own=True), live=True)) == 1
     # What is said from here, or was in the state, is our own.
     assert [each.sender for each in transcript.take(own("4", 152), live=True)] == ["alice"]
@@ -110,7 +110,7 @@ def test_lines_under_the_own_name_that_were_not_said_here_are_told_apart() -> No
     ]
 
 
-def test_who_is_ahead_and_what_is_missing_is_told_once() -> None:
+def test_who_is_ahead_and_what_is_missing_is_reported_once() -> None:
     transcript = Transcript("alice", 0)
     missing = Missing((MissingMessage("a"), MissingMessage("b")))
     (remark,) = transcript.take(missing)
@@ -123,7 +123,7 @@ def test_who_is_ahead_and_what_is_missing_is_told_once() -> None:
     assert transcript.people.others["bob"].ahead == 0
 
 
-def test_who_lacks_what_is_here_is_told() -> None:
+def test_who_lacks_what_is_here_is_reported() -> None:
     person = ChatMember(last_seen_ms=0, ahead=1)
     assert standing("bob", person, 2) == (
         "bob: not heard yet, has 1 message or more that are not here: searching, "
@@ -160,8 +160,8 @@ def test_forged_lines_are_shown_as_forged_wherever_they_come() -> None:
 
 def test_mentions_are_whole_words() -> None:
     transcript = Transcript("al", 0)
-    heard = ("hi Al!", "@al: you", "also", "Walt", "al")
-    lines = [transcript.stored(said(str(at), at, text))[0] for at, text in enumerate(heard)]
+    received = ("hi Al!", "@al: you", "also", "Walt", "al")
+    lines = [transcript.stored(said(str(at), at, text))[0] for at, text in enumerate(received)]
     assert [line.mention for line in lines] == [True, True, False, False, True]
 
 

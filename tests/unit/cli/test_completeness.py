@@ -42,8 +42,8 @@ def unknown(start: int, end: int, reason: str) -> AnswerCoverage:
 
 def test_complete_pages_are_complete_as_of_the_earliest_comparison() -> None:
     pages = [complete(HOUR, 2 * HOUR), complete(0, HOUR + 1, "b", "c", compared=4 * HOUR)]
-    told = "complete as far as 1 store (b) knew as of 1970-01-01T04:00:00.000Z."
-    assert sentence(pages) == f"Coverage: {told}"
+    reported = "complete as far as 1 store (b) knew as of 1970-01-01T04:00:00.000Z."
+    assert sentence(pages) == f"Coverage: {reported}"
 
 
 def test_pages_of_different_stores_name_all_that_were_asked() -> None:
@@ -60,10 +60,10 @@ def test_pages_without_overlap_do_not_join() -> None:
     assert "complete up to 1970-01-01T01:30:00.000Z as far as" in sentence(joined)
 
 
-def test_a_horizon_within_the_time_is_told() -> None:
-    told = sentence([partial(0, 2 * HOUR, HOUR, 2 * HOUR, DROPPED)])
-    assert "from 1970-01-01T01:00:00.000Z up to 1970-01-01T02:00:00.000Z" in told
-    assert told.endswith(f"; {DROPPED}.")
+def test_a_horizon_within_the_time_is_reported() -> None:
+    reported = sentence([partial(0, 2 * HOUR, HOUR, 2 * HOUR, DROPPED)])
+    assert "from 1970-01-01T01:00:00.000Z up to 1970-01-01T02:00:00.000Z" in reported
+    assert reported.endswith(f"; {DROPPED}.")
 
 
 def test_one_difference_outweighs_pages_that_are_complete() -> None:
@@ -73,16 +73,18 @@ def test_one_difference_outweighs_pages_that_are_complete() -> None:
         store_ids=["c\x1b"],
         compared_at=3 * HOUR,
     )
-    told = sentence([complete(0, HOUR), lacking])
-    assert told.startswith("Coverage: incomplete as of 1970-01-01T03:00:00.000Z: this store lacked")
-    assert "1 store (c" in told
-    assert "\x1b" not in told
+    reported = sentence([complete(0, HOUR), lacking])
+    assert reported.startswith(
+        "Coverage: incomplete as of 1970-01-01T03:00:00.000Z: this store lacked"
+    )
+    assert "1 store (c" in reported
+    assert "\x1b" not in reported
 
 
-def test_xor_alone_is_told_and_many_stores_are_counted() -> None:
-    told = sentence([complete(0, HOUR, *"abcde", keyed=False)])
-    assert "5 stores (a, b, c and 2 more)" in told
-    assert told.endswith(", by XOR.")
+def test_xor_alone_is_reported_and_many_stores_are_counted() -> None:
+    reported = sentence([complete(0, HOUR, *"abcde", keyed=False)])
+    assert "5 stores (a, b, c and 2 more)" in reported
+    assert reported.endswith(", by XOR.")
 
 
 def test_without_any_knowledge_nothing_is_claimed() -> None:

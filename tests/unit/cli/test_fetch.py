@@ -67,7 +67,7 @@ def test_a_line_that_is_none_is_named(tmp_path: Path, text: str, sentence: str) 
         (["{tmp}/ids", "--from", "0"], "leave --from and --to out"),
     ],
 )
-def test_a_list_that_is_not_there_or_goes_with_a_range_is_told(
+def test_a_list_that_is_not_there_or_goes_with_a_range_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str
 ) -> None:
     (tmp_path / "ids").touch()

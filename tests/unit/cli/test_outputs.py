@@ -1,4 +1,4 @@
-"""Every way to a terminal or a log: none of them carries a stranger's control characters."""
+"""Ways to a terminal or a log: none of them carries a control character of another."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Finder(ast.NodeVisitor):
 
 
 def printing(path: Path) -> set[str]:
-    """The functions of a file that print."""
+    """Return the functions of a file that print."""
     finder = Finder()
     finder.visit(ast.parse(path.read_text()))
     return finder.found

@@ -1,4 +1,4 @@
-"""What a peer's filter proves that we lack."""
+"""Tests of what a peer's filter proves that we lack."""
 
 from storenode.sds.bloom import FilterShape, filter_of
 from storenode.sds.events import Behind, Broadcast, CaughtUp, Reason
@@ -15,7 +15,7 @@ def shown(seen: list[str], at: int = NOW, sender: str = "peer") -> bytes:
     return wire(f"s{at}{sender}", content=None, seen=seen, lamport=at, sender=sender)
 
 
-def test_a_message_that_nobody_names_is_told_after_the_grace_and_found() -> None:
+def test_a_message_that_no_participant_names_is_reported_after_the_grace_and_found() -> None:
     me = channel()
     take(me, wire("a"), shown(["a", "hidden"]))
     assert of(Behind, later(me, 5, 10)) == []

@@ -10,7 +10,7 @@ shapes = st.builds(FilterShape, st.integers(1, 60), st.sampled_from([0.5, 0.1, 0
 
 
 def bit(encoded: bytes, position: int) -> int:
-    """Bit of the words as the layout describes them, one step at a time."""
+    """Return bit of the words as the layout describes them, one step at a time."""
     word = int.from_bytes(encoded[position // 64 * 8 : position // 64 * 8 + 8], "big")
     return word >> (position % 64) & 1
 

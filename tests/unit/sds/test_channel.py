@@ -180,15 +180,15 @@ def test_a_circle_is_delivered_in_log_order_and_said() -> None:
     me.check()
 
 
-def test_missing_messages_are_told_again_until_they_are_lost() -> None:
+def test_missing_messages_are_reported_again_until_they_are_lost() -> None:
     me = channel(missing_every_ms=1_000, lost_after_ms=3_500)
     take(me, wire("b", after=["a"]))
-    told, lost = [], []
+    reported, lost = [], []
     for now in range(NOW, NOW + 6_000, 500):
         events = me.tick(now, make_rng())
-        told += [now - NOW for _ in of(Missing, events)]
+        reported += [now - NOW for _ in of(Missing, events)]
         lost += [now - NOW for _ in of(Lost, events)]
-    assert (told, lost) == ([1_000, 2_000, 3_000], [4_000])
+    assert (reported, lost) == ([1_000, 2_000, 3_000], [4_000])
 
 
 def test_the_filter_may_go_with_some_messages_only() -> None:
@@ -324,8 +324,8 @@ def test_a_message_names_causes_that_were_given_up_before_it_came() -> None:
     take(me, wire("b", after=["a", "x"]))
     me.tick(NOW + 1_001, make_rng())
     assert me.lost.keys() == {"a", "x"}
-    (told,) = of(Message, take(me, wire("c", after=["b", "a"]), now=NOW + 2_000))
-    assert told.unmet == ("a",)
+    (reported,) = of(Message, take(me, wire("c", after=["b", "a"]), now=NOW + 2_000))
+    assert reported.unmet == ("a",)
 
 
 def test_what_came_after_it_was_given_up_is_not_named_as_unmet() -> None:
@@ -334,8 +334,8 @@ def test_what_came_after_it_was_given_up_is_not_named_as_unmet() -> None:
     me.tick(NOW + 1_001, make_rng())
     take(me, wire("c", after=["a", "d"]), now=NOW + 1_100)
     take(me, wire("a", lamport=NOW - 1), now=NOW + 1_200)
-    (_, told) = of(Message, take(me, wire("d"), now=NOW + 1_300))
-    assert (told.message_id, told.unmet) == ("c", ())
+    (_, reported) = of(Message, take(me, wire("d"), now=NOW + 1_300))
+    assert (reported.message_id, reported.unmet) == ("c", ())
 
 
 @pytest.mark.parametrize("restarted", [False, True])

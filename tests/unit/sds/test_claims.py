@@ -1,4 +1,4 @@
-"""Several messages claim one ID: the proven one is in the log, whichever came first."""
+"""Tests of several messages claim one ID: the proven one is in the log, whichever came first."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -57,7 +57,7 @@ def long_log() -> list[bytes]:
 
 
 def contents(me: MessageChannel, events: Sequence[object]) -> dict[str, bytes]:
-    """The log as an application has it that follows the events."""
+    """Return the log as an application has it that follows the events."""
     shown: dict[str, bytes] = {}
     for event in events:
         if isinstance(event, Withdrawn):
@@ -69,7 +69,7 @@ def contents(me: MessageChannel, events: Sequence[object]) -> dict[str, bytes]:
     return shown
 
 
-def test_nobody_is_given_a_forged_message_after_the_genuine_one_passed_by() -> None:
+def test_no_participant_is_given_a_forged_message_after_the_genuine_one_passed_by() -> None:
     cause = genuine(b"cause", lamport=NOW - 5)
     true = genuine(after=[id_of(cause)])
     me = channel(repair=QUICK_REPAIR, max_waiting=1)
@@ -109,8 +109,8 @@ def test_a_copy_with_invented_causes_does_not_hold_the_content_up(restarted: boo
     assert [each.message_id for each in me.missing()] == ["invented"]
     me = restore(me.config, snapshot(me)) if restarted else me
     events += take(me, invented, wire("cause"), true, invented)
-    told = [(each.message_id, each.sender_id, each.unmet) for each in of(Message, events)]
-    assert told == [("cause", "peer", ()), (message_id, "peer", ()), ("reply", "peer", ())]
+    reported = [(each.message_id, each.sender_id, each.unmet) for each in of(Message, events)]
+    assert reported == [("cause", "peer", ()), (message_id, "peer", ()), ("reply", "peer", ())]
     assert not me.missing()
     assert me.requests is not None
     assert not me.requests.due
@@ -174,8 +174,8 @@ def test_what_comes_before_a_withdrawn_cause_says_so() -> None:
     second = genuine(b"second", after=[id_of(cause), id_of(true)], lamport=NOW - 1)
     me = channel()
     take(me, forged(true, history=()), second, true)
-    told = of(Message, take(me, cause))
-    assert [(each.message_id, each.unmet) for each in told] == [
+    reported = of(Message, take(me, cause))
+    assert [(each.message_id, each.unmet) for each in reported] == [
         (id_of(cause), ()),
         (id_of(second), (id_of(true),)),
         (id_of(true), ()),

@@ -225,7 +225,7 @@ def test_the_key_is_the_start_of_a_length_prefixed_sha256(channel: bytes, name: 
 
 @pytest.mark.parametrize(("size", "kept"), [(256, True), (257, False), (150_000, False)])
 def test_ids_that_no_message_can_have_are_not_kept_in_memory(size: int, *, kept: bool) -> None:
-    """A parent's ID may be as large as a message, and a thousand of them 150 MB."""
+    # A parent's ID may be as large as a message, and a thousand of them 150 MB.
     for place in range(2):
         ids = [b"%d" % size, b"%d" % size]
         ids[place] = ids[place].ljust(size, b"x")

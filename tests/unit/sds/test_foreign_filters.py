@@ -42,7 +42,7 @@ def numbered(count: int, seed: int = 0) -> list[str]:
 
 
 def naive_positions(data: bytes) -> set[int]:
-    """The positions that are set, by the definition of the bytes."""
+    """Return the positions that are set, by the definition of the bytes."""
     words = struct.unpack(f">{len(data) // 8}Q", data)
     return {64 * n + bit for n, word in enumerate(words) for bit in range(64) if word >> bit & 1}
 
@@ -61,18 +61,18 @@ def test_a_shape_is_found_out_or_left_open_and_never_mistaken(
     shape, rng = FilterShape(capacity, rate), make_rng(seed)
     ids = numbered(int(capacity * filled) + 1, seed)
     rolling = RollingFilter(shape)
-    held = [each for each in ids if rng.uniform(0, 1) >= absent]
-    for message_id in held:
+    stored = [each for each in ids if rng.uniform(0, 1) >= absent]
+    for message_id in stored:
         rolling.add(message_id)
     data = rolling.encode()
     found = FilterSample(data, ids[-64:]).infer()
     if found is None:
-        newest = len(set(held[-len(rolling) :]) & set(ids[-64:]))
+        newest = len(set(stored[-len(rolling) :]) & set(ids[-64:]))
         assert newest < 32 or absent > 0.5
         return
     assert (found.bits, found.hashes) == (shape.bits, shape.hashes)
     assert found.capacity <= shape.capacity <= found.capacity * 1.5
-    inserted = held[len(held) - len(rolling) :]
+    inserted = stored[len(stored) - len(rolling) :]
     explained = {place for each in inserted for place in found.positions(each)}
     assert naive_positions(data) == explained
 
@@ -151,8 +151,8 @@ def test_acknowledgements_and_gaps_are_read_from_them() -> None:
     first = take(me, shown(seen, shape, at), now=at)
     second = take(me, shown(seen, shape, at + 1, "other"), now=at + 1)
     assert [each.message_id for each in of(PossiblyAcknowledged, first)] == [mine]
-    (told,) = of(Acknowledged, second)
-    assert (told.message_id, told.error_probability < 1e-6) == (mine, True)
+    (reported,) = of(Acknowledged, second)
+    assert (reported.message_id, reported.error_probability < 1e-6) == (mine, True)
     message = decode_message(payloads(me.send_sync(at + 2))[0])
     assert ids[60] in [entry.message_id for entry in message.history]
 
@@ -180,7 +180,7 @@ def test_a_filter_that_cannot_be_compared_takes_nothing_back() -> None:
     assert of(CaughtUp, later(me, 56)) == [CaughtUp("peer")]
 
 
-def test_a_shape_for_hardly_any_messages_harms_nobody() -> None:
+def test_a_shape_for_hardly_any_messages_harms_no_participant() -> None:
     shape = InferredShape(100, 32)
     assert shape.capacity < 4
     # All positions of these IDs are one and the same, so that the shape looks certain.

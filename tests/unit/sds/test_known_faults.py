@@ -1,4 +1,4 @@
-"""What other implementations do wrong, one test each: ours behaves."""
+"""Tests of what other implementations do wrong, one test each: ours behaves."""
 
 import pytest
 
@@ -144,7 +144,7 @@ def test_a_resend_gives_later_histories_the_hint_that_works() -> None:
     assert second.history == (Entry("mine", b"stored", "me"),)
 
 
-def test_all_hints_for_a_missing_message_are_told_and_its_id() -> None:
+def test_all_hints_for_a_missing_message_are_reported_and_its_id() -> None:
     me = channel()
     take(me, wire("second", after=[Entry("first", b"old", "peer")]))
     take(me, wire("third", after=[Entry("first", b"new", None)]))

@@ -1,4 +1,4 @@
-"""When a participant speaks, and what it says that others miss."""
+"""Tests of when a participant speaks, and what it says that others miss."""
 
 from typing import Any, Final
 
@@ -34,7 +34,7 @@ LATER = NOW + 60_000
 NAMING: Final[dict[str, Any]] = {"name_heads": True, "filter_every": 200}
 
 
-def test_whoever_hears_draws_a_new_silence_and_keeps_its_limits() -> None:
+def test_a_participant_hears_draws_a_new_silence_and_keeps_its_limits() -> None:
     pace, rng = SyncTimer(NOW, config(sync_at_least_ms=10**9)), make_rng()
     pace.due_ms(rng)
     limits = pace.limits
@@ -90,7 +90,7 @@ def test_an_own_message_that_was_forgotten_is_no_witness() -> None:
     assert "a" in me.outgoing
 
 
-def test_what_somebody_lacks_is_named_a_few_times() -> None:
+def test_what_a_peer_lacks_is_named_a_few_times() -> None:
     me = channel(gap_entries=4, history_entries=1)
     take(me, wire("gap", lamport=NOW), wire("newer", after=["gap"], lamport=NOW + 1))
     take(me, wire("sync", seen=["newer"], sender="b", content=None, lamport=LATER), now=LATER)
@@ -119,7 +119,7 @@ def test_anothers_naming_is_enough() -> None:
     assert me.gaps.pending == {}
 
 
-def test_what_somebody_goes_on_lacking_is_sent_again_a_few_times() -> None:
+def test_what_a_peer_goes_on_lacking_is_sent_again_a_few_times() -> None:
     repair = RepairConfig(100, 400)
     me = channel(gap_entries=4, repair=repair)
     take(me, wire("gap", lamport=NOW), wire("newer", after=["gap"], lamport=NOW + 1))

@@ -164,7 +164,7 @@ def test_who_asks_for_everything_has_eight_messages_a_second_recalled() -> None:
 
 
 def test_an_answer_that_has_become_too_large_is_left_out() -> None:
-    """Entries of the older revision take less room than those that we send."""
+    # Entries of the older revision take less room than those that we send.
     me = channel(repair=QUICK_REPAIR)
     causes = [f"c{number}" for number in range(200)]
     take(me, *map(wire, causes), grows_when_written(causes))

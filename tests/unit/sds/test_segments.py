@@ -116,7 +116,7 @@ STEPS = st.lists(
 @settings(max_examples=60)
 @given(STEPS)
 def test_sets_are_those_of_a_naive_reading(steps: list[tuple[int, str, int, int, int]]) -> None:
-    """Sets by what they have in common; tried once every index has a place, dropped by age."""
+    # Sets by what they have in common; tried once every index has a place, dropped by age.
     patience_ms, now_ms = 10_000, 0
     reassembly = Reassembly(patience_ms)
     naive: dict[SetName, tuple[int, dict[int, list[Key]]]] = {}
@@ -182,7 +182,7 @@ def test_forged_sets_of_a_sender_do_not_push_out_its_content() -> None:
 
 
 def test_candidates_and_attempts_are_bounded() -> None:
-    """Two thousand forged segments that name each other: every attempt seems right."""
+    # Two thousand forged segments that name each other: every attempt seems right.
     reassembly = Reassembly(DAY_MS)
     name = "hostile", SegmentSet(bytes(32), 2)
     attempts = 0

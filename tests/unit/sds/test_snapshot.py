@@ -25,7 +25,7 @@ from tests.unit.sds.worlds import NOW, QUICK_REPAIR, channel, log_ids, make_rng,
 
 
 def full_channel() -> MessageChannel:
-    """One of everything: log, buffers, wishes, requests, answers, what is lost, gaps."""
+    """Return one of everything: log, buffers, wishes, requests, answers, what is lost, gaps."""
     me = channel(repair=QUICK_REPAIR, lost_after_ms=5_000, gap_entries=2, possible_acks=3)
     for number in range(30):
         me.send(NOW + number, b"%d" % number, f"mine{number}")
@@ -41,7 +41,7 @@ def full_channel() -> MessageChannel:
 
 @cache
 def saved() -> tuple[ChannelConfig, bytes]:
-    """The configuration and the snapshot of a full channel."""
+    """Return the configuration and the snapshot of a full channel."""
     me = full_channel()
     return me.config, snapshot(me)
 

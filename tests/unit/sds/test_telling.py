@@ -1,4 +1,4 @@
-"""What histories tell without filters, when filters go along, and how rare sync messages become."""
+"""Histories without filters, filters that go along, and how rare sync messages become."""
 
 import random
 from collections.abc import Callable
@@ -28,7 +28,7 @@ MINUTE = 60_000
 
 
 def telling(sender: str = "me", **given: object) -> MessageChannel:
-    """A channel as an application gets it, without repair by others."""
+    """Return a channel as an application gets it, without repair by others."""
     config = ChannelConfig(CHANNEL, sender, **({"repair": None} | given))  # type: ignore[arg-type]
     return MessageChannel(config, NOW, make_rng())
 
@@ -42,7 +42,7 @@ def names(message: SdsMessage) -> list[str]:
 
 
 def quiet(channel: MessageChannel, until: int, start: int = NOW) -> list[tuple[int, SdsMessage]]:
-    """The sync messages of a channel where nothing else happens, with their times."""
+    """Return the sync messages of a channel where nothing else happens, with their times."""
     rng, found, now = random.Random(1), [], start
     while (now := max(channel.next_due_ms(rng), now + 1)) <= until:
         syncs = [x for x in of(Broadcast, channel.tick(now, rng)) if x.reason is Reason.SYNC]
@@ -91,7 +91,7 @@ def test_what_was_named_before_it_came_is_no_head() -> None:
     assert list(me.heads.ids) == ["names it"]
 
 
-def test_all_that_nobody_acknowledged_is_named_once() -> None:
+def test_all_that_no_participant_acknowledged_is_named_once() -> None:
     me = telling(history_entries=1)
     for number in range(5):
         after = [f"m{number - 1}"] if number else []
@@ -149,7 +149,7 @@ def test_a_sync_message_that_lacks_a_head_is_answered_soon() -> None:
     assert me.pace.due_ms(make_rng()) <= start + 40_000
 
 
-def test_a_filter_is_shown_when_nobody_has_shown_one_for_long() -> None:
+def test_a_filter_is_shown_when_no_participant_has_shown_one_for_long() -> None:
     me = telling(filter_every_ms=60 * MINUTE, filter=SMALL)
     sent(me)
     shown = [now for now, each in quiet(me, NOW + 200 * MINUTE) if each.bloom_filter]

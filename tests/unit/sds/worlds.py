@@ -67,7 +67,7 @@ def wire(
     asks: Iterable[str | Entry] = (),
     room: str = CHANNEL,
 ) -> bytes:
-    """A message of somebody else; ``seen`` are the IDs of its filter."""
+    """Return a message of another participant; ``seen`` are the IDs of its filter."""
     return encode_message(
         SdsMessage(
             room,
@@ -83,7 +83,7 @@ def wire(
 
 
 def grows_when_written(causes: Iterable[str]) -> bytes:
-    """A message of the older revision that does not fit in the newer one, as its entries grow."""
+    """Return a message of the older revision that is too long in the newer one."""
     history = tuple(Entry(cause) for cause in causes)
     full = SdsMessage(CHANNEL, "full", "bob", NOW, history, content=b"x")
     room = MAX_SDS_MESSAGE_BYTES - len(encode_older(full)) - 2
@@ -99,5 +99,5 @@ def take(into: MessageChannel, *messages: bytes, now: int = NOW) -> list[Event]:
 
 
 def later(me: MessageChannel, *seconds: int) -> list[Event]:
-    """What a channel does by itself at these moments."""
+    """Return what a channel does by itself at these moments."""
     return [event for each in seconds for event in me.tick(NOW + each * 1_000, make_rng())]

@@ -37,7 +37,7 @@ def joined(transport: BusTransport, sender: str, state: Path | None = None, **mo
 
 
 async def test_messages_whose_pages_left_memory_are_answered(tmp_path: Path) -> None:
-    """Bob asks for the oldest message, which only Alice's file has."""
+    # Bob asks for the oldest message, which only Alice's file has.
     count = OPEN_ENTRIES + 3 * PAGE_ENTRIES
     bus, path = Bus(remembers=False), tmp_path / "alice.db"
     transport = bus.transport("alice")

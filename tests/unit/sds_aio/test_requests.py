@@ -1,4 +1,4 @@
-"""Whatever order segments are held, acknowledged and given up in, a request tells one story."""
+"""Tests of the requests of a reliable channel, with segments settled in any order."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def test_a_request_is_sent_and_then_delivered_or_not_once(
             ends = requests.given_up if (number, index) in lost else requests.acknowledged
             steps += [(name, requests.stored), (name, ends), (name, requests.stored)]
     rng.shuffle(steps)
-    told = [event for name, step in steps for event in step(name)]
+    reported = [event for name, step in steps for event in step(name)]
     for number, count in enumerate(counts):
-        mine = [event for event in told if event.request_id == f"{number}-0"]
+        mine = [event for event in reported if event.request_id == f"{number}-0"]
         failed = any((number, index) in lost for index in range(count))
         end = MessageDeliveryError if failed else MessageDelivered
         assert [type(each) for each in mine] == [MessageSent, end]
@@ -45,7 +45,7 @@ def test_a_request_is_sent_and_then_delivered_or_not_once(
 
 
 def test_a_request_of_the_last_life_goes_on_under_its_id() -> None:
-    """Two of three segments were acknowledged before, and nodes hold all."""
+    # Two of three segments were acknowledged before, and nodes hold all.
     requests = SendRequests()
     whole = SegmentSet(bytes(32), 3)
     for index in range(3):
@@ -69,7 +69,7 @@ def test_what_was_given_up_before_is_not_delivered_now() -> None:
     assert "1 of 2 segments" in event.error
 
 
-def test_a_refusal_is_told_once() -> None:
+def test_a_refusal_is_reported_once() -> None:
     requests = SendRequests()
     for index in range(2):
         segment = Segment(SegmentSet(bytes(32), 2), index, b"")

@@ -1,4 +1,4 @@
-"""What a participant's state holds is what its core held at the last transaction."""
+"""Tests of what a participant's state holds is what its core held at the last transaction."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def save(state: SqliteState, ledger: ParticipantLedger) -> StateBatch:
 
 
 def facets(core: MessageChannel) -> dict[str, object]:
-    """What must outlive the process."""
+    """Return what must outlive the process."""
     core.check()
 
     return {
@@ -251,8 +251,8 @@ def test_a_second_process_is_refused_while_the_first_lives(tmp_path: Path) -> No
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == ""
 
 
-def test_whoever_lost_the_state_writes_nothing_more(tmp_path: Path) -> None:
-    """As on a database without a lock that ends with its holder."""
+def test_a_participant_lost_the_state_writes_nothing_more(tmp_path: Path) -> None:
+    # As on a database without a lock that ends with its holder.
     path = tmp_path / "alice.db"
     state, ledger = opened(path)
     state._drop_connection()
@@ -263,7 +263,7 @@ def test_whoever_lost_the_state_writes_nothing_more(tmp_path: Path) -> None:
         save(state, ledger)
 
 
-async def test_who_waits_for_a_state_that_fails_is_told_that_the_channel_was_left(
+async def test_who_waits_for_a_state_that_fails_is_reported_that_the_channel_was_left(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "alice.db"

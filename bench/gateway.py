@@ -30,7 +30,7 @@ from bench.pipeline.cpu import descendants_cpu_s, own_cpu_s
 from bench.support import own_options
 from store.gateway.gossipsub_wire import encode_message, encode_subscriptions
 from store.gateway.relay import RELAY
-from storenode.client.blocking import Client
+from storenode.client.blocking_client import Client
 from storenode.client.message import Message
 from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage

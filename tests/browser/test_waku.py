@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import pytest
 
-from storenode.client.blocking import Client
+from storenode.client.blocking_client import Client
 from storenode.client.message import Message
 from tests.browser.browser import Page, Quiet, served, until
 from tests.integration.gateway.javascript_clients import installed

@@ -48,7 +48,7 @@ _CURSORLESS: Final = ("", "dumb", "unknown")
     "--state",
     metavar="FILE",
     section=_CHAT,
-    help="File, or URL of a database, to go on from the next time; by default nothing is kept.",
+    help="File to go on from the next time; by default nothing is kept.",
 )
 @option("--pubsub-topic", default=DEFAULT_PUBSUB_TOPIC, show_default=True, section=_CHAT)
 @option(

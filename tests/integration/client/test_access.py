@@ -22,7 +22,7 @@ def test_only_an_operator_sees_the_status(secured: Secured) -> None:
     assert secured.command("status", *secured.flags("chat")).code == 1
 
 
-def test_a_token_that_no_participant_issued_is_refused_and_not_shown(secured: Secured) -> None:
+def test_an_unknown_token_is_refused_and_not_shown(secured: Secured) -> None:
     ended = secured.command("query", *secured.flags("forged"))
     assert ended.code == 1
     assert "token" in ended.err

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import signal
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -15,9 +14,7 @@ import pytest
 
 from storenode.client import (
     AsyncClient,
-    CallTimeout,
     ConnectionLost,
-    CursorRefused,
     LimitExceeded,
     Message,
     NodeDraining,
@@ -114,19 +111,6 @@ async def test_streams_and_calls_go_on_at_another_node_of_the_store(
         assert len(await client.get([message.hash for message in messages])) == len(messages)
 
 
-async def test_a_call_that_hangs_goes_on_at_another_node(two: list[NodeProcess]) -> None:
-    message = Message(b"x", TOPIC)
-    two[0].signal(signal.SIGSTOP)
-    try:
-        async with AsyncClient(addresses(two), retry=ONCE, timeout_s=60) as client:
-            assert (await client.publish(message)).held
-        async with AsyncClient(two[0].listen, retry=PATIENT, timeout_s=1) as client:
-            with pytest.raises(CallTimeout):
-                await client.query(TOPIC)
-    finally:
-        two[0].signal(signal.SIGCONT)
-
-
 async def queried(client: AsyncClient) -> None:
     """Query over a connection that may still take calls while gRPC closes it, and then no more."""
     while True:
@@ -134,20 +118,20 @@ async def queried(client: AsyncClient) -> None:
             await client.query(TOPIC)
 
 
-@pytest.mark.parametrize(("how", "error"), [(KILLED, ConnectionLost), (STOPPED, NodeDraining)])
-async def test_the_end_of_the_only_node_has_a_name(
-    two: list[NodeProcess], how: Callable[[NodeProcess], object], error: type[Exception]
-) -> None:
-    async with AsyncClient(two[1].listen, retry=ONCE) as client:
-        await client.publish(Message(b"x", TOPIC))
-        feed = client.follow(TOPIC, from_beginning=True)
-        await taken(feed, 1)
-        waiting = asyncio.create_task(taken(feed, 1))
-        await ended(two[1], how)
-        with pytest.raises(error):
-            await waiting
-        with pytest.raises(NodeUnreachable):
-            await queried(client)
+async def test_the_end_of_the_only_node_has_a_name(two: list[NodeProcess]) -> None:
+    for node, how, error in zip(
+        two, (KILLED, STOPPED), (ConnectionLost, NodeDraining), strict=True
+    ):
+        async with AsyncClient(node.listen, retry=ONCE) as client:
+            await client.publish(Message(b"x", TOPIC))
+            feed = client.follow(TOPIC, from_beginning=True)
+            await taken(feed, 1)
+            waiting = asyncio.create_task(taken(feed, 2))
+            await ended(node, how)
+            with pytest.raises(error):
+                await waiting
+            with pytest.raises(NodeUnreachable):
+                await queried(client)
 
 
 async def test_a_follower_changes_stores_by_time(stores: list[NodeProcess]) -> None:
@@ -174,24 +158,6 @@ async def test_a_follower_changes_stores_by_time(stores: list[NodeProcess]) -> N
         assert feed.cursor != kept
         again = other.follow(TOPIC, cursor=feed.cursor)
         assert (await anext(again)) in messages, "the cursor is the other store's now"
-
-
-async def test_a_cursor_of_a_store_that_is_gone_is_refused(stores: list[NodeProcess]) -> None:
-    async with AsyncClient(stores[0].listen) as client:
-        await client.publish(Message(b"x", TOPIC), min_confirms=1, confirm_timeout_s=60)
-        feed = client.follow(TOPIC)
-        pages = feed.pages()
-        # What is published before the call has come to the node is not followed.
-        assert (await anext(pages)).live
-        await client.publish(Message(b"y", TOPIC))
-        await anext(pages)
-        cursor = feed.cursor
-    async with AsyncClient(addresses(stores[::-1]), retry=ONCE) as client:
-        feed = client.follow(TOPIC, cursor=cursor)
-        assert (await anext(feed)).payload in {b"x", b"y"}, "the second node is of that store"
-        await ended(stores[0], KILLED)
-        with pytest.raises(CursorRefused):
-            await taken(feed, 5)
 
 
 async def test_a_limit_that_is_reached_for_the_moment_is_waited_for(

@@ -233,7 +233,7 @@ def _publish_blocking(client: Client, messages: list[Message]) -> list[Published
 
 
 @pytest.mark.parametrize("strict", [True, False])
-async def test_a_publisher_reports_of_rejected_messages(
+async def test_a_publisher_reports_rejected_messages(
     node: NodeProcess, topic: str, strict: bool
 ) -> None:
     good, bad = Message(b"good", topic), Message(b"bad", topic, timestamp=1)

@@ -30,7 +30,7 @@ def path(tmp_path: Path) -> str:
     return grpcurl.installed(tools)
 
 
-def test_the_tour_is_as_the_page_reports_it(tmp_path: Path, path: str) -> None:
+def test_the_tour_is_as_the_page_shows_it(tmp_path: Path, path: str) -> None:
     todo = steps(TOUR)
     assert len(todo) > 20
     with running_node(copy_cluster(tmp_path / "node"), "--max-clock-drift", "off") as node:
@@ -39,7 +39,7 @@ def test_the_tour_is_as_the_page_reports_it(tmp_path: Path, path: str) -> None:
         as_shown(todo, {"PATH": path, "GRPCURL_ADDRESSES": documented, **addresses})
 
 
-def test_several_nodes_share_a_database_as_the_page_reports_it(
+def test_several_nodes_share_a_database_as_the_page_shows_it(
     empty_database_url: str, tmp_path: Path, path: str
 ) -> None:
     text = section(SEVERAL_NODES, "Several nodes on one Postgres")
@@ -54,7 +54,7 @@ def test_several_nodes_share_a_database_as_the_page_reports_it(
         as_shown(steps(text), {"PATH": path, "A": a.listen, "B": b.listen})
 
 
-def test_two_stores_are_peers_as_the_page_reports_it(tmp_path: Path, path: str) -> None:
+def test_two_stores_are_peers_as_the_page_shows_it(tmp_path: Path, path: str) -> None:
     own_schedule = ("--sync-interval", "0")
     with (
         running_node(copy_cluster(tmp_path / "a"), *own_schedule) as a,

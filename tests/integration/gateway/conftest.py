@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from storenode.client.blocking import Client
+from storenode.client.blocking_client import Client
 from storenode.client.message import Message
 from tests.integration.gateway.javascript_clients import AVAILABLE, installed
 from tests.integration.gateway.messages import CLUSTER, SHARD, made

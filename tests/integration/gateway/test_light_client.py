@@ -12,7 +12,7 @@ from typing import Final
 
 import pytest
 
-from storenode.client.blocking import Client
+from storenode.client.blocking_client import Client
 from storenode.client.message import Message
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 from tests.integration.gateway.javascript_clients import JavaScriptClient, running_client

@@ -11,7 +11,7 @@ import pytest
 
 from store.gateway.light_push import LEGACY_LIGHT_PUSH, LIGHT_PUSH
 from store.gateway.wire import bytes_field, delimited, fields, number_field
-from storenode.client.blocking import Client
+from storenode.client.blocking_client import Client
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 from tests.integration.gateway.messages import CLUSTER, PUBSUB, SHARD
 from tests.support.gateway import GENEROUS, running_gateway

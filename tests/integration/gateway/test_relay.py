@@ -10,7 +10,7 @@ from typing import Final
 
 from store.gateway.light_push import LIGHT_PUSH
 from store.gateway.wire import bytes_field, delimited
-from storenode.client.blocking import Client
+from storenode.client.blocking_client import Client
 from storenode.client.message import Message
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 from tests.integration.gateway.messages import CLUSTER, PUBSUB, SHARD, access_files

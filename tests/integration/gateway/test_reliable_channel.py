@@ -10,7 +10,7 @@ from typing import Final
 
 import pytest
 
-from storenode.client.blocking import Client
+from storenode.client.blocking_client import Client
 from storenode.client.message import Message
 from storenode.wire.sds.v1.message_pb2 import HistoryEntry
 from storenode.wire.sds.v1.message_pb2 import Message as SdsMessage

@@ -11,7 +11,7 @@ from typing import Final
 import grpc
 
 from store.gateway.identity import kept_identity
-from storenode.client.blocking import Client
+from storenode.client.blocking_client import Client
 from storenode.wire.storenode.v1.store_pb2 import (
     PUBLISH_SOURCE_NWAKU,
     PublishRequest,

@@ -98,7 +98,7 @@ async def test_two_participants_have_one_log_and_acknowledge_each_other(
         assert str(alice.status) == "synced"
 
 
-async def test_a_node_reports_which_messages_it_holds_without_sending_them(
+async def test_a_node_reports_which_messages_it_stores_without_sending_them(
     node: NodeProcess, room: str
 ) -> None:
     route = Route(room, PUBSUB, topic(room))
@@ -110,7 +110,7 @@ async def test_a_node_reports_which_messages_it_holds_without_sending_them(
     await link.close()
 
 
-async def test_ephemeral_content_reaches_a_participant_listens_and_stays_nowhere(
+async def test_ephemeral_content_reaches_those_that_listen_and_is_not_stored(
     node: NodeProcess, room: str
 ) -> None:
     async with (
@@ -238,7 +238,7 @@ async def test_the_calls_for_a_run_of_lost_messages_do_not_grow_with_its_length(
         assert late.calls == {"follow": 1, "scan": 1, "by_hint": 1, "closure": 1}
 
 
-async def test_what_was_pruned_before_anybody_could_see_it_holds_no_participant_up(
+async def test_what_was_pruned_before_it_was_received_holds_up_no_participant(
     node: NodeProcess, room: str
 ) -> None:
     # A new participant of an old channel: its beginning is not held any longer.

@@ -8,10 +8,10 @@ second.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from itertools import count, repeat
-from typing import Any
+from typing import Any, Final
 
 import grpc
 import pytest
@@ -35,6 +35,15 @@ NEWEST_NS = 1_763_625_600_000_000_000
 MESSAGES = 12
 
 
+def past(room: str = ROOM) -> list[Said]:
+    topics = {"pubsub_topic": DEFAULT_PUBSUB_TOPIC, "content_topic": CONTENT}
+    return list(conversation(room, MESSAGES, newest_ns=NEWEST_NS, shape=SHAPE, **topics))  # type: ignore[arg-type]
+
+
+PAST: Final = past()
+ELSEWHERE: Final = past("lair")
+
+
 def stored(
     said: Said, *, content_topic: str = CONTENT, payload: bytes = b""
 ) -> WakuMessageKeyValue:
@@ -46,155 +55,96 @@ def stored(
     )
 
 
-def past(room: str = ROOM) -> list[Said]:
-    return list(
-        conversation(
-            room,
-            MESSAGES,
-            pubsub_topic=DEFAULT_PUBSUB_TOPIC,
-            content_topic=CONTENT,
-            newest_ns=NEWEST_NS,
-            shape=SHAPE,
-        )
-    )
-
-
-class Liar(store_pb2_grpc.StoreServicer):
-    """A node that by default holds nothing but the last message; methods are replaced by lies."""
-
-    def __init__(self) -> None:
-        self.said = past()
-        self.asked = 0
-
-    async def Follow(self, request: Any, context: Any) -> AsyncIterator[store_pb2.FollowPage]:  # noqa: ANN401, ARG002, N802
-        yield store_pb2.FollowPage(cursor=b"c", live=True)
-        yield store_pb2.FollowPage(messages=[stored(self.said[-1])], cursor=b"d", live=True)
-        await asyncio.Event().wait()
-
-    async def Scan(self, request: Any, context: Any) -> AsyncIterator[store_pb2.ScanPage]:  # noqa: ANN401, ARG002, N802
-        for page in self.scan():
-            yield page
-
-    async def Query(self, request: Any, context: Any) -> StoreQueryResponse:  # noqa: ANN401, ARG002, N802
-        self.asked += 1
-        return await self.query()
-
-    async def GetSdsMessages(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: ANN401, ARG002, N802
-        for page in self.by_id():
-            yield page
-
-    async def GetCausalHistory(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: ANN401, ARG002, N802
-        for page in self.closure():
-            yield page
-
-    async def PublishStream(self, requests: Any, context: Any) -> AsyncIterator[Any]:  # noqa: ANN401, ARG002, N802
-        async for _ in requests:
-            yield self.verdict()
-
-    def scan(self) -> Any:  # noqa: ANN401
-        return ()
-
-    async def query(self) -> StoreQueryResponse:
-        return StoreQueryResponse(status_code=200)
-
-    def by_id(self) -> Any:  # noqa: ANN401
-        return ()
-
-    def closure(self) -> Any:  # noqa: ANN401
-        return ()
-
-    def verdict(self) -> Any:  # noqa: ANN401
-        return store_pb2.PublishResponse()
-
-
-def answers(*messages: WakuMessageKeyValue, more: bool = False) -> StoreQueryResponse:
+def found(*messages: WakuMessageKeyValue, more: bool = False) -> StoreQueryResponse:
     cursor = b"x" * 32 if more else None
     return StoreQueryResponse(status_code=200, messages=messages, pagination_cursor=cursor)
 
 
-def sds_page(said: Said, item: WakuMessageKeyValue) -> store_pb2.SdsStoredMessage:
+def sds(said: Said, item: WakuMessageKeyValue) -> store_pb2.SdsStoredMessage:
     entry = HistoryEntry(message_id=said.message_id, retrieval_hint=said.hint)
     return store_pb2.SdsStoredMessage(entry=entry, stored=item)
 
 
-class WrongBytes(Liar):
-    """A node that gives other bytes for a hash or an ID."""
+KNOWN: Final = [sds(PAST[-1], stored(PAST[-1]))] * 1_000
 
-    async def query(self) -> StoreQueryResponse:
-        return answers(*(stored(each, payload=b"something else") for each in self.said))
-
-    def by_id(self) -> Any:  # noqa: ANN401
-        items = [sds_page(each, stored(each, payload=self.said[0].payload)) for each in self.said]
-        yield store_pb2.SdsMessagesPage(messages=items)
-
-
-class OtherChannels(Liar):
-    """Messages of another channel and of another topic, under their right hashes."""
-
-    async def query(self) -> StoreQueryResponse:
-        return answers(*map(stored, past("lair")), stored(self.said[-2], content_topic="/other"))
-
-    def by_id(self) -> Any:  # noqa: ANN401
-        items = [
-            sds_page(wanted, stored(other))
-            for wanted, other in zip(self.said, past("lair"), strict=True)
-        ]
-        yield store_pb2.SdsMessagesPage(messages=items)
-
-
-class PagesWithoutEnd(Liar):
-    """A node whose answers go on for ever, and bring nothing new."""
-
-    async def query(self) -> StoreQueryResponse:
-        return answers(stored(self.said[-1]), more=True)
-
-    def by_id(self) -> Any:  # noqa: ANN401
-        return repeat(store_pb2.SdsMessagesPage())
-
-    def closure(self) -> Any:  # noqa: ANN401
-        return repeat(store_pb2.CausalHistoryPage())
-
-
-class TheSameForEver(Liar):
-    """A node whose answers repeat one message that is known."""
-
-    def by_id(self) -> Any:  # noqa: ANN401
-        last = self.said[-1]
-        return repeat(store_pb2.SdsMessagesPage(messages=[sds_page(last, stored(last))] * 1_000))
-
-    def closure(self) -> Any:  # noqa: ANN401
-        last = self.said[-1]
-        return repeat(store_pb2.CausalHistoryPage(messages=[sds_page(last, stored(last))] * 1_000))
+Lie = Callable[[], Any]
+LIES: Final[dict[str, dict[str, Lie]]] = {
+    "wrong bytes for a hash or an ID": {
+        "query": lambda: found(*(stored(each, payload=b"something else") for each in PAST)),
+        "by_id": lambda: [
+            store_pb2.SdsMessagesPage(
+                messages=[sds(each, stored(each, payload=PAST[0].payload)) for each in PAST]
+            )
+        ],
+    },
+    "messages of another channel and topic": {
+        "query": lambda: found(*map(stored, ELSEWHERE), stored(PAST[-2], content_topic="/other")),
+        "by_id": lambda: [
+            store_pb2.SdsMessagesPage(
+                messages=[sds(*each) for each in zip(PAST, map(stored, ELSEWHERE), strict=True)]
+            )
+        ],
+    },
+    "pages without end that bring nothing": {
+        "query": lambda: found(stored(PAST[-1]), more=True),
+        "by_id": lambda: repeat(store_pb2.SdsMessagesPage()),
+        "closure": lambda: repeat(store_pb2.CausalHistoryPage()),
+    },
+    "pages without end of what is known": {
+        "by_id": lambda: repeat(store_pb2.SdsMessagesPage(messages=KNOWN)),
+        "closure": lambda: repeat(store_pb2.CausalHistoryPage(messages=KNOWN)),
+    },
+    "too large": {"query": lambda: found(stored(PAST[-2], payload=bytes(20 * 1024 * 1024)))},
+    "silent": {"query": lambda: None},
+    "a status of its own making": {
+        "query": lambda: StoreQueryResponse(status_code=418, status_desc="I am a teapot")
+    },
+    "a scan back in time for ever, which costs the feed its turn": {
+        "scan": lambda: (
+            store_pb2.ScanPage(messages=[stored(PAST[-1 - number % MESSAGES])])
+            for number in count()
+        )
+    },
+}
 
 
-class TooLarge(Liar):
-    """An answer that is larger than any that is accepted."""
+class Liar(store_pb2_grpc.StoreServicer):
+    """A node with the last message alone, and lies in place of some answers."""
 
-    async def query(self) -> StoreQueryResponse:
-        return answers(stored(self.said[-2], payload=bytes(20 * 1024 * 1024)))
+    def __init__(self, lies: dict[str, Lie]) -> None:
+        self._lies = lies
 
-
-class Silent(Liar):
-    """A node that never answers."""
-
-    async def query(self) -> StoreQueryResponse:
+    async def Follow(self, request: Any, context: Any) -> AsyncIterator[store_pb2.FollowPage]:  # noqa: ANN401, ARG002, N802
+        yield store_pb2.FollowPage(cursor=b"c", live=True)
+        yield store_pb2.FollowPage(messages=[stored(PAST[-1])], cursor=b"d", live=True)
         await asyncio.Event().wait()
-        raise AssertionError
 
+    async def Query(self, request: Any, context: Any) -> StoreQueryResponse:  # noqa: ANN401, ARG002, N802
+        answer: StoreQueryResponse | None = self._lies.get("query", found)()
+        if answer is None:
+            await asyncio.Event().wait()
+        assert answer is not None
+        return answer
 
-class Refusing(Liar):
-    """Statuses of its own making."""
+    async def Scan(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: ANN401, ARG002, N802
+        for page in self._pages("scan"):
+            yield page
 
-    async def query(self) -> StoreQueryResponse:
-        return StoreQueryResponse(status_code=418, status_desc="I am a teapot")
+    async def GetSdsMessages(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: ANN401, ARG002, N802
+        for page in self._pages("by_id"):
+            yield page
 
+    async def GetCausalHistory(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: ANN401, ARG002, N802
+        for page in self._pages("closure"):
+            yield page
 
-class BackInTime(Liar):
-    """A scan that goes on for ever, back in time: its feed loses its turn."""
+    async def PublishStream(self, requests: Any, context: Any) -> AsyncIterator[Any]:  # noqa: ANN401, ARG002, N802
+        async for _ in requests:
+            yield store_pb2.PublishResponse()
 
-    def scan(self) -> Any:  # noqa: ANN401
-        for number in count():
-            yield store_pb2.ScanPage(messages=[stored(self.said[-1 - number % MESSAGES])])
+    def _pages(self, call: str) -> Iterable[Any]:
+        pages: Iterable[Any] = self._lies.get(call, tuple)()
+        return pages
 
 
 @asynccontextmanager
@@ -209,44 +159,26 @@ async def serving(liar: Liar) -> AsyncIterator[str]:
         await server.stop(None)
 
 
-def honest_bus(said: list[Said]) -> BusTransport:
+def honest_bus() -> BusTransport:
     bus = Bus()
-    for each in said:
+    for each in PAST:
         bus.add(ROUTE, Fetched(each.payload, each.hint, each.timestamp_ns))
     return bus.transport("honest")
 
 
-@pytest.mark.parametrize(
-    "lie",
-    [
-        WrongBytes,
-        OtherChannels,
-        PagesWithoutEnd,
-        TheSameForEver,
-        TooLarge,
-        Silent,
-        Refusing,
-        BackInTime,
-    ],
-)
-async def test_a_lying_node_stops_no_participant(
-    lie: Callable[[], Liar], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("lie", LIES)
+async def test_a_lying_node_stops_no_participant(lie: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("storenode.sds.aio.node.CALL_TIMEOUT_S", 2.0)
-    liar = lie()
+    config = config_of(ROOM, "alice")
     async with (
-        serving(liar) as address,
+        serving(Liar(LIES[lie])) as address,  # type: ignore[abstract] # the rest is not called
         Channel.join(
-            [address, honest_bus(liar.said)],
-            ROOM,
-            "alice",
-            content_topic=CONTENT,
-            config=config_of(ROOM, "alice"),
+            [address, honest_bus()], ROOM, "alice", content_topic=CONTENT, config=config
         ) as alice,
         asyncio.timeout(PATIENCE_S),
     ):
         await until(alice, MESSAGES)
-        assert [m.message_id for m in await alice.log()] == [m.message_id for m in liar.said]
+        assert [m.message_id for m in await alice.log()] == [m.message_id for m in PAST]
         assert alice.status.lost == 0
         # What it answers to publishing is no answer: the bus takes the message.
         sent = await alice.send(b"in spite of it")

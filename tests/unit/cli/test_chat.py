@@ -92,7 +92,7 @@ def test_old_lines_make_room() -> None:
     assert formatted(far)
 
 
-def test_lines_under_the_own_name_that_were_not_said_here_are_reported_apart() -> None:
+def test_lines_under_the_own_name_that_were_not_said_here_are_marked() -> None:
     transcript = Transcript("alice", since_ms=100)
     (earlier,) = transcript.take(Message("1", "alice", 50, b"x", own=True))
     assert (earlier.sender, earlier.mark, earlier.own) == ("alice (not here)", Mark.NONE, False)

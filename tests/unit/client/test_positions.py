@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncGenerator, Coroutine
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from storenode.client.positions import (
     SqlitePosition,
     position_of,
 )
-from storenode.client.streams import AsyncMessageStream, limited, up_to_live
+from storenode.client.streams import AsyncMessageStream, followed_across, limited, up_to_live
 from storenode.common.errors import ArgumentError
 from storenode.connection.errors import CursorRefused, InvalidRequest, NodeError
 
@@ -225,6 +226,61 @@ async def test_a_call_that_is_cancelled_leaves_its_page_to_the_next_one() -> Non
     assert [first, *[message async for message in stream]] == messages(2)
     assert saves == [b"begin", b"1", b"begin", b"2"]
     assert stream.cursor == b"2"
+
+
+@settings(max_examples=40)
+@given(st.integers(0, 12), st.integers(0, 12), st.integers(0, 12))
+def test_a_follower_that_changes_stores_reads_every_message_once(
+    taken: int, extra: int, late: int
+) -> None:
+    # The first store ends after some messages; the second has these, more, and what is new.
+    stored = messages(taken + extra + late)
+    first, second = stored[:taken], stored[: taken + extra]
+    scans: list[int] = []
+
+    async def follow(cursor: bytes) -> AsyncGenerator[Page]:
+        if not cursor and not scans and not opened:
+            opened.append(cursor)
+            for start in range(0, max(taken, 1), PAGE):
+                yield Page(first[start : start + PAGE], b"first", live=True)
+        if cursor == b"first" or opened == [b""]:
+            opened.append(cursor)
+            raise CursorRefused("OUT_OF_RANGE", "It is another store's.")
+        yield Page([], b"second", live=True)
+        for message in stored[taken + extra :]:
+            yield Page([message], b"second", live=True)
+
+    async def scan(since_ns: int) -> AsyncGenerator[Page]:
+        scans.append(since_ns)
+        for start in range(0, len(second), PAGE):
+            yield Page(second[start : start + PAGE], b"of the scan")
+
+    async def run() -> None:
+        found: list[Message] = []
+        cursors: list[bytes | None] = []
+        before_ns = time.time_ns()
+        async for page in followed_across(follow, scan, b"", 5.0):
+            found += page.messages
+            cursors.append(page.cursor)
+        assert found == stored
+        assert cursors[-1] == b"second"
+        assert set(cursors) <= {b"first", None, b"second"}, "a scan moves no cursor"
+        (since_ns,) = scans
+        assert before_ns <= since_ns + 5 * 10**9 <= time.time_ns()
+
+    opened: list[bytes] = []
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("cursor", [b"", b"kept"])
+async def test_a_cursor_that_is_refused_from_the_start_is_not_replaced(cursor: bytes) -> None:
+    async def refused(_: bytes) -> AsyncGenerator[Page]:
+        for page in list[Page]():
+            yield page
+        raise CursorRefused("OUT_OF_RANGE", "It is another store's.")
+
+    with pytest.raises(CursorRefused):
+        [page async for page in followed_across(refused, refused, cursor, 1.0)]  # type: ignore[arg-type]
 
 
 async def test_a_limit_cuts_the_last_page() -> None:

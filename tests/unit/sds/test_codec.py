@@ -1,4 +1,7 @@
+"""The wire format of SDS messages in both revisions, against a slow reading."""
+
 import sys
+from dataclasses import replace
 from hashlib import sha256
 
 import pytest
@@ -8,10 +11,21 @@ from hypothesis import strategies as st
 from store.messages.record import RecordBatch, index_batch
 from storenode.message.varint import delimited, varint
 from storenode.sds.claims import proof_of
-from storenode.sds.codec import Entry, SdsMetadata, decode, decode_message, encode, sds_key
+from storenode.sds.codec import (
+    Entry,
+    MessageKind,
+    SdsMessage,
+    decode,
+    decode_message,
+    encode,
+    encode_message,
+    encode_older,
+    sds_key,
+)
 from storenode.sds.naming import content_id
 from storenode.sds.proofs import joined
 from storenode.wire.sds.v1.message_pb2 import Message
+from tests.interop.vectors import load
 from tests.unit.sds.oracle import read
 
 HINT = bytes(range(32))
@@ -90,26 +104,73 @@ def test_damaged_messages_agree_with_the_slow_reading(payload: bytes, data: st.D
     assert decode(raw) == read(raw)
 
 
-@given(
-    text.filter(bool),
-    text.filter(bool),
-    text,
-    st.none() | st.integers(0, 2**64 - 1),
-    st.lists(st.tuples(text.filter(bool), hints), max_size=4),
+texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=40)
+hashes = st.binary(min_size=32, max_size=32).map(bytes.hex)
+entries = st.builds(
+    Entry, st.one_of(hashes, texts), st.none() | st.binary(max_size=40), st.none() | texts
 )
-def test_what_is_encoded_is_decoded(
-    channel: str,
-    name: str,
-    sender: str,
-    lamport: int | None,
-    parents: list[tuple[str, bytes | None]],
-) -> None:
-    raw = encode(channel, name, sender_id=sender, lamport=lamport, parents=parents, content=b"x")
-    expected = [(parent.encode(), hint) for parent, hint in parents]
-    assert decode(raw) == SdsMetadata(
-        channel.encode(), name.encode(), lamport, sender.encode(), expected
+messages = st.builds(
+    SdsMessage,
+    texts,
+    st.one_of(hashes, texts),
+    st.one_of(st.just(""), texts),
+    st.integers(0, 2**64 - 1),
+    st.lists(entries, max_size=5).map(tuple),
+    st.none() | st.binary(min_size=1, max_size=40),
+    st.lists(entries, max_size=3).map(tuple),
+    st.none() | st.binary(min_size=1, max_size=40),
+)
+
+
+@given(messages)
+def test_what_is_encoded_is_decoded(message: SdsMessage) -> None:
+    payload = encode_message(message)
+    assert decode_message(payload) == message
+    assert message.kind is (MessageKind.CONTENT if message.content else MessageKind.SYNC)
+    found = decode(payload)
+    assert found is not None
+    parents = [(entry.message_id.encode(), entry.hint) for entry in message.history]
+    assert (found.lamport, found.parents) == (message.lamport, parents)
+    names = (message.channel_id, message.message_id, message.sender_id)
+    assert (found.channel_id, found.message_id, found.sender_id) == tuple(map(str.encode, names))
+
+
+@given(st.lists(hashes, max_size=12), st.binary(min_size=1, max_size=20))
+def test_the_older_revision_is_read_as_ids(history: list[str], content: bytes) -> None:
+    message = SdsMessage(
+        "room", "id", "", 5, tuple(map(Entry, history)), b"filter", content=content
     )
-    assert Message.FromString(raw).content == b"x"
+    assert decode_message(encode_older(message)) == message
+
+
+def test_recorded_histories_of_the_older_revision_are_read() -> None:
+    legacy = [each for each in load("sds_message")["decode_only"] if "legacy" in each["name"]]
+    assert len(legacy) > 10
+    for case in legacy:
+        payload = bytes.fromhex(case["bytes"])
+        metadata = decode(payload)
+        assert metadata is not None
+        history = decode_message(payload).history
+        assert [each.message_id.encode() for each in history] == [
+            key for key, _ in metadata.parents
+        ]
+        assert all(entry.hint is None and entry.sender_id is None for entry in history)
+
+
+def test_a_participant_reads_fields_that_it_does_not_know() -> None:
+    message = SdsMessage("room", "id", "s", 5, (Entry("a" * 64, b"h"),), content=b"x")
+    unknown = bytes([0x9A, 0x06, 1, 65])
+    entry = field(1, b"a" * 64) + field(2, b"h") + unknown
+    later = encode_message(replace(message, history=())) + field(11, entry) + unknown
+    assert decode_message(later) == message
+
+
+def test_an_ephemeral_message_has_no_clock() -> None:
+    message = SdsMessage("room", "id", "s", content=b"x")
+    assert decode_message(encode_message(message)) == message
+    assert message.kind is MessageKind.EPHEMERAL
+    zero = decode_message(encode_message(replace(message, lamport=0)))
+    assert zero.kind is MessageKind.CONTENT
 
 
 def test_the_ids_that_prove_their_message() -> None:

@@ -34,7 +34,7 @@ LATER = NOW + 60_000
 NAMING: Final[dict[str, Any]] = {"name_heads": True, "filter_every": 200}
 
 
-def test_a_participant_hears_draws_a_new_silence_and_keeps_its_limits() -> None:
+def test_each_received_message_draws_a_new_silence_and_keeps_the_limits() -> None:
     pace, rng = SyncTimer(NOW, config(sync_at_least_ms=10**9)), make_rng()
     pace.due_ms(rng)
     limits = pace.limits

@@ -251,7 +251,7 @@ def test_a_second_process_is_refused_while_the_first_lives(tmp_path: Path) -> No
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == ""
 
 
-def test_a_participant_lost_the_state_writes_nothing_more(tmp_path: Path) -> None:
+def test_a_process_that_lost_the_state_writes_nothing_more(tmp_path: Path) -> None:
     # As on a database without a lock that ends with its holder.
     path = tmp_path / "alice.db"
     state, ledger = opened(path)
@@ -263,7 +263,7 @@ def test_a_participant_lost_the_state_writes_nothing_more(tmp_path: Path) -> Non
         save(state, ledger)
 
 
-async def test_who_waits_for_a_state_that_fails_is_reported_that_the_channel_was_left(
+async def test_a_call_that_waits_for_a_failing_state_ends_when_the_channel_is_left(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "alice.db"

@@ -20,7 +20,7 @@ from tests.support.command import Command
 from tests.support.drills import table
 from tests.support.node import NodeProcess
 
-MANUAL = Path(__file__).parents[2] / "docs/operations.md"
+MANUAL = Path(__file__).parents[2] / "docs/reference/alerts.md"
 
 
 def test_the_table_of_the_manual_is_that_of_the_drills() -> None:

@@ -1,4 +1,4 @@
-"""The table of mistakes in docs/client.md: each is made, and its sentence compared.
+"""The table of docs/reference/mistakes.md: each is made, and its sentence compared.
 
 A mistake raises an error, or logs a warning where it may heal. The seconds of the table are those
 of the run that made it.
@@ -299,7 +299,7 @@ def test_every_mistake_has_its_sentence(world: World, caplog: pytest.LogCaptureF
                 found[kind, sentence] = [*names, what], max(seconds, longest_s)
         for (kind, sentence), (names, longest_s) in found.items():
             rows.append((f"| {name} | {', '.join(names)} | {kind} | {sentence} |", longest_s))
-    page = (ROOT / "docs/client.md").read_text()
+    page = (ROOT / "docs/reference/mistakes.md").read_text()
     head = "| mistake | made with | reported by | sentence | seconds |\n|---|---|---|---|---|\n"
     fresh = head + "".join(f"{row} {seconds:.1f} |\n" for row, seconds in rows)
     shown = page.partition(BEGIN)[2].partition(END)[0]

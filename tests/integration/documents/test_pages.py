@@ -7,8 +7,9 @@ import time
 from pathlib import Path
 
 from store.domain.access import parse_token_file
+from storenode.client import Client, Message, TlsIdentity
 from tests.support.command import Command
-from tests.support.fleet import NS_PER_S, made, publish
+from tests.support.fleet import NS_PER_S
 from tests.support.node import running_node
 from tests.support.pages import ROOT, Step, blocks, matches, run_in_one_shell, steps
 from tests.support.postgres import copy_cluster
@@ -34,16 +35,35 @@ def test_an_upgrade_step_by_step(empty_database_url: str) -> None:
     assert "already" in outputs[1], outputs
 
 
-async def test_a_session_between_peers(tmp_path: Path) -> None:
-    step = steps(page("peers.md"))[0]
-    quiet = ("--sync-interval", "0", "--gossip", "off", "--max-clock-drift", "off")
+def test_a_session_between_two_machines(tmp_path: Path) -> None:
+    text = page("peers.md")
+    certificates = re.sub(r"10\.0\.0\.\d", "127.0.0.1", blocks(text, "sh")[0])
+    run_in_one_shell([Step(certificates, "")], {}, tmp_path)
+    ca = tmp_path / "peers-ca.pem"
+
+    def options(name: str) -> list[str]:
+        own = (
+            f"--tls-{kind}={tmp_path / name}.{end}"
+            for kind, end in (("cert", "pem"), ("key", "key"))
+        )
+        quiet = ("--sync-interval=0", "--gossip=off", "--max-clock-drift=off")
+        return [*own, f"--tls-ca={ca}", "--peer-listen=127.0.0.1:0", *quiet]
+
     with (
-        running_node(copy_cluster(tmp_path / "a"), *quiet) as a,
-        running_node(copy_cluster(tmp_path / "b"), *quiet, "--peer", a.peer) as b,
+        running_node(
+            copy_cluster(tmp_path / "a"), *options("node-a"), "--allow-peer=node-b.example"
+        ) as a,
+        running_node(
+            copy_cluster(tmp_path / "b"), *options("node-b"), f"--peer=node-a.example@{a.peer}"
+        ) as b,
+        Client(a.listen, tls=TlsIdentity(ca=ca.read_bytes())) as client,
     ):
-        await publish(a, made(100, time.time_ns() - 60 * NS_PER_S))
-        command = step.command.replace("127.0.0.1:7521", b.admin)
-        (printed,) = run_in_one_shell([Step(command, "")], {})
+        before_ns = time.time_ns() - 60 * NS_PER_S
+        client.publish_many(
+            [Message(b"x", "/app/1/page/proto", timestamp=before_ns + n) for n in range(100)]
+        )
+        step = steps(text)[0]
+        (printed,) = run_in_one_shell([step], {"STORENODE_ADMIN": b.admin}, tmp_path)
     assert matches(_without_numbers(step.output), _without_numbers(printed)), printed
 
 

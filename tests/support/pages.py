@@ -32,32 +32,32 @@ class Step:
 
 
 def name_of(page: Path) -> str:
-    """A page as readers know it."""
+    """Return the path of a page in the repository."""
     return str(page.relative_to(ROOT))
 
 
 def blocks(text: str, *languages: str) -> list[str]:
-    """The blocks of some languages in a text; that of a plain block is empty."""
+    """Return the blocks of some languages in a text; that of a plain block is empty."""
     return [body for language, _, body in _BLOCK.findall(text) if language in languages]
 
 
 def files(text: str) -> dict[str, str]:
-    """The blocks with a title, which is the name of the file that a reader makes of them."""
+    """Return the blocks with a title, which is the name of the file that a reader makes of them."""
     return {title: body for _, title, body in _BLOCK.findall(text) if title}
 
 
 def fragments(text: str, language: str) -> list[str]:
-    """The blocks of a language that are no files of their own."""
+    """Return the blocks of a language that are no files of their own."""
     return [body for found, title, body in _BLOCK.findall(text) if found == language and not title]
 
 
 def section(text: str, title: str) -> str:
-    """What stands under a heading of the second level."""
+    """Return the text under a heading of the second level."""
     return text.split(f"## {title}\n", 1)[1].split("\n## ", 1)[0]
 
 
 def steps(text: str) -> list[Step]:
-    """The commands of the console blocks of a text, with their outputs."""
+    """Return the commands of the console blocks of a text, with their outputs."""
     found = []
     for body in blocks(text, "console"):
         before, *parts = re.split(r"^\$ ", body, flags=re.MULTILINE)
@@ -67,7 +67,7 @@ def steps(text: str) -> list[Step]:
 
 
 def commands(text: str) -> Iterator[Sequence[str]]:
-    """Every single command in the blocks for a shell, as words; variables stay as they stand."""
+    """Yield each command in the blocks for a shell, as words; variables are not replaced."""
     lines = [step.command for step in steps(text)]
     for body in blocks(text, "sh"):
         lines += body.replace("\\\n", " ").splitlines()
@@ -94,7 +94,7 @@ def _step(text: str) -> Step:
 
 
 def matches(shown: str, printed: str) -> bool:
-    """Is an output the one that a page shows, where ``...`` stands for any text?"""
+    """Return True if an output is the one of a page, where ``...`` stands for any text."""
     pattern = ".*".join(re.escape(part) for part in shown.split("..."))
     return re.fullmatch(pattern, printed, re.DOTALL) is not None
 

@@ -1,4 +1,4 @@
-"""What the pages name exists: files, tests, commands with their options, targets, benchmarks."""
+"""Names on the pages exist: files, tests, commands and options, targets, metrics, log events."""
 
 from __future__ import annotations
 
@@ -18,6 +18,28 @@ from tests.support.pages import PAGES, ROOT, blocks, commands, name_of
 LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]+)(?:#[^)]*)?\)")
 TEST = re.compile(r"`(tests/[\w/]+(?:\.py|/)?)(?:::(\w+))?`")
 TARGET = re.compile(r"^([\w-]+):", re.MULTILINE)
+NAME = re.compile(r"`(?:storenode_)?([a-z]+(?:_[a-z]+)+)(?:\{[^`]*\})?`")
+OTHERS = re.compile(
+    r"(autovacuum|blks|hot|idle|max|pg|recovery|synchronous|wal)_|gcs_base_url|site_url"
+)
+"""Names of Postgres, of an object store and of MkDocs."""
+AFFIX = re.compile(r"^(?:database|audit|verify)_|_(?:total|seconds|exhausted)$")
+"""Parts that the code joins to the names of metrics, log events, figures and statuses."""
+SOURCES = "\n".join(
+    path.read_text(encoding="utf-8")
+    for folder in (
+        "store",
+        "storenode",
+        "reconcile",
+        "proto",
+        "chaos",
+        "bench",
+        "deploy",
+        "migrations",
+    )
+    for path in (ROOT / folder).rglob("*.*")
+    if path.suffix in {".py", ".proto", ".toml", ".yml", ".yaml", ".example", ".txt", ".sql"}
+)
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=name_of)
 
@@ -40,6 +62,14 @@ def test_tests_that_a_page_names_exist(page: Path) -> None:
 
 
 @every_page
+def test_metrics_log_events_and_fields_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    names = {name for name in NAME.findall(text) if not OTHERS.match(name)}
+    lost = {name for name in names if name not in SOURCES and AFFIX.sub("", name) not in SOURCES}
+    assert lost == set()
+
+
+@every_page
 def test_commands_and_their_options_exist(page: Path) -> None:
     for words in commands(page.read_text(encoding="utf-8")):
         match words:
@@ -54,7 +84,7 @@ def test_commands_and_their_options_exist(page: Path) -> None:
 
 
 def check_arguments(arguments: Sequence[str]) -> None:
-    """Raises `click.UsageError` where a command or an option is not there."""
+    """Raise `click.UsageError` where a command or an option is not there."""
     command: click.Command = cli
     context = click.Context(cli)
     words = list(arguments)

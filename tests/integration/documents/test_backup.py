@@ -15,7 +15,7 @@ from tests.support.pages import ROOT, Step, blocks, run_in_one_shell
 
 
 def lines(*abouts: str) -> list[Step]:
-    """The commands of the blocks of the page that have some words in them."""
+    """Return the commands of the blocks of the page that contain one of some words."""
     shells = blocks((ROOT / "docs" / "backup.md").read_text(encoding="utf-8"), "sh")
     found = [body for about in abouts for body in shells if about in body]
     assert len(found) == len(abouts)
@@ -23,7 +23,7 @@ def lines(*abouts: str) -> list[Step]:
 
 
 def path() -> str:
-    """A `PATH` with the command and with Postgres's programs."""
+    """Return a `PATH` with the command and with Postgres's programs."""
     return f"{programs.chosen().bin_dir}:{Path(COMMAND).parent}:{os.environ['PATH']}"
 
 

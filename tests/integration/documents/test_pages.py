@@ -1,4 +1,4 @@
-"""What operators read is run as it stands there; programs, gossip and SDS have their own tests."""
+"""Commands and files of the pages for operators, run as they are shown."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,7 @@ finally:
     following.cancel()
 assert Path("position").read_bytes()
 """
-"""What must hold when the lines of the client's page have run."""
+"""Checks that follow the lines of the client's page."""
 
 
 @pytest.fixture(scope="module")
@@ -54,14 +55,14 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
 
 @pytest.fixture
 def own(tmp_path: Path, database_url: str) -> Iterator[NodeProcess]:
-    """A node that a test may kill, with an empty database."""
+    """Yield a node that a test may kill, with an empty database."""
     with running_node(tmp_path / "own", database_url=database_url) as process:
         yield process
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """The folder of a reader, with nothing in it."""
+    """Return the empty folder of a reader."""
     path = tmp_path / "readings"
     path.mkdir()
     return path
@@ -95,7 +96,7 @@ def run(folder: Path, name: str) -> str:
 
 @contextmanager
 def running(folder: Path, *command: str) -> Iterator[subprocess.Popen[str]]:
-    """A program of the page that goes on until it is stopped."""
+    """Run a program of the page until the block ends."""
     with subprocess.Popen(
         [sys.executable, *command],
         cwd=folder,
@@ -115,7 +116,7 @@ def line(process: subprocess.Popen[str]) -> str:
 
 
 def interrupted(process: subprocess.Popen[str]) -> int:
-    """The exit code of a program after Ctrl-C; one that goes on leaves its stacks behind."""
+    """Return the exit code of a program after Ctrl-C; one that continues prints its stacks."""
     process.send_signal(signal.SIGINT)
     try:
         return process.wait(PROGRAM_TIMEOUT_S)
@@ -141,16 +142,12 @@ def test_the_readme_is_short() -> None:
     assert len(README.split()) <= 900
 
 
-def test_publishing_and_catching_up(folder: Path, own: NodeProcess) -> None:
-    save(folder, TUTORIAL, own)
-    assert len(steps(TUTORIAL)) == 5
-    as_shown(steps(TUTORIAL), {}, folder)
-
-
-def test_following_survives_kills_of_either_side_and_another_store(
+def test_publishing_catching_up_and_following_through_kills_of_either_side(
     folder: Path, own: NodeProcess, node: NodeProcess
 ) -> None:
     save(folder, TUTORIAL, own)
+    assert len(steps(TUTORIAL)) == 5
+    as_shown(steps(TUTORIAL), {}, folder)
     with running(folder, "follow.py") as follower:
         publish(own, "1", "2")
         assert [line(follower), line(follower)] == ["1", "2"]
@@ -167,29 +164,13 @@ def test_following_survives_kills_of_either_side_and_another_store(
         publish(own, "5")
         assert line(follower) == "5"
         assert interrupted(follower) == -signal.SIGINT
-    save(folder, TUTORIAL, node)
-    publish(node, "elsewhere")
-    done = start(folder, "follow.py")
-    assert (done.returncode, "The position is kept in position." in done.stderr) == (1, True)
-    (folder / "position").unlink()
-    with running(folder, "follow.py") as follower:
-        assert line(follower) == "elsewhere"
-
-
-def test_every_error_of_the_tutorial_is_shown(
-    folder: Path, own: NodeProcess, node: NodeProcess
-) -> None:
-    save(folder, TUTORIAL, own)
-    publish(own, "1")
-    for stop, said in (
-        (NodeProcess.terminate, "draining"),
-        (NodeProcess.kill, "connection lost"),
-    ):
+    for stop, shown in ((NodeProcess.terminate, "draining"), (NodeProcess.kill, "connection lost")):
         (folder / "position").unlink(missing_ok=True)
         with running(folder, "errors.py") as program:
-            assert line(program) == "1"
+            assert line(program) == "21.5"
             stop(own)
-            assert line(program).startswith(f"{said}: ")
+            rest = [text for text in iter(partial(line, program), "") if ": " in text]
+            assert [text.partition(": ")[0] for text in rest] == [shown]
         if stop is NodeProcess.terminate:
             own.start()
     assert run(folder, "errors.py").startswith("unreachable: ")
@@ -197,6 +178,12 @@ def test_every_error_of_the_tutorial_is_shown(
     run(folder, "catch_up.py")
     save(folder, TUTORIAL, node)
     assert run(folder, "errors.py").startswith("cursor refused: ")
+    done = start(folder, "follow.py")
+    assert (done.returncode, "The position is kept in position." in done.stderr) == (1, True)
+    (folder / "position").unlink()
+    publish(node, "elsewhere")
+    with running(folder, "follow.py") as follower:
+        assert line(follower) == "elsewhere"
 
 
 def test_two_participants_hear_each_other_and_what_they_missed(
@@ -238,7 +225,7 @@ def test_the_lines_of_the_clients_page_are_a_program(
 
 
 def _publish_a_conversation(node: NodeProcess) -> None:
-    """What the page looks up in the channel ``lobby``."""
+    """Publish the messages of the channel ``lobby`` that the page looks up."""
     with Client(node.listen) as client:
         for name, *parents in (("a1",), ("b1", "a1"), ("c1", "b1", "lost")):
             payload = sds_payload(
@@ -248,7 +235,7 @@ def _publish_a_conversation(node: NodeProcess) -> None:
 
 
 def _program_of_the_clients_page() -> str:
-    """The page's lines in one function, and what must hold when they have run."""
+    """Return the page's lines as one function, with checks of their results."""
     body = "\n".join((*fragments(CLIENT, "python"), CHECKS))
     main = f"async def main():\n{textwrap.indent(body, '    ')}"
     return f"import asyncio\n\n{main}\nasyncio.run(main())\n"

@@ -16,7 +16,7 @@ from storenode.cli.main import cli
 from tests.support.pages import PAGES, ROOT, blocks, commands, name_of
 
 LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]+)(?:#[^)]*)?\)")
-TEST = re.compile(r"`(tests/[\w/]+(?:\.py|/)?)(?:::(\w+))?`")
+TEST = re.compile(r"`(tests/[\w/]+(?:\.py|/)?)`")
 TARGET = re.compile(r"^([\w-]+):", re.MULTILINE)
 NAME = re.compile(r"`(?:storenode_)?([a-z]+(?:_[a-z]+)+)(?:\{[^`]*\})?`")
 OTHERS = re.compile(
@@ -25,40 +25,20 @@ OTHERS = re.compile(
 """Names of Postgres, of an object store and of MkDocs."""
 AFFIX = re.compile(r"^(?:database|audit|verify)_|_(?:total|seconds|exhausted)$")
 """Parts that the code joins to the names of metrics, log events, figures and statuses."""
-SOURCES = "\n".join(
-    path.read_text(encoding="utf-8")
-    for folder in (
-        "store",
-        "storenode",
-        "reconcile",
-        "proto",
-        "chaos",
-        "bench",
-        "deploy",
-        "migrations",
-    )
-    for path in (ROOT / folder).rglob("*.*")
-    if path.suffix in {".py", ".proto", ".toml", ".yml", ".yaml", ".example", ".txt", ".sql"}
-)
+FOLDERS = ("store", "storenode", "reconcile", "proto", "chaos", "bench", "deploy", "migrations")
+KINDS = {".py", ".proto", ".toml", ".yml", ".yaml", ".example", ".txt", ".sql"}
+FILES = (path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.suffix in KINDS)
+SOURCES = "\n".join(path.read_text(encoding="utf-8") for path in FILES)
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=name_of)
 
 
 @every_page
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_and_paths_lead_somewhere(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    lost = [link for link in LINK.findall(text) if not (page.parent / link).exists()]
-    assert lost == []
-
-
-@every_page
-def test_tests_that_a_page_names_exist(page: Path) -> None:
-    for name, function in TEST.findall(page.read_text(encoding="utf-8")):
-        path = ROOT / name
-        assert path.exists(), name
-        if function:
-            text = path.read_text(encoding="utf-8")
-            assert re.search(rf"^(async )?def {function}\(", text, re.MULTILINE), function
+    paths = [page.parent / link for link in LINK.findall(text)]
+    paths += [ROOT / name for name in TEST.findall(text)]
+    assert [str(path) for path in paths if not path.exists()] == []
 
 
 @every_page

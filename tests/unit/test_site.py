@@ -22,7 +22,6 @@ REPOSITORY = "https://example.org/repository"
 @pytest.mark.parametrize(
     ("source", "place", "link", "expected"),
     [
-        ("docs/sds.md", "sds.md", "peers.md", "peers.md"),
         ("docs/sds.md", "sds.md", "peers.md#tls", "peers.md#tls"),
         ("docs/sds.md", "sds.md", "#state", "#state"),
         ("docs/sds.md", "sds.md", "runbooks", "runbooks/README.md"),
@@ -31,7 +30,6 @@ REPOSITORY = "https://example.org/repository"
         ("docs/runbooks/README.md", "runbooks/README.md", "../sds.md#state", "../sds.md#state"),
         ("README.md", "index.md", "docs/sds.md", "sds.md"),
         ("README.md", "index.md", "docs/images/status.png", "images/status.png"),
-        ("README.md", "index.md", "LICENSE", f"{REPOSITORY}/blob/main/LICENSE"),
         ("README.md", "index.md", "https://example.org/", "https://example.org/"),
     ],
 )

@@ -16,7 +16,7 @@ from tests.support.secured import secured_node
 _numbers = itertools.count()
 
 
-TOKENS = {"chat": ["read", "publish"], "reader": ["read"], "operator": ["admin"]}
+TOKENS = {"chat": ["read", "publish"], "reader": ["read", "follow"], "operator": ["admin"]}
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import time
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from store.domain.access import parse_token_file
 from storenode.client import Client, Message, TlsIdentity
 from tests.support.command import Command
 from tests.support.fleet import NS_PER_S
-from tests.support.node import running_node
+from tests.support.node import NodeProcess, running_node
 from tests.support.pages import ROOT, Step, blocks, matches, run_in_one_shell, steps
 from tests.support.postgres import copy_cluster
 
@@ -41,27 +42,19 @@ def test_a_session_between_two_machines(tmp_path: Path) -> None:
     run_in_one_shell([Step(certificates, "")], {}, tmp_path)
     ca = tmp_path / "peers-ca.pem"
 
-    def options(name: str) -> list[str]:
-        own = (
-            f"--tls-{kind}={tmp_path / name}.{end}"
-            for kind, end in (("cert", "pem"), ("key", "key"))
-        )
+    def node(name: str, *more: str) -> AbstractContextManager[NodeProcess]:
+        tls = (f"--tls-cert={tmp_path / name}.pem", f"--tls-key={tmp_path / name}.key")
         quiet = ("--sync-interval=0", "--gossip=off", "--max-clock-drift=off")
-        return [*own, f"--tls-ca={ca}", "--peer-listen=127.0.0.1:0", *quiet]
+        listening = ("--peer-listen=127.0.0.1:0", f"--tls-ca={ca}")
+        return running_node(copy_cluster(tmp_path / name), *tls, *listening, *quiet, *more)
 
     with (
-        running_node(
-            copy_cluster(tmp_path / "a"), *options("node-a"), "--allow-peer=node-b.example"
-        ) as a,
-        running_node(
-            copy_cluster(tmp_path / "b"), *options("node-b"), f"--peer=node-a.example@{a.peer}"
-        ) as b,
+        node("node-a", "--allow-peer=node-b.example") as a,
+        node("node-b", f"--peer=node-a.example@{a.peer}") as b,
         Client(a.listen, tls=TlsIdentity(ca=ca.read_bytes())) as client,
     ):
-        before_ns = time.time_ns() - 60 * NS_PER_S
-        client.publish_many(
-            [Message(b"x", "/app/1/page/proto", timestamp=before_ns + n) for n in range(100)]
-        )
+        now_ns = time.time_ns() - 60 * NS_PER_S
+        client.publish_many([Message(b"", "/a/1/b/proto", timestamp=now_ns + n) for n in range(9)])
         step = steps(text)[0]
         (printed,) = run_in_one_shell([step], {"STORENODE_ADMIN": b.admin}, tmp_path)
     assert matches(_without_numbers(step.output), _without_numbers(printed)), printed

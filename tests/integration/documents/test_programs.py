@@ -61,11 +61,8 @@ def own(tmp_path: Path, database_url: str) -> Iterator[NodeProcess]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Return the empty folder of a reader."""
-    path = tmp_path / "readings"
-    path.mkdir()
-    return path
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("readings")
 
 
 def save(folder: Path, page: str, node: NodeProcess) -> None:
@@ -74,36 +71,35 @@ def save(folder: Path, page: str, node: NodeProcess) -> None:
         (folder / name).write_text(body.replace(NODE, node.listen))
 
 
-def start(folder: Path, name: str) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end."""
-    return subprocess.run(
-        [sys.executable, name],
+def start(folder: Path, *command: str, stderr: int | None = None) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, *command],
         cwd=folder,
-        env=clean_environment(PYTHONPATH=str(ROOT)),
-        capture_output=True,
+        env=clean_environment(PYTHONPATH=str(ROOT), PYTHONFAULTHANDLER="1"),
+        stdout=subprocess.PIPE,
+        stderr=stderr,
         text=True,
-        timeout=PROGRAM_TIMEOUT_S,
-        check=False,
     )
+
+
+def ended(folder: Path, name: str) -> tuple[int, str, str]:
+    """Run a program to its end; return its exit code and what it printed."""
+    with start(folder, name, stderr=subprocess.PIPE) as process:
+        printed, errors = process.communicate(timeout=PROGRAM_TIMEOUT_S)
+    return process.returncode, printed, errors
 
 
 def run(folder: Path, name: str) -> str:
     """Return what a program prints; it must end well."""
-    done = start(folder, name)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    code, printed, errors = ended(folder, name)
+    assert code == 0, errors
+    return printed
 
 
 @contextmanager
 def running(folder: Path, *command: str) -> Iterator[subprocess.Popen[str]]:
     """Run a program of the page until the block ends."""
-    with subprocess.Popen(
-        [sys.executable, *command],
-        cwd=folder,
-        env=clean_environment(PYTHONPATH=str(ROOT), PYTHONFAULTHANDLER="1"),
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
+    with start(folder, *command) as process:
         try:
             yield process
         finally:
@@ -136,9 +132,6 @@ def test_the_lines_of_the_readme(folder: Path, node: NodeProcess) -> None:
     assert len([text for text in program.splitlines() if text]) == 5
     (folder / "five.py").write_text(program.replace(NODE, node.listen))
     assert run(folder, "five.py").endswith("b'hello'\n")
-
-
-def test_the_readme_is_short() -> None:
     assert len(README.split()) <= 900
 
 
@@ -178,8 +171,8 @@ def test_publishing_catching_up_and_following_through_kills_of_either_side(
     run(folder, "catch_up.py")
     save(folder, TUTORIAL, node)
     assert run(folder, "errors.py").startswith("cursor refused: ")
-    done = start(folder, "follow.py")
-    assert (done.returncode, "The position is kept in position." in done.stderr) == (1, True)
+    code, _, errors = ended(folder, "follow.py")
+    assert (code, "The position is kept in position." in errors) == (1, True)
     (folder / "position").unlink()
     publish(node, "elsewhere")
     with running(folder, "follow.py") as follower:

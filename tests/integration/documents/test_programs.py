@@ -34,7 +34,6 @@ CHECKS = """
 assert refused == []
 assert count == len(hashes) > 10_000
 assert len(page.messages) == len(older.messages) == 20
-
 try:
     async with asyncio.timeout(60):
         following = asyncio.create_task(follow(client))
@@ -90,7 +89,6 @@ def ended(folder: Path, name: str) -> tuple[int, str, str]:
 
 
 def run(folder: Path, name: str) -> str:
-    """Return what a program prints; it must end well."""
     code, printed, errors = ended(folder, name)
     assert code == 0, errors
     return printed
@@ -230,5 +228,5 @@ def _publish_a_conversation(node: NodeProcess) -> None:
 def _program_of_the_clients_page() -> str:
     """Return the page's lines as one function, with checks of their results."""
     body = "\n".join((*fragments(CLIENT, "python"), CHECKS))
-    main = f"async def main():\n{textwrap.indent(body, '    ')}"
-    return f"import asyncio\n\n{main}\nasyncio.run(main())\n"
+    body = textwrap.indent(body, "    ")
+    return f"import asyncio\n\nasync def main():\n{body}\nasyncio.run(main())\n"

@@ -1,20 +1,36 @@
-"""The states of own messages that a node refuses, and of a participant that has ended."""
+"""Own messages that a node refuses, answers to repair requests, and a channel that was left."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from storenode.common.errors import ClientClosed
 from storenode.sds.aio.channel import Channel
 from storenode.sds.aio.events import NotStored
-from storenode.sds.aio.transport import Outbound, PublishResult, Route
-from storenode.sds.config import ChannelConfig
-from storenode.sds.events import Sent
+from storenode.sds.aio.repair_responses import RepairResponder
+from storenode.sds.aio.transport import (
+    Fetched,
+    Link,
+    Outbound,
+    PublishResult,
+    Rotation,
+    Route,
+    TransportError,
+)
+from storenode.sds.codec import Entry, SdsMessage, encode_message
+from storenode.sds.config import ChannelConfig, RepairConfig
+from storenode.sds.events import Broadcast, Packet, Reason, Sent
+from storenode.sds.log import OPEN_ENTRIES
+from storenode.sds.pages import PAGE_ENTRIES
 from tests.support.bus import Bus, BusLink, BusTransport
+from tests.unit.sds.worlds import NOW, QUICK_REPAIR, channel, make_rng, of, take, wire
+from tests.unit.sds_aio.test_bus import ROUTE, Reversing, has
 
 PATIENCE_S = 60.0
 S = 1_000_000_000
@@ -154,3 +170,165 @@ async def test_the_next_store_is_given_what_the_last_one_may_not_have_passed_on(
         while len(two.bus.stored(route)) < 2:
             await two.bus.news()
         assert stored in two.bus.stored(route), "the same bytes, time and hash"
+
+
+HINT, COPY_HINT = b"h" * 32, b"c" * 32
+THEIRS = wire("theirs", sender="ann", content=bytes(5_000))
+COPY = wire("theirs", sender="ann", content=bytes(5_000), asks=["something"])
+FORGED = wire("theirs", sender="ann", content=b"forged")
+
+
+@dataclass
+class Store:
+    """A link that holds messages under hints and IDs; only their absence can be asked for."""
+
+    hints: frozenset[bytes] = frozenset()
+    copies: tuple[bytes, ...] = ()
+    fails: bool = False
+    asked: list[str] = field(default_factory=list)
+
+    async def holds(self, hints: Sequence[bytes]) -> set[bytes]:
+        self.asked.append("holds")
+        if self.fails:
+            raise TransportError("It is away.")
+        return set(hints) & self.hints
+
+    async def by_id(self, _: Sequence[Entry]) -> AsyncGenerator[Sequence[Fetched], None]:
+        self.asked.append("by_id")
+        yield [Fetched(each, b"other", NOW) for each in self.copies]
+
+
+@pytest.mark.parametrize(
+    ("stores", "published", "charged"),
+    [
+        ([Store(hints=frozenset({HINT}))], False, False),
+        ([Store(hints=frozenset({COPY_HINT}))], False, False),
+        ([Store(copies=(COPY,))], False, True),
+        ([Store(copies=(FORGED, b"noise"))], True, True),
+        ([Store()], True, True),
+        ([Store(fails=True), Store(hints=frozenset({HINT}))], False, False),
+        ([Store(fails=True)], False, True),
+    ],
+    ids=[
+        "held",
+        "held as our copy",
+        "held as a copy",
+        "forged",
+        "not held",
+        "held by the next",
+        "none answers",
+    ],
+)
+async def test_what_a_store_holds_is_not_published_again(
+    stores: list[Store], *, published: bool, charged: bool
+) -> None:
+    core = channel(repair=QUICK_REPAIR)
+    core.receive(NOW, [Packet(THEIRS, HINT)])
+    take(core, wire("ask", sender="carol", content=None, asks=["theirs"]))
+    (answer,) = of(Broadcast, core.tick(NOW + 400, make_rng()))[:1]
+    assert (answer.reason, answer.requester) == (Reason.REPAIR, "carol")
+    found: list[tuple[Broadcast, bytes | None, int | None]] = []
+
+    async def read(_: Sequence[str]) -> list[dict[str, Any]]:
+        return []
+
+    answering = RepairResponder(
+        core,
+        Rotation([cast("Link", each) for each in stores]),
+        read=read,
+        found=lambda _: None,
+        publish=lambda *given: found.append(given),
+        readable=True,
+    )
+    answering.note([Fetched(THEIRS, HINT, 7)])
+    answering.copied("theirs", COPY_HINT)
+    await answering.answer([answer])
+    assert found == ([(answer, HINT, 7)] if published else [])
+    assert core.answers is not None
+    assert core.answers.budget.spent_bytes == (len(answer.payload) if charged else 0)
+
+
+@pytest.mark.parametrize("age_s", [10, 60])
+@pytest.mark.parametrize("whole", [False, True])
+async def test_what_no_store_holds_is_published_as_it_was_while_nodes_take_that(
+    age_s: int, *, whole: bool
+) -> None:
+    """Use a bus that stores nothing and, like a node, refuses messages older than 20 s."""
+    strict = Strict(Bus(remembers=False))
+    config = ChannelConfig(
+        "room",
+        "alice",
+        repair=RepairConfig(50, 200),
+        resend_ms=3_600_000,
+        resend_possible_ms=3_600_000,
+        sync_min_ms=3_600_000,
+        sync_max_ms=3_600_000,
+    )
+    cipher = Reversing(whole=whole)
+    async with (
+        Channel.join(
+            strict, "room", "alice", config=config, clock=lambda: strict.now_ns, cipher=cipher
+        ) as alice,
+        asyncio.timeout(PATIENCE_S),
+    ):
+        await alice.send(b"the first message of a run carries a filter")
+        said = await alice.send(b"hello")
+        await alice.wait_for(lambda status: not status.unpublished and status.live)
+        _, first = strict.offered
+        strict.now_ns += age_s * S
+        request = encode_message(
+            SdsMessage("room", "ask", "bob", NOW, repair_request=(Entry(said),))
+        )
+        sealed = cipher.seal(request) if whole else request
+        strict.bus.add(ROUTE, Fetched(sealed, b"ask", strict.now_ns))
+        expected = 3 if age_s == 10 else 4
+        while len(strict.offered) < expected:
+            await strict.bus.news()
+        assert strict.offered[2] == first, "the same bytes and time, so the same hash"
+        assert strict.offered[3:] == (
+            [] if age_s == 10 else [Outbound(first.payload, strict.now_ns)]
+        )
+
+
+QUICK = RepairConfig(50, 200)
+
+
+def joined(transport: BusTransport, sender: str, state: Path | None = None, **more: Any) -> Any:  # noqa: ANN401
+    config = ChannelConfig(
+        "0",
+        sender,
+        repair=more.pop("repair", QUICK),
+        sync_min_ms=100,
+        sync_max_ms=200,
+        sync_at_least_ms=500,
+        resend_ms=60_000,
+        resend_possible_ms=60_000,
+        behind_after_ms=None,
+        **more,
+    )
+    return Channel.join(transport, sender_id=sender, state=state, config=config)
+
+
+async def test_messages_whose_pages_left_memory_are_answered(tmp_path: Path) -> None:
+    # Bob asks for the oldest message, which only Alice's file has.
+    count = OPEN_ENTRIES + 3 * PAGE_ENTRIES
+    bus, path = Bus(remembers=False), tmp_path / "alice.db"
+    transport = bus.transport("alice")
+    async with joined(transport, "alice", path, keep_entries=1) as alice:
+        sent = await alice.send_all([b"%d" % number for number in range(count)])
+    async with (
+        joined(transport, "alice", path, keep_entries=1) as alice,
+        joined(bus.transport("bob"), "bob", lost_after_ms=None) as bob,
+    ):
+        core = alice._participant.core
+        assert core.log.pruned >= PAGE_ENTRIES
+        assert sent[0] in core.log
+        assert sent[0] not in [entry.message_id for entry in core.log.entries()]
+        await bob.wait_for(lambda status: status.live)
+        # As a message of somebody who has them names it.
+        asked = bob._participant.core
+        assert asked.requests is not None
+        asked.requests.add(Entry(sent[0]), bob._participant._now_ms())
+        await has(bob, 1)
+        (message,) = await bob.log()
+        assert (message.message_id, message.content) == (sent[0], b"0")

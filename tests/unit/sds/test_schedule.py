@@ -1,27 +1,38 @@
-"""Tests of when a participant speaks, and what it says that others miss."""
+"""Histories without filters, the schedule of messages and filters, and what peers lack."""
 
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from itertools import pairwise
 from typing import Any, Final
 
 import pytest
 
 from bench.lines import measure
 from storenode.sds.bloom import FilterShape, filter_of
-from storenode.sds.codec import Entry, decode_message
-from storenode.sds.config import RepairConfig
+from storenode.sds.channel import MessageChannel
+from storenode.sds.codec import Entry, SdsMessage, decode_message
+from storenode.sds.config import ChannelConfig, RepairConfig
 from storenode.sds.events import (
     Acknowledged,
     Broadcast,
+    Packet,
     PossiblyAcknowledged,
     Reason,
     RepairAnswered,
 )
 from storenode.sds.gaps import GAP_GRACE_MS, MAX_OFFERS, MAX_TELLINGS
+from storenode.sds.limits import MAX_HEADS
 from storenode.sds.schedule import SyncTimer
+from storenode.sds.snapshot import restore, snapshot
 from tests.unit.sds.worlds import (
+    CHANNEL,
     NOW,
     SMALL,
     channel,
     config,
+    delivered,
     log_ids,
     make_rng,
     of,
@@ -216,3 +227,171 @@ def test_what_is_sent_again_is_answered_as_soon_as_what_is_new() -> None:
 @pytest.mark.parametrize("lost", [0.0, 0.1])
 def test_a_rare_line_costs_less_than_600_bytes_among_ten(lost: float) -> None:
     assert measure(300, 10, 300, lost)["bytes_per_line"] < 600
+
+
+MINUTE = 60_000
+
+
+def telling(sender: str = "me", **given: object) -> MessageChannel:
+    """Return a channel as an application gets it, without repair by others."""
+    config = ChannelConfig(CHANNEL, sender, **({"repair": None} | given))  # type: ignore[arg-type]
+    return MessageChannel(config, NOW, make_rng())
+
+
+def sent(channel: MessageChannel, now: int = NOW) -> SdsMessage:
+    return decode_message(payloads(channel.send(now, b"ten bytes."))[0])
+
+
+def names(message: SdsMessage) -> list[str]:
+    return [entry.message_id for entry in message.history]
+
+
+def quiet(channel: MessageChannel, until: int, start: int = NOW) -> list[tuple[int, SdsMessage]]:
+    """Return the sync messages of a channel where nothing else happens, with their times."""
+    rng, found, now = random.Random(1), [], start
+    while (now := max(channel.next_due_ms(rng), now + 1)) <= until:
+        syncs = [x for x in of(Broadcast, channel.tick(now, rng)) if x.reason is Reason.SYNC]
+        found += [(now, decode_message(event.payload)) for event in syncs]
+    return found
+
+
+def test_a_line_of_chat_is_short_and_the_two_hundredth_carries_the_filter() -> None:
+    me, peer = telling(), telling("peer")
+    sizes, shown = [], []
+    for number in range(200):
+        (packet,) = payloads(peer.send(NOW + 2 * number, b"ten bytes."))
+        take(me, packet, now=NOW + 2 * number)
+        (packet,) = payloads(me.send(NOW + 2 * number + 1, b"ten bytes."))
+        take(peer, packet, now=NOW + 2 * number + 1)
+        sizes.append(len(packet))
+        shown.append(decode_message(packet).bloom_filter is not None)
+    assert [number for number, each in enumerate(shown) if each] == [199]
+    assert sum(sizes) / len(sizes) < 600
+    assert len(me.outgoing) == 1
+
+
+def test_what_nothing_names_is_named_however_much_followed_it() -> None:
+    alice, carol = telling("alice", gap_entries=0), telling("carol", gap_entries=0)
+    for member in (alice, carol):
+        take(member, wire("b0", sender="bob", lamport=NOW + 2))
+    take(alice, wire("lost", sender="dave", lamport=NOW))
+    for number in range(1, 10):
+        after = [f"b{number - 1}"]
+        for member in (alice, carol):
+            take(member, wire(f"b{number}", after=after, sender="bob", lamport=NOW + 2 + number))
+    (packet,) = payloads(alice.send_sync(NOW + 20))
+    assert decode_message(packet).bloom_filter is None
+    take(carol, packet)
+    assert [each.message_id for each in carol.missing()] == ["lost"]
+    message = sent(alice, NOW + 30)
+    assert {"lost", "b9"} <= set(names(message))
+    assert list(alice.heads.ids) == [message.message_id]
+
+
+def test_what_was_named_before_it_came_is_no_head() -> None:
+    me = telling(lost_after_ms=1_000)
+    take(me, wire("names it", after=["late"], lamport=NOW + 1))
+    me.tick(NOW + 1_500, make_rng())
+    assert delivered(take(me, wire("late"), now=NOW + 2_000)) == ["late"]
+    assert list(me.heads.ids) == ["names it"]
+
+
+def test_all_that_no_participant_acknowledged_is_named_once() -> None:
+    me = telling(history_entries=1)
+    for number in range(5):
+        after = [f"m{number - 1}"] if number else []
+        take(me, wire(f"m{number}", after=after, lamport=NOW + number))
+    assert names(sent(me, NOW + 10)) == [f"m{number}" for number in range(5)]
+    assert len(names(sent(me, NOW + 11))) == 1
+
+
+def test_who_is_sent_a_message_again_acknowledges_it_again() -> None:
+    me, peer = telling(), telling("peer")
+    (packet,) = payloads(peer.send(NOW, b"text", "m"))
+    me.receive(NOW, [Packet(packet, b"hint")])
+    sent(me)
+    me.receive(NOW, [Packet(packet, b"hint")])
+    assert not me.pace.owed
+    (again,) = payloads(peer.tick(NOW + 30_000, make_rng()))
+    me.receive(NOW + 30_000, [Packet(again)])
+    me.receive(NOW + 60_000, [Packet(again)])
+    assert me.pace.owed == {"m": NOW + 30_000}
+    events = take(peer, *payloads(me.send_sync(NOW + 30_000)), now=NOW + 30_000)
+    assert of(Acknowledged, events) == [Acknowledged("m", 0.0, "me")]
+
+
+def test_sync_messages_become_rarer_and_content_makes_them_frequent_again() -> None:
+    me = telling()
+    take(me, wire("m"))
+    times = [now for now, _ in quiet(me, NOW + 120 * MINUTE)]
+    gaps = [(b - a) / MINUTE for a, b in zip([NOW, *times], times, strict=False)]
+    assert 1 / 4 <= gaps[0] <= 35 / 60
+    assert all(4 <= gap <= 10 for gap in gaps[1:])
+    start = NOW + 120 * MINUTE
+    take(me, wire("more", lamport=start), now=start)
+    (first, *_) = [now for now, _ in quiet(me, start + 5 * MINUTE, start)]
+    assert first <= start + 40_000
+
+
+def test_a_line_in_a_slow_channel_names_the_heads_alone() -> None:
+    me = telling()
+    for number in range(2):
+        take(me, wire(f"m{number}", after=[f"m{n}" for n in range(number)], lamport=NOW + number))
+    for later, named in ((1_000, ["m0", "m1"]), (10 * MINUTE, None)):
+        message = decode_message(payloads(me.send(NOW + later, b"text"))[0])
+        last = [entry.message_id for entry in message.history]
+        assert last == named if named else len(last) == 1
+
+
+def test_a_sync_message_that_lacks_a_head_is_answered_soon() -> None:
+    me = telling()
+    mine = sent(me).message_id
+    quiet(me, NOW + 60 * MINUTE)
+    start = NOW + 60 * MINUTE
+    take(me, wire("s", content=None, sender="b", after=[mine], lamport=start), now=start)
+    assert not me.pace.due_ms(make_rng()) <= start + 40_000
+    take(me, wire("s2", content=None, sender="b", lamport=start), now=start)
+    assert me.pace.due_ms(make_rng()) <= start + 40_000
+
+
+def test_a_filter_is_shown_when_no_participant_has_shown_one_for_long() -> None:
+    me = telling(filter_every_ms=60 * MINUTE, filter=SMALL)
+    sent(me)
+    shown = [now for now, each in quiet(me, NOW + 200 * MINUTE) if each.bloom_filter]
+    assert len(shown) == 3
+    assert all(b - a >= 60 * MINUTE for a, b in pairwise([NOW, *shown]))
+    start = NOW + 200 * MINUTE
+    sync = wire("s", content=None, sender="b", seen=[], lamport=start)
+    take(me, sync, now=start)
+    shown = [now for now, each in quiet(me, start + 100 * MINUTE, start) if each.bloom_filter]
+    assert len(shown) == 1
+    assert shown[0] >= start + 60 * MINUTE
+
+
+def _gives_up(me: MessageChannel) -> None:
+    take(me, wire("m", after=["never"]))
+    me.abandon(NOW, ["never"])
+
+
+def _has_many_heads(me: MessageChannel) -> None:
+    for number in range(MAX_HEADS + 1):
+        take(me, wire(f"m{number}", lamport=NOW + number))
+
+
+@pytest.mark.parametrize("happens", [_gives_up, _has_many_heads])
+def test_the_filter_goes_along_when_histories_do_not_suffice(
+    happens: Callable[[MessageChannel], None],
+) -> None:
+    me = telling()
+    assert sent(me).bloom_filter is None
+    happens(me)
+    assert sent(me).bloom_filter is not None
+    assert sent(me).bloom_filter is None
+
+
+def test_a_channel_goes_on_telling_after_a_snapshot() -> None:
+    me = telling()
+    take(me, wire("m"))
+    me.showing.due = True
+    again = restore(me.config, snapshot(me))
+    assert (again.heads.ids, again.showing.due) == ({"m": None}, True)

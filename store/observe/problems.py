@@ -176,12 +176,8 @@ class _Evaluation:
         return is_covered and min(past) > 0 and value >= past[0]
 
     def _vector(self, series: Series) -> Vector:
-        return {
-            tuple(sorted(sample.labels.items())): sample.value
-            for sample in samples(getattr(self._metrics, series.metric))
-            if sample.name.endswith(series.suffix)
-            and all(sample.labels.get(name) in values for name, values in series.labels)
-        }
+        found = samples(getattr(self._metrics, series.metric), series.suffix, dict(series.labels))
+        return {tuple(sorted(labels.items())): value for labels, value in found}
 
     def _growth(self, series: tuple[Series, ...], window_s: float) -> float:
         value = sum(sum(self._vector(each).values()) for each in series)

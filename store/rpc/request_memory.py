@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Final
@@ -119,7 +119,7 @@ class IncompleteRequests:
     def __init__(
         self,
         limit_bytes: int = MAX_UNFINISHED_BYTES,
-        count: Callable[[Iterable[str]], dict[str, int]] | None = None,
+        count: Callable[[Iterable[str]], Awaitable[dict[str, int]]] | None = None,
     ) -> None:
         self._limit_bytes = limit_bytes
         self._count = count or ReceivedBytes().count
@@ -198,7 +198,7 @@ class IncompleteRequests:
             least_s = max(PAUSE_S, (loop.time() - began_s) * PAUSE_ROUNDS)
 
     async def measure(self) -> None:
-        """Measure in a thread, and end calls where there are too many bytes."""
+        """Measure, and end calls where there are too many bytes."""
         waiting = [each for each in self._connections.values() if each.awaited]
         self._is_filling = self._has_grown = False
         if not waiting:
@@ -206,12 +206,12 @@ class IncompleteRequests:
         last, self._round = self._round, self._round + 1
         if len(self._connections) > self._forget_at:
             names = list(self._connections)
-            still_open = await asyncio.to_thread(self._count, names)
+            still_open = await self._count(names)
             for name in names:
                 if name not in still_open and not self._connections[name].awaited:
                     del self._connections[name]
             self._forget_at = max(FORGET_BEYOND, 2 * len(self._connections))
-        came = await asyncio.to_thread(self._count, [each.name for each in waiting])
+        came = await self._count([each.name for each in waiting])
         for each in waiting:
             if each.name in came and each.awaited:
                 each.measure(came[each.name], last)

@@ -180,7 +180,7 @@ class NodeRuntime:
         base = NodeBase(stack, config, self._metrics, self._policy, self._clocks, tracing)
         wiring = await open_wiring(base, url, self._host.guard, self._disk)
         self._wiring = wiring
-        await self._start_tasks(base, wiring)
+        telemetry = await self._start_tasks(base, wiring)
         store_id = str(UUID(bytes=wiring.database.store_id))
         identity = NodeIdentity(node_id, store_id, self._version, config.cluster)
         peering = open_peering(base, wiring, identity)
@@ -188,7 +188,9 @@ class NodeRuntime:
         self._gossiping = gossiping
         self._status.complete(
             stack,
-            ReportedParts(identity, wiring, peering, gossiping, self._policy, self._callers),
+            ReportedParts(
+                identity, wiring, telemetry, peering, gossiping, self._policy, self._callers
+            ),
         )
         context = self._rpc_context(identity, wiring, peering, gossiping, tracing)
         listeners = bind_listeners(config, wiring.services, context)
@@ -230,7 +232,7 @@ class NodeRuntime:
         stack.push_async_callback(listener.close)
         return str(Address(where.host, port))
 
-    async def _start_tasks(self, base: NodeBase, wiring: Wiring) -> None:
+    async def _start_tasks(self, base: NodeBase, wiring: Wiring) -> Telemetry:
         stack, telemetry = base.stack, Telemetry(base, wiring)
         await telemetry.read_summary()
         self._telemetry = telemetry
@@ -261,8 +263,8 @@ class NodeRuntime:
             tasks.start_every(HOSTS_INTERVAL_S, "database hosts", watch.look)
         if not self._config.read_only:
             tasks.start("maintainer", wiring.maintainer.run)
-        tasks.start_every(SUMMARY_INTERVAL_S, "summary", telemetry.read_all)
-        tasks.start_every(CONDITION_INTERVAL_S, "condition", telemetry.read_condition)
+        tasks.start_every(SUMMARY_INTERVAL_S, "summary", telemetry.follow_horizon)
+        tasks.start_every(CONDITION_INTERVAL_S, "condition", telemetry.read_upkeep)
         tasks.start_every(DISK_INTERVAL_S, "disk space", self._check_disk)
         tasks.start_every(PROBLEMS_INTERVAL_S, "problems", self._look_for_problems)
         tasks.start_every(TOKEN_CHECK_INTERVAL_S, "token file", self._tokens.follow)
@@ -270,6 +272,7 @@ class NodeRuntime:
         tasks.start_every(RATE_INTERVAL_S, "rates", self._status.sample)
         map_large_blocks()
         tasks.start_every(TRIM_INTERVAL_S, "memory", Trimmer().trim_grown)
+        return telemetry
 
     def _host_watch(self, wiring: Wiring) -> HostWatch | None:
         guard, url = self._host.guard, self._host.url()

@@ -293,7 +293,7 @@ def maintenance_events(metrics: Metrics) -> Callable[..., None]:
 
     def note(name: str, /, **fields: object) -> None:
         nonlocal counted_outage
-        if name == "maintenance_disconnected" and not total(metrics.database_up, ""):
+        if name == "maintenance_disconnected" and not total(metrics.database_up):
             outage = total(metrics.database_events, event={"away"})
             if counted_outage == outage:
                 return

@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from store.db.maintenance.condition import StoreCondition, read_condition
+from store.db.maintenance.condition import StoreCondition
 from store.db.summaries.timeline import (
     TIMELINE_DAYS,
     Timeline,
@@ -30,7 +30,7 @@ from store.runtime.exchange import Gossiping, Peering
 from store.runtime.health import NodeHealth
 from store.runtime.services import MAX_STATUS_TOPICS, PolicySource, Wiring
 from store.runtime.tasks import SingleFlightCache
-from store.runtime.telemetry import SUMMARY_AGE_S
+from store.runtime.telemetry import Telemetry
 from store.serving.context import DiskState, NodeIdentity, ServedDatabase
 from storenode.message.limits import NS_PER_S
 
@@ -59,6 +59,7 @@ class ReportedParts:
 
     identity: NodeIdentity
     wiring: Wiring
+    telemetry: Telemetry
     peering: Peering
     gossiping: Gossiping
     policy: PolicySource
@@ -125,8 +126,8 @@ class StatusReport:
             "clocks_ahead_s": self._clocks_ahead_s(),
             "publish_ms": self._rates.publish_ms(),
             "rates": {"interval_s": RATE_INTERVAL_S, "per_second": self._rates.series()},
-            "followers": total(self._metrics.followers, ""),
-            "publishes_in_flight": total(self._metrics.publishes_in_flight, ""),
+            "followers": total(self._metrics.followers),
+            "publishes_in_flight": total(self._metrics.publishes_in_flight),
             "conflicts": int(total(self._metrics.conflicts)),
             "peers": [],
             "gossip": None,
@@ -147,16 +148,17 @@ class StatusReport:
 
     async def database(self, *, is_up: bool) -> ServedDatabase | None:
         """Return the state of the database, as it was last read; None if it never was."""
-        if self._database is None:
+        if self._parts is None:
             return None
-        condition = await self._database.condition.get(STATUS_PATIENCE_S if is_up else 0)
+        patience_s = STATUS_PATIENCE_S if is_up else 0
+        condition = await self._parts.telemetry.condition.get(patience_s)
         if condition is None:
             return None
         return ServedDatabase(
             host=condition.host,
             standby=condition.standby,
-            timeline=int(total(self._metrics.database_timeline, "")),
-            standbys=int(total(self._metrics.standbys, "")),
+            timeline=int(total(self._metrics.database_timeline)),
+            standbys=int(total(self._metrics.standbys)),
             size_bytes=condition.size_bytes,
             disks=self._disks(),
             archived=condition.archive.archived_until_ns > 0,
@@ -165,22 +167,22 @@ class StatusReport:
 
     def _disks(self) -> list[DiskState]:
         metrics = self._metrics
-        size = {each.labels["volume"]: each.value for each in samples(metrics.disk_size_bytes)}
+        sizes = {labels["volume"]: size for labels, size in samples(metrics.disk_size_bytes)}
         return [
-            DiskState(name, int(each.value), int(size.get(name, 0)))
-            for each in samples(metrics.disk_free_bytes)
-            if (name := each.labels["volume"])
+            DiskState(name, int(free), int(sizes.get(name, 0)))
+            for labels, free in samples(metrics.disk_free_bytes)
+            if (name := labels["volume"])
         ]
 
     def _clocks_ahead_s(self) -> Fields:
         offsets = samples(self._metrics.clock_offset_seconds)
-        return {_text(each.labels["other"]): round(each.value, 1) for each in offsets}
+        return {_text(labels["other"]): round(value, 1) for labels, value in offsets}
 
     def _sessions_ended(self) -> Fields:
         ended: Fields = {}
-        for sample in samples(self._metrics.sync_sessions):
-            outcome = sample.labels["outcome"]
-            ended[outcome] = ended.get(outcome, 0) + int(sample.value)
+        for labels, count in samples(self._metrics.sync_sessions):
+            outcome = labels["outcome"]
+            ended[outcome] = ended.get(outcome, 0) + int(count)
         return ended
 
 
@@ -190,8 +192,6 @@ class _Database:
     def __init__(self, wiring: Wiring, metrics: Metrics) -> None:
         self._metrics = metrics
         database = wiring.database
-        self.summary = SingleFlightCache("summary", wiring.services.reader.summary, SUMMARY_AGE_S)
-        self.unread = SingleFlightCache("unread events", wiring.unread.summary, SUMMARY_AGE_S)
         self.timeline = SingleFlightCache(
             "timeline",
             lambda: database.read(lambda to: read_timeline(to, time.time_ns())),
@@ -202,28 +202,14 @@ class _Database:
             lambda: read_hour_coverage(wiring.coverage, time.time_ns()),
             COVERAGE_REST_S,
         )
-        self.condition = SingleFlightCache(
-            "condition",
-            lambda: database.read(lambda to: read_condition(to, time.time_ns())),
-            UPKEEP_REST_S,
-        )
-
         self.topics = SingleFlightCache(
             "topics",
             lambda: database.read(lambda to: read_pubsub_topics(to, MAX_STATUS_TOPICS)),
             UPKEEP_REST_S,
         )
-        self._all = (
-            self.summary,
-            self.unread,
-            self.timeline,
-            self.coverage,
-            self.condition,
-            self.topics,
-        )
 
     async def stop(self) -> None:
-        for each in self._all:
+        for each in (self.timeline, self.coverage, self.topics):
             await each.stop()
 
     async def fields(self, parts: ReportedParts) -> Fields:
@@ -232,16 +218,17 @@ class _Database:
         def patience_s() -> float:
             return max(0.0, deadline_s - time.monotonic())
 
-        summary = await self.summary.get(patience_s())
-        unread = await self.unread.get(patience_s())
+        telemetry = parts.telemetry
+        summary = await telemetry.held.get(patience_s())
+        unread = None if summary is None else telemetry.unread
         timeline = await self.timeline.get(patience_s())
         coverage = await self.coverage.get(patience_s())
-        condition = await self.condition.get(patience_s())
+        condition = await telemetry.condition.get(patience_s())
         topics = await self.topics.get(patience_s())
         return {
             "node_id": parts.identity.node_id,
             "store_id": parts.identity.store_id,
-            "held": _stored(summary, self.summary.age_s, parts),
+            "held": _stored(summary, telemetry.held.age_s, parts),
             "history": _history(timeline),
             "topics": _topics(topics, parts),
             "coverage": coverage,
@@ -290,8 +277,8 @@ def _condition(condition: StoreCondition | None, metrics: Metrics) -> Fields | N
     return _fields(condition, "host", "standby", "size_bytes", "partitions") | {
         "rows": sum(each.live_rows for each in tables),
         "dead_rows": sum(each.dead_rows for each in tables),
-        "timeline": int(total(metrics.database_timeline, "")),
-        "hosts_refused": int(total(metrics.database_hosts_refused, "")),
+        "timeline": int(total(metrics.database_timeline)),
+        "hosts_refused": int(total(metrics.database_hosts_refused)),
         "ahead_s": max(0, _seconds(condition.covered_until_ns - time.time_ns())),
     }
 

@@ -17,18 +17,19 @@ from store.domain.ports import StoreBusy, StoreSummary, StoreUnavailable
 from store.domain.unread import UnreadSummary
 from store.observe.logging import suppressed_total
 from store.runtime.services import NodeBase, Wiring
+from store.runtime.tasks import READ_TIMEOUT_S, SingleFlightCache
 from store.serving.tls import MAX_PEM_BYTES
 from storenode.message.limits import NS_PER_S
 
 SUMMARY_INTERVAL_S: Final = 10.0
-"""How often the metrics and the horizon are taken from what the database holds."""
+"""How often the horizon is taken from the database."""
 
-SUMMARY_AGE_S: Final = 1.0
-"""Metrics that are asked for show what the database held this long ago, or later."""
+SUMMARY_REST_S: Final = 1.0
+CONDITION_REST_S: Final = 5.0
+"""The database is not asked more often for what it holds, and for its condition."""
 
-SUMMARY_TIMEOUT_S: Final = 2.0
+METRICS_PATIENCE_S: Final = 2.0
 """How long a request for metrics waits for that; then it shows older numbers."""
-
 
 FEWEST_DEAD_ROWS: Final = 100_000
 """Fewer dead rows in a table are no problem."""
@@ -50,7 +51,11 @@ def read_expiries_s(config: NodeConfig) -> dict[str, float]:
 
 
 class Telemetry:
-    """The gauges of a node; ``summary`` and ``unread`` are of the last reading."""
+    """The gauges of a node, and the readings of its database that they are set from.
+
+    ``summary`` and ``unread`` are of the last reading. ``held`` and ``condition`` are read again
+    when somebody asks for them and they are old.
+    """
 
     def __init__(self, base: NodeBase, wiring: Wiring) -> None:
         self._metrics = base.metrics
@@ -59,18 +64,18 @@ class Telemetry:
         self._clocks = base.clocks
         self._config = config = base.config
         self._blocking_age_ns = config.retention if config.retention_requires_archive else None
-        self._clock = asyncio.get_running_loop().time
-        self._summarised_s = -SUMMARY_INTERVAL_S
         self.summary = StoreSummary(b"", 0, 0, 0, 0)
         self.unread = UnreadSummary(0, 0, 0)
+        self.held = SingleFlightCache("summary", self._read_summary, SUMMARY_REST_S)
+        self.condition = SingleFlightCache("condition", self._read_condition, CONDITION_REST_S)
+        base.stack.push_async_callback(self.held.stop)
+        base.stack.push_async_callback(self.condition.stop)
 
     async def render(self) -> bytes:
-        """Return the metrics as text; those of the database are at most SUMMARY_AGE_S old."""
-        if self._clock() - self._summarised_s > SUMMARY_AGE_S:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(SUMMARY_TIMEOUT_S):
-                    await self.read_summary()
-                    await self.read_condition()
+        """Return the metrics as text; those of the database are a few seconds old at most."""
+        deadline_s = time.monotonic() + METRICS_PATIENCE_S
+        await self.held.get(METRICS_PATIENCE_S)
+        await self.condition.get(max(0.0, deadline_s - time.monotonic()))
         self.read_process()
         return self._metrics.render()
 
@@ -88,25 +93,31 @@ class Telemetry:
         for task in maintainer.failing:
             self._metrics.maintenance_failing.labels(task).set(1)
 
-    async def read_all(self) -> None:
-        """Read what the database holds and how it is divided, and whether retention is held."""
+    async def read_summary(self) -> StoreSummary:
+        """Return what the database holds; from one that is away, what was read last."""
+        with contextlib.suppress(StoreUnavailable, StoreBusy):
+            await self._read_summary()
+        return self.summary
+
+    async def follow_horizon(self) -> None:
+        """Admit nothing below the horizon of the store, and see whether retention is held."""
         await self.read_summary()
         with contextlib.suppress(StoreUnavailable):
             if not self._config.read_only:
                 await self._policy.settle_retention(self._wiring.database, self._metrics)
+
+    async def read_upkeep(self) -> None:
+        """Read how the database is divided, and how it does."""
+        await self.condition.get(READ_TIMEOUT_S)
+        with contextlib.suppress(StoreUnavailable):
             catalog = await self._wiring.database.read(read_catalog)
             tables = Counter(partition.table for partition in catalog.partitions)
             for table, count in tables.items():
                 self._metrics.partitions.labels(table).set(count)
 
-    async def read_summary(self) -> StoreSummary:
-        """Return what the database holds; from one that is away, what was read last."""
-        self._summarised_s = self._clock()
-        try:
-            summary = await self._wiring.services.reader.summary()
-            unread = await self._wiring.unread.summary()
-        except (StoreUnavailable, StoreBusy):
-            return self.summary
+    async def _read_summary(self) -> StoreSummary:
+        summary = await self._wiring.services.reader.summary()
+        unread = await self._wiring.unread.summary()
         self.summary, self.unread = summary, unread
         self._policy.set_horizon(summary.horizon_ns)
         self._metrics.messages.set(summary.messages)
@@ -118,17 +129,15 @@ class Telemetry:
         self._metrics.waiting_events.set(unread.waiting)
         return summary
 
-    async def read_condition(self) -> None:
-        """Read the condition of the database and the ends of the certificates.
-
-        Without the database, its numbers stay as they were.
-        """
+    async def _read_condition(self) -> StoreCondition:
+        """Read the condition of the database, and the ends of the certificates."""
         expiries_s = await asyncio.to_thread(read_expiries_s, self._config)
         for name, expiry_s in expiries_s.items():
             self._metrics.certificate_expiry.labels(name).set(expiry_s)
-        with contextlib.suppress(StoreUnavailable, StoreBusy):
-            now_ns = time.time_ns()
-            self._show(await self._wiring.database.read(lambda each: read_condition(each, now_ns)))
+        now_ns = time.time_ns()
+        found = await self._wiring.database.read(lambda each: read_condition(each, now_ns))
+        self._show(found)
+        return found
 
     def _show(self, condition: StoreCondition) -> None:
         metrics, archive = self._metrics, condition.archive

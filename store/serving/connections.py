@@ -10,7 +10,7 @@ import asyncio
 import os
 import socket
 import struct
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -25,6 +25,9 @@ _LOG = get_logger("store.serving.connections")
 
 _DESCRIPTORS: Final = Path("/dev/fd")
 _CACHED_ADDRESSES: Final = 4_096
+
+FEW_CONNECTIONS: Final = 16
+"""So many are counted without a thread, whose start takes longer."""
 
 _TCP_INFO: Final[int | None] = getattr(socket, "TCP_INFO", None)
 """None where the system is not Linux."""
@@ -143,16 +146,30 @@ class ReceivedBytes:
     def __init__(self) -> None:
         self._open: dict[tuple[str, int], AcceptedSocket] = {}
 
-    def count(self, names: Iterable[str]) -> dict[str, int]:
-        """Return the bytes of the open ones of these connections; of none but on Linux."""
+    async def count(self, names: Iterable[str]) -> dict[str, int]:
+        """Return the bytes of the open ones of these connections; of none but on Linux.
+
+        Many of them, and new ones, are looked for in a thread.
+        """
         if _TCP_INFO is None:
             return {}
         ends = {name: end for name in names if (end := _parse_end(name)) is not None}
-        counts = {name: self._count(end) for name, end in ends.items()}
-        if None in counts.values():
-            self._open = {each.end: each for each in accepted_sockets()}
-            counts = {name: self._count(end) for name, end in ends.items()}
-        return {name: number for name, number in counts.items() if number is not None}
+        if len(ends) <= FEW_CONNECTIONS:
+            counts = self._count_all(ends)
+            if len(counts) == len(ends):
+                return counts
+        return await asyncio.to_thread(self._find_all, ends)
+
+    def _find_all(self, ends: Mapping[str, tuple[str, int]]) -> dict[str, int]:
+        counts = self._count_all(ends)
+        if len(counts) == len(ends):
+            return counts
+        self._open = {each.end: each for each in accepted_sockets()}
+        return self._count_all(ends)
+
+    def _count_all(self, ends: Mapping[str, tuple[str, int]]) -> dict[str, int]:
+        counts = ((name, self._count(end)) for name, end in ends.items())
+        return {name: number for name, number in counts if number is not None}
 
     def _count(self, end: tuple[str, int]) -> int | None:
         connection = self._open.get(end)
@@ -172,8 +189,9 @@ class ConnectionLimiter:
         self._seen: dict[AcceptedSocket, int] = {}
 
     async def enforce(self) -> None:
-        """Close connections beyond the limit, in a thread."""
-        await asyncio.to_thread(self.close_newest)
+        """Close connections beyond the limit, in a thread; with few descriptors there are none."""
+        if self._seen or sum(1 for _ in _DESCRIPTORS.iterdir()) > self._per_host:
+            await asyncio.to_thread(self.close_newest)
 
     def close_newest(self) -> None:
         """Close the connections of each host beyond its share, the newest first."""

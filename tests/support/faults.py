@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 
 from prometheus_client.metrics import MetricWrapperBase
 
-from store.observe.metrics import Metrics, samples
+from store.observe.metrics import Metrics
 from store.observe.problems import Problems
 
 DAY_S: Final = 86_400.0
@@ -493,7 +494,7 @@ def _samples(metrics: Metrics, names: Collection[str]) -> dict[str, float]:
             each.startswith(metric._name) for each in names
         ):
             continue
-        for sample in samples(metric):
+        for sample in chain.from_iterable(each.samples for each in metric.collect()):
             if sample.name in names:
                 labels = (f'{name}="{value}"' for name, value in sorted(sample.labels.items()))
                 found[f"{sample.name}{{{','.join(labels)}}}"] = sample.value

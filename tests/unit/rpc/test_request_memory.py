@@ -131,7 +131,7 @@ class Kernel:
         self.came: dict[str, int] = {}
         self.asked: list[list[str]] = []
 
-    def count(self, wanted: Iterable[str]) -> dict[str, int]:
+    async def count(self, wanted: Iterable[str]) -> dict[str, int]:
         """Count as `store.serving.connections.ReceivedBytes` does."""
         names = list(wanted)
         self.asked.append(names)

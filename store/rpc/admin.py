@@ -44,11 +44,14 @@ class AdminService:
         identity, state, exchange = node.identity, await node.state(), node.exchange
         peers: Sequence[PeerState] = () if exchange is None else exchange.peers()
         resume = None if exchange is None else exchange.resume()
+        # After all that is waited for, so that the revision is that of what is reported.
+        health = node.health()
         return _filled(
             admin_pb2.NodeStatus,
             state,
-            revision=await node.await_revision(-1),
-            unready=node.readiness.unready or "",
+            revision=health.revision,
+            ready=health.ready,
+            unready=health.unready or "",
             version=identity.version,
             node_id=identity.node_id,
             store_id=identity.store_id,
@@ -56,7 +59,7 @@ class AdminService:
             resume=None if resume is None else _filled(admin_pb2.ResumeStatus, resume),
             gossip=None if state.gossip is None else _gossip(state.gossip),
             database=None if state.database is None else _database(state.database),
-            problems=[_problem(each) for each in node.problems()],
+            problems=[_problem(each) for each in health.problems],
         ).SerializeToString()
 
     async def watch_status(self, call: Call, request: bytes) -> bytes:

@@ -35,7 +35,7 @@ from store.rpc.identity import (
     refuse_client,
 )
 from store.rpc.limits import MAX_SERIES
-from store.rpc.request_memory import NoRequestError, read_request
+from store.rpc.request_memory import NoRequestError
 from store.serving.call import Call, Method, StreamMethod, UnaryMethod, open_call
 from store.serving.connections import Remote, remote
 from store.serving.failure import CallerGoneError, CallError, Code, expected, malformed, unexpected
@@ -127,7 +127,7 @@ class RpcCall(CallMetadata):
             CallError: it gave way to others before it had come in full.
         """
         assert self.admitted is not None
-        return await self.node.incomplete.next(self.context, self.admitted.client.name)
+        return await self.node.incomplete.read(self.context, self.admitted.client.name)
 
     async def read_request(self, call: Call) -> bytes:
         """Read and charge the one request of the call.
@@ -138,13 +138,10 @@ class RpcCall(CallMetadata):
         """
         node, self.reading = self.node, True
         slots = node.open_requests if self.method.right is None else node.requests
-        name = call.sender.connection
-        async with node.incomplete.awaiting(name, call.client.name) as connection, slots.slot(name):
-            request: object = await self.context.read()
-            if not isinstance(request, bytes):
-                raise NoRequestError
-            connection.read_bytes += len(request)
-        self.received_ns = node.monotonic_ns()
+        request = await node.incomplete.read(self.context, call.client.name, slots)
+        if request is None:
+            raise NoRequestError
+        self.received, self.received_ns = request, node.monotonic_ns()
         call.charge(len(request), counted=True)
         return request
 
@@ -193,7 +190,8 @@ class RpcCall(CallMetadata):
         """
         if self.reading:
             return self.received
-        return await read_request(self.node.requests, self.context, wait=False)
+        owner = remote(self.context.peer()).name
+        return await self.node.incomplete.read(self.context, owner, self.node.requests, wait=False)
 
 
 class CallWrapper:
@@ -217,7 +215,7 @@ class CallWrapper:
         """
 
         async def answer(rpc: RpcCall, call: Call) -> bytes:
-            request = rpc.received = await rpc.read_request(call)
+            request = await rpc.read_request(call)
             size = len(request)
             with call.reserve(size) if size > COUNTED_REQUEST_BYTES else nullcontext():
                 response = await handle(call, request)

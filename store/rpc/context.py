@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from store.domain.quota import ClientLimits
-from store.observe.problems import Problem
 from store.rpc.limits import MAX_CALLERS, MAX_UNFINISHED_OPEN_REQUESTS
 from store.rpc.request_memory import IncompleteRequests
-from store.serving.context import NodeContext
+from store.serving.context import HealthValue, NodeContext
 from store.serving.limits import MAX_UNFINISHED_REQUESTS
 from store.serving.queue import RequestSlots
 from storenode.common.bounded import BoundedDict
@@ -66,8 +65,8 @@ class RpcContext(NodeContext):
     ``open_admin``: the admin listener is on loopback (then it needs no token file).
     ``requests``, ``open_requests``: slots of requests, and of those of calls without a token.
     ``callers``: when peers began or ended a call last, in Unix seconds, the oldest first.
-    ``problems``: what is wrong with the node. ``await_revision``: waits for a revision of its
-    health above the given one, and returns it.
+    ``health``: evaluates the node's health, and returns it. ``await_revision``: waits for a
+    revision of it above the given one, and returns that.
     ``incomplete``: the bytes of requests that have not come in full.
     """
 
@@ -83,5 +82,5 @@ class RpcContext(NodeContext):
     )
     incomplete: IncompleteRequests = field(default_factory=IncompleteRequests)
     callers: dict[str, float] = field(default_factory=lambda: BoundedDict(MAX_CALLERS))
-    problems: Callable[[], Sequence[Problem]] = tuple
+    health: Callable[[], HealthValue] = HealthValue
     await_revision: Callable[[int], Awaitable[int]] = _first_revision

@@ -11,7 +11,6 @@ from google.protobuf.message import DecodeError
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from store.rpc.call import RpcCall
-from store.rpc.request_memory import NoRequestError, read_request
 from store.serving.call import Call
 from store.serving.failure import malformed
 
@@ -60,11 +59,10 @@ class ReflectionService:
 
 async def _requests(rpc: RpcCall, call: Call) -> AsyncGenerator[Any, None]:
     """Yield the requests, read where others are that need no token."""
-    while True:
-        try:
-            request = await read_request(rpc.node.open_requests, rpc.context)
-        except NoRequestError:
-            return
+    node, name = rpc.node, call.client.name
+    while (
+        request := await node.incomplete.read(rpc.context, name, node.open_requests)
+    ) is not None:
         call.charge(len(request), counted=False)
         try:
             parsed = reflection_pb2.ServerReflectionRequest.FromString(request)

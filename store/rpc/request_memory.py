@@ -19,8 +19,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -57,24 +57,6 @@ class NoRequestError(CallError):
         super().__init__(Code.INVALID_ARGUMENT, "the call ended before its request: send one")
 
 
-async def read_request(
-    slots: RequestSlots,
-    context: grpc.aio.ServicerContext[bytes, bytes],
-    *,
-    wait: bool = True,
-) -> bytes:
-    """Read the one request of a call; without ``wait`` only where a slot is free.
-
-    Raises:
-        CallError: It has not come in time, or there is none.
-    """
-    async with slots.slot(context.peer(), wait=wait):
-        request: object = await context.read()
-    if not isinstance(request, bytes):
-        raise NoRequestError
-    return request
-
-
 @dataclass(slots=True)
 class MeasuredConnection:
     """The bytes of a connection.
@@ -108,7 +90,8 @@ class MeasuredConnection:
     def end(self, now_s: float) -> None:
         """End every call whose request is awaited; its bytes are given up with it."""
         self.rest_bytes = self.came_bytes - self.read_bytes
-        for limit in self.awaited:
+        while self.awaited:
+            limit, _ = self.awaited.popitem()
             if not limit.expired():
                 limit.reschedule(now_s)
 
@@ -135,50 +118,54 @@ class IncompleteRequests:
         """The bytes of all connections in the last round."""
         return sum(each.unread_bytes for each in self._connections.values() if each.awaited)
 
-    async def next(
-        self, context: grpc.aio.ServicerContext[bytes, bytes], owner: str
+    async def read(
+        self,
+        context: grpc.aio.ServicerContext[bytes, bytes],
+        owner: str,
+        slots: RequestSlots | None = None,
+        *,
+        wait: bool = True,
     ) -> bytes | None:
-        """Read the next request of a stream of ``owner``; return None after the last.
+        """Read the next request of a call of ``owner``; return None after the last.
+
+        Without ``slots`` it has no limit of time; without ``wait`` a slot must be free.
 
         Raises:
-            CallError: it gave way to others before its request had come in full.
+            CallError: it has not come in time, or gave way to others.
         """
-        async with self.awaiting(context.peer(), owner) as connection:
-            request: object = await context.read()
-            if not isinstance(request, bytes):
-                return None
-            connection.read_bytes += len(request)
-            return request
-
-    @asynccontextmanager
-    async def awaiting(self, name: str, owner: str) -> AsyncIterator[MeasuredConnection]:
-        """Await a request that comes over a connection, to which its size is to be added.
-
-        Raises:
-            CallError: it gave way to others.
-        """
-        connection = self._connections.get(name)
-        if connection is None:
-            connection = self._connections[name] = MeasuredConnection(name)
-        connection.owner = owner
+        name, gave_way = context.peer(), False
+        limited = asyncio.timeout(None) if slots is None else slots.slot(name, wait=wait)
         try:
-            async with asyncio.timeout(None) as limit:
+            async with limited as limit:
+                # Looked up now: while the call waited for its slot, it might have been forgotten.
+                connection = self._connections.get(name)
+                if connection is None:
+                    connection = self._connections[name] = MeasuredConnection(name)
+                connection.owner = owner
                 connection.awaited[limit] = self._round
                 self._awaited += 1
                 self._begun.set()
                 try:
-                    yield connection
+                    request: object = await context.read()
                 finally:
                     self._awaited -= 1
-                    del connection.awaited[limit]
-        except TimeoutError:
-            raise CallError(
-                Code.UNAVAILABLE,
-                f"requests that have not come in full hold more than {self._limit_bytes:,} bytes of"
-                " this node, and that of this call had not come: make the call again, and send"
-                " what has no answer",
-                retry=True,
-            ) from None
+                    gave_way = connection.awaited.pop(limit, None) is None
+                if isinstance(request, bytes):
+                    connection.read_bytes += len(request)
+        except (CallError, TimeoutError):
+            if gave_way:
+                raise self._gave_way() from None
+            raise
+        return request if isinstance(request, bytes) else None
+
+    def _gave_way(self) -> CallError:
+        return CallError(
+            Code.UNAVAILABLE,
+            f"requests that have not come in full hold more than {self._limit_bytes:,} bytes of"
+            " this node, and that of this call had not come: make the call again, and send"
+            " what has no answer",
+            retry=True,
+        )
 
     async def run(self) -> None:
         """Measure again and again while a request is awaited, for a small part of the time."""

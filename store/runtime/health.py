@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from typing import Final
 
 from store.observe.logging import get_logger
 from store.observe.metrics import Metrics
-from store.observe.problems import EndedProblem, Problem, Problems
+from store.observe.problems import EndedProblem, Problems
+from store.serving.context import STARTING, HealthValue
 
 _LOG = get_logger("store.runtime.health")
 
@@ -23,7 +24,7 @@ class Obstacle(Enum):
     """A reason for which a node is not ready; the first that is present is reported."""
 
     DRAINING = "the node is shutting down"
-    STARTING = "the node is starting"
+    STARTING = STARTING
     DISK = "the database's disk is full; free space on it"
     REFUSED = "the database host that takes writes is not the newest one that this node has seen"
     DATABASE = "the database does not answer"
@@ -33,37 +34,6 @@ class Obstacle(Enum):
 
 _ONLY_WRITES: Final = frozenset({Obstacle.SPACE, Obstacle.WRITES})
 """Queries are answered all the same."""
-
-
-@dataclass(frozen=True, slots=True)
-class HealthValue:
-    """The health of a node at one moment.
-
-    Attributes:
-        revision: Grows with every change of readiness and of the problems, not of their numbers.
-        unready: Why the node is not ready, a sentence without its period; None if it is.
-        halted: Why it serves no calls at all, likewise.
-        problems: Critical problems first, then the oldest.
-    """
-
-    revision: int = 1
-    unready: str | None = Obstacle.STARTING.value
-    halted: str | None = Obstacle.STARTING.value
-    problems: Sequence[Problem] = ()
-
-    @property
-    def ready(self) -> bool:
-        """True if there is no obstacle."""
-        return self.unready is None
-
-    def differs(self, other: HealthValue) -> bool:
-        """Return True if another value deserves a new revision."""
-
-        def content(value: HealthValue) -> object:
-            names = [(each.page, each.critical, each.since_s) for each in value.problems]
-            return value.unready, value.halted, names
-
-        return content(self) != content(other)
 
 
 class NodeHealth:
@@ -94,11 +64,11 @@ class NodeHealth:
         if self._present != before:
             self._update()
 
-    def look(self) -> Sequence[Problem]:
-        """Evaluate the problems, and return those that are present."""
+    def look(self) -> HealthValue:
+        """Evaluate the problems, and return the present health."""
         self._refresh()
         self._update()
-        return self.value.problems
+        return self.value
 
     @property
     def ended(self) -> Sequence[EndedProblem]:

@@ -305,7 +305,6 @@ class NodeRuntime:
             is_up = self._database_up
             summary = await telemetry.read_summary() if is_up else telemetry.summary
             return NodeState(
-                ready=self._health.value.ready,
                 messages=summary.messages,
                 oldest_timestamp_ns=summary.oldest_timestamp_ns,
                 newest_timestamp_ns=summary.newest_timestamp_ns,
@@ -333,7 +332,7 @@ class NodeRuntime:
             confirmations=gossiping.confirmations,
             tracing=tracing,
             callers=self._callers,
-            problems=self._health.look,
+            health=self._health.look,
             await_revision=self._health.await_revision,
             intake=wiring.online,
             missing_parents=wiring.missing_parents,

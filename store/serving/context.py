@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from store.domain.access import Access
 from store.domain.coverage import CoverageReads, IntakeRecord, MissingParents
@@ -15,6 +15,7 @@ from store.domain.quota import Quota
 from store.domain.unread import Confirmations, GossipState, NoConfirmations
 from store.observe.clocks import ClockComparison
 from store.observe.metrics import Metrics
+from store.observe.problems import Problem
 from store.serving.answer_budget import UnsentBudget
 from store.serving.drain import Drain
 from store.serving.limits import (
@@ -65,6 +66,40 @@ class ReadinessStatus(Protocol):
         """The reason for which the node serves no calls at all; None if it serves."""
 
 
+STARTING: Final = "the node is starting"
+
+
+@dataclass(frozen=True, slots=True)
+class HealthValue:
+    """The health of a node at one moment.
+
+    Attributes:
+        revision: Grows with every change of readiness and of the problems, not of their numbers.
+        unready: Why the node is not ready, a sentence without its period; None if it is.
+        halted: Why it serves no calls at all, likewise.
+        problems: Critical problems first, then the oldest.
+    """
+
+    revision: int = 1
+    unready: str | None = STARTING
+    halted: str | None = STARTING
+    problems: Sequence[Problem] = ()
+
+    @property
+    def ready(self) -> bool:
+        """True if there is no obstacle."""
+        return self.unready is None
+
+    def differs(self, other: HealthValue) -> bool:
+        """Return True if another value deserves a new revision."""
+
+        def content(value: HealthValue) -> object:
+            names = [(each.page, each.critical, each.since_s) for each in value.problems]
+            return value.unready, value.halted, names
+
+        return content(self) != content(other)
+
+
 @dataclass(frozen=True, slots=True)
 class NodeState:
     """The state of a node that ``Admin.GetStatus`` reports, besides the node's identity.
@@ -75,7 +110,6 @@ class NodeState:
     None while it has not been read.
     """
 
-    ready: bool
     messages: int
     oldest_timestamp_ns: int
     newest_timestamp_ns: int

@@ -204,8 +204,8 @@ class RequestSlots:
     @asynccontextmanager
     async def slot(
         self, connection: str, *, wait: bool = True, needed: bool = True
-    ) -> AsyncIterator[None]:
-        """Read a request in the block; without ``wait`` only where a slot is free.
+    ) -> AsyncIterator[asyncio.Timeout]:
+        """Read a request in the block, which has a limit of time; without ``wait`` if one is free.
 
         A request that costs no more than its connection is read without a slot, not ``needed``.
 
@@ -217,7 +217,7 @@ class RequestSlots:
         try:
             async with asyncio.timeout(REQUEST_TIMEOUT_S) as limit:
                 if not needed:
-                    yield
+                    yield limit
                     return
                 if not self._slots.free:
                     if not wait:
@@ -231,7 +231,7 @@ class RequestSlots:
                         _shorten(limit, loop.time())
                     else:
                         self._unhurried[limit] = loop.time()
-                    yield
+                    yield limit
                 finally:
                     self._unhurried.pop(limit, None)
                     self._slots.release(1, connection)

@@ -34,7 +34,7 @@ from store.rpc.context import PeerRules, RpcContext
 from store.rpc.server import build_handlers
 from store.runtime.services import system_environment
 from store.serving.addresses import ListenerAddress
-from store.serving.context import NodeIdentity, NodeState
+from store.serving.context import HealthValue, NodeIdentity, NodeState
 from store.sync.coverage import Coverage, StatementBuffer
 from store.sync.index.hot import HotIndex
 from store.sync.index.views import IndexedReconcilable
@@ -231,7 +231,6 @@ def context_of(
     async def state() -> NodeState:
         summary = await services.reader.summary()
         return NodeState(
-            rules.unready is None,
             summary.messages,
             summary.oldest_timestamp_ns,
             summary.newest_timestamp_ns,
@@ -247,6 +246,7 @@ def context_of(
         readiness=rules,
         state=state,
         metrics=metrics,
+        health=lambda: HealthValue(len(rules.reasons), rules.unready, rules.halted),
         await_revision=rules.await_revision,
     )
 

@@ -111,7 +111,12 @@ BAD = {
         "--retention-requires-archive is given, and nothing is dropped",
     ),
     "no database": ("--database-url postgresql://127.0.0.1:1/x", "could not be reached"),
-    "no database URL": ("--database-url postgresql://h:port/x", "--database-url cannot be read"),
+    "no database URL": ("--database-url postgresql://u:hunter2@h:x/d", "--database-url cannot be"),
+    "half a database URL": ("--database-url u:hunter2@h", "--database-url cannot be read"),
+    "a URL of another database": (
+        "--database-url mysql://hunter2",
+        "--database-url cannot be read",
+    ),
     "a directory that is a file": ("--data-dir {empty}", "cannot be used"),
 }
 
@@ -127,7 +132,24 @@ def test_each_bad_configuration_is_one_sentence(
     assert expected in lines[0]
     assert len(lines) == 1
     assert lines[0].endswith(".")
+    assert "hunter2" not in lines[0]
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf", "sends traces by grpc alone"),
+        ("OTEL_BSP_MAX_QUEUE_SIZE", "many", "give the spans that may wait"),
+        ("OTEL_BSP_MAX_QUEUE_SIZE", "0", "give the spans that may wait"),
+    ],
+)
+def test_variables_of_tracing_are_checked(
+    check: Check, monkeypatch: pytest.MonkeyPatch, name: str, value: str, expected: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    code, (line,) = check("--tracing", "on")
+    assert (code, expected in line) == (1, True), line
 
 
 @pytest.mark.parametrize(

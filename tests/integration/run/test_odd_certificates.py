@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
@@ -21,8 +22,11 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 from cryptography.x509.oid import ExtensionOID, NameOID
+from grpc_health.v1.health_pb2 import HealthCheckResponse
 
-from tests.integration.run.test_tls import scan_code
+from storenode.wire.storenode.v1.store_pb2 import ScanRequest
+from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
+from tests.integration.run.helpers import health_of, log_lines
 from tests.support.node import NodeProcess, running_node
 
 PEER: Final = "b.nodes.example"
@@ -125,18 +129,48 @@ def node(
         tmp_path_factory.mktemp("node") / "data",
         *("--tls-cert", str(cert), "--tls-key", str(key), "--tls-ca", str(authority)),
         *("--peer-listen", "127.0.0.1:0", "--allow-peer", PEER, "--log-level", "info"),
+        *("--client-ca", str(authority)),
         database_url=new_store(),
     ) as node:
         yield node
 
 
-def code_of(node: NodeProcess, authority: Path, identity: tuple[Path, Path]) -> grpc.StatusCode:
-    """Return the status of a call of a certificate's holder that names itself as the peer."""
-    cert, key = (path.read_bytes() for path in identity)
+@contextmanager
+def channel_of(
+    address: str, authority: Path, identity: tuple[Path, Path] | None
+) -> Iterator[grpc.Channel]:
+    """Open a connection that shows a certificate, if one is given."""
+    cert, key = (None, None) if identity is None else (path.read_bytes() for path in identity)
     credentials = grpc.ssl_channel_credentials(authority.read_bytes(), key, cert)
     options = [("grpc.ssl_target_name_override", "a.nodes.example")]
-    with grpc.secure_channel(node.peer, credentials, options) as channel:
-        return scan_code(channel, PEER)
+    with grpc.secure_channel(address, credentials, options) as channel:
+        yield channel
+
+
+def scan_code(channel: grpc.Channel, node_id: str) -> grpc.StatusCode:
+    """Return the status of a scan of a peer."""
+    scan = StoreStub(channel).Scan
+    metadata = (
+        ("storenode-node-id", node_id),
+        ("storenode-store-id", "00000000-0000-0000-0000-000000000001"),
+        ("storenode-version", "1"),
+    )
+    call = scan(ScanRequest(), metadata=metadata, timeout=60)
+    try:
+        for _page in call:
+            continue
+    except grpc.RpcError as error:
+        code: grpc.StatusCode = error.code()
+        return code
+    return grpc.StatusCode.OK
+
+
+def code_of(
+    node: NodeProcess, authority: Path, identity: tuple[Path, Path] | None, claimed: str = PEER
+) -> grpc.StatusCode:
+    """Return the status of a call of a certificate's holder that names itself as the peer."""
+    with channel_of(node.peer, authority, identity) as channel:
+        return scan_code(channel, claimed)
 
 
 OTHER_KINDS = x509.SubjectAlternativeName(
@@ -191,8 +225,27 @@ def test_a_certificate_that_does_not_hold_lets_nobody_in(
     ]
     chain = wrong[-1][0]
     chain.write_bytes(chain.read_bytes() + cert.read_bytes())
-    assert [code_of(node, authority, each) for each in wrong] == [UNREACHABLE] * len(wrong)
+    assert [code_of(node, authority, each) for each in (*wrong, None)] == [UNREACHABLE] * 6
     assert code_of(node, authority, (cert, key)) is grpc.StatusCode.OK
+    assert code_of(node, authority, (cert, key), "c.nodes.example") is FORBIDDEN
+    stranger_s = maker.make(dns(b"c.nodes.example"))
+    assert code_of(node, authority, stranger_s, "c.nodes.example") is FORBIDDEN
+    lines = log_lines(node.log())
+    assert lines, "handshakes that fail do not spoil the log"
+    assert "peers_locked_out" not in {line["event"] for line in lines}
+
+
+def test_clients_show_certificates_when_an_authority_for_them_is_named(
+    node: NodeProcess, authority: Path, maker: Maker
+) -> None:
+    with channel_of(node.listen, authority, maker.make(dns(b"me"))) as channel:
+        assert health_of(channel) == HealthCheckResponse.SERVING
+    with (
+        channel_of(node.listen, authority, None) as channel,
+        pytest.raises(grpc.RpcError) as refused,
+    ):
+        health_of(channel)
+    assert refused.value.code() is UNREACHABLE
 
 
 def _key(path: Path) -> ec.EllipticCurvePrivateKey:

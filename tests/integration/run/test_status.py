@@ -74,7 +74,11 @@ def test_it_says_what_is_held_and_when(node: NodeProcess) -> None:
     asyncio.run(publish(node, made(40, now_ns, span_s=5)))
     found = wait_for(
         node.metrics,
-        lambda it: holds(it, 40) and it["database"] and it["gossip"]["unread"] is not None,
+        lambda it: (
+            holds(it, 40)
+            and it["gossip"]["unread"] is not None
+            and "messages" in (it["database"] or {"partitions": ()})["partitions"]
+        ),
     )
     assert found["ready"]
     assert found["why_not_ready"] is None

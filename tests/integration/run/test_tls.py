@@ -1,4 +1,4 @@
-"""TLS on all listeners, mutual TLS for peers, and certificates that are renewed or wrong."""
+"""TLS on all listeners, and a certificate that is renewed or wrong."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import grpc
 import pytest
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 
-from storenode.wire.storenode.v1.store_pb2 import ScanRequest
-from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
 from tests.integration.run.helpers import health_of, log_lines, run_to_end
 from tests.support.node import NodeProcess, running_node
 from tests.support.polling import PAUSE_S
@@ -34,32 +32,11 @@ def options(pki: Pki, *more: str) -> list[str]:
     ]
 
 
-def channel_to(
-    pki: Pki, address: str, identity: tuple[Path, Path] | None = None, name: str | None = None
-) -> grpc.Channel:
-    """Return a connection that trusts the authority, and shows a certificate if given."""
-    cert, key = (path.read_bytes() for path in identity) if identity else (None, None)
-    credentials = grpc.ssl_channel_credentials(pki.authority.cert_pem.bytes(), key, cert)
+def channel_to(pki: Pki, address: str, name: str | None = None) -> grpc.Channel:
+    """Return a connection that trusts the authority."""
+    credentials = grpc.ssl_channel_credentials(pki.authority.cert_pem.bytes())
     options = [("grpc.ssl_target_name_override", name)] if name else []
     return grpc.secure_channel(address, credentials, options)
-
-
-def scan_code(channel: grpc.Channel, node_id: str) -> grpc.StatusCode:
-    """Return the status of a scan of a peer."""
-    scan = StoreStub(channel).Scan
-    metadata = (
-        ("storenode-node-id", node_id),
-        ("storenode-store-id", "00000000-0000-0000-0000-000000000001"),
-        ("storenode-version", "1"),
-    )
-    call = scan(ScanRequest(), metadata=metadata, timeout=60)
-    try:
-        for _page in call:
-            continue
-    except grpc.RpcError as error:
-        code: grpc.StatusCode = error.code()
-        return code
-    return grpc.StatusCode.OK
 
 
 def test_every_grpc_listener_speaks_tls_and_the_certificate_names_the_node(
@@ -77,43 +54,7 @@ def test_every_grpc_listener_speaks_tls_and_the_certificate_names_the_node(
         warnings = [line for line in log_lines(node.log()) if line["event"] == "peers_locked_out"]
         assert len(warnings) == 1
         assert "--allow-peer" in warnings[0]["reason"]
-
-
-def test_only_allowed_peers_with_a_certificate_may_read(
-    tmp_path: Path, database_url: str, pki: Pki
-) -> None:
-    friend = pki.issue("b.nodes.example", file="friend")
-    stranger = pki.issue("c.nodes.example", file="stranger")
-    args = options(pki, "--allow-peer", "b.nodes.example")
-    with running_node(tmp_path / "data", *args, database_url=database_url) as node:
-        with channel_to(pki, node.peer, friend) as channel:
-            assert scan_code(channel, "b.nodes.example") is grpc.StatusCode.OK
-            assert scan_code(channel, "c.nodes.example") is not grpc.StatusCode.OK
-        with channel_to(pki, node.peer, stranger) as channel:
-            assert scan_code(channel, "c.nodes.example") is grpc.StatusCode.PERMISSION_DENIED
-        with channel_to(pki, node.peer) as channel, pytest.raises(grpc.RpcError) as refused:
-            health_of(channel)
-        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
-        lines = log_lines(node.log())
-        assert "peers_locked_out" not in {line["event"] for line in lines}
-        assert lines, "handshakes that fail do not spoil the log"
-
-
-def test_clients_show_certificates_when_an_authority_for_them_is_named(
-    tmp_path: Path, database_url: str, pki: Pki
-) -> None:
-    args = options(pki, "--client-ca", str(pki.ca))
-    with running_node(tmp_path / "data", *args, database_url=database_url) as node:
-        with channel_to(pki, node.listen, pki.issue("me", file="me")) as channel:
-            assert health_of(channel) == SERVING
-        with channel_to(pki, node.listen) as channel, pytest.raises(grpc.RpcError):
-            health_of(channel)
-
-
-def test_a_renewed_certificate_is_used_without_a_restart(
-    tmp_path: Path, database_url: str, pki: Pki
-) -> None:
-    with running_node(tmp_path / "data", *options(pki), database_url=database_url) as node:
+        # A renewed certificate is used without a restart, and a damaged one is not.
         pki.issue("renewed.example")
         assert eventually_named(pki, node, "renewed.example")
         (tmp_path / "node.pem").write_text("damaged")

@@ -17,7 +17,7 @@ from store.observe import MAX_FRAME_TRACES
 from storenode.client.messages import hash_of, new_request
 from storenode.client.node import NodeClient, connect
 from storenode.client.types import PublishResult, WakuMessageAndTopic
-from tests.integration.run.helpers import get, run_to_end
+from tests.integration.run.helpers import get
 from tests.support.collector import Collector, Exported, collecting
 from tests.support.fleet import exchanging, made
 from tests.support.node import NodeProcess, running_node
@@ -145,7 +145,7 @@ async def test_a_publish_is_one_trace_through_two_nodes(
 
 
 async def test_calls_that_share_a_transaction_keep_their_own_traces(
-    tmp_path: Path, collector: Collector, database_url: str
+    tmp_path: Path, collector: Collector, database_url: str, tracer: trace.Tracer
 ) -> None:
     environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.endpoint, **FAST}
     count = MAX_FRAME_TRACES
@@ -164,6 +164,7 @@ async def test_calls_that_share_a_transaction_keep_their_own_traces(
                 and len({span.trace for span in found if span.name == "storenode.deliver"}) == count
             )
         )
+        await check_batches_of_a_stream(node, collector, tracer)
     servers = {span.span: span for span in spans if span.name == PUBLISH}
     commits = {span.span: span for span in spans if span.name == "storenode.commit"}
     assert len({span.trace for span in servers.values()}) == count
@@ -179,21 +180,20 @@ async def test_calls_that_share_a_transaction_keep_their_own_traces(
         assert parent.trace == delivery.trace
 
 
-async def test_batches_of_a_stream_are_parts_of_its_call(
-    tmp_path: Path, collector: Collector, database_url: str, tracer: trace.Tracer
+async def check_batches_of_a_stream(
+    node: NodeProcess, collector: Collector, tracer: trace.Tracer
 ) -> None:
-    environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.endpoint, **FAST}
-    with running_node(
-        tmp_path / "a", "--tracing", "on", database_url=database_url, **environment
-    ) as node:
-        messages = made(3, time.time_ns(), span_s=1)
-        async with connect(node.listen) as client:
-            with tracer.start_as_current_span("the application's own") as own:
-                requests = [new_request([each]) for each in messages]
-                async for _ in client.publish_stream(requests):
-                    pass
-        spans = collector.wait(lambda found: any(span.name == STREAM for span in found))
+    """Check that the batches of a stream are parts of its call."""
+    before = {span.span for span in collector.wait(lambda _found: True)}
+    messages = made(3, time.time_ns(), span_s=1, seed=7)
+    async with connect(node.listen) as client:
+        with tracer.start_as_current_span("the application's own") as own:
+            requests = [new_request([each]) for each in messages]
+            async for _ in client.publish_stream(requests):
+                pass
+    spans = collector.wait(lambda found: any(span.name == STREAM for span in found))
     trace_id = f"{own.get_span_context().trace_id:032x}"
+    spans = [span for span in spans if span.span not in before]
     assert {span.trace for span in spans} == {trace_id}
     call = one(spans, STREAM, node)
     assert call.parent == f"{own.get_span_context().span_id:016x}"
@@ -240,19 +240,3 @@ async def test_a_collector_that_hangs_costs_spans_and_nothing_else(
             eventually(lambda: spans_counted(node, "failed") > 0)
             assert node.terminate() == 0
         assert "Traceback" not in node.log()
-
-
-@pytest.mark.parametrize(
-    ("variables", "expected"),
-    [
-        ({"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}, "sends traces by grpc alone"),
-        ({"OTEL_BSP_MAX_QUEUE_SIZE": "many"}, "give the spans that may wait"),
-        ({"OTEL_BSP_MAX_QUEUE_SIZE": "0"}, "give the spans that may wait"),
-    ],
-)
-def test_variables_that_cannot_be_used_are_refused(
-    tmp_path: Path, variables: dict[str, str], expected: str
-) -> None:
-    ended = run_to_end(tmp_path / "data", "--tracing", "on", **variables)
-    assert ended.code == 2
-    assert expected in ended.sentence

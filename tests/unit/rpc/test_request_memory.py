@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from typing import Any, cast
 
 import pytest
 
 from store.rpc import request_memory
 from store.rpc.limits import LOOKAHEAD_BYTES
-from store.rpc.request_memory import IncompleteRequests, NoRequestError, read_request
+from store.rpc.request_memory import IncompleteRequests, NoRequestError
 from store.serving.failure import CallError, Code
 from store.serving.limits import CROWDED_TIMEOUT_S, REQUEST_TIMEOUT_S
 from store.serving.queue import RequestSlots
@@ -39,7 +40,10 @@ class Caller:
 
 async def read_call(slots: RequestSlots, caller: Caller, *, wait: bool = True) -> bytes:
     """Read a request as the wrapper of calls does."""
-    return await read_request(slots, cast("Any", caller), wait=wait)
+    request = await IncompleteRequests().read(cast("Any", caller), "a", slots, wait=wait)
+    if request is None:
+        raise NoRequestError
+    return request
 
 
 async def test_a_request_that_is_there_is_read_at_once_however_many_come() -> None:
@@ -173,13 +177,12 @@ class Stream:
         await asyncio.sleep(0)
 
     def _read(self) -> asyncio.Task[bytes | None]:
-        return asyncio.create_task(self._requests.next(cast("Any", self), self._owner))
+        return asyncio.create_task(self._requests.read(cast("Any", self), self._owner))
 
 
 async def read(requests: IncompleteRequests, connection: str, size_bytes: int) -> None:
     """Read a request that has come in full."""
-    async with requests.awaiting(connection, "a") as known:
-        known.read_bytes += size_bytes
+    assert await requests.read(cast("Any", Caller(connection, bytes(size_bytes))), "a")
 
 
 async def measure(requests: IncompleteRequests) -> None:
@@ -318,6 +321,17 @@ async def stop(streams: Iterable[Stream]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
+@asynccontextmanager
+async def awaiting(
+    requests: IncompleteRequests, connection: str, owner: str
+) -> AsyncIterator[None]:
+    """Await a request that does not come."""
+    reading = asyncio.create_task(requests.read(cast("Any", Caller(connection)), owner))
+    yield
+    reading.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
+
+
 @virtual_time
 async def test_connections_are_measured_only_while_they_await_a_request() -> None:
     times_s: list[float] = []
@@ -332,13 +346,13 @@ async def test_connections_are_measured_only_while_they_await_a_request() -> Non
     await asyncio.sleep(3_600)
     assert times_s == []
     began_s = loop.time()
-    async with incomplete.awaiting("ipv4:192.0.2.1:1", "peer"):
+    async with awaiting(incomplete, "ipv4:192.0.2.1:1", "peer"):
         await asyncio.sleep(2 * request_memory.PAUSE_S)
         assert times_s[0] - began_s == pytest.approx(request_memory.PAUSE_S)
         await asyncio.sleep(60)
         silent = len(times_s)
         assert 60 / request_memory.MAX_PAUSE_S < silent < 80 / request_memory.MAX_PAUSE_S
-        async with incomplete.awaiting("ipv4:192.0.2.2:1", "caller"):
+        async with awaiting(incomplete, "ipv4:192.0.2.2:1", "caller"):
             begun_s = loop.time()
             await asyncio.sleep(2 * request_memory.PAUSE_S)
             assert times_s[silent] - begun_s < 1.5 * request_memory.PAUSE_S

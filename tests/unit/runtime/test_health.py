@@ -33,8 +33,8 @@ async def test_the_first_obstacle_is_the_reason_everywhere() -> None:
         health.set(obstacle, present)
         is_ready = expected is None
         assert (health.value.ready, health.unready, health.halted) == (is_ready, expected, expected)
-        assert total(metrics.ready, "") == is_ready
-        assert total(metrics.health_revision, "") in (0, health.value.revision)
+        assert total(metrics.ready) == is_ready
+        assert total(metrics.health_revision) in (0, health.value.revision)
         revisions.append(health.value.revision)
     first = revisions[0]
     assert revisions == [first + each for each in (0, 0, 1, 2, 2, 3, 3)]
@@ -55,11 +55,11 @@ async def test_a_problem_changes_the_revision_and_its_numbers_do_not() -> None:
     before = health.value.revision
     for failures in (3, 4):
         metrics.peer_failures.labels("a:1").set(failures)
-        (found,) = health.look()
+        (found,) = health.look().problems
         assert found.sentence == f"the last {failures} sessions with a:1 have failed"
         assert health.value.revision == before + 1
     metrics.peer_failures.labels("a:1").set(0)
-    assert not health.look()
+    assert not health.look().problems
     assert health.value.revision == before + 2
 
 
@@ -78,4 +78,4 @@ async def test_gauges_are_renewed_before_problems_are_evaluated() -> None:
     metrics = Metrics("test")
     metrics.database_up.set(1)
     health = NodeHealth(metrics, lambda: metrics.token_file_broken.set(1))
-    assert [each.page for each in health.look()] == ["token-file-broken"]
+    assert [each.page for each in health.look().problems] == ["token-file-broken"]

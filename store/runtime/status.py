@@ -219,7 +219,7 @@ class _Database:
             return max(0.0, deadline_s - time.monotonic())
 
         telemetry = parts.telemetry
-        summary = await telemetry.held.get(patience_s())
+        summary = await telemetry.stored.get(patience_s())
         unread = None if summary is None else telemetry.unread
         timeline = await self.timeline.get(patience_s())
         coverage = await self.coverage.get(patience_s())
@@ -228,7 +228,7 @@ class _Database:
         return {
             "node_id": parts.identity.node_id,
             "store_id": parts.identity.store_id,
-            "held": _stored(summary, telemetry.held.age_s, parts),
+            "held": _stored(summary, telemetry.stored.age_s, parts),
             "history": _history(timeline),
             "topics": _topics(topics, parts),
             "coverage": coverage,

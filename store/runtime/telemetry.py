@@ -53,8 +53,8 @@ def read_expiries_s(config: NodeConfig) -> dict[str, float]:
 class Telemetry:
     """The gauges of a node, and the readings of its database that they are set from.
 
-    ``summary`` and ``unread`` are of the last reading. ``held`` and ``condition`` are read again
-    when somebody asks for them and they are old.
+    ``summary`` and ``unread`` are of the last reading. ``stored`` and ``condition`` are read again
+    on demand, when they are old.
     """
 
     def __init__(self, base: NodeBase, wiring: Wiring) -> None:
@@ -66,15 +66,15 @@ class Telemetry:
         self._blocking_age_ns = config.retention if config.retention_requires_archive else None
         self.summary = StoreSummary(b"", 0, 0, 0, 0)
         self.unread = UnreadSummary(0, 0, 0)
-        self.held = SingleFlightCache("summary", self._read_summary, SUMMARY_REST_S)
+        self.stored = SingleFlightCache("summary", self._read_summary, SUMMARY_REST_S)
         self.condition = SingleFlightCache("condition", self._read_condition, CONDITION_REST_S)
-        base.stack.push_async_callback(self.held.stop)
+        base.stack.push_async_callback(self.stored.stop)
         base.stack.push_async_callback(self.condition.stop)
 
     async def render(self) -> bytes:
         """Return the metrics as text; those of the database are a few seconds old at most."""
         deadline_s = time.monotonic() + METRICS_PATIENCE_S
-        await self.held.get(METRICS_PATIENCE_S)
+        await self.stored.get(METRICS_PATIENCE_S)
         await self.condition.get(max(0.0, deadline_s - time.monotonic()))
         self.read_process()
         return self._metrics.render()

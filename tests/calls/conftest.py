@@ -22,6 +22,7 @@ CLIENTS: Final = {
     "operator": 'rights = ["admin"]',
     "everything": 'rights = ["read", "publish", "follow"]',
     "app": 'rights = ["read", "publish", "follow"]\ncontent_topics = ["/app/"]',
+    "slow": 'rights = ["read"]\nlimits = { bytes_per_second = 10 }',
     **{
         f"small-{kind.__name__}": 'rights = ["publish"]\nlimits = { request_bytes = 2_000,'
         " messages_per_second = 10, message_bytes = 300 }"

@@ -321,3 +321,13 @@ async def test_calls_beyond_the_limit_of_the_node_are_refused(
         True,
     )
     assert refused.value.request_id == ("r" if (method, kind) == ("Query", Grpc) else "")
+
+
+async def test_a_query_beyond_the_rate_of_bytes_has_the_status_of_the_protocol(
+    guarded_node: Node,
+) -> None:
+    to, asked = caller(guarded_node, Grpc, "slow"), StoreQueryRequest(request_id="r" * 100)
+    await to.call("Query", asked)
+    with pytest.raises(Refused, match="10 received bytes per second") as refused:
+        await to.call("Query", asked)
+    assert (refused.value.code, refused.value.request_id) == (LIMIT, "r" * 100)

@@ -13,7 +13,7 @@ from storenode.wire.storenode.v1.admin_pb2 import NodeStatus
 
 
 async def test_a_status_reports_the_health_of_its_revision() -> None:
-    """Otherwise a watcher that waits for the next revision would miss the change."""
+    """Check what a watcher needs that waits for the revision after this one."""
     health = NodeHealth(Metrics("test"))
     health.set(Obstacle.STARTING, present=False)
 

@@ -169,7 +169,7 @@ async def query_page(methods: ReadService, call: Call, request: bytes) -> StoreQ
 async def send_status(call: Call, exchange: HttpExchange, body: bytes) -> None:
     """Send the state of the node; what it holds is for callers that may read all of it."""
     read(None, call, exchange, body)
-    found = NodeSummary(ready=call.node.readiness.unready is None)
+    found = NodeSummary(ready=call.node.health().ready)
     if call.client.topics.unrestricted:
         identity = call.node.identity
         found.version, found.node_id = identity.version, identity.node_id

@@ -124,7 +124,7 @@ class Endpoint:
             _LOG.debug("request_ended", operation=operation.served.name, code=code, seconds=seconds)
 
     def _admit(self, operation: Operation, exchange: HttpExchange) -> Call:
-        access = self._node.tokens.access
+        access = self._node.access()
 
         def identify() -> Client:
             return self._identify(operation, exchange)
@@ -168,7 +168,7 @@ class Endpoint:
         right, origin = operation.served.right, remote(exchange.caller).name
         assert right is not None, "every operation needs a right"
         try:
-            return self._node.tokens.access.authorize(token, right, origin)
+            return self._node.access().authorize(token, right, origin)
         except Denied as denied:
             # What gRPC calls metadata is a header here.
             raise type(denied)(str(denied).replace("metadata", "header")) from None

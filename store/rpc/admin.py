@@ -45,7 +45,7 @@ class AdminService:
         peers: Sequence[PeerState] = () if exchange is None else exchange.peers()
         resume = None if exchange is None else exchange.resume()
         # After all that is waited for, so that the revision is that of what is reported.
-        health = node.health()
+        health = node.look()
         return _filled(
             admin_pb2.NodeStatus,
             state,

@@ -145,29 +145,13 @@ class RpcCall(CallMetadata):
         call.charge(len(request), counted=True)
         return request
 
-    async def start_answer(self) -> None:
-        """Send the initial metadata of an answer in pages.
-
-        By themselves, since gRPC sends them twice, and fails, where the first page is broken off.
-
-        Raises:
-            CallerGoneError: the caller has hung up.
-        """
-        try:
-            await self.context.send_initial_metadata(())
-        except (grpc.aio.BaseError, asyncio.InvalidStateError):
-            raise CallerGoneError from None
-
     async def send(self, response: bytes) -> None:
         """Write one response; waits while the caller does not read.
 
         Raises:
             CallerGoneError: the caller has hung up.
         """
-        try:
-            await self.context.write(response)
-        except (grpc.aio.BaseError, asyncio.InvalidStateError):
-            raise CallerGoneError from None
+        await _written(self.context.write(response))
 
     def fail(self, failure: CallError) -> None:
         """Set the status that the call ends with when its handler returns.
@@ -181,9 +165,7 @@ class RpcCall(CallMetadata):
         self.context.set_trailing_metadata(((REQUEST_ID, self.request_id), *later))
 
     async def refusable_request(self) -> bytes | None:
-        """Return the request of a call that is refused; None where it has not come in full.
-
-        GRPC hands it out once only.
+        """Return the request of a call that is refused, once; None where it has not come in full.
 
         Raises:
             CallError: there is no room for it.
@@ -192,6 +174,13 @@ class RpcCall(CallMetadata):
             return self.received
         owner = remote(self.context.peer()).name
         return await self.node.incomplete.read(self.context, owner, self.node.requests, wait=False)
+
+
+async def _written(writing: Awaitable[None]) -> None:
+    try:
+        await writing
+    except (grpc.aio.BaseError, asyncio.InvalidStateError):
+        raise CallerGoneError from None
 
 
 class CallWrapper:
@@ -236,7 +225,8 @@ class CallWrapper:
                         async with call.sender.sending(len(page)):
                             call.check_rights()
                             if not begun:
-                                await rpc.start_answer()
+                                # By itself: else gRPC fails where the first page is broken off.
+                                await _written(rpc.context.send_initial_metadata(()))
                                 begun = True
                             await rpc.send(page)
                         del page  # which would be held while the next one waits
@@ -314,7 +304,7 @@ class CallWrapper:
         """Identify the caller, and admit the call by all quotas."""
         node, method, context = self._node, rpc.method, rpc.context
         rules, fields, connection = node.peers, rpc.fields, context.peer()
-        access, origin = node.tokens.access, remote(connection)
+        access, origin = node.access(), remote(connection)
         if rules is not None and method.right is not None and not rpc.repeated:
             rpc.is_peer = self._listener == "peer" or (
                 method.peers and is_accepted_peer(rpc, rules, origin)
@@ -353,7 +343,7 @@ class CallWrapper:
         if method.peers_only:
             raise refuse_client(fields, self._node.peers)
         open_admin = self._node.open_admin and self._listener == "admin"
-        return self._node.tokens.access.authorize(
+        return self._node.access().authorize(
             fields.get(AUTHORIZATION), method.right, origin.name, open_admin=open_admin
         )
 

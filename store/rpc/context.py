@@ -65,7 +65,7 @@ class RpcContext(NodeContext):
     ``open_admin``: the admin listener is on loopback (then it needs no token file).
     ``requests``, ``open_requests``: slots of requests, and of those of calls without a token.
     ``callers``: when peers began or ended a call last, in Unix seconds, the oldest first.
-    ``health``: evaluates the node's health, and returns it. ``await_revision``: waits for a
+    ``look``: evaluates the node's health, and returns it. ``await_revision``: waits for a
     revision of it above the given one, and returns that.
     ``incomplete``: the bytes of requests that have not come in full.
     """
@@ -82,5 +82,5 @@ class RpcContext(NodeContext):
     )
     incomplete: IncompleteRequests = field(default_factory=IncompleteRequests)
     callers: dict[str, float] = field(default_factory=lambda: BoundedDict(MAX_CALLERS))
-    health: Callable[[], HealthValue] = HealthValue
+    look: Callable[[], HealthValue] = HealthValue
     await_revision: Callable[[int], Awaitable[int]] = _first_revision

@@ -47,7 +47,7 @@ class HealthService:
 
     def _status(self, service: str) -> bytes:
         states = health_pb2.HealthCheckResponse
-        status = states.SERVING if self._node.readiness.unready is None else states.NOT_SERVING
+        status = states.SERVING if self._node.health().ready else states.NOT_SERVING
         if service not in self._services:
             status = states.SERVICE_UNKNOWN
         return bytes(states(status=status).SerializeToString())

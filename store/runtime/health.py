@@ -41,14 +41,11 @@ class NodeHealth:
 
     Attributes:
         value: The present health.
-        unready: The reason for which the node is not ready; None if it is.
-        halted: The reason for which it serves no calls at all; None if it serves.
     """
 
     def __init__(self, metrics: Metrics, refresh: Callable[[], None] = lambda: None) -> None:
         """Make the health of a node that is starting; ``refresh`` renews gauges before a look."""
         self.value = HealthValue()
-        self.unready, self.halted = self.value.unready, self.value.halted
         self._metrics = metrics
         self._refresh = refresh
         self._problems = Problems(metrics)
@@ -90,7 +87,6 @@ class NodeHealth:
         self._metrics.ready.set(int(unready is None))
         problems = self._problems.evaluate(unready)
         value = HealthValue(before.revision, unready, next(halting, None), problems)
-        self.unready, self.halted = value.unready, value.halted
         if not value.differs(before):
             self.value = value
             return

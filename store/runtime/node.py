@@ -222,7 +222,7 @@ class NodeRuntime:
         listener = MetricsListener(
             self._render_metrics,
             self._status.render,
-            lambda: self._health.unready,
+            lambda: self._health.value.unready,
             self._config.metrics_hosts,
         )
         try:
@@ -318,10 +318,10 @@ class NodeRuntime:
         return RpcContext(
             identity=identity,
             policy=self._policy.current,
-            tokens=self._tokens,
+            access=lambda: self._tokens.access,
             now_ns=time.time_ns,
             monotonic_ns=time.monotonic_ns,
-            readiness=self._health,
+            health=lambda: self._health.value,
             state=state,
             metrics=self._metrics,
             answers=self._answers,
@@ -332,7 +332,7 @@ class NodeRuntime:
             confirmations=gossiping.confirmations,
             tracing=tracing,
             callers=self._callers,
-            health=self._health.look,
+            look=self._health.look,
             await_revision=self._health.await_revision,
             intake=wiring.online,
             missing_parents=wiring.missing_parents,

@@ -10,7 +10,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Final
 
 from store.db.maintenance.condition import StoreCondition
@@ -122,9 +122,11 @@ class StatusReport:
             "ended": [
                 _problem(each.problem) | {"ended": int(each.ended_s)} for each in self._health.ended
             ],
-            "disks": [asdict(each) for each in self._disks()],
+            "disks": [
+                _fields(each, "volume", "free_bytes", "size_bytes") for each in self._disks()
+            ],
             "clocks_ahead_s": self._clocks_ahead_s(),
-            "publish_ms": self._rates.publish_ms(),
+            "publish_ms": self._rates.publish_ms,
             "rates": {"interval_s": RATE_INTERVAL_S, "per_second": self._rates.series()},
             "followers": total(self._metrics.followers),
             "publishes_in_flight": total(self._metrics.publishes_in_flight),

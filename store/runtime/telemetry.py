@@ -30,7 +30,6 @@ CONDITION_REST_S: Final = 5.0
 
 METRICS_PATIENCE_S: Final = 2.0
 """How long a request for metrics waits for that; then it shows older numbers."""
-
 FEWEST_DEAD_ROWS: Final = 100_000
 """Fewer dead rows in a table are no problem."""
 

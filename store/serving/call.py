@@ -86,7 +86,7 @@ class Call:
             CallError: the topics of the caller are others now.
             Exception: what ``identify`` raises where it has no token any more.
         """
-        access = self.node.tokens.access
+        access = self.node.access()
         if access is self.access or self.identify is None:
             return
         if self.identify().topics != self.client.topics:
@@ -99,7 +99,7 @@ class Call:
 
     def check_ready(self) -> None:
         """Raise `CallError` if the node serves no calls now."""
-        reason = None if self.method.always else self.node.readiness.halted
+        reason = None if self.method.always else self.node.health().halted
         if reason is not None:
             raise unready(reason)
 
@@ -110,7 +110,7 @@ class Call:
             CallError: it is too large, or `check_rights` fails.
             Exceeded: too much was sent lately.
         """
-        if self.access is not self.node.tokens.access:
+        if self.access is not self.node.access():
             self.check_rights()
         if size_bytes > self.max_request_bytes:
             raise over_limit(

@@ -154,26 +154,20 @@ class ReceivedBytes:
         if _TCP_INFO is None:
             return {}
         ends = {name: end for name in names if (end := _parse_end(name)) is not None}
-        if len(ends) <= FEW_CONNECTIONS:
-            counts = self._count_all(ends)
-            if len(counts) == len(ends):
-                return counts
-        return await asyncio.to_thread(self._find_all, ends)
+        counts = self._count(ends) if len(ends) <= FEW_CONNECTIONS else {}
+        return counts if len(counts) == len(ends) else await asyncio.to_thread(self._find, ends)
 
-    def _find_all(self, ends: Mapping[str, tuple[str, int]]) -> dict[str, int]:
-        counts = self._count_all(ends)
-        if len(counts) == len(ends):
-            return counts
-        self._open = {each.end: each for each in accepted_sockets()}
-        return self._count_all(ends)
+    def _find(self, ends: Mapping[str, tuple[str, int]]) -> dict[str, int]:
+        counts = self._count(ends)
+        if len(counts) < len(ends):
+            self._open = {each.end: each for each in accepted_sockets()}
+            counts = self._count(ends)
+        return counts
 
-    def _count_all(self, ends: Mapping[str, tuple[str, int]]) -> dict[str, int]:
-        counts = ((name, self._count(end)) for name, end in ends.items())
+    def _count(self, ends: Mapping[str, tuple[str, int]]) -> dict[str, int]:
+        sockets = ((name, self._open[end]) for name, end in ends.items() if end in self._open)
+        counts = ((name, each.received_bytes()) for name, each in sockets)
         return {name: number for name, number in counts if number is not None}
-
-    def _count(self, end: tuple[str, int]) -> int | None:
-        connection = self._open.get(end)
-        return None if connection is None else connection.received_bytes()
 
 
 class ConnectionLimiter:

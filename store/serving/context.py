@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from store.domain.access import Access
 from store.domain.coverage import CoverageReads, IntakeRecord, MissingParents
@@ -46,26 +46,6 @@ class NodeIdentity:
     cluster: int | None = None
 
 
-class Tokens(Protocol):
-    """A source of the rules that say which callers are admitted."""
-
-    @property
-    def access(self) -> Access:
-        """The rules in force."""
-
-
-class ReadinessStatus(Protocol):
-    """The reasons for which a node cannot serve, if there are any."""
-
-    @property
-    def unready(self) -> str | None:
-        """The reason for which the node cannot do its work; None if it can."""
-
-    @property
-    def halted(self) -> str | None:
-        """The reason for which the node serves no calls at all; None if it serves."""
-
-
 STARTING: Final = "the node is starting"
 
 
@@ -73,11 +53,9 @@ STARTING: Final = "the node is starting"
 class HealthValue:
     """The health of a node at one moment.
 
-    Attributes:
-        revision: Grows with every change of readiness and of the problems, not of their numbers.
-        unready: Why the node is not ready, a sentence without its period; None if it is.
-        halted: Why it serves no calls at all, likewise.
-        problems: Critical problems first, then the oldest.
+    ``revision`` grows with each change of readiness and of the problems, not of their numbers.
+    ``unready``: why the node is not ready; None if it is. ``halted``: why it serves no calls.
+    ``problems``: critical ones first, then the oldest.
     """
 
     revision: int = 1
@@ -149,6 +127,7 @@ class NodeContext:
 
     ``policy``: the rules for messages of clients, as they are now, horizon included.
     ``now_ns``: the node's clock, Unix nanoseconds. ``monotonic_ns``: one that never goes back.
+    ``access``: the rules in force. ``health``: the node's present health.
     ``state``: the stored messages and the index; may raise the errors of ``store.domain.ports``.
     ``tracing``, ``coverage``, ``intake``, ``missing_parents``: None while they are off. Coverage is
     read for one caller at a time. ``in_flight``, ``large_reads``, ``followed``: the memory of
@@ -158,10 +137,10 @@ class NodeContext:
 
     identity: NodeIdentity
     policy: Callable[[], Policy]
-    tokens: Tokens
+    access: Callable[[], Access]
     now_ns: Callable[[], int]
     monotonic_ns: Callable[[], int]
-    readiness: ReadinessStatus
+    health: Callable[[], HealthValue]
     state: Callable[[], Awaitable[NodeState]]
     metrics: Metrics
     limits: RequestLimits = field(default_factory=RequestLimits)

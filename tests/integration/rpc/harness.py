@@ -83,10 +83,9 @@ class Rules:
             await self.changed.wait()
         return len(self.reasons)
 
-    @property
-    def halted(self) -> str | None:
-        """The reason for which calls are refused, or None."""
-        return self.unready
+    def health(self) -> HealthValue:
+        """Return the present health: without a reason calls are served."""
+        return HealthValue(len(self.reasons), self.unready, self.unready)
 
 
 @dataclass
@@ -240,13 +239,13 @@ def context_of(
     return RpcContext(
         identity=identity,
         policy=lambda: rules.policy,
-        tokens=rules,
+        access=lambda: rules.access,
         now_ns=time.time_ns,
         monotonic_ns=rules.monotonic_ns,
-        readiness=rules,
+        health=rules.health,
         state=state,
         metrics=metrics,
-        health=lambda: HealthValue(len(rules.reasons), rules.unready, rules.halted),
+        look=rules.health,
         await_revision=rules.await_revision,
     )
 

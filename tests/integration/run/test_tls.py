@@ -73,10 +73,9 @@ def eventually_named(pki: Pki, node: NodeProcess, name: str) -> bool:
 
 
 def test_a_certificate_that_cannot_be_used_is_refused_by_name(tmp_path: Path, pki: Pki) -> None:
-    """Show one of what `storenode check-config` refuses, which makes the same checks."""
-    args = options(pki)
+    given = options(pki)
     (tmp_path / "node.key").write_text("no key")
-    ended = run_to_end(tmp_path / "data", *args)
+    ended = run_to_end(tmp_path / "data", *given)
     assert ended.code == 2
     assert f"{tmp_path / 'node.key'} is not a PEM file" in ended.sentence
     assert not (tmp_path / "data").exists()

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
 
 from store.observe.metrics import Metrics, total
+from store.rpc.admin import AdminService
 from store.runtime.health import NodeHealth, Obstacle
+from store.serving.context import NodeIdentity, NodeState
+from storenode.wire.storenode.v1.admin_pb2 import NodeStatus
 
 STARTING, AWAY, DRAINING = (
     each.value for each in (Obstacle.STARTING, Obstacle.DATABASE, Obstacle.DRAINING)
@@ -18,9 +23,17 @@ def node_health() -> tuple[NodeHealth, Metrics]:
     return NodeHealth(metrics), metrics
 
 
+def states(health: NodeHealth) -> tuple[bool, str | None, str | None]:
+    return health.value.ready, health.value.unready, health.value.halted
+
+
 async def test_the_first_obstacle_is_the_reason_everywhere() -> None:
     health, metrics = node_health()
-    assert (health.value.ready, health.unready, health.halted) == (False, STARTING, STARTING)
+    assert (health.value.ready, health.value.unready, health.value.halted) == (
+        False,
+        STARTING,
+        STARTING,
+    )
     revisions = [health.value.revision]
     for obstacle, present, expected in (
         (Obstacle.DATABASE, True, STARTING),
@@ -32,7 +45,11 @@ async def test_the_first_obstacle_is_the_reason_everywhere() -> None:
     ):
         health.set(obstacle, present)
         is_ready = expected is None
-        assert (health.value.ready, health.unready, health.halted) == (is_ready, expected, expected)
+        assert (health.value.ready, health.value.unready, health.value.halted) == (
+            is_ready,
+            expected,
+            expected,
+        )
         assert total(metrics.ready) == is_ready
         assert total(metrics.health_revision) in (0, health.value.revision)
         revisions.append(health.value.revision)
@@ -44,7 +61,7 @@ async def test_a_node_that_takes_no_writes_is_not_ready_and_serves_queries() -> 
     health, _ = node_health()
     health.set(Obstacle.STARTING, present=False)
     health.set(Obstacle.WRITES, present=True, sentence="the database is read-only")
-    assert (health.unready, health.halted) == ("the database is read-only", None)
+    assert (health.value.unready, health.value.halted) == ("the database is read-only", None)
     health.set(Obstacle.WRITES, present=False)
     assert health.value.ready
 
@@ -79,3 +96,22 @@ async def test_gauges_are_renewed_before_problems_are_evaluated() -> None:
     metrics.database_up.set(1)
     health = NodeHealth(metrics, lambda: metrics.token_file_broken.set(1))
     assert [each.page for each in health.look().problems] == ["token-file-broken"]
+
+
+async def test_a_status_reports_the_health_of_its_revision() -> None:
+    """Check what a watcher needs that waits for the revision after this one."""
+    health = NodeHealth(Metrics("test"))
+    health.set(Obstacle.STARTING, present=False)
+
+    async def read_state() -> NodeState:
+        state = NodeState(0, 0, 0, 0)
+        health.set(Obstacle.DATABASE, present=True)  # while the database is read
+        return state
+
+    identity = NodeIdentity("a", "b", "1")
+    node = SimpleNamespace(identity=identity, state=read_state, exchange=None, look=health.look)
+    answer = await AdminService(cast("Any", node)).get_status(cast("Any", None), b"")
+    status = NodeStatus.FromString(answer)
+    assert (status.ready, status.unready) == (False, Obstacle.DATABASE.value)
+    assert status.revision == health.value.revision
+    assert [each.name for each in status.problems] == [each.page for each in health.value.problems]

@@ -121,7 +121,7 @@ docs: $(DOCS) ## build the documentation's site into build/site, and check its p
 
 check-azure: $(DEV) ## try archives on Azurite, which npm installs below build/
 	npm install --prefix build/azurite --no-save --no-audit --no-fund --ignore-scripts azurite@3.35.0
-	AZURITE=$(CURDIR)/build/azurite/node_modules/.bin/azurite-blob $(MAKE) test ARGS=tests/integration/pipeline/test_other_stores.py
+	AZURITE=$(CURDIR)/build/azurite/node_modules/.bin/azurite-blob $(MAKE) test ARGS=tests/integration/pipeline/test_object_store.py
 
 check-airflow: $(DEV) ## try the example for Airflow on Airflow, which pip installs below build/
 	$(BIN)/python -m venv build/airflow

@@ -313,40 +313,46 @@ def archive(session: SparkSession, job: ArchiveJob) -> ArchiveReport:
 def follow(session: SparkSession, job: ArchiveJob, interval_s: int = 60) -> ArchiveReport:
     """Archive what the database holds, then what is published, until interrupted.
 
-    A step that is under way is ended first.
+    A commit that is under way is ended first.
     """
-    with connected(job.url) as connection:
-        lock_archiving(connection)
-        archiver = Archiver(session, job, connection)
-        total = archiver.step()
-        stop = threading.Event()
-        numbers = (signal.SIGINT, signal.SIGTERM)
-        before = [signal.signal(number, lambda *_: stop.set()) for number in numbers]
-        try:
+    stop = threading.Event()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, lambda *_: stop.set()) for number in numbers]
+    try:
+        with connected(job.url) as connection:
+            lock_archiving(connection)
+            archiver = Archiver(session, job, connection, stop)
+            total = archiver.step()
             while not stop.wait(interval_s):
                 messages = total.messages
                 if read_position(connection) != total.position:
                     archiver.step()
                 if new := total.messages - messages:
                     job.say(f"archive: {new:,} messages more, {total.messages:,} in all")
-        finally:
-            for number, handler in zip(numbers, before, strict=True):
-                signal.signal(number, handler)
-        return total
+            return total
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
 
 
 class Archiver:
     """Archive runs one after the other; ``report`` sums them up.
 
-    The connection holds the archiving lock.
+    The connection holds the archiving lock. After ``stop`` is set, a run commits no further
+    messages, and leaves marks to the next one.
     """
 
     def __init__(
-        self, session: SparkSession, job: ArchiveJob, connection: psycopg.Connection[Any]
+        self,
+        session: SparkSession,
+        job: ArchiveJob,
+        connection: psycopg.Connection[Any],
+        stop: threading.Event | None = None,
     ) -> None:
         self._session = session
         self._job = job
         self._connection = connection
+        self._stop = stop or threading.Event()
         self._compacted_s = self._vacuumed_s = -math.inf
         self.report = ArchiveReport()
 
@@ -363,8 +369,29 @@ class Archiver:
         to_do = _hours_to_do(state, writer.stored)
         result.position = state.position
         result.messages_to_do += _missing(to_do, writer.stored)
-        steps = in_steps(to_do) if to_do else []
+        is_complete = self._append(writer, state, to_do)
+        result.messages += writer.messages
+        result.files += writer.files
+        if not is_complete:
+            return result
+        mark_hours(self._connection, job, state, writer, result)
+        now_s = time.monotonic()
+        if now_s - self._compacted_s >= _COMPACT_EVERY_S:
+            result.compacted_files += writer.compact()
+            self._compacted_s = now_s
+        if now_s - self._vacuumed_s >= _VACUUM_EVERY_S:
+            result.removed_files += archive.vacuum()
+            archive.manifest.roll()
+            self._vacuumed_s = now_s
+        return result
+
+    def _append(self, writer: ArchiveWriter, state: DatabaseState, to_do: Fingerprints) -> bool:
+        """Archive some hours step by step; return False if this was stopped before the end."""
+        job = self._job
+        steps = in_steps(to_do)
         for number, step in enumerate(steps, 1):
+            if self._stop.is_set():
+                return False
             what = f"archive, step {number} of {len(steps)}" if len(steps) > 1 else "archive"
             rows = read_database(
                 self._session,
@@ -383,18 +410,7 @@ class Archiver:
                 messages=_missing(step, writer.stored),
                 what=what,
             )
-        result.messages += writer.messages
-        result.files += writer.files
-        mark_hours(self._connection, job, state, writer, result)
-        now_s = time.monotonic()
-        if now_s - self._compacted_s >= _COMPACT_EVERY_S:
-            result.compacted_files += writer.compact()
-            self._compacted_s = now_s
-        if now_s - self._vacuumed_s >= _VACUUM_EVERY_S:
-            result.removed_files += archive.vacuum()
-            archive.manifest.roll()
-            self._vacuumed_s = now_s
-        return result
+        return True
 
     def forecast(self) -> ArchiveReport:
         """Return how many messages a step would archive, and change nothing."""

@@ -217,8 +217,12 @@ class Manifest:
     def roll(self) -> None:
         """Replace old copies by one file that has them, if there are many."""
         try:
-            names = sorted(each for each in listed(self.path) if _COPY.match(each))
-            old = names[:-KEPT_SINGLE]
+            names = sorted(listed(self.path))
+            rolled = _newest_rolled(names)
+            copies = [each for each in names if _COPY.match(each)]
+            # A job that was killed between the two has left copies that a file has already.
+            delete(self.path, [each for each in copies if int(each[:20]) <= rolled])
+            old = [each for each in copies if int(each[:20]) > rolled][:-KEPT_SINGLE]
             if len(old) < ROLL_AT:
                 return
             texts = (_content(f"{self.path}/{name}").decode() for name in old)
@@ -302,6 +306,11 @@ def read_commits(path: str) -> Iterator[tuple[str, bytes]]:
                 yield name, _content(f"{path}/{name}")
     except OSError as error:
         raise of_store(path, error, "manifest") from error
+
+
+def _newest_rolled(names: Iterable[str]) -> int:
+    """Return the newest commit in a file of many; -1: there is none."""
+    return max((int(match[2]) for match in map(_ROLLED.match, names) if match), default=-1)
 
 
 def _content(path: str) -> bytes:

@@ -234,7 +234,7 @@ def create(path: str, data: bytes, folders: int = 0) -> None:
 
 def write_text(file: Path, what: str, write: Callable[[TextIO], object]) -> None:
     """Write a new file of text on this machine, whole or not at all; ``what`` names its content."""
-    part = file.with_name(f".{file.name}.{os.getpid()}")
+    part = file.with_name(f".{uuid.uuid4().hex}")  # a killed job may have left one of its process
     try:
         try:
             with part.open("x", encoding="utf-8", newline="") as opened:

@@ -54,11 +54,15 @@ Fingerprints = dict[int, Fingerprint]
 
 
 def collected(rows: Iterable[Row]) -> Fingerprints:
-    """Return the fingerprints that rows of Spark have; a slice may be in several rows."""
+    """Return the fingerprints that rows of Spark have; a slice may be in several rows.
+
+    Damaged rows: one without a time is in no slice, and a word that is null counts as 0.
+    """
     found: Fingerprints = {}
     for row in rows:
-        one = Fingerprint(row["count"], *(row[word] for word in XOR_WORDS))
-        found[row["start_ns"]] = found.get(row["start_ns"], NOTHING).joined(one)
+        if row["start_ns"] is not None:
+            one = Fingerprint(row["count"], *(row[word] or 0 for word in XOR_WORDS))
+            found[row["start_ns"]] = found.get(row["start_ns"], NOTHING).joined(one)
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,9 +10,26 @@ from pyspark.sql import SparkSession
 
 from store.pipeline.archive import ArchiveJob, archive
 from store.pipeline.audit.audit import AuditJob, audit
+from store.pipeline.errors import FAILED, PipelineError
 from store.pipeline.message_sets import ArchiveMessages
 from store.pipeline.reports import JobReport
 from store.pipeline.verify import VerifyJob, verify
+
+
+@dataclass
+class RefusedReport(JobReport):
+    """The report of a job that has ended with an error."""
+
+    error: str
+
+    @property
+    def sound(self) -> bool:
+        """False: the job did not do what it was asked for."""
+        return False
+
+    def lines(self) -> list[str]:
+        """Return the sentence of the error."""
+        return [self.error]
 
 
 @dataclass
@@ -38,10 +56,22 @@ class NightlyReport(JobReport):
 def nightly(session: SparkSession, job: ArchiveJob, manifest: str | None = None) -> NightlyReport:
     """Update an archive, then verify it against database and manifest, then audit it.
 
-    ``manifest`` is the directory of a copy of the archive's manifest.
+    ``manifest`` is the directory of a copy of the archive's manifest. What one job has found is
+    reported also if the next one cannot do its work, such as reading a damaged file.
     """
-    archived = archive(session, job)
     found, say = job.archive, job.say
-    verified = verify(session, VerifyJob(found, job.url, say=say, manifest=manifest))
-    audited = audit(session, AuditJob(ArchiveMessages(session, found), say=say, record=found))
-    return NightlyReport({"archive": archived, "verify": verified, "audit": audited})
+    reports: dict[str, JobReport] = {"archive": archive(session, job)}
+    checks: dict[str, Callable[[], JobReport]] = {
+        "verify": lambda: verify(session, VerifyJob(found, job.url, say=say, manifest=manifest)),
+        "audit": lambda: audit(
+            session, AuditJob(ArchiveMessages(session, found), say=say, record=found)
+        ),
+    }
+    for name, check in checks.items():
+        try:
+            reports[name] = check()
+        except PipelineError as error:
+            if error.code != FAILED:
+                raise
+            reports[name] = RefusedReport(error.sentence)
+    return NightlyReport(reports)

@@ -306,7 +306,7 @@ def _check_counts(
             f"{row['count']:,} messages of {time_text(row['start_ns'])} in"
             f" {archive.within(files[row['path']])}"
             for row in found
-            if row["start_ns"] // DAY_NS != files[row["path"]].day
+            if row["start_ns"] is not None and row["start_ns"] // DAY_NS != files[row["path"]].day
         ],
     )
 

@@ -2,23 +2,21 @@
 
 ::
 
-    ARCHIVE/audits/                a row for each audit and channel, and one for all channels
-    ARCHIVE/findings/sums/         messages of each channel and day: what was audited
-    ARCHIVE/findings/channels/     each channel's counts and its last complete point
-    ARCHIVE/findings/references/   references to parents that are missing
-    ARCHIVE/findings/faults/       violations and cycles
-    ARCHIVE/findings/conflicts/    IDs that different messages claim
+    ARCHIVE/audits/                     a row for each audit and channel, and one for all channels
+    ARCHIVE/findings/result=sums/       messages of each channel and day: what was audited
+    ARCHIVE/findings/result=channels/   each channel's counts and its last complete point
+    ARCHIVE/findings/result=references/ references to parents that are missing
+    ARCHIVE/findings/result=faults/     violations and cycles
+    ARCHIVE/findings/result=conflicts/  IDs that different messages claim
 
-``audits`` is only appended to, and no job can compute it again. The others hold the last audit. Its
-commits have the same number, so results that a killed job wrote in part are ignored: the next audit
-examines everything.
+``audits`` is only appended to, and no job can compute it again. ``findings`` is one table, of which
+each commit replaces the last audit by the next one.
 """
 
 from __future__ import annotations
 
 import json
 import time
-import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -39,7 +37,7 @@ from store.pipeline.files import delete, delta_options, listed
 from store.pipeline.fingerprints import XOR_WORDS
 from store.pipeline.limits import VACUUM_AFTER_HOURS
 
-FORMAT: Final = "results of audits, format 3"
+FORMAT: Final = "results of audits, format 4"
 """Results of another format are ignored."""
 
 MAX_CHANNELS: Final = 10_000
@@ -63,7 +61,10 @@ SCHEMAS: Final[Mapping[str, pa.Schema]] = {
     "conflicts": CONFLICTS,
     "sums": SUMS,
 }
-"""The tables of the last audit; that of sums is written last."""
+"""The results of the last audit; a result has nulls in the columns of the others."""
+
+_RESULT: Final = pa.field("result", pa.string(), nullable=False)
+_FINDINGS: Final = pa.unify_schemas([pa.schema([_RESULT]), *SCHEMAS.values()])
 
 _COUNTS: Final = ("messages", "missing", "incomplete", "orphans", "violations", "cycles")
 _TIME: Final = pa.timestamp("us", "UTC")
@@ -78,9 +79,7 @@ _AUDITS: Final = pa.schema(
 """``channel`` null: all channels together. ``complete_to`` is the time of the last complete point:
 up to there nothing is missing; null: from nowhere on, or of all channels."""
 
-_AUDIT: Final = "storenode.audit"
 _DAYS: Final = "storenode.days"
-_HISTORY: Final = 4
 _CONFIGURATION: Final = {
     "delta.logRetentionDuration": f"interval {VACUUM_AFTER_HOURS} hours",
     "delta.deletedFileRetentionDuration": f"interval {VACUUM_AFTER_HOURS} hours",
@@ -89,60 +88,58 @@ _CONFIGURATION: Final = {
 
 @dataclass(frozen=True)
 class RecordedAudit:
-    """The tables of the last audit; ``days`` are digests of the files that it audited, by day."""
+    """The results of the last audit; ``days`` are digests of the files that it audited, by day."""
 
     session: SparkSession
-    archive: DeltaArchive
-    tables: Mapping[str, DeltaTable]
+    table: DeltaTable
+    path: str
     days: Mapping[int, str]
 
     def frame(self, name: str) -> DataFrame:
         """Return one of `SCHEMAS`."""
-        schema = SCHEMAS[name]
-        with _reading(_path(self.archive, name)):
-            found = self.tables[name].to_pyarrow_table(columns=schema.names).cast(schema)
+        schema, only = SCHEMAS[name], [(_RESULT.name, "=", name)]
+        with _reading(self.path):
+            found = self.table.to_pyarrow_table(partitions=only, columns=schema.names).cast(schema)
         return self.session.createDataFrame(found) if len(found) else empty(self.session, schema)
 
 
 def read_recorded(session: SparkSession, archive: DeltaArchive) -> RecordedAudit | None:
-    """Return the last audit; None: there is none, or it was killed while it wrote its results."""
-    tables, audits, days = {}, set(), "{}"
-    for name in SCHEMAS:
-        table = _open(archive, name)
-        if table is None:
-            return None
-        info = next((each for each in table.history(_HISTORY) if _AUDIT in each), {})
-        audits.add(info.get(_AUDIT))
-        days = info.get(_DAYS, "{}")
-        tables[name] = table
-    if len(audits) > 1 or None in audits:
+    """Return the last audit; None: there is none that this version has recorded."""
+    table = _open_findings(archive)
+    if table is None or table.metadata().description != FORMAT:
         return None
-    known = {int(day): str(digest) for day, digest in json.loads(days).items()}
-    return RecordedAudit(session, archive, tables, known)
+    (newest,) = table.history(1)
+    if _DAYS not in newest:
+        return None
+    days = {int(day): str(digest) for day, digest in json.loads(newest[_DAYS]).items()}
+    return RecordedAudit(session, table, _findings(archive), days)
 
 
 def record(archive: DeltaArchive, frames: Mapping[str, DataFrame], days: Mapping[int, str]) -> None:
     """Replace the results of the last audit."""
-    metadata = {_AUDIT: uuid.uuid4().hex, _DAYS: json.dumps(dict(days))}
-    options = delta_options(archive.path)
+    path, table = _findings(archive), _open_findings(archive)
+    results = []
     for name, schema in SCHEMAS.items():
-        path = _path(archive, name)
         rows = frames[name].select(*schema.names).toArrow().cast(schema)
-        _write(
-            archive,
-            path if (table := _open(archive, name)) is None else table,
-            rows,
-            "overwrite",
-            schema_mode="overwrite",
-            name=f"storenode {name}",
-            description=FORMAT,
-            configuration=_CONFIGURATION,
-            commit_properties=CommitProperties(custom_metadata=metadata, max_commit_retries=0),
-        )
-        with _reading(path):
-            written = DeltaTable(path, storage_options=options)
-            old = written.vacuum(VACUUM_AFTER_HOURS, enforce_retention_duration=False)
-            delete(path, old)
+        results.append(rows.add_column(0, _RESULT, pa.repeat(name, len(rows))))
+    _write(
+        archive,
+        path if table is None else table,
+        pa.concat_tables(results, promote_options="default").cast(_FINDINGS),
+        "overwrite",
+        schema_mode="overwrite",
+        partition_by=[_RESULT.name],
+        name="storenode findings",
+        description=FORMAT,
+        configuration=_CONFIGURATION,
+        commit_properties=CommitProperties(
+            custom_metadata={_DAYS: json.dumps(dict(days))}, max_commit_retries=0
+        ),
+    )
+    with _reading(path):
+        written = DeltaTable(path, storage_options=delta_options(archive.path))
+        old = written.vacuum(VACUUM_AFTER_HOURS, enforce_retention_duration=False)
+        delete(path, old)
 
 
 def note_audit(archive: DeltaArchive, channels: DataFrame, counts: Mapping[str, int]) -> None:
@@ -191,18 +188,17 @@ def _stored_audits(archive: DeltaArchive) -> set[str]:
     return found
 
 
-def _path(archive: DeltaArchive, name: str) -> str:
-    return f"{archive.path}/findings/{name}"
+def _findings(archive: DeltaArchive) -> str:
+    return f"{archive.path}/findings"
 
 
-def _open(archive: DeltaArchive, name: str) -> DeltaTable | None:
-    path = _path(archive, name)
+def _open_findings(archive: DeltaArchive) -> DeltaTable | None:
+    path = _findings(archive)
     with _reading(path):
         try:
-            table = DeltaTable(path, storage_options=delta_options(archive.path))
+            return DeltaTable(path, storage_options=delta_options(archive.path))
         except TableNotFoundError:
             return None
-    return table if table.metadata().description == FORMAT else None
 
 
 def _write(

@@ -209,11 +209,13 @@ def _rows(claims: DataFrame) -> DataFrame:
 def _shortened(parent: Column) -> Column:
     """Return an ID, or something shorter in place of one that is too long for any message.
 
-    It is too long as well, so nothing is held under it, and its digest makes it unique.
+    It is too long as well, so nothing is held under it, and its digest makes it unique. All parents
+    of the largest channel fit into one column of Arrow, which has at most 2 GiB of text.
     """
     length = F.octet_length(parent)
+    first = F.substring(parent.cast("binary"), 1, MAX_ID_BYTES).cast("string")
     short = F.concat(
-        F.substring(parent, 1, MAX_ID_BYTES),
+        F.make_valid_utf8(first),
         F.lit("… ("),
         length.cast("string"),
         F.lit(" bytes, SHA-256 "),

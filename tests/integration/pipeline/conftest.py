@@ -1,4 +1,4 @@
-"""One Spark session for all tests of the pipeline, and a database and an archive to begin with."""
+"""The Spark session of all tests of the pipeline, and a database and an archive to begin with."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _TIMEOUT_S = 900
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give the tests of this folder time, unless they say themselves how much."""
+    """Set the timeout of the tests of this folder, unless they set their own."""
     for item in items:
         if item.path.parent == _FOLDER and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(_TIMEOUT_S))
@@ -60,13 +60,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def azure() -> HeldPort:
-    """Where the tests' server of Azure's blobs is, if it runs."""
+    """Return the address of the tests' server of Azure's blobs, if it runs."""
     return HeldPort()
 
 
 @pytest.fixture(scope="session")
 def profile(tmp_path_factory: pytest.TempPathFactory, azure: HeldPort) -> Iterator[Path]:
-    """The file that says how this process and Spark's workers reach an object store."""
+    """Return the file that says how this process and Spark's workers reach an object store."""
     path = tmp_path_factory.mktemp("aws") / "config"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AWS_CONFIG_FILE", str(path))
@@ -79,14 +79,14 @@ def profile(tmp_path_factory: pytest.TempPathFactory, azure: HeldPort) -> Iterat
 
 @pytest.fixture(scope="session")
 def spark(profile: Path) -> Iterator[SparkSession]:  # noqa: ARG001 - workers inherit it
-    """The session that all tests share."""
+    """Return the session that all tests share."""
     with spark_session("local[2]", QUICK_START) as session:
         yield session
 
 
 @pytest.fixture(scope="session")
 def filled_database(postgres: PostgresServer) -> str:
-    """Name of a database with the messages of `world`, to be copied; nobody is connected to it."""
+    """Return the name of a database with the messages of `world`, to be copied."""
     name = postgres.create_database()
     upgrade(postgres.url(name))
     asyncio.run(write(postgres.url(name), [admitted(batch) for batch in batches()]))
@@ -95,7 +95,7 @@ def filled_database(postgres: PostgresServer) -> str:
 
 @pytest.fixture
 def url(postgres: PostgresServer, filled_database: str) -> Iterator[str]:
-    """URL of a database of the test's own, with the messages of `world`."""
+    """Return the URL of a database of the test's own, with the messages of `world`."""
     name = postgres.create_database(filled_database)
     yield postgres.url(name)
     postgres.drop_database(name)
@@ -108,7 +108,7 @@ def archived(
     filled_database: str,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Path:
-    """An archive of these messages, to be copied or only read."""
+    """Create an archive of these messages, to be copied or only read."""
     path = tmp_path_factory.mktemp("archive") / "lake"
     name = postgres.create_database(filled_database)
     archive(spark, ArchiveJob(postgres.url(name), DeltaArchive(str(path))))
@@ -118,5 +118,5 @@ def archived(
 
 @pytest.fixture
 def lake_path(archived: Path, tmp_path: Path) -> Path:
-    """A copy of that archive, of the test's own."""
+    """Create a copy of that archive, of the test's own."""
     return Path(shutil.copytree(archived, tmp_path / "lake"))

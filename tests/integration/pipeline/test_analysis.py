@@ -1,62 +1,39 @@
-"""The programs of docs/pipeline-analysis.md and the queries of examples/questions.sql run."""
+"""Plans, programs and queries of docs/pipeline.md and docs/pipeline-analysis.md."""
 
 from __future__ import annotations
 
-import asyncio
+import re
 from pathlib import Path
 
 import duckdb
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
+from pyspark.sql.classic.dataframe import DataFrame
 
+from store.pipeline import archive as archiving
+from store.pipeline import parquet
 from store.pipeline.archive import ArchiveJob, archive
+from store.pipeline.audit.audit import AuditJob, audit
 from store.pipeline.delta import DeltaArchive
-from storenode.sds import codec
-from tests.integration.pipeline.world import TODAY, admitted, messages, write
+from store.pipeline.message_sets import ArchiveMessages
+from store.pipeline.verify import VerifyJob, verify
+from tests.integration.pipeline.world import TODAY, more, plain
 from tests.support.pages import ROOT, blocks, section
-from tests.support.postgres import PostgresServer
-from tests.unit.builders import entry
 
-PAGE = (ROOT / "docs" / "pipeline-analysis.md").read_text(encoding="utf-8")
+JOBS = section((ROOT / "docs" / "pipeline.md").read_text(encoding="utf-8"), "Jobs")
+ANALYSIS = (ROOT / "docs" / "pipeline-analysis.md").read_text(encoding="utf-8")
 _, _, *PARTS = (ROOT / "examples" / "questions.sql").read_text(encoding="utf-8").split("\n\n")
 QUESTIONS = {
     title.removeprefix("-- "): query for title, _, query in (part.partition("\n") for part in PARTS)
 }
 
 
-def said(name: str, lamport: int, sender: str, *parents: str) -> bytes:
-    edges = [(parent, None) for parent in parents]
-    return codec.encode("notes", name, sender_id=sender, lamport=lamport, parents=edges)
-
-
-@pytest.fixture(scope="module")
-def lake(
-    spark: SparkSession,
-    postgres: PostgresServer,
-    template_database: str,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Path:
-    """Return an archive in which every question has an answer."""
-    url = postgres.url(postgres.create_database(template_database))
-    path = tmp_path_factory.mktemp("analysis") / "lake"
-    payloads = [
-        said("a", 1, "alice"),
-        said("b", 2, "bob", "a"),
-        said("late", 1, "carol", "a", "lost"),
-        said("a", 1, "alice", "b"),
-    ]
-    made = [entry(each, timestamp=TODAY + place) for place, each in enumerate(payloads)]
-    asyncio.run(write(url, [admitted([*messages(), *made])]))
-    archive(spark, ArchiveJob(url, DeltaArchive(str(path))))
-    return path
-
-
-def test_ten_questions_have_answers(lake: Path) -> None:
+def test_ten_questions_have_answers(archived: Path) -> None:
     assert len(QUESTIONS) == 10
     with duckdb.connect() as connection:
         connection.execute("set timezone = 'UTC'")
-        messages = DeltaTable(str(lake / "messages")).to_pyarrow_dataset()
+        messages = DeltaTable(str(archived / "messages")).to_pyarrow_dataset()
         connection.register("messages", messages)
         found = {text: connection.execute(query).fetchall() for text, query in QUESTIONS.items()}
     assert all(found.values()), found
@@ -71,8 +48,58 @@ def test_ten_questions_have_answers(lake: Path) -> None:
 @pytest.mark.usefixtures("spark")
 @pytest.mark.parametrize("engine", ["DuckDB", "Polars", "Spark"])
 def test_the_lines_of_the_page_read_an_archive(
-    lake: Path, engine: str, capsys: pytest.CaptureFixture[str]
+    archived: Path, engine: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lines = blocks(section(PAGE, engine), "python")[0]
-    exec(lines.replace("ARCHIVE", str(lake)), {})
+    lines = blocks(section(ANALYSIS, engine), "python")[0]
+    exec(lines.replace("ARCHIVE", str(archived)), {})
     assert "alice" in capsys.readouterr().out
+
+
+def simplified(plan: str) -> str:
+    """Return a plan without numbers of columns and of stages, its branches as plain lines."""
+    lines = (re.sub(r"^[\s:+*-]*(\(\d+\) )?", "", line) for line in plan.splitlines())
+    return "\n".join(re.sub(r"#\d+L?|, \[plan_id=\d+\]", "", line) for line in lines)
+
+
+@pytest.fixture
+def plans(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list to which the plan of whatever a job computes is added."""
+    found: list[str] = []
+    for name in ("collect", "count", "localCheckpoint"):
+        compute = getattr(DataFrame, name)
+
+        def computed(rows: DataFrame, *given: object, _compute=compute, **named: object) -> object:  # type: ignore[no-untyped-def]  # noqa: ANN001
+            found.append(simplified(rows._jdf.queryExecution().executedPlan().toString()))
+            return _compute(rows, *given, **named)
+
+        monkeypatch.setattr(DataFrame, name, computed)
+    return found
+
+
+def test_the_plans_of_the_page_are_those_of_the_jobs(
+    spark: SparkSession,
+    url: str,
+    lake_path: Path,
+    plans: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for module in (archiving, parquet):
+        monkeypatch.setattr(module, "MIN_PORTION_ROWS", 1)  # so that there are several tasks
+    opened = DeltaArchive(str(lake_path))
+    more(url, *(plain(90_000 + number, TODAY + number) for number in range(9)))
+    archive(spark, ArchiveJob(url, opened))
+    verify(spark, VerifyJob(opened, url))
+    audit(spark, AuditJob(ArchiveMessages(spark, opened)))
+    shown = [part for block in blocks(JOBS, "text") for part in block.split("\n\n")]
+    assert len(shown) == 4
+    for part in shown:
+        assert any(is_shown(part, plan) for plan in plans), "\n\n".join([part, *plans])
+
+
+def is_shown(part: str, plan: str) -> bool:
+    """Return True if a plan has the lines of a part of the page in order; `...` stands for text."""
+    lines = iter(plan.splitlines())
+    patterns = [
+        ".*".join(map(re.escape, line.split("..."))) for line in simplified(part).splitlines()
+    ]
+    return all(any(re.match(pattern, line) for line in lines) for pattern in patterns)

@@ -1,39 +1,50 @@
-"""Auditing: every gap is found and nothing else, in an archive and in a database."""
+"""Auditing: every gap is found and nothing else, whatever is read and wherever it continues."""
 
 from __future__ import annotations
 
 import json
 import random
 import re
+import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import duckdb
+import numpy as np
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from store.pipeline.archive import ArchiveJob, archive
-from store.pipeline.audit import tables
+from store.pipeline.audit import results, tables
 from store.pipeline.audit.audit import AuditJob, audit
-from store.pipeline.audit.summary import AuditReport as JobReport
-from store.pipeline.delta import DeltaArchive
+from store.pipeline.audit.summary import AuditReport
+from store.pipeline.columns import ARROW
+from store.pipeline.delta import CommitMetadata, DataFile, DeltaArchive, WrittenFile
 from store.pipeline.errors import PipelineError
-from store.pipeline.message_sets import ArchiveMessages, DatabaseMessages
+from store.pipeline.message_sets import ArchiveMessages, DatabaseMessages, MessageSet
+from store.pipeline.parquet import write_batches
 from storenode.message.text import printable
 from storenode.sds import codec
 from storenode.sds.limits import MAX_ID_BYTES
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 from tests.integration.pipeline.world import (
+    DAY,
     HOUR,
     NOW,
+    TODAY,
     documented_columns,
     more,
     rows,
     written_columns,
 )
 from tests.support.audited import Claim, audited
+from tests.support.pages import ROOT
 from tests.unit.builders import entry
 
 FIRST = NOW - 30 * HOUR
@@ -62,7 +73,7 @@ def message(
 
 
 def strange_history(seed: int, count: int) -> list[Claim]:
-    """Chains with forks, merges, gaps, clocks that lie, cycles, IDs claimed several times."""
+    """Return chains with forks, merges, gaps, wrong clocks, cycles, IDs claimed several times."""
     rng = random.Random(seed)
     made: list[Claim] = []
     for channel in ("kitchen", "Küche\0", "λ"):
@@ -88,12 +99,8 @@ def strange_history(seed: int, count: int) -> list[Claim]:
     return made
 
 
-def published(claims: list[Claim]) -> list[WakuMessageAndTopic]:
-    return [message(c, n, lamport, ts, parents) for c, n, lamport, ts, _, parents in claims]
-
-
 def table(path: Path) -> list[dict[str, Any]]:
-    """What is in a directory of Parquet, read by DuckDB."""
+    """Return the rows of a directory of Parquet, read by DuckDB."""
     with duckdb.connect() as connection:
         found = connection.read_parquet([str(each) for each in path.glob("*.parquet")])
         return [dict(zip(found.columns, row, strict=True)) for row in found.fetchall()]
@@ -103,8 +110,8 @@ def unsigned(lamport: int | None) -> int | None:
     return None if lamport is None else lamport % 2**64
 
 
-def check(output: Path, result: JobReport, claims: list[Claim]) -> None:
-    """What was written and reported is what a plain audit finds."""
+def check(output: Path, result: AuditReport, claims: list[Claim]) -> None:
+    """Assert that the output and the report are those of a plain audit."""
     wanted = audited(claims)
     for folder in output.iterdir():
         assert written_columns(folder) == documented_columns(folder.name), folder.name
@@ -133,74 +140,39 @@ def check(output: Path, result: JobReport, claims: list[Claim]) -> None:
         assert result.counts[each] == sum(c.counts[each] for c in wanted.channels.values())
 
 
-@pytest.fixture(scope="module")
-def strange() -> list[Claim]:
-    """A history that the tests of this module share."""
-    return strange_history(7, 360)
-
-
-@pytest.fixture
-def filled(new_database: Callable[[], str], strange: list[Claim]) -> str:
-    """A database that holds it."""
-    url = new_database()
-    more(url, *published(strange))
-    return url
-
-
-def in_archive(spark: SparkSession, url: str, path: Path) -> ArchiveMessages:
-    archive(spark, ArchiveJob(url, DeltaArchive(str(path))))
-    return ArchiveMessages(spark, DeltaArchive(str(path)).open())
-
-
-def test_an_archive_is_audited_as_a_plain_audit_does(
-    spark: SparkSession, filled: str, strange: list[Claim], tmp_path: Path
+def test_archive_and_database_are_audited_as_a_plain_audit_does(
+    spark: SparkSession,
+    new_database: Callable[[], str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    side = in_archive(spark, filled, tmp_path / "lake")
-    output = tmp_path / "found"
-    result = audit(spark, AuditJob(side, output=str(output)))
-    check(output, result, strange)
-    assert not result.sound
-
-
-def test_a_database_is_audited_as_its_archive_is(
-    spark: SparkSession, filled: str, strange: list[Claim], tmp_path: Path
-) -> None:
-    output = tmp_path / "found"
-    messages = DatabaseMessages(spark, filled, "the database")
-    check(output, audit(spark, AuditJob(messages, output=str(output))), strange)
-
-
-def test_a_channel_that_is_too_large_is_refused_by_name(
-    spark: SparkSession, filled: str, strange: list[Claim], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    """Audit the largest channel that may be, and refuse it by name where the bound is lower."""
+    url, strange = new_database(), strange_history(7, 360)
+    more(url, *(message(c, n, lamport, ts, parents) for c, n, lamport, ts, _, parents in strange))
     entries = Counter[str]()
     for channel, *_, parents in strange:
         entries[channel] += 1 + len(parents)
     (largest, most), *_ = entries.most_common()
-    job = AuditJob(DatabaseMessages(spark, filled, "the database"))
     monkeypatch.setattr(tables, "MAX_CHANNEL_ENTRIES", most)
-    assert audit(spark, job).counts["channels"] == len(entries)
+    lake = DeltaArchive(str(tmp_path / "lake"))
+    archive(spark, ArchiveJob(url, lake))
+    in_archive: MessageSet = ArchiveMessages(spark, lake)
+    sides = (in_archive, DatabaseMessages(spark, url, "the database"))
+    for number, side in enumerate(sides):
+        output = tmp_path / f"found-{number}"
+        result = audit(spark, AuditJob(side, output=str(output)))
+        check(output, result, strange)
+        assert (result.sound, result.counts["channels"]) == (False, len(entries))
     monkeypatch.setattr(tables, "MAX_CHANNEL_ENTRIES", most - 1)
     named = re.escape(printable(largest))
     with pytest.raises(PipelineError, match=rf"{named} has {most:,} IDs.*--from"):
-        audit(spark, job)
+        audit(spark, AuditJob(in_archive))
 
 
-def test_a_name_that_is_too_long_takes_no_memory_and_is_still_missing(
-    spark: SparkSession, new_database: Callable[[], str]
-) -> None:
-    url, long = new_database(), "ж" * 40_000
-    more(url, message("one", "x", 1, FIRST, ["y", long]), message("one", "y", 0, FIRST, []))
-    found = audit(spark, AuditJob(DatabaseMessages(spark, url, "the database")))
-    (missing,) = found.listed["missing"]
-    assert MAX_ID_BYTES < len(missing["message_id"].encode()) < 4 * MAX_ID_BYTES
-    assert missing["message_id"].startswith("ж" * MAX_ID_BYTES)
-
-
-def test_hints_ranges_and_payloads_decide_what_is_held(
+def test_hints_ranges_and_payloads_decide_what_is_missing(
     spark: SparkSession, new_database: Callable[[], str], tmp_path: Path
 ) -> None:
-    url = new_database()
+    url, long = new_database(), "ж" * 40_000
     sealed = entry(b"\0sealed", timestamp=FIRST)
     more(url, sealed)
     ((digest,),) = rows(url, "select hash from storenode.messages")
@@ -219,17 +191,22 @@ def test_hints_ranges_and_payloads_decide_what_is_held(
             "room", "end", 9, FIRST + HOUR + 5, ["twice", "lost", "elsewhere", "tip"], hints=hint
         ),
         message("room", "tip\x1b[2J", 8, FIRST + HOUR + 6, ["\x1bnever"]),
+        message("z", "x", 1, FIRST, ["y", long]),
+        message("z", "y", 0, FIRST, []),
     )
     side = DatabaseMessages(spark, url, "the database")
     file = tmp_path / "missing.jsonl"
     result = audit(spark, AuditJob(side, missing=str(file)))
-    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    *lines, shortened = [json.loads(line) for line in file.read_text().splitlines()]
     assert lines == [
         {"channel": "room", "message_id": "\x1bnever"},
         {"channel": "room", "message_id": "elsewhere"},
         {"channel": "room", "message_id": "lost", "hint": "01" * 32},
         {"channel": "room", "message_id": "tip"},
     ]
+    # A name that is too long for any message takes little memory, and is still missing.
+    assert shortened["message_id"].startswith("ж" * (MAX_ID_BYTES // 2) + "… (80000 bytes")
+    assert MAX_ID_BYTES < len(shortened["message_id"].encode()) < 2 * MAX_ID_BYTES
     named = {each["message_id"]: each for each in result.listed["missing"]}
     assert named["elsewhere"]["held_in_channel"] == "den"
     assert (named["lost"]["first_named_by"], named["lost"]["sender"]) == ("end", "sender")
@@ -242,11 +219,204 @@ def test_hints_ranges_and_payloads_decide_what_is_held(
         "lamport": 7,
         "ts": FIRST + HOUR + 3,
     }
-    assert result.counts["incomplete"] == 2
+    assert result.counts["incomplete"] == 3
     assert all(line.isprintable() for line in result.lines())
-    assert json.loads(json.dumps(result.as_json()))["missing"] == 4
+    assert json.loads(json.dumps(result.as_json()))["missing"] == 5
 
     within = audit(spark, AuditJob(side, FIRST + HOUR, FIRST + HOUR + 3))
     assert within.sound, within.lines()
     assert within.counts["messages"] == 2
     assert within.lines()[-1] == "Every past is complete."
+
+
+OLDEST = TODAY - 20 * DAY
+CHANNELS = ("kitchen", "Küche", "λ", "hall")
+HINTED = "λ"
+"""The only one of them in which hints name encrypted messages."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """A row of an archive; ``channel`` is None for a message without SDS fields."""
+
+    ts: int
+    payload: bytes
+    channel: str | None = None
+    name: str | None = None
+    lamport: int | None = None
+    parents: tuple[tuple[str, bytes | None], ...] = ()
+
+    @property
+    def hash(self) -> bytes:
+        return sha256(repr(self).encode()).digest()
+
+    def row(self) -> dict[str, Any]:
+        words = np.frombuffer(self.hash, "<i8").tolist()
+        return {
+            **dict.fromkeys(ARROW.names),
+            **dict(zip(("h0", "h1", "h2", "h3"), words, strict=True)),
+            "day": self.ts // DAY,
+            "shard": 1,
+            "ts": self.ts,
+            "hash": self.hash,
+            "pubsub_topic": "/waku/2/rs/1/1",
+            "content_topic": "/test/1/x/proto",
+            "payload": self.payload,
+            "channel": self.channel,
+            "message_id": self.name,
+            "sender": None if self.channel is None else "somebody",
+            "lamport": self.lamport,
+            "parents": [{"id": each, "hint": hint} for each, hint in self.parents],
+        }
+
+
+def time(message: Message) -> int:
+    return message.ts
+
+
+@dataclass
+class Place:
+    """An archive that is written and rewritten by no job."""
+
+    path: Path
+    random: random.Random
+    stored: list[Message] = field(default_factory=list)
+    late: list[Message] = field(default_factory=list)
+    numbers: dict[str, int] = field(default_factory=dict)
+
+    def add(self, messages: Iterable[Message]) -> None:
+        """Publish messages in new files."""
+        self._commit(list(messages), [])
+
+    def replace(self, days: Iterable[int], messages: Iterable[Message]) -> None:
+        """Let files with messages take the place of all files of some days."""
+        wanted = set(days)
+        self.stored = [each for each in self.stored if each.ts // DAY not in wanted]
+        self._commit(list(messages), DeltaArchive(str(self.path)).open().files(wanted))
+
+    def days(self) -> list[int]:
+        return sorted({each.ts // DAY for each in self.stored})
+
+    def of(self, day: int) -> list[Message]:
+        return [each for each in self.stored if each.ts // DAY == day]
+
+    def _commit(self, made: list[Message], gone: list[DataFile]) -> None:
+        self.stored += made
+        archive = DeltaArchive(str(self.path)).open_for_writing()
+        rows = pa.RecordBatch.from_pylist([each.row() for each in sorted(made, key=time)], ARROW)
+        written = [
+            WrittenFile(row["path"], 0, 1, 1, row["rows"], made[0].ts, made[0].ts, "")
+            for part in write_batches(archive.messages, iter([rows]))
+            for row in part.to_pylist()
+        ]
+        archive.commit(written, gone, CommitMetadata())
+
+    def grown(self, day: int, count: int) -> list[Message]:
+        """Generate the messages of a day.
+
+        They form chains with forks, gaps, copies, wrong clocks, hints and cycles. Some are added to
+        ``late`` instead of being returned.
+        """
+        rng, made = self.random, list[Message]()
+        for _ in range(count):
+            channel = rng.choice(CHANNELS[: 2 + day % 3])
+            number = self.numbers[channel] = self.numbers.get(channel, 0) + 1
+            names = {f"{channel} {max(1, number - rng.randrange(1, 6))}" for _ in range(2)}
+            parents: list[tuple[str, bytes | None]] = [(each, None) for each in sorted(names)]
+            ts = OLDEST + day * DAY + rng.randrange(DAY)
+            roll, name, lamport = rng.random(), f"{channel} {number}", number
+            if roll < 0.3 and channel == HINTED:
+                encrypted = Message(ts, b"encrypted %d" % number)
+                parents.append((f"unread {number}", encrypted.hash))
+                (self.late if roll < 0.1 else made).append(encrypted)
+            elif roll < 0.12:
+                parents.append((f"{channel} {number + rng.randrange(5)}", None))
+            elif roll < 0.14:
+                lamport = rng.choice([0, 2**63 - 1, max(0, number - 20)])
+            elif roll < 0.16:
+                name = f"{channel} {rng.randrange(1, number + 1)}"
+            one = Message(ts, b"said %d" % number, channel, name, lamport, tuple(parents))
+            (self.late if rng.random() < 0.1 else made).append(one)
+            if rng.random() < 0.04:
+                made.append(Message(ts, b"again", channel, name, lamport, tuple(parents[:1])))
+        return made
+
+    def come_late(self) -> list[Message]:
+        """Remove a random half of the late messages and return it."""
+        self.random.shuffle(self.late)
+        half = len(self.late) // 2 + 1
+        come, self.late = self.late[:half], self.late[half:]
+        return come
+
+
+def grow(place: Place) -> None:
+    """Compact, begin a channel, and let late messages and parents come."""
+    days = place.days()[:2]
+    place.replace(days, [each for day in days for each in place.of(day)])
+    hello = Message(OLDEST + 6 * DAY, b"hello", "new", "first", 1, (("kitchen 1", None),))
+    plain = Message(OLDEST + 5 * DAY, b"plain")
+    place.add([plain, hello, *place.come_late(), *place.grown(3, 60)])
+
+
+def lose(place: Place) -> None:
+    """Remove a day, a half of one, and all of another in favour of other messages."""
+    oldest, second, *_, newest = place.days()
+    place.replace([oldest], [])
+    place.replace([second], place.of(second)[::2])
+    place.replace([newest], place.grown((newest - OLDEST // DAY), 9))
+
+
+def test_continuing_is_the_same_as_examining_everything(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    DeltaArchive(str(tmp_path / "lake")).open_for_writing()
+    place = Place(tmp_path / "lake", random.Random(3))
+
+    def continued() -> AuditJob:
+        archive = DeltaArchive(str(place.path)).open()
+        return AuditJob(ArchiveMessages(spark, archive), record=archive)
+
+    place.add([each for day in range(3) for each in place.grown(day, 60)])
+    audit(spark, continued())
+    for change in (grow, lose):
+        change(place)
+        found = audit(spark, continued()).as_json()
+        assert found == audit(spark, AuditJob(continued().messages, full=True)).as_json(), change
+        assert dashboard(place.path, "kitchen") == coverage(place.stored, "kitchen")
+    findings = place.path / "findings"
+    sums = DeltaTable(findings).to_pyarrow_table([("result", "=", "sums")], columns=["day"])
+    assert set(sums["day"].to_pylist()) == set(place.days())
+    for file in findings.glob("result=references/*.parquet"):
+        file.unlink()
+    with pytest.raises(PipelineError, match=r"remove .*/findings: the next"):
+        audit(spark, continued())
+    archive = DeltaArchive(str(place.path)).open()
+    assert results.read_recorded(spark, archive) is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(results, "FORMAT", "another format")
+        assert results.read_recorded(spark, archive) is None, "the next examines everything"
+    shutil.rmtree(findings)
+    assert results.read_recorded(spark, archive) is None
+
+
+def dashboard(path: Path, channel: str) -> list[tuple[int, int, int]]:
+    """Run the query of docs/pipeline.md for a channel; return day, messages and missing parents."""
+    page = (ROOT / "docs" / "pipeline.md").read_text(encoding="utf-8")
+    query = page.split("-- DuckDB: messages by day", 1)[1].split("\n", 1)[1].split("```")[0]
+    with duckdb.connect() as connection:
+        connection.register("findings_table", DeltaTable(path / "findings").to_pyarrow_table())
+        query = query.replace("delta_scan('/archive/one/findings')", "findings_table")
+        found = connection.execute(query.replace("notes", channel)).fetchall()
+    return [(day, messages, missing) for _, day, messages, missing in found]
+
+
+def coverage(messages: list[Message], channel: str) -> list[tuple[int, int, int]]:
+    """Compute day, messages and missing parents of a channel message by message."""
+    mine = [each for each in messages if each.channel == channel]
+    stored = {each.name for each in mine}
+    found: dict[int, tuple[int, set[str]]] = {}
+    for each in mine:
+        count, missing = found.get(each.ts // DAY, (0, set[str]()))
+        named = {name for name, hint in each.parents if hint is None} - stored
+        found[each.ts // DAY] = count + 1, missing | named
+    return [(day, count, len(missing)) for day, (count, missing) in sorted(found.items())]

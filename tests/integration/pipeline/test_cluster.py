@@ -1,4 +1,4 @@
-"""On a cluster: the same results as on this machine, also when a worker dies in the middle.
+"""Jobs on a cluster: the same results as on this machine, also when a worker dies.
 
 One standalone cluster of three processes, and a Spark Connect server on it, for all these tests.
 """
@@ -28,13 +28,13 @@ from tests.integration.pipeline.test_diff import lacking
 from tests.integration.pipeline.world import (
     DAY,
     TODAY,
-    held,
     in_lake,
     marks,
     more,
     plain,
     published,
     rows,
+    stored_ids,
 )
 from tests.support.command import Command, Ended
 from tests.support.node import clean_environment
@@ -62,7 +62,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def server(cluster: Cluster) -> Iterator[str]:
-    """Address of a Spark Connect server."""
+    """Return the address of a Spark Connect server."""
     with cluster.connect_server() as address:
         yield address
 
@@ -92,23 +92,23 @@ def test_jobs_come_to_the_same_through_a_connect_server(
     lake, other = tmp_path / "lake", new_database()
     done = run(url, server, "archive", str(lake), "--json")
     assert done.code == 0, done.err
-    assert done.objects[0]["messages"] == len(held(url))
-    assert f"archive: begins, {len(held(url)):,} messages" in done.err
-    assert in_lake(lake) == sorted(held(url))
+    assert done.objects[0]["messages"] == len(stored_ids(url))
+    assert f"archive: begins, {len(stored_ids(url)):,} messages" in done.err
+    assert in_lake(lake) == sorted(stored_ids(url))
     assert len(marks(url)) == done.objects[0]["hours_marked"] > 0
     here = ArchiveMessages(spark, DeltaArchive(str(lake)))
     found = answer(url, server, "fingerprint", str(lake), "--level", "minute")
     computed = computed_in(spark, here.archive, "minute")
     assert found == fingerprint(str(lake), "minute", computed).as_json()
     more(other, *(plain(90_000 + number, TODAY - DAY + number) for number in range(9)))
-    told = answer(other, server, "verify", str(lake), "--with-database")
-    assert told == verify(spark, VerifyJob(DeltaArchive(str(lake)), other)).as_json()
-    assert not told["sound"]
+    checked = answer(other, server, "verify", str(lake), "--with-database")
+    assert checked == verify(spark, VerifyJob(DeltaArchive(str(lake)), other)).as_json()
+    assert not checked["sound"]
     there, near = tmp_path / "there", tmp_path / "near"
     differ = answer(other, server, "diff", str(lake), "--output", str(there))
     local = diff(spark, here, DatabaseMessages(spark, other, "the database"), output=str(near))
     assert {**differ, "output": None} == {**local.as_json(), "output": None}
-    assert (differ["first_lacks"], differ["second_lacks"]) == (9, len(held(url)))
+    assert (differ["first_lacks"], differ["second_lacks"]) == (9, len(stored_ids(url)))
     for side in ("first", "second"):
         assert lacking(there, side) == lacking(near, side) != []
 
@@ -143,7 +143,7 @@ def test_what_is_published_is_followed_through_a_connect_server(
         assert process.poll() is None, process.communicate()
         if not (DeltaArchive(str(lake)).exists and published(lake)):
             return False
-        return set(in_lake(lake)) == held(url)
+        return set(in_lake(lake)) == stored_ids(url)
 
     try:
         wait_for(archived, "what is there is archived")
@@ -157,16 +157,16 @@ def test_what_is_published_is_followed_through_a_connect_server(
         process.kill()
         process.wait()
     assert process.returncode == 0, err
-    assert json.loads(out)["messages"] == len(held(url))
-    assert in_lake(lake) == sorted(held(url))
+    assert json.loads(out)["messages"] == len(stored_ids(url))
+    assert in_lake(lake) == sorted(stored_ids(url))
 
 
 def test_a_job_survives_a_worker_that_dies(
     spark: SparkSession, cluster: Cluster, url: str, tmp_path: Path
 ) -> None:
-    """Every worker is reading when one is taken away with all that it was doing."""
+    """Let a worker fail while every worker is reading."""
     lake = tmp_path / "lake"
-    with held_back(url):
+    with sds_locked(url):
         job = cluster.submit("archive", str(lake), "--database-url", url, "--json", "--quiet")
         try:
             wait_for(lambda: all_read(job.poll(), cluster, url), "every worker reads")
@@ -180,13 +180,13 @@ def test_a_job_survives_a_worker_that_dies(
         cluster.kill(cluster.workers[0])
     out, err = job.communicate(timeout=PATIENCE_S)
     assert job.returncode == 0, err.decode()
-    assert json.loads(out)["messages"] == len(held(url))
-    assert in_lake(lake) == sorted(held(url))
+    assert json.loads(out)["messages"] == len(stored_ids(url))
+    assert in_lake(lake) == sorted(stored_ids(url))
     assert verify(spark, VerifyJob(DeltaArchive(str(lake)), url)).sound
 
 
 def executors(cluster: Cluster) -> list[list[str]]:
-    """Command lines of the JVMs that run tasks of the newest application, one of each worker."""
+    """Return the command lines of the JVMs that run the newest application's tasks."""
     lines = []
     for each in (each for worker in cluster.workers for each in worker.descendants()):
         with suppress(psutil.Error):  # it has ended
@@ -200,15 +200,15 @@ def executors(cluster: Cluster) -> list[list[str]]:
 
 
 @contextmanager
-def held_back(url: str) -> Iterator[None]:
-    """Nobody can read what messages say of SDS, which tasks do and plans do not; then all can."""
+def sds_locked(url: str) -> Iterator[None]:
+    """Lock the table of SDS, which tasks read and plans do not, for the length of a block."""
     with psycopg.connect(url) as connection:
         connection.execute("lock table storenode.sds in access exclusive mode")
         yield
 
 
 def all_read(ended: int | None, cluster: Cluster, url: str) -> bool:
-    """Whether a task of every worker waits for messages."""
+    """Return True if a task of every worker waits for messages."""
     assert ended is None, "the job ended before it was to be disturbed"
     waiting = {
         port

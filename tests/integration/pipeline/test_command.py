@@ -29,7 +29,7 @@ def run(*arguments: str, **env: str) -> Ended:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "env", "code", "told"),
+    ("arguments", "env", "code", "reported"),
     [
         (["verify", "{tmp}"], {}, 2, "There is no archive in TMP"),
         (["diff", "{tmp}", "{tmp}"], {}, 2, "There is no archive in TMP"),
@@ -93,12 +93,12 @@ def test_what_cannot_work_is_said_before_spark_starts(
     arguments: list[str],
     env: dict[str, str],
     code: int,
-    told: str,
+    reported: str,
 ) -> None:
     found, said = refused(arguments, env)
     assert (found, len(said.splitlines())) == (code, 1), said
     assert said.startswith("storenode: ")
-    assert told in said
+    assert reported in said
 
 
 @pytest.mark.parametrize("place", [["{lake}"], ["--database-url", "{url}"]])
@@ -155,7 +155,7 @@ def places(
     archived: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, str]:
-    """Databases, an archive, another table in the place of one, one with a torn log, a file."""
+    """Create databases, an archive, another table, an archive with a torn log, and a file."""
     folder = tmp_path_factory.mktemp("places")
     other, torn, file = folder / "other", folder / "torn", folder / "file"
     write_deltalake(other / "messages", pa.table({"number": [1]}))
@@ -176,7 +176,7 @@ def refused(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> Callable[..., tuple[int, str]]:
-    """Runs the command in this process, without a Spark to start; exit code and what it says."""
+    """Return a function that runs the command here, without Spark: exit code and errors."""
 
     def run_here(arguments: list[str], env: dict[str, str]) -> tuple[int, str]:
         monkeypatch.setenv("STORENODE_DATA_DIR", str(tmp_path / "data"))
@@ -193,7 +193,7 @@ def refused(
     return run_here
 
 
-def test_an_old_java_is_told_its_version(tmp_path: Path) -> None:
+def test_an_old_java_is_named_by_its_version(tmp_path: Path) -> None:
     java = tmp_path / "bin" / "java"
     java.parent.mkdir()
     java.write_text("#!/bin/sh\necho 'openjdk version \"1.8.0_402\"' >&2\n")
@@ -202,7 +202,7 @@ def test_an_old_java_is_told_its_version(tmp_path: Path) -> None:
     assert (ended.code, "is version 8: install one" in ended.err) == (2, True)
 
 
-def test_why_a_jvm_does_not_start_is_told_by_itself(archived: Path) -> None:
+def test_a_jvm_that_does_not_start_prints_the_cause(archived: Path) -> None:
     ended = run("verify", str(archived), "--spark-conf", "spark.driver.memory=1k")
     assert (ended.code, ended.out) == (1, "")
     assert "Too small maximum heap" in ended.err

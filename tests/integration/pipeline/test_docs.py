@@ -42,8 +42,8 @@ def run(command: str, folder: Path, env: dict[str, str]) -> subprocess.Completed
     )
 
 
-def as_told(step: Step, folder: Path, code: int = 0) -> None:
-    """A job must print what the page shows."""
+def run_step(step: Step, folder: Path, code: int = 0) -> None:
+    """Assert that a job prints what the page shows."""
     program, *arguments = shlex.split(step.command)
     assert program == "storenode"
     with (
@@ -58,7 +58,7 @@ def as_told(step: Step, folder: Path, code: int = 0) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The reader's folder, with the node's data and the archive of what was published."""
+    """Create the reader's folder, with the node's data and the archive of what was published."""
     path = tmp_path_factory.mktemp("reader")
     with running_node(path / "storenode-data") as node:
         done = run(PUBLISHING, path, {"STORENODE_NODE": node.listen})
@@ -72,15 +72,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def test_the_archive_is_sound(folder: Path) -> None:
-    as_told(VERIFYING, folder)
+    run_step(VERIFYING, folder)
 
 
 def test_the_audit_finds_the_gap(folder: Path) -> None:
-    as_told(AUDITING, folder, code=1)
+    run_step(AUDITING, folder, code=1)
 
 
 def test_another_store_is_filled(folder: Path) -> None:
     with running_node(folder / "restored"):
-        as_told(COMPARING, folder, code=1)
-        as_told(RESTORING, folder)
-        as_told(COMPARING_AGAIN, folder)
+        run_step(COMPARING, folder, code=1)
+        run_step(RESTORING, folder)
+        run_step(COMPARING_AGAIN, folder)

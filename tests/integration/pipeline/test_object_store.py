@@ -1,10 +1,17 @@
-"""An archive on an object store: a real S3 server, from the first archive to an empty database."""
+"""Archives on object stores: real servers, from the first archive to an empty database.
+
+The server of Google's API is a real S3 server behind Google's dialect. That of Azure's is Azurite,
+where ``AZURITE`` names its program: `make check-azure` installs it.
+"""
 
 from __future__ import annotations
 
-import asyncio
+import json
+import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,10 +21,9 @@ from pyspark.sql import SparkSession
 
 from store.db.schema.migrate import upgrade
 from store.pipeline import delta, files
-from store.pipeline.archive import ArchiveJob, Archiver, ArchiveReport, archive
-from store.pipeline.audit.audit import AuditJob, audit
-from store.pipeline.database import connected, lock_archiving
-from store.pipeline.delta import DeltaArchive
+from store.pipeline.archive import ArchiveJob, archive
+from store.pipeline.audit.audit import AuditJob, AuditOutputs, audit
+from store.pipeline.delta import CommitMetadata, DeltaArchive, read_manifest
 from store.pipeline.diff import diff
 from store.pipeline.errors import PipelineError
 from store.pipeline.message_sets import ArchiveMessages, DatabaseMessages
@@ -25,124 +31,129 @@ from store.pipeline.parquet import KEY, batches_of, read_rows
 from store.pipeline.repair import RepairJob, repair
 from store.pipeline.restore import RestoreJob, restore
 from store.pipeline.verify import VerifyJob, verify
-from tests.integration.pipeline.test_restore import pruned
-from tests.integration.pipeline.world import held, marks, messages, more, plain, when
-from tests.integration.pipeline.writers import refuse_one_of_two_writers
-from tests.support.object_store import ObjectStore, running_store
+from tests.integration.pipeline.world import messages, more, plain, published, stored_ids, when
+from tests.support import azurite
+from tests.support.google_dialect import google_dialect
+from tests.support.object_store import BUCKET, ObjectStore, running_store
+from tests.support.ports import HeldPort
 from tests.support.postgres import PostgresServer
 
+SCHEMES = ["s3", "gs", *(["abfss"] if "AZURITE" in os.environ else [])]
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory, profile: Path) -> Iterator[ObjectStore]:
-    """A server that this process and the workers reach by their profile."""
-    with running_store(tmp_path_factory.mktemp("s3")) as found:
-        profile.write_text(found.profile())
-        files.create(f"{found.url}/made", b"")  # with the first object the server makes a bucket
+# Each goes the whole way by itself, and a busy machine takes minutes for that.
+pytestmark = pytest.mark.timeout(1_800)
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A bucket that this process and the workers reach; ``s3`` is its server if it speaks S3."""
+
+    url: str
+    s3: ObjectStore | None = None
+
+
+@contextmanager
+def opened(scheme: str, folder: Path, azure: HeldPort, profile: Path) -> Iterator[Bucket]:
+    """Start the server of a scheme, and have the profile name it."""
+    if scheme == "abfss":
+        with azurite.running_azurite(os.environ["AZURITE"], folder, azure):
+            yield Bucket(azurite.URL)
+        return
+    with running_store(folder) as store:
+        if scheme == "s3":
+            profile.write_text(store.profile())
+            files.create(f"{store.url}/made", b"")  # with the first object the bucket is made
+            yield Bucket(store.url, store)
+            profile.unlink()
+            return
+        port = HeldPort()
+        account = {"gcs_base_url": f"http://{port.address}", "disable_oauth": True}
+        account |= dict.fromkeys(("client_email", "private_key", "private_key_id"), "")
+        profile.with_name("google.json").write_text(json.dumps(account))
+        with google_dialect(port, store.s3.address):
+            files.create(f"gs://{BUCKET}/made", b"")
+            yield Bucket(f"gs://{BUCKET}")
+
+
+@pytest.fixture(
+    scope="module", params=["s3", "gs", *(["abfss"] if "AZURITE" in os.environ else [])]
+)
+def bucket(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    azure: HeldPort,
+    profile: Path,
+) -> Iterator[Bucket]:
+    """Open a bucket of each kind of store."""
+    folder = tmp_path_factory.mktemp(request.param)
+    with opened(request.param, folder, azure, profile) as found:
         yield found
-        profile.unlink()
 
 
-def archived(spark: SparkSession, url: str, path: str) -> ArchiveReport:
-    return archive(spark, ArchiveJob(url, DeltaArchive(path)))
-
-
-def test_an_archive_on_s3_from_the_first_message_to_an_empty_database(
+def test_an_archive_from_the_first_message_to_an_empty_database(
     spark: SparkSession,
     url: str,
     postgres: PostgresServer,
-    store: ObjectStore,
+    bucket: Bucket,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    path = f"{store.url}/history/one"
-    first = archived(spark, url, path.replace("s3:", "s3a:"))
+    path = f"{bucket.url}/history/one"
+    first = archive(spark, ArchiveJob(url, DeltaArchive(path.replace("s3:", "s3a:"))))
     assert (first.messages, first.sound) == (len(messages()), True)
-    assert sum(marks(url).values()) >= len(messages()) - 200, "all hours but the last ones"
-
-    late = [plain(10_000 + number, when(number) + 1) for number in range(3)]
-    more(url, *late)
     monkeypatch.setattr(delta, "COMPACT_AT_FILES", 2)
-    second = archived(spark, url, path)
+    more(url, *(plain(10_000 + number, when(number) + 1) for number in range(3)))
+    second = archive(spark, ArchiveJob(url, DeltaArchive(path)))
     assert (second.messages, second.compacted_files, second.marked_archive) == (3, 4, None)
-
-    sound = verify(spark, VerifyJob(DeltaArchive(path), url))
-    assert (sound.faults, sound.messages) == ([], len(messages()) + 3)
-    assert diff(
-        spark, ArchiveMessages(spark, DeltaArchive(path)), DatabaseMessages(spark, url, "it")
-    ).sound
-
     files.move_folder(path, "messages/_delta_log", "gone")
     with pytest.raises(PipelineError, match="log that names them"):
-        archived(spark, url, path)
+        archive(spark, ArchiveJob(url, DeltaArchive(path)))
     assert repair(spark, RepairJob(DeltaArchive(path))).commits_restored > 0
-    assert verify(spark, VerifyJob(DeltaArchive(path), url)).sound
-
-    everything = held(url)
-    assert asyncio.run(pruned(url, 1)), "retention drops what the archive on the store holds"
-    assert held(url) < everything
+    lake = DeltaArchive(path).open()
+    before = bucket.s3.requests() if bucket.s3 is not None else 0
+    sound = verify(spark, VerifyJob(lake, url))
+    assert (sound.faults, sound.messages) == ([], len(messages()) + 3)
+    if bucket.s3 is not None:
+        # Each file is read as bytes and as rows, besides the log and the manifest.
+        assert bucket.s3.requests() - before <= 2 * len(lake.files()) + 40
+    output = f"{bucket.url}/found"
+    found = audit(spark, AuditJob(ArchiveMessages(spark, lake), output=output, record=lake))
+    missing = read_rows(spark, f"{output}/missing", ("channel",))
+    assert missing.count() == found.counts["missing"] > 0
+    again = audit(spark, AuditJob(ArchiveMessages(spark, lake), record=lake))
+    assert {**again.as_json(), "output": output} == found.as_json()
+    with pytest.raises(PipelineError, match="exists already"):
+        AuditOutputs(output, None)
     empty = postgres.url(postgres.create_database())
     upgrade(empty)
-    lacking = f"{store.url}/lacking"
-    found = diff(
-        spark,
-        ArchiveMessages(spark, DeltaArchive(path)),
-        DatabaseMessages(spark, empty, "it"),
-        output=lacking,
-    )
-    assert (found.first_lacks, found.second_lacks) == (0, len(everything))
-    assert restore(spark, RestoreJob(DeltaArchive(path), empty, diff=lacking)).new == len(
-        everything
-    )
-    assert held(empty) == everything
-    assert restore(spark, RestoreJob(DeltaArchive(path), url)).messages == len(everything)
-    assert held(url) == everything
-
-
-def test_what_is_published_goes_to_the_store_and_is_read_from_it(
-    spark: SparkSession, url: str, store: ObjectStore
-) -> None:
-    path = f"{store.url}/followed"
-    job = ArchiveJob(url, DeltaArchive(path))
-    with connected(url) as connection:
-        lock_archiving(connection)
-        archiver = Archiver(spark, job, connection)
-        already = archiver.step().messages
-        more(url, plain(90_000, when(5)))
-        assert archiver.step().messages == already + 1
-    followed = ArchiveMessages(spark, DeltaArchive(path)).messages(("ts",), when(5), when(5) + 1)
-    assert followed.count() == 2
-    output = f"{store.url}/found"
-    found = audit(spark, AuditJob(ArchiveMessages(spark, DeltaArchive(path)), output=output))
-    read = read_rows(spark, f"{output}/missing", ("channel",))
-    assert read.count() == found.counts["missing"] > 0
-    with pytest.raises(PipelineError, match="exists already"):
-        audit(spark, AuditJob(ArchiveMessages(spark, DeltaArchive(path)), output=output))
+    lacking = f"{bucket.url}/lacking"
+    sides = ArchiveMessages(spark, lake), DatabaseMessages(spark, empty, "it")
+    assert diff(spark, *sides, output=lacking).second_lacks == len(stored_ids(url))
+    assert restore(spark, RestoreJob(lake, empty, diff=lacking)).new == len(stored_ids(url))
+    assert stored_ids(empty) == stored_ids(url)
 
 
 def test_of_two_writers_one_is_refused_by_the_store(
-    spark: SparkSession, url: str, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+    bucket: Bucket, archived: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = f"{store.url}/two"
-    archived(spark, url, path)
-    refuse_one_of_two_writers(path, monkeypatch)
+    """Let both commit, then copy a commit, then take the refusal of the store away."""
+    path = f"{bucket.url}/two"
+    for file in (*archived.rglob("*.json"), *map(Path, published(archived))):
+        files.create(f"{path}/{file.relative_to(archived)}", file.read_bytes())
+    one, other = DeltaArchive(path).open_for_writing(), DeltaArchive(path).open_for_writing()
+    (first, *_) = one.files()
+    one.commit([], [first], CommitMetadata())
+    with pytest.raises(PipelineError, match="Another job has written to the archive"):
+        other.commit([], [first], CommitMetadata())
+    ahead, behind = (read_manifest(f"{path}/manifest") for _ in range(2))
+    ahead.append(b"{}")
+    with pytest.raises(PipelineError, match="Another job has written to"):
+        behind.append(b"[]")
+    monkeypatch.setattr(delta, "create", lambda *_: None)
+    with pytest.raises(PipelineError, match="does not support conditional writes"):
+        DeltaArchive(path).open_for_writing()
 
 
-def test_requests_are_few(spark: SparkSession, url: str, store: ObjectStore) -> None:
-    path = f"{store.url}/few"
-    written = archived(spark, url, path).files
-    assert written >= 8
-
-    def asked(work: Callable[[], object]) -> int:
-        before = store.requests()
-        work()
-        return store.requests() - before
-
-    log_and_manifest = 40
-    each_file_as_bytes_and_as_rows = 2 * written
-    requests = asked(lambda: verify(spark, VerifyJob(DeltaArchive(path))))
-    assert requests <= each_file_as_bytes_and_as_rows + log_and_manifest
-
-
-def test_a_large_file_is_read_in_parts_and_as_a_whole(store: ObjectStore) -> None:
+def test_a_large_file_is_read_in_parts_and_as_a_whole(bucket: Bucket) -> None:
     rows, groups = 40_000, 4
     table = pa.table(
         {
@@ -151,38 +162,43 @@ def test_a_large_file_is_read_in_parts_and_as_a_whole(store: ObjectStore) -> Non
             "payload": [random.Random(number).randbytes(500) for number in range(rows)],
         }
     )
-    path = f"{store.url}/large.parquet"
+    path = f"{bucket.url}/large.parquet"
     with files.for_writing(path) as sink:
         pq.write_table(table, sink, row_group_size=rows // groups)
     whole = b"".join(files.chunks(path))
     assert len(whole) > 16 * 1024 * 1024, "it was written in several parts"
     assert pq.read_table(pa.BufferReader(whole)).equals(table)
-    before = store.requests()
+    before = bucket.s3.requests() if bucket.s3 is not None else 0
     found = pa.Table.from_batches(batches_of(path, KEY))
-    assert store.requests() - before <= 3 + groups
+    if bucket.s3 is not None:
+        assert bucket.s3.requests() - before <= 3 + groups
     assert found.equals(table.select(KEY).cast(found.schema))
     low, high = rows // groups, rows // groups + 1
     (one,) = batches_of(path, ["ts"], low, high)
     assert one["ts"].to_pylist() == [low]
+    with pytest.raises(PipelineError, match="there is no such bucket") as caught:
+        DeltaArchive(path.replace(BUCKET, "none-such")).require_usable()
+    assert "\n" not in caught.value.sentence
 
 
 @pytest.mark.parametrize(
-    ("changed", "path", "told"),
+    ("changed", "path", "reported"),
     [
         ({"aws_secret_access_key": "other"}, "s3://archives/x", "refuses these credentials"),
         ({"aws_access_key_id": "nobody"}, "s3://archives/x", "refuses these credentials"),
-        ({}, "s3://no-such-bucket/x", "there is no such bucket"),
         ({"endpoint_url": "http://127.0.0.1:9"}, "s3://archives/y", "cannot be reached"),
     ],
 )
+@pytest.mark.parametrize("bucket", ["s3"], indirect=True)
 def test_what_is_wrong_with_a_store_is_one_sentence(
-    store: ObjectStore, profile: Path, changed: dict[str, str], path: str, told: str
+    bucket: Bucket, profile: Path, changed: dict[str, str], path: str, reported: str
 ) -> None:
-    profile.write_text(store.profile(**changed))
+    assert bucket.s3 is not None
+    profile.write_text(bucket.s3.profile(**changed))
     try:
-        with pytest.raises(PipelineError, match=told) as caught:
+        with pytest.raises(PipelineError, match=reported) as caught:
             DeltaArchive(path).require_usable()
     finally:
-        profile.write_text(store.profile())
+        profile.write_text(bucket.s3.profile())
     assert "\n" not in caught.value.sentence
     assert len(caught.value.sentence) < 300

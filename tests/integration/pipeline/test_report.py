@@ -25,12 +25,12 @@ from tests.integration.pipeline.world import (
     TODAY,
     admitted,
     asked,
-    held,
     marks,
     messages,
     more,
     plain,
     rows,
+    stored_ids,
     write,
 )
 from tests.unit.builders import entry
@@ -89,10 +89,13 @@ def test_archive_and_database_have_the_same_figures(
     spark: SparkSession, archived: Path, url: str, tmp_path: Path
 ) -> None:
     within = {"low_ns": TODAY - DAY, "high_ns": TODAY}
-    of_lake = reported(spark, tmp_path / "one.html", archived, None, **within)
+    page = tmp_path / "one.html"
+    of_lake = reported(spark, page, archived, None, **within)
+    assert page.stat().st_mode & 0o777 == 0o644
+    assert list(tmp_path.iterdir()) == [page], "nothing is left beside it"
     of_database = reported(spark, tmp_path / "two.html", None, url, **within)
     assert of_lake["traffic"] == of_database["traffic"]
-    expected = sum(TODAY - DAY <= ts < TODAY for ts, _ in held(url))
+    expected = sum(TODAY - DAY <= ts < TODAY for ts, _ in stored_ids(url))
     assert of_lake["traffic"]["messages"] == expected
     assert (of_lake["compared"], of_lake["lateness"]) == (None, None)
     nothing = {"low_ns": TODAY + 9 * DAY, "high_ns": 2**62}
@@ -164,91 +167,73 @@ def hourly() -> list[WakuMessageAndTopic]:
     ]
 
 
-def test_planted_gaps_are_found_and_nothing_else(
+def conversation() -> list[WakuMessageAndTopic]:
+    """Return a channel of one shard in which a parent is missing, and one in which none is."""
+    at, shard = TODAY - DAY, "/waku/2/rs/1/60"
+    made = [codec.encode("room", f"m-{n}", sender_id="alice", lamport=n) for n in range(5)]
+    parents: list[tuple[str, bytes | None]] = [("m-4", None), ("lost", None)]
+    made.append(codec.encode("room", "late", sender_id="bob", lamport=9, parents=parents))
+    made.append(codec.encode("ok", "x"))
+    return [entry(each, timestamp=at + n, pubsub=shard) for n, each in enumerate(made)]
+
+
+HOSTILE = ["<script>alert(1)</script>", "\u202e", "x" * 200, '\x00,"\n\x1b[31m']
+CROWD = [f"channel-{number}" for number in range(MAX_NAMES + 50)]
+
+
+def crowd() -> list[WakuMessageAndTopic]:
+    """Return messages of more channels than fit on a page, nine of each hostile one."""
+    names = [*HOSTILE * 9, *CROWD]
+    made = [codec.encode(name, f"id-{number}") for number, name in enumerate(names)]
+    at, shard = TODAY - 2 * DAY, "/waku/2/rs/1/61"
+    return [entry(each, timestamp=at + n, pubsub=shard) for n, each in enumerate(made)]
+
+
+def test_gaps_missing_parents_and_hostile_channels_are_found_and_nothing_else(
     spark: SparkSession, new_database: Callable[[], str], tmp_path: Path
 ) -> None:
-    url, start = new_database(), TODAY - 3 * DAY
-    asyncio.run(write(url, [admitted(hourly())]))
+    url, start, page = new_database(), TODAY - 3 * DAY, tmp_path / "page.html"
+    asyncio.run(write(url, [admitted([*hourly(), *conversation(), *crowd()])]))
     until_ns = start + SPAN_HOURS * HOUR + 1
-    traffic = reported(spark, tmp_path / "page.html", None, url, high_ns=until_ns)["traffic"]
-    found = {
+    file = tmp_path / "names.csv"
+    found = reported(spark, page, None, url, high_ns=until_ns, audit=True, names=file)
+    traffic, completeness = found["traffic"], found["completeness"]
+    gaps = {
         each["shard"]: ((each["start_ns"] - start) // HOUR, each["hours"])
         for each in traffic["gaps"]
     }
-    assert found == {shard: (hours.start, len(hours)) for shard, hours in SILENT.items()}
+    assert gaps == {shard: (hours.start, len(hours)) for shard, hours in SILENT.items()}
     assert traffic["gap_count"] == len(SILENT)
     (cost,) = [each["expected_messages"] for each in traffic["gaps"] if each["shard"] == 2]
     assert cost == 120
-    silent = reported(spark, tmp_path / "silent.html", None, url)["traffic"]
-    last = next(each for each in silent["gaps"] if each["shard"] is None)
-    assert last["start_ns"] == start + SPAN_HOURS * HOUR
-    assert 0 <= time.time_ns() - last["start_ns"] - last["hours"] * HOUR < 2 * HOUR, "it lasts"
 
+    channels = len(HOSTILE) + len(CROWD) + 2
+    counts = [completeness[name] for name in ("channels", "missing", "incomplete", "faults")]
+    assert counts == [channels, 1, 1, 0]
+    first, at = completeness["least_complete"][0], TODAY - DAY
+    named = ("channel", "messages", "missing", "incomplete", "missing_since", "naming_senders")
+    assert [first[name] for name in named] == ["room", 6, 1, 1, at + 5, 1]
+    assert (first["last_complete"]["ts"], first["named_by"]) == (at + 4, ["bob"])
+    (lost,) = completeness["missing_parents"]
+    by = ("channel", "message_id", "first_named_by", "sender", "ts")
+    assert [lost[name] for name in by] == ["room", "lost", "late", "bob", at + 5]
 
-def test_missing_parents_are_reported_by_channel(
-    spark: SparkSession, new_database: Callable[[], str], tmp_path: Path
-) -> None:
-    url, at = new_database(), TODAY - DAY
-    made = [
-        entry(
-            codec.encode("room", f"m-{number}", sender_id="alice", lamport=number),
-            timestamp=at + number,
-        )
-        for number in range(5)
-    ]
-    late = codec.encode(
-        "room", "late", sender_id="bob", lamport=9, parents=[("m-4", None), ("lost", None)]
-    )
-    made += [entry(late, timestamp=at + 9), entry(codec.encode("ok", "x"), timestamp=at + 10)]
-    asyncio.run(write(url, [admitted(made)]))
-    found = reported(spark, tmp_path / "page.html", None, url, audit=True)["completeness"]
-    counts = [found[name] for name in ("channels", "missing", "incomplete", "faults")]
-    assert counts == [2, 1, 1, 0]
-    first = found["least_complete"][0]
-    assert {name: first[name] for name in ("channel", "messages", "missing", "incomplete")} == {
-        "channel": "room", "messages": 6, "missing": 1, "incomplete": 1
-    }  # fmt: skip
-    assert (first["last_complete"]["ts"], first["missing_since"]) == (at + 4, at + 9)
-    assert (first["naming_senders"], first["named_by"]) == (1, ["bob"])
-    (lost,) = found["missing_parents"]
-    named = ("channel", "message_id", "first_named_by", "sender", "ts")
-    assert [lost[name] for name in named] == ["room", "lost", "late", "bob", at + 9]
-
-
-def test_of_thousands_of_hostile_channels_the_largest_fit_on_a_page(
-    spark: SparkSession, new_database: Callable[[], str], tmp_path: Path
-) -> None:
-    names = ["<script>alert(1)</script>", "\u202e", "x" * 200, '\x00,"\n\x1b[31m']
-    names += [f"channel-{number}" for number in range(2_000)]
-    url, page = new_database(), tmp_path / "page.html"
-    made = [
-        entry(codec.encode(name, f"id-{number}-{copy}"), timestamp=TODAY - HOUR + 7 * number + copy)
-        for number, name in enumerate(names)
-        for copy in range(3 if number < 4 else 1)
-    ]
-    asyncio.run(write(url, [admitted(made)]))
-    file = tmp_path / "names.csv"
-    channels = reported(spark, page, None, url, names=file)["traffic"]["channels"]
     with file.open(encoding="utf-8", newline="") as opened:
         header, *listed = csv.reader(opened)
     assert header == ["channel", "sender", "messages", "first", "last"]
-    assert {each[0] for each in listed} == set(names), "all of them, and none is cut"
-    assert [each[2] for each in listed] == ["3"] * 4 + ["1"] * 2_000
-    assert channels["count"] == len(names)
-    assert channels["others"] == len(names) - MAX_NAMES
-    assert channels["messages"] == len(made)
-    assert {each["channel"] for each in channels["top"][:4]} == set(map(cut, names[:4]))
+    assert {each[0] for each in listed} == {*HOSTILE, *CROWD, "room", "ok"}, "none is cut"
+    assert [each[2] for each in listed[:6]] == ["9"] * 4 + ["5", "1"]
+    assert traffic["channels"]["count"] == channels
+    assert traffic["channels"]["others"] == channels - MAX_NAMES
+    assert traffic["channels"]["messages"] == len(conversation()) + len(crowd())
+    assert {each["channel"] for each in traffic["channels"]["top"][:4]} == set(map(cut, HOSTILE))
     text = page.read_text()
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
     assert "<script" not in text
     assert "\u202e" not in text
     assert len(text) < 800_000
 
-
-def test_a_page_is_written_for_everybody_and_nothing_is_left_beside_it(
-    spark: SparkSession, archived: Path, tmp_path: Path
-) -> None:
-    new = tmp_path / "new.html"
-    reported(spark, new, archived, None)
-    assert new.stat().st_mode & 0o777 == 0o644
-    assert list(tmp_path.iterdir()) == [new]
+    silent = reported(spark, tmp_path / "silent.html", None, url)["traffic"]
+    last = next(each for each in silent["gaps"] if each["shard"] is None)
+    assert last["start_ns"] == start + SPAN_HOURS * HOUR
+    assert 0 <= time.time_ns() - last["start_ns"] - last["hours"] * HOUR < 2 * HOUR, "it lasts"

@@ -5,12 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
+from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import psycopg
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -33,8 +30,8 @@ from storenode.client.messages import new_message
 from tests.integration.database.rows import opened
 from tests.integration.pipeline.conftest import QUICKLY
 from tests.integration.pipeline.test_archive import locked
-from tests.integration.pipeline.test_verify import rewrite, tampered
-from tests.integration.pipeline.world import DAY, NOW, TODAY, held, in_lake, more, rows
+from tests.integration.pipeline.test_verify import by_size, rewrite, tampered
+from tests.integration.pipeline.world import DAY, NOW, TODAY, in_lake, more, rows, stored_ids
 from tests.support.command import Command
 from tests.support.node import running_node
 from tests.support.polling import until
@@ -72,29 +69,29 @@ async def pruned(url: str, days: int) -> list[str]:
 
 def test_what_retention_dropped_comes_back(spark: SparkSession, url: str, tmp_path: Path) -> None:
     """Archive, verify, drop a part, compare, restore, compare again: nothing differs."""
-    lake, everything = tmp_path / "lake", held(url)
+    lake, everything = tmp_path / "lake", stored_ids(url)
     archive(spark, ArchiveJob(url, DeltaArchive(str(lake))))
     assert verify(spark, VerifyJob(DeltaArchive(str(lake)), url)).sound
     with running_node(
         tmp_path / "node", "--retention", "off", "--gossip", "off", database_url=url
     ) as node:
         assert "messages_20261118" in asyncio.run(pruned(url, 1))
-        lost = everything - held(url)
+        lost = everything - stored_ids(url)
         assert len(lost) > len(everything) // 4
         output = tmp_path / "diff"
         follower = Command.of(node).start("follow", "--no-data", "--json", "--from-beginning")
         result = compared(spark, url, lake, output)
         assert (result.first_lacks, result.second_lacks) == (0, len(lost))
         dry = run(spark, url, lake, diff=str(output), dry_run=True)
-        assert (dry.messages, held(url)) == (len(lost), everything - lost)
+        assert (dry.messages, stored_ids(url)) == (len(lost), everything - lost)
         restored = run(spark, url, lake, diff=str(output))
         assert (restored.messages, restored.new) == (len(lost), len(lost))
         assert compared(spark, url, lake).sound
-        assert held(url) == everything
+        assert stored_ids(url) == everything
         assert_followed(follower, {digest.hex() for _, digest in lost})
         digest = sorted(lost)[7][1].hex()
-        told = Command.of(node).ok("query", "--hash", digest, "--json").out
-        assert digest in told
+        answer = Command.of(node).ok("query", "--hash", digest, "--json").out
+        assert digest in answer
     # The server learns by and by that the node, which made partitions of its own time, has gone.
     wait_for(lambda: not locked(url), "the lock is gone")
     report = check(url, now_ns=lambda: NOW)
@@ -124,7 +121,7 @@ def test_an_empty_database_is_filled_with_a_range(
     low, high = TODAY - DAY, TODAY
     wanted = {each for each in in_lake(archived) if low <= each[0] < high}
     assert run(spark, url, archived, low_ns=low, high_ns=high).new == len(wanted)
-    assert held(url) == wanted
+    assert stored_ids(url) == wanted
     assert check(url, now_ns=lambda: NOW).findings == []
     sources = rows(url, "select distinct source from storenode.commits")
     assert sources == [("restore",)]
@@ -146,10 +143,10 @@ def test_nothing_of_a_damaged_archive_is_restored(
     spark: SparkSession, lake_path: Path, new_database: Callable[[], str]
 ) -> None:
     url = new_database()
-    rewrite(lake_path, tampered)
+    rewrite(by_size(lake_path)[0], tampered)
     with pytest.raises(PipelineError, match="Nothing was restored, since 2 messages"):
         run(spark, url, lake_path)
-    assert held(url) == set()
+    assert stored_ids(url) == set()
 
 
 def test_what_is_no_diff_is_refused(
@@ -160,59 +157,36 @@ def test_what_is_no_diff_is_refused(
         run(spark, url, archived, diff=str(tmp_path))
 
 
-def test_a_restore_that_is_killed_is_run_again(
+def test_a_restore_that_is_ended_is_run_again(
     spark: SparkSession, archived: Path, new_database: Callable[[], str]
 ) -> None:
-    """Killed while it copies rows, and ended by SIGTERM when these only wait for their commit."""
+    """End it by SIGTERM when some rows are stored and others only wait for their commit."""
     url = new_database()
-    # Makes the partition of a day, so that it can be locked.
     run(spark, url, archived, low_ns=TODAY - DAY, high_ns=TODAY - DAY // 2)
-    before = held(url)
-    partition = f"storenode.messages_{datetime.fromtimestamp(TODAY // 10**9 - 1, UTC):%Y%m%d}"
-    with waiting_restore(url, archived, f"lock table {partition} in share mode", "relation") as job:
-        kill_all_of(job)
-    place = f"select pg_advisory_xact_lock({COMMIT_ORDER})"
-    with waiting_restore(url, archived, place, "advisory") as job:
-        job.terminate()
-        out, err = job.communicate(timeout=PATIENCE_S)
-        assert (job.returncode, out) == (TERMINATED, b"")
+    before = stored_ids(url)
+    arguments = ("pipeline", "restore", str(archived), "--database-url", url, "--quiet", *QUICKLY)
+    with psycopg.connect(url) as blocking:
+        blocking.execute("select pg_advisory_xact_lock(%s)", (COMMIT_ORDER,))
+        process = Command().start(*arguments)
+        wait_for(lambda: waiting(url) or process.poll() is not None, "it waits")
+        assert process.poll() is None, process.communicate()
+        process.terminate()
+        out, err = process.communicate(timeout=PATIENCE_S)
+        assert (process.returncode, out) == (TERMINATED, b"")
         assert b"Traceback" not in err
-    assert before <= held(url) <= set(in_lake(archived))
+    wait_for(lambda: not locked(url), "the lock is gone")
+    assert before <= stored_ids(url) <= set(in_lake(archived))
     run(spark, url, archived)
-    assert held(url) == set(in_lake(archived))
+    assert stored_ids(url) == set(in_lake(archived))
     assert check(url, now_ns=lambda: NOW).findings == []
     assert run(spark, url, archived).new == 0
 
 
-@contextmanager
-def waiting_restore(
-    url: str, lake: Path, hindrance: str, kind: str
-) -> Iterator[subprocess.Popen[bytes]]:
-    """A restore in a process of its own, which waits behind a lock of a kind; it ends there."""
-    arguments = ("pipeline", "restore", str(lake), "--database-url", url, "--quiet", *QUICKLY)
-    with psycopg.connect(url) as blocking:
-        blocking.execute(hindrance.encode())
-        process = Command().start(*arguments)
-        wait_for(lambda: waiting(url, kind) or process.poll() is not None, "it waits")
-        assert process.poll() is None, process.communicate()
-        yield process
-        process.communicate()
-    wait_for(lambda: not locked(url), "the lock is gone")
-
-
-def kill_all_of(process: subprocess.Popen[bytes]) -> None:
-    """Kill Spark and its workers too: they would finish what they have begun."""
-    for each in [
-        psutil.Process(process.pid),
-        *psutil.Process(process.pid).children(recursive=True),
-    ]:
-        with suppress(psutil.NoSuchProcess):  # it has ended with the one before
-            each.kill()
-
-
-def waiting(url: str, kind: str) -> bool:
-    statement = (
-        "select 1 from pg_locks l join pg_stat_activity a using (pid) where not l.granted"
-        f" and l.locktype = '{kind}' and a.datname = current_database()"
+def waiting(url: str) -> bool:
+    return bool(
+        rows(
+            url,
+            "select 1 from pg_locks l join pg_stat_activity a using (pid) where not l.granted"
+            " and l.locktype = 'advisory' and a.datname = current_database()",
+        )
     )
-    return bool(rows(url, statement))

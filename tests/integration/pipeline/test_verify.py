@@ -1,107 +1,114 @@
-"""VerifyJob: a sound archive is found sound, and every kind of damage is found and named."""
+"""Damage and losses are found and named, and a lost log is restored from its copies."""
 
 from __future__ import annotations
 
+import shutil
+from collections import Counter
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from store.pipeline import verify as kinds
-from store.pipeline.archive import ArchiveJob, archive
+from store.pipeline.archive import ArchiveJob, ArchiveReport, archive
+from store.pipeline.audit.audit import AuditJob, audit
+from store.pipeline.audit.examine import CHANNELS
+from store.pipeline.audit.results import damage, note_audit
+from store.pipeline.audit.tables import COUNTED
+from store.pipeline.columns import empty
 from store.pipeline.delta import DeltaArchive
-from store.pipeline.fingerprints import Fingerprint
-from store.pipeline.verify import VerifyJob, VerifyReport, catch_up, verify
+from store.pipeline.errors import PipelineError
+from store.pipeline.message_sets import ArchiveMessages, computed_in, fingerprint
+from store.pipeline.repair import RepairJob, RepairReport, repair
+from store.pipeline.reports import time_text
+from store.pipeline.verify import VerifyJob, VerifyReport, verify
 from tests.integration.pipeline.world import (
     DAY,
     HOUR,
     NOW,
     TODAY,
-    held,
     hours_of,
     in_lake,
     messages,
     more,
     plain,
     published,
+    stored_ids,
 )
 
-TS, PAYLOAD, META = "ts", "payload", "meta"
-Rows = list[dict[str, object]]
+Rows = list[dict[str, Any]]
 
 
-def run(spark: SparkSession, lake: Path, **options: object) -> VerifyReport:
-    return verify(spark, VerifyJob(DeltaArchive(str(lake)), **options))  # type: ignore[arg-type]
+def verified(spark: SparkSession, lake: Path, **options: Any) -> VerifyReport:  # noqa: ANN401
+    return verify(spark, VerifyJob(DeltaArchive(str(lake)), **options))
 
 
-def found(result: VerifyReport) -> dict[str, int]:
+def archived_again(
+    spark: SparkSession,
+    url: str,
+    lake: Path,
+    **options: Any,  # noqa: ANN401
+) -> ArchiveReport:
+    return archive(spark, ArchiveJob(url, DeltaArchive(str(lake)), **options))
+
+
+def repaired(spark: SparkSession, lake: Path, **options: Any) -> RepairReport:  # noqa: ANN401
+    return repair(spark, RepairJob(DeltaArchive(str(lake)), **options))
+
+
+def found(result: VerifyReport | RepairReport) -> dict[str, int]:
     return {fault.kind: fault.count for fault in result.faults}
 
 
-def largest(lake: Path) -> Path:
-    """Return the file with the most rows, and delete Spark's checksum of it, as a copy does."""
-    file = max(map(Path, published(lake)), key=lambda path: pq.read_metadata(path).num_rows)
-    file.with_name(f".{file.name}.crc").unlink(missing_ok=True)
-    return file
-
-
-def rewrite(lake: Path, change: Callable[[Rows], Rows]) -> Path:
-    """Change the rows of a file, and keep its name."""
-    file = largest(lake)
+def rewrite(file: Path, change: Callable[[Rows], Rows]) -> None:
+    """Change the rows of a file, and keep its name; fields may be null that never are."""
     table = pq.ParquetFile(file).read()
-    pq.write_table(pa.Table.from_pylist(change(table.to_pylist()), table.schema), file)
-    return file
+    schema = pa.schema([each.with_nullable(True) for each in table.schema])
+    pq.write_table(pa.Table.from_pylist(change(table.to_pylist()), schema), file)
 
 
-def test_a_sound_archive_is_found_sound(spark: SparkSession, url: str, archived: Path) -> None:
-    result = run(spark, archived, url=url)
-    assert result.sound, result.lines()
-    assert (result.messages, result.files) == (len(messages()), len(published(archived)))
-    assert result.hours == len(hours_of(in_lake(archived)))
-    assert result.as_json()["compared_with_database"]
+def by_size(lake: Path) -> list[Path]:
+    """Return the files of an archive, those with the most rows first."""
+    return sorted(map(Path, published(lake)), key=lambda each: -pq.read_metadata(each).num_rows)
 
 
 def test_messages_after_the_newest_commit_are_not_archived_yet(
     spark: SparkSession, url: str, archived: Path
 ) -> None:
     """Add a late message of an archived hour and the first message of another hour."""
+    hours = hours_of(in_lake(archived))
     more(url, plain(90_001, TODAY - DAY), plain(90_002, TODAY - 9 * DAY))
-    result = run(spark, archived, url=url)
-    assert (result.sound, result.not_archived_yet) == (True, 2)
-    assert "2 messages came after the archive's newest commit" in " ".join(result.lines())
+    result = verified(spark, archived, url=url)
+    assert (result.sound, result.not_archived_yet) == (True, 2), result.lines()
+    assert (result.messages, result.files) == (len(messages()), len(published(archived)))
+    assert (result.hours, result.as_json()["compared_with_database"]) == (len(hours), True)
+    text = " ".join(result.lines())
+    assert "2 messages came after the archive's newest commit" in text
+    assert "marked 0 hours as archived here" in text
 
 
 def test_messages_that_the_archive_should_hold_are_missing_from_it(
-    spark: SparkSession, url: str, lake_path: Path
+    spark: SparkSession, url: str, tmp_path: Path
 ) -> None:
     more(url, plain(90_001, TODAY - DAY), plain(90_002, TODAY - 9 * DAY))
-    other = lake_path.with_name("other")
-    archive(spark, ArchiveJob(url, DeltaArchive(str(other)), high_ns=TODAY - 8 * DAY))
+    lake = tmp_path / "lake"
+    archived_again(spark, url, lake, high_ns=TODAY - 8 * DAY)
     more(url, plain(90_003, TODAY - DAY + 1))
-    hours = {ts // HOUR for ts, _ in held(url) if TODAY - 8 * DAY <= ts < NOW // HOUR * HOUR}
-    result = run(spark, other, url=url)
-    assert found(result) == {kinds.DIFFERENT: len(hours)}
-    assert run(spark, other, url=url, high_ns=TODAY - 8 * DAY).sound
-
-
-def test_an_archive_may_hold_some_of_the_commits_after_the_one_that_it_names() -> None:
-    one, two = Fingerprint(1, 1, 0, 0, 0), Fingerprint(1, 2, 0, 0, 0)
-    for stored, missing in ((one, 2), (one.joined(two), 1)):
-        wanted = {0: one}
-        later = [{0: two}, {0: two, HOUR: one}]
-        assert catch_up(wanted, later, {0: stored}) == missing
-        assert wanted == {0: stored}
-    wanted = {0: one}
-    assert catch_up(wanted, [{0: two}], {0: two}) == 1
-    assert wanted == {0: one}
+    hours = {ts // HOUR for ts, _ in stored_ids(url) if TODAY - 8 * DAY <= ts < NOW // HOUR * HOUR}
+    assert found(verified(spark, lake, url=url)) == {kinds.DIFFERENT: len(hours)}
+    assert verified(spark, lake, url=url, high_ns=TODAY - 8 * DAY).sound
 
 
 def tampered(rows: Rows) -> Rows:
-    rows[3][PAYLOAD] = b"something else"
-    rows[5][META] = b"other"
+    """Change two payloads or metas, which the hashes cover."""
+    rows[3]["payload"] = b"something else"
+    rows[5]["meta"] = b"other"
     return rows
 
 
@@ -136,56 +143,262 @@ def fewer(rows: Rows) -> Rows:
     return rows[1:]
 
 
-@pytest.mark.parametrize(
-    ("change", "wanted"),
-    [
-        (tampered, {kinds.WRONG_HASH: 2}),
-        (moved, {kinds.WRONG_WORDS: 1, kinds.LOST_HOUR: 1}),
-        (elsewhere, {kinds.WRONG_HASH: 1, kinds.WRONG_PLACE: 1}),
-        (
-            another_day,
-            {
-                kinds.WRONG_HASH: 1,
-                kinds.WRONG_DAY: 1,
-                kinds.LOST_HOUR: 1,
-            },
-        ),
-        (twice, {kinds.WRONG_ROWS: 1, kinds.TWICE: 1}),
-        (strange, {kinds.NOT_ELIGIBLE: 3, kinds.WRONG_HASH: 3, kinds.TOO_LONG: 1}),
-        (fewer, {kinds.WRONG_ROWS: 1, kinds.LOST_HOUR: 1}),
-    ],
-)
-def test_damage_is_found_and_named(
-    spark: SparkSession,
-    lake_path: Path,
-    change: Callable[[Rows], Rows],
-    wanted: dict[str, int],
+def null(rows: Rows) -> Rows:
+    rows[0] = dict.fromkeys(rows[0])
+    return rows
+
+
+DAMAGE: list[tuple[Callable[[Rows], Rows], bool, dict[str, int]]] = [
+    (tampered, False, {kinds.WRONG_HASH: 2}),
+    (moved, True, {kinds.WRONG_WORDS: 1}),
+    (elsewhere, False, {kinds.WRONG_HASH: 1, kinds.WRONG_PLACE: 1}),
+    (another_day, True, {kinds.WRONG_HASH: 1, kinds.WRONG_DAY: 1}),
+    (twice, False, {kinds.WRONG_ROWS: 1}),
+    (strange, False, {kinds.NOT_ELIGIBLE: 3, kinds.WRONG_HASH: 3, kinds.TOO_LONG: 1}),
+    (fewer, True, {kinds.WRONG_ROWS: 1}),
+    (
+        null,
+        True,
+        {
+            kinds.NOT_ELIGIBLE: 1,
+            kinds.WRONG_HASH: 1,
+            kinds.WRONG_WORDS: 1,
+            kinds.TOO_LONG: 1,
+            kinds.WRONG_PLACE: 1,
+        },
+    ),
+]
+"""Changes of a file's rows, whether the first row's hour lacks something, and the file's faults."""
+
+
+def test_damage_is_found_and_named(spark: SparkSession, lake_path: Path) -> None:
+    """Change each file in another way, and verify them all at once."""
+    files = by_size(lake_path)
+    wanted: dict[Path, dict[str, int]] = {}
+    lost: set[int] = set()
+    for file, (change, loses, faults) in zip(files, DAMAGE, strict=False):
+        assert pq.read_metadata(file).num_rows > 5
+        first = pq.ParquetFile(file).read()["ts"][0].as_py()
+        lost |= {first // HOUR * HOUR} if loses else set()
+        rewrite(file, change)
+        wanted[file] = {**faults, kinds.CHANGED_FILE: 1}
+    torn, foreign, gone, *_ = files[len(DAMAGE) :]
+    for file in (torn, foreign, gone):
+        lost |= {ts // HOUR * HOUR for ts in pq.ParquetFile(file).read()["ts"].to_pylist()}
+        wanted[file] = {kinds.UNREADABLE: 1, kinds.CHANGED_FILE: 1}
+    torn.write_bytes(torn.read_bytes()[:-40] + bytes(40))
+    pq.write_table(pa.table({"ts": ["text"], "colour": [1]}), foreign)
+    gone.unlink()
+    del wanted[gone][kinds.CHANGED_FILE]
+
+    result = verified(spark, lake_path)
+    by_kind = {fault.kind: fault for fault in result.faults}
+    for file, kinds_of_file in wanted.items():
+        lines = Counter(
+            kind
+            for kind, fault in by_kind.items()
+            for where in fault.where
+            if str(file.relative_to(lake_path / "messages")) in where
+        )
+        assert lines == kinds_of_file, file
+    assert by_kind.pop(kinds.TWICE).count == 1
+    assert {each.split(": ")[0] for each in by_kind.pop(kinds.LOST_HOUR).where} == set(
+        map(time_text, lost)
+    )
+    assert {kind: fault.count for kind, fault in by_kind.items()} == sum(
+        map(Counter, wanted.values()), Counter[str]()
+    )
+    with pytest.raises(PipelineError, match="could not be read"):
+        audit(spark, AuditJob(ArchiveMessages(spark, DeltaArchive(str(lake_path)))))
+
+
+def test_rows_whose_fields_are_null_stop_no_other_job(spark: SparkSession, lake_path: Path) -> None:
+    def without_time(rows: Rows) -> Rows:
+        one = next(each for each in rows if each["channel"] is not None)
+        one.update(dict.fromkeys(("ts", "hash", "h0", "message_id", "parents")))
+        return rows
+
+    rewrite(next(each for each in by_size(lake_path) if "shard=0" in str(each)), without_time)
+    opened = DeltaArchive(str(lake_path)).open()
+    minutes = fingerprint("it", "minute", computed_in(spark, opened, "minute"))
+    assert minutes.messages == len(messages()) - 1
+    counts = audit(spark, AuditJob(ArchiveMessages(spark, opened))).counts
+    assert 0 < counts["messages"] < len(messages())
+
+
+def drop_day(lake: Path) -> str:
+    """Remove a whole day from the table, as any tool may; returns the day."""
+    table = DeltaTable(lake / "messages")
+    day = sorted({str(each["day"]) for each in table.partitions()})[-2]
+    table.delete(f"day = '{day}'")
+    return day
+
+
+def test_a_removed_day_is_found_and_stays_found(
+    spark: SparkSession, url: str, lake_path: Path, tmp_path: Path
 ) -> None:
-    file = rewrite(lake_path, change)
-    result = run(spark, lake_path)
-    assert found(result) == {**wanted, kinds.CHANGED_FILE: 1}
-    assert not result.sound
-    text = " ".join(result.lines())
-    assert file.name in text or "times" in text
+    """Remove it, then the manifest, too: copy and marks show it. Late messages do not hide it."""
+    archived_again(spark, url, lake_path)
+    manifest = lake_path / "manifest"
+    copy = shutil.copytree(manifest, tmp_path / "copy")
+    day = drop_day(lake_path)
+    hour = int(datetime.fromisoformat(day).replace(tzinfo=UTC).timestamp()) * 1_000_000_000
+    first = verified(spark, lake_path, manifest=str(copy))
+    assert found(first).keys() == {kinds.LOST_FILE, kinds.LOST_HOUR}
+    assert any(line.strip().startswith(f"{day}T") for line in first.lines())
+    assert "The next job copies 1 more" in " ".join(first.lines())
+    # A run about another time must not take the loss for the new state.
+    archived_again(spark, url, lake_path, low_ns=TODAY - 90 * DAY, high_ns=TODAY - 80 * DAY)
+    assert found(verified(spark, lake_path)).keys() == {kinds.LOST_HOUR}
+    aside = manifest.rename(tmp_path / "aside")
+    alone = verified(spark, lake_path)
+    assert found(alone) == {kinds.BROKEN_MANIFEST: 1}
+    assert alone.notes == ["The manifest of the archive is gone."]
+    assert found(verified(spark, lake_path, manifest=str(copy), url=url)).keys() == {
+        kinds.BROKEN_MANIFEST,
+        kinds.CUT_MANIFEST,
+        kinds.DIFFERENT,
+        kinds.LOST_FILE,
+        kinds.LOST_HOUR,
+        kinds.LOST_MARKED,
+    }
+    aside.rename(manifest)
+    more(url, *(plain(90_000 + number, hour + number * HOUR) for number in range(24)))
+    archived_again(spark, url, lake_path)
+    assert verified(spark, lake_path, url=url).sound
+    assert in_lake(lake_path) == sorted(stored_ids(url))
+    with pytest.raises(PipelineError, match="There is no manifest in"):
+        verified(spark, lake_path, manifest=str(tmp_path / "none"))
 
 
-def test_files_that_cannot_be_read_are_named_and_the_others_verified(
+def test_a_manifest_without_a_commit_is_not_continued_until_a_new_one_is_begun(
+    spark: SparkSession, url: str, lake_path: Path
+) -> None:
+    (lake_path / "manifest" / f"{0:020}.json").unlink()
+    more(url, plain(90_002, TODAY - DAY + 5))
+    with pytest.raises(PipelineError, match=r"is damaged.*--new-manifest"):
+        archived_again(spark, url, lake_path)
+    assert archived_again(spark, url, lake_path, new_manifest=True).messages == 1
+    assert len(list(lake_path.glob("log-before-*"))) == 1
+    result = verified(spark, lake_path)
+    assert result.sound, result.faults
+    assert "It was begun in place of one with 2" in " ".join(result.lines())
+    assert in_lake(lake_path) == sorted(stored_ids(url))
+
+
+def test_audits_are_not_begun_anew_over_the_files_of_a_lost_log(
     spark: SparkSession, lake_path: Path
 ) -> None:
-    broken = largest(lake_path)
-    rows = pq.read_metadata(broken).num_rows
-    data = bytearray(broken.read_bytes())
-    data[len(data) // 2 :] = b"\0" * (len(data) - len(data) // 2)
-    broken.write_bytes(data)
-    result = run(spark, lake_path)
-    assert found(result)[kinds.UNREADABLE] == 1
-    assert result.messages == len(messages()) - rows
-    assert broken.name in " ".join(result.lines())
+    archive = DeltaArchive(str(lake_path))
+
+    def note() -> None:
+        note_audit(archive, empty(spark, CHANNELS), dict.fromkeys(COUNTED, 0))
+
+    note()
+    table = lake_path / "audits"
+    aside = (table / "_delta_log").rename(lake_path / "log")
+    files = set(table.iterdir())
+    assert found(verified(spark, lake_path)) == {kinds.BESIDE: 1}
+    with pytest.raises(PipelineError, match=r"audits holds \d Parquet files, but the log"):
+        note()
+    assert set(table.iterdir()) == files
+    aside.rename(table / "_delta_log")
+    assert damage(archive) == []
+    next(table.glob("*.parquet")).unlink()
+    assert f"{table} lacks 1 of the" in damage(archive)[0]
 
 
-def test_a_foreign_file_under_the_name_of_one_is_found(
-    spark: SparkSession, lake_path: Path
+def log_of(lake: Path) -> Path:
+    return lake / "messages" / "_delta_log"
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def tear_first(log: Path) -> None:
+    (log / f"{0:020}.json").write_bytes(b"{")
+
+
+def empty_log(log: Path) -> None:
+    shutil.rmtree(log)
+    log.mkdir()
+
+
+def cut_newest(log: Path) -> None:
+    max(log.glob("*.json")).unlink()
+
+
+def alter_newest(log: Path) -> None:
+    commit = max(log.glob("*.json"))
+    lines = commit.read_bytes().splitlines(keepends=True)
+    commit.write_bytes(b"".join(line for line in lines if b'"add"' not in line))
+
+
+@pytest.mark.parametrize("harm", [shutil.rmtree, empty_log, tear_first, cut_newest, alter_newest])
+def test_a_log_is_restored_byte_for_byte(
+    spark: SparkSession, lake_path: Path, harm: Callable[[Path], None]
 ) -> None:
-    file = largest(lake_path)
-    pq.write_table(pa.table({"ts": ["text"], "colour": [1]}), file)
-    assert found(run(spark, lake_path))[kinds.UNREADABLE] == 1
+    whole = tree(log_of(lake_path))
+    harm(log_of(lake_path))
+    damaged = tree(lake_path)
+    forecast = repaired(spark, lake_path, dry_run=True)
+    assert (forecast.commits_restored, tree(lake_path)) == (len(whole), damaged)
+    result = repaired(spark, lake_path)
+    assert (result.sound, result.files_removed) == (True, 0)
+    assert (result.commits_restored, result.files) == (len(whole), len(published(lake_path)))
+    assert (result.damaged_log is None) == (harm in {shutil.rmtree, empty_log})
+    assert tree(log_of(lake_path)) == whole
+
+
+def test_removed_commits_are_found(spark: SparkSession, url: str, lake_path: Path) -> None:
+    cut_newest(log_of(lake_path))
+    result = verified(spark, lake_path)
+    assert found(result).keys() == {kinds.LOST_COMMIT, kinds.LOST_FILE, kinds.LOST_HOUR}
+    assert "the newest commit of the log is 0" in " ".join(result.lines())
+    with pytest.raises(PipelineError, match=r"has lost commits.* Run `storenode pipeline repair`"):
+        archived_again(spark, url, lake_path)
+
+
+def test_files_that_do_not_agree_are_refused_or_left_out(
+    spark: SparkSession, url: str, lake_path: Path
+) -> None:
+    """Delete a file that the log names, then change another one and delete the log."""
+    lost, changed, *_ = by_size(lake_path)
+    lost.unlink()
+    before = tree(lake_path)
+    refused = repaired(spark, lake_path)
+    assert (refused.refused, found(refused)) == (True, {kinds.UNREADABLE: 1})
+    assert lost.name in " ".join(refused.lines())
+    assert tree(lake_path) == before
+    result = repaired(spark, lake_path, leave_out=True)
+    assert (result.refused, result.commits_restored, result.files_removed) == (False, 0, 1)
+    rewrite(changed, fewer)
+    shutil.rmtree(log_of(lake_path))
+    before = tree(lake_path)
+    refused = repaired(spark, lake_path)
+    assert (refused.refused, found(refused)) == (True, {kinds.CHANGED_FILE: 1})
+    assert tree(lake_path) == before
+    assert repaired(spark, lake_path, leave_out=True).files_removed == 1
+    assert found(verified(spark, lake_path)).keys() == {kinds.LOST_HOUR}
+    # The database still has all of it.
+    archived_again(spark, url, lake_path)
+    assert verified(spark, lake_path).faults == []
+    assert in_lake(lake_path) == sorted(stored_ids(url))
+
+
+def test_a_commit_does_not_lead_out_of_the_archive(
+    spark: SparkSession, lake_path: Path, tmp_path: Path
+) -> None:
+    outside = shutil.copy(published(lake_path)[0], tmp_path / "part-1.parquet")
+    copy = max((lake_path / "manifest").iterdir())
+    path = Path(published(lake_path)[0]).relative_to(lake_path / "messages")
+    text = copy.read_text()
+    assert str(path) in text
+    copy.write_text(text.replace(str(path), f"../../{Path(outside).name}"))
+    shutil.rmtree(log_of(lake_path))
+    result = repaired(spark, lake_path)
+    assert result.refused
+    assert "'../../part-1.parquet'" in " ".join(result.lines())
+    assert not log_of(lake_path).exists()

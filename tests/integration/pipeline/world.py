@@ -35,12 +35,12 @@ __all__ = ["ANY_AGE", "NOW", "TODAY", "admitted", "plain", "sds", "write"]
 
 
 def when(number: int) -> int:
-    """The time of one of the messages."""
+    """Return the time of one of the messages."""
     return FIRST + number * STEP
 
 
 def messages() -> list[WakuMessageAndTopic]:
-    """Plain ones, SDS messages, and one of every odd kind that a node accepts."""
+    """Return plain ones, SDS messages, and one of every odd kind that a node accepts."""
     made = [
         sds(number, when(number), [number - 10, number - 20] if number >= 20 else [])
         if number % 10 == 0
@@ -51,9 +51,15 @@ def messages() -> list[WakuMessageAndTopic]:
 
 
 def odd_ones() -> list[WakuMessageAndTopic]:
-    """Fields that are seldom there, at their least and their most."""
+    """Return messages with fields that are seldom there, at their least and their most."""
     at = NOW - HOUR // 2
     legacy = codec.encode("чат\0", "id\0ё", parents=[("p" * 300, b""), ("q", None)])
+    notes = [
+        note("a", 1, "alice"),
+        note("b", 2, "bob", "a"),
+        note("late", 1, "carol", "a", "lost"),
+        note("a", 1, "alice", "b"),
+    ]
     return [
         entry(b"", timestamp=at + 1),
         entry(b"\0" * 100_000, timestamp=at + 2, pubsub="/waku/2/rs/65535/65535"),
@@ -63,11 +69,18 @@ def odd_ones() -> list[WakuMessageAndTopic]:
         entry(b"x", timestamp=at + 6, pubsub="ü" * 512, content="/ж/1/ё/proto"),
         entry(legacy, timestamp=at + 7),
         entry(b"x", timestamp=1, pubsub="/waku/2/rs/1/7"),
+        *(entry(each, timestamp=at + 10 + number) for number, each in enumerate(notes)),
     ]
 
 
+def note(name: str, lamport: int, sender: str, *parents: str) -> bytes:
+    """Return the payload of a message of the channel `notes`."""
+    edges = [(parent, None) for parent in parents]
+    return codec.encode("notes", name, sender_id=sender, lamport=lamport, parents=edges)
+
+
 def batches() -> list[list[WakuMessageAndTopic]]:
-    """The messages as they are published, in several commits."""
+    """Return the messages as they are published, in several commits."""
     made = messages()
     return [made[start : start + 200] for start in range(0, len(made), 200)]
 
@@ -78,30 +91,30 @@ def more(url: str, *published: WakuMessageAndTopic) -> None:
 
 
 def rows(url: str, statement: str, *values: object) -> list[tuple[Any, ...]]:
-    """What a statement gives, read past the pipeline."""
+    """Return the result of a statement, read past the pipeline."""
     with psycopg.connect(url, autocommit=True) as connection:
         cursor = connection.execute(statement.encode(), values)
         return cursor.fetchall() if cursor.description else []
 
 
-def held(url: str) -> set[tuple[int, bytes]]:
-    """The IDs of a database's messages."""
+def stored_ids(url: str) -> set[tuple[int, bytes]]:
+    """Return the IDs of a database's messages."""
     found = rows(url, "select ts, hash from storenode.messages")
     return {(ts, bytes(digest)) for ts, digest in found}
 
 
 def published(lake: Path) -> list[str]:
-    """The files that an archive's newest state names."""
+    """Return the files that an archive's newest state names."""
     return [path.removeprefix("file://") for path in DeltaTable(lake / "messages").file_uris()]
 
 
 def in_lake(lake: Path) -> list[tuple[int, bytes]]:
-    """The IDs of an archive's messages, in order and as often as they are there, by DuckDB."""
+    """Return the IDs of all rows of an archive in order, by DuckDB."""
     return asked(lake, "select ts, hash from lake order by ts, hash")
 
 
 def asked(lake: Path, statement: str) -> list[tuple[Any, ...]]:
-    """What DuckDB answers about an archive, which it knows as ``lake``."""
+    """Return the answer of DuckDB about an archive, which is its table ``lake``."""
     with duckdb.connect() as connection:
         files = published(lake)
         connection.read_parquet(files, hive_partitioning=True).create_view("lake")
@@ -109,7 +122,7 @@ def asked(lake: Path, statement: str) -> list[tuple[Any, ...]]:
 
 
 def marks(url: str) -> dict[int, int]:
-    """Hours that are marked as archived and still are, and how many messages they have."""
+    """Return hours that are marked as archived and still are, with their message counts."""
     asyncio.run(_fold(url))
     found = rows(
         url,
@@ -121,7 +134,7 @@ def marks(url: str) -> dict[int, int]:
 
 
 def written_columns(folder: Path) -> list[tuple[str, str]]:
-    """Names and types of the columns of a directory of Parquet files, as pages have them."""
+    """Return names and types of the columns of a directory of Parquet, as pages have them."""
     with duckdb.connect() as connection:
         files = [str(each) for each in folder.glob("*.parquet")]
         found = connection.read_parquet(files, hive_partitioning=False)
@@ -131,7 +144,7 @@ def written_columns(folder: Path) -> list[tuple[str, str]]:
 
 
 def documented_columns(folder: str) -> list[tuple[str, str]]:
-    """The same by the page about analysing an archive, of a directory that a job writes."""
+    """Return the columns of a directory that a job writes by the page about analysing."""
     (row,) = re.findall(rf"^\| `{folder}`.* \| (.*) \|$", _ANALYSIS.read_text(), re.MULTILINE)
     return re.findall(r"`(\w+)` ([\w ]+)", row)
 
@@ -142,5 +155,5 @@ async def _fold(url: str) -> None:
 
 
 def hours_of(ids: Iterable[tuple[int, bytes]]) -> set[int]:
-    """The hours that messages are in."""
+    """Return the hours that messages are in."""
     return {ts // HOUR * HOUR for ts, _ in ids}

@@ -108,7 +108,7 @@ def test_a_chain_deeper_than_any_recursion_is_examined() -> None:
     assert names_of(got[MISSING], "message_id", "other") == {("0", "-1")}
 
 
-def test_ids_that_are_held_outside_count_and_are_not_reported() -> None:
+def test_ids_outside_of_a_range_count_and_are_not_reported() -> None:
     rows = batch([("one", "own", 5, 1, 0, ["early", "bad"]), ("one", "tip", 6, 1, 0, ["own"])])
     ghosts = [
         row("one", "early", own=False, lamport=7),

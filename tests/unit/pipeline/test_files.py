@@ -1,7 +1,8 @@
-"""Files and paths: written whole or not at all, and every path refused that cannot be used."""
+"""Files, paths and errors: written whole or not at all, and refused in one sentence."""
 
 from __future__ import annotations
 
+import os
 import pickle
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from store.pipeline import files
-from store.pipeline.errors import PipelineError, StoreError, of_store
+from store.pipeline.errors import UNREACHABLE, PipelineError, StoreError, of_spark, of_store
 from store.pipeline.parquet import batches_of
 
 STORES = "s3://BUCKET/PATH, gs://BUCKET/PATH or abfss://"
@@ -165,6 +166,15 @@ def test_nothing_is_written_over(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [tmp_path / "dangling"]
 
 
+def test_a_text_is_written_whole_whatever_a_killed_job_has_left(tmp_path: Path) -> None:
+    tmp_path.joinpath(f".page.{os.getpid()}").touch()
+    files.write_text(tmp_path / "page", "The report", lambda opened: opened.write("text"))
+    assert tmp_path.joinpath("page").read_text() == "text"
+    with pytest.raises(PipelineError, match=r"The report cannot be written to .*name another"):
+        files.write_text(tmp_path / "page", "The report", lambda opened: opened.write("other"))
+    assert {each.name for each in tmp_path.iterdir()} == {"page", f".page.{os.getpid()}"}
+
+
 def test_a_place_that_cannot_be_written_to_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,3 +196,32 @@ def test_a_place_that_cannot_be_written_to_is_an_error(
     assert refusal(tmp_path / "page").startswith("Nothing may be written to")
     with pytest.raises(PipelineError, match="Nothing may be written to"):
         files.require_room(str(tmp_path / "lake"))
+
+
+TRACEBACK = 'Traceback (most recent call last):\n  File "worker.py", line 1, in main\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "sentence"),
+    [
+        (
+            f"{TRACEBACK}store.pipeline.errors.PipelineError: 3 The database is away.\n",
+            UNREACHABLE,
+            "The database is away.",
+        ),
+        (f"{TRACEBACK}ValueError: odd\n", 1, "Spark gave up: ValueError: odd"),
+        ("[SOME.ERROR] What was wrong.\nMore.\n\nJVM stacktrace:\nat x", 1, "What was wrong."),
+        (
+            f"{TRACEBACK}OSError: [Errno 28] No space left on device",
+            1,
+            "No space is left on a disk",
+        ),
+        ("java.io.IOException: No space left on device\n\tat x", 1, "No space is left on a disk"),
+    ],
+)
+def test_a_sentence_says_what_was_wrong(text: str, code: int, sentence: str) -> None:
+    found = of_spark(Exception(text))
+    assert isinstance(found, PipelineError)
+    assert found.code == code
+    assert sentence in found.sentence
+    assert len(found.sentence.splitlines()) == 1

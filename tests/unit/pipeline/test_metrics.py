@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from store.pipeline import nightly
+from store.pipeline.archive import ArchiveJob, ArchiveReport
+from store.pipeline.delta import DeltaArchive
+from store.pipeline.errors import FAILED, UNREACHABLE, PipelineError
 from store.pipeline.reports import JobRun, write_metrics
+from store.pipeline.verify import VerifyReport
 
 
 def values(file: Path) -> dict[tuple[str, ...], float]:
@@ -48,3 +55,30 @@ def test_the_reports_of_several_jobs_have_their_own_figures(tmp_path: Path) -> N
     write_metrics(file, JobRun("nightly", 1.0, 2.0, 1, report))
     figures = {name[1]: value for name, value in values(file).items() if name[0] == "figure"}
     assert figures == {"sound": 0.0, "verify_sound": 1.0, "verify_files": 3.0, "audit_sound": 0.0}
+
+
+@pytest.mark.parametrize("code", [FAILED, UNREACHABLE])
+def test_a_check_that_is_refused_does_not_hide_what_another_has_found(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: int
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PipelineError("The channel x is too large.", code)
+
+    monkeypatch.setattr(nightly, "archive", lambda *_: ArchiveReport())
+    monkeypatch.setattr(nightly, "verify", lambda *_: VerifyReport(messages=7))
+    monkeypatch.setattr(nightly, "ArchiveMessages", lambda *_: None)
+    monkeypatch.setattr(nightly, "audit", refuse)
+    session: Any = None
+    job = ArchiveJob("", DeltaArchive(str(tmp_path)))
+    if code != FAILED:
+        with pytest.raises(PipelineError, match="too large"):
+            nightly.nightly(session, job)
+        return
+    report = nightly.nightly(session, job)
+    assert report.lines()[-1] == "audit: The channel x is too large."
+    found = report.as_json()
+    assert (found["sound"], found["verify"]["messages"], found["audit"]["sound"]) == (
+        False,
+        7,
+        False,
+    )

@@ -29,6 +29,7 @@ from store.pipeline.report.figures import (
 from store.pipeline.report.page import (
     GOOD,
     WARNING,
+    findings_of,
     lateness_finding,
     page_of,
 )
@@ -187,7 +188,7 @@ def test_a_page_loads_nothing_and_runs_nothing() -> None:
 
 def test_names_of_strangers_are_text_and_nothing_else() -> None:
     found = Elements(full_page())
-    assert found.tags == Elements(page_of(figures(["room"] * len(HOSTILE), 65))).tags
+    assert found.tags == Elements(page_of(figures(["room"], 65))).tags
     for name in ("<script>alert(1)</script>", "{{ 7 * 7 }}{% raw %}", "&lt;b&gt;"):
         assert name in found.texts
     for escape in (r"\u202egnp.exe", r"a\nb\x1b[31m\x00", "(empty)", "x" * 120 + "…"):
@@ -195,7 +196,7 @@ def test_names_of_strangers_are_text_and_nothing_else() -> None:
     assert not re.search(r"[\x00-\x08\x0b-\x1f\u202a-\u202e\u2066-\u2069]", full_page())
 
 
-def test_links_ids_and_colours_of_a_page_are_its_own() -> None:
+def test_links_ids_charts_and_colours_of_a_page_are_its_own() -> None:
     found = Elements(full_page())
     ids = [value for name, value in found.attributes if name == "id"]
     assert len(ids) == len(set(ids))
@@ -205,10 +206,7 @@ def test_links_ids_and_colours_of_a_page_are_its_own() -> None:
     assert "prefers-color-scheme: dark" in style
     assert set(re.findall(r"#[0-9a-f]{6}\b", body)) <= {"#000000", "#ffffff"}
     assert set(re.findall(r"var\((--\w+)\)", body)) <= set(re.findall(r"(--\w+):", style))
-
-
-def test_every_chart_is_there_once_named_and_of_every_width() -> None:
-    charts = re.findall(r"<svg([^>]*)>", full_page())
+    charts = re.findall(r"<svg([^>]*)>", body)
     assert len(charts) == 3
     for each in charts:
         assert all(part in each for part in ('role="img"', "aria-label=", "viewBox="))
@@ -218,30 +216,35 @@ def test_every_chart_is_there_once_named_and_of_every_width() -> None:
     ("parts", "sentence"),
     [
         ({"traffic": None, "lateness": None}, "holds no messages of this time"),
-        ({"lateness": None}, "an archive does not hold when messages were stored"),
         ({"compared": {"hours": 0, "differing": 0, "listed": []}}, "holds no hour that is over"),
         ({"compared": {"hours": 2, "differing": 0, "listed": []}}, "holds 2 hours of the database"),
         ({"lateness": lateness(*[0] * 12)}, "Of no message is it known"),
-        ({"traffic": traffic(1, 1, [""])}, "Messages per hour"),
     ],
 )
 def test_absent_figures_are_explained(parts: Figures, sentence: str) -> None:
-    page = page_of(figures(["room"], 1, 2, **parts))
-    assert sentence in page
+    found = findings_of(figures(["room"], 1, 2, **parts))
+    assert any(sentence in each.text for each in found)
+
+
+def test_a_page_needs_neither_a_database_nor_much_traffic() -> None:
+    page = page_of(figures(["room"], lateness=None, traffic=traffic(1, 1, [""])))
+    assert "an archive does not hold when messages were stored" in page
+    assert "Messages per hour" in page
     assert Elements(page).tags[0] == "html"
 
 
 def test_a_channel_is_listed_with_what_it_lacks_since_when_and_by_whom() -> None:
     found = completeness(["room"]) | {"missing": 3, "incomplete": 7, "faults": 0}
     found["least_complete"] = [past("room", 3, ["alice", None], 2), past("ok", 0, [])]
-    page = page_of(figures(["room"], 1, 2, completeness=found))
+    quiet: Figures = {"traffic": None, "lateness": None}
+    page = page_of(figures(["room"], completeness=found, **quiet))
     assert (
         f"3 messages that others name as parents are missing, first named {text.time(START)} in"
         " room; 7 messages with an incomplete past."
     ) in page
     assert "alice, (no sender) and 2 more" in page
     whole = found | {"missing": 0, "incomplete": 0, "least_complete": [], "missing_parents": []}
-    page = page_of(figures(["room"], 1, 2, completeness=whole))
+    page = page_of(figures(["room"], completeness=whole, **quiet))
     assert "Every message that another names is held, in 1,000 channels." in page
 
 

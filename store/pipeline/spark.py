@@ -115,6 +115,14 @@ _REMEDY: Final = (
     " the PATH."
 )
 
+_JAVA_FLAGS: Final = (
+    # Below it a start collects all of the heap four times, to no end.
+    "-XX:MetaspaceSize=128m",
+    # Batches come from our own workers: to check every access to them costs a quarter of it.
+    "-Darrow.enable_unsafe_memory_access=true",
+    "-Darrow.enable_null_check_for_get=false",
+)
+
 SETTINGS: Final[Mapping[str, str]] = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
@@ -128,13 +136,6 @@ SETTINGS: Final[Mapping[str, str]] = {
     "spark.sql.autoBroadcastJoinThreshold": "-1",
     "spark.sql.adaptive.autoBroadcastJoinThreshold": "10MB",
 }
-_JAVA_FLAGS: Final = (
-    # Below it a start collects all of the heap four times, to no end.
-    "-XX:MetaspaceSize=128m",
-    # Batches come from our own workers: to check every access to them costs a quarter of it.
-    "-Darrow.enable_unsafe_memory_access=true",
-    "-Darrow.enable_null_check_for_get=false",
-)
 LOGGING: Final = Path(__file__).with_name("log4j2.properties")
 _JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 _DRIVER_FLAGS: Final = (f"-Dlog4j2.configurationFile={LOGGING.as_uri()}", *_JAVA_FLAGS)
@@ -218,7 +219,9 @@ def _connect(url: str, settings: Mapping[str, str]) -> SparkSession:
 def _start(master: str | None, settings: Mapping[str, str]) -> SparkSession:
     _choose_python(master)
     builder = SparkSession.builder
-    given = {"spark.app.name": "storenode pipeline", **SETTINGS, **settings}
+    # Those of spark.executor.extraJavaOptions come after the default ones, and win.
+    executors = {"spark.executor.defaultJavaOptions": " ".join(_JAVA_FLAGS)}
+    given = {"spark.app.name": "storenode pipeline", **SETTINGS, **executors, **settings}
     if master is not None or not _submitted():
         chosen = master or LOCAL
         if chosen.startswith("local"):

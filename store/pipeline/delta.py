@@ -132,10 +132,14 @@ class CommitMetadata:
 
 @dataclass(frozen=True)
 class _Commit:
-    """A parsed commit; without ``before`` it is one of another program."""
+    """A parsed commit; without ``before`` it is one of another program.
+
+    ``is_lossy``: messages of the removed files are not in those that it adds.
+    """
 
     added: list[tuple[str, int]]
     removed: list[str]
+    is_lossy: bool
     before: str | None
     metadata: CommitMetadata
 
@@ -143,7 +147,9 @@ class _Commit:
     def parse(cls, data: bytes) -> _Commit:
         actions: Sequence[dict[str, Any]] = [json.loads(line) for line in data.splitlines()]
         added = [_added(each["add"]) for each in actions if "add" in each]
-        removed = [unquote(each["remove"]["path"]) for each in actions if "remove" in each]
+        removals = [each["remove"] for each in actions if "remove" in each]
+        removed = [unquote(each["path"]) for each in removals]
+        is_lossy = any(each.get("dataChange", True) for each in removals)
         info: dict[str, Any] = next(
             (each["commitInfo"] for each in actions if "commitInfo" in each), {}
         )
@@ -156,7 +162,7 @@ class _Commit:
             position = int(info[_POSITION])
         replaces = int(info.get(_REPLACES, 0))
         metadata = CommitMetadata(files, hours, info.get(_STORE), position, replaces)
-        return cls(added, removed, info.get(_BEFORE), metadata)
+        return cls(added, removed, is_lossy, info.get(_BEFORE), metadata)
 
 
 def _added(action: Mapping[str, Any]) -> tuple[str, int]:
@@ -171,7 +177,8 @@ class Manifest:
     ``files`` are those of the newest state, ``removed`` those of earlier ones. ``required`` are the
     hours that the archive must hold, and ``stored`` those of its newest commits, except on
     ``unknown_days``: a commit that does not record hours has changed their files.
-    ``digests`` are those of the commits in order. ``broken`` has a line for each place where the
+    ``digests`` are those of the commits in order, and ``days`` those whose files each has changed;
+    None: messages were removed, or nothing is known. ``broken`` has a line for each place where the
     chain is broken, ``foreign`` the commits that another program made. ``positions`` are by store
     those of the newest commit that has one.
     """
@@ -183,6 +190,7 @@ class Manifest:
     unknown_days: set[int] = field(default_factory=set)
     removed: set[str] = field(default_factory=set)
     digests: list[str] = field(default_factory=list)
+    days: list[set[int] | None] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
     foreign: list[int] = field(default_factory=list)
     strange: list[str] = field(default_factory=list)
@@ -242,15 +250,31 @@ class Manifest:
             commit = _Commit.parse(data)
         except (ValueError, TypeError, KeyError, ArithmeticError, RecursionError):
             self.broken.append(f"{name} cannot be read")
+            self.days.append(None)
         else:
             if commit.before is None:
                 self.foreign.append(len(self.digests))
             elif commit.before != self.before and not self.broken:
                 self.broken.append(f"{name} does not follow the commit before it")
-            self._apply(commit)
+            days = self._apply(commit)
+            self.days.append(None if commit.is_lossy else days)
         self.digests.append(sha256(data).hexdigest())
 
-    def _apply(self, commit: _Commit) -> None:
+    def changed_since(self, digest: str) -> set[int] | None:
+        """Return the days whose files changed after a commit.
+
+        None: the commit is unknown, or messages were removed since.
+        """
+        if digest not in self.digests or self.broken:
+            return None
+        found: set[int] = set()
+        for days in self.days[self.digests.index(digest) + 1 :]:
+            if days is None:
+                return None
+            found |= days
+        return found
+
+    def _apply(self, commit: _Commit) -> set[int]:
         metadata = commit.metadata
         days = set()
         for path in commit.removed:
@@ -266,7 +290,7 @@ class Manifest:
             days.add(day)
         if metadata.hours is None:
             self.unknown_days |= days
-            return
+            return days
         self.stored |= metadata.hours
         self.required |= {
             hour: each
@@ -276,6 +300,7 @@ class Manifest:
         if metadata.store_id is not None and metadata.position is not None:
             self.positions[metadata.store_id] = metadata.position
         self.replaces = self.replaces or metadata.replaces
+        return days
 
 
 def read_manifest(path: str) -> Manifest:
@@ -624,6 +649,20 @@ class DeltaArchive:
     def version(self) -> int:
         """The number of the newest commit of the state that was read."""
         return int(self._opened.version())
+
+    @property
+    def commit_digest(self) -> str:
+        """The digest of the newest commit of that state of which there is a copy."""
+        digests = self.manifest.digests[: self.version + 1]
+        return digests[-1] if digests else FIRST_BEFORE
+
+    def changed_since(self, commit: str) -> set[int] | None:
+        """Return the days whose files have changed since a commit, given by its digest.
+
+        None: the commits do not say so, or messages were removed since.
+        """
+        is_current = self.manifest.version == self.version
+        return self.manifest.changed_since(commit) if is_current else None
 
     @property
     def changed_ns(self) -> int:

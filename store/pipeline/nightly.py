@@ -17,50 +17,40 @@ from store.pipeline.verify import VerifyJob, verify
 
 
 @dataclass
-class RefusedReport(JobReport):
-    """The report of a job that has ended with an error."""
-
-    error: str
-
-    @property
-    def sound(self) -> bool:
-        """False: the job did not do what it was asked for."""
-        return False
-
-    def lines(self) -> list[str]:
-        """Return the sentence of the error."""
-        return [self.error]
-
-
-@dataclass
 class NightlyReport(JobReport):
-    """The reports of the jobs, by name and in their order."""
+    """The reports of the jobs, by name and in their order, and the errors that others ended with.
+
+    What one job has found is reported also if the next one cannot do its work, such as reading a
+    damaged file.
+    """
 
     reports: dict[str, JobReport]
+    errors: dict[str, str]
 
     @property
     def sound(self) -> bool:
-        """True if no job found a fault."""
-        return all(each.sound for each in self.reports.values())
+        """True if no job found a fault, or failed."""
+        return not self.errors and all(each.sound for each in self.reports.values())
 
     def as_json(self) -> dict[str, Any]:
         """Return an object for each job, for JSON."""
         found = {name: each.as_json() for name, each in self.reports.items()}
-        return {"sound": self.sound, **found}
+        failed = {name: {"sound": False, "error": text} for name, text in self.errors.items()}
+        return {"sound": self.sound, **found, **failed}
 
     def lines(self) -> list[str]:
-        """Return the reports in words."""
-        return [f"{name}: {line}" for name, each in self.reports.items() for line in each.lines()]
+        """Return the reports in words, and then the errors."""
+        lines = [f"{name}: {line}" for name, each in self.reports.items() for line in each.lines()]
+        return lines + [f"{name}: {text}" for name, text in self.errors.items()]
 
 
 def nightly(session: SparkSession, job: ArchiveJob, manifest: str | None = None) -> NightlyReport:
     """Update an archive, then verify it against database and manifest, then audit it.
 
-    ``manifest`` is the directory of a copy of the archive's manifest. What one job has found is
-    reported also if the next one cannot do its work, such as reading a damaged file.
+    ``manifest`` is the directory of a copy of the archive's manifest.
     """
     found, say = job.archive, job.say
-    reports: dict[str, JobReport] = {"archive": archive(session, job)}
+    result = NightlyReport({"archive": archive(session, job)}, {})
     checks: dict[str, Callable[[], JobReport]] = {
         "verify": lambda: verify(session, VerifyJob(found, job.url, say=say, manifest=manifest)),
         "audit": lambda: audit(
@@ -69,9 +59,9 @@ def nightly(session: SparkSession, job: ArchiveJob, manifest: str | None = None)
     }
     for name, check in checks.items():
         try:
-            reports[name] = check()
+            result.reports[name] = check()
         except PipelineError as error:
             if error.code != FAILED:
                 raise
-            reports[name] = RefusedReport(error.sentence)
-    return NightlyReport(reports)
+            result.errors[name] = error.sentence
+    return result

@@ -10,13 +10,14 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from hashlib import sha256
+from itertools import chain
 from typing import Final, TypeVar
 
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from pyspark import TaskContext
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
@@ -122,14 +123,21 @@ def _messages(schema: pa.Schema, low_ns: int, high_ns: int, files: list[DataFile
             yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def batches_of(path: str, names: Sequence[str], low_ns: int = 0, high_ns: int = FOREVER) -> Batches:
+def batches_of(
+    path: str,
+    names: Sequence[str],
+    low_ns: int = 0,
+    high_ns: int = FOREVER,
+    fields: pa.Schema = ARROW,
+) -> Batches:
     """Read some columns of the messages of a file with times from ``low_ns`` to ``high_ns``.
 
-    Row groups without such a time are not read.
+    Row groups without such a time are not read. ``fields`` are those of the file.
     """
-    schema = pa.schema([ARROW.field(name).with_nullable(True) for name in {*names, "ts"}])
     ts = ds.field("ts")
     is_wanted = None if (low_ns, high_ns) == (0, FOREVER) else (ts >= low_ns) & (ts < high_ns)
+    read = {*names} if is_wanted is None else {*names, "ts"}
+    schema = pa.schema([fields.field(name).with_nullable(True) for name in read])
     try:
         with for_reading(path) as source:
             scanner = _FORMAT.make_fragment(source).scanner(
@@ -273,45 +281,72 @@ def write_batches(folder: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa
         yield pa.RecordBatch.from_pylist(written, WRITTEN)
 
 
-_WRITTEN: Final = pa.schema([pa.field("path", pa.string())])
+_WRITTEN: Final = pa.schema([*WRITTEN, ("size_bytes", pa.int64())])
 
 
 def write_rows(
-    rows: DataFrame, folder: str, column: str | None = None, values: Sequence[str] = ()
-) -> None:
-    """Write rows to a new folder; a ``column`` that has some ``values`` becomes directories."""
+    rows: DataFrame,
+    folder: str,
+    column: str | None = None,
+    values: Sequence[str] = (),
+    *,
+    name: str = "part",
+) -> list[Row]:
+    """Write rows to a folder; return paths, rows and sizes of the files.
+
+    A ``column`` that has some ``values`` becomes directories. Files of the same ``name`` are
+    replaced.
+    """
     if column is None:
-        work = partial(_written, folder, to_arrow_schema(rows.schema))
-        rows.mapInArrow(work, from_arrow_schema(_WRITTEN)).collect()
-    for value in values:
-        some = rows.where(F.col(str(column)) == value).drop(str(column))
-        write_rows(some, f"{folder}/{column}={value}")
+        work = partial(_written, f"{folder}/{name}", to_arrow_schema(rows.schema))
+        return rows.mapInArrow(work, from_arrow_schema(_WRITTEN)).collect()
+    parts = ((value, rows.where(F.col(column) == value).drop(column)) for value in values)
+    return [
+        file
+        for value, some in parts
+        for file in write_rows(some, f"{folder}/{column}={value}", name=name)
+    ]
 
 
-def _written(folder: str, schema: pa.Schema, batches: Batches) -> Batches:
+def _written(prefix: str, schema: pa.Schema, batches: Batches) -> Batches:
     """Write a file for the task, which a repeated task replaces."""
     context = TaskContext.get()
     number = 0 if context is None else context.partitionId()
     first = next(batches, None)
     if first is None and number > 0:
         return
-    path = f"{folder}/part-{number:05}.parquet"
-    with for_writing(path) as sink, pq.ParquetWriter(sink, schema, compression="zstd") as file:
-        if first is not None:
-            file.write_batch(first.cast(schema))
-            for batch in batches:
+    path, rows = f"{prefix}-{number:05}.parquet", 0
+    with for_writing(path) as sink:
+        with pq.ParquetWriter(sink, schema, compression="zstd") as file:
+            for batch in () if first is None else chain([first], batches):
                 file.write_batch(batch.cast(schema))
-    yield pa.record_batch([pa.array([path])], schema=_WRITTEN)
+                rows += batch.num_rows
+        size_bytes = sink.tell()
+    yield pa.RecordBatch.from_pylist(
+        [{"path": path, "rows": rows, "size_bytes": size_bytes}], _WRITTEN
+    )
 
 
-def read_rows(session: SparkSession, folder: str, names: Sequence[str]) -> DataFrame:
-    """Read some columns of `ARROW` of what `write_rows` wrote.
+def read_rows(
+    session: SparkSession, paths: Sequence[str], names: Sequence[str], fields: pa.Schema = ARROW
+) -> DataFrame:
+    """Read some columns of files that `write_rows` has written, which have some ``fields``."""
+    schema = pa.schema([fields.field(name) for name in names])
+    return spread(session, partial(_read, schema), paths, schema)
+
+
+def _read(schema: pa.Schema, path: str) -> Batches:
+    for rows in batches_of(path, schema.names, fields=schema):
+        yield rows.cast(schema)
+
+
+def files_with(folder: str, names: Sequence[str]) -> list[str]:
+    """Return the Parquet files of a folder, which have some columns.
 
     Raises:
         PipelineError: the folder cannot be read.
         KeyError: the files lack a column.
     """
-    schema = pa.schema([ARROW.field(name) for name in names])
     try:
         paths = [f"{folder}/{each}" for each in listed(folder) if each.endswith(".parquet")]
         for path in paths[:1]:
@@ -321,9 +356,4 @@ def read_rows(session: SparkSession, folder: str, names: Sequence[str]) -> DataF
                 found.field(name)
     except (OSError, ValueError, pa.ArrowException) as error:
         raise of_store(folder, error, "directory") from error
-    return spread(session, partial(_read, schema), paths, schema)
-
-
-def _read(schema: pa.Schema, path: str) -> Batches:
-    for rows in batches_of(path, schema.names):
-        yield rows.cast(schema)
+    return paths

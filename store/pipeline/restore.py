@@ -40,7 +40,7 @@ from store.pipeline.errors import (
 )
 from store.pipeline.files import checked
 from store.pipeline.limits import MAX_CONNECTIONS, RESTORE_BATCH_BYTES, RESTORE_BATCH_MESSAGES
-from store.pipeline.parquet import KEY, read_files, read_rows
+from store.pipeline.parquet import KEY, files_with, read_files, read_rows
 from store.pipeline.reports import JobReport
 from store.pipeline.spark import Say, shown, silent
 from store.pipeline.verify import count_faults
@@ -246,7 +246,7 @@ def require_diff(path: str) -> str:
 
 def _ids(session: SparkSession, path: str) -> DataFrame:
     try:
-        return read_rows(session, require_diff(path), KEY)
+        return read_rows(session, files_with(require_diff(path), KEY), KEY)
     except KeyError as error:
         raise PipelineError(f"{path} is not the output of a diff.", USAGE) from error
 

@@ -11,10 +11,9 @@ Of an archive whose last audit was recorded, only the channels that have changed
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
@@ -83,22 +82,26 @@ def audit(session: SparkSession, job: AuditJob) -> AuditReport:
     is_continued = job.is_whole and job.output is None and not job.full
     try:
         with ExitStack() as stack:
-            last = found = None
-            days: dict[int, str] = {}
+            changed: set[int] | None = None
+            last, commit = None, ""
             with shown(job.say, "audit", total):
                 if isinstance(job.messages, ArchiveMessages):
-                    days = _digests(job.messages.archive)
-                    last = read_recorded(session, job.messages.archive) if is_continued else None
-                    found = last and _continued(stack, job, job.messages, last, days)
-                sums_, tables = found or _whole(stack, job)
+                    archive = job.messages.archive
+                    commit = archive.commit_digest
+                    last = read_recorded(session, archive) if is_continued else None
+                    changed = archive.changed_since(last.commit) if last is not None else None
+                if last is None or changed is None:
+                    sums_, tables = _whole(stack, job)
+                else:
+                    sums_, tables = _continued(stack, job, last, changed)
                 result = summarized(job.messages.name, tables)
             if outputs.wanted:
                 with shown(job.say, "write"):
                     outputs.write(tables)
             if job.record is not None:
                 note_audit(job.record, tables.channels, tables.counts)
-                if last is None or last.days != days:
-                    record(job.record, {"sums": sums_, **_recorded(tables)}, days)
+                if changed != set():
+                    record(job.record, {"sums": sums_, **_recorded(tables)}, commit)
             result.output, result.missing_file = job.output, job.missing
             return result
     except SPARK_ERRORS as error:
@@ -114,29 +117,22 @@ def _whole(stack: ExitStack, job: AuditJob) -> tuple[DataFrame, AuditTables]:
 
 
 def _continued(
-    stack: ExitStack,
-    job: AuditJob,
-    messages: ArchiveMessages,
-    last: RecordedAudit,
-    days: Mapping[int, str],
-) -> tuple[DataFrame, AuditTables] | None:
+    stack: ExitStack, job: AuditJob, last: RecordedAudit, days: set[int]
+) -> tuple[DataFrame, AuditTables]:
     """Examine the channels that have changed, and keep the other rows of the last audit.
 
-    Returns None if messages are gone, which may have been parents in any channel.
+    ``days`` are those whose files have changed since, in which nothing was removed.
     """
     session, before = last.session, last.frame("sums")
-    changed_days = {day for day in {*days, *last.days} if days.get(day) != last.days.get(day)}
-    files = messages.archive.files(changed_days)
-    is_changed = F.col("day").isin(*changed_days) if changed_days else F.lit(False)
+    files = last.archive.files(days)
+    is_changed = F.col("day").isin(*days) if days else F.lit(False)
     new = (
         checkpointed(sums_by_channel(read_files(session, files, SUMMED)))
         if files
         else empty(session, SUMS)
     )
     sums_ = before.where(~is_changed).unionByName(new)
-    names, is_less = _changes(before.where(is_changed), new)
-    if is_less:
-        return None
+    names = _changed_channels(before.where(is_changed), new)
     references = last.frame("references")
     if files:
         found = read_files(session, files, ("hash", "channel", "message_id"))
@@ -147,9 +143,9 @@ def _continued(
     kept = {name: last.frame(name).join(changed, "channel", "anti") for name in _RECORDED}
     if entries:
         wanted = sums_.join(changed, "channel", "semi").select("day").distinct().collect()
-        files = messages.archive.files({row["day"] for row in wanted})
+        files = last.archive.files({row["day"] for row in wanted})
         rows = read_files(session, files, CLAIMS_READ).join(changed, "channel", "semi")
-        again = _recorded(audit_tables(stack, History(messages, rows=rows), entries))
+        again = _recorded(audit_tables(stack, History(job.messages, rows=rows), entries))
         kept = {name: rows.unionByName(again[name]) for name, rows in kept.items()}
     now = {name: checkpointed(rows) for name, rows in kept.items()}
     tables = AuditTables(
@@ -169,28 +165,11 @@ def _recorded(tables: AuditTables) -> dict[str, DataFrame]:
     return dict(zip(_RECORDED, frames, strict=True))
 
 
-def _digests(archive: DeltaArchive) -> dict[int, str]:
-    """Return by day since the epoch a digest of the names of its files."""
-    names: dict[int, list[str]] = {}
-    for file in archive.files():
-        names.setdefault(file.day, []).append(archive.within(file))
-    return {
-        day: sha256("\n".join(sorted(each)).encode()).hexdigest() for day, each in names.items()
-    }
-
-
-def _changes(old: DataFrame, new: DataFrame) -> tuple[DataFrame, bool]:
-    """Return the channels whose sums by day differ, and True if messages are gone from any."""
+def _changed_channels(old: DataFrame, new: DataFrame) -> DataFrame:
+    """Return the channels whose sums by day differ."""
     old, new = old.select(*_SUM), new.select(*_SUM)
-    gone, come = checkpointed(old.exceptAll(new)), checkpointed(new.exceptAll(old))
-    is_grown = (
-        F.col("old.channel").eqNullSafe(F.col("new.channel"))
-        & (F.col("old.day") == F.col("new.day"))
-        & (F.col("old.count") < F.col("new.count"))
-    )
-    lost = gone.alias("old").join(come.alias("new"), is_grown, "left_anti")
-    names = gone.unionByName(come).where(F.col("channel").isNotNull()).select("channel")
-    return names, not lost.isEmpty()
+    differing = old.exceptAll(new).unionByName(new.exceptAll(old))
+    return differing.where(F.col("channel").isNotNull()).select("channel")
 
 
 def _affected(references: DataFrame, messages: DataFrame) -> DataFrame:

@@ -17,27 +17,30 @@ from __future__ import annotations
 
 import json
 import time
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Final
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import CommitProperties, DeltaTable, write_deltalake
+from deltalake import CommitProperties, DeltaTable, Schema, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.transaction import AddAction, create_table_with_add_actions
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 
 from store.pipeline.audit.examine import CHANNELS, CONFLICTS, FINDINGS, REFERENCES
-from store.pipeline.columns import empty
 from store.pipeline.delta import DeltaArchive
 from store.pipeline.errors import PipelineError, of_store
 from store.pipeline.files import delete, delta_options, listed
 from store.pipeline.fingerprints import XOR_WORDS
 from store.pipeline.limits import VACUUM_AFTER_HOURS
+from store.pipeline.parquet import read_rows, write_rows
 
-FORMAT: Final = "results of audits, format 4"
+FORMAT: Final = "results of audits, format 5"
 """Results of another format are ignored."""
 
 MAX_CHANNELS: Final = 10_000
@@ -79,7 +82,7 @@ _AUDITS: Final = pa.schema(
 """``channel`` null: all channels together. ``complete_to`` is the time of the last complete point:
 up to there nothing is missing; null: from nowhere on, or of all channels."""
 
-_DAYS: Final = "storenode.days"
+_COMMIT: Final = "storenode.commit"
 _CONFIGURATION: Final = {
     "delta.logRetentionDuration": f"interval {VACUUM_AFTER_HOURS} hours",
     "delta.deletedFileRetentionDuration": f"interval {VACUUM_AFTER_HOURS} hours",
@@ -88,58 +91,78 @@ _CONFIGURATION: Final = {
 
 @dataclass(frozen=True)
 class RecordedAudit:
-    """The results of the last audit; ``days`` are digests of the files that it audited, by day."""
+    """The results of the last audit, of an archive up to the commit with the digest ``commit``."""
 
     session: SparkSession
-    table: DeltaTable
-    path: str
-    days: Mapping[int, str]
+    archive: DeltaArchive
+    paths: Mapping[str, list[str]]
+    commit: str
 
     def frame(self, name: str) -> DataFrame:
-        """Return one of `SCHEMAS`."""
-        schema, only = SCHEMAS[name], [(_RESULT.name, "=", name)]
-        with _reading(self.path):
-            found = self.table.to_pyarrow_table(partitions=only, columns=schema.names).cast(schema)
-        return self.session.createDataFrame(found) if len(found) else empty(self.session, schema)
+        """Return one of `SCHEMAS`, which workers read."""
+        schema = SCHEMAS[name]
+        return read_rows(self.session, self.paths.get(name, []), schema.names, schema)
 
 
 def read_recorded(session: SparkSession, archive: DeltaArchive) -> RecordedAudit | None:
-    """Return the last audit; None: there is none that this version has recorded."""
-    table = _open_findings(archive)
-    if table is None or table.metadata().description != FORMAT:
-        return None
-    (newest,) = table.history(1)
-    if _DAYS not in newest:
-        return None
-    days = {int(day): str(digest) for day, digest in json.loads(newest[_DAYS]).items()}
-    return RecordedAudit(session, table, _findings(archive), days)
+    """Return the last audit; None: there is none that this version has recorded.
+
+    Raises:
+        PipelineError: its results are damaged.
+    """
+    folder = _findings(archive)
+    with _reading(folder):
+        try:
+            table = DeltaTable(folder, storage_options=delta_options(archive.path))
+        except TableNotFoundError:
+            return None
+        (newest,) = table.history(1)
+        if table.metadata().description != FORMAT or _COMMIT not in newest:
+            return None
+        files = pa.table(table.get_add_actions(flatten=True)).to_pylist()
+        there = set(listed(folder))
+        paths: dict[str, list[str]] = {}
+        for file in files:
+            path = unquote(file["path"])
+            if path not in there:
+                raise OSError(f"{path} is missing")
+            paths.setdefault(file[f"partition.{_RESULT.name}"], []).append(f"{folder}/{path}")
+    return RecordedAudit(session, archive, paths, newest[_COMMIT])
 
 
-def record(archive: DeltaArchive, frames: Mapping[str, DataFrame], days: Mapping[int, str]) -> None:
-    """Replace the results of the last audit."""
-    path, table = _findings(archive), _open_findings(archive)
-    results = []
+def record(archive: DeltaArchive, frames: Mapping[str, DataFrame], commit: str) -> None:
+    """Replace the results of the last audit, which workers write.
+
+    ``commit`` is the digest of the newest commit that was audited.
+    """
+    folder, added = _findings(archive), []
     for name, schema in SCHEMAS.items():
-        rows = frames[name].select(*schema.names).toArrow().cast(schema)
-        results.append(rows.add_column(0, _RESULT, pa.repeat(name, len(rows))))
-    _write(
-        archive,
-        path if table is None else table,
-        pa.concat_tables(results, promote_options="default").cast(_FINDINGS),
-        "overwrite",
-        schema_mode="overwrite",
-        partition_by=[_RESULT.name],
-        name="storenode findings",
-        description=FORMAT,
-        configuration=_CONFIGURATION,
-        commit_properties=CommitProperties(
-            custom_metadata={_DAYS: json.dumps(dict(days))}, max_commit_retries=0
-        ),
-    )
-    with _reading(path):
-        written = DeltaTable(path, storage_options=delta_options(archive.path))
+        part, rows = f"{_RESULT.name}={name}", frames[name].select(*schema.names)
+        for file in write_rows(rows, f"{folder}/{part}", name=uuid.uuid4().hex):
+            path = file["path"].removeprefix(f"{folder}/")
+            stats = json.dumps({"numRecords": file["rows"]})
+            values = {_RESULT.name: name}
+            now_ms = time.time_ns() // 1_000_000
+            added.append(AddAction(path, file["size_bytes"], values, now_ms, True, stats))
+    properties = CommitProperties(custom_metadata={_COMMIT: commit}, max_commit_retries=0)
+    options = delta_options(archive.path)
+    with _committing(archive):
+        create_table_with_add_actions(
+            folder,
+            Schema.from_arrow(_FINDINGS),
+            added,
+            mode="overwrite",
+            partition_by=[_RESULT.name],
+            name="storenode findings",
+            description=FORMAT,
+            configuration=_CONFIGURATION,
+            storage_options=options,
+            commit_properties=properties,
+        )
+    with _reading(folder):
+        written = DeltaTable(folder, storage_options=options)
         old = written.vacuum(VACUUM_AFTER_HOURS, enforce_retention_duration=False)
-        delete(path, old)
+        delete(folder, old)
 
 
 def note_audit(archive: DeltaArchive, channels: DataFrame, counts: Mapping[str, int]) -> None:
@@ -153,7 +176,14 @@ def note_audit(archive: DeltaArchive, channels: DataFrame, counts: Mapping[str, 
     columns = [pa.repeat(now, len(found)), *(found[name] for name in ("channel", *_COUNTS)), micros]
     _stored_audits(archive)
     rows = pa.table(columns, schema=_AUDITS)
-    _write(archive, f"{archive.path}/audits", rows, "append", name="storenode audits")
+    with _committing(archive):
+        write_deltalake(
+            f"{archive.path}/audits",
+            rows,
+            mode="append",
+            name="storenode audits",
+            storage_options=delta_options(archive.path),
+        )
 
 
 def damage(archive: DeltaArchive) -> list[str]:
@@ -192,26 +222,10 @@ def _findings(archive: DeltaArchive) -> str:
     return f"{archive.path}/findings"
 
 
-def _open_findings(archive: DeltaArchive) -> DeltaTable | None:
-    path = _findings(archive)
-    with _reading(path):
-        try:
-            return DeltaTable(path, storage_options=delta_options(archive.path))
-        except TableNotFoundError:
-            return None
-
-
-def _write(
-    archive: DeltaArchive,
-    table: str | DeltaTable,
-    rows: pa.Table,
-    mode: Literal["append", "overwrite"],
-    **options: Any,  # noqa: ANN401 - of write_deltalake
-) -> None:
+@contextmanager
+def _committing(archive: DeltaArchive) -> Iterator[None]:
     try:
-        write_deltalake(
-            table, rows, mode=mode, storage_options=delta_options(archive.path), **options
-        )
+        yield
     except CommitFailedError as error:
         raise PipelineError(
             f"Another audit of {archive.path} has written its results meanwhile: run this one"

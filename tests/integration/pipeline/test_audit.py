@@ -288,11 +288,12 @@ class Place:
         """Publish messages in new files."""
         self._commit(list(messages), [])
 
-    def replace(self, days: Iterable[int], messages: Iterable[Message]) -> None:
-        """Let files with messages take the place of all files of some days."""
-        wanted = set(days)
-        self.stored = [each for each in self.stored if each.ts // DAY not in wanted]
-        self._commit(list(messages), DeltaArchive(str(self.path)).open().files(wanted))
+    def replace(self, day: int, messages: Iterable[Message]) -> None:
+        """Let a file with messages take the place of all files of a day."""
+        before, made = self.of(day), list(messages)
+        self.stored = [each for each in self.stored if each.ts // DAY != day]
+        files = DeltaArchive(str(self.path)).open().files({day})
+        self._commit(made, files, is_new=made != before)
 
     def days(self) -> list[int]:
         return sorted({each.ts // DAY for each in self.stored})
@@ -300,7 +301,7 @@ class Place:
     def of(self, day: int) -> list[Message]:
         return [each for each in self.stored if each.ts // DAY == day]
 
-    def _commit(self, made: list[Message], gone: list[DataFile]) -> None:
+    def _commit(self, made: list[Message], gone: list[DataFile], *, is_new: bool = True) -> None:
         self.stored += made
         archive = DeltaArchive(str(self.path)).open_for_writing()
         rows = pa.RecordBatch.from_pylist([each.row() for each in sorted(made, key=time)], ARROW)
@@ -309,7 +310,7 @@ class Place:
             for part in write_batches(archive.messages, iter([rows]))
             for row in part.to_pylist()
         ]
-        archive.commit(written, gone, CommitMetadata())
+        archive.commit(written, gone, CommitMetadata(), is_new=is_new)
 
     def grown(self, day: int, count: int) -> list[Message]:
         """Generate the messages of a day.
@@ -351,8 +352,8 @@ class Place:
 
 def grow(place: Place) -> None:
     """Compact, begin a channel, and let late messages and parents come."""
-    days = place.days()[:2]
-    place.replace(days, [each for day in days for each in place.of(day)])
+    for day in place.days()[:2]:
+        place.replace(day, place.of(day))
     hello = Message(OLDEST + 6 * DAY, b"hello", "new", "first", 1, (("kitchen 1", None),))
     plain = Message(OLDEST + 5 * DAY, b"plain")
     place.add([plain, hello, *place.come_late(), *place.grown(3, 60)])
@@ -361,9 +362,9 @@ def grow(place: Place) -> None:
 def lose(place: Place) -> None:
     """Remove a day, a half of one, and all of another in favour of other messages."""
     oldest, second, *_, newest = place.days()
-    place.replace([oldest], [])
-    place.replace([second], place.of(second)[::2])
-    place.replace([newest], place.grown((newest - OLDEST // DAY), 9))
+    place.replace(oldest, [])
+    place.replace(second, place.of(second)[::2])
+    place.replace(newest, place.grown((newest - OLDEST // DAY), 9))
 
 
 def test_continuing_is_the_same_as_examining_everything(
@@ -386,15 +387,15 @@ def test_continuing_is_the_same_as_examining_everything(
     findings = place.path / "findings"
     sums = DeltaTable(findings).to_pyarrow_table([("result", "=", "sums")], columns=["day"])
     assert set(sums["day"].to_pylist()) == set(place.days())
-    for file in findings.glob("result=references/*.parquet"):
-        file.unlink()
-    with pytest.raises(PipelineError, match=r"remove .*/findings: the next"):
-        audit(spark, continued())
     archive = DeltaArchive(str(place.path)).open()
     assert results.read_recorded(spark, archive) is not None
     with monkeypatch.context() as patch:
         patch.setattr(results, "FORMAT", "another format")
         assert results.read_recorded(spark, archive) is None, "the next examines everything"
+    for file in findings.glob("result=references/*.parquet"):
+        file.unlink()
+    with pytest.raises(PipelineError, match=r"remove .*/findings: the next"):
+        audit(spark, continued())
     shutil.rmtree(findings)
     assert results.read_recorded(spark, archive) is None
 

@@ -11,7 +11,6 @@ import os
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
@@ -27,7 +26,7 @@ from store.pipeline.delta import CommitMetadata, DeltaArchive, read_manifest
 from store.pipeline.diff import diff
 from store.pipeline.errors import PipelineError
 from store.pipeline.message_sets import ArchiveMessages, DatabaseMessages
-from store.pipeline.parquet import KEY, batches_of, read_rows
+from store.pipeline.parquet import KEY, batches_of, files_with, read_rows
 from store.pipeline.repair import RepairJob, repair
 from store.pipeline.restore import RestoreJob, restore
 from store.pipeline.verify import VerifyJob, verify
@@ -44,12 +43,8 @@ SCHEMES = ["s3", "gs", *(["abfss"] if "AZURITE" in os.environ else [])]
 pytestmark = pytest.mark.timeout(1_800)
 
 
-@dataclass(frozen=True)
-class Bucket:
-    """A bucket that this process and the workers reach; ``s3`` is its server if it speaks S3."""
-
-    url: str
-    s3: ObjectStore | None = None
+Bucket = tuple[str, ObjectStore | None]
+"""A bucket that this process and the workers reach: its URL, and the server if it speaks S3."""
 
 
 @contextmanager
@@ -57,13 +52,13 @@ def opened(scheme: str, folder: Path, azure: HeldPort, profile: Path) -> Iterato
     """Start the server of a scheme, and have the profile name it."""
     if scheme == "abfss":
         with azurite.running_azurite(os.environ["AZURITE"], folder, azure):
-            yield Bucket(azurite.URL)
+            yield azurite.URL, None
         return
     with running_store(folder) as store:
         if scheme == "s3":
             profile.write_text(store.profile())
             files.create(f"{store.url}/made", b"")  # with the first object the bucket is made
-            yield Bucket(store.url, store)
+            yield store.url, store
             profile.unlink()
             return
         port = HeldPort()
@@ -72,7 +67,7 @@ def opened(scheme: str, folder: Path, azure: HeldPort, profile: Path) -> Iterato
         profile.with_name("google.json").write_text(json.dumps(account))
         with google_dialect(port, store.s3.address):
             files.create(f"gs://{BUCKET}/made", b"")
-            yield Bucket(f"gs://{BUCKET}")
+            yield f"gs://{BUCKET}", None
 
 
 @pytest.fixture(
@@ -97,7 +92,8 @@ def test_an_archive_from_the_first_message_to_an_empty_database(
     bucket: Bucket,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    path = f"{bucket.url}/history/one"
+    root, s3 = bucket
+    path = f"{root}/history/one"
     first = archive(spark, ArchiveJob(url, DeltaArchive(path.replace("s3:", "s3a:"))))
     assert (first.messages, first.sound) == (len(messages()), True)
     monkeypatch.setattr(delta, "COMPACT_AT_FILES", 2)
@@ -109,15 +105,15 @@ def test_an_archive_from_the_first_message_to_an_empty_database(
         archive(spark, ArchiveJob(url, DeltaArchive(path)))
     assert repair(spark, RepairJob(DeltaArchive(path))).commits_restored > 0
     lake = DeltaArchive(path).open()
-    before = bucket.s3.requests() if bucket.s3 is not None else 0
+    before = s3.requests() if s3 is not None else 0
     sound = verify(spark, VerifyJob(lake, url))
     assert (sound.faults, sound.messages) == ([], len(messages()) + 3)
-    if bucket.s3 is not None:
+    if s3 is not None:
         # Each file is read as bytes and as rows, besides the log and the manifest.
-        assert bucket.s3.requests() - before <= 2 * len(lake.files()) + 40
-    output = f"{bucket.url}/found"
+        assert s3.requests() - before <= 2 * len(lake.files()) + 40
+    output = f"{root}/found"
     found = audit(spark, AuditJob(ArchiveMessages(spark, lake), output=output, record=lake))
-    missing = read_rows(spark, f"{output}/missing", ("channel",))
+    missing = read_rows(spark, files_with(f"{output}/missing", ("channel",)), ("channel",))
     assert missing.count() == found.counts["missing"] > 0
     again = audit(spark, AuditJob(ArchiveMessages(spark, lake), record=lake))
     assert {**again.as_json(), "output": output} == found.as_json()
@@ -125,7 +121,7 @@ def test_an_archive_from_the_first_message_to_an_empty_database(
         AuditOutputs(output, None)
     empty = postgres.url(postgres.create_database())
     upgrade(empty)
-    lacking = f"{bucket.url}/lacking"
+    lacking = f"{root}/lacking"
     sides = ArchiveMessages(spark, lake), DatabaseMessages(spark, empty, "it")
     assert diff(spark, *sides, output=lacking).second_lacks == len(stored_ids(url))
     assert restore(spark, RestoreJob(lake, empty, diff=lacking)).new == len(stored_ids(url))
@@ -136,7 +132,7 @@ def test_of_two_writers_one_is_refused_by_the_store(
     bucket: Bucket, archived: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Let both commit, then copy a commit, then take the refusal of the store away."""
-    path = f"{bucket.url}/two"
+    path = f"{bucket[0]}/two"
     for file in (*archived.rglob("*.json"), *map(Path, published(archived))):
         files.create(f"{path}/{file.relative_to(archived)}", file.read_bytes())
     one, other = DeltaArchive(path).open_for_writing(), DeltaArchive(path).open_for_writing()
@@ -162,16 +158,17 @@ def test_a_large_file_is_read_in_parts_and_as_a_whole(bucket: Bucket) -> None:
             "payload": [random.Random(number).randbytes(500) for number in range(rows)],
         }
     )
-    path = f"{bucket.url}/large.parquet"
+    root, s3 = bucket
+    path = f"{root}/large.parquet"
     with files.for_writing(path) as sink:
         pq.write_table(table, sink, row_group_size=rows // groups)
     whole = b"".join(files.chunks(path))
     assert len(whole) > 16 * 1024 * 1024, "it was written in several parts"
     assert pq.read_table(pa.BufferReader(whole)).equals(table)
-    before = bucket.s3.requests() if bucket.s3 is not None else 0
+    before = s3.requests() if s3 is not None else 0
     found = pa.Table.from_batches(batches_of(path, KEY))
-    if bucket.s3 is not None:
-        assert bucket.s3.requests() - before <= 3 + groups
+    if s3 is not None:
+        assert s3.requests() - before <= 3 + groups
     assert found.equals(table.select(KEY).cast(found.schema))
     low, high = rows // groups, rows // groups + 1
     (one,) = batches_of(path, ["ts"], low, high)
@@ -193,12 +190,13 @@ def test_a_large_file_is_read_in_parts_and_as_a_whole(bucket: Bucket) -> None:
 def test_what_is_wrong_with_a_store_is_one_sentence(
     bucket: Bucket, profile: Path, changed: dict[str, str], path: str, reported: str
 ) -> None:
-    assert bucket.s3 is not None
-    profile.write_text(bucket.s3.profile(**changed))
+    _, s3 = bucket
+    assert s3 is not None
+    profile.write_text(s3.profile(**changed))
     try:
         with pytest.raises(PipelineError, match=reported) as caught:
             DeltaArchive(path).require_usable()
     finally:
-        profile.write_text(bucket.s3.profile())
+        profile.write_text(s3.profile())
     assert "\n" not in caught.value.sentence
     assert len(caught.value.sentence) < 300

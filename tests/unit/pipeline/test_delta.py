@@ -98,6 +98,26 @@ def test_the_commits_are_a_chain_that_names_files_and_hours(lake: DeltaArchive) 
     assert (found.positions, lake.log_faults(found)) == ({"me": 7}, [])
 
 
+def test_days_that_changed_are_known_until_messages_are_removed(
+    lake: DeltaArchive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delta, "require_visible", lambda *_: None)
+    commits = [lake.commit_digest]
+    publish(lake, [FILE])
+    commits.append(lake.commit_digest)
+    publish(lake, [named(3, 4)], *lake.files())
+    publish(lake, [named(2, 5)])
+    assert [lake.changed_since(each) for each in commits] == [{DAY, DAY + 1}] * 2
+    assert lake.changed_since(lake.commit_digest) == set()
+    assert lake.changed_since("0" * 64) is None
+    other = DeltaArchive(lake.path).open()
+    lake.commit([], lake.files(), CommitMetadata())
+    assert [lake.changed_since(each) for each in commits] == [None, None]
+    assert other.manifest.version > other.version
+    assert other.changed_since(commits[0]) is None, "it has another state than its copies"
+    assert other.commit_digest == other.manifest.digests[other.version]
+
+
 @pytest.mark.parametrize("removed", [0, 1, None])
 def test_a_copy_that_is_gone_or_altered_breaks_the_chain(
     lake: DeltaArchive, manifest: Path, removed: int | None

@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import update_wrapper
 from importlib.util import find_spec
 from pathlib import Path
@@ -170,48 +169,33 @@ def job_that_may_need_spark(command: Callable[..., int]) -> Callable[..., int]:
     ) -> int:
         _require_libraries()
         from store.pipeline.errors import PipelineError  # noqa: PLC0415
+        from store.pipeline.reports import JobRun, require_metrics_file, write_metrics  # noqa: PLC0415
         from store.pipeline.spark import TERMINATED, TerminatedError, ended_by_signals  # noqa: PLC0415
 
         settings = dict(_setting(each) for each in spark_conf)
         runner = Runner(target, master, connections, settings, quiet=quiet)
+        code, began_s, metrics = FAILED, time.time(), None
         try:
-            with ended_by_signals(), _measured(metrics_file, command.__name__, runner) as measured:
-                measured.code = command(runner, **options)
-                return measured.code
-        except PipelineError as error:
-            raise CliError(error.code, error.sentence) from error
+            if metrics_file is not None:
+                require_metrics_file(metrics_file)
+                metrics = metrics_file
+            with ended_by_signals():
+                code = command(runner, **options)
         except TerminatedError:
             return TERMINATED
+        except (CliError, PipelineError) as error:
+            code = error.code
+            raise CliError(code, error.sentence) from error
+        finally:
+            if metrics is not None:
+                ran = JobRun(command.__name__, began_s, time.time(), code, runner.report_json)
+                try:
+                    write_metrics(metrics, ran)
+                except OSError as error:
+                    note(f"The metrics could not be written to {metrics} ({error.strerror}).")
+        return code
 
     return _JOB_OPTIONS(on_database(update_wrapper(run, command)))
-
-
-@dataclass
-class _Measured:
-    code: int = FAILED
-
-
-@contextmanager
-def _measured(file: Path | None, job: str, runner: Runner) -> Iterator[_Measured]:
-    """Write the metrics of what is done in the block, if there is a file for them."""
-    from store.pipeline.errors import PipelineError  # noqa: PLC0415
-    from store.pipeline.reports import JobRun, require_metrics_file, write_metrics  # noqa: PLC0415
-
-    measured, began_s = _Measured(), time.time()
-    if file is not None:
-        require_metrics_file(file)
-    try:
-        yield measured
-    except (CliError, PipelineError) as error:
-        measured.code = error.code
-        raise
-    finally:
-        if file is not None:
-            try:
-                run = JobRun(job, began_s, time.time(), measured.code, runner.report_json)
-                write_metrics(file, run)
-            except OSError as error:
-                note(f"The metrics could not be written to {file} ({error.strerror}).")
 
 
 def between(command: Callable[..., int]) -> Callable[..., int]:

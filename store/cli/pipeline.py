@@ -244,7 +244,7 @@ def diff(
 @option(
     "--record",
     is_flag=True,
-    help="Add what is found to the tables ARCHIVE/audits and ARCHIVE/findings, as `nightly` does.",
+    help="Write what is found to the table ARCHIVE/findings, as `nightly` does.",
 )
 @option(
     "--full",

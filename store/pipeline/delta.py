@@ -260,20 +260,6 @@ class Manifest:
             self.days.append(None if commit.is_lossy else days)
         self.digests.append(sha256(data).hexdigest())
 
-    def changed_since(self, digest: str) -> set[int] | None:
-        """Return the days whose files changed after a commit.
-
-        None: the commit is unknown, or messages were removed since.
-        """
-        if digest not in self.digests or self.broken:
-            return None
-        found: set[int] = set()
-        for days in self.days[self.digests.index(digest) + 1 :]:
-            if days is None:
-                return None
-            found |= days
-        return found
-
     def _apply(self, commit: _Commit) -> set[int]:
         metadata = commit.metadata
         days = set()
@@ -661,8 +647,14 @@ class DeltaArchive:
 
         None: the commits do not say so, or messages were removed since.
         """
-        is_current = self.manifest.version == self.version
-        return self.manifest.changed_since(commit) if is_current else None
+        manifest, found = self.manifest, set[int]()
+        if manifest.version != self.version or manifest.broken or commit not in manifest.digests:
+            return None
+        for days in manifest.days[manifest.digests.index(commit) + 1 :]:
+            if days is None:
+                return None
+            found |= days
+        return found
 
     @property
     def changed_ns(self) -> int:

@@ -70,6 +70,12 @@ def store_cause(said: str) -> str | None:
     return next((cause for words, cause in _STORE_CAUSES if words.search(said)), None)
 
 
+def _known_cause(path: str, error: Exception) -> str | None:
+    if isinstance(error, StoreError):
+        return error.cause
+    return store_cause(str(error)) if "://" in path else None
+
+
 class PipelineError(Exception):
     """An error that ends a job.
 
@@ -122,9 +128,7 @@ def of_spark(error: Exception) -> PipelineError:
 def of_store(path: str, error: Exception, what: str = "archive") -> PipelineError:
     """Return the error for reading or writing an archive, or something in it."""
     text = " ".join(str(error).split())[:300]
-    known = error.cause if isinstance(error, StoreError) else None
-    if known is None and "://" in path:
-        known = store_cause(str(error))
+    known = _known_cause(path, error)
     if known is not None:
         return PipelineError(f"The {what} in {path} cannot be read or written: {known}.")
     return PipelineError(f"The {what} in {path} could not be read or written ({text}).")
@@ -132,9 +136,7 @@ def of_store(path: str, error: Exception, what: str = "archive") -> PipelineErro
 
 def of_file(path: str, error: Exception) -> PipelineError:
     """Return the error for reading a file of an archive."""
-    cause = error.cause if isinstance(error, StoreError) else None
-    if cause is None and "://" in path and isinstance(error, OSError):
-        cause = store_cause(str(error))
+    cause = _known_cause(path, error) if isinstance(error, OSError) else None
     if cause is not None:
         return PipelineError(f"{path} could not be read: {cause}.")
     text = " ".join(str(error).split()) or type(error).__name__

@@ -19,7 +19,6 @@ from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 
-from store.pipeline.audit.results import damage
 from store.pipeline.database import FOREVER, connected, read_as_of, read_marks
 from store.pipeline.delta import DataFile, DeltaArchive, Manifest, read_manifest, short_hours
 from store.pipeline.errors import SPARK_ERRORS, USAGE, PipelineError, of_spark
@@ -125,7 +124,6 @@ TWICE: Final = "there more than once"
 UNREADABLE: Final = "file cannot be read"
 WRONG_ROWS: Final = "file has another number of rows than the table says"
 DIFFERENT: Final = "hour is not the same in the database"
-BESIDE: Final = "table beside the messages is damaged"
 LOST_MARKED: Final = "hour was marked as archived here, and is no longer here in full"
 LOST_HOUR: Final = "hour of the manifest is no longer here in full"
 LOST_FILE: Final = "file of the manifest is not in the table"
@@ -230,7 +228,6 @@ def verify(session: SparkSession, job: VerifyJob) -> VerifyReport:
         raise of_spark(error) from error
     result.hours = len(stored)
     _check_manifest(job, copy, digests, stored, result)
-    result.add(BESIDE, damage(archive))
     if job.url is not None:
         _check_database(job.url, job, stored, result)
     return result

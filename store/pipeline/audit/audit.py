@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -21,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 
 from store.pipeline.audit.examine import CYCLE, HEAD, INCOMPLETE, ORPHAN, VIOLATION
-from store.pipeline.audit.results import SUMS, RecordedAudit, note_audit, read_recorded, record
+from store.pipeline.audit.results import SUMS, RecordedAudit, read_recorded, record
 from store.pipeline.audit.summary import AuditReport, summarized
 from store.pipeline.audit.tables import (
     ALWAYS,
@@ -55,9 +54,8 @@ class AuditJob:
     """A range of a set of messages, in nanoseconds, the end exclusive.
 
     ``output`` is a directory for all findings, ``missing`` a file for the missing IDs, which
-    ``storenode sync --ids`` reads; both must not exist. ``record``: the archive to whose table of
-    audits the result is added, and from which the next audit continues. ``full``: examine
-    everything.
+    ``storenode sync --ids`` reads; both must not exist. ``record``: the archive beside which the
+    results are kept, from which the next audit continues. ``full``: examine everything.
     """
 
     messages: MessageSet
@@ -80,45 +78,40 @@ def audit(session: SparkSession, job: AuditJob) -> AuditReport:
     outputs = AuditOutputs(job.output, job.missing)
     total = sum(each.messages for each in job.messages.hours.values())
     is_continued = job.is_whole and job.output is None and not job.full
+    changed: set[int] | None = None
+    last, commit = None, ""
     try:
-        with ExitStack() as stack:
-            changed: set[int] | None = None
-            last, commit = None, ""
-            with shown(job.say, "audit", total):
-                if isinstance(job.messages, ArchiveMessages):
-                    archive = job.messages.archive
-                    commit = archive.commit_digest
-                    last = read_recorded(session, archive) if is_continued else None
-                    changed = archive.changed_since(last.commit) if last is not None else None
-                if last is None or changed is None:
-                    sums_, tables = _whole(stack, job)
-                else:
-                    sums_, tables = _continued(stack, job, last, changed)
-                result = summarized(job.messages.name, tables)
-            if outputs.wanted:
-                with shown(job.say, "write"):
-                    outputs.write(tables)
-            if job.record is not None:
-                note_audit(job.record, tables.channels, tables.counts)
-                if changed != set():
-                    record(job.record, {"sums": sums_, **_recorded(tables)}, commit)
-            result.output, result.missing_file = job.output, job.missing
-            return result
+        with shown(job.say, "audit", total):
+            if isinstance(job.messages, ArchiveMessages):
+                archive = job.messages.archive
+                commit = archive.commit_digest
+                last = read_recorded(session, archive) if is_continued else None
+                changed = archive.changed_since(last.commit) if last is not None else None
+            if last is None or changed is None:
+                sums_, tables = _whole(job)
+            else:
+                sums_, tables = _continued(job, last, changed)
+            result = summarized(job.messages.name, tables)
+        if outputs.wanted:
+            with shown(job.say, "write"):
+                outputs.write(tables)
+        if job.record is not None and changed != set():
+            record(job.record, {"sums": sums_, **_recorded(tables)}, commit)
     except SPARK_ERRORS as error:
         raise of_spark(error) from error
+    result.output, result.missing_file = job.output, job.missing
+    return result
 
 
-def _whole(stack: ExitStack, job: AuditJob) -> tuple[DataFrame, AuditTables]:
+def _whole(job: AuditJob) -> tuple[DataFrame, AuditTables]:
     """Examine everything; return the sums by channel and day, and the tables."""
     sums_ = checkpointed(sums_by_channel(job.messages.messages(SUMMED, job.low_ns, job.high_ns)))
     kinds = ALWAYS if job.output is None else ALWAYS | WRITTEN
     history = History(job.messages, job.low_ns, job.high_ns, kinds)
-    return sums_, audit_tables(stack, history, require_bounded(sums_))
+    return sums_, audit_tables(history, require_bounded(sums_))
 
 
-def _continued(
-    stack: ExitStack, job: AuditJob, last: RecordedAudit, days: set[int]
-) -> tuple[DataFrame, AuditTables]:
+def _continued(job: AuditJob, last: RecordedAudit, days: set[int]) -> tuple[DataFrame, AuditTables]:
     """Examine the channels that have changed, and keep the other rows of the last audit.
 
     ``days`` are those whose files have changed since, in which nothing was removed.
@@ -145,7 +138,7 @@ def _continued(
         wanted = sums_.join(changed, "channel", "semi").select("day").distinct().collect()
         files = last.archive.files({row["day"] for row in wanted})
         rows = read_files(session, files, CLAIMS_READ).join(changed, "channel", "semi")
-        again = _recorded(audit_tables(stack, History(job.messages, rows=rows), entries))
+        again = _recorded(audit_tables(History(job.messages, rows=rows), entries))
         kept = {name: rows.unionByName(again[name]) for name, rows in kept.items()}
     now = {name: checkpointed(rows) for name, rows in kept.items()}
     tables = AuditTables(

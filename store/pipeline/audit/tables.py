@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Final
@@ -92,17 +91,14 @@ class History:
     kinds: Kinds = ALWAYS
     rows: DataFrame | None = None
 
-    def claims(self, stack: ExitStack) -> DataFrame:
+    def claims(self) -> DataFrame:
         """Return the messages of SDS."""
         if self.rows is not None:
             return self.rows
         rows = self.messages.messages(CLAIMS_READ, self.low_ns, self.high_ns)
         found = rows.where(F.col("channel").isNotNull())
-        if isinstance(self.messages, DatabaseMessages):
-            # It is used several times, and a database should be read once.
-            found = found.persist(StorageLevel.DISK_ONLY)
-            stack.callback(found.unpersist)
-        return found
+        # They are used several times, and a database should be read once.
+        return checkpointed(found) if isinstance(self.messages, DatabaseMessages) else found
 
 
 def checkpointed(rows: DataFrame) -> DataFrame:
@@ -147,9 +143,9 @@ def require_bounded(sums_: DataFrame) -> int:
     return int(row["all"])
 
 
-def audit_tables(stack: ExitStack, history: History, entries: int) -> AuditTables:
+def audit_tables(history: History, entries: int) -> AuditTables:
     """Compute the tables of a history with about so many ``entries``."""
-    claims = history.claims(stack)
+    claims = history.claims()
     found = _examined(history, claims, None, entries)
     if found.counts["missing"]:
         found = _with_references(history, claims, found, entries)

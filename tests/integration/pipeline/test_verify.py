@@ -18,10 +18,6 @@ from pyspark.sql import SparkSession
 from store.pipeline import verify as kinds
 from store.pipeline.archive import ArchiveJob, ArchiveReport, archive
 from store.pipeline.audit.audit import AuditJob, audit
-from store.pipeline.audit.examine import CHANNELS
-from store.pipeline.audit.results import damage, note_audit
-from store.pipeline.audit.tables import COUNTED
-from store.pipeline.columns import empty
 from store.pipeline.delta import DeltaArchive
 from store.pipeline.errors import PipelineError
 from store.pipeline.message_sets import ArchiveMessages, computed_in, fingerprint
@@ -284,28 +280,6 @@ def test_a_manifest_without_a_commit_is_not_continued_until_a_new_one_is_begun(
     assert result.sound, result.faults
     assert "It was begun in place of one with 2" in " ".join(result.lines())
     assert in_lake(lake_path) == sorted(stored_ids(url))
-
-
-def test_audits_are_not_begun_anew_over_the_files_of_a_lost_log(
-    spark: SparkSession, lake_path: Path
-) -> None:
-    archive = DeltaArchive(str(lake_path))
-
-    def note() -> None:
-        note_audit(archive, empty(spark, CHANNELS), dict.fromkeys(COUNTED, 0))
-
-    note()
-    table = lake_path / "audits"
-    aside = (table / "_delta_log").rename(lake_path / "log")
-    files = set(table.iterdir())
-    assert found(verified(spark, lake_path)) == {kinds.BESIDE: 1}
-    with pytest.raises(PipelineError, match=r"audits holds \d Parquet files, but the log"):
-        note()
-    assert set(table.iterdir()) == files
-    aside.rename(table / "_delta_log")
-    assert damage(archive) == []
-    next(table.glob("*.parquet")).unlink()
-    assert f"{table} lacks 1 of the" in damage(archive)[0]
 
 
 def log_of(lake: Path) -> Path:

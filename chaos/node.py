@@ -31,7 +31,9 @@ MAX_LOG_TAIL_BYTES: Final = 16 * 1024
 
 _ANY_PORT: Final = "127.0.0.1:0"
 # -P: what lies in the current directory must not stand in for our modules.
-_PROGRAM: Final = (sys.executable, "-P", "-m", "storenode.cli")
+PROGRAM: Final = (sys.executable, "-P", "-m", "storenode.cli")
+"""The command `storenode` of this environment."""
+
 _LISTENERS: Final = ("--listen", "--peer-listen", "--admin-listen", "--metrics-listen")
 
 
@@ -65,7 +67,7 @@ class NodeProcess:
         directory: Path,
         options: Sequence[str] = (),
         *,
-        program: Sequence[str] = _PROGRAM,
+        program: Sequence[str] = PROGRAM,
         enter: Callable[[list[str]], list[str]] = list,
     ) -> None:
         self.name = name

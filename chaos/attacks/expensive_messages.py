@@ -12,7 +12,7 @@ from typing import Final
 import grpc
 
 from chaos.attacks.peers import channel_to, give
-from chaos.attacks.registry import Target, attack
+from chaos.attacks.target import Target
 from storenode.sds.codec import encode
 from storenode.wire.sds.v1.message_pb2 import HistoryEntry
 from storenode.wire.storenode.v1.store_pb2 import GetCausalHistoryRequest, PublishRequest
@@ -30,7 +30,6 @@ _PUBSUB: Final = "/waku/2/rs/1/0"
 _DAY_NS: Final = 86_400 * 10**9
 
 
-@attack(count=40, short=8)
 async def walks(target: Target, rng: random.Random, count: int) -> str:
     """Start many causal walks over IDs with many claimants and parents; places limit them."""
     options = (("grpc.max_receive_message_length", -1),)
@@ -53,7 +52,6 @@ async def walks(target: Target, rng: random.Random, count: int) -> str:
     return "; ".join(f"{number} of {count} walks: {how}" for how, number in sorted(ended.items()))
 
 
-@attack(count=20_000, short=400, options=("--retention", "off"))
 async def years_of_messages(target: Target, rng: random.Random, count: int) -> str:
     """Send a message of each day since 1970 as a peer; a node makes few partitions for them."""
     now_ns = time.time_ns()

@@ -7,14 +7,13 @@ import random
 from collections import Counter
 from typing import Final
 
-from chaos.attacks.registry import Target, attack
+from chaos.attacks.target import Target
 from tests.support.waku_attacks import GONE, HOSTILE, HOSTILE_WEBSOCKETS
 
 _ATTACKERS: Final = 8
 _PATIENCE_S: Final = 60.0
 
 
-@attack(count=5_000, short=80, on_gateway=True, deadline_s=2 * 3_600.0)
 async def gateway_protocols(target: Target, rng: random.Random, count: int) -> str:
     """Break all protocols of a gateway, eight at a time; 100,000 take about an hour."""
     kinds = [

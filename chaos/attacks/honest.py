@@ -1,4 +1,4 @@
-"""An honest client beside an attack: its calls, their times, and their failures."""
+"""An honest client beside an attack: it gets what it is owed, and nothing else."""
 
 from __future__ import annotations
 
@@ -7,18 +7,27 @@ import time
 import urllib.request
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from contextlib import suppress
+from random import Random
 from typing import TYPE_CHECKING, Final
 
 import grpc
 
-from chaos.attacks.registry import Target
-from storenode.wire.storenode.v1.store_pb2 import (
-    ContentFilter,
-    PublishRequest,
-    PublishResult,
-    ScanRequest,
+from chaos.attacks.target import Target
+from chaos.checker.clients import (
+    PUBSUB,
+    Endpoint,
+    Follower,
+    NotReadyError,
+    Publisher,
+    query,
+    read_holding,
+    scan,
 )
+from chaos.checker.history import History
+from chaos.checker.stores import check_stores
+from chaos.checker.violation import Violation
+from chaos.waiter import StuckError, Waiter
 from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
 from tests.support.waku_client import WakuClient
@@ -26,111 +35,119 @@ from tests.support.waku_client import WakuClient
 if TYPE_CHECKING:
     from storenode.wire.storenode.v1.store_pb2_grpc import StoreAsyncStub
 
-PUBSUB: Final = "/waku/2/rs/1/0"
-TOPIC: Final = "/honest/1/lobby/proto"
-
 PAUSE_S: Final = 0.1
 _PATIENCE_S: Final = 60.0
-_STORED: Final = PublishResult.STORED, PublishResult.DUPLICATE
+_QUERIED: Final = 100
+_OK: Final = 200
 
 
 class WrongAnswerError(Exception):
     """An answer that does not serve the call."""
 
 
-@dataclass(slots=True)
-class CallRecord:
-    """The seconds that each kind of call took, and the failures by kind and code."""
+class HonestClient:
+    """A client that publishes, follows, looks up, scans and probes again and again.
 
-    seconds: dict[str, list[float]] = field(default_factory=dict)
-    failures: Counter[str] = field(default_factory=Counter)
+    Attributes:
+        seconds: the times of the calls that succeeded.
+        failures: the failed calls by kind and cause.
+    """
 
-    @property
-    def slowest_s(self) -> float:
-        """The time of the slowest call that succeeded."""
-        return max((max(each) for each in self.seconds.values() if each), default=0.0)
+    def __init__(self, target: Target, pause_s: float = PAUSE_S) -> None:
+        self.seconds: list[float] = []
+        self.failures: Counter[str] = Counter()
+        self._target = target
+        self._pause_s = pause_s
+        endpoint, self._history = Endpoint(target.address), History()
+        # Other clients may have used the node before.
+        self._topics = (f"/honest/1/{time.time_ns()}/proto",)
+        self._follower = Follower("node", endpoint, self._topics)
+        self._publisher = Publisher(
+            "honest",
+            endpoint,
+            lambda: "node",
+            self._history,
+            Random(1),
+            pause_s,
+            batch_messages=2,
+            try_s=_PATIENCE_S,
+            content_topics=self._topics,
+        )
 
     @property
     def calls(self) -> int:
         """The number of calls."""
-        return sum(map(len, self.seconds.values())) + self.failures.total()
-
-
-class HonestClient:
-    """A client that publishes, queries, scans and probes again and again."""
-
-    def __init__(self, target: Target, pause_s: float = PAUSE_S) -> None:
-        self.record = CallRecord()
-        self._pause_s = pause_s
-        self._target = target
+        return len(self.seconds) + self.failures.total()
 
     async def run(self, ended: asyncio.Event) -> None:
-        """Make calls until ``ended`` is set; open calls may finish."""
-        async with grpc.aio.insecure_channel(self._target.address) as channel:
-            store = StoreStub(channel)
+        """Make calls until ``ended`` is set, and wait for open calls and the follower."""
+        endpoint, answers = self._follower.endpoint, self._publisher.answers
+        following = asyncio.create_task(self._follower.run())
+        async with endpoint.open() as channel:
+            store: StoreAsyncStub = StoreStub(channel)
             calls: dict[str, Callable[[], Awaitable[None]]] = {
-                "publish": lambda: self._publish(store),
                 "query": lambda: self._query(store),
                 "scan": lambda: self._scan(store),
                 "probe": self._probe,
             }
             if self._target.gateway:
                 calls["gateway"] = self._query_gateway
-            await asyncio.gather(*(self._repeat(*each, ended) for each in calls.items()))
+            repeating = (self._repeat(*each, ended) for each in calls.items())
+            await asyncio.gather(self._publisher.run(ended), *repeating)
+        with suppress(StuckError):
+            await Waiter(_PATIENCE_S).until_none(
+                "acknowledged messages that were not followed",
+                lambda: len(self._history.acks.keys() - self._follower.stored),
+            )
+        following.cancel()
+        self.seconds += answers.seconds
+        for counts in (answers.errors, answers.refused, Counter(answers.failures)):
+            self.failures.update({f"publish: {what}": n for what, n in counts.items()})
+        self.failures.update(self._follower.failures)
+
+    async def judge(self) -> list[Violation]:
+        """Return how what the node holds differs from what was published and acknowledged."""
+        return check_stores(
+            self._history, [await read_holding(self._follower, "node", self._history)]
+        )
 
     async def _repeat(
         self, name: str, call: Callable[[], Awaitable[None]], ended: asyncio.Event
     ) -> None:
-        taken = self.record.seconds.setdefault(name, [])
         while not ended.is_set():
             began_s = time.monotonic()
             try:
                 await call()
             except grpc.aio.AioRpcError as error:
-                self.record.failures[f"{name}: {error.code().name}"] += 1
-            except (
-                OSError,
-                TimeoutError,
-                asyncio.IncompleteReadError,
-                WrongAnswerError,
-            ) as error:
-                self.record.failures[f"{name}: {error}"] += 1
+                self.failures[f"{name}: {error.code().name}"] += 1
+            except (OSError, EOFError, NotReadyError, WrongAnswerError) as error:
+                self.failures[f"{name}: {error!r}"] += 1
             else:
-                taken.append(time.monotonic() - began_s)
+                self.seconds.append(time.monotonic() - began_s)
             await asyncio.sleep(self._pause_s)
 
-    async def _publish(self, store: StoreAsyncStub) -> None:
-        request, now_ns = PublishRequest(), time.time_ns()
-        item = request.messages.add(pubsub_topic=PUBSUB)
-        item.message.content_topic, item.message.timestamp = TOPIC, now_ns
-        item.message.payload = now_ns.to_bytes(8, "big")
-        answer = await store.Publish(request, timeout=_PATIENCE_S)
-        if answer.results[0].outcome not in _STORED:
-            raise WrongAnswerError(answer.results[0].reason)
-
     async def _query(self, store: StoreAsyncStub) -> None:
-        request = StoreQueryRequest(
-            request_id="honest", include_data=True, pubsub_topic=PUBSUB, content_topics=[TOPIC]
-        )
-        answer = await store.Query(request, timeout=_PATIENCE_S)
-        if answer.status_code != 200:
-            raise WrongAnswerError(f"{answer.status_code} {answer.status_desc}")
+        owed = list(self._history.acks)[-_QUERIED:]
+        self._require(owed, {each.claimed for each in await query(store, owed)})
+
+    async def _scan(self, store: StoreAsyncStub) -> None:
+        owed = list(self._history.acks)
+        self._require(owed, {each.claimed for each in await scan(store, self._topics)})
+
+    @staticmethod
+    def _require(owed: list[bytes], found: set[bytes]) -> None:
+        if missing := len(set(owed) - found):
+            raise WrongAnswerError(f"{missing} acknowledged messages are missing")
 
     async def _query_gateway(self) -> None:
+        request = StoreQueryRequest(pubsub_topic=PUBSUB, content_topics=self._topics)
         async with (
             WakuClient.connected(self._target.gateway) as client,
             asyncio.timeout(_PATIENCE_S),
         ):
-            answer = await client.query(
-                StoreQueryRequest(pubsub_topic=PUBSUB, content_topics=[TOPIC])
-            )
-        if answer.status_code != 200:
+            answer = await client.query(request)
+        if answer.status_code != _OK:
             raise WrongAnswerError(f"{answer.status_code} {answer.status_desc}")
-
-    async def _scan(self, store: StoreAsyncStub) -> None:
-        request = ScanRequest(filter=ContentFilter(content_topics=[TOPIC]), include_data=True)
-        async for _ in store.Scan(request, timeout=_PATIENCE_S):
-            pass
 
     async def _probe(self) -> None:
         def get() -> None:

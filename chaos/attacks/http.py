@@ -1,23 +1,24 @@
-"""Attacks on the HTTP listener by requests that cost far more than their bytes."""
+"""Attacks on the HTTP listeners by requests that cost far more than their bytes, or never end."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 import time
+from collections import Counter
 from contextlib import suppress
 from itertools import product
 from string import ascii_lowercase
 from typing import Final
 
-from chaos.attacks.registry import Target, attack
+from chaos.attacks.target import Target
 
-_HTTP: Final = ("--http-listen", "127.0.0.1:0")
 _CHUNKS: Final = b"1\r\nx\r\n" * 2_000
 _DEADLINE_S: Final = 10.0
+_PROBES: Final = 20
+_PAUSE_S: Final = 0.25
 
 
-@attack(count=20, short=3, options=_HTTP)
 async def http_parameters(target: Target, _rng: random.Random, count: int) -> str:
     """Send requests with 15,500 parameters each, in a URL of 62 kB, one after the other."""
     names = ("".join(letters) for letters in product(ascii_lowercase, repeat=3))
@@ -25,14 +26,13 @@ async def http_parameters(target: Target, _rng: random.Random, count: int) -> st
     head = f"GET /api/v1/messages?{query} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
     began_s = time.monotonic()
     for _ in range(count):
-        reader, writer = await _connect(target)
+        reader, writer = await _connect(target.http_address)
         writer.write(head.encode())
         await reader.read()
         writer.close()
     return f"{count * len(head):,} bytes were answered in {time.monotonic() - began_s:.1f} s"
 
 
-@attack(count=1, short=1, options=_HTTP)
 async def http_chunks(target: Target, _rng: random.Random, count: int) -> str:
     """Send bodies in chunks of one byte for ten seconds, over as many connections at a time."""
     sizes = await asyncio.gather(*(_send_chunks(target) for _ in range(count)))
@@ -48,7 +48,7 @@ async def _send_chunks(target: Target) -> int:
     with suppress(TimeoutError):
         async with asyncio.timeout(_DEADLINE_S):
             while True:
-                reader, writer = await _connect(target)
+                reader, writer = await _connect(target.http_address)
                 answered = asyncio.create_task(reader.read(1))
                 writer.write(head)
                 with suppress(ConnectionError):
@@ -61,6 +61,35 @@ async def _send_chunks(target: Target) -> int:
     return sent
 
 
-async def _connect(target: Target) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    host, _, port = target.http_address.rpartition(":")
+async def half_sent_probes(target: Target, _rng: random.Random, count: int) -> str:
+    """Send probes that never complete; the oldest give way to complete ones for /healthz."""
+    writers = []
+    for _ in range(count):
+        _, writer = await _connect(target.metrics_address)
+        writer.write(b"GET /healthz HTTP/1.1\r\nHost: node\r\n")
+        writers.append(writer)
+    answers: Counter[str] = Counter()
+    for _ in range(_PROBES):
+        answers[await _probe(target.metrics_address)] += 1
+        await asyncio.sleep(_PAUSE_S)
+    for writer in writers:
+        writer.close()
+    shown = ", ".join(f"{number} with {code}" for code, number in answers.items())
+    return f"{_PROBES} probes of /healthz were answered {shown}"
+
+
+async def _probe(address: str) -> str:
+    reader, writer = await _connect(address)
+    try:
+        writer.write(b"GET /healthz HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n")
+        line = await asyncio.wait_for(reader.readline(), _DEADLINE_S)
+    except (ConnectionError, TimeoutError):
+        return "nothing"
+    finally:
+        writer.close()
+    return line.decode("ascii", "replace").split(" ")[1] if line else "nothing"
+
+
+async def _connect(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    host, _, port = address.rpartition(":")
     return await asyncio.open_connection(host, int(port))

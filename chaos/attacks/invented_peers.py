@@ -13,7 +13,7 @@ from typing import Any, Final
 import grpc
 
 from chaos.attacks.peers import answer, begin, channel_to, reconcile, transfer
-from chaos.attacks.registry import Target, attack
+from chaos.attacks.target import Target
 from storenode.wire.storenode.v1.peer_pb2 import GossipFrame, Inventory
 
 _AT_ONCE: Final = 4
@@ -30,7 +30,6 @@ _HOLD_AGAIN_S: Final = (3.0, 7.0)
 """In step with each other they would meet the moment at which places may be taken, or miss it."""
 
 
-@attack(count=400, short=40)
 async def reconcile_places(target: Target, rng: random.Random, count: int) -> str:
     """Reconcile and never transfer; such sessions give way to an honest peer's."""
     outcomes: Counter[bool] = Counter()
@@ -50,7 +49,6 @@ async def reconcile_places(target: Target, rng: random.Random, count: int) -> st
     return f"{outcomes[True]} of {count} invented peers reconciled; {seen}"
 
 
-@attack(count=70, short=70)
 async def gossip_places(target: Target, rng: random.Random, count: int) -> str:
     """Open streams of gossip that deliver nothing; they give way to an honest peer's."""
     async with channel_to(target.peer_address) as channel:
@@ -66,7 +64,6 @@ async def gossip_places(target: Target, rng: random.Random, count: int) -> str:
     return f"{len(joined)} of {count} invented peers had a stream; {seen}"
 
 
-@attack(count=2_000_000, short=100_000)
 async def false_confirmations(target: Target, rng: random.Random, count: int) -> str:
     """Announce millions of messages that were never published.
 

@@ -1,25 +1,24 @@
-"""An attack on a node of its own, and its cost."""
+"""Attacks on a node, their cost, and what an honest client gets meanwhile."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import json
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 import psutil
 
-from chaos.attacks.attacker import load_attacks
+from chaos.attacks.catalog import ATTACKS
 from chaos.attacks.honest import PAUSE_S, HonestClient
-from chaos.attacks.registry import Target
-from chaos.node import NodeProcess
+from chaos.attacks.target import Target
+from chaos.node import PROGRAM, NodeProcess
 from tests.support.gateway import GENEROUS, GatewayProcess, running_gateway
 
 MIB: Final = 1024 * 1024
@@ -27,7 +26,8 @@ _SAMPLE_S: Final = 0.05
 _MAX_SAMPLES: Final = 24
 _SETTLE_S: Final = 1.0
 _ORPHANS_END_S: Final = 30.0
-_OPTIONS: Final = ("--log-level", "error", "--sync-interval", "0", "--gossip", "on")
+OPTIONS: Final = ("--log-level", "error", "--sync-interval", "0", "--gossip", "on")
+"""Options of a node that is attacked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,9 @@ class Outcome:
     failures: dict[str, int]
     alive: bool
     saw: str
+    violations: Sequence[str] = ()
+    """The rules that what the honest client got has broken."""
+
     memory_mib: Sequence[int] = ()
     """Samples at equal distances, so that a slow leak shows in a long run."""
 
@@ -54,64 +57,35 @@ class Outcome:
         return json.dumps(asdict(self))
 
 
-async def run_attack(
-    attacks: Mapping[str, int],
-    seed: int,
-    python: Path | None = None,
-    before: Sequence[str] = (),
-    *,
-    database_url: str | None = None,
-    pause_s: float = PAUSE_S,
-) -> Outcome:
-    """Start a node, and run all ``attacks`` at once.
-
-    Args:
-        attacks: the count of each attack, by name.
-        seed: decides the random choices of the attacks.
-        python: the interpreter of another environment whose node is attacked.
-        before: words before the node's command line.
-        database_url: an empty database; by default the node has its own.
-        pause_s: pause between two calls of a kind of the honest client.
-    """
-    attacked = load_attacks()
-    options = [*_OPTIONS, *(each for name in attacks for each in attacked[name].options)]
-    if database_url is not None:
-        options += ["--database-url", database_url]
-    async with run_node(options, program_of(python), before) as node:
-        with contextlib.ExitStack() as stack:
-            gateway = None
-            if any(attacked[name].on_gateway for name in attacks):
-                folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="storenode-")))
-                more = (*GENEROUS, "--relay", "router")
-                gateway = stack.enter_context(running_gateway(folder, node.ready["listen"], *more))
-            return await _attack(node, gateway, attacks, seed, pause_s)
+async def run_attack(attacks: Mapping[str, int], seed: int) -> Outcome:
+    """Start a node with a database of its own, and attack it; ``attacks`` as of `attack_node`."""
+    options = [*OPTIONS, *(each for name in attacks for each in ATTACKS[name].options)]
+    async with run_node(options) as node:
+        if not any(ATTACKS[name].on_gateway for name in attacks):
+            return await attack_node(node, attacks, seed)
+        with gateway_before(node) as gateway:
+            return await attack_node(node, attacks, seed, gateway)
 
 
-def program_of(python: Path | None) -> Sequence[str]:
-    """Return the command ``storenode`` beside an interpreter, by default of this environment."""
-    return (str((python or Path(sys.executable)).with_name("storenode")),)
-
-
-def target_of(node: NodeProcess) -> Target:
-    """Return the addresses of a node."""
-    return Target(
-        node.ready["listen"], node.ready["peer"], node.ready["metrics"], node.ready.get("http", "")
-    )
+@contextmanager
+def gateway_before(node: NodeProcess) -> Iterator[GatewayProcess]:
+    """Run a gateway in a temporary directory."""
+    with (
+        tempfile.TemporaryDirectory(prefix="storenode-") as directory,
+        running_gateway(
+            Path(directory), node.ready["listen"], *GENEROUS, "--relay", "router"
+        ) as gateway,
+    ):
+        yield gateway
 
 
 @asynccontextmanager
 async def run_node(
-    options: Sequence[str], program: Sequence[str], before: Sequence[str] = ()
+    options: Sequence[str], program: Sequence[str] = PROGRAM
 ) -> AsyncIterator[NodeProcess]:
     """Run a node in a temporary directory, and kill it at the end."""
     with tempfile.TemporaryDirectory(prefix="storenode-chaos-") as directory:
-        node = NodeProcess(
-            "node",
-            Path(directory),
-            options,
-            program=program,
-            enter=lambda line: [*before, *line],
-        )
+        node = NodeProcess("node", Path(directory), options, program=program)
         await node.start()
         try:
             yield node
@@ -122,17 +96,33 @@ async def run_node(
             await asyncio.to_thread(psutil.wait_procs, family, _ORPHANS_END_S)
 
 
-async def _attack(
+def target_of(node: NodeProcess, gateway: GatewayProcess | None = None) -> Target:
+    """Return the addresses of a node, and of the gateway before it."""
+    ready = node.ready
+    target = Target(ready["listen"], ready["peer"], ready["metrics"], ready.get("http", ""))
+    if gateway is None:
+        return target
+    return replace(target, gateway=gateway.address("tcp"), gateway_ws=gateway.address("ws"))
+
+
+async def attack_node(
     node: NodeProcess,
-    gateway: GatewayProcess | None,
     attacks: Mapping[str, int],
     seed: int,
-    pause_s: float,
+    gateway: GatewayProcess | None = None,
+    *,
+    pause_s: float = PAUSE_S,
 ) -> Outcome:
-    target = target_of(node)
-    if gateway is not None:
-        addresses = gateway.address("tcp"), gateway.address("ws")
-        target = replace(target, gateway=addresses[0], gateway_ws=addresses[1])
+    """Run attacks at once on a node that runs, beside an honest client.
+
+    Args:
+        node: the node.
+        attacks: the count of each attack, by name.
+        seed: decides the random choices of the attacks.
+        gateway: the gateway before the node, which is measured in place of the node.
+        pause_s: pause between two calls of a kind of the honest client.
+    """
+    target = target_of(node, gateway)
     honest, ended = HonestClient(target, pause_s), asyncio.Event()
     asking = asyncio.create_task(honest.run(ended))
     await asyncio.sleep(_SETTLE_S)
@@ -146,17 +136,17 @@ async def _attack(
     spent_s = gauge.processor_s() - gauge.before_s
     ended.set()
     await asking
-    record = honest.record
     return Outcome(
         name=", ".join(attacks),
         count=sum(attacks.values()),
         growth_mib=round((gauge.peak - gauge.before) / MIB, 1),
         processor_s=round(spent_s, 1),
-        slowest_s=round(record.slowest_s, 2),
-        calls=record.calls,
-        failures=dict(record.failures),
+        slowest_s=round(max(honest.seconds, default=0.0), 2),
+        calls=honest.calls,
+        failures=dict(honest.failures),
         alive=node.running and (gateway is None or gateway.process.poll() is None),
         saw="; ".join(saw),
+        violations=[str(each) for each in await honest.judge()] if node.running else [],
         memory_mib=[round(each / MIB) for each in gauge.samples],
     )
 
@@ -184,7 +174,7 @@ class _Gauge:
         for number in itertools.count():
             if not self._process.is_running():
                 return
-            with contextlib.suppress(psutil.Error):
+            with suppress(psutil.Error):
                 used = self._process.memory_info().rss
                 self.peak = max(self.peak, used)
                 if number % distance == 0:
@@ -196,9 +186,9 @@ class _Gauge:
 
 
 async def _attacker(given: dict[str, Any]) -> str:
-    deadline_s = load_attacks()[given["name"]].deadline_s
+    deadline_s = ATTACKS[given["name"]].deadline_s
     attacker = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "chaos.attacks.attacker"),
+        *(sys.executable, "-m", "chaos.attacks.catalog"),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )

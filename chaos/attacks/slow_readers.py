@@ -13,7 +13,7 @@ from typing import Any, Final
 import grpc
 
 from chaos.attacks.http2 import MESSAGE_HEAD, Connection, connected
-from chaos.attacks.registry import Target, attack
+from chaos.attacks.target import Target
 from storenode.wire.storenode.v1.store_pb2 import (
     ContentFilter,
     FollowRequest,
@@ -21,6 +21,7 @@ from storenode.wire.storenode.v1.store_pb2 import (
     ScanRequest,
 )
 from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
+from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
 
 _TOPIC: Final = "/hostile/1/unread/proto"
 _TOPICS: Final = 100
@@ -44,14 +45,12 @@ _READ: Final = {
 }
 
 
-@attack(count=300, short=60)
 async def unread_scans(target: Target, rng: random.Random, count: int) -> str:
     """Open many scans over one connection and read none; the budget of unsent answers ends them."""
     await _plant(target, rng)
     return await _hold(target, count, lambda store: store.Scan(ScanRequest(include_data=True)))
 
 
-@attack(count=1_000, short=100)
 async def unread_follows(target: Target, rng: random.Random, count: int) -> str:
     """Follow everything many times and read nothing; the budget of unsent answers ends them.
 
@@ -68,7 +67,6 @@ async def unread_follows(target: Target, rng: random.Random, count: int) -> str:
     return await _hold(target, count, follow)
 
 
-@attack(count=240, short=60)
 async def dripping_streams(target: Target, rng: random.Random, count: int) -> str:
     """Send and read a few bytes now and then on streams of every kind; they get few places."""
     await _plant(target, rng)
@@ -83,8 +81,11 @@ async def dripping_streams(target: Target, rng: random.Random, count: int) -> st
 
 
 async def _plant(target: Target, rng: random.Random) -> None:
-    """Publish 20 MiB, the answer of each call."""
+    """Publish 20 MiB, the answer of each call, unless the node has them."""
     async with grpc.aio.insecure_channel(target.address) as channel:
+        wanted = StoreQueryRequest(content_topics=[_TOPIC], pagination_limit=1)
+        if (await StoreStub(channel).Query(wanted)).messages:
+            return
         for start in range(0, _MESSAGES, _BATCH):
             request, now_ns = PublishRequest(), time.time_ns()
             for number in range(_BATCH):

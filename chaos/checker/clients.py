@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from random import Random
 from typing import Any, Final, TypeVar
@@ -19,7 +20,7 @@ from chaos.checker.history import Ack, History, Published
 from chaos.checker.stores import Holding, Served
 from storenode.wire.storenode.v1 import store_pb2, store_pb2_grpc
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
-from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
+from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest, WakuMessageKeyValue
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 
 PUBSUB: Final = "/waku/2/rs/1/0"
@@ -50,6 +51,7 @@ _STORED: Final = (
     store_pb2.PublishResult.DUPLICATE,
     store_pb2.PublishResult.UNCONFIRMED,
 )
+_STORED_NAMES: Final = tuple(map(store_pb2.PublishResult.Outcome.Name, _STORED))
 _RETRYABLE: Final = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -63,7 +65,7 @@ class NoAnswerError(Exception):
     """A node gave no answer in time; the text is its last error."""
 
 
-class _NotReadyError(Exception):
+class NotReadyError(Exception):
     """A `Query` was answered with 503."""
 
 
@@ -94,7 +96,7 @@ async def ask(
         while True:
             try:
                 return await call(store_pb2_grpc.StoreStub(channel))
-            except (grpc.aio.AioRpcError, _NotReadyError) as error:
+            except (grpc.aio.AioRpcError, NotReadyError) as error:
                 is_final = isinstance(error, grpc.aio.AioRpcError) and (
                     error.code() not in _RETRYABLE[:2]
                 )
@@ -103,75 +105,88 @@ async def ask(
                 await asyncio.sleep(_PAUSE_S)
 
 
-async def find_stored(
-    endpoint: Endpoint, digests: Collection[bytes], patience_s: float = _CALL_S
-) -> set[bytes]:
-    """Return which messages a node finds by hash."""
-
-    async def query(stub: store_pb2_grpc.StoreAsyncStub) -> set[bytes]:
-        found: set[bytes] = set()
-        rest = iter(digests)
-        while some := list(islice(rest, _QUERY_HASHES)):
-            request = StoreQueryRequest(
-                request_id="chaos", message_hashes=some, pagination_limit=_QUERY_HASHES
-            )
+async def query(stub: store_pb2_grpc.StoreAsyncStub, digests: Iterable[bytes]) -> list[Served]:
+    """Look messages up by hash, a thousand at a time."""
+    found: list[Served] = []
+    rest = iter(digests)
+    while some := list(islice(rest, _QUERY_HASHES)):
+        request = StoreQueryRequest(
+            request_id="chaos",
+            include_data=True,
+            message_hashes=some,
+            pagination_limit=_QUERY_HASHES,
+        )
+        while True:
             answer = await stub.Query(request, timeout=_CALL_S)
             if answer.status_code == _NOT_READY:
-                raise _NotReadyError(answer.status_desc)
-            assert answer.status_code == _OK, f"{endpoint.address}: {answer.status_desc}"
-            found.update(entry.message_hash for entry in answer.messages)
-        return found
+                raise NotReadyError(answer.status_desc)
+            assert answer.status_code == _OK, answer.status_desc
+            found += map(_served, answer.messages)
+            if not answer.HasField("pagination_cursor"):
+                break
+            request.pagination_cursor = answer.pagination_cursor
+    return found
 
-    return await ask(endpoint, query, patience_s)
+
+async def scan(
+    stub: store_pb2_grpc.StoreAsyncStub, content_topics: Iterable[str] = (), timeout_s: float = 60.0
+) -> list[Served]:
+    """Return all messages of a node, or those of some topics, in the order of its scan."""
+    topics = store_pb2.ContentFilter(content_topics=content_topics)
+    request = store_pb2.ScanRequest(filter=topics, include_data=True)
+    pages = stub.Scan(request, timeout=timeout_s)
+    return [_served(entry) async for page in pages for entry in page.messages]
 
 
-async def scan(endpoint: Endpoint, patience_s: float = _CALL_S) -> list[Served]:
-    """Return all messages of a node, in the order of its scan."""
-
-    async def read(stub: store_pb2_grpc.StoreAsyncStub) -> list[Served]:
-        pages = stub.Scan(store_pb2.ScanRequest(include_data=True), timeout=patience_s)
-        return [
-            Served(
-                entry.message_hash,
-                message_hash(entry.message, entry.pubsub_topic),
-                fingerprint(entry.message, entry.pubsub_topic),
-                entry.message.timestamp,
-            )
-            async for page in pages
-            for entry in page.messages
-        ]
-
-    return await ask(endpoint, read, patience_s)
+def _served(entry: WakuMessageKeyValue) -> Served:
+    return Served(
+        entry.message_hash,
+        message_hash(entry.message, entry.pubsub_topic),
+        fingerprint(entry.message, entry.pubsub_topic),
+        entry.message.timestamp,
+    )
 
 
 async def read_holding(
     follower: Follower, store: str, history: History, patience_s: float = _CALL_S
 ) -> Holding:
     """Read everything from the node of a follower, in all three ways."""
-    endpoint = follower.endpoint
+    topics, published = follower.content_topics, list(history.published)
     return Holding(
         follower.node,
         store,
-        await scan(endpoint, patience_s),
-        await find_stored(endpoint, list(history.published), patience_s),
-        list(follower.hashes),
+        await ask(follower.endpoint, partial(scan, content_topics=topics), patience_s),
+        await ask(follower.endpoint, partial(query, digests=published), patience_s),
+        list(follower.received),
     )
 
 
 @dataclass(slots=True)
 class Follower:
-    """A client that follows a node, resumes at its cursor, and passes over ephemeral messages.
+    """A client that follows a node from the beginning and resumes at its cursor.
 
-    It begins anew, with empty ``hashes``, when a node refuses the cursor (``OUT_OF_RANGE``).
+    When a node refuses the cursor (``OUT_OF_RANGE``: an empty store, or commits that a failover
+    lost), it starts from the beginning with nothing received.
+
+    Attributes:
+        node: the node's name.
+        endpoint: its address.
+        content_topics: what is followed; empty: everything.
+        received: the messages in the order of their arrival.
+        stored: their hashes.
+        cursor: the last cursor.
+        refusals: how often a cursor was refused.
+        failures: errors that no client should ever get.
     """
 
     node: str
     endpoint: Endpoint
-    hashes: list[bytes] = field(default_factory=list)
+    content_topics: Sequence[str] = ()
+    received: list[Served] = field(default_factory=list)
     stored: set[bytes] = field(default_factory=set)
     cursor: bytes = b""
+    refusals: int = 0
     failures: list[str] = field(default_factory=list)
-    """Errors that no client should ever get."""
 
     async def run(self) -> None:
         """Follow without end."""
@@ -185,17 +200,21 @@ class Follower:
                 await asyncio.sleep(_PAUSE_S)
 
     async def _follow(self, stub: store_pb2_grpc.StoreAsyncStub) -> None:
-        request = store_pb2.FollowRequest(cursor=self.cursor, include_data=True)
-        request.from_beginning = not self.cursor
+        request = store_pb2.FollowRequest(
+            filter=store_pb2.ContentFilter(content_topics=self.content_topics),
+            cursor=self.cursor,
+            from_beginning=not self.cursor,
+            include_data=True,
+        )
         async for page in stub.Follow(request):
-            digests = [each.message_hash for each in page.messages if not each.message.ephemeral]
-            self.hashes += digests
-            self.stored.update(digests)
+            self.received += map(_served, page.messages)
+            self.stored.update(entry.message_hash for entry in page.messages)
             self.cursor = page.cursor
 
     def _handle(self, error: grpc.aio.AioRpcError) -> None:
         if error.code() is grpc.StatusCode.OUT_OF_RANGE:
-            self.hashes, self.stored, self.cursor = [], set(), b""
+            self.received, self.stored, self.cursor = [], set(), b""
+            self.refusals += 1
         elif error.code() is not grpc.StatusCode.UNAVAILABLE:
             text = f"follower of {self.node}: {error.code().name}: {error.details()}"
             self.failures.append(text)
@@ -212,6 +231,11 @@ class AnswerCounts:
     skipped_turns: int = 0
     unanswered: int = 0
     seconds: list[float] = field(default_factory=list)
+
+    @property
+    def refused(self) -> Counter[str]:
+        """The outcomes of messages that were not stored."""
+        return self.outcomes - Counter(dict.fromkeys(_STORED_NAMES, self.outcomes.total()))
 
     def add(self, other: AnswerCounts) -> None:
         """Add the answers of another publisher."""
@@ -240,6 +264,8 @@ class Publisher:
     interval_s: float
     batch_messages: int = 10
     min_confirms: int = 0
+    try_s: float = TRY_S
+    content_topics: Sequence[str] = TOPICS
     answers: AnswerCounts = field(default_factory=AnswerCounts)
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -254,7 +280,9 @@ class Publisher:
                     self.answers.skipped_turns += 1
                     continue
                 count = self.rng.randint(1, self.batch_messages)
-                task = asyncio.create_task(self._publish(stub, new_messages(self.rng, count)))
+                task = asyncio.create_task(
+                    self._publish(stub, new_messages(self.rng, count, topics=self.content_topics))
+                )
                 open_calls.add(task)
                 task.add_done_callback(open_calls.discard)
             await asyncio.gather(*open_calls)
@@ -281,7 +309,7 @@ class Publisher:
             # of the transport, which then counts for the former.
             store = self.store()
             try:
-                answer = await stub.Publish(request, timeout=TRY_S)
+                answer = await stub.Publish(request, timeout=self.try_s)
             except grpc.aio.AioRpcError as error:
                 self.answers.errors[error.code().name] += 1
                 if error.code() not in _RETRYABLE:
@@ -322,7 +350,7 @@ class Publisher:
 
 
 def new_messages(
-    rng: Random, count: int, times_ns: Sequence[int] = ()
+    rng: Random, count: int, times_ns: Sequence[int] = (), topics: Sequence[str] = TOPICS
 ) -> list[WakuMessageAndTopic]:
     """Make random messages, with and without optional fields; by default of the current time."""
     now_ns = time.time_ns()
@@ -330,7 +358,7 @@ def new_messages(
         WakuMessageAndTopic(
             message=WakuMessage(
                 payload=rng.randbytes(rng.randint(16, _MAX_PAYLOAD_BYTES)),
-                content_topic=rng.choice(TOPICS),
+                content_topic=rng.choice(topics),
                 timestamp=time_ns,
                 version=rng.choice((None, 0, 1, 7)),
                 meta=rng.choice((None, None, b"", rng.randbytes(12))),

@@ -2,20 +2,21 @@
 
 - *lost*: every node holds what was acknowledged, unless nothing promises it any more
   (`History.may_be_lost`), or the node's retention dropped it (`History.may_go_ns`).
-- *unknown*: what is served was published.
-- *altered*: what is served is what was published, field by field, under its own hash.
-- *twice*, *order*: a scan gives each message once, in the order of time and hash.
-- *kept*: what retention had to drop is not served.
+- *unknown*: whatever a scan, a look-up by hash or a follower gets was published.
+- *altered*: it is what was published, field by field, under its own hash.
+- *twice*: none of the three gets a message more than once.
+- *order*: a scan is in the order of time and hash.
+- *kept*: what retention had to drop is in no scan.
 - *by hash*: a look-up by hash finds what a scan gives, and nothing else.
+- *follow*: a follower that resumed at its cursors received everything.
 - *unequal*: what any node serves, every node serves, except for what retention dropped.
 - *confirms*: no message has more confirmations than there are other stores.
-- *follow*: a follower that resumed at its cursors received everything, and nothing twice.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -35,32 +36,37 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """The messages of a node at the end of a run.
+    """The messages of a node at the end of a run, as its clients get them.
 
     Attributes:
         node: the node's name.
         store: the life of its database.
         scanned: what `Scan` gave, in order.
-        by_hash: the published hashes that `Query` found.
-        followed: what its follower received since the last start from the beginning, in order.
+        by_hash: what `Query` gave for the hashes of all published messages.
+        followed: what its follower received since the last start from the beginning.
     """
 
     node: str
     store: str
     scanned: Sequence[Served]
-    by_hash: Collection[bytes]
-    followed: Sequence[bytes] = ()
+    by_hash: Sequence[Served]
+    followed: Sequence[Served]
 
 
 def check_stores(history: History, holdings: Sequence[Holding]) -> list[Violation]:
     """Return all violations of the rules above."""
-    stored = {each.node: {message.claimed for message in each.scanned} for each in holdings}
+    stored = {each.node: _hashes(each.scanned) for each in holdings}
     found = _check_confirms(history, len(holdings) - 1)
     for each in holdings:
         found += _check_lost(history, each, stored)
-        found += _check_served(history, each)
-        found += _check_reads(each, stored[each.node])
+        for reader in ("scan", "look-up", "follower"):
+            found += _check_served(history, each, reader)
+        found += _check_reads(history, each)
     return found + _check_equal(history, holdings, stored)
+
+
+def _hashes(served: Iterable[Served]) -> set[bytes]:
+    return {message.claimed for message in served}
 
 
 def _check_lost(
@@ -85,48 +91,45 @@ def _check_lost(
     ]
 
 
-def _check_served(history: History, holding: Holding) -> list[Violation]:
-    node, scanned = holding.node, holding.scanned
-    times = Counter(message.claimed for message in scanned)
+def _check_served(history: History, holding: Holding, reader: str) -> list[Violation]:
+    served = {
+        "scan": holding.scanned,
+        "look-up": holding.by_hash,
+        "follower": holding.followed,
+    }[reader]
+    times = Counter(message.claimed for message in served)
     unknown = times.keys() - history.published.keys()
     altered = {
         message.claimed
-        for message in scanned
+        for message in served
         if message.claimed not in unknown
         and (
             message.computed != message.claimed
             or message.fingerprint != history.published[message.claimed].fingerprint
         )
     }
-    kept = {
-        message.claimed
-        for message in scanned
-        if message.timestamp_ns < history.must_go_ns(holding.store)
-    }
-    order = [(message.timestamp_ns, message.claimed) for message in scanned]
-    misplaced = [later for earlier, later in pairwise(order) if later < earlier]
     twice = [digest for digest, count in times.items() if count > 1]
+    where = f"in a {reader} of {holding.node}"
     return [
-        *list_violations("unknown", f"messages that {node} serves were never published", unknown),
-        *list_violations("altered", f"messages that {node} serves are not as published", altered),
-        *list_violations("twice", f"messages come more than once in a scan of {node}", twice),
-        *list_violations("order", f"messages come out of order in a scan of {node}", misplaced),
-        *list_violations("kept", f"messages that {node} serves should have been dropped", kept),
+        *list_violations("unknown", f"messages {where} were never published", unknown),
+        *list_violations("altered", f"messages {where} are not as published", altered),
+        *list_violations("twice", f"messages come more than once {where}", twice),
     ]
 
 
-def _check_reads(holding: Holding, stored: set[bytes]) -> list[Violation]:
-    node, times = holding.node, Counter(holding.followed)
-    differing = stored.symmetric_difference(holding.by_hash)
-    twice = [digest for digest, count in times.items() if count > 1]
+def _check_reads(history: History, holding: Holding) -> list[Violation]:
+    node, stored = holding.node, _hashes(holding.scanned)
+    must_go_ns = history.must_go_ns(holding.store)
+    kept = [each.claimed for each in holding.scanned if each.timestamp_ns < must_go_ns]
+    order = [(message.timestamp_ns, message.claimed) for message in holding.scanned]
+    misplaced = [later for earlier, later in pairwise(order) if later < earlier]
+    differing = stored.symmetric_difference(_hashes(holding.by_hash))
+    missed = stored - _hashes(holding.followed)
     return [
+        *list_violations("order", f"messages come out of order in a scan of {node}", misplaced),
+        *list_violations("kept", f"messages that {node} serves should have been dropped", kept),
         *list_violations("by hash", f"hashes of {node} differ between look-up and scan", differing),
-        *list_violations(
-            "follow", f"messages did not reach the follower of {node}", stored - times.keys()
-        ),
-        *list_violations(
-            "follow", f"messages reached the follower of {node} more than once", twice
-        ),
+        *list_violations("follow", f"messages did not reach the follower of {node}", missed),
     ]
 
 

@@ -17,7 +17,7 @@ from chaos.checker.clients import Follower, Publisher, new_messages, read_holdin
 from chaos.checker.history import Ack, History
 from chaos.checker.logs import Log, check_logs
 from chaos.checker.stores import Holding, check_stores
-from chaos.checker.violation import Violation
+from chaos.checker.violation import Violation, list_violations
 from chaos.demo.cluster import CALL_TIMEOUT_S, NODES, Cluster, short_name
 from chaos.demo.participants import (
     CAST,
@@ -148,7 +148,12 @@ class Story:
             for follower in self._followers.values()
         )
         self._holdings: Sequence[Holding] = await asyncio.gather(*reading)
-        return check_stores(self.history, self._holdings) + check_logs(self._logs)
+        refused = [each.node for each in self._followers.values() if each.refusals]
+        return [
+            *check_stores(self.history, self._holdings),
+            *check_logs(self._logs),
+            *list_violations("follow", "nodes refused a cursor of their own", refused),
+        ]
 
     async def close(self) -> None:
         """End everything, the last first; a failure of one part keeps no other one running."""

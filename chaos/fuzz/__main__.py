@@ -18,7 +18,6 @@ import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
 import grpc
@@ -26,10 +25,11 @@ import psutil
 
 from chaos.attacks.honest import HonestClient
 from chaos.attacks.peers import opening
-from chaos.attacks.run import program_of, run_node, target_of
+from chaos.attacks.run import run_node, target_of
 from chaos.fuzz.calls import Caller, Results
 from chaos.fuzz.methods import Method, methods
-from chaos.node import NodeProcess
+from chaos.node import PROGRAM, NodeProcess
+from chaos.waiter import Waiter
 
 MIB: Final = 1024 * 1024
 MOST_GROWTH_MIB: Final = 256
@@ -38,6 +38,8 @@ MOST_GROWTH_MIB: Final = 256
 MOST_SHOWN: Final = 5
 
 _AT_ONCE: Final = 48
+_HONEST_CALLS: Final = 6
+_PATIENCE_S: Final = 120.0
 _CHANNELS: Final = 4
 _ROUND: Final = 5_000
 _OPTIONS: Final = ("--log-level", "warning", "--log-format", "json", "--gossip", "on")
@@ -60,7 +62,7 @@ class Result:
 
 
 async def fuzz(
-    count: int, seed: str, only: Sequence[str] = (), program: Sequence[str] = ()
+    count: int, seed: str, only: Sequence[str] = (), program: Sequence[str] = PROGRAM
 ) -> Result:
     """Send requests to a node of its own.
 
@@ -68,9 +70,9 @@ async def fuzz(
         count: the number of requests.
         seed: decides what is sent.
         only: parts of the paths of methods; by default all methods.
-        program: the node's command; by default that of this environment.
+        program: the node's command.
     """
-    async with run_node(_OPTIONS, program or program_of(None)) as node:
+    async with run_node(_OPTIONS, program) as node:
         return await _fuzz(node, count, seed, only)
 
 
@@ -133,10 +135,11 @@ async def _after(node: NodeProcess) -> list[str]:
         return [f"the node logged: {line[:2_000]}" for line in wrong[:5]]
     honest, ended = HonestClient(target_of(node)), asyncio.Event()
     asking = asyncio.create_task(honest.run(ended))
-    await asyncio.sleep(0)
+    await Waiter(_PATIENCE_S).until("an honest client", lambda: honest.calls >= _HONEST_CALLS)
     ended.set()
     await asking
-    return [f"an honest call failed: {what}" for what in honest.record.failures]
+    failures = [f"an honest call failed: {what}" for what in honest.failures]
+    return failures + [str(each) for each in await honest.judge()]
 
 
 def _is_error(line: str) -> bool:
@@ -151,7 +154,7 @@ def _progress(result: Result) -> None:
 def main() -> int:
     """Run, and print the outcome."""
     given = _arguments()
-    result = asyncio.run(fuzz(given.count, given.seed, given.method, program_of(given.python)))
+    result = asyncio.run(fuzz(given.count, given.seed, given.method))
     calls = result.calls
     codes = ", ".join(f"{count:,} {code}" for code, count in calls.codes.most_common())
     slow = ", ".join(f"{path} {count}" for path, count in calls.slow.most_common()) or "none"
@@ -174,7 +177,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--method", action="append", default=[], help="a part of its path; repeatable; default: all"
     )
-    parser.add_argument("--python", type=Path, help="interpreter of another checkout to be fuzzed")
     return parser.parse_args()
 
 

@@ -16,10 +16,10 @@ from typing import Final
 
 import psycopg
 
-from chaos.checker.clients import Follower, NoAnswerError, read_holding, scan
+from chaos.checker.clients import Follower, NoAnswerError, ask, read_holding, scan
 from chaos.checker.growth import Rule, check_growth
 from chaos.checker.logs import Log, check_logs
-from chaos.checker.stores import Holding, check_stores
+from chaos.checker.stores import Holding, Served, check_stores
 from chaos.checker.violation import Violation
 from chaos.node import NodeFailedError
 from chaos.soak.machine import PATIENCE_S
@@ -224,11 +224,7 @@ async def _wait_until_equal(world: World) -> None:
 
     async def count_unequal() -> int:
         recent = [
-            {
-                each.claimed
-                for each in await scan(world.endpoint(name), PATIENCE_S)
-                if each.timestamp_ns >= horizon_ns
-            }
+            {each.claimed for each in await _scan(world, name) if each.timestamp_ns >= horizon_ns}
             for name in NAMES
         ]
         return len(set().union(*recent)) - len(set.intersection(*recent))
@@ -240,11 +236,15 @@ async def _wait_until_equal(world: World) -> None:
 async def _wait_for_followers(world: World) -> None:
     """Wait until every follower has what its node holds."""
     for name, follower in world.followers.items():
-        stored = {each.claimed for each in await scan(world.endpoint(name), PATIENCE_S)}
+        stored = {each.claimed for each in await _scan(world, name)}
         await world.waiter.until_none(
             f"messages that the follower of node {name} lacks",
             partial(_count_lacking, follower, stored),
         )
+
+
+async def _scan(world: World, name: str) -> list[Served]:
+    return await ask(world.endpoint(name), partial(scan, timeout_s=PATIENCE_S), PATIENCE_S)
 
 
 def _count_lacking(follower: Follower, stored: set[bytes]) -> int:

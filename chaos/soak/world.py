@@ -22,8 +22,9 @@ from chaos.checker.clients import (
     Endpoint,
     Follower,
     Publisher,
-    find_stored,
+    ask,
     new_messages,
+    query,
 )
 from chaos.checker.history import History, Synced
 from chaos.network import Network
@@ -148,7 +149,13 @@ class World:
     def failures(self) -> list[str]:
         """Return answers that no client should ever get."""
         found = [failure for each in self._publishers for failure in each.answers.failures]
-        return found + [failure for each in self.followers.values() for failure in each.failures]
+        for name, follower in self.followers.items():
+            found += follower.failures
+            machine = self.machines[name]
+            # A failover may lose commits that were not acknowledged.
+            if follower.refusals >= machine.lives and not isinstance(machine.database, Replicated):
+                found.append(f"follower of {name}: {follower.refusals} cursors were refused")
+        return found
 
     async def wait_until_synced(self) -> float:
         """Wait until every node holds all that was acknowledged until now; return the seconds.
@@ -178,7 +185,8 @@ class World:
             and self.history.published[digest].timestamp_ns >= may_go_ns
             and not self.history.may_be_lost(digest)
         ]
-        seen |= await find_stored(self.endpoint(name), rest, PATIENCE_S)
+        found = await ask(self.endpoint(name), partial(query, digests=rest), PATIENCE_S)
+        seen.update(each.claimed for each in found)
         return sum(digest not in seen for digest in rest)
 
     async def _publish_old_messages(self) -> None:

@@ -46,22 +46,22 @@ class Page:
         self.driver.get(f"http://{address}/status")
 
     def run(self, script: str, *arguments: object) -> Any:  # noqa: ANN401 - whatever the script gives
-        """What a script returns in the page."""
+        """Return what a script returns in the page."""
         return self.driver.execute_script(script, *arguments)
 
     def text(self, selector: str = "body") -> str:
-        """The text of what a selector finds first, "" where there is none."""
+        """Return the text of what a selector finds first, "" where there is none."""
         return str(
             self.run("return document.querySelector(arguments[0])?.innerText ?? ''", selector)
         )
 
     def classes(self, selector: str) -> list[str]:
-        """The class of each element that a selector finds."""
+        """Return the class of each element that a selector finds."""
         script = "return [...document.querySelectorAll(arguments[0])].map(each => each.className)"
         return list(self.run(script, selector))
 
     def labels(self, selector: str) -> list[str]:
-        """What a screen reader is told of each element that a selector finds."""
+        """Return what a screen reader is told of each element that a selector finds."""
         script = (
             "return [...document.querySelectorAll(arguments[0])]"
             ".map(each => each.getAttribute('aria-label'))"
@@ -94,7 +94,7 @@ class Page:
                 assert ratio >= LEAST_CONTRAST, text
 
     def requests(self) -> list[str]:
-        """The URLs that were asked for since the last call."""
+        """Return the URLs that were asked for since the last call."""
         urls = []
         for entry in self.driver.get_log("performance"):  # type: ignore[no-untyped-call]
             message = json.loads(entry["message"])["message"]
@@ -103,7 +103,7 @@ class Page:
         return urls
 
     def complaints(self) -> list[str]:
-        """What the browser complained of in its console since the last call."""
+        """Return what the browser complained of in its console since the last call."""
         return [str(entry["message"]) for entry in self.driver.get_log("browser")]  # type: ignore[no-untyped-call]
 
     def _tell(self, command: str, arguments: dict[str, Any]) -> None:
@@ -111,12 +111,12 @@ class Page:
 
 
 def host_of(url: str) -> str:
-    """HOST:PORT of a URL."""
+    """Return HOST:PORT of a URL."""
     return urlsplit(url).netloc
 
 
 def found_chromium() -> tuple[str, str]:
-    """Paths of the browser and of its driver.
+    """Return paths of the browser and of its driver.
 
     Raises:
         FileNotFoundError: one is not installed; the text says what to install.
@@ -148,7 +148,7 @@ class Quiet(SimpleHTTPRequestHandler):
 
 @contextmanager
 def served(handler: Callable[..., BaseHTTPRequestHandler]) -> Iterator[str]:
-    """The origin of a server on a port of this machine, for the length of a ``with`` block."""
+    """Run a server on a port of this machine, and yield its origin."""
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -161,7 +161,7 @@ def served(handler: Callable[..., BaseHTTPRequestHandler]) -> Iterator[str]:
 
 @contextmanager
 def opened(profile: Path) -> Iterator[Page]:
-    """A browser with a fresh profile, ended afterwards."""
+    """Yield a browser with a fresh profile, ended afterwards."""
     browser, driver_path = found_chromium()
     options = Options()
     options.binary_location = browser

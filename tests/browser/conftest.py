@@ -17,7 +17,7 @@ collect_ignore += [] if TYPESCRIPT.available else ["test_store.py"]
 
 @pytest.fixture(scope="session")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    """A headless Chromium."""
+    """Yield a headless Chromium."""
     try:
         found_chromium()
     except FileNotFoundError as error:
@@ -28,7 +28,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
 
 @pytest.fixture
 def page(browser: Page) -> Iterator[Page]:
-    """The browser on an empty page, as wide as a desk's screen, in light colours."""
+    """Yield the browser on an empty page, as wide as a desk's screen, in light colours."""
     browser.driver.get("about:blank")
     browser.look("light", 1200)
     browser.requests()

@@ -31,7 +31,7 @@ return [...document.querySelectorAll('.scroll')]
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The address of a report with as much on it as there can be, and names of strangers."""
+    """Return the address of a report with as much on it as there can be, and names of strangers."""
     path: Path = tmp_path_factory.mktemp("report") / "report.html"
     path.write_text(full_page(), encoding="utf-8")
     return path.as_uri()

@@ -33,7 +33,7 @@ BODY = (
 def node(
     tmp_path_factory: pytest.TempPathFactory, new_store: Callable[[], str]
 ) -> Iterator[NodeProcess]:
-    """A node without tokens, with a page."""
+    """Yield a node without tokens, with a page."""
     options = ("--http-listen", "127.0.0.1:0", "--max-clock-drift", "off")
     directory = tmp_path_factory.mktemp("sites") / "node"
     with running_node(
@@ -43,7 +43,7 @@ def node(
 
 
 def publish(page: Page, node: NodeProcess, content_type: str) -> object:
-    """What a page that is shown is answered when it publishes: a status, or the browser's error."""
+    """Publish from the page that is shown, and return the status or the browser's error."""
     given = f"http://{node.http}", BODY, content_type
     return page.driver.execute_async_script(PUBLISH, *given)
 

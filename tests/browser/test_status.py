@@ -37,13 +37,13 @@ HOUR_S: Final = 3_600
 
 @pytest.fixture(scope="module")
 def nobody() -> HeldPort:
-    """Where nobody listens."""
+    """Return where nobody listens."""
     return HeldPort()
 
 
 @pytest.fixture(scope="module")
 def filled_s() -> int:
-    """The hour before which the node was given messages; another may have begun since."""
+    """Return the hour before which the node was given messages; another may have begun since."""
     return int(time.time()) // HOUR_S * HOUR_S
 
 
@@ -55,7 +55,7 @@ def node(
     nobody: HeldPort,
     filled_s: int,
 ) -> Iterator[NodeProcess]:
-    """A node that holds some hours and a gap, and has a peer that cannot be reached."""
+    """Yield a node that holds some hours and a gap, and has a peer that cannot be reached."""
     name = postgres.create_database(template_database)
     arguments = ("--max-clock-drift", "off", "--peer", nobody.address, "--sync-interval", "1s")
     directory = tmp_path_factory.mktemp("node") / "data"
@@ -68,18 +68,18 @@ def node(
 
 
 def hour(start_s: int) -> str:
-    """How the page names an hour."""
+    """Return how the page names an hour."""
     return time.strftime("%Y-%m-%d %H:00 UTC", time.gmtime(start_s))
 
 
 def label_of(page: Page, start_s: int) -> str:
-    """What the heat map says of the hour that begins then."""
+    """Return what the heat map says of the hour that begins then."""
     wanted = hour(start_s)
     return next((each for each in page.labels("#map td") if each and each.startswith(wanted)), "")
 
 
 def tile(page: Page, name: str) -> str:
-    """The value of one of the tiles."""
+    """Return the value of one of the tiles."""
     script = (
         "return [...document.querySelectorAll('#tiles > div')]"
         ".find(each => each.children[0].textContent === arguments[0])?.children[1].textContent"
@@ -88,8 +88,9 @@ def tile(page: Page, name: str) -> str:
 
 
 def hours(page: Page) -> tuple[list[str], str, int]:
-    """The kinds of the shown hours, what is said of gaps, and of when the page tells: all at once,
-    since the page goes on by itself.
+    """Return the kinds of the shown hours, the text about gaps, and the time of the data.
+
+    All at once, since the page goes on by itself.
     """
     script = (
         "const text = id => document.getElementById(id).textContent;"
@@ -102,7 +103,7 @@ def hours(page: Page) -> tuple[list[str], str, int]:
 
 
 def held(node: NodeProcess) -> str:
-    """How many messages the node says that it holds, as the page writes it."""
+    """Return how many messages the node says that it holds, as the page writes it."""
     return f"{json.loads(get(node.metrics, STATUS_DATA_PATH)[1])['held']['messages']:,}"
 
 
@@ -247,7 +248,7 @@ def test_a_node_that_stops_is_missed_and_found_again(
 
 
 def showing(data: bytes) -> AbstractContextManager[str]:
-    """The page with other data: a node that passes on what enemies have made it believe."""
+    """Return the page with other data: a node that passes on what enemies have made it believe."""
 
     class Handler(Quiet):
         def do_GET(self) -> None:  # noqa: N802 - the base's name
@@ -269,7 +270,7 @@ def showing(data: bytes) -> AbstractContextManager[str]:
 
 
 def with_hostile_texts(given: Any, path: str = "") -> Any:  # noqa: ANN401 - JSON
-    """The same data with every text replaced, also where only the node itself writes."""
+    """Return the same data with every text replaced, also where only the node itself writes."""
     if isinstance(given, dict):
         return {name: with_hostile_texts(value, name) for name, value in given.items()}
     if isinstance(given, list):

@@ -30,7 +30,7 @@ window.ask(question).then(done);
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The origin of a page that imports the built client as it is, without a bundler."""
+    """Yield the origin of a page that imports the built client as it is, without a bundler."""
     folder = TYPESCRIPT.built(tmp_path_factory)
     shutil.copy(Path(__file__).with_name("store.mjs"), folder)
     imports = json.dumps(
@@ -46,7 +46,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def mapped(folder: Path, name: str) -> Iterator[tuple[str, str]]:
-    """Where the modules of an installed package are."""
+    """Yield where the modules of an installed package are."""
     text = (folder / "node_modules" / name / "package.json").read_text(encoding="utf-8")
     for path, ways in json.loads(text)["exports"].items():
         module = ways["import"] if isinstance(ways, dict) else ways
@@ -58,7 +58,7 @@ def mapped(folder: Path, name: str) -> Iterator[tuple[str, str]]:
 def node(
     site: str, tmp_path_factory: pytest.TempPathFactory, new_store: Callable[[], str]
 ) -> Iterator[NodeProcess]:
-    """A node that demands tokens, and lets the page call."""
+    """Yield a node that demands tokens, and lets the page call."""
     folder = tmp_path_factory.mktemp("store")
     write_tokens(folder, RIGHTS)
     options = (

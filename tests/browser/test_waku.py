@@ -32,7 +32,7 @@ BUNDLE_TIMEOUT_S: Final = 300
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of the page, bundled with the SDK, on a server of its own."""
+    """Yield the URL of the page, bundled with the SDK, on a server of its own."""
     folder = installed(tmp_path_factory)
     subprocess.run(
         ["node_modules/.bin/esbuild", "page.mjs", "--bundle", "--outfile=page.js"],

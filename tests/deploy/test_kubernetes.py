@@ -36,7 +36,7 @@ def kustomized(folder: Path) -> list[Manifest]:
 
 
 def pods(manifest: Manifest) -> Iterator[Manifest]:
-    """The specifications of pods in a manifest."""
+    """Yield the specifications of pods in a manifest."""
     spec = manifest.get("spec", {})
     spec = spec.get("jobTemplate", {}).get("spec", spec)
     if "template" in spec:
@@ -118,7 +118,7 @@ def test_the_small_overlay_has_its_data_on_a_volume_and_no_database_elsewhere() 
 
 
 def with_component(folder: Path, name: str) -> dict[tuple[str, str], Manifest]:
-    """The base with a component, by kind and name."""
+    """Return the base with a component, by kind and name."""
     base, component = DEPLOY / "kubernetes/base", DEPLOY / "kubernetes/components" / name
     parts = {
         "resources": [os.path.relpath(base, folder.resolve())],

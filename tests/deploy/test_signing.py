@@ -17,7 +17,7 @@ EXPORT, MAKE_KEY, SIGN, CHECK = blocks(
 
 @pytest.fixture
 def signed(tmp_path: Path) -> Path:
-    """A directory with the manifest of an archive, an exported copy, and a signature."""
+    """Return a directory with the manifest of an archive, an exported copy, and a signature."""
     archive = DeltaArchive(str(tmp_path / "archive")).open_for_writing()
     for number in range(2):
         archive.commit([], [], CommitMetadata(store_id="mine", position=number))

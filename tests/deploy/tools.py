@@ -47,7 +47,7 @@ def run(*command: str, cwd: Path = DEPLOY, code: int | None = 0) -> str:
 
 
 def texts() -> Iterator[tuple[Path, str]]:
-    """Every file below `deploy/` that is text."""
+    """Yield every file below `deploy/` that is text."""
     for path in sorted(DEPLOY.rglob("*")):
         ignored = {"secrets", "archive", "__pycache__"} & set(path.relative_to(DEPLOY).parts[:-1])
         if path.is_file() and ("kubernetes" in path.parts or not ignored):

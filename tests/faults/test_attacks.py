@@ -1,4 +1,4 @@
-"""Short runs of all attacks: the node lives, and an honest client is served.
+"""Short runs of all attacks: the node lives, and an honest client gets what it is owed.
 
 What an attack costs in memory is bounded; how long an honest call takes is a figure of the
 benchmark, and no test.
@@ -6,29 +6,27 @@ benchmark, and no test.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import nullcontext
 
 import pytest
+import pytest_asyncio
 
 from chaos.attacks import honest
-from chaos.attacks.attacker import load_attacks
-from chaos.attacks.run import run_attack
+from chaos.attacks.catalog import ATTACKS
+from chaos.attacks.run import OPTIONS, attack_node, gateway_before, run_node
+from chaos.node import NodeProcess
 
-ATTACKS = load_attacks()
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+FIRST = ("unfinished_requests", "silent_calls", "compressed_requests")
+"""Attacks that fill a node's memory most: what it keeps of it would hide what the others take."""
+
 MOST_MIB = {"unfinished_requests": 350, "silent_calls": 150, "compressed_requests": 50}
 """Growth above the 150 MiB of a node at rest."""
 
 MOST_OTHERS_MIB = 400
 """A container of 1 GiB has room for both."""
-
-FEWER = {
-    "compressed_requests": 20,
-    "crowded_calls": 2_000,
-    "idle_connections": 100,
-    "unread_follows": 40,
-}
-COUNTS = {name: attack.short for name, attack in ATTACKS.items()} | FEWER
-"""Counts below the short ones; test_hostile_callers tests the connections of one host."""
 
 LEAST_CALLS = {"rapid_resets": 20}
 """Calls of the honest client during an attack."""
@@ -42,24 +40,32 @@ SAW = {
     "half_sent_probes": "answered 20 with 200",
     "gossip_places": "an honest peer had a stream after",
     "reconcile_places": "an honest peer transferred after",
+    "gateway_protocols": "answered wrongly: none",
 }
 """Parts of the final sentences of some attacks."""
 
 
-def test_there_are_attacks_on_everything_that_is_bounded() -> None:
-    assert {"unread_scans", "walks", "silent_calls", "rapid_resets", "half_sent_probes"} <= set(
-        ATTACKS
-    )
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(new_store: Callable[[], str]) -> AsyncIterator[NodeProcess]:
+    """Run a node for all attacks, with the options of each."""
+    needed = {attack.options for attack in ATTACKS.values()}
+    options = (*OPTIONS, *(part for each in needed for part in each))
+    options += ("--database-url", new_store())
+    async with run_node(options) as node:
+        yield node
 
 
-@pytest.mark.parametrize("name", ATTACKS)
-async def test_a_node_serves_on_under_attack(name: str, new_store: Callable[[], str]) -> None:
+@pytest.mark.parametrize("name", [*FIRST, *(each for each in ATTACKS if each not in FIRST)])
+async def test_a_node_serves_on_under_attack(name: str, shared: NodeProcess) -> None:
+    before = gateway_before(shared) if ATTACKS[name].on_gateway else nullcontext()
     pause_s = honest.PAUSE_S if name in LEAST_CALLS else PAUSE_S
-    outcome = await run_attack(
-        {name: COUNTS[name]}, seed=1, database_url=new_store(), pause_s=pause_s
-    )
+    with before as gateway:
+        outcome = await attack_node(
+            shared, {name: ATTACKS[name].short}, seed=1, gateway=gateway, pause_s=pause_s
+        )
     assert outcome.alive
     assert outcome.failures == {}
+    assert outcome.violations == []
     assert outcome.calls > LEAST_CALLS.get(name, 0)
     assert outcome.growth_mib < MOST_MIB.get(name, MOST_OTHERS_MIB), outcome.saw
     assert "failed with code" not in outcome.saw

@@ -14,9 +14,9 @@ import grpc
 import psutil
 import pytest
 
+from chaos.attacks.calls import UNFINISHED_REQUESTS
 from chaos.attacks.http2 import MESSAGE_HEAD, connected
-from chaos.attacks.incomplete_requests import unfinished_requests
-from chaos.attacks.registry import Target
+from chaos.attacks.target import Target
 from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
 from tests.support.node import NodeProcess, running_node
@@ -87,7 +87,7 @@ async def honest(node: NodeProcess) -> AsyncIterator[Honest]:
 async def test_requests_without_a_token_are_not_read(guarded: NodeProcess) -> None:
     place = Target(guarded.listen, guarded.peer, guarded.metrics, "")
     async with honest(guarded) as seen:
-        report = await unfinished_requests(place, Random(1), 48)
+        report = await UNFINISHED_REQUESTS.run(place, Random(1), 48)
     assert "ended 48" in report
     assert seen.failures == []
     assert seen.grown_mib < 100, report

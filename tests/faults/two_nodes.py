@@ -99,10 +99,8 @@ async def request_sync(node: NodeProcess, peer: str = "") -> SyncReport:
 
 
 @asynccontextmanager
-async def two_nodes(
-    directory: Path, postgres: PostgresServer, *, mutual: bool = False
-) -> AsyncIterator[Two]:
-    """Start two nodes on databases of their own; only if ``mutual``, the callee calls too."""
+async def two_nodes(directory: Path, postgres: PostgresServer) -> AsyncIterator[Two]:
+    """Start two nodes on databases of their own, which are peers."""
     fleet = Fleet(directory)
     async with AsyncExitStack() as stack:
         urls = [stack.enter_context(fresh_database(postgres)) for _ in range(2)]
@@ -110,7 +108,7 @@ async def two_nodes(
         stack.push_async_callback(network.close)
         stack.push_async_callback(back.close)
         stack.callback(fleet.close)
-        callee = fleet.start(database_url=urls[0], peers=[back.address] if mutual else [])
+        callee = fleet.start(database_url=urls[0], peers=[back.address])
         network.target = callee.peer
         caller = fleet.start(database_url=urls[1], peers=[network.address])
         back.target = caller.peer

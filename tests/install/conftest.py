@@ -13,7 +13,7 @@ from tests.support.node import NodeProcess, running_node
 
 @pytest.fixture(scope="session")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Dist:
-    """Wheels, source distributions and schemas."""
+    """Return wheels, source distributions and schemas."""
     built = Dist(tmp_path_factory.mktemp("dist") / "dist")
     said = run(sys.executable, "tools/build_dist.py", "--out", str(built.path))
     assert said.count("PASSED") == 4, "what an index would say of each"
@@ -22,7 +22,7 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Dist:
 
 @pytest.fixture(scope="session")
 def library(dist: Dist, tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """The library alone."""
+    """Return the library alone."""
     environment = Environment.made(tmp_path_factory.mktemp("library"))
     environment.install(dist, library_of(dist))
     return environment
@@ -30,7 +30,7 @@ def library(dist: Dist, tmp_path_factory: pytest.TempPathFactory) -> Environment
 
 @pytest.fixture(scope="session")
 def installed_node(dist: Dist, tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """The library and the node with the extra that brings its Postgres."""
+    """Return the library and the node with the extra that brings its Postgres."""
     environment = Environment.made(tmp_path_factory.mktemp("node"))
     environment.install(dist, library_of(dist, "[embedded]"))
     return environment
@@ -38,6 +38,6 @@ def installed_node(dist: Dist, tmp_path_factory: pytest.TempPathFactory) -> Envi
 
 @pytest.fixture(scope="session")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
-    """A node of the repository for clients to call."""
+    """Yield a node of the repository for clients to call."""
     with running_node(tmp_path_factory.mktemp("served") / "node") as process:
         yield process

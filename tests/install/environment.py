@@ -69,7 +69,7 @@ class Environment:
 
     @classmethod
     def made(cls, directory: Path) -> Environment:
-        """An empty one of this Python."""
+        """Return an empty one of this Python."""
         made = cls(directory / "venv", directory / "elsewhere")
         made.elsewhere.mkdir()
         _uv("venv", "--python", sys.executable, str(made.path))
@@ -100,7 +100,7 @@ class Environment:
         return Command(_OWN_MODULES, (str(self.path / "bin" / "storenode"),), self.elsewhere)
 
     def calling(self, node: NodeProcess) -> Command:
-        """Its command, set to call a node."""
+        """Return its command, set to call a node."""
         called = {"STORENODE_NODE": node.listen, "STORENODE_ADMIN": node.admin}
         return replace(self.storenode, env={**_OWN_MODULES, **called})
 
@@ -110,7 +110,7 @@ class Environment:
 
 
 def files_of(path: Path) -> set[str]:
-    """The files in a wheel, or those in a source distribution below its folder."""
+    """Return the files in a wheel, or those in a source distribution below its folder."""
     if path.suffix == ".whl":
         with zipfile.ZipFile(path) as wheel:
             return set(wheel.namelist())
@@ -120,7 +120,7 @@ def files_of(path: Path) -> set[str]:
 
 
 def library_of(dist: Dist, extra: str = "") -> str:
-    """The requirement that installs the built library, with an extra."""
+    """Return the requirement that installs the built library, with an extra."""
     return f"storenode{extra} @ {dist.library.as_uri()}"
 
 

@@ -25,7 +25,7 @@ FOLDERS = {"storenode": ".", "storenode_node": "packaging/node"}
 
 
 def packages(dist: Dist) -> dict[str, tuple[Path, Path]]:
-    """Wheel and source distribution by name."""
+    """Return wheel and source distribution by name."""
     return {
         "storenode": (dist.library, dist.library_source),
         "storenode_node": (dist.node, dist.node_source),
@@ -33,7 +33,7 @@ def packages(dist: Dist) -> dict[str, tuple[Path, Path]]:
 
 
 def metadata_of(wheel: Path) -> Message:
-    """What an index shows of a wheel."""
+    """Return what an index shows of a wheel."""
     (name,) = (name for name in files_of(wheel) if name.endswith(".dist-info/METADATA"))
     with zipfile.ZipFile(wheel) as file:
         return email.message_from_bytes(file.read(name))
@@ -41,7 +41,7 @@ def metadata_of(wheel: Path) -> Message:
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The files of the repository without anything that was built from them."""
+    """Return the files of the repository without anything that was built from them."""
     copy = tmp_path_factory.mktemp("tree")
     copy_sources(copy)
     return copy

@@ -82,12 +82,12 @@ asyncio.run(main(sys.argv[1], sys.argv[2]))
 
 @pytest.fixture(scope="session")
 def command(library: Environment, node: NodeProcess) -> Command:
-    """The installed command, set to call the shared node."""
+    """Return the installed command, set to call the shared node."""
     return library.calling(node)
 
 
 def names_of(folder: Path) -> set[str]:
-    """The top-level names that an installed distribution has put there."""
+    """Return the top-level names that an installed distribution has put there."""
     listed = (folder / "RECORD").read_text(encoding="utf-8").splitlines()
     tops = {line.partition(",")[0].partition("/")[0] for line in listed}
     return {top for top in tops if top != ".." and not top.endswith(".dist-info")}

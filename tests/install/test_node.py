@@ -24,7 +24,7 @@ STATUS_FILES = (STATUS_PATH, "/status.css", "/status.js", "/status.svg", "/statu
 
 
 def started(command: Command) -> Iterator[NodeProcess]:
-    """A node of an environment, which must end cleanly."""
+    """Yield a node of an environment, which must end cleanly."""
     assert command.cwd is not None
     node = NodeProcess(
         command.cwd / "data",
@@ -40,7 +40,7 @@ def started(command: Command) -> Iterator[NodeProcess]:
 
 
 def homeless(command: Command) -> Command:
-    """A command whose user's home is empty and read-only."""
+    """Return a command whose user's home is empty and read-only."""
     assert command.cwd is not None
     home = command.cwd / "home"
     home.mkdir(exist_ok=True)
@@ -50,13 +50,13 @@ def homeless(command: Command) -> Command:
 
 @pytest.fixture(scope="module")
 def serving(installed_node: Environment) -> Iterator[NodeProcess]:
-    """A node from the wheels, whose user has a home that is read-only."""
+    """Yield a node from the wheels, whose user has a home that is read-only."""
     yield from started(homeless(installed_node.storenode))
 
 
 @pytest.fixture(scope="module")
 def without_compiler(dist: Dist, tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """The node built from its source distribution where there is no compiler."""
+    """Return the node built from its source distribution where there is no compiler."""
     environment = Environment.made(tmp_path_factory.mktemp("without-compiler"))
     source = f"storenode-node[embedded] @ {dist.node_source.as_uri()}"
     environment.install(dist, library_of(dist), source, CC="/bin/false")

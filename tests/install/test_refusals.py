@@ -37,7 +37,7 @@ NO_INDEX = {"PIP_INDEX_URL": NOWHERE, "UV_INDEX_URL": NOWHERE, "PIP_FIND_LINKS":
 
 @pytest.fixture
 def toolbox(tmp_path: Path) -> Path:
-    """A search path with what every system has, and neither uv nor Java nor a Python."""
+    """Return a search path with what every system has, and neither uv nor Java nor a Python."""
     folder = tmp_path / "toolbox"
     folder.mkdir()
     for name in PROGRAMS:
@@ -49,7 +49,7 @@ def toolbox(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def empty_venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A virtual environment with nothing but pip."""
+    """Return a virtual environment with nothing but pip."""
     path = tmp_path_factory.mktemp("empty") / "venv"
     subprocess.run([sys.executable, "-m", "venv", path], check=True)
     return path
@@ -73,7 +73,7 @@ def make(
 
 
 def program(folder: Path, name: str, script: str) -> Path:
-    """A program that is not what its name says."""
+    """Return a program that is not what its name says."""
     path = folder / name
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o755)
@@ -81,7 +81,7 @@ def program(folder: Path, name: str, script: str) -> Path:
 
 
 def sentences(ended: Ended) -> list[str]:
-    """What is said, but for the line by which make itself ends."""
+    """Return what is said, but for the line by which make itself ends."""
     return [line for line in ended.err.splitlines() if not line.startswith("make: ***")]
 
 

@@ -138,7 +138,7 @@ def state_of(channel: MessageChannel) -> dict[str, int]:
 
 
 def names_of(events: list[Event]) -> Names:
-    """Our events as the recording has them; `Broadcast` of content has no counterpart there."""
+    """Return our events as the recording has them, without `Broadcast` of content."""
     found: Names = []
     for event in events:
         match event:

@@ -12,7 +12,7 @@ SYNC_BEHIND_WAITING_MESSAGE = 874
 
 
 def expected_names(step: dict[str, Any]) -> Names:
-    """The recorded events, each missing message once, and without the news that none is."""
+    """Return the recorded events, each missing message once, and without the news that none is."""
     found: Names = []
     for name, value in step.get("events", []):
         if name == "sds:in:message-missing":

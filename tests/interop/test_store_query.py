@@ -37,7 +37,7 @@ def _shown(name: str, value: object) -> object:
 
 
 def _fields(message: Message) -> dict[str, object]:
-    """The message in the vectors' notation."""
+    """Return the message in the vectors' notation."""
     names = {field.name for field, _ in message.ListFields()}
     names |= set(ALWAYS_SHOWN.get(message.DESCRIPTOR.name, []))
     return {name: _shown(name, getattr(message, name)) for name in names}

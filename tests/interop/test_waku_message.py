@@ -13,7 +13,7 @@ BYTES_FIELDS = {"payload", "meta"}
 
 
 def _fields(message: WakuMessage) -> dict[str, object]:
-    """Present fields in the vectors' notation, without the opaque rate limit proof."""
+    """Return present fields in the vectors' notation, without the opaque rate limit proof."""
     found: dict[str, object] = {
         "payload": message.payload.hex(),
         "content_topic": message.content_topic,

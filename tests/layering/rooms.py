@@ -94,7 +94,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
         | {"storenode.sds", "storenode.sds.aio"}
     ),
     "chaos.attacks": frozenset(
-        {"chaos", "reconcile", "storenode.message", "storenode.sds", "storenode.wire"}
+        {"chaos", "chaos.checker", "reconcile", "storenode.message", "storenode.sds"}
+        | {"storenode.wire"}
     ),
     "chaos.fuzz": frozenset({"chaos", "chaos.attacks", "reconcile"}),
     # jobs beside the nodes; restoring writes as a node does

@@ -38,7 +38,7 @@ class Module:
 
 @cache
 def room_of(dotted: str) -> str | None:
-    """The room with the longest name that `dotted` lies in; None outside the project."""
+    """Return the room with the longest name that `dotted` lies in; None outside the project."""
     parts = dotted.split(".")
     prefixes = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
     return next((prefix for prefix in prefixes if prefix in MAY_IMPORT), None)
@@ -46,7 +46,7 @@ def room_of(dotted: str) -> str | None:
 
 @cache
 def modules() -> Sequence[Module]:
-    """Every module of the project's packages."""
+    """Return every module of the project's packages."""
     return list(_modules())
 
 
@@ -61,7 +61,7 @@ def _modules() -> Iterator[Module]:
 
 
 def written_files() -> Iterator[Path]:
-    """Every file that somebody has written: not what is hidden, built or generated."""
+    """Yield every file that somebody has written: not what is hidden, built or generated."""
     made = {ROOT / "build", ROOT / "storenode" / "wire"}
     for folder, folders, names in os.walk(ROOT):
         folders[:] = [each for each in folders if each[0] != "." and Path(folder, each) not in made]
@@ -80,7 +80,7 @@ def _imports(nodes: Sequence[ast.AST], package: str) -> Iterator[tuple[int, str]
 
 
 def _absolute_base(node: ast.ImportFrom, package: str) -> str:
-    """The absolute name of what `from ... import` imports from."""
+    """Return the absolute name of what `from ... import` imports from."""
     if node.level == 0:
         return node.module or ""
     parts = package.split(".")

@@ -46,7 +46,7 @@ def pins(level: str) -> dict[str, str]:
 
 
 def folders_with_code() -> set[str]:
-    """Every folder with code that is installed, as the package that it becomes."""
+    """Return every folder with code that is installed, as the package that it becomes."""
     found = set()
     for package in PACKAGES:
         for path in (ROOT / package).rglob("*.py"):
@@ -59,7 +59,7 @@ def folders_with_code() -> set[str]:
 
 
 def folders_with_data() -> set[str]:
-    """The public schemas, and the files of the pages."""
+    """Return the public schemas, and the files of the pages."""
     schemas = {path.parent.relative_to(ROOT) for path in public_schemas()}
     pages = {"store.http.web", "store.observe.web"}
     return {".".join(("storenode", *path.parts)) for path in schemas} | pages

@@ -40,7 +40,7 @@ def of_0_1_0() -> list[FileDescriptorProto]:
 
 
 def generated(name: str) -> FileDescriptorProto:
-    """A schema as the generated classes have it, and as reflection shows it."""
+    """Return a schema as the generated classes have it, and as reflection shows it."""
     found = FileDescriptorProto()
     descriptor_pool.Default().FindFileByName(name).CopyToProto(found)
     return found
@@ -60,7 +60,7 @@ def test_every_public_schema_names_its_packages_in_other_languages() -> None:
 
 @pytest.fixture
 def schemas(tmp_path: Path) -> Path:
-    """A copy of the schemas and of the rules for them."""
+    """Return a copy of the schemas and of the rules for them."""
     shutil.copytree(ROOT / "proto", tmp_path / "proto")
     shutil.copy(ROOT / "buf.yaml", tmp_path)
     return tmp_path

@@ -107,7 +107,7 @@ class Publisher:
             yield self.ledger.sending(self.request())
 
     def request(self) -> PublishRequest:
-        """A request with random messages of now, on some topics."""
+        """Return a request with random messages of now, on some topics."""
         now_ns = time.time_ns()
         return new_request(
             new_message(
@@ -175,7 +175,7 @@ async def following(*followers: Follower) -> AsyncIterator[None]:
 
 
 async def scanned(client: NodeClient) -> list[bytes]:
-    """The hash of every message that a node holds, by `Scan`, each compared with its bytes."""
+    """Return the hashes of all messages of a node, by `Scan`, each compared with its bytes."""
     found: list[bytes] = []
     async for page in client.scan():
         found += hashes_of(page)
@@ -183,14 +183,14 @@ async def scanned(client: NodeClient) -> list[bytes]:
 
 
 def hashes_of(page: ScanPage) -> list[bytes]:
-    """The hashes of a page with data, each compared with its message."""
+    """Return the hashes of a page with data, each compared with its message."""
     for entry in page.messages:
         assert hash_of(entry) == entry.message_hash
     return [entry.message_hash for entry in page.messages]
 
 
 async def found_by_hash(client: NodeClient, wanted: Iterable[bytes]) -> set[bytes]:
-    """Which of some messages a node finds by hash."""
+    """Return which of some messages a node finds by hash."""
     rest, found = list(wanted), set[bytes]()
     while rest:
         some, rest = rest[:_QUERY_HASHES], rest[_QUERY_HASHES:]

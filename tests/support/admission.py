@@ -20,7 +20,7 @@ class Decoding(Admission):
 
 
 def encoded(messages: Iterable[WakuMessageAndTopic]) -> list[bytes]:
-    """The messages as they are sent."""
+    """Return the messages as they are sent."""
     return [message.SerializeToString() for message in messages]
 
 

@@ -85,7 +85,7 @@ def _in_order(each: _Id) -> tuple[int, str]:
 
 
 def _past(key: Name, parents: dict[Name, set[str]]) -> set[Name]:
-    """All that an ID refers to, at any depth; itself too where it is on a cycle."""
+    """Return all that an ID refers to, at any depth; itself too where it is on a cycle."""
     seen: set[Name] = set()
     waiting = [key]
     while waiting:

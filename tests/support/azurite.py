@@ -30,7 +30,7 @@ _START_S: Final = 60.0
 
 @contextmanager
 def running_azurite(program: str, folder: Path, port: HeldPort) -> Iterator[None]:
-    """A server with its data in a folder, and a container."""
+    """Yield a server with its data in a folder, and a container."""
     command = [
         *(program, "--blobHost", "127.0.0.1", "--blobPort", str(port.number)),
         *("--location", str(folder), "--silent", "--skipApiVersionCheck", "--disableTelemetry"),
@@ -60,7 +60,7 @@ def _make_container(port: HeldPort, server: subprocess.Popen[bytes]) -> None:
 
 
 def _signed(port: HeldPort) -> urllib.request.Request:
-    """The request that makes the container, signed with the account's key."""
+    """Return the request that makes the container, signed with the account's key."""
     date = formatdate(usegmt=True)
     named = f"x-ms-date:{date}\nx-ms-version:{_VERSION}"
     place = f"/{_ACCOUNT}/{_ACCOUNT}/{_CONTAINER}\nrestype:container"

@@ -180,7 +180,7 @@ class Pair:
         self.first.ask("select pg_reload_conf()")
 
     def replicating(self) -> str | None:
-        """How the standby replicates: `sync`, `async`, or None while it is not connected."""
+        """Return how the standby replicates: `sync`, `async`, or None while it is not connected."""
         states = self.first.ask(
             "select sync_state from pg_stat_replication where state = 'streaming'"
         )

@@ -60,7 +60,7 @@ class Collector(trace_grpc.TraceServiceServicer):
 
 @contextmanager
 def collecting() -> Iterator[Collector]:
-    """A collector that listens on a free port of 127.0.0.1."""
+    """Yield a collector that listens on a free port of 127.0.0.1."""
     server = grpc.server(futures.ThreadPoolExecutor(2))
     collector = Collector()
     trace_grpc.add_TraceServiceServicer_to_server(collector, server)  # type: ignore[no-untyped-call]

@@ -49,7 +49,7 @@ class Command:
 
     @classmethod
     def of(cls, node: NodeProcess) -> Command:
-        """The command, set to call this node."""
+        """Return the command, set to call this node."""
         return cls({"STORENODE_NODE": node.listen, "STORENODE_ADMIN": node.admin})
 
     def __call__(self, *arguments: str, stdin: bytes = b"", **env: str) -> Ended:

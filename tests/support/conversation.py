@@ -36,7 +36,7 @@ def conversation(
     senders: int = 4,
     hints: bool = True,
 ) -> Iterator[Said]:
-    """Messages one millisecond apart, in turn; each names the two before it, and has a filter."""
+    """Yield messages one millisecond apart; each names the two before it, and has a filter."""
     seen = RollingFilter(shape)
     dice = random.Random(count)
     last: list[Entry] = []

@@ -33,7 +33,7 @@ OWN_SCHEDULE = ("--sync-interval", "0", "--gossip", "off")
 
 
 def made(count: int, newest_ns: int, span_s: float = 3_000.0, seed: int = 1) -> list[Any]:
-    """Messages at random times in the ``span_s`` before ``newest_ns``, each different."""
+    """Return messages at random times in the ``span_s`` before ``newest_ns``, each different."""
     rng = Random(seed)
     span_ns = int(span_s * NS_PER_S)
     return [
@@ -57,7 +57,7 @@ async def publish(
 
 
 def held(node: NodeProcess) -> set[bytes]:
-    """The hashes in a node's own database, read past the node."""
+    """Return the hashes in a node's own database, read past the node."""
     url = node.database_url or running_url(node.data_dir)
     assert url is not None, "the node's Postgres does not run"
     with psycopg.connect(url) as connection:
@@ -69,7 +69,7 @@ def held(node: NodeProcess) -> set[bytes]:
 
 @contextmanager
 def database_of(node: NodeProcess) -> Iterator[psycopg.Connection]:
-    """The database of a node that has ended, while it has."""
+    """Yield the database of a node that has ended, while it has."""
     assert not node.running, "the node runs"
     if node.database_url is not None:
         with psycopg.connect(node.database_url) as connection:
@@ -83,7 +83,7 @@ def database_of(node: NodeProcess) -> Iterator[psycopg.Connection]:
 
 
 def hashes(messages: Iterable[WakuMessageAndTopic]) -> set[bytes]:
-    """What `held` gives where just these are held."""
+    """Return what `held` gives where just these are held."""
     return {hash_of(message) for message in messages}
 
 
@@ -140,7 +140,7 @@ class Fleet:
         peers: Sequence[NodeProcess | str] = (),
         database_url: str | None = None,
     ) -> NodeProcess:
-        """One more node that serves; it calls ``peers`` only when it is told to.
+        """Return one more node that serves; it calls ``peers`` only when it is told to.
 
         A peer may be given by its HOST:PORT. Where there is no database for it, the node has its
         own server.
@@ -163,7 +163,7 @@ class Fleet:
 
 
 def finished_resume(node: NodeProcess) -> dict[str, Any] | None:
-    """What a node's status says of its resume, once that has ended."""
+    """Return what a node's status says of its resume, once that has ended."""
     resume = status(node).get("resume")
     return resume if resume and not resume["running"] else None
 

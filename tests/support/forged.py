@@ -10,12 +10,12 @@ CLOCK = 7
 
 
 def genuine_id(channel_id: str, content: bytes) -> str:
-    """The ID that proves Alice's message of a content."""
+    """Return the ID that proves Alice's message of a content."""
     return content_id(channel_id, SENDER, CLOCK, (), content)
 
 
 def claiming(channel_id: str, message_id: str, content: bytes) -> bytes:
-    """A message of Alice, under whatever ID."""
+    """Return a message of Alice, under whatever ID."""
     return encode_message(SdsMessage(channel_id, message_id, SENDER, CLOCK, content=content))
 
 

@@ -26,7 +26,7 @@ GENEROUS = (
 
 
 def gateway_command(*options: str) -> list[str]:
-    """The command line."""
+    """Return the command line."""
     return [COMMAND, "gateway", *options]
 
 
@@ -41,7 +41,7 @@ class GatewayProcess:
     log: Path
 
     def address(self, transport: str) -> str:
-        """The multiaddr of the listener with a transport: ``tcp``, ``ws`` or ``wss``."""
+        """Return the multiaddr of the listener with a transport: ``tcp``, ``ws`` or ``wss``."""
         (found,) = (each for each in self.listen if _transport(each) == transport)
         return found
 
@@ -55,18 +55,18 @@ class GatewayProcess:
                 return error.code, error.read().decode()
 
     def counted(self, name: str) -> float:
-        """A sample of the metrics, without the prefix of all their names."""
+        """Return a sample of the metrics, without the prefix of all their names."""
         _, text = self.get("/metrics")
         prefix = f"storenode_gateway_{name} "
         (found,) = (each for each in text.splitlines() if each.startswith(prefix))
         return float(found.removeprefix(prefix))
 
     def resident_bytes(self) -> int:
-        """What the process holds in memory."""
+        """Return what the process holds in memory."""
         return int(psutil.Process(self.process.pid).memory_info().rss)
 
     def descriptors(self) -> int:
-        """How many files and sockets the process has open."""
+        """Return how many files and sockets the process has open."""
         return int(psutil.Process(self.process.pid).num_fds())
 
     def stop(self) -> int:
@@ -83,7 +83,7 @@ def _transport(multiaddr: str) -> str:
 
 @contextmanager
 def running_gateway(directory: Path, node: str, *options: str) -> Iterator[GatewayProcess]:
-    """A gateway on free ports in front of a node, for the length of a ``with`` block."""
+    """Yield a gateway on free ports in front of a node, for the length of a ``with`` block."""
     directory.mkdir(parents=True, exist_ok=True)
     log = directory / "gateway.log"
     line = gateway_command(

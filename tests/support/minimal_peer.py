@@ -35,14 +35,14 @@ PAGE = 7
 
 
 def hash_of(item: Any) -> bytes:  # noqa: ANN401 - a generated class
-    """The deterministic hash of 14/WAKU2-MESSAGE."""
+    """Return the deterministic hash of 14/WAKU2-MESSAGE."""
     one = item.message
     parts = (item.pubsub_topic.encode(), one.payload, one.content_topic.encode(), one.meta)
     return hashlib.sha256(b"".join(parts) + one.timestamp.to_bytes(8, "big")).digest()
 
 
 def made(number: int, newest_ns: int) -> Any:  # noqa: ANN401 - a generated class
-    """A message, a millisecond older than the one before."""
+    """Return a message, a millisecond older than the one before."""
     time_ns = newest_ns - number * 1_000_000
     message = Message(payload=b"%d" % number, content_topic="/minimal/1/a/b", timestamp=time_ns)
     return Item(message=message, pubsub_topic="/waku/2/rs/1/0")
@@ -73,7 +73,7 @@ class Peer:
         return [hash_of(each) for each in items]
 
     def ids(self) -> list[Id]:
-        """All of it in the order of time."""
+        """Return all of it in the order of time."""
         with self.lock:
             return sorted((each.message.timestamp, hash_) for hash_, each in self.held.items())
 

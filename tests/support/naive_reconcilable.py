@@ -68,7 +68,7 @@ class NaiveReconcilable:
         self._url = database_url
 
     async def held(self, lower: SyncId, upper: SyncId) -> SyncIds:
-        """All IDs in a half-open range."""
+        """Return all IDs in a half-open range."""
         async with await psycopg.AsyncConnection.connect(self._url) as connection:
             cursor = await connection.execute(
                 "select ts, hash, content_digest from storenode.messages"

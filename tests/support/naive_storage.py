@@ -40,11 +40,11 @@ class NaiveStorage:
         return cls(sorted(set(ids)))
 
     def buckets(self, length_ns: int) -> Buckets:
-        """All buckets of a length."""
+        """Return all buckets of a length."""
         return Buckets.of_ids(length_ns, SyncIds.of(self.ids))
 
     def load(self, needs: Needs) -> Loaded:
-        """What is needed."""
+        """Return what is needed."""
         self.needs.append(needs)
         match needs:
             case NeedBuckets(length_ns, parents, parent_ns):

@@ -20,7 +20,7 @@ NO_HASH = bytes(32)
 
 
 def fingerprint(ids: Iterable[SyncId]) -> bytes:
-    """The XOR of all hashes."""
+    """Return the XOR of all hashes."""
     total = 0
     for _, hash_ in ids:
         total ^= int.from_bytes(hash_, "big")
@@ -37,7 +37,7 @@ def can_follow(previous: SyncId, bound: SyncId) -> bool:
 
 
 def shortest_after(previous: bytes, hash_: bytes) -> bytes:
-    """The hash up to and including the first byte that differs, then zeros."""
+    """Return the hash up to and including the first byte that differs, then zeros."""
     length = next(place for place in range(32) if previous[place] != hash_[place]) + 1
     return hash_[:length] + bytes(32 - length)
 
@@ -66,7 +66,7 @@ class NaiveView:
         self.ids = sorted(set(ids))
 
     def within(self, lower: SyncId, upper: SyncId) -> list[SyncId]:
-        """The IDs from one bound to, but without, another."""
+        """Return the IDs from one bound to, but without, another."""
         return self.ids[bisect_left(self.ids, lower) : bisect_left(self.ids, upper)]
 
     def answer(self, read: Read) -> Answer:

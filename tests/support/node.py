@@ -37,7 +37,7 @@ class NodeFailed(Exception):
 
 
 def clean_environment(**extra: str) -> dict[str, str]:
-    """The environment without settings of a node that the tester happens to run."""
+    """Return the environment without settings of a node that the tester happens to run."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("STORENODE_")}
     return {**kept, **extra}
 
@@ -116,7 +116,7 @@ class NodeProcess:
         return self.data_dir.with_name(self.data_dir.name + ".log")
 
     def command(self) -> list[str]:
-        """The command line; ``args`` may name other listeners."""
+        """Return the command line; ``args`` may name other listeners."""
         line = [*self.program, "run", "--data-dir", str(self.data_dir)]
         for option in LISTENERS:
             if option not in self.args:
@@ -183,11 +183,11 @@ class NodeProcess:
         self.wait()
 
     def log(self) -> str:
-        """Everything that all runs wrote to standard error."""
+        """Return everything that all runs wrote to standard error."""
         return self.log_path.read_text(encoding="utf-8", errors="replace")
 
     def log_tail(self) -> str:
-        """The end of the log, for messages of failed tests."""
+        """Return the end of the log, for messages of failed tests."""
         return self.log()[-LOG_TAIL_CHARS:]
 
     def close(self) -> None:
@@ -205,7 +205,7 @@ class NodeProcess:
 def running_node(
     data_dir: Path, *args: str, database_url: str | None = None, **env: str
 ) -> Iterator[NodeProcess]:
-    """A node that serves, for the length of a ``with`` block."""
+    """Yield a node that serves, for the length of a ``with`` block."""
     node = NodeProcess(data_dir, args, database_url, env)
     try:
         yield node.start()

@@ -33,7 +33,7 @@ class ObjectStore:
         self.url = f"s3://{BUCKET}"
 
     def profile(self, **changed: str) -> str:
-        """The file of a profile that reaches it, but for what is changed."""
+        """Return the file of a profile that reaches it, but for what is changed."""
         given = {
             "endpoint_url": f"http://{self.s3.address}",
             "aws_access_key_id": _KEY,
@@ -44,7 +44,7 @@ class ObjectStore:
         return "\n".join(["[default]", *(f"{name} = {text}" for name, text in given.items())])
 
     def requests(self) -> int:
-        """How many requests it has answered."""
+        """Return how many requests it has answered."""
         with urllib.request.urlopen(f"http://{self.metrics.address}/metrics") as answer:
             families = text_string_to_metric_families(answer.read().decode())
             return sum(
@@ -55,7 +55,7 @@ class ObjectStore:
             )
 
     def command(self, folder: Path) -> list[str]:
-        """The program with its options."""
+        """Return the program with its options."""
         config = folder / "s3.json"
         everybody = {"name": "anonymous", "actions": ["Admin", "Read", "Write", "List"]}
         identity = {
@@ -91,7 +91,7 @@ class ObjectStore:
 
 @contextmanager
 def running_store(folder: Path) -> Iterator[ObjectStore]:
-    """A server with its data in a folder."""
+    """Yield a server with its data in a folder."""
     store = ObjectStore()
     log = folder / "log"
     with log.open("wb") as output:

@@ -12,7 +12,7 @@ import pytest
 
 
 def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], Path]) -> Path:
-    """What ``make`` gave for a new directory; who asks for the same name meanwhile waits."""
+    """Return what ``make`` gave for a new directory; who asks for the same name meanwhile waits."""
     # Where several processes run tests, those of one run have their directories in a common one.
     base = factory.getbasetemp()
     common = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base

@@ -41,7 +41,7 @@ def config_of(channel_id: str, sender_id: str) -> ChannelConfig:
 
 
 async def digest(channel: Channel) -> tuple[int, str]:
-    """How long the log is, and the hash of its IDs in order."""
+    """Return how long the log is, and the hash of its IDs in order."""
     names, found = hashlib.sha256(), 0
     before = None
     pages = []

@@ -25,7 +25,7 @@ _PREFIX: Final = "storenode-of-test-"
 
 @contextmanager
 def quick_directory(kept: Path) -> Iterator[Path]:
-    """A directory that is gone after the block; the logs below it are copied to ``kept`` then."""
+    """Yield a directory that is removed after the block; its logs are copied to ``kept``."""
     memory = _memory()
     with TemporaryDirectory(prefix=f"{_PREFIX}{os.getpid()}-", dir=memory) as name:
         try:
@@ -35,7 +35,7 @@ def quick_directory(kept: Path) -> Iterator[Path]:
 
 
 def _memory() -> Path | None:
-    """A file system in memory with room, less what killed processes have left there."""
+    """Return a file system in memory with room, less what killed processes have left there."""
     if not os.access(_MEMORY, os.W_OK):
         return None
     for left in _MEMORY.glob(f"{_PREFIX}*"):

@@ -23,7 +23,7 @@ _VERSION_TIMEOUT_S: Final = 60
 
 
 def chosen() -> binaries.Installation:
-    """The programs to run a new server with."""
+    """Return the programs to run a new server with."""
     directory = os.environ.get(VARIABLE)
     if not directory:
         return binaries.choose(None)

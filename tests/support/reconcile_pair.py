@@ -68,12 +68,12 @@ def initiator(
     window: tuple[SyncId, SyncId] = EVERYTHING,
     **config: Any,  # noqa: ANN401 - as of `SessionConfig`
 ) -> Node:
-    """A session that begins."""
+    """Return a session that begins."""
     return _node(Role.INITIATOR, view, {"window": window, **config})
 
 
 def responder(view: View, **config: Any) -> Node:  # noqa: ANN401 - as of `SessionConfig`
-    """A session that answers."""
+    """Return a session that answers."""
     return _node(Role.RESPONDER, view, config)
 
 

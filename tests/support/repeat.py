@@ -66,7 +66,7 @@ class Repeat:
 
 
 def _process(config: pytest.Config) -> str:
-    """Which process of which run."""
+    """Return which process of which run."""
     inputs = getattr(config, "workerinput", None)
     if inputs is None:
         return f"the only process of {shlex.join(sys.orig_argv)}"
@@ -75,7 +75,7 @@ def _process(config: pytest.Config) -> str:
 
 
 def _base(config: pytest.Config) -> Path | None:
-    """The directory of this process's temporary directories, None where no test asked for one."""
+    """Return the parent of this process's temporary directories, None if no test used one."""
     made: Path | None = getattr(config, "_tmp_path_factory")._basetemp  # noqa: B009
     return made
 

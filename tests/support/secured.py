@@ -29,7 +29,7 @@ class Pki:
     def issue(
         self, *names: str, file: str = "node", authority: trustme.CA | None = None
     ) -> tuple[Path, Path]:
-        """A certificate with these names, in this order, and its key; the files of both.
+        """Return a certificate with these names, in this order, and its key; the files of both.
 
         ``authority``: another one, that signs it.
         """
@@ -54,7 +54,7 @@ class Pki:
 
 
 def serial(address: str, trust: ssl.SSLContext) -> object:
-    """The number of the certificate that a listener shows."""
+    """Return the number of the certificate that a listener shows."""
     host, _, port = address.rpartition(":")
     with (
         socket.create_connection((host, int(port)), TIMEOUT_S) as plain,
@@ -72,7 +72,7 @@ def check_renewal(address: str, trust: ssl.SSLContext, renew: Callable[[], objec
 
 @contextmanager
 def secured_node(files: Path, tokens: Mapping[str, Sequence[str]]) -> Iterator[NodeProcess]:
-    """A node whose clients have rights by name.
+    """Yield a node whose clients have rights by name.
 
     In `files` are ``ca.pem``, ``NAME.token`` of each client and ``forged.token``, ``client.pem``
     with its key, and the certificate of a foreign authority, ``stranger.pem``.

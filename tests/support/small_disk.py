@@ -46,7 +46,7 @@ class SmallDisk:
             raise CannotMountError(reason or "the command ended without a word")
 
     def enter(self, command: list[str]) -> list[str]:
-        """The same command where the disk is mounted; it begins in the root directory."""
+        """Return the same command where the disk is mounted; it begins in the root directory."""
         return [*_ENTER, f"--target={self._holder.pid}", *command]
 
     @property

@@ -152,7 +152,7 @@ class Cluster:
 
     @contextmanager
     def connect_server(self) -> Iterator[str]:
-        """A Spark Connect server whose jobs are run by the cluster; its address."""
+        """Yield a Spark Connect server whose jobs are run by the cluster; its address."""
         server = self._service(
             "connect",
             *("spark-submit", "--class", "org.apache.spark.sql.connect.service.SparkConnectServer"),

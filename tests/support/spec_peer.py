@@ -51,16 +51,16 @@ class SpecPeer:
         self.ids = sorted(set(self.ids))
 
     def within(self, lower: Id, upper: Id) -> list[Id]:
-        """What it holds in a range."""
+        """Return what it holds in a range."""
         return self.ids[bisect_left(self.ids, lower) : bisect_left(self.ids, upper)]
 
     def first(self, lower: Id, upper: Id) -> bytes:
-        """The initiator's first payload."""
+        """Return the initiator's first payload."""
         skip = [Range(lower, SKIP)] if lower > LOWEST else []
         return self.write([*skip, Range(upper, FINGERPRINT, xor(self.within(lower, upper)))])
 
     def answer(self, payload: bytes) -> bytes:
-        """The response to a payload."""
+        """Return the response to a payload."""
         if not payload:
             return b""
         cluster, shards, ranges = read(payload)
@@ -74,7 +74,7 @@ class SpecPeer:
         return self.write(response)
 
     def respond(self, lower: Id, received: Range) -> list[Range]:
-        """The response to one range."""
+        """Return the response to one range."""
         ours = self.within(lower, received.upper)
         if received.kind == FINGERPRINT and received.fingerprint != xor(ours):
             return self.split(lower, received.upper)
@@ -86,7 +86,7 @@ class SpecPeer:
         return [Range(received.upper, SKIP)]
 
     def split(self, lower: Id, upper: Id) -> list[Range]:
-        """A set if the range is small, else sets and fingerprints of its parts."""
+        """Return a set if the range is small, else sets and fingerprints of its parts."""
         ours = self.within(lower, upper)
         bounds = [] if len(ours) <= self.small else self.bounds(lower, ours)
         if not bounds:
@@ -111,7 +111,7 @@ class SpecPeer:
         return chosen
 
     def write(self, ranges: list[Range]) -> bytes:
-        """A payload; nothing but Skips is the empty one."""
+        """Return a payload; nothing but Skips is the empty one."""
         merged: list[Range] = []
         for item in ranges:
             if merged and merged[-1].kind == item.kind == SKIP:
@@ -122,13 +122,13 @@ class SpecPeer:
         return b"" if all(item.kind == SKIP for item in merged) else self.encode(merged)
 
     def encode(self, ranges: list[Range]) -> bytes:
-        """A payload with just these ranges."""
+        """Return a payload with just these ranges."""
         head = [self.cluster, len(self.shards), *self.shards]
         return b"".join(map(varint, head)) + write_ranges(ranges)
 
 
 def xor(ids: Iterable[Id]) -> bytes:
-    """The fingerprint of a range."""
+    """Return the fingerprint of a range."""
     total = 0
     for _, hash_ in ids:
         total ^= int.from_bytes(hash_, "big")
@@ -136,12 +136,12 @@ def xor(ids: Iterable[Id]) -> bytes:
 
 
 def first_difference(left: bytes, right: bytes) -> int:
-    """The number of leading bytes that are equal."""
+    """Return the number of leading bytes that are equal."""
     return next((place for place in range(32) if left[place] != right[place]), 32)
 
 
 def between(smaller: Id, greater: Id) -> Id:
-    """A short bound that parts two neighbours."""
+    """Return a short bound that parts two neighbours."""
     if smaller[0] < greater[0]:
         return greater[0], bytes(32)
     length = first_difference(smaller[1], greater[1]) + 1
@@ -149,7 +149,7 @@ def between(smaller: Id, greater: Id) -> Id:
 
 
 def expressible(previous: Id, bound: Id) -> bool:
-    """Whether the delta encoding of SyncIDs can say this bound after that one."""
+    """Return True if the delta encoding of SyncIDs can say this bound after that one."""
     if bound <= previous:
         return False
     if bound[0] > previous[0]:

@@ -84,7 +84,7 @@ class Terminal:
         os.close(self._master)
 
     def _read(self, *, ended: bool = False) -> bytes:
-        """What is written before the program pauses, or what is left when it has ended."""
+        """Return what is written before the program pauses, or what is left when it has ended."""
         if not select.select([self._master], [], [], _PAUSE_S)[0]:
             return b""
         try:

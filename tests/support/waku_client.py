@@ -35,7 +35,7 @@ class Reset(Exception):
 
 
 def varint(value: int) -> bytes:
-    """An unsigned varint."""
+    """Return an unsigned varint."""
     out = b""
     while value > 0x7F:
         out += bytes([value & 0x7F | 0x80])
@@ -49,7 +49,7 @@ def delimited(data: bytes) -> bytes:
 
 
 def line(text: str) -> bytes:
-    """A line of a negotiation."""
+    """Return a line of a negotiation."""
     return delimited(text.encode() + b"\n")
 
 
@@ -73,12 +73,12 @@ class RawClient:
         return cls(*await asyncio.open_connection(*address_of(multiaddr)))
 
     async def read_line(self) -> str:
-        """A line of the first negotiation."""
+        """Return a line of the first negotiation."""
         size = (await self.reader.readexactly(1))[0]
         return (await self.reader.readexactly(size)).decode().rstrip("\n")
 
     async def read_message(self) -> bytes:
-        """A message of Noise, encrypted."""
+        """Return a message of Noise, encrypted."""
         size = int.from_bytes(await self.reader.readexactly(2), "big")
         return await self.reader.readexactly(size)
 
@@ -115,7 +115,7 @@ class RawClient:
             self.write_message(self.noise.encrypt(data[start : start + _MAX_NOISE_BYTES]))
 
     async def receive(self) -> bytes:
-        """The next decrypted piece."""
+        """Return the next decrypted piece."""
         return bytes(self.noise.decrypt(await self.read_message()))
 
     def close(self) -> None:
@@ -151,7 +151,7 @@ class WakuClient:
     @classmethod
     @asynccontextmanager
     async def connected(cls, multiaddr: str, multiplexer: str = MPLEX) -> AsyncIterator[Self]:
-        """A client for the length of a block."""
+        """Yield a client for the length of a block."""
         client = await cls.connect(multiaddr, multiplexer)
         try:
             yield client
@@ -172,7 +172,7 @@ class WakuClient:
         return number
 
     def data(self, number: int, data: bytes) -> bytes:
-        """A frame with data."""
+        """Return a frame with data."""
         if self.multiplexer == MPLEX:
             return varint(number << 3 | 2) + delimited(data)
         return _YAMUX_HEADER.pack(0, 0, 0, number, len(data)) + data
@@ -194,7 +194,7 @@ class WakuClient:
         return answer[len(greeting) :]
 
     async def query(self, request: StoreQueryRequest) -> StoreQueryResponse:
-        """One query."""
+        """Return one query."""
         answer = await self.ask(STORE_QUERY, delimited(request.SerializeToString()))
         size, shift, at = 0, 0, 0
         while True:
@@ -207,7 +207,7 @@ class WakuClient:
         return StoreQueryResponse.FromString(answer[at:])
 
     async def _piece(self, number: int) -> bytes | None:
-        """The next data of a stream; None at its end."""
+        """Return the next data of a stream; None at its end."""
         while True:
             flag, stream, data = await self._frame()
             if stream != number:

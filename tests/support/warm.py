@@ -39,13 +39,13 @@ class _Forker:
         self._environment: Mapping[str, str] = {}
 
     def suits(self, environment: Mapping[str, str]) -> bool:
-        """Whether what was imported would be the same in an environment."""
+        """Return True if what was imported would be the same in an environment."""
         with self._lock:
             self._begun()
         return _imported_in(environment) == self._environment
 
     def fork(self, asked: dict[str, Any], standard: Sequence[int]) -> tuple[int, int]:
-        """A new process: its ID, and the pipe that will tell how it ended."""
+        """Return a new process: its ID, and the pipe that will tell how it ended."""
         told, pipe = os.pipe()
         body = json.dumps(asked).encode()
         try:
@@ -110,7 +110,7 @@ class _Forked(subprocess.Popen[Any]):
         return code
 
     def _status(self, timeout_s: float | None) -> int | None:
-        """The exit code, None when it has not ended in time."""
+        """Return the exit code, None when it has not ended in time."""
         if self.returncode is not None:
             return self.returncode
         waiting = select.poll()

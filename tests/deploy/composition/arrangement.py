@@ -84,19 +84,19 @@ class Composition:
         return self.directory / "secrets"
 
     def port(self, service: str, number: int) -> HeldPort:
-        """The port of loopback that stands for one of a service."""
+        """Return the port of loopback that stands for one of a service."""
         return self._ports.setdefault((service, number), HeldPort())
 
     def address(self, service: str, number: int) -> str:
-        """HOST:PORT of it."""
+        """Return HOST:PORT of it."""
         return self.port(service, number).address
 
     def place(self, service: str) -> Path:
-        """The directory of a service."""
+        """Return the directory of a service."""
         return self.directory / service
 
     def in_place(self, service: str, text: str) -> str:
-        """A text of a container, with the addresses and paths that it has here."""
+        """Return a text of a container, with the addresses and paths that it has here."""
         text = self._address.sub(
             lambda found: self.address(
                 found[1] if found[1] in self.services else service, int(found[2])
@@ -151,7 +151,7 @@ class Composition:
         return process
 
     def log(self, service: str) -> str:
-        """What it has written."""
+        """Return what it has written."""
         return self._log_path(service).read_text("utf-8", errors="replace")
 
     def _log_path(self, service: str) -> Path:

@@ -71,16 +71,16 @@ class Databases:
         )
 
     def patroni(self, member: str) -> psutil.Process:
-        """The process of Patroni."""
+        """Return the process of Patroni."""
         return psutil.Process(self._processes[member].pid)
 
     def postmaster(self, member: str) -> psutil.Process:
-        """The process of Postgres."""
+        """Return the process of Postgres."""
         path = self._composition.place(member) / "data/node/postmaster.pid"
         return psutil.Process(int(path.read_text().split()[0]))
 
     def members(self, asked: str) -> dict[str, tuple[str, str, int]]:
-        """Role, state and timeline of each member, as one of them says; empty: it does not."""
+        """Return role, state and timeline of each member, by one of them; empty without answer."""
         url = f"http://{self._composition.address(asked, 8008)}/cluster"
         try:
             with urllib.request.urlopen(url, timeout=5) as answer:
@@ -92,7 +92,7 @@ class Databases:
         }
 
     def is_whole(self, leader: str, standby: str) -> bool:
-        """Whether these two are leader and synchronous standby."""
+        """Return True if these two are leader and synchronous standby."""
         found = self.members(leader)
         return found.get(leader, ("",))[0] == "leader" and found.get(standby, ("", ""))[:2] == (
             "sync_standby",
@@ -100,7 +100,7 @@ class Databases:
         )
 
     def times_synchronous(self, leader: str) -> int:
-        """How often a leader has said that its standby may be promoted from now on."""
+        """Return how often a leader has said that its standby may be promoted from now on."""
         return self._composition.log(leader).count("Synchronous standby status assigned to ['")
 
     def switch(self, leader: str, other: str) -> None:
@@ -111,7 +111,7 @@ class Databases:
             pass
 
     def leads(self, member: str) -> bool:
-        """Whether it says that it is the leader."""
+        """Return True if it says that it is the leader."""
         return self.members(member).get(member, ("",))[0] == "leader"
 
     def _start_etcd(self) -> None:
@@ -182,13 +182,13 @@ class Trial:
         tell(f"    {self.databases.members(MEMBERS[0]) or self.databases.members(MEMBERS[1])}")
 
     def refused(self) -> bool:
-        """Whether the node refuses a host."""
+        """Return True if the node refuses a host."""
         with urllib.request.urlopen(f"http://{self._watched}/metrics") as answer:
             text = answer.read().decode()
         return "storenode_database_hosts_refused 1.0" in text
 
     def publisher(self) -> Publisher:
-        """A client that goes on until it is answered."""
+        """Return a client that goes on until it is answered."""
         return Publisher(
             self.node, self.ledger, Random(1), messages=5, token=self._token, tls=self._tls
         )

@@ -51,7 +51,7 @@ class Prometheus:
         assert process.poll() is None, composition.log("prometheus")
 
     def firing(self, alert: str, target: str) -> bool:
-        """Whether an alert fires about a HOST:PORT, by `/api/v1/alerts`."""
+        """Return True if an alert fires about a HOST:PORT, by `/api/v1/alerts`."""
         return any(
             each["labels"]["alertname"] == alert
             and each["labels"].get("instance") == target
@@ -60,7 +60,7 @@ class Prometheus:
         )
 
     def holds(self, expression: str) -> bool:
-        """Whether an expression gives anything now."""
+        """Return True if an expression gives anything now."""
         asked = urllib.parse.urlencode({"query": expression})
         return bool(self._get(f"/api/v1/query?{asked}")["result"])
 

@@ -33,7 +33,7 @@ _TIMES: Final = ("timestamp_seconds", "start_time_seconds")
 
 @cache
 def rules() -> Mapping[str, str]:
-    """The expression of each alert, and of each recorded series, by name."""
+    """Return the expression of each alert, and of each recorded series, by name."""
     groups = yaml.safe_load(RULES.read_text("utf-8"))["groups"]
     every = [rule for group in groups for rule in group["rules"]]
     found: dict[str, str] = {}

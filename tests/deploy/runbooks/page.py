@@ -38,7 +38,7 @@ class Page:
         return self.path.read_text("utf-8").partition("\n")[0].removeprefix("# ")
 
     def commands(self) -> list[str]:
-        """What can be run, each once, in the order of the page."""
+        """Return what can be run, each once, in the order of the page."""
         text = self.path.read_text("utf-8")
         blocks = [line.strip() for block in _BLOCK.findall(text) for line in block.splitlines()]
         spans = [" ".join(span.split()) for span in _SPAN.findall(_BLOCK.sub("", text))]
@@ -46,7 +46,7 @@ class Page:
         return list(dict.fromkeys(runnable))
 
     def command(self, prefix: str) -> str:
-        """The one command that is this, or else begins so."""
+        """Return the one command that is this, or else begins so."""
         found = [each for each in self.commands() if each.startswith(prefix)]
         found = [prefix] if prefix in found else found
         assert len(found) == 1, f"{self.name}.md: {prefix!r} begins {found}"
@@ -54,12 +54,12 @@ class Page:
 
 
 def is_sql(command: str) -> bool:
-    """True for what runs in the database."""
+    """Return True for what runs in the database."""
     return command.lower().startswith(SQL)
 
 
 def filled_in(command: str, values: Mapping[str, str]) -> str:
-    """A command with something real in the place of each placeholder, which is in capitals."""
+    """Return a command with values in the place of its placeholders, which are in capitals."""
     for placeholder, value in values.items():
         command = command.replace(placeholder, value)
     return command

@@ -98,25 +98,25 @@ class World:
     resolved: list[str] = field(default_factory=list)
 
     def incident(self, name: str, *targets: str, **details: Any) -> Incident:  # noqa: ANN401
-        """An incident of a page; ``details`` are fields of `Incident`."""
+        """Return an incident of a page; ``details`` are fields of `Incident`."""
         job = "storenode-gateway" if name.startswith("gateway-") else "storenode"
         history = History(self.directory, job)
         return Incident(Page(name), history, targets, self.resolved, **details)
 
 
 def superuser(node: NodeProcess) -> str:
-    """The URL of a node's database on the shared server, for its superuser."""
+    """Return the URL of a node's database on the shared server, for its superuser."""
     return database_url(node).replace("//storenode@", "//postgres@")
 
 
 def database_url(node: NodeProcess) -> str:
-    """The URL of the database that a node was given."""
+    """Return the URL of the database that a node was given."""
     assert node.database_url is not None
     return node.database_url
 
 
 def environment(node: NodeProcess) -> dict[str, str]:
-    """What an operator has set who works beside a node."""
+    """Return what an operator has set who works beside a node."""
     env = {"STORENODE_NODE": node.listen, "STORENODE_ADMIN": node.admin}
     if node.database_url:
         return {**env, "STORENODE_DATABASE_URL": node.database_url}
@@ -124,7 +124,7 @@ def environment(node: NodeProcess) -> dict[str, str]:
 
 
 def metric(node: NodeProcess, name: str, **labels: str) -> float:
-    """One sample of a node, or the sum of those with these labels; 0 when there is none."""
+    """Return one sample of a node, or the sum of those with these labels; 0 when there is none."""
     wanted = set(labels.values())
     return sum(
         value

@@ -35,7 +35,7 @@ def end_with(
         story._logs = []
 
     async def judge(story: Story) -> list[Violation]:
-        story._holdings = [Holding("n1", "n1", (), ())]
+        story._holdings = [Holding("n1", "n1", (), (), ())]
         return violations
 
     monkeypatch.setattr(Story, "play", play)

@@ -1,4 +1,4 @@
-"""``kill -9`` of either node of a session."""
+"""Sessions of two nodes under faults of the network and of the processes: one pair for all."""
 
 from __future__ import annotations
 
@@ -38,29 +38,59 @@ ERRORS = {
 async def running(
     tmp_path_factory: pytest.TempPathFactory, postgres: PostgresServer
 ) -> AsyncIterator[Two]:
-    async with two_nodes(tmp_path_factory.mktemp("killed"), postgres) as two:
+    async with two_nodes(tmp_path_factory.mktemp("sync"), postgres) as two:
         yield two
 
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def two(running: Two) -> AsyncIterator[Two]:
     """Check that the nodes are equal and connected before the test, and equal after it."""
+    assert (await running.sync()).in_sync
+    assert (await request_sync(running.callee)).in_sync
     await running.check_equal()
-    await running.sync()
     yield running
+    running.heal()
     await running.check_equal()
+
+
+async def test_one_direction_is_lost(two: Two) -> None:
+    # Of one session nothing arrives, of the other no answer comes back.
+    await two.differ(30)
+    two.network.lose(Direction.UP)
+    two.back.lose(Direction.DOWN)
+    reports = await asyncio.gather(two.sync(), request_sync(two.callee))
+    assert not any(report.in_sync for report in reports)
+    # The session that arrives may go before the other one of the two.
+    assert {report.outcome for report in reports} in ({"failed"}, {"failed", "aborted"})
+    for report in reports:
+        if report.outcome == "failed":
+            assert "did not answer within 20 s" in report.error
+    two.heal()
+    assert (await two.sync()).in_sync
+    assert (await request_sync(two.callee)).in_sync
+
+
+async def test_a_connection_that_loses_everything_is_not_used_again(two: Two) -> None:
+    await two.differ(30)
+    for direction in Direction:
+        two.network.lose(direction)
+    connections = two.network.connections
+    report = await two.sync()
+    assert "did not answer within 20 s" in report.error
+    assert (await two.sync()).in_sync
+    assert two.network.connections == connections + 1
 
 
 @pytest.mark.parametrize("moment", LOST_AFTER_BYTES)
 @pytest.mark.parametrize("victim", ["caller", "callee"])
-async def test_stored_messages_stay_and_the_next_session_sends_the_rest(
+async def test_a_session_with_a_killed_node_keeps_what_was_stored(
     two: Two, moment: str, victim: str
 ) -> None:
     dies, lives = (two.caller, two.callee) if victim == "caller" else (two.callee, two.caller)
     await two.differ(MISSING)
     stored, logged = two.counts(), log_size(lives)
     stands_still = two.network.lose(Direction.DOWN, LOST_AFTER_BYTES[moment])
-    session = asyncio.create_task(request_sync(two.caller))
+    session = asyncio.create_task(two.sync())
     async with asyncio.timeout(PATIENCE_S):
         await stands_still.wait()
         if moment == "in Transfer":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -13,7 +14,7 @@ from chaos.checker.logs import Entry, Log
 from chaos.link import LinkState, RecordingTransport, Traffic
 from chaos.tasks import Tasks
 from storenode.sds.aio.channel import Channel
-from storenode.sds.aio.events import ChannelEvent, Events, Message
+from storenode.sds.aio.events import ChannelEvent, Events, Message, NotStored
 from storenode.sds.aio.status import Status
 from storenode.sds.aio.transport import Transport
 from storenode.sds.config import ChannelConfig
@@ -32,6 +33,7 @@ class Participant:
         sent: digests of the contents that it sent, by message ID.
         missed: IDs that it found missing so far.
         lost: IDs that it reported as lost.
+        refusals: how often a node refused a message, by reason.
         on_event: called with each event of its channel.
     """
 
@@ -46,6 +48,7 @@ class Participant:
         self.sent: dict[str, str] = {}
         self.missed: set[str] = set()
         self.lost: set[str] = set()
+        self.refusals: Counter[str] = Counter()
         self.on_event: Callable[[ChannelEvent], None] | None = None
         self._config = config
         self._nodes = [RecordingTransport(node, self.link, traffic) for node in nodes]
@@ -130,6 +133,8 @@ class Participant:
                 self.missed.update(each.message_id for each in event.messages)
             elif isinstance(event, Lost):
                 self.lost.update(event.message_ids)
+            elif isinstance(event, NotStored):
+                self.refusals[event.reason] += 1
 
 
 def digest_of(content: bytes) -> str:

@@ -41,6 +41,7 @@ GIVE_UP_S: Final = 12.0
 
 MAX_IN_FLIGHT: Final = 8
 _CALL_S: Final = 60.0
+_READ_S: Final = 300.0
 _PAUSE_S: Final = 0.25
 _QUERY_HASHES: Final = 1_000
 _OK: Final = 200
@@ -148,14 +149,18 @@ def _served(entry: WakuMessageKeyValue) -> Served:
 
 
 async def read_holding(
-    follower: Follower, store: str, history: History, patience_s: float = _CALL_S
+    follower: Follower, store: str, history: History, patience_s: float = _READ_S
 ) -> Holding:
     """Read everything from the node of a follower, in all three ways."""
     topics, published = follower.content_topics, list(history.published)
     return Holding(
         follower.node,
         store,
-        await ask(follower.endpoint, partial(scan, content_topics=topics), patience_s),
+        await ask(
+            follower.endpoint,
+            partial(scan, content_topics=topics, timeout_s=patience_s),
+            patience_s,
+        ),
         await ask(follower.endpoint, partial(query, digests=published), patience_s),
         list(follower.received),
     )

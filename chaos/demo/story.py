@@ -18,6 +18,7 @@ from chaos.checker.history import Ack, History
 from chaos.checker.logs import Log, check_logs
 from chaos.checker.stores import Holding, check_stores
 from chaos.checker.violation import Violation, list_violations
+from chaos.crowd import Crowd
 from chaos.demo.cluster import CALL_TIMEOUT_S, NODES, Cluster, short_name
 from chaos.demo.participants import (
     CAST,
@@ -26,9 +27,10 @@ from chaos.demo.participants import (
     NEIGHBOUR,
     READER,
     ROAMER,
+    SEND_EVERY_S,
     Character,
-    Crowd,
     configure,
+    set_losses,
 )
 from chaos.demo.report import ConsoleReport, Incident
 from chaos.link import Traffic, Way
@@ -111,7 +113,8 @@ class Story:
         self.history = History()
         self.given_up: list[str] = []
         """Waits that were given up, each with what was left."""
-        self._crowd = Crowd(self.tasks)
+        self._rng = Random()
+        self._crowd = Crowd(self.tasks, self._rng, SEND_EVERY_S)
         self._waiter = Waiter(plan.patience_s, plan.limit_s)
         self._network = Network()
         self.cluster = Cluster(plan.directory, self._network, plan.without)
@@ -283,7 +286,7 @@ class Story:
 
     async def _talk(self) -> None:
         self.report.chapter("Twelve participants talk; bad links lose a fifth")
-        self._crowd.set_losses(on=True)
+        set_losses(self._crowd, self._rng, on=True)
         self._crowd.start_talk()
         self._readings_end = asyncio.Event()
         self._readings = self.tasks.start(self._device.run(self._readings_end))
@@ -376,22 +379,13 @@ class Story:
         self._readings_end.set()
         await self._readings
         await self._crowd.stop_talk()
-        self._crowd.set_losses(on=False)
-        await self._until("every participant has every line", self._count_lines_due)
+        set_losses(self._crowd, self._rng, on=False)
+        await self._until("every participant has every line", self._crowd.count_due)
         await self._until("every store has every message", self._count_unequal)
         self._logs: list[Log] = [await each.read_log() for each in self._crowd]
         await self._crowd.leave()
         await self._wait_until_seen()
         await self._until("every store has every message", self._count_unequal)
-
-    def _count_lines_due(self) -> int:
-        """Return the number of lines that participants lack, have not published, or wait for."""
-        due = 0
-        for each in self._crowd:
-            status = each.look()
-            lines = sum(len(other.sent) for other in self._crowd.members(each.channel_id))
-            due += max(lines - each.length, 0) + status.unpublished + int(not status.synced)
-        return due
 
     def _count_offline(self) -> int:
         return sum(each.look().node is None for each in self._crowd)

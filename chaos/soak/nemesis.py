@@ -190,13 +190,13 @@ async def _replace(world: World, name: str) -> None:
     await world.start_node(name)
 
 
-async def _kill_participant(world: World, name: str, _rng: Random) -> str:
-    await world.participants[name].kill()
-    return "SIGKILL"
+async def _leave(world: World, name: str, _rng: Random) -> str:
+    await world.crowd[name].leave()
+    return "left its channel"
 
 
-async def _start_participant(world: World, name: str) -> None:
-    await world.participants[name].start()
+async def _join(world: World, name: str) -> None:
+    await world.crowd[name].join(world.tasks)
 
 
 async def _do_nothing(_world: World, _name: str) -> None:
@@ -215,7 +215,7 @@ FAULTS: Final[Mapping[str, Fault]] = {
         Fault("disk-full", ("c",), _fill_disk, _free_disk),
         Fault("retention", NAMES, _prune, _do_nothing),
         Fault("node-replaced", ("b",), _destroy, _replace),
-        Fault("participant-killed", tuple(PARTICIPANTS), _kill_participant, _start_participant),
+        Fault("participant-away", tuple(PARTICIPANTS), _leave, _join),
     )
 }
 """The faults by name, as given on the command line."""

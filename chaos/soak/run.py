@@ -6,7 +6,6 @@ import asyncio
 import re
 import subprocess
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -24,10 +23,9 @@ from chaos.checker.violation import Violation
 from chaos.node import NodeFailedError
 from chaos.soak.machine import PATIENCE_S
 from chaos.soak.nemesis import Planned, plan
-from chaos.soak.remote import RemoteParticipant
 from chaos.soak.sampler import Sampler
 from chaos.soak.summary import FaultRecord, Summary
-from chaos.soak.world import NAMES, World
+from chaos.soak.world import NAMES, PARTICIPANTS, World
 from chaos.waiter import StuckError
 from store.embedded.process import EmbeddedPostgresError
 
@@ -98,9 +96,9 @@ class Soak:
                 self._break("not in sync", f"before {planned.fault.name}: {error}")
                 return
             await self._inject(world, planned)
-            for each in world.participants.values():
-                if each.process.returncode is not None:
-                    self._break("ended", f"participant {each.name} has ended: see its log")
+            if world.tasks.failure.done():
+                self._break("ended", f"a client has failed: {world.tasks.failure.exception()!r}")
+                return
         await asyncio.sleep(begun_s + options.minutes * 60 - time.monotonic())
 
     async def _inject(self, world: World, planned: Planned) -> None:
@@ -115,7 +113,7 @@ class Soak:
         recovered_s: float | None = None
         try:
             await world.wait_until_synced()
-            if name in world.participants:
+            if name in PARTICIPANTS:
                 await world.waiter.until(f"{name} in sync", partial(_is_synced, world, name))
             recovered_s = time.monotonic() - ended_s
             self._note(f"in sync {recovered_s:.1f} s after the end of it")
@@ -164,24 +162,14 @@ class Soak:
 
     async def _end_participants(self, world: World) -> list[Log]:
         """Wait until every log is whole, or its losses are reported; then end all participants."""
-        everyone = list(world.participants.values())
-        for each in everyone:
-            await each.stop()
-        sent = Counter[str]()
-        for each in everyone:
-            sent[each.channel] += len(each.sent)
-        for each in everyone:
-            try:
-                await world.waiter.until_none(
-                    f"messages that {each.name} lacks or has not published",
-                    partial(_count_due, each, sent[each.channel]),
-                )
-            except StuckError as error:
-                self._break("not in step", f"{error}: {each.state}")
-        logs = [await each.read_log() for each in everyone]
+        await world.crowd.stop_talk()
+        what = "messages that participants lack or have not published"
+        await self._attempt(
+            "not in step", partial(world.waiter.until_none, what, world.crowd.count_due)
+        )
+        logs = [await each.read_log() for each in world.crowd]
         # Their sync messages would keep the stores from becoming equal.
-        for each in everyone:
-            await each.close()
+        await world.crowd.leave()
         return logs
 
     async def _attempt(self, rule: str, work: Callable[[], Awaitable[None]]) -> None:
@@ -199,23 +187,14 @@ class Soak:
 
 
 def _targets(world: World) -> dict[str, tuple[int, set[int]]]:
-    nodes = {
+    return {
         f"node {name}": (machine.node.pid, machine.ports())
         for name, machine in world.machines.items()
     }
-    return nodes | {
-        each.name: (each.process.pid, set[int]()) for each in world.participants.values()
-    }
 
 
-async def _is_synced(world: World, participant: str) -> bool:
-    return bool((await world.participants[participant].look())["synced"])
-
-
-async def _count_due(participant: RemoteParticipant, sent: int) -> int:
-    state = await participant.look()
-    lacking = max(0, sent - state["length"] - len(participant.lost))
-    return int(lacking + state["unpublished"] + (not state["synced"]))
+def _is_synced(world: World, participant: str) -> bool:
+    return world.crowd[participant].look().synced
 
 
 async def _wait_until_equal(world: World) -> None:
@@ -257,7 +236,7 @@ async def _read(world: World, name: str) -> Holding:
 
 
 def _summarize_participants(world: World) -> dict[str, object]:
-    everyone = world.participants.values()
+    everyone = list(world.crowd)
     reasons = {re.sub(r"[\d.,]+", "N", reason) for each in everyone for reason in each.refusals}
     return {
         "sent": sum(len(each.sent) for each in everyone),

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from itertools import permutations
 from pathlib import Path
 from random import Random
-from typing import Any, Final
+from typing import Final
 
 from chaos.checker.clients import (
     AnswerCounts,
@@ -26,11 +26,17 @@ from chaos.checker.clients import (
     new_messages,
     query,
 )
-from chaos.checker.history import History, Synced
+from chaos.checker.history import Ack, History, Synced
+from chaos.crowd import Crowd
+from chaos.link import Traffic
 from chaos.network import Network
+from chaos.participant import Participant
 from chaos.soak.machine import PATIENCE_S, Database, Machine, Replicated, start_server
-from chaos.soak.remote import RemoteParticipant
+from chaos.tasks import Tasks
 from chaos.waiter import Waiter
+from storenode.sds.aio.node import StoreNode
+from storenode.sds.bloom import FilterShape
+from storenode.sds.config import ChannelConfig, RepairConfig
 from tests.support.small_disk import CannotMountError, SmallDisk
 
 NAMES: Final = ("a", "b", "c")
@@ -39,6 +45,9 @@ PARTICIPANTS: Final = {
     f"{channel}-{number}": channel for channel in CHANNELS for number in range(3)
 }
 """The channel of each SDS participant."""
+
+MEAN_PAUSE_S: Final = 0.25
+"""Mean pause between two lines of all participants together."""
 
 MAX_CONFIRMS: Final = len(NAMES) - 1
 DAY_NS: Final = 86_400 * 10**9
@@ -68,7 +77,8 @@ class World:
         self.network = Network()
         self.waiter = Waiter(PATIENCE_S)
         self.machines: dict[str, Machine] = {}
-        self.participants: dict[str, RemoteParticipant] = {}
+        self.tasks = Tasks()
+        self.crowd = Crowd(self.tasks, self.rng, MEAN_PAUSE_S)
         self.followers: dict[str, Follower] = {}
         self.left_out: dict[str, str] = {}
         """Faults that this machine does not permit, and why."""
@@ -82,6 +92,7 @@ class World:
     async def start(self, seed: int, minutes: float, interval_s: float) -> None:
         """Start all nodes with messages of the last days, then clients and participants."""
         self._stack.push_async_callback(self.network.close)
+        self._stack.push_async_callback(self.tasks.stop)
         disk = self._open_disk(minutes)
         makers: tuple[Callable[[Path], Database] | None, ...] = (Replicated, _start_single, None)
         for name, make_database in zip(NAMES, makers, strict=True):
@@ -114,11 +125,11 @@ class World:
             for name in NAMES
             for confirms in range(MAX_CONFIRMS + 1)
         ]
-        await self._start_participants({wire.address: name for name, wire in clients.items()})
+        await self._start_participants([wire.address for wire in clients.values()])
         for follower in self.followers.values():
-            self._start_task(follower.run())
+            self.tasks.start(follower.run())
         self._publishing = [
-            self._start_task(each.run(self._stop_publishers)) for each in self._publishers
+            self.tasks.start(each.run(self._stop_publishers)) for each in self._publishers
         ]
 
     async def start_node(self, name: str) -> None:
@@ -211,28 +222,22 @@ class World:
             machine.options = options[name]
             await self.start_node(name)
 
-    async def _start_participants(self, nodes: dict[str, str]) -> None:
+    async def _start_participants(self, addresses: Sequence[str]) -> None:
         directory = self._directory / "participants"
         directory.mkdir()
-        addresses = list(nodes)
+        traffic = Traffic(self.history.publish, self._acknowledge)
         for number, (name, channel) in enumerate(PARTICIPANTS.items()):
             first = number % len(addresses)
-            each = RemoteParticipant(
-                name,
-                channel,
-                addresses[first:] + addresses[:first],
-                directory,
-                self.history,
-                store_of=lambda address: self.store(nodes[address]),
-            )
-            self.participants[name] = each
-            self._stack.push_async_callback(each.close)
-            await each.start()
+            nodes = [StoreNode(each) for each in (*addresses[first:], *addresses[:first])]
+            state = directory / f"{name}.db"
+            self.crowd.add(Participant(_configure(channel, name), nodes, state, traffic))
+        self._stack.push_async_callback(self.crowd.leave)
+        await self.crowd.join()
+        self.crowd.start_talk()
 
-    def _start_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._stack.push_async_callback(_end, task)
-        return task
+    def _acknowledge(self, link: str, digests: Collection[bytes]) -> None:
+        ack = Ack(self.store(self.network.find_node(link)), time.monotonic(), 0)
+        self.history.acknowledge(digests, ack)
 
     def _open_disk(self, minutes: float) -> SmallDisk | None:
         place = self._directory / "c" / "disk"
@@ -246,9 +251,19 @@ class World:
         return disk
 
 
-async def _end(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+def _configure(channel: str, name: str) -> ChannelConfig:
+    """Return a configuration with small filters, and resends that outlast every fault."""
+    return ChannelConfig(
+        channel,
+        name,
+        filter=FilterShape(500, 0.01),
+        resend_ms=5_000,
+        resend_possible_ms=15_000,
+        max_sends=1_000,
+        sync_min_ms=5_000,
+        sync_max_ms=10_000,
+        repair=RepairConfig(2_000, 8_000),
+    )
 
 
 def _start_single(directory: Path) -> Database:

@@ -18,7 +18,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FAULTS = (
     *("node-killed", "postgres-killed", "partition", "failover", "node-replaced"),
-    "participant-killed",
+    "participant-away",
 )
 SEED = 20
 LIMIT_S = 900

@@ -212,9 +212,9 @@ class RecordingLink(PassingLink):
             message = self._build(outbound)
             digest = message_hash(message, self.route.pubsub_topic)
             self._record_repair(outbound.payload, digest)
-            if not outbound.ephemeral:
-                mark = fingerprint(message, self.route.pubsub_topic)
-                rows.append((digest, Published(mark, outbound.timestamp_ns, self.state.name)))
+            mark = fingerprint(message, self.route.pubsub_topic)
+            sent = Published(mark, outbound.timestamp_ns, self.state.name, outbound.ephemeral)
+            rows.append((digest, sent))
         self.traffic.publish(rows)
 
     def _record_repair(self, payload: bytes, digest: bytes) -> None:
@@ -228,10 +228,12 @@ class RecordingLink(PassingLink):
             self.traffic.answers.add(digest)
 
     def _build(self, message: Outbound | Fetched) -> WakuMessage:
+        is_ephemeral = isinstance(message, Outbound) and message.ephemeral
         return WakuMessage(
             payload=message.payload,
             content_topic=self.route.content_topic,
             timestamp=message.timestamp_ns,
+            ephemeral=is_ephemeral or None,
         )
 
     def _lose(self, fetched: Fetched) -> bool:

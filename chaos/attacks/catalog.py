@@ -10,11 +10,12 @@ import asyncio
 import json
 import random
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
+from operator import attrgetter
 from typing import Final
 
-from chaos.attacks import calls, expensive_messages, gateway, http, invented_peers, slow_readers
 from chaos.attacks.target import Target
 
 
@@ -22,44 +23,50 @@ from chaos.attacks.target import Target
 class Attack:
     """A program against a node that describes the outcome; tests use ``short`` as its ``count``.
 
-    ``options`` are those of the node. ``on_gateway``: a gateway before it is attacked, and its
-    memory and processor time are measured. An attack that takes longer than ``deadline_s`` is
-    stopped.
+    ``work`` is the name of a function of this package. ``options`` are those of the node.
+    ``on_gateway``: a gateway before it is attacked, and its memory and processor time are measured.
+    An attack that takes longer than ``deadline_s`` is stopped.
     """
 
-    work: Callable[[Target, random.Random, int], Awaitable[str]]
+    work: str
     count: int
     short: int
     options: tuple[str, ...] = ()
     on_gateway: bool = False
     deadline_s: float = 300.0
 
+    async def run(self, target: Target, rng: random.Random, count: int) -> str:
+        """Import the program, which the others need not be for, and run it."""
+        module, _, name = self.work.partition(".")
+        work = attrgetter(name)(import_module(f"chaos.attacks.{module}"))
+        return str(await work(target, rng, count))
+
 
 _HTTP: Final = ("--http-listen", "127.0.0.1:0")
 
 ATTACKS: Final[Mapping[str, Attack]] = {
-    "unread_scans": Attack(slow_readers.unread_scans, 300, 60),
-    "unread_follows": Attack(slow_readers.unread_follows, 1_000, 40),
-    "dripping_streams": Attack(slow_readers.dripping_streams, 240, 60),
-    "unfinished_requests": Attack(calls.UNFINISHED_REQUESTS.run, 64, 48),
-    "unfinished_streams": Attack(calls.UNFINISHED_STREAMS.run, 64, 32),
-    "silent_calls": Attack(calls.SILENT_CALLS.run, 30_000, 6_000),
-    "crowded_calls": Attack(calls.CROWDED_CALLS.run, 40_000, 2_000),
-    "rapid_resets": Attack(calls.RAPID_RESETS.run, 200_000, 20_000),
-    "compressed_requests": Attack(calls.compressed_requests, 200, 20),
-    "idle_connections": Attack(calls.idle_connections, 10_000, 100),
-    "half_sent_probes": Attack(http.half_sent_probes, 64, 64),
-    "http_parameters": Attack(http.http_parameters, 20, 3, _HTTP),
-    "http_chunks": Attack(http.http_chunks, 1, 1, _HTTP),
-    "walks": Attack(expensive_messages.walks, 40, 8),
+    "unread_scans": Attack("slow_readers.unread_scans", 300, 60),
+    "unread_follows": Attack("slow_readers.unread_follows", 1_000, 40),
+    "dripping_streams": Attack("slow_readers.dripping_streams", 240, 60),
+    "unfinished_requests": Attack("calls.UNFINISHED_REQUESTS.run", 64, 48),
+    "unfinished_streams": Attack("calls.UNFINISHED_STREAMS.run", 64, 32),
+    "silent_calls": Attack("calls.SILENT_CALLS.run", 30_000, 6_000),
+    "crowded_calls": Attack("calls.CROWDED_CALLS.run", 40_000, 2_000),
+    "rapid_resets": Attack("calls.RAPID_RESETS.run", 200_000, 20_000),
+    "compressed_requests": Attack("calls.compressed_requests", 200, 20),
+    "idle_connections": Attack("calls.idle_connections", 10_000, 100),
+    "half_sent_probes": Attack("http.half_sent_probes", 64, 64),
+    "http_parameters": Attack("http.http_parameters", 20, 3, _HTTP),
+    "http_chunks": Attack("http.http_chunks", 1, 1, _HTTP),
+    "walks": Attack("expensive_messages.walks", 40, 8),
     "years_of_messages": Attack(
-        expensive_messages.years_of_messages, 20_000, 400, ("--retention", "off")
+        "expensive_messages.years_of_messages", 20_000, 400, ("--retention", "off")
     ),
-    "reconcile_places": Attack(invented_peers.reconcile_places, 400, 40),
-    "gossip_places": Attack(invented_peers.gossip_places, 70, 70),
-    "false_confirmations": Attack(invented_peers.false_confirmations, 2_000_000, 100_000),
+    "reconcile_places": Attack("invented_peers.reconcile_places", 400, 40),
+    "gossip_places": Attack("invented_peers.gossip_places", 70, 70),
+    "false_confirmations": Attack("invented_peers.false_confirmations", 2_000_000, 100_000),
     "gateway_protocols": Attack(
-        gateway.gateway_protocols, 5_000, 80, on_gateway=True, deadline_s=2 * 3_600.0
+        "gateway.gateway_protocols", 5_000, 80, on_gateway=True, deadline_s=2 * 3_600.0
     ),
 }
 """The attacks by name."""
@@ -72,7 +79,7 @@ def main() -> None:
     target = Target(**given["target"])
 
     async def attack() -> str:
-        return await ATTACKS[given["name"]].work(target, rng, given["count"])
+        return await ATTACKS[given["name"]].run(target, rng, given["count"])
 
     print(asyncio.run(attack()))
 

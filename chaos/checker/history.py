@@ -17,6 +17,7 @@ class Published:
     fingerprint: bytes
     timestamp_ns: int
     publisher: str
+    ephemeral: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,8 @@
   (`History.may_be_lost`), or the node's retention dropped it (`History.may_go_ns`).
 - *unknown*: whatever a scan, a look-up by hash or a follower gets was published.
 - *altered*: it is what was published, field by field, under its own hash.
-- *twice*: none of the three gets a message more than once.
+- *twice*: none of the three gets a message more than once, unless it is ephemeral and sent again.
+- *ephemeral*: no store keeps an ephemeral message.
 - *order*: a scan is in the order of time and hash.
 - *kept*: what retention had to drop is in no scan.
 - *by hash*: a look-up by hash finds what a scan gives, and nothing else.
@@ -69,6 +70,10 @@ def _hashes(served: Iterable[Served]) -> set[bytes]:
     return {message.claimed for message in served}
 
 
+def _ephemeral(history: History) -> set[bytes]:
+    return {digest for digest, message in history.published.items() if message.ephemeral}
+
+
 def _check_lost(
     history: History, holding: Holding, stored: Mapping[str, set[bytes]]
 ) -> list[Violation]:
@@ -108,7 +113,7 @@ def _check_served(history: History, holding: Holding, reader: str) -> list[Viola
             or message.fingerprint != history.published[message.claimed].fingerprint
         )
     }
-    twice = [digest for digest, count in times.items() if count > 1]
+    twice = {digest for digest, count in times.items() if count > 1} - _ephemeral(history)
     where = f"in a {reader} of {holding.node}"
     return [
         *list_violations("unknown", f"messages {where} were never published", unknown),
@@ -125,7 +130,9 @@ def _check_reads(history: History, holding: Holding) -> list[Violation]:
     misplaced = [later for earlier, later in pairwise(order) if later < earlier]
     differing = stored.symmetric_difference(_hashes(holding.by_hash))
     missed = stored - _hashes(holding.followed)
+    passing = stored & _ephemeral(history)
     return [
+        *list_violations("ephemeral", f"ephemeral messages are kept by {node}", passing),
         *list_violations("order", f"messages come out of order in a scan of {node}", misplaced),
         *list_violations("kept", f"messages that {node} serves should have been dropped", kept),
         *list_violations("by hash", f"hashes of {node} differ between look-up and scan", differing),

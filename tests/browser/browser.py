@@ -42,7 +42,7 @@ class Page:
         self.driver = driver
 
     def open(self, address: str) -> None:
-        """Go to the page of the node whose metrics listener is at HOST:PORT."""
+        """Open the page of the node whose metrics listener is at HOST:PORT."""
         self.driver.get(f"http://{address}/status")
 
     def run(self, script: str, *arguments: object) -> Any:  # noqa: ANN401 - whatever the script gives
@@ -61,7 +61,7 @@ class Page:
         return list(self.run(script, selector))
 
     def labels(self, selector: str) -> list[str]:
-        """Return what a screen reader is told of each element that a selector finds."""
+        """Return the accessible name of each element that a selector finds."""
         script = (
             "return [...document.querySelectorAll(arguments[0])]"
             ".map(each => each.getAttribute('aria-label'))"
@@ -69,7 +69,7 @@ class Page:
         return list(self.run(script, selector))
 
     def look(self, scheme: str, width: int, height: int = 900) -> None:
-        """Be a screen of this width, in the colours ``light`` or ``dark``."""
+        """Set the width of the screen, and the colours ``light`` or ``dark``."""
         self._tell(
             "Emulation.setEmulatedMedia",
             {"features": [{"name": "prefers-color-scheme", "value": scheme}]},
@@ -80,11 +80,11 @@ class Page:
         )
 
     def contrasts(self) -> list[tuple[float, str]]:
-        """Contrast ratio (WCAG 2.2, 1.4.3) and text of everything that is written, worst first."""
+        """Return contrast ratio (WCAG 2.2, 1.4.3) and text of all that is written, worst first."""
         return sorted((float(ratio), str(text)) for ratio, text in self.run(_CONTRASTS))
 
     def require_readable(self, widths: Iterable[int]) -> None:
-        """Nothing is beyond the edge of any of these screens, or pale in light or dark colours."""
+        """Check that nothing exceeds these screens, or is pale in light or dark colours."""
         for width in widths:
             for scheme in ("light", "dark"):
                 self.look(scheme, width)

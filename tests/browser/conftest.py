@@ -1,4 +1,4 @@
-"""One browser for all tests of this folder; a machine without one fails at once."""
+"""The browser of all tests of this folder; a machine without one fails at once."""
 
 from __future__ import annotations
 

@@ -55,8 +55,8 @@ def test_a_page_of_another_site_publishes_nothing(page: Page, node: NodeProcess)
     # The browser asks the node first, or shows the page nothing of an answer, which was a refusal.
     for content_type in ("application/json", "text/plain"):
         assert publish(page, node, content_type) == "TypeError"
-    held = httpx.get(f"http://{node.http}/api/v1/messages", params={"contentTopics": TOPIC})
-    assert held.json() == {"messages": []}
+    stored = httpx.get(f"http://{node.http}/api/v1/messages", params={"contentTopics": TOPIC})
+    assert stored.json() == {"messages": []}
     page.driver.get(f"http://{node.http}/")
     assert publish(page, node, "application/json") == 200
     assert publish(page, node, "text/plain") == 415

@@ -36,8 +36,8 @@ HOUR_S: Final = 3_600
 
 
 @pytest.fixture(scope="module")
-def nobody() -> HeldPort:
-    """Return where nobody listens."""
+def closed_port() -> HeldPort:
+    """Return a port on which no process listens."""
     return HeldPort()
 
 
@@ -52,12 +52,12 @@ def node(
     tmp_path_factory: pytest.TempPathFactory,
     postgres: PostgresServer,
     template_database: str,
-    nobody: HeldPort,
+    closed_port: HeldPort,
     filled_s: int,
 ) -> Iterator[NodeProcess]:
     """Yield a node that holds some hours and a gap, and has a peer that cannot be reached."""
     name = postgres.create_database(template_database)
-    arguments = ("--max-clock-drift", "off", "--peer", nobody.address, "--sync-interval", "1s")
+    arguments = ("--max-clock-drift", "off", "--peer", closed_port.address, "--sync-interval", "1s")
     directory = tmp_path_factory.mktemp("node") / "data"
     with running_node(directory, *arguments, database_url=postgres.url(name)) as node:
         for back, count in ((1, 7), (2, 300), (6, 41)):
@@ -98,11 +98,11 @@ def hours(page: Page) -> tuple[list[str], str, int]:
         "return [cells.map(each => each.className), text('gaps'), text('updated')];"
     )
     kinds, gaps, updated = page.run(script)
-    told = time.strptime(updated, "As of %Y-%m-%d %H:%M:%S UTC.")
-    return kinds, gaps, calendar.timegm(told)
+    shown = time.strptime(updated, "As of %Y-%m-%d %H:%M:%S UTC.")
+    return kinds, gaps, calendar.timegm(shown)
 
 
-def held(node: NodeProcess) -> str:
+def stored_count(node: NodeProcess) -> str:
     """Return how many messages the node says that it holds, as the page writes it."""
     return f"{json.loads(get(node.metrics, STATUS_DATA_PATH)[1])['held']['messages']:,}"
 
@@ -111,15 +111,15 @@ def test_it_shows_what_the_node_holds_with_its_gap(
     page: Page, node: NodeProcess, filled_s: int
 ) -> None:
     page.open(node.metrics)
-    until(page, lambda: tile(page, "messages") == held(node), "the messages are counted")
+    until(page, lambda: tile(page, "messages") == stored_count(node), "the messages are counted")
     first = filled_s - 6 * HOUR_S
     until(page, lambda: "41 messages" in label_of(page, first), "the first hour is there")
     assert label_of(page, first + HOUR_S).endswith("gap: no messages")
     assert label_of(page, first - HOUR_S).endswith("older than the oldest message")
     assert label_of(page, filled_s - 2 * HOUR_S).endswith("300 messages")
-    kinds, gaps, told_s = hours(page)
+    kinds, gaps, shown_s = hours(page)
     assert len(kinds) == 720
-    ended = (told_s - filled_s) // HOUR_S
+    ended = (shown_s - filled_s) // HOUR_S
     assert kinds.count("gap") == 3 + ended
     days = [kinds[at : at + 24] for at in range(0, 720, 24)]
     shown = sum(any(kind != "before" for kind in day) for day in days)
@@ -139,8 +139,8 @@ def test_it_shows_what_the_node_holds_with_its_gap(
 
 def test_what_is_published_appears_by_itself(page: Page, node: NodeProcess) -> None:
     page.open(node.metrics)
-    until(page, lambda: tile(page, "messages") == held(node), "the messages are counted")
-    before = int(held(node).replace(",", ""))
+    until(page, lambda: tile(page, "messages") == stored_count(node), "the messages are counted")
+    before = int(stored_count(node).replace(",", ""))
     page.run("window.stays = true")
     asyncio.run(publish(node, made(12, time.time_ns(), span_s=1, seed=before)))
     until(page, lambda: tile(page, "messages") == f"{before + 12:,}", "the new ones are there")
@@ -154,21 +154,21 @@ def test_what_is_published_appears_by_itself(page: Page, node: NodeProcess) -> N
 
 
 def test_a_peer_that_cannot_be_reached_is_described_in_words(
-    page: Page, node: NodeProcess, nobody: HeldPort
+    page: Page, node: NodeProcess, closed_port: HeldPort
 ) -> None:
     page.open(node.metrics)
     until(page, lambda: "attempt failed" in page.text("#peers"), "the failures are counted")
     text = page.text("#peers")
-    assert nobody.address in text
+    assert closed_port.address in text
     assert "could not be reached" in text
     assert "Last reconciled: never." in text
 
 
 def test_what_is_wrong_comes_first_and_leads_to_its_runbook(
-    page: Page, node: NodeProcess, nobody: HeldPort
+    page: Page, node: NodeProcess, closed_port: HeldPort
 ) -> None:
     page.open(node.metrics)
-    until(page, lambda: nobody.address in page.text("#problems"), "the peer is a problem")
+    until(page, lambda: closed_port.address in page.text("#problems"), "the peer is a problem")
     # The machine may have others: a volume that is nearly full.
     links = page.run("return [...document.querySelectorAll('#problems a')].map(a => a.href)")
     assert page.text("#state").startswith(f"ready, {len(links)} problem")
@@ -215,11 +215,11 @@ def test_it_fits_and_can_be_read(page: Page, node: NodeProcess) -> None:
     assert page.run("return matchMedia('(prefers-color-scheme: dark)').matches")
 
 
-def test_it_asks_nobody_else_and_the_browser_does_not_complain(
+def test_it_sends_no_request_elsewhere_and_the_browser_does_not_complain(
     page: Page, node: NodeProcess
 ) -> None:
     page.open(node.metrics)
-    until(page, lambda: tile(page, "messages") == held(node), "the messages are counted")
+    until(page, lambda: tile(page, "messages") == stored_count(node), "the messages are counted")
     asked = page.requests()
     assert {host_of(url) for url in asked if url.startswith("http")} == {node.metrics}
     assert any(url.endswith(STATUS_DATA_PATH) for url in asked)

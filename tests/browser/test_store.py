@@ -71,7 +71,7 @@ def node(
 
 @pytest.fixture
 def client(page: Page, site: str, node: NodeProcess) -> Callable[..., dict[str, Any]]:
-    """Calls the node from the page."""
+    """Return a function that calls the node from the page."""
     page.driver.get(site)
     until(page, lambda: page.run("return window.ask !== undefined"), "the client is loaded")
 
@@ -97,7 +97,7 @@ def test_a_page_publishes_reads_and_follows(
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_page_is_told_why_a_call_fails(
+def test_a_page_gets_the_reason_of_a_failed_call(
     client: Callable[..., dict[str, Any]], protocol: str
 ) -> None:
     for asked, code, sentence in (

@@ -1,4 +1,4 @@
-"""The composition at work: its processes, a failover by hand, and what Prometheus tells of it."""
+"""The composition at work: its processes, a failover by hand, and the alerts of Prometheus."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from storenode.client.node import connect
 from storenode.connection.channel import TlsIdentity
 from tests.deploy.composition.arrangement import Composition
-from tests.deploy.composition.watching import Prometheus
+from tests.deploy.composition.prometheus import Prometheus
 from tests.faults.processes import until
 from tests.support import polling
 from tests.support.acknowledged import (
@@ -30,7 +30,7 @@ UNREACHABLE, STANDBY_MISSING = "StorenodeDatabaseUnreachable", "StorenodeStandby
 
 
 def pair_of(composition: Composition, first: str, directory: Path) -> Pair:
-    """Two servers in the places of two services, which Patroni runs in the composition."""
+    """Make two servers in the places of two services, which Patroni runs in the composition."""
     pair = Pair(directory)
     pair.first.leased_port = composition.port(first, 5432)
     pair.second.leased_port = composition.port(DATABASES[first], 5432)
@@ -38,14 +38,14 @@ def pair_of(composition: Composition, first: str, directory: Path) -> Pair:
 
 
 def replicate(pair: Pair) -> None:
-    """As `patroni.yml` and `bootstrap.sh` say: synchronously, and visible to the node."""
+    """Replicate synchronously and visibly to the node, as `patroni.yml` and `bootstrap.sh` do."""
     pair.first.ask("grant pg_read_all_stats to storenode")
     pair.synchronous()
 
 
 @pytest.mark.timeout(900)  # a minute where several tests share a small machine
 async def test_the_composition_outlives_a_primary(tmp_path: Path) -> None:
-    """Its standby is promoted by hand, and the old primary is made the standby of that one."""
+    """Make its standby the primary by hand, and the old primary the standby of that one."""
     if os.getuid() != 0:
         # Only root gives secrets to the containers' user: test_compose.py.
         return
@@ -92,9 +92,9 @@ async def _fail_over(composition: Composition, prometheus: Prometheus, pair: Pai
     await asyncio.to_thread(pair.first.copy, pair.second)
     await asyncio.to_thread(pair.first.start)
     await fires(STANDBY_MISSING, again=False)
-    held = await check_node(a, ledger, token, tls)
-    assert held == ledger.sent
-    await _has_all(b, held, token, tls)
+    stored = await check_node(a, ledger, token, tls)
+    assert stored == ledger.sent
+    await _has_all(b, stored, token, tls)
 
 
 async def _has_all(node: str, wanted: set[bytes], token: str, tls: TlsIdentity) -> None:

@@ -1,4 +1,4 @@
-"""Every runbook on real nodes: a fault, its alert, the commands of its page, and the end."""
+"""The runbooks on real nodes: a fault, its alert, the commands of its page, and the end."""
 
 from __future__ import annotations
 

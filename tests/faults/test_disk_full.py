@@ -22,6 +22,7 @@ from tests.support.acknowledged import Ledger, Publisher, attempted, check_node
 from tests.support.command import Command
 from tests.support.node import COMMAND, NodeProcess, clean_environment
 from tests.support.polling import PAUSE_S, eventually
+from tests.support.postgres import copy_cluster
 from tests.support.small_disk import SmallDisk
 
 DISK_MIB = 192
@@ -75,6 +76,7 @@ def on_small_disk(
     disk = SmallDisk(directory / "disk", size_mib)
     node = NodeOnSmallDisk(directory / "disk" / "data", (*SMALL_LOG, *options), disk=disk)
     try:
+        copy_cluster(disk.path / "data")
         node.start()
         yield node
     finally:

@@ -1,4 +1,4 @@
-"""Both distributions, built once, installed once for each way in which they are used."""
+"""The distributions, built once, installed once for each way in which they are used."""
 
 from __future__ import annotations
 

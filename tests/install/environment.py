@@ -1,4 +1,4 @@
-"""What was built, and virtual environments that hold it without anything of the repository."""
+"""The built distributions, and virtual environments without files of the repository."""
 
 from __future__ import annotations
 
@@ -85,18 +85,18 @@ class Environment:
 
     @property
     def python(self) -> Path:
-        """Its interpreter."""
+        """The interpreter."""
         return self.path / "bin" / "python"
 
     @cached_property
     def site_packages(self) -> Path:
-        """Where its packages are."""
+        """The directory of its packages."""
         (found,) = self.path.glob("lib/python3.*/site-packages")
         return found
 
     @property
     def storenode(self) -> Command:
-        """Its command, run elsewhere."""
+        """The command, run elsewhere."""
         return Command(_OWN_MODULES, (str(self.path / "bin" / "storenode"),), self.elsewhere)
 
     def calling(self, node: NodeProcess) -> Command:

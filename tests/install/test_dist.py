@@ -1,4 +1,4 @@
-"""What is in the wheels, the source distributions and the archive of schemas."""
+"""The contents of the wheels, the source distributions and the archive of schemas."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_the_metadata_say_what_it_is(dist: Dist, name: str) -> None:
 def test_a_wheel_is_the_same_from_the_tree_and_from_the_source_distribution(
     dist: Dist, name: str, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The wheels of `dist` are those that `build` makes from its source distributions."""
+    """Compare with the wheels of `dist`, which `build` makes from its source distributions."""
     wheel, _ = packages(dist)[name]
     monkeypatch.setenv("CC", "/bin/false")  # to compile the kernel once more takes longest
     building = ("build", "--wheel", "--no-isolation", "--outdir", str(tmp_path / "out"))

@@ -64,7 +64,7 @@ def without_compiler(dist: Dist, tmp_path_factory: pytest.TempPathFactory) -> En
 
 
 def serves(command: Command, payload: str) -> None:
-    """A node takes a message and gives it back."""
+    """Check that a node takes a message and returns it."""
     assert command.ok("publish", *TOPIC, payload).out.startswith("STORED")
     assert payload in command.ok("follow", *TOPIC, "--from-beginning", "--until-live").out
 

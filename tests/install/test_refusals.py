@@ -137,7 +137,7 @@ def test_without_a_connection_make_says_so(toolbox: Path, empty_venv: Path, inst
 
 
 def test_a_home_that_is_read_only_is_no_obstacle_to_uv(toolbox: Path, empty_venv: Path) -> None:
-    """It needs no cache; without an index it then stops where anybody does."""
+    """Check that uv needs no cache; without an index it then stops where anybody does."""
     (toolbox / "uv").symlink_to(UV)
     home = toolbox.with_name("home")
     home.mkdir()

@@ -73,7 +73,7 @@ class Replay:
         )
 
     def run(self, step: dict[str, Any]) -> tuple[Names, bytes | None]:
-        """Do one step; answer our events by the recording's names, and what was broadcast."""
+        """Take one step, and return our events by the recording's names, and what was broadcast."""
         name, now, op = step["p"], step["t"], step["op"]
         if op == "create":
             self.channels[name] = MessageChannel(self.config(name), now, random.Random(name))

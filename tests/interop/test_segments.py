@@ -38,7 +38,7 @@ def test_the_same_fields_are_written_as_the_same_bytes() -> None:
 
 
 def test_parts_have_the_sizes_of_nim() -> None:
-    """At 102,400 bytes a segment has a part of 102,272; at 320, of 192."""
+    """Check the sizes: at 102,400 bytes a segment has a part of 102,272; at 320, of 192."""
     for segment_bytes, part_bytes in ((102_400, 102_272), (320, 192)):
         encoded = split(bytes(part_bytes * 2 + 1), segment_bytes, Revision.NIM)
         parts = [read_segment(each).part for each in encoded]
@@ -47,7 +47,7 @@ def test_parts_have_the_sizes_of_nim() -> None:
 
 
 def test_the_published_text_numbers_the_fields_otherwise() -> None:
-    """Fields 1 hash, 2 index, 3 count, 4 part; defaults are left out."""
+    """Check the fields: 1 hash, 2 index, 3 count, 4 part; defaults are left out."""
     first, second = split(b"abcde", 3, Revision.PUBLISHED)
     name = content_hash(b"abcde").hex()
     assert first.hex() == f"0a20{name}18022203616263"

@@ -1,7 +1,7 @@
-"""Which room may call which: the table that the tests in this folder enforce.
+"""The rooms that each room may import: the table that the tests in this folder enforce.
 
 A room is a package; a module belongs to the room with the longest matching name. A room may
-always import itself. What has no row may be imported by nobody and may import nothing.
+always import itself. A package without a row neither imports nor is imported.
 """
 
 COMMON = "storenode.common"

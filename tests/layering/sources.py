@@ -15,7 +15,7 @@ PACKAGES = sorted({room.split(".")[0] for room in MAY_IMPORT})
 
 @dataclass(frozen=True)
 class Module:
-    """One source file: its dotted name, and with their lines what it imports and what it calls.
+    """A source file: its dotted name, and with their lines what it imports and what it calls.
 
     ``imports``: full dotted targets, also inside functions and conditions; ``calls``: `open(path)`
     is `open`, `datetime.now()` is `.now`.
@@ -61,7 +61,7 @@ def _modules() -> Iterator[Module]:
 
 
 def written_files() -> Iterator[Path]:
-    """Yield every file that somebody has written: not what is hidden, built or generated."""
+    """Yield every file that is written by hand: not what is hidden, built or generated."""
     made = {ROOT / "build", ROOT / "storenode" / "wire"}
     for folder, folders, names in os.walk(ROOT):
         folders[:] = [each for each in folders if each[0] != "." and Path(folder, each) not in made]

@@ -1,4 +1,4 @@
-"""What the two distributions hold, and what the lock files promise."""
+"""The contents of the two distributions, and the lock files."""
 
 import hashlib
 import re

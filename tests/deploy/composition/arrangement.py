@@ -44,7 +44,7 @@ _MULTIADDR: Final = re.compile(r"/ip4/0\.0\.0\.0/tcp/(\d+)")
 class Composition:
     """Starts services by name, after those that they depend on; a context manager.
 
-    ``given``: services that the caller runs, at the ports that `port` tells.
+    ``given``: services that the caller runs, at the ports that `port` returns.
     """
 
     def __init__(self, directory: Path, given: Iterable[str]) -> None:
@@ -80,7 +80,7 @@ class Composition:
 
     @property
     def secrets(self) -> Path:
-        """What `make-secrets.sh` has made."""
+        """The directory that `make-secrets.sh` fills."""
         return self.directory / "secrets"
 
     def port(self, service: str, number: int) -> HeldPort:

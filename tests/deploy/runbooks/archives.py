@@ -29,7 +29,7 @@ ELSEWHERE = {
 
 
 def archives(world: World) -> None:
-    """Messages that no archive has: older than the retention, and then a day and a half old."""
+    """Publish messages that no archive has, older than the retention and then younger."""
     url, data = world.new_store(), world.directory / "data"
     with running_node(data, *OFTEN, database_url=url) as node:
         asyncio.run(publish(node, made(20, time.time_ns() - EXPIRED_NS)))

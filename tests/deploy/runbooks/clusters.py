@@ -18,7 +18,7 @@ PATRONI = {"curl http://db-a-1:8008": "the servers here are without Patroni"}
 
 
 def clusters(world: World) -> None:
-    """A pair: its standby is away, lags, is promoted, and the old primary comes back."""
+    """Run a pair: its standby is away, lags, is promoted, and the old primary comes back."""
     with (
         Pair(world.directory) as pair,
         running_node(
@@ -70,7 +70,7 @@ def _standby_behind(world: World, pair: Pair, node: NodeProcess) -> None:
 
 
 def _promoted(world: World, pair: Pair, node: NodeProcess) -> None:
-    """The standby lacks what was stored since it was cut off."""
+    """Make a standby the primary that lacks what was stored since it was cut off."""
     lost = _incident(world, "commits-lost", pair.second, node)
     lost.left = {"storenode sync": "the store has no peer", "storenode pipeline": "nor an archive"}
     lost.well()
@@ -89,7 +89,7 @@ def _promoted(world: World, pair: Pair, node: NodeProcess) -> None:
 
 
 def _old_primary(world: World, pair: Pair, node: NodeProcess) -> None:
-    """It comes back beside the newer one, and is made its standby."""
+    """Start the old primary beside the newer one, and make it its standby."""
     refused = _incident(world, "database-host-refused", pair.second, node)
     refused.left = {"storenode db accept": "the newer server is not lost"}
     refused.well()

@@ -35,7 +35,7 @@ FINISHED = 'storenode_calls_total{code="OK"'
 
 
 def calls(world: World) -> None:
-    """One node: its calls wait for a lock, run into a damaged table, and have no database."""
+    """Run one node: its calls wait for a lock, run into a damaged table, and have no database."""
     with (
         running_node(world.directory / "data", *WRITERS, database_url=world.new_store()) as node,
         grpc.insecure_channel(node.listen) as channel,
@@ -148,7 +148,7 @@ def _no_connections(world: World, node: NodeProcess) -> Iterator[None]:
 
 
 def maintenance(world: World) -> None:
-    """One node whose maintenance runs again and again: what keeps it from its work."""
+    """Run what keeps the maintenance of a node from its work."""
     url = world.new_store()
     old_ns = time.time_ns() - 10 * 86_400 * 10**9
     with (
@@ -199,8 +199,8 @@ def _forgotten_session(failing: Incident, node: NodeProcess, forgotten: psycopg.
     eventually(lambda: metric(node, "storenode_maintenance_failing", task="retention"))
     failing.fires()
     assert "held a lock" in node.log()
-    told = failing.do("storenode db prune").out
-    assert "1 partitions would go" in told, told
+    report = failing.do("storenode db prune").out
+    assert "1 partitions would go" in report, report
     failing.do("select pid, now()")
     failing.do("select pg_terminate_backend", PID=str(forgotten.info.backend_pid))
     eventually(lambda: metric(node, problems, event="partition_dropped"))
@@ -208,7 +208,7 @@ def _forgotten_session(failing: Incident, node: NodeProcess, forgotten: psycopg.
 
 
 def _table_in_the_way(world: World, node: NodeProcess) -> None:
-    """Partitions ahead are gone, and a table has the name of one."""
+    """Drop partitions ahead, and give a table the name of one."""
     admin = superuser(node)
     shown = {"env": environment(node), "admin_url": admin}
     failing = world.incident("maintenance-failing", node.metrics, **shown)
@@ -266,7 +266,7 @@ def _dead_rows(world: World, node: NodeProcess) -> None:
 
 
 def _wrong_clock(world: World, node: NodeProcess) -> None:
-    """The database's clock goes two hours after the node's."""
+    """Set the database's clock two hours back."""
     admin, name = superuser(node), database_url(node).rpartition("/")[2]
     wrong, differs = (
         world.incident(page, node.metrics, admin_url=admin, env=environment(node))

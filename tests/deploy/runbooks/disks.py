@@ -20,7 +20,7 @@ EXITS = {"name": "storenode_database_events_total", "event": "postgres_exited"}
 
 
 def disks(world: World) -> None:
-    """A small disk that fills up, slowly and then in full; then Postgres is killed."""
+    """Run a small disk that fills up, slowly and then in full; then Postgres is killed."""
     # Large enough that a segment of the log more or less does not decide whether the alert ends.
     options = (*WITHOUT_FLOOR, "--max-clock-drift", "off")
     with on_small_disk(world.directory, *options, size_mib=256) as node:
@@ -51,7 +51,7 @@ def _free(node: NodeOnSmallDisk) -> None:
 
 
 def _running_out(world: World, node: NodeOnSmallDisk) -> None:
-    """Files that are not the node's take more and more."""
+    """Fill the disk with files that are not the node's."""
     filling = _incident(world, "disk-running-out", node)
     filling.left = {"select pg_drop_replication_slot": "an embedded database has no standbys"}
     filling.well(6 * 60)
@@ -65,7 +65,7 @@ def _running_out(world: World, node: NodeOnSmallDisk) -> None:
 
 
 def _full(world: World, node: NodeOnSmallDisk) -> None:
-    """So full that Postgres ends, and cannot start."""
+    """Fill the disk so that Postgres ends, and cannot start."""
     full = _incident(world, "disk-full", node)
     full.well()
     node.mounted.fill(0)

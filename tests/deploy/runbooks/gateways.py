@@ -12,7 +12,7 @@ from tests.support.ports import HeldPort
 
 
 def gateways(world: World) -> None:
-    """A gateway that loses its node, and one that is killed."""
+    """Run a gateway that loses its node, and one that is killed."""
     files, port = world.directory / "gateway", HeldPort()
     listener = ("--metrics-listen", port.address)
     with running_node(world.directory / "data", database_url=world.new_store()) as node:

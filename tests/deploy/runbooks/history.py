@@ -1,4 +1,4 @@
-"""What nodes expose, stretched over hours, and what Prometheus says of it.
+"""The metrics of nodes, stretched over hours, and the alerts of Prometheus.
 
 A scrape stands for as many minutes as a case says, so that no test waits for a window of an alert.
 Prometheus's own engine evaluates the expressions once a case has ended; `for` is left to the tests
@@ -60,7 +60,7 @@ class History:
     _periods: list[tuple[int, dict[str, float]]] = field(default_factory=list)
 
     def lasts(self, minutes: int, *targets: str, expected: bool) -> None:
-        """Scrape some HOST:PORT, as the job, for so many minutes from now on.
+        """Read the metrics of some HOST:PORT, as the job, for so many minutes from now on.
 
         ``expected``: whether the alert is to be true at their end.
         """

@@ -21,7 +21,7 @@ CONFIGURATION = DEPLOY / "prometheus/prometheus.yml"
 
 
 def nodes(world: World) -> None:
-    """One node that is killed, then not monitored, then kept from ending."""
+    """Run one node that is killed, then not monitored, then kept from ending."""
     with running_node(world.directory / "data", database_url=world.new_store()) as node:
         _killed(world, node)
         _not_monitored(world, node)
@@ -59,7 +59,7 @@ def _not_monitored(world: World, node: NodeProcess) -> None:
 
 
 def _draining(world: World, node: NodeProcess) -> None:
-    """A call that does not end keeps the node from ending."""
+    """Keep a node from ending by a call that does not end."""
     stuck = world.incident("node-not-ready", node.metrics, admin_url=superuser(node))
     stuck.values = {"NODE:7422": node.metrics}
     stuck.well()
@@ -79,7 +79,7 @@ def _draining(world: World, node: NodeProcess) -> None:
 
 
 def _configure(path: Path, targets: list[str]) -> None:
-    """The configuration of the deployment, with other nodes."""
+    """Write the configuration of the deployment, with other nodes."""
     content = yaml.safe_load(CONFIGURATION.read_text("utf-8"))
     content["rule_files"] = [str(RULES)]
     (job,) = (each for each in content["scrape_configs"] if each["job_name"] == "storenode")

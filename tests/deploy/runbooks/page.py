@@ -23,7 +23,7 @@ _SPAN: Final = re.compile(r"`([^`]+)`")
 
 @dataclass(frozen=True)
 class Page:
-    """One runbook, by the name of its file."""
+    """A runbook, by the name of its file."""
 
     name: str
 

@@ -26,7 +26,7 @@ OPTIONS = ("--max-clock-drift", "off", "--log-level", "info", "--log-format", "j
 
 
 def peers(world: World) -> None:
-    """Two nodes: the peer is away, then of another cluster, then silent, then not confirming."""
+    """Run two nodes: the peer is away, of another cluster, silent, then not confirming."""
     here, there = (
         NodeProcess(world.directory / name, OPTIONS, world.new_store())
         for name in ("here", "there")
@@ -82,7 +82,7 @@ def _refused(world: World, here: NodeProcess, there: NodeProcess) -> None:
 
 
 def _silent(world: World, here: NodeProcess, there: NodeProcess) -> None:
-    """Nothing is scheduled for hours after a session."""
+    """Let nothing be scheduled for hours after a session."""
     ended, _ = synchronize(here)
     assert ended.code == 0
     silent = world.incident("peer-silent", here.metrics, env=environment(here))
@@ -115,7 +115,7 @@ def _unconfirmed(world: World, here: NodeProcess, there: NodeProcess) -> None:
 
 
 def _cut_off(world: World, here: NodeProcess) -> None:
-    """A stranger sends what is no frame; that it is no peer any more ends it."""
+    """Send what is no frame, as a stranger; that it is no peer any more ends it."""
     cut_off = world.incident("gossip-peer-cut-off", here.metrics, env=environment(here))
     cut_off.well()
 
@@ -134,7 +134,7 @@ def _cut_off(world: World, here: NodeProcess) -> None:
 
 
 def sets(world: World) -> None:
-    """Two nodes with certificates: forged sets, then one announces what it has lost."""
+    """Run two nodes with certificates: forged sets, then one announces what it has lost."""
     pki = Pki(world.directory)
     alone = (*OPTIONS, "--sync-interval", "0", "--gossip", "off")
     first, second = (NodeProcess(world.directory / name, (), world.new_store()) for name in "ab")
@@ -174,7 +174,7 @@ def _forged(
 def _lost(
     world: World, nodes: tuple[NodeProcess, NodeProcess], env: dict[str, str], tls: TlsIdentity
 ) -> None:
-    """A damaged database has lost a message that the peer still announces."""
+    """Delete from a database a message that the peer still announces."""
     there, here = nodes
     differing = world.incident("differences-not-shrinking", here.metrics, env=env)
     differing.values = {"ID@HOST:PORT": f"a.example@{there.peer}"}
@@ -187,8 +187,8 @@ def _lost(
         superuser(there),
         *(f"delete from storenode.{table} {lose}" for table in ("messages", "hashes")),
     )
-    told = differing.do("storenode sync --peer", codes=(0, 1))
-    assert "withheld" in told.out, told
+    ended = differing.do("storenode sync --peer", codes=(0, 1))
+    assert "withheld" in ended.out, ended
     differing.fires(4 * 60)
     differing.env = env | {"STORENODE_DATABASE_URL": database_url(there)}
     assert differing.do("storenode db check", codes=(1,)).code == 1

@@ -1,4 +1,4 @@
-"""One node in trouble, and an operator who follows the page of the alert."""
+"""A node in trouble, and an operator who follows the page of the alert."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ class Incident:
     _run: set[str] = field(default_factory=set)
 
     def well(self, minutes: int = 60) -> None:
-        """The expression is not true at first."""
+        """Record that the expression is not true at first."""
         self.history.lasts(minutes, *self.targets, expected=False)
 
     def fires(self, minutes: int = 3) -> None:
-        """The expression is true now."""
+        """Record that the expression is true now."""
         self.history.lasts(minutes, *self.targets, expected=True)
 
     def resolved(self, minutes: int = 90) -> None:
-        """The expression is false again, was so all the while, and the page was followed."""
+        """Check that the expression is false again, and that the page was followed."""
         self.history.lasts(minutes, *self.targets, expected=False)
         assert True in self.history.expected, f"{self.page.name}: the alert was never true"
         self.history.check(self.page.alert)
@@ -87,7 +87,7 @@ class Incident:
 
 @dataclass
 class World:
-    """What a case has: a directory, a Postgres server, and how a database for a node is made.
+    """The means of a case: a directory, a Postgres server, and how a database for a node is made.
 
     ``resolved`` grows with the pages whose alert was true, and is not any more.
     """
@@ -134,7 +134,7 @@ def metric(node: NodeProcess, name: str, **labels: str) -> float:
 
 
 def execute(url: str, *statements: str) -> list[Any]:
-    """Run statements as whoever the URL names; the rows of the last."""
+    """Run statements as the role of the URL, and return the rows of the last."""
     with psycopg.connect(url, autocommit=True) as connection:
         for statement in statements:
             cursor = connection.execute(sql.SQL(statement))

@@ -99,6 +99,16 @@ def test_a_good_run_has_no_violation(world: World) -> None:
     assert world.violations() == {}
 
 
+def test_ephemeral_messages_may_reach_followers_again_and_are_never_kept(world: World) -> None:
+    passing = replace(world.history.published[digest_of(3)], ephemeral=True)
+    world.history.published[digest_of(3)] = passing
+    del world.history.acks[digest_of(3)]
+    assert world.violations().keys() == {"ephemeral"}
+    world.lose(3, *NODES)
+    world.followed["a"] += [served(3), served(3)]
+    assert world.violations() == {}
+
+
 def confirm(world: World) -> None:
     world.acknowledge(3, confirms=1)
 

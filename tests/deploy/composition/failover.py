@@ -1,7 +1,7 @@
 """Tries failovers of the composition's databases by Patroni, and says what publishers saw.
 
 As root, with `etcd`, `etcdctl`, `patroni`, `patronictl` and Postgres's programs in the path:
-``python -m tests.deploy.composition.failing_over``. It takes about five minutes.
+``python -m tests.deploy.composition.failover``. It takes about five minutes.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ PATHS: Final = {
 GOSU: Final = (
     '#!/bin/sh\nuser=$1; shift\nexec setpriv --reuid "$user" --regid "$user" --init-groups "$@"\n'
 )
-_TOLD: Final = ("database_", "commits_lost")
+_EVENTS: Final = ("database_", "commits_lost")
 
 
 class Databases:
-    """One store's two servers under Patroni, and etcd, as their services and images say."""
+    """The two servers of a store under Patroni, and etcd, as their services and images say."""
 
     def __init__(self, composition: Composition) -> None:
         self._composition = composition
@@ -166,7 +166,7 @@ class Trial:
 
     @asynccontextmanager
     async def watched(self, what: str) -> AsyncIterator[None]:
-        """Tell how long the longest pause between acknowledgements was, and the node's log."""
+        """Print the longest pause between acknowledgements, and the node's log."""
         begun = len(self._composition.log("node-a"))
         pauses = [0.0]
         watching = asyncio.create_task(self._watch(pauses))
@@ -177,7 +177,7 @@ class Trial:
         watching.cancel()
         tell(f"{what}: no acknowledgement for {max(pauses):.1f} s")
         for line in self._composition.log("node-a")[begun:].splitlines():
-            if any(word in line for word in _TOLD):
+            if any(word in line for word in _EVENTS):
                 tell(f"    {line[:260]}")
         tell(f"    {self.databases.members(MEMBERS[0]) or self.databases.members(MEMBERS[1])}")
 
@@ -194,11 +194,11 @@ class Trial:
         )
 
     async def check(self) -> None:
-        """Everything that was acknowledged is held, once."""
-        held = await check_node(self.node, self.ledger, self._token, self._tls)
+        """Check that everything that was acknowledged is stored, once."""
+        stored = await check_node(self.node, self.ledger, self._token, self._tls)
         tell(
             f"{len(self.ledger.acknowledged)} messages acknowledged, of them"
-            f" {len(self.ledger.acknowledged - held)} lost; {len(held)} held"
+            f" {len(self.ledger.acknowledged - stored)} lost; {len(stored)} stored"
         )
 
     async def _watch(self, pauses: list[float]) -> None:
@@ -215,7 +215,7 @@ def tell(sentence: str) -> None:
 
 
 async def _killed(trial: Trial, leader: str, other: str) -> None:
-    """The leader's machine loses power, and comes back."""
+    """Cut the power of the leader's machine, and start it again."""
     databases = trial.databases
     async with trial.watched(f"Patroni and Postgres of {leader} killed, {other} promoted"):
         postmaster = databases.postmaster(leader)
@@ -228,7 +228,7 @@ async def _killed(trial: Trial, leader: str, other: str) -> None:
 
 
 async def _postgres_killed(trial: Trial, leader: str, other: str) -> None:
-    """Postgres alone crashes: Patroni starts it where it was."""
+    """Kill Postgres alone: Patroni starts it where it was."""
     databases = trial.databases
     async with trial.watched(f"Postgres of {leader} killed"):
         before = databases.times_synchronous(leader)
@@ -239,7 +239,7 @@ async def _postgres_killed(trial: Trial, leader: str, other: str) -> None:
 
 
 async def _frozen(trial: Trial, leader: str, other: str) -> None:
-    """Patroni alone is frozen: its Postgres goes on as a primary while the other is promoted."""
+    """Freeze Patroni alone: its Postgres goes on as a primary while the other is promoted."""
     databases = trial.databases
     patroni = databases.patroni(leader)
     patroni.suspend()
@@ -256,7 +256,7 @@ async def _frozen(trial: Trial, leader: str, other: str) -> None:
 
 
 async def _switched(trial: Trial, leader: str, other: str) -> None:
-    """The operator asks for a switchover."""
+    """Ask for a switchover, as an operator does."""
     databases = trial.databases
     async with trial.watched(f"switchover from {leader} to {other}"):
         await asyncio.to_thread(databases.switch, leader, other)

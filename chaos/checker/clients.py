@@ -178,7 +178,7 @@ class Follower:
         endpoint: its address.
         content_topics: what is followed; empty: everything.
         received: the messages in the order of their arrival.
-        stored: their hashes.
+        stored: the hashes of those that are not ephemeral.
         cursor: the last cursor.
         refusals: how often a cursor was refused.
         failures: errors that no client should ever get.
@@ -213,7 +213,9 @@ class Follower:
         )
         async for page in stub.Follow(request):
             self.received += map(_served, page.messages)
-            self.stored.update(entry.message_hash for entry in page.messages)
+            self.stored.update(
+                each.message_hash for each in page.messages if not each.message.ephemeral
+            )
             self.cursor = page.cursor
 
     def _handle(self, error: grpc.aio.AioRpcError) -> None:

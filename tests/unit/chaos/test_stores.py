@@ -258,5 +258,6 @@ async def test_a_follower_counts_what_is_stored_and_resumes_at_its_cursor() -> N
     follower = Follower("n1", Endpoint("127.0.0.1:1"))
     for _ in range(2):
         await follower._follow(SimpleNamespace(Follow=follow))  # type: ignore[arg-type]
-    assert (follower.hashes, follower.stored) == ([b"a"], {b"a"})
+    assert [each.claimed for each in follower.received] == [b"a", b"b"]
+    assert follower.stored == {b"a"}
     assert [(each.cursor, each.include_data) for each in asked] == [(b"", True), (b"1", True)]

@@ -18,6 +18,7 @@ from random import SystemRandom
 
 from chaos.soak.nemesis import FAULTS
 from chaos.soak.run import Options, Soak
+from storenode.cli.errors import mute_library
 
 _MAX_MINUTES = 24 * 60.0
 
@@ -32,6 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = Options(
         given.minutes, given.every, seed, tuple(given.fault or FAULTS), 1.0 / given.rate
     )
+    # Participants log every break that a fault causes.
+    mute_library()
     # As Ctrl-C does: all processes are ended.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     directory = Path(tempfile.mkdtemp(prefix="storenode-soak-"))

@@ -1,18 +1,13 @@
-"""Processes under test: their logs, metrics, readiness and memory."""
+"""Processes under test: their logs, metrics and memory."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import threading
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from typing import Any
 
-import grpc
 import psutil
-from grpc_health.v1 import health_pb2
-from grpc_health.v1.health_pb2_grpc import HealthStub
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.integration.run.helpers import get
@@ -28,61 +23,6 @@ def postmaster_of(node: NodeProcess) -> psutil.Process:
         if child.name().startswith("postgres")
     ]
     return found
-
-
-@asynccontextmanager
-async def readiness_of(node: NodeProcess) -> AsyncIterator[Readiness]:
-    """Watch the readiness of a node, from ready on."""
-    readiness = Readiness(node)
-    try:
-        await readiness.is_ready()
-        yield readiness
-    finally:
-        await asyncio.to_thread(readiness.close)
-
-
-class Readiness:
-    """The changes of a node's readiness, as its health service reports them."""
-
-    def __init__(self, node: NodeProcess) -> None:
-        self._channel = grpc.insecure_channel(node.listen)
-        self._changes: list[bool] = []
-        self._changed = threading.Condition()
-        self._watch = HealthStub(self._channel).Watch(health_pb2.HealthCheckRequest())
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        try:
-            for answer in self._watch:
-                with self._changed:
-                    self._changes.append(answer.status == health_pb2.HealthCheckResponse.SERVING)
-                    self._changed.notify_all()
-        except grpc.RpcError:
-            return
-
-    async def is_ready(self) -> None:
-        """Wait until the node is ready."""
-        await self._wait(lambda: self._changes[-1:] == [True])
-
-    async def was_away(self) -> None:
-        """Wait until the node has been not ready, and is ready again, since the last call."""
-        await self._wait(lambda: False in self._changes and self._changes[-1])
-        with self._changed:
-            del self._changes[:-1]
-
-    async def _wait(self, check: Callable[[], bool]) -> None:
-        def wait() -> None:
-            with self._changed:
-                assert self._changed.wait_for(check, PATIENCE_S), self._changes
-
-        await asyncio.to_thread(wait)
-
-    def close(self) -> None:
-        """End the watch."""
-        self._watch.cancel()
-        self._channel.close()
-        self._reader.join()
 
 
 async def logged(node: NodeProcess, text: str, after: int = 0) -> None:

@@ -16,7 +16,7 @@ import pytest
 from store.embedded.supervisor import running_url
 from store.runtime.health import Obstacle
 from storenode.connection.errors import NodeError
-from tests.faults.processes import logged, readiness_of
+from tests.faults.processes import logged
 from tests.integration.run.helpers import get
 from tests.support.acknowledged import Ledger, Publisher, attempted, check_node
 from tests.support.command import Command
@@ -139,27 +139,6 @@ async def test_publishing_reports_a_full_disk_and_reading_goes_on(
     await check_after(small, publisher)
 
 
-async def test_a_log_without_space_ends_postgres_and_nothing_else(
-    small: NodeOnSmallDisk, rng: Random
-) -> None:
-    ledger = Ledger()
-    publisher = Publisher(small.listen, ledger, rng)
-    for _ in range(20):
-        assert await attempted(publisher) is None
-    async with readiness_of(small) as readiness:
-        small.mounted.fill(0)
-        with pytest.raises(psycopg.OperationalError):
-            exhaust_log(small)
-        await logged(small, "No space left on device")
-        error = await refused(publisher)
-        assert error.code == "UNAVAILABLE"
-        assert "disk is full; free space" in error.sentence
-        assert get(small.metrics, "/healthz")[0] == 200
-        small.mounted.free()
-        await readiness.was_away()
-    await check_after(small, publisher)
-
-
 async def test_publishing_stops_before_the_log_has_no_space_and_goes_on_by_itself(
     tmp_path: Path, rng: Random
 ) -> None:
@@ -190,7 +169,7 @@ def prune_stopped(node: NodeOnSmallDisk) -> None:
     subprocess.run(node.mounted.enter(command), env=clean_environment(), timeout=120, check=True)
 
 
-async def test_prune_frees_a_disk_on_which_postgres_cannot_start(
+async def test_a_log_without_space_ends_postgres_alone_and_prune_frees_the_disk(
     small: NodeOnSmallDisk, rng: Random
 ) -> None:
     # With the node stopped; tests/deploy/runbooks does it with a running node.
@@ -202,6 +181,11 @@ async def test_prune_frees_a_disk_on_which_postgres_cannot_start(
     small.mounted.fill(0)
     with pytest.raises(psycopg.OperationalError):
         exhaust_log(small)
+    await logged(small, "No space left on device")
+    error = await refused(publisher)
+    assert error.code == "UNAVAILABLE"
+    assert "disk is full; free space" in error.sentence
+    assert get(small.metrics, "/healthz")[0] == 200
     await logged(small, "disk-full")
     small.kill()
     # The killed Postgres has freed some space.

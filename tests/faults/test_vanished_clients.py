@@ -1,29 +1,34 @@
-"""Clients that are killed in the middle of a stream."""
+"""Clients that vanish in the middle of a stream."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+import asyncio
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from random import Random
 
 import psutil
 import pytest
+from google.protobuf.message import Message
 
-from storenode.client.messages import new_message
+from chaos.attacks.calls import STORE
+from chaos.attacks.http2 import MESSAGE_HEAD, connected
+from storenode.client.messages import new_message, new_request
 from storenode.client.node import connect
 from storenode.sds import codec
+from storenode.wire.sds.v1.message_pb2 import HistoryEntry
+from storenode.wire.storenode.v1.store_pb2 import (
+    FollowRequest,
+    GetCausalHistoryRequest,
+    GetSdsMessagesRequest,
+    ScanRequest,
+)
 from tests.faults.processes import metrics, until
-from tests.faults.stream_client import METHODS
-from tests.support.acknowledged import PUBSUB, TOPICS, Ledger, Publisher, attempted
+from tests.support.acknowledged import PATIENCE_S, PUBSUB, TOPICS, Ledger, Publisher, attempted
 from tests.support.node import NodeProcess
 from tests.support.postgres import copy_cluster
 
-ROOT = Path(__file__).parents[2]
 CHANNEL = "vanishing"
 MESSAGES = 400
 CONTENT_BYTES = 30_000
@@ -34,23 +39,33 @@ ROUNDS = 2
 """Rounds: if the node kept a stream of the first, one of the second would be refused."""
 
 
-@contextmanager
-def stuck(node: NodeProcess, method: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a client in the middle of as many streams as are allowed, and kill it at the end."""
-    ids = [f"id-{number}" for number in range(MESSAGES)]
-    script = str(Path(__file__).with_name("stream_client.py"))
-    process = subprocess.Popen(
-        [sys.executable, script, node.listen, method, str(MAX_STREAMS), CHANNEL, *ids],
-        stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"open\n"
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
+IDS = [f"id-{number}" for number in range(MESSAGES)]
+REQUESTS: dict[str, Message] = {
+    "PublishStream": new_request([new_message(b"vanishing", TOPICS[0], PUBSUB, time.time_ns())]),
+    "Scan": ScanRequest(include_data=True),
+    "Follow": FollowRequest(from_beginning=True, include_data=True),
+    "GetSdsMessages": GetSdsMessagesRequest(
+        channel_id=CHANNEL, entries=[HistoryEntry(message_id=each) for each in IDS]
+    ),
+    "GetCausalHistory": GetCausalHistoryRequest(
+        channel_id=CHANNEL, heads=[HistoryEntry(message_id=IDS[-1])]
+    ),
+}
+
+
+@asynccontextmanager
+async def stuck(node: NodeProcess, method: str) -> AsyncIterator[None]:
+    """Open as many streams as are allowed, read until their windows are full, and vanish."""
+    data = REQUESTS[method].SerializeToString()
+    async with AsyncExitStack() as stack:
+        for _ in range(MAX_STREAMS):
+            connection = await stack.enter_async_context(connected(node.listen))
+            stream = connection.open(STORE + method)
+            head = MESSAGE_HEAD.pack(False, len(data))
+            connection.send(stream, head + data, last=method != "PublishStream")
+            async with asyncio.timeout(PATIENCE_S):
+                await connection.answered.wait()
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +100,7 @@ def payload(number: int) -> bytes:
     )
 
 
-@pytest.mark.parametrize("method", list(METHODS))
+@pytest.mark.parametrize("method", REQUESTS)
 async def test_nothing_is_kept_for_a_client_that_vanished(
     filled: NodeProcess, rng: Random, method: str
 ) -> None:
@@ -93,9 +108,9 @@ async def test_nothing_is_kept_for_a_client_that_vanished(
     if ("storenode_calls_total", "OK", "Publish") not in metrics(node):
         await fill(node)
     for _ in range(ROUNDS):
-        # Of clients that left in good order too: the kernel tells the node in its own time.
+        # The kernel reports closed connections to the node in its own time.
         await until(lambda: connections(node) == 0)
-        with stuck(node, method):
+        async with stuck(node, method):
             assert connections(node) == MAX_STREAMS
             if method == "Follow":
                 assert metrics(node)[("storenode_followers",)] == MAX_STREAMS

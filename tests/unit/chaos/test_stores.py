@@ -96,6 +96,7 @@ def world() -> World:
 
 
 def test_a_good_run_has_no_violation(world: World) -> None:
+    world.acknowledge(0, confirms=len(NODES) - 1)
     assert world.violations() == {}
 
 
@@ -233,6 +234,9 @@ def test_unacknowledged_messages_are_at_all_nodes_or_none(world: World) -> None:
     assert world.violations() == {}
     world.store(COUNT, "a")
     assert list(world.violations()) == ["unequal"]
+    for node, may_go_ns in (("b", 1_000 + COUNT), ("c", 1_001 + COUNT)):
+        world.history.pruned.append(Pruned(f"{node}#1", may_go_ns, must_go_ns=0))
+    assert "missing at b" in world.violations()["unequal"]
 
 
 @pytest.mark.parametrize("case", LEGAL, ids=lambda case: str(case["name"]))

@@ -20,7 +20,6 @@ from tests.support import warm
 from tests.support.places import quick_directory
 from tests.support.postgres import PostgresServer
 from tests.support.processor_time import ProcessorTime
-from tests.support.repeat import Repeat
 
 # Hundreds of processes import the same modules; compiling them would be half of a node's start.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -47,8 +46,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Report failures with what repeats them, and the processor time of all tests."""
-    config.pluginmanager.register(Repeat())
+    """Report the processor time of all tests."""
     config.pluginmanager.register(ProcessorTime(config))
     warm.use()
 

@@ -11,6 +11,7 @@ import yaml
 
 from store.observe.problems import RULES as PROBLEMS
 from store.observe.problems import RUNBOOKS as RUNBOOKS_URL
+from tests.deploy.drills import table
 from tests.deploy.tools import DEPLOY, ROOT, run
 from tests.support.faults import FAULTS, Fault, record
 from tools.generate_rules import OPERATOR_TARGET, TARGET, alert_name, operator_rules, rules
@@ -97,6 +98,11 @@ def _played(fault: Fault, names: set[str]) -> dict[str, Any]:
             for minute, pages in present.items()
         ],
     }
+
+
+def test_the_table_of_the_manual_is_that_of_the_drills() -> None:
+    """Compare them; ``python -m tests.deploy.drills`` prints it anew."""
+    assert "\n".join(table()) in (ROOT / "docs/reference/alerts.md").read_text("utf-8")
 
 
 def test_every_alert_has_a_severity_and_texts() -> None:

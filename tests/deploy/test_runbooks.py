@@ -50,7 +50,7 @@ CASES: Final[Mapping[Callable[[World], None], tuple[str, ...]]] = {
 NOT_HERE: Final[Mapping[str, str]] = {
     "node-restarting": "It asks systemd, Kubernetes and the kernel, which restart and kill nodes.",
     "archive-job-failed": "It asks systemd and Kubernetes, which run the jobs.",
-    "nothing-commits": "Its faults are those of tests/faults/test_drills.py.",
+    "nothing-commits": "Its faults are those of tests/faults/test_standby_away.py.",
     **dict.fromkeys(
         ("gateway-without-relay-peers", "gateway-topics-differ", "gateway-sync-refused"),
         "It asks peers of other operators; deploy/prometheus/tests plays its series.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 
@@ -35,9 +36,10 @@ def node(tmp_path: Path) -> Iterator[NodeProcess]:
         process.close()
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[ClusterServer]:
-    with quick_directory(tmp_path) as directory:
+@contextmanager
+def running_server(kept: Path) -> Iterator[ClusterServer]:
+    """Run a server with the schema; its logs are copied to ``kept``."""
+    with quick_directory(kept) as directory:
         running = ClusterServer(directory / "server")
         running.create()
         running.start()
@@ -46,6 +48,12 @@ def server(tmp_path: Path) -> Iterator[ClusterServer]:
             yield running
         finally:
             running.stop()
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ClusterServer]:
+    with running_server(tmp_path) as running:
+        yield running
 
 
 @pytest.fixture

@@ -25,8 +25,8 @@ from tests.support.command import Command
 from tests.support.fleet import NS_PER_S, Fleet, publish, synchronize
 from tests.support.node import COMMAND, NodeProcess
 from tests.support.pages import ROOT, Step, blocks, run_in_one_shell
+from tests.support.places import keep_logs
 from tests.support.postgres import SUPERUSER
-from tests.support.repeat import keep_logs
 
 PAGE: Final = ROOT / "docs" / "backup.md"
 EVERYTHING: Final = ("--from", "0", "--to", "2100-01-01T00:00:00Z")

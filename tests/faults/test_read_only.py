@@ -29,18 +29,25 @@ REPLAYED = "select pg_last_wal_replay_lsn() >= %s::pg_lsn"
 FILTER = content_filter(PUBSUB, TOPICS[0])
 
 
-@pytest.fixture
-def writing(pair: Pair, tmp_path: Path) -> Iterator[NodeProcess]:
-    node = NodeProcess(tmp_path / "writing", database_url=pair.first.url)
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    with Pair(tmp_path_factory.mktemp("pair")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def writing(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
+    node = NodeProcess(tmp_path_factory.mktemp("writing") / "data", database_url=pair.first.url)
     yield node.start()
     node.close()
 
 
-@pytest.fixture
-def reading(pair: Pair, tmp_path: Path) -> Iterator[NodeProcess]:
+@pytest.fixture(scope="module")
+def reading(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
     """Start a node on the standby, with a low limit of open files."""
     program = ("sh", "-c", 'ulimit -n 2000; exec "$0" "$@"', COMMAND)
-    node = NodeProcess(tmp_path / "reading", ("--read-only",), pair.second.url, program=program)
+    data_dir = tmp_path_factory.mktemp("reading") / "data"
+    node = NodeProcess(data_dir, ("--read-only",), pair.second.url, program=program)
     yield node.start()
     node.close()
 
@@ -76,7 +83,7 @@ async def test_forged_messages_hide_nothing_on_a_standby(
     name, now = genuine_id("room", b"genuine"), time.time_ns()
     payloads = [claiming("room", name, b"forged %d" % number) for number in range(17)]
     messages = [
-        new_message(payload, TOPICS[0], PUBSUB, now + number)
+        new_message(payload, TOPICS[1], PUBSUB, now + number)
         for number, payload in enumerate([*payloads, genuine("room", b"genuine")])
     ]
     async with connect(writing.listen) as here, connect(reading.listen) as there:

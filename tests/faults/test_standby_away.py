@@ -1,14 +1,20 @@
-"""Commits while the synchronous standby is away: errors in bounded time, no acknowledgement."""
+"""Commits while the synchronous standby is away: errors in bounded time, no acknowledgement.
+
+One server serves all tests but the last: its commits wait while it names a standby that does not
+exist.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from itertools import count
 
+import grpc
 import pytest
 
 from reconcile.ids import SyncIds
@@ -22,20 +28,30 @@ from store.domain.admission import Admission
 from store.domain.coverage import MINUTE_NS, Interval, Statement
 from store.domain.ports import Source, StoreUnavailable
 from store.messages.record import RecordBatch
-from storenode.client.messages import new_message
+from storenode.client.messages import new_message, new_request
 from storenode.client.node import connect
 from storenode.client.retry import Retry
 from storenode.connection.errors import NodeError
 from storenode.message.rules import Policy
-from tests.faults.processes import until
+from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
+from tests.faults.conftest import running_server
+from tests.faults.processes import metrics, until
+from tests.integration.run.helpers import get
 from tests.support.acknowledged import PATIENCE_S, PUBSUB, TOPICS
 from tests.support.admission import encoded
 from tests.support.cluster import ClusterServer, Pair
+from tests.support.command import Command
 from tests.support.node import NodeProcess
 from tests.support.postgres import COMMITTING
 
 COMMIT_PATIENCE_S = 2.0
 STORED = "select count(*) from storenode.messages where hash = %s"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterServer]:
+    with running_server(tmp_path_factory.mktemp("server")) as running:
+        yield running
 
 
 def judged(number: int) -> RecordBatch:
@@ -136,6 +152,55 @@ async def test_a_node_ends_while_commits_wait_for_the_standby(
             assert await asyncio.to_thread(node.terminate) == 0
             with pytest.raises(NodeError):
                 await publishing
+
+
+def publish_once(node: NodeProcess, timeout_s: float) -> grpc.StatusCode:
+    """Publish with a deadline, as a client in another language does."""
+    request = new_request([new_message(b"x", TOPICS[0], PUBSUB, time.time_ns())])
+    with grpc.insecure_channel(node.listen) as channel:
+        try:
+            StoreStub(channel).Publish(request, timeout=timeout_s)
+        except grpc.RpcError as error:
+            return error.code()
+    return grpc.StatusCode.OK
+
+
+async def test_a_stop_of_publishing_is_reported_with_its_cause_until_it_ends(
+    server: ClusterServer, node: NodeProcess
+) -> None:
+    cause = (
+        "commits wait for synchronous replication: synchronous_standby_names is 'nobody', and 0"
+        " standbys are connected"
+    )
+
+    def check() -> list[str]:
+        return Command.of(node)("status", "--check").lines
+
+    def is_reported() -> bool:
+        return any(
+            line.startswith("CRITICAL nothing-commits: nothing has been committed for")
+            and cause in line
+            for line in check()
+        )
+
+    node.database_url = server.url
+    node.start()
+    with missing_standby(server):
+        code = await asyncio.to_thread(publish_once, node, 3.0)
+        assert code is grpc.StatusCode.DEADLINE_EXCEEDED
+        await until(lambda: metrics(node)["storenode_publishes_abandoned_total",] == 1)
+        await until(is_reported)
+        status, reason = get(node.metrics, "/readyz")
+        assert (status, cause in reason) == (503, True)
+        assert any(
+            name == "storenode_commit_age_seconds" and labels == [cause] and age > 10
+            for (name, *labels), age in metrics(node).items()
+        )
+    await until(lambda: get(node.metrics, "/readyz")[0] == 200)
+    await until(lambda: not any("nothing-commits" in line for line in check()))
+    ended = json.loads(get(node.metrics, "/status.json")[1])["ended"]
+    assert "nothing-commits" in [each["name"] for each in ended]
+    assert await asyncio.to_thread(publish_once, node, 60.0) is grpc.StatusCode.OK
 
 
 async def test_a_transfer_waits_until_the_standby_has_the_message(pair: Pair) -> None:

@@ -16,11 +16,17 @@ from typing import Final
 
 import psutil
 
-from tests.support.repeat import keep_logs
-
 _MEMORY: Final = Path("/dev/shm")
 _LEAST_FREE_BYTES: Final = 4 * 1024**3
 _PREFIX: Final = "storenode-of-test-"
+
+
+def keep_logs(source: Path, tmp_path: Path) -> None:
+    """Copy the logs of a directory that is about to be removed to one that pytest keeps."""
+    for log in source.rglob("*.log"):
+        kept = tmp_path / "logs" / log.relative_to(source)
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(log, kept)
 
 
 @contextmanager

@@ -16,7 +16,6 @@ import pytest
 from chaos.node import LOG_TAIL_LINES
 from tests.support import warm
 from tests.support.node import COMMAND, clean_environment
-from tests.support.polling import eventually
 
 TIMEOUT_S = 560.0
 QUICK = ("--pace", "5", "--limit", "9m")
@@ -112,14 +111,6 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
         _, errors = process.communicate(timeout=TIMEOUT_S)
     assert (process.returncode, errors) == (130, "")
     assert left_behind(tmp_path) == []
-
-
-@pytest.mark.timeout(TIMEOUT_S)
-def test_the_nodes_of_a_demo_that_is_killed_end(tmp_path: Path) -> None:
-    with started(tmp_path, "One conversation") as process:
-        assert len(processes_of(tmp_path)) >= 3
-        process.kill()
-    eventually(lambda: not processes_of(tmp_path))
 
 
 @pytest.mark.timeout(TIMEOUT_S)

@@ -1,6 +1,6 @@
 """Drills: how soon the page and the alerts report a fault, and how soon after its end they stop.
 
-``python -m tests.support.drills`` prints the table of docs/reference/alerts.md.
+``python -m tests.deploy.drills`` prints the table of docs/reference/alerts.md.
 """
 
 from __future__ import annotations

@@ -45,22 +45,22 @@ class Attack:
 _HTTP: Final = ("--http-listen", "127.0.0.1:0")
 
 ATTACKS: Final[Mapping[str, Attack]] = {
-    "unread_scans": Attack("slow_readers.unread_scans", 300, 60),
-    "unread_follows": Attack("slow_readers.unread_follows", 1_000, 40),
+    "unread_scans": Attack("slow_readers.unread_scans", 300, 24),
+    "unread_follows": Attack("slow_readers.unread_follows", 1_000, 24),
     "dripping_streams": Attack("slow_readers.dripping_streams", 240, 60),
-    "unfinished_requests": Attack("calls.UNFINISHED_REQUESTS.run", 64, 48),
+    "unfinished_requests": Attack("calls.UNFINISHED_REQUESTS.run", 64, 24),
     "unfinished_streams": Attack("calls.UNFINISHED_STREAMS.run", 64, 32),
     "silent_calls": Attack("calls.SILENT_CALLS.run", 30_000, 6_000),
-    "crowded_calls": Attack("calls.CROWDED_CALLS.run", 40_000, 2_000),
-    "rapid_resets": Attack("calls.RAPID_RESETS.run", 200_000, 20_000),
-    "compressed_requests": Attack("calls.compressed_requests", 200, 20),
+    "crowded_calls": Attack("calls.CROWDED_CALLS.run", 40_000, 1_000),
+    "rapid_resets": Attack("calls.RAPID_RESETS.run", 200_000, 10_000),
+    "compressed_requests": Attack("calls.compressed_requests", 200, 8),
     "idle_connections": Attack("calls.idle_connections", 10_000, 100),
     "half_sent_probes": Attack("http.half_sent_probes", 64, 64),
     "http_parameters": Attack("http.http_parameters", 20, 3, _HTTP),
-    "http_chunks": Attack("http.http_chunks", 1, 1, _HTTP),
-    "walks": Attack("expensive_messages.walks", 40, 8),
+    "http_chunks": Attack("http.http_chunks", 10, 3, _HTTP),
+    "walks": Attack("expensive_messages.walks", 40, 6),
     "years_of_messages": Attack(
-        "expensive_messages.years_of_messages", 20_000, 400, ("--retention", "off")
+        "expensive_messages.years_of_messages", 20_000, 150, ("--retention", "off")
     ),
     "reconcile_places": Attack("invented_peers.reconcile_places", 400, 40),
     "gossip_places": Attack("invented_peers.gossip_places", 70, 70),

@@ -34,19 +34,18 @@ async def http_parameters(target: Target, _rng: random.Random, count: int) -> st
 
 
 async def http_chunks(target: Target, _rng: random.Random, count: int) -> str:
-    """Send bodies in chunks of one byte for ten seconds, over as many connections at a time."""
-    sizes = await asyncio.gather(*(_send_chunks(target) for _ in range(count)))
-    return f"{sum(sizes):,} bytes were sent"
+    """Send bodies in chunks of one byte for as many seconds."""
+    return f"{await _send_chunks(target, count):,} bytes were sent"
 
 
-async def _send_chunks(target: Target) -> int:
+async def _send_chunks(target: Target, seconds: float) -> int:
     head = (
         b"POST /api/v1/messages HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         b"Transfer-Encoding: chunked\r\n\r\n"
     )
     sent = 0
     with suppress(TimeoutError):
-        async with asyncio.timeout(_DEADLINE_S):
+        async with asyncio.timeout(seconds):
             while True:
                 reader, writer = await _connect(target.http_address)
                 answered = asyncio.create_task(reader.read(1))

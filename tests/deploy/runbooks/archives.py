@@ -8,7 +8,7 @@ import time
 from tests.deploy.runbooks.scene import World, environment, metric
 from tests.integration.pipeline.conftest import QUICK_JVM, QUICK_SQL
 from tests.support.fleet import made, publish
-from tests.support.node import NodeProcess, running_node
+from tests.support.node import running_node
 from tests.support.polling import eventually
 
 HOUR_NS = 3_600 * 10**9
@@ -26,42 +26,36 @@ ELSEWHERE = {
     "storenode pipeline restore": "the archive lacks nothing",
     "storenode pipeline verify": "the archive is not damaged",
 }
+ARCHIVED = {"storenode pipeline archive ARCHIVE": "it ends the other alert of this case, too"}
 
 
 def archives(world: World) -> None:
-    """Publish messages that no archive has, older than the retention and then younger."""
+    """Publish messages that no archive has, older than the retention and younger; archive all."""
     url, data = world.new_store(), world.directory / "data"
+    values = {"ARCHIVE": str(world.directory / "archive"), "30d": "2d"}
+    behind, blocked = (
+        world.incident(name, values=values, left=left)
+        for name, left in (
+            ("archive-behind", ARCHIVED),
+            ("retention-blocked-by-archive", ELSEWHERE),
+        )
+    )
     with running_node(data, *OFTEN, database_url=url) as node:
-        asyncio.run(publish(node, made(20, time.time_ns() - EXPIRED_NS)))
+        behind.targets = (node.metrics,)
+        behind.well()
+        for age_ns in (EXPIRED_NS, 36 * HOUR_NS):
+            asyncio.run(publish(node, made(20, time.time_ns() - age_ns)))
     with running_node(data, *OFTEN, *WAITS, database_url=url) as node:
-        _waiting(world, node)
-        _behind(world, node)
-
-
-def _waiting(world: World, node: NodeProcess) -> None:
-    blocked = world.incident("retention-blocked-by-archive", node.metrics)
-    blocked.env = environment(node) | QUICK
-    blocked.values = {"ARCHIVE": str(world.directory / "archive"), "30d": "2d"}
-    blocked.left = ELSEWHERE
-    eventually(lambda: metric(node, OLDEST))
-    blocked.fires()
-    assert "not archived" in blocked.do("storenode db prune", codes=(0, 1)).out
-    blocked.do("storenode pipeline archive")
-    eventually(lambda: not metric(node, OLDEST))
-    dropped = {"event": "partition_dropped"}
-    eventually(lambda: metric(node, "storenode_maintenance_events_total", **dropped))
-    blocked.resolved()
-
-
-def _behind(world: World, node: NodeProcess) -> None:
-    behind = world.incident("archive-behind", node.metrics)
-    behind.env = environment(node) | QUICK
-    behind.values = {"ARCHIVE": str(world.directory / "archive")}
-    behind.well()
-    asyncio.run(publish(node, made(20, time.time_ns() - 36 * HOUR_NS)))
-    eventually(lambda: metric(node, OLDEST))
-    behind.fires()
-    behind.do("storenode pipeline archive ARCHIVE --dry-run")
-    behind.do("storenode pipeline archive ARCHIVE")
-    eventually(lambda: not metric(node, OLDEST))
-    behind.resolved()
+        for incident in (behind, blocked):
+            incident.targets, incident.env = (node.metrics,), environment(node) | QUICK
+        eventually(lambda: metric(node, OLDEST))
+        for incident in (behind, blocked):
+            incident.fires()
+        behind.do("storenode pipeline archive ARCHIVE --dry-run")
+        assert "not archived" in blocked.do("storenode db prune", codes=(0, 1)).out
+        blocked.do("storenode pipeline archive")
+        eventually(lambda: not metric(node, OLDEST))
+        dropped = {"event": "partition_dropped"}
+        eventually(lambda: metric(node, "storenode_maintenance_events_total", **dropped))
+        for incident in (behind, blocked):
+            incident.resolved()

@@ -62,7 +62,11 @@ class Result:
 
 
 async def fuzz(
-    count: int, seed: str, only: Sequence[str] = (), program: Sequence[str] = PROGRAM
+    count: int,
+    seed: str,
+    only: Sequence[str] = (),
+    program: Sequence[str] = PROGRAM,
+    options: Sequence[str] = (),
 ) -> Result:
     """Send requests to a node of its own.
 
@@ -71,8 +75,9 @@ async def fuzz(
         seed: decides what is sent.
         only: parts of the paths of methods; by default all methods.
         program: the node's command.
+        options: further options of the node.
     """
-    async with run_node(_OPTIONS, program) as node:
+    async with run_node((*_OPTIONS, *options), program) as node:
         return await _fuzz(node, count, seed, only)
 
 

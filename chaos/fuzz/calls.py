@@ -22,6 +22,7 @@ SHOWN: Final = 4_096
 
 _HASTE_S: Final = 0.3
 _PATIENCE_S: Final = 5.0
+_ONE_ANSWER_S: Final = 30.0
 _PATIENT_SHARE: Final = 0.002
 _MAX_FRAMES: Final = 8
 _MAX_ANSWERS: Final = 4
@@ -93,7 +94,7 @@ class Caller:
         code: grpc.StatusCode | None = None
         answered = False
         try:
-            async with asyncio.timeout(_PATIENCE_S if patient else _HASTE_S):
+            async with asyncio.timeout(_PATIENCE_S if patient else self._haste_s(method)):
                 sent = frames if method.takes_many else ()
                 answered = await self._converse(call, method, sent, rng)
                 code = await call.code()
@@ -114,6 +115,11 @@ class Caller:
         self.results.codes["left" if code is None else code.name] += 1
         if answered or code is grpc.StatusCode.OK:
             self._requests.add_samples(method.request, frames)
+
+    @staticmethod
+    def _haste_s(method: Method) -> float:
+        """Return when a call is left: soon if it may be a stream without end."""
+        return _HASTE_S if method.takes_many or method.gives_many else _ONE_ANSWER_S
 
     def _frames(self, method: Method, rng: random.Random) -> list[bytes]:
         count = rng.randrange(1, _MAX_FRAMES + 1) if method.takes_many else 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
 from chaos.fuzz.__main__ import fuzz
 
@@ -24,16 +25,16 @@ main()
 """
 
 
-async def test_no_request_breaks_a_node() -> None:
-    result = await fuzz(4_000, "a test")
+async def test_no_request_breaks_a_node(new_store: Callable[[], str]) -> None:
+    result = await fuzz(4_000, "a test", options=("--database-url", new_store()))
     assert result.faults == []
     assert result.calls.requests >= 4_000
     # Else the requests would not reach what lies behind the checks.
     assert result.calls.codes["OK"] > 100
 
 
-async def test_a_planted_fault_is_reported() -> None:
-    program = (sys.executable, "-c", PLANTED)
-    result = await fuzz(500, "a test", ["Store/Query"], program)
+async def test_a_planted_fault_is_reported(new_store: Callable[[], str]) -> None:
+    program, options = (sys.executable, "-c", PLANTED), ("--database-url", new_store())
+    result = await fuzz(500, "a test", ["Store/Query"], program, options)
     assert any("/storenode.v1.Store/Query ended INTERNAL" in each for each in result.faults)
     assert any("ZeroDivisionError" in each for each in result.faults)

@@ -1,60 +1,72 @@
-"""Summaries in every snapshot while nodes write, fold, or are killed."""
+"""Summaries and lattice sums: true in every snapshot, whatever happens in whatever order."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
+import psycopg
 import pytest
 
+from reconcile.lattice import LatticeSum
+from store.db import reconciliation
+from store.db.maintenance import maintainer as maintainer_module
+from store.db.maintenance.maintainer import Maintainer
+from store.db.maintenance.retention import PruneReport, prune
 from store.db.pool import Connection
-from store.db.schema.migrate import upgrade
+from store.db.reconciliation import cold_view
+from store.db.schema import partitions
 from store.db.summaries import fold as fold_module
+from store.db.summaries import lattices as lattices_module
 from store.db.summaries.fold import Folded, fold, fold_until, is_pending
+from store.db.summaries.lattices import SETTLING_NS, seal
+from store.db.summaries.resummarize import resummarize
+from store.db.summaries.timeline import MAX_SLOTS, TIMELINE_DAYS, read_timeline
+from store.domain.partitioning import COMMITS_PER_PARTITION
+from store.domain.ports import Source
+from store.domain.retention import RetentionPolicy
 from store.messages.record import COLUMNS, RecordBatch
+from tests.integration.storage import lattices, summaries
+from tests.integration.storage.following import LongTransaction
+from tests.integration.storage.lattices import known, stored_sums, unknown
 from tests.integration.storage.node import Node, running
-from tests.integration.storage.summaries import MINUTE, assert_folded, assert_true
+from tests.integration.storage.summaries import LENGTHS, MINUTE, assert_folded, assert_true
 from tests.integration.storage.world import DAY, NOW, TOPICS, batch_of, part_of, random_batch
+from tests.support.polling import until
 from tests.support.postgres import PostgresServer
 
 SEED = 20261120
-MOMENTS = [
-    *(NOW + seconds * 10**9 for seconds in range(-200, 1, 7)),
-    NOW - DAY,
-    NOW - DAY - 1,
-    NOW - 30 * MINUTE,
-    *(NOW // DAY * DAY + step for step in (-1, 0, MINUTE - 1, MINUTE)),
-    NOW - 800 * DAY,
-]
 PATIENCE_S = 90.0
-KILL = "select pg_terminate_backend(%s)"
+HOUR = LENGTHS[1]
+TODAY = NOW // DAY * DAY
+LATER = NOW + 2 * DAY
+"""When everything that these tests store is over."""
+
+SPREAD = [NOW - number * DAY // 7 for number in range(40)]
+# Edges of minutes, hours and days, of the timeline, and the first moment of all.
+FIRST_HOUR = TODAY - (TIMELINE_DAYS - 1) * DAY
+EDGES = [
+    *(TODAY + step for step in (-1, 0, MINUTE - 1, MINUTE)),
+    *(FIRST_HOUR, FIRST_HOUR - 1, NOW - 800 * DAY, 5),
+]
+TWO_DAYS = RetentionPolicy(age_ns=2 * DAY)
+ALL_TIME = [(0, 2**63 - 1)]
+SUM = """
+select string_agg(int8send(ts) || hash || content_digest, ''::bytea)
+from storenode.messages where ts >= %s and ts < %s
+"""
+HOURS = len({each // HOUR for each in SPREAD})
 
 
-async def deltas(node: Node) -> list[bytes]:
-    """Return the summaries of all commits in their order."""
-    rows = await node.rows("select summary from storenode.commits order by position")
-    return [row[0] for row in rows]  # type: ignore[misc]
-
-
-async def committed(node: Node) -> list[int]:
-    """Return the positions of all commits."""
-    rows = await node.rows("select position from storenode.commits order by position")
-    return [row[0] for row in rows]  # type: ignore[misc]
-
-
-def some(rng: random.Random, known: Sequence[RecordBatch]) -> RecordBatch:
+def some(rng: random.Random, stored: Sequence[RecordBatch]) -> RecordBatch:
     """Return new messages, and perhaps some that were published before, or twice in this batch."""
-    parts = [random_batch(rng, rng.choice((1, 2, 9, 120)), MOMENTS)]
+    parts = [random_batch(rng, rng.choice((1, 2, 9, 60)), [*SPREAD, *EDGES])]
     for _ in range(rng.randrange(3)):
-        other = rng.choice([*parts, *known])
+        other = rng.choice([*parts, *stored])
         parts.append(part_of(other, [rng.randrange(len(other)) for _ in range(8)]))
-    return together(parts)
-
-
-def together(parts: Sequence[RecordBatch]) -> RecordBatch:
-    """Join batches without SDS metadata."""
     joined = RecordBatch()
     for part in parts:
         for column in COLUMNS:
@@ -63,35 +75,150 @@ def together(parts: Sequence[RecordBatch]) -> RecordBatch:
     return joined
 
 
+async def sums_of(node: Node, spans: list[tuple[int, int]]) -> list[LatticeSum]:
+    """Return the sums of ranges of time, from the messages."""
+    found: list[Any] = [await node.rows(SUM, low, high) for low, high in spans]
+    return [LatticeSum.of(joined or b"") for ((joined,),) in found]
+
+
+async def assert_readable(node: Node, rng: random.Random) -> None:
+    """Check the sums of any ranges, folded or not, known or not, of whole hours or not."""
+    unit = rng.choice((1, HOUR, DAY))
+    first = min(SPREAD) - DAY
+    edges = sorted(
+        {(first + rng.randrange(10 * DAY)) // unit * unit for _ in range(2 * rng.randint(1, 9))}
+    )
+    spans = list(zip(edges[::2], edges[1::2], strict=False))
+    async with cold_view(node.database) as view:
+        for asked in (spans, ALL_TIME):
+            assert await view.lattices(asked) == await sums_of(node, asked)
+
+
+async def assert_timeline(node: Node, connection: Connection) -> None:
+    """Compare the timeline of the status page with a count of every message."""
+    rows: list[Any] = await node.rows("select ts from storenode.messages")
+    times = [ts for (ts,) in rows]
+    found = await read_timeline(connection, NOW)
+    assert found.complete
+    by_hour = Counter(ts - ts % HOUR for ts in times)
+    assert found.hours_start_ns == FIRST_HOUR
+    assert found.hours == [by_hour[FIRST_HOUR + hour * HOUR] for hour in range(24 * TIMELINE_DAYS)]
+    first, length = min(times, default=TODAY) // DAY * DAY, found.slot_days * DAY
+    by_slot = Counter((ts - first) // length for ts in times)
+    days = Counter((day * DAY - first) // length for day in {ts // DAY for ts in times})
+    slots = range(len(found.slots))
+    assert found.slots_start_ns == first
+    assert found.slots == [(by_slot[slot], days[slot]) for slot in slots]
+    assert sum(by_slot.values()) == len(times)
+    assert len(slots) <= MAX_SLOTS
+    assert first + len(slots) * length > TODAY or not times
+
+
+async def killed(
+    node: Node, rng: random.Random, work: Callable[[Connection], Awaitable[object]]
+) -> None:
+    """Work on a connection that the server ends before some statement."""
+    async with await node.database.connect() as own:
+        left = rng.randint(1, 12)
+        execute = psycopg.AsyncCursor.execute
+
+        async def counted(self: psycopg.AsyncCursor, *given: object, **options: object) -> object:
+            nonlocal left
+            if self.connection is own:
+                left -= 1
+                if left == 0:
+                    await node.rows("select pg_terminate_backend(%s, 5000)", own.info.backend_pid)
+            return await execute(self, *given, **options)  # type: ignore[call-overload]
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(psycopg.AsyncCursor, "execute", counted)
+            try:
+                await work(own)
+            except psycopg.OperationalError:
+                assert own.closed
+
+
+@pytest.mark.parametrize("seed", range(2))
+async def test_they_are_true_whatever_happens(
+    node: Node,
+    other_node: Node,
+    connection: Connection,
+    monkeypatch: pytest.MonkeyPatch,
+    seed: int,
+) -> None:
+    """Publish, restore, fold, seal, drop and rebuild, some of it cut short."""
+    monkeypatch.setattr(fold_module, "MAX_FOLD_COMMITS", 2)
+    monkeypatch.setattr(lattices_module, "MAX_SEALED_MESSAGES", 40)
+    monkeypatch.setattr(lattices_module, "PAGE_MESSAGES", 7)
+    rng, stored = random.Random(seed), list[RecordBatch]()
+
+    async def publish() -> None:
+        batches = [some(rng, stored) for _ in range(rng.choice((1, 3)))]
+        source = rng.choice((Source.CLIENT, Source.RESTORE))
+        await asyncio.gather(
+            *(rng.choice((node, other_node)).store(each, source) for each in batches)
+        )
+        stored.extend(batches)
+
+    async def sealing(own: Connection) -> None:
+        await seal(own, rng.choice((NOW, LATER)))
+
+    for _ in range(20):
+        match rng.randrange(10):
+            case 0 | 1 | 2:
+                await publish()
+            case 3 | 4:
+                await fold(connection)
+            case 5 | 6:
+                await sealing(connection)
+            case 7 | 8:
+                await killed(node, rng, rng.choice((fold, sealing)))
+            case _:
+                if rng.random() < 0.5:
+                    await prune(connection, TWO_DAYS, NOW)
+                else:
+                    await resummarize(connection)
+        await lattices.assert_true(connection)
+        await assert_true(connection)
+        await assert_readable(node, rng)
+        if not rng.randrange(3):
+            await assert_timeline(node, connection)
+    await fold_until(connection)
+    await assert_folded(connection)
+    while await seal(connection, LATER):
+        pass
+    assert await unknown(connection) == set()
+    assert await lattices.assert_true(connection) == await stored_sums(connection, folded=False)
+
+
+async def test_a_timeline_of_nothing_is_empty(node: Node, connection: Connection) -> None:
+    await assert_timeline(node, connection)
+
+
 async def test_they_stay_true_while_two_nodes_write_and_two_fold(
     node: Node, other_node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fold_module, "MAX_FOLD_COMMITS", 3)
-    known: list[RecordBatch] = []
+    stored: list[RecordBatch] = []
     done = asyncio.Event()
 
     async def publish(each: Node, seed: int) -> None:
         rng = random.Random(seed)
-        for _ in range(12):
-            batch = some(rng, known)
+        for _ in range(8):
+            batch = some(rng, stored)
             await each.store(batch)
-            known.append(batch)
+            stored.append(batch)
 
-    async def keep_folding(each: Node) -> int:
-        folded = 0
+    async def keep(each: Node, work: Callable[[Connection], Awaitable[Any]]) -> list[Any]:
+        found = []
         async with await each.database.connect() as own:
             while not done.is_set():
-                folded += (await fold(own)).commits
-        return folded
-
-    async def keep_looking() -> None:
-        async with await node.database.connect() as own:
-            while not done.is_set():
-                await assert_true(own)
+                found.append(await work(own))
+        return found
 
     async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as others:
-        folders = [others.create_task(keep_folding(each)) for each in (node, other_node)]
-        others.create_task(keep_looking())
+        folders = [others.create_task(keep(each, fold)) for each in (node, other_node)]
+        others.create_task(keep(node, assert_true))
         async with asyncio.TaskGroup() as publishers:
             for seed, each in enumerate((node, other_node, node, other_node)):
                 publishers.create_task(publish(each, seed))
@@ -99,11 +226,13 @@ async def test_they_stay_true_while_two_nodes_write_and_two_fold(
     async with await node.database.connect() as own:
         rest = await fold_until(own)
         assert rest.complete
-        assert sum(await asyncio.gather(*folders)) + rest.commits == len(await deltas(node))
-        assert len(await assert_folded(own)) > 3 * len({ts // MINUTE for ts in MOMENTS}) // 2
+        folded = sum(step.commits for task in folders for step in task.result())
+        commits = await node.value("select count(*) from storenode.commits")
+        assert folded + rest.commits == commits
+        await assert_folded(own)
 
 
-async def test_folding_goes_by_small_steps_and_in_order(
+async def test_folding_goes_by_small_steps_in_order_and_as_far_as_is_asked(
     node: Node, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fold_module, "MAX_FOLD_COMMITS", 4)
@@ -113,82 +242,327 @@ async def test_folding_goes_by_small_steps_and_in_order(
     for number, minutes in enumerate((1, 1, 1, 1, 1, 9, 1, 1, 2, 1, 1)):
         moments = [NOW - before * MINUTE for before in range(minutes)]
         await node.store(batch_of((ts, TOPICS[0], b"%d" % number) for ts in moments))
+    rows: list[Any] = await node.rows("select position from storenode.commits order by 1")
+    positions = [position for (position,) in rows]
     assert await is_pending(connection)
-    steps: list[Folded] = []
-    while not steps or not steps[-1].complete:
-        steps.append(await fold(connection))
-        await assert_true(connection)
     # At most four commits, and no further one from three records on.
-    assert [step.commits for step in steps] == [3, 3, 3, 2]
-    positions = await committed(node)
-    assert [step.position for step in steps] == [positions[each] for each in (2, 5, 8, 10)]
+    assert await fold(connection) == Folded(positions[2], 3, complete=False)
+    await assert_true(connection)
+    assert await fold_until(connection, positions[3]) == Folded(positions[5], 3, complete=False)
+    await assert_true(connection)
+    # A position that was lost with its server is not waited for.
+    rest = await fold_until(connection, positions[-1] + 1_000)
+    assert rest == Folded(positions[-1], 5, complete=True)
     await assert_folded(connection)
     assert not await is_pending(connection)
 
 
-async def test_folding_goes_as_far_as_is_asked(
-    node: Node, connection: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fold_module, "MAX_FOLD_COMMITS", 2)
-    for number in range(7):
-        await node.store(batch_of([(NOW, TOPICS[0], b"%d" % number)]))
-    positions = await committed(node)
-    folded = await fold_until(connection, positions[2])
-    assert folded == Folded(positions[3], 4, complete=False)
-    # A position that was lost with its server is not waited for.
-    assert await fold_until(connection, positions[-1] + 1_000) == Folded(
-        positions[-1], 3, complete=True
-    )
-    await assert_folded(connection)
-
-
 async def test_publishers_do_not_wait_for_who_folds(node: Node, connection: Connection) -> None:
     rng = random.Random(SEED)
-    await node.store(random_batch(rng, 20, MOMENTS))
+    await node.store(random_batch(rng, 20, SPREAD))
     await fold_until(connection)
-    await node.store(random_batch(rng, 20, MOMENTS))
-    async with kept(node, "select * from storenode.buckets where level = 2 for update"):
+    await node.store(random_batch(rng, 20, SPREAD))
+    async with await node.database.connect() as holder, holder.transaction():
+        await holder.execute("select * from storenode.buckets where level = 2 for update")
         folding = asyncio.create_task(fold(connection))
         await node.until_blocked("transactionid")
         async with asyncio.timeout(PATIENCE_S):
-            await node.store(random_batch(rng, 20, MOMENTS))
+            await node.store(random_batch(rng, 20, SPREAD))
         assert not folding.done()
-    assert (await folding).commits == 1
-    assert (await fold(connection)).commits == 1
+    assert (await folding).commits == (await fold(connection)).commits == 1
     await assert_folded(connection)
 
 
-@asynccontextmanager
-async def kept(node: Node, statement: str) -> AsyncIterator[None]:
-    """Keep what a statement locks."""
-    async with await node.database.connect() as holder, holder.transaction():
-        await holder.execute(statement.encode())
-        yield
-
-
-async def test_a_copy_of_the_database_goes_on_from_where_it_was(postgres: PostgresServer) -> None:
+async def test_a_copy_of_the_database_goes_on_from_where_it_was(
+    postgres: PostgresServer, new_store: Callable[[], str]
+) -> None:
     """Open a copy without the newest commits, as after a promotion or a restore."""
+    rng, url = random.Random(SEED), new_store()
+
+    async def grow(at: str, *batches: RecordBatch, folds: bool = True) -> summaries.Summary:
+        async with running(at) as node, await node.database.connect() as own:
+            for batch in batches:
+                await node.store(batch)
+            if folds:
+                await fold_until(own)
+            return await assert_true(own)
+
+    first, second, lost = (random_batch(rng, 30, SPREAD) for _ in range(3))
+    await grow(url, first)
+    await grow(url, second, folds=False)
+    copy = postgres.url(postgres.create_database(url.rsplit("/", 1)[1]))
+    beyond = await grow(url, lost)
+    assert await grow(copy, part_of(lost, range(10)), lost) == beyond
+
+
+# Lattice sums
+
+
+async def sealed(node: Node, connection: Connection, rng: random.Random) -> None:
+    """Store three messages in every hour of `SPREAD`, and know the sums of all hours and days."""
+    moments = [moment + number for moment in SPREAD for number in range(3)]
+    await node.store(batch_of([(moment, TOPICS[0], rng.randbytes(9)) for moment in moments]))
+    await fold_until(connection)
+    assert await seal(connection, LATER) == HOURS
+    assert await unknown(connection) == set()
+
+
+async def test_what_is_over_is_summed_up_once(node: Node, connection: Connection) -> None:
+    await node.store(random_batch(random.Random(1), 200, SPREAD))
+    await fold_until(connection)
+    assert await known(connection) == {}
+    begun = NOW // HOUR * HOUR
+    settled = begun + HOUR + SETTLING_NS
+    assert await seal(connection, settled - 1) == HOURS - 1
+    assert await unknown(connection) == {(1, begun), (2, TODAY)}
+    assert await seal(connection, settled) == 1
+    assert await seal(connection, LATER) == 0
+    assert await unknown(connection) == set()
+    assert await lattices.assert_true(connection) == await stored_sums(connection, folded=False)
+
+
+async def test_late_messages_are_added_when_they_are_folded_unless_they_are_very_many(
+    node: Node, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = random.Random(2)
+    await sealed(node, connection, rng)
+    before = await known(connection)
+    # In hours that are known, and in one that had none.
+    late = [SPREAD[3], SPREAD[3] + 1, SPREAD[8], SPREAD[8] + HOUR]
+    await node.store(random_batch(rng, 30, late))
+    assert await known(connection) == before
+    await fold_until(connection)
+    found = await lattices.assert_true(connection)
+    assert len(found) == len(before)
+    assert await unknown(connection) == {(1, late[3] // HOUR * HOUR)}
+    assert sum(found[key] != before[key] for key in found) >= 3
+    assert await seal(connection, LATER) == 1
+    monkeypatch.setattr(lattices_module, "MAX_LATE_MESSAGES", 9)
+    for count in (10, 9):
+        await node.store(random_batch(rng, count, SPREAD[:1]))
+        await fold_until(connection)
+        assert await unknown(connection) == {(1, NOW // HOUR * HOUR), (2, TODAY)}
+    assert await seal(connection, LATER) == 1
+    assert await unknown(connection) == set()
+    assert await lattices.assert_true(connection) == await stored_sums(connection, folded=False)
+
+
+async def test_a_view_does_not_say_what_would_take_too_long_or_is_contradicted(
+    node: Node, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = random.Random(5)
+    await sealed(node, connection, rng)
+    hour = SPREAD[4] // HOUR * HOUR
+    span = [(hour - DAY, hour + HOUR)]
+    forget = "update storenode.buckets set lattice = null, lattice_count = null"
+    for count, right in ((4, None), (3, await sums_of(node, span))):
+        damage = f"{forget}, count = %s where level = 1 and start_ns = %s"
+        await connection.execute(damage.encode(), (count, hour))
+        async with cold_view(node.database) as view:
+            assert await view.lattices(span) == right
+    assert await seal(connection, LATER) == 1
+    monkeypatch.setattr(reconciliation, "most_summed", lambda: 9)
+    await node.store(random_batch(rng, 9, SPREAD))
+    async with cold_view(node.database) as view:
+        sums = await view.lattices(ALL_TIME)
+        assert sums == await sums_of(node, ALL_TIME)
+        await node.store(random_batch(rng, 1, SPREAD))
+        await fold_until(connection)
+        assert await view.lattices(ALL_TIME) == sums
+    await node.store(random_batch(rng, 10, SPREAD))
+    async with cold_view(node.database) as view:
+        assert await view.lattices(ALL_TIME) is None
+        # Ends of ranges in the middle of hours are expanded, too.
+        assert await view.lattices([(each, each + 2) for each in SPREAD[::-1]]) is None
+        assert await view.lattices([(SPREAD[2], SPREAD[2] + 2)]) is not None
+    await connection.execute(forget.encode())
+    async with cold_view(node.database) as view:
+        assert await view.lattices(ALL_TIME) is None
+
+
+# Retention
+
+
+async def test_a_drop_that_is_put_off_changes_no_summary(
+    node: Node, connection: Connection
+) -> None:
+    await node.store(random_batch(random.Random(SEED), 100, SPREAD))
+    async with await node.database.connect() as reader, reader.transaction():
+        await reader.execute("select from storenode.messages where ts = %s", (min(SPREAD),))
+        report = await prune(connection, TWO_DAYS, NOW, lock_timeout_ms=40)
+        assert report.problems != ()
+        assert len(await assert_folded(connection)) > 60
+    assert (await prune(connection, TWO_DAYS, NOW)).problems == ()
+    await assert_folded(connection)
+
+
+async def test_commits_are_folded_before_they_go(node: Node, connection: Connection) -> None:
     rng = random.Random(SEED)
-    original = postgres.create_database()
-    upgrade(postgres.url(original))
-    async with running(postgres.url(original)) as node:
-        await node.store(random_batch(rng, 30, MOMENTS))
-        async with await node.database.connect() as own:
-            await fold_until(own)
-        await node.store(random_batch(rng, 30, MOMENTS))
-    copy = postgres.create_database(original)
-    async with running(postgres.url(original)) as node:
-        lost = random_batch(rng, 30, MOMENTS)
-        await node.store(lost)
-        async with await node.database.connect() as own:
-            await fold_until(own)
-            beyond = await assert_folded(own)
-    async with running(postgres.url(copy)) as node, await node.database.connect() as own:
-        await assert_true(own)
-        assert (await fold_until(own)).commits == 1
-        await node.store(part_of(lost, range(10)))
-        await node.store(lost)
-        await fold_until(own)
-        assert await assert_folded(own) == beyond
-    for name in (original, copy):
-        postgres.drop_database(name)
+    old = [TODAY - 5 * DAY, TODAY - 5 * DAY + 1]
+    position = COMMITS_PER_PARTITION - 3
+    await connection.execute("select setval('storenode.position_seq', %s)", (position,))
+    for moments in (old, old, old, [NOW], [NOW, *old], [NOW]):
+        await node.store(random_batch(rng, 5, moments))
+    report = await prune(connection, TWO_DAYS, NOW)
+    gone = {each.partition.name for each in report.dropped}
+    assert {"commits_0", "messages_20261115"} <= gone
+    assert len(await assert_folded(connection)) == len(LENGTHS)
+    assert (await node.reader.summary()).messages == await node.value(
+        "select count(*) from storenode.messages"
+    )
+
+
+ARCHIVED_ONLY = RetentionPolicy(age_ns=2 * DAY, requires_archive=True)
+NOTE_ALL = """
+insert into storenode.archived (start_ns, count, x0, x1, x2, x3, position, archive)
+select start_ns, count, x0, x1, x2, x3, 1, 'somewhere' from storenode.buckets
+where level = 1 and start_ns < %s
+on conflict (start_ns) do update
+set count = excluded.count, x0 = excluded.x0, x1 = excluded.x1, x2 = excluded.x2,
+    x3 = excluded.x3
+"""
+TWICE_A_DAY = [TODAY - days * DAY + hour * HOUR for days in range(6) for hour in (1, 9)]
+STAYS = "partition messages_20261115 stays, since "
+
+
+async def note(connection: Connection, before_ns: int = NOW) -> None:
+    """Note hours as a job does that has archived them."""
+    await fold_until(connection)
+    await connection.execute(NOTE_ALL, (before_ns,))
+
+
+def gone(report: PruneReport) -> list[str]:
+    return [each.partition.name for each in report.dropped if each.partition.table == "messages"]
+
+
+async def test_only_what_is_archived_goes(node: Node, connection: Connection) -> None:
+    rng = random.Random(SEED)
+    await node.store(random_batch(rng, 60, TWICE_A_DAY))
+    for dry_run in (True, False):
+        report = await prune(connection, ARCHIVED_ONLY, NOW, dry_run=dry_run)
+        assert gone(report) == []
+        (problem,) = report.problems
+        assert problem.startswith(STAYS)
+        assert "storenode pipeline archive" in problem
+    await note(connection, TODAY - 4 * DAY + HOUR + 1)
+    for dry_run in (True, False):
+        report = await prune(connection, ARCHIVED_ONLY, NOW, dry_run=dry_run)
+        assert gone(report) == ["messages_20261115"]
+        (problem,) = report.problems
+        assert problem.startswith("partition messages_20261116 stays, since it is not archived in")
+        assert "(hours not archived: 1, the first 2026-11-16T09:00Z)" in problem
+    await note(connection)
+    report = await prune(connection, ARCHIVED_ONLY, NOW)
+    assert (gone(report), report.problems) == (["messages_20261116", "messages_20261117"], ())
+    await assert_folded(connection)
+
+
+@pytest.mark.parametrize("arrival", ["not folded", "folded", "while the drop waits"])
+async def test_a_late_arrival_takes_the_mark_away(
+    node: Node, connection: Connection, arrival: str
+) -> None:
+    rng = random.Random(SEED + 1)
+    await node.store(random_batch(rng, 60, TWICE_A_DAY))
+    await note(connection)
+    late = random_batch(rng, 3, TWICE_A_DAY[-2:])
+    async with asyncio.timeout(PATIENCE_S):
+        if arrival == "while the drop waits":
+            slow = LongTransaction(node)
+            await slow.open([late])
+            pruning = asyncio.create_task(
+                prune(connection, ARCHIVED_ONLY, NOW, lock_timeout_ms=60_000)
+            )
+            await node.until_blocked("relation")
+            await slow.commit()
+            report = await pruning
+        else:
+            await node.store(late, Source.TRANSFER)
+            if arrival == "folded":
+                await fold_until(connection)
+            report = await prune(connection, ARCHIVED_ONLY, NOW)
+    assert gone(report) == []
+    assert report.problems[0].startswith(STAYS)
+    assert await node.value("select count(*) from storenode.messages") == 63
+    await assert_true(connection)
+    await note(connection)
+    assert gone(await prune(connection, ARCHIVED_ONLY, NOW)) != []
+
+
+async def test_what_is_written_while_a_drop_waits_for_it_goes_too(
+    node: Node, connection: Connection
+) -> None:
+    """Let the last delta of a partition become visible when its buckets are gone already."""
+    rng = random.Random(SEED)
+    await node.store(random_batch(rng, 100, SPREAD))
+    slow = LongTransaction(node)
+    await slow.open([random_batch(rng, 10, SPREAD)])
+    async with asyncio.timeout(PATIENCE_S):
+        pruning = asyncio.create_task(prune(connection, TWO_DAYS, NOW, lock_timeout_ms=60_000))
+        await node.until_blocked("relation")
+        await slow.commit()
+        report = await pruning
+    assert report.problems == ()
+    assert min(start for _, start in await assert_true(connection)) >= report.horizon_ns
+    assert (await node.reader.summary()).messages == await node.value(
+        "select count(*) from storenode.messages"
+    )
+
+
+# The maintainer
+
+
+async def test_a_maintainer_folds_between_its_rounds_and_after_a_failure(
+    node: Node, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # On a slow machine the writer makes its first partitions for longer than a round would wait.
+    monkeypatch.setattr(partitions, "CREATE_LOCK_TIMEOUT_MS", 60_000)
+    monkeypatch.setattr(maintainer_module, "FOLD_INTERVAL_S", 0.01)
+    events: list[dict[str, object]] = []
+
+    def keeper(**options: int) -> tuple[Maintainer, asyncio.Task[None]]:
+        made = Maintainer(
+            node.database.connect,
+            RetentionPolicy,
+            on_event=lambda name, /, **fields: events.append({"name": name, **fields}),
+            now_ns=lambda: NOW,
+            interval_s=3_600.0,
+            **options,
+        )
+        return made, asyncio.create_task(made.run())
+
+    async def folded() -> bool:
+        return not await is_pending(connection)
+
+    async def has_failed() -> bool:
+        return [each.get("task") for each in events].count("fold") > 1
+
+    rng = random.Random(SEED)
+    for options, rounds in (({"max_lead_ns": -(10 * 366 * DAY)}, 0), ({}, 1)):
+        made, task = keeper(**options)
+        for _ in range(2):
+            await node.store(random_batch(rng, 20, SPREAD))
+            await until(folded)
+            await assert_folded(connection)
+        # With a wrong clock it does no round, and folds.
+        assert (made.rounds, made.in_charge) == (rounds, bool(rounds))
+        if rounds:
+            assert "maintenance_failed" not in {each["name"] for each in events}
+            await node.rows("alter table storenode.commits drop constraint commits_summary_check")
+            await node.rows(
+                "create function storenode.damage() returns trigger language plpgsql as"
+                " $$ begin new.summary := new.summary || '\\x00'; return new; end $$"
+            )
+            await node.rows(
+                "create trigger damage before insert on storenode.commits"
+                " for each row execute function storenode.damage()"
+            )
+            await node.store(batch_of([(NOW, TOPICS[0], b"")]))
+            await until(has_failed)
+            assert "multiple of 48 bytes" in str(events[-1]["error"])
+            repair = "update storenode.commits set summary = substring(summary for 48)"
+            await node.rows(f"{repair} where octet_length(summary) %% 48 = 1")
+            await until(folded)
+            await assert_folded(connection)
+            assert made.in_charge
+        task.cancel()
+        await asyncio.wait([task])

@@ -528,10 +528,7 @@ async def _unfolded(connection: Connection, position: int) -> TimeBuckets:
         if rows:
             position = int(rows[-1][0])  # type: ignore[call-overload]
             some = unpack(bytes(summary) for _, summary in rows)  # type: ignore[call-overload]
-            xors = some.xors.astype("<u8").view(np.uint64)
-            total = TimeBuckets.join(
-                _MINUTE_NS, [total, TimeBuckets(_MINUTE_NS, some.starts, some.counts, xors)]
-            )
+            total = TimeBuckets.join(_MINUTE_NS, [total, some])
         if len(rows) < _DELTAS_AT_ONCE:
             return total
 

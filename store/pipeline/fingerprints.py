@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from pyspark.sql import Row
 
-from store.db.summaries.buckets import Totals
+from reconcile.summaries.buckets import TimeBuckets
 from store.pipeline.limits import DAY_NS, HOUR_NS, MINUTE_NS
 
 HASH_WORDS: Final = ("h0", "h1", "h2", "h3")
@@ -66,7 +66,7 @@ def collected(rows: Iterable[Row]) -> Fingerprints:
     return found
 
 
-def of_buckets(buckets: Totals) -> Fingerprints:
+def of_buckets(buckets: TimeBuckets) -> Fingerprints:
     """Return the fingerprints of the database's summaries, without slices that are empty."""
     words = buckets.xors.view("<i8").tolist()
     rows = zip(buckets.starts.tolist(), buckets.counts.tolist(), words, strict=True)

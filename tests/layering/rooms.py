@@ -100,8 +100,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "chaos.fuzz": frozenset({"chaos", "chaos.attacks", "reconcile"}),
     # jobs beside the nodes; restoring writes as a node does
     "store.pipeline": frozenset(
-        {"store.db", "store.domain", "store.messages", "storenode.message", "storenode.sds"}
-        | {"storenode.wire"}
+        {"reconcile", "store.db", "store.domain", "store.messages", "storenode.message"}
+        | {"storenode.sds", "storenode.wire"}
     ),
     # the parent package is a name and holds nothing
     "store": frozenset(),

@@ -255,7 +255,7 @@ def _unfolded(connection: Connection, bounds: Bounds) -> list[BigintArray]:
         cursor.execute(UNFOLDED, (bounds.low, bounds.high - 1))
         while rows := cursor.fetchmany(_FETCH_ROWS):
             found = unpack(summary for (summary,) in rows)
-            minutes.append(found.within(bounds.low, bounds.high))
+            minutes.append(found.between(bounds.low, bounds.high))
     return columns(minutes)
 
 

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, LiteralString
 
 import numpy as np
-from numpy.typing import NDArray
 from psycopg import AsyncConnection, sql
 
+from reconcile.summaries.buckets import TimeBuckets
 from store.db.arrays import BigintArray, bigint_column
 from store.domain.partitioning import Bounds
 from storenode.message.limits import HASH_BYTES, NS_PER_S
@@ -35,37 +34,6 @@ _BEGINNING: Final = struct.Struct("<qq")
 """A record up to its XOR."""
 
 
-@dataclass(frozen=True, slots=True)
-class Totals:
-    """Totals of slices of time with messages in them, ascending by start, each start once.
-
-    ``starts`` (n,) int64 in nanoseconds, ``counts`` (n,) int64, ``xors`` (n, 4) uint64: the 32
-    bytes of the XOR as little-endian words.
-    """
-
-    starts: NDArray[np.int64]
-    counts: NDArray[np.int64]
-    xors: NDArray[np.uint64]
-
-    def __len__(self) -> int:
-        return len(self.starts)
-
-    def coarser(self, length_ns: int) -> Totals:
-        """Return the same messages in slices of ``length_ns``, a multiple of this one's length."""
-        return _grouped(self.starts // length_ns * length_ns, self.counts, self.xors)
-
-    def without(self, low_ns: int, high_ns: int) -> Totals:
-        """Return those that begin before ``low_ns``, or at ``high_ns`` or later."""
-        return self._chosen((self.starts < low_ns) | (self.starts >= high_ns))
-
-    def within(self, low_ns: int, high_ns: int) -> Totals:
-        """Return those that begin at ``low_ns`` or later, and before ``high_ns``."""
-        return self._chosen((self.starts >= low_ns) & (self.starts < high_ns))
-
-    def _chosen(self, wanted: NDArray[np.bool_]) -> Totals:
-        return Totals(self.starts[wanted], self.counts[wanted], self.xors[wanted])
-
-
 def pack(timestamps: Sequence[int], hashes: Sequence[bytes]) -> bytes:
     """Return the delta of messages, each of which is given once; empty only when there are none.
 
@@ -74,18 +42,16 @@ def pack(timestamps: Sequence[int], hashes: Sequence[bytes]) -> bytes:
     """
     if len(hashes) == 1:  # what is published alone, which arrays would cost twenty times as much
         return _BEGINNING.pack(timestamps[0] - timestamps[0] % MINUTE_NS, 1) + hashes[0]
-    starts = np.array(timestamps, np.int64)
-    starts -= starts % MINUTE_NS
     words = np.frombuffer(b"".join(hashes), "<u8").reshape(-1, HASH_WORDS)
-    buckets = _grouped(starts, np.ones(len(starts), np.int64), words)
-    records = np.empty(len(buckets.starts), RECORD)
-    records["start_ns"] = buckets.starts
-    records["count"] = buckets.counts
-    records["xor"] = buckets.xors
+    times = np.array(timestamps, np.int64)
+    minutes = TimeBuckets.total(MINUTE_NS, times, np.ones(len(times), np.int64), words)
+    records = np.empty(len(minutes), RECORD)
+    records["start_ns"], records["count"] = minutes.starts, minutes.counts
+    records["xor"] = minutes.xors
     return records.tobytes()
 
 
-def unpack(deltas: Iterable[bytes]) -> Totals:
+def unpack(deltas: Iterable[bytes]) -> TimeBuckets:
     """Return the buckets of minutes of everything that some deltas are about.
 
     Raises:
@@ -95,41 +61,7 @@ def unpack(deltas: Iterable[bytes]) -> Totals:
     if any(len(part) % RECORD_BYTES for part in parts):
         raise ValueError(f"a packed summary is not a multiple of {RECORD_BYTES} bytes long")
     records = np.frombuffer(b"".join(parts), RECORD)
-    return _grouped(records["start_ns"], records["count"], records["xor"])
-
-
-def merged(parts: Iterable[Totals]) -> Totals:
-    """Return the messages of several summaries, no message of which is in two, as one summary."""
-    filled = [each for each in parts if len(each)]
-    if not filled:
-        return Totals(
-            np.empty(0, np.int64), np.empty(0, np.int64), np.empty((0, HASH_WORDS), np.uint64)
-        )
-    return _grouped(
-        np.concatenate([each.starts for each in filled]),
-        np.concatenate([each.counts for each in filled]),
-        np.concatenate([each.xors for each in filled]),
-    )
-
-
-def _grouped(
-    starts: NDArray[np.int64], counts: NDArray[np.int64], xors: NDArray[np.uint64]
-) -> Totals:
-    if len(starts) and (starts == starts[0]).all():
-        xor: NDArray[np.uint64] = np.bitwise_xor.reduce(xors, axis=0)
-        return Totals(starts[:1], counts.sum(keepdims=True), xor[np.newaxis])
-    order = np.argsort(starts, kind="stable")
-    ordered = starts[order]
-    is_first = np.ones(len(ordered), np.bool_)
-    np.not_equal(ordered[1:], ordered[:-1], out=is_first[1:])
-    first = np.flatnonzero(is_first)
-    if not len(first):
-        return Totals(ordered, counts, xors)
-    return Totals(
-        ordered[first],
-        np.add.reduceat(counts[order], first),
-        np.bitwise_xor.reduceat(xors[order], first, axis=0),
-    )
+    return TimeBuckets.total(MINUTE_NS, records["start_ns"], records["count"], records["xor"])
 
 
 _WORDS: Final = ("x0", "x1", "x2", "x3")
@@ -189,7 +121,7 @@ def minutes_of(table: sql.Identifier, bounds: Bounds) -> sql.Composed:
     return sql.SQL(_MINUTES).format(table=table, low=low, last=last)
 
 
-def columns(summaries: Sequence[Totals]) -> list[BigintArray]:
+def columns(summaries: Sequence[TimeBuckets]) -> list[BigintArray]:
     """Return start, count and the words of the XOR of some buckets, laid out as parameters."""
     starts = [np.empty(0, np.int64), *(each.starts for each in summaries)]
     counts = [np.empty(0, np.int64), *(each.counts for each in summaries)]

@@ -22,8 +22,9 @@ from psycopg import AsyncConnection
 
 from reconcile.ids import ELEMENT_BYTES
 from reconcile.lattice import LatticeSum
+from reconcile.summaries.buckets import TimeBuckets
 from store.db.locks import FOLDING
-from store.db.summaries.buckets import DAY_NS, HOUR_NS, MINUTE_NS, Totals, folded_position
+from store.db.summaries.buckets import DAY_NS, HOUR_NS, MINUTE_NS, folded_position
 from store.domain.partitioning import UNBOUNDED_HIGH, UNBOUNDED_LOW, Bounds
 from storenode.message.limits import CONTENT_DIGEST_BYTES
 
@@ -127,7 +128,7 @@ async def added(
 
 
 async def late_sums(
-    connection: Connection, after: int, until: int, minutes: Totals
+    connection: Connection, after: int, until: int, minutes: TimeBuckets
 ) -> list[BucketSum]:
     """Return the known sums that commits change which are to be folded, as they will be then.
 

@@ -142,7 +142,7 @@ async def _rebuild(connection: Connection, bounds: Bounds) -> int:
         register(cursor)
         await cursor.execute(UNFOLDED, (bounds.low, bounds.high - 1))
         minutes = unpack([summary for (summary,) in await cursor.fetchall()])
-        unfolded = minutes.within(bounds.low, bounds.high)
+        unfolded = minutes.between(bounds.low, bounds.high)
         await delete_buckets(connection, bounds)
         minutes_now = minutes_of(sql.Identifier(SCHEMA, FINE_TABLE), bounds)
         statement = sql.SQL(_ADD_MINUTES).format(minutes=minutes_now)

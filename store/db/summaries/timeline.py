@@ -11,8 +11,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from reconcile.summaries.buckets import TimeBuckets
 from store.db.pool import Connection
-from store.db.summaries.buckets import DAY_NS, HOUR_NS, Totals, unpack
+from store.db.summaries.buckets import DAY_NS, HOUR_NS, unpack
 from store.db.summaries.fold import MAX_FOLD_BYTES, MAX_FOLD_COMMITS, following
 from storenode.message.limits import MAX_TIMESTAMP_NS
 
@@ -77,7 +78,7 @@ async def read_timeline(connection: Connection, now_ns: int) -> Timeline:
     deltas = [delta for _, delta in commits]
     minutes = unpack(deltas)
     complete = len(commits) < MAX_FOLD_COMMITS and sum(map(len, deltas)) < MAX_FOLD_BYTES
-    by_hour = _joined(hours, minutes.within(start_ns, end_ns).coarser(HOUR_NS))
+    by_hour = _joined(hours, minutes.between(start_ns, end_ns).coarser(HOUR_NS))
     by_day = _joined(days, minutes.coarser(DAY_NS))
     first_ns, slot_days, slots = _slots(by_day, today_ns)
     counts = _summed((by_hour[0] - start_ns) // HOUR_NS, by_hour[1], 24 * TIMELINE_DAYS)
@@ -101,7 +102,7 @@ async def _counts(connection: Connection, level: int, low_ns: int, high_ns: int)
     return rows["start_ns"].astype(np.int64), rows["count"].astype(np.int64)
 
 
-def _joined(folded: _Counts, new: Totals) -> _Counts:
+def _joined(folded: _Counts, new: TimeBuckets) -> _Counts:
     """Return each start once, ascending, with the sum of both counts."""
     starts = np.concatenate([folded[0], new.starts])
     distinct, places = np.unique(starts, return_inverse=True)

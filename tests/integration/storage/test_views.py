@@ -1,10 +1,14 @@
-"""Views of what a database holds: every answer that of a list, whatever happens meanwhile."""
+"""The index in memory, and views of what a database holds: every answer that of a list.
+
+The simulator runs the same index over databases that lag, fail and lose commits; here it is that
+of Postgres: what is read, locked and left behind.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from itertools import pairwise
@@ -13,33 +17,50 @@ from typing import Any
 import numpy as np
 import pytest
 
-from reconcile.ids import END, LOWEST, SyncId
+from reconcile import kernel
+from reconcile.ids import END, LOWEST, SyncId, SyncIds
 from reconcile.view import Spans
 from reconcile.view import ViewRead as Read
+from store.db import reconciliation
 from store.db.maintenance.retention import prune
-from store.db.reconciliation import DatabaseIds
+from store.db.pool import Connection
+from store.db.reconciliation import DatabaseIds, ids_of
 from store.db.summaries.buckets import DAY_NS, HOUR_NS, MINUTE_NS
 from store.db.summaries.fold import fold_until
-from store.domain.hub import CommitRow, Place
+from store.domain.hub import MAX_WRITTEN_IDS, CommitRow, Place, WrittenIds
 from store.domain.ports import StoreBusy, StoreUnavailable
 from store.domain.retention import RetentionPolicy
-from store.domain.view import Newest
-from store.sync.index import view_reads
+from store.domain.view import Newest, StoredIds
+from store.sync.index import hot, view_reads
+from store.sync.index.hot import HotView, Warm, warm_up
 from store.sync.index.views import StoredView
-from store.sync.limits import MAX_COLD_VIEWS, IndexLimits
-from tests.integration.storage.view_node import PATIENT, WINDOW, ViewingNode, check_view, viewing
-from tests.integration.storage.world import DAY, NOW, random_batch
+from store.sync.limits import FLOOR_STEP_NS, FRESH_NS, MAX_COLD_VIEWS, IndexLimits
+from tests.integration.storage.following import LongTransaction
+from tests.integration.storage.view_node import (
+    PATIENCE_S,
+    PATIENT,
+    WINDOW,
+    ViewingNode,
+    check_view,
+    viewing,
+)
+from tests.integration.storage.world import DAY, NOW, TOPICS, batch_of, random_batch
 from tests.unit.reconcile.answers import check_answer
 
 EDGES = (NOW, NOW - HOUR_NS, NOW - MINUTE_NS, NOW - DAY_NS, NOW - 3 * DAY_NS, NOW - 12 * HOUR_NS)
 FLOOR = (NOW - WINDOW, bytes(32))
 RECENT = (NOW - WINDOW // 2, bytes(32))
 EVERYTHING = Spans.of([(LOWEST, END)])
-_IN_TRANSACTION = """
+TWO_DAYS = RetentionPolicy(2 * DAY, None)
+IN_TRANSACTION = """
 select count(*) from pg_stat_activity
 where datname = current_database() and state = 'idle in transaction'
 """
-_TAMPER = "update storenode.buckets set count = count + 1 where level = 1"
+TAMPER = "update storenode.buckets set count = count + 1 where level = 1"
+FORGET = "delete from storenode.commits where position > %s"
+LOSE = "delete from storenode.messages where batch in"
+LOSE += " (select batch from storenode.commits where position > %s)"
+NEWEST = "select position, token from storenode.commits order by 1 desc limit 1"
 
 
 def times(rng: random.Random, count: int) -> list[int]:
@@ -57,6 +78,11 @@ async def store(node: ViewingNode, rng: random.Random, count: int = 100) -> None
     await node.store(random_batch(rng, count, times(rng, count)))
 
 
+async def store_recent(node: ViewingNode, rng: random.Random, count: int = 20) -> None:
+    moments = [node.clock.now_ns - rng.randrange(WINDOW) for _ in range(count)]
+    await node.store(random_batch(rng, count, moments))
+
+
 async def fold_all(node: ViewingNode) -> None:
     async with node.database.connection(node.database.read_pool) as connection:
         await fold_until(connection)
@@ -68,59 +94,65 @@ async def count_of(view: StoredView, lower: SyncId, upper: SyncId = END) -> int:
     return int(answer.measured.counts[0])
 
 
-@pytest.mark.parametrize("started", [True, False], ids=["index", "no index"])
-async def test_every_answer_is_that_of_a_list(database_url: str, *, started: bool) -> None:
-    rng = random.Random(1)
-    async with viewing(database_url, started=started) as node:
-        for number in range(6):
-            await store(node, rng)
-            if number % 2:
-                await fold_all(node)
-            oracle = await node.stored_view()
-            async with node.views.open_view(LOWEST, END) as view:
-                await check_view(view, oracle, rng)
-        recent = sum(each >= FLOOR for each in oracle.ids)
-        assert node.views.index_entries == (recent if started else 0)
-        assert node.views.index_start_ns == (FLOOR[0] if started else 0)
+async def hot_view(node: ViewingNode) -> HotView | None:
+    """Return the index with everything that is committed."""
+    rows: list[Any] = await node.rows(NEWEST)
+    ((position, token),) = rows
+    return await node.hot.view_at((position, token % 2**64), 0)
+
+
+async def check(node: ViewingNode) -> HotView:
+    """Check that the index has exactly what is stored from its floor on."""
+    view = await hot_view(node)
+    assert view is not None
+    oracle = await node.stored_view()
+    rows = view.view.rows
+    assert rows.between(0, len(rows)).pairs() == [each for each in oracle.ids if each >= view.floor]
+    return view
 
 
 @pytest.mark.parametrize("started", [True, False], ids=["index", "no index"])
-async def test_what_is_published_meanwhile_changes_nothing(
+async def test_every_answer_is_that_of_a_list_whatever_is_published_meanwhile(
     database_url: str, *, started: bool
 ) -> None:
-    rng = random.Random(2)
+    rng = random.Random(1)
     async with viewing(database_url, started=started) as node, viewing(database_url) as other:
-        await store(node, rng)
+        for number in range(3):
+            await asyncio.gather(store(node, rng), store(other, rng))
+            if number % 2:
+                await fold_all(node)
+            oracle, ended = await node.stored_view(), asyncio.Event()
+
+            async def publish(publisher: ViewingNode, ended: asyncio.Event = ended) -> None:
+                while not ended.is_set():
+                    await store(publisher, rng, 20)
+
+            async with node.views.open_view(LOWEST, END) as view, asyncio.TaskGroup() as group:
+                for publisher in (node, other):
+                    group.create_task(publish(publisher))
+                try:
+                    for _ in range(3):
+                        await check_view(view, oracle, rng)
+                finally:
+                    ended.set()
+        long = LongTransaction(node)
+        await long.open([random_batch(rng, 5, range(NOW - 50, NOW)) for _ in range(2)])
+        await store(other, rng)
+        await long.commit()
+        # What any node has acknowledged is in the next view of any node.
+        for each in (node, other):
+            async with each.views.open_view(RECENT, END) as view:
+                await check_view(view, await node.stored_view(), rng, above=RECENT)
         oracle = await node.stored_view()
-        ended = asyncio.Event()
-
-        async def publish(publisher: ViewingNode) -> None:
-            while not ended.is_set():
-                await store(publisher, rng, 20)
-
-        async with node.views.open_view(LOWEST, END) as view, asyncio.TaskGroup() as group:
-            group.create_task(publish(node))
-            group.create_task(publish(other))
-            try:
-                for _ in range(5):
-                    await check_view(view, oracle, rng)
-                    await fold_all(node)
-            finally:
-                ended.set()
-        oracle = await node.stored_view()
-        async with node.views.open_view(LOWEST, END) as view:
-            await check_view(view, oracle, rng)
-
-
-async def test_what_was_acknowledged_before_is_in_the_view(database_url: str) -> None:
-    rng = random.Random(3)
-    async with viewing(database_url) as node, viewing(database_url) as other:
-        for number in range(20):
-            publisher, viewer = (node, other) if number % 2 else (other, node)
-            batch = random_batch(rng, 3, [NOW - number])
-            await publisher.store(batch)
-            async with viewer.views.open_view(RECENT, END) as view:
-                assert await count_of(view, RECENT) == 3 * (number + 1)
+        recent = sum(each >= FLOOR for each in oracle.ids) if started else 0
+        assert (node.views.index_entries, node.views.index_start_ns) == (
+            recent,
+            FLOOR[0] if started else 0,
+        )
+    async with viewing(database_url) as node, node.views.open_view(LOWEST, END) as view:
+        await check_view(view, oracle, rng)
+        name, fields = node.events[0]
+        assert (name, fields["compiled"]) == ("index_warm", kernel.compiled is not None)
 
 
 async def test_above_the_floor_no_connection_is_used(database_url: str) -> None:
@@ -131,18 +163,49 @@ async def test_above_the_floor_no_connection_is_used(database_url: str) -> None:
         await node.no_transaction()  # of the index, which has read what was there
         async with node.views.open_view(RECENT, END) as view:
             await check_view(view, oracle, rng, above=RECENT)
-            assert await node.value(_IN_TRANSACTION) == 0
+            assert await node.value(IN_TRANSACTION) == 0
             # A peer may ask about what is older all the same.
             assert await count_of(view, LOWEST) == len(oracle.ids)
-            assert await node.value(_IN_TRANSACTION) == 1
+            assert await node.value(IN_TRANSACTION) == 1
             await check_view(view, oracle, rng)
         await node.no_transaction()
 
 
-async def test_an_index_that_lags_is_not_used(database_url: str) -> None:
+async def test_an_index_of_everything_needs_no_statement(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = random.Random(22)
+    async with viewing(database_url, window_ns=NOW) as node, viewing(database_url) as other:
+        await store_recent(node, rng)
+        await check(node)
+        await node.until(lambda: node.hot.entries == 20)
+
+        async def fail(*_: object) -> None:
+            raise AssertionError
+
+        monkeypatch.setattr(node.database, "read", fail)
+        async with node.views.open_view(LOWEST, END, recent=True) as view:
+            assert await count_of(view, LOWEST) == 20
+        monkeypatch.undo()
+        node.written_ids.offer(7, random_batch(rng, 1, [NOW]), None)
+        assert await node.hot.recent_view() is None, "a commit is under way"
+        node.written_ids.take(7)
+        assert await node.hot.recent_view() is not None
+        assert await other.hot.recent_view() is None, "it does not hold everything"
+        await node.feed.stop()
+        node.steady.offset_ns += FRESH_NS
+        assert await node.hot.recent_view() is None, "the feed may be cut off"
+        node.hot.lost()
+        assert await node.hot.recent_view() is None
+
+
+async def test_an_index_that_lags_is_not_waited_for_long_and_not_used(database_url: str) -> None:
     rng = random.Random(5)
     async with viewing(database_url, limits=IndexLimits(patience_s=0.05)) as node:
         await store(node, rng)
+        await check(node)
+        position = node.hot.place[0]
+        assert await node.hot.view_at((position + 1, 0), 0) is None
         async with node.views.open_view(RECENT, END) as view:
             before = await count_of(view, RECENT)
         await node.feed.stop()
@@ -152,98 +215,82 @@ async def test_an_index_that_lags_is_not_used(database_url: str) -> None:
             await check_view(view, await node.stored_view(), rng)
 
 
-async def test_an_index_of_what_the_database_lost_is_not_used(database_url: str) -> None:
+@pytest.mark.parametrize("seen", ["by the view", "by the feed", "meanwhile"])
+async def test_an_index_of_what_the_database_lost_is_not_used(
+    database_url: str, monkeypatch: pytest.MonkeyPatch, seen: str
+) -> None:
+    """Lose the newest commit, as after a standby that lagged was promoted."""
     rng = random.Random(6)
     async with viewing(database_url) as node:
         await store(node, rng)
+        kept = (await check(node), node.hot.place[0])[1]
+        if seen == "meanwhile":
+            await node.feed.stop()
         await store(node, rng)
+        if seen == "meanwhile":
+            look = DatabaseIds.newest
+
+            async def look_and_go_on(stored: DatabaseIds, place: Place) -> Newest:
+                found = await look(stored, place)
+                lost = CommitRow((found.place[0], 0), 0, 1, NOW, NOW, None)
+                node.hot.commits([lost])
+                await node.until(lambda: node.hot.place == lost.place)
+                return found
+
+            monkeypatch.setattr(DatabaseIds, "newest", look_and_go_on)
+        else:
+            await check(node)
+            await node.rows(LOSE, kept)
+            await node.rows(FORGET, kept)
+        if seen == "by the feed":
+            node.hot.lost()
+            assert node.hot.entries == 0
+            await node.until_warm()
+            await check(node)
+            assert [name for name, _ in node.events] == ["index_warm", "index_lost", "index_warm"]
         async with node.views.open_view(RECENT, END) as view:
-            both = await count_of(view, RECENT)
-        kept = await node.value("select min(position) from storenode.commits")
-        await node.rows(
-            "delete from storenode.messages where batch in"
-            " (select batch from storenode.commits where position > %s)",
-            kept,
-        )
-        await node.rows("delete from storenode.commits where position > %s", kept)
-        async with node.views.open_view(RECENT, END) as view:
-            assert await count_of(view, RECENT) < both
             await check_view(view, await node.stored_view(), rng)
-        await node.until_warm()
-        async with node.views.open_view(RECENT, END) as view:
-            await check_view(view, await node.stored_view(), rng, above=RECENT)
-
-
-async def test_an_index_that_takes_in_what_the_database_lost_meanwhile_is_not_used(
-    database_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rng = random.Random(13)
-    async with viewing(database_url) as node:
-        await store(node, rng)
-        async with node.views.open_view(RECENT, END) as view:
-            before = await count_of(view, RECENT)
-        await node.feed.stop()
-        await node.store(random_batch(rng, 7, [NOW]))
-        look = DatabaseIds.newest
-
-        async def look_and_go_on(stored: DatabaseIds, seen: Place) -> Newest:
-            found = await look(stored, seen)
-            lost = CommitRow((found.place[0], 0), 0, 1, NOW, NOW, None)
-            node.hot.commits([lost])
-            await node.until(lambda: node.hot.place == lost.place)
-            return found
-
-        monkeypatch.setattr(DatabaseIds, "newest", look_and_go_on)
-        async with node.views.open_view(RECENT, END) as view:
-            assert await count_of(view, RECENT) == before + 7
 
 
 async def test_retention_waits_for_a_view_and_shows_in_the_next(database_url: str) -> None:
     rng = random.Random(7)
-    policy = RetentionPolicy(2 * DAY, None)
-    async with viewing(database_url) as node:
-        await store(node, rng, 200)
+    async with viewing(database_url, window_ns=5 * DAY) as node, viewing(database_url) as cold:
+        await store(cold, rng, 200)
         oracle = await node.stored_view()
-        connection = await node.database.connect()
-        async with connection:
-            async with node.views.open_view(LOWEST, END) as view:
+        async with await node.database.connect() as connection:
+            async with cold.views.open_view(LOWEST, END) as view:
                 assert view.horizon == LOWEST
-                assert not (await prune(connection, policy, NOW, lock_timeout_ms=50)).dropped
+                await count_of(view, LOWEST)
+                assert not (await prune(connection, TWO_DAYS, NOW, lock_timeout_ms=50)).dropped
                 await check_view(view, oracle, rng)
-            await node.no_transaction()
-            async with node.views.open_view(RECENT, END) as view:
-                report = await prune(connection, policy, NOW)
+            await cold.no_transaction()
+            async with cold.views.open_view(RECENT, END) as view:
+                report = await prune(connection, TWO_DAYS, NOW)
                 assert report.dropped
                 assert view.horizon == LOWEST
                 await check_view(view, await node.stored_view(), rng, above=RECENT)
                 with pytest.raises(StoreUnavailable, match="dropped since"):
                     await count_of(view, LOWEST)
-        async with node.views.open_view(LOWEST, END) as view:
-            assert view.horizon == (report.horizon_ns, bytes(32))
-            await check_view(view, await node.stored_view(), rng)
-
-
-async def test_a_node_that_starts_again_shows_the_same(database_url: str) -> None:
-    rng = random.Random(8)
-    for _ in range(3):
-        async with viewing(database_url) as node:
-            async with node.views.open_view(LOWEST, END) as view:
+        for each in (cold, node):
+            async with each.views.open_view(LOWEST, END) as view:
+                assert view.horizon == (report.horizon_ns, bytes(32))
                 await check_view(view, await node.stored_view(), rng)
-            await store(node, rng)
+        assert (await check(node)).floor == (report.horizon_ns, bytes(32))
 
 
 async def test_wrong_summaries_are_named(database_url: str) -> None:
-    rng = random.Random(9)
     async with viewing(database_url) as node:
-        await store(node, rng)
+        await store(node, random.Random(9))
         await fold_all(node)
-        await node.rows(_TAMPER)
+        await node.rows(TAMPER)
         async with node.views.open_view(LOWEST, END) as view:
             with pytest.raises(StoreUnavailable, match="storenode db check"):
                 await view.answer(Read(split=(EVERYTHING, np.array([5_000]))))
 
 
-async def test_no_more_views_than_allowed_read_from_the_database(database_url: str) -> None:
+async def test_few_views_read_from_the_database_and_leave_nothing_behind(
+    database_url: str,
+) -> None:
     rng = random.Random(10)
     async with viewing(database_url, limits=replace(PATIENT, cold_patience_s=0.05)) as node:
         await store(node, rng)
@@ -256,15 +303,7 @@ async def test_no_more_views_than_allowed_read_from_the_database(database_url: s
                     pass
             async with node.views.open_view(RECENT, END) as view:
                 await check_view(view, oracle, rng, above=RECENT)
-        async with node.views.open_view(LOWEST, END) as view:
-            await check_view(view, oracle, rng)
-
-
-async def test_views_that_are_left_in_any_way_leave_nothing_behind(database_url: str) -> None:
-    rng = random.Random(11)
-    async with viewing(database_url) as node:
-        await store(node, rng)
-        for _ in range(2 * MAX_COLD_VIEWS):
+        for _ in range(MAX_COLD_VIEWS + 1):
             opened = asyncio.Event()
 
             async def hold(opened: asyncio.Event = opened) -> None:
@@ -282,7 +321,7 @@ async def test_views_that_are_left_in_any_way_leave_nothing_behind(database_url:
                     raise ZeroDivisionError
         await node.no_transaction()
         async with node.views.open_view(LOWEST, END) as view:
-            await check_view(view, await node.stored_view(), rng)
+            await check_view(view, oracle, rng)
 
 
 async def test_large_reads_are_worked_through_in_threads(
@@ -297,17 +336,177 @@ async def test_large_reads_are_worked_through_in_threads(
 
     monkeypatch.setattr(asyncio, "to_thread", spy)
     monkeypatch.setattr(view_reads, "THREADED_IDS", 1_000)
-    rng = random.Random(12)
     async with viewing(database_url) as node:
-        await node.store(random_batch(rng, 2_000, range(NOW - DAY, NOW, DAY // 2_000)))
+        moments = range(NOW - DAY, NOW, DAY // 2_000)
+        await node.store(random_batch(random.Random(12), 2_000, moments))
         oracle = await node.stored_view()
         bounds = [(NOW - DAY + number * (DAY // 2_500) + 1, bytes(32)) for number in range(2_501)]
         read = Read(measure=Spans.of(list(pairwise(bounds))))
-        threaded.clear()
-        async with node.views.open_view(LOWEST, END) as view:
-            check_answer(oracle, read, await view.answer(read))
-        assert threaded == ["proceed", "proceed"]
-        threaded.clear()
-        async with node.views.open_view(LOWEST, END) as view:
-            assert await count_of(view, LOWEST) == len(oracle.ids)
-        assert threaded == []
+        for large in (True, False):
+            threaded.clear()
+            async with node.views.open_view(LOWEST, END) as view:
+                if large:
+                    check_answer(oracle, read, await view.answer(read))
+                else:
+                    assert await count_of(view, LOWEST) == len(oracle.ids)
+            assert threaded == ["proceed", "proceed"] * large
+
+
+# The index
+
+
+async def test_what_this_node_writes_is_not_read_and_views_of_it_do_not_change(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object) -> SyncIds:
+        raise AssertionError
+
+    monkeypatch.setattr(reconciliation, "ids_of", fail)
+    messages = [(NOW - number, TOPICS[0], bytes([number])) for number in range(30)]
+    async with viewing(database_url) as node:
+        await node.store(batch_of(messages[:20]))
+        before = (await check(node)).view
+        ids = before.rows.between(0, len(before)).pairs()
+        assert (await node.store(batch_of(messages[10:]))).count(True) == 10
+        assert len((await check(node)).view) == 30
+        assert before.rows.between(0, len(before)).pairs() == ids
+        assert [name for name, _ in node.events] == ["index_warm"]
+
+
+async def test_commits_wait_for_others_unless_a_view_waits_or_many_do(database_url: str) -> None:
+    rng = random.Random(21)
+    limits = IndexLimits(gather_s=3_600, patience_s=3_600, waiting_commits=8)
+    async with viewing(database_url, limits=limits) as node, asyncio.timeout(PATIENCE_S):
+        for _ in range(2):
+            await store_recent(node, rng)
+            assert node.hot.entries % 40 == 0
+            assert await hot_view(node) is not None
+            await store_recent(node, rng)
+            await check(node)
+        for _ in range(5):
+            await store_recent(node, rng)
+        await node.until(lambda: node.hot.entries > 80)
+        await check(node)
+
+
+async def test_it_never_holds_more_than_there_is_room_for(database_url: str) -> None:
+    rng = random.Random(8)
+    limits = replace(PATIENT, entries=100)
+    async with viewing(database_url, limits=limits) as node:
+        for _ in range(6):
+            await store_recent(node, rng, 50)
+            assert len((await check(node)).view) <= 100
+    async with viewing(database_url, limits=limits) as node:
+        view = await check(node)
+        assert 50 <= len(view.view) <= 100
+        assert view.floor[0] > NOW - WINDOW
+        assert view.floor[0] % FLOOR_STEP_NS == 0
+        # More in one moment than there is room for is left to the database.
+        await node.store(random_batch(rng, 150, [NOW + MINUTE_NS]))
+        assert len((await check(node)).view) == 0
+        await node.store(random_batch(rng, 5, [NOW + 3 * MINUTE_NS]))
+        assert len((await check(node)).view) == 5
+
+
+async def test_after_a_failure_there_is_no_index_until_one_is_made(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults: list[Exception] = [StoreUnavailable("away"), ZeroDivisionError(), KeyError("x")]
+    seen: list[int] = []
+    async with viewing(database_url, started=False) as node:
+
+        async def faulty(stored: StoredIds, limits: IndexLimits) -> Warm:
+            seen.append(node.hot.floor_ns)
+            assert await hot_view(node) is None
+            if faults:
+                raise faults.pop(0)
+            return await warm_up(stored, limits)
+
+        monkeypatch.setattr(hot, "warm_up", faulty)
+        await store_recent(node, random.Random(11))
+        node.hot.start()
+        await node.until_warm()
+        await check(node)
+        assert seen == [0, 0, 0, 0]
+        assert [name for name, _ in node.events] == ["index_failed"] * 3 + ["index_warm"]
+        assert [fields["retry_s"] for _, fields in node.events[:3]] == [0.01, 0.02, 0.04]
+
+
+@pytest.mark.parametrize("fault", [StoreUnavailable("away"), ZeroDivisionError()], ids=type)
+async def test_it_outlives_a_fault_and_passes_over_commits_that_come_again(
+    database_url: str, monkeypatch: pytest.MonkeyPatch, fault: Exception
+) -> None:
+    faults, read = [fault], list[int]()
+
+    async def faulty(connection: Connection, commits: Sequence[CommitRow]) -> SyncIds:
+        if faults:
+            raise faults.pop()
+        read.extend(commit.batch for commit in commits)
+        return await ids_of(connection, commits)
+
+    monkeypatch.setattr(reconciliation, "ids_of", faulty)
+    rng = random.Random(12)
+    async with viewing(database_url) as node, viewing(database_url, started=False) as other:
+        await store_recent(other, rng)
+        await node.until(lambda: node.hot.entries == 20)
+        await check(node)
+        node.hot.commits([CommitRow(node.hot.place, 1, 20, NOW - WINDOW, NOW, None)])
+        await store_recent(other, rng)
+        await check(node)
+        assert len(read) == len(set(read))
+        again = ["index_failed", "index_warm"] * isinstance(fault, ZeroDivisionError)
+        assert [name for name, _ in node.events] == ["index_warm", *again]
+
+
+async def test_too_many_commits_in_line_make_it_anew(database_url: str) -> None:
+    rng = random.Random(14)
+    async with viewing(database_url, limits=replace(PATIENT, waiting_commits=3)) as node:
+        await store_recent(node, rng)
+        await check(node)
+        newest = node.hot.place[0]
+        node.hot.commits([CommitRow((newest + n, 0), 0, 1, NOW, NOW, None) for n in range(1, 5)])
+        assert node.hot.entries == 0
+        await node.until_warm()
+        assert len((await check(node)).view) == 20
+        assert [name for name, _ in node.events] == ["index_warm", "index_lost", "index_warm"]
+
+
+async def test_a_number_that_comes_again_is_another_batch(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Show that a promoted standby may give numbers again that the lost primary gave."""
+    rng = random.Random(18)
+    async with viewing(database_url) as node, viewing(database_url) as other:
+        await store_recent(node, rng)
+        offer = node.written_ids.offer
+
+        def offer_and_fail(*offered: Any) -> None:  # noqa: ANN401
+            offer(*offered)
+            raise RuntimeError("rolled back")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(node.written_ids, "offer", offer_and_fail)
+            with pytest.raises(RuntimeError, match="rolled back"):
+                await store_recent(node, rng)
+        again = "select setval('storenode.batch_seq', last_value, false) from storenode.batch_seq"
+        await node.rows(again)
+        await store_recent(other, rng)
+        await check(node)
+
+
+def test_written_ids_are_handed_over_once_or_dropped_in_time() -> None:
+    written_ids, rng = WrittenIds(), random.Random(16)
+    batch = random_batch(rng, 1_024, range(NOW, NOW + 5))
+    written_ids.offer(1, batch, None)
+    written_ids.offer(2, batch, frozenset(batch.hashes[:3]))
+    pairs = list(zip(batch.timestamps, batch.hashes, strict=True))
+    for number, expected in ((2, pairs[:3]), (1, pairs)):
+        taken = written_ids.take(number)
+        assert taken is not None
+        assert taken.pairs() == expected
+        assert written_ids.take(number) is None
+    offered = 2 * MAX_WRITTEN_IDS // len(batch)
+    for number in range(offered):
+        written_ids.offer(number, batch, None)
+    stored = [number for number in range(offered) if written_ids.take(number) is not None]
+    assert stored == list(range(offered // 2, offered))

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reconcile.summaries.buckets import TimeBuckets
 from store.db.summaries.buckets import (
     DAY_NS,
     HOUR_NS,
     LEVELS_NS,
     MINUTE_NS,
     RECORD_BYTES,
-    Totals,
     pack,
     unpack,
 )
@@ -45,7 +45,7 @@ def summed(stored: Iterable[tuple[int, bytes]], length_ns: int) -> Summary:
     return found
 
 
-def said(buckets: Totals) -> Summary:
+def said(buckets: TimeBuckets) -> Summary:
     assert (np.diff(buckets.starts) > 0).all()
     return {
         int(start): (int(count), int.from_bytes(xor.astype("<u8").tobytes(), "little"))
@@ -84,14 +84,14 @@ def test_ranges_are_cut_out_and_left_out(
     minutes = unpack([packed(stored)])
     inside = [each for each in stored if low <= each[0] < high]
     outside = [each for each in stored if not low <= each[0] < high]
-    assert said(minutes.within(low, high)) == summed(inside, MINUTE_NS)
-    assert said(minutes.without(low, high)) == summed(outside, MINUTE_NS)
+    assert said(minutes.between(low, high)) == summed(inside, MINUTE_NS)
+    assert said(minutes.outside(low, high)) == summed(outside, MINUTE_NS)
 
 
 def test_ranges_may_have_no_end() -> None:
     minutes = unpack([packed([(1, bytes(32)), (LAST, bytes(32))])])
-    assert len(minutes.within(-(2**63), 2**63)) == 2
-    assert len(minutes.without(-(2**63), 2**63)) == 0
+    assert len(minutes.between(-(2**63), 2**63)) == 2
+    assert len(minutes.outside(-(2**63), 2**63)) == 0
 
 
 def test_nothing_is_nothing() -> None:

@@ -163,62 +163,73 @@ NO_COARSE = "drop table storenode.hashes_20261120"
 COLUMN = "alter table storenode.messages add column colour text"
 
 
-@pytest.mark.parametrize(
-    ("change", "kind", "where", "count"),
-    [
-        (CUT_PAYLOAD, {RowFault.FRAME}, {"messages"}, 1),
-        (CHANGED_BYTE, {RowFault.HASH, RowFault.CONTENT_DIGEST}, {"messages"}, 1),
-        (OTHER_DIGEST, {RowFault.CONTENT_DIGEST}, {"messages"}, 1),
-        (
-            MOVED,
-            {RowFault.TIMESTAMP, RowFault.NO_HASH_ROW, RowFault.LOST_MESSAGE},
-            {"messages", "hashes"},
-            1,
-        ),
-        (OTHER_TOPIC, {RowFault.TOPIC, RowFault.WRONG_HASH_ROW}, {"messages", "hashes"}, 1),
-        (NO_HASH, {RowFault.NO_HASH_ROW}, {"hashes"}, 1),
-        (OTHER_HASH, {RowFault.WRONG_HASH_ROW}, {"hashes"}, 1),
-        (LOST, {RowFault.LOST_MESSAGE, WRONG_SUMMARY}, {"hashes", "buckets"}, 1),
-        (NO_TOPICS, {RowFault.NO_TOPIC_ROW}, {"topics"}, None),
-        (OTHER_NAMES, {RowFault.WRONG_TOPIC_ROW}, {"topics"}, None),
-        (NO_SDS, {RowFault.NO_SDS_ROW}, {"sds"}, SDS_COUNT),
-        (OTHER_LAMPORT, {RowFault.WRONG_SDS_ROW}, {"sds"}, SDS_COUNT),
-        (OTHER_SENDER, {RowFault.WRONG_SDS_ROW}, {"sds"}, SDS_COUNT),
-        (OTHER_CHANNEL_KEY, {RowFault.WRONG_SDS_ROW}, {"sds"}, SDS_COUNT),
-        (NO_HINTS, {RowFault.WRONG_SDS_ROW}, {"sds"}, SDS_COUNT - 2),
-        (PLAIN_AS_SDS, {RowFault.STRANGE_SDS_ROW}, {"sds"}, COUNT - SDS_COUNT),
-        (SDS_TWICE, {RowFault.LOST_SDS_MESSAGE}, {"sds"}, SDS_COUNT),
-        (NO_COMMITS, {"batch without a commit", WRONG_SUMMARY}, {"commits", "buckets"}, None),
-        (FEWER_COMMITTED, {"commit of fewer messages than are held"}, {"commits"}, 3),
-        (
-            SEQUENCES_BACK,
-            {"sequence behind its table"},
-            {"position_seq", "batch_seq"},
-            1,
-        ),
-        (NO_STORE, {"wrong store"}, {"store"}, 1),
-        (STRAY, {"stray table"}, {"notes"}, 1),
-        (DEFAULT, {"default partition"}, {"messages"}, 1),
-        (ODD, {"odd bounds"}, {"messages"}, 1),
-        (
-            NO_COARSE,
-            {"uncovered messages", "odd bounds", RowFault.NO_HASH_ROW},
-            {"hashes", "sds"},
-            None,
-        ),
-        (COLUMN, {"wrong schema"}, {"storenode"}, 1),
-    ],
+F, M, H, S = RowFault, "messages", "hashes", "sds"
+Found = dict[tuple[str, str], int | None]
+TOGETHER: tuple[dict[str, Found], ...] = (
+    {
+        CUT_PAYLOAD: {(F.FRAME, M): 1},
+        CHANGED_BYTE: {(F.HASH, M): 1, (F.CONTENT_DIGEST, M): 1},
+        NO_TOPICS: {(F.NO_TOPIC_ROW, "topics"): None},
+        NO_SDS: {(F.NO_SDS_ROW, S): SDS_COUNT},
+        FEWER_COMMITTED: {("commit of fewer messages than are held", "commits"): 3},
+        SEQUENCES_BACK: {
+            ("sequence behind its table", "position_seq"): 1,
+            ("sequence behind its table", "batch_seq"): 1,
+        },
+        STRAY: {("stray table", "notes"): 1},
+        COLUMN: {("wrong schema", "storenode"): 1},
+    },
+    {
+        OTHER_DIGEST: {(F.CONTENT_DIGEST, M): 1},
+        OTHER_TOPIC: {(F.TOPIC, M): 1, (F.WRONG_HASH_ROW, H): 1},
+        OTHER_NAMES: {(F.WRONG_TOPIC_ROW, "topics"): None},
+        OTHER_LAMPORT: {(F.WRONG_SDS_ROW, S): SDS_COUNT},
+        DEFAULT: {("default partition", M): 1},
+    },
+    {
+        NO_HASH: {(F.NO_HASH_ROW, H): 1},
+        OTHER_SENDER: {(F.WRONG_SDS_ROW, S): SDS_COUNT},
+        ODD: {("odd bounds", M): 1},
+    },
+    {
+        OTHER_HASH: {(F.WRONG_HASH_ROW, H): 1},
+        OTHER_CHANNEL_KEY: {(F.WRONG_SDS_ROW, S): SDS_COUNT},
+        NO_COMMITS: {("batch without a commit", "commits"): None, (WRONG_SUMMARY, "buckets"): None},
+    },
+    {
+        LOST: {(F.LOST_MESSAGE, H): 1, (WRONG_SUMMARY, "buckets"): 1},
+        NO_HINTS: {(F.WRONG_SDS_ROW, S): SDS_COUNT - 2},
+    },
+    {
+        MOVED: {(F.TIMESTAMP, M): 1, (F.NO_HASH_ROW, H): 1, (F.LOST_MESSAGE, H): 1},
+        PLAIN_AS_SDS: {(F.STRANGE_SDS_ROW, S): COUNT - SDS_COUNT},
+    },
+    {SDS_TWICE: {(F.LOST_SDS_MESSAGE, S): SDS_COUNT}},
+    {NO_STORE: {("wrong store", "store"): 1}},
+    {
+        NO_COARSE: {
+            ("uncovered messages", H): None,
+            ("odd bounds", S): None,
+            (F.NO_HASH_ROW, H): None,
+        }
+    },
 )
-async def test_what_is_wrong_is_found(
-    filled_url: str, change: str, kind: set[str], where: set[str], count: int | None
-) -> None:
-    execute(filled_url, change)
+"""Changes of one database that do not touch each other, and what is found of each."""
+
+
+@pytest.mark.parametrize("changes", TOGETHER, ids=range(len(TOGETHER)))
+async def test_what_is_wrong_is_found(filled_url: str, changes: dict[str, Found]) -> None:
+    expected: Found = {}
+    for change, kinds in changes.items():
+        execute(filled_url, change)
+        expected |= kinds
     report = await checked(filled_url)
-    assert {each.kind for each in report.findings} == {str(each) for each in kind}
-    assert {each.where for each in report.findings} == where
     assert all(each.examples and each.advice for each in report.findings)
-    if count is not None:
-        assert {each.count for each in report.findings} == {count}
+    found: Found = {(each.kind, each.where): each.count for each in report.findings}
+    assert {
+        key: count if key not in expected or expected[key] is not None else None
+        for key, count in found.items()
+    } == {(str(kind), where): count for (kind, where), count in expected.items()}
 
 
 async def test_missing_tables_are_found_and_end_the_check(filled_url: str) -> None:

@@ -117,7 +117,7 @@ async def assert_timeline(node: Node, connection: Connection) -> None:
 async def killed(
     node: Node, rng: random.Random, work: Callable[[Connection], Awaitable[object]]
 ) -> None:
-    """Work on a connection that the server ends before some statement."""
+    """Run work on a connection that the server ends before some statement."""
     async with await node.database.connect() as own:
         left = rng.randint(1, 12)
         execute = psycopg.AsyncCursor.execute

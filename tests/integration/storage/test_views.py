@@ -219,7 +219,7 @@ async def test_an_index_that_lags_is_not_waited_for_long_and_not_used(database_u
 async def test_an_index_of_what_the_database_lost_is_not_used(
     database_url: str, monkeypatch: pytest.MonkeyPatch, seen: str
 ) -> None:
-    """Lose the newest commit, as after a standby that lagged was promoted."""
+    """Remove the newest commit, as after a standby that lagged was promoted."""
     rng = random.Random(6)
     async with viewing(database_url) as node:
         await store(node, rng)

@@ -71,18 +71,6 @@ class TimeBuckets:
             np.concatenate([part.xors for part in listed]),
         )
 
-    def coarser(self, length_ns: int) -> TimeBuckets:
-        """Return the buckets of the same IDs with a length that is a multiple of this one."""
-        return TimeBuckets.join(length_ns, [self])
-
-    def between(self, low_ns: int, high_ns: int) -> TimeBuckets:
-        """Return the buckets that begin in a half-open range of time."""
-        return self._select((self.starts >= low_ns) & (self.starts < high_ns))
-
-    def outside(self, low_ns: int, high_ns: int) -> TimeBuckets:
-        """Return the buckets that do not begin in a half-open range of time."""
-        return self._select((self.starts < low_ns) | (self.starts >= high_ns))
-
     def of(self, starts: Ints) -> TimeBuckets:
         """Return the buckets with some starts."""
         return self._select(np.isin(self.starts, starts))

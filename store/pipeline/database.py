@@ -11,14 +11,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final, LiteralString
 
-import numpy as np
 import psycopg
 
 from reconcile.summaries.buckets import TimeBuckets
 from store.db.errors import SchemaError
 from store.db.locks import ARCHIVING, RESTORING
 from store.db.schema.migrate import require_served
-from store.db.summaries.buckets import unpack
+from store.db.summaries.buckets import between, coarser, of_rows, unpack
 from store.pipeline.errors import FAILED, PipelineError, of_database
 from store.pipeline.fingerprints import LEVELS_NS, Fingerprint, Fingerprints, of_buckets
 from store.pipeline.limits import HOUR_NS
@@ -120,8 +119,8 @@ def read_as_of(
         now = of_buckets(_buckets(connection, "hour", low_ns, high_ns, folded))
         start = positions.get(store_id, newest)
         rows = connection.execute(_UNFOLDED, (start, low_ns, high_ns)).fetchall()
-    deltas = (unpack([bytes(summary)]).coarser(HOUR_NS) for (summary,) in rows)
-    later = [of_buckets(each.between(low_ns, high_ns)) for each in deltas]
+    deltas = (coarser(unpack([bytes(summary)]), HOUR_NS) for (summary,) in rows)
+    later = [of_buckets(between(each, low_ns, high_ns)) for each in deltas]
     for commit in later:
         for hour, each in commit.items():
             if hour in now:
@@ -134,16 +133,10 @@ def _buckets(
 ) -> TimeBuckets:
     length_ns = LEVELS_NS[level]
     rows = connection.execute(_BUCKETS, (_BUCKET_LEVELS[level], low_ns, high_ns)).fetchall()
-    columns = np.array(rows, np.int64).reshape(-1, 6)
-    stored = TimeBuckets(
-        length_ns,
-        np.ascontiguousarray(columns[:, 0]),
-        np.ascontiguousarray(columns[:, 1]),
-        np.ascontiguousarray(columns[:, 2:]).view("<u8"),
-    )
+    stored = of_rows(length_ns, rows)
     deltas = connection.execute(_UNFOLDED, (folded, low_ns, high_ns)).fetchall()
-    added = unpack(bytes(summary) for (summary,) in deltas).coarser(length_ns)
-    return TimeBuckets.join(length_ns, [stored, added.between(low_ns, high_ns)])
+    added = coarser(unpack(bytes(summary) for (summary,) in deltas), length_ns)
+    return TimeBuckets.join(length_ns, [stored, between(added, low_ns, high_ns)])
 
 
 def read_marks(connection: Connection, archive: str | None = None) -> Fingerprints:

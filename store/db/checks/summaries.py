@@ -30,6 +30,7 @@ from store.db.summaries.buckets import (
     MINUTE_NS,
     UNFOLDED,
     WORDS,
+    between,
     columns,
     minutes_of,
     unpack,
@@ -255,7 +256,7 @@ def _unfolded(connection: Connection, bounds: Bounds) -> list[BigintArray]:
         cursor.execute(UNFOLDED, (bounds.low, bounds.high - 1))
         while rows := cursor.fetchmany(_FETCH_ROWS):
             found = unpack(summary for (summary,) in rows)
-            minutes.append(found.between(bounds.low, bounds.high))
+            minutes.append(between(found, bounds.low, bounds.high))
     return columns(minutes)
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final, LiteralString
 
 import numpy as np
+from numpy.typing import NDArray
 from psycopg import AsyncConnection, sql
 
 from reconcile.summaries.buckets import TimeBuckets
@@ -32,6 +33,33 @@ RECORD: Final = np.dtype([("start_ns", "<i8"), ("count", "<i8"), ("xor", "<u8", 
 RECORD_BYTES: Final = RECORD.itemsize
 _BEGINNING: Final = struct.Struct("<qq")
 """A record up to its XOR."""
+
+
+def of_rows(length_ns: int, rows: Sequence[Sequence[int]]) -> TimeBuckets:
+    """Return the buckets that rows of ``buckets`` have: start_ns, count and the words."""
+    columns = np.array(rows, "<i8").reshape(-1, 2 + HASH_WORDS)
+    words = np.ascontiguousarray(columns[:, 2:]).view("<u8")
+    return TimeBuckets(length_ns, columns[:, 0].copy(), columns[:, 1].copy(), words)
+
+
+def between(buckets: TimeBuckets, low_ns: int, high_ns: int) -> TimeBuckets:
+    """Return the buckets that begin in a half-open range of time."""
+    return _select(buckets, (buckets.starts >= low_ns) & (buckets.starts < high_ns))
+
+
+def outside(buckets: TimeBuckets, low_ns: int, high_ns: int) -> TimeBuckets:
+    """Return the buckets that do not begin in a half-open range of time."""
+    return _select(buckets, (buckets.starts < low_ns) | (buckets.starts >= high_ns))
+
+
+def coarser(buckets: TimeBuckets, length_ns: int) -> TimeBuckets:
+    """Return the buckets of the same messages with a length that is a multiple of theirs."""
+    return TimeBuckets.join(length_ns, [buckets])
+
+
+def _select(buckets: TimeBuckets, wanted: NDArray[np.bool_]) -> TimeBuckets:
+    starts, counts = buckets.starts[wanted], buckets.counts[wanted]
+    return TimeBuckets(buckets.length_ns, starts, counts, buckets.xors[wanted])
 
 
 def pack(timestamps: Sequence[int], hashes: Sequence[bytes]) -> bytes:

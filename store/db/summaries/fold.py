@@ -22,7 +22,7 @@ from reconcile.summaries.buckets import TimeBuckets
 from store.db import arrays
 from store.db.commits.pages import following_commits
 from store.db.locks import FOLDING
-from store.db.summaries.buckets import LEVELS_NS, columns, folded_position, unpack
+from store.db.summaries.buckets import LEVELS_NS, coarser, columns, folded_position, outside, unpack
 from store.db.summaries.lattices import late_sums, write_sums
 from store.domain.partitioning import UNBOUNDED_HIGH, Bounds
 
@@ -158,7 +158,7 @@ async def _fold_next(
     deltas = [delta for _, delta in rows]
     minutes = unpack(deltas)
     for bounds in without:
-        minutes = minutes.outside(bounds.low, bounds.high)
+        minutes = outside(minutes, bounds.low, bounds.high)
     position = rows[-1][0]
     if len(minutes):
         sums = await late_sums(connection, before, position, minutes)
@@ -171,7 +171,7 @@ async def _fold_next(
 
 async def _add(connection: Connection, minutes: TimeBuckets) -> None:
     """Add what minutes say to the buckets of every level."""
-    levels = [minutes, *(minutes.coarser(length_ns) for length_ns in LEVELS_NS[1:])]
+    levels = [minutes, *(coarser(minutes, length_ns) for length_ns in LEVELS_NS[1:])]
     numbers = np.repeat(np.arange(len(levels)), [len(each) for each in levels])
     cursor = connection.cursor()
     # The caller may have opened the connection for something else.

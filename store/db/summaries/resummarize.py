@@ -26,6 +26,7 @@ from store.db.summaries.buckets import (
     LEVELS_NS,
     UNFOLDED,
     WORDS,
+    between,
     columns,
     folded_position,
     minutes_of,
@@ -142,7 +143,7 @@ async def _rebuild(connection: Connection, bounds: Bounds) -> int:
         register(cursor)
         await cursor.execute(UNFOLDED, (bounds.low, bounds.high - 1))
         minutes = unpack([summary for (summary,) in await cursor.fetchall()])
-        unfolded = minutes.between(bounds.low, bounds.high)
+        unfolded = between(minutes, bounds.low, bounds.high)
         await delete_buckets(connection, bounds)
         minutes_now = minutes_of(sql.Identifier(SCHEMA, FINE_TABLE), bounds)
         statement = sql.SQL(_ADD_MINUTES).format(minutes=minutes_now)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from reconcile.summaries.buckets import TimeBuckets
 from store.db.pool import Connection
-from store.db.summaries.buckets import DAY_NS, HOUR_NS, unpack
+from store.db.summaries.buckets import DAY_NS, HOUR_NS, between, coarser, unpack
 from store.db.summaries.fold import MAX_FOLD_BYTES, MAX_FOLD_COMMITS, following
 from storenode.message.limits import MAX_TIMESTAMP_NS
 
@@ -78,8 +78,8 @@ async def read_timeline(connection: Connection, now_ns: int) -> Timeline:
     deltas = [delta for _, delta in commits]
     minutes = unpack(deltas)
     complete = len(commits) < MAX_FOLD_COMMITS and sum(map(len, deltas)) < MAX_FOLD_BYTES
-    by_hour = _joined(hours, minutes.between(start_ns, end_ns).coarser(HOUR_NS))
-    by_day = _joined(days, minutes.coarser(DAY_NS))
+    by_hour = _joined(hours, coarser(between(minutes, start_ns, end_ns), HOUR_NS))
+    by_day = _joined(days, coarser(minutes, DAY_NS))
     first_ns, slot_days, slots = _slots(by_day, today_ns)
     counts = _summed((by_hour[0] - start_ns) // HOUR_NS, by_hour[1], 24 * TIMELINE_DAYS)
     return Timeline(start_ns, counts.tolist(), first_ns, slot_days, slots, complete)

@@ -18,6 +18,9 @@ from store.db.summaries.buckets import (
     LEVELS_NS,
     MINUTE_NS,
     RECORD_BYTES,
+    between,
+    coarser,
+    outside,
     pack,
     unpack,
 )
@@ -73,7 +76,7 @@ def test_deltas_add_up_at_every_level(batches: list[list[tuple[int, bytes]]]) ->
     everything = [each for stored in batches for each in stored]
     minutes = unpack(packed(stored) for stored in batches)
     for length_ns in LEVELS_NS:
-        assert said(minutes.coarser(length_ns)) == summed(everything, length_ns)
+        assert said(coarser(minutes, length_ns)) == summed(everything, length_ns)
 
 
 @given(messages, moments, moments)
@@ -83,21 +86,21 @@ def test_ranges_are_cut_out_and_left_out(
     low, high = sorted((low - low % MINUTE_NS, high - high % MINUTE_NS))
     minutes = unpack([packed(stored)])
     inside = [each for each in stored if low <= each[0] < high]
-    outside = [each for each in stored if not low <= each[0] < high]
-    assert said(minutes.between(low, high)) == summed(inside, MINUTE_NS)
-    assert said(minutes.outside(low, high)) == summed(outside, MINUTE_NS)
+    rest = [each for each in stored if not low <= each[0] < high]
+    assert said(between(minutes, low, high)) == summed(inside, MINUTE_NS)
+    assert said(outside(minutes, low, high)) == summed(rest, MINUTE_NS)
 
 
 def test_ranges_may_have_no_end() -> None:
     minutes = unpack([packed([(1, bytes(32)), (LAST, bytes(32))])])
-    assert len(minutes.between(-(2**63), 2**63)) == 2
-    assert len(minutes.outside(-(2**63), 2**63)) == 0
+    assert len(between(minutes, -(2**63), 2**63)) == 2
+    assert len(outside(minutes, -(2**63), 2**63)) == 0
 
 
 def test_nothing_is_nothing() -> None:
     assert pack([], []) == b""
     assert said(unpack([])) == said(unpack([b"", b""])) == {}
-    assert said(unpack([]).coarser(DAY_NS)) == {}
+    assert said(coarser(unpack([]), DAY_NS)) == {}
 
 
 @pytest.mark.parametrize("cut", [1, RECORD_BYTES // 2, RECORD_BYTES - 1])

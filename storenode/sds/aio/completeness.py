@@ -82,10 +82,8 @@ async def in_step(participant: Participant, since_ns: int) -> InStep:
             best = await _scan(participant, link, best.node, since_ns)
         except TransportError as error:
             best = NodeCoverage(best.node, reason=error.sentence)
-    if not best.until_ns:
-        return InStep(None, best.reason, node=best.node)
     return InStep(
-        best.until_ns,
+        best.until_ns or None,
         best.reason,
         best.from_ns,
         best.as_of_ns,

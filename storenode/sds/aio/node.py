@@ -89,24 +89,17 @@ class StoreNode:
 
     ``token`` authenticates the participant, ``tls`` encrypts; without it the connection is in
     clear, and a token is then sent over loopback only. Wrong values are reported by `open`, as
-    ``ClientOptionError``. A subclass may have its own `link_class`.
+    ``ClientOptionError``.
     """
-
-    link_class: type[NodeLink]
 
     def __init__(
         self, address: str, token: str | None = None, tls: TlsIdentity | None = None
     ) -> None:
-        self.address = address
+        self.name = self.address = address
         self.token = token
         self.tls = tls
         # By event loop: channels of gRPC belong to one.
         self._connections: dict[asyncio.AbstractEventLoop, _Connection] = {}
-
-    @property
-    def name(self) -> str:
-        """The address."""
-        return self.address
 
     def open(self, route: Route) -> NodeLink:
         """Make a link of one channel; it connects with its first call."""
@@ -115,7 +108,7 @@ class StoreNode:
         if connection is None:
             connection = self._connections[loop] = _Connection(self)
         connection.links += 1
-        return self.link_class(route, connection, partial(self._release, loop))
+        return NodeLink(route, connection, partial(self._release, loop))
 
     async def _release(self, loop: asyncio.AbstractEventLoop) -> None:
         connection = self._connections[loop]
@@ -443,9 +436,6 @@ class NodeLink(Link):
                         yield messages
                     if empty > MAX_EMPTY_PAGES or taken_bytes > MAX_FETCHED_BYTES:
                         raise TransportError(f"The node at {self.name} gives pages without end.")
-
-
-StoreNode.link_class = NodeLink
 
 
 def _verdicts(response: store_pb2.PublishResponse, hints: Sequence[bytes]) -> list[PublishResult]:

@@ -163,26 +163,36 @@ class Participant:
         self.repair.wake()
 
     async def leave(self) -> None:
-        """Wait a little for what is not published, save, and let go of everything."""
-        with suppress(Exception):
-            async with asyncio.timeout(LEAVE_TIMEOUT_S):
-                while self.ledger.outbox and (self.feed.node is not None or self._forgets):
-                    self.check()
-                    await self.hub.changed()
+        """Wait a little for what is not published, save, and let go of everything.
+
+        A call that is cancelled waits no longer for what is not published.
+        """
+        try:
+            with suppress(Exception):
+                async with asyncio.timeout(LEAVE_TIMEOUT_S):
+                    while self.ledger.outbox and (self.feed.node is not None or self._forgets):
+                        self.check()
+                        await self.hub.changed()
+        finally:
+            await self._end()
+
+    async def _end(self) -> None:
         saving, *others = self._tasks
-        for task in others:
-            task.cancel()
-        await asyncio.wait(others)
-        self.saver.stop()
-        await asyncio.wait({saving}, timeout=LEAVE_TIMEOUT_S)
-        saving.cancel()
-        await asyncio.wait({saving})
-        left = ClientClosed("The channel was left: join it again.")
-        self.saver.fail(left)
-        self.hub.end()
-        self.hub.fail(left)
-        for link in self.links:
-            await link.close()
+        try:
+            for task in others:
+                task.cancel()
+            await asyncio.wait(others)
+            self.saver.stop()
+            await asyncio.wait({saving}, timeout=LEAVE_TIMEOUT_S)
+        finally:
+            saving.cancel()
+            await asyncio.wait({saving})
+            left = ClientClosed("The channel was left: join it again.")
+            self.saver.fail(left)
+            self.hub.end()
+            self.hub.fail(left)
+            for link in self.links:
+                await link.close()
 
     def send(self, content: bytes, message_id: str | None) -> str:
         """Send content; it leaves when it is saved. Raises as `MessageChannel.send`."""
@@ -458,9 +468,11 @@ async def participating(
         participant.start()
         yield participant
     finally:
-        if participant is not None:
-            await participant.leave()
-        await loop.run_in_executor(thread, state.close)
+        try:
+            if participant is not None:
+                await participant.leave()
+        finally:
+            await loop.run_in_executor(thread, state.close)
 
 
 def _no_room(event: object) -> bool:

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from storenode.common.errors import ClientClosed
-from storenode.sds.aio.channel import Channel
+from storenode.sds.aio.channel import Channel, Channels
 from storenode.sds.aio.events import NotStored
 from storenode.sds.aio.repair_responses import RepairResponder
 from storenode.sds.aio.transport import (
@@ -45,6 +45,7 @@ class Strict(BusTransport):
         super().__init__(bus, "strict")
         self.now_ns = START_NS
         self.offered: list[Outbound] = []
+        self.is_silent = False
 
     def open(self, route: Route) -> StrictLink:
         return StrictLink(self, route)
@@ -63,6 +64,8 @@ class StrictLink(BusLink):
         async for batch in batches:
             self._check("publish")
             self.strict.offered += batch
+            if self.strict.is_silent:
+                await asyncio.Event().wait()
             yield [await self._judge(each) for each in batch]
 
     async def _judge(self, message: Outbound) -> PublishResult:
@@ -136,6 +139,27 @@ async def test_a_channel_that_was_left_says_so() -> None:
         await alice.send_ephemeral(b"too late")
     with pytest.raises(ClientClosed, match="was left"):
         await alice.wait_for(lambda status: status.lost > 0)
+
+
+async def test_leaving_that_is_cancelled_ends_the_participant_and_frees_its_state(
+    tmp_path: Path,
+) -> None:
+    silent, state = Strict(Bus()), tmp_path / "alice.db"
+    silent.is_silent = True
+    async with Channels.open(silent) as channels, asyncio.timeout(PATIENCE_S):
+        alice = await channels.join("room", "alice", state=state, config=CONFIG)
+        await alice.wait_for(lambda status: status.live)
+        said = await alice.send(b"hello")
+        leaving = asyncio.create_task(channels.leave(alice))
+        await asyncio.sleep(0)
+        leaving.cancel()
+        await asyncio.wait({leaving})
+        assert leaving.cancelled()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        again = await channels.join("room", "alice", state=state, config=CONFIG)
+        assert again.unpublished() == {said}
+        silent.away = True
+        await again.wait_for(lambda status: status.node is None)
 
 
 async def test_leaving_while_offline_takes_no_time_when_nothing_is_forgotten(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import ExitStack, aclosing, nullcontext, suppress
+from contextlib import ExitStack, aclosing, suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, Final, Literal, TypeAlias
@@ -39,7 +39,6 @@ from store.rpc.request_memory import NoRequestError
 from store.serving.call import Call, Method, StreamMethod, UnaryMethod, open_call
 from store.serving.connections import Remote, remote
 from store.serving.failure import CallerGoneError, CallError, Code, expected, malformed, unexpected
-from store.serving.limits import COUNTED_REQUEST_BYTES
 from store.sync.errors import (
     FrameTooLargeError,
     GaveWayError,
@@ -205,8 +204,7 @@ class CallWrapper:
 
         async def answer(rpc: RpcCall, call: Call) -> bytes:
             request = await rpc.read_request(call)
-            size = len(request)
-            with call.reserve(size) if size > COUNTED_REQUEST_BYTES else nullcontext():
+            with call.reserve(len(request)):
                 response = await handle(call, request)
             await call.sender.answered(len(response), refusable=method.timed)
             return response

@@ -126,9 +126,9 @@ class PolicySource:
     def current(self) -> Policy:
         """Return the policy as it is now."""
         config = self._config
-        horizon_ns = self._dropped_ns
-        if self.retention_ns is not None:
-            horizon_ns = max(horizon_ns, self._now_ns() - self.retention_ns)
+        horizon_ns, age_ns = self._dropped_ns, self.brake.policy.age_ns
+        if age_ns is not None:
+            horizon_ns = max(horizon_ns, self._now_ns() - age_ns)
         return Policy(
             max_drift_ns=config.max_clock_drift,
             horizon_ns=horizon_ns or None,

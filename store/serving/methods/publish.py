@@ -76,7 +76,8 @@ class PublishService:
         with call.node.in_flight.reserve(len(request)):
             batch = await self.admit(call, request)
             stored = await self.store(call, batch)
-        return publish_response(batch.published, stored, await self.confirm(call, batch, stored))
+        confirmations = await self.confirm(call, batch, stored) if batch.min_confirms else ()
+        return publish_response(batch.published, stored, confirmations)
 
     async def admit(self, call: Call, request: bytes) -> PublishBatch:
         """Judge the messages of a request; others have a turn now and then.

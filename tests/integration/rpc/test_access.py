@@ -5,7 +5,6 @@ from hashlib import sha256
 from typing import Any, Final
 
 import grpc
-import pytest
 
 from store.domain.access import Access, parse_token_file
 from storenode.message.rules import Policy
@@ -69,30 +68,28 @@ async def publish(node: Node, name: str, *messages: WakuMessageAndTopic) -> Publ
     return PublishResponse.FromString(await node.unary(STORE + "Publish", request, bearer(name)))
 
 
-@pytest.mark.parametrize(
-    ("name", "source", "outcomes", "counted_as"),
-    [
-        ("publisher", PUBLISH_SOURCE_NWAKU, (REJECTED, STORED, EPHEMERAL), "client"),
-        ("backfiller", PUBLISH_SOURCE_UNSPECIFIED, (REJECTED, STORED, EPHEMERAL), "client"),
-        ("backfiller", PUBLISH_SOURCE_RELAY, (STORED, STORED, EPHEMERAL), "relay"),
-        ("backfiller", PUBLISH_SOURCE_NWAKU, (STORED, STORED, REJECTED), "nwaku"),
-        ("backfiller", 77, (REJECTED, STORED, EPHEMERAL), "client"),
-    ],
-)
-async def test_old_messages_take_the_right_to_backfill(
-    database_url: str, name: str, source: int, outcomes: tuple[int, ...], counted_as: str
-) -> None:
-    an_hour_ago = time.time_ns() - 3600 * 10**9
-    messages = [item(b"old", timestamp=an_hour_ago), item(b"now"), item(ephemeral=True)]
-    request = PublishRequest(messages=messages)
-    request.MergeFromString(varint(4 << 3) + varint(source))
+async def test_old_messages_take_the_right_to_backfill(database_url: str) -> None:
     rules = Rules(policy=Policy(max_drift_ns=20 * 10**9), access=token_file())
     async with serve(database_url, rules=rules) as node:
-        answer = await node.unary(STORE + "Publish", request.SerializeToString(), bearer(name))
-        results = PublishResponse.FromString(answer).results
-        assert tuple(each.outcome for each in results) == outcomes
-        stored = node.count("storenode_messages_stored_total", source=counted_as)
-        assert stored == outcomes.count(STORED)
+        for number, (name, source, outcomes, counted_as) in enumerate(
+            (
+                ("publisher", PUBLISH_SOURCE_NWAKU, (REJECTED, STORED, EPHEMERAL), "client"),
+                ("backfiller", PUBLISH_SOURCE_UNSPECIFIED, (REJECTED, STORED, EPHEMERAL), "client"),
+                ("backfiller", PUBLISH_SOURCE_RELAY, (STORED, STORED, EPHEMERAL), "relay"),
+                ("backfiller", PUBLISH_SOURCE_NWAKU, (STORED, STORED, REJECTED), "nwaku"),
+                ("backfiller", 77, (REJECTED, STORED, EPHEMERAL), "client"),
+            )
+        ):
+            old_ns, payload = time.time_ns() - 3600 * 10**9, b"%d" % number
+            messages = [item(payload, timestamp=old_ns), item(payload), item(ephemeral=True)]
+            request = PublishRequest(messages=messages)
+            request.MergeFromString(varint(4 << 3) + varint(source))
+            before = node.count("storenode_messages_stored_total", source=counted_as)
+            answer = await node.unary(STORE + "Publish", request.SerializeToString(), bearer(name))
+            results = PublishResponse.FromString(answer).results
+            assert tuple(each.outcome for each in results) == outcomes, (name, source)
+            stored = node.count("storenode_messages_stored_total", source=counted_as) - before
+            assert stored == outcomes.count(STORED)
 
 
 async def test_a_rate_ends_a_stream_after_the_answers_before_it(database_url: str) -> None:

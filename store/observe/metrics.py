@@ -26,8 +26,8 @@ from prometheus_client.process_collector import ProcessCollector
 
 from storenode.message.rules import Reason
 
-RATE_INTERVAL_S: Final = 2.0
-RATE_SAMPLES: Final = 150
+RATE_INTERVAL_S: Final = 5.0
+RATE_SAMPLES: Final = 60
 """How often the status page's rates are taken, and how many are kept: five minutes of them."""
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import ExitStack, aclosing, suppress
+from contextlib import ExitStack, aclosing, nullcontext, suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, Final, Literal, TypeAlias
@@ -39,6 +39,7 @@ from store.rpc.request_memory import NoRequestError
 from store.serving.call import Call, Method, StreamMethod, UnaryMethod, open_call
 from store.serving.connections import Remote, remote
 from store.serving.failure import CallerGoneError, CallError, Code, expected, malformed, unexpected
+from store.serving.limits import COUNTED_REQUEST_BYTES
 from store.sync.errors import (
     FrameTooLargeError,
     GaveWayError,
@@ -144,13 +145,19 @@ class RpcCall(CallMetadata):
         call.charge(len(request), counted=True)
         return request
 
-    async def send(self, response: bytes) -> None:
-        """Write one response; waits while the caller does not read.
+    async def send(self, response: bytes | None) -> None:
+        """Write one response, or the initial metadata; waits while the caller does not read.
 
         Raises:
             CallerGoneError: the caller has hung up.
         """
-        await _written(self.context.write(response))
+        try:
+            if response is None:
+                await self.context.send_initial_metadata(())
+            else:
+                await self.context.write(response)
+        except (grpc.aio.BaseError, asyncio.InvalidStateError):
+            raise CallerGoneError from None
 
     def fail(self, failure: CallError) -> None:
         """Set the status that the call ends with when its handler returns.
@@ -175,13 +182,6 @@ class RpcCall(CallMetadata):
         return await self.node.incomplete.read(self.context, owner, self.node.requests, wait=False)
 
 
-async def _written(writing: Awaitable[None]) -> None:
-    try:
-        await writing
-    except (grpc.aio.BaseError, asyncio.InvalidStateError):
-        raise CallerGoneError from None
-
-
 class CallWrapper:
     """The wrapper of the handlers of one listener."""
 
@@ -204,7 +204,8 @@ class CallWrapper:
 
         async def answer(rpc: RpcCall, call: Call) -> bytes:
             request = await rpc.read_request(call)
-            with call.reserve(len(request)):
+            size = len(request)
+            with call.reserve(size) if size > COUNTED_REQUEST_BYTES else nullcontext():
                 response = await handle(call, request)
             await call.sender.answered(len(response), refusable=method.timed)
             return response
@@ -224,7 +225,7 @@ class CallWrapper:
                             call.check_rights()
                             if not begun:
                                 # By itself: else gRPC fails where the first page is broken off.
-                                await _written(rpc.context.send_initial_metadata(()))
+                                await rpc.send(None)
                                 begun = True
                             await rpc.send(page)
                         del page  # which would be held while the next one waits

@@ -16,14 +16,14 @@ from tests.deploy.composition.arrangement import Composition
 from tests.deploy.composition.prometheus import Prometheus
 from tests.faults.processes import until
 from tests.support import polling
-from tests.support.acknowledged import (
+from tests.support.cluster import Pair
+from tests.support.ledger import (
     Ledger,
     Publisher,
     check_node,
     publishing,
     scanned,
 )
-from tests.support.cluster import Pair
 
 DATABASES = {"db-a-1": "db-a-2", "db-b-1": "db-b-2"}
 UNREACHABLE, STANDBY_MISSING = "StorenodeDatabaseUnreachable", "StorenodeStandbyMissing"

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.integration.run.helpers import get
 from tests.support import polling
-from tests.support.acknowledged import PATIENCE_S
+from tests.support.ledger import PATIENCE_S
 from tests.support.node import NodeProcess
 
 

@@ -22,9 +22,9 @@ from storenode.client.messages import hash_of, new_message
 from storenode.message.rules import Policy
 from storenode.wire.storenode.v1.store_pb2 import FollowPage
 from tests.faults.processes import logged
-from tests.support.acknowledged import PUBSUB, TOPICS
 from tests.support.admission import admit
 from tests.support.fleet import made, publish
+from tests.support.ledger import PUBSUB, TOPICS
 from tests.support.node import running_node
 from tests.support.outlet import WideOutlet
 

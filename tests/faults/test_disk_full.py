@@ -18,8 +18,8 @@ from store.runtime.health import Obstacle
 from storenode.connection.errors import NodeError
 from tests.faults.processes import logged
 from tests.integration.run.helpers import get
-from tests.support.acknowledged import Ledger, Publisher, attempted, check_node
 from tests.support.command import Command
+from tests.support.ledger import Ledger, Publisher, attempted, check_node
 from tests.support.node import COMMAND, NodeProcess, clean_environment
 from tests.support.polling import PAUSE_S, eventually
 from tests.support.postgres import copy_cluster

@@ -14,7 +14,9 @@ from storenode.client.node import NodeClient, connect, content_filter
 from storenode.client.types import PublishResult, WakuMessageAndTopic
 from storenode.connection.errors import NodeError
 from tests.faults.processes import until
-from tests.support.acknowledged import (
+from tests.support.cluster import Pair
+from tests.support.command import Command
+from tests.support.ledger import (
     PATIENCE_S,
     PUBSUB,
     TOPICS,
@@ -27,8 +29,6 @@ from tests.support.acknowledged import (
     hashes_of,
     publishing,
 )
-from tests.support.cluster import Pair
-from tests.support.command import Command
 from tests.support.node import NodeProcess
 from tests.support.polling import PAUSE_S
 from tests.support.postgres import COMMITTING

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from tests.faults.processes import logged
-from tests.support.acknowledged import (
+from tests.support.ledger import (
     Ledger,
     Publisher,
     check_node,

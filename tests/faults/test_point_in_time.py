@@ -19,10 +19,10 @@ from storenode.connection.errors import NodeError
 from tests.faults.processes import until
 from tests.faults.two_nodes import Maker
 from tests.support import programs
-from tests.support.acknowledged import scanned
 from tests.support.cluster import ClusterServer
 from tests.support.command import Command
 from tests.support.fleet import NS_PER_S, Fleet, publish, synchronize
+from tests.support.ledger import scanned
 from tests.support.node import COMMAND, NodeProcess
 from tests.support.pages import ROOT, Step, blocks, run_in_one_shell
 from tests.support.places import keep_logs

@@ -11,7 +11,9 @@ import pytest
 
 from storenode.client.types import PublishResult
 from tests.faults.processes import log_size, logged, postmaster_of, until
-from tests.support.acknowledged import (
+from tests.support.cluster import kill_machine
+from tests.support.command import Command
+from tests.support.ledger import (
     Follower,
     Ledger,
     Publisher,
@@ -20,8 +22,6 @@ from tests.support.acknowledged import (
     following,
     publishing,
 )
-from tests.support.cluster import kill_machine
-from tests.support.command import Command
 from tests.support.node import NodeProcess
 
 PUBLISHERS = 3

@@ -18,10 +18,10 @@ from storenode.client.types import PublishResult
 from storenode.connection.errors import NodeError
 from tests.faults.processes import until
 from tests.integration.run.helpers import get
-from tests.support.acknowledged import PUBSUB, TOPICS
 from tests.support.cluster import ClusterServer, Pair
 from tests.support.command import Command
 from tests.support.forged import claiming, genuine, genuine_id
+from tests.support.ledger import PUBSUB, TOPICS
 from tests.support.node import COMMAND, NodeProcess
 
 ONCE = Retry(attempts=1)

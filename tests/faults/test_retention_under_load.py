@@ -12,7 +12,9 @@ import psycopg
 
 from storenode.client.messages import hash_of, new_message
 from storenode.client.node import NodeClient, connect
-from tests.support.acknowledged import (
+from tests.support.cluster import ClusterServer
+from tests.support.command import Command
+from tests.support.ledger import (
     PUBSUB,
     TOPICS,
     Follower,
@@ -23,8 +25,6 @@ from tests.support.acknowledged import (
     hashes_of,
     publishing,
 )
-from tests.support.cluster import ClusterServer
-from tests.support.command import Command
 from tests.support.node import NodeProcess
 
 DAYS = 18

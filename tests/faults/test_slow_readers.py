@@ -14,7 +14,7 @@ from storenode.client.node import NodeClient, connect
 from storenode.client.types import ScanPage
 from storenode.wire.storenode.v1.store_pb2 import ScanRequest
 from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
-from tests.support.acknowledged import (
+from tests.support.ledger import (
     Ledger,
     Publisher,
     found_by_hash,

@@ -37,10 +37,10 @@ from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
 from tests.faults.conftest import running_server
 from tests.faults.processes import metrics, until
 from tests.integration.run.helpers import get
-from tests.support.acknowledged import PATIENCE_S, PUBSUB, TOPICS
 from tests.support.admission import encoded
 from tests.support.cluster import ClusterServer, Pair
 from tests.support.command import Command
+from tests.support.ledger import PATIENCE_S, PUBSUB, TOPICS
 from tests.support.node import NodeProcess
 from tests.support.postgres import COMMITTING
 

@@ -14,8 +14,8 @@ from storenode.client.types import SyncReport
 from storenode.connection.errors import NodeError
 from tests.faults.processes import event, log_size, until
 from tests.faults.two_nodes import PAYLOAD_BYTES, Two, request_sync, two_nodes
-from tests.support.acknowledged import PATIENCE_S
 from tests.support.fleet import status
+from tests.support.ledger import PATIENCE_S
 from tests.support.postgres import PostgresServer
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -25,7 +25,7 @@ from storenode.wire.storenode.v1.store_pb2 import (
     ScanRequest,
 )
 from tests.faults.processes import metrics, until
-from tests.support.acknowledged import PATIENCE_S, PUBSUB, TOPICS, Ledger, Publisher, attempted
+from tests.support.ledger import PATIENCE_S, PUBSUB, TOPICS, Ledger, Publisher, attempted
 from tests.support.node import NodeProcess
 from tests.support.postgres import copy_cluster
 

@@ -14,8 +14,8 @@ from store.db.schema.migrate import upgrade
 from storenode.client.messages import new_message
 from storenode.client.node import connect
 from storenode.client.types import SyncReport, WakuMessageAndTopic
-from tests.support.acknowledged import PATIENCE_S
 from tests.support.fleet import CONTENT, NS_PER_S, PUBSUB, Fleet, hashes, held, publish
+from tests.support.ledger import PATIENCE_S
 from tests.support.node import NodeProcess
 from tests.support.postgres import PostgresServer
 

@@ -1,4 +1,4 @@
-"""Two Postgres servers, a primary and its standby, and the tools to break and promote them.
+"""A pair of Postgres servers, a primary and its standby, and the tools to break and promote them.
 
 The servers are launched once and never restarted behind a test's back, unlike the embedded one.
 """
@@ -43,7 +43,7 @@ _SETTINGS: Final[Mapping[str, str]] = {
 
 
 class ClusterServer:
-    """One server on a directory of its own; the thread that starts it must outlive it."""
+    """A server on a directory of its own; the thread that starts it must outlive it."""
 
     def __init__(self, directory: Path) -> None:
         self.data = DataDir(directory)
@@ -104,7 +104,7 @@ class ClusterServer:
 
     @property
     def port(self) -> int:
-        """Where it listens, or will."""
+        """The port on which it listens, or will."""
         return self.leased_port.number
 
     @property
@@ -155,7 +155,7 @@ class Pair:
 
     @property
     def url(self) -> str:
-        """Both hosts; a node adds that it wants the one that takes writes."""
+        """The URL of both hosts; a node adds that it wants the one that takes writes."""
         hosts = f"127.0.0.1:{self.first.port},127.0.0.1:{self.second.port}"
         return f"postgresql://{ROLE}@{hosts}/{DATABASE}"
 
@@ -175,7 +175,7 @@ class Pair:
         self.close()
 
     def synchronous(self, *, on: bool = True) -> None:
-        """Let every commit of the primary wait for the standby's disk, or for nobody."""
+        """Let every commit of the primary wait for the standby's disk, or for none."""
         self.first.set(synchronous_standby_names=_STANDBY_NAME if on else "")
         self.first.ask("select pg_reload_conf()")
 

@@ -17,7 +17,7 @@ TIMEOUT_S = 180.0
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a command ended."""
+    """The end of a command."""
 
     code: int
     out: str
@@ -25,12 +25,12 @@ class Ended:
 
     @property
     def lines(self) -> list[str]:
-        """What it printed, by line."""
+        """The lines that it printed."""
         return self.out.splitlines()
 
     @property
     def objects(self) -> list[Any]:
-        """What it printed as JSON, by line."""
+        """The JSON values that it printed, one a line."""
         return [json.loads(line) for line in self.lines]
 
 

@@ -1,4 +1,4 @@
-"""Several ``storenode run`` processes that are peers, and what each of them holds."""
+"""Processes of ``storenode run`` that are peers, and what each of them stores."""
 
 from __future__ import annotations
 

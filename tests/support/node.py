@@ -54,7 +54,7 @@ def with_defaults(args: Sequence[str], *defaults: str) -> tuple[str, ...]:
 
 @dataclass
 class NodeProcess:
-    """One node on a data directory; `start` may be called again, on the same ports, after it ended.
+    """A node on a data directory; `start` may be called again, on the same ports, after it ended.
 
     ``args`` are further options of ``storenode run``; without ``database_url`` the node has a
     Postgres of its own. Every listener is on a free port of 127.0.0.1, which is kept for it while
@@ -112,7 +112,7 @@ class NodeProcess:
 
     @property
     def log_path(self) -> Path:
-        """Where the standard error of all runs goes."""
+        """The file with the standard error of all runs."""
         return self.data_dir.with_name(self.data_dir.name + ".log")
 
     def command(self) -> list[str]:
@@ -172,12 +172,12 @@ class NodeProcess:
         return code
 
     def terminate(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
-        """SIGTERM, then wait; the exit code."""
+        """Send SIGTERM, wait, and return the exit code."""
         self.signal(signal.SIGTERM)
         return self.wait(timeout_s)
 
     def kill(self) -> None:
-        """SIGKILL, then wait; nothing to do when it has ended."""
+        """Send SIGKILL and wait, unless it has ended."""
         if self.running:
             self.process.kill()
         self.wait()

@@ -1,4 +1,4 @@
-"""What several folders need and takes long to make: made once in a run of tests."""
+"""Directories for several folders of tests, made once in a run."""
 
 from __future__ import annotations
 

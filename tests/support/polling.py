@@ -1,7 +1,7 @@
-"""Waiting for what a process or a database comes to, which tells nobody: asking until it is so.
+"""Polling of a process or a database until a condition holds.
 
-There is a pause between two questions. Without one they would take the processor from whoever is
-waited for, and from all other tests.
+There is a pause between two looks. Without one they would take the processor from what is waited
+for, and from all other tests.
 """
 
 from __future__ import annotations

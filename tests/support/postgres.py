@@ -84,12 +84,12 @@ class PostgresServer:
 
     @property
     def port(self) -> int:
-        """Its port."""
+        """The port."""
         assert self._embedded.port is not None, "the server does not run"
         return self._embedded.port
 
     def url(self, database: str, role: str = ROLE) -> str:
-        """libpq URL of a database."""
+        """Return the libpq URL of a database."""
         return f"postgresql://{role}@127.0.0.1:{self.port}/{database}"
 
     @property

@@ -1,4 +1,4 @@
-"""Which Postgres programs the tests' own servers run.
+"""The Postgres programs that the tests' own servers run.
 
 Those that an embedded server runs, unless the environment variable `TEST_POSTGRES_BIN` names a
 directory with others. Nodes that start a server of their own are not concerned.

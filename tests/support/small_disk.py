@@ -21,7 +21,7 @@ _MOUNT: Final = 'mount -t tmpfs -o size="$1"m,mode=755 tmpfs "$0" && echo mounte
 
 
 class CannotMountError(Exception):
-    """This machine does not let us mount; the text says why."""
+    """A refusal of this machine to mount; the text has the reason."""
 
 
 class SmallDisk:
@@ -72,11 +72,11 @@ class SmallDisk:
                     return
 
     def free(self) -> None:
-        """Give back what was taken."""
+        """Remove what takes the space."""
         self._ballast.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Let it go, once nobody uses it."""
+        """Unmount it, once no process uses it."""
         self._holder.kill()
         self._holder.communicate()
 

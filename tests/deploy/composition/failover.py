@@ -27,8 +27,8 @@ import psutil
 from storenode.connection.channel import TlsIdentity
 from tests.deploy.composition.arrangement import COMPOSE, Composition
 from tests.faults.processes import until
-from tests.support.acknowledged import Ledger, Publisher, check_node, publishing
 from tests.support.cluster import kill_machine
+from tests.support.ledger import Ledger, Publisher, check_node, publishing
 from tests.support.node import clean_environment
 from tests.support.polling import eventually
 

@@ -1,7 +1,7 @@
-"""What was published and what of it was acknowledged, and whether a node holds just that.
+"""A ledger of published and acknowledged messages, and the check of a node against it.
 
-The oracle is two sets of hashes: whatever is held was published, and whatever was acknowledged is
-held, once. In between lies what was sent and never answered, which may be held or not.
+The oracle is two sets of hashes: whatever is stored was published, and whatever was acknowledged is
+stored, once. What was sent and never answered may be stored or not.
 """
 
 from __future__ import annotations
@@ -69,20 +69,20 @@ class Ledger:
         """Wait until so many more messages are acknowledged."""
         await self.reached(len(self.acknowledged) + count)
 
-    def check(self, held: Iterable[bytes]) -> None:
-        """Compare with every hash that is held, in any order."""
-        times = Counter(held)
+    def check(self, stored: Iterable[bytes]) -> None:
+        """Compare with every hash that is stored, in any order."""
+        times = Counter(stored)
         twice = sum(count > 1 for count in times.values())
-        assert not twice, f"{twice} messages are held more than once"
+        assert not twice, f"{twice} messages are stored more than once"
         lost = self.acknowledged - times.keys()
         assert not lost, f"{len(lost)} of {len(self.acknowledged)} acknowledged messages are lost"
         invented = times.keys() - self.sent
-        assert not invented, f"{len(invented)} messages are held that nobody published"
+        assert not invented, f"{len(invented)} messages are stored that were never published"
 
 
 @dataclass
 class Publisher:
-    """One client that publishes by `PublishStream` until it is told to stop.
+    """A client that publishes by `PublishStream` until an event is set.
 
     Every request is sent again until it is answered, so that all that was sent is acknowledged
     when `publishing` has ended.
@@ -90,7 +90,7 @@ class Publisher:
 
     node: str
     ledger: Ledger
-    dice: Random
+    rng: Random
     payload_bytes: int = 100
     messages: int = 50
     token: str | None = None
@@ -111,12 +111,12 @@ class Publisher:
         now_ns = time.time_ns()
         return new_request(
             new_message(
-                self.dice.randbytes(self.payload_bytes),
-                self.dice.choice(TOPICS),
+                self.rng.randbytes(self.payload_bytes),
+                self.rng.choice(TOPICS),
                 PUBSUB,
                 now_ns + number,
             )
-            for number in range(self.dice.randint(1, self.messages))
+            for number in range(self.rng.randint(1, self.messages))
         )
 
 
@@ -208,10 +208,10 @@ async def check_node(
 ) -> set[bytes]:
     """Compare a node with the ledger, by time and by hash; returns what it holds."""
     async with connect(node, token=token, tls=tls, retry=PATIENT) as client:
-        held = await scanned(client)
-        ledger.check(held)
+        stored = await scanned(client)
+        ledger.check(stored)
         assert await found_by_hash(client, ledger.acknowledged) == ledger.acknowledged
-    return set(held)
+    return set(stored)
 
 
 async def attempted(publisher: Publisher) -> NodeError | None:

@@ -27,6 +27,7 @@ from store.messages.transfer import transfer_frame
 from store.sync.errors import FrameTooLargeError, MalformedFrameError
 from store.sync.limits import (
     MAX_PIECE_ANSWERS,
+    MAX_SEARCH_IDS,
     MAX_SEARCH_SPANS,
     MAX_UNCUT_ENTRIES,
     SESSION_ID_CHARS,
@@ -60,7 +61,7 @@ def parse_reconcile(data: bytes) -> ReconcileFrame:
 
     Raises:
         MalformedFrameError: it is none, or the parts of its search do not fit each other.
-        FrameTooLargeError: it names too many spans.
+        FrameTooLargeError: it names too many spans, or lists too many messages.
     """
     try:
         frame = ReconcileFrame.FromString(data)
@@ -86,6 +87,10 @@ def _check_search(search: SumSearch) -> None:
     spans, listed = len(search.spans), len(search.listed)
     if spans + listed > 2 * MAX_SEARCH_SPANS:
         raise FrameTooLargeError(f"a frame names more than {MAX_SEARCH_SPANS:,} spans: name fewer")
+    if len(search.messages) > MAX_SEARCH_IDS * ELEMENT_BYTES:
+        raise FrameTooLargeError(
+            f"a frame lists more than {MAX_SEARCH_IDS:,} messages: send sums of shorter spans"
+        )
     fits = spans % 2 == listed % 2 == len(search.messages) % ELEMENT_BYTES == 0
     if not fits or len(search.sums) != SUM_BYTES * (spans // 2):
         raise MalformedFrameError(

@@ -105,6 +105,9 @@ FEW_LISTED_IDS: Final = 256
 MAX_LISTED_IDS: Final = 1_024
 """A longer list of a span is not sent."""
 
+MAX_SEARCH_IDS: Final = 2 * MAX_SEARCHED_SPANS * MAX_LISTED_IDS
+"""Messages in the lists of one step: those that differ, and answers to as many; 7.3 MB."""
+
 RANDOM_CUTS: Final = 3
 """Where the first payload divides the window towards a peer that does not know sums."""
 

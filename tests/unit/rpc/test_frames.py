@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from store.sync import frames
 from store.sync.errors import FrameTooLargeError, MalformedFrameError
 from store.sync.frames import encode_transfer, is_session_id, parse_reconcile, pieces
-from store.sync.limits import MAX_SEARCH_SPANS
+from store.sync.limits import MAX_SEARCH_IDS, MAX_SEARCH_SPANS
 from store.sync.transfer.events import Frame
 from storenode.wire.storenode.internal.v1.transfer_raw_pb2 import RawTransferFrame
 from storenode.wire.storenode.v1.peer_pb2 import (
@@ -145,6 +145,7 @@ def test_any_bytes_are_a_reconcile_frame_or_malformed(data: bytes) -> None:
         (SumSearch(listed=[1]), MalformedFrameError),
         (SumSearch(listed=[1, 2], messages=bytes(55)), MalformedFrameError),
         (SumSearch(listed=range(2 * MAX_SEARCH_SPANS + 2)), FrameTooLargeError),
+        (SumSearch(listed=[1, 2], messages=bytes(56 * MAX_SEARCH_IDS + 56)), FrameTooLargeError),
     ],
 )
 def test_steps_of_a_search_whose_parts_do_not_fit(step: SumSearch, error: type[Exception]) -> None:

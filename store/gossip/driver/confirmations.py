@@ -137,16 +137,18 @@ class ConfirmationWaits:
         """
         if not lacking:
             return ""
-        if self._stopped:
-            return _STOPPING
-        reach = self._reach()
+        reach, hopeless = self._reach(), ""
         if reach is not None:
             confirmed = {digest: self._counts.get(digest, 0) for digest in lacking}
             away = [n for digest, n in confirmed.items() if digest in stored or n > reach]
             few = reach + max(away, default=0) < min_confirms
             if few and not await self._is_shared():
                 stores = "1 other store" if reach == 1 else f"{reach} other stores"
-                return f"this node exchanges messages with {stores}"
+                hopeless = f"this node exchanges messages with {stores}"
+        if self._stopped:  # maybe while it looked for other nodes
+            return _STOPPING
+        if hopeless:
+            return hopeless
         awaited = sum(len(wait.lacking) for wait in self._open)
         if len(self._open) >= MAX_WAITS or awaited + len(lacking) > MAX_AWAITED:
             return "too many publishers wait for confirmations already"

@@ -239,6 +239,27 @@ async def test_waits_are_bounded_and_a_client_that_leaves_costs_nothing(
     assert not publisher.waits._waits
 
 
+async def test_a_node_that_stops_while_it_looks_for_other_nodes_answers(
+    publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    messages = batch()
+    stored = await publisher.store(messages, 3)
+    looks, stopped = asyncio.Event(), asyncio.Event()
+
+    async def is_shared() -> bool:
+        looks.set()
+        await stopped.wait()
+        return True
+
+    monkeypatch.setattr(publisher.table, "is_shared", is_shared)
+    waiting = asyncio.create_task(publisher.confirmed(messages, stored, 3))
+    await looks.wait()
+    publisher.waits.stop()
+    stopped.set()
+    async with asyncio.timeout(LONG_S / 2):
+        assert all("the node is stopping" in each.reason for each in await waiting)
+
+
 async def test_a_node_that_stops_answers_all_who_wait(publisher: Publisher) -> None:
     messages = batch()
     stored = await publisher.store(messages, 1)

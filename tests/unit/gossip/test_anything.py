@@ -93,7 +93,7 @@ class Anything:
                 self._asked.append(effect)
 
     def _some(self, most: int = 12) -> list[bytes]:
-        return self.rng.sample(NAMES, self.rng.randint(0, most))
+        return self.rng.choices(NAMES, k=self.rng.randint(0, most))
 
     def _joined(self) -> Input:
         peer = self.rng.choice(PEERS)

@@ -66,6 +66,7 @@ class PeerStreams:
         self._driver = driver
         self._connector = connector
         self._streams: dict[str, PeerStream] = {}
+        self._closed: StreamClosedError | None = None
 
     def __len__(self) -> int:
         """Count the streams."""
@@ -106,12 +107,15 @@ class PeerStreams:
         return self._connector.node_id(peer) in self._streams
 
     def close(self, reason: StreamClosedError) -> None:
-        """End all streams for this reason."""
+        """End all streams for this reason, and those that would begin later."""
+        self._closed = reason
         for stream in list(self._streams.values()):
             self._remove(stream)
             stream.close(reason)
 
     async def _run(self, stream: PeerStream) -> None:
+        if self._closed is not None:
+            raise self._closed
         self._replace(stream)
         self._make_room(stream)
         self._streams[stream.peer] = stream

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from store.domain.places import Caller
+from store.gossip.driver.driver import GossipDriver
 from store.gossip.driver.errors import NodeStoppingError
+from store.gossip.driver.ports import GossipConnector
 from store.gossip.driver.stream import PeerStream
+from store.gossip.driver.streams import PeerStreams
 from store.gossip.events import FrameIn, FrameOut, Inventory
 from store.gossip.limits import LARGE_FRAME_IDS
 
@@ -109,3 +113,12 @@ async def closed_and_cancelled() -> None:
     running.cancel()
     await asyncio.wait({running})
     assert running.cancelled()
+
+
+async def test_no_stream_begins_when_the_node_has_closed_them() -> None:
+    driver, connector = cast("GossipDriver", None), cast("GossipConnector", None)
+    streams = PeerStreams("n", driver, connector, lambda: 0)
+    streams.close(STOPPING)
+    with pytest.raises(NodeStoppingError):
+        await streams.serve(Silent(), Caller("p", "s"))
+    assert not len(streams)

@@ -17,7 +17,7 @@ from store.gossip.driver.confirmations import ConfirmationWaits
 from store.gossip.driver.driver import GossipDriver
 from store.gossip.driver.ports import DriverDatabase
 from store.gossip.driver.requests import Answer, Request
-from store.gossip.driver.stream import PeerStream, StreamUser
+from store.gossip.driver.stream import PeerStream
 from store.gossip.events import (
     BatchPersisted,
     Committed,
@@ -172,10 +172,10 @@ async def _answer_before_persist(
 
 
 def _silent(name: str) -> Plant:
-    work: Callable[[PeerStream, StreamUser], Coroutine[Any, Any, None]]
+    work: Callable[[PeerStream, GossipDriver], Coroutine[Any, Any, None]]
     work = getattr(PeerStream, name)
 
-    async def run(self: PeerStream, user: StreamUser) -> None:
+    async def run(self: PeerStream, user: GossipDriver) -> None:
         try:
             await work(self, user)
         except PeerFailed:

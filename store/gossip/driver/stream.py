@@ -7,7 +7,7 @@ listen, so that flow control holds the peer back; one is written at a time.
 from __future__ import annotations
 
 import asyncio
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from store.domain.places import Caller
 from store.gossip.driver.errors import FrameRejectedError, PeerStalledError, StreamClosedError
@@ -15,24 +15,11 @@ from store.gossip.driver.ports import GossipStream
 from store.gossip.events import Bodies, FrameIn, FrameOut
 from store.gossip.limits import LARGE_FRAME_IDS
 
+if TYPE_CHECKING:
+    from store.gossip.driver.driver import GossipDriver
+
 WRITE_TIMEOUT_S: Final = 60.0
 """A peer that takes no frame for so long hangs."""
-
-
-class StreamUser(Protocol):
-    """The receiver of a stream's events; all on the event loop's thread.
-
-    ``turns``: held by the stream whose large frame is taken in this turn of the event loop. Others
-    wait, so that many peers with many IDs do not keep clients waiting.
-    """
-
-    turns: asyncio.Lock
-
-    def received(self, stream: PeerStream, frame: FrameIn) -> None:
-        """Accept a frame."""
-
-    def sent(self, stream: PeerStream) -> None:
-        """Note that the stream has written the last frame."""
 
 
 class PeerStream:
@@ -71,7 +58,7 @@ class PeerStream:
         """Frames that wait to be written."""
         return self._to_send.qsize()
 
-    async def run(self, user: StreamUser) -> None:
+    async def run(self, user: GossipDriver) -> None:
         """Pass frames on until the peer ends the stream, or this side does.
 
         Raises:
@@ -115,7 +102,7 @@ class PeerStream:
             # The task that runs the stream may be cancelled first; asyncio would then complain.
             self._closed.exception()
 
-    async def _read(self, user: StreamUser) -> None:
+    async def _read(self, user: GossipDriver) -> None:
         while True:
             await self._listening.wait()
             try:
@@ -128,15 +115,16 @@ class PeerStream:
             if isinstance(frame, Bodies) or len(frame.ids) < LARGE_FRAME_IDS:
                 self._hand_over(user, frame)
                 continue
+            # Other streams wait, so that many peers with many IDs do not delay clients.
             async with user.turns:
                 self._hand_over(user, frame)
                 await asyncio.sleep(0)
 
-    def _hand_over(self, user: StreamUser, frame: FrameIn) -> None:
+    def _hand_over(self, user: GossipDriver, frame: FrameIn) -> None:
         if not self._closed.done():
             user.received(self, frame)
 
-    async def _write(self, user: StreamUser) -> None:
+    async def _write(self, user: GossipDriver) -> None:
         while True:
             frame = await self._to_send.get()
             try:

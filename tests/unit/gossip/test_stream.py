@@ -77,7 +77,7 @@ async def test_one_large_frame_of_all_peers_is_taken_in_a_turn_of_the_event_loop
     user = Watching()
     watching = asyncio.create_task(user.watch())
     streams = [PeerStream(Crowded(), f"peer-{each}", "s", "i") for each in range(4)]
-    await asyncio.gather(*(stream.run(user) for stream in streams))
+    await asyncio.gather(*(stream.run(cast("GossipDriver", user)) for stream in streams))
     watching.cancel()
     assert len(user.taken) == 4 * 19
     assert len(set(user.taken)) == len(user.taken)
@@ -85,7 +85,7 @@ async def test_one_large_frame_of_all_peers_is_taken_in_a_turn_of_the_event_loop
 
 async def begun() -> tuple[PeerStream, asyncio.Task[None]]:
     stream = PeerStream(Silent(), "peer", "store", "initiator")
-    running = asyncio.create_task(stream.run(Unused()))
+    running = asyncio.create_task(stream.run(cast("GossipDriver", Unused())))
     await asyncio.sleep(0)
     return stream, running
 

@@ -39,7 +39,8 @@ begins = st.sampled_from([0, 1, NOW])
 HEADS = [b"", encoded_records([Record(LATE, 0)]), b"\1\2", b"\1\1", b"\0\1\1\2\2"]
 FEWER = settings(max_examples=60, deadline=None)
 randoms = st.integers(0, 2**64).map(Random)
-numbers = st.integers(0, 2**63 - 1)
+EDGES = [max(0, (1 << 7 * groups) + by) for groups in range(9) for by in (-2, -1, 0, 1)]
+numbers = st.integers(0, 2**63 - 1) | st.sampled_from(EDGES)
 heads = st.tuples(numbers, st.lists(numbers, max_size=5).map(tuple))
 
 

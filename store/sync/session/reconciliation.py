@@ -366,6 +366,7 @@ class Reconciliation:
     async def _await_sum(self, result: Result) -> Result:
         search, theirs = self._search, await self._next_last()
         assert search is not None
+        assert self.agreement is not None
         differs = bool(theirs.sum) and theirs.sum != self._own_sum
         if differs != theirs.HasField("search"):
             raise ProtocolBrokenError(
@@ -373,12 +374,12 @@ class Reconciliation:
             )
         if not theirs.HasField("search"):
             return self._concluded(result, is_known=bool(theirs.sum))
-        self._expect_search()
+        self.agreement.expect(Phase.SEARCH)
         if not has_spans(theirs.search):
             # The peer knows the conflicts.
             if search.is_explained(theirs.sum):
                 await self._send(_NOTHING, ReconcileExtension(search=_SKIPPED))
-                return self._concluded_with_conflicts(result, search)
+                return self._concluded(result, search.known_conflicts)
             await self._send(_NOTHING, ReconcileExtension(search=await search.begin()))
             return await self._search_on(result, search, await self._next_step())
         return await self._search_on(result, search, theirs.search)
@@ -387,16 +388,17 @@ class Reconciliation:
         if not theirs.sum:
             return result
         await self._compute_sum(result)
+        assert self.agreement is not None
         search, own_sum = self._search, self._own_sum
         if not own_sum or search is None or own_sum == theirs.sum:
             await self._send(_NOTHING, ReconcileExtension(sum=own_sum))
             return self._concluded(result, is_known=bool(own_sum))
-        self._expect_search()
+        self.agreement.expect(Phase.SEARCH)
         if search.is_explained(theirs.sum):
             await self._send(_NOTHING, ReconcileExtension(sum=own_sum, search=_SKIPPED))
             step = await self._next_step()
             if not has_spans(step):
-                return self._concluded_with_conflicts(result, search)
+                return self._concluded(result, search.known_conflicts)
             return await self._search_on(result, search, step)
         await self._send(_NOTHING, ReconcileExtension(sum=own_sum, search=await search.begin()))
         return await self._search_on(result, search, await self._next_step())
@@ -412,10 +414,6 @@ class Reconciliation:
             step = await self._next_step()
         return self._searched(result, search)
 
-    def _expect_search(self) -> None:
-        assert self.agreement is not None
-        self.agreement.expect(Phase.SEARCH)
-
     async def _next_last(self) -> ReconcileExtension:
         frame = await self._next()
         if frame.ranges_data:
@@ -428,19 +426,13 @@ class Reconciliation:
             raise ProtocolBrokenError("the peer leaves the search: see SumSearch in the schema")
         return extension.search
 
-    def _concluded(self, result: Result, *, is_known: bool) -> Result:
-        """Note that the sums of both sides are equal, or that one is not known."""
+    def _concluded(
+        self, result: Result, conflicts: tuple[ContentConflict, ...] = (), *, is_known: bool = True
+    ) -> Result:
+        """Note that both sides are equal but for known conflicts, or that a sum is not known."""
         whole = self._whole(result)
         if is_known and whole is not None:
-            self.summed_from_ns, self.settled = whole[0], (whole,)
-        return result
-
-    def _concluded_with_conflicts(self, result: Result, search: Search) -> Result:
-        """Note that both sides are equal but for conflicts that both of them know."""
-        whole = self._whole(result)
-        assert whole is not None
-        self.summed_from_ns, self.settled = whole[0], (whole,)
-        self.conflicts = search.known_conflicts
+            self.summed_from_ns, self.settled, self.conflicts = whole[0], (whole,), conflicts
         return result
 
     def _searched(self, result: Result, search: Search) -> Result:

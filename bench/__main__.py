@@ -27,8 +27,6 @@ RESULTS: Final = ROOT / "bench" / "results"
 BENCHMARKS: Final = (
     "publish",
     "single",
-    "slow_flush",
-    "idle",
     "disk",
     "scan",
     "hashes",

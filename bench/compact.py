@@ -30,7 +30,7 @@ SEED = 11
 
 @dataclass(frozen=True, slots=True)
 class Compact:
-    """What compact sessions cost.
+    """The cost of compact sessions.
 
     Attributes:
         cpu_s: processor seconds of both sides: least and median of the runs.
@@ -50,7 +50,7 @@ class Compact:
     fallbacks: int
 
     def figures(self) -> dict[str, object]:
-        """For a report."""
+        """Return the figures of a report."""
         return {
             "compact_cpu_ms": 1e3 * self.cpu_s[0],
             "compact_cpu_ms_median": 1e3 * self.cpu_s[1],
@@ -65,7 +65,7 @@ class Compact:
 
 
 class Run:
-    """One session of two sides in this process."""
+    """A session of two sides in this process."""
 
     def __init__(self, views: tuple[IndexView, IndexView], nonces: tuple[bytes, bytes]) -> None:
         self.frames: tuple[list[bytes], list[bytes]] = ([], [])
@@ -89,16 +89,16 @@ class Run:
 
     @property
     def frame_bytes(self) -> int:
-        """Of all frames of both sides."""
+        """The bytes of all frames of both sides."""
         return sum(map(len, self.frames[0] + self.frames[1]))
 
     @property
     def fell_back(self) -> bool:
-        """There is no result."""
+        """True if there is no result."""
         return not all(isinstance(outcome, CompactResult) for outcome in self.outcomes)
 
     def check(self, sets: Pair) -> None:
-        """Fail unless each side knows just what differs."""
+        """Fail unless each side has found just what differs."""
         ways = ((sets.only_ours, sets.only_theirs), (sets.only_theirs, sets.only_ours))
         for outcome, (to_send, to_receive) in zip(self.outcomes, ways, strict=True):
             assert isinstance(outcome, CompactResult)
@@ -107,7 +107,7 @@ class Run:
 
 
 def views_of(sets: Pair) -> tuple[IndexView, IndexView]:
-    """Views that were never read."""
+    """Return views that were never read."""
 
     def copied(ids: SyncIds) -> IndexView:
         return IndexView.of(SyncIds(ids.timestamps.copy(), ids.hashes.copy()))
@@ -116,12 +116,12 @@ def views_of(sets: Pair) -> tuple[IndexView, IndexView]:
 
 
 def enough(taken: Sequence[float], runs: int) -> bool:
-    """Whether so many seconds say what a session takes: the least of few short ones is chance."""
+    """Return True if the runs suffice: the least of few short ones is chance."""
     return len(taken) >= runs and (sum(taken) >= LEAST_CPU_S or len(taken) >= MOST_RUNS)
 
 
 def compact_cost(sets: Pair, runs: int) -> Compact:
-    """What sessions with different nonces cost; every run with a result is checked."""
+    """Measure sessions with different nonces; every run with a result is checked."""
     generator = np.random.default_rng(SEED)
     views = views_of(sets)
     done: list[Run] = []

@@ -57,7 +57,7 @@ def measure_size(size: int) -> None:
         benchmark="groups by size",
         **figures(size, runs),
         bytes_per_participant_and_hour=median(
-            run.heard_bytes / size / hours_of(run) for run in runs
+            run.received_bytes / size / hours_of(run) for run in runs
         ),
         published_per_message=median(
             run.store_calls["messages published"] / run.messages for run in runs
@@ -85,7 +85,7 @@ def figures(size: int, runs: Sequence[GroupSummary]) -> dict[str, object]:
             sum(run.broadcasts.values()) / max(run.messages, 1) for run in runs
         ),
         "heard_per_participant_and_message": median(
-            run.heard / size / max(run.messages, 1) for run in runs
+            run.received / size / max(run.messages, 1) for run in runs
         ),
         "lost": sum(run.lost for run in runs),
     }

@@ -49,7 +49,7 @@ HAS_KERNEL = kernel.compiled is not None
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one reconciliation cost.
+    """The cost of one reconciliation.
 
     Attributes:
         cpu_s: processor seconds of both sides: least and median of the runs.
@@ -65,7 +65,7 @@ class Cost:
 
 
 def run_ours(sets: Pair, views: tuple[IndexView, IndexView]) -> tuple[float, Node, Node]:
-    """Processor seconds of one session, which is checked, and its sides."""
+    """Return the processor seconds of one session, which is checked, and its sides."""
     first, second = initiator(views[0], shards=(0,)), responder(views[1], shards=(0,))
     first.checks = second.checks = False
     start = time.process_time()
@@ -77,7 +77,7 @@ def run_ours(sets: Pair, views: tuple[IndexView, IndexView]) -> tuple[float, Nod
 
 
 def ours(sets: Pair, views: tuple[IndexView, IndexView], runs: int = RUNS, cold: int = 0) -> Cost:
-    """What it costs here."""
+    """Measure it here."""
     first_runs = [run_ours(sets, views_of(sets))[0] for _ in range(cold)]
     taken: list[float] = []
     while not enough(taken, runs):
@@ -92,13 +92,13 @@ def ours(sets: Pair, views: tuple[IndexView, IndexView], runs: int = RUNS, cold:
 
 
 def check(result: Result, to_send: SyncIds, to_receive: SyncIds) -> None:
-    """Fail unless a side knows just what differs."""
+    """Fail unless a side has found just what differs."""
     assert result.to_send == to_send, "a session found other IDs to send"
     assert result.to_receive == to_receive, "a session found other IDs to receive"
 
 
 def built_peer(directory: Path) -> Path | None:
-    """The program around the crate, or None if it cannot be built here."""
+    """Build the program around the crate; None if it cannot be built here."""
     cargo = shutil.which("cargo")
     if cargo is None:
         return None
@@ -111,7 +111,7 @@ def built_peer(directory: Path) -> Path | None:
 
 
 def theirs(program: Path, directory: Path, sets: Pair) -> Cost:
-    """What it costs the crate; its result is checked too."""
+    """Measure the crate, whose result is checked too."""
     files = [directory / "ours", directory / "theirs"]
     for path, ids in zip(files, (sets.ours, sets.theirs), strict=True):
         records = np.empty(len(ids), [("timestamp", "<i8"), ("hash", "u1", 32)])
@@ -192,7 +192,7 @@ def entered(figures: dict[str, object], name: str, ratio: float | None, bar: flo
 
 
 def best(work: Callable[[], object], runs: int = RUNS) -> float:
-    """Least processor seconds of some runs."""
+    """Return the least processor seconds of some runs."""
     taken = []
     for _ in range(runs):
         start = time.process_time()

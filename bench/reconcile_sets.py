@@ -91,7 +91,7 @@ CASES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two sets, ascending, and which IDs differ.
+    """A pair of sets, ascending, and which IDs differ.
 
     Attributes:
         ours: the initiator's.
@@ -107,7 +107,7 @@ class Pair:
 
 
 def pair(case: Case, scale: float = 1.0, seed: int = SEED) -> Pair:
-    """The sets of a case; both numbers are multiplied by the scale."""
+    """Return the sets of a case; both numbers are multiplied by the scale."""
     generator = np.random.default_rng(seed)
     shared = uniform(generator, int(case.shared * scale))
     differing = uniform(generator, int(case.differing * scale))
@@ -128,7 +128,7 @@ def pair(case: Case, scale: float = 1.0, seed: int = SEED) -> Pair:
 
 
 def uniform(generator: np.random.Generator, count: int) -> SyncIds:
-    """Ascending timestamps over one hour, random hashes."""
+    """Return ascending timestamps over one hour with random hashes."""
     timestamps = np.sort(generator.integers(0, HOUR_NS, count)) + START_NS
     return SyncIds(timestamps, generator.integers(0, 256, (count, 32), np.uint8))
 
@@ -136,7 +136,7 @@ def uniform(generator: np.random.Generator, count: int) -> SyncIds:
 def moved(
     spread: str, timestamps: NDArray[np.int64], generator: np.random.Generator | None, layout: int
 ) -> NDArray[np.int64]:
-    """Other timestamps for some spreads; with a generator those of what differs.
+    """Return other timestamps for some spreads; with a generator those of what differs.
 
     ``layout``: a seed that says where bursts are.
     """
@@ -155,7 +155,7 @@ def moved(
 
 
 def cut_out(ids: SyncIds, count: int) -> tuple[SyncIds, SyncIds]:
-    """So many IDs from the middle, and the others."""
+    """Return so many IDs from the middle, and the others."""
     begin = (len(ids) - count) // 2
     inside = np.zeros(len(ids), np.bool_)
     inside[begin : begin + count] = True

@@ -1,4 +1,4 @@
-"""How often compact sessions need a second table, by where the differences are.
+"""The share of compact sessions that need a second table, by where the differences are.
 
 Each session has new differences, 10 to 1,000 of them, and new nonces; a gap has 20 to 1,500 IDs,
 and there are 30 other differences beside it.
@@ -28,7 +28,7 @@ Make = Callable[[SyncIds, Random], Pair]
 
 
 def _taken(shared: SyncIds, ours: NDArray[np.bool_], theirs: NDArray[np.bool_]) -> Pair:
-    """Two sides, each of which lacks IDs that the other one has."""
+    """Return two sides, each of which lacks IDs that the other one has."""
     theirs &= ~ours
     return Pair(shared[~ours], shared[~theirs], shared[theirs], shared[ours])
 
@@ -78,7 +78,7 @@ def _gaps(sides: tuple[bool, bool], others: int = OTHERS) -> Make:
 
 
 def _moved(spread: str) -> Callable[[SyncIds, Random], SyncIds]:
-    """Shared IDs at other times, as those that differ will be, which are taken from them."""
+    """Return a function that moves shared IDs to the times of those that will differ."""
 
     def move(shared: SyncIds, random: Random) -> SyncIds:
         layout = int(random.integers(2**32))

@@ -1,4 +1,4 @@
-"""One run from its seed, and what to do when it fails."""
+"""Runs by their seeds, each with the command that repeats it when it fails."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 from sim.groups.scenario import drawn_group, fixed_group
 from sim.groups.world import GroupSummary, GroupWorld
 from sim.nwaku_sync import SyncSummary, SyncWorld
-from sim.relaying.scenario import drawn_relay
+from sim.relaying.scenario import Trick, drawn_relay
 from sim.relaying.world import RelaySummary, RelayWorld
 from sim.rng import Rng
 from sim.scenario import draw_with_gossip, drawn
@@ -72,7 +72,8 @@ def simulate_relay(
     """Run a network of gossipsub routers; ``pushes`` False: requested messages arrive alone."""
     scenario, option = drawn_relay(rng), " --relay"
     if not pushes:
-        scenario = replace(scenario, pushes=False, tricks=(), losses=0.0)
+        liars = (Trick.WITHHOLD,) * len(scenario.tricks)
+        scenario = replace(scenario, pushes=False, tricks=liars, losses=0.0)
         option += " --no-pushes"
     return _repeatable(RelayWorld(scenario, rng, sink), seed, option, scenario)
 

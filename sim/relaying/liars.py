@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _PAUSE_NS: Final = 2 * NS_PER_S
 _LIE_NS: Final = 300 * NS_PER_MS
-_FLOOD: Final = 600
+_FLOOD: Final = 1_100
 _REMEMBERED: Final = 12
 
 
@@ -49,7 +49,7 @@ class Liar:
         if self.is_done:
             return
         world = self._world
-        pause_ns = _LIE_NS
+        pause_ns = NS_PER_S if self.trick in (Trick.ANNOUNCE, Trick.REFUSE) else _LIE_NS
         if not world.is_linked(self.name, victim):
             if self.trick is Trick.CHURN:
                 self._lives += 1
@@ -63,7 +63,7 @@ class Liar:
         elif self.trick is Trick.CHURN:
             world.unlink(self.name, victim)
             pause_ns = _PAUSE_NS
-        if self.trick is Trick.CHURN or pause_ns == _LIE_NS:
+        if self.trick is Trick.CHURN or pause_ns != _PAUSE_NS:
             for rpc in self._lies():
                 world.transmit(self.name, victim, rpc)
         world.timeline.after(pause_ns, lambda: self.haunt(victim))
@@ -73,12 +73,16 @@ class Liar:
         rpc = parse_rpc(data)
         self._received.extend(each for each in rpc.messages if each not in self._received)
         others = [each for each in self._world.victims_of(self.name) if each != peer]
-        for message in rpc.messages if self.trick in (Trick.WITHHOLD, Trick.SIGN) else ():
-            is_signed = self.trick is Trick.SIGN
-            announced = encode_ihave(message.topic, [message.message_id])
+        for message in rpc.messages if self.trick is Trick.SIGN else ():
             for victim in others:
-                lie = _signed(message) if is_signed else announced
-                self._world.transmit(self.name, victim, lie)
+                self._world.transmit(self.name, victim, _signed(message))
+
+    def announce(self, message: GossipMessage) -> None:
+        """Announce a message at the moment when it is published, if that is the trick."""
+        if self.trick is Trick.WITHHOLD:
+            for victim in self._world.victims_of(self.name):
+                announced = encode_ihave(message.topic, [message.message_id])
+                self._world.transmit(self.name, victim, announced)
 
     def _lies(self) -> list[bytes]:
         rng, topic = self._world.rng, self._world.topics[0]

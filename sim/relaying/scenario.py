@@ -20,7 +20,7 @@ class Trick(StrEnum):
     ANNOUNCE = "announce"
     """It announces thousands of IDs of messages that do not exist."""
     WITHHOLD = "withhold"
-    """It announces the messages that it hears of and never sends them."""
+    """It announces each message before the others do, and never sends one."""
     GRAFT = "graft"
     """It asks for a place in the mesh, however often it is pruned."""
     STAY = "stay"
@@ -52,7 +52,7 @@ class RelayScenario:
     ``links`` connect routers, the first of each pair is the one that connects. ``leaves``: of the
     routers, the last so many forward nothing. ``losses``: of RPCs, the share that is lost while
     there are faults; ``breaks`` and ``restarts``: how many there are. ``pushes`` False: messages
-    that their receiver has not requested are lost, and there are no other faults.
+    that their receiver has not requested are lost, and there are no other faults but liars.
     """
 
     routers: int

@@ -229,8 +229,10 @@ class RelayWorld(Stage):
         is_first = rpc == encode_subscriptions(self.topics)
         is_lost = self._is_faulty and not is_first and happens(self.rng, self.scenario.losses)
         if not self.scenario.pushes:
-            router, messages = self.routers[sender], parse_rpc(rpc).messages
-            is_lost = not all(self.judge.is_wanted(router, receiver, each) for each in messages)
+            router, messages = self.routers.get(sender), parse_rpc(rpc).messages
+            is_lost = router is not None and not all(
+                self.judge.is_wanted(router, receiver, each) for each in messages
+            )
         if life is None or is_lost:
             return
         delay_ns = self.rng.randint(self.scenario.delay_ns // 10, self.scenario.delay_ns)
@@ -286,6 +288,8 @@ class RelayWorld(Stage):
         size_bytes = self.rng.choice((0, 40, 2_000))
         message = GossipMessage(topic, b"%d " % next(self._numbers) + bytes(size_bytes))
         self.trace.note(router.name, f"publishes {message.data[:8]!r}")
+        for liar in self.liars.values():
+            liar.announce(message)
         router.publish(message)
         return message
 

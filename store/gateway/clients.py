@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from dataclasses import dataclass
+from typing import Final
 
 from store.domain.quota import Bucket, Exceeded
 from store.gateway.faults import RefusalError
@@ -16,6 +17,10 @@ from store.gateway.limits import (
     MAX_UNREAD_BYTES,
     MAX_UNSENT_BYTES,
 )
+
+_FORGET_AT_ONCE: Final = 2
+"""Addresses that are looked at for each new one: their number stays below twice that of those with
+connections, apart from those of the last second."""
 
 
 class ByteBudget:
@@ -114,7 +119,7 @@ class ClientAddress:
 
 
 class Clients:
-    """The addresses of clients, in the order in which they connected last."""
+    """The addresses of clients, in the order in which they were last looked at or connected."""
 
     def __init__(self, rules: ClientRules) -> None:
         self._rules = rules
@@ -147,14 +152,12 @@ class Clients:
         client.connections -= 1
 
     def _forget(self, now_ns: int) -> None:
-        """Forget the addresses at rest that connected longest ago; with too many, any such one."""
-        while self._known:
+        """Forget addresses at rest; with too many, any without a connection."""
+        for _ in range(min(_FORGET_AT_ONCE, len(self._known))):
             oldest = next(iter(self._known.values()))
             crowded = len(self._known) >= MAX_REMEMBERED_ADDRESSES
             if oldest.at_rest(now_ns) or (crowded and oldest.connections == 0):
                 del self._known[oldest.network]
-            elif crowded and oldest.connections:
-                self._known.move_to_end(oldest.network)
-                return
             else:
-                return
+                # One that stays connected must not protect all that came after it.
+                self._known.move_to_end(oldest.network)

@@ -5,9 +5,12 @@ Whatever carries the RPCs calls `Router` and carries out the effects that it ret
 seconds of a clock that never goes back. Parameters are nwaku's (29/WAKU2-CONFIG).
 
 Peers are scored coarsely: penalties add up and halve about every 12 heartbeats, by peer ID, also
-while the peer is away. nwaku remembers a peer for 60 s after its stream ended, and takes a GRAFT
-within that time as a fault that costs 40 minutes outside of its mesh. So no peer is sent a GRAFT
-for `QUIET_S` after its stream opened; until then it is sent messages as if it were in the mesh.
+while the peer is away. A message is requested from each peer that announces it until one has sent
+it, so that a peer that announces what it never sends keeps nothing back.
+
+nwaku remembers a peer for 60 s after its stream ended, and takes a GRAFT within that time as a
+fault that costs 40 minutes outside of its mesh. So no peer is sent a GRAFT for `QUIET_S` after its
+stream opened; until then it is sent messages as if it were in the mesh.
 
 Source: libp2p, "gossipsub v1.1", and IDONTWANT of "v1.2".
 """
@@ -153,7 +156,7 @@ class Router:
         self._cache: dict[bytes, GossipMessage] = {}
         self._cached_bytes = 0
         self._history: deque[list[bytes]] = deque([[]], maxlen=CACHE_HEARTBEATS)
-        self._promises: dict[bytes, tuple[str, float]] = {}
+        self._promises: dict[bytes, dict[str, float]] = {}
         self._effects: list[RouterEffect] = []
 
     @property
@@ -253,10 +256,10 @@ class Router:
             for message_id in ids if topic in self._mesh else ():
                 if peer.requested >= MAX_IWANT_PER_HEARTBEAT:
                     break
-                if (message_id, topic) in self._seen or message_id in self._promises:
+                if (message_id, topic) in self._seen or key in self._promises.get(message_id, ()):
                     continue
                 peer.requested += 1
-                self._promises[message_id] = key, self._now_s + PROMISE_S
+                self._promises.setdefault(message_id, {})[key] = self._now_s + PROMISE_S
                 wanted.append(message_id)
         if wanted:
             self._send(key, encode_iwant(wanted))
@@ -346,10 +349,12 @@ class Router:
         for table in (self._pruned_until_s, self._quiet_until_s):
             for pair in [each for each, until_s in table.items() if until_s <= self._now_s]:
                 del table[pair]
-        for message_id, (key, until_s) in list(self._promises.items()):
-            if until_s < self._now_s:
-                del self._promises[message_id]
+        for message_id, promised in list(self._promises.items()):
+            for key in [each for each, until_s in promised.items() if until_s < self._now_s]:
+                del promised[key]
                 self._punish(key, MALFORMED_PENALTY, "it does not send what it announces")
+            if not promised:
+                del self._promises[message_id]
         for key, penalty in list(self._penalties.items()):
             self._penalties[key] = penalty * DECAY
             if penalty < MALFORMED_PENALTY / 2:
@@ -406,6 +411,7 @@ class Router:
         assert len(self._quiet_until_s) <= MAX_BACKOFFS
         assert self._cached_bytes == sum(len(each.data) for each in self._cache.values())
         assert self._cached_bytes <= MAX_CACHED_MESSAGE_BYTES
+        assert all(self._promises.values())
         listed = [each for some in self._history for each in some]
         assert sorted(listed) == sorted(self._cache)
         for peer in self._peers.values():

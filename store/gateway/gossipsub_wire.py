@@ -9,10 +9,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Final
 
 from store.gateway.limits import MAX_RPC_ENTRIES, MAX_RPC_IDS
-from store.gateway.wire import bytes_field, fields, number_field, required_bytes
+from store.gateway.wire import BYTES, bytes_field, fields, number_field, read_field, required_bytes
 
 MESSAGE_ID_BYTES: Final = 32
 
@@ -25,7 +26,7 @@ class Subscription:
     is_subscribed: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class GossipMessage:
     """A message of a topic; ``is_signed`` if it has a field that StrictNoSign refuses."""
 
@@ -33,7 +34,7 @@ class GossipMessage:
     data: bytes
     is_signed: bool = False
 
-    @property
+    @cached_property
     def message_id(self) -> bytes:
         """The SHA-256 of the data, as nwaku has it."""
         return hashlib.sha256(self.data).digest()
@@ -75,12 +76,17 @@ class _Budget:
 
     def ids(self, data: bytes, number: int) -> Iterator[bytes]:
         """Yield the message IDs in a field of an entry; those of another length count only."""
-        for found, value in fields(data):
+        tag, at = _id_tag(number), 0
+        size_bytes = len(tag) + MESSAGE_ID_BYTES
+        while at < len(data):
             self._ids -= 1
             if self._ids < 0:
                 raise ValueError(f"an RPC has more than {MAX_RPC_IDS:,} message IDs")
-            if found == number and isinstance(value, bytes) and len(value) == MESSAGE_ID_BYTES:
-                yield value
+            if data.startswith(tag, at) and at + size_bytes <= len(data):
+                yield data[at + len(tag) : at + size_bytes]
+                at += size_bytes
+            else:
+                _, _, at = read_field(data, at)
 
 
 def parse_rpc(data: bytes) -> Rpc:
@@ -96,13 +102,15 @@ def parse_rpc(data: bytes) -> Rpc:
             continue
         if number == 1:
             parts = dict(fields(value))
-            rpc.subscriptions.append(Subscription(_topic(parts, 2), bool(parts.get(1, 0))))
+            topic = required_bytes(parts, 2, "topic").decode()
+            rpc.subscriptions.append(Subscription(topic, bool(parts.get(1, 0))))
         elif number == 2:
             parts = dict(fields(value))
             body = parts.get(2, b"")
             is_signed = any(parts.get(each) for each in (1, 3, 5, 6))
             if isinstance(body, bytes):
-                rpc.messages.append(GossipMessage(_topic(parts, 4), body, is_signed))
+                topic = required_bytes(parts, 4, "topic").decode()
+                rpc.messages.append(GossipMessage(topic, body, is_signed))
         elif number == 3:
             _parse_control(rpc, value, budget)
         elif number == 60:
@@ -125,14 +133,22 @@ def _parse_control(rpc: Rpc, data: bytes, budget: _Budget) -> None:
         elif number == 4:
             parts = dict(fields(value))
             backoff_s = parts.get(3, 0)
-            rpc.prune.append(Prune(_topic(parts), backoff_s if isinstance(backoff_s, int) else 0))
+            rpc.prune.append(Prune(_topic(value), backoff_s if isinstance(backoff_s, int) else 0))
         elif number == 5:
             rpc.idontwant += budget.ids(value, 1)
 
 
-def _topic(entry: bytes | dict[int, int | bytes], number: int = 1) -> str:
-    found = dict(fields(entry)) if isinstance(entry, bytes) else entry
-    return required_bytes(found, number, "topic").decode()
+def _topic(entry: bytes) -> str:
+    """Return the topic of an entry of control, which comes before its message IDs."""
+    for number, value in fields(entry):
+        if number == 1 and isinstance(value, bytes):
+            return value.decode()
+    raise ValueError("the required field topic is missing")
+
+
+def _id_tag(number: int) -> bytes:
+    """Return the bytes in front of each message ID of a field."""
+    return bytes((number << 3 | BYTES, MESSAGE_ID_BYTES))
 
 
 def encode_subscriptions(topics: Iterable[str]) -> bytes:
@@ -178,7 +194,8 @@ def encode_pong(ping: bytes) -> bytes:
 
 
 def _ids(number: int, ids: Iterable[bytes]) -> bytes:
-    return b"".join(bytes_field(number, each) for each in ids)
+    tag = _id_tag(number)
+    return b"".join([tag + each for each in ids])
 
 
 def _control(number: int, entry: bytes) -> bytes:

@@ -169,7 +169,10 @@ class UpstreamNode:
                 yield page
 
     async def _stream(self, method: str, request: bytes, event: str) -> AsyncGenerator[bytes, None]:
-        node = await Attempts(self._nodes, _ONE_ROUND).connected()
+        try:
+            node = await Attempts(self._nodes, _ONE_ROUND).connected()
+        except NodeError as error:
+            raise self._error_of(error, event) from error
         call = node.channel.unary_stream(method, None, None)(request, metadata=node.metadata)
         try:
             async for page in call:

@@ -17,7 +17,7 @@ import asyncio
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from store.domain.quota import Bucket, Exceeded
@@ -81,12 +81,17 @@ def parse_message(message: GossipMessage) -> tuple[bytes, int] | None:
 
 @dataclass(frozen=True, slots=True)
 class RelayPeer:
-    """A relay peer; ``is_configured`` if it is one of ``--relay-peer``."""
+    """A relay peer; ``is_configured`` if it is one of ``--relay-peer``.
+
+    ``rpcs`` and ``sizes`` are the rates of what is read of it, on all its streams together.
+    """
 
     connection: WakuConnection
     queue: SendQueue
     is_configured: bool
     joined_s: float
+    rpcs: Bucket = field(default_factory=lambda: Bucket(RELAY_RPCS_PER_S, "RPCs"))
+    sizes: Bucket = field(default_factory=lambda: Bucket(RELAY_BYTES_PER_S, "bytes"))
 
 
 class Relay:
@@ -144,7 +149,6 @@ class Relay:
 
     async def serve(self, stream: Stream, reader: ByteReader, connection: WakuConnection) -> None:
         """Take the RPCs of a peer, no faster than its limits, until its stream ends."""
-        rpcs, size_rate = Bucket(RELAY_RPCS_PER_S, "RPCs"), Bucket(RELAY_BYTES_PER_S, "bytes")
         while True:
             try:
                 rpc = await reader.delimited(MAX_RPC_BYTES)
@@ -153,8 +157,9 @@ class Relay:
             stream.release()
             if connection.peer_id not in self._peers:
                 self.join(connection, is_outbound=False)
-            await _wait_for_room(rpcs, 1)
-            await _wait_for_room(size_rate, len(rpc))
+            peer = self._peers[connection.peer_id]
+            await _wait_for_room(peer.rpcs, 1)
+            await _wait_for_room(peer.sizes, len(rpc))
             self._apply(self._router.receive(time.monotonic(), connection.peer_id, rpc))
 
     def join(self, connection: WakuConnection, *, is_outbound: bool) -> None:

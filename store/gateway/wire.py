@@ -119,27 +119,36 @@ def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
     """
     at = 0
     while at < len(data):
-        key, at = _varint(data, at)
-        number, kind = key >> 3, key & 7
-        if kind == VARINT:
-            value, at = _varint(data, at)
+        number, value, at = read_field(data, at)
+        if value is not None:
             yield number, value
-            continue
-        size, at = (_FIXED[kind], at) if kind in _FIXED else _length(kind, data, at)
-        if at + size > len(data):
-            raise ValueError("a field ends behind its message")
-        if kind == BYTES:
-            yield number, data[at : at + size]
-        at += size
 
 
-def _length(kind: int, data: bytes, at: int) -> tuple[int, int]:
-    if kind != BYTES:
+def read_field(data: bytes, at: int) -> tuple[int, int | bytes | None, int]:
+    """Return number and value of the field at a place, and its end; None: a fixed-size value.
+
+    Raises:
+        ValueError: It is no field of protobuf.
+    """
+    key, at = _varint(data, at)
+    number, kind = key >> 3, key & 7
+    if kind == VARINT:
+        return number, *_varint(data, at)
+    if kind == BYTES:
+        size, at = _varint(data, at)
+    elif kind in _FIXED:
+        size = _FIXED[kind]
+    else:
         raise ValueError(f"no field has the type {kind}")
-    return _varint(data, at)
+    end = at + size
+    if end > len(data):
+        raise ValueError("a field ends behind its message")
+    return number, data[at:end] if kind == BYTES else None, end
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
+    if at < len(data) and data[at] < 0x80:
+        return data[at], at + 1
     found = decode_varint(data, at, MAX_FIELD_VARINT_BYTES)
     if found is None:
         raise ValueError("a varint is cut off")

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gzip
 import json
+import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, Final, cast
@@ -15,7 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from store.gateway import filter as filter_module
+from store.gateway import relay as relay_module
 from store.gateway.clients import ClientAddress, ClientRules, Clients
+from store.gateway.config import RelayMode
 from store.gateway.connection import WakuConnection
 from store.gateway.feed import NodeFeed, parse_page
 from store.gateway.filter import (
@@ -28,6 +31,7 @@ from store.gateway.filter import (
     encode_response,
     parse_request,
 )
+from store.gateway.gossipsub_wire import encode_subscriptions
 from store.gateway.light_push import (
     LEGACY_LIGHT_PUSH,
     LIGHT_PUSH,
@@ -39,9 +43,16 @@ from store.gateway.light_push import (
 from store.gateway.light_push import encode_response as encode_push_response
 from store.gateway.light_push import parse_request as parse_push_request
 from store.gateway.metrics import GatewayMetrics
-from store.gateway.node import UpstreamNode
+from store.gateway.multistream import ByteReader
+from store.gateway.node import NodeCallError, UpstreamNode
+from store.gateway.relay import Relay
+from store.gateway.spool import Spool
+from store.gateway.streams import Stream
 from store.gateway.wire import delimited, fields
-from storenode.wire.storenode.v1.store_pb2 import FollowPage
+from storenode.client.nodes import Nodes
+from storenode.client.retry import Attempts
+from storenode.connection.errors import NodeError
+from storenode.wire.storenode.v1.store_pb2 import PUBLISH_SOURCE_RELAY, FollowPage
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 
 VECTORS: Final = json.loads(
@@ -131,6 +142,8 @@ def test_pushed_messages_always_have_the_field_that_nwaku_requires() -> None:
 
 class FakeConnection:
     """A connection that runs no work."""
+
+    peer_id = "peer"
 
     def __init__(self, client: ClientAddress) -> None:
         self.client = client
@@ -254,3 +267,70 @@ async def test_pushes_to_a_subscriber_that_takes_none_are_bounded(
     assert one.client.unsent.used_bytes == 5 * len(delimited(encode_push(messages[0])))
     subscriber.queue.discard()
     assert one.client.unsent.used_bytes == 0
+
+
+class EndlessReader:
+    """A stream on which an RPC is always there."""
+
+    def __init__(self) -> None:
+        self.read = 0
+
+    async def delimited(self, _most_bytes: int) -> bytes:
+        self.read += 1
+        return encode_subscriptions([PUBSUB])
+
+    def release(self) -> None:
+        """Do nothing: no bytes are counted."""
+
+
+async def test_the_rates_of_a_relay_peer_bound_all_its_streams_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(relay_module, "RELAY_RPCS_PER_S", 5)
+    monkeypatch.setattr(time, "monotonic_ns", lambda: 0)
+    node, metrics = cast("UpstreamNode", None), GatewayMetrics("0")
+    spool = Spool(node, metrics.relayed, PUBLISH_SOURCE_RELAY)
+    relay = Relay(
+        RelayMode.ROUTER,
+        [PUBSUB],
+        frozenset(),
+        spool=spool,
+        feed=NodeFeed(node),
+        metrics=metrics,
+    )
+    (connection,), readers = connections(1), [EndlessReader() for _ in range(3)]
+    serving = [
+        asyncio.create_task(relay.serve(cast("Stream", each), cast("ByteReader", each), connection))
+        for each in readers
+    ]
+    for _ in range(10):
+        await asyncio.sleep(0)
+    # Each stream has read one RPC that waits.
+    assert sum(each.read for each in readers) == 5 + len(readers)
+    for each in serving:
+        each.cancel()
+
+
+async def test_a_node_that_refuses_the_gateway_fails_the_call_and_not_the_feed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def refuse(_attempts: object) -> None:
+        raise NodeError("UNAUTHENTICATED", "the token is unknown")
+
+    monkeypatch.setattr(Attempts, "connected", refuse)
+    node = UpstreamNode(Nodes("127.0.0.1:7420", None, None), GatewayMetrics("0"))
+    with pytest.raises(NodeCallError):
+        await anext(node.follow(b""))
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=200))
+def test_addresses_are_forgotten_beside_one_that_stays_connected(pauses_s: list[int]) -> None:
+    found, now_ns = Clients(ClientRules(10, 10, 10)), 0
+    found.arrive("192.0.2.1", now_ns)
+    recent: list[int] = []
+    for number, pause_s in enumerate(pauses_s):
+        now_ns += pause_s * 10**9
+        recent = [each for each in recent if now_ns - each < 10**9] + [now_ns]
+        found.leave(found.arrive(f"2001:db8:0:{number:x}::/64", now_ns))
+        assert "192.0.2.1" in found._known
+        assert len(found._known) <= 4 + 2 * len(recent)

@@ -46,7 +46,7 @@ class Life:
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """What is begun in this scope belongs to the process."""
+        """Begin what is begun in this scope in the process."""
         token = _LIFE.set(self)
         try:
             yield
@@ -72,7 +72,7 @@ class _Task(asyncio.Task[_T]):
 
 
 class TimelineLoop(asyncio.AbstractEventLoop):
-    """One per run; it runs while the timeline does, inside `running`."""
+    """An event loop of one run, which runs while the timeline does, inside `running`."""
 
     def __init__(self, timeline: Timeline, rng: Rng) -> None:
         self._timeline = timeline
@@ -85,7 +85,7 @@ class TimelineLoop(asyncio.AbstractEventLoop):
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Around everything that happens in a run."""
+        """Run the loop for the length of a block, in which a whole run happens."""
         asyncio.events._set_running_loop(self)
         thresholds = gc.get_threshold()
         gc.set_threshold(COLLECT_AFTER_OBJECTS)
@@ -137,7 +137,7 @@ class TimelineLoop(asyncio.AbstractEventLoop):
             self.fail(error)
 
     def check(self) -> None:
-        """Raise what a callback or a task has raised and nobody awaited."""
+        """Raise what a callback or a task has raised and no task awaited."""
         if self._failed is not None:
             failed, self._failed = self._failed, None
             raise failed
@@ -145,7 +145,7 @@ class TimelineLoop(asyncio.AbstractEventLoop):
     # What asyncio asks of a loop
 
     def time(self) -> float:
-        """Seconds since the run began."""
+        """Return the seconds since the run began."""
         return (self._timeline.now_ns - self._began_ns) / NS_PER_S
 
     def call_soon(
@@ -207,7 +207,7 @@ class TimelineLoop(asyncio.AbstractEventLoop):
             timer.cancel()
 
     def create_future(self) -> asyncio.Future[Any]:
-        """A future of this loop."""
+        """Return a future of this loop."""
         return asyncio.Future(loop=self)
 
     def create_task(
@@ -245,18 +245,18 @@ class TimelineLoop(asyncio.AbstractEventLoop):
         return future
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Keep what nobody awaited, for `check`."""
+        """Keep what no task awaited, for `check`."""
         error = context.get("exception")
         self.fail(error or RuntimeError(context["message"]))
 
     def get_debug(self) -> bool:
-        """Never."""
+        """Return False."""
         return False
 
     def is_running(self) -> bool:
-        """Always: it has no other state."""
+        """Return True: the loop has no other state."""
         return True
 
     def is_closed(self) -> bool:
-        """Never."""
+        """Return False."""
         return False

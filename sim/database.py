@@ -1,6 +1,6 @@
-"""A simulated database: what is committed stays, whatever becomes of the nodes that wrote it.
+"""A simulated database: what is committed stays, also when the node that wrote it has crashed.
 
-Work takes time. A batch is durable at its commit and nobody knows before the answer has come back:
+Work takes time. A batch is durable at its commit, which no node notices before the answer is back:
 between the two, the node that wrote it may be gone. A batch of a node that is gone is committed
 or not. While the database is away, nothing is committed and every answer is lost.
 """
@@ -98,7 +98,7 @@ class Database:
     """A simulated database of one store.
 
     Attributes:
-        held: hash -> (timestamp, frame as it is stored).
+        stored: hash -> (timestamp, frame as it is stored).
         digests: hash -> content digest, also of what was dropped since.
         ids: all of it, ascending.
         lost: hashes of what was committed and was lost with its commit.
@@ -120,7 +120,7 @@ class Database:
     ) -> None:
         self.store_id = store_id
         self.weather = DiskWeather()
-        self.held: dict[bytes, tuple[int, bytes]] = {}
+        self.stored: dict[bytes, tuple[int, bytes]] = {}
         self.ids: list[SyncId] = []
         self.digests: dict[bytes, bytes] = {}
         self.lost: set[bytes] = set()
@@ -170,15 +170,15 @@ class Database:
     def had(self, digest: bytes) -> bool:
         """Return True if a message is stored, or was dropped or lost with its commit."""
         message = self._judge.made.get(digest)
-        return digest in self.held or (
+        return digest in self.stored or (
             message is not None and (digest in self.lost or message.timestamp_ns < self.horizon_ns)
         )
 
     def read(self, hashes: Iterable[bytes], max_bytes: int) -> list[bytes | None]:
         """Read encoded messages, as many as fit and at least one; None for missing ones."""
         left, found = max_bytes, list[bytes | None]()
-        for stored in map(self.held.get, hashes):
-            message = None if stored is None else transferred(stored[1])
+        for found_row in map(self.stored.get, hashes):
+            message = None if found_row is None else transferred(found_row[1])
             left -= len(message or b"")
             if left < 0 and found:
                 break
@@ -229,7 +229,7 @@ class Database:
         ids = [(batch.timestamps[at], batch.hashes[at]) for at, is_new in enumerate(new) if is_new]
         for at, is_new in enumerate(new):
             if is_new:
-                self.held[batch.hashes[at]] = batch.timestamps[at], batch.frame(at)
+                self.stored[batch.hashes[at]] = batch.timestamps[at], batch.frame(at)
                 self.digests[batch.hashes[at]] = batch.content_digests[at]
                 self.log.append(batch.hashes[at])
         self.graph.update((event.id, event) for event in graph_events(batch))
@@ -255,7 +255,7 @@ class Database:
         self.horizon_ns = max(self.horizon_ns, horizon_ns)
         count = bisect_left(self.ids, (horizon_ns, _NO_HASH))
         for _, digest in self.ids[:count]:
-            del self.held[digest]
+            del self.stored[digest]
         del self.ids[:count]
         while len(self.commits) > 1 and self.commits[0].max_ts < self.horizon_ns:
             del self._added[self.commits.pop(0).batch]
@@ -283,8 +283,8 @@ class Database:
     def ids_of(self, commits: Sequence[CommitRow]) -> SyncIds:
         """Return what some commits have added and is held, with content digests."""
         added = [each for commit in commits for each in self._added.get(commit.batch, ())]
-        held = SyncIds.of(each for each in added if each[1] in self.held)
-        return Snapshot((), self._lengths_ns, digests=self.digests).contents(held)
+        added_ids = SyncIds.of(each for each in added if each[1] in self.stored)
+        return Snapshot((), self._lengths_ns, digests=self.digests).contents(added_ids)
 
     def go_away(self) -> None:
         """Fail all calls until `come_back`; every connection breaks."""
@@ -297,7 +297,7 @@ class Database:
         self.available = True
         for commit in self.commits[len(self.commits) - without :] if without else ():
             for each in self._added.pop(commit.batch):
-                if self.held.pop(each[1], None) is not None:
+                if self.stored.pop(each[1], None) is not None:
                     self.ids.remove(each)
                     self.lost.add(each[1])
                     self._judge.lost.add(each[1])
@@ -308,10 +308,10 @@ class Database:
             wake()
 
     def _new(self, batch: RecordBatch) -> list[bool]:
-        return [digest not in self.held for digest in batch.hashes]
+        return [digest not in self.stored for digest in batch.hashes]
 
     def note_online(self, online_ns: int, clock_ns: int) -> None:
-        """Keep the later time, unless that is ahead of the clock of whoever says so."""
+        """Keep the later time, unless that is ahead of the clock of the node that reports it."""
         if not online_ns <= self.last_online_ns <= clock_ns:
             self.last_online_ns = online_ns
 
@@ -335,8 +335,8 @@ class Database:
         Raises:
             AssertionError: they are not.
         """
-        assert len(self.ids) == len(self.held)
-        assert all(self.held[digest][0] == timestamp for timestamp, digest in self.ids)
+        assert len(self.ids) == len(self.stored)
+        assert all(self.stored[digest][0] == timestamp for timestamp, digest in self.ids)
         assert all(one < other for one, other in zip(self.ids, self.ids[1:], strict=False))
 
     def _write(self, client: Client, batch: RecordBatch, source: Source, asked: int) -> list[bool]:

@@ -1,4 +1,4 @@
-"""What goes wrong, and when: tasks that break things, and put them right in the end."""
+"""Tasks that break things from time to time, and put them right in the end."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from sim.covering import ask_after_loss
+from sim.coverage import ask_after_loss
 from sim.limits import NS_PER_MS, NS_PER_S
 from sim.node import Node
 from sim.rng import happens
@@ -102,7 +102,7 @@ class FaultInjector(Injector):
             node.clock.offset_ns = 0
 
     async def choose_moment(self) -> None:
-        """Often while something is under way."""
+        """Wait, in most cases, until something is under way."""
         if happens(self._rng, _BUSY_MOMENTS):
             await self._busy_moment()
 

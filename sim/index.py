@@ -35,7 +35,7 @@ class SimIds:
     """The IDs of a simulated database: a `store.domain.view.StoredIds`."""
 
     def __init__(self, process: Process, rng: Rng | None = None) -> None:
-        """``rng``: its chance, by default the run's."""
+        """Read a database; ``rng`` is by default the run's."""
         self._process = process
         self._database = process.database
         self._rng = rng
@@ -43,7 +43,7 @@ class SimIds:
 
     @asynccontextmanager
     async def open_cold(self) -> AsyncIterator[SimColdView]:
-        """A view of everything that is held now."""
+        """Open a view of everything that is stored now."""
         self._open += 1
         try:
             look = self._database.look(self._database.snapshot, rng=self._rng)
@@ -52,11 +52,11 @@ class SimIds:
             self._open -= 1
 
     async def newest(self, seen: Place) -> Newest:
-        """The newest commit now, and whether the database still has one that was seen."""
+        """Return the newest commit, and whether the database still has one that was seen."""
         return await self._database.look(partial(self._newest, seen), rng=self._rng)
 
     async def ids_of(self, commits: Sequence[CommitRow]) -> SyncIds:
-        """The IDs that some commits have added and that are held."""
+        """Return the IDs that some commits have added and that are stored."""
         return await self._database.look(partial(self._database.ids_of, commits))
 
     def check(self) -> None:
@@ -86,7 +86,7 @@ class SimColdView:
         self._rng = rng
 
     async def load(self, needs: Needs) -> Loaded:
-        """What the view needs."""
+        """Load what the view needs."""
         load = partial(self.snapshot.load, needs)
         look = self._database.look(load, _PORTIONS, since=self._outages, rng=self._rng)
         return await look
@@ -103,7 +103,7 @@ class SimColdView:
 
 
 class SimFeed:
-    """Tells the index of commits, in their order, as they come."""
+    """A feed that reports commits to the index, in their order, as they come."""
 
     def __init__(self, process: Process, hot: HotIndex) -> None:
         self._process = process
@@ -165,7 +165,7 @@ class JudgedView(StoredView):
 
 
 class JudgedViews(IndexedReconcilable):
-    """Opens views; the judge is told of each."""
+    """The views of a node, each of which the judge checks."""
 
     def __init__(self, process: Process, stored: SimIds, hot: HotIndex) -> None:
         super().__init__(stored, hot, process.scenario.index)
@@ -175,7 +175,7 @@ class JudgedViews(IndexedReconcilable):
     async def open_view(
         self, lower: SyncId, upper: SyncId, *, recent: bool = False
     ) -> AsyncIterator[JudgedView]:
-        """Fix what is held in a range."""
+        """Open a view of a range."""
         process, database = self._process, self._process.database
         asked_ns = process.clock.unix_ns()
         new = database.added_by_others(process, FRESH_NS) if recent else set()

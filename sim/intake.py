@@ -25,13 +25,13 @@ PUBSUB: Final = "/waku/2/rs/7/0"
 
 _PATIENCE_S: Final = 2.0
 _TRIES: Final = 4
-_HELD: Final = (Verdict.ACCEPTED, Verdict.DUPLICATE)
+_STORED: Final = (Verdict.ACCEPTED, Verdict.DUPLICATE)
 _BATCHES: Final = (1, 1, 2, 5)
 
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """A ``PublishRequest``."""
+    """A request to publish messages."""
 
     number: int
     messages: tuple[bytes, ...]
@@ -56,13 +56,13 @@ async def take(process: Process, sender: str, letter: Publish) -> None:
         except Unavailable:
             return
     verdicts = tuple(published.verdicts)
-    held = [
+    stored = [
         digest
         for digest, verdict in zip(published.hashes, verdicts, strict=True)
-        if verdict in _HELD
+        if verdict in _STORED
     ]
-    process.note(f"acknowledges {len(held)} of {len(verdicts)} to {sender}")
-    process.judge.acknowledge(process.database, held)
+    process.note(f"acknowledges {len(stored)} of {len(verdicts)} to {sender}")
+    process.judge.acknowledge(process.database, stored)
     process.network.post(process.name, sender, Results(letter.number, verdicts))
 
 
@@ -77,7 +77,7 @@ class Client(Caller):
         self._asked: dict[int, asyncio.Event] = {}
 
     def receive(self, sender: str, letter: object) -> None:  # noqa: ARG002 - as of every host
-        """An answer."""
+        """Receive an answer."""
         if isinstance(letter, Results) and letter.number in self._asked:
             self._asked[letter.number].set()
 
@@ -91,7 +91,7 @@ class Client(Caller):
             await self._publish(tuple(message.encoded for message in messages))
 
     def _make(self) -> Message:
-        """Most are fresh; some are too old or too new for some nodes, or ephemeral, or large."""
+        """Draw a message; some are too old or too new for some nodes, or ephemeral, or large."""
         world, rng = self._world, self._world.rng
         age_ns = int(rng.uniform(-1, 3) * NS_PER_S)
         if rng.random() < 0.05:

@@ -181,7 +181,7 @@ class Judge:
             not [
                 each
                 for each in missing
-                if each[0] >= database.horizon_ns and each[1] in database.held
+                if each[0] >= database.horizon_ns and each[1] in database.stored
             ],
             f"a view of {database.store_id} lacks {len(missing)} messages that are durable",
         )
@@ -246,7 +246,7 @@ class Judge:
                 each
                 for each in self._not_hidden(meeting, mine ^ theirs)
                 if each[0] >= horizon_ns
-                and each[1] not in side.database.held
+                and each[1] not in side.database.stored
                 and each[1] not in self.lost
             ]
             self._demand(
@@ -397,7 +397,7 @@ class Judge:
             each
             for each in expected
             if database.horizon_ns <= each[0] < reached_ns
-            and each[1] not in database.held
+            and each[1] not in database.stored
             and each[1] not in refused
             and each[1] not in self.lost
         ]

@@ -97,8 +97,8 @@ def selected(database: Database, request: SdsLookup) -> Lookup:
 def _claims(database: Database, read: ClaimQuery) -> Iterator[Claim]:
     for key in read.keys:
         message_id, digest = database.sds.get(key, (b"", b""))
-        if digest in database.held:
-            yield key, database.held[digest][0], digest, message_id, b"", b"", False
+        if digest in database.stored:
+            yield key, database.stored[digest][0], digest, message_id, b"", b"", False
 
 
 class SimSds:
@@ -123,7 +123,7 @@ async def serve_lookup(process: Process, stream: EndStream) -> None:
 
     def read() -> list[bytes]:
         found = selected(database, request).messages
-        return [transferred(database.held[digest][1]) for _, _, digest, _ in found]
+        return [transferred(database.stored[digest][1]) for _, _, digest, _ in found]
 
     messages = await database.look(read)
     if process.node.world.faulty and happens(process.rng, process.scenario.faults.lies):
@@ -137,7 +137,7 @@ def _lie(process: Process, messages: list[bytes]) -> list[bytes]:
     process.judge.lies[process.name] += 1
     process.mark(Mark.LIED)
     lie = process.rng.choice(_LIES)
-    others = list(process.database.held.values())
+    others = list(process.database.stored.values())
     if lie is None:
         return messages[1:]
     if lie or not others:
@@ -145,7 +145,7 @@ def _lie(process: Process, messages: list[bytes]) -> list[bytes]:
     return [*messages, transferred(process.rng.choice(others)[1])]
 
 
-_Held = dict[HistoryEntry, tuple[int, bytes]]
+_StoredEntries = dict[HistoryEntry, tuple[int, bytes]]
 """Entries that a database holds, and what is stored of each."""
 
 
@@ -161,19 +161,19 @@ class JudgedFetcher(Fetcher):
         """Fetch messages of one peer, once."""
         process, judge = self._process, self._process.judge
         own, other = process.database, process.node.world.database_at(peer.host)
-        held, there = self._held(own, request), self._held(other, request)
+        here, there = self._stored(own, request), self._stored(other, request)
         lies, began_ns = judge.lies[peer.host], process.timeline.now_ns
         try:
             done = await super().fetch(peer, request)
         finally:
             asked = self._asked.pop(asyncio.current_task(), ())
-            judge.asked(process.name, _still(held, self._held(own, request)).intersection(asked))
+            judge.asked(process.name, _still(here, self._stored(own, request)).intersection(asked))
         honest = lies == judge.lies[peer.host]
         judge.fetched(
             process.database,
             request.entries,
             done,
-            had=_still(there, self._held(other, request)) if honest else set(),
+            had=_still(there, self._stored(other, request)) if honest else set(),
             taken={each for each, digest in self._claimed(own, request) if own.had(digest)},
         )
         judge.waited(process.name, process.timeline.now_ns - began_ns, _PATIENCE_NS)
@@ -187,10 +187,10 @@ class JudgedFetcher(Fetcher):
                 process.mark(mark)
         return done
 
-    def _held(self, database: Database, request: SdsLookup) -> _Held:
+    def _stored(self, database: Database, request: SdsLookup) -> _StoredEntries:
         claimed = self._claimed(database, request)
-        held = database.held
-        return {each: held[digest] for each, digest in claimed if digest in held}
+        stored = database.stored
+        return {each: stored[digest] for each, digest in claimed if digest in stored}
 
     @staticmethod
     def _claimed(database: Database, request: SdsLookup) -> Iterator[tuple[HistoryEntry, bytes]]:
@@ -214,6 +214,6 @@ async def seek(world: World) -> None:
             entries = tuple(dict.fromkeys(one for each in spoken for one in each.parents))
 
 
-def _still(before: _Held, now: _Held) -> set[HistoryEntry]:
+def _still(before: _StoredEntries, now: _StoredEntries) -> set[HistoryEntry]:
     """Return what was stored all the time: a message that was lost and came again is not."""
     return {each for each, stored in before.items() if now.get(each) is stored}

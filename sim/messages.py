@@ -1,4 +1,4 @@
-"""Messages as clients make them, in their encoding, and sets that no XOR tells apart."""
+"""Messages as clients make them, in their encoding, and sets that have one XOR."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Message:
 def message_of(
     pubsub: str, content: str, payload: bytes, timestamp_ns: int, *, ephemeral: bool = False
 ) -> Message:
-    """A message with these fields (14/WAKU2-MESSAGE, "Wire format"), in canonical order."""
+    """Return a message with these fields in canonical order (14/WAKU2-MESSAGE, "Wire format")."""
     body = delimited(b"\x0a", payload) if payload else b""
     body += delimited(b"\x12", content.encode())
     body += b"\x50" + varint(2 * timestamp_ns)
@@ -44,7 +44,7 @@ def message_of(
 
 
 def forged_halves(hashes: Sequence[bytes]) -> tuple[list[int], list[int]]:
-    """Two disjoint sets of places, of one size, whose hashes have the same XOR.
+    """Return two disjoint sets of places, of one size, whose hashes have the same XOR.
 
     Gaussian elimination over GF(2); takes `CANDIDATES` hashes.
     """

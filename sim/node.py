@@ -37,7 +37,7 @@ _PORT: Final = 7420
 
 
 class Node:
-    """One node; a `sim.network.Host`.
+    """A node; a `sim.network.Host`.
 
     Attributes:
         process: its life; None while it is off.
@@ -62,16 +62,16 @@ class Node:
 
     @property
     def identity(self) -> Identity | None:
-        """Who answers; None while the node is off."""
+        """The identity that answers; None while the node is off."""
         return None if self.process is None else self.who
 
     @property
     def retention_ns(self) -> int | None:
-        """How long its store keeps messages."""
+        """The time for which its store keeps messages."""
         return self.world.scenario.retention_ns[self.world.scenario.stores[self.number]]
 
     def policy(self) -> Policy:
-        """The rules for messages of clients, now."""
+        """Return the rules for messages of clients, now."""
         horizon_ns = self.database.horizon_ns
         if self.retention_ns is not None:
             horizon_ns = max(horizon_ns, self.clock.unix_ns() - self.retention_ns)
@@ -102,10 +102,10 @@ class Node:
         self.peering.start()
 
     async def store(self, process: Process, batch: RecordBatch) -> None:
-        """Make durable what a client publishes.
+        """Store what a client publishes.
 
         Raises:
-            Unavailable: nobody knows whether it is.
+            Unavailable: it is stored or not.
         """
         if self.world.scenario.gossip is not None:
             await self.gossiping.store(process, batch)
@@ -163,7 +163,7 @@ class Node:
 
 
 def _address(world: World, number: int) -> PeerAddress:
-    """Some peers are named by address only: who answers is learned from the answer."""
+    """Return an address; some have no node ID, which is learned from the answer."""
     named = f"node-{number}" if world.rng.random() < 0.5 else ""
     return PeerAddress(f"n{number}", _PORT, named)
 

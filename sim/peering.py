@@ -1,4 +1,4 @@
-"""What a simulated node exchanges with its peers: the shipped drivers, put together."""
+"""The exchange of a simulated node with its peers: the shipped drivers, put together."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _QUIET_S: Final = 30.0
 
 
 class Peering:
-    """One per process."""
+    """The exchange of one process with its peers."""
 
     def __init__(self, process: Process, peers: tuple[PeerAddress, ...]) -> None:
         scenario = process.scenario
@@ -85,7 +85,7 @@ class Peering:
         )
 
     def calls(self) -> Mapping[str, Handler]:
-        """What is served to peers; nothing once it is stopped."""
+        """Return the calls that are served to peers; none once it is stopped."""
         if self._stopped:
             return {}
         return {
@@ -110,13 +110,13 @@ class Peering:
         self._resumer.check()
 
     def ask(self, peer: PeerAddress | None, start_ns: int | None) -> asyncio.Task[SyncDone]:
-        """An operator wants a session, and cancels it when going away."""
+        """Begin a session for an operator, who may cancel it."""
         name = "" if peer is None else str(peer)
         session = self._synchronizer.synchronize(name, start_ns, None)
         return self._process.begin_task("operator", session)
 
     def fetch(self, peer: PeerAddress, entries: tuple[HistoryEntry, ...]) -> asyncio.Task[None]:
-        """A client wants some SDS messages."""
+        """Begin a look-up of SDS messages for a client."""
         request = SdsLookup(CHANNEL.encode(), entries, TopicFilter())
         return self._process.begin_task("look-up", self._fetch(str(peer), request))
 

@@ -11,13 +11,13 @@ from typing import Any, Final
 from reconcile.ids import LOWEST, SyncId, SyncIds
 from reconcile.session import Bounds, Result, Role
 from sim.calls import Status
+from sim.coverage import SimStatements
 from sim.index import JudgedView, JudgedViews
 from sim.judge import Side
 from sim.lookups import LOOKUP
 from sim.marks import Mark
 from sim.process import Process
 from sim.scans import SCAN, Page, Scan
-from sim.stating import SimStatements
 from sim.streams import SimConnector, StatusReceived
 from store.domain.admission import Admission, Verdict
 from store.domain.claims import RequestedEntries
@@ -88,18 +88,18 @@ class SimStore:
         return StoreResult(await self._database.write(self._process, batch))
 
     async def load(self, ids: SyncIds, max_bytes: int) -> list[bytes | None]:
-        """Encoded messages of the first IDs, as many as fit, at least one."""
+        """Return encoded messages of the first IDs, as many as fit, at least one."""
         return await self._database.look(
             lambda: self._database.read((digest for _, digest in ids.pairs()), max_bytes)
         )
 
     async def held(self, ids: SyncIds) -> list[bool]:
-        """For each ID whether the message is held."""
-        found = self._database.held
+        """Return for each ID whether the message is stored."""
+        found = self._database.stored
         return await self._database.look(lambda: [digest in found for _, digest in ids.pairs()])
 
     async def last(self) -> int:
-        """When the store was last online."""
+        """Return when the store was last online."""
         return await self._database.look(lambda: self._database.last_online_ns)
 
     async def note(self, online_ns: int, now_ns: int) -> None:
@@ -110,12 +110,12 @@ class SimStore:
         await database.look(lambda: database.note_online(online_ns, now_ns))
 
     async def record(self, interval: Interval) -> None:
-        """The judge knows by itself what was resumed."""
+        """Record nothing: the judge sees by itself what was resumed."""
         del interval
 
 
 class JudgedExchange(shipped.Exchange):
-    """The shipped exchange; the judge is told of what it finds, and of how sessions end."""
+    """The shipped exchange; the judge checks what it finds, and how sessions end."""
 
     def __init__(self, process: Process, store: SimStore, views: JudgedViews) -> None:
         scenario = process.scenario
@@ -152,14 +152,14 @@ class JudgedExchange(shipped.Exchange):
         window: Bounds | None = None,
         session_id: str = "",
     ) -> Reconciliation:
-        """A reconciliation."""
+        """Return a reconciliation that is checked after each step."""
         given = role, stream, view, report
         work = super().reconciliation(*given, window=window, session_id=session_id)
         _check_after_steps(work.session)
         return work
 
     def concluded(self, report: SessionReport, work: Reconciliation, result: Result) -> None:
-        """The judge compares the result of each side with that of the other."""
+        """Compare the results of both sides."""
         name, role, judge = work.session_id, work.role, self.process.judge
         if name and not result.refusal:
             shown, asked_ns = [], 0
@@ -173,14 +173,14 @@ class JudgedExchange(shipped.Exchange):
         super().concluded(report, work, result)
 
     async def machine(self, session: PeerSession, report: SessionReport) -> Transfer:
-        """The transfer of what a session has found."""
+        """Return the transfer of what a session has found."""
         self._judge_memory(session.node_id)
         machine = await super().machine(session, report)
         _check_after_steps(machine)
         return machine
 
     def ended(self, report: SessionReport) -> SyncOutcome:
-        """A session ended."""
+        """Note that a session ended."""
         outcome = super().ended(report)
         process, result = self.process, report.result
         name = self._names.pop(asyncio.current_task(), "")
@@ -251,13 +251,13 @@ class _Observer:
     def session_ended(
         self, role: SyncRole, peer_node_id: str, peer_store_id: str, outcome: SyncOutcome
     ) -> None:
-        """The judge is told by `JudgedExchange.ended`."""
+        """Count nothing: `JudgedExchange.ended` notifies the judge."""
 
     def transferred(self, direction: str, outcome: str, count: int) -> None:
-        """Nothing is counted."""
+        """Count nothing."""
 
     def sync_bytes(self, direction: str, count: int) -> None:
-        """Nothing is counted."""
+        """Count nothing."""
 
 
 class SimCaller:
@@ -273,18 +273,18 @@ class SimCaller:
         """What each look-up has asked its peer for."""
 
     def connected(self, peer: PeerAddress) -> bool:
-        """Always: a call finds out."""
+        """Return True: a call finds out."""
         del peer
         return True
 
     async def synchronize(self, peer: PeerAddress, window: Window) -> SyncOutcome:
-        """One session with a peer."""
+        """Run a session with a peer."""
         return await initiate(self._connector, self._exchange, peer, window)
 
     async def scan(
         self, peer: PeerAddress, start_ns: int, end_ns: int, cursor: bytes
     ) -> AsyncGenerator[ScannedPage, None]:
-        """What a peer holds of a time range."""
+        """Yield what a peer has of a time range."""
         process, store = self._process, self._store
         silence_s = self._exchange.work.silence_s
         process.note(f"scans {peer.host}")
@@ -316,7 +316,7 @@ class SimCaller:
     async def lookup(
         self, peer: PeerAddress, channel_id: bytes, entries: Sequence[HistoryEntry]
     ) -> AsyncGenerator[list[bytes], None]:
-        """What a peer holds of some SDS messages."""
+        """Yield what a peer has of some SDS messages."""
         self.asked[asyncio.current_task()] = entries
         silence_s, asked = self._exchange.work.silence_s, RequestedEntries(channel_id, entries)
         async with self._connector.call(peer, LOOKUP) as stream:
@@ -331,7 +331,7 @@ class SimCaller:
     def _promised(
         self, peer: PeerAddress, start_ns: int, end_ns: int, cursor: bytes
     ) -> list[SyncId]:
-        """What the peer holds now of what it is asked for."""
+        """Return what the peer has now of what it is asked for."""
         ids = self._process.node.world.database_at(peer.host).ids
         lower = (start_ns, _NO_HASH)
         if cursor:
@@ -351,7 +351,7 @@ class SimCaller:
 
 
 def _check_asked(asked: RequestedEntries, encoded: bytes) -> None:
-    """As the edge does it, with the shipped rule.
+    """Check a message as the edge does, with the shipped rule.
 
     Raises:
         ProtocolBrokenError: the message cannot be decoded, or was not asked for.
@@ -366,21 +366,21 @@ def _check_asked(asked: RequestedEntries, encoded: bytes) -> None:
 
 
 class SimBook:
-    """What the schedule tells of peers; nothing is kept."""
+    """A book of peers in which nothing is kept."""
 
     def begun(self, peer: PeerAddress) -> None:
-        """This node begins a session."""
+        """Note nothing of a session that begins."""
 
     def ended(self, done: SyncDone) -> None:
-        """It has ended."""
+        """Note nothing of a session that has ended."""
 
     def states(self) -> list[PeerState]:
-        """Not asked for."""
+        """Return nothing."""
         return []
 
 
 def described(outcome: SyncOutcome) -> str:
-    """An outcome in a line of the trace."""
+    """Return an outcome in a line of the trace."""
     return (
         f"{outcome.ending} {outcome.error} rounds {outcome.round_trips}, "
         f"to send {outcome.missing_there}, to receive {outcome.missing_here}, stored "

@@ -46,7 +46,7 @@ class Page:
 
 
 async def serve_scan(process: Process, stream: EndStream) -> None:
-    """Answer one scan."""
+    """Serve one scan."""
     silence_s = process.scenario.silence_ns / NS_PER_S
     request: Scan = await in_time(stream.read(), silence_s)
     if request.cursor and process.node.world.faulty and happens(process.rng, _LOST_PLACE):
@@ -74,6 +74,6 @@ def _page(process: Process, request: Scan, cursor: bytes) -> Page | None:
     some = ids[first : min(last, first + SCAN_PAGE_MESSAGES)]
     if not some:
         return None
-    messages = [transferred(database.held[digest][1]) for _, digest in some]
+    messages = [transferred(database.stored[digest][1]) for _, digest in some]
     hashes = [digest for _, digest in some]
     return Page(messages, hashes, ScanCursor(*some[-1]).encode(), some[-1][0])

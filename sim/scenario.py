@@ -1,4 +1,4 @@
-"""What a run is made of, drawn from its seed: no two runs have the same faults in the same share.
+"""The scenario of a run, drawn from its seed: no two have the same faults in the same share.
 
 A run that has a little of every fault has few of the rare coincidences. So each draw leaves most
 kinds of fault out, and has more of the others.
@@ -27,7 +27,7 @@ _GOSSIP_HISTORY: Final = 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """What goes wrong. Shares are of all cases; ``..._every_ns`` is a mean distance, 0: never.
+    """The faults of a run. Shares are of all cases; ``..._every_ns`` is a mean distance, 0: never.
 
     ``commits_lost``: share of outages after which the newest commits are lost.
     ``lies``: of answers to look-ups, those that are wrong. ``skew_ns``: how far
@@ -54,7 +54,7 @@ class Faults:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """One run; durations in nanoseconds.
+    """The parameters of a run; durations in nanoseconds.
 
     ``stores[i]`` is the store of node i, and ``peers[i]`` are the nodes that it calls.
     ``retention_ns[i]`` is how long store i keeps messages, None for ever. ``moments``: how many
@@ -62,8 +62,8 @@ class Scenario:
     a store with the probability ``share``. ``ask_every_ns``: how often an operator has some node
     reconcile, 0: never. ``sds_share``: of all messages, those of SDS, some of which are looked up
     every ``seek_every_ns``. ``written_ids``: IDs that a node remembers of what it has written, for
-    its index. ``online_every_s``: how often a node notes that it is on. ``plain_nodes`` do not
-    know sums. ``forged``: stores differ in sets that have one XOR. ``gossip``: None: nodes do not
+    its index. ``online_every_s``: how often a node notes that it is on. ``plain_nodes`` have
+    no sums. ``forged``: stores differ in sets that have one XOR. ``gossip``: None: nodes do not
     gossip.
     """
 
@@ -112,17 +112,17 @@ class Scenario:
 
     @property
     def all_summed(self) -> bool:
-        """All that is held is compared by sums that cannot be forged."""
+        """True if all that is stored is compared by sums that cannot be forged."""
         return not self.plain_nodes
 
     @property
     def nodes(self) -> int:
-        """How many nodes there are."""
+        """The number of nodes."""
         return len(self.stores)
 
 
 def drawn(rng: Rng, nodes: int | None = None) -> Scenario:
-    """A scenario, with so many nodes if that is given."""
+    """Draw a scenario, with so many nodes if that is given."""
     count = nodes or rng.choice((2, 2, 3, 3, 3, 4, 4, 5, MAX_NODES))
     stores = _stores(rng, count)
     history_ns = rng.choice((MINUTE_NS, 20 * MINUTE_NS, 5 * HOUR_NS, 3 * DAY_NS))
@@ -204,7 +204,7 @@ def draw_with_gossip(rng: Rng, *, beside: bool, nodes: int | None = None) -> Sce
 
 
 def _gossip_faults(rng: Rng, faults: Faults) -> Faults:
-    """Publishers are heard, and the store fails more often: streams last, and sessions do not."""
+    """Draw faults in which publishers are answered and the store fails often: streams last."""
     outages_ns = rng.choice((0, 0, 6, 15)) * NS_PER_S
     busy = rng.choice((0.0, 0.0, 0.05, 0.2))
     return replace(
@@ -218,7 +218,7 @@ def without_clock_faults(faults: Faults) -> Faults:
 
 
 def _stores(rng: Rng, nodes: int) -> tuple[int, ...]:
-    """Mostly a store per node; sometimes two nodes share one, if two stores are left."""
+    """Draw mostly a store per node; sometimes two nodes share one, if two stores are left."""
     stores = list(range(nodes))
     if nodes > MIN_NODES and happens(rng, 0.25):
         stores[-1] = rng.randint(0, nodes - 2)
@@ -226,7 +226,7 @@ def _stores(rng: Rng, nodes: int) -> tuple[int, ...]:
 
 
 def _peers(rng: Rng, stores: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """Who calls whom; the stores are connected, whichever node of a store is called."""
+    """Draw which nodes each node calls; the stores are connected by any node of each."""
     nodes = len(stores)
     everyone = [tuple(other for other in range(nodes) if other != node) for node in range(nodes)]
     if nodes == MIN_NODES or len(set(stores)) < nodes:

@@ -1,4 +1,4 @@
-"""What a database held at one moment, as views over summaries load it."""
+"""The content of a database at one moment, as views over summaries load it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Snapshot:
         horizon_ns: int = 0,
         digests: Mapping[bytes, bytes] | None = None,
     ) -> None:
-        """``digests``: the content digests by hash; None: zeros."""
+        """Copy IDs; ``digests`` are the content digests by hash, None: zeros."""
         self.ids = list(ids)
         self.place = place
         self.horizon_ns = horizon_ns
@@ -42,11 +42,11 @@ class Snapshot:
         self._buckets: dict[int, Buckets] = {}
 
     def top(self) -> Buckets:
-        """The longest buckets."""
+        """Return the longest buckets."""
         return self._of(self._lengths_ns[0])
 
     def between(self, lower: SyncId, upper: SyncId) -> list[SyncId]:
-        """The IDs in a half-open range."""
+        """Return the IDs in a half-open range."""
         return self.ids[bisect_left(self.ids, lower) : bisect_left(self.ids, upper)]
 
     def lattices(self, spans: Sequence[Times]) -> list[LatticeSum]:
@@ -64,7 +64,7 @@ class Snapshot:
         return SyncIds(ids.timestamps, ids.hashes, digests)
 
     def load(self, needs: Needs) -> Loaded:
-        """What a view needs."""
+        """Load what a view needs."""
         match needs:
             case NeedBuckets(length_ns, parents, parent_ns):
                 return self._of(length_ns).within(parents, parent_ns)

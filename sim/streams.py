@@ -76,11 +76,11 @@ class StatusReceived(CallFailed):
 
 
 class EndStream:
-    """One end of a call as a `store.domain.ports.FrameStream`.
+    """An end of a call as a `store.domain.ports.FrameStream`.
 
     Attributes:
-        failed_ns: when it failed, as this end was told; None: it has not.
-        on_written: is told of every frame before it is sent.
+        failed_ns: when this end noticed that it failed; None: it has not.
+        on_written: is called with every frame before it is sent.
     """
 
     def __init__(
@@ -102,11 +102,11 @@ class EndStream:
 
     @property
     def callee(self) -> Identity:
-        """Who is at the other end."""
+        """The identity of the other end."""
         return self._end.there
 
     async def read(self) -> Any:  # noqa: ANN401 - bytes, or the pages of a scan
-        """The next frame; None after the last."""
+        """Return the next frame; None after the last."""
         if self._over:
             return None
         if self._identified is not None:
@@ -131,7 +131,7 @@ class EndStream:
         await self._kept(self._end.send(frame))
 
     async def half_close(self) -> None:
-        """Say that this side sends no more."""
+        """End the frames of this side."""
         if self._calls:
             self._end.half_close()
 
@@ -161,7 +161,7 @@ class SimConnector:
         self._names: dict[PeerAddress, str] = {}
 
     def node_id(self, peer: PeerAddress) -> str:
-        """The ID that a peer gave when it last answered; until then the configured one, or ""."""
+        """Return the ID that a peer gave when it last answered, else the configured one, or ""."""
         return self._names.get(peer, peer.node_id)
 
     @asynccontextmanager
@@ -189,7 +189,7 @@ class SimConnector:
 
 
 def acknowledgements(process: Process) -> FramesListener:
-    """Tells the judge of every message that a frame of a transfer calls stored."""
+    """Return a listener that reports to the judge what frames of a transfer call stored."""
 
     def look(frame: bytes) -> None:
         for piece in pieces(frame):

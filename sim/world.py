@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 
 from reconcile.ids import SyncId, SyncIds
 from reconcile.session import Result
-from sim.covering import ask_coverage, read_coverage
+from sim.coverage import ask_coverage, read_coverage
 from sim.database import Database
 from sim.faults import FaultInjector
 from sim.gossiping.checker import GossipChecker
@@ -420,7 +420,7 @@ class World(Stage):
         limit = self.message_limit(other.number)
         return sum(
             timestamp >= horizon_ns
-            and digest not in other.database.held
+            and digest not in other.database.stored
             and (self.scenario.all_summed or digest not in self.judge.forged)
             and self.judge.made[digest].size_bytes <= limit
             for timestamp, digest in one.database.ids

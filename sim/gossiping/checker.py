@@ -177,15 +177,15 @@ class GossipChecker:
         for store in self._world.databases:
             neighbours = self._neighbours(store)
             for digest, row in store.unread.items():
-                holding = sum(digest in other.held for other in neighbours)
+                holding = sum(digest in other.stored for other in neighbours)
                 if len(row.stores) < row.needed <= holding:
                     return f"{store.store_id} has {_name(digest)} unread"
-                if any(parent in store.held for parent in row.missing):
+                if any(parent in store.stored for parent in row.missing):
                     return f"{store.store_id} has {_name(digest)} waiting"
         return ""
 
     def _holding(self, digest: bytes, beside: Database) -> int:
-        return sum(digest in store.held for store in self._world.databases if store is not beside)
+        return sum(digest in store.stored for store in self._world.databases if store is not beside)
 
     def _neighbours(self, store: Database) -> dict[Database, None]:
         own = [node for node in self._world.nodes if node.database is store]

@@ -26,7 +26,7 @@ _REMEMBERED: Final = 200
 
 
 class Liar(Caller):
-    """One of them."""
+    """A peer that lies."""
 
     def __init__(self, world: World, number: int, trick: Trick) -> None:
         self.name = f"x{number}"
@@ -34,7 +34,7 @@ class Liar(Caller):
         self._number = number
         self._trick = trick
         self._lives = count()
-        self._heard: dict[bytes, None] = {}
+        self._announced: dict[bytes, None] = {}
         self._bodies: list[bytes] = []
 
     async def haunt(self, victim: str) -> None:
@@ -72,23 +72,25 @@ class Liar(Caller):
             self._bodies = [*frame.messages, *self._bodies][:_REMEMBERED]
             admission = Admission(Policy(max_drift_ns=None), 0, Source.GOSSIP)
             admission.admit(frame.messages)
-            self._heard.update(dict.fromkeys(admission.admitted.hashes))
+            self._announced.update(dict.fromkeys(admission.admitted.hashes))
         elif isinstance(frame, Inventory | SyncLeaves):
-            self._heard.update(dict.fromkeys(frame.ids))
+            self._announced.update(dict.fromkeys(frame.ids))
 
     def _pace_s(self) -> float:
         return 0.5 if self._trick in (Trick.CLAIM, Trick.HOARD, Trick.DEAF) else 0.02
 
     def _lie(self) -> object:
         rng, most = self._world.rng, self._world.gossip.config.max_frame_ids
-        heard = list(self._heard)[-_FRAME_IDS:]
+        announced = list(self._announced)[-_FRAME_IDS:]
         lies: dict[Trick, object] = {
-            Trick.CLAIM: Inventory(heard or [rng.randbytes(32)]),
+            Trick.CLAIM: Inventory(announced or [rng.randbytes(32)]),
             Trick.INVENT: Inventory([rng.randbytes(32) for _ in range(_FRAME_IDS)]),
-            Trick.REPEAT: OutgoingBodies(self._bodies[:8]) if self._bodies else SyncLeaves(heard),
-            Trick.ASK: GetEvents(heard) if heard else SyncLeaves(heard),
+            Trick.REPEAT: OutgoingBodies(self._bodies[:8])
+            if self._bodies
+            else SyncLeaves(announced),
+            Trick.ASK: GetEvents(announced) if announced else SyncLeaves(announced),
             Trick.HOARD: Inventory([bytes(32)] * (most + 1)),
             Trick.GARBAGE: rng.choice((b"garbage", OutgoingBodies([b"\xff"]))),
-            Trick.DEAF: SyncLeaves(heard),
+            Trick.DEAF: SyncLeaves(announced),
         }
         return lies[self._trick]

@@ -116,7 +116,7 @@ class Gossiping:
     # The commit feed
 
     def _hear(self) -> None:
-        """Commits are reported a little later, in order, some again, and sometimes all are lost."""
+        """Report commits a little later, in order; some again, or as lost."""
         timeline, rng, database = self._process.timeline, self._process.rng, self._owner.database
         rows = database.commits_after(self._place)
         if rows:
@@ -144,7 +144,7 @@ class Gossiping:
         self._world.counts[counted.what] += counted.count
 
     def body_bytes(self, direction: str, count: int) -> None:
-        """Nobody asks."""
+        """Count nothing."""
 
     def _make(self, config: GossipConfig) -> Gossip:
         machine = Gossip(config)
@@ -169,14 +169,14 @@ class _Log(SimLog):
         self._owner = owner
 
     def warning(self, event: str, **fields: object) -> None:
-        """No honest peer may be cut off."""
+        """Fail the run if an honest peer is cut off."""
         self.info(event, **fields)
         if event == "gossip_peer_cut_off":
             checker = self._owner.world.gossip_checker
             checker.cuts_off(self._owner, str(fields["peer"]), str(fields["reason"]))
 
     def error(self, event: str, **fields: object) -> None:
-        """The driver, or the machine, is at fault."""
+        """Fail the run: the driver, or the machine, is at fault."""
         del fields
         if self._process.alive:
             raised = traceback.format_exc(limit=-4)

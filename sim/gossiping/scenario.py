@@ -1,4 +1,4 @@
-"""What a run of gossip is made of, drawn from its seed: each has some kinds of fault, not all."""
+"""The scenario of a run of gossip, drawn from its seed: each has some kinds of fault, not all."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _DAY_NS: Final = 24 * 3_600 * NS_PER_S
 
 
 class Trick(StrEnum):
-    """What a peer does that is none of the honest ones.
+    """A fault that a lying peer repeats.
 
-    CLAIM: it says of everything that it has heard of that it holds it. INVENT: it announces IDs
-    that nobody has ever published, without end. REPEAT: it sends the same bodies over and over.
+    CLAIM: it announces everything that others announce. INVENT: it announces IDs that were never
+    published, without end. REPEAT: it sends the same bodies over and over.
     ASK: it asks for everything over and over. HOARD: it sends frames that are too large. GARBAGE:
     it sends what is no frame. DEAF: it reads nothing.
     """
@@ -37,7 +37,7 @@ class GossipScenario:
     """The gossip of a run.
 
     ``beside``: nodes reconcile too. ``min_confirms``: what publishers ask for, one of them each
-    time. ``events``: the share of messages with SDS metadata, ``strange``: of parents that nobody
+    time. ``events``: the share of messages with SDS metadata, ``strange``: of parents that no store
     holds. ``retold``: of commits, those that are reported again. ``kept_batches``: of its own, that
     a node keeps until their commit is reported. ``tricks``: of the peers that lie, each of which
     connects to ``victims`` honest nodes.
@@ -91,7 +91,7 @@ def draw_gossip(
 
 
 def _config(rng: Rng, max_confirms: int) -> GossipConfig:
-    """Small limits make large sets of a few hundred messages, but lose nothing of them."""
+    """Draw small limits, by which a few hundred messages are a large set."""
     return GossipConfig(
         store_id="",
         max_confirms=max_confirms,

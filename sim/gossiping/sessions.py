@@ -70,7 +70,7 @@ class Session:
 
     async def content_digests(self, hashes: Sequence[bytes]) -> Sequence[bytes | None]:
         """Look messages up; their content digests are not simulated."""
-        known = self.database.held
+        known = self.database.stored
         return await self.look("held", lambda: [b"" if each in known else None for each in hashes])
 
     async def arrived(self, commits: Sequence[CommitRow]) -> Committed:
@@ -88,7 +88,7 @@ class Session:
 
     async def _messages(self, name: str, find: Callable[[], list[bytes]]) -> Committed:
         def read() -> Committed:
-            ids = [digest for digest in find() if digest in self.database.held]
+            ids = [digest for digest in find() if digest in self.database.stored]
             graph = self.database.graph
             return Committed(ids, [graph[each] for each in ids if each in graph])
 
@@ -189,7 +189,7 @@ class UnreadSession:
         def note() -> None:
             rows, now_ns = self._database.unread, self._session.process.timeline.now_ns
             for digest, missing in parents.items():
-                if digest in rows or (missing and digest in self._database.held):
+                if digest in rows or (missing and digest in self._database.stored):
                     rows.setdefault(digest, UnreadRow(0, now_ns)).missing = tuple(missing)
 
         await self._change("wait_for", note)

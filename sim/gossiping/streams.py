@@ -50,7 +50,7 @@ class Frames:
         self._end = end
 
     async def read(self) -> FrameIn | None:
-        """The next frame, its messages judged."""
+        """Return the next frame, its messages judged."""
         frame = await self._kept(self._end.read())
         if not isinstance(frame, Ended):
             return self._judged(frame)
@@ -73,7 +73,7 @@ class Frames:
             raise _failure(error.status, error.sentence) from None
 
     def _judged(self, frame: object) -> FrameIn:
-        """A frame as the transport decodes it.
+        """Return a frame as the transport decodes it.
 
         Raises:
             FrameRejectedError: it is no frame of gossip.
@@ -123,7 +123,7 @@ class Connector:
                 end.cancel()
 
     def node_id(self, peer: PeerAddress) -> str:
-        """The ID that is known of a peer."""
+        """Return the ID that is known of a peer."""
         return self._answered.get(peer, peer.node_id)
 
 

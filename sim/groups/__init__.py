@@ -2,9 +2,9 @@
 
 Each participant is the shipped one, `storenode.sds.aio`, on the simulator's event loop, network
 and clock, with a durable state whose transactions fail. With a store node it publishes to it,
-follows it or hears the others, and fetches what it misses; without, all that it has are the others.
+follows it or receives from the others, and fetches what it misses; without, it has the others only.
 There are faults first; then they stop, and all logs must become equal, but for what a participant
-was told is lost. At last everybody leaves, and nothing may be left of them.
+was notified of as lost. At last all leave, and nothing may be left of them.
 
     python -m sim --groups 50 --seed 7 --trace
 """

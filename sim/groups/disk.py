@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Disk:
-    """What is written down of one participant.
+    """The durable tables of one participant.
 
     Attributes:
         row: the participant's row.
@@ -54,7 +54,7 @@ class Disk:
                     table[key] = row
 
     def in_order(self) -> list[Row]:
-        """The log in its order."""
+        """Return the log in its order."""
         return sorted(self.log.values(), key=_place)
 
 
@@ -70,11 +70,11 @@ class SimState:
         self._life = life
 
     def open(self) -> Row:
-        """The participant's row as it was written last."""
+        """Return the participant's row as it was written last."""
         return dict(self._disk.row)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Close nothing: there are no files."""
 
     def commit(self, batch: StateBatch) -> None:
         """Write a batch, unless something goes wrong.
@@ -108,31 +108,31 @@ class SimState:
             raise StateError("The disk fails.")
 
     def rows(self, name: str) -> list[Row]:
-        """All rows of a small table."""
+        """Return all rows of a small table."""
         table = self._disk.tables[name]
         return [table[key] for key in sorted(table)]
 
     def log_length(self) -> int:
-        """Messages of the log."""
+        """Count the messages of the log."""
         return len(self._disk.log)
 
     def log_ids(self, limit: int) -> Iterator[str]:
-        """The IDs of the oldest messages."""
+        """Yield the IDs of the oldest messages."""
         return (row["message_id"].decode() for row in self._disk.in_order()[:limit])
 
     def log_entries(self, skip: int) -> Iterator[tuple[int, str, str, bytes | None]]:
-        """The log without the oldest messages."""
+        """Yield the log without the oldest messages."""
         for row in self._disk.in_order()[skip:]:
             message_id, sender_id = row["message_id"].decode(), row["sender_id"].decode()
             yield row["lamport"] + LAMPORT_OFFSET, message_id, sender_id, row["hint"]
 
     def newest_ids(self, count: int) -> list[tuple[int, str]]:
-        """The messages that came last."""
+        """Return the messages that came last."""
         found = sorted((row["serial"], name) for name, row in self._disk.log.items())
         return found[::-1][:count]
 
     def unproven(self, limit: int) -> Iterator[tuple[str, int, str, bytes, str]]:
-        """The messages that cannot be proven and came last."""
+        """Yield the messages that cannot be proven and came last."""
         found = [row for row in self._disk.log.values() if row["proof"] in ("", "own")]
         for row in sorted(found, key=lambda row: -row["serial"])[:limit]:
             lamport, sender_id = _key(row)[0], row["sender_id"].decode()
@@ -140,13 +140,13 @@ class SimState:
             yield name, lamport, sender_id, content, row["proof"]
 
     def unproven_ids(self) -> Iterator[str]:
-        """The IDs of messages that are not proven."""
+        """Yield the IDs of messages that are not proven."""
         return (name for name, row in self._disk.log.items() if row["proof"] in ("", "own"))
 
     def page(
         self, limit: int, *, after: Key | None, before: Key | None, committed: int
     ) -> list[Row]:
-        """Messages of the log in order."""
+        """Return messages of the log in order."""
         known = self._disk.tables["acknowledged"]
         found = [
             {**row, "acknowledged_by": known.get(row["message_id"], {}).get("sender_id")}
@@ -158,7 +158,7 @@ class SimState:
         return [row for row in found if before is None or _key(row) < before][-limit:]
 
     def messages(self, message_ids: Sequence[str]) -> list[Row]:
-        """Messages of the log by their IDs."""
+        """Return messages of the log by their IDs."""
         self._member.world.mark("a message was read to answer others")
         return [self._disk.log[name] for name in message_ids if name in self._disk.log]
 

@@ -1,4 +1,4 @@
-"""What goes wrong in a group, and when: tasks that break things, and put them right in the end."""
+"""Tasks that break things in a group from time to time, and put them right in the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Somebody who publishes something else under genuine IDs, and what must hold of that.
+"""A publisher of other contents under genuine IDs.
 
 A forged message reaches everybody who the genuine one reaches, and some earlier: it leaves at the
 same moment, over a network that loses and delays; and once more later.
@@ -31,7 +31,7 @@ class Forger:
         self._seen: set[str] = set()
 
     def saw(self, message: Fetched) -> None:
-        """A message leaves its sender."""
+        """Note that a message leaves its sender."""
         world = self._world
         genuine = world.judge.read(message.payload)
         known = genuine.message_id in self._seen

@@ -1,21 +1,21 @@
-"""The judge of a group: knows what everybody said, and demands what must hold at every moment.
+"""The judge of a group, which has all messages and checks what must hold at every moment.
 
 1. Nothing is invented: what is delivered was said so, by whom it names; once in each log.
 2. A log is in the order of (Lamport timestamp, message ID), and an application that follows
    ``entries_after`` has the same.
 3. A message is delivered after all its causes; those that are not there it names, and they were
-   told as lost.
-4. Whoever is said to have a message by a history has delivered it; acknowledgements by filters
-   alone may be wrong about as often as they say.
-5. Who calls itself synced lacks nothing that it was shown, but for what it was told is lost.
+   reported as lost.
+4. A participant that a history says to have a message has delivered it; acknowledgements by
+   filters alone may be wrong about as often as they say.
+5. Who calls itself synced lacks nothing that it was shown, but for what was reported as lost.
 6. A message comes after all that its sender had delivered, but for clocks that were too far ahead.
 7. No clock is further ahead than allowed, and a sender's clock rises with every message.
 8. What is not acknowledged is sent again, in its time; and ends as acknowledged or given up.
-9. Nobody answers a request that it did not hear, nor one that somebody has answered meanwhile; but
-    what a filter of another lacked, and nobody has sent again, may be offered.
+9. No participant answers a request that it did not receive, nor one that another has answered
+   meanwhile; but what a filter of another lacked, and was not sent again, may be offered.
 10. What was written down comes back, with every message that had left or was said to be sent.
-11. Nobody sleeps longer than a participant may be silent, whatever its clock does.
-12. Nothing is given up right after a time in which nobody could look for it.
+11. No participant sleeps longer than a participant may be silent, whatever its clock does.
+12. Nothing is given up right after a time in which it could not be looked for.
 13. Nothing leaves, and nothing is shown to an application, before it is written down; and what was
     said once is never published under two IDs.
 14. What is shown to an application is the log, without gap and duplicate.
@@ -23,10 +23,10 @@
 16. What is written down and may leave does so at once.
 17. Nothing is tried again without a pause, and no more is under way or waits than may.
 18. Who leaves does so in time, and nothing of it goes on.
-19. Who has caught up with a peer lacks nothing of that peer's newest filter, but what it knows to
-    be missing or lost.
+19. Who has caught up with a peer lacks nothing of that peer's newest filter, but what it notes as
+    missing or lost.
 20. A forged message is in a log only as one that is not proven, and only until the genuine one
-    comes; nobody sends it to others after that, and no genuine message is called forged.
+    comes; none sends it to others after that, and no genuine message is called forged.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class GroupJudge:
         }
 
     def read(self, payload: bytes) -> SdsMessage:
-        """A message by its bytes."""
+        """Return a message by its bytes."""
         message = self._read.get(payload)
         if message is None:
             message = self._read[payload] = decode_message(payload)
@@ -142,7 +142,7 @@ class GroupJudge:
     # Lives
 
     def booted(self, view: View, participant: Participant, disk: Disk, now_ms: int) -> None:
-        """A life begins from what was written down (rule 10)."""
+        """Check a life that begins from what was written down (rule 10)."""
         core, ledger = participant.core, participant.ledger
         entries = list(core.log.entries())
         view.keys = [entry.key for entry in entries]
@@ -185,17 +185,17 @@ class GroupJudge:
         view.attend(now_ms)
 
     def stopped(self, view: View, left: Sequence[object]) -> None:
-        """A participant has left (rule 18)."""
+        """Check a participant that has left (rule 18)."""
         _demand(not left, f"tasks are left of {view.name}: {left}")
 
     def stays(self, view: View) -> None:
-        """A participant ought to have left, and has not (rule 18)."""
+        """Fail: a participant ought to have left, and has not (rule 18)."""
         _demand(False, f"{view.name} does not leave")
 
     # What its driver does
 
     def saved(self, view: View, disk: Disk, batch: StateBatch) -> None:
-        """A transaction was written (rule 15)."""
+        """Check a transaction that was written (rule 15)."""
         gap_ns: int | None = disk.row["gap_from_ns"]
         for row in batch.rows["cursors"].values():
             if row is not None and row["cursor"] in view.handed:
@@ -210,30 +210,30 @@ class GroupJudge:
                 view.ready[name] = self._now_ns()
 
     def _passed(self, view: View, disk: Disk, cursor: bytes, gap_ns: int | None) -> None:
-        held = disk.log.keys() | self._waiting(disk)
+        saved = disk.log.keys() | self._waiting(disk)
         for known in list(view.handed):
             messages = view.handed.pop(known)
             lacking = [
                 name
                 for time_ns, name in messages
-                if name not in held and (gap_ns is None or time_ns < gap_ns)
+                if name not in saved and (gap_ns is None or time_ns < gap_ns)
             ]
             _demand(not lacking, f"{view.name} has a cursor past {len(lacking)} unsaved messages")
             if known == cursor:
                 return
 
     def handed(self, view: View, page: FeedPage) -> None:
-        """A feed gives a page."""
+        """Note a page of a feed."""
         messages = self._content(page.messages)
         if messages:
             view.handed[page.cursor] = messages
 
     def scans(self, view: View, messages: Iterable[Fetched], commits: int) -> None:
-        """A scan begins, which will bring these; so many batches are older."""
+        """Note a scan that will bring these messages; so many batches are older."""
         view.scanned, view.scanned_after = self._content(messages), commits
 
     def left(self, view: View, disk: Disk, messages: Sequence[Fetched]) -> None:
-        """A participant publishes a batch (rules 13 and 17)."""
+        """Check a batch that a participant publishes (rules 13 and 17)."""
         under_way = f"{view.name} has {view.unanswered} batches under way"
         _demand(view.unanswered <= MAX_REQUESTS_IN_FLIGHT, under_way)
         for each in messages:
@@ -254,7 +254,7 @@ class GroupJudge:
             _demand(not unsaved, f"what {view.name} publishes leaves before it is saved")
 
     def shown(self, view: View, disk: Disk, message: Message) -> None:
-        """An application is shown a message (rules 13 and 14)."""
+        """Check a message that an application is shown (rules 13 and 14)."""
         name = message.message_id[:10]
         forged = self.forged_as(message.message_id, message.content)
         # A forged one may be withdrawn already when its reader comes to it.
@@ -274,14 +274,14 @@ class GroupJudge:
 
     @staticmethod
     def hidden(view: View, event: Withdrawn) -> None:
-        """An application is told that a message is forged; it may not have shown it."""
+        """Note that an application is notified of a forged message, which it may not have shown."""
         key = event.lamport, event.message_id
         view.withdrawn.discard(key)
         if key in view.shown_keys:
             view.shown_keys.remove(key)
 
     def tried(self, view: View, what: str, now_ns: int) -> None:
-        """A participant makes a call, or a transaction of it has failed (rule 17)."""
+        """Check the rate of a participant's calls and failed transactions (rule 17)."""
         most = _MOST_SCANS if what == SCAN else _MOST_TRIES
         times = view.tries.setdefault(what, deque(maxlen=most))
         often = len(times) == most and now_ns - times[0] < NS_PER_S
@@ -299,30 +299,30 @@ class GroupJudge:
     # What its core does
 
     def stepped(
-        self, view: View, channel: MessageChannel, now_ms: int, heard: SdsMessage | None
+        self, view: View, channel: MessageChannel, now_ms: int, received: SdsMessage | None
     ) -> None:
-        """A channel has been given something: a message, or anything else (rules 7 and 9)."""
+        """Check a channel after an input: a message, or anything else (rules 7 and 9)."""
         view.latest_ms = max(view.latest_ms, now_ms)
         view.attend(now_ms)
-        if heard is None:
+        if received is None:
             view.ticks += 1
-        elif self.forged_as(heard.message_id, heard.content) is None:
-            view.asked.pop(heard.message_id, None)
-            view.lacking.discard(heard.message_id)
+        elif self.forged_as(received.message_id, received.content) is None:
+            view.asked.pop(received.message_id, None)
+            view.lacking.discard(received.message_id)
         ahead = view.latest_ms + view.config.max_clock_ahead_ms + view.ticks
         _demand(
             channel.clock.value <= ahead,
             f"the clock of {view.name} is {channel.clock.value - view.latest_ms} ms ahead",
         )
 
-    def saw(self, view: View, event: Event, heard: SdsMessage | None) -> None:
-        """A channel has said something."""
+    def saw(self, view: View, event: Event, received: SdsMessage | None) -> None:
+        """Check an event of a channel."""
         look = self._saw.get(type(event))
         if look is not None:
-            look(view, event, heard)
+            look(view, event, received)
 
     def caught_up(self, view: View, event: CaughtUp, channel: MessageChannel) -> None:
-        """A channel knows of all that a peer has (rule 19), as far back as it can compare."""
+        """Check a channel that reports that it has all of a peer (rule 19)."""
         newest = view.filters.get(event.sender_id)
         if newest is None or newest.bloom_filter is None:
             return
@@ -343,17 +343,17 @@ class GroupJudge:
         most = 0 if shape.error_rate < _EXACT else 1
         _demand(len(lacking) <= most, f"{view.name} has caught up and lacks {len(lacking)}")
 
-    def ended_step(self, view: View, channel: MessageChannel, heard: SdsMessage | None) -> None:
-        """A step is over (rules 5 and 20); ``heard`` was not refused."""
-        if heard is not None and heard == self.made.get(heard.message_id, None):
-            kept = heard.message_id in view.deceived
+    def ended_step(self, view: View, channel: MessageChannel, received: SdsMessage | None) -> None:
+        """Check a channel after a step (rules 5 and 20); ``received`` was not refused."""
+        if received is not None and received == self.made.get(received.message_id, None):
+            kept = received.message_id in view.deceived
             _demand(not kept, f"{view.name} keeps a forged message after the genuine one came")
         if view.shown and not channel.incoming.waiting:
             lacking = view.shown - view.lost
             _demand(not lacking, f"{view.name} calls itself synced and lacks {len(lacking)}")
 
     def spoke(self, view: View, reason: Reason, message: SdsMessage, now_ns: int) -> None:
-        """A participant broadcasts (rules 6 to 8)."""
+        """Check a broadcast of a participant (rules 6 to 8)."""
         message_id, lamport = message.message_id, message.lamport or 0
         if reason is Reason.CONTENT:
             _demand(message_id not in self.made, f"{view.name} uses {message_id[:10]} again")
@@ -376,7 +376,7 @@ class GroupJudge:
 
     @staticmethod
     def slept(view: View, delay_ms: int) -> None:
-        """A participant wants to be woken after so many milliseconds (rule 11)."""
+        """Check the delay after which a participant wants to be woken (rule 11)."""
         _demand(
             delay_ms <= max(view.config.sync_at_least_ms, 1),
             f"{view.name} sleeps for {delay_ms} ms",
@@ -415,7 +415,7 @@ class GroupJudge:
                 _demand(not late, f"{view.name} keeps {message_id[:10]} back")
 
     def unequal(self, views: list[View]) -> str:
-        """Who lacks what without having been told, as a sentence; empty if nobody does."""
+        """Return a sentence about a log that lacks messages without notice; empty if none does."""
         everything = set().union(*(view.ids for view in views))
         for view in views:
             lacking = everything - view.ids - view.lost
@@ -502,7 +502,7 @@ class GroupJudge:
         view.searched.append(event.since_ms * NS_PER_MS)
 
     def _capped(self, view: View, event: Event, _: SdsMessage | None) -> None:
-        """The clock need not follow the message that is delivered next."""
+        """Note that the clock need not follow the message that is delivered next."""
         assert isinstance(event, ClockCapped)
         view.capped = event.message_id
 

@@ -1,7 +1,7 @@
-"""A participant's way to its channel: what others broadcast, and a store node over the network.
+"""A participant's link to its channel: broadcasts of others, and a store node over the network.
 
 Without a store node a link remembers nothing: what its feed does not bring is gone. Where
-participants follow their store, the feed is a call; else it is what they hear of each other.
+participants follow their store, the feed is a call; else it is the broadcasts of the others.
 """
 
 from __future__ import annotations
@@ -31,37 +31,37 @@ from storenode.sds.codec import Entry
 if TYPE_CHECKING:
     from sim.groups.member import Member
 
-MAX_HEARD: Final = 1_000
+MAX_RECEIVED: Final = 1_000
 """Letters that wait for a feed to be read; the oldest make room."""
 
 
 class Radio:
-    """What a participant hears of the others while a feed is open."""
+    """The broadcasts that reach a participant while a feed is open."""
 
     def __init__(self) -> None:
-        self._heard: deque[Fetched] = deque(maxlen=MAX_HEARD)
+        self._received: deque[Fetched] = deque(maxlen=MAX_RECEIVED)
         self._news = asyncio.Event()
         self._open = 0
 
     def hear(self, message: Fetched) -> None:
         """Keep a letter for the feed, if there is one."""
         if self._open:
-            self._heard.append(message)
+            self._received.append(message)
             self._news.set()
 
     async def pages(self) -> AsyncGenerator[list[Fetched], None]:
-        """What is heard from now on; the first page at once."""
+        """Yield what is broadcast from now on; the first page at once."""
         self._open += 1
         try:
             while True:
-                page, self._heard = list(self._heard), deque(maxlen=MAX_HEARD)
+                page, self._received = list(self._received), deque(maxlen=MAX_RECEIVED)
                 yield page
                 self._news.clear()
-                if not self._heard:
+                if not self._received:
                     await self._news.wait()
         finally:
             self._open -= 1
-            self._heard.clear()
+            self._received.clear()
 
 
 class GroupLink(Link):
@@ -84,7 +84,7 @@ class GroupLink(Link):
         return self
 
     async def close(self) -> None:
-        """Calls end with those who made them."""
+        """Close nothing: calls end with the tasks that made them."""
 
     async def publish(
         self, batches: AsyncIterator[Sequence[Outbound]]
@@ -105,7 +105,7 @@ class GroupLink(Link):
         raise TransportError(f"{self.name} ended the stream of publishing.")
 
     async def follow(self, cursor: bytes) -> AsyncGenerator[FeedPage, None]:
-        """The store's feed, or what the others say; that has no past, and serves no cursor."""
+        """Yield the store's feed, or the broadcasts, which have no past and serve no cursor."""
         self._begin(FOLLOW)
         pages = self._of_store(cursor) if self._world.scenario.follow else self._of_others(cursor)
         async with aclosing(pages):
@@ -115,7 +115,7 @@ class GroupLink(Link):
                 yield page
 
     async def scan(self, since_ns: int) -> AsyncGenerator[Sequence[Fetched], None]:
-        """All that the store holds from a time on."""
+        """Yield all that the store has from a time on."""
         if self._node is not None:
             shelf = self._world.store_named(self._node).shelf
             self._member.scans(since_ns, shelf.since(since_ns)[0])
@@ -124,17 +124,17 @@ class GroupLink(Link):
                     yield page
 
     def by_hint(self, hints: Sequence[bytes]) -> AsyncGenerator[Sequence[Fetched], None]:
-        """From the store."""
+        """Yield messages of the store by hint."""
         return self._pages(QUERY, tuple(hints))
 
     def by_id(self, entries: Sequence[Entry]) -> AsyncGenerator[Sequence[Fetched], None]:
-        """From the store."""
+        """Yield messages of the store by ID."""
         return self._pages(LOOKUP, entries)
 
     def closure(
         self, heads: Sequence[Entry], known_ids: Sequence[str]
     ) -> AsyncGenerator[Sequence[Fetched], None]:
-        """From the store."""
+        """Yield the causal history of messages from the store."""
         self._world.mark("a causal history was asked for")
         return self._pages(HISTORY, heads, known_ids)
 
@@ -178,7 +178,7 @@ class GroupLink(Link):
     async def _left(
         self, batches: AsyncIterator[Sequence[Outbound]]
     ) -> AsyncGenerator[list[Fetched], None]:
-        """Batches as they leave the participant; the others hear them."""
+        """Yield batches as they leave the participant, and broadcast them."""
         world, member = self._world, self._member
         view = member.view
         while True:
@@ -244,7 +244,7 @@ class GroupLink(Link):
 
 
 async def _next(end: End, timeout_s: float | None) -> Any:  # noqa: ANN401 - a page of any call
-    """The next page of a call; None after the last.
+    """Return the next page of a call; None after the last.
 
     Raises:
         Closed: the call ended with an error.

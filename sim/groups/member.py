@@ -1,6 +1,6 @@
-"""A participant: what stays of it over its lives, and one life of the shipped participant.
+"""A participant: its state over its lives, and one life of the shipped participant.
 
-Its application says things, and reads the log and what comes after as any application does. A
+Its application sends messages, and reads the log and what comes after as any application does. A
 life ends when it leaves, or with a crash: then all is gone that no transaction has written.
 """
 
@@ -44,12 +44,12 @@ LEAVE_NS: Final = 30 * NS_PER_S
 
 
 class Member(Caller):
-    """One participant; a `sim.network.Host`.
+    """A participant; a `sim.network.Host`.
 
     Attributes:
         participant: of its present life; None while it is off.
         disk: what is written down of it.
-        view: what the judge knows of it.
+        view: the judge's view of it.
         life: the present or the last one.
     """
 
@@ -74,11 +74,11 @@ class Member(Caller):
 
     @property
     def now_ms(self) -> int:
-        """What it takes for the time, in milliseconds."""
+        """The time of its clock, in milliseconds."""
         return self.clock.unix_ns() // NS_PER_MS
 
     def note(self, what: str) -> None:
-        """Something happened here."""
+        """Note an event in the trace."""
         self.world.trace.note(self.name, what)
 
     # Lives
@@ -124,7 +124,7 @@ class Member(Caller):
 
     @property
     def stays(self) -> bool:
-        """Whether it takes part, and is not about to leave."""
+        """True if it takes part, and is not about to leave."""
         return self.participant is not None and not self._leaving.is_set()
 
     async def _live(self, life: Life) -> None:
@@ -159,7 +159,7 @@ class Member(Caller):
     # Its application
 
     def say(self, content: bytes) -> None:
-        """The user says something."""
+        """Send a message of the user."""
         assert self._channel is not None
         self.world.loop.begin(self.life, self._say(self._channel, content))
 
@@ -189,13 +189,13 @@ class Member(Caller):
     # What others do
 
     def receive(self, sender: str, letter: object) -> None:  # noqa: ARG002 - as of every host
-        """Hear somebody's broadcast; what comes while it is off is lost."""
+        """Receive a broadcast; what comes while it is off is lost."""
         assert isinstance(letter, Fetched)
         if self.participant is not None:
             self.radio.hear(letter)
 
     def jump(self, offset_ns: int) -> None:
-        """Somebody sets the clock."""
+        """Set the clock."""
         self.clock.offset_ns = offset_ns
         self.note(f"has its clock set to {offset_ns // NS_PER_MS} ms ahead")
         self.view.clock_was_set(self.world.timeline.now_ns, self.now_ms)
@@ -203,7 +203,7 @@ class Member(Caller):
     # What the judge sees
 
     def scans(self, since_ns: int, messages: Iterable[Fetched]) -> None:
-        """A scan begins, which will bring these; what else is searched for closes no gap."""
+        """Note a scan that will bring these messages; another search closes no gap."""
         task = asyncio.current_task()
         if since_ns in self.view.searched:
             self.view.searched.remove(since_ns)
@@ -219,25 +219,25 @@ class Member(Caller):
         def one_by_one(now_ms: int, packets: Iterable[Packet]) -> list[Event]:
             events: list[Event] = []
             for packet in packets:
-                heard = self.world.judge.read(packet.payload)
-                self.world.heard += 1
-                self.world.heard_bytes += len(packet.payload)
-                events += self._judged(core, receive(now_ms, [packet]), heard)
+                received = self.world.judge.read(packet.payload)
+                self.world.received += 1
+                self.world.received_bytes += len(packet.payload)
+                events += self._judged(core, receive(now_ms, [packet]), received)
             return events
 
-        def ticked(now_ms: int, chance: object) -> list[Event]:
-            events = self._judged(core, tick(now_ms, chance))
+        def tick_watched(now_ms: int, rng: object) -> list[Event]:
+            events = self._judged(core, tick(now_ms, rng))
             self.view.ticked_ns = self.world.timeline.now_ns
             return events
 
-        def asked(chance: object) -> int:
-            due_ms: int = next_due_ms(chance)
+        def due_watched(rng: object) -> int:
+            due_ms: int = next_due_ms(rng)
             if self.view.ticked_ns == self.world.timeline.now_ns:
                 with self.world.judging():
                     self.world.judge.slept(self.view, due_ms - self.now_ms)
             return due_ms
 
-        core.receive, core.tick, core.next_due_ms = one_by_one, ticked, asked
+        core.receive, core.tick, core.next_due_ms = one_by_one, tick_watched, due_watched
         for name in ("send", "published"):
             setattr(core, name, self._watched(core, getattr(core, name)))
         core.abandon = self._watched(core, core.abandon, abandoned=True)
@@ -258,17 +258,17 @@ class Member(Caller):
         self,
         core: MessageChannel,
         events: list[Event],
-        heard: SdsMessage | None = None,
+        received: SdsMessage | None = None,
         *,
         abandoned: bool = False,
     ) -> list[Event]:
         world, view = self.world, self.view
         judge = world.judge
         with world.judging():
-            judge.stepped(view, core, self.now_ms, heard)
+            judge.stepped(view, core, self.now_ms, received)
             view.abandons = abandoned
             for event in events:
-                judge.saw(view, event, heard)
+                judge.saw(view, event, received)
                 if isinstance(event, CaughtUp):
                     judge.caught_up(view, event, core)
                 if isinstance(event, Broadcast):
@@ -277,5 +277,5 @@ class Member(Caller):
                     judge.spoke(view, event.reason, message, world.timeline.now_ns)
                     self.note(f"{event.reason.value} {message.message_id[:10]}")
             refused = any(isinstance(event, Refused) for event in events)
-            judge.ended_step(view, core, None if refused else heard)
+            judge.ended_step(view, core, None if refused else received)
         return events

@@ -1,4 +1,4 @@
-"""What a run of a group is made of, drawn from its seed.
+"""The scenario of a run of a group, drawn from its seed.
 
 Small groups have few kinds of fault each, and much of those; large ones have the share of lost
 messages that people ask about, a partition, late joiners and restarts.
@@ -27,14 +27,14 @@ _CHANNEL: Final = "room"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupFaults:
-    """What goes wrong. Shares are of all cases; ``..._every_ns`` is a mean distance, 0: never.
+    """The faults of a run. Shares are of all cases; ``..._every_ns`` is a mean distance, 0: never.
 
     ``lost`` and ``twice``: of what one participant broadcasts to another. ``breaks``: of frames
     of calls. Of a participant's transactions, ``refused_saves`` fail, ``doubtful_saves`` are
     written and fail, and a participant crashes before ``save_crashes`` are written, and after
     ``send_crashes``. ``commit_crashes``: of batches, after which a store is gone before it says
-    that it has them. ``skew_ns``: how far a clock may be off. ``forged``: of messages, whose ID
-    somebody publishes something else under.
+    that it has them. ``skew_ns``: how far a clock may be off. ``forged``: of messages, under whose
+    ID something else is published.
     """
 
     lost: float = 0.0
@@ -60,10 +60,10 @@ NO_FAULTS: Final = GroupFaults()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupScenario:
-    """One run; durations in nanoseconds.
+    """The parameters of a run; durations in nanoseconds.
 
     ``stores``: how many store nodes there are; ``follow``: participants follow one, else they
-    hear each other's broadcasts. ``pull_ns``: how often a store fetches what another one has, 0:
+    receive each other's broadcasts. ``pull_ns``: how often a store fetches what another one has, 0:
     never; ``drift_ns``: how far from its own time a message's may be. ``joins_ns[i]``: when
     participant i joins first. ``messages`` are said over ``talk_ns``, in bursts of up to
     ``burst``. ``config`` is of all participants, but for their names and their filters, of which
@@ -88,12 +88,12 @@ class GroupScenario:
 
     @property
     def size(self) -> int:
-        """How many participants there are."""
+        """The number of participants."""
         return len(self.joins_ns)
 
 
 def drawn_group(rng: Rng, size: int, *, with_store: bool) -> GroupScenario:
-    """A scenario for so many participants, with store nodes or without."""
+    """Draw a scenario for so many participants, with store nodes or without."""
     small = size <= SMALL_GROUP
     stores = rng.choice((1, 2)) if with_store else 0
     follow = rng.choice((False, True)) and stores > 0 and small
@@ -140,7 +140,7 @@ def drawn_group(rng: Rng, size: int, *, with_store: bool) -> GroupScenario:
 
 
 def fixed_group(rng: Rng, size: int, *, with_store: bool) -> GroupScenario:
-    """A scenario of the same conversation for any size, so that sizes compare.
+    """Return a scenario of the same conversation for any size, so that sizes compare.
 
     Participants and stores have the options that ship. Of what participants broadcast to each
     other a fifth is lost; each crashes every two hours in the mean, and a tenth joins late.
@@ -190,7 +190,7 @@ def _config(
     follow: bool,
     repair: bool,
 ) -> ChannelConfig:
-    """Times grow with the group, so that it does not talk about itself all the time."""
+    """Draw options, whose times grow with the group so that it is not busy with itself."""
     unit = 1 if size <= SMALL_GROUP else 4 if size <= LARGE_GROUP else 16
     quiet = 1 if size <= LARGE_GROUP else 5
     groups = max(size // 20, 1)
@@ -222,7 +222,7 @@ def _config(
 
 
 def _filters(shape: FilterShape, messages: int) -> tuple[FilterShape, ...]:
-    """Other sizes and numbers of hashes in one of three groups.
+    """Return other sizes and numbers of hashes in one of three groups.
 
     Each length in bytes has one shape: a filter of the own length is taken for one of the own shape
     as long as it does not hold enough to be known for another.

@@ -27,12 +27,12 @@ class Shelf:
     """Messages of one channel; nothing leaves it.
 
     Attributes:
-        held: hint -> message.
+        stored: hint -> message.
         order: all of them, as they were stored.
     """
 
     def __init__(self, channel_id: str, limits: RequestLimits) -> None:
-        self.held: dict[bytes, Fetched] = {}
+        self.stored: dict[bytes, Fetched] = {}
         self.order: list[Fetched] = []
         self._channel_id = channel_id.encode()
         self._limits = limits
@@ -41,9 +41,9 @@ class Shelf:
 
     def add(self, message: Fetched) -> bool:
         """Store a message; False when it is there."""
-        if message.hint in self.held:
+        if message.hint in self.stored:
             return False
-        self.held[message.hint] = message
+        self.stored[message.hint] = message
         self.order.append(message)
         claim = _claim(message)
         self._claims[message.hint] = claim
@@ -57,7 +57,7 @@ class Shelf:
 
     def by_hint(self, hints: Iterable[bytes]) -> tuple[list[Fetched], bool]:
         """Return stored messages by their hints; never truncated."""
-        return [self.held[hint] for hint in hints if hint in self.held], False
+        return [self.stored[hint] for hint in hints if hint in self.stored], False
 
     def by_id(self, entries: Sequence[Entry]) -> tuple[list[Fetched], bool]:
         """Return the messages that claim some IDs; True: an ID has more claimants."""
@@ -66,7 +66,7 @@ class Shelf:
         answer: ClaimAnswer | None = None
         while (read := lookup.step(answer)) is not None:
             answer = self._answer(read)
-        return [self.held[found[2]] for found in lookup.messages], lookup.truncated
+        return [self.stored[found[2]] for found in lookup.messages], lookup.truncated
 
     def causes(self, heads: Sequence[Entry], known: Sequence[str]) -> tuple[list[Fetched], bool]:
         """Return heads and all their causes, parents first; True: a limit ended the walk."""
@@ -84,7 +84,7 @@ class Shelf:
         answer: ClaimAnswer | None = None
         while (effect := walk.step(answer)) is not WalkState.DONE:
             answer = self._answer(effect) if isinstance(effect, ClaimQuery) else None
-        found = [self.held[walk.taken[number][2]] for number in walk.parents_first()]
+        found = [self.stored[walk.taken[number][2]] for number in walk.parents_first()]
         return found, walk.truncated
 
     def _answer(self, read: ClaimQuery) -> ClaimAnswer:

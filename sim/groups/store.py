@@ -36,7 +36,7 @@ HISTORY: Final = "GetCausalHistory"
 
 
 def taken(message: Outbound) -> Fetched:
-    """A message as whoever takes it has it."""
+    """Return a message as its receivers have it."""
     payload, time_ns = message.payload, message.timestamp_ns
     if message.ephemeral:
         return Fetched(payload, b"", time_ns)
@@ -45,7 +45,7 @@ def taken(message: Outbound) -> Fetched:
 
 
 class StoreNode:
-    """One store node; a `sim.network.Host`."""
+    """A store node; a `sim.network.Host`."""
 
     def __init__(self, world: GroupWorld, number: int) -> None:
         self.name = f"s{number}"
@@ -58,7 +58,7 @@ class StoreNode:
 
     @property
     def identity(self) -> Identity | None:
-        """Who answers; None while it is off."""
+        """The identity that answers; None while it is off."""
         return self._who if self.up else None
 
     def start(self) -> None:
@@ -91,10 +91,10 @@ class StoreNode:
         return True
 
     def receive(self, sender: str, letter: object) -> None:
-        """Hear nothing of what participants say to each other."""
+        """Receive no broadcasts."""
 
     def hear(self, message: Fetched) -> None:
-        """Store what somebody publishes who takes no part."""
+        """Store a message of an outsider."""
         if self.up:
             self._store(message)
             self._stir()
@@ -176,7 +176,7 @@ class StoreNode:
         end.finish()
 
     async def _pull(self) -> None:
-        """Come to hold what the other nodes hold, as reconciliation does."""
+        """Fetch what the other nodes have, as reconciliation does."""
         world = self._world
         while True:
             await asyncio.sleep(world.scenario.pull_ns / NS_PER_S * world.rng.uniform(0.5, 1.5))

@@ -1,4 +1,4 @@
-"""What the judge of a group knows of one participant."""
+"""The judge's view of one participant."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from storenode.sds.pages import Key
 
 
 class View:
-    """What the judge knows of one participant.
+    """The judge's view of one participant.
 
     Attributes:
         keys: the log as its application has it.
         shown: causes that it was shown and that are not in its log.
-        lost: what it was told is lost.
+        lost: what was reported to it as lost.
         deceived: forged messages that are in its log; withdrawn: those that left it, and of which
-            its application is not told yet.
+            its application is not notified yet.
         replaced: IDs of all that left it, of which the genuine message may wait for its causes.
-        lacking: what a filter of another lacked, and nobody has sent again.
+        lacking: what a filter of another lacked, and was not sent again.
         sent_ns: own unacknowledged messages -> when they were sent last.
         given_up: own messages that were never acknowledged.
         promised: what `Channel.send` has returned for; left: own messages that have left.
@@ -28,7 +28,7 @@ class View:
         handed: pages of a feed of which no cursor is written: cursor -> content.
         scanned: what a scan must bring before the gap is closed.
         searched: since when it searches for what peers show; such a scan closes no gap.
-        filters: the newest message with a filter of each peer that was heard in this life.
+        filters: the newest message with a filter of each peer in this life.
         ready: own messages that are written down and have not left -> since when.
         listens: whether a stream is ready for them; waits_ns: since when at the latest.
         unanswered: batches that have left.
@@ -73,12 +73,12 @@ class View:
         self.tries: dict[str, deque[int]] = {}
 
     def clock_was_set(self, now_ns: int, now_ms: int) -> None:
-        """Times that were to come count from now on."""
+        """Count times that were to come from now on."""
         self.latest_ms = max(self.latest_ms, now_ms)
         self.sent_ns = dict.fromkeys(self.sent_ns, now_ns)
 
     def attend(self, now_ms: int) -> None:
-        """Somebody looks after the channel at this time of its clock."""
+        """Note that the channel is served at this time of its clock."""
         leap_ms, self.last_ms = now_ms - self.last_ms, now_ms
         if leap_ms > UNATTENDED_SWEEPS * self.config.missing_every_ms:
             self.attended_ms = now_ms

@@ -24,15 +24,16 @@ _PATIENCE_ROUNDS: Final = 40
 
 @dataclass(frozen=True, slots=True)
 class GroupSummary:
-    """What a run came to.
+    """The result of a run.
 
     ``settling_ns``: from the end of the faults until all logs were equal. ``broadcasts``: of all
-    participants, resends, sync messages and answers included; ``heard``: how often one of them
-    came to somebody, from others or from a store, and ``heard_bytes`` of all that.
+    participants, resends, sync messages and answers included; ``received``: how often one of
+    them reached a participant, from others or from a store, and ``received_bytes`` of all that.
     ``store_calls``: what stores were asked for, by method, and what was published to them.
-    ``lost``: messages that somebody was told are lost and lacks. ``deceived``: how often a forged
-    message is in a log in the end, as one that is not proven. ``wrong`` acknowledgements by
-    filters, of ``expected``. ``marks``: how often something rare happened.
+    ``lost``: messages that a participant lacks and that were reported to it as lost.
+    ``deceived``: how often a forged message is in a log in the end, as one that is not proven.
+    ``wrong`` acknowledgements by filters, of ``expected``. ``marks``: how often something rare
+    happened.
     """
 
     digest: str
@@ -43,8 +44,8 @@ class GroupSummary:
     stores: int
     messages: int
     broadcasts: Mapping[str, int]
-    heard: int
-    heard_bytes: int
+    received: int
+    received_bytes: int
     store_calls: Mapping[str, int]
     lost: int
     deceived: int
@@ -72,7 +73,7 @@ class GroupWorld(Stage):
         self.stores = [StoreNode(self, number) for number in range(scenario.stores)]
         self.members = [Member(self, number) for number in range(scenario.size)]
         self.connect([*self.stores, *self.members])
-        self.heard = self.heard_bytes = 0
+        self.received = self.received_bytes = 0
         self.store_calls: Counter[str] = Counter()
         self._turn = 0
         self._number = 0
@@ -113,7 +114,7 @@ class GroupWorld(Stage):
 
     @contextmanager
     def judging(self) -> Iterator[None]:
-        """Around what the judge is told inside a participant, which cannot hide what it says."""
+        """Fail the run with what the judge raises in a block inside a participant."""
         try:
             yield
         except Exception as error:
@@ -264,8 +265,8 @@ class GroupWorld(Stage):
             stores=len(self.stores),
             messages=len(everything),
             broadcasts=dict(sorted(self.broadcasts.items())),
-            heard=self.heard,
-            heard_bytes=self.heard_bytes,
+            received=self.received,
+            received_bytes=self.received_bytes,
             store_calls=dict(sorted(self.store_calls.items())),
             lost=sum(map(len, lost)),
             deceived=sum(len(member.view.deceived) for member in self.members),

@@ -1,4 +1,4 @@
-"""How long a simulated year is, and what happens in it; and the scenario that follows."""
+"""The calendar of a simulated year, and the scenario that follows from it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from typing import Final
 from reconcile.algorithm.plan import Tuning
 from reconcile.limits import SessionLimits, SummaryLimits
 from sim.rng import Rng
-from sim.scenario import Faults, Scenario, drawn
+from sim.scenario import HOUR_NS, Faults, Scenario, drawn
 from store.domain.partitioning import DAY_NS
 from store.sync.limits import IndexLimits, TransferLimits
 from storenode.message.limits import NS_PER_S
 
 STORES: Final = 3
-HOUR_NS: Final = 3_600 * NS_PER_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,35 +25,17 @@ class Calendar:
 
     @property
     def retention_ns(self) -> int:
-        """Age at which messages are dropped."""
+        """The age at which messages are dropped."""
         return self.month_days * DAY_NS
 
-    @property
-    def certificate_days(self) -> int:
-        """How long a certificate is valid."""
-        return 3 * self.month_days
-
     def upgrades(self, day: int) -> int | None:
-        """Which of the two phases of an upgrade is on this day: 0, 1, or None."""
+        """Return the phase of an upgrade that is on this day: 0, 1, or None."""
         in_month = day % self.month_days
         return in_month - 1 if in_month in (1, 2) else None
 
-    def archive_is_away(self, day: int) -> bool:
-        """The archive cannot be written for longer than messages are kept, in the first months."""
-        return self.month_days // 2 <= day < 2 * self.month_days
-
-    def renewed_with(self, day: int) -> int:
-        """How many days are left of a certificate that is renewed on this day.
-
-        Those that end in the second half are renewed too late.
-        """
-        middle = self.days // 2 - self.month_days // 3
-        late = middle <= day < middle + self.certificate_days
-        return -self.month_days // 3 if late else self.certificate_days // 3
-
     @property
     def replaced_on(self) -> int:
-        """When the last node is replaced, and what it holds is thrown away."""
+        """The day on which the last node is replaced, and what it stores is thrown away."""
         return self.days // 3
 
 
@@ -63,7 +44,7 @@ SHORT: Final = Calendar(days=36, month_days=9)
 
 
 def scenario_of(rng: Rng) -> Scenario:
-    """Three stores that call each other: the faults of the year are those of its calendar."""
+    """Return three stores that call each other: the faults of the year are in its calendar."""
     everyone = [tuple(other for other in range(STORES) if other != one) for one in range(STORES)]
     return replace(
         drawn(rng, STORES),

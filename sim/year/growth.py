@@ -1,6 +1,6 @@
-"""What a node holds in memory and in its store, day by day; nothing of it may grow with the days.
+"""Counts of a node's memory and store, day by day, which may not grow with the days.
 
-Memory is counted in objects, from what a node's process has on: `gc` tells what refers to what.
+Memory is counted in objects that a node's process refers to, as `gc` finds them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ the new one has few commits at first."""
 
 
 def objects_of(roots: Iterable[object]) -> int:
-    """How many objects can be reached; those of arrays count by their size."""
+    """Count the objects that can be reached; those of arrays count by their size."""
     seen: dict[int, object] = {}
     left: list[Any] = list(roots)
     count = 0
@@ -79,7 +79,7 @@ class Growth:
 
     @staticmethod
     def medians(counts: list[int]) -> tuple[float, float]:
-        """Of the second and of the last quarter."""
+        """Return the medians of the second and of the last quarter."""
         quarter = max(1, len(counts) // 4)
         return statistics.median(counts[quarter : 2 * quarter]), statistics.median(
             counts[-quarter:]

@@ -3,9 +3,7 @@
 What must hold besides the rules of `sim.judge`:
 
 1. Nothing grows: not what a node has in memory, not its commits, statements and partitions.
-2. Nothing is lost: in the end each store holds everything of its retention that was acknowledged,
-   and what is older is in the archive of the first store, which drops nothing before.
-3. Certificates that have ended keep peers apart, and nothing longer than they do.
+2. Nothing is lost: in the end each store has everything of its retention that was acknowledged.
 """
 
 from __future__ import annotations
@@ -20,12 +18,13 @@ from sim.intake import Client
 from sim.judge import Violation
 from sim.limits import NS_PER_S
 from sim.node import Node
+from sim.peering import Peering
+from sim.process import Process
 from sim.rng import Rng
 from sim.world import World
 from sim.year.calendar import Calendar, scenario_of
 from sim.year.growth import Growth, objects_of
-from sim.year.keeping import Archive
-from sim.year.node import YearNode
+from sim.year.partitions import Partitions, maintain
 from store.domain.partitioning import DAY_NS
 
 _UNDER_WAY_NS: Final = 30 * NS_PER_S
@@ -34,22 +33,41 @@ _CRASH_EVERY_DAYS: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class YearSummary:
-    """What a year came to; ``grew``: by name, the medians of its second and last quarter."""
+    """The result of a year; ``grew``: by name, the medians of its second and last quarter."""
 
     days: int
     events: int
     messages: int
-    archived: int
     dropped: int
     sessions: int
-    refused: int
     upgrades: int
     crashes: int
     grew: dict[str, tuple[float, float]]
 
 
+class YearNode(Node):
+    """A node with the partitions of its store, which is upgraded now and then."""
+
+    def __init__(self, world: YearWorld, number: int, database: Database) -> None:
+        super().__init__(world, number, database)
+        self._retention_ns = world.calendar.retention_ns
+        self.partitions = Partitions(self._retention_ns)
+        self.upgrades = 0
+
+    @property
+    def retention_ns(self) -> int | None:
+        """The time for which its store keeps messages."""
+        return self._retention_ns
+
+    def begin(self, process: Process) -> None:
+        """Begin everything that a life does."""
+        process.begin_task("retention", maintain(process, self.partitions))
+        self.peering = Peering(process, self.peers)
+        self.peering.start()
+
+
 class YearWorld(World):
-    """All of it. `run` goes from the beginning to the end, once."""
+    """A world of three stores over a year; `run` is called once."""
 
     max_events = 50_000_000
     check_every = 4_096
@@ -58,14 +76,12 @@ class YearWorld(World):
         self, calendar: Calendar, rng: Rng, sink: Callable[[str], None] | None = None
     ) -> None:
         self.calendar = calendar
-        self.archive = Archive()
         self.growth = Growth()
-        self.nodes_by_id: dict[str, YearNode] = {}
         super().__init__(scenario_of(rng), rng, sink)
 
     def make_node(self, number: int, database: Database) -> Node:
-        """The first one's store is archived."""
-        return YearNode(self, number, database, None if number else self.archive)
+        """Create a node."""
+        return YearNode(self, number, database)
 
     @property
     def year_nodes(self) -> list[YearNode]:
@@ -73,7 +89,7 @@ class YearWorld(World):
         return [node for node in self.nodes if isinstance(node, YearNode)]
 
     def run(self) -> YearSummary:  # type: ignore[override]
-        """From the beginning to the end.
+        """Run from the beginning to the end.
 
         Raises:
             Violation: something that must hold does not.
@@ -93,17 +109,11 @@ class YearWorld(World):
             return self._year_summary()
 
     def _end_day(self, day: int) -> None:
-        calendar, now_ns = self.calendar, self.timeline.now_ns
-        for node in self.year_nodes:
-            if node.certificate_until_ns - now_ns < calendar.renewed_with(day) * DAY_NS:
-                node.renew(now_ns)
-        if not calendar.archive_is_away(day):
-            self.archive.take(self.nodes[0].database, now_ns)
-        phase = calendar.upgrades(day)
+        phase = self.calendar.upgrades(day)
         if phase is not None:
             for node in self.year_nodes[1:] if phase else self.year_nodes[:1]:
                 self._upgrade(node)
-        if day == calendar.replaced_on:
+        if day == self.calendar.replaced_on:
             self._replace(self.year_nodes[-1])
         elif day % _CRASH_EVERY_DAYS == 0:
             # The first one has long lives, which show what a life leaves in memory.
@@ -118,13 +128,15 @@ class YearWorld(World):
         if node.process is not None:
             life = f"memory of {node.name} in life {node.crashes + node.upgrades}"
             sample(life, objects_of((node.peering, node.process.written_ids)))
-        sample(f"messages of {node.name}", len(database.held))
+        sample(f"messages of {node.name}", len(database.stored))
         sample(f"commits of {node.name}", len(database.commits))
         sample(f"statements of {node.name}", sum(map(len, database.stated.values())))
-        sample(f"partitions of {node.name}", len(node.shelf.fine) + len(node.shelf.coarse))
+        sample(
+            f"partitions of {node.name}", len(node.partitions.fine) + len(node.partitions.coarse)
+        )
 
     def _upgrade(self, node: YearNode) -> None:
-        """Stop a node, and start the next version of it, which knows sums."""
+        """Stop a node, and start the next version of it, which has sums."""
         plain = self.scenario.plain_nodes - {node.number}
         self.scenario = replace(self.scenario, plain_nodes=plain)
         self._stop(node)
@@ -150,7 +162,7 @@ class YearWorld(World):
         database.store_id = f"store-{number}-new"
         self.databases[number] = node.database = database
         node.who = Identity(node.who.node_id, database.store_id)
-        node.shelf = type(node.shelf)(self.calendar.retention_ns, None)
+        node.partitions = Partitions(self.calendar.retention_ns)
         node.boot()
         self._settle()
         self.clients = [Client(self, f"later{each}") for each in range(len(self.clients))]
@@ -159,7 +171,7 @@ class YearWorld(World):
         self._act(client.run() for client in self.clients)
 
     def _quiet(self) -> None:
-        """Let nobody publish, and wait until all stores are equal."""
+        """Stop all clients, and wait until all stores are equal."""
         for actor in self._actors:
             actor.cancel()
         self._actors.clear()
@@ -170,14 +182,12 @@ class YearWorld(World):
         self._settle()
 
     def _verify(self) -> None:
-        held = [node.database.held for node in self.nodes]
+        stored = [node.database.stored for node in self.nodes]
         horizon_ns = max(node.policy().horizon_ns or 0 for node in self.nodes)
         for digest in self.judge.acknowledged:
-            time_ns = self.judge.made[digest].timestamp_ns
-            if time_ns >= horizon_ns and not all(digest in each for each in held):
+            is_due = self.judge.made[digest].timestamp_ns >= horizon_ns
+            if is_due and not all(digest in each for each in stored):
                 raise Violation(f"a store lacks {digest.hex()}, which was acknowledged")
-            if digest not in held[0] and digest not in self.archive.digests:
-                raise Violation(f"{digest.hex()} is neither held nor archived")
 
     def _year_summary(self) -> YearSummary:
         samples = self.growth.samples
@@ -185,10 +195,8 @@ class YearWorld(World):
             days=self.calendar.days,
             events=self.timeline.events,
             messages=len(self.judge.acknowledged),
-            archived=len(self.archive.digests),
-            dropped=sum(node.shelf.dropped for node in self.year_nodes),
+            dropped=sum(node.partitions.dropped for node in self.year_nodes),
             sessions=sum(self.endings.values()),
-            refused=sum(node.refused for node in self.year_nodes),
             upgrades=sum(node.upgrades for node in self.year_nodes),
             crashes=sum(node.crashes for node in self.nodes),
             grew={

@@ -1,4 +1,4 @@
-"""What tests of the simulator share."""
+"""Fixtures of the tests of the simulator."""
 
 import gc
 from collections.abc import Iterator

@@ -7,7 +7,7 @@ from functools import partial
 from store.gateway import sync_codec
 from store.gateway.gossipsub import Router
 from store.gateway.sync_session import MessageIds, SyncSession
-from tests.sim.planting import Mutant, edit, replace_with
+from tests.sim.mutant import Mutant, edit, replace_with
 
 in_router = partial(edit, Router)
 
@@ -28,10 +28,12 @@ RELAY_MUTANTS = {
             "if message.is_signed and self._note_seen(message.message_id, message.topic):",
         ),
         LOST,
+        first_seed=8,
     ),
     "signed messages are free": Mutant(
         in_router("_take_message", "self._punish(key, REJECTED_PENALTY,", "str("),
         "never disconnected for sign",
+        first_seed=8,
     ),
     "messages are forwarded before they are judged": Mutant(
         in_router(
@@ -41,14 +43,10 @@ RELAY_MUTANTS = {
             " self._forward(message, self._receivers(message.topic), key)",
         ),
         "forwards what was never published",
+        first_seed=2,
     ),
     "a message goes back to where it came from": Mutant(
         in_router("_forward", "key != source and ", ""), "sends a message back"
-    ),
-    "messages go to the mesh alone while there is none yet": Mutant(
-        replace_with(Router, "_receivers", lambda self, topic: list(self._mesh[topic])),
-        LOST,
-        first_seed=12,
     ),
     "a peer is grafted at once": Mutant(
         in_router("join", "self._stay_quiet(topic, key, QUIET_S)", "pass"),
@@ -75,8 +73,9 @@ RELAY_MUTANTS = {
         first_seed=9,
     ),
     "promises are kept for ever": Mutant(
-        in_router("_forget", "if until_s < self._now_s:", "if False:"),
+        in_router("_forget", "if until_s < self._now_s]", "if False]"),
         f"{KEPT}|never disconnected for announce",
+        first_seed=8,
     ),
     "messages are served without end": Mutant(
         in_router("_serve", "count < MAX_SERVED and ", ""), "without end", first_seed=14
@@ -91,9 +90,10 @@ RELAY_MUTANTS = {
     "refusals in advance have no limit": Mutant(
         in_router("_take_control", "rpc.idontwant[: max(0, room)]", "rpc.idontwant"),
         "AssertionError",
+        first_seed=2,
     ),
     "penalties do not decay": Mutant(
-        in_router("_forget", "penalty * DECAY", "penalty"), f"{KEPT}|the honest"
+        in_router("_forget", "penalty * DECAY", "penalty"), f"{KEPT}|the honest", first_seed=3
     ),
     "a leaf announces and grafts": Mutant(
         in_router("heartbeat", "if self._forwards:", "if True:"), "the leaf r. sends messages"
@@ -106,6 +106,13 @@ RECOVERY_MUTANTS = {
     ),
     "announced messages are not requested": Mutant(
         in_router("_take_control", "self._request(key, peer, rpc)", "pass"), LOST
+    ),
+    "an announcement holds those of other peers back": Mutant(
+        in_router(
+            "_request", "key in self._promises.get(message_id, ())", "message_id in self._promises"
+        ),
+        LOST,
+        first_seed=2,
     ),
     "requested messages are not sent": Mutant(
         in_router("_serve", "message is not None and", "False and"), LOST
@@ -123,10 +130,12 @@ UNEQUAL = f"{DIFFERENCES}|do not become equal"
 
 SYNC_MUTANTS = {
     "a range of few nanoseconds begins with a fingerprint": Mutant(
-        in_session("begin", "if whole.upper_ns - whole.lower_ns < PARTS:", "if False:"), UNEQUAL
+        in_session("begin", "if whole.upper_ns - whole.lower_ns < PARTS:", "if False:"),
+        UNEQUAL,
+        first_seed=14,
     ),
     "a part of few nanoseconds has a fingerprint": Mutant(
-        in_session("_show", "if end_ns - low_ns < PARTS or", "if"), UNEQUAL
+        in_session("_show", "if end_ns - low_ns < PARTS or", "if"), UNEQUAL, first_seed=7
     ),
     "the IDs of a range include its upper bound": Mutant(
         in_ids(
@@ -136,9 +145,10 @@ SYNC_MUTANTS = {
             " int(np.searchsorted(self._timestamps, high_ns, 'right')))",
         ),
         f"{UNEQUAL}|outside of the window|AssertionError",
+        first_seed=3,
     ),
     "a fingerprint covers a part of the hashes": Mutant(
-        in_ids("fingerprint", "bytes(self._", "bytes(24) + bytes(self._"), UNEQUAL
+        in_ids("fingerprint", "bytes(self._", "bytes(24) + bytes(self._"), UNEQUAL, first_seed=6
     ),
     "one ID is forgotten": Mutant(
         in_session("_answer_items", "self.to_send.update(lacking)", "self.to_send |= set(own[1:])"),
@@ -154,15 +164,19 @@ SYNC_MUTANTS = {
         in_session("_item_set", "reconciled=not items", "reconciled=True"), UNEQUAL
     ),
     "reconciled item sets are answered too": Mutant(
-        in_session("_answer_items", "theirs.reconciled or ", ""), f"does not end|{UNEQUAL}"
+        in_session("_answer_items", "theirs.reconciled or ", ""),
+        f"does not end|{UNEQUAL}",
+        first_seed=1,
     ),
     "equal fingerprints are divided on": Mutant(
         in_session("_answer", "self._ids.fingerprint(low_ns, high_ns) == asked.content", "False"),
         f"{DIFFERENCES} take|{UNEQUAL}",
+        first_seed=10,
     ),
     "all IDs are listed": Mutant(
         in_session("_show", "self._ids.count(low_ns, high_ns) <= MAX_ITEMS", "True"),
         f"{DIFFERENCES} take",
+        first_seed=53,
     ),
     "the window of the session is ignored": Mutant(
         in_session(
@@ -173,13 +187,16 @@ SYNC_MUTANTS = {
             "asked.upper_ns",
         ),
         "outside of the window",
+        first_seed=3,
     ),
     "the end of a session is not noticed": Mutant(
         in_session("receive", "self.has_ended = encoded == NO_RANGES", "pass"),
         "does not notice the end",
     ),
     "times are not differences": Mutant(
-        edit(sync_codec, "_encode_items", "before_ns = at_ns", "pass"), f"{UNEQUAL}|PayloadError"
+        edit(sync_codec, "_encode_items", "before_ns = at_ns", "pass"),
+        f"{UNEQUAL}|PayloadError",
+        first_seed=1,
     ),
     "a liar is sent what it asks for again": Mutant(
         in_session(
@@ -188,6 +205,7 @@ SYNC_MUTANTS = {
             "self.to_send = [*self.to_send, *lacking]",
         ),
         "gets messages twice",
+        first_seed=1,
     ),
     "a Skip swallows what follows it": Mutant(
         in_session(
@@ -200,5 +218,6 @@ SYNC_MUTANTS = {
     "messages are sorted by hash alone": Mutant(
         in_ids("__init__", "np.lexsort((*words.T[::-1], timestamps))", "np.lexsort(words.T[::-1])"),
         f"{UNEQUAL}|AssertionError|PayloadError",
+        first_seed=32,
     ),
 }

@@ -36,7 +36,7 @@ from store.gossip.limits import GossipConfig
 from store.gossip.machine import Gossip
 from store.gossip.stores import Stores
 from store.gossip.unread import UnreadEvents
-from tests.sim.planting import Mutant, Plant, edit, nothing, replace_with, together
+from tests.sim.mutant import Mutant, Plant, edit, nothing, replace_with, together
 
 in_driver = partial(edit, GossipDriver)
 
@@ -114,8 +114,12 @@ def _announce_nothing(effects: list[Effect]) -> list[Effect]:
 MACHINE_MUTANTS = {
     "announces too early": Mutant(_step(_announce_early), LOST),
     "passes inventories on": Mutant(_step(_pass_inventories_on), LOST),
-    "forgets what was unread": Mutant(_step(_restore_nothing), f"{UNEQUAL}: .* unread", 10),
-    "tells those who join nothing": Mutant(replace_with(Gossip, "_catch_up", nothing), UNEQUAL),
+    "forgets what was unread": Mutant(
+        _step(_restore_nothing), f"{UNEQUAL}: .* unread", first_seed=1
+    ),
+    "tells those who join nothing": Mutant(
+        replace_with(Gossip, "_catch_up", nothing), UNEQUAL, first_seed=1
+    ),
     "takes silence for a lie": Mutant(
         together(
             _step(_take_silence_for_a_lie),
@@ -139,7 +143,7 @@ MACHINE_MUTANTS = {
             lambda self, digest, store_id: _CONFIRM(self, digest, f"{store_id} {next(_NUMBERS)}"),
         ),
         "which is no store|tells of .* confirmations",
-        20,
+        first_seed=25,
     ),
     "remembers everything": Mutant(
         together(
@@ -147,18 +151,21 @@ MACHINE_MUTANTS = {
             replace_with(Gossip, "check", _check_what_is_remembered),
         ),
         "AssertionError",
-        28,
+        first_seed=37,
     ),
     "takes all for held": Mutant(_step(_presume), LOST),
     "leaves events waiting": Mutant(
         _effects(lambda all_: [x for x in all_ if not isinstance(x, Waiting) or x.missing]),
         f"{UNEQUAL}: .* waiting",
+        first_seed=1,
+        nodes=2,
     ),
     "loses confirmations": Mutant(
         _effects(lambda all_: [each for each in all_ if not isinstance(each, Confirm)]),
         f"{UNEQUAL}: .* unread",
+        first_seed=1,
     ),
-    "announces nothing": Mutant(_effects(_announce_nothing), UNEQUAL),
+    "announces nothing": Mutant(_effects(_announce_nothing), UNEQUAL, first_seed=1),
 }
 
 
@@ -189,7 +196,7 @@ DRIVER_MUTANTS = {
         replace_with(driver_module, "answer", _answer_before_persist), LOST
     ),
     "loses failed answers": Mutant(
-        replace_with(requests, "DATABASE_AWAY", ()), "has failed|request_failed"
+        replace_with(requests, "DATABASE_AWAY", ()), "has failed|request_failed", first_seed=1
     ),
     "loses a cancellation": Mutant(
         edit(
@@ -207,6 +214,8 @@ DRIVER_MUTANTS = {
             replace_with(streams, "LONGEST_PAUSE_S", 0.001),
         ),
         "without a pause",
+        first_seed=1,
+        nodes=3,
     ),
     "asks again without a pause": Mutant(
         together(
@@ -242,8 +251,11 @@ DRIVER_MUTANTS = {
             "_load", "self._commits.wake()", "self._commits.wake(), self._needs_loading.clear()"
         ),
         UNEQUAL,
+        first_seed=8,
     ),
-    "never reports a broken stream": Mutant(together(_silent("_read"), _silent("_write")), UNEQUAL),
+    "never reports a broken stream": Mutant(
+        together(_silent("_read"), _silent("_write")), UNEQUAL, first_seed=1
+    ),
     "does not announce a commit": Mutant(
         edit(
             CommitReader,
@@ -252,6 +264,7 @@ DRIVER_MUTANTS = {
             "return Committed([] if is_published else ids, [])",
         ),
         UNEQUAL,
+        first_seed=1,
     ),
     "does not adopt unread rows": Mutant(
         replace_with(GossipDriver, "_adopt", nothing), f"{UNEQUAL}|lacks confirmations", 290

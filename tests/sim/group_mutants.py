@@ -26,7 +26,7 @@ from storenode.sds.outgoing_buffer import OutgoingBuffer
 from storenode.sds.pages import LogEntry
 from storenode.sds.repair import RepairAnswers, RepairRequests
 from storenode.sds.schedule import FilterSchedule
-from tests.sim.planting import Asyncio, Mutant, edit, nothing, replace_with, sleep_not, together
+from tests.sim.mutant import Asyncio, Mutant, edit, nothing, replace_with, sleep_not, together
 
 in_saver = partial(edit, Saver)
 in_participant = partial(edit, Participant)

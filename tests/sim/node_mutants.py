@@ -27,7 +27,7 @@ from store.sync.transfer.core import Transfer
 from store.sync.transfer.driver import _Driver
 from store.sync.transfer.events import Effect, Input, Persist, Persisted
 from store.sync.transfer.policy_memory import PolicyMemory
-from tests.sim.planting import Asyncio, Mutant, edit, replace_with, sleep_not, together
+from tests.sim.mutant import Asyncio, Mutant, edit, replace_with, sleep_not, together
 
 in_transfer = partial(edit, _Driver)
 in_exchange = partial(edit, Exchange)
@@ -83,18 +83,23 @@ def all_new(batch: str) -> str:
 
 
 CORES = {
-    "acknowledges too early": Mutant(replace_with(exchange, "Transfer", EagerTransfer), LOST),
+    "acknowledges too early": Mutant(
+        replace_with(exchange, "Transfer", EagerTransfer), LOST, first_seed=1
+    ),
     "takes more than it has room for": Mutant(
         replace_with(Transfer, "reading", property(lambda _: True)), "too much waits"
     ),
     "drops a difference": Mutant(
         edit(Session, "_end", "to_receive=self._to_receive,", "to_receive=self._to_receive[1:],"),
         "are missing",
+        first_seed=2,
     ),
     "invents a message": Mutant(
         replace_with(Admission, "admit", _admit_and_change), "nobody published so"
     ),
-    "accepts and does not store": Mutant(replace_with(Admission, "admit", _admit_and_honour), LOST),
+    "accepts and does not store": Mutant(
+        replace_with(Admission, "admit", _admit_and_honour), LOST, first_seed=1, nodes=3
+    ),
     "starts with an empty index": Mutant(
         edit(hot, "warm_up", "await asyncio.to_thread(index.insert, ids)", "pass"), LACKS
     ),
@@ -112,14 +117,17 @@ CORES = {
         18,
     ),
     "has two sessions with a peer": Mutant(
-        replace_with(Sessions, "_of_peer", lambda *_: []), "two sessions with one"
+        replace_with(Sessions, "_of_peer", lambda *_: []), "two sessions with one", first_seed=2
     ),
     "never forgives": Mutant(
-        replace_with(PolicyMemory, "until_ns", lambda *_: 2**62), f"time has come|{UNEQUAL}", 41
+        replace_with(PolicyMemory, "until_ns", lambda *_: 2**62),
+        f"time has come|{UNEQUAL}",
+        first_seed=44,
     ),
     "leaves a gap": Mutant(
         in_resume("_advance", "self._reached_ns, self._last_ns", "self._end_ns, self._last_ns"),
         "has passed over",
+        first_seed=2,
     ),
     "never looks back": Mutant(
         edit(
@@ -144,6 +152,7 @@ TRANSFERS = {
             f"self._spawn(store)\n    result = {all_new('effect.batch')}",
         ),
         LOST,
+        nodes=3,
     ),
     "never reads again": Mutant(
         in_transfer("_take", "if self._machine.reading:", "if isinstance(given, Begin):"),
@@ -173,6 +182,7 @@ TRANSFERS = {
     "goes on after the end": Mutant(
         in_transfer("run", "return report", "await asyncio.sleep(3600)\n    return report"),
         f"{UNEQUAL}|stream has failed|circles",
+        nodes=3,
     ),
 }
 
@@ -181,16 +191,17 @@ SESSIONS = {
         in_exchange("driving", "self.sessions.end(session)", "pass"), f"{LEFT}|{UNEQUAL}|refused", 1
     ),
     "frees a session on success only": Mutant(
-        in_exchange("driving", "finally:", "else:"), f"{LEFT}|{UNEQUAL}", 2
+        in_exchange("driving", "finally:", "else:"), f"{LEFT}|{UNEQUAL}", first_seed=3
     ),
     "lets a session wait for ever": Mutant(
-        in_exchange("keep", "self.work.silence_s", "10**6"), "waits too long", 116
+        in_exchange("keep", "self.work.silence_s", "10**6"), "waits too long", first_seed=128
     ),
     "leaves the timer of a claimed session": Mutant(
         in_exchange(
             "claim", "self._waiting.pop(found)\n    timer.cancel()", "self._waiting[found]"
         ),
         "that are over",
+        nodes=2,
     ),
     "forgets a session by half": Mutant(
         in_exchange("_forget", "self._waiting.pop(session, None)", "None"),
@@ -205,7 +216,6 @@ SESSIONS = {
             )
         ),
         "waited",
-        26,
     ),
     "keeps the slots of callers": Mutant(
         edit(
@@ -219,12 +229,18 @@ SESSIONS = {
             "pass",
         ),
         UNEQUAL,
+        nodes=2,
     ),
     "takes every sum for its own": Mutant(
-        edit(Search, "sum", "self._total.digest()", "bytes(32)"), "are missing", 64
+        edit(Search, "sum", "self._total.digest()", "bytes(32)"),
+        "are missing",
+        first_seed=2,
+        nodes=3,
     ),
     "counts in its sums what its peer lacks": Mutant(
-        edit(Search, "_common", "if first < end", "if first > end"), "accuses an honest peer"
+        edit(Search, "_common", "if first < end", "if first > end"),
+        "accuses an honest peer",
+        nodes=2,
     ),
     "takes what both list for its own alone": Mutant(
         edit(Search, "_settle", "only_own[both] = False", "only_own[both] = True"), "are none", 63
@@ -250,13 +266,14 @@ _HOLDS = "sums is None or sums.get(each.span) == (each.count, each.fingerprint)"
 
 STATEMENTS = {
     "states equality whatever was transferred": Mutant(
-        in_statements("statements_of", _CLAIM, "resolved=True"), "states equality"
+        in_statements("statements_of", _CLAIM, "resolved=True"), "states equality", first_seed=1
     ),
     "states counts without what came": Mutant(
         in_statements(
             "statements_of", _CLAIM, f"{_CLAIM}, to_receive=compared.found.to_receive[:0]"
         ),
         "states equality",
+        first_seed=1,
     ),
     "dates statements later than it read": Mutant(
         in_statements(
@@ -265,7 +282,7 @@ STATEMENTS = {
         "dated too late",
     ),
     "never withdraws a statement": Mutant(
-        in_coverage("_runs", _HOLDS, "True"), "is equal over", 39
+        in_coverage("_runs", _HOLDS, "True"), "is equal over", first_seed=1
     ),
     "withdraws no statement after a late message": Mutant(
         in_coverage("_runs", _HOLDS, "sums is None or sums[each.span][0] >= each.count"),
@@ -283,6 +300,7 @@ OTHERS = {
     "misses its wake-up": Mutant(
         in_schedule("_wake_at", "if time_ns is not None:", "if False:"),
         f"{UNEQUAL}|nothing is left",
+        first_seed=1,
     ),
     "wakes up without a pause": Mutant(
         in_schedule("_wake_at", "call_later(delay_s,", "call_later(0,"),
@@ -301,6 +319,7 @@ OTHERS = {
             all_new("admission.admitted.batch"),
         ),
         "has passed over",
+        first_seed=2,
     ),
     "hides the error of a resume": Mutant(
         in_resume(
@@ -309,7 +328,7 @@ OTHERS = {
             "return ''",
         ),
         "has passed over",
-        60,
+        first_seed=62,
     ),
     "resumes without a pause": Mutant(
         replace_with(resume, "asyncio", Asyncio("sleep", sleep_not)), "circles", 10
@@ -327,7 +346,9 @@ OTHERS = {
         29,
     ),
     "prunes its index and leaves the floor": Mutant(
-        in_index("_raise_floor", "self._floor_ns = floor_ns", "pass"), f"{LACKS}|{UNEQUAL}"
+        in_index("_raise_floor", "self._floor_ns = floor_ns", "pass"),
+        f"{LACKS}|{UNEQUAL}",
+        first_seed=1,
     ),
     "does not notice that commits were lost": Mutant(
         in_index(
@@ -353,7 +374,7 @@ OTHERS = {
     "forgets what came while it warmed up": Mutant(
         in_index("_warm", "self._woken.set()", "self._woken.set(), self._waiting.clear()"),
         LACKS,
-        16,
+        first_seed=17,
     ),
     "looks up messages and stores none": Mutant(
         in_lookup(
@@ -370,7 +391,6 @@ OTHERS = {
             "if taken.stored:\n        return\n    admission = Admission(",
         ),
         "misses .* SDS messages",
-        2,
     ),
     "calls found what a peer lacks": Mutant(
         in_lookup(
@@ -385,12 +405,11 @@ OTHERS = {
     "hides the error of a look-up": Mutant(
         in_lookup("fetch", "() if error else _without(left", "_without(left", "error=error,\n", ""),
         "misses .* SDS messages",
-        15,
     ),
     "looks up what it holds": Mutant(
         in_lookup("_missing", "await self._sds.doubtful(wanted)", "entries, ()"),
         "SDS messages that it holds",
-        2,
+        nodes=2,
     ),
 }
 

@@ -12,9 +12,9 @@ from sim.run import simulate_relay, simulate_sync
 from tests.sim.gateway_mutants import RECOVERY_MUTANTS, RELAY_MUTANTS, SYNC_MUTANTS
 from tests.sim.test_repeating import command
 
-GROUPS, GROUP = 2, 6
+GROUPS, GROUP = 2, 4
 SYNC_RUNS = 40
-RECOVERY_RUNS = 30
+RECOVERY_RUNS = 15
 SEEDS = 60
 """A fault must show in one of so many runs; most show in the first."""
 

@@ -27,7 +27,7 @@ DRIVER_SEEDS = 20
 
 @pytest.fixture(scope="module")
 def seen() -> Counter[str]:
-    """The counts of the machines of all runs."""
+    """Return the counts of the machines of all runs."""
     return Counter()
 
 
@@ -117,9 +117,10 @@ def test_an_event_spreads_over_each_link_at_most_once(nodes: int, degree: int) -
 @pytest.mark.parametrize("name", MACHINE_MUTANTS | DRIVER_MUTANTS)
 def test_a_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seeds = DRIVER_SEEDS if name in DRIVER_MUTANTS else SEEDS
-    (MACHINE_MUTANTS | DRIVER_MUTANTS)[name].find(
+    mutant = (MACHINE_MUTANTS | DRIVER_MUTANTS)[name]
+    mutant.find(
         monkeypatch,
         seeds,
-        lambda seed: simulate_gossip(seed, random.Random(seed)),
+        lambda seed: simulate_gossip(seed, random.Random(seed), nodes=mutant.nodes),
         "--gossip alone ",
     )

@@ -32,20 +32,20 @@ def names(found: Sequence[Fetched]) -> list[str]:
 
 
 def test_a_store_finds_by_hint_and_by_id_and_says_where_it_cuts() -> None:
-    held = shelf(*[spoken("a", copy=copy) for copy in range(3)], spoken("b"))
-    assert not held.add(spoken("b"))
-    assert names(held.by_hint([hint("a1"), hint("none"), hint("b0")])[0]) == ["a", "b"]
-    found, truncated = held.by_id([Entry("a"), Entry("c")])
+    subject = shelf(*[spoken("a", copy=copy) for copy in range(3)], spoken("b"))
+    assert not subject.add(spoken("b"))
+    assert names(subject.by_hint([hint("a1"), hint("none"), hint("b0")])[0]) == ["a", "b"]
+    found, truncated = subject.by_id([Entry("a"), Entry("c")])
     assert ([each.hint for each in found], truncated) == ([hint("a0"), hint("a1")], True)
-    assert held.by_id([Entry("a", hint("a2"))]) == ([held.held[hint("a2")]], False)
+    assert subject.by_id([Entry("a", hint("a2"))]) == ([subject.stored[hint("a2")]], False)
 
 
 def test_a_store_gives_causes_parents_first_up_to_its_limit() -> None:
     chain = [spoken("m0")] + [spoken(f"m{n}", f"m{n - 1}") for n in range(1, 6)]
-    held = shelf(*chain)
-    found, truncated = held.causes([Entry("m2")], [])
+    subject = shelf(*chain)
+    found, truncated = subject.causes([Entry("m2")], [])
     assert (names(found), truncated) == (["m0", "m1", "m2"], False)
-    found, truncated = held.causes([Entry("m5")], [])
+    found, truncated = subject.causes([Entry("m5")], [])
     assert (names(found), truncated) == (["m3", "m4", "m5"], True)
-    found, truncated = held.causes([Entry("m5")], ["m4"])
+    found, truncated = subject.causes([Entry("m5")], ["m4"])
     assert (names(found), truncated) == (["m5"], False)

@@ -21,7 +21,7 @@ MEDIUM_RUNS = 1
 
 @pytest.fixture(scope="module")
 def seen() -> Counter[str]:
-    """How many runs came by each rare thing, and what they came to together."""
+    """Return how many runs had each rare event, and sums of all runs."""
     return Counter()
 
 

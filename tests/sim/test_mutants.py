@@ -19,6 +19,10 @@ EVENTS = 30_000
 @pytest.mark.parametrize("name", NODE_MUTANTS)
 def test_a_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(World, "max_events", EVENTS)
-    NODE_MUTANTS[name].find(
-        monkeypatch, SEEDS, lambda seed: simulate(seed, random.Random(seed)), ""
+    mutant = NODE_MUTANTS[name]
+    mutant.find(
+        monkeypatch,
+        SEEDS,
+        lambda seed: simulate(seed, random.Random(seed), nodes=mutant.nodes),
+        "",
     )

@@ -167,7 +167,7 @@ def test_a_call_may_break_at_any_frame_and_both_ends_learn_of_it(seed: int) -> N
     assert world.failed.status is Status.UNAVAILABLE
 
 
-def test_nobody_answers_where_nobody_is() -> None:
+def test_a_host_that_is_off_does_not_answer() -> None:
     async def serve(end: End) -> None:
         end.finish()
 
@@ -229,7 +229,7 @@ def test_letters_get_lost_and_come_twice_and_out_of_order() -> None:
 
 
 class Writer:
-    """Whoever writes; may be gone."""
+    """A writer that may be gone."""
 
     def __init__(self) -> None:
         self.alive = True
@@ -256,7 +256,7 @@ def test_what_is_committed_is_acknowledged_later_and_stays() -> None:
     done = store.write(Writer(), batch(judge, b"one", b"two"))
     durable = []
     while timeline.step():
-        durable.append((len(store.held), done.settled))
+        durable.append((len(store.stored), done.settled))
     assert durable == [(2, False), (2, True)]
     assert done.value == [True, True]
     again = store.write(Writer(), batch(judge, b"two", b"three"))
@@ -266,7 +266,7 @@ def test_what_is_committed_is_acknowledged_later_and_stays() -> None:
 
 
 def test_a_writer_that_is_gone_may_or_may_not_have_written() -> None:
-    held = set()
+    counts = set()
     for seed in range(20):
         store, timeline, judge = database(seed)
         writer = Writer()
@@ -274,8 +274,8 @@ def test_a_writer_that_is_gone_may_or_may_not_have_written() -> None:
         writer.alive = False
         while timeline.step():
             pass
-        held.add(len(store.held))
-    assert held == {0, 1}
+        counts.add(len(store.stored))
+    assert counts == {0, 1}
 
 
 def test_a_database_that_is_away_commits_nothing() -> None:
@@ -288,7 +288,7 @@ def test_a_database_that_is_away_commits_nothing() -> None:
         done.value  # noqa: B018 - a promise raises what it failed with
     with pytest.raises(Unavailable):
         read.value  # noqa: B018 - the same
-    assert not store.held
+    assert not store.stored
 
 
 def test_the_judge_sees_what_is_invented_lost_or_changed() -> None:

@@ -10,7 +10,7 @@ from tests.layering.sources import ROOT
 
 
 def command(*arguments: str, hash_seed: str) -> str:
-    """What the command prints; nothing may depend on the order of hashes."""
+    """Return what the command prints, which may not depend on the order of hashes."""
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
     done = subprocess.run(
         [sys.executable, "-m", "sim", *arguments],

@@ -17,13 +17,13 @@ OF_GOSSIP = {Mark.UNREPORTED}  # its own tests look for it
 
 @pytest.fixture(scope="module")
 def seen() -> Counter[str]:
-    """How many runs came by each rare thing."""
+    """Return how many runs had each rare event."""
     return Counter()
 
 
 @pytest.fixture(scope="module")
 def digests() -> set[str]:
-    """Of all runs."""
+    """Return the digests of all runs."""
     return set()
 
 

@@ -1,4 +1,4 @@
-"""How a fault is planted in what ships, for the simulator to find."""
+"""Faults that are planted in what ships, for the simulator to find."""
 
 from __future__ import annotations
 import __future__
@@ -20,14 +20,15 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 @dataclass(frozen=True)
 class Mutant:
-    """A fault, such as somebody might make, and which words a run that finds it says.
+    """A fault, such as a change might bring, and words of the failure of a run that finds it.
 
-    ``first_seed``: where to begin, for a fault that shows in few runs.
+    ``first_seed`` is one whose run finds it soon, ``nodes`` how many that run has, if not drawn.
     """
 
     plant: Plant
     finding: str
     first_seed: int = 0
+    nodes: int | None = None
 
     def find(
         self, patch: pytest.MonkeyPatch, seeds: int, run: Callable[[int], object], command: str
@@ -43,7 +44,8 @@ class Mutant:
                 found.append(first)
                 if re.search(self.finding, first):
                     assert f"seed {seed}:" in first
-                    again = f"python -m sim {command}--seed {seed} --trace"
+                    nodes = f" --nodes {self.nodes}" if self.nodes else ""
+                    again = f"python -m sim {command}--seed {seed}{nodes} --trace"
                     assert others[-1] == f"repeat it with: {again}"
                     return
         pytest.fail(f"no run of {seeds} has found it, but: {found}")
@@ -78,7 +80,7 @@ def edit(owner: type | Any, name: str, *texts: str) -> Plant:  # noqa: ANN401 - 
 
 
 def together(*plants: Plant) -> Plant:
-    """A fault in several places."""
+    """Plant a fault in several places."""
 
     def plant(patch: pytest.MonkeyPatch) -> None:
         for each in plants:
@@ -98,9 +100,9 @@ class Asyncio:
 
 
 async def sleep_not(_: float) -> None:
-    """A pause that takes no time."""
+    """Yield to other tasks, in place of a pause."""
     await asyncio.sleep(0)
 
 
 def nothing(*_: object, **__: object) -> None:
-    """Stands in for what should be done."""
+    """Ignore what should be done."""

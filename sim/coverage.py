@@ -1,19 +1,27 @@
-"""Clients that ask a node how complete it is; the judge holds what it says against the truth."""
+"""Statements of sessions about other stores, and clients that ask a node how complete it is."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakKeyDictionary
 
 from reconcile.ids import SyncId
 from sim.index import JudgedView, JudgedViews, SimIds
 from sim.marks import Mark
 from sim.process import Process
 from sim.rng import Rng, happens
-from sim.stating import SimStatements
-from store.domain.coverage import BLOCK_NS, HOUR_NS, Span, aligned, answered
+from store.domain.coverage import (
+    BLOCK_NS,
+    HOUR_NS,
+    Span,
+    Statement,
+    aligned,
+    answered,
+    updated,
+)
 from store.domain.partitioning import DAY_NS
 from store.domain.ports import StoreBusy, StoreUnavailable
 from store.sync.coverage import Coverage
@@ -31,8 +39,62 @@ _SLOW_S: Final = (0.0, 0.0, 2.0, 30.0)
 """How long a client takes for its messages."""
 
 
+class SimStatements:
+    """`store.domain.coverage.Statements` of a database, for the sessions of one process."""
+
+    def __init__(self, process: Process, rng: Rng | None = None) -> None:
+        self._process = process
+        self._rng = rng
+        self._ended: WeakKeyDictionary[asyncio.Task[Any], str] = WeakKeyDictionary()
+
+    def ended(self, session_id: str) -> None:
+        """Note that a session of this task has ended, about which it may state something."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._ended[task] = session_id
+
+    async def note(self, store_id: str, statements: Sequence[Statement], now_ns: int) -> None:
+        """Keep statements, ascending, in place of older ones about the same time."""
+        if not statements:
+            return
+        process = self._process
+        task = asyncio.current_task()
+        assert task is not None
+        session = self._ended.get(task, "")
+        process.judge.stated(session, process.database, store_id, statements)
+        process.mark(Mark.STATED)
+        await process.database.change(process, lambda: self._replace(store_id, statements, now_ns))
+
+    def _replace(self, store_id: str, statements: Sequence[Statement], now_ns: int) -> None:
+        stated, horizon_ns = self._process.database.stated, self._process.database.horizon_ns
+        for store, found in stated.items():
+            stated[store] = [each for each in found if each.end_ns > horizon_ns]
+        old = stated.get(store_id, [])
+        start_ns, end_ns = statements[0].start_ns, statements[-1].end_ns
+        about = [each for each in old if each.start_ns < end_ns and each.end_ns > start_ns]
+        gone, made = updated(about, statements, now_ns)
+        stated[store_id] = [*(each for each in old if each not in gone), *made]
+
+    async def between(self, start_ns: int, end_ns: int) -> Mapping[str, Sequence[Statement]]:
+        """Return by store the statements that overlap a range, ascending."""
+
+        def read() -> dict[str, list[Statement]]:
+            stated = self._process.database.stated
+            about = {
+                store: [each for each in found if each.start_ns < end_ns and each.end_ns > start_ns]
+                for store, found in stated.items()
+            }
+            return {
+                store: sorted(found, key=lambda each: (each.start_ns, -each.end_ns))
+                for store, found in about.items()
+                if found
+            }
+
+        return await self._process.database.look(read, rng=self._rng)
+
+
 async def read_coverage(world: World, rng: Rng) -> None:
-    """Ask nodes, one after the other, with chance of its own: what else happens stays the same."""
+    """Ask nodes, one after the other, with a generator of their own, which changes nothing else."""
     while True:
         await asyncio.sleep(_PAUSE_S * rng.uniform(0, 2))
         node = rng.choice(world.nodes)
@@ -41,7 +103,7 @@ async def read_coverage(world: World, rng: Rng) -> None:
 
 
 def ask_after_loss(world: World, database: Database) -> None:
-    """Have clients ask what statements say about messages, right after commits were lost."""
+    """Ask, as clients, what statements say about messages, right after commits were lost."""
     for node in world.nodes:
         if node.peering is None or node.process is None:
             continue
@@ -69,7 +131,7 @@ def _reads(node: Node, process: Process, rng: Rng) -> tuple[Coverage, _Views]:
 
 
 async def ask_coverage(node: Node, process: Process, rng: Rng) -> None:
-    """One client: it asks for steps of a range, or for messages with the short form."""
+    """Ask for the steps of a range, or for messages with the short form."""
     coverage, views = _reads(node, process, rng)
     try:
         if happens(rng, 0.5):
@@ -111,18 +173,20 @@ async def _ask_messages(process: Process, coverage: Coverage, rng: Rng) -> None:
     known = await coverage.known(start_ns, end_ns)
     await asyncio.sleep(rng.choice(_SLOW_S) * rng.random())
     database = process.database
-    held = await database.look(lambda: list(database.ids), rng=rng)
+    stored = await database.look(lambda: list(database.ids), rng=rng)
     await asyncio.sleep(rng.choice(_SLOW_S) * rng.random())
     lost, horizon_ns = await coverage.lost_since(known.places)
     found = answered((start_ns, end_ns), known, horizon_ns, lost=lost)
     if found.until_ns > found.from_ns:
         process.mark(Mark.COVERED)
         span = found.from_ns, found.until_ns
-        process.judge.covered(database, found.store_ids, span, found.compared_ns, held, whole=False)
+        process.judge.covered(
+            database, found.store_ids, span, found.compared_ns, stored, whole=False
+        )
 
 
 def _range(process: Process, rng: Rng) -> Span:
-    """What some statement about messages covers, or any time up to now or before; not empty."""
+    """Draw the range of a statement about messages, or any other up to now; not empty."""
     said = process.database.stated.values()
     stated = [each for found in said for each in found if each.count]
     if stated and happens(rng, _STATED):
@@ -143,7 +207,7 @@ class _Views(JudgedViews):
     async def open_view(
         self, lower: SyncId, upper: SyncId, *, recent: bool = False
     ) -> AsyncIterator[JudgedView]:
-        """Fix what is held in a range."""
+        """Open a view of a range."""
         async with super().open_view(lower, upper, recent=recent) as view:
             self.shown = view.shown
             yield view

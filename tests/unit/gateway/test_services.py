@@ -280,7 +280,7 @@ class EndlessReader:
         return encode_subscriptions([PUBSUB])
 
     def release(self) -> None:
-        """Do nothing: no bytes are counted."""
+        """Release nothing: no bytes are counted."""
 
 
 async def test_the_rates_of_a_relay_peer_bound_all_its_streams_together(

@@ -95,8 +95,8 @@ class PeerMultiaddr:
         return f"{self.host}:{self.port}/p2p/{self.peer_id}"
 
 
-def parse_peer_address(text: str) -> PeerMultiaddr:
-    """Parse the multiaddr of a peer.
+def parse_peer_address(text: str, *, may_be_id: bool = False) -> PeerMultiaddr:
+    """Parse the multiaddr of a peer, which may be its ID alone if ``may_be_id``.
 
     Raises:
         ValueError: It is malformed, or names a transport other than TCP.
@@ -106,22 +106,12 @@ def parse_peer_address(text: str) -> PeerMultiaddr:
             host and peer_id.isalnum() and port.isdecimal() and 0 < int(port) <= _MAX_PORT
         ):
             return PeerMultiaddr(host, int(port), peer_id)
+        case ["", "p2p", peer_id] if may_be_id and peer_id.isalnum():
+            return PeerMultiaddr("", 0, peer_id)
     raise ValueError(
         f"{text!r} is not the multiaddr of a peer: write one such as"
         " /ip4/192.0.2.1/tcp/60000/p2p/16Uiu2HAm..."
     )
-
-
-def parse_sync_peer(text: str) -> PeerMultiaddr:
-    """Parse the multiaddr of a peer, which may be its ID alone.
-
-    Raises:
-        ValueError: It is malformed, or names a transport other than TCP.
-    """
-    match text.strip().rstrip("/").split("/"):
-        case ["", "p2p", peer_id] if peer_id.isalnum():
-            return PeerMultiaddr("", 0, peer_id)
-    return parse_peer_address(text)
 
 
 def _ip6(text: str) -> ipaddress.IPv6Address:

@@ -19,8 +19,7 @@ from store.gateway.limits import (
 )
 
 _FORGET_AT_ONCE: Final = 2
-"""Addresses that are looked at for each new one: their number stays below twice that of those with
-connections, apart from those of the last second."""
+"""Addresses that are looked at for each new one, so that few stay that have no connection."""
 
 
 class ByteBudget:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +18,6 @@ from store.gateway.addresses import (
     PeerMultiaddr,
     parse_listen_address,
     parse_peer_address,
-    parse_sync_peer,
 )
 from store.gateway.clients import ClientRules
 from store.gateway.limits import MAX_CLIENT_UNREAD_BYTES
@@ -25,7 +25,7 @@ from storenode.cli.options.types import ADDRESS, POSITIVE_DURATION, Address, Par
 
 MULTIADDR: Final = Parsed("multiaddr", "MULTIADDR", parse_listen_address)
 PEER_MULTIADDR: Final = Parsed("multiaddr", "MULTIADDR", parse_peer_address)
-SYNC_PEER: Final = Parsed("multiaddr", "MULTIADDR", parse_sync_peer)
+SYNC_PEER: Final = Parsed("multiaddr", "MULTIADDR", partial(parse_peer_address, may_be_id=True))
 
 
 class RelayMode(StrEnum):

@@ -32,7 +32,7 @@ from store.gateway.metrics import GatewayMetrics
 from store.gateway.multistream import ByteReader
 from store.gateway.send_queue import SendQueue
 from store.gateway.streams import Stream
-from store.gateway.wire import bytes_field, delimited, fields, number_field
+from store.gateway.wire import bytes_field, delimited, encode_status, fields
 from storenode.message.limits import NS_PER_S
 
 FILTER_SUBSCRIBE: Final = "/vac/waku/filter-subscribe/2.0.0-beta1"
@@ -112,15 +112,6 @@ def parse_request(data: bytes) -> FilterRequest:
     if request_id is None or len(request_id) > MAX_REQUEST_ID_BYTES:
         raise ValueError(f"a request ID of at most {MAX_REQUEST_ID_BYTES:,} bytes is required")
     return FilterRequest(request_id, kind, topic, tuple(contents))
-
-
-def encode_response(request_id: bytes, status_code: int, sentence: str) -> bytes:
-    """Encode a ``FilterSubscribeResponse``."""
-    return (
-        bytes_field(1, request_id)
-        + number_field(10, status_code)
-        + bytes_field(11, sentence.encode())
-    )
 
 
 def encode_push(message: FollowedMessage) -> bytes:
@@ -205,13 +196,13 @@ class Filter:
             else:
                 self.handle(request, connection, time.monotonic_ns())
         except ValueError as error:
-            return encode_response(request_id, 400, f"BAD_REQUEST: {error}")
+            return encode_status(request_id, 400, f"BAD_REQUEST: {error}")
         except RefusalError as fault:
             self._metrics.refused(fault.reason)
-            return encode_response(request_id, 429, f"TOO_MANY_REQUESTS: {fault}")
+            return encode_status(request_id, 429, f"TOO_MANY_REQUESTS: {fault}")
         except FilterRefusedError as error:
-            return encode_response(request_id, error.status_code, str(error))
-        return encode_response(request_id, 200, "OK")
+            return encode_status(request_id, error.status_code, str(error))
+        return encode_status(request_id, 200, "OK")
 
     async def _subscribe_live(self, request: FilterRequest, connection: WakuConnection) -> None:
         """Subscribe when new messages arrive: what is published after the answer is pushed."""

@@ -114,6 +114,7 @@ class Arrived:
 
 
 RouterEffect = SendRpc | Disconnect | Arrived
+_Backoffs = dict[tuple[str, str], float]
 _T = TypeVar("_T")
 
 
@@ -149,8 +150,8 @@ class Router:
         self._now_s = 0.0
         self._peers: dict[str, _RelayPeer] = {}
         self._mesh: dict[str, dict[str, None]] = {topic: {} for topic in topics}
-        self._pruned_until_s: dict[tuple[str, str], float] = {}
-        self._quiet_until_s: dict[tuple[str, str], float] = {}
+        self._pruned_until_s: _Backoffs = {}
+        self._quiet_until_s: _Backoffs = {}
         self._penalties: OrderedDict[str, float] = OrderedDict()
         self._seen: OrderedDict[tuple[bytes, str], float] = OrderedDict()
         self._cache: dict[bytes, GossipMessage] = {}
@@ -177,7 +178,7 @@ class Router:
 
     def join(self, now_s: float, key: str, *, is_outbound: bool) -> list[RouterEffect]:
         """Add a peer, to which there is a stream."""
-        self._advance(now_s)
+        self._now_s = max(self._now_s, now_s)
         if self._penalties.get(key, 0.0) > CUT_OFF_PENALTY / 2:
             return [Disconnect(key, "the peer was disconnected a short time ago")]
         self._peers[key] = _RelayPeer(is_outbound, now_s)
@@ -196,7 +197,7 @@ class Router:
 
     def receive(self, now_s: float, key: str, data: bytes) -> list[RouterEffect]:
         """Take an encoded RPC of a peer; nothing happens for one that has left."""
-        self._advance(now_s)
+        self._now_s = max(self._now_s, now_s)
         peer = self._peers.get(key)
         if peer is None:
             return []
@@ -300,7 +301,7 @@ class Router:
 
     def publish(self, now_s: float, message: GossipMessage) -> list[RouterEffect]:
         """Send a message of this node to all peers that subscribe, once."""
-        self._advance(now_s)
+        self._now_s = max(self._now_s, now_s)
         if self._forwards and self._note_seen(message.message_id, message.topic):
             self._keep(message)
             everybody = [key for key, peer in self._peers.items() if message.topic in peer.topics]
@@ -330,7 +331,7 @@ class Router:
 
     def heartbeat(self, now_s: float) -> list[RouterEffect]:
         """Forget what is old, keep the meshes at their size, and announce messages; each second."""
-        self._advance(now_s)
+        self._now_s = max(self._now_s, now_s)
         self._forget()
         for peer in self._peers.values():
             peer.requested = 0
@@ -426,9 +427,6 @@ class Router:
         self._rng.shuffle(shuffled)
         return shuffled[:count]
 
-    def _advance(self, now_s: float) -> None:
-        self._now_s = max(self._now_s, now_s)
-
     def _flush(self) -> list[RouterEffect]:
         effects, self._effects = self._effects, []
         return effects
@@ -442,19 +440,19 @@ class Router:
 
     def _back_off(self, topic: str, key: str, backoff_s: float) -> None:
         """Refuse and send no GRAFT for a while, after a PRUNE of either side."""
-        self._pruned_until_s.pop((topic, key), None)
-        self._pruned_until_s[topic, key] = self._now_s + backoff_s
-        self._bound(self._pruned_until_s)
+        self._note(self._pruned_until_s, (topic, key), self._now_s + backoff_s)
         self._stay_quiet(topic, key, backoff_s + BACKOFF_SLACK_S)
 
     def _stay_quiet(self, topic: str, key: str, pause_s: float) -> None:
         """Send a peer no GRAFT for a while, or for longer where that was so before."""
-        until_s = max(self._now_s + pause_s, self._quiet_until_s.pop((topic, key), 0.0))
-        self._quiet_until_s[topic, key] = until_s
-        self._bound(self._quiet_until_s)
+        until_s = max(self._now_s + pause_s, self._quiet_until_s.get((topic, key), 0.0))
+        self._note(self._quiet_until_s, (topic, key), until_s)
 
-    def _bound(self, backoffs: dict[tuple[str, str], float]) -> None:
-        """Forget the oldest of too many back-offs, which only many peer IDs can cause."""
+    @staticmethod
+    def _note(backoffs: _Backoffs, pair: tuple[str, str], until_s: float) -> None:
+        """Note a back-off; forget the oldest of too many, which only many peer IDs can cause."""
+        backoffs.pop(pair, None)
+        backoffs[pair] = until_s
         if len(backoffs) > MAX_BACKOFFS:
             del backoffs[next(iter(backoffs))]
 

@@ -28,6 +28,7 @@ from store.gateway.relay import Relay
 from store.gateway.streams import Stream
 from store.gateway.wire import (
     bytes_field,
+    encode_status,
     fields,
     number_field,
     optional_bytes,
@@ -102,12 +103,9 @@ def parse_legacy_request(data: bytes) -> PushRequest:
 
 def encode_response(response: PushResponse) -> bytes:
     """Encode a ``LightpushResponse``."""
-    encoded = bytes_field(1, response.request_id) + number_field(10, response.status)
-    if response.sentence:
-        encoded += bytes_field(11, response.sentence.encode())
-    if response.status is PushStatus.SUCCESS:
-        encoded += number_field(12, _RELAY_PEERS)
-    return encoded
+    encoded = encode_status(response.request_id, response.status, response.sentence)
+    is_success = response.status is PushStatus.SUCCESS
+    return encoded + number_field(12, _RELAY_PEERS) if is_success else encoded
 
 
 def encode_legacy_response(response: PushResponse) -> bytes:
@@ -116,6 +114,13 @@ def encode_legacy_response(response: PushResponse) -> bytes:
     info = response.sentence or "OK"
     inner = number_field(1, int(is_success)) + bytes_field(2, info.encode())
     return bytes_field(1, response.request_id) + bytes_field(3, inner)
+
+
+PushVersion = tuple[Callable[[bytes], PushRequest], Callable[[PushResponse], bytes]]
+VERSIONS: Final[dict[str, PushVersion]] = {
+    LIGHT_PUSH: (parse_request, encode_response),
+    LEGACY_LIGHT_PUSH: (parse_legacy_request, encode_legacy_response),
+}
 
 
 class LightPush:
@@ -133,24 +138,11 @@ class LightPush:
         self._pubsub_topics = pubsub_topics
         self._relay = relay
 
-    async def serve(self, stream: Stream, reader: ByteReader, connection: WakuConnection) -> None:
-        """Serve one request of version 3.0.0."""
-        await self._serve(stream, reader, connection, parse_request, encode_response)
-
-    async def serve_legacy(
-        self, stream: Stream, reader: ByteReader, connection: WakuConnection
+    async def serve(
+        self, version: PushVersion, stream: Stream, reader: ByteReader, connection: WakuConnection
     ) -> None:
-        """Serve one request of version 2.0.0-beta1."""
-        await self._serve(stream, reader, connection, parse_legacy_request, encode_legacy_response)
-
-    async def _serve(
-        self,
-        stream: Stream,
-        reader: ByteReader,
-        connection: WakuConnection,
-        parse: Callable[[bytes], PushRequest],
-        encode: Callable[[PushResponse], bytes],
-    ) -> None:
+        """Serve one request of a version, which is its parser and its encoder."""
+        parse, encode = version
         data = await reader.request(MAX_PUSH_REQUEST_BYTES)
         try:
             request = parse(data)

@@ -11,7 +11,7 @@ from typing import Final
 
 from store.gateway.faults import RefusalError
 from store.gateway.limits import MAX_FRAME_BYTES
-from store.gateway.multiplexing import Aborted, Body, Event, Finished, Noted, Opened
+from store.gateway.multiplexing import Aborted, Body, Event, Finished, Multiplexer, Noted, Opened
 from store.gateway.wire import decode_varint, delimited
 from storenode.message.varint import varint
 
@@ -24,8 +24,8 @@ _MAX_NAME_BYTES: Final = 256
 """Of a stream that is opened; other frames without data have none."""
 
 
-class Mplex:
-    """Frames of one connection; of one that is not complete, only its head is held."""
+class Mplex(Multiplexer):
+    """Frames of one connection without flow control; of an incomplete one only its head is held."""
 
     window_bytes: int | None = None
 
@@ -80,17 +80,9 @@ class Mplex:
         number, self._opened = self._opened, self._opened + 1
         return ~number, varint(number << 3 | _OPEN) + delimited(b"%d" % number)
 
-    def accepted(self, stream: int) -> bytes:  # noqa: ARG002 - as the protocol has it
-        """Return nothing: mplex has no such frame."""
-        return b""
-
     def data(self, stream: int, data: bytes) -> bytes:
         """Return a frame with data."""
         return _header(stream, _MESSAGE) + delimited(data)
-
-    def credit(self, stream: int, size_bytes: int) -> bytes:  # noqa: ARG002
-        """Return nothing: mplex has no flow control."""
-        return b""
 
     def finished(self, stream: int) -> bytes:
         """Return the frame that ends what the gateway sends."""
@@ -99,10 +91,6 @@ class Mplex:
     def aborted(self, stream: int) -> bytes:
         """Return the frame that gives a stream up, both ways."""
         return _header(stream, _RESET) + b"\x00"
-
-    def goodbye(self) -> bytes:
-        """Return nothing: mplex has no such frame."""
-        return b""
 
 
 def _header(stream: int, flag: int) -> bytes:

@@ -95,14 +95,16 @@ class Multiplexer(Protocol):
     def open(self) -> tuple[int, bytes]:
         """Return a new stream of the gateway, and the frame that opens it."""
 
-    def accepted(self, stream: int) -> bytes:
+    def accepted(self, stream: int) -> bytes:  # noqa: ARG002
         """Return the frame that accepts a stream of the client; empty where there is none."""
+        return b""
 
     def data(self, stream: int, data: bytes) -> bytes:
         """Return a frame with data."""
 
-    def credit(self, stream: int, size_bytes: int) -> bytes:
+    def credit(self, stream: int, size_bytes: int) -> bytes:  # noqa: ARG002
         """Return the frame that lets the client send more; empty without flow control."""
+        return b""
 
     def finished(self, stream: int) -> bytes:
         """Return the frame that ends what the gateway sends on a stream."""
@@ -112,3 +114,4 @@ class Multiplexer(Protocol):
 
     def goodbye(self) -> bytes:
         """Return the frame that ends the connection; empty where there is none."""
+        return b""

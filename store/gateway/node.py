@@ -134,16 +134,14 @@ class UpstreamNode:
             raise NodeCallError(_UNAVAILABLE, "the node answers with another number of results")
         return list(response.results)
 
-    async def follow(self, cursor: bytes) -> AsyncGenerator[bytes, None]:
-        """Yield the encoded pages of new messages after a cursor, or from now on.
+    def follow(self, cursor: bytes) -> AsyncGenerator[bytes, None]:
+        """Return the encoded pages of new messages after a cursor, or from now on.
 
         Raises:
             NodeCallError: The call failed; the next one is made at the next node.
         """
         request = number_field(4, 1) + (bytes_field(2, cursor) if cursor else b"")
-        async with aclosing(self._stream(_FOLLOW, request, "follow_failed")) as pages:
-            async for page in pages:
-                yield page
+        return self._stream(_FOLLOW, request, "follow_failed")
 
     async def scan(
         self, pubsub_topic: str, content_topics: Sequence[str], start_ns: int, end_ns: int

@@ -14,7 +14,6 @@ from store.gateway.connection import WakuConnection
 from store.gateway.faults import RefusalError, StreamEndedError
 from store.gateway.identity import Identity
 from store.gateway.limits import (
-    MAX_METADATA_BYTES,
     MAX_REQUEST_ID_BYTES,
     PING_IDLE_TIMEOUT_S,
     REQUEST_TIMEOUT_S,
@@ -25,7 +24,7 @@ from store.gateway.metrics import GatewayMetrics
 from store.gateway.multistream import ByteReader
 from store.gateway.node import NodeCallError, UpstreamNode
 from store.gateway.streams import Stream
-from store.gateway.wire import bytes_field, fields, number_field
+from store.gateway.wire import bytes_field, encode_status, fields, number_field
 
 STORE_QUERY: Final = "/vac/waku/store-query/3.0.0"
 METADATA: Final = "/vac/waku/metadata/1.0.0"
@@ -75,11 +74,7 @@ class StoreQuery:
         self, request: bytes, client: ClientAddress, status_code: int, sentence: str
     ) -> bytes:
         """Return a ``StoreQueryResponse`` without messages (13/WAKU2-STORE)."""
-        answer = (
-            bytes_field(1, _request_id(request))
-            + number_field(10, status_code)
-            + bytes_field(11, sentence.encode())
-        )
+        answer = encode_status(_request_id(request), status_code, sentence)
         client.unsent.take(len(answer))
         self._metrics.queries.labels("gateway").inc()
         return answer
@@ -94,39 +89,36 @@ def _request_id(request: bytes) -> bytes:
     return b""
 
 
-class Identify:
-    """The answer of the identify protocol, made once."""
+class FixedResponse:
+    """A response that is the same for all clients, after a request that is not used, if any."""
 
-    def __init__(
-        self,
-        identity: Identity,
-        listens: Sequence[ListenAddress],
-        version: str,
-        protocols: Sequence[str],
-    ) -> None:
-        parts = [bytes_field(5, _PROTOCOL_VERSION), bytes_field(6, f"storenode/{version}".encode())]
-        parts.append(bytes_field(1, identity.public_key))
-        parts += [bytes_field(2, each.encoded()) for each in listens]
-        parts += [bytes_field(3, each.encode()) for each in protocols]
-        self._identify = b"".join(parts)
+    def __init__(self, response: bytes, max_request_bytes: int | None = None) -> None:
+        self._response = response
+        self._max_request_bytes = max_request_bytes
 
     async def serve(self, stream: Stream, reader: ByteReader, connection: WakuConnection) -> None:  # noqa: ARG002
-        """Send it; there is no request."""
-        await stream.send_delimited(self._identify, SEND_TIMEOUT_S)
+        """Read the request and send the response."""
+        if self._max_request_bytes is not None:
+            async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                await reader.delimited(self._max_request_bytes)
+        await stream.send_delimited(self._response, SEND_TIMEOUT_S)
 
 
-class Metadata:
-    """The cluster and the shards of the node (66/WAKU2-METADATA)."""
+def encode_identify(
+    identity: Identity, listens: Sequence[ListenAddress], version: str, protocols: Sequence[str]
+) -> bytes:
+    """Encode the response of the identify protocol."""
+    parts = [bytes_field(5, _PROTOCOL_VERSION), bytes_field(6, f"storenode/{version}".encode())]
+    parts.append(bytes_field(1, identity.public_key))
+    parts += [bytes_field(2, each.encoded()) for each in listens]
+    parts += [bytes_field(3, each.encode()) for each in protocols]
+    return b"".join(parts)
 
-    def __init__(self, cluster: int, shards: Sequence[int]) -> None:
-        parts = [number_field(1, cluster), *(number_field(2, each) for each in sorted(shards))]
-        self._answer = b"".join(parts)
 
-    async def serve(self, stream: Stream, reader: ByteReader, connection: WakuConnection) -> None:  # noqa: ARG002
-        """Return the same to each request; the client's own shards are not used."""
-        async with asyncio.timeout(REQUEST_TIMEOUT_S):
-            await reader.delimited(MAX_METADATA_BYTES)
-        await stream.send_delimited(self._answer, SEND_TIMEOUT_S)
+def encode_metadata(cluster: int, shards: Sequence[int]) -> bytes:
+    """Encode the cluster and the shards of the node (66/WAKU2-METADATA)."""
+    parts = [number_field(1, cluster), *(number_field(2, each) for each in sorted(shards))]
+    return b"".join(parts)
 
 
 async def serve_pings(stream: Stream, reader: ByteReader, connection: WakuConnection) -> None:  # noqa: ARG001

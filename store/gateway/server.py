@@ -168,7 +168,9 @@ class Server:
             if writer is None:
                 accepted.close()
             else:
-                writer.transport.abort() if _stuck(writer) else writer.close()
+                # Closing would wait for a client that does not read.
+                is_stuck = writer.transport.get_write_buffer_size() > 0
+                writer.transport.abort() if is_stuck else writer.close()
 
     async def _run(self, connection: WakuConnection, link: Link) -> None:
         self._connections.add(connection)
@@ -202,8 +204,3 @@ async def _link(address: ListenAddress, below: TcpLink) -> Link:
     link = WebSocketLink(below)
     await link.accept()
     return link
-
-
-def _stuck(writer: asyncio.StreamWriter) -> bool:
-    """Return True if closing would wait for a client that does not read."""
-    return writer.transport.get_write_buffer_size() > 0

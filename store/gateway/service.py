@@ -22,8 +22,8 @@ from store.gateway.faults import GatewayError
 from store.gateway.feed import NodeFeed
 from store.gateway.filter import FILTER_SUBSCRIBE, Filter
 from store.gateway.identity import Identity, kept_identity
-from store.gateway.light_push import LEGACY_LIGHT_PUSH, LIGHT_PUSH, LightPush
-from store.gateway.limits import DRAIN_TIMEOUT_S
+from store.gateway.light_push import VERSIONS, LightPush
+from store.gateway.limits import DRAIN_TIMEOUT_S, MAX_METADATA_BYTES
 from store.gateway.metrics import GatewayMetrics
 from store.gateway.node import UpstreamNode
 from store.gateway.noise import StaticKey
@@ -32,9 +32,10 @@ from store.gateway.protocols import (
     METADATA,
     PING,
     STORE_QUERY,
-    Identify,
-    Metadata,
+    FixedResponse,
     StoreQuery,
+    encode_identify,
+    encode_metadata,
     serve_pings,
 )
 from store.gateway.relay import RELAY, Relay
@@ -94,15 +95,15 @@ class _Services:
     def handlers(self) -> dict[str, Handler]:
         """Return what serves each protocol but identify."""
         config, node, metrics = self._config, self._node, self._metrics
+        metadata = encode_metadata(config.cluster, sorted(config.shard))
         served: dict[str, Handler] = {
             STORE_QUERY: StoreQuery(node, metrics, config.max_request).serve,
-            METADATA: Metadata(config.cluster, sorted(config.shard)).serve,
+            METADATA: FixedResponse(metadata, MAX_METADATA_BYTES).serve,
             PING: serve_pings,
         }
         if not config.no_light_push and config.relay != RelayMode.LEAF:
-            light_push = LightPush(node, metrics, config.pubsub_topics, self._relay)
-            served[LIGHT_PUSH] = light_push.serve
-            served[LEGACY_LIGHT_PUSH] = light_push.serve_legacy
+            push = LightPush(node, metrics, config.pubsub_topics, self._relay)
+            served |= {name: partial(push.serve, each) for name, each in VERSIONS.items()}
         if not config.no_filter:
             served[FILTER_SUBSCRIBE] = self._filter.serve
         if self._relay is not None:
@@ -214,8 +215,8 @@ class Gateway:
             where = await self._open_metrics(metrics, node, status, stack)
             served = services.handlers()
             addresses = [each.address for each in bound]
-            identify = Identify(identity, addresses, self._version, [*served, IDENTIFY])
-            served[IDENTIFY] = identify.serve
+            identify = encode_identify(identity, addresses, self._version, [*served, IDENTIFY])
+            served[IDENTIFY] = FixedResponse(identify).serve
             around = Surroundings(StaticKey(identity), served, metrics, config.max_streams)
             server = Server(around, Clients(config.rules), tls, config.max_connections)
             work = [server.accept(each) for each in bound]

@@ -111,6 +111,12 @@ def bytes_field(number: int, value: bytes) -> bytes:
     return varint(number << 3 | BYTES) + delimited(value)
 
 
+def encode_status(request_id: bytes, status_code: int, sentence: str) -> bytes:
+    """Encode the part that responses of store query, light push and filter have in common."""
+    encoded = bytes_field(1, request_id) + number_field(10, status_code)
+    return encoded + bytes_field(11, sentence.encode()) if sentence else encoded
+
+
 def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
     """Yield numbers and values of the fields of a message, those with varints and bytes alone.
 

@@ -11,8 +11,6 @@ from typing import Any, Final
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from sim.nwaku import SimulatedNwaku
 from store.gateway.limits import MAX_SYNC_RANGES
@@ -225,78 +223,6 @@ def test_recorded_conversations_are_complete_with_one_side_of_ours(begins: bool)
         assert ours.has_ended
         assert sent_by(ours) == {digest for _, digest in set(own) - set(theirs)}
         assert sent_by(nwaku) == {digest for _, digest in set(theirs) - set(own)}
-
-
-@st.composite
-def two_sides(draw: st.DrawFn) -> tuple[list[Id], list[Id], int, int]:
-    """Draw the IDs of two sides, and the window of the session."""
-    rng = random.Random(draw(st.integers(0, 2**32)))
-    span_ns = draw(st.sampled_from([1, 5, 8, 20, 1_000, 3600 * SECOND_NS]))
-    step_ns = draw(st.sampled_from([1, 1, 3, 1_000]))
-    shared, only = draw(st.sampled_from([0, 5, 150, 900])), draw(st.sampled_from([0, 1, 40, 300]))
-
-    def some(count: int) -> list[Id]:
-        found = []
-        for _ in range(count):
-            offset = rng.randrange(-span_ns // 4, span_ns + span_ns // 4 + 1)
-            found.append((NOW_NS + offset // step_ns * step_ns, rng.randbytes(32)))
-        return found
-
-    both = some(shared)
-    return both + some(only), both + some(rng.choice((0, only))), NOW_NS, NOW_NS + span_ns
-
-
-@given(two_sides(), st.integers(0, 2))
-def test_both_sides_find_what_the_other_lacks(
-    drawn: tuple[list[Id], list[Id], int, int], partner: int
-) -> None:
-    own, theirs, low_ns, high_ns = drawn
-    ours = session_of(own, low_ns, high_ns)
-    other = session_of(theirs, low_ns, high_ns) if partner else SimulatedNwaku(theirs)
-    if partner == 2 or isinstance(other, SimulatedNwaku):
-        converse(ours.begin(), other, ours)
-    else:
-        converse(other.begin(), ours, other)
-    inside = {each for each in own + theirs if low_ns <= each[0] < high_ns}
-    assert sent_by(ours) == {digest for _, digest in (set(own) - set(theirs)) & inside}
-    # nwaku's upper bounds include an ID of hash zero only.
-    assert sent_by(other) == {digest for _, digest in (set(theirs) - set(own)) & inside}
-
-
-@given(two_sides(), st.integers(-10, 1_200), st.integers(-10, 1_200))
-def test_ids_outside_of_a_side_s_window_are_left_out(
-    drawn: tuple[list[Id], list[Id], int, int], first: int, last: int
-) -> None:
-    own, theirs, low_ns, high_ns = drawn
-    from_ns, to_ns = sorted((NOW_NS + first, NOW_NS + last))
-    ours, nwaku = session_of(own, from_ns, to_ns), SimulatedNwaku(theirs)
-    converse(nwaku.begin(low_ns, high_ns), ours, nwaku)
-    within = range(max(low_ns, from_ns), min(high_ns, to_ns))
-    inside = {each for each in own + theirs if each[0] in within}
-    assert sent_by(ours) == {digest for _, digest in (set(own) - set(theirs)) & inside}
-    assert sent_by(nwaku) == {digest for _, digest in (set(theirs) - set(own)) & inside}
-
-
-@given(two_sides(), st.data())
-def test_a_liar_causes_a_bounded_answer_or_an_error(
-    drawn: tuple[list[Id], list[Id], int, int], data: st.DataObject
-) -> None:
-    own, theirs, low_ns, high_ns = drawn
-    ours, nwaku = session_of(own, low_ns, high_ns), SimulatedNwaku(theirs)
-    frame: bytes | None = nwaku.begin(low_ns, high_ns)
-    for _ in range(4):
-        if frame is None:
-            return
-        forged = bytearray(frame)
-        for _ in range(data.draw(st.integers(0, 4))):
-            forged[data.draw(st.integers(0, len(forged) - 1))] = data.draw(st.integers(0, 255))
-        try:
-            answer = ours.receive(decode_payload(bytes(forged)))
-            assert answer is None or len(answer) <= 50 * len(own) + 400 * len(forged)
-            frame = nwaku.answer(answer) if answer else None
-        except PayloadError:
-            return
-        assert {digest for _, digest in ours.to_send} <= {digest for _, digest in own}
 
 
 def test_a_difference_is_found_in_few_bytes() -> None:

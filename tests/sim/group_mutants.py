@@ -263,7 +263,7 @@ WITH_STORE = {
         "closes a gap",
     ),
     "leaves its feed running": Mutant(
-        in_participant("leave", "saving, *others =", "saving, _, *others ="),
+        in_participant("_end", "saving, *others =", "saving, _, *others ="),
         "tasks are left|has not left",
     ),
     "loses the wake-up of its publisher": Mutant(

@@ -43,7 +43,7 @@ from store.db.commits.pages import is_served, newest
 from store.db.errors import find_failure
 from store.db.pool import Connection, Database
 from store.db.reading.messages import content_digests_at
-from store.db.summaries.buckets import DAY_NS, HASH_WORDS, HOUR_NS, LEVELS_NS, unpack
+from store.db.summaries.buckets import DAY_NS, HOUR_NS, LEVELS_NS, MINUTE_NS, of_rows, unpack
 from store.db.summaries.fold import MAX_FOLD_COMMITS, fold_until
 from store.db.summaries.lattices import added, sum_of_time
 from store.domain.hub import CommitRow, Place
@@ -163,8 +163,6 @@ async def _fetch(
 
 _Add = Callable[[int, LatticeSum], None]
 
-_LAST_POSITION: Final = UNBOUNDED_HIGH - 1
-
 _DAYS: Final = f"""
 select day.start_ns, day.count, day.lattice
 from unnest(%(lows)b::bigint[], %(highs)b::bigint[]) as k(low, high)
@@ -250,7 +248,7 @@ class LatticeReader:
             if hour not in unknown and any(low <= hour < high for low, high in whole)
         }
         self._spend(sum(late.values()))
-        found = await added(self._connection, self._folded, _LAST_POSITION, list(late))
+        found = await added(self._connection, self._folded, UNBOUNDED_HIGH - 1, list(late))
         for hour, count in late.items():
             total = found.get(hour, LatticeSum())
             _demand(total.count, count)
@@ -311,8 +309,7 @@ _EXPIRED: Final = (
 )
 _Result = TypeVar("_Result")
 _DELTAS_AT_ONCE: Final = 256
-_MINUTE_NS, _HOUR_NS, _DAY_NS = LEVELS_NS
-_FINER_NS: Final = {_HOUR_NS: (_MINUTE_NS,), _DAY_NS: (_HOUR_NS, _MINUTE_NS)}
+_FINER_NS: Final = {HOUR_NS: (MINUTE_NS,), DAY_NS: (HOUR_NS, MINUTE_NS)}
 
 _BEGIN: Final = f"""
 begin isolation level repeatable read read only;
@@ -520,7 +517,7 @@ async def _fold_much(connection: Connection) -> None:
 
 
 async def _unfolded(connection: Connection, position: int) -> TimeBuckets:
-    total = TimeBuckets.empty(_MINUTE_NS)
+    total = TimeBuckets.empty(MINUTE_NS)
     while True:
         parameters = (position, _DELTAS_AT_ONCE)
         cursor = await connection.execute(_DELTAS, parameters, binary=True)
@@ -528,7 +525,7 @@ async def _unfolded(connection: Connection, position: int) -> TimeBuckets:
         if rows:
             position = int(rows[-1][0])  # type: ignore[call-overload]
             some = unpack(bytes(summary) for _, summary in rows)  # type: ignore[call-overload]
-            total = TimeBuckets.join(_MINUTE_NS, [total, some])
+            total = TimeBuckets.join(MINUTE_NS, [total, some])
         if len(rows) < _DELTAS_AT_ONCE:
             return total
 
@@ -536,7 +533,7 @@ async def _unfolded(connection: Connection, position: int) -> TimeBuckets:
 async def _top_length(connection: Connection) -> int:
     cursor = await connection.execute(_HOUR_COUNT, (MAX_TOP_BUCKETS + 1,), binary=True)
     few = await cursor.fetchone() != (MAX_TOP_BUCKETS + 1,)
-    return _HOUR_NS if few else _DAY_NS
+    return HOUR_NS if few else DAY_NS
 
 
 async def _read_buckets(
@@ -547,10 +544,7 @@ async def _read_buckets(
     assert row is not None
     if row[0] is None:
         return TimeBuckets.empty(length_ns)
-    columns = np.frombuffer(row[0], ">i8").reshape(-1, 2 + HASH_WORDS)  # type: ignore[call-overload]
-    xors = columns[:, 2:].astype("<i8").view(np.uint64)
-    starts, counts = columns[:, 0].astype(np.int64), columns[:, 1].astype(np.int64)
-    return TimeBuckets(length_ns, starts, counts, xors)
+    return of_rows(length_ns, np.frombuffer(row[0], ">i8"))  # type: ignore[call-overload]
 
 
 _HORIZON: Final = "select horizon_ns from storenode.store"

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from reconcile.summaries.buckets import TimeBuckets
 from store.db.pool import Connection
-from store.db.summaries.buckets import DAY_NS, HOUR_NS, between, coarser, unpack
+from store.db.summaries.buckets import DAY_NS, HOUR_NS, between, coarser, folded_position, unpack
 from store.db.summaries.fold import MAX_FOLD_BYTES, MAX_FOLD_COMMITS, following
+from store.db.summaries.lattices import DAYS, HOURS
 from storenode.message.limits import MAX_TIMESTAMP_NS
 
 TIMELINE_DAYS: Final = 30
@@ -24,10 +25,8 @@ MAX_SLOTS: Final = 120
 """Parts that the whole history is shown in."""
 
 _COUNT: Final = np.dtype([("start_ns", ">i8"), ("count", ">i8")])
-_HOURS, _DAYS = 1, 2
 
 _BEGIN: Final = "set transaction isolation level repeatable read, read only"
-_FOLDED: Final = "select folded_position from storenode.store"
 _COUNTS: Final = """
 select coalesce(string_agg(int8send(start_ns) || int8send(count), ''::bytea), ''::bytea)
 from storenode.buckets
@@ -68,13 +67,12 @@ async def read_timeline(connection: Connection, now_ns: int) -> Timeline:
     """Return the counts by time, in one snapshot; ``connection`` is not in a transaction."""
     async with connection.transaction():
         await connection.execute(_BEGIN)
-        ((folded,),) = await (await connection.execute(_FOLDED, binary=True)).fetchall()
-        commits = await following(connection, int(str(folded)))
-        days = await _counts(connection, _DAYS, 0, MAX_TIMESTAMP_NS)
+        commits = await following(connection, await folded_position(connection))
+        days = await _counts(connection, DAYS, 0, MAX_TIMESTAMP_NS)
         today_ns = now_ns - now_ns % DAY_NS
         start_ns = max(0, today_ns - (TIMELINE_DAYS - 1) * DAY_NS)
         end_ns = start_ns + TIMELINE_DAYS * DAY_NS
-        hours = await _counts(connection, _HOURS, start_ns, end_ns)
+        hours = await _counts(connection, HOURS, start_ns, end_ns)
     deltas = [delta for _, delta in commits]
     minutes = unpack(deltas)
     complete = len(commits) < MAX_FOLD_COMMITS and sum(map(len, deltas)) < MAX_FOLD_BYTES

@@ -254,11 +254,11 @@ class Story:
         # SDS-Repair has its turn later: here a store node brings the line.
         reader.link.loses_again = tuple(Way)
         for number, (name, text) in enumerate(SCRIPT):
-            losses = iter([number == LOST])
-            reader.link.loses = partial(next, losses, False)
+            reader.link.loses = partial(next, iter([number == LOST]), False)
             sent = await self._crowd.say(name, text)
+            unlucky = READER if number >= LOST else name  # nothing is lost before a feed is live
             members = self._crowd.members(reader.channel_id)
-            others = [each for each in members if each.name not in (name, READER)]
+            others = [each for each in members if each.name not in (name, unlucky)]
             await self._until("a line arrives", partial(_count_awaited, others, [sent]))
             await self._for(LINE_S)
             if number == LOST + 1:

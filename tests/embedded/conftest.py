@@ -1,4 +1,4 @@
-"""One cluster that is made once; tests that only need some cluster work on copies of it."""
+"""A cluster that is made once; tests that only need some cluster work on copies of it."""
 
 import shutil
 from pathlib import Path

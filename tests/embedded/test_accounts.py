@@ -1,4 +1,4 @@
-"""As root and without privileges, in directories that only their owner may enter."""
+"""Servers of root and of users without privileges, in directories of their owners."""
 
 import os
 import pwd

@@ -174,7 +174,7 @@ def test_a_pid_file_whose_process_is_now_another_program_is_no_obstacle(data_dir
     other.communicate(b"\n", timeout=PATIENCE_S)
 
 
-def test_a_server_of_somebody_else_on_the_cluster_is_left_alone(data_dir: Path) -> None:
+def test_a_foreign_server_on_the_cluster_is_left_alone(data_dir: Path) -> None:
     # A program with such a name stands for a server that was started by hand.
     other = subprocess.Popen(["sh", "-c", "read end", "postgres"], stdin=subprocess.PIPE)
     _leave_pid_file(data_dir / "postgres" / "postmaster.pid", other.pid)

@@ -80,7 +80,7 @@ def test_the_role_owns_its_database_and_nothing_else(data_dir: Path) -> None:
             connection.execute("listen own")
 
 
-def test_nobody_else_gets_in(data_dir: Path) -> None:
+def test_no_other_account_gets_in(data_dir: Path) -> None:
     with EmbeddedPostgres(EmbeddedSettings(data_dir)) as server:
         right: dict[str, Any] = psycopg.conninfo.conninfo_to_dict(server.url)
         wrongs: tuple[dict[str, Any], ...] = (

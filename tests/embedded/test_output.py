@@ -32,7 +32,7 @@ from store.embedded.process import (
         ),
     ],
 )
-def test_the_line_that_explains_is_the_one_that_is_told(output: str, reason: str) -> None:
+def test_the_line_that_explains_is_the_one_that_is_reported(output: str, reason: str) -> None:
     assert complaint(output) == reason
 
 

@@ -1,4 +1,4 @@
-"""What is refused, and that the sentence says what to do."""
+"""Refusals, whose sentences say what to do."""
 
 import importlib.util
 import os
@@ -26,7 +26,7 @@ def _refusal(data_dir: Path, **settings: object) -> str:
     return str(caught.value)
 
 
-def test_a_second_node_is_told_who_has_the_directory(data_dir: Path) -> None:
+def test_a_second_node_is_refused_with_the_process_that_has_the_directory(data_dir: Path) -> None:
     with node(data_dir) as running:
         assert f"in use by process {running.process.pid}" in _refusal(data_dir)
         assert values(running.said["url"]) == [1]
@@ -85,7 +85,7 @@ def test_a_cluster_of_an_older_version_keeps_its_programs(
 
 @pytest.fixture
 def no_wheel(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Takes the package with the programs away, and leaves one directory to search."""
+    """Take the package with the programs away, and leaves one directory to search."""
 
     def take_away(path: str) -> None:
         monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)

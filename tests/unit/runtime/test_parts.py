@@ -164,8 +164,8 @@ async def test_without_a_token_file_everybody_may_read() -> None:
     tokens.load()
     tokens.reload()
     await tokens.follow()
-    somebody = tokens.access.authorize(None, Right.READ, "host x")
-    assert somebody.limits.requests_per_s == 7
+    caller = tokens.access.authorize(None, Right.READ, "host x")
+    assert caller.limits.requests_per_s == 7
 
 
 def test_a_token_file_that_is_not_there_is_refused(tmp_path: Path) -> None:

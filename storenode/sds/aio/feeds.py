@@ -264,10 +264,10 @@ async def _next_before(
         await asyncio.wait({coming, end}, return_when=asyncio.FIRST_COMPLETED)
         return coming.result() if coming.done() else None
     finally:
-        if not coming.done():
-            coming.cancel()
-            # The generator is closed next, and must not be running then.
-            await asyncio.wait({coming})
+        coming.cancel()  # the generator is closed next, and must not be running then
+        await asyncio.wait({coming})
+        if not coming.cancelled():
+            coming.exception()  # else asyncio logs one that nobody was there to take
 
 
 def _size(page: FeedPage) -> int:

@@ -62,8 +62,8 @@ FILTERS: Final[Mapping[str, tuple[str, ...]]] = {
     "tests/integration/javascript": (*PUBLIC, "store/gateway/", "storenode/sds/"),
     # What store.pipeline may import, see tests/layering/rooms.py.
     "tests/integration/pipeline": (
-        *("docs/", "examples/", "migrations/", "store/db/", "store/domain/", "store/messages/"),
-        *("store/pipeline/", "storenode/message/", "storenode/sds/", "storenode/wire/"),
+        *("docs/", "examples/", "migrations/", "reconcile/", "store/db/", "store/domain/"),
+        *("store/messages/", "store/pipeline/", "storenode/"),
     ),
     # What the simulator may import.
     "tests/sim": (

@@ -31,7 +31,6 @@ WRITERS = ("--database-connections", "5")
 CALLS = 12
 SLOWER_THAN_S = 2.6
 """Longer than both limits of what counts as slow."""
-FINISHED = 'storenode_calls_total{code="OK"'
 
 
 def calls(world: World) -> None:

@@ -37,8 +37,6 @@ from tests.support.object_store import BUCKET, ObjectStore, running_store
 from tests.support.ports import HeldPort
 from tests.support.postgres import PostgresServer
 
-SCHEMES = ["s3", "gs", *(["abfss"] if "AZURITE" in os.environ else [])]
-
 # Each goes the whole way by itself, and a busy machine takes minutes for that.
 pytestmark = pytest.mark.timeout(1_800)
 

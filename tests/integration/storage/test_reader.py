@@ -14,6 +14,7 @@ from contextlib import aclosing
 from itertools import pairwise, product
 from typing import Any
 
+import psycopg
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -142,10 +143,16 @@ async def shared(history: tuple[str, World]) -> AsyncIterator[Node]:
         yield opened
 
 
+_END_SESSIONS = "select pg_terminate_backend(pid, 5000) from pg_stat_activity where datname = %s"
+
+
 @pytest.fixture
 def copy(postgres: PostgresServer, history: tuple[str, World]) -> Iterator[str]:
-    """Return the URL of a copy of that database."""
-    name = postgres.create_database(history[0].rsplit("/", 1)[1])
+    """Return the URL of a copy of that database, after the end of what is connected to it."""
+    template = history[0].rsplit("/", 1)[1]
+    with psycopg.connect(postgres.admin_url, autocommit=True) as connection:
+        connection.execute(_END_SESSIONS, (template,))
+    name = postgres.create_database(template)
     yield postgres.url(name)
     postgres.drop_database(name)
 

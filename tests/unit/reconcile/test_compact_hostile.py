@@ -44,7 +44,6 @@ from storenode.message.varint import varint
 from tests.support.compact_pair import EVERYTHING, NONCES, Joined, compact_pair
 from tests.unit.reconcile.test_compact import SOME, sets_of
 
-PLAIN = (FrameKind.EQUAL, FrameKind.MORE, FrameKind.AGAIN, FrameKind.DONE, FrameKind.FAILED)
 XOR = np.arange(4, dtype=np.uint64)
 NONE = np.empty(0, np.uint64)
 

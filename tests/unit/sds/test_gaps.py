@@ -33,7 +33,6 @@ from storenode.sds.limits import (
 from storenode.sds.snapshot import restore, snapshot
 from tests.unit.sds.worlds import NOW, SMALL, channel, later, make_rng, of, payloads, take, wire
 
-GRACE_MS = 10_000
 TINY = FilterShape(40, 1e-6)
 
 

@@ -24,8 +24,8 @@ command = [sys.executable, "-c", {NODE!r}]
 node = subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE)
 node.stdout.readline()
 print(node.pid, flush=True)
-if sys.argv[1] == "waits":
-    time.sleep(600)
+for _ in range(6_000 if sys.argv[1] == "waits" else 0):
+    time.sleep(0.1)  # in parts: a signal that comes just before a sleep does not end it
 sys.exit(3)
 """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -115,7 +115,7 @@ def encode_identify(
     return b"".join(parts)
 
 
-def encode_metadata(cluster: int, shards: Sequence[int]) -> bytes:
+def encode_metadata(cluster: int, shards: Iterable[int]) -> bytes:
     """Encode the cluster and the shards of the node (66/WAKU2-METADATA)."""
     parts = [number_field(1, cluster), *(number_field(2, each) for each in sorted(shards))]
     return b"".join(parts)

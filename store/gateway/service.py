@@ -95,7 +95,7 @@ class _Services:
     def handlers(self) -> dict[str, Handler]:
         """Return what serves each protocol but identify."""
         config, node, metrics = self._config, self._node, self._metrics
-        metadata = encode_metadata(config.cluster, sorted(config.shard))
+        metadata = encode_metadata(config.cluster, config.shard)
         served: dict[str, Handler] = {
             STORE_QUERY: StoreQuery(node, metrics, config.max_request).serve,
             METADATA: FixedResponse(metadata, MAX_METADATA_BYTES).serve,

@@ -161,17 +161,17 @@ async def _fold_next(
         minutes = outside(minutes, bounds.low, bounds.high)
     position = rows[-1][0]
     if len(minutes):
-        sums = await late_sums(connection, before, position, minutes)
-        await _add(connection, minutes)
+        levels = [minutes, *(coarser(minutes, length_ns) for length_ns in LEVELS_NS[1:])]
+        sums = await late_sums(connection, before, position, *levels[1:])
+        await _add(connection, levels)
         await write_sums(connection, sums)
     await connection.execute(_MOVE, (position,))
     complete = len(rows) < most_commits and sum(map(len, deltas)) < most_bytes
     return Folded(position, len(rows), complete)
 
 
-async def _add(connection: Connection, minutes: TimeBuckets) -> None:
-    """Add what minutes say to the buckets of every level."""
-    levels = [minutes, *(coarser(minutes, length_ns) for length_ns in LEVELS_NS[1:])]
+async def _add(connection: Connection, levels: Sequence[TimeBuckets]) -> None:
+    """Add buckets of every level to those that are kept."""
     numbers = np.repeat(np.arange(len(levels)), [len(each) for each in levels])
     cursor = connection.cursor()
     # The caller may have opened the connection for something else.

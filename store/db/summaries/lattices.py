@@ -24,7 +24,7 @@ from reconcile.ids import ELEMENT_BYTES
 from reconcile.lattice import LatticeSum
 from reconcile.summaries.buckets import TimeBuckets
 from store.db.locks import FOLDING
-from store.db.summaries.buckets import DAY_NS, HOUR_NS, MINUTE_NS, coarser, folded_position
+from store.db.summaries.buckets import DAY_NS, HOUR_NS, MINUTE_NS, folded_position
 from store.domain.partitioning import UNBOUNDED_HIGH, UNBOUNDED_LOW, Bounds
 from storenode.message.limits import CONTENT_DIGEST_BYTES
 
@@ -128,13 +128,13 @@ async def added(
 
 
 async def late_sums(
-    connection: Connection, after: int, until: int, minutes: TimeBuckets
+    connection: Connection, after: int, until: int, hours: TimeBuckets, days: TimeBuckets
 ) -> list[BucketSum]:
     """Return the known sums that commits change which are to be folded, as they will be then.
 
-    ``minutes``: what these commits have added. Under FOLDING, before that is added to the buckets.
+    ``hours`` and ``days``: what these commits have added. Under FOLDING, before that is added to
+    the buckets.
     """
-    hours, days = coarser(minutes, HOUR_NS), coarser(minutes, DAY_NS)
     cursor = connection.cursor(binary=True)
     await cursor.execute(_KNOWN, (hours.starts.tolist(), days.starts.tolist()))
     known = await cursor.fetchall()

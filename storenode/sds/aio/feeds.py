@@ -267,7 +267,7 @@ async def _next_before(
         coming.cancel()  # the generator is closed next, and must not be running then
         await asyncio.wait({coming})
         if not coming.cancelled():
-            coming.exception()  # else asyncio logs one that nobody was there to take
+            coming.exception()  # retrieved, so that asyncio does not log it
 
 
 def _size(page: FeedPage) -> int:

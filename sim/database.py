@@ -15,12 +15,14 @@ from itertools import count
 from typing import Final, Protocol, TypeVar
 
 from reconcile.ids import SyncId, SyncIds
+from sim.claims import claim_of
 from sim.judge import Judge
 from sim.limits import COMMITS_AT_ONCE, NS_PER_MS, NS_PER_S
 from sim.promise import Promise
 from sim.rng import Rng, happens
 from sim.snapshot import Snapshot
 from sim.timeline import Timeline
+from store.domain.claims import Claim, rank
 from store.domain.coverage import Statement
 from store.domain.hub import START, CommitRow, Place, WrittenIds
 from store.domain.ports import Source, StoreBusy, StoreUnavailable
@@ -29,7 +31,6 @@ from store.gossip.events import GraphEvent
 from store.gossip.graph import graph_events
 from store.messages.record import RecordBatch
 from store.messages.transfer import transferred
-from storenode.sds.codec import sds_key
 
 _T = TypeVar("_T")
 
@@ -102,7 +103,7 @@ class Database:
         digests: hash -> content digest, also of what was dropped since.
         ids: all of it, ascending.
         lost: hashes of what was committed and was lost with its commit.
-        sds: key of an SDS message ID in its channel -> the ID, hash of the message that claims it.
+        claims: key of an SDS message ID in its channel -> all that ever claimed it, in their rank.
         commits: in their order; without the oldest ones, of which nothing is held.
         horizon_ns: everything older was dropped.
         available: False while it is away.
@@ -124,7 +125,7 @@ class Database:
         self.ids: list[SyncId] = []
         self.digests: dict[bytes, bytes] = {}
         self.lost: set[bytes] = set()
-        self.sds: dict[bytes, tuple[bytes, bytes]] = {}
+        self.claims: dict[bytes, list[Claim]] = {}
         self.commits: list[CommitRow] = []
         self.committed_at_ns = 0
         self.horizon_ns = 0
@@ -236,8 +237,10 @@ class Database:
         for each in ids:
             insort(self.ids, each)
         for at, claimed in zip(batch.sds_index, batch.sds, strict=True):
-            key = sds_key(claimed.channel_id, claimed.message_id)
-            self.sds[key] = claimed.message_id, batch.hashes[at]
+            claim = claim_of(claimed, batch.timestamps[at], batch.hashes[at])
+            claims = self.claims.setdefault(claim[0], [])
+            if claim not in claims:
+                insort(claims, claim, key=rank)
         self.lost.difference_update(batch.hashes)
         if ids:
             number = next(self._batches)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
@@ -45,16 +46,17 @@ class Results:
     verdicts: tuple[Verdict, ...]
 
 
-async def take(process: Process, sender: str, letter: Publish) -> None:
-    """Store what a client publishes, and answer it."""
+async def publish(process: Process, sender: str, messages: Sequence[bytes]) -> tuple[Verdict, ...]:
+    """Store what a client publishes, and return the verdict on each message.
+
+    Raises:
+        Unavailable: it is stored or not.
+    """
     admission = Admission(process.policy(), process.clock.unix_ns(), Source.CLIENT)
-    admission.admit(letter.messages)
+    admission.admit(messages)
     published = admission.admitted
     if len(published.batch):
-        try:
-            await process.node.store(process, published.batch)
-        except Unavailable:
-            return
+        await process.node.store(process, published.batch)
     verdicts = tuple(published.verdicts)
     stored = [
         digest
@@ -63,7 +65,14 @@ async def take(process: Process, sender: str, letter: Publish) -> None:
     ]
     process.note(f"acknowledges {len(stored)} of {len(verdicts)} to {sender}")
     process.judge.acknowledge(process.database, stored)
-    process.network.post(process.name, sender, Results(letter.number, verdicts))
+    return verdicts
+
+
+async def take(process: Process, sender: str, letter: Publish) -> None:
+    """Store what a client publishes, and answer it."""
+    with suppress(Unavailable):
+        verdicts = await publish(process, sender, letter.messages)
+        process.network.post(process.name, sender, Results(letter.number, verdicts))
 
 
 class Client(Caller):

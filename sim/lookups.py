@@ -14,7 +14,7 @@ from sim.marks import Mark
 from sim.process import Process
 from sim.rng import happens
 from sim.streams import EndStream
-from store.domain.claims import Claim, ClaimAnswer, ClaimQuery, Lookup
+from store.domain.claims import Claim, ClaimAnswer, ClaimQuery, Hinted, Lookup
 from store.domain.ports import (
     FetchDone,
     HistoryEntry,
@@ -89,16 +89,25 @@ def selected(database: Database, request: SdsLookup) -> Lookup:
     lookup = Lookup(request.channel_id, request.entries, request.claimants)
     answer = None
     while (read := lookup.step(answer)) is not None:
-        hints = {(query.key, query.hash): None for query in read.hints}
-        answer = ClaimAnswer(read.keys, list(_claims(database, read)), hints)
+        answer = claims_for(database, read, request.claimants)
     return lookup
 
 
-def _claims(database: Database, read: ClaimQuery) -> Iterator[Claim]:
-    for key in read.keys:
-        message_id, digest = database.sds.get(key, (b"", b""))
-        if digest in database.stored:
-            yield key, database.stored[digest][0], digest, message_id, b"", b"", False
+def claims_for(database: Database, read: ClaimQuery, claimants: int) -> ClaimAnswer:
+    """Return the claims that a step reads, with one claimant too many where there are more."""
+    found = [claim for key in read.keys for claim in _stored(database, key)[: claimants + 1]]
+    hinted = {
+        (query.key, query.hash): next(
+            (Hinted(each, True) for each in _stored(database, query.key) if each[2] == query.hash),
+            None,
+        )
+        for query in read.hints
+    }
+    return ClaimAnswer(read.keys, found, hinted)
+
+
+def _stored(database: Database, key: bytes) -> list[Claim]:
+    return [each for each in database.claims.get(key, ()) if each[2] in database.stored]
 
 
 class SimSds:
@@ -196,9 +205,8 @@ class JudgedFetcher(Fetcher):
     def _claimed(database: Database, request: SdsLookup) -> Iterator[tuple[HistoryEntry, bytes]]:
         """Yield entries that a database has or had, and the hash of the message of each."""
         for each in request.entries:
-            key = sds_key(request.channel_id, each.message_id)
-            if key in database.sds:
-                yield each, database.sds[key][1]
+            for claim in database.claims.get(sds_key(request.channel_id, each.message_id), ()):
+                yield each, claim[2]
 
 
 async def seek(world: World) -> None:

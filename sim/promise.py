@@ -30,11 +30,7 @@ class Promise(Generic[_T]):
 
     @property
     def value(self) -> _T:
-        """The value of a promise that is kept.
-
-        Raises:
-            Exception: what it failed with.
-        """
+        """The value of a promise that is kept; raises what it failed with."""
         assert self.settled
         if self._error is not None:
             raise self._error

@@ -6,7 +6,7 @@ kinds of fault out, and has more of the others.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Final
 
 from reconcile.algorithm.plan import Tuning
@@ -215,6 +215,11 @@ def _gossip_faults(rng: Rng, faults: Faults) -> Faults:
 def without_clock_faults(faults: Faults) -> Faults:
     """Return the faults that gossip alone can repair: it announces a refused message only once."""
     return replace(faults, jump_every_ns=0, index_lost_every_ns=0, skew_ns=0)
+
+
+def without_faults(faults: Faults) -> Faults:
+    """Return no faults at all."""
+    return Faults(**dict.fromkeys(asdict(faults), 0))
 
 
 def _stores(rng: Rng, nodes: int) -> tuple[int, ...]:

@@ -126,7 +126,9 @@ class World(Stage):
         self.frames = 0
         self.faulty = True
         self.endings = dict.fromkeys(map(str, SyncEnding), 0)
-        self.databases = [self.make_database(number) for number in range(max(scenario.stores) + 1)]
+        self.databases = [
+            self.make_database(number) for number in range(max(scenario.stores, default=-1) + 1)
+        ]
         self.nodes = [
             self.make_node(number, self.databases[store])
             for number, store in enumerate(scenario.stores)

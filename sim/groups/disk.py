@@ -97,14 +97,14 @@ class SimState:
             member.crash_soon("between a transaction and what follows from it")
         self._fail(happens(rng, faults.doubtful_saves))
         with member.world.judging():
-            member.world.judge.saved(member.view, disk, batch)
+            member.world.group_judge.saved(member.view, disk, batch)
 
     def _fail(self, broken: bool) -> None:
         if broken:
             self._member.world.mark("a transaction failed")
             world, view = self._member.world, self._member.view
             with world.judging():
-                world.judge.tried(view, "a transaction", world.timeline.now_ns)
+                world.group_judge.tried(view, "a transaction", world.timeline.now_ns)
             raise StateError("The disk fails.")
 
     def rows(self, name: str) -> list[Row]:

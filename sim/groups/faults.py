@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from sim.faults import Injector
+from sim.faults import FaultInjector
 from sim.groups.member import Member
 from sim.rng import happens
 
@@ -16,29 +16,27 @@ _MOST_CUT_OFF: Final = 20
 """Participants of a large group that a partition cuts off."""
 
 
-class GroupFaultInjector(Injector):
-    """Breaks things until `stop`."""
+class GroupFaultInjector(FaultInjector):
+    """Faults of participants, beside those of their nodes and their network."""
 
-    def __init__(self, world: GroupWorld) -> None:
-        super().__init__(world)
-        self._world = world
+    _world: GroupWorld
 
     def start(self) -> None:
         """Begin with all the kinds that the scenario has."""
-        faults, weather = self._world.scenario.faults, self._world.network.weather
-        weather.lost, weather.twice, weather.breaks = faults.lost, faults.twice, faults.breaks
+        super().start()
+        faults = self._world.group.faults
         kinds = (
             (faults.crash_every_ns, self._crash),
             (faults.leave_every_ns, self._leave),
             (faults.disk_every_ns, self._lose_disk),
-            (faults.outage_every_ns if self._world.stores else 0, self._outage),
+            (faults.outage_every_ns if self._world.nodes else 0, self._outage),
             (faults.partition_every_ns, self._partition),
             (faults.jump_every_ns if faults.skew_ns else 0, self._jump),
         )
         self.begin(kinds)
         if faults.skew_ns:
             for member in self._world.members:
-                self._skew(member)
+                self._skew_member(member)
 
     def stop(self) -> None:
         """Let everything go right from now on."""
@@ -47,6 +45,9 @@ class GroupFaultInjector(Injector):
             member.disk.away = False
             if member.clock.offset_ns:
                 member.jump(0)
+
+    async def choose_moment(self) -> None:
+        """Take any moment: something is always under way."""
 
     async def _crash(self) -> None:
         up = [member for member in self._world.members if not member.life.ended]
@@ -66,24 +67,21 @@ class GroupFaultInjector(Injector):
 
     async def _outage(self) -> None:
         world, rng = self._world, self._rng
-        stores = world.stores if happens(rng, 0.5) else [rng.choice(world.stores)]
-        for store in stores:
-            store.crash()
-        await asyncio.sleep(rng.uniform(0.1, 5))
-        for store in stores:
-            store.start()
+        for node in world.nodes if happens(rng, 0.5) else [rng.choice(world.nodes)]:
+            if node.process is not None:
+                node.crash("by force")
 
     async def _partition(self) -> None:
         world = self._world
-        names = [member.name for member in world.members] + [each.name for each in world.stores]
+        names = [member.name for member in world.members] + [each.name for each in world.nodes]
         world.cut_off(names, min(len(names) - 1, _MOST_CUT_OFF))
         await asyncio.sleep(self._rng.uniform(0, 1) * 10)
         world.make_whole()
 
     async def _jump(self) -> None:
-        self._skew(self._rng.choice(self._world.members))
+        self._skew_member(self._rng.choice(self._world.members))
 
-    def _skew(self, member: Member) -> None:
-        most_ns = self._world.scenario.faults.skew_ns
+    def _skew_member(self, member: Member) -> None:
+        most_ns = self._world.group.faults.skew_ns
         right = happens(self._rng, 0.5)
         member.jump(0 if right else int(self._rng.uniform(-most_ns, most_ns)))

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from sim.limits import NS_PER_MS, NS_PER_S
+from sim.network import Caller
 from sim.rng import happens
 from storenode.sds.aio.transport import Fetched
 from storenode.sds.codec import SdsMessage, encode_message
@@ -17,14 +18,15 @@ from storenode.sds.codec import SdsMessage, encode_message
 if TYPE_CHECKING:
     from sim.groups.world import GroupWorld
 
-_NAME: Final = "mallory"
 _LATER_S: Final = 10
 _MOST_OFF_MS: Final = 2_000
 """How far the clock of a forged message may be from the genuine one's."""
 
 
-class Forger:
+class Forger(Caller):
     """Forges a share of all messages, once at the moment when they leave and once later."""
+
+    name = "mallory"
 
     def __init__(self, world: GroupWorld) -> None:
         self._world = world
@@ -33,12 +35,12 @@ class Forger:
     def saw(self, message: Fetched) -> None:
         """Note that a message leaves its sender."""
         world = self._world
-        genuine = world.judge.read(message.payload)
+        genuine = world.group_judge.read(message.payload)
         known = genuine.message_id in self._seen
         if known or not genuine.content or not message.hint:
             return
         self._seen.add(genuine.message_id)
-        if not world.judge.forged_as(genuine.message_id, genuine.content) and happens(
+        if not world.group_judge.forged_as(genuine.message_id, genuine.content) and happens(
             world.rng, world.faults_now.forged
         ):
             self._publish(genuine)
@@ -51,13 +53,13 @@ class Forger:
         false = replace(
             genuine,
             content=b"forged %d" % world.next_number(),
-            sender_id=rng.choice((genuine.sender_id, _NAME)),
+            sender_id=rng.choice((genuine.sender_id, self.name)),
             lamport=(genuine.lamport or 0) + rng.choice((0, off_ms)),
             history=rng.choice((genuine.history, genuine.history[:1], ())),
             bloom_filter=None,
             repair_request=(),
         )
         world.mark("a message was forged")
-        world.judge.forged[false.message_id, false.content or b""] = false
+        world.group_judge.forged[false.message_id, false.content or b""] = false
         now_ns = world.timeline.now_ns - rng.choice((0, 1, 500)) * NS_PER_MS
-        world.spread(_NAME, encode_message(false), now_ns)
+        world.spread(self.name, encode_message(false), now_ns)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sim.bridge import Life
 from sim.calls import Closed, End, Ended, Identity, Status
-from sim.groups.store import FOLLOW, HISTORY, LOOKUP, PUBLISH, QUERY, READ, SCAN, taken
+from sim.groups.store import FOLLOW, HISTORY, LOOKUP, PUBLISH, QUERY, READ, SCAN
 from storenode.sds.aio.limits import CALL_TIMEOUT_S
 from storenode.sds.aio.transport import (
     FeedCursorRefusedError,
@@ -107,18 +107,18 @@ class GroupLink(Link):
     async def follow(self, cursor: bytes) -> AsyncGenerator[FeedPage, None]:
         """Yield the store's feed, or the broadcasts, which have no past and serve no cursor."""
         self._begin(FOLLOW)
-        pages = self._of_store(cursor) if self._world.scenario.follow else self._of_others(cursor)
+        pages = self._of_store(cursor) if self._world.group.follow else self._of_others(cursor)
         async with aclosing(pages):
             async for page in pages:
-                if self._world.scenario.follow:
-                    self._world.judge.handed(self._member.view, page)
+                if self._world.group.follow:
+                    self._world.group_judge.handed(self._member.view, page)
                 yield page
 
     async def scan(self, since_ns: int) -> AsyncGenerator[Sequence[Fetched], None]:
         """Yield all that the store has from a time on."""
         if self._node is not None:
-            shelf = self._world.store_named(self._node).shelf
-            self._member.scans(since_ns, shelf.since(since_ns)[0])
+            sent, ids = self._world.sent, self._world.database_at(self._node).ids
+            self._member.scans(since_ns, [sent[each[1]] for each in ids if each[0] >= since_ns])
             async with aclosing(self._pages(SCAN, since_ns)) as pages:
                 async for page in pages:
                     yield page
@@ -143,7 +143,7 @@ class GroupLink(Link):
             raise TransportError("The participant has crashed.")
         world = self._world
         with world.judging():
-            world.judge.tried(self._member.view, method, world.timeline.now_ns)
+            world.group_judge.tried(self._member.view, method, world.timeline.now_ns)
 
     @asynccontextmanager
     async def _call(self, method: str) -> AsyncIterator[End]:
@@ -186,9 +186,9 @@ class GroupLink(Link):
             batch = await anext(batches)
             view.listens = False
             view.unanswered += 1
-            messages = [taken(each) for each in batch]
+            messages = [world.taken(each) for each in batch]
             with world.judging():
-                world.judge.left(view, member.disk, messages)
+                world.group_judge.left(view, member.disk, messages)
             for message in messages:
                 world.relay(member.name, message)
             yield messages

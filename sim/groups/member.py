@@ -57,12 +57,12 @@ class Member(Caller):
         self.name = f"p{number}"
         self.world = world
         self._hashes = number % 2 == 1
-        scenario = world.scenario
+        scenario = world.group
         shape = scenario.filters[number % len(scenario.filters)]
         self.config = replace(scenario.config, sender_id=self.name, filter=shape)
         self.clock = Clock(world.timeline)
         self.view = View(self.name, self.config)
-        world.judge.shapes[self.name] = shape
+        world.group_judge.shapes[self.name] = shape
         self.disk = Disk()
         self.participant: Participant | None = None
         self.crashes = 0
@@ -97,7 +97,7 @@ class Member(Caller):
         self.participant = None
         self.life.end()
         self.world.network.drop_calls(self.name)
-        self.world.restart_later(self)
+        self.world.return_later(self)
 
     def crash_soon(self, why: str) -> None:
         """Crash at this moment."""
@@ -118,7 +118,7 @@ class Member(Caller):
 
         def look() -> None:
             if not (life.ended or self.world.over):
-                self.world.judge.stays(self.view)
+                self.world.group_judge.stays(self.view)
 
         self.world.timeline.after(LEAVE_NS, look)
 
@@ -129,7 +129,8 @@ class Member(Caller):
 
     async def _live(self, life: Life) -> None:
         world = self.world
-        nodes = world.order_of_stores() or [None]
+        names: list[str | None] = [node.name for node in world.nodes]
+        nodes = world.rng.sample(names, len(names)) or [None]
         joining = Joining(
             state=SimState(self, life),
             route=ROUTE,
@@ -141,7 +142,7 @@ class Member(Caller):
         async with participating(joining, None, transports) as participant:
             self.note(f"starts with {len(participant.core.log)} messages")
             with world.judging():
-                world.judge.booted(self.view, participant, self.disk, self.now_ms)
+                world.group_judge.booted(self.view, participant, self.disk, self.now_ms)
             self._watch(participant.core)
             self.participant, self._channel = participant, Channel(participant)
             world.loop.begin(life, self._read(self._channel))
@@ -151,10 +152,10 @@ class Member(Caller):
 
     def _over(self, life: Life) -> None:
         if not (life.ended or self.world.over):
-            self.world.judge.stopped(self.view, list(life.tasks))
+            self.world.group_judge.stopped(self.view, list(life.tasks))
             self.note("has left")
             life.end()
-            self.world.restart_later(self)
+            self.world.return_later(self)
 
     # Its application
 
@@ -165,7 +166,7 @@ class Member(Caller):
 
     async def _say(self, channel: Channel, content: bytes) -> None:
         # Where there are forgeries, some make IDs as the JavaScript library does.
-        hashed = self._hashes and self.world.scenario.faults.forged > 0
+        hashed = self._hashes and self.world.group.faults.forged > 0
         name = sha256(content).hexdigest() if hashed else None
         try:
             message_id = await channel.send(content, name)
@@ -182,9 +183,9 @@ class Member(Caller):
             async for change in channel.changes():
                 with self.world.judging():
                     if isinstance(change, Withdrawn):
-                        self.world.judge.hidden(self.view, change)
+                        self.world.group_judge.hidden(self.view, change)
                     else:
-                        self.world.judge.shown(self.view, self.disk, change)
+                        self.world.group_judge.shown(self.view, self.disk, change)
 
     # What others do
 
@@ -211,7 +212,7 @@ class Member(Caller):
             # It goes on with a search that failed, from where that had come to.
             return
         elif self.participant is not None:
-            self.world.judge.scans(self.view, messages, self.participant.ledger.commits)
+            self.world.group_judge.scans(self.view, messages, self.participant.ledger.commits)
 
     def _watch(self, core: Any) -> None:  # noqa: ANN401 - a channel, whose methods are replaced
         receive, tick, next_due_ms = core.receive, core.tick, core.next_due_ms
@@ -219,7 +220,7 @@ class Member(Caller):
         def one_by_one(now_ms: int, packets: Iterable[Packet]) -> list[Event]:
             events: list[Event] = []
             for packet in packets:
-                received = self.world.judge.read(packet.payload)
+                received = self.world.group_judge.read(packet.payload)
                 self.world.received += 1
                 self.world.received_bytes += len(packet.payload)
                 events += self._judged(core, receive(now_ms, [packet]), received)
@@ -234,7 +235,7 @@ class Member(Caller):
             due_ms: int = next_due_ms(rng)
             if self.view.ticked_ns == self.world.timeline.now_ns:
                 with self.world.judging():
-                    self.world.judge.slept(self.view, due_ms - self.now_ms)
+                    self.world.group_judge.slept(self.view, due_ms - self.now_ms)
             return due_ms
 
         core.receive, core.tick, core.next_due_ms = one_by_one, tick_watched, due_watched
@@ -263,7 +264,7 @@ class Member(Caller):
         abandoned: bool = False,
     ) -> list[Event]:
         world, view = self.world, self.view
-        judge = world.judge
+        judge = world.group_judge
         with world.judging():
             judge.stepped(view, core, self.now_ms, received)
             view.abandons = abandoned

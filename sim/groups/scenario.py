@@ -6,11 +6,13 @@ messages that people ask about, a partition, late joiners and restarts.
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Final
 
 from sim.limits import NS_PER_MS, NS_PER_S
 from sim.rng import Rng, happens
+from sim.scenario import HOUR_NS, MIN_NODES, Scenario, drawn, without_faults
 from store.domain.query import RequestLimits
 from storenode.sds.bloom import FilterShape
 from storenode.sds.config import ChannelConfig, RepairConfig
@@ -23,6 +25,7 @@ FIXED_TALK_NS: Final = 180 * NS_PER_S
 """The conversation of `fixed_group`, during which there are faults."""
 
 _CHANNEL: Final = "room"
+_IN_STEP_NS: Final = 3 * NS_PER_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +66,7 @@ class GroupScenario:
     """The parameters of a run; durations in nanoseconds.
 
     ``stores``: how many store nodes there are; ``follow``: participants follow one, else they
-    receive each other's broadcasts. ``pull_ns``: how often a store fetches what another one has, 0:
+    receive each other's broadcasts. ``pull_ns``: how often a store reconciles with another one, 0:
     never; ``drift_ns``: how far from its own time a message's may be. ``joins_ns[i]``: when
     participant i joins first. ``messages`` are said over ``talk_ns``, in bursts of up to
     ``burst``. ``config`` is of all participants, but for their names and their filters, of which
@@ -109,7 +112,11 @@ def drawn_group(rng: Rng, size: int, *, with_store: bool) -> GroupScenario:
             faults = replace(
                 faults, crash_every_ns=0, leave_every_ns=0, save_crashes=0.0, send_crashes=0.0
             )
-    in_step = faults.skew_ns <= 3 * NS_PER_S
+    if stores > 1 and follow:
+        # What is ahead of the time is reconciled when its time has come, which may be too late.
+        faults = replace(faults, skew_ns=min(faults.skew_ns, _IN_STEP_NS))
+    in_step = faults.skew_ns <= _IN_STEP_NS
+    pull_s = 0 if stores < 2 or not in_step else 3 if follow else rng.choice((0, 0, 3))
     drawn = GroupScenario(
         stores=stores,
         follow=follow,
@@ -118,7 +125,7 @@ def drawn_group(rng: Rng, size: int, *, with_store: bool) -> GroupScenario:
         burst=rng.choice((1, 1, 3, 8)),
         talk_ns=talk_ns,
         faults_ns=talk_ns * 3 // 2,
-        pull_ns=3 * NS_PER_S if follow else rng.choice((0, 0, 3)) * NS_PER_S,
+        pull_ns=pull_s * NS_PER_S,
         # What a store refuses may be given up before a clock is right, or others have heard it.
         drift_ns=(rng.choice((8, 600)) if follow and in_step else 10**6) * NS_PER_S,
         network_delay_ns=rng.choice((10, 50, 300) if small else (50,)) * NS_PER_MS,
@@ -137,6 +144,36 @@ def drawn_group(rng: Rng, size: int, *, with_store: bool) -> GroupScenario:
     )
     shape = drawn.config.filter
     return replace(drawn, filters=_filters(shape, messages) if small else (shape,))
+
+
+def scenario_of_stores(group: GroupScenario, rng: Rng) -> Scenario:
+    """Return the scenario of a group's store nodes, whose limits are drawn beside the run's."""
+    base = drawn(copy(rng), MIN_NODES)
+    everyone = range(group.stores)
+    peers = [tuple(set(everyone) - {node}) if group.pull_ns else () for node in everyone]
+    interval_ns = group.pull_ns or HOUR_NS
+    return replace(
+        base,
+        stores=tuple(everyone),
+        peers=tuple(peers),
+        retention_ns=(None,) * group.stores,
+        history=0,
+        clients=0,
+        small_nodes=frozenset(),
+        plain_nodes=frozenset(),
+        forged=False,
+        interval_ns=interval_ns,
+        wide_ns=2 * interval_ns,
+        network_delay_ns=group.network_delay_ns,
+        disk_delay_ns=group.disk_delay_ns,
+        faults=replace(
+            without_faults(base.faults),
+            lost=group.faults.lost,
+            twice=group.faults.twice,
+            breaks=group.faults.breaks,
+            commit_crashes=group.faults.commit_crashes,
+        ),
+    )
 
 
 def fixed_group(rng: Rng, size: int, *, with_store: bool) -> GroupScenario:

@@ -1,24 +1,31 @@
-"""A simulated store node, as the participants of a group see it: it is written, followed and read.
+"""A shipped node as the participants of a group see it: they publish to it, follow it and read it.
 
-What it has acknowledged it keeps, whatever becomes of it. Pages have their limits, a call breaks
-where the network says so, and a second node has the messages of the first only after a while, or
-never.
+It admits, stores, resumes and reconciles as every simulated node does (`sim.node`); the shipped
+rules of claims and causal histories select what is read.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeAlias
 
-from sim.bridge import Life
-from sim.calls import Closed, End, Ended, Identity, Status
-from sim.groups.shelf import Shelf
-from sim.limits import NS_PER_S
-from sim.rng import happens
-from storenode.message.hashing import message_hash
+from sim.calls import Closed, End, Ended, Status
+from sim.database import Database, Unavailable
+from sim.intake import publish
+from sim.lookups import claims_for
+from sim.messages import Message, message_of
+from sim.node import Node
+from sim.process import Process
+from store.domain.admission import Verdict
+from store.domain.causal import CausalWalk, WalkState
+from store.domain.claims import ClaimAnswer, ClaimQuery, Lookup
+from store.domain.ports import CausalRequest, HistoryEntry, TopicFilter
+from storenode.message.rules import Policy
 from storenode.sds.aio.transport import FeedPage, Fetched, Outbound, PublishResult, Route
+from storenode.sds.codec import Entry
 
 if TYPE_CHECKING:
     from sim.groups.world import GroupWorld
@@ -28,61 +35,53 @@ FOLLOW: Final = "Follow"
 READ: Final = "Read"
 ROUTE: Final = Route("room", "/waku/2/rs/1/0", "/sds/1/room/proto")
 
-
 SCAN: Final = "Scan"
 QUERY: Final = "Query"
 LOOKUP: Final = "GetSdsMessages"
 HISTORY: Final = "GetCausalHistory"
 
-
-def taken(message: Outbound) -> Fetched:
-    """Return a message as its receivers have it."""
-    payload, time_ns = message.payload, message.timestamp_ns
-    if message.ephemeral:
-        return Fetched(payload, b"", time_ns)
-    hint = message_hash(ROUTE.pubsub_topic, payload, ROUTE.content_topic, None, time_ns)
-    return Fetched(payload, hint, time_ns)
+_Hashes: TypeAlias = tuple[list[bytes], bool]
+"""Message hashes, and whether a limit left some out."""
 
 
-class StoreNode:
-    """A store node; a `sim.network.Host`."""
+def encoded(message: Outbound | Fetched) -> Message:
+    """Return a message of the channel as nodes are given it."""
+    ephemeral = message.ephemeral if isinstance(message, Outbound) else not message.hint
+    return message_of(
+        ROUTE.pubsub_topic,
+        ROUTE.content_topic,
+        message.payload,
+        message.timestamp_ns,
+        ephemeral=ephemeral,
+    )
 
-    def __init__(self, world: GroupWorld, number: int) -> None:
-        self.name = f"s{number}"
-        self.up = False
-        self.shelf = Shelf(ROUTE.channel_id, world.scenario.limits)
-        self._world = world
-        self._life = Life()
-        self._who = Identity(self.name, self.name)
-        self._news = asyncio.Event()
 
-    @property
-    def identity(self) -> Identity | None:
-        """The identity that answers; None while it is off."""
-        return self._who if self.up else None
+class StoreNode(Node):
+    """A node that serves participants as well as peers."""
 
-    def start(self) -> None:
-        """Serve, and fetch what the other nodes have."""
-        if not self.up:
-            self.up, self._life = True, Life()
-            self._world.trace.note(self.name, "is there")
-            if self._world.scenario.pull_ns:
-                self._begin(self._pull())
+    world: GroupWorld
 
-    def crash(self) -> None:
-        """End all calls; what is stored stays."""
-        if self.up:
-            self.up = False
-            self._world.trace.note(self.name, "is away")
-            self._life.end()
-            self._world.network.drop_calls(self.name)
+    def __init__(self, world: GroupWorld, number: int, database: Database) -> None:
+        super().__init__(world, number, database)
+        self._group = world
+        self._limits = world.group.limits
+        self._channel_id = ROUTE.channel_id.encode()
+
+    def policy(self) -> Policy:
+        """Return the rules for messages of participants."""
+        return Policy(self._group.group.drift_ns)
 
     def serve(self, method: str, end: End) -> bool:
-        """Take a call."""
-        work = {PUBLISH: self._take, FOLLOW: self._feed, READ: self._read}.get(method)
-        if work is None:
-            return False
-        task = self._begin(_served(work, end))
+        """Take a call of a participant or of a peer."""
+        process = self.process
+        if process is None or method not in (PUBLISH, FOLLOW, READ):
+            return super().serve(method, end)
+        works: dict[str, Callable[[End], Awaitable[None]]] = {
+            PUBLISH: partial(self._take, process),
+            FOLLOW: self._feed,
+            READ: self._read,
+        }
+        task = process.begin_task(method, _served(works[method], end))
 
         def lost(_: Closed) -> None:
             task.cancel()
@@ -90,103 +89,116 @@ class StoreNode:
         end.on_lost = lost
         return True
 
-    def receive(self, sender: str, letter: object) -> None:
-        """Receive no broadcasts."""
+    # Calls
 
-    def hear(self, message: Fetched) -> None:
-        """Store a message of an outsider."""
-        if self.up:
-            self._store(message)
-            self._stir()
-
-    # What it does
-
-    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        return self._world.loop.begin(self._life, work)
-
-    async def _disk(self) -> None:
-        world = self._world
-        await asyncio.sleep(world.scenario.disk_delay_ns * world.rng.random() / NS_PER_S)
-
-    async def _take(self, end: End) -> None:
+    async def _take(self, process: Process, end: End) -> None:
+        calls = self._group.store_calls
         while not isinstance(batch := await end.read(), Ended):
-            await self._disk()
-            self._world.store_calls["batches published"] += 1
-            self._world.store_calls["messages published"] += len(batch)
-            verdicts = [self._store(each) for each in batch]
-            self._stir()
-            if happens(self._world.rng, self._world.faults_now.commit_crashes):
-                self._world.fail_soon(self)
-                await asyncio.sleep(1)
-            await end.send(verdicts)
+            calls["batches published"] += 1
+            calls["messages published"] += len(batch)
+            messages = [encoded(each).encoded for each in batch]
+            verdicts = await publish(process, end.there.node_id, messages)
+            await end.send([self._result(*each) for each in zip(batch, verdicts, strict=True)])
         end.finish()
 
-    def _store(self, message: Fetched) -> PublishResult:
-        drift_ns = self._world.scenario.drift_ns
-        if abs(message.timestamp_ns - self._world.timeline.now_ns) > drift_ns:
-            self._world.mark("a store refused a message for its time")
-            return PublishResult(
-                stored=False, hint=b"", reason="The time is too far from the node's."
-            )
-        if message.hint:
-            self.shelf.add(message)
-        return PublishResult(stored=True, hint=message.hint)
-
-    def _stir(self) -> None:
-        self._news.set()
-        self._news = asyncio.Event()
+    def _result(self, message: Fetched, verdict: Verdict) -> PublishResult:
+        if verdict is not Verdict.REJECTED:
+            return PublishResult(stored=True, hint=message.hint)
+        self._group.mark("a store refused a message for its time")
+        return PublishResult(stored=False, hint=b"", reason="The time is too far from the node's.")
 
     async def _feed(self, end: End) -> None:
-        place, order = self._place(await end.read()), self.shelf.order
+        database, woken = self.database, asyncio.Event()
+        place = self._place(await end.read())
         if place is None:
             end.finish(Status.OUT_OF_RANGE, "the cursor is another store's")
             return
-        most = self._world.scenario.limits.page_messages
-        while True:
-            messages = order[place : place + most]
-            place += len(messages)
-            cursor = f"{self.name}:{place}".encode()
-            await end.send(FeedPage(messages, cursor, live=place == len(order)))
-            while place == len(order):
-                await self._news.wait()
+        database.followers[end] = woken.set
+        try:
+            while True:
+                woken.clear()
+                hashes = database.log[place : place + self._limits.page_messages]
+                place += len(hashes)
+                cursor = f"{self.name}:{place}".encode()
+                live = place == len(database.log)
+                await end.send(FeedPage(self._messages(hashes), cursor, live=live))
+                if live and place == len(database.log):
+                    await woken.wait()
+        finally:
+            del database.followers[end]
 
     def _place(self, cursor: bytes) -> int | None:
         if not cursor:
-            return len(self.shelf.order)
+            return len(self.database.log)
         name, place = cursor.decode().split(":")
         return int(place) if name == self.name else None
 
     async def _read(self, end: End) -> None:
         method, *arguments = await end.read()
-        self._world.store_calls[method] += 1
-        await self._disk()
-        shelf = self.shelf
-        reads: dict[str, Callable[..., tuple[list[Fetched], bool]]] = {
-            SCAN: shelf.since,
-            QUERY: shelf.by_hint,
-            LOOKUP: shelf.by_id,
-            HISTORY: shelf.causes,
+        self._group.store_calls[method] += 1
+        reads: dict[str, Callable[..., _Hashes]] = {
+            SCAN: self._since,
+            QUERY: self._by_hint,
+            LOOKUP: self._by_id,
+            HISTORY: self._causes,
         }
-        messages, truncated = reads[method](*arguments)
+        hashes, truncated = await self.database.look(partial(reads[method], *arguments))
         if truncated:
-            self._world.mark("an answer was truncated")
-        most = self._world.scenario.limits.page_messages
-        for start in range(0, len(messages), most):
-            await end.send(messages[start : start + most])
+            self._group.mark("an answer was truncated")
+        most = self._limits.page_messages
+        for start in range(0, len(hashes), most):
+            await end.send(self._messages(hashes[start : start + most]))
         end.finish()
 
-    async def _pull(self) -> None:
-        """Fetch what the other nodes have, as reconciliation does."""
-        world = self._world
-        while True:
-            await asyncio.sleep(world.scenario.pull_ns / NS_PER_S * world.rng.uniform(0.5, 1.5))
-            for other in world.stores:
-                if other.up and not world.network.is_cut(self.name, other.name):
-                    new = [each for each in other.shelf.order if self.shelf.add(each)]
-                    if new:
-                        self._stir()
+    def _messages(self, hashes: Iterable[bytes]) -> list[Fetched]:
+        return [self._group.sent[digest] for digest in hashes]
+
+    # Reads
+
+    def _since(self, time_ns: int) -> _Hashes:
+        """Select the messages from a time on, in ascending order; never truncated."""
+        return [digest for each_ns, digest in self.database.ids if each_ns >= time_ns], False
+
+    def _by_hint(self, hints: Iterable[bytes]) -> _Hashes:
+        """Select stored messages by their hints; never truncated."""
+        return [hint for hint in hints if hint in self.database.stored], False
+
+    def _by_id(self, entries: Sequence[Entry]) -> _Hashes:
+        """Select the messages that claim some IDs; True: an ID has more claimants."""
+        lookup = Lookup(self._channel_id, _entries(entries), self._limits.sds_claimants)
+        answer: ClaimAnswer | None = None
+        while (read := lookup.step(answer)) is not None:
+            answer = claims_for(self.database, read, self._limits.sds_claimants)
+        return [found[2] for found in lookup.messages], lookup.truncated
+
+    def _causes(self, heads: Sequence[Entry], known: Sequence[str]) -> _Hashes:
+        """Select heads and all their causes, parents first; True: a limit ended the walk."""
+        request = CausalRequest(
+            self._channel_id,
+            _entries(heads),
+            frozenset(each.encode() for each in known),
+            self._limits.causal_messages,
+            0,
+            TopicFilter(),
+            self._limits.sds_claimants,
+            prefer_proven=True,
+        )
+        walk = CausalWalk(request)
+        answer: ClaimAnswer | None = None
+        while (effect := walk.step(answer)) is not WalkState.DONE:
+            answer = None
+            if isinstance(effect, ClaimQuery):
+                answer = claims_for(self.database, effect, self._limits.sds_claimants)
+        return [walk.taken[number][2] for number in walk.parents_first()], walk.truncated
+
+
+def _entries(entries: Iterable[Entry]) -> tuple[HistoryEntry, ...]:
+    return tuple(HistoryEntry(entry.message_id.encode(), entry.hint) for entry in entries)
 
 
 async def _served(work: Callable[[End], Awaitable[None]], end: End) -> None:
     with suppress(Closed):
-        await work(end)
+        try:
+            await work(end)
+        except Unavailable as error:
+            end.finish(Status.UNAVAILABLE, str(error))

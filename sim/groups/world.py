@@ -8,15 +8,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
+from sim.database import Database
 from sim.groups.faults import GroupFaultInjector
 from sim.groups.forger import Forger
 from sim.groups.judge import GroupJudge
 from sim.groups.member import LEAVE_NS, Member
-from sim.groups.scenario import NO_FAULTS, GroupScenario
-from sim.groups.store import StoreNode, taken
+from sim.groups.scenario import NO_FAULTS, GroupScenario, scenario_of_stores
+from sim.groups.store import StoreNode, encoded
+from sim.intake import Publish
 from sim.limits import CHECK_EVERY_GROUP_EVENTS, MAX_GROUP_EVENTS, NS_PER_MS, NS_PER_S, START_NS
+from sim.node import Node
 from sim.rng import Rng
-from sim.stage import Stage
+from sim.world import World
 from storenode.sds.aio.transport import Fetched, Outbound
 
 _PATIENCE_ROUNDS: Final = 40
@@ -55,8 +58,12 @@ class GroupSummary:
     marks: Mapping[str, int]
 
 
-class GroupWorld(Stage):
-    """A simulated world of participants and store nodes; `run` is called once."""
+class GroupWorld(World):
+    """A simulated world of participants and store nodes; `run` is called once.
+
+    Attributes:
+        sent: what was published of the channel, by message hash.
+    """
 
     max_events = MAX_GROUP_EVENTS
     check_every = CHECK_EVERY_GROUP_EVENTS
@@ -64,15 +71,15 @@ class GroupWorld(Stage):
     def __init__(
         self, scenario: GroupScenario, rng: Rng, sink: Callable[[str], None] | None = None
     ) -> None:
-        super().__init__(rng, scenario.network_delay_ns, sink)
-        self.scenario = scenario
-        self.judge = GroupJudge(lambda: self.timeline.now_ns)
+        self.group = scenario
+        super().__init__(scenario_of_stores(scenario, rng), rng, sink)
+        self.group_judge = GroupJudge(lambda: self.timeline.now_ns)
+        self.sent: dict[bytes, Fetched] = {}
         self.broadcasts: Counter[str] = Counter()
         self.faults_now = scenario.faults
         self.forger = Forger(self)
-        self.stores = [StoreNode(self, number) for number in range(scenario.stores)]
         self.members = [Member(self, number) for number in range(scenario.size)]
-        self.connect([*self.stores, *self.members])
+        self.connect([self.forger, *self.members])
         self.received = self.received_bytes = 0
         self.store_calls: Counter[str] = Counter()
         self._turn = 0
@@ -80,7 +87,11 @@ class GroupWorld(Stage):
         self._closing = False
         self.over = False
 
-    def run(self) -> GroupSummary:
+    def make_node(self, number: int, database: Database) -> Node:
+        """Create a store node."""
+        return StoreNode(self, number, database)
+
+    def run(self) -> GroupSummary:  # type: ignore[override]
         """Run from the beginning to the end.
 
         Raises:
@@ -90,21 +101,24 @@ class GroupWorld(Stage):
         faults = GroupFaultInjector(self)
         with self.loop.running():
             try:
-                return self._run(faults)
+                return self._run_group(faults)
             finally:
                 self.over = self._closing = True
                 faults.stop()
 
-    def _run(self, faults: GroupFaultInjector) -> GroupSummary:
+    def _run_group(self, faults: GroupFaultInjector) -> GroupSummary:
         self._begin()
         faults.start()
-        self.pass_until(START_NS + self.scenario.faults_ns)
-        self._calm(faults)
+        self.pass_until(START_NS + self.group.faults_ns)
+        self._end_faults(faults)
         calm_ns = self.timeline.now_ns
-        self._settle()
+        self._wait_for_logs()
         settled_ns = self.timeline.now_ns
-        self._close()
-        return self._summary(settled_ns - calm_ns)
+        self._part()
+        if self.group.pull_ns:
+            self._settle()
+            self._close()
+        return self._group_summary(settled_ns - calm_ns)
 
     # For those who act in it
 
@@ -128,13 +142,23 @@ class GroupWorld(Stage):
 
     def spread(self, sender: str, payload: bytes, time_ns: int) -> None:
         """Send a broadcast of an outsider to all participants and stores."""
-        message = taken(Outbound(payload, time_ns))
+        message = self.taken(Outbound(payload, time_ns))
         self._post(sender, message)
-        for store in self.stores:
-            store.hear(message)
+        letter = Publish(0, (encoded(message).encoded,))
+        for node in self.nodes:
+            node.receive(sender, letter)
+
+    def taken(self, message: Outbound) -> Fetched:
+        """Return a message as its receivers have it, and note that it was made."""
+        made = encoded(message)
+        if message.ephemeral:
+            return Fetched(message.payload, b"", message.timestamp_ns)
+        self.judge.make(made)
+        taken = Fetched(message.payload, made.digest, message.timestamp_ns)
+        return self.sent.setdefault(made.digest, taken)
 
     def _post(self, sender: str, message: Fetched) -> None:
-        if not self.scenario.follow:
+        if not self.group.follow:
             for member in self.members:
                 if member.name != sender:
                     self.network.post(sender, member.name, message)
@@ -144,43 +168,29 @@ class GroupWorld(Stage):
         self._number += 1
         return self._number
 
-    def store_named(self, name: str) -> StoreNode:
-        """Return a store node by its name."""
-        return next(store for store in self.stores if store.name == name)
+    def restart_later(self, node: Node) -> None:
+        """Start a crashed store node again after a while."""
+        self.timeline.after(int(self.rng.uniform(0.1, 5) * NS_PER_S), lambda: self._start(node))
 
-    def order_of_stores(self) -> list[str | None]:
-        """Draw the order of the store nodes for a participant."""
-        names: list[str | None] = [store.name for store in self.stores]
-        return self.rng.sample(names, len(names))
-
-    def restart_later(self, member: Member) -> None:
+    def return_later(self, member: Member) -> None:
         """Start a crashed participant again after a while."""
         delay_ns = int(self.rng.random() * self.rng.choice((1, 5, 15)) * NS_PER_S)
         self.timeline.after(delay_ns, lambda: None if self._closing else member.boot())
 
-    def fail_soon(self, store: StoreNode) -> None:
-        """Crash a store at this moment, and start it later."""
-        self.mark("a store crashed between a commit and its acknowledgement")
-        self.timeline.soon(store.crash)
-        self.timeline.after(int(self.rng.uniform(1, 5) * NS_PER_S), store.start)
-
     # The phases
 
     def _begin(self) -> None:
-        scenario, rng = self.scenario, self.rng
-        for store in self.stores:
-            store.start()
+        scenario, rng = self.group, self.rng
+        for node in self.nodes:
+            node.boot()
         for member, join_ns in zip(self.members, scenario.joins_ns, strict=True):
-            self._start_at(member, START_NS + join_ns)
+            self.timeline.at(START_NS + join_ns, member.boot)
         said = 0
         while said < scenario.messages:
             at_ns = START_NS + int(rng.uniform(0, scenario.talk_ns))
             for _ in range(min(rng.randint(1, scenario.burst), scenario.messages - said)):
                 said += 1
                 self._say_at(at_ns + int(rng.uniform(0, 1) * NS_PER_S), said)
-
-    def _start_at(self, member: Member, time_ns: int) -> None:
-        self.timeline.at(time_ns, member.boot)
 
     def _say_at(self, time_ns: int, number: int) -> None:
         def act() -> None:
@@ -190,32 +200,34 @@ class GroupWorld(Stage):
 
         self.timeline.at(time_ns, act)
 
-    def _calm(self, faults: GroupFaultInjector) -> None:
+    def _end_faults(self, faults: GroupFaultInjector) -> None:
         """End the faults: clocks are right, all participants run and publish no more."""
         self.trace.note("world", "is calm from now on")
-        self.faults_now = NO_FAULTS
+        self.faulty, self.faults_now = False, NO_FAULTS
         faults.stop()
-        for store in self.stores:
-            store.start()
+        for node in self.nodes:
+            self._start(node)
         for member in self.members:
             member.boot()
 
-    def _settle(self) -> None:
-        self.wait_until_settled(self._unequal, "the logs do not become equal", self._patience_ns())
+    def _wait_for_logs(self) -> None:
+        self.wait_until_settled(
+            self._unequal_logs, "the logs do not become equal", self._longest_ns()
+        )
         self.trace.note("world", "is equal")
         for member in self.members:
             self._check(member)
 
-    def _patience_ns(self) -> int:
-        config = self.scenario.config
+    def _longest_ns(self) -> int:
+        config = self.group.config
         longest_ms = config.sync_at_least_ms + config.resend_possible_ms + config.missing_every_ms
         if config.repair is not None:
             longest_ms += config.repair.request_max_ms
         # A clock that was ahead is followed by messages; what is newer than the time must wait.
-        ahead_ns = min(self.scenario.faults.skew_ns, config.max_clock_ahead_ms * NS_PER_MS)
+        ahead_ns = min(self.group.faults.skew_ns, config.max_clock_ahead_ms * NS_PER_MS)
         return _PATIENCE_ROUNDS * longest_ms * NS_PER_MS + ahead_ns
 
-    def _unequal(self) -> str:
+    def _unequal_logs(self) -> str:
         for member in self.members:
             participant = member.participant
             if participant is None:
@@ -229,9 +241,9 @@ class GroupWorld(Stage):
             ):
                 if count:
                     return f"{member.name} has {count} {what}"
-        return self.judge.unequal([member.view for member in self.members])
+        return self.group_judge.unequal([member.view for member in self.members])
 
-    def _close(self) -> None:
+    def _part(self) -> None:
         """Stop all participants: nothing may be left of them."""
         self._closing = True
         for member in self.members:
@@ -245,15 +257,18 @@ class GroupWorld(Stage):
             assert saved == shown, f"{member.name} has not saved what it has shown"
 
     def look_around(self) -> None:
-        """Verify one participant after the other."""
+        """Verify the nodes, and one participant after the other."""
+        self.judge.check()
+        for node in self.nodes:
+            node.check()
         self._turn = (self._turn + 1) % len(self.members)
         self._check(self.members[self._turn])
 
     def _check(self, member: Member) -> None:
         if member.participant is not None:
-            self.judge.check(member.view, member.participant)
+            self.group_judge.check(member.view, member.participant)
 
-    def _summary(self, settling_ns: int) -> GroupSummary:
+    def _group_summary(self, settling_ns: int) -> GroupSummary:
         everything = set().union(*(member.view.ids for member in self.members))
         lost = [everything - member.view.ids for member in self.members]
         return GroupSummary(
@@ -262,7 +277,7 @@ class GroupWorld(Stage):
             virtual_ns=self.timeline.now_ns - START_NS,
             settling_ns=settling_ns,
             members=len(self.members),
-            stores=len(self.stores),
+            stores=len(self.nodes),
             messages=len(everything),
             broadcasts=dict(sorted(self.broadcasts.items())),
             received=self.received,
@@ -270,8 +285,8 @@ class GroupWorld(Stage):
             store_calls=dict(sorted(self.store_calls.items())),
             lost=sum(map(len, lost)),
             deceived=sum(len(member.view.deceived) for member in self.members),
-            wrong=self.judge.wrong.found,
-            expected=round(self.judge.wrong.expected, 3),
+            wrong=self.group_judge.wrong.found,
+            expected=round(self.group_judge.wrong.expected, 3),
             crashes=sum(member.crashes for member in self.members),
             marks=dict(sorted(self.marks.items())),
         )

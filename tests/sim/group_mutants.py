@@ -64,7 +64,7 @@ WITHOUT_STORE = {
         replace_with(OutgoingBuffer, "due", lambda *_: ([], [])), "does not send .* again"
     ),
     "never meets a dependency": Mutant(
-        replace_with(IncomingBuffer, "met", nothing), "misses .* that it has"
+        replace_with(IncomingBuffer, "met", nothing), "misses .* that it has", 1
     ),
     "takes waiting for met": Mutant(
         edit(
@@ -117,11 +117,11 @@ WITHOUT_STORE = {
         ),
         "nobody waits for that",
     ),
-    "never asks": Mutant(replace_with(RepairRequests, "add", nothing), UNEQUAL, 23),
+    "never asks": Mutant(replace_with(RepairRequests, "add", nothing), UNEQUAL, 33),
     "never looks for gaps of others": Mutant(
-        replace_with(PeerGaps, "look", lambda *_: []), UNEQUAL, 16
+        replace_with(PeerGaps, "look", lambda *_: []), UNEQUAL, 9
     ),
-    "never shows its filter": Mutant(replace_with(FilterSchedule, "_take", nothing), UNEQUAL),
+    "never shows its filter": Mutant(replace_with(FilterSchedule, "_take", nothing), UNEQUAL, 15),
     "believes that a search has found all": Mutant(
         edit(
             _Lack,
@@ -142,7 +142,7 @@ WITHOUT_STORE = {
         replace_with(IdClaims, "judge", lambda *_: Judgement.FORGED), "calls the genuine .* forged"
     ),
     "gives others what it knows to be forged": Mutant(
-        replace_with(RepairAnswers, "drop", nothing), "sends a forged message that it knows"
+        replace_with(RepairAnswers, "drop", nothing), "sends a forged message that it knows", 1
     ),
     "lets a forged message stay in its log": Mutant(
         replace_with(MessageLog, "remove", nothing),
@@ -178,7 +178,7 @@ WITHOUT_STORE = {
         "before it is saved|does not go on|in use",
     ),
     "tries a transaction again without a pause": Mutant(
-        replace_with(saver, "asyncio", Asyncio("sleep", sleep_not)), "tries a transaction"
+        replace_with(saver, "asyncio", Asyncio("sleep", sleep_not)), "tries a transaction", 2
     ),
     "shows what is in the backlog again": Mutant(
         edit(Events, "put", "if commit > self.after_commit and not self._closed:", "if True:"),
@@ -195,13 +195,12 @@ WITHOUT_STORE = {
             "waiting.arrived_ms",
         ),
         "gives up after",
-        11,
     ),
 }
 
 WITH_STORE = {
     "never rolls its filter over": Mutant(
-        replace_with(RollingFilter, "_roll_over", nothing), "IDs are in one filter"
+        replace_with(RollingFilter, "_roll_over", nothing), "IDs are in one filter", 8
     ),
     "publishes before it saves": Mutant(
         in_participant(
@@ -230,7 +229,7 @@ WITH_STORE = {
             "_connected", "self._refused.clear()", "self._refused.clear(), self._rotation.worked()"
         ),
         "tries (Follow|Scan)",
-        36,
+        40,
     ),
     "asks one node for ever": Mutant(
         together(
@@ -242,7 +241,7 @@ WITH_STORE = {
         124,
     ),
     "swallows cancellation": Mutant(
-        replace_with(ChannelFeed, "run", _run_whatever_happens), "does not leave|has not left"
+        replace_with(ChannelFeed, "run", _run_whatever_happens), "does not leave|has not left", 2
     ),
     "never opens a broken feed again": Mutant(
         in_feed("_failed", "asyncio.sleep(self._rotation.failed())", "asyncio.Event().wait()"),
@@ -257,22 +256,25 @@ WITH_STORE = {
             "    await asyncio.sleep(0.1)\n    if page.messages:",
         ),
         "has a cursor past",
+        4,
     ),
     "closes a gap before it is scanned": Mutant(
         in_feed("_close_gap", "self.live = False", "self.live = False\n    self._ledger.gap(None)"),
         "closes a gap",
+        1,
     ),
     "leaves its feed running": Mutant(
         in_participant("_end", "saving, *others =", "saving, _, *others ="),
         "tasks are left|has not left",
+        1,
     ),
     "loses the wake-up of its publisher": Mutant(
-        in_publisher("offer", "self._news.set()", "pass"), "back|unpublished"
+        in_publisher("offer", "self._news.set()", "pass"), "back|unpublished", 2
     ),
     "forgets what was under way": Mutant(
         in_publisher("_take_back", "self._ready.extendleft(reversed(numbers))", "pass"),
         "unpublished",
-        17,
+        10,
     ),
     "keeps every sync message": Mutant(
         in_publisher("offer_volatile", "if broadcast.reason is Reason.SYNC:", "if False:"),

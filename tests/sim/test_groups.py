@@ -9,14 +9,12 @@ from sim.groups.scenario import FIXED_MESSAGES, fixed_group
 from sim.groups.world import GroupSummary
 from sim.run import simulate_group
 
-BATCHES = [*((number, False) for number in range(3)), *((number, True) for number in range(7))]
+BATCHES = [*((number, False) for number in range(3)), *((number, True) for number in range(5))]
 BATCH = 10
 """What stores do is rarest. `make sim ARGS='--groups 3 --count N'` makes more runs."""
 
 LEAST_RUNS = 6
 """Each rare thing happens in so many of them."""
-
-MEDIUM_RUNS = 1
 
 
 @pytest.fixture(scope="module")
@@ -48,9 +46,8 @@ def test_three_end_with_equal_logs(batch: int, with_store: bool, seen: Counter[s
 
 
 @pytest.mark.parametrize("with_store", [False, True])
-@pytest.mark.parametrize("seed", range(MEDIUM_RUNS))
-def test_fifty_end_with_equal_logs(seed: int, with_store: bool, seen: Counter[str]) -> None:
-    assert run(seed, 50, with_store=with_store, seen=seen).lost == 0
+def test_fifty_end_with_equal_logs(with_store: bool, seen: Counter[str]) -> None:
+    assert run(0, 50, with_store=with_store, seen=seen).lost == 0
 
 
 def test_three_hundred_end_with_equal_logs(seen: Counter[str]) -> None:
@@ -58,7 +55,7 @@ def test_three_hundred_end_with_equal_logs(seen: Counter[str]) -> None:
 
 
 def test_the_runs_have_come_by_what_they_are_for(seen: Counter[str]) -> None:
-    if seen["runs"] < len(BATCHES) * BATCH + 2 * MEDIUM_RUNS + 1:
+    if seen["runs"] < len(BATCHES) * BATCH + 3:
         return
     expected = {
         "a causal history was asked for",
@@ -66,9 +63,10 @@ def test_the_runs_have_come_by_what_they_are_for(seen: Counter[str]) -> None:
         "a message was read to answer others",
         "a participant crashed before a transaction",
         "a participant crashed between a transaction and what follows from it",
-        "a store crashed between a commit and its acknowledgement",
+        "a node crashed between a commit and its acknowledgement",
         "a store refused a message for its time",
         "a transaction failed",
+        "a view came from the index alone",
         "an answer was truncated",
         "content",
         "crashed",

@@ -80,11 +80,12 @@ fuzz: $(DEV) ## send broken requests to every method of a node; ARGS='--help'
 hostile: $(DEV) ## attack a node, and say what it costs; ARGS='--help' lists what can be asked
 	@exec $(BIN)/python -m chaos.attacks $(ARGS)
 
-lint: $(DEV) ## check format, names, docstrings, and the size of each room
+lint: $(DEV) ## check format, names, docstrings, imports between rooms, and the size of each room
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/python tools/check_style.py
 	$(BIN)/python tools/check_size.py
+	$(BIN)/lint-imports --no-logo --no-cache
 
 ways: $(DEV) ## check what a call costs a node in functions, files, dataclasses and statements; ARGS='--list'
 	@exec $(BIN)/python -m bench.ways --check $(ARGS)

@@ -60,21 +60,16 @@ FILTERS: Final[Mapping[str, tuple[str, ...]]] = {
     "tests/integration/chaos": ("chaos/", "storenode/", *PROCESSES),
     "tests/integration/examples": ("docs/", "examples/", "storenode/"),
     "tests/integration/javascript": (*PUBLIC, "store/gateway/", "storenode/sds/"),
-    # What store.pipeline may import, see tests/layering/rooms.py.
+    # What store.pipeline imports.
     "tests/integration/pipeline": (
         *("docs/", "examples/", "migrations/", "reconcile/", "store/db/", "store/domain/"),
         *("store/messages/", "store/pipeline/", "storenode/"),
     ),
-    # What the simulator may import.
+    # What the simulator imports.
     "tests/sim": (
         *("reconcile/", "sim/", "store/domain/", "store/gateway/", "store/gossip/"),
-        *(
-            "store/messages/",
-            "store/sync/",
-            "storenode/common/",
-            "storenode/message/",
-            "storenode/sds/",
-        ),
+        *("store/messages/", "store/sync/", "storenode/common/", "storenode/message/"),
+        "storenode/sds/",
     ),
 }
 

@@ -29,6 +29,7 @@ from tools.rooms import (
 )
 
 FIGURES: Final = ("lines", "files", "classes")
+MAX_FILE_LINES: Final = 1_000
 
 
 def measure_file(path: Path) -> tuple[int, int]:
@@ -87,7 +88,11 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
     if options.update:
         path = root / BUDGET
         path.write_text(lower_ceilings(path.read_text("utf-8"), measured), encoding="utf-8")
-    excesses = find_excesses(rooms, measured)
+    excesses = find_excesses(rooms, measured) + [
+        f"{source}: more than {MAX_FILE_LINES:,} lines: split it by subject"
+        for source in list_sources(root)
+        if measure_file(root / source)[0] > MAX_FILE_LINES
+    ]
     for excess in excesses:
         print(f"size: {excess}", file=sys.stderr)
     total = sum(figures["lines"] for figures in measured.values())

@@ -12,8 +12,8 @@ from google.protobuf.descriptor_pb2 import (
     FileDescriptorSet,
 )
 
-from tests.layering.sources import ROOT
 from tests.layering.test_wire import MODULES
+from tools.rooms import ROOT
 
 BASELINE = ROOT / "tests" / "vectors" / "proto-0.1.0.binpb"
 BUF = Path(sys.executable).with_name("buf")

@@ -17,7 +17,7 @@ from storenode.wire.waku.message.v1 import message_pb2 as waku_pb2
 from storenode.wire.waku.segmentation.v1 import segment_pb2
 from storenode.wire.waku.store.v3 import store_pb2 as query_pb2
 from storenode.wire.waku.sync.transfer.v1 import transfer_pb2
-from tests.layering.sources import ROOT
+from tools.rooms import ROOT
 
 MODULES = [
     admin_pb2,

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 from sim.run import simulate
-from tests.layering.sources import ROOT
+from tools.rooms import ROOT
 
 
 def command(*arguments: str, hash_seed: str) -> str:

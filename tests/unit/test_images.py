@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.layering.sources import ROOT
+from tools.rooms import ROOT
 
 MAX_DRAWING_BYTES = 60_000
 DRAWINGS = sorted((ROOT / "docs/images").glob("*.svg"))

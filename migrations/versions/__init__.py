@@ -1,1 +1,1 @@
-"""One module per revision of the schema, oldest first."""
+"""Modules of the schema, one for each revision, oldest first."""

@@ -30,7 +30,7 @@ def entry(
     proof: bytes | None = None,
     ephemeral: bool | None = None,
 ) -> WakuMessageAndTopic:
-    """One entry of a publish request; ``None`` leaves a field absent."""
+    """Return one entry of a publish request; ``None`` leaves a field absent."""
     item = WakuMessageAndTopic(pubsub_topic=pubsub)
     item.message.SetInParent()
     message = item.message

@@ -1,4 +1,4 @@
-"""What an audit of the dependencies comes to: never silence for an answer."""
+"""The result of an audit of the dependencies: silence is never taken for an answer."""
 
 from __future__ import annotations
 

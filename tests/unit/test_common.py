@@ -9,10 +9,10 @@ from storenode.common.bounded import BoundedDict
 
 @pytest.mark.parametrize("most", [1, 2, 7])
 def test_a_bounded_dictionary_holds_what_was_set_last(most: int) -> None:
-    dice, bounded, set_keys = random.Random(most), BoundedDict[int, int](most), list[int]()
+    rng, bounded, set_keys = random.Random(most), BoundedDict[int, int](most), list[int]()
     for step in range(2_000):
-        key = dice.randrange(2 * most + 1)
-        match dice.randrange(5):
+        key = rng.randrange(2 * most + 1)
+        match rng.randrange(5):
             case 0:
                 bounded[key] = step
             case 1:

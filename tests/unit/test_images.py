@@ -24,7 +24,7 @@ def test_the_overview_names_the_parts() -> None:
 
 
 def words_of(name: str) -> str:
-    """The text of a drawing, without its marks."""
+    """Return the text of a drawing, without its marks."""
     path = ROOT / "docs/images" / name
     assert path.stat().st_size < MAX_DRAWING_BYTES
     text = "".join(ElementTree.parse(path).getroot().itertext())

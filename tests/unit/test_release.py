@@ -1,4 +1,4 @@
-"""The version is set everywhere at once, in a clean tree, and the changelog tells what is new."""
+"""The version is set everywhere at once, in a clean tree; the changelog lists what is new."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def git(tree: Path, *arguments: str) -> str:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A repository with the files that know the version."""
+    """Return a repository with the files that have the version."""
     for name in FILES:
         target = tmp_path / name
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -54,7 +54,7 @@ def tree(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def run(tree: Path) -> Run:
-    """The tool, in that repository."""
+    """Return the tool, in that repository."""
 
     def call(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -80,10 +80,10 @@ def test_a_release_and_what_follows_it(tree: Path, run: Run) -> None:
     assert "newTag: 90.1.0" in (tree / FILES[-1]).read_text()
     assert "## Unreleased" not in (tree / "CHANGELOG.md").read_text()
 
-    told = run("notes", "v90.1.0")
-    assert told.returncode == 0
-    assert "\n- " in told.stdout
-    assert "## 0.1.0" not in told.stdout
+    notes = run("notes", "v90.1.0")
+    assert notes.returncode == 0
+    assert "\n- " in notes.stdout
+    assert "## 0.1.0" not in notes.stdout
     assert "tag v90.1.0" in run("notes", "v90.1.1").stderr
 
     git(tree, "commit", "--quiet", "--all", "--message", "Release")

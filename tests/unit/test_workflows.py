@@ -1,4 +1,4 @@
-"""What the hosting service runs and shows: the workflows call `.ci/run`, and the forms are ones."""
+"""The workflows of the hosting service call `.ci/run`, and the forms are valid ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FORMS = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
 
 
 def workflow(name: str) -> dict[str, Any]:
-    """A workflow; YAML takes its key `on` for a truth value."""
+    """Return a workflow; YAML takes its key `on` for a truth value."""
     loaded: dict[Any, Any] = yaml.safe_load((WORKFLOWS / name).read_text(encoding="utf-8"))
     return {"on" if key is True else key: value for key, value in loaded.items()}
 
@@ -47,7 +47,7 @@ def test_a_change_is_checked_by_the_same_command_as_here() -> None:
 
 
 def planned(*arguments: str) -> str:
-    """What make would run; each of its lines is shown and none is run."""
+    """Return what make would run; each of its lines is shown and none is run."""
     options = ("--dry-run", "--no-print-directory")
     done = subprocess.run(
         ["make", *options, *arguments], cwd=ROOT, capture_output=True, text=True, check=True

@@ -223,6 +223,14 @@ def test_what_its_id_does_not_prove_is_marked_and_forged_beside_what_it_proves(
     assert page.complaints() == []
 
 
+def test_a_topic_without_messages_says_so(page: Page, node: NodeProcess) -> None:
+    show(page, node, topic="/page/1/empty/proto")
+    is_hidden = "return document.getElementById('none').hidden"
+    until(page, lambda: not page.run(is_hidden), "the empty list")
+    publish(node, message("/page/1/empty/proto", b"the first"))
+    until(page, lambda: len(rows(page)) == 1 and page.run(is_hidden), "the message alone")
+
+
 def test_a_wrong_token_is_said(page: Page, node: NodeProcess) -> None:
     show(page, node, token="forged")
     until(page, lambda: "is not known to this node" in page.text("#state"), "the node's sentence")

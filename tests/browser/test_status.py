@@ -313,6 +313,19 @@ def test_the_policy_keeps_out_what_might_be_slipped_in(page: Page, node: NodePro
     assert STATUS_PATH in page.driver.current_url
 
 
+def test_a_new_node_draws_today_alone_and_no_gap(page: Page, node: NodeProcess) -> None:
+    data = json.loads(get(node.metrics, STATUS_DATA_PATH)[1])
+    data["held"] = {"messages": 0, "oldest": None, "newest": None}
+    data["history"].update(hours=[0] * len(data["history"]["hours"]), slots=[])
+    with showing(json.dumps(data).encode()) as origin:
+        page.driver.get(f"{origin}/status")
+        until(page, lambda: tile(page, "messages") == "0", "the page is filled")
+        drawn = page.run("return document.querySelectorAll('#map tbody tr:not([hidden])').length")
+        assert (drawn, page.text("#gaps")) == (1, "No messages yet.")
+        assert page.run("return document.getElementById('whole').hidden")
+        page.driver.get("about:blank")
+
+
 def test_hours_show_what_other_stores_hold(page: Page, node: NodeProcess, filled_s: int) -> None:
     data = json.loads(get(node.metrics, STATUS_DATA_PATH)[1])
     start, now_hour = data["history"]["hours_start"], filled_s

@@ -2,7 +2,7 @@
 
 The home page is README.md. The header and the footer name the version. A line with a marker, such
 as ``<!-- made of: schemas -->``, becomes a reference generated from the sources. Links that leave
-docs/ lead to the repository.
+docs/ lead to the repository. The search prefers guides to references.
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Rewrite links, and put in what is made of the sources."""
     place = page.file.src_uri
     source = README if place == HOME else f"docs/{place}"
+    if place.startswith("reference/"):
+        page.meta["search"] = {"boost": 0.0001}
     text = relocated(markdown, source, place, config.extra["repository"])
     for marker, make in MADE.items():
         if marker in text:

@@ -20,7 +20,7 @@ const channels = form.elements.channel;
 const shown = new Map(); // hash -> message
 const claims = new Map(); // channel and ID -> the shown messages with that ID
 const parentsKnown = new Map(); // ID of a parent in the channel -> whether it is missing, and since when
-let asked = {}, feed = null, cursor = null, round = 0, checking = null, isStale = false;
+let asked = {}, feed = null, cursor = null, round = 0, checking = null, isStale = false, isRead = false;
 
 // Requests
 
@@ -228,13 +228,19 @@ function insert(message) {
     forget(rows.lastElementChild.message);
     rows.lastElementChild.remove();
   }
-  find("count").textContent = rows.childElementCount;
+  showCount();
   checkLater(200);
+}
+
+function showCount() {
+  const number = find("messages").childElementCount;
+  find("count").textContent = number;
+  find("none").hidden = number > 0 || !isRead;
 }
 
 function showAll() {
   find("messages").replaceChildren();
-  find("count").textContent = 0;
+  showCount();
   parentsKnown.clear();
   find("missing").replaceChildren();
   find("gap-count").textContent = "";
@@ -304,6 +310,8 @@ async function older() {
     for (const each of page.messages) take(each, false);
     cursor = page.cursor ?? null;
     find("older").hidden = cursor === null;
+    isRead = true;
+    showCount();
   } catch (error) { if (mine === round) report(error.message, true); }
 }
 
@@ -340,6 +348,7 @@ function start() {
   feed?.close();
   asked = Object.fromEntries(new FormData(form));
   cursor = null;
+  isRead = false;
   shown.clear();
   claims.clear();
   channels.replaceChildren(new Option("all messages", ""));

@@ -141,7 +141,7 @@ function tilesOf(data) {
     ["messages", held ? count(held.messages) : "–", held ? "" : yetUnknown],
     [
       "oldest",
-      held && held.oldest ? duration(data.time - held.oldest) : "–",
+      held && held.oldest ? `${duration(data.time - held.oldest)} ago` : "–",
       held && held.oldest ? moment(held.oldest) : "no messages",
     ],
     [
@@ -359,7 +359,7 @@ function showMap(data) {
   hideEmptyDays([...map.querySelectorAll("tbody tr")], kinds);
   showLegend(bounds, most, compares);
   repeatDetail();
-  setText(byId("gaps"), gapsOf(kinds, start));
+  setText(byId("gaps"), data.held && data.held.oldest ? gapsOf(kinds, start) : "No messages yet.");
 }
 
 // Days before the oldest message say nothing of this store; today is always shown.
@@ -372,7 +372,7 @@ function hideEmptyDays(rows, kinds) {
 
 function gapsOf(kinds, start) {
   const all = kinds.filter((kind) => kind === "gap").length;
-  if (!all) return `No hour of these ${kinds.length / 24} days is without messages, all topics together.`;
+  if (!all) return `No gaps in these ${kinds.length / 24} days, all topics together.`;
   let length = 0;
   let longest = [0, 0];
   kinds.forEach((kind, place) => {
@@ -503,7 +503,8 @@ function showSlots(history) {
   });
   const each = days === 1 ? "a day" : plural(days, "day");
   const text = `From ${day(start)}; each bar is ${each}. Striped: no messages.`;
-  setText(byId("slots-note"), slots.length ? text : "No messages.");
+  setText(byId("slots-note"), text);
+  byId("whole").hidden = !slots.length;
 }
 
 function showHistory(data) {

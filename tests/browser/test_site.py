@@ -14,9 +14,7 @@ from tests.browser.browser import Page, Quiet, host_of, served, until
 from tests.support.node import clean_environment
 from tests.support.pages import ROOT
 from tools.release import present
-from tools.site.versions import publish
 
-OLDER = "0.0.1"
 WIDTHS = (390, 1280)
 PAGES = ("", "client/", "several-nodes/", "operations/", "reference/command-line/")
 GROUNDS = {"light": "rgb(255, 255, 255)", "dark": "rgb(30, 33, 41)"}
@@ -30,8 +28,8 @@ return [...blocks].filter(each => each.scrollWidth > each.clientWidth + 1)
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the site as `make docs` does, and return its folder."""
+def origin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Build the site as `make docs` does, and yield its address."""
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir"]
     subprocess.run(
@@ -40,17 +38,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         env=clean_environment(NO_MKDOCS_2_WARNING="1"),
         check=True,
     )
-    return folder
-
-
-@pytest.fixture(scope="module")
-def origin(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Return the address of this version beside another one."""
-    folder = tmp_path_factory.mktemp("versions")
-    for version in (OLDER, present()):
-        publish(site, folder, version)
     with served(partial(Quiet, directory=str(folder))) as address:
-        yield f"{address}/{present()}"
+        yield address
 
 
 @pytest.mark.parametrize("scheme", GROUNDS)
@@ -68,19 +57,11 @@ def test_no_line_is_cut(page: Page, origin: str, width: int, scheme: str, tmp_pa
         )
 
 
-def test_a_page_names_its_version_and_links_to_the_other(page: Page, origin: str) -> None:
-    page.driver.get(f"{origin}/client/")
-    assert page.text(".md-header__title").startswith(f"storenode {present()}")
-    link = page.driver.find_element("css selector", ".versions a")
-    assert link.text == OLDER
-    link.click()
-    assert page.driver.current_url.endswith(f"/{OLDER}/")
-
-
 def test_the_home_page_has_four_doors_and_loads_nothing_from_elsewhere(
     page: Page, origin: str
 ) -> None:
     page.driver.get(f"{origin}/")
+    assert page.text(".md-header__title").startswith(f"storenode {present()}")
     assert page.run("return document.querySelectorAll('.grid.cards > ul > li').length") == 4
     asked = {each for each in page.requests() if each.startswith("http")}
     assert {host_of(each) for each in asked} == {host_of(origin)}

@@ -107,7 +107,7 @@ def stored_count(node: NodeProcess) -> str:
     return f"{json.loads(get(node.metrics, STATUS_DATA_PATH)[1])['held']['messages']:,}"
 
 
-def test_it_shows_what_the_node_holds_with_its_gap(
+def test_it_shows_what_the_node_holds_and_loads_nothing_from_elsewhere(
     page: Page, node: NodeProcess, filled_s: int
 ) -> None:
     page.open(node.metrics)
@@ -135,6 +135,11 @@ def test_it_shows_what_the_node_holds_with_its_gap(
     assert page.text("#topics").endswith(" ago")
     assert page.text("#state").startswith("ready")
     assert node.ready["node_id"] in page.text("#identity")
+    asked = page.requests()
+    assert {host_of(url) for url in asked if url.startswith("http")} == {node.metrics}
+    assert any(url.endswith(STATUS_DATA_PATH) for url in asked)
+    assert page.complaints() == []
+    assert page.run("return document.cookie") == ""
 
 
 def test_what_is_published_appears_by_itself(page: Page, node: NodeProcess) -> None:
@@ -213,18 +218,6 @@ def test_it_fits_and_can_be_read(page: Page, node: NodeProcess) -> None:
     until(page, lambda: "attempt failed" in page.text("#peers"), "the page is filled")
     page.require_readable(WIDTHS)
     assert page.run("return matchMedia('(prefers-color-scheme: dark)').matches")
-
-
-def test_it_sends_no_request_elsewhere_and_the_browser_does_not_complain(
-    page: Page, node: NodeProcess
-) -> None:
-    page.open(node.metrics)
-    until(page, lambda: tile(page, "messages") == stored_count(node), "the messages are counted")
-    asked = page.requests()
-    assert {host_of(url) for url in asked if url.startswith("http")} == {node.metrics}
-    assert any(url.endswith(STATUS_DATA_PATH) for url in asked)
-    assert page.complaints() == []
-    assert page.run("return document.cookie") == ""
 
 
 def test_a_node_that_stops_is_missed_and_found_again(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
@@ -52,8 +51,6 @@ def test_every_version_links_to_the_others_without_javascript(tmp_path: Path) ->
         (built / page).write_text(f"<p>a page{versions.NOTICE}</p>")
     for version in ("0.9.0", "0.10.0", "0.11.0.dev0", "0.10.0"):
         versions.publish(built, folder, version)
-    listed = json.loads((folder / "versions.json").read_text())
-    assert [each["version"] for each in listed] == ["0.11.0.dev0", "0.10.0", "0.9.0"]
     assert 'href="0.10.0/"' in (folder / "index.html").read_text()
     for each in ("0.9.0", "0.10.0", "0.11.0.dev0"):
         for page, up in (("index.html", "../"), ("client/index.html", "../../")):

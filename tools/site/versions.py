@@ -6,7 +6,6 @@ links, which need no JavaScript. ``FOLDER/index.html`` leads to the newest relea
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import sys
@@ -28,8 +27,6 @@ def publish(built: Path, folder: Path, version: str) -> None:
     shutil.copytree(built, folder / version)
     versions = sorted((path.parent.name for path in folder.glob("*/index.html")), key=Version)
     newest = max(versions, key=lambda each: (not Version(each).is_prerelease, Version(each)))
-    listed = [{"version": each, "title": each} for each in reversed(versions)]
-    (folder / "versions.json").write_text(json.dumps(listed, indent=2) + "\n", encoding="utf-8")
     leading = (
         f'<meta http-equiv="refresh" content="0; url={newest}/"><a href="{newest}/">newest</a>'
     )

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 from store.gateway.limits import (
     FEED_TIMEOUT_S,
     FIRST_NODE_PAUSE_S,
     LONGEST_NODE_PAUSE_S,
-    MAX_PUSH_AGE_NS,
 )
 from store.gateway.node import NodeCallError, UpstreamNode
 from store.gateway.wire import (
+    WakuMessageFields,
     bytes_field,
     fields,
     optional_bytes,
@@ -30,18 +30,35 @@ _REFUSED_CURSOR: Final = 400
 _log = get_logger("store.gateway")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class FollowedMessage:
-    """A message as the node sent it; ``encoded`` always has the field ``payload``, as nwaku asks.
+    """A message as the node sent it, which is parsed when a field of it is asked for.
 
-    ``timestamp_ns`` is the publisher's.
+    All properties raise ValueError if it is malformed.
     """
 
     message_hash: bytes
     pubsub_topic: str
-    content_topic: str
-    timestamp_ns: int
-    encoded: bytes
+    stored: bytes
+
+    @cached_property
+    def _fields(self) -> WakuMessageFields:
+        return parse_waku_message(self.stored)
+
+    @property
+    def content_topic(self) -> str:
+        """The content topic."""
+        return (self._fields.content_topic or b"").decode()
+
+    @property
+    def timestamp_ns(self) -> int:
+        """The publisher's timestamp."""
+        return self._fields.timestamp_ns
+
+    @property
+    def encoded(self) -> bytes:
+        """The message with a field ``payload``, without which nwaku decodes none."""
+        return bytes_field(1, b"") + self.stored if self._fields.payload is None else self.stored
 
 
 def parse_page(page: bytes) -> tuple[list[FollowedMessage], bytes]:
@@ -67,22 +84,12 @@ def parse_entry(entry: bytes) -> FollowedMessage:
     """
     outer = dict(fields(entry))
     message_hash = optional_bytes(outer, 1, "message_hash") or b""
-    encoded = required_bytes(outer, 2, "message")
-    pubsub_topic = required_bytes(outer, 3, "pubsub_topic")
-    message = parse_waku_message(encoded)
-    if message.payload is None:
-        encoded = bytes_field(1, b"") + encoded
-    content_topic = (message.content_topic or b"").decode()
-    return FollowedMessage(
-        message_hash, pubsub_topic.decode(), content_topic, message.timestamp_ns, encoded
-    )
+    pubsub_topic = required_bytes(outer, 3, "pubsub_topic").decode()
+    return FollowedMessage(message_hash, pubsub_topic, required_bytes(outer, 2, "message"))
 
 
 class NodeFeed:
-    """A call that follows the node while it has users, and passes each new message to `listeners`.
-
-    Messages that reconciliation brought long after they were published are left out.
-    """
+    """A call that follows the node while it has users, and passes new messages to `listeners`."""
 
     def __init__(self, node: UpstreamNode) -> None:
         self._node = node
@@ -139,9 +146,8 @@ class NodeFeed:
                 self._cursor = cursor or self._cursor
                 self._live.set()
                 backoff.reset()
-                oldest_ns = time.time_ns() - MAX_PUSH_AGE_NS
                 for message in messages:
-                    for listener in self.listeners if message.timestamp_ns >= oldest_ns else ():
+                    for listener in self.listeners:
                         listener(message)
                 if not self._wanted.is_set():
                     return

@@ -21,6 +21,7 @@ from store.gateway.limits import (
     MAX_CLIENT_CRITERIA,
     MAX_CRITERIA,
     MAX_FILTER_REQUEST_BYTES,
+    MAX_PUSH_AGE_NS,
     MAX_QUEUED_PUSHES,
     MAX_REQUEST_ID_BYTES,
     MAX_REQUESTED_TOPICS,
@@ -160,7 +161,9 @@ class Filter:
             self.expire(time.monotonic_ns())
 
     def deliver(self, message: FollowedMessage) -> None:
-        """Queue a message for all who subscribed to its topics."""
+        """Queue a new message for all who subscribed to its topics."""
+        if not self._index or message.timestamp_ns < time.time_ns() - MAX_PUSH_AGE_NS:
+            return
         criterion = message.pubsub_topic, message.content_topic
         frame = None
         for subscriber in self._index.get(criterion, ()):

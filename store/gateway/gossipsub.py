@@ -45,8 +45,8 @@ from store.gateway.limits import (
     MAX_PEER_TOPICS,
     MAX_PENALTIES,
     MAX_RPC_BYTES,
-    MAX_SEEN_MESSAGES,
 )
+from store.gateway.seen import SeenMessages
 
 MESH_PEERS: Final = 6
 MIN_MESH_PEERS: Final = 4
@@ -64,7 +64,6 @@ MAX_BACKOFF_S: Final = 3_600
 """Bounds of the back-off that a peer asks for."""
 
 QUIET_S: Final = BACKOFF_S + 2 * BACKOFF_SLACK_S
-SEEN_S: Final = 120
 CACHE_HEARTBEATS: Final = 6
 GOSSIP_HEARTBEATS: Final = 3
 PROMISE_S: Final = 3
@@ -153,7 +152,7 @@ class Router:
         self._pruned_until_s: _Backoffs = {}
         self._quiet_until_s: _Backoffs = {}
         self._penalties: OrderedDict[str, float] = OrderedDict()
-        self._seen: OrderedDict[tuple[bytes, str], float] = OrderedDict()
+        self._seen = SeenMessages()
         self._cache: dict[bytes, GossipMessage] = {}
         self._cached_bytes = 0
         self._history: deque[list[bytes]] = deque([[]], maxlen=CACHE_HEARTBEATS)
@@ -227,7 +226,7 @@ class Router:
             return
         message_id = message.message_id
         self._promises.pop(message_id, None)
-        if not self._note_seen(message_id, message.topic):
+        if not self._seen.add((message_id, message.topic), self._now_s):
             return
         if self._forwards and len(message.data) > LARGE_MESSAGE_BYTES:
             for other in self._mesh[message.topic]:
@@ -302,7 +301,7 @@ class Router:
     def publish(self, now_s: float, message: GossipMessage) -> list[RouterEffect]:
         """Send a message of this node to all peers that subscribe, once."""
         self._now_s = max(self._now_s, now_s)
-        if self._forwards and self._note_seen(message.message_id, message.topic):
+        if self._forwards and self._seen.add((message.message_id, message.topic), self._now_s):
             self._keep(message)
             everybody = [key for key, peer in self._peers.items() if message.topic in peer.topics]
             self._forward(message, everybody, "")
@@ -321,11 +320,13 @@ class Router:
         return [*self._mesh[topic], *early]
 
     def _forward(self, message: GossipMessage, keys: Iterable[str], source: str) -> None:
-        rpc, message_id = encode_message(message.topic, message.data), message.message_id
-        if len(rpc) <= MAX_RPC_BYTES:
-            for key in keys:
-                if key != source and self._peers[key].wants(message_id):
-                    self._send(key, rpc)
+        wanting = [
+            key for key in keys if key != source and self._peers[key].wants(message.message_id)
+        ]
+        if wanting:
+            rpc = encode_message(message.topic, message.data)
+            for key in wanting if len(rpc) <= MAX_RPC_BYTES else ():
+                self._send(key, rpc)
 
     # Time
 
@@ -345,8 +346,7 @@ class Router:
         return self._flush()
 
     def _forget(self) -> None:
-        while self._seen and next(iter(self._seen.values())) < self._now_s - SEEN_S:
-            self._seen.popitem(last=False)
+        self._seen.forget(self._now_s)
         for table in (self._pruned_until_s, self._quiet_until_s):
             for pair in [each for each, until_s in table.items() if until_s <= self._now_s]:
                 del table[pair]
@@ -406,7 +406,6 @@ class Router:
     def check(self) -> None:
         """Raise AssertionError if an invariant or a bound is broken."""
         assert all(mesh.keys() <= self._peers.keys() for mesh in self._mesh.values())
-        assert len(self._seen) <= MAX_SEEN_MESSAGES
         assert len(self._penalties) <= MAX_PENALTIES
         assert len(self._pruned_until_s) <= MAX_BACKOFFS
         assert len(self._quiet_until_s) <= MAX_BACKOFFS
@@ -455,15 +454,6 @@ class Router:
         backoffs[pair] = until_s
         if len(backoffs) > MAX_BACKOFFS:
             del backoffs[next(iter(backoffs))]
-
-    def _note_seen(self, message_id: bytes, topic: str) -> bool:
-        """Remember a message; False if it is known."""
-        if (message_id, topic) in self._seen:
-            return False
-        self._seen[message_id, topic] = self._now_s
-        if len(self._seen) > MAX_SEEN_MESSAGES:
-            self._seen.popitem(last=False)
-        return True
 
     def _keep(self, message: GossipMessage) -> None:
         message_id, size_bytes = message.message_id, len(message.data)

@@ -9,11 +9,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Final
 
 from store.gateway.limits import MAX_RPC_ENTRIES, MAX_RPC_IDS
-from store.gateway.wire import BYTES, bytes_field, fields, number_field, read_field, required_bytes
+from store.gateway.wire import BYTES, bytes_field, fields, number_field, required_bytes
 
 MESSAGE_ID_BYTES: Final = 32
 
@@ -26,18 +25,20 @@ class Subscription:
     is_subscribed: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class GossipMessage:
-    """A message of a topic; ``is_signed`` if it has a field that StrictNoSign refuses."""
+    """A message of a topic; ``is_signed`` if it has a field that StrictNoSign refuses.
+
+    ``message_id`` is the SHA-256 of the data, as nwaku has it.
+    """
 
     topic: str
     data: bytes
     is_signed: bool = False
+    message_id: bytes = field(init=False, compare=False, repr=False)
 
-    @cached_property
-    def message_id(self) -> bytes:
-        """The SHA-256 of the data, as nwaku has it."""
-        return hashlib.sha256(self.data).digest()
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "message_id", hashlib.sha256(self.data).digest())
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,18 +76,13 @@ class _Budget:
             raise ValueError(f"an RPC has more than {MAX_RPC_ENTRIES:,} entries")
 
     def ids(self, data: bytes, number: int) -> Iterator[bytes]:
-        """Yield the message IDs in a field of an entry; those of another length count only."""
-        tag, at = _id_tag(number), 0
-        size_bytes = len(tag) + MESSAGE_ID_BYTES
-        while at < len(data):
+        """Yield the message IDs of a field of an entry; other values are counted alone."""
+        for found, value in fields(data):
             self._ids -= 1
             if self._ids < 0:
                 raise ValueError(f"an RPC has more than {MAX_RPC_IDS:,} message IDs")
-            if data.startswith(tag, at) and at + size_bytes <= len(data):
-                yield data[at + len(tag) : at + size_bytes]
-                at += size_bytes
-            else:
-                _, _, at = read_field(data, at)
+            if found == number and isinstance(value, bytes) and len(value) == MESSAGE_ID_BYTES:
+                yield value
 
 
 def parse_rpc(data: bytes) -> Rpc:
@@ -107,7 +103,7 @@ def parse_rpc(data: bytes) -> Rpc:
         elif number == 2:
             parts = dict(fields(value))
             body = parts.get(2, b"")
-            is_signed = any(parts.get(each) for each in (1, 3, 5, 6))
+            is_signed = bool(parts.get(1) or parts.get(3) or parts.get(5) or parts.get(6))
             if isinstance(body, bytes):
                 topic = required_bytes(parts, 4, "topic").decode()
                 rpc.messages.append(GossipMessage(topic, body, is_signed))
@@ -144,11 +140,6 @@ def _topic(entry: bytes) -> str:
         if number == 1 and isinstance(value, bytes):
             return value.decode()
     raise ValueError("the required field topic is missing")
-
-
-def _id_tag(number: int) -> bytes:
-    """Return the bytes in front of each message ID of a field."""
-    return bytes((number << 3 | BYTES, MESSAGE_ID_BYTES))
 
 
 def encode_subscriptions(topics: Iterable[str]) -> bytes:
@@ -194,7 +185,7 @@ def encode_pong(ping: bytes) -> bytes:
 
 
 def _ids(number: int, ids: Iterable[bytes]) -> bytes:
-    tag = _id_tag(number)
+    tag = bytes((number << 3 | BYTES, MESSAGE_ID_BYTES))
     return b"".join([tag + each for each in ids])
 
 

@@ -27,6 +27,7 @@ from store.gateway.node import NodeCallError, UpstreamNode
 from store.gateway.relay import Relay
 from store.gateway.streams import Stream
 from store.gateway.wire import (
+    Fields,
     bytes_field,
     encode_status,
     fields,
@@ -185,7 +186,7 @@ _STATUSES: Final = {400: PushStatus.INVALID_MESSAGE, 429: PushStatus.TOO_MANY_RE
 """Statuses by that of the failed call of the node."""
 
 
-def _request_id(found: dict[int, int | bytes]) -> bytes:
+def _request_id(found: Fields) -> bytes:
     request_id = required_bytes(found, 1, "request_id")
     if len(request_id) > MAX_REQUEST_ID_BYTES:
         raise ValueError(f"the request ID has more than {MAX_REQUEST_ID_BYTES:,} bytes")

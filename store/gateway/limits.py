@@ -142,9 +142,6 @@ RELAY_BYTES_PER_S: Final = 4 * 1024 * 1024
 RELAY_FRAMES_PER_S: Final = 50_000
 """Frames of the connection of a configured relay peer, in place of `FRAMES_PER_S`."""
 
-MAX_KNOWN_MESSAGES: Final = 2**18
-"""Hashes of messages that were in the mesh, so that they are not sent to it again."""
-
 MAX_DELAYED_MESSAGES: Final = 10_000
 """New messages of the node that wait a moment before they are sent to the mesh."""
 
@@ -175,7 +172,7 @@ MAX_IDONTWANT_PER_HEARTBEAT: Final = 1_000
 """Messages that one relay peer may refuse in advance."""
 
 MAX_SEEN_MESSAGES: Final = 200_000
-"""Relayed messages that are recognised when they come again."""
+"""Relayed messages, by their ID and by their hash, that are recognised when they come again."""
 
 MAX_CACHED_MESSAGE_BYTES: Final = 64 * 1024 * 1024
 """Relayed messages of the last seconds, for peers that request them."""

@@ -29,7 +29,6 @@ from store.gateway.gossipsub import Arrived, Disconnect, Router, RouterEffect, S
 from store.gateway.gossipsub_wire import GossipMessage
 from store.gateway.limits import (
     MAX_DELAYED_MESSAGES,
-    MAX_KNOWN_MESSAGES,
     MAX_QUEUED_RPCS,
     MAX_RELAY_PEERS,
     MAX_RELAYED_BYTES,
@@ -40,12 +39,12 @@ from store.gateway.limits import (
 )
 from store.gateway.metrics import GatewayMetrics
 from store.gateway.multistream import ByteReader
+from store.gateway.seen import SeenMessages
 from store.gateway.send_queue import SendQueue
 from store.gateway.spool import Spool
 from store.gateway.streams import Stream
 from store.gateway.wire import delimited, parse_waku_message
 from store.observe.logging import get_logger
-from storenode.common.bounded import BoundedDict
 from storenode.message.hashing import message_hash
 from storenode.message.limits import NS_PER_S
 
@@ -112,10 +111,11 @@ class Relay:
         self._configured_peers = configured_peers
         self._spool = spool
         self._metrics = metrics
+        self._received = metrics.relayed.labels("received")
         self._rng = random.Random()  # noqa: S311 - which peers receive an announcement
         self._router = Router(sorted(pubsub_topics), self._rng, forwards=mode is RelayMode.ROUTER)
         self._peers: dict[str, RelayPeer] = {}
-        self._known = BoundedDict[bytes, None](MAX_KNOWN_MESSAGES)
+        self._known = SeenMessages()
         self._delayed: dict[bytes, asyncio.TimerHandle] = {}
         self._feed = feed
         metrics.relay_topics.set(len(self._pubsub_topics))
@@ -127,7 +127,9 @@ class Relay:
         """Run the heartbeat until cancelled."""
         while True:
             await asyncio.sleep(HEARTBEAT_S)
-            self._apply(self._router.heartbeat(time.monotonic()))
+            now_s = time.monotonic()
+            self._known.forget(now_s)
+            self._apply(self._router.heartbeat(now_s))
             self._metrics.relay_peers_apart.set(self._peers_apart())
 
     def describe(self) -> list[str]:
@@ -188,17 +190,17 @@ class Relay:
         """Send a message of this node to the mesh, unless it came from there."""
         if self._mode is RelayMode.LEAF or topic not in self._pubsub_topics:
             return
-        if digest not in self._known:
-            self._known[digest] = None
+        now_s = time.monotonic()
+        if self._known.add(digest, now_s):
             self._metrics.relayed.labels("sent").inc()
-            message = GossipMessage(topic, encoded)
-            self._apply(self._router.publish(time.monotonic(), message))
+            self._apply(self._router.publish(now_s, GossipMessage(topic, encoded)))
 
     def offer(self, message: FollowedMessage) -> None:
         """Send a new message of the node to the mesh, unless the mesh brings it in a moment."""
         digest = message.message_hash
-        is_fresh = abs(time.time_ns() - message.timestamp_ns) <= FRESH_NS
-        if not is_fresh or digest in self._known or digest in self._delayed:
+        if digest in self._known or digest in self._delayed:
+            return
+        if abs(time.time_ns() - message.timestamp_ns) > FRESH_NS:
             return
         if len(self._delayed) >= MAX_DELAYED_MESSAGES:
             self._metrics.relayed.labels("dropped").inc()
@@ -234,11 +236,10 @@ class Relay:
             # A replay of an old message: others forward it, and no peer is punished for it.
             self._metrics.relayed.labels("ignored").inc()
             return
-        self._metrics.relayed.labels("received").inc()
-        is_known = parsed[0] in self._known
-        self._known[parsed[0]] = None
+        self._received.inc()
+        is_new = self._known.add(parsed[0], time.monotonic())
         self._apply(self._router.accept(key, message))
-        if not is_known:
+        if is_new:
             self._spool.put(message.topic, message.data)
 
     def _disconnect(self, key: str, reason: str) -> None:

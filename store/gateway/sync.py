@@ -375,8 +375,8 @@ class NwakuSync:
             answer = await self._node.query(request.SerializeToString(), self._queries)
             cursor = b""
             for number, value in fields(answer):
-                if number == _STATUS_FIELD and value != _OK:
-                    raise NodeCallError(int(value), "the node cannot read messages by hash")
+                if number == _STATUS_FIELD and isinstance(value, int) and value != _OK:
+                    raise NodeCallError(value, "the node cannot read messages by hash")
                 if number == _MESSAGES_FIELD and isinstance(value, bytes):
                     messages.append(parse_entry(value))
                 if number == _CURSOR_FIELD and isinstance(value, bytes):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from store.gateway.limits import MAX_META_BYTES
 from storenode.message.varint import varint
@@ -18,6 +17,8 @@ MAX_FIELD_VARINT_BYTES: Final = 10
 VARINT: Final = 0
 BYTES: Final = 2
 _FIXED: Final = {1: 8, 5: 4}
+Fields = dict[int, int | bytes | None]
+"""The last value of each field of a message, by number."""
 
 
 def decode_varint(
@@ -28,19 +29,18 @@ def decode_varint(
     Raises:
         ValueError: It has more than ``max_bytes``.
     """
-    value = 0
-    for place in range(max_bytes):
-        if start + place >= len(data):
-            return None
-        byte = data[start + place]
-        value |= (byte & 0x7F) << 7 * place
+    value = shift = 0
+    for byte in data[start : start + max_bytes]:
+        value |= (byte & 0x7F) << shift
+        shift += 7
         if byte < 0x80:
-            return value, start + place + 1
-    raise ValueError("a varint is too long")
+            return value, start + shift // 7
+    if shift == 7 * max_bytes:
+        raise ValueError("a varint is too long")
+    return None
 
 
-@dataclass(frozen=True, slots=True)
-class WakuMessageFields:
+class WakuMessageFields(NamedTuple):
     """The fields of 14/WAKU2-MESSAGE that the gateway reads; None: the field is absent."""
 
     payload: bytes | None
@@ -80,7 +80,7 @@ def parse_waku_message(encoded: bytes) -> WakuMessageFields:
     )
 
 
-def optional_bytes(found: dict[int, int | bytes], number: int, name: str) -> bytes | None:
+def optional_bytes(found: Fields, number: int, name: str) -> bytes | None:
     """Return a field of bytes, or None; raise ValueError if it is a number."""
     value = found.get(number)
     if isinstance(value, int):
@@ -88,7 +88,7 @@ def optional_bytes(found: dict[int, int | bytes], number: int, name: str) -> byt
     return value
 
 
-def required_bytes(found: dict[int, int | bytes], number: int, name: str) -> bytes:
+def required_bytes(found: Fields, number: int, name: str) -> bytes:
     """Return a field of bytes; raise ValueError if it is absent or a number."""
     value = optional_bytes(found, number, name)
     if value is None:
@@ -117,44 +117,44 @@ def encode_status(request_id: bytes, status_code: int, sentence: str) -> bytes:
     return encoded + bytes_field(11, sentence.encode()) if sentence else encoded
 
 
-def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield numbers and values of the fields of a message, those with varints and bytes alone.
+def fields(data: bytes) -> Iterator[tuple[int, int | bytes | None]]:
+    """Yield numbers and values of the fields of a message; None for a value of a fixed size.
 
     Raises:
         ValueError: It is no message of protobuf.
     """
-    at = 0
-    while at < len(data):
-        number, value, at = read_field(data, at)
-        if value is not None:
+    at, end = 0, len(data)
+    while at < end:
+        key = data[at]
+        at += 1
+        if key >= 0x80:
+            key, at = _varint(data, at - 1)
+        number, kind = key >> 3, key & 7
+        if kind in _FIXED:
+            at += _FIXED[kind]
+            if at > end:
+                raise ValueError("a field ends behind its message")
+            yield number, None
+            continue
+        if kind not in (VARINT, BYTES):
+            raise ValueError(f"no field has the type {kind}")
+        if at < end and data[at] < 0x80:
+            value = data[at]
+            at += 1
+        else:
+            value, at = _varint(data, at)
+        if kind == VARINT:
             yield number, value
-
-
-def read_field(data: bytes, at: int) -> tuple[int, int | bytes | None, int]:
-    """Return number and value of the field at a place, and its end; None: a fixed-size value.
-
-    Raises:
-        ValueError: It is no field of protobuf.
-    """
-    key, at = _varint(data, at)
-    number, kind = key >> 3, key & 7
-    if kind == VARINT:
-        return number, *_varint(data, at)
-    if kind == BYTES:
-        size, at = _varint(data, at)
-    elif kind in _FIXED:
-        size = _FIXED[kind]
-    else:
-        raise ValueError(f"no field has the type {kind}")
-    end = at + size
-    if end > len(data):
-        raise ValueError("a field ends behind its message")
-    return number, data[at:end] if kind == BYTES else None, end
+            continue
+        start, at = at, at + value
+        if at > end:
+            raise ValueError("a field ends behind its message")
+        yield number, data[start:at]
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    if at < len(data) and data[at] < 0x80:
-        return data[at], at + 1
+    if at + 1 < len(data) and data[at + 1] < 0x80 <= data[at]:
+        return data[at] & 0x7F | data[at + 1] << 7, at + 2
     found = decode_varint(data, at, MAX_FIELD_VARINT_BYTES)
     if found is None:
         raise ValueError("a varint is cut off")

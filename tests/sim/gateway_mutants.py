@@ -6,6 +6,7 @@ from functools import partial
 
 from store.gateway import sync_codec
 from store.gateway.gossipsub import Router
+from store.gateway.seen import SeenMessages
 from store.gateway.sync_session import MessageIds, SyncSession
 from tests.sim.mutant import Mutant, edit, replace_with
 
@@ -16,16 +17,16 @@ KEPT = "still keeps what is long over|AssertionError"
 
 RELAY_MUTANTS = {
     "messages are not remembered": Mutant(
-        in_router("_note_seen", "return False", "return True"), "accepts a message twice"
+        edit(SeenMessages, "add", "return False", "return True"), "accepts a message twice"
     ),
     "messages are remembered for a moment": Mutant(
-        in_router("_forget", "self._now_s - SEEN_S", "self._now_s - 2"), "accepts a message twice"
+        edit(SeenMessages, "forget", "- SEEN_S", "- 2"), "accepts a message twice"
     ),
     "a signed message hides the genuine one": Mutant(
         in_router(
             "_take_message",
             "if message.is_signed:",
-            "if message.is_signed and self._note_seen(message.message_id, message.topic):",
+            "if message.is_signed and self._seen.add((message.message_id, message.topic), 0):",
         ),
         LOST,
         first_seed=8,

@@ -166,7 +166,7 @@ async def test_the_next_node_serves_when_one_does_not(
     ):
         async with WakuClient.connected(gateway.address("tcp")) as client:
 
-            async def push(payload: bytes) -> int | bytes:
+            async def push(payload: bytes) -> int | bytes | None:
                 message = WakuMessage(
                     payload=payload, content_topic="/fail/1/over/proto", timestamp=time.time_ns()
                 )

@@ -97,6 +97,7 @@ def test_any_bytes_are_an_rpc_or_a_value_error(data: bytes) -> None:
     [
         bytes_field(1, bytes_field(2, b"t")) * (MAX_RPC_ENTRIES + 1),
         b"\x0a\x00" * 70_000,
+        b"\x0dsize" * (MAX_RPC_ENTRIES + 1),
         encode_ihave(ONE, [bytes(32)] * (MAX_RPC_IDS + 1)),
         bytes_field(3, bytes_field(3, bytes_field(1, b"t")) * (MAX_RPC_ENTRIES + 1)),
         bytes_field(3, bytes_field(1, b"\x12\x00" * (MAX_RPC_IDS + 1))),

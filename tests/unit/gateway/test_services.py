@@ -253,7 +253,7 @@ async def test_pushes_to_a_subscriber_that_takes_none_are_bounded(
     found, (one,) = subscriptions(), connections(1)
     assert status_of(found, request(FilterRequestType.SUBSCRIBE, "/a/1/b/proto"), one, 0) == 200
     page = FollowPage()
-    message = WakuMessage(payload=b"x", content_topic="/a/1/b/proto", timestamp=1)
+    message = WakuMessage(payload=b"x", content_topic="/a/1/b/proto", timestamp=time.time_ns())
     page.messages.add(pubsub_topic=PUBSUB).message.MergeFrom(message)
     page.messages.add(pubsub_topic="/waku/2/rs/7/1").message.MergeFrom(message)
     messages, _ = parse_page(page.SerializeToString())

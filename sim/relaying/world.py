@@ -17,6 +17,7 @@ from sim.rng import Rng, happens
 from sim.stage import Stage
 from store.gateway.gossipsub import (
     QUIET_S,
+    SEEN_S,
     Arrived,
     Disconnect,
     Router,
@@ -24,7 +25,6 @@ from store.gateway.gossipsub import (
     SendRpc,
 )
 from store.gateway.gossipsub_wire import GossipMessage, encode_subscriptions, parse_rpc
-from store.gateway.seen import SEEN_S
 
 _FAULTS_NS: Final = 90 * NS_PER_S
 _CALM_NS: Final = 2 * QUIET_S * NS_PER_S

@@ -257,7 +257,7 @@ class WakuConnection:
             await self.send(self.multiplexer.finished(stream.number))
 
     async def _reset(self, stream: Stream) -> None:
-        if not stream.failed:
+        if not stream.has_failed:
             try:
                 await self._say(self.multiplexer.aborted(stream.number))
             except (StreamEndedError, OSError, TimeoutError):

@@ -13,5 +13,13 @@ class RefusalError(Exception):
         self.reason = reason
 
 
+class StatusError(Exception):
+    """The answer to a request is a failure; ``status_code`` is one of HTTP's, as Waku has it."""
+
+    def __init__(self, status_code: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.status_code = status_code
+
+
 class StreamEndedError(Exception):
     """The other side has sent all that it will."""

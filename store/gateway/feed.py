@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
+from store.gateway.faults import StatusError
 from store.gateway.limits import (
     FEED_TIMEOUT_S,
     FIRST_NODE_PAUSE_S,
     LONGEST_NODE_PAUSE_S,
 )
-from store.gateway.node import NodeCallError, UpstreamNode
+from store.gateway.node import UpstreamNode
 from store.gateway.wire import (
     WakuMessageFields,
     bytes_field,
@@ -128,9 +129,9 @@ class NodeFeed:
             reason = "the node ended the call"
             try:
                 await self._follow(backoff)
-            except (NodeCallError, ValueError) as error:
+            except (StatusError, ValueError) as error:
                 reason = str(error)
-                if isinstance(error, NodeCallError) and error.status_code == _REFUSED_CURSOR:
+                if isinstance(error, StatusError) and error.status_code == _REFUSED_CURSOR:
                     self._cursor = b""
             self._live.clear()
             if self._wanted.is_set():

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Final
 
 from store.gateway.connection import WakuConnection
-from store.gateway.faults import RefusalError
+from store.gateway.faults import RefusalError, StatusError
 from store.gateway.feed import FollowedMessage, NodeFeed
 from store.gateway.limits import (
     MAX_CLIENT_CRITERIA,
@@ -57,14 +57,6 @@ class FilterRequestType(IntEnum):
     UNSUBSCRIBE_ALL = 3
 
 
-class FilterRefusedError(Exception):
-    """A request is refused; ``status_code`` is one of HTTP's, as 12/WAKU2-FILTER has it."""
-
-    def __init__(self, status_code: int, sentence: str) -> None:
-        super().__init__(sentence)
-        self.status_code = status_code
-
-
 @dataclass(frozen=True, slots=True)
 class FilterRequest:
     """A request of a client; ``pubsub_topic`` is None where it names none."""
@@ -79,16 +71,12 @@ class FilterRequest:
         """The criteria that a request to subscribe or unsubscribe names.
 
         Raises:
-            FilterRefusedError: It names none, or too many.
+            StatusError: It names none, or too many.
         """
         if self.pubsub_topic is None or not self.content_topics:
-            raise FilterRefusedError(
-                400, "BAD_REQUEST: name the pubsub topic and the content topics"
-            )
+            raise StatusError(400, "BAD_REQUEST: name the pubsub topic and the content topics")
         if len(self.content_topics) > MAX_REQUESTED_TOPICS:
-            raise FilterRefusedError(
-                400, f"BAD_REQUEST: more than {MAX_REQUESTED_TOPICS} content topics"
-            )
+            raise StatusError(400, f"BAD_REQUEST: more than {MAX_REQUESTED_TOPICS} content topics")
         return {(self.pubsub_topic, each) for each in self.content_topics}
 
 
@@ -203,7 +191,7 @@ class Filter:
         except RefusalError as fault:
             self._metrics.refused(fault.reason)
             return encode_status(request_id, 429, f"TOO_MANY_REQUESTS: {fault}")
-        except FilterRefusedError as error:
+        except StatusError as error:
             return encode_status(request_id, error.status_code, str(error))
         return encode_status(request_id, 200, "OK")
 
@@ -212,7 +200,7 @@ class Filter:
         self._feed.acquire()
         try:
             if not await self._feed.is_live():
-                raise FilterRefusedError(503, "SERVICE_UNAVAILABLE: the node cannot be followed")
+                raise StatusError(503, "SERVICE_UNAVAILABLE: the node cannot be followed")
             self.handle(request, connection, time.monotonic_ns())
         finally:
             self._feed.release()
@@ -221,14 +209,14 @@ class Filter:
         """Apply a request.
 
         Raises:
-            FilterRefusedError: It is refused.
+            StatusError: It is refused.
         """
         subscriber = self._subscribers.get(connection)
         if request.kind == FilterRequestType.SUBSCRIBE:
             self._subscribe(request, connection, now_ns)
             return
         if subscriber is None:
-            raise FilterRefusedError(404, _NO_SUBSCRIPTION)
+            raise StatusError(404, _NO_SUBSCRIPTION)
         subscriber.expires_ns = now_ns + _SUBSCRIPTION_NS
         match request.kind:
             case FilterRequestType.PING:
@@ -238,12 +226,12 @@ class Filter:
             case FilterRequestType.UNSUBSCRIBE_ALL:
                 self._remove(subscriber)
             case _:
-                raise FilterRefusedError(400, f"BAD_REQUEST: unknown type {request.kind}")
+                raise StatusError(400, f"BAD_REQUEST: unknown type {request.kind}")
 
     def _subscribe(self, request: FilterRequest, connection: WakuConnection, now_ns: int) -> None:
         criteria = request.criteria
         if request.pubsub_topic not in self._pubsub_topics:
-            raise FilterRefusedError(
+            raise StatusError(
                 400, "BAD_REQUEST: the pubsub topic is not one of this gateway's shards"
             )
         subscriber = self._subscribers.get(connection)
@@ -255,7 +243,7 @@ class Filter:
             or client.criteria + len(new) > MAX_CLIENT_CRITERIA
             or self._criteria + len(new) > MAX_CRITERIA
         ):
-            raise FilterRefusedError(503, "SERVICE_UNAVAILABLE: too many content topics")
+            raise StatusError(503, "SERVICE_UNAVAILABLE: too many content topics")
         if subscriber is None:
             queue = SendQueue(connection, FILTER_PUSH, MAX_QUEUED_PUSHES)
             subscriber = FilterSubscriber(connection, queue)
@@ -274,7 +262,7 @@ class Filter:
     def _unsubscribe(self, subscriber: FilterSubscriber, criteria: set[Criterion]) -> None:
         common = criteria & subscriber.criteria
         if not common:
-            raise FilterRefusedError(404, _NO_SUBSCRIPTION)
+            raise StatusError(404, _NO_SUBSCRIPTION)
         self._drop(subscriber, common)
         if not subscriber.criteria:
             self._remove(subscriber)

@@ -18,7 +18,7 @@ Source: libp2p, "gossipsub v1.1", and IDONTWANT of "v1.2".
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
@@ -45,8 +45,8 @@ from store.gateway.limits import (
     MAX_PEER_TOPICS,
     MAX_PENALTIES,
     MAX_RPC_BYTES,
+    MAX_SEEN_MESSAGES,
 )
-from store.gateway.seen import SeenMessages
 
 MESH_PEERS: Final = 6
 MIN_MESH_PEERS: Final = 4
@@ -62,6 +62,9 @@ BACKOFF_SLACK_S: Final = 2
 MIN_BACKOFF_S: Final = 5
 MAX_BACKOFF_S: Final = 3_600
 """Bounds of the back-off that a peer asks for."""
+
+SEEN_S: Final = 120
+"""How long a message is remembered: none whose timestamp is 20 s old or older is forwarded."""
 
 QUIET_S: Final = BACKOFF_S + 2 * BACKOFF_SLACK_S
 CACHE_HEARTBEATS: Final = 6
@@ -137,6 +140,38 @@ class _RelayPeer:
         return not any(message_id in each for each in self.unwanted)
 
 
+class SeenMessages:
+    """The messages of the last `SEEN_S` seconds, by any key, at most `MAX_SEEN_MESSAGES` of them.
+
+    Times are seconds of a clock that never goes back.
+    """
+
+    def __init__(self) -> None:
+        self._since_s: OrderedDict[Hashable, float] = OrderedDict()
+
+    def __len__(self) -> int:
+        """Count the messages."""
+        return len(self._since_s)
+
+    def __contains__(self, key: Hashable) -> bool:
+        """Return True if a message is remembered."""
+        return key in self._since_s
+
+    def add(self, key: Hashable, now_s: float) -> bool:
+        """Remember a message; False if it is remembered already."""
+        if key in self._since_s:
+            return False
+        self._since_s[key] = now_s
+        if len(self._since_s) > MAX_SEEN_MESSAGES:
+            self._since_s.popitem(last=False)
+        return True
+
+    def forget(self, now_s: float) -> None:
+        """Forget the messages that are too old."""
+        while self._since_s and next(iter(self._since_s.values())) < now_s - SEEN_S:
+            self._since_s.popitem(last=False)
+
+
 class Router:
     """The meshes of some topics.
 
@@ -158,11 +193,6 @@ class Router:
         self._history: deque[list[bytes]] = deque([[]], maxlen=CACHE_HEARTBEATS)
         self._promises: dict[bytes, dict[str, float]] = {}
         self._effects: list[RouterEffect] = []
-
-    @property
-    def peers(self) -> int:
-        """The number of peers."""
-        return len(self._peers)
 
     def common_topics(self, key: str) -> int:
         """Count the topics of this router that a peer subscribes to."""

@@ -14,7 +14,7 @@ from enum import IntEnum
 from typing import Final
 
 from store.gateway.connection import WakuConnection
-from store.gateway.faults import RefusalError
+from store.gateway.faults import RefusalError, StatusError
 from store.gateway.limits import (
     MAX_PUSH_REQUEST_BYTES,
     MAX_RELAYED_BYTES,
@@ -23,7 +23,7 @@ from store.gateway.limits import (
 )
 from store.gateway.metrics import GatewayMetrics
 from store.gateway.multistream import ByteReader
-from store.gateway.node import NodeCallError, UpstreamNode
+from store.gateway.node import UpstreamNode
 from store.gateway.relay import Relay
 from store.gateway.streams import Stream
 from store.gateway.wire import (
@@ -173,7 +173,7 @@ class LightPush:
         except RefusalError as fault:
             self._metrics.refused(fault.reason)
             return respond(PushStatus.TOO_MANY_REQUESTS, str(fault))
-        except NodeCallError as error:
+        except StatusError as error:
             return respond(_STATUSES.get(error.status_code, PushStatus.UNAVAILABLE), str(error))
         if result.outcome == PublishResult.REJECTED:
             return respond(PushStatus.INVALID_MESSAGE, result.reason)

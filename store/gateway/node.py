@@ -14,6 +14,7 @@ from typing import Final
 
 import grpc
 
+from store.gateway.faults import StatusError
 from store.gateway.limits import FORWARD_PLACES, FORWARD_TIMEOUT_S, MAX_REFUSAL_BYTES
 from store.gateway.metrics import GatewayMetrics
 from store.gateway.wire import bytes_field, number_field
@@ -56,14 +57,6 @@ _ONE_ROUND: Final = Retry(attempts=0)
 _log = get_logger("store.gateway")
 
 
-class NodeCallError(Exception):
-    """A call of the node failed; ``status_code`` is one of 13/WAKU2-STORE."""
-
-    def __init__(self, status_code: int, sentence: str) -> None:
-        super().__init__(sentence)
-        self.status_code = status_code
-
-
 class UpstreamNode:
     """Calls of the nodes, a bounded number at a time."""
 
@@ -89,7 +82,7 @@ class UpstreamNode:
         """Return the answer to a ``StoreQueryRequest``; ``places`` are one client's.
 
         Raises:
-            NodeCallError: No node gave one.
+            StatusError: No node gave one.
         """
 
         async def ask(node: ClientNode) -> bytes:
@@ -116,7 +109,7 @@ class UpstreamNode:
         ``places`` are one client's; ``source`` counts where the token has the right `backfill`.
 
         Raises:
-            NodeCallError: No node gave them.
+            StatusError: No node gave them.
         """
         entries = (
             bytes_field(1, data) + bytes_field(2, topic.encode()) for data, topic in messages
@@ -131,14 +124,14 @@ class UpstreamNode:
         async with self._calling("publish_failed", places):
             response = await Attempts(self._nodes, _ONE_ROUND).answer_of_one(call)
         if len(response.results) != len(messages):
-            raise NodeCallError(_UNAVAILABLE, "the node answers with another number of results")
+            raise StatusError(_UNAVAILABLE, "the node answers with another number of results")
         return list(response.results)
 
     def follow(self, cursor: bytes) -> AsyncGenerator[bytes, None]:
         """Return the encoded pages of new messages after a cursor, or from now on.
 
         Raises:
-            NodeCallError: The call failed; the next one is made at the next node.
+            StatusError: The call failed; the next one is made at the next node.
         """
         request = number_field(4, 1) + (bytes_field(2, cursor) if cursor else b"")
         return self._stream(_FOLLOW, request, "follow_failed")
@@ -149,7 +142,7 @@ class UpstreamNode:
         """Yield the hashes and timestamps of all messages of a topic in a range of time.
 
         Raises:
-            NodeCallError: The call failed.
+            StatusError: The call failed.
         """
         request = ScanRequest(
             filter=ContentFilter(pubsub_topic=pubsub_topic, content_topics=content_topics),
@@ -163,7 +156,7 @@ class UpstreamNode:
                 page = ScanPage.FromString(encoded)
                 if len(page.timestamps) != len(page.messages):
                     sentence = "the node is too old to give timestamps: upgrade it"
-                    raise NodeCallError(_UNAVAILABLE, sentence)
+                    raise StatusError(_UNAVAILABLE, sentence)
                 yield page
 
     async def _stream(self, method: str, request: bytes, event: str) -> AsyncGenerator[bytes, None]:
@@ -185,23 +178,23 @@ class UpstreamNode:
 
     @asynccontextmanager
     async def _calling(self, event: str, places: asyncio.Semaphore | None) -> AsyncIterator[None]:
-        """Make a call when there is a place for it; raise `NodeCallError` if it fails."""
+        """Make a call when there is a place for it; raise `StatusError` if it fails."""
         try:
             async with asyncio.timeout(FORWARD_TIMEOUT_S), places or nullcontext(), self._places:
                 yield
         except TimeoutError as error:
-            raise NodeCallError(_UNAVAILABLE, "the node did not answer in time") from error
+            raise StatusError(_UNAVAILABLE, "the node did not answer in time") from error
         except NodeError as error:
             raise self._error_of(error, event) from error
         if self._nodes.current.address != self._serving:
             _log.warning("node_changed", node=self._nodes.current.address, before=self._serving)
             self._serving = self._nodes.current.address
 
-    def _error_of(self, error: NodeError, event: str) -> NodeCallError:
+    def _error_of(self, error: NodeError, event: str) -> StatusError:
         code = _STATUS_CODES.get(error.code, _UNAVAILABLE)
         if code == _UNAVAILABLE:
             _log.warning(event, node=self.addresses, code=error.code, reason=error.sentence)
-        return NodeCallError(code, error.sentence if code != _UNAVAILABLE else _AWAY)
+        return StatusError(code, error.sentence if code != _UNAVAILABLE else _AWAY)
 
     async def watch(self) -> None:
         """Keep the connections up, and log when one is lost and found."""

@@ -11,18 +11,17 @@ from typing import Final
 from store.gateway.addresses import ListenAddress
 from store.gateway.clients import ClientAddress
 from store.gateway.connection import WakuConnection
-from store.gateway.faults import RefusalError, StreamEndedError
+from store.gateway.faults import RefusalError, StatusError, StreamEndedError
 from store.gateway.identity import Identity
 from store.gateway.limits import (
     MAX_REQUEST_ID_BYTES,
     PING_IDLE_TIMEOUT_S,
-    REQUEST_TIMEOUT_S,
     RESPONSE_TIMEOUT_S,
     SEND_TIMEOUT_S,
 )
 from store.gateway.metrics import GatewayMetrics
 from store.gateway.multistream import ByteReader
-from store.gateway.node import NodeCallError, UpstreamNode
+from store.gateway.node import UpstreamNode
 from store.gateway.streams import Stream
 from store.gateway.wire import bytes_field, encode_status, fields, number_field
 
@@ -66,7 +65,7 @@ class StoreQuery:
             self._metrics.refused(fault.reason)
             code = _UNAVAILABLE if fault.reason == "busy" else _TOO_MANY_REQUESTS
             answer = self._failure(request, client, code, str(fault))
-        except NodeCallError as error:
+        except StatusError as error:
             answer = self._failure(request, client, error.status_code, str(error))
         return answer
 
@@ -99,8 +98,7 @@ class FixedResponse:
     async def serve(self, stream: Stream, reader: ByteReader, connection: WakuConnection) -> None:  # noqa: ARG002
         """Read the request and send the response."""
         if self._max_request_bytes is not None:
-            async with asyncio.timeout(REQUEST_TIMEOUT_S):
-                await reader.delimited(self._max_request_bytes)
+            await reader.request(self._max_request_bytes)
         await stream.send_delimited(self._response, SEND_TIMEOUT_S)
 
 

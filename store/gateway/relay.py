@@ -25,7 +25,14 @@ from store.gateway.config import RelayMode
 from store.gateway.connection import WakuConnection
 from store.gateway.faults import RefusalError, StreamEndedError
 from store.gateway.feed import FollowedMessage, NodeFeed
-from store.gateway.gossipsub import Arrived, Disconnect, Router, RouterEffect, SendRpc
+from store.gateway.gossipsub import (
+    Arrived,
+    Disconnect,
+    Router,
+    RouterEffect,
+    SeenMessages,
+    SendRpc,
+)
 from store.gateway.gossipsub_wire import GossipMessage
 from store.gateway.limits import (
     MAX_DELAYED_MESSAGES,
@@ -39,7 +46,6 @@ from store.gateway.limits import (
 )
 from store.gateway.metrics import GatewayMetrics
 from store.gateway.multistream import ByteReader
-from store.gateway.seen import SeenMessages
 from store.gateway.send_queue import SendQueue
 from store.gateway.spool import Spool
 from store.gateway.streams import Stream

@@ -9,6 +9,7 @@ from typing import Final
 
 from prometheus_client import Counter
 
+from store.gateway.faults import StatusError
 from store.gateway.limits import (
     FIRST_NODE_PAUSE_S,
     LONGEST_NODE_PAUSE_S,
@@ -17,7 +18,7 @@ from store.gateway.limits import (
     MAX_SPOOL_BYTES,
     MAX_SPOOL_MESSAGES,
 )
-from store.gateway.node import NodeCallError, UpstreamNode
+from store.gateway.node import UpstreamNode
 from store.observe.logging import get_logger
 from storenode.common.backoff import Backoff
 from storenode.wire.storenode.v1.store_pb2 import PublishResult
@@ -87,7 +88,7 @@ class Spool:
             batch = self._take_batch()
             try:
                 await self._publish(batch)
-            except NodeCallError as error:
+            except StatusError as error:
                 _log.warning(
                     "messages_not_published",
                     source=self._source,
@@ -103,7 +104,7 @@ class Spool:
         """Publish messages; where the node refuses the request, each by itself."""
         try:
             results = await self._node.publish(batch, source=self._source)
-        except NodeCallError as error:
+        except StatusError as error:
             if error.status_code != _INVALID:
                 raise
             if len(batch) > 1:

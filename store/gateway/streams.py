@@ -3,47 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
+from typing import TYPE_CHECKING, Final
 
 from store.gateway.clients import ByteBudget
 from store.gateway.faults import RefusalError, StreamEndedError
 from store.gateway.limits import CHUNK_BYTES, MAX_STREAM_UNREAD_BYTES, MIN_CHUNK_BYTES
-from store.gateway.multiplexing import Multiplexer
 from store.gateway.wire import delimited
 
-_MAX_WINDOW_BYTES = 2**32 - 1
+if TYPE_CHECKING:
+    from store.gateway.connection import WakuConnection
 
-
-class Carrier(Protocol):
-    """The connection, as its streams know it."""
-
-    @property
-    def multiplexer(self) -> Multiplexer:
-        """Makes the frames."""
-
-    async def send(self, frame: bytes) -> None:
-        """Send a frame, and wait while the client does not read."""
+_MAX_WINDOW_BYTES: Final = 2**32 - 1
 
 
 class Stream:
     """A pipe; `feed`, `finish`, `fail` and `credit` say what its connection received."""
 
-    def __init__(self, number: int, carrier: Carrier, unread: ByteBudget) -> None:
+    def __init__(self, number: int, connection: WakuConnection, unread: ByteBudget) -> None:
         self.number = number
-        self._carrier = carrier
+        self._connection = connection
         self._budget = unread
         self._pieces: list[bytes] = []
         self._unread_bytes = 0
         self._counted_bytes = 0
         self._finished = False
-        self._failed = False
-        self._window_bytes = carrier.multiplexer.window_bytes
+        self.has_failed = False
+        self._window_bytes = connection.multiplexer.window_bytes
         self._changed = asyncio.Event()
-
-    @property
-    def failed(self) -> bool:
-        """True when the client gave the stream up."""
-        return self._failed
 
     def feed(self, data: bytes) -> None:
         """Take in what has arrived.
@@ -51,7 +37,7 @@ class Stream:
         Raises:
             RefusalError: More is unread than the stream, or all of them, may hold.
         """
-        if self._finished or self._failed:
+        if self._finished or self.has_failed:
             return
         if self._unread_bytes + len(data) > MAX_STREAM_UNREAD_BYTES:
             raise RefusalError("too_large", "a client sends more on a stream than is asked for")
@@ -68,7 +54,7 @@ class Stream:
 
     def fail(self) -> None:
         """Note that the client gave the stream up."""
-        self._failed = True
+        self.has_failed = True
         self._changed.set()
 
     def credit(self, size_bytes: int) -> None:
@@ -103,9 +89,9 @@ class Stream:
             await self._change()
         data = self._take()
         if data and not self._finished:
-            update = self._carrier.multiplexer.credit(self.number, len(data))
+            update = self._connection.multiplexer.credit(self.number, len(data))
             if update:
-                await self._carrier.send(update)
+                await self._connection.send(update)
         return data
 
     async def send(self, data: bytes) -> None:
@@ -117,7 +103,7 @@ class Stream:
         Raises:
             StreamEndedError: The client gave the stream up.
         """
-        multiplexer, at = self._carrier.multiplexer, 0
+        multiplexer, at = self._connection.multiplexer, 0
         while at < len(data):
             size = min(CHUNK_BYTES, len(data) - at)
             if self._window_bytes is not None:
@@ -125,9 +111,9 @@ class Stream:
                     await self._change()
                 size = min(size, self._window_bytes)
                 self._window_bytes -= size
-            if self._failed:
+            if self.has_failed:
                 raise StreamEndedError
-            await self._carrier.send(multiplexer.data(self.number, data[at : at + size]))
+            await self._connection.send(multiplexer.data(self.number, data[at : at + size]))
             at += size
 
     async def send_delimited(self, data: bytes, timeout_s: float) -> None:
@@ -141,7 +127,7 @@ class Stream:
             await self.send(delimited(data))
 
     async def _change(self) -> None:
-        if self._failed:
+        if self.has_failed:
             raise StreamEndedError
         self._changed.clear()
         await self._changed.wait()

@@ -26,7 +26,7 @@ from typing import Final
 import numpy as np
 
 from store.gateway.connection import WakuConnection
-from store.gateway.faults import RefusalError, StreamEndedError
+from store.gateway.faults import RefusalError, StatusError, StreamEndedError
 from store.gateway.feed import FollowedMessage, parse_entry
 from store.gateway.limits import (
     MAX_REQUESTED_TOPICS,
@@ -49,7 +49,7 @@ from store.gateway.limits import (
 )
 from store.gateway.metrics import GatewayMetrics
 from store.gateway.multistream import ByteReader
-from store.gateway.node import NodeCallError, UpstreamNode
+from store.gateway.node import UpstreamNode
 from store.gateway.spool import Spool
 from store.gateway.streams import Stream
 from store.gateway.sync_codec import NO_COMMON_TOPIC, PayloadError, SyncPayload, decode_payload
@@ -231,7 +231,7 @@ class NwakuSync:
             outcome, reason = "refused", "the peer ended the stream"
         except TimeoutError:
             outcome, reason = "failed", "the peer, or the node, did not answer in time"
-        except (PayloadError, NodeCallError, OSError) as error:
+        except (PayloadError, StatusError, OSError) as error:
             outcome, reason = "failed", str(error)
         finally:
             allowance.in_session = False
@@ -356,7 +356,7 @@ class NwakuSync:
                             return
                         await stream.send_delimited(frame, SEND_TIMEOUT_S)
                         self._count("sent")
-        except (RefusalError, StreamEndedError, NodeCallError, OSError, TimeoutError) as error:
+        except (RefusalError, StreamEndedError, StatusError, OSError, TimeoutError) as error:
             reason = str(error) or "the peer ended the stream, or did not read"
             _log.warning("sync_transfer_failed", peer=connection.peer_id, reason=reason)
 
@@ -364,7 +364,7 @@ class NwakuSync:
         """Return messages of the node by hash, those that it still has.
 
         Raises:
-            NodeCallError: The node does not answer.
+            StatusError: The node does not answer.
         """
         messages: list[FollowedMessage] = []
         request = StoreQueryRequest(
@@ -376,7 +376,7 @@ class NwakuSync:
             cursor = b""
             for number, value in fields(answer):
                 if number == _STATUS_FIELD and isinstance(value, int) and value != _OK:
-                    raise NodeCallError(value, "the node cannot read messages by hash")
+                    raise StatusError(value, "the node cannot read messages by hash")
                 if number == _MESSAGES_FIELD and isinstance(value, bytes):
                     messages.append(parse_entry(value))
                 if number == _CURSOR_FIELD and isinstance(value, bytes):

@@ -5,8 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from store.gateway import sync_codec
-from store.gateway.gossipsub import Router
-from store.gateway.seen import SeenMessages
+from store.gateway.gossipsub import Router, SeenMessages
 from store.gateway.sync_session import MessageIds, SyncSession
 from tests.sim.mutant import Mutant, edit, replace_with
 

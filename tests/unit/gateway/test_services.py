@@ -21,11 +21,11 @@ from store.gateway import relay as relay_module
 from store.gateway.clients import ClientAddress, ClientRules, Clients
 from store.gateway.config import RelayMode
 from store.gateway.connection import WakuConnection
+from store.gateway.faults import StatusError
 from store.gateway.feed import NodeFeed, parse_page
 from store.gateway.filter import (
     FILTER_SUBSCRIBE,
     Filter,
-    FilterRefusedError,
     FilterRequest,
     FilterRequestType,
     encode_push,
@@ -43,7 +43,7 @@ from store.gateway.light_push import (
 from store.gateway.light_push import encode_response as encode_push_response
 from store.gateway.light_push import parse_request as parse_push_request
 from store.gateway.metrics import GatewayMetrics
-from store.gateway.node import NodeCallError, UpstreamNode
+from store.gateway.node import UpstreamNode
 from store.gateway.relay import Relay
 from store.gateway.spool import Spool
 from store.gateway.wire import delimited, encode_status, fields
@@ -167,7 +167,7 @@ def request(kind: int, *contents: str, pubsub: str | None = PUBSUB) -> FilterReq
 def status_of(found: Filter, asked: FilterRequest, connection: WakuConnection, now_ns: int) -> int:
     try:
         found.handle(asked, connection, now_ns)
-    except FilterRefusedError as error:
+    except StatusError as error:
         return error.status_code
     return 200
 
@@ -307,7 +307,7 @@ async def test_a_node_that_refuses_the_gateway_fails_the_call_and_not_the_feed(
 
     monkeypatch.setattr(Attempts, "connected", refuse)
     node = UpstreamNode(Nodes("127.0.0.1:7420", None, None), GatewayMetrics("0"))
-    with pytest.raises(NodeCallError):
+    with pytest.raises(StatusError):
         await anext(node.follow(b""))
 
 

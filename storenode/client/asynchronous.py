@@ -327,7 +327,7 @@ class AsyncClient(_Connected):
                 )
                 found = _newest_first(self._calls.query_pages(request))
             else:
-                found = _decoded(
+                found = _scanned(
                     self._calls.scan(
                         filter=content_filter(pubsub_topic, topics),
                         time_start=time_start,
@@ -448,10 +448,10 @@ class AsyncClient(_Connected):
             pages = self._calls.follow(
                 filter=wanted, cursor=after, from_beginning=from_start, timeout_s=timeout_s
             )
-            return _decoded(pages)
+            return _followed(pages)
 
         def stored(since_ns: int) -> AsyncGenerator[Page]:
-            return _decoded(self._calls.scan(filter=wanted, time_start=since_ns))
+            return _scanned(self._calls.scan(filter=wanted, time_start=since_ns))
 
         def pages(after: bytes) -> AsyncGenerator[Page]:
             if overlap_s is None:
@@ -586,16 +586,18 @@ def _entries(ids: Iterable[SdsId]) -> list[Entry]:
     return [(name, None) if isinstance(name, str) else name for name in ids]
 
 
-async def _decoded(
-    pages: AsyncGenerator[ScanPage] | AsyncGenerator[FollowPage],
-) -> AsyncGenerator[Page]:
+async def _scanned(pages: AsyncGenerator[ScanPage]) -> AsyncGenerator[Page]:
     async with aclosing(pages):
         async for page in pages:
             messages = [Message.decode(item) for item in page.messages]
-            if isinstance(page, FollowPage):
-                yield Page(messages, page.cursor or None, page.live)
-            else:
-                yield Page(messages, page.cursor or None, coverage=_coverage(page))
+            yield Page(messages, page.cursor or None, coverage=_coverage(page))
+
+
+async def _followed(pages: AsyncGenerator[FollowPage]) -> AsyncGenerator[Page]:
+    async with aclosing(pages):
+        async for page in pages:
+            messages = [Message.decode(item) for item in page.messages]
+            yield Page(messages, page.cursor or None, page.live)
 
 
 async def _newest_first(pages: AsyncGenerator[StoreQueryResponse]) -> AsyncGenerator[Page]:

@@ -369,17 +369,26 @@ class Channels:
         await self._joined.pop(channel).aclose()
 
     async def _leave_all(self) -> None:
+        """Leave all channels, also where one of them fails, and at once if it is cancelled."""
         places = asyncio.Semaphore(MAX_LEAVING_AT_ONCE)
 
         async def leave(channel: AsyncChannel) -> None:
             async with places:
                 await self.leave(channel)
 
-        # All are left, also where one of them fails.
-        ended = await asyncio.gather(*map(leave, self), return_exceptions=True)
-        for each in ended:
-            if isinstance(each, BaseException):
-                raise each
+        channels = list(self)
+        leaving = [asyncio.create_task(leave(channel)) for channel in channels]
+        if not leaving:
+            return
+        try:
+            await asyncio.wait(leaving)
+        except asyncio.CancelledError:
+            for channel in channels:
+                channel._participant.hurry()
+            await asyncio.wait(leaving)
+            raise
+        for task in leaving:
+            task.result()
 
 
 def _transports(places: Place | Sequence[Place]) -> list[Transport]:

@@ -95,6 +95,7 @@ class Participant:
         self._troubles: dict[str, str] = {}
         self._finals: dict[str, StorenodeError | None] = {}
         self._tasks: list[asyncio.Task[None]] = []
+        self._is_hurried = False
         self.saver = Saver(
             ledger, joining.state, thread, self._release, partial(self._trouble, "state")
         )
@@ -170,11 +171,21 @@ class Participant:
         try:
             with suppress(Exception):
                 async with asyncio.timeout(LEAVE_TIMEOUT_S):
-                    while self.ledger.outbox and (self.feed.node is not None or self._forgets):
+                    while self._is_awaited():
                         self.check()
                         await self.hub.changed()
         finally:
             await self._end()
+
+    def hurry(self) -> None:
+        """Make `leave` wait no longer for what is not published."""
+        self._is_hurried = True
+        self.hub.stir()
+
+    def _is_awaited(self) -> bool:
+        """Return True while leaving waits for what may still be published."""
+        may_leave = self.feed.node is not None or self._forgets
+        return bool(self.ledger.outbox) and may_leave and not self._is_hurried
 
     async def _end(self) -> None:
         saving, *others = self._tasks

@@ -15,10 +15,10 @@ from storenode.cli.chat.commands import CommandAnswer, Commands
 from storenode.cli.chat.transcript import Transcript
 from storenode.common.errors import ArgumentError, StorenodeError
 from storenode.message.hashing import message_hash
-from storenode.sds.aio.channel import Channel
+from storenode.sds.aio.channel import Channel, Channels
 from storenode.sds.aio.cipher import CipherError
 from storenode.sds.aio.events import ChannelEvent, EventHub, Events, Message, Repaired
-from storenode.sds.aio.limits import MAX_QUEUED_EVENTS
+from storenode.sds.aio.limits import MAX_LEAVING_AT_ONCE, MAX_QUEUED_EVENTS
 from storenode.sds.aio.repair import RepairAttempts
 from storenode.sds.aio.transport import Fetched, Rotation, Route
 from storenode.sds.bloom import FilterShape, filter_of
@@ -295,6 +295,29 @@ def test_missing_messages_are_asked_for_less_and_less() -> None:
     assert gaps == [1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 60_000, 60_000, 60_000]
     assert book.due([], now_ms) == []
     assert book.next_due_ms() is None
+
+
+async def test_channels_whose_leaving_is_cancelled_are_all_left_at_once() -> None:
+    transport = Bus().transport("a")
+    before = asyncio.all_tasks()
+    opened = asyncio.Event()
+
+    async def use() -> None:
+        async with Channels.open(transport) as channels:
+            for number in range(2 * MAX_LEAVING_AT_ONCE):
+                channel = await channels.join(f"room-{number}", "alice")
+                transport.away = True
+                await channel.send(b"what nothing takes")
+            opened.set()
+
+    using = asyncio.create_task(use())
+    async with asyncio.timeout(PATIENCE_S):
+        await opened.wait()
+        await asyncio.sleep(0)  # the channels are being left: half of them wait for the others
+        using.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await using
+    assert asyncio.all_tasks() <= before
 
 
 async def test_a_store_keeps_one_copy_of_what_is_sent_again() -> None:

@@ -10,9 +10,15 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sim.rng import happens
-from storenode.sds.aio.ledger import TABLES, Row, StateBatch
-from storenode.sds.aio.schema import LAMPORT_OFFSET
-from storenode.sds.aio.state import StateError, StateTaken
+from storenode.sds.aio.state import (
+    LAMPORT_OFFSET,
+    TABLES,
+    Row,
+    StateBatch,
+    StateError,
+    StateTaken,
+    StoredEntry,
+)
 from storenode.sds.pages import Key
 
 if TYPE_CHECKING:
@@ -112,36 +118,14 @@ class SimState:
         table = self._disk.tables[name]
         return [table[key] for key in sorted(table)]
 
-    def log_length(self) -> int:
-        """Count the messages of the log."""
-        return len(self._disk.log)
-
-    def log_ids(self, limit: int) -> Iterator[str]:
-        """Yield the IDs of the oldest messages."""
-        return (row["message_id"].decode() for row in self._disk.in_order()[:limit])
-
-    def log_entries(self, skip: int) -> Iterator[tuple[int, str, str, bytes | None]]:
-        """Yield the log without the oldest messages."""
-        for row in self._disk.in_order()[skip:]:
-            message_id, sender_id = row["message_id"].decode(), row["sender_id"].decode()
-            yield row["lamport"] + LAMPORT_OFFSET, message_id, sender_id, row["hint"]
-
-    def newest_ids(self, count: int) -> list[tuple[int, str]]:
-        """Return the messages that came last."""
-        found = sorted((row["serial"], name) for name, row in self._disk.log.items())
-        return found[::-1][:count]
-
-    def unproven(self, limit: int) -> Iterator[tuple[str, int, str, bytes, str]]:
-        """Yield the messages that cannot be proven and came last."""
-        found = [row for row in self._disk.log.values() if row["proof"] in ("", "own")]
-        for row in sorted(found, key=lambda row: -row["serial"])[:limit]:
-            lamport, sender_id = _key(row)[0], row["sender_id"].decode()
-            name, content = row["message_id"].decode(), row["content"]
-            yield name, lamport, sender_id, content, row["proof"]
-
-    def unproven_ids(self) -> Iterator[str]:
-        """Yield the IDs of messages that are not proven."""
-        return (name for name, row in self._disk.log.items() if row["proof"] in ("", "own"))
+    def entries(self) -> Iterator[StoredEntry]:
+        """Yield the log in order."""
+        for row in self._disk.in_order():
+            lamport, message_id = _key(row)
+            sender_id = row["sender_id"].decode()
+            yield StoredEntry(
+                lamport, message_id, sender_id, row["hint"], row["serial"], row["proof"]
+            )
 
     def page(
         self, limit: int, *, after: Key | None, before: Key | None, committed: int
@@ -159,7 +143,8 @@ class SimState:
 
     def messages(self, message_ids: Sequence[str]) -> list[Row]:
         """Return messages of the log by their IDs."""
-        self._member.world.mark("a message was read to answer others")
+        if self._member.participant is not None:
+            self._member.world.mark("a message was read to answer others")
         return [self._disk.log[name] for name in message_ids if name in self._disk.log]
 
 

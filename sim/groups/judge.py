@@ -43,9 +43,9 @@ from sim.groups.store import SCAN
 from sim.groups.view import View
 from sim.judge import Violation
 from sim.limits import NS_PER_MS, NS_PER_S
-from storenode.sds.aio.ledger import StateBatch
 from storenode.sds.aio.limits import MAX_REQUESTS_IN_FLIGHT
 from storenode.sds.aio.participant import Participant
+from storenode.sds.aio.state import StateBatch
 from storenode.sds.aio.transport import FeedPage, Fetched
 from storenode.sds.bloom import FilterShape, Probe, holds
 from storenode.sds.channel import MessageChannel

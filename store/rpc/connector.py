@@ -38,9 +38,8 @@ from store.rpc.limits import (
 from store.serving.context import NodeIdentity
 from store.serving.tls import Stamp, TlsError, TlsFiles, check, stamp_of
 from store.sync.errors import shown
-from storenode.connection.call_status import BROKEN_WRITE, Ending
+from storenode.connection.call_status import BROKEN_WRITE, STATUS_TIMEOUT_S, Ending
 from storenode.connection.channel import is_loopback
-from storenode.connection.limits import STATUS_TIMEOUT_S
 
 _OPTIONS: Final[tuple[tuple[str, Any], ...]] = (
     ("grpc.max_receive_message_length", MAX_PEER_FRAME_BYTES),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
+from types import NoneType
 from typing import Final, Self
 
 from storenode.client.message import (
@@ -15,6 +16,7 @@ from storenode.client.message import (
     SdsResult,
     Time,
     check_hashes,
+    check_list,
     check_range,
     encode_message,
     entries_of,
@@ -26,7 +28,7 @@ from storenode.client.publisher import DEFAULT_MAX_PENDING, AsyncPublisher
 from storenode.client.retry import Retry
 from storenode.client.streams import AsyncMessageStream, followed_across, limited, up_to_live
 from storenode.common.errors import ArgumentError
-from storenode.connection.arguments import check_bytes
+from storenode.connection.arguments import check_bytes, check_kind
 from storenode.connection.channel import TlsIdentity
 from storenode.wire.storenode.coverage.v1.coverage_pb2 import AnswerCoverage
 from storenode.wire.storenode.v1.admin_pb2 import FetchReport, NodeStatus, SyncReport
@@ -44,8 +46,6 @@ DEFAULT_TIMEOUT_S: Final = 30.0
 
 DEFAULT_RETRY: Final = Retry()
 """Nodes that are away are called again for about a quarter of a minute, once one has answered."""
-
-MAX_HASHES_A_CALL: Final = 1_000
 
 MAX_QUERY_PAGE: Final = 1_000
 MAX_SCAN_PAGE: Final = 10_000
@@ -171,6 +171,7 @@ class AsyncClient(_Connected):
         """
         if isinstance(messages, Message):
             raise ArgumentError("This is one message: pass a list, or use publish.")
+        check_list("messages", messages)
         requests = publish_requests(
             map(encode_message, messages),
             min_confirms=min_confirms,
@@ -220,8 +221,8 @@ class AsyncClient(_Connected):
         """
         wanted = check_hashes(hashes)
         found: dict[bytes, Message] = {}
-        for start in range(0, len(wanted), MAX_HASHES_A_CALL):
-            part = wanted[start : start + MAX_HASHES_A_CALL]
+        for start in range(0, len(wanted), MAX_QUERY_PAGE):
+            part = wanted[start : start + MAX_QUERY_PAGE]
             request = query_request(message_hashes=part, forward=True, limit=len(part))
             async with aclosing(self._calls.query_pages(request)) as pages:
                 async for page in pages:
@@ -569,6 +570,7 @@ class AsyncAdmin(_Connected):
 
 
 def _check_paging(limit: int | None, cursor: bytes | None) -> None:
+    check_kind("limit", limit, (int, NoneType), "a number of messages")
     if limit is not None and limit < 1:
         raise ArgumentError(f"limit={limit}: ask for at least one message.")
     if cursor is not None:
@@ -581,9 +583,8 @@ def _entries(ids: Iterable[SdsId]) -> list[Entry]:
     Raises:
         ArgumentError: They are no list of IDs.
     """
-    if isinstance(ids, str | bytes):
-        raise ArgumentError("The IDs are one value: pass a list of them.")
-    return [(name, None) if isinstance(name, str) else name for name in ids]
+    check_list("IDs", ids)
+    return [(each, None) if isinstance(each, str) else each for each in ids]
 
 
 async def _scanned(pages: AsyncGenerator[ScanPage]) -> AsyncGenerator[Page]:

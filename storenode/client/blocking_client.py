@@ -6,9 +6,9 @@ The calls run on one event loop in a background thread, which all clients of a p
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from storenode.client.asynchronous import (
     DEFAULT_RETRY,
@@ -17,21 +17,24 @@ from storenode.client.asynchronous import (
     AsyncClient,
 )
 from storenode.client.message import Message, Page, Published
-from storenode.client.publisher import DEFAULT_MAX_PENDING, AsyncPublisher
+from storenode.client.publisher import AsyncPublisher
 from storenode.client.retry import Retry
 from storenode.client.streams import AsyncMessageStream
 from storenode.connection.channel import TlsIdentity
-from storenode.connection.event_loop import call_on_loop, iterate_blocking, like, run_blocking
-
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
+from storenode.connection.event_loop import (
+    blocking,
+    call_on_loop,
+    iterating,
+    on_loop,
+    run_blocking,
+)
+from storenode.wire.storenode.coverage.v1.coverage_pb2 import AnswerCoverage
 
 
 class MessageStream(Iterator[Message]):
     """Messages of a scan or a follower, one by one, or in pages by `pages`.
 
-    An iterator and context manager; leaving the block ends the call. `cursor`, `live` and `ack`
-    are those of the asynchronous stream.
+    An iterator and context manager; leaving the block ends the call.
     """
 
     def __init__(self, stream: AsyncMessageStream) -> None:
@@ -46,6 +49,11 @@ class MessageStream(Iterator[Message]):
     def live(self) -> bool:
         """True if a follower has caught up with what the node holds."""
         return self._stream.live
+
+    @property
+    def coverage(self) -> AnswerCoverage | None:
+        """The completeness of a scan that asked for it, when it has ended."""
+        return self._stream.coverage
 
     def __next__(self) -> Message:
         while not self._stream.waiting:
@@ -142,37 +150,6 @@ class _Blocking(Generic[_A]):
         return repr(self._asynchronous).removeprefix("Async")
 
 
-def _blocking(
-    call: Callable[Concatenate[_A, _P], Coroutine[Any, Any, _T]],
-) -> Callable[Concatenate[_Blocking[_A], _P], _T]:
-    @like(call)
-    def blocking(client: _Blocking[_A], /, *given: _P.args, **options: _P.kwargs) -> _T:
-        return run_blocking(call, client._asynchronous, *given, **options)
-
-    return blocking
-
-
-def _iterating(
-    call: Callable[Concatenate[_A, _P], AsyncGenerator[_T]],
-) -> Callable[Concatenate[_Blocking[_A], _P], Iterator[_T]]:
-    @like(call)
-    def blocking(client: _Blocking[_A], /, *given: _P.args, **options: _P.kwargs) -> Iterator[_T]:
-        items = call(client._asynchronous, *given, **options)
-        return iterate_blocking(items, items.aclose)
-
-    return blocking
-
-
-def _streaming(
-    call: Callable[Concatenate[_A, _P], AsyncMessageStream],
-) -> Callable[Concatenate[_Blocking[_A], _P], MessageStream]:
-    @like(call)
-    def blocking(client: _Blocking[_A], /, *given: _P.args, **options: _P.kwargs) -> MessageStream:
-        return MessageStream(call(client._asynchronous, *given, **options))
-
-    return blocking
-
-
 class Client(_Blocking[AsyncClient]):
     """A blocking client of one store node, or of several that hold the same messages.
 
@@ -202,34 +179,17 @@ class Client(_Blocking[AsyncClient]):
             AsyncClient, nodes, token=token, tls=tls, retry=retry, timeout_s=timeout_s
         )
 
-    def publisher(
-        self,
-        *,
-        min_confirms: int = 0,
-        confirm_timeout_s: float | None = None,
-        max_pending: int = DEFAULT_MAX_PENDING,
-        strict: bool = True,
-    ) -> Publisher:
-        """Make a publisher for many messages, as `AsyncClient.publisher`."""
-        made = call_on_loop(
-            self._asynchronous.publisher,
-            min_confirms=min_confirms,
-            confirm_timeout_s=confirm_timeout_s,
-            max_pending=max_pending,
-            strict=strict,
-        )
-        return Publisher(made)
-
-    publish = _blocking(AsyncClient.publish)
-    publish_many = _blocking(AsyncClient.publish_many)
-    get = _blocking(AsyncClient.get)
-    query = _blocking(AsyncClient.query)
-    scan = _streaming(AsyncClient.scan)
-    scan_hashes = _iterating(AsyncClient.scan_hashes)
-    coverage = _iterating(AsyncClient.coverage)
-    follow = _streaming(AsyncClient.follow)
-    get_sds = _blocking(AsyncClient.get_sds)
-    causal_history = _blocking(AsyncClient.causal_history)
+    publish = blocking(AsyncClient.publish)
+    publish_many = blocking(AsyncClient.publish_many)
+    publisher = on_loop(AsyncClient.publisher, Publisher)
+    get = blocking(AsyncClient.get)
+    query = blocking(AsyncClient.query)
+    scan = on_loop(AsyncClient.scan, MessageStream)
+    scan_hashes = iterating(AsyncClient.scan_hashes)
+    coverage = iterating(AsyncClient.coverage)
+    follow = on_loop(AsyncClient.follow, MessageStream)
+    get_sds = blocking(AsyncClient.get_sds)
+    causal_history = blocking(AsyncClient.causal_history)
 
 
 class Admin(_Blocking[AsyncAdmin]):
@@ -254,6 +214,6 @@ class Admin(_Blocking[AsyncAdmin]):
             AsyncAdmin, node, token=token, tls=tls, timeout_s=timeout_s
         )
 
-    status = _blocking(AsyncAdmin.status)
-    synchronize = _blocking(AsyncAdmin.synchronize)
-    fetch_messages = _blocking(AsyncAdmin.fetch_messages)
+    status = blocking(AsyncAdmin.status)
+    synchronize = blocking(AsyncAdmin.synchronize)
+    fetch_messages = blocking(AsyncAdmin.fetch_messages)

@@ -11,11 +11,11 @@ from typing import Final
 
 from storenode.client.errors import MessageRejected, NotConfirmed
 from storenode.client.messages import outcome_name
-from storenode.client.sds_messages import sds_view
+from storenode.client.sds_messages import SdsView, sds_view
 from storenode.common.errors import ArgumentError
-from storenode.connection.arguments import check_bytes, check_content_topic
+from storenode.connection.arguments import check_bytes, check_content_topic, check_text
 from storenode.message.hashing import message_hash
-from storenode.message.limits import HASH_BYTES
+from storenode.message.limits import HASH_BYTES, MAX_TIMESTAMP_NS
 from storenode.message.text import check_nanoseconds
 from storenode.message.topics import DEFAULT_PUBSUB_TOPIC
 from storenode.wire.sds.v1.message_pb2 import HistoryEntry
@@ -60,6 +60,9 @@ class Message:
     def __post_init__(self) -> None:
         check_bytes("payload", self.payload, ".encode()")
         check_content_topic(self.content_topic)
+        check_text("pubsub topic", self.pubsub_topic)
+        if self.meta is not None:
+            check_bytes("meta", self.meta, ".encode()")
         timestamp: object = self.timestamp
         if not isinstance(timestamp, int):
             hint = f": write {nanoseconds(timestamp)}" if isinstance(timestamp, datetime) else ""
@@ -126,16 +129,11 @@ class Message:
         return decoded
 
 
-def encode_message(message: Message) -> WakuMessageAndTopic:
-    """Return a message in the schema's own class.
-
-    Raises:
-        ArgumentError: It is no message.
-    """
-    given: object = message
-    if not isinstance(given, Message):
+def encode_message(message: object) -> WakuMessageAndTopic:
+    """Return a message in the schema's own class, and refuse what is none."""
+    if not isinstance(message, Message):
         raise ArgumentError(
-            f"{type(given).__name__} is not a message: publish a Message(payload, content_topic)."
+            f"{type(message).__name__} is not a message: publish a Message(payload, content_topic)."
         )
     return message.encode()
 
@@ -212,19 +210,9 @@ class Page:
 
 
 @dataclass(frozen=True, slots=True)
-class SdsMessage:
-    """An SDS message that a store holds. What it says of itself is its publisher's claim.
+class SdsMessage(SdsView):
+    """An SDS message that a store holds; ``message`` is the one that carries it."""
 
-    ``parents`` are the message IDs of its causal history, each with the hash of the message that is
-    meant (the retrieval hint), or ``None``. ``message`` is the message that carries it.
-    """
-
-    channel_id: str
-    message_id: str
-    sender_id: str
-    lamport: int | None
-    parents: list[tuple[str, bytes | None]]
-    content: bytes
     message: Message
 
     @classmethod
@@ -233,16 +221,9 @@ class SdsMessage:
         view = sds_view(stored.stored.message.payload)
         if view is None:
             return None
+        names = view.channel_id, view.message_id, view.sender_id
         message = Message.decode(stored.stored)
-        return cls(
-            view.channel_id,
-            view.message_id,
-            view.sender_id,
-            view.lamport,
-            view.parents,
-            view.content,
-            message,
-        )
+        return cls(*names, view.lamport, view.parents, view.content, view.proven, message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,15 +255,19 @@ def check_hashes(hashes: Iterable[bytes]) -> list[bytes]:
     Raises:
         ArgumentError: They are no list of 32 bytes each.
     """
-    given: object = hashes
-    if isinstance(given, bytes | str):
-        raise ArgumentError("The hashes are one value: pass a list of them.")
+    check_list("hashes", hashes)
     found = list(dict.fromkeys(hashes))
     for each in found:
         check_bytes("hash", each, "bytes.fromhex()")
         if len(each) != HASH_BYTES:
             raise ArgumentError(f"The hash 0x{each.hex()} has {len(each)} bytes, not {HASH_BYTES}.")
     return found
+
+
+def check_list(name: str, values: object) -> None:
+    """Refuse an argument that is one value instead of several."""
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise ArgumentError(f"The {name} are one value: pass a list of them.")
 
 
 def check_range(start: Time | None, end: Time | None) -> tuple[int | None, int | None]:
@@ -311,7 +296,8 @@ def nanoseconds(moment: Time | None) -> int | None:
                 f"The time {moment} has no zone: write one, such as datetime.now(UTC)."
             )
         return (moment - _EPOCH) // _MICROSECOND * 1_000
-    if not isinstance(moment, int):
+    given: object = moment
+    if not isinstance(given, int) or abs(given) > MAX_TIMESTAMP_NS:
         raise ArgumentError(f"The time {moment!r} is no datetime and no number of nanoseconds.")
     try:
         return check_nanoseconds(moment)

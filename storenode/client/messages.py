@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from google.protobuf.duration_pb2 import Duration
 
-from storenode.client.limits import MAX_PUBLISH_REQUEST_BYTES, MAX_PUBLISH_REQUEST_MESSAGES
+from storenode.connection.arguments import refusing
 from storenode.message.hashing import message_hash
 from storenode.message.limits import NS_PER_S
 from storenode.wire.storenode.v1 import store_pb2
@@ -17,6 +17,10 @@ from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopi
 
 if TYPE_CHECKING:
     from storenode.wire.waku.store.v3.store_pb2 import WakuMessageKeyValue
+
+MAX_PUBLISH_REQUEST_MESSAGES: Final = 1_000
+MAX_PUBLISH_REQUEST_BYTES: Final = 3_500_000
+"""Messages of one request; with its other fields it stays below 4 MiB."""
 
 _FIELD_OVERHEAD_BYTES: Final = 5
 """Of a message inside a request: one byte of tag and up to four of length."""
@@ -80,6 +84,7 @@ def publish_requests(
         yield new_request(group, min_confirms, confirm_timeout_s)
 
 
+@refusing
 def new_request(
     messages: Iterable[WakuMessageAndTopic],
     min_confirms: int = 0,
@@ -104,6 +109,7 @@ def outcome_name(result: store_pb2.PublishResult) -> str:
     return str(int(result.outcome))
 
 
+@refusing
 def query_request(
     *,
     pubsub_topic: str | None = None,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Sequence
 from contextlib import aclosing
+from types import NoneType
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 import grpc
@@ -16,11 +17,10 @@ from storenode.client.messages import new_request, publish_requests
 from storenode.client.nodes import Node, Nodes
 from storenode.client.publish_pipeline import PublishPipeline
 from storenode.client.retry import Attempts, Retry, stream
-from storenode.client.tracing import Metadata, client_span, trace_metadata
-from storenode.connection.arguments import check_content_topic
-from storenode.connection.channel import TlsIdentity
+from storenode.client.tracing import client_span, trace_metadata
+from storenode.connection.arguments import check_content_topic, check_kind, refusing
+from storenode.connection.channel import MAX_RESPONSE_BYTES, Metadata, TlsIdentity
 from storenode.connection.errors import NodeError, query_error
-from storenode.connection.limits import MAX_RESPONSE_BYTES
 from storenode.wire.sds.v1.message_pb2 import HistoryEntry
 from storenode.wire.storenode.v1 import admin_pb2, store_pb2
 from storenode.wire.waku.store.v3 import store_pb2 as waku_pb2
@@ -57,9 +57,12 @@ def connect(
     Raises:
         ClientOptionError: An address, the token or their combination is refused.
     """
+    check_kind("timeout_s", timeout_s, (int, float, NoneType), "a number of seconds")
+    check_kind("retry", retry, (Retry, NoneType), "a Retry")
     return NodeClient(Nodes(nodes, token, tls, max_response_bytes), retry or Retry(), timeout_s)
 
 
+@refusing
 def listed(content_topics: str | Sequence[str]) -> Sequence[str]:
     """Return content topics as a list.
 
@@ -72,6 +75,7 @@ def listed(content_topics: str | Sequence[str]) -> Sequence[str]:
     return topics
 
 
+@refusing
 def content_filter(
     pubsub_topic: str | None = None, content_topics: str | Sequence[str] = ()
 ) -> store_pb2.ContentFilter | None:
@@ -195,6 +199,7 @@ class NodeClient:
                 return
             request.pagination_cursor = page.pagination_cursor
 
+    @refusing
     def scan(
         self,
         *,
@@ -222,6 +227,7 @@ class NodeClient:
         )
         return self._from(cursor, lambda node: node.store.Scan, request, timeout_s)
 
+    @refusing
     def coverage(
         self,
         *,
@@ -242,6 +248,7 @@ class NodeClient:
         )
         return self._whole(lambda node: node.store.GetCoverage, request)
 
+    @refusing
     def follow(
         self,
         *,
@@ -262,6 +269,7 @@ class NodeClient:
         )
         return self._from(cursor, lambda node: node.store.Follow, request, timeout_s, endless=True)
 
+    @refusing
     def get_sds(
         self,
         channel_id: str,
@@ -281,6 +289,7 @@ class NodeClient:
         )
         return self._whole(lambda node: node.store.GetSdsMessages, request)
 
+    @refusing
     def causal_history(
         self,
         channel_id: str,
@@ -392,6 +401,7 @@ class NodeClient:
         return Attempts(self.nodes, self.retry, self._limit_s(timeout_s))
 
     def _limit_s(self, timeout_s: float | None) -> float | None:
+        check_kind("timeout_s", timeout_s, (int, float, NoneType), "a number of seconds")
         return self.timeout_s if timeout_s is None else timeout_s
 
 

@@ -11,9 +11,15 @@ from typing import Final
 import grpc
 
 from storenode.common.errors import ClientClosed
-from storenode.connection.channel import Metadata, TlsIdentity, check_connection, open_channel
+from storenode.connection.arguments import check_kind
+from storenode.connection.channel import (
+    MAX_RESPONSE_BYTES,
+    Metadata,
+    TlsIdentity,
+    check_connection,
+    open_channel,
+)
 from storenode.connection.errors import ClientOptionError
-from storenode.connection.limits import MAX_RESPONSE_BYTES
 from storenode.wire.storenode.v1 import admin_pb2_grpc, store_pb2_grpc
 
 _HEALTH: Final = "/grpc.health.v1.Health/Check"
@@ -42,12 +48,9 @@ class Nodes:
         tls: TlsIdentity | None,
         max_response_bytes: int = MAX_RESPONSE_BYTES,
     ) -> None:
-        """Check the addresses and the token; the first call opens the channels.
-
-        Raises:
-            ClientOptionError: An address, or the token, cannot be used.
-        """
-        listed = [addresses] if isinstance(addresses, str) else list(addresses)
+        """Check the addresses and the token, as `connect`; the first call opens the channels."""
+        check_kind("nodes", addresses, Sequence, "HOST:PORT, or a list of them")
+        listed = [addresses] if isinstance(addresses, str | bytes) else list(addresses)
         if not listed:
             raise ClientOptionError("There is no node to call: give the address of at least one.")
         for address in listed:

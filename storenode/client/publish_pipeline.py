@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 import grpc
 
-from storenode.client.limits import HEDGE_DELAY_S, MAX_REQUESTS_IN_FLIGHT
 from storenode.client.nodes import Node, Nodes
-from storenode.client.retry import Attempts, Retry
+from storenode.client.retry import HEDGE_DELAY_S, Attempts, Retry
 from storenode.connection.call_status import Ending, cancelled
 from storenode.connection.errors import CallTimeout, NodeError, silent_node
 
@@ -26,6 +25,9 @@ if TYPE_CHECKING:
     Call = grpc.aio.StreamStreamCall[PublishRequest, PublishResponse]
 
 _END: Final = None
+
+MAX_REQUESTS_IN_FLIGHT: Final = 8
+"""Requests that are sent or ready, and not yet answered."""
 
 
 class PublishPipeline:

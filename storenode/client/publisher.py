@@ -13,6 +13,7 @@ from storenode.client.message import Message, Published, encode_message
 from storenode.client.messages import publish_requests
 from storenode.client.node import NodeClient
 from storenode.common.errors import ArgumentError, ClientClosed
+from storenode.connection.arguments import check_kind
 from storenode.wire.storenode.v1.store_pb2 import PublishRequest
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 
@@ -45,6 +46,7 @@ class AsyncPublisher:
         max_pending: int = DEFAULT_MAX_PENDING,
         strict: bool = True,
     ) -> None:
+        check_kind("max_pending", max_pending, int, "a number of messages")
         if max_pending < 1:
             raise ArgumentError(f"max_pending={max_pending}: allow at least one message.")
         self._calls = calls

@@ -7,16 +7,10 @@ import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import grpc
 
-from storenode.client.limits import (
-    DEFAULT_RETRY_ATTEMPTS,
-    DEFAULT_RETRY_FIRST_DELAY_S,
-    DEFAULT_RETRY_MAX_DELAY_S,
-    HEDGE_DELAY_S,
-)
 from storenode.client.nodes import Node, Nodes
 from storenode.common.errors import ClientClosed
 from storenode.connection.channel import explain_failure
@@ -35,6 +29,9 @@ _Q = TypeVar("_Q")
 _P = TypeVar("_P")
 
 _log = logging.getLogger("storenode")
+
+HEDGE_DELAY_S: Final = 1.0
+"""The silence of a node after which the next one is called too."""
 
 # Past any maximum of the delay, and far from what a float cannot hold.
 _MAX_DOUBLINGS = 64
@@ -58,9 +55,9 @@ class Retry:
     request, cursor, token or right, a failed TLS handshake, a port that does not speak gRPC.
     """
 
-    attempts: int | None = DEFAULT_RETRY_ATTEMPTS
-    first_delay_s: float = DEFAULT_RETRY_FIRST_DELAY_S
-    max_delay_s: float = DEFAULT_RETRY_MAX_DELAY_S
+    attempts: int | None = 8
+    first_delay_s: float = 0.1
+    max_delay_s: float = 5.0
     at_start: bool = False
 
     def delay_s(self, rounds: int) -> float:

@@ -12,10 +12,12 @@ from storenode.wire.storenode.internal.v1.sds_raw_pb2 import RawSdsMessage
 
 @dataclass(frozen=True, slots=True)
 class SdsView:
-    """The claims of one SDS message; ``content`` is empty where there is none.
+    """An SDS message, which says of itself what its publisher claims.
 
-    ``proven``: the ID is the hash of what the message says, so it is the message that the ID was
-    made for. Other content under the ID may be forged.
+    ``parents`` are the message IDs of its causal history, each with the hash of the message that is
+    meant (the retrieval hint), or ``None``. ``content`` is empty where there is none. ``proven``:
+    the ID is the hash of what the message says, so it is the message that the ID was made for.
+    Other content under the ID may be forged.
     """
 
     channel_id: str

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-Metadata = tuple[tuple[str, str], ...]
+from storenode.connection.channel import Metadata
 
 _API: Final = "opentelemetry.trace"
 _VERSION: Final = "00"

@@ -3,35 +3,60 @@
 from __future__ import annotations
 
 import logging
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, wraps
+from typing import ParamSpec, TypeVar
 
 from storenode.common.errors import ArgumentError
 from storenode.message.limits import MAX_CACHED_TOPICS
 from storenode.message.topics import is_content_topic
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
 _log = logging.getLogger("storenode")
 
 
 def check_bytes(name: str, value: object, hint: str) -> None:
-    """Check an argument that is bytes; ``hint`` says how to make them of a text.
-
-    Raises:
-        ArgumentError: It is something else.
-    """
+    """Refuse an argument that is not bytes; ``hint`` says how to make them of a text."""
     if not isinstance(value, bytes):
         advice = f": use {hint}" if isinstance(value, str) else ""
         raise ArgumentError(f"The {name} is {type(value).__name__}, not bytes{advice}.")
 
 
-@lru_cache(maxsize=MAX_CACHED_TOPICS)
-def check_content_topic(topic: object) -> None:
-    """Check a content topic; log a warning, once, if other Waku nodes cannot place it.
+def check_text(name: str, value: object) -> None:
+    """Refuse an argument that is no text, or one that UTF-8 cannot carry."""
+    if not isinstance(value, str):
+        raise ArgumentError(f"The {name} {value!r} is {type(value).__name__}, not str.")
+    if not value.isascii() and value != value.encode(errors="ignore").decode():
+        raise ArgumentError(f"The {name} {value!r} holds what UTF-8 cannot carry.")
 
-    Raises:
-        ArgumentError: It is no text.
-    """
-    if not isinstance(topic, str):
-        raise ArgumentError(f"The content topic {topic!r} is {type(topic).__name__}, not str.")
+
+def check_kind(name: str, value: object, kinds: type | tuple[type, ...], wanted: str) -> None:
+    """Refuse an argument of another type; ``wanted`` says what to give."""
+    if not isinstance(value, kinds):
+        raise ArgumentError(f"{name} is {value!r}: give {wanted}.")
+
+
+def refusing(call: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Return a function that builds a request, and refuses what does not fit a field of it."""
+
+    @wraps(call)
+    def checked(*values: _P.args, **options: _P.kwargs) -> _T:
+        try:
+            return call(*values, **options)
+        except ArgumentError:
+            raise
+        except (TypeError, ValueError) as error:
+            raise ArgumentError(f"An argument of {call.__name__} does not fit: {error}.") from None
+
+    return checked
+
+
+@lru_cache(maxsize=MAX_CACHED_TOPICS)
+def check_content_topic(topic: str) -> None:
+    """Refuse a topic that is no text; log a warning, once, if Waku nodes cannot place it."""
+    check_text("content topic", topic)
     if topic and not is_content_topic(topic):
         _log.warning(
             "The content topic %r is not of the form /APPLICATION/VERSION/NAME/ENCODING, by which "

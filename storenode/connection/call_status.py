@@ -9,7 +9,8 @@ from typing import Any, Final, TypeVar
 
 import grpc
 
-from storenode.connection.limits import STATUS_TIMEOUT_S
+STATUS_TIMEOUT_S: Final = 1.0
+"""For the reason why a call has ended, where it comes after what follows from it."""
 
 BROKEN_WRITE: Final = (grpc.StatusCode.INTERNAL, "Internal error from Core")
 """What gRPC gives a call of which a message could not be sent."""

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import grpc
 
+from storenode.connection.arguments import check_bytes, check_text
 from storenode.connection.errors import (
     ClientOptionError,
     NodeError,
@@ -17,14 +18,14 @@ from storenode.connection.errors import (
     TlsHandshakeError,
     node_error,
 )
-from storenode.connection.limits import (
-    KEEPALIVE_INTERVAL_MS,
-    KEEPALIVE_TIMEOUT_MS,
-    MAX_PORT,
-    MAX_RECONNECT_DELAY_MS,
-    MAX_RESPONSE_BYTES,
-    PROBE_TIMEOUT_S,
-)
+
+MAX_RESPONSE_BYTES: Final = 64 * 1024 * 1024
+"""The largest response that a node may be set to send."""
+
+MAX_PORT: Final = 65_535
+
+PROBE_TIMEOUT_S: Final = 1.0
+"""For the reason why a listener closes a connection at once."""
 
 
 def is_loopback(host: str) -> bool:
@@ -40,9 +41,10 @@ def is_loopback(host: str) -> bool:
 Metadata = tuple[tuple[str, str], ...]
 
 _OPTIONS: Final[list[tuple[str, Any]]] = [
-    ("grpc.max_reconnect_backoff_ms", MAX_RECONNECT_DELAY_MS),
-    ("grpc.keepalive_time_ms", KEEPALIVE_INTERVAL_MS),
-    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    # An idle stream whose node is gone without a word ends after both.
+    ("grpc.keepalive_time_ms", 60_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
     # An idle stream is pinged for as long as it lasts.
     ("grpc.http2.max_pings_without_data", 0),
     # Two clients of one process must not share a connection and its flow control.
@@ -66,6 +68,9 @@ class TlsIdentity:
     key: bytes | None = None
 
     def __post_init__(self) -> None:
+        for name in ("ca", "cert", "key"):
+            if (pem := getattr(self, name)) is not None:
+                check_bytes(name, pem, "Path(...).read_bytes()")
         if (self.cert is None) != (self.key is None):
             raise ClientOptionError(
                 "A client certificate and its key go together: give both or neither."
@@ -78,6 +83,7 @@ def parse_address(text: str) -> tuple[str, int]:
     Raises:
         ClientOptionError: It is neither.
     """
+    check_text("address", text)
     host, separator, port = text.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
@@ -137,6 +143,7 @@ def check_connection(
 def _authorization(token: str | None) -> Metadata:
     if token is None:
         return ()
+    check_text("token", token)
     if not token or not token.isascii() or not token.isprintable() or " " in token:
         raise ClientOptionError(
             "The token is empty or holds spaces, control or non-ASCII characters: give the one "

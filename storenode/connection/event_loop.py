@@ -9,13 +9,15 @@ import asyncio
 import re
 import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import CancelledError
 from functools import cache, partial, wraps
-from typing import Any, Final, Generic, ParamSpec, TypeVar
+from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
+_A = TypeVar("_A")
+_W = TypeVar("_W")
 _F = TypeVar("_F", bound=Callable[..., Any])
 _ASYNCHRONOUS: Final = re.compile(r"\b(await|async) (?=\w+)|\bAsync(?=[A-Z])")
 """The words of a text that only an event loop needs, and the first part of names."""
@@ -82,7 +84,7 @@ class _Call(Generic[_T]):
         return await self._function()
 
     def _end(self, task: asyncio.Task[_T]) -> None:
-        self._cancel = _nothing
+        self._cancel = bool  # a call that has ended cannot be cancelled
         if task.cancelled():
             self._finish(_raising(CancelledError()))
         elif (fault := task.exception()) is not None:
@@ -94,10 +96,6 @@ class _Call(Generic[_T]):
     def _finish(self, outcome: Callable[[], _T]) -> None:
         self._outcome = outcome
         self._ended.release()
-
-
-def _nothing() -> None:
-    """Cancel a call that has ended."""
 
 
 def _raising(fault: BaseException) -> Callable[[], Any]:
@@ -157,3 +155,40 @@ def like(call: Callable[..., object]) -> Callable[[_F], _F]:
         return blocking
 
     return decorate
+
+
+def blocking(
+    call: Callable[Concatenate[_A, _P], Awaitable[_T]],
+) -> Callable[Concatenate[Any, _P], _T]:
+    """Make a method that blocks of one of the asynchronous object, ``_asynchronous``."""
+
+    @like(call)
+    def method(own: Any, /, *given: _P.args, **options: _P.kwargs) -> _T:  # noqa: ANN401 - any class
+        return run_blocking(call, own._asynchronous, *given, **options)
+
+    return method
+
+
+def on_loop(
+    call: Callable[Concatenate[_A, _P], _T], wrap: Callable[[_T], _W]
+) -> Callable[Concatenate[Any, _P], _W]:
+    """Make a method that calls one of the asynchronous object on the loop, and wraps its result."""
+
+    @like(call)
+    def method(own: Any, /, *given: _P.args, **options: _P.kwargs) -> _W:  # noqa: ANN401 - any class
+        return wrap(call_on_loop(call, own._asynchronous, *given, **options))
+
+    return method
+
+
+def iterating(
+    call: Callable[Concatenate[_A, _P], AsyncGenerator[_T, None]],
+) -> Callable[Concatenate[Any, _P], Iterator[_T]]:
+    """Make a method that iterates over what one of the asynchronous object yields."""
+
+    @like(call)
+    def method(own: Any, /, *given: _P.args, **options: _P.kwargs) -> Iterator[_T]:  # noqa: ANN401 - any class
+        items = call(own._asynchronous, *given, **options)
+        return iterate_blocking(items, items.aclose)
+
+    return method

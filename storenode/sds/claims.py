@@ -16,7 +16,6 @@ that are not proven there is no decision: the first stays, and the second is rep
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from hashlib import blake2b
@@ -111,12 +110,6 @@ class IdClaims:
         self.unproven[message_id] = unproven
         if len(self.unproven) > MAX_UNPROVEN:
             self.older.add(self.unproven.popitem(last=False)[0])
-
-    def add_older(self, message_ids: Iterable[str]) -> None:
-        """Add messages that are not proven, of which only the ID is known."""
-        for message_id in message_ids:
-            if message_id not in self.unproven:
-                self.older.add(message_id)
 
     def judge(self, message: SdsMessage) -> Judgement:
         """Compare a message with what is known under its ID."""

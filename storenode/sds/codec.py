@@ -297,7 +297,10 @@ def check_id(name: str, value: str, *, may_be_empty: bool = False) -> None:
     given: object = value
     if not isinstance(given, str):
         raise ArgumentError(f"{name} is {type(given).__name__}, not str")
-    size = len(value.encode())
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError:
+        raise ArgumentError(f"{name} is {value!r}, which UTF-8 cannot carry") from None
     if size > MAX_ID_BYTES or not (size or may_be_empty):
         raise ArgumentError(f"{name} has {size} bytes: give it 1 to {MAX_ID_BYTES}")
 

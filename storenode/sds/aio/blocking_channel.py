@@ -3,50 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
+from typing import Self, Unpack
 
-from storenode.connection.event_loop import call_on_loop, iterate_blocking, like, run_blocking
+from storenode.connection.event_loop import (
+    blocking,
+    call_on_loop,
+    iterate_blocking,
+    iterating,
+    on_loop,
+    run_blocking,
+)
 from storenode.sds.aio.channel import AsyncChannel, Place
 from storenode.sds.aio.events import ChannelEvent
 from storenode.sds.aio.join_options import JoinOptions
 from storenode.sds.aio.status import Status
 from storenode.sds.config import DEFAULT_CHANNEL_ID, ChannelConfig
-
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
-
-
-def _blocking(
-    call: Callable[Concatenate[AsyncChannel, _P], Coroutine[Any, Any, _T]],
-) -> Callable[Concatenate[Channel, _P], _T]:
-    @like(call)
-    def blocking(channel: Channel, /, *given: _P.args, **options: _P.kwargs) -> _T:
-        return run_blocking(call, channel._asynchronous, *given, **options)
-
-    return blocking
-
-
-def _on_loop(
-    call: Callable[Concatenate[AsyncChannel, _P], _T],
-) -> Callable[Concatenate[Channel, _P], _T]:
-    @like(call)
-    def blocking(channel: Channel, /, *given: _P.args, **options: _P.kwargs) -> _T:
-        return call_on_loop(call, channel._asynchronous, *given, **options)
-
-    return blocking
-
-
-def _iterating(
-    call: Callable[Concatenate[AsyncChannel, _P], AsyncGenerator[_T, None]],
-) -> Callable[Concatenate[Channel, _P], Iterator[_T]]:
-    @like(call)
-    def blocking(channel: Channel, /, *given: _P.args, **options: _P.kwargs) -> Iterator[_T]:
-        items = call(channel._asynchronous, *given, **options)
-        return iterate_blocking(items, items.aclose)
-
-    return blocking
 
 
 class Channel:
@@ -114,17 +87,17 @@ class Channel:
     def __iter__(self) -> Iterator[ChannelEvent]:
         return self.events()
 
-    send = _blocking(AsyncChannel.send)
-    send_all = _blocking(AsyncChannel.send_all)
-    send_ephemeral = _blocking(AsyncChannel.send_ephemeral)
-    wait_for = _blocking(AsyncChannel.wait_for)
-    log = _blocking(AsyncChannel.log)
-    at = _blocking(AsyncChannel.at)
-    in_step = _blocking(AsyncChannel.in_step)
-    nodes_by_completeness = _blocking(AsyncChannel.nodes_by_completeness)
-    messages = _iterating(AsyncChannel.messages)
-    changes = _iterating(AsyncChannel.changes)
-    missing = _on_loop(AsyncChannel.missing)
-    lacking = _on_loop(AsyncChannel.lacking)
-    unacknowledged = _on_loop(AsyncChannel.unacknowledged)
-    unpublished = _on_loop(AsyncChannel.unpublished)
+    send = blocking(AsyncChannel.send)
+    send_all = blocking(AsyncChannel.send_all)
+    send_ephemeral = blocking(AsyncChannel.send_ephemeral)
+    wait_for = blocking(AsyncChannel.wait_for)
+    log = blocking(AsyncChannel.log)
+    at = blocking(AsyncChannel.at)
+    in_step = blocking(AsyncChannel.in_step)
+    nodes_by_completeness = blocking(AsyncChannel.nodes_by_completeness)
+    messages = iterating(AsyncChannel.messages)
+    changes = iterating(AsyncChannel.changes)
+    missing = on_loop(AsyncChannel.missing, tuple)
+    lacking = on_loop(AsyncChannel.lacking, dict)
+    unacknowledged = on_loop(AsyncChannel.unacknowledged, frozenset)
+    unpublished = on_loop(AsyncChannel.unpublished, frozenset)

@@ -7,11 +7,13 @@ import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from types import NoneType
 from typing import Self, Unpack
 
+from storenode.client.message import Time, nanoseconds
 from storenode.common.errors import ArgumentError
-from storenode.connection.arguments import check_bytes
-from storenode.message.text import check_nanoseconds, printable
+from storenode.connection.arguments import check_bytes, check_kind
+from storenode.message.text import printable
 from storenode.sds.aio.completeness import InStep, NodeCoverage, by_completeness, in_step
 from storenode.sds.aio.events import ChannelEvent, Events, Message
 from storenode.sds.aio.join_options import Joining, JoinOptions
@@ -29,6 +31,7 @@ from storenode.sds.aio.status import Status
 from storenode.sds.aio.transport import Transport
 from storenode.sds.config import DEFAULT_CHANNEL_ID, ChannelConfig
 from storenode.sds.events import Counts, MissingMessage, Withdrawn
+from storenode.sds.limits import MAX_CLOCK
 from storenode.sds.pages import Key
 
 Place = str | Transport
@@ -112,19 +115,15 @@ class AsyncChannel:
         """
         return self._participant.core.gaps.behind()
 
-    async def in_step(self, since_ns: int = 0) -> InStep:
-        """Return until when everything from a time on (Unix nanoseconds) was certainly received.
+    async def in_step(self, since: Time = 0) -> InStep:
+        """Return until when everything from a time on was certainly received.
 
         Reads what the most complete of the nodes holds since then once more, and goes by what the
         node says of that answer. None is certain where no node was found equal to another store, or
         messages are missing; what was given up as lost no longer counts as missing.
         """
         self._check_loop()
-        try:
-            check_nanoseconds(since_ns)
-        except ValueError as error:
-            raise ArgumentError(f"{error}.") from None
-        return await in_step(self._participant, since_ns)
+        return await in_step(self._participant, nanoseconds(since) or 0)
 
     async def nodes_by_completeness(self) -> list[NodeCoverage]:
         """Return how complete each of the nodes says that it is, the one to prefer first."""
@@ -143,6 +142,8 @@ class AsyncChannel:
             StateTaken: another process took the state; the channel has ended.
         """
         self._check_loop()
+        if not callable(condition):
+            raise ArgumentError(f"condition is {condition!r}: give a function of the status.")
         warning = self._loop.call_later(WARN_AFTER_S, self._warn)
         try:
             async with asyncio.timeout(timeout_s):
@@ -187,6 +188,7 @@ class AsyncChannel:
         """
         self._check_loop()
         participant = self._participant
+        check_kind("contents", contents, Sequence, "a list of bytes")
         if not all(contents):
             raise ArgumentError("a message needs content: an empty one would be a sync message")
         for content in contents:
@@ -245,6 +247,7 @@ class AsyncChannel:
 
         What is withdrawn may not have been shown.
         """
+        check_kind("backlog", backlog, (int, NoneType), "a number, or None for the whole log")
         async with self.events() as events:
             commit = self._participant.ledger.commits
             await self._participant.saver.saved()
@@ -274,14 +277,18 @@ class AsyncChannel:
         events tell.
         """
         self._check_loop()
+        check_kind("limit", limit, int, "a number of messages")
         if limit < 0:
             raise ArgumentError(f"limit={limit}: ask for no or more messages.")
+        if before is not None:
+            _check_key(before)
         await self._participant.saver.saved()
         commit = self._participant.ledger.commits if until is None else until.after_commit
         return await self._page(commit, min(limit, MAX_LOG_PAGE), before=before)
 
     async def at(self, key: Key) -> Message | None:
         """Return the message at a place of the log; None where there is none any longer."""
+        _check_key(key)
         lamport, message_id = key
         found = await self.log(1, before=(lamport, message_id + "\0"))
         return found[0] if found and found[0].key == key else None
@@ -389,6 +396,13 @@ class Channels:
             raise
         for task in leaving:
             task.result()
+
+
+def _check_key(key: object) -> None:
+    match key:
+        case (int() as lamport, str()) if 0 <= lamport <= MAX_CLOCK:
+            return
+    raise ArgumentError(f"{key!r} is no place in the log: give the key of a message.")
 
 
 def _transports(places: Place | Sequence[Place]) -> list[Transport]:

@@ -7,14 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import SystemRandom
+from types import NoneType
 from typing import Final, Self, TypedDict
 
 from storenode.common.errors import ArgumentError
-from storenode.connection.arguments import check_content_topic
+from storenode.connection.arguments import check_content_topic, check_kind, check_text
 from storenode.message.topics import DEFAULT_PUBSUB_TOPIC
 from storenode.sds.aio.cipher import Cipher, Clear
 from storenode.sds.aio.signing import Signer
-from storenode.sds.aio.state import DurableState, SqliteState, StateIdentity
+from storenode.sds.aio.state import DurableState, SqliteState
 from storenode.sds.aio.transport import Route
 from storenode.sds.config import ChannelConfig
 from storenode.sds.epochs import RateLimit
@@ -73,12 +74,17 @@ class Joining:
             raise ArgumentError(
                 f"{name} is no option of a channel: {', '.join(JoinOptions.__annotations__)} are."
             )
-        config = options.get("config") or ChannelConfig(channel_id, sender_id)
+        config, state = options.get("config"), options.get("state")
+        pubsub_topic = options.get("pubsub_topic", DEFAULT_PUBSUB_TOPIC)
+        config = ChannelConfig(channel_id, sender_id) if config is None else config
+        check_kind("config", config, ChannelConfig, "a ChannelConfig")
+        check_kind("state", state, (str, Path, NoneType), "the path of a file")
+        check_text("pubsub topic", pubsub_topic)
         if (config.channel_id, config.sender_id) != (channel_id, sender_id):
             raise ArgumentError("config is of another channel or sender than the one to join as")
-        limit: object = options.get("rate_limit")
-        if limit is not None and not isinstance(limit, RateLimit):
-            raise ArgumentError(f"rate_limit is {limit!r}: give a RateLimit(messages, epoch_s)")
+        rate_limit = options.get("rate_limit")
+        wanted = "a RateLimit(messages, epoch_s)"
+        check_kind("rate_limit", rate_limit, (RateLimit, NoneType), wanted)
         for name, methods in (("cipher", ("whole", "seal", "open")), ("signer", _SIGNER)):
             given: object = options.get(name)
             if given is not None and not all(hasattr(given, each) for each in methods):
@@ -88,14 +94,13 @@ class Joining:
             topic = f"/sds/1/{channel_id}/proto"
         else:
             check_content_topic(topic)
-        pubsub_topic = options.get("pubsub_topic", DEFAULT_PUBSUB_TOPIC)
         return cls(
-            state=SqliteState(options.get("state"), StateIdentity(channel_id, sender_id)),
+            state=SqliteState(state, channel_id, sender_id),
             route=Route(channel_id, pubsub_topic, topic),
             config=config,
             cipher=options.get("cipher") or Clear(),
             signer=options.get("signer"),
-            rate_limit=options.get("rate_limit"),
+            rate_limit=rate_limit,
             clock=options.get("clock", time.time_ns),
             rng=options.get("rng") or SystemRandom(),
         )

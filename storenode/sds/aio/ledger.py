@@ -12,17 +12,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
-from typing import Any, Final
+from typing import Final
 
-from storenode.sds.aio.schema import (
-    ACKNOWLEDGED,
-    CURSORS,
-    LAMPORT_OFFSET,
-    LOST,
-    OUTBOX,
-    UNACKNOWLEDGED,
-    WAITING,
-)
+from storenode.sds.aio.state import LAMPORT_OFFSET, Row, Rows, StateBatch
 from storenode.sds.channel import MessageChannel, Sealing
 from storenode.sds.claims import Proof
 from storenode.sds.codec import Entry, MessageKind, SdsMessage, encode_history, encode_message
@@ -47,20 +39,6 @@ from storenode.sds.outgoing_buffer import Outgoing
 from storenode.sds.pages import Key, unpack_page
 from storenode.sds.rng import Rng
 
-Row = dict[str, Any]
-Rows = dict[Any, Row | None]
-"""Rows by key; None removes one."""
-
-TABLES: Final = {
-    "cursors": CURSORS,
-    "waiting": WAITING,
-    "unacknowledged": UNACKNOWLEDGED,
-    "outbox": OUTBOX,
-    "lost": LOST,
-    "acknowledged": ACKNOWLEDGED,
-}
-"""The tables whose rows are replaced by key."""
-
 _COUNTS: Final = attrgetter(*(each.name for each in fields(Counts)))
 
 
@@ -83,22 +61,6 @@ class OwnMessage:
     hint: bytes
     proof: Proof
     events: list[Event]
-
-
-@dataclass(slots=True)
-class StateBatch:
-    """The content of one transaction.
-
-    ``small`` are columns of the participant's row; ``gone`` leave the log before ``log`` is added.
-    """
-
-    number: int
-    small: Row
-    gone: list[str]
-    log: list[Row]
-    hints: dict[str, bytes]
-    rows: dict[str, Rows]
-    pruned: Key | None
 
 
 @dataclass(slots=True)

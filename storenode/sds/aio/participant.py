@@ -25,7 +25,7 @@ from storenode.sds.aio.cipher import CipherError
 from storenode.sds.aio.events import ChannelEvent, EventHub, Message, NotStored, Repaired
 from storenode.sds.aio.feed import ChannelFeed
 from storenode.sds.aio.join_options import Joining
-from storenode.sds.aio.ledger import ParticipantLedger, Row
+from storenode.sds.aio.ledger import ParticipantLedger
 from storenode.sds.aio.limits import (
     CATCH_UP_OVERLAP_NS,
     LEAVE_TIMEOUT_S,
@@ -38,8 +38,8 @@ from storenode.sds.aio.repair import Repair
 from storenode.sds.aio.repair_responses import RepairResponder
 from storenode.sds.aio.revive import revive
 from storenode.sds.aio.saver import Saver
-from storenode.sds.aio.schema import LAMPORT_OFFSET
 from storenode.sds.aio.signing import Signing, unframe
+from storenode.sds.aio.state import LAMPORT_OFFSET, Row
 from storenode.sds.aio.status import Status
 from storenode.sds.aio.transport import Fetched, Link, Rotation, Transport, TransportError
 from storenode.sds.channel import ChannelFullError

@@ -16,10 +16,8 @@ from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from storenode.common.bounded import BoundedDict
-from storenode.sds.aio.ledger import Row
 from storenode.sds.aio.limits import MAX_KNOWN_TIMES, MAX_VOLATILE_ITEMS
-from storenode.sds.aio.schema import LAMPORT_OFFSET
-from storenode.sds.aio.state import StateError
+from storenode.sds.aio.state import LAMPORT_OFFSET, Row, StateError
 from storenode.sds.aio.transport import Fetched, TransportError
 from storenode.sds.claims import said_by
 from storenode.sds.codec import (

@@ -8,10 +8,12 @@ filter. Others who ask are answered from the state.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from heapq import heappop, heappush
+from typing import Final
 
-from storenode.sds.aio.ledger import OutboxItem, ParticipantLedger, Row
-from storenode.sds.aio.schema import LAMPORT_OFFSET
-from storenode.sds.aio.state import DurableState, StateError
+from storenode.sds.aio.ledger import OutboxItem, ParticipantLedger
+from storenode.sds.aio.state import LAMPORT_OFFSET, DurableState, Row, StateError
 from storenode.sds.bloom import FilterShape
 from storenode.sds.channel import MessageChannel
 from storenode.sds.claims import Proof, proof_of, said, said_by
@@ -23,6 +25,10 @@ from storenode.sds.limits import MAX_LOST_IDS, MAX_UNPROVEN
 from storenode.sds.outgoing_buffer import Outgoing
 from storenode.sds.pages import LogEntry
 from storenode.sds.rng import Rng
+
+_UNPROVEN: Final = ("", Proof.OWN.value)
+_ROWS_AT_ONCE: Final = 64
+"""Messages whose contents are in memory at a time."""
 
 
 def revive(state: DurableState, config: ChannelConfig, now_ms: int, rng: Rng) -> ParticipantLedger:
@@ -60,14 +66,14 @@ def _fill(state: DurableState, ledger: ParticipantLedger, row: Row) -> None:
     ledger.serial = row["serial"]
     ledger.gap_from_ns, ledger.online_ns = row["gap_from_ns"], row["online_ns"]
     ledger.cursors = {each["node"]: each["cursor"] for each in state.rows("cursors")}
-    _fill_log(state, core)
-    _fill_claims(state, core)
+    count = filter_length(core.config.filter, ledger.serial)
+    in_filter = dict.fromkeys(range(ledger.serial - count + 1, ledger.serial + 1), "")
+    _fill_log(state, ledger, in_filter)
     _fill_lost(state, ledger)
     # Before what waits, whose times count from where the clock has come to.
     _fill_outgoing(state, core)
-    waiting = state.rows("waiting")
-    _fill_waiting(ledger, waiting)
-    _fill_filter(state, ledger, waiting)
+    _fill_waiting(ledger, state.rows("waiting"), in_filter)
+    _fill_filter(ledger, in_filter)
     items = [
         OutboxItem(**{**each, "message_id": each["message_id"].decode()})
         for each in state.rows("outbox")
@@ -75,23 +81,31 @@ def _fill(state: DurableState, ledger: ParticipantLedger, row: Row) -> None:
     ledger.revived(items)
 
 
-def _fill_log(state: DurableState, core: MessageChannel) -> None:
-    keep = core.config.keep_entries
-    skip = 0 if keep is None else max(state.log_length() - keep, 0)
-    if skip:
-        core.log.remember(state.log_ids(skip))
-        core.log.pruned = skip
-    core.log.load(LogEntry(*entry) for entry in state.log_entries(skip))
+def _fill_log(state: DurableState, ledger: ParticipantLedger, in_filter: dict[int, str]) -> None:
+    """Read the log once, oldest first; note the IDs that the filter had by their numbers."""
+    core, unproven = ledger.core, list[tuple[int, str]]()
 
+    def entries() -> Iterator[LogEntry]:
+        for each in state.entries():
+            if each.serial in in_filter:
+                in_filter[each.serial] = each.message_id
+            if each.proof in _UNPROVEN:
+                heappush(unproven, (each.serial, each.message_id))
+                if len(unproven) > MAX_UNPROVEN:
+                    core.claims.older.add(heappop(unproven)[1])
+            yield LogEntry(each.lamport, each.message_id, each.sender_id, each.hint)
 
-def _fill_claims(state: DurableState, core: MessageChannel) -> None:
-    newest = [
-        (message_id, said(sender_id, lamport, content, own=proof == Proof.OWN.value))
-        for message_id, lamport, sender_id, content, proof in state.unproven(MAX_UNPROVEN)
-    ]
-    for message_id, was in reversed(newest):
-        core.claims.add(message_id, was)
-    core.claims.add_older(state.unproven_ids())
+    core.log.load(entries())
+    if core.config.keep_entries is not None:
+        core.log.prune(core.config.keep_entries)
+    names = [message_id for _, message_id in sorted(unproven)]
+    for start in range(0, len(names), _ROWS_AT_ONCE):
+        for row in state.messages(names[start : start + _ROWS_AT_ONCE]):
+            sender_id, lamport = row["sender_id"].decode(), row["lamport"] + LAMPORT_OFFSET
+            own = row["proof"] == Proof.OWN.value
+            core.claims.add(
+                row["message_id"].decode(), said(sender_id, lamport, row["content"], own=own)
+            )
 
 
 def _fill_lost(state: DurableState, ledger: ParticipantLedger) -> None:
@@ -100,7 +114,7 @@ def _fill_lost(state: DurableState, ledger: ParticipantLedger) -> None:
     ledger.core.lost = dict.fromkeys(names[-MAX_LOST_IDS:])
 
 
-def _fill_waiting(ledger: ParticipantLedger, rows: list[Row]) -> None:
+def _fill_waiting(ledger: ParticipantLedger, rows: list[Row], in_filter: dict[int, str]) -> None:
     core = ledger.core
     made = [_waiting(core, row) for row in rows]
     core.incoming.restore(made, [])
@@ -108,6 +122,8 @@ def _fill_waiting(ledger: ParticipantLedger, rows: list[Row]) -> None:
         if not waiting.proof:
             core.claims.add(waiting.message.message_id, said_by(waiting.message))
         ledger.serials[waiting.message.message_id] = row["serial"]
+        if row["serial"] in in_filter:
+            in_filter[row["serial"]] = waiting.message.message_id
         for entry in waiting.message.history:
             if entry.message_id in waiting.unmet and entry.message_id not in core.incoming.ids:
                 since_ms = _missing_since_ms(core, waiting)
@@ -138,21 +154,17 @@ def _ask(core: MessageChannel, entry: Entry, since_ms: int) -> None:
         core.requests.add(entry, since_ms)
 
 
-def _fill_filter(state: DurableState, ledger: ParticipantLedger, waiting: list[Row]) -> None:
+def _fill_filter(ledger: ParticipantLedger, in_filter: dict[int, str]) -> None:
     """Insert again the IDs that the filter had.
 
-    Where a message was withdrawn the newest one takes its place, so that the filter rolls over when
-    it would have.
+    Where a message was withdrawn another one takes its place, so that the filter rolls over when it
+    would have.
     """
-    count = filter_length(ledger.core.config.filter, ledger.serial)
-    found = dict(state.newest_ids(count))
-    found |= {
-        row["serial"]: decode_message(row["payload"], stored=True).message_id for row in waiting
-    }
-    newest = found[max(found)] if found else ""
-    for serial in range(ledger.serial - count + 1, ledger.serial + 1):
-        ledger.core.filter.add(found.get(serial, newest))
-    ledger.core.filter.complete = ledger.serial <= count
+    newest = next((name for name in reversed(in_filter.values()) if name), "")
+    for name in in_filter.values():
+        if name or newest:
+            ledger.core.filter.add(name or newest)
+    ledger.core.filter.complete = ledger.serial <= len(in_filter)
 
 
 def _fill_outgoing(state: DurableState, core: MessageChannel) -> None:

@@ -13,9 +13,9 @@ from functools import partial
 from typing import Any, Final
 
 from storenode.common.backoff import Backoff
-from storenode.sds.aio.ledger import ParticipantLedger, Row, StateBatch
+from storenode.sds.aio.ledger import ParticipantLedger
 from storenode.sds.aio.limits import FIRST_DELAY_S, MAX_DELAY_S
-from storenode.sds.aio.state import DurableState, StateError, StateTaken
+from storenode.sds.aio.state import DurableState, Row, StateBatch, StateError, StateTaken
 from storenode.sds.pages import Key
 
 MAX_UNSAVED: Final = 5_000
@@ -96,12 +96,12 @@ class Saver:
     async def page(
         self, limit: int, *, after: Key | None, before: Key | None, committed: int
     ) -> list[Row]:
-        """Return a page of the log, as `State.page`."""
+        """Return a page of the log, as `DurableState.page`."""
         read = partial(self._state.page, limit, after=after, before=before, committed=committed)
         return await asyncio.get_running_loop().run_in_executor(self._thread, read)
 
     async def messages(self, message_ids: Sequence[str]) -> list[Row]:
-        """Return messages of the log, as `State.messages`."""
+        """Return messages of the log, as `DurableState.messages`."""
         read = partial(self._state.messages, message_ids)
         return await asyncio.get_running_loop().run_in_executor(self._thread, read)
 

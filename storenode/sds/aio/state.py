@@ -1,5 +1,10 @@
 """A participant's state in SQLite: opened by one process at a time, written atomically.
 
+One state belongs to one participant of one channel. Rows are added and removed; only the one row
+of ``sds_participant`` is updated in place. Lamport timestamps are unsigned 64-bit numbers, which
+SQLite lacks: they are stored minus 2^63, in the same order. IDs are stored as UTF-8 bytes, which
+sort by code point as the log does.
+
 Everything here blocks and is called from one thread. The database's own lock keeps a second process
 out, and so does the owner's name in the participant's row: a process that finds another name there
 has lost the state.
@@ -13,35 +18,81 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from storenode.common.errors import StorenodeError
-from storenode.sds.aio.ledger import TABLES, Row, StateBatch
-from storenode.sds.aio.schema import (
-    ALL,
-    LAMPORT_OFFSET,
-    LOG,
-    LOG_ID,
-    LOG_ORDER,
-    PARTICIPANT,
-    VERSION,
-    StateTable,
-)
 from storenode.sds.pages import Key
 
+Row = dict[str, Any]
+Rows = dict[Any, Row | None]
+"""Rows by key; None removes one."""
+
+VERSION: Final = 2
+LAMPORT_OFFSET: Final = 2**63
+
+TABLES: Final = {
+    "cursors": "node",
+    "waiting": "serial",
+    "unacknowledged": "message_id",
+    "outbox": "number",
+    "lost": "message_id",
+    "acknowledged": "message_id",
+}
+"""The tables whose rows are replaced by key, without their prefix, and that key."""
+
+_SCHEMA: Final = (
+    # One row. ``commits`` counts transactions, ``serial`` messages that entered the filter;
+    # ``gap_from_ns`` is where a scan must begin, ``online_ns`` when the feed was last live.
+    """create table sds_participant (
+        id bigint primary key, version bigint not null, channel_id text not null,
+        sender_id text not null, owner text not null, commits bigint not null,
+        clock bigint not null, sends bigint not null, serial bigint not null,
+        counts text not null, gap_from_ns bigint, online_ns bigint not null)""",
+    "create table sds_cursors (node text primary key, cursor blob not null)",
+    # ``serial`` is the message's place in the filter, ``committed`` the transaction that added it,
+    # ``proof`` a `storenode.sds.claims.Proof`, ``history`` that of `encode_history`.
+    """create table sds_log (
+        serial bigint primary key, lamport bigint not null, message_id blob not null,
+        sender_id blob not null, content blob not null, hint blob, unmet text not null,
+        committed bigint not null, proof text not null, history blob not null)""",
+    "create unique index sds_log_order on sds_log (lamport, message_id)",
+    "create index sds_log_id on sds_log (message_id)",
+    """create table sds_waiting (
+        serial bigint primary key, payload blob not null, hint blob, arrived_ms bigint not null)""",
+    """create table sds_unacknowledged (
+        message_id blob primary key, payload blob not null, due_ms bigint not null,
+        sends bigint not null, witnesses text not null, error double precision not null)""",
+    # Own messages that no node has taken yet, byte for byte as they will be published.
+    """create table sds_outbox (
+        number bigint primary key, message_id blob not null, payload blob not null,
+        timestamp_ns bigint not null)""",
+    "create table sds_lost (message_id blob primary key)",
+    # Own messages that somebody has, and whose message showed it first.
+    "create table sds_acknowledged (message_id blob primary key, sender_id blob not null)",
+)
+
 _LOCK_WAIT_S: Final = 1
-_EXISTS: Final = "select 1 from sqlite_master where name = ?"
-_CLAIM: Final = "update sds_participant set owner = ?"
-_COMMITS: Final = "select commits from sds_participant where id = 1 and owner = ?"
-_HINT: Final = "update sds_log set hint = ? where message_id = ?"
-_WITHDRAW: Final = "delete from sds_log where message_id = ?"
-_ACKNOWLEDGED: Final = "select sender_id from sds_acknowledged where message_id = ?"
-_UNKNOWN: Final = (
+_EXISTS: Final = "select 1 from sqlite_master where name = 'sds_participant'"
+_PAGE: Final = (
+    "select l.*, a.sender_id as acknowledged_by from sds_log l left join sds_acknowledged a"
+    " on a.message_id = l.message_id and l.sender_id = :own where committed <= :committed"
+)
+_AFTER: Final = (
+    "(lamport > :lamport or (lamport = :lamport and l.message_id > :message_id))"
+    " order by lamport, l.message_id"
+)
+_BEFORE: Final = (
+    "(lamport < :lamport or (lamport = :lamport and l.message_id < :message_id))"
+    " order by lamport desc, l.message_id desc"
+)
+_LAST: Final = "true order by lamport desc, l.message_id desc"
+_FORGET: Final = (
+    "delete from sds_log where lamport < :lamport"
+    " or (lamport = :lamport and message_id <= :message_id)"
+)
+_FORGET_UNKNOWN: Final = (
     "delete from sds_acknowledged where message_id not in (select message_id from sds_log)"
 )
-_ALL: Final = 2**63 - 1
-_LATER: Final = "(lamport > ? or (lamport = ? and message_id > ?))"
-_EARLIER: Final = "(lamport < ? or (lamport = ? and message_id < ?))"
 
 
 class StateError(StorenodeError):
@@ -52,16 +103,35 @@ class StateTaken(StateError):
     """An error for a state that another process uses."""
 
 
-@dataclass(frozen=True, slots=True)
-class StateIdentity:
-    """The channel and the sender of a state."""
+class StoredEntry(NamedTuple):
+    """A message of the log without its content; ``serial`` is its place in the filter."""
 
-    channel_id: str
+    lamport: int
+    message_id: str
     sender_id: str
+    hint: bytes | None
+    serial: int
+    proof: str
+
+
+@dataclass(slots=True)
+class StateBatch:
+    """The content of one transaction.
+
+    ``small`` are columns of the participant's row; ``gone`` leave the log before ``log`` is added.
+    """
+
+    number: int
+    small: Row
+    gone: list[str]
+    log: list[Row]
+    hints: dict[str, bytes]
+    rows: dict[str, Rows]
+    pruned: Key | None
 
 
 class DurableState(Protocol):
-    """The interface of a participant's state; `State` is one in a database.
+    """The interface of a participant's state; `SqliteState` is one in a database.
 
     Every method blocks, is called from one thread, and may raise `StateError`.
     """
@@ -86,23 +156,11 @@ class DurableState(Protocol):
     def rows(self, name: str) -> list[Row]:
         """Return all rows of a small table, in the order of their keys."""
 
-    def log_length(self) -> int:
-        """Return the number of messages of the log."""
+    def entries(self) -> Iterator[StoredEntry]:
+        """Yield the log in order."""
 
-    def log_ids(self, limit: int) -> Iterator[str]:
-        """Yield the IDs of the oldest messages of the log."""
-
-    def log_entries(self, skip: int) -> Iterator[tuple[int, str, str, bytes | None]]:
-        """Yield Lamport timestamp, ID, sender and hint of the log in order, but the oldest."""
-
-    def newest_ids(self, count: int) -> list[tuple[int, str]]:
-        """Return the delivered messages that came last, with their serial numbers."""
-
-    def unproven(self, limit: int) -> Iterator[tuple[str, int, str, bytes, str]]:
-        """Yield ID, clock, sender, content and proof of the newest messages without proof."""
-
-    def unproven_ids(self) -> Iterator[str]:
-        """Yield the IDs of all messages of the log of which nothing is proven."""
+    def messages(self, message_ids: Sequence[str]) -> list[Row]:
+        """Return messages of the log by their IDs."""
 
     def page(
         self, limit: int, *, after: Key | None, before: Key | None, committed: int
@@ -113,45 +171,16 @@ class DurableState(Protocol):
         Rows have ``acknowledged_by`` too: None for those without acknowledgement.
         """
 
-    def messages(self, message_ids: Sequence[str]) -> list[Row]:
-        """Return messages of the log by their IDs."""
-
-
-class _Transaction:
-    """The statements of one transaction."""
-
-    def __init__(self, cursor: sqlite3.Cursor) -> None:
-        self._cursor = cursor
-
-    def run(self, text: str, *values: Any) -> sqlite3.Cursor:  # noqa: ANN401 - of any column
-        return self._cursor.execute(text, values)
-
-    def many(self, text: str, rows: Sequence[Sequence[Any]]) -> None:
-        self._cursor.executemany(text, rows)
-
-    def insert(self, table: StateTable, rows: Iterable[Row]) -> None:
-        self.many(table.insert(), [[row[name] for name in table.names] for row in rows])
-
-    def one(self, text: str, *values: Any) -> Any:  # noqa: ANN401 - of any column
-        """Return the only column of the only row; None where there is no row."""
-        found = self.run(text, *values).fetchone()
-        return None if found is None else found[0]
-
-    def rows(self, table: StateTable, rest: str, *values: Any) -> list[Row]:  # noqa: ANN401 - as above
-        """Return whole rows of a table."""
-        found = self.run(f"select {', '.join(table.names)} from {table.name} {rest}", *values)  # noqa: S608
-        return [dict(zip(table.names, row, strict=True)) for row in found.fetchall()]
-
 
 class SqliteState:
-    """An open state. Every method may raise `StateError`."""
+    """A state in a file, or with None in memory: a `DurableState`."""
 
-    def __init__(self, path: str | Path | None, identity: StateIdentity) -> None:
+    def __init__(self, path: str | Path | None, channel_id: str, sender_id: str) -> None:
         self._path = "" if path is None else str(path)
         scheme, mark, _ = self._path.partition("://")
         if mark:
             raise StateError(f"The state is a URL of {scheme!r}: name a file.")
-        self._identity = identity
+        self._identity = channel_id, sender_id
         self._owner = uuid.uuid4().hex
         self._connection: sqlite3.Connection | None = None
 
@@ -166,13 +195,20 @@ class SqliteState:
         return self._path or "in memory"
 
     def open(self) -> Row:
-        """Connect, lock, and make what is not there; the participant's row.
+        """Connect, lock, and make what is not there; return the participant's row.
 
         Raises:
             StateTaken: Another process has it.
         """
-        with self._transaction() as transaction:
-            return self._claim(transaction)
+        with self._transaction() as database:
+            if database.execute(_EXISTS).fetchone() is None:
+                for statement in _SCHEMA:
+                    database.execute(statement)
+                _insert(database, "sds_participant", [self._first_row()])
+            row = dict(database.execute("select * from sds_participant").fetchone())
+            self._check(row)
+            database.execute("update sds_participant set owner = ?", (self._owner,))
+            return row
 
     def close(self) -> None:
         """Close the database and give up its lock."""
@@ -188,111 +224,73 @@ class SqliteState:
             StateError: The database failed; the same batch may be tried again.
         """
         try:
-            with self._transaction() as transaction:
-                if self._advance(transaction, batch):
-                    _write(transaction, batch)
+            with self._transaction() as database:
+                if self._advance(database, batch):
+                    _write(database, batch)
                     if batch.pruned is not None and self.in_memory:
-                        _forget(transaction, batch.pruned)
+                        # A file keeps what left memory.
+                        database.execute(_FORGET, _place(batch.pruned))
+                        database.execute(_FORGET_UNKNOWN)
         except StateError:
             self._drop_connection()
             raise
 
     def rows(self, name: str) -> list[Row]:
         """Return all rows of a small table, in the order of their keys."""
-        table = TABLES[name]
-        with self._transaction() as transaction:
-            return transaction.rows(table, f"order by {table.key}")
+        with self._transaction() as database:
+            chosen = f"select * from sds_{name} order by {TABLES[name]}"  # noqa: S608
+            return [dict(row) for row in database.execute(chosen)]
 
-    def log_length(self) -> int:
-        """Return the number of messages of the log."""
-        with self._transaction() as transaction:
-            return int(transaction.one("select count(*) from sds_log"))
-
-    def log_ids(self, limit: int) -> Iterator[str]:
-        """Yield the IDs of the oldest messages of the log."""
-        chosen = "select message_id from sds_log order by lamport, message_id limit ?"
-        with self._transaction() as transaction:
-            for (message_id,) in transaction.run(chosen, limit):
-                yield message_id.decode()
-
-    def log_entries(self, skip: int) -> Iterator[tuple[int, str, str, bytes | None]]:
-        """Yield Lamport timestamp, ID, sender and hint of the log, without the oldest."""
+    def entries(self) -> Iterator[StoredEntry]:
+        """Yield the log in order."""
         chosen = (
-            "select lamport, message_id, sender_id, hint from sds_log "
-            "order by lamport, message_id limit ? offset ?"
+            "select lamport, message_id, sender_id, hint, serial, proof from sds_log "
+            "order by lamport, message_id"
         )
-        with self._transaction() as transaction:
-            for lamport, message_id, sender_id, hint in transaction.run(chosen, _ALL, skip):
-                yield lamport + LAMPORT_OFFSET, message_id.decode(), sender_id.decode(), hint
+        with self._transaction() as database:
+            for lamport, message_id, sender_id, *rest in database.execute(chosen):
+                names = message_id.decode(), sender_id.decode()
+                yield StoredEntry(lamport + LAMPORT_OFFSET, *names, *rest)
 
-    def newest_ids(self, count: int) -> list[tuple[int, str]]:
-        """Return the delivered messages that came last, with their serial numbers."""
-        chosen = "select serial, message_id from sds_log order by serial desc limit ?"
-        with self._transaction() as transaction:
-            return [(serial, name.decode()) for serial, name in transaction.run(chosen, count)]
-
-    def unproven(self, limit: int) -> Iterator[tuple[str, int, str, bytes, str]]:
-        """Yield as `DurableState.unproven`."""
-        chosen = (
-            "select message_id, lamport, sender_id, content, proof from sds_log "
-            "where proof in ('', 'own') order by serial desc limit ?"
-        )
-        with self._transaction() as transaction:
-            for name, lamport, sender_id, content, proof in transaction.run(chosen, limit):
-                yield name.decode(), lamport + LAMPORT_OFFSET, sender_id.decode(), content, proof
-
-    def unproven_ids(self) -> Iterator[str]:
-        """Yield the IDs of all messages of the log of which nothing is proven."""
-        chosen = "select message_id from sds_log where proof in ('', 'own')"
-        with self._transaction() as transaction:
-            for (message_id,) in transaction.run(chosen):
-                yield message_id.decode()
+    def messages(self, message_ids: Sequence[str]) -> list[Row]:
+        """Return messages of the log by their IDs."""
+        chosen = "select * from sds_log where message_id = ?"
+        with self._transaction() as database:
+            names = (name.encode() for name in message_ids)
+            return [dict(row) for name in names for row in database.execute(chosen, (name,))]
 
     def page(
         self, limit: int, *, after: Key | None, before: Key | None, committed: int
     ) -> list[Row]:
         """Return as `DurableState.page`."""
-        where, order = "committed <= ?", "lamport desc, message_id desc"
-        bounds: tuple[object, ...] = ()
+        values: Row = {"own": self._identity[1].encode(), "committed": committed, "limit": limit}
+        where = _LAST if before is None else _BEFORE
         if after is not None:
-            order, bounds = "lamport, message_id", _values(after)
-            where += f" and {_LATER}"
-        elif before is not None:
-            bounds = _values(before)
-            where += f" and {_EARLIER}"
-        rest = f"where {where} order by {order} limit ?"
-        with self._transaction() as transaction:
-            found = transaction.rows(LOG, rest, committed, *bounds, limit)
-            own = self._identity.sender_id.encode()
-            for row in found:
-                mine = row["sender_id"] == own
-                by = transaction.one(_ACKNOWLEDGED, row["message_id"]) if mine else None
-                row["acknowledged_by"] = by
+            where = _AFTER
+        values |= _place(after or before or (0, ""))
+        with self._transaction() as database:
+            chosen = database.execute(f"{_PAGE} and {where} limit :limit", values)
+            found = [dict(row) for row in chosen]
         return found if after is not None else found[::-1]
 
-    def messages(self, message_ids: Sequence[str]) -> list[Row]:
-        """Return as `DurableState.messages`."""
-        found: list[Row] = []
-        with self._transaction() as transaction:
-            for name in message_ids:
-                found += transaction.rows(LOG, "where message_id = ?", name.encode())
-        return found
-
     @contextmanager
-    def _transaction(self) -> Iterator[_Transaction]:
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
         try:
             connection = self._connected()
             try:
                 # Nobody else can come before this transaction.
                 connection.execute("begin immediate")
-                yield _Transaction(connection.cursor())
+                yield connection
                 connection.execute("commit")
             except BaseException:
                 with suppress(sqlite3.Error):
                     connection.rollback()
                 raise
         except sqlite3.Error as error:
-            raise self._fault(error) from error
+            cause = " ".join(str(error).split())
+            if "database is locked" in cause:
+                raise self._taken() from error
+            raise StateError(f"The state {self.shown} cannot be used ({cause}).") from error
 
     def _connected(self) -> sqlite3.Connection:
         if self._connection is None:
@@ -303,6 +301,7 @@ class SqliteState:
                 isolation_level=None,
             )
             self._connection = connection
+            connection.row_factory = sqlite3.Row
             for pragma in ("locking_mode = exclusive", "journal_mode = wal", "synchronous = full"):
                 connection.execute(f"pragma {pragma}")
         return self._connection
@@ -312,35 +311,17 @@ class SqliteState:
         if not self.in_memory:
             self.close()
 
-    def _claim(self, transaction: _Transaction) -> Row:
-        found = []
-        if transaction.one(_EXISTS, PARTICIPANT.name):
-            found = transaction.rows(PARTICIPANT, "")
-        if not found:
-            for table in ALL:
-                transaction.run(table.create())
-            transaction.run(LOG_ORDER)
-            transaction.run(LOG_ID)
-            transaction.insert(PARTICIPANT, [self._first_row()])
-            return self._first_row()
-        self._check(found[0])
-        transaction.run(_CLAIM, self._owner)
-        return found[0]
-
     def _first_row(self) -> Row:
+        channel_id, sender_id = self._identity
+        numbers = ("commits", "clock", "sends", "serial", "gap_from_ns", "online_ns")
         return {
             "id": 1,
             "version": VERSION,
-            "channel_id": self._identity.channel_id,
-            "sender_id": self._identity.sender_id,
+            "channel_id": channel_id,
+            "sender_id": sender_id,
             "owner": self._owner,
-            "commits": 0,
-            "clock": 0,
-            "sends": 0,
-            "serial": 0,
             "counts": "",
-            "gap_from_ns": 0,
-            "online_ns": 0,
+            **dict.fromkeys(numbers, 0),
         }
 
     def _check(self, row: Row) -> None:
@@ -349,23 +330,25 @@ class SqliteState:
                 f"The state {self.shown} has version {row['version']}, and this program reads "
                 f"{VERSION}: begin a new state, and the past of the channel is read from its nodes."
             )
-        found = StateIdentity(row["channel_id"], row["sender_id"])
+        found = row["channel_id"], row["sender_id"]
         if found != self._identity:
             raise StateError(
-                f"The state {self.shown} is of channel {found.channel_id!r} and sender "
-                f"{found.sender_id!r}: each participant needs one of its own."
+                f"The state {self.shown} is of channel {found[0]!r} and sender "
+                f"{found[1]!r}: each participant needs one of its own."
             )
 
-    def _advance(self, transaction: _Transaction, batch: StateBatch) -> bool:
-        """Take the participant's row a step on; False when this step was made before."""
-        names = ", ".join(f"{name} = ?" for name in batch.small)
-        step = f"update sds_participant set {names} where id = 1 and owner = ? and commits = ?"  # noqa: S608
-        values = (*batch.small.values(), self._owner, batch.number - 1)
-        if transaction.run(step, *values).rowcount == 1:
+    def _advance(self, database: sqlite3.Connection, batch: StateBatch) -> bool:
+        """Take the participant's row a step on; return False when this step was made before."""
+        names = ", ".join(f"{name} = :{name}" for name in batch.small)
+        step = f"update sds_participant set {names} where owner = :owner and commits = :before"  # noqa: S608
+        values = {**batch.small, "owner": self._owner, "before": batch.number - 1}
+        if database.execute(step, values).rowcount == 1:
             return True
-        if transaction.one(_COMMITS, self._owner) == batch.number:
-            return False
-        raise self._taken()
+        mine = "select commits from sds_participant where owner = ?"
+        found = database.execute(mine, (self._owner,)).fetchone()
+        if found is None or found["commits"] != batch.number:
+            raise self._taken()
+        return False
 
     def _taken(self) -> StateTaken:
         return StateTaken(
@@ -373,35 +356,26 @@ class SqliteState:
             "this one a state of its own."
         )
 
-    def _fault(self, error: Exception) -> StateError:
-        cause = _cause(error)
-        if "database is locked" in cause:
-            return self._taken()
-        return StateError(f"The state {self.shown} cannot be used ({cause}).")
+
+def _place(key: Key) -> Row:
+    """Return the values of a place in the log."""
+    return {"lamport": key[0] - LAMPORT_OFFSET, "message_id": key[1].encode()}
 
 
-def _cause(error: Exception) -> str:
-    return " ".join(str(error).split())
+def _insert(database: sqlite3.Connection, table: str, rows: Iterable[Row]) -> None:
+    given = list(rows)
+    if given:
+        names, marks = ", ".join(given[0]), ", ".join(f":{name}" for name in given[0])
+        database.executemany(f"insert into {table} ({names}) values ({marks})", given)  # noqa: S608
 
 
-def _values(key: Key) -> tuple[int, int, bytes]:
-    """Return the values of `_LATER` and `_EARLIER`."""
-    lamport = key[0] - LAMPORT_OFFSET
-    return lamport, lamport, key[1].encode()
-
-
-def _write(transaction: _Transaction, batch: StateBatch) -> None:
-    transaction.many(_WITHDRAW, [(name.encode(),) for name in batch.gone])
-    transaction.insert(LOG, batch.log)
-    transaction.many(_HINT, [(hint, name.encode()) for name, hint in batch.hints.items()])
+def _write(database: sqlite3.Connection, batch: StateBatch) -> None:
+    withdraw = "delete from sds_log where message_id = ?"
+    database.executemany(withdraw, [(name.encode(),) for name in batch.gone])
+    _insert(database, "sds_log", batch.log)
+    hint = "update sds_log set hint = ? where message_id = ?"
+    database.executemany(hint, [(value, name.encode()) for name, value in batch.hints.items()])
     for name, rows in batch.rows.items():
-        table = TABLES[name]
-        gone = f"delete from {table.name} where {table.key} = ?"  # noqa: S608
-        transaction.many(gone, [(key,) for key in rows])
-        transaction.insert(table, (row for row in rows.values() if row is not None))
-
-
-def _forget(transaction: _Transaction, last: Key) -> None:
-    """Delete what left memory from a state in memory; a file keeps it."""
-    transaction.run(f"delete from sds_log where {_EARLIER}", *_values((last[0], last[1] + "\0")))  # noqa: S608
-    transaction.run(_UNKNOWN)
+        gone = f"delete from sds_{name} where {TABLES[name]} = ?"  # noqa: S608
+        database.executemany(gone, [(key,) for key in rows])
+        _insert(database, f"sds_{name}", (row for row in rows.values() if row is not None))

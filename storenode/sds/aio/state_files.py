@@ -14,6 +14,7 @@ from threading import Lock
 from typing import Any, ParamSpec, TypeVar
 
 from storenode.common.errors import ArgumentError
+from storenode.connection.arguments import check_kind
 from storenode.sds.aio.limits import MAX_THREADS
 from storenode.sds.aio.state import DurableState
 
@@ -25,6 +26,7 @@ class StateFiles:
     """The threads of states, and the states that are open."""
 
     def __init__(self, max_open: int) -> None:
+        check_kind("open_states", max_open, int, "a number of files")
         if max_open < 1:
             raise ArgumentError("at least one state must be open at a time")
         self._max_open = max_open

@@ -11,16 +11,6 @@ from tests.support.command import Command
 from tests.support.ports import HeldPort
 
 TOPIC = "--content-topic=/app/1/chat/proto"
-COMMANDS = {
-    "publish": ("publish", TOPIC, "hello"),
-    "query": ("query",),
-    "scan": ("scan",),
-    "coverage": ("coverage",),
-    "follow": ("follow",),
-    "get": ("get", "--channel=c", "id"),
-    "causal-history": ("causal-history", "--channel=c", "id"),
-    "status": ("status",),
-}
 
 
 @pytest.fixture
@@ -29,7 +19,7 @@ def unused() -> HeldPort:
     return HeldPort()
 
 
-@pytest.mark.parametrize("arguments", [COMMANDS["query"], COMMANDS["status"]])
+@pytest.mark.parametrize("arguments", [("query",), ("status",)])
 def test_exit_code_3_when_no_node_answers(arguments: tuple[str, ...], unused: HeldPort) -> None:
     ended = Command()(*arguments, STORENODE_NODE=unused.address, STORENODE_ADMIN=unused.address)
     assert ended.code == 3
@@ -136,19 +126,6 @@ def test_a_credential_file_with_something_else_is_refused(
     assert sentence in refused(capfd, "query", flag, str(path))
 
 
-def test_every_option_is_also_read_from_the_environment_and_from_a_file(
-    unused: HeldPort, tmp_path: Path
-) -> None:
-    config = tmp_path / "storenode.toml"
-    config.write_text(f'node = "{unused.address}"\n[query]\nlimit = 5\n')
-    assert unused.address in Command()("query", "--config", str(config)).err
-    assert unused.address in Command()("query", STORENODE_CONFIG=str(config)).err
-    far = "127.0.0.1:1"
-    assert far in Command()("query", "--config", str(config), STORENODE_NODE=far).err
-    flag = Command()("query", "--node", unused.address, "--config", str(config), STORENODE_NODE=far)
-    assert unused.address in flag.err
-
-
 def test_settings_of_the_environment_do_not_contradict_an_input_of_json(
     unused: HeldPort,
 ) -> None:
@@ -160,15 +137,3 @@ def test_settings_of_the_environment_do_not_contradict_an_input_of_json(
         STORENODE_CHANNEL="c",
     )
     assert ended.code == 3
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_help_names_the_options_of_the_connection(
-    capfd: pytest.CaptureFixture[str], name: str
-) -> None:
-    with pytest.raises(SystemExit):
-        main([name, "--help"])
-    text = capfd.readouterr().out
-    address = "--admin" if name == "status" else "--node"
-    for flag in (address, "--token-file", "--tls-ca", "--tls-cert", "--tls-key", "--json"):
-        assert f"  {flag} " in text

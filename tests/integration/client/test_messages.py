@@ -1,7 +1,6 @@
 """Messages that the client builds, groups and turns into JSON and back."""
 
 import json
-import math
 from typing import Any
 
 import pytest
@@ -63,16 +62,13 @@ def test_a_request_has_at_most_a_thousand_messages_and_carries_the_confirmations
     assert [len(request.messages) for request in requests] == [1_000, 1_000, 500]
     assert {request.min_confirms for request in requests} == {2}
     assert requests[0].confirm_timeout.ToMilliseconds() == 1_500
+    assert not new_request(messages[:1]).HasField("confirm_timeout")
 
 
 def test_a_message_too_large_for_any_request_travels_alone() -> None:
     small, huge = sample(), sample(bytes(5_000_000), 2)
     requests = list(publish_requests([small, huge, small]))
     assert [list(request.messages) for request in requests] == [[small], [huge], [small]]
-
-
-def test_a_request_without_a_timeout_leaves_it_to_the_node() -> None:
-    assert not new_request([sample()]).HasField("confirm_timeout")
 
 
 def test_the_hash_of_a_message_is_the_standards() -> None:
@@ -91,41 +87,21 @@ def test_what_scan_prints_is_read_back_exactly(message: WakuMessage, topic: str)
     assert read == WakuMessageAndTopic(message=message, pubsub_topic=topic)
 
 
-def test_json_has_the_names_of_the_schema_and_numbers_as_numbers() -> None:
-    report = SyncReport(in_sync=True, round_trips=3, messages_sent=2**63, seconds=0.5)
-    status = NodeStatus(node_id="a", oldest_timestamp=-5, peers=[PeerStatus(last_report=report)])
-    plain = to_plain(status)
-    assert plain["node_id"] == "a"
-    assert plain["oldest_timestamp"] == -5
-    assert plain["messages"] == 0
-    assert plain["peers"][0]["last_report"]["messages_sent"] == 2**63
-    assert math.isclose(plain["peers"][0]["last_report"]["seconds"], 0.5)
-
-
-def test_json_has_bytes_as_hexadecimal_and_outcomes_by_name() -> None:
-    result = PublishResult(message_hash=b"\x0a\xff", outcome=PublishResult.REJECTED, reason="no")
-    assert to_plain(result) == {
-        "message_hash": "0aff",
-        "outcome": "REJECTED",
-        "reason": "no",
-        "confirms": 0,
-    }
-
-
-def test_fields_with_presence_are_printed_when_they_are_set() -> None:
+def test_json_has_names_of_the_schema_numbers_and_hexadecimal_bytes() -> None:
+    report = SyncReport(messages_sent=2**63, seconds=0.5)
+    status = to_plain(NodeStatus(oldest_timestamp=-5, peers=[PeerStatus(last_report=report)]))
+    shown = status["peers"][0]["last_report"]
+    assert (status["oldest_timestamp"], status["messages"]) == (-5, 0)
+    assert (shown["messages_sent"], shown["seconds"]) == (2**63, 0.5)
+    result = PublishResult(message_hash=b"\x0a\xff", outcome=PublishResult.REJECTED, confirms=1)
+    refused = {"message_hash": "0aff", "outcome": "REJECTED", "reason": "", "confirms": 1}
+    assert to_plain(result) == refused
+    newer = PublishResult.FromString(b"\x10\x63")
+    assert (outcome_name(newer), to_plain(newer)["outcome"]) == ("99", 99)
+    # Fields with presence are printed when they are set.
     assert to_plain(WakuMessageKeyValue(message_hash=b"")) == {"message_hash": ""}
-    assert to_plain(WakuMessage(meta=b"", ephemeral=False)) == {
-        "payload": "",
-        "content_topic": "",
-        "meta": "",
-        "ephemeral": False,
-    }
-
-
-def test_an_outcome_of_a_newer_node_is_given_by_its_number() -> None:
-    result = PublishResult.FromString(b"\x10\x63")
-    assert outcome_name(result) == "99"
-    assert to_plain(result)["outcome"] == 99
+    set_ones = {"payload": "", "content_topic": "", "meta": "", "ephemeral": False}
+    assert to_plain(WakuMessage(meta=b"", ephemeral=False)) == set_ones
 
 
 @pytest.mark.parametrize(

@@ -64,9 +64,21 @@ def test_a_client_made_outside_the_event_loop_works_inside() -> None:
         (lambda client: client.get(bytes(32)), "The hashes are one value: pass a list"),
         (lambda client: client.publish_many(storenode.Message(b"", "/a/1/b/c")), "one message"),
         (lambda client: client.publisher(max_pending=0), "allow at least one message"),
+        (lambda client: client.publish_many(None), "The messages are one value"),
+        (lambda client: client.query(5), "An argument of listed does not fit"),
+        (lambda client: client.query("/a/1/\ud800/c"), "holds what UTF-8 cannot carry"),
+        (lambda client: client.query(limit="5"), "limit is '5': give a number of messages"),
+        (lambda client: client.query(start=2**70), "is no datetime and no number"),
+        (lambda client: client.query(timeout_s="5"), "timeout_s is '5': give a number"),
+        (lambda client: next(client.scan(page_size=-1)), "scan does not fit: Value out of range"),
+        (lambda client: client.get_sds("lobby", [("a", "00")]), "get_sds does not fit"),
+        (lambda _: storenode.Client(None), "nodes is None: give HOST:PORT"),  # type: ignore[arg-type]
+        (lambda _: storenode.Client(ADDRESS, token=5), "The token 5 is int, not str"),  # type: ignore[arg-type]
+        (lambda _: storenode.Client(ADDRESS, retry=5), "retry is 5: give a Retry"),  # type: ignore[arg-type]
+        (lambda _: storenode.Message(b"", "/a/1/b/c", None), "The pubsub topic None"),  # type: ignore[arg-type]
     ],
 )
-def test_a_value_in_place_of_a_list_is_refused(
+def test_a_wrong_argument_is_refused_where_it_is_passed(
     call: Callable[[storenode.Client], object], sentence: str
 ) -> None:
     with (

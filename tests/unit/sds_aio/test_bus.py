@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from datetime import datetime
 from pathlib import Path
 from random import Random
 from time import time_ns
@@ -210,6 +211,10 @@ WRONG_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"rate_limit": 5}, "rate_limit is 5: give a RateLimit"),
     ({"cipher": "key"}, "cipher is 'key': it needs whole, seal, open"),
     ({"signer": "key"}, "signer is 'key': it needs sign, verify"),
+    ({"config": {"channel_id": "room"}}, "give a ChannelConfig"),
+    ({"state": 5}, "state is 5: give the path of a file"),
+    ({"pubsub_topic": None}, "The pubsub topic None is NoneType, not str"),
+    ({"sender_id": "a\ud800"}, "which UTF-8 cannot carry"),
 ]
 
 
@@ -228,6 +233,12 @@ WRONG_CALLS: list[tuple[Callable[[Channel], Awaitable[object]], str]] = [
     (lambda channel: channel.send_all(b"abc"), "The content is int, not bytes"),  # type: ignore[arg-type]
     (lambda channel: channel.log(-1), "limit=-1"),
     (lambda channel: channel.in_step(1_795_000_000), "looks like seconds since 1970"),
+    (lambda channel: channel.in_step(datetime(2026, 1, 1)), "has no zone"),  # noqa: DTZ001 - it is the mistake
+    (lambda channel: channel.log("5"), "limit is '5': give a number"),  # type: ignore[arg-type]
+    (lambda channel: channel.log(before=(2**64, "m")), "is no place in the log"),
+    (lambda channel: channel.at("m"), "'m' is no place in the log"),  # type: ignore[arg-type]
+    (lambda channel: channel.wait_for(True), "give a function of the status"),  # type: ignore[arg-type]
+    (lambda channel: anext(channel.messages(backlog="5")), "backlog is '5'"),  # type: ignore[arg-type]
 ]
 
 

@@ -127,14 +127,12 @@ class LayeredCommand(click.Command):
         except click.NoSuchOption as error:
             if error.option_name in self.removed:
                 raise click.UsageError(self.replaced(error.option_name), ctx) from None
-            raise
-        given = Counter(order)
-        for param, times in given.items():
-            if (
-                times > 1
-                and isinstance(param, click.Option)
-                and not (param.multiple or param.count)
-            ):
+            hidden = {flag for each in _options_of(self) if each.hidden for flag in each.opts}
+            near = [each for each in error.possibilities or () if each not in hidden]
+            raise click.NoSuchOption(error.option_name, possibilities=near, ctx=ctx) from None
+        for param, times in Counter(order).items():
+            may_repeat = not isinstance(param, click.Option) or param.multiple or param.count
+            if times > 1 and not may_repeat:
                 flag = max(param.opts, key=len)
                 raise click.UsageError(f"{flag} is given {times} times: give it once.", ctx)
         return super().parse_args(ctx, args)
@@ -295,7 +293,9 @@ def _require_known(key: str, path: Path, table: str, commands: list[click.Comman
             if isinstance(command, LayeredCommand) and flag in command.removed:
                 raise click.UsageError(command.replaced(flag, f"{key} in {path}"))
         place = f"{key} in [{table}]" if table else key
-        raise _unknown(place, path, key, sorted(names))
+        options = (each for command in commands for each in _options_of(command))
+        hidden = {option_name(each) for each in options if each.hidden}
+        raise _unknown(place, path, key, sorted(names - hidden))
 
 
 def _unknown(place: str, path: Path, name: str, known: list[str]) -> click.UsageError:

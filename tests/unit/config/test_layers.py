@@ -92,8 +92,8 @@ def test_a_key_at_the_top_may_be_of_another_command(
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ('lisen = "127.0.0.1:1"\n', "sets lisen, which is no option of storenode: did you mean"),
-        ('lisen = "127.0.0.1:1"\n', "did you mean listen?"),
+        ('lisen = "127.0.0.1:1"\n', "sets lisen, which is no option of storenode: did you mean l"),
+        ('maintenance-intervall = "1m"\n', "did you mean sync_interval?"),
         ("[run]\ndry-run = true\n", "sets dry-run in [run], which is no option of storenode"),
         (
             "[rum]\ncluster = 1\n",

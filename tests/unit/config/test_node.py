@@ -160,7 +160,6 @@ def test_the_database_url_is_never_shown(command_line: CommandLine) -> None:
         (["--retention-size=0"], "the size must be more than 0"),
         (["--max-message-size=big"], "'big' is not a size"),
         (["--max-message-size=4MiB"], "the size must be at most 3MiB"),
-        (["--max-calls=0"], "Invalid value for --max-calls"),
         (["--gossip=maybe"], "'maybe' is neither on nor off"),
         (["--postgres-setting=work_mem"], "a setting is written NAME=VALUE"),
         (["--log-level=loud"], "Invalid value for --log-level: 'loud' is not one of"),
@@ -168,6 +167,7 @@ def test_the_database_url_is_never_shown(command_line: CommandLine) -> None:
         (["--cluster=1", "--cluster=2"], "--cluster is given 2 times: give it once."),
         (["--read-only", "--read-only"], "--read-only is given 2 times"),
         (["--lisen=127.0.0.1:1"], "No such option '--lisen'. (Did you mean one of"),
+        (["--maintenance-intervall=1m"], "intervall'. Did you mean '--sync-interval'?"),
         (["extra"], "Got unexpected extra argument"),
     ],
 )

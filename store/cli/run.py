@@ -27,8 +27,6 @@ _COLLECT_AFTER = 10_000
 _LISTEN = "127.0.0.1:7420"
 """The address that client commands call by default."""
 
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-
 
 @click.command(cls=RunCommand)
 @options_of(NodeConfig)
@@ -104,6 +102,6 @@ def _handle_signals(stop: Callable[[], None], reload: Callable[[], None]) -> Non
         asked = True
         stop()
 
-    for number in _STOP_SIGNALS:
+    for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end)
     loop.add_signal_handler(signal.SIGHUP, reload)

@@ -77,6 +77,8 @@ DEFAULTS: Final[Mapping[str, str]] = {
     "log_timezone": "UTC",
     "log_min_messages": "warning",
     "log_checkpoints": "off",
+    "bgwriter_delay": "1s",
+    "wal_writer_delay": "1s",
     # Messages are inserted and never updated: what a vacuum has to do then is to freeze pages and
     # mark them visible, often enough that an index-only scan stays one.
     "autovacuum_vacuum_insert_scale_factor": "0.1",

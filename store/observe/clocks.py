@@ -78,10 +78,6 @@ class ClockComparison:
             offset_s = round((offset_ns or 0) / NS_PER_S, 1)
             write("clock_differs" if is_off else "clock_agrees", other=name, ahead_s=offset_s)
 
-    def note_database(self, time_ns: int, delay_ns: int) -> None:
-        """Note what the database's clock showed, so long ago."""
-        self.note("database", time_ns, delay_ns)
-
     def note_publisher(self, client: str, *, in_time: bool) -> None:
         """Note whether the timestamps of a client's latest request were near this node's clock."""
         self._publishers.pop(client, None)

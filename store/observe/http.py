@@ -2,7 +2,7 @@
 
 It has a thread and an event loop of its own, so that probes are answered while the node's loop is
 busy. Probes read values that the node has set; metrics and the page are rendered in the node's
-loop. A node whose loop has not run for `READY_SILENCE_S` is not ready, and after
+loop. A node whose loop has not run for `READY_SILENCE_S` after a probe is not ready, and after
 `LIVE_SILENCE_S` it is not alive.
 
 One request per connection. Callers cannot hold the node up, nor keep probes out:
@@ -50,11 +50,10 @@ HTTP_HEAD_TIMEOUT_S: Final = 3.0
 HTTP_TIMEOUT_S: Final = 10.0
 """How long one request may take, from the connection to the end of the response."""
 
-BEAT_INTERVAL_S: Final = 1.0
 READY_SILENCE_S: Final = 10.0
 LIVE_SILENCE_S: Final = 60.0
-"""How often the node's event loop notes that it runs, and for how long it may not before the node
-is neither ready nor, at last, alive."""
+"""How long the node's event loop may not run after a probe until the node is neither ready nor, at
+last, alive."""
 
 MAX_STATUS_REQUESTS: Final = 24
 """Requests about the status page under way; further ones are answered 503."""
@@ -115,7 +114,7 @@ class MetricsListener:
         self._why_not_ready = why_not_ready
         self._hosts = hosts
         self._clock = clock
-        self._beat_s = clock()
+        self._asked_s: float | None = None
         self._unfinished: dict[asyncio.StreamWriter, None] = {}
         self._limits = {
             "/metrics": asyncio.Semaphore(MAX_METRICS_REQUESTS),
@@ -134,13 +133,10 @@ class MetricsListener:
             target=lambda: asyncio.run(self._listen(host, port, bound)), name="probes", daemon=True
         )
         self._thread.start()
-        port = await asyncio.wrap_future(bound)
-        self._beat()
-        return port
+        return await asyncio.wrap_future(bound)
 
     async def close(self) -> None:
         """Stop serving, and end the thread."""
-        self._beating.cancel()
         self._loop.call_soon_threadsafe(self._ending.set)
         await asyncio.to_thread(self._thread.join)
 
@@ -155,10 +151,8 @@ class MetricsListener:
         await self._ending.wait()
         server.close()
 
-    def _beat(self) -> None:
-        """Note that the node's loop runs."""
-        self._beat_s = self._clock()
-        self._beating = self._node.call_later(BEAT_INTERVAL_S, self._beat)
+    def _note_run(self) -> None:
+        self._asked_s = None
 
     async def _rendered(
         self, render: _Render, content_type: str, headers: Sequence[tuple[str, str]] = ()
@@ -181,8 +175,12 @@ class MetricsListener:
         return await self._answer_browser(path)
 
     def _silence(self, longest_s: float) -> str | None:
-        """Return a reason if the node's loop has not run for longer than this."""
-        silent_s = self._clock() - self._beat_s
+        """Return a reason if the node's loop has not run since a probe before this time."""
+        now_s, asked_s = self._clock(), self._asked_s
+        if asked_s is None:
+            self._asked_s = asked_s = now_s
+            self._node.call_soon_threadsafe(self._note_run)
+        silent_s = now_s - asked_s
         return f"nothing has run for {silent_s:.0f} s" if silent_s > longest_s else None
 
     async def _answer_browser(self, path: str) -> _Answer:

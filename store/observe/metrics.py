@@ -421,12 +421,18 @@ def samples(
     children: dict[Sequence[str], Any] = metric._metrics if metric._labelnames else {(): metric}
     for values, child in list(children.items()):
         own = dict(zip(metric._labelnames, values, strict=True))
-        if all(own[name] in wanted[name] for name in own if name in wanted):
-            for each in child._child_samples():
-                labels = own | each.labels
-                is_wanted = all(labels.get(name) in wanted[name] for name in wanted)
-                if is_wanted and each.name.endswith(suffix):
-                    yield labels, each.value
+        if not all(own[name] in wanted[name] for name in own if name in wanted):
+            continue
+        if not suffix and hasattr(child, "_value"):  # a counter or a gauge
+            found = [(own, child._value.get())]
+        else:
+            parts = child._child_samples()
+            found = [
+                (own | each.labels, each.value) for each in parts if each.name.endswith(suffix)
+            ]
+        for labels, value in found:
+            if all(labels.get(name) in wanted[name] for name in wanted):
+                yield labels, value
 
 
 def total(metric: MetricWrapperBase, suffix: str = "", **labels: Collection[str]) -> float:

@@ -23,7 +23,7 @@ from store.observe.logging import get_logger
 
 _LOG = get_logger("store.runtime.canary")
 
-CANARY_INTERVAL_S: Final = 5.0
+CANARY_INTERVAL_S: Final = 10.0
 """A commit so long after the last one."""
 
 CANARY_RETRY_S: Final = 0.5
@@ -39,9 +39,10 @@ UNKNOWN_CAUSE: Final = "no session was found that waits; see pg_stat_activity"
 
 
 class WriteCanary:
-    """A periodic commit, which reports a change of its outcome to `on_change`.
+    """A periodic `commit`; ``on_change`` gets the reason why nothing is committed, or None.
 
-    It keeps `Database.write_failure` up to date.
+    It keeps `Database.write_failure` up to date, and looks in ``database`` for the cause of a
+    failure. ``committed_s`` returns when anything was last committed, by the loop's clock.
     """
 
     def __init__(
@@ -51,14 +52,6 @@ class WriteCanary:
         committed_s: Callable[[], float],
         on_change: Callable[[str | None], None],
     ) -> None:
-        """Make a canary that is not started.
-
-        Args:
-            database: Where to look for the cause of a failure.
-            commit: Commits nothing of importance, as `DatabaseWriter.commit_canary`.
-            committed_s: Returns when anything was last committed, by the loop's clock.
-            on_change: Gets the reason why nothing is committed; None when something is.
-        """
         self._database = database
         self._commit = commit
         self._committed_s = committed_s

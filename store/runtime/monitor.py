@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,8 +23,8 @@ from store.observe.logging import get_logger
 
 _LOG = get_logger("store.runtime.monitor")
 
-HEALTHY_CHECK_INTERVAL_S: Final = 2.0
-"""How often the database is asked whether it answers, while it does."""
+HEALTHY_CHECK_INTERVAL_S: Final = 5.0
+"""How often the database is asked whether it answers, while it does and stays connected."""
 
 UNHEALTHY_CHECK_INTERVAL_S: Final = 0.25
 """How often while it does not."""
@@ -42,11 +42,9 @@ _ASK = "select pg_is_in_recovery(), (extract(epoch from clock_timestamp()) * 100
 
 @dataclass(frozen=True, slots=True)
 class DatabaseHealth:
-    """The result of one check.
+    """The result of one check: why the database does not answer, for the log; None if it does.
 
-    Attributes:
-        away: Why the database does not answer, for the log; None if it does.
-        failure: What that means for callers.
+    ``failure``: what that means for callers.
     """
 
     away: str | None = None
@@ -66,9 +64,10 @@ class DatabaseHealth:
 
 
 class DatabaseMonitor:
-    """A periodic check of the database, which reports changes to `on_change`.
+    """A periodic check of the database; ``on_change`` gets the health when it has changed.
 
-    It keeps `Database.connect_failure` up to date.
+    It keeps `Database.connect_failure` up to date. ``read_only``: a standby will do. ``on_time``
+    gets a name, the database's clock, and how long ago it showed it, in nanoseconds.
     """
 
     def __init__(
@@ -77,16 +76,8 @@ class DatabaseMonitor:
         on_change: Callable[[DatabaseHealth], None],
         *,
         read_only: bool = False,
-        on_time: Callable[[int, int], None] | None = None,
+        on_time: Callable[[str, int, int], None] | None = None,
     ) -> None:
-        """Make a monitor that is not started.
-
-        Args:
-            database: What is checked.
-            on_change: Gets the health when it has changed.
-            read_only: A standby will do.
-            on_time: Gets the database's clock, and how long ago it showed it; nanoseconds.
-        """
         self._database = database
         self._read_only = read_only
         self._on_change = on_change
@@ -127,12 +118,25 @@ class DatabaseMonitor:
                     HEALTHY_CHECK_INTERVAL_S if health.is_up else UNHEALTHY_CHECK_INTERVAL_S
                 )
                 # Not by `wait_for`: before Python 3.12 it may lose the cancellation that ends this.
-                with contextlib.suppress(TimeoutError):
+                with contextlib.suppress(TimeoutError), self._watched():
                     async with asyncio.timeout(interval_s):
                         await self._hurry.wait()
                 self._hurry.clear()
         finally:
             await self._disconnect()
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Check as soon as anything comes over the idle connection, such as its end."""
+        if self._connection is None:
+            yield
+            return
+        loop, descriptor = asyncio.get_running_loop(), self._connection.fileno()
+        loop.add_reader(descriptor, self._hurry.set)
+        try:
+            yield
+        finally:
+            loop.remove_reader(descriptor)
 
     async def check(self) -> DatabaseHealth:
         """Return the health of the database.
@@ -188,7 +192,7 @@ class DatabaseMonitor:
             assert row is not None
             is_standby, time_ns = row
         if self._on_time is not None:
-            self._on_time(int(str(time_ns)), (time.monotonic_ns() - asked_ns) // 2)
+            self._on_time("database", int(str(time_ns)), (time.monotonic_ns() - asked_ns) // 2)
         return DatabaseHealth("it is a standby" if is_standby and not self._read_only else None)
 
     async def _connect(self) -> Exception | None:

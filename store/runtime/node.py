@@ -52,7 +52,7 @@ from store.runtime.services import (
 )
 from store.runtime.status import ReportedParts, StatusReport
 from store.runtime.tasks import BackgroundTasks, finish
-from store.runtime.telemetry import SUMMARY_INTERVAL_S, Telemetry
+from store.runtime.telemetry import FOLLOW_INTERVAL_S, Telemetry
 from store.runtime.tokens import TokenFile
 from store.runtime.tracing import open_tracing
 from store.serving.addresses import BindError, bind_error, require_free
@@ -72,12 +72,11 @@ _LOG = get_logger("store.runtime.node")
 
 LOG_SUMMARY_INTERVAL_S: Final = 10.0
 HOSTS_INTERVAL_S: Final = 2.0
-CONDITION_INTERVAL_S: Final = 30.0
 TOKEN_CHECK_INTERVAL_S: Final = 2.0
-CONNECTIONS_INTERVAL_S: Final = 1.0
-DISK_INTERVAL_S: Final = 1.0
+CONNECTIONS_INTERVAL_S: Final = 2.0
+DISK_INTERVAL_S: Final = 5.0
 PROBLEMS_INTERVAL_S: Final = 5.0
-"""How often periodic work is done; the condition of the database is also read with the metrics."""
+"""How often periodic work is done."""
 
 DRAIN_NOTICE_S: Final = 0.2
 """Time between reporting the end to those that watch the node's health, and ending their calls."""
@@ -102,7 +101,12 @@ class NodeRuntime:
         self._status = StatusReport(version, self._metrics, self._health)
         self._callers = BoundedDict[str, float](MAX_CALLERS)
         embedded_in = config.data_dir if config.database_url is None else None
-        self._disk = DiskSpace(embedded_in, config.min_free_disk, self._metrics)
+        self._disk = DiskSpace(
+            embedded_in,
+            config.min_free_disk,
+            self._metrics,
+            lambda full: self._health.set(Obstacle.SPACE, present=full),
+        )
         self._policy = PolicySource(config, time.time_ns)
         self._tokens = TokenFile(
             config.client_token_file, client_limits(config), self._token_file_read
@@ -166,16 +170,16 @@ class NodeRuntime:
         config = self._config
         for check in file_checks(config, self._tokens):
             check()
+        certified = None
+        if config.tls_cert is not None and config.tls_key is not None:
+            certified = first_dns_name(config.tls_cert, config.tls_key)
         metrics_address = await self._open_metrics(stack)
         for address in listener_addresses(config):
             if address.option != "--metrics-listen":  # which is open already
                 require_free(address)
         stack.push_async_callback(self._host.stop)
         url = await self._host.start()
-        if config.tls_cert is not None and config.tls_key is not None:
-            node_id = first_dns_name(config.tls_cert, config.tls_key)
-        else:
-            node_id = kept_node_id(config.data_dir)
+        node_id = certified or kept_node_id(config.data_dir)
         tracing = open_tracing(stack, config, self._metrics, node_id, self._version)
         base = NodeBase(stack, config, self._metrics, self._policy, self._clocks, tracing)
         wiring = await open_wiring(base, url, self._host.guard, self._disk)
@@ -242,7 +246,7 @@ class NodeRuntime:
             wiring.database,
             self._database_changed,
             read_only=self._config.read_only,
-            on_time=None if self._config.database_url is None else self._clocks.note_database,
+            on_time=None if self._config.database_url is None else self._clocks.note,
         )
         watch = self._host_watch(wiring)
         if watch is not None:
@@ -263,10 +267,9 @@ class NodeRuntime:
             tasks.start_every(HOSTS_INTERVAL_S, "database hosts", watch.look)
         if not self._config.read_only:
             tasks.start("maintainer", wiring.maintainer.run)
-        tasks.start_every(SUMMARY_INTERVAL_S, "summary", telemetry.follow_horizon)
-        tasks.start_every(CONDITION_INTERVAL_S, "condition", telemetry.read_upkeep)
-        tasks.start_every(DISK_INTERVAL_S, "disk space", self._check_disk)
-        tasks.start_every(PROBLEMS_INTERVAL_S, "problems", self._look_for_problems)
+        tasks.start_every(FOLLOW_INTERVAL_S, "telemetry", telemetry.follow)
+        tasks.start_every(DISK_INTERVAL_S, "disk space", self._disk.look)
+        tasks.start_every(PROBLEMS_INTERVAL_S, "problems", self._health.look)
         tasks.start_every(TOKEN_CHECK_INTERVAL_S, "token file", self._tokens.follow)
         tasks.start_every(LOG_SUMMARY_INTERVAL_S, "log summary", write_suppressed)
         tasks.start_every(RATE_INTERVAL_S, "rates", self._status.sample)
@@ -374,9 +377,6 @@ class NodeRuntime:
 
     # What happens meanwhile
 
-    def _look_for_problems(self) -> None:
-        self._health.look()
-
     def _refresh(self) -> None:
         """Renew the gauges that problems look at."""
         if self._telemetry is not None:
@@ -398,10 +398,6 @@ class NodeRuntime:
 
     def _token_file_read(self, usable: bool) -> None:
         self._metrics.token_file_broken.set(int(not usable))
-
-    def _check_disk(self) -> None:
-        self._disk.look()
-        self._health.set(Obstacle.SPACE, present=self._disk.full)
 
     def _database_changed(self, health: DatabaseHealth) -> None:
         is_up = health.is_up

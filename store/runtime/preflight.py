@@ -43,6 +43,8 @@ async def check_start(config: NodeConfig) -> list[str]:
     problems = [*config.problems()]
     for check in file_checks(config, TokenFile(config.client_token_file, client_limits(config))):
         problems += _failure(check)
+    if config.tls_cert is not None and config.tls_key is not None:
+        problems += _failure(partial(first_dns_name, config.tls_cert, config.tls_key))
     data = DataDir(config.data_dir.absolute())
     is_running = data.path.is_dir() and data.is_locked()
     if not is_running:
@@ -63,7 +65,7 @@ def _failure(check: Callable[[], object]) -> Iterator[str]:
 
 
 def file_checks(config: NodeConfig, tokens: TokenFile) -> Iterator[Callable[[], object]]:
-    """Yield a check of each file that the options name, and of what tracing needs.
+    """Yield a check of each file but the certificate, and of what tracing needs.
 
     A check raises `NodeFailedError` or `TlsError`.
     """
@@ -72,8 +74,6 @@ def file_checks(config: NodeConfig, tokens: TokenFile) -> Iterator[Callable[[], 
     for path in (config.tls_ca, config.client_ca):
         if path is not None:
             yield partial(read_authorities, path)
-    if config.tls_cert is not None and config.tls_key is not None:
-        yield partial(first_dns_name, config.tls_cert, config.tls_key)
 
 
 def _problems_of_directory(config: NodeConfig, data: DataDir) -> Iterator[str]:

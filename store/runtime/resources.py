@@ -15,6 +15,7 @@ import asyncio
 import ctypes
 import os
 import shutil
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -34,35 +35,50 @@ this often."""
 MAPPED_BYTES: Final = 8 * 1024 * 1024
 """A block of memory of this size or more goes back to the system as soon as it is freed."""
 
+LOOK_REST_S: Final = 1.0
+"""A write looks at the disk unless that was done within this time."""
+
 _BACK: Final = 1.25
 """Times the least free space: so much must be free before messages are taken again."""
 
 
 class DiskSpace:
-    """The free space of an embedded database.
+    """The free space of an embedded database; `on_change` is called when it is full or no more."""
 
-    Attributes:
-        full: Nothing more may be stored.
-    """
-
-    def __init__(self, directory: Path | None, least_bytes: int, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        directory: Path | None,
+        least_bytes: int,
+        metrics: Metrics,
+        on_change: Callable[[bool], None],
+    ) -> None:
         self._directory = directory
         self._least_bytes = least_bytes
         self._metrics = metrics
-        self.full = False
+        self._on_change = on_change
+        self._looked_s = -LOOK_REST_S
+        self._full = False
+
+    def is_full(self) -> bool:
+        """Return True if nothing more may be stored, as it was `LOOK_REST_S` ago at most."""
+        if time.monotonic() - self._looked_s >= LOOK_REST_S:
+            self.look()
+        return self._full
 
     def look(self) -> None:
         """Measure, and keep the reserve that ``storenode db prune`` gives back."""
         if self._directory is None:
             return
+        self._looked_s = time.monotonic()
         with suppress(OSError):
             size, _, free = shutil.disk_usage(self._directory)
             self._metrics.disk_free_bytes.labels("data").set(free)
             self._metrics.disk_size_bytes.labels("data").set(size)
-            full = free < self._least_bytes * (_BACK if self.full else 1)
-            if full != self.full:
-                self.full = full
+            full = free < self._least_bytes * (_BACK if self._full else 1)
+            if full != self._full:
+                self._full = full
                 self._metrics.disk_full.set(int(full))
+                self._on_change(full)
                 log = _LOG.error if full else _LOG.info
                 log(
                     "disk_full" if full else "disk_has_space",

@@ -6,6 +6,7 @@ opened on, in the reverse order.
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -224,7 +225,11 @@ async def open_wiring(base: NodeBase, url: str, guard: Guard | None, disk: DiskS
     )
     listeners: list[HotIndex | GossipDriver] = [hot]
 
+    news = asyncio.Event()
+
     def committed(commits: Sequence[CommitRow]) -> None:
+        if commits:
+            news.set()
         for listener in listeners:
             listener.commits(commits)
 
@@ -248,7 +253,7 @@ async def open_wiring(base: NodeBase, url: str, guard: Guard | None, disk: DiskS
         tracking=tracking,
         feed=feed,
         tracing=base.tracing,
-        is_disk_full=lambda: disk.full,
+        is_disk_full=disk.is_full,
         on_stored=stored,
         on_conflict=conflicting,
     )
@@ -261,7 +266,7 @@ async def open_wiring(base: NodeBase, url: str, guard: Guard | None, disk: DiskS
     stack.push_async_callback(hot.stop)
     reader = DatabaseReader(database)
     services = Services(writer, reader, feed, DatabaseSdsReader(database), follow_cursors(database))
-    maintainer = _maintainer(base, database)
+    maintainer = _maintainer(base, database, news)
     reconcilable = IndexedReconcilable(ids, hot)
     statements = StatementBuffer(DatabaseStatements(database))
     stack.push_async_callback(finish, statements.flush)
@@ -305,7 +310,7 @@ def maintenance_events(metrics: Metrics) -> Callable[..., None]:
     return note
 
 
-def _maintainer(base: NodeBase, database: Database) -> Maintainer:
+def _maintainer(base: NodeBase, database: Database, commits: asyncio.Event) -> Maintainer:
     return Maintainer(
         database.connect,
         lambda: base.policy.brake.policy,
@@ -316,6 +321,7 @@ def _maintainer(base: NodeBase, database: Database) -> Maintainer:
         max_lead_ns=MAX_CLOCK_LEAD_NS,
         steady_ns=time.monotonic_ns,
         last_online_ns=database.last_online_ns,
+        commits=commits,
     )
 
 

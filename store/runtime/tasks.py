@@ -48,15 +48,19 @@ class BackgroundTasks:
         """Start `work`, which does not end by itself, until `stop` is called."""
         self._tasks.append(asyncio.create_task(_keep_doing(name, work), name=name))
 
-    def start_every(self, interval_s: float, name: str, work: Work | Callable[[], None]) -> None:
-        """Start `work` now, and again after each interval, until `stop` is called."""
+    def start_every(self, interval_s: float, name: str, work: Callable[[], object]) -> None:
+        """Start `work` now, and again after each interval, until `stop` is called.
+
+        Intervals end at multiples of them, so that an idle node wakes for many works at one time.
+        """
+        clock = asyncio.get_running_loop().time
 
         async def repeat() -> None:
             while True:
                 done = work()
-                if done is not None:
+                if isinstance(done, Awaitable):
                     await done
-                await asyncio.sleep(interval_s)
+                await asyncio.sleep(interval_s - clock() % interval_s)
 
         self.start(name, repeat)
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections import Counter
 from typing import Final
 
 from cryptography import x509
 
 from store.config.node import NodeConfig
 from store.db.maintenance.condition import StoreCondition, read_condition
-from store.db.schema.partitions import read_catalog
 from store.domain.ports import StoreBusy, StoreSummary, StoreUnavailable
 from store.domain.unread import UnreadSummary
 from store.observe.logging import suppressed_total
@@ -21,8 +19,8 @@ from store.runtime.tasks import READ_TIMEOUT_S, SingleFlightCache
 from store.serving.tls import MAX_PEM_BYTES
 from storenode.message.limits import NS_PER_S
 
-SUMMARY_INTERVAL_S: Final = 10.0
-"""How often the horizon is taken from the database."""
+FOLLOW_INTERVAL_S: Final = 30.0
+"""How often they are read where nobody asks."""
 
 SUMMARY_REST_S: Final = 1.0
 CONDITION_REST_S: Final = 5.0
@@ -98,21 +96,13 @@ class Telemetry:
             await self._read_summary()
         return self.summary
 
-    async def follow_horizon(self) -> None:
-        """Admit nothing below the horizon of the store, and see whether retention is held."""
+    async def follow(self) -> None:
+        """Read the horizon of the store, if retention is held, and the database's condition."""
         await self.read_summary()
         with contextlib.suppress(StoreUnavailable):
             if not self._config.read_only:
                 await self._policy.settle_retention(self._wiring.database, self._metrics)
-
-    async def read_upkeep(self) -> None:
-        """Read how the database is divided, and how it does."""
         await self.condition.get(READ_TIMEOUT_S)
-        with contextlib.suppress(StoreUnavailable):
-            catalog = await self._wiring.database.read(read_catalog)
-            tables = Counter(partition.table for partition in catalog.partitions)
-            for table, count in tables.items():
-                self._metrics.partitions.labels(table).set(count)
 
     async def _read_summary(self) -> StoreSummary:
         summary = await self._wiring.services.reader.summary()
@@ -140,6 +130,8 @@ class Telemetry:
 
     def _show(self, condition: StoreCondition) -> None:
         metrics, archive = self._metrics, condition.archive
+        for name, count in condition.partitions.items():
+            metrics.partitions.labels(name).set(count)
         for name, table in condition.tables.items():
             metrics.table_bytes.labels(name).set(table.size_bytes)
             metrics.table_rows.labels(name, "live").set(table.live_rows)

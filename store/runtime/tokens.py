@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Final
@@ -26,20 +25,11 @@ _UNSURE: Final[_Stamp] = (0, 0, 0, 0)
 """Of no file: what was read may have changed since, within one tick of the file system's clock."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Reading:
-    access: Access
-    digest: bytes
-
-
 class TokenFile:
     """The rules of a token file, as it last had them; a file that cannot be used changes nothing.
 
     A file that is being written may lack clients for a moment. So a change is taken over when two
-    looks in a row find the same file.
-
-    Attributes:
-        access: The rules in force.
+    looks in a row find the same file. ``access``: the rules in force.
     """
 
     def __init__(
@@ -48,12 +38,10 @@ class TokenFile:
         limits: ClientLimits,
         on_use: Callable[[bool], None] = lambda _usable: None,
     ) -> None:
-        """Make the rules of a file that is not read yet.
+        """Make the rules of a file that is not read yet; no ``path``: everybody may call.
 
-        Args:
-            path: The file; None: any client may do everything but administer.
-            limits: Those of a client for which the file sets none.
-            on_use: Called with whether the file could be used, when it was read again.
+        ``limits``: those of a client for which the file sets none. ``on_use`` is called with
+        whether the file could be used, when it was read.
         """
         self._path = path
         self._limits = limits
@@ -72,7 +60,7 @@ class TokenFile:
         """
         if self._path is not None:
             self._stamp = self._seen = _UNSURE
-            self._take(_read(self._path, self._limits))
+            self._take(*_read(self._path, self._limits))
 
     def reload(self) -> None:
         """Read the file as it is now, and report one that cannot be used."""
@@ -99,17 +87,17 @@ class TokenFile:
             return
         self._stamp, self._looks = stamp, 0
         try:
-            reading = await asyncio.to_thread(_read, self._path, self._limits)
+            access, digest = await asyncio.to_thread(_read, self._path, self._limits)
         except WrongConfigurationError as error:
             self._refuse(str(error))
         else:
-            is_new = reading.digest != self._digest
-            self._take(reading)
+            is_new = digest != self._digest
+            self._take(access, digest)
             if is_new:
                 _LOG.info("token_file_reloaded", clients=len(self.access.clients()))
 
-    def _take(self, reading: _Reading) -> None:
-        self.access, self._digest = reading.access, reading.digest
+    def _take(self, access: Access, digest: bytes) -> None:
+        self.access, self._digest = access, digest
         self._on_use(True)
 
     def _refuse(self, reason: str) -> None:
@@ -125,8 +113,8 @@ def _look(path: Path) -> _Stamp | None:
     return about.st_mtime_ns, about.st_ctime_ns, about.st_size, about.st_ino
 
 
-def _read(path: Path, limits: ClientLimits) -> _Reading:
-    """Read the file.
+def _read(path: Path, limits: ClientLimits) -> tuple[Access, bytes]:
+    """Return the rules of the file, and its digest.
 
     Raises:
         WrongConfigurationError: It cannot be read or understood.
@@ -136,7 +124,7 @@ def _read(path: Path, limits: ClientLimits) -> _Reading:
             data = file.read(MAX_TOKEN_FILE_BYTES + 1)
         if len(data) > MAX_TOKEN_FILE_BYTES:
             raise TokenFileError(f"it has more than {MAX_TOKEN_FILE_BYTES} bytes")
-        return _Reading(parse_token_file(data.decode(), limits), sha256(data).digest())
+        return parse_token_file(data.decode(), limits), sha256(data).digest()
     except OSError as error:
         raise WrongConfigurationError(
             f"The token file {path} cannot be read ({error.strerror}): name a readable file with "

@@ -184,7 +184,7 @@ class ConnectionLimiter:
 
     async def enforce(self) -> None:
         """Close connections beyond the limit, in a thread; with few descriptors there are none."""
-        if self._seen or sum(1 for _ in _DESCRIPTORS.iterdir()) > self._per_host:
+        if self._seen or sum(1 for _ in os.scandir(_DESCRIPTORS)) > self._per_host:
             await asyncio.to_thread(self.close_newest)
 
     def close_newest(self) -> None:

@@ -88,16 +88,6 @@ _UNSETTLED_S: Final = 0.2
 _ENTRY_BYTES: Final = 256
 """How large entries are taken to be before a follower has been given any."""
 
-LostListener = Callable[[Place, Place], None]
-"""Told when commits were lost: the place that was reached, and the newest that is left."""
-
-FailureListener = Callable[[Exception], None]
-"""Told of what should not happen while commits are read; the feed begins anew at its head."""
-
-
-CommitListener = Callable[[Sequence[CommitRow]], None]
-"""Called after each read with the commits found, in their order, some again after a reconnect."""
-
 
 def follow_cursors(database: Database) -> FollowCursors:
     """Return the codec of cursors of a database's followers."""
@@ -113,15 +103,17 @@ class DatabaseFeed:
         self,
         database: Database,
         *,
-        on_lost: LostListener | None = None,
-        on_failed: FailureListener | None = None,
-        on_commits: CommitListener | None = None,
+        on_lost: Callable[[Place, Place], None] | None = None,
+        on_failed: Callable[[Exception], None] | None = None,
+        on_commits: Callable[[Sequence[CommitRow]], None] | None = None,
         page_bytes: int = DEFAULT_PAGE_BYTES,
         read_only: bool = False,
     ) -> None:
         """Follow a database, with pages of at most ``page_bytes``.
 
-        ``read_only``: the database may be a standby, which others are ahead of.
+        ``read_only``: the database may be a standby, which others are ahead of. ``on_lost`` gets
+        the place that was reached, and the newest that is left, when commits were lost;
+        ``on_commits`` after each read the commits found, some again after a reconnect.
         """
         self._read_only = read_only
         self._database = database

@@ -14,7 +14,7 @@ follow a leap of the clock before it has lasted (`store.domain.retention`).
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import psycopg
 from psycopg import AsyncConnection
@@ -63,13 +63,6 @@ RETENTION: Final = "retention"
 """The task that fails while expired partitions cannot be dropped."""
 
 
-class EventSink(Protocol):
-    """Takes note of what happens; called from the event loop, must not block."""
-
-    def __call__(self, name: str, /, **fields: object) -> None:
-        """Note one event."""
-
-
 class Maintainer:
     """Runs the maintenance while it is this node's turn.
 
@@ -79,7 +72,8 @@ class Maintainer:
     clock in nanoseconds since the epoch, of which ``max_lead_ns`` says how far ahead of the
     database's it may be (None: it is not compared). ``steady_ns`` is a clock that is never set, by
     which leaps of the other are noticed (None: they are not). ``last_online_ns``: when the store
-    was last online before this start (0: never). Events: ``maintenance_taken``,
+    was last online before this start (0: never). ``commits`` is set when there may be new ones
+    (None: they are looked for every `FOLD_INTERVAL_S`). Events: ``maintenance_taken``,
     ``partition_dropped``, ``retention_problem``, ``partitions_analyzed``, ``index_rebuilt``,
     ``clock_ahead``, ``clock_doubted``, ``retention_waits``, ``clock_believed``,
     ``maintenance_failed``, ``maintenance_disconnected``.
@@ -91,12 +85,13 @@ class Maintainer:
         policy: Callable[[], RetentionPolicy],
         *,
         now_ns: Callable[[], int],
-        on_event: EventSink,
+        on_event: Callable[..., None],
         interval_s: float = DEFAULT_INTERVAL_S,
         lock_timeout_ms: int = DEFAULT_LOCK_TIMEOUT_MS,
         max_lead_ns: int | None = None,
         steady_ns: Callable[[], int] | None = None,
         last_online_ns: int = 0,
+        commits: asyncio.Event | None = None,
     ) -> None:
         self._connect = connect
         self._policy = policy
@@ -107,6 +102,7 @@ class Maintainer:
         self._max_lead_ns = max_lead_ns
         self._steady_ns = steady_ns
         self._last_online_ns = last_online_ns
+        self._commits = commits
         self._made_at_ns = steady_ns() if steady_ns is not None else 0
         self._rebuilder = Rebuilder()
         self._rebuilding: asyncio.Task[None] | None = None
@@ -185,11 +181,23 @@ class Maintainer:
                     pass
 
         while True:
+            if self._commits is not None:
+                self._commits.clear()
             await self._attempt(connection, "fold", fold_all())
             await self._attempt(connection, "follow_claims", follow_claims(connection))
+            if not self._failing:
+                await self._await_commits(next_round - clock() - FOLD_INTERVAL_S)
             left_s = next_round - clock()
             if await self._pause(min(left_s, FOLD_INTERVAL_S)) or left_s <= FOLD_INTERVAL_S:
                 return
+
+    async def _await_commits(self, seconds: float) -> None:
+        """Wait for commits, or for a request of a round."""
+        if self._commits is not None:
+            waits = [asyncio.create_task(each.wait()) for each in (self._commits, self._wake)]
+            await asyncio.wait(waits, timeout=max(0, seconds), return_when="FIRST_COMPLETED")
+            for each in waits:
+                each.cancel()
 
     async def _is_ahead(self, connection: Connection) -> bool:
         if self._max_lead_ns is None:

@@ -46,13 +46,13 @@ async def node() -> AsyncIterator[Node]:
 
 async def test_probes_are_answered_while_the_loop_of_the_node_is_blocked(node: Node) -> None:
     # These block the loop that this test runs in.
-    assert get(node.address, "/healthz") == (200, "alive\n")
     assert get(node.address, "/readyz") == (200, "ready\n")
     node.unready = "the node is shutting down"
     assert get(node.address, "/readyz") == (503, "not ready: the node is shutting down\n")
 
 
 async def test_a_node_whose_loop_does_not_run_is_not_ready_and_later_not_alive(node: Node) -> None:
+    assert get(node.address, "/healthz") == (200, "alive\n")
     node.now_s = READY_SILENCE_S + 1
     assert get(node.address, "/readyz") == (503, "not ready: nothing has run for 11 s\n")
     assert get(node.address, "/healthz") == (200, "alive\n")

@@ -40,9 +40,9 @@ _MESSAGES: Final = """
 create sequence storenode.batch_seq;
 create table storenode.messages (
     ts bigint not null,
-    hash bytea not null,
-    topic uuid not null,
     batch bigint not null,
+    topic uuid not null,
+    hash bytea not null,
     content_digest bytea not null,
     head bytea not null,
     payload bytea not null,
@@ -53,12 +53,12 @@ create index messages_topic_idx on storenode.messages (topic, ts, substr(hash, 1
 create index messages_batch_idx on storenode.messages (batch);
 alter table storenode.messages alter column payload set storage external;
 
+-- `key`: eight bytes of the hash; not unique, since rows outlive messages, which may come back.
 create table storenode.hashes (
-    key uuid not null,
-    ts bigint not null,
-    topic uuid not null,
-    primary key (key, ts)
+    key bigint not null,
+    ts bigint not null
 ) partition by range (ts);
+create index hashes_key_idx on storenode.hashes (key);
 
 create table storenode.topics (
     key uuid not null,
@@ -90,7 +90,7 @@ create table storenode.sds (
         cardinality(parent_keys) = cardinality(parent_ids)
         and cardinality(parent_keys) = cardinality(parent_hints))
 ) partition by range (ts);
-create index sds_channel_idx on storenode.sds (channel_key, ts, hash);
+create index sds_channel_idx on storenode.sds (channel_key, ts, substr(hash, 1, 7));
 create index sds_time_idx on storenode.sds using brin (ts) with (pages_per_range = 32);
 create index sds_proven_idx on storenode.sds (key) where proof;
 

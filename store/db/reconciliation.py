@@ -43,6 +43,7 @@ from store.db.commits.pages import is_served, newest
 from store.db.errors import find_failure
 from store.db.pool import Connection, Database
 from store.db.reading.messages import content_digests_at
+from store.db.schema.names import HASH_KEY
 from store.db.summaries.buckets import DAY_NS, HOUR_NS, LEVELS_NS, MINUTE_NS, of_rows, unpack
 from store.db.summaries.fold import MAX_FOLD_COMMITS, fold_until
 from store.db.summaries.lattices import added, sum_of_time
@@ -79,9 +80,8 @@ _WITH_HASHES: Final = f"""
 select {_COLUMNS}
 from unnest(%(hashes)b::bytea[]) as w(hash)
 cross join lateral (
-    select h.ts from storenode.hashes h
-    where h.key = encode(substr(w.hash, 1, 16), 'hex')::uuid
-    offset 0
+    select distinct h.ts from storenode.hashes h
+    where h.key = {HASH_KEY.format(hash="w.hash")}
 ) h
 cross join lateral (
     select n.ts, n.hash from storenode.messages n where n.ts = h.ts and n.hash = w.hash offset 0

@@ -33,8 +33,7 @@ _CANARY: Final[LiteralString] = """
 with granted as (
     insert into storenode.messages select * from storenode.messages where false
 ), located as (
-    update storenode.hashes set topic = topic
-    where ts = {now} and key = '00000000-0000-0000-0000-000000000000'
+    update storenode.hashes set key = key where ts = {now} and key = 0
 ), row as (
     update storenode.messages set batch = batch where ts = {now} and hash = ''
 ), placed as materialized (

@@ -26,7 +26,6 @@ class RowFault(StrEnum):
     TIMESTAMP = "wrong timestamp"
     TOPIC = "wrong topic"
     NO_HASH_ROW = "message without a row in hashes"
-    WRONG_HASH_ROW = "row in hashes names another topic"
     NO_TOPIC_ROW = "message without a row in topics"
     WRONG_TOPIC_ROW = "row in topics has other names"
     NO_SDS_ROW = "SDS message without a row in sds"

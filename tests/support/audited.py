@@ -1,4 +1,4 @@
-"""What an audit must find, worked out one message at a time: slow, and plain to see.
+"""The expected result of an audit, computed one message at a time: slow, and plain to see.
 
 A claim is (channel, message ID, Lamport timestamp or None, time, first word of the hash, parents).
 """
@@ -15,7 +15,7 @@ Claim = tuple[str, str, int | None, int, int, list[str]]
 
 @dataclass
 class Channel:
-    """What is counted of a channel; ``point`` is its last complete one: (Lamport, ID, time)."""
+    """The counts of a channel; ``point`` is its last complete one: (Lamport, ID, time)."""
 
     counts: dict[str, int]
     point: tuple[int, str, int] | None
@@ -23,7 +23,7 @@ class Channel:
 
 @dataclass
 class Audited:
-    """Everything that is found."""
+    """The result of an audit."""
 
     missing: set[tuple[str, str, str]] = field(default_factory=set)
     incomplete: set[Name] = field(default_factory=set)

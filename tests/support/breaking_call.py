@@ -31,16 +31,16 @@ class BreakingCall:
         self._callbacks: list[Callable[[object], None]] = []
 
     def add_done_callback(self, callback: Callable[[object], None]) -> None:
-        """Tell of every status."""
+        """Register a callback for the end of the call."""
         self._callbacks.append(callback)
 
     async def code(self) -> grpc.StatusCode:
-        """Of the status that it has now."""
+        """Return the code of the present status."""
         assert self._status is not None
         return self._status[0]
 
     async def details(self) -> str:
-        """Of the status that it has now."""
+        """Return the details of the present status."""
         assert self._status is not None
         return self._status[1]
 

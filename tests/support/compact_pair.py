@@ -1,4 +1,4 @@
-"""Two compact sessions joined in memory."""
+"""A pair of compact sessions joined in memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NONCES = (b"initiator nonce.", b"responder nonce.")
 
 @dataclass
 class Joined:
-    """Two sides and what they said.
+    """A pair of sides and what they sent.
 
     Attributes:
         sides: the initiator and the responder.
@@ -27,7 +27,7 @@ class Joined:
     outcomes: list[Outcome | None] = field(default_factory=lambda: [None, None])
 
     def run(self, *, offered: bool = True) -> None:
-        """Carry frames to and fro until none is left; without an offer the responder begins."""
+        """Pass frames between the sides until none is left; without offer, the responder begins."""
         if offered:
             step, receiver = CompactStep(self.sides[0].begin()), 1
         else:
@@ -47,7 +47,7 @@ def compact_pair(
     window: tuple[SyncId, SyncId] = EVERYTHING,
     nonces: tuple[bytes, bytes] = NONCES,
 ) -> Joined:
-    """Two sides of a session, before the first frame."""
+    """Return two sides of a session, before the first frame."""
     first = CompactInitiator(ours, window, nonces[0])
     first.agree(nonces[1])
     return Joined((first, CompactResponder(theirs, window, nonces, first.claim)))

@@ -17,7 +17,7 @@ CONTENT_BYTES = 100
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """One message of a channel as it was published."""
+    """A message of a channel as it was published."""
 
     message_id: str
     payload: bytes
@@ -38,12 +38,12 @@ def conversation(
 ) -> Iterator[Said]:
     """Yield messages one millisecond apart; each names the two before it, and has a filter."""
     seen = RollingFilter(shape)
-    dice = random.Random(count)
+    rng = random.Random(count)
     last: list[Entry] = []
     for number in range(count):
         timestamp_ns = newest_ns - (count - 1 - number) * NS_PER_MS
         lamport, sender = timestamp_ns // NS_PER_MS, f"participant-{number % senders}"
-        history, content = tuple(last[-2:]), dice.randbytes(CONTENT_BYTES)
+        history, content = tuple(last[-2:]), rng.randbytes(CONTENT_BYTES)
         name = content_id(channel_id, sender, lamport, history, content)
         message = SdsMessage(
             channel_id, name, sender, lamport, history, seen.encode(), content=content

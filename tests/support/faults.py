@@ -177,14 +177,11 @@ def _gauges(**values: float) -> Change:
 
 
 def _gauge(
-    name: str,
-    page: str,
-    metric: str,
-    values: tuple[float, float],
-    *,
-    labels: Sequence[str] = (),
-    minutes: int = 10,
+    name: str, page: str, series: str, values: tuple[float, float], *, minutes: int = 10
 ) -> Fault:
+    """Return a fault that sets a gauge, ``name/label/…``, to a value and back to another."""
+    metric, *labels = series.split("/")
+
     def setting(value: float) -> Change:
         def change(metrics: Metrics, _now_s: float) -> None:
             gauge = getattr(metrics, metric)
@@ -215,7 +212,7 @@ FAULTS: Final = (
         _gauges(disk_full=1, ready=0),
         _gauges(disk_full=0, ready=1),
     ),
-    _gauge("the disk is almost full", "disk-full", "disk_free_bytes", (4, 40), labels=("data",)),
+    _gauge("the disk is almost full", "disk-full", "disk_free_bytes/data", (4, 40)),
     _gauge("the clock jumped, and retention is paused", "clock-wrong", "retention_paused", (1, 0)),
     Fault(
         "this node's clock is wrong, and publishes are rejected",
@@ -230,11 +227,7 @@ FAULTS: Final = (
         _take_all,
     ),
     _gauge(
-        "the clock of one peer is wrong",
-        "clock-differs",
-        "clock_offset_seconds",
-        (-11, 0),
-        labels=("node-b",),
+        "the clock of one peer is wrong", "clock-differs", "clock_offset_seconds/node-b", (-11, 0)
     ),
     _gauge(
         "most publishers' clocks are wrong", "clock-differs", "clock_refused_publishers", (0.8, 0.2)
@@ -253,46 +246,24 @@ FAULTS: Final = (
         settle_min=18,
     ),
     _gauge("a standby is away", "standby-missing", "standbys", (0, 1)),
-    _gauge(
-        "the standby of a slot is away",
-        "standby-missing",
-        "standby_slots",
-        (1, 0),
-        labels=("inactive",),
-    ),
-    Fault(
-        "a standby was removed, and its slot dropped",
-        (),
-        _remove_standby,
-    ),
-    Fault(
-        "a standby was removed a day ago",
-        (),
-        lambda m, _: m.standbys.set(0),
-        minutes=25 * 60,
-    ),
-    _gauge("a standby lags", "replication-lag", "standby_lag_bytes", (10**9, 0), labels=("s",)),
+    _gauge("the standby of a slot is away", "standby-missing", "standby_slots/inactive", (1, 0)),
+    Fault("a standby was removed, and its slot dropped", (), _remove_standby),
+    Fault("a standby was removed a day ago", (), lambda m, _: m.standbys.set(0), minutes=25 * 60),
+    _gauge("a standby lags", "replication-lag", "standby_lag_bytes/s", (10**9, 0)),
     _gauge(
         "calls wait for connections",
         "connections-exhausted",
-        "pool_connections",
+        "pool_connections/read/waiting",
         (2, 0),
-        labels=("read", "waiting"),
     ),
     _gauge(
         "the database gives no further connection",
         "connections-exhausted",
-        "connections_refused",
+        "connections_refused/the database has no free connection for this node",
         (1, 0),
-        labels=("the database has no free connection for this node",),
     ),
     _gauge(
-        "dead rows accumulate",
-        "dead-tuples",
-        "table_dead_ratio",
-        (0.5, 0),
-        labels=("messages",),
-        minutes=65,
+        "dead rows accumulate", "dead-tuples", "table_dead_ratio/messages", (0.5, 0), minutes=65
     ),
     Fault(
         "partitions run out",
@@ -301,16 +272,9 @@ FAULTS: Final = (
         lambda m, now_s: m.partitions_until.set(now_s + 30 * DAY_S),
         minutes=20,
     ),
+    _gauge("maintenance fails", "maintenance-failing", "maintenance_failing/fold", (1, 0)),
     _gauge(
-        "maintenance fails", "maintenance-failing", "maintenance_failing", (1, 0), labels=("fold",)
-    ),
-    _gauge(
-        "maintenance fails for three minutes",
-        "",
-        "maintenance_failing",
-        (1, 0),
-        labels=("fold",),
-        minutes=3,
+        "maintenance fails for three minutes", "", "maintenance_failing/fold", (1, 0), minutes=3
     ),
     Fault(
         "five connections of maintenance are lost",
@@ -320,9 +284,8 @@ FAULTS: Final = (
     _gauge(
         "retention cannot drop partitions",
         "retention-failing",
-        "maintenance_failing",
+        "maintenance_failing/retention",
         (1, 0),
-        labels=("retention",),
         minutes=40,
     ),
     _gauge("a lower retention is held", "retention-held", "retention_overdue_days", (29, 0)),
@@ -339,9 +302,7 @@ FAULTS: Final = (
         lambda m, now_s: m.oldest_unarchived.set(now_s),
         minutes=27 * 60,
     ),
-    _gauge(
-        "sessions with a peer fail", "peer-unreachable", "peer_failures", (3, 0), labels=("a:1",)
-    ),
+    _gauge("sessions with a peer fail", "peer-unreachable", "peer_failures/a:1", (3, 0)),
     Fault("a peer is away", ("peer-unreachable",), _lose_peer, _find_peer),
     Fault("a peer is restarted", (), _lose_peer, _find_peer, minutes=3),
     Fault(
@@ -360,9 +321,8 @@ FAULTS: Final = (
     _gauge(
         "differences stay",
         "differences-not-shrinking",
-        "peer_differences",
+        "peer_differences/a:1/recent",
         (7, 0),
-        labels=("a:1", "recent"),
         minutes=200,
     ),
     Fault(
@@ -377,7 +337,7 @@ FAULTS: Final = (
         lambda m, _: m.sync_hidden_differences.inc(),
         settle_min=63,
     ),
-    _gauge("a peer is cut off", "gossip-peer-cut-off", "gossip_peers", (1, 0), labels=("cut_off",)),
+    _gauge("a peer is cut off", "gossip-peer-cut-off", "gossip_peers/cut_off", (1, 0)),
     _gauge(
         "confirmations are missing", "unread-events-ageing", "unconfirmed_oldest_seconds", (301, 0)
     ),
@@ -402,16 +362,8 @@ FAULTS: Final = (
         ("publish-errors",),
         lambda m, _: m.http_requests.labels("publish", "503").inc(200),
     ),
-    Fault(
-        "clients publish at a node that only reads",
-        (),
-        _publish_at_a_reader,
-    ),
-    Fault(
-        "clients send malformed, late and too many requests",
-        (),
-        _refused_publishes,
-    ),
+    Fault("clients publish at a node that only reads", (), _publish_at_a_reader),
+    Fault("clients send malformed, late and too many requests", (), _refused_publishes),
     Fault(
         "one publisher's clock is wrong",
         (),

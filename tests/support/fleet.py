@@ -88,7 +88,7 @@ def hashes(messages: Iterable[WakuMessageAndTopic]) -> set[bytes]:
 
 
 def synchronize(node: NodeProcess, *arguments: str) -> tuple[Ended, dict[str, Any]]:
-    """``storenode sync --json``: how it ended, and its report."""
+    """Run ``storenode sync --json``; return how it ended, and its report."""
     ended = Command.of(node)("sync", "--json", *arguments)
     reports = ended.objects if ended.out else [{}]
     assert len(reports) == 1, ended
@@ -96,7 +96,7 @@ def synchronize(node: NodeProcess, *arguments: str) -> tuple[Ended, dict[str, An
 
 
 def status(node: NodeProcess) -> dict[str, Any]:
-    """``storenode status --json``."""
+    """Return the output of ``storenode status --json``."""
     (found,) = Command.of(node).ok("status", "--json").objects
     return dict(found)
 
@@ -140,7 +140,7 @@ class Fleet:
         peers: Sequence[NodeProcess | str] = (),
         database_url: str | None = None,
     ) -> NodeProcess:
-        """Return one more node that serves; it calls ``peers`` only when it is told to.
+        """Return one more node that serves; it calls ``peers`` only on request.
 
         A peer may be given by its HOST:PORT. Where there is no database for it, the node has its
         own server.

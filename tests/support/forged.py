@@ -20,5 +20,5 @@ def claiming(channel_id: str, message_id: str, content: bytes) -> bytes:
 
 
 def genuine(channel_id: str, content: bytes) -> bytes:
-    """Alice's message of a content."""
+    """Return Alice's message with a content."""
     return claiming(channel_id, genuine_id(channel_id, content), content)

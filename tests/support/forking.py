@@ -48,7 +48,7 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 def tie(parent: int) -> None:
-    """Have the kernel interrupt this process when its parent ends, or end if that has happened.
+    """Let the kernel interrupt this process when its parent ends, or end if that has happened.
 
     Elsewhere than on Linux there is no such signal (prctl(2), PR_SET_PDEATHSIG).
     """
@@ -103,7 +103,7 @@ def _import() -> None:
 
 
 def _reap(pipes: dict[int, int]) -> None:
-    """Tell of those that have ended."""
+    """Report the children that have ended."""
     while pipes:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:

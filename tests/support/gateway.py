@@ -46,7 +46,7 @@ class GatewayProcess:
         return found
 
     def get(self, path: str) -> tuple[int, str]:
-        """Status and text of a page of the metrics listener."""
+        """Return status and text of a page of the metrics listener."""
         try:
             with urllib.request.urlopen(f"http://{self.metrics}{path}") as response:
                 return response.status, response.read().decode()
@@ -70,7 +70,7 @@ class GatewayProcess:
         return int(psutil.Process(self.process.pid).num_fds())
 
     def stop(self) -> int:
-        """SIGTERM, then wait; the exit code."""
+        """Send SIGTERM, wait, and return the exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(STOP_TIMEOUT_S)
 

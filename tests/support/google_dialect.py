@@ -61,7 +61,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its name there
-        """Requests are not logged."""
+        """Log nothing."""
 
 
 @contextmanager

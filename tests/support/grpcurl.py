@@ -1,4 +1,4 @@
-"""What grpcurl does by server reflection, as far as the documentation uses it; run as a script.
+"""A stand-in for grpcurl with server reflection, as far as the documentation uses it; a script.
 
 Knows the node's schema only from the node: no generated class of ours is imported. The variable
 ``GRPCURL_ADDRESSES`` (``FROM=TO FROM=TO``) sends a documented address to a node under test.
@@ -32,7 +32,7 @@ def installed(directory: Path) -> str:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """``-plaintext [-d JSON] ADDRESS list|SERVICE/METHOD``."""
+    """Run ``-plaintext [-d JSON] ADDRESS list|SERVICE/METHOD``."""
     flag, *rest = arguments
     assert flag == "-plaintext"
     body = "{}"

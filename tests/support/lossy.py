@@ -12,7 +12,7 @@ from storenode.sds.aio.transport import FeedPage, Fetched, Route, Transport
 
 @dataclass(frozen=True)
 class Lossy:
-    """Another transport, less what ``loses`` says, in its feed and in scans."""
+    """A transport that loses what ``loses`` selects, in its feed and in scans."""
 
     inner: Transport
     loses: Callable[[Fetched], bool]

@@ -49,13 +49,13 @@ def made(number: int, newest_ns: int) -> Any:  # noqa: ANN401 - a generated clas
 
 
 def tell(line: str) -> None:
-    """Tell the test."""
+    """Report a line to the test."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
 
 class Peer:
-    """What it holds, and how it answers the calls of a node, with one node at a time."""
+    """The messages of a peer, and its answers to the calls of a node, with one node at a time."""
 
     def __init__(self, items: list[Any]) -> None:
         self.held: dict[bytes, Any] = {}
@@ -78,7 +78,7 @@ class Peer:
             return sorted((each.message.timestamp, hash_) for hash_, each in self.held.items())
 
     def reconcile(self, frames: Iterator[Any]) -> Iterator[Any]:
-        """Answer until one side has nothing left to say."""
+        """Serve a reconciliation until one side has nothing left to send."""
         self.sync = SpecPeer(self.ids(), shards=())
         for frame in frames:
             if not frame.ranges_data:
@@ -110,7 +110,7 @@ class Peer:
                 yield pb.GossipFrame(inv=pb.Inventory(ids=new))
 
     def scan(self, request: Any) -> Iterator[Any]:  # noqa: ANN401 - a generated class
-        """Pages whose cursors mean nothing to a node: the number of the next page, in words."""
+        """Yield pages whose cursors are opaque to a node: the number of the next page, in words."""
         ids = [each for each in self.ids() if request.time_start <= each[0] < request.time_end]
         first = int(request.cursor.removeprefix(b"from number ") or 0)
         for at in range(first, len(ids), PAGE):
@@ -126,7 +126,7 @@ class Peer:
 
 
 def named(answers: Callable[[Any], Iterator[Any]], early: bool) -> Callable[..., Iterator[Any]]:
-    """Answer a call; the names of this side come before the first answer, or with it."""
+    """Serve a call; the names of this side come before the first answer, or with it."""
 
     def answer(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:  # noqa: ANN401
         told = early
@@ -176,7 +176,7 @@ def begin(channel: grpc.Channel, method: str, kind: Any) -> tuple[SimpleQueue[An
 
 
 def gossip(peer: Peer, address: str) -> None:
-    """Gossip with a node, and speak first, until the process is stopped."""
+    """Run gossip with a node, and send first, until the process is stopped."""
     with grpc.insecure_channel(address) as channel:
         frames, answers = begin(channel, "Gossip", pb.GossipFrame)
         frames.put(pb.GossipFrame(inv=pb.Inventory(ids=peer.held)))

@@ -25,12 +25,12 @@ class NaiveView:
         self._view = IndexView.of(ids)
 
     async def answer(self, read: Read) -> Answer:
-        """Answer from memory."""
+        """Return the answer from memory."""
         return self._view.answer(read)
 
     @property
     def indexed(self) -> IndexView:
-        """All of it."""
+        """The whole range."""
         return self._view
 
     @property
@@ -40,7 +40,7 @@ class NaiveView:
 
     @property
     def memory_start(self) -> SyncId:
-        """All of it is in memory."""
+        """The start of the range in memory, which is everything."""
         return LOWEST
 
     async def lattices(self, spans: Sequence[Times]) -> list[LatticeSum] | None:
@@ -59,7 +59,7 @@ class NaiveView:
 
 
 class NaiveReconcilable:
-    """`store.domain.view.Reconcilable` over one select; ``open_views`` tells of leaks."""
+    """`store.domain.view.Reconcilable` over one select; ``open_views`` shows leaks."""
 
     def __init__(self, database_url: str) -> None:
         self.horizon: SyncId = LOWEST
@@ -84,7 +84,7 @@ class NaiveReconcilable:
     async def open_view(
         self, lower: SyncId, upper: SyncId, *, recent: bool = False
     ) -> AsyncIterator[NaiveView]:
-        """Fix what is held now."""
+        """Open a view of what is stored now."""
         del recent
         self.open_views += 1
         try:

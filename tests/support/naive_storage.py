@@ -1,4 +1,4 @@
-"""What a view loads, from a sorted list; and how a read is worked through with it."""
+"""The reads of a view on a sorted list, and a driver that answers a read with them."""
 
 from bisect import bisect_left
 from collections.abc import Iterable
@@ -64,7 +64,7 @@ class NaiveStorage:
 
 
 def answer(view: SummaryView, storage: NaiveStorage, read: Read) -> Answer:
-    """Work through a read."""
+    """Return the result of a read."""
     reading = view.reading(read)
     found = proceed(reading)
     while not isinstance(found, Answer):

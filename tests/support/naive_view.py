@@ -28,7 +28,7 @@ def fingerprint(ids: Iterable[SyncId]) -> bytes:
 
 
 def can_follow(previous: SyncId, bound: SyncId) -> bool:
-    """Can this bound be encoded directly after that one."""
+    """Return True if a bound can be encoded directly after another one."""
     if bound <= previous:
         return False
     if bound[0] > previous[0]:
@@ -43,7 +43,7 @@ def shortest_after(previous: bytes, hash_: bytes) -> bytes:
 
 
 def steps_to(previous: SyncId, target: SyncId) -> list[SyncId]:
-    """Bounds that lead there, each of which can follow the one before it."""
+    """Return bounds that lead there, each of which can follow the one before it."""
     steps = []
     while previous != target:
         timestamp, hash_ = target
@@ -80,7 +80,7 @@ class NaiveView:
         )
 
     def measure(self, spans: list[tuple[SyncId, SyncId]]) -> Measured:
-        """Counts and fingerprints; these spans need not ascend."""
+        """Return counts and fingerprints; these spans need not ascend."""
         found = [self.within(*span) for span in spans]
         return Measured(
             np.array([len(ids) for ids in found], np.int64),

@@ -12,10 +12,10 @@ class WideRoom:
     size_bytes: int
 
     def fit(self, page_bytes: int, beside_bytes: int = 0) -> None:
-        """Nothing is counted."""
+        """Count nothing."""
 
     def close(self) -> None:
-        """Nothing is counted."""
+        """Count nothing."""
 
 
 class WideOutlet:
@@ -25,9 +25,9 @@ class WideOutlet:
     connection = "connection"
 
     async def room(self, most_bytes: int) -> WideRoom:
-        """As much as is asked for."""
+        """Return as much as is asked for."""
         return WideRoom(most_bytes)
 
     def spare_room(self, most_bytes: int) -> WideRoom:
-        """As much as is asked for."""
+        """Return as much as is asked for."""
         return WideRoom(most_bytes)

@@ -1,6 +1,6 @@
 """A participant as a program of its own: ``python -m tests.support.participant``.
 
-It says so many messages, waits until its log has as many as it is told, and prints the log's
+It sends messages, waits until its log has a number of them, and prints the log's
 digest. Every step is a line of JSON, printed when it is done.
 """
 
@@ -26,7 +26,7 @@ SHAPE = FilterShape(500, 0.01)
 
 
 def config_of(channel_id: str, sender_id: str) -> ChannelConfig:
-    """Small filters, and resends and repair among participants before patience is lost."""
+    """Return small filters, and resends and repair among participants before patience is lost."""
     return ChannelConfig(
         channel_id,
         sender_id,
@@ -56,14 +56,14 @@ async def digest(channel: Channel) -> tuple[int, str]:
 
 
 def tell(**what: object) -> None:
-    """One line."""
+    """Print a line."""
     sys.stdout.write(json.dumps(what) + "\n")
     sys.stdout.flush()
 
 
 async def run(given: argparse.Namespace) -> None:
-    """What the command line says."""
-    dice = Random(given.name)
+    """Run the participant of the command line."""
+    rng = Random(given.name)
     async with Channel.join(
         given.nodes.split(","),
         given.channel,
@@ -73,9 +73,9 @@ async def run(given: argparse.Namespace) -> None:
     ) as channel:
         tell(joined=given.name)
         for number in range(given.say):
-            content = f"{given.name} says {number} {dice.random()}".encode()
+            content = f"{given.name} says {number} {rng.random()}".encode()
             tell(said=await channel.send(content))
-            await asyncio.sleep(dice.uniform(0, given.pace))
+            await asyncio.sleep(rng.uniform(0, given.pace))
         if given.until:
             await until(channel, given.until)
             length, found = await digest(channel)
@@ -111,7 +111,7 @@ def launch(
 
 @contextmanager
 def launched(processes: Sequence[subprocess.Popen[str]]) -> Iterator[None]:
-    """Have them ended, whatever happens."""
+    """End them, whatever happens."""
     try:
         yield
     finally:

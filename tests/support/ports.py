@@ -9,7 +9,7 @@ import weakref
 
 
 class HeldPort:
-    """A free port that nobody else is given, until this object is gone.
+    """A free port that is given to no other caller, until this object is gone.
 
     A server may listen on it and end again and again. Without this, the kernel may give the port
     of a server that is down to a listener elsewhere that asks for any, or to either end of a

@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
 import psutil
@@ -29,17 +30,23 @@ def run(command: Sequence[str]) -> int:
     """Run a command, end what it leaves behind, and return its exit code."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    main = os.spawnvp(os.P_NOWAIT, command[0], list(command))
+    # A signal that comes before the wait for it is kept until then.
+    awaited = (signal.SIGTERM, signal.SIGCHLD)
+    signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
     # The terminal sends Ctrl-C to the command too, which reports and exits.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: os.kill(main, signal.SIGTERM))
-    while True:
-        pid, status = os.wait()
-        if pid == main:
-            break
+    main = os.posix_spawnp(
+        command[0], list(command), os.environ, setsigmask=(), setsigdef=[signal.SIGINT]
+    )
+    ended: dict[int, int] = {}
+    while main not in ended:
+        if signal.sigwait(awaited) == signal.SIGTERM:
+            os.kill(main, signal.SIGTERM)
+        else:
+            ended |= _reap()
     if left := _end_descendants():
         print(f"Ended what the tests left behind: {'; '.join(left)}", file=sys.stderr)  # noqa: T201
-    code = os.waitstatus_to_exitcode(status)
+    code = os.waitstatus_to_exitcode(ended[main])
     return code if code >= 0 else 128 - code
 
 
@@ -59,13 +66,18 @@ def _end_descendants() -> list[str]:
     return list(left.values())
 
 
+def _reap() -> dict[int, int]:
+    """Return the wait statuses of the children that have ended, by process ID."""
+    ended: dict[int, int] = {}
+    with suppress(ChildProcessError):
+        while (child := os.waitpid(-1, os.WNOHANG))[0]:
+            ended[child[0]] = child[1]
+    return ended
+
+
 def _running() -> list[psutil.Process]:
     """Return the descendants that have not ended; those that have are reaped."""
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    except ChildProcessError:
-        return []
+    _reap()
     return [
         each
         for each in psutil.Process().children(recursive=True)

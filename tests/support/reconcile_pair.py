@@ -1,4 +1,4 @@
-"""Two sessions joined in memory, and sets of IDs to try them on."""
+"""A pair of sessions joined in memory, and sets of IDs to try them on."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _node(role: Role, view: View, config: dict[str, Any]) -> Node:
 
 
 def join(first: Node, second: Node) -> tuple[Result, Result]:
-    """Carry frames to and fro until both have ended."""
+    """Pass frames between the sides until both have ended."""
     frame = first.give(Begin())
     receiver, sender = second, first
     while frame is not None:
@@ -109,7 +109,7 @@ def assert_exact(
     ours: Iterable[SyncId],
     theirs: Iterable[SyncId],
 ) -> None:
-    """Both sides know just what each lacks."""
+    """Check that both sides know exactly what each lacks."""
     mine, yours = set(ours), set(theirs)
     first, second = results
     assert first.to_send.pairs() == sorted(mine - yours)
@@ -124,7 +124,7 @@ def assert_exact(
 def some_ids(
     rng: random.Random, count: int, moments: int, start: int = 1_700_000_000_000_000_000
 ) -> list[SyncId]:
-    """IDs at some different times; few times make many ties, and very many hardly any."""
+    """Return IDs at some different times; few times make many ties, and very many hardly any."""
     times = [start + rng.randrange(3_600_000_000_000) for _ in range(min(moments, 64 * count))]
     return [(rng.choice(times), rng.randbytes(32)) for _ in range(count)]
 
@@ -132,7 +132,7 @@ def some_ids(
 def two_sets(
     rng: random.Random, shared: list[SyncId], ours: list[SyncId], theirs: list[SyncId]
 ) -> tuple[list[SyncId], list[SyncId]]:
-    """Two shuffled sets."""
+    """Return two shuffled sets."""
     first, second = shared + ours, shared + theirs
     rng.shuffle(first)
     rng.shuffle(second)

@@ -47,7 +47,7 @@ class Pki:
         return path
 
     def peer(self, name: str, *more: str) -> tuple[str, ...]:
-        """Options of a node that its peers know by a certificate."""
+        """Return the options of a node that its peers know by a certificate."""
         cert, key = self.issue(name, "127.0.0.1", file=name)
         files = ("--tls-cert", str(cert), "--tls-key", str(key), "--tls-ca", str(self.ca))
         return (*files, *with_defaults(more, "--peer-listen", "127.0.0.1:0"))
@@ -91,7 +91,7 @@ def secured_node(files: Path, tokens: Mapping[str, Sequence[str]]) -> Iterator[N
 
 
 def write_tokens(files: Path, tokens: Mapping[str, Sequence[str]]) -> None:
-    """The clients' tokens, and the node's file about them."""
+    """Write the node's file of tokens, and return the clients' tokens."""
     text = ""
     for name, rights in tokens.items():
         token = f"token-of-{name}"

@@ -76,7 +76,7 @@ class SmallDisk:
         self._ballast.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Unmount it, once no process uses it."""
+        """Remove the mount, once no process uses it."""
         self._holder.kill()
         self._holder.communicate()
 

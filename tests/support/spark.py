@@ -83,7 +83,7 @@ class Service:
         return found[0]
 
     def descendants(self) -> list[psutil.Process]:
-        """Processes that it has started, and those that they have."""
+        """Return the processes that it has started, and those that they have."""
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def kill(self) -> None:
@@ -186,7 +186,7 @@ class Cluster:
 
 
 def ports_of(processes: list[psutil.Process]) -> set[int]:
-    """Local ports of the connections that processes have."""
+    """Return the local ports of the connections that processes have."""
     found: set[int] = set()
     for each in processes:
         try:

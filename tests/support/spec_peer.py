@@ -18,7 +18,7 @@ SKIP, FINGERPRINT, ITEM_SET = 0, 1, 2
 
 @dataclass
 class Range:
-    """One range of a payload; lower bounds are implied by the order."""
+    """A range of a payload; lower bounds are implied by the order."""
 
     upper: Id
     kind: int
@@ -101,7 +101,7 @@ class SpecPeer:
         return parts
 
     def bounds(self, lower: Id, ours: list[Id]) -> list[Id]:
-        """Bounds between equal shares of IDs, as far as they can be expressed."""
+        """Return bounds between equal shares of IDs, as far as they can be expressed."""
         chosen: list[Id] = []
         for part in range(1, self.parts):
             place = len(ours) * part // self.parts
@@ -159,7 +159,7 @@ def expressible(previous: Id, bound: Id) -> bool:
 
 
 def varint(value: int) -> bytes:
-    """LEB128."""
+    """Encode a number as LEB128."""
     encoded = bytearray()
     while value > 0x7F:
         encoded.append(value & 0x7F | 0x80)
@@ -168,7 +168,7 @@ def varint(value: int) -> bytes:
 
 
 def write_ranges(ranges: list[Range]) -> bytes:
-    """Ranges, delta-encoded."""
+    """Write ranges, delta-encoded."""
     encoded = bytearray()
     previous = LOWEST
     for item in ranges:
@@ -212,7 +212,7 @@ class _Reader:
 
 
 def read(payload: bytes) -> tuple[int, list[int], list[Range]]:
-    """Cluster, shards and ranges of a payload."""
+    """Read cluster, shards and ranges of a payload."""
     reader = _Reader(payload)
     cluster = reader.varint()
     shards = [reader.varint() for _ in range(reader.varint())]

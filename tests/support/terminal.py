@@ -46,7 +46,7 @@ class Terminal:
         os.close(slave)
 
     def type(self, text: str) -> None:
-        """Press keys."""
+        """Send keys."""
         os.write(self._master, text.encode())
 
     def wait(self, found: Callable[[str], bool], timeout_s: float = 60.0) -> str:

@@ -51,13 +51,13 @@ MAX_STREAMS: Final = 32
 
 
 async def require_answer(client: WakuClient) -> None:
-    """The connection still serves."""
+    """Check that the connection still serves."""
     request = StoreQueryRequest(pagination_limit=1)
     assert (await client.query(request)).status_code == 200
 
 
 async def require_reset(client: WakuClient, message: bytes) -> None:
-    """A stream with this in place of a query is given up."""
+    """Check that a stream with this in place of a query is reset."""
     try:
         await client.ask(STORE_QUERY, message)
     except Reset:
@@ -73,7 +73,7 @@ async def until_closed(raw: RawClient) -> None:
 
 
 async def garbage(address: str, rng: random.Random) -> None:
-    """Bytes that are no negotiation."""
+    """Send bytes that are no negotiation."""
     raw = await RawClient.connect(address)
     raw.writer.write(rng.randbytes(rng.randrange(1, 4_000)))
     raw.writer.write_eof()
@@ -82,7 +82,7 @@ async def garbage(address: str, rng: random.Random) -> None:
 
 
 async def broken_noise(address: str, rng: random.Random) -> None:
-    """A first message of the handshake that is none."""
+    """Send a first message of the handshake that is none."""
     raw = await RawClient.connect(address)
     raw.writer.write(line("/multistream/1.0.0") + line("/noise"))
     raw.write_message(rng.choice((b"", bytes(32), rng.randbytes(rng.randrange(5_000)))))
@@ -92,7 +92,7 @@ async def broken_noise(address: str, rng: random.Random) -> None:
 
 
 async def forged_identity(address: str, rng: random.Random) -> None:  # noqa: ARG001
-    """The key of another."""
+    """Send the key of another."""
     raw = await RawClient.connect(address)
     await raw.secure(forged=True)
     await until_closed(raw)
@@ -100,14 +100,14 @@ async def forged_identity(address: str, rng: random.Random) -> None:  # noqa: AR
 
 
 async def broken_seal(address: str, rng: random.Random) -> None:
-    """A message that was encrypted with another key."""
+    """Send a message that was encrypted with another key."""
     async with WakuClient.connected(address) as client:
         client.raw.write_message(rng.randbytes(rng.randrange(1, 60_000)))
         await until_closed(client.raw)
 
 
 async def broken_frames(address: str, rng: random.Random) -> None:
-    """Random bytes in place of frames of a multiplexer."""
+    """Send random bytes in place of frames of a multiplexer."""
     async with WakuClient.connected(address, rng.choice((MPLEX, YAMUX))) as client:
         for _ in range(4):
             client.raw.send(rng.randbytes(rng.randrange(1, 5_000)))
@@ -116,7 +116,7 @@ async def broken_frames(address: str, rng: random.Random) -> None:
 
 
 async def broken_request(address: str, rng: random.Random) -> None:
-    """A query that is no protobuf: the node says so, and the connection goes on."""
+    """Send a query that is no protobuf: the node reports it, and the connection goes on."""
     async with WakuClient.connected(address, rng.choice((MPLEX, YAMUX))) as client:
         answer = await client.ask(STORE_QUERY, delimited(b"\x0a\x05aaaaa" + b"\xff" * 20))
         assert b"aaaaa" in answer
@@ -124,20 +124,20 @@ async def broken_request(address: str, rng: random.Random) -> None:
 
 
 async def too_large_request(address: str, rng: random.Random) -> None:
-    """A query that says it is larger than is allowed: its stream is reset at once."""
+    """Send a query whose length is above the limit: its stream is reset at once."""
     async with WakuClient.connected(address, rng.choice((MPLEX, YAMUX))) as client:
         await require_reset(client, varint(2**20 + 1))
         await require_answer(client)
 
 
 async def too_long_number(address: str, rng: random.Random) -> None:
-    """A length that is no varint."""
+    """Send a length that is no varint."""
     async with WakuClient.connected(address, rng.choice((MPLEX, YAMUX))) as client:
         await require_reset(client, b"\xff" * 12)
 
 
 async def unknown_protocol(address: str, rng: random.Random) -> None:
-    """A protocol after the other, none of which there is."""
+    """Ask for many protocols, none of which exists."""
     async with WakuClient.connected(address, rng.choice((MPLEX, YAMUX))) as client:
         number = client.open()
         lines = b"".join(line(f"/unknown/{each}") for each in range(20))
@@ -146,7 +146,7 @@ async def unknown_protocol(address: str, rng: random.Random) -> None:
 
 
 async def half_requests(address: str, rng: random.Random) -> None:
-    """Streams whose request never comes, and a connection that is left without a word."""
+    """Open streams whose request never comes, and leave a connection without a word."""
     async with WakuClient.connected(address, rng.choice((MPLEX, YAMUX))) as client:
         for _ in range(10):
             number = client.open()
@@ -156,7 +156,7 @@ async def half_requests(address: str, rng: random.Random) -> None:
 
 
 async def too_many_streams(address: str, rng: random.Random) -> None:
-    """More streams than a connection may have: the further ones are reset."""
+    """Open more streams than a connection may have: the further ones are reset."""
     async with WakuClient.connected(address, rng.choice((MPLEX, YAMUX))) as client:
         for _ in range(MAX_STREAMS):
             client.open()
@@ -164,14 +164,14 @@ async def too_many_streams(address: str, rng: random.Random) -> None:
 
 
 async def flood(address: str, rng: random.Random) -> None:  # noqa: ARG001
-    """Ever more frames without meaning: the connection is ended."""
+    """Send frames without meaning without end: the connection is ended."""
     async with WakuClient.connected(address) as client:
         client.raw.send(b"\x04\x00" * 30_000)
         await until_closed(client.raw)
 
 
 async def broken_upgrade(address: str, rng: random.Random) -> None:
-    """A request of HTTP that opens no WebSocket: of another kind, without end, or too long."""
+    """Send a request of HTTP that opens no WebSocket: of another kind, without end, or too long."""
     raw = await RawClient.connect(address)
     raw.writer.write(
         rng.choice(
@@ -190,7 +190,7 @@ async def broken_upgrade(address: str, rng: random.Random) -> None:
 
 
 async def broken_websocket(address: str, rng: random.Random) -> None:
-    """An opened WebSocket on which random bytes, text or an endless message follow."""
+    """Open a WebSocket, and send random bytes, text or an endless message."""
     raw = await RawClient.connect(address)
     raw.writer.write(_UPGRADE)
     await raw.reader.readuntil(b"\r\n\r\n")

@@ -44,7 +44,7 @@ def varint(value: int) -> bytes:
 
 
 def delimited(data: bytes) -> bytes:
-    """Bytes behind their length."""
+    """Return bytes behind their length."""
     return varint(len(data)) + data
 
 
@@ -54,7 +54,7 @@ def line(text: str) -> bytes:
 
 
 def address_of(multiaddr: str) -> tuple[str, int]:
-    """Host and port of a multiaddr."""
+    """Return host and port of a multiaddr."""
     parts = multiaddr.split("/")
     return parts[2], int(parts[4])
 
@@ -87,7 +87,7 @@ class RawClient:
         self.writer.write(len(message).to_bytes(2, "big") + message)
 
     async def secure(self, *, forged: bool = False) -> None:
-        """The handshake of Noise; ``forged`` proves the identity of another."""
+        """Run the handshake of Noise; ``forged`` proves the identity of another."""
         self.writer.write(line(_MULTISTREAM) + line("/noise"))
         assert await self.read_line() == _MULTISTREAM
         assert await self.read_line() == "/noise"

@@ -32,7 +32,6 @@ ADVICE: Final[dict[str, str]] = {
     RowFault.TIMESTAMP: _RESTORE,
     RowFault.TOPIC: _RESTORE,
     RowFault.NO_HASH_ROW: _REINDEX,
-    RowFault.WRONG_HASH_ROW: _REINDEX,
     RowFault.NO_TOPIC_ROW: _REINDEX,
     RowFault.WRONG_TOPIC_ROW: _REINDEX,
     RowFault.NO_SDS_ROW: _REINDEX,

@@ -11,7 +11,7 @@ from typing import Any, Final, LiteralString
 from psycopg import Connection as PsycopgConnection
 
 from store.db.checks.findings import Findings
-from store.db.schema.names import FINE_TABLE
+from store.db.schema.names import FINE_TABLE, HASH_KEY
 from store.domain.audit import RowFault, SdsRow, StoredMessage, audit, sds_row
 from store.domain.partitioning import UNBOUNDED_LOW, Bounds, Cover
 
@@ -30,13 +30,13 @@ MAX_KNOWN_TOPICS: Final = 65_536
 _KEYS: Final = {"messages": "ts, hash", "hashes": "key, ts", "sds": "key, ts, hash"}
 _CASTS: Final = {
     "messages": ("bigint", "bytea"),
-    "hashes": ("uuid", "bigint"),
+    "hashes": ("bigint", "bigint"),
     "sds": ("uuid", "bigint", "bytea"),
 }
 _NO_KEY: Final = "00000000-0000-0000-0000-000000000000"
 _FIRST: Final[dict[str, Key]] = {
     "messages": (UNBOUNDED_LOW, b""),
-    "hashes": (_NO_KEY, UNBOUNDED_LOW),
+    "hashes": (-(1 << 63), UNBOUNDED_LOW),
     "sds": (_NO_KEY, UNBOUNDED_LOW, b""),
 }
 """Positions before the first row of each table."""
@@ -54,17 +54,16 @@ _GIVEN: Final = "select * from unnest({arrays}) as given({keys})"
 # What is compared with one row of each table, given its key columns as `k`.
 _LOOKUPS: Final[dict[str, LiteralString]] = {
     "messages": """
-        select k.ts, k.hash, m.topic, m.content_digest, m.head, m.payload, m.tail, h.topic
+        select k.ts, k.hash, m.topic, m.content_digest, m.head, m.payload, m.tail,
+               exists (select from storenode.hashes h where h.ts = k.ts and h.key = {key})
         from k join storenode.messages m on m.ts = k.ts and m.hash = k.hash
-        left join storenode.hashes h on h.key = encode(substr(k.hash, 1, 16), 'hex')::uuid
-                                     and h.ts = k.ts
         order by k.ts, k.hash
-    """,
+    """.replace("{key}", HASH_KEY.format(hash="k.hash")),
     "hashes": """
         select k.key, k.ts, exists (
             select from storenode.messages m where m.ts = k.ts
-            and m.hash >= uuid_send(k.key)
-            and m.hash <= uuid_send(k.key) || decode(repeat('ff', 16), 'hex'))
+            and m.hash >= int8send(k.key)
+            and m.hash <= int8send(k.key) || decode(repeat('ff', 24), 'hex'))
         from k order by k.key, k.ts
     """,
     "sds": """
@@ -184,16 +183,14 @@ class RowCheck:
     def _messages(self, rows: Sequence[tuple[Any, ...]]) -> None:
         indexed: dict[tuple[int, bytes], SdsRow] = {}
         topics: dict[tuple[bytes, int], tuple[tuple[str, str], str]] = {}
-        for ts, digest, topic, content_digest, head, payload, tail, hash_topic in rows:
+        for ts, digest, topic, content_digest, head, payload, tail, has_hash in rows:
             name = _name(ts, digest)
             row_of = StoredMessage(ts, digest, topic.bytes, content_digest, head, payload, tail)
             found = audit(row_of)
             for fault in found.faults:
                 self._findings.add(fault, FINE_TABLE, name)
-            if hash_topic is None:
+            if not has_hash:
                 self._findings.add(RowFault.NO_HASH_ROW, "hashes", name)
-            elif hash_topic != topic:
-                self._findings.add(RowFault.WRONG_HASH_ROW, "hashes", name)
             partition = self._topics.find(ts)
             if found.names is not None and RowFault.TOPIC not in found.faults and partition:
                 topics.setdefault((topic.bytes, partition.low), (found.names, name))
@@ -241,7 +238,7 @@ class RowCheck:
                 self._findings.add(RowFault.WRONG_SDS_ROW, "sds", _name(*key))
 
     def _hashes(self, rows: Sequence[tuple[Any, ...]]) -> None:
-        lost = [(ts, key.bytes) for key, ts, has_message in rows if not has_message]
+        lost = [(ts, key.to_bytes(8, signed=True)) for key, ts, is_stored in rows if not is_stored]
         self._report_lost(RowFault.LOST_MESSAGE, "hashes", lost)
 
     def _sds(self, rows: Sequence[tuple[Any, ...]]) -> None:

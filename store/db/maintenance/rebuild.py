@@ -35,8 +35,8 @@ LOCK_TIMEOUT_MS: Final = 10_000
 ENTRY_BYTES: Final = {
     "messages_topic_idx": 44,
     "messages_pkey": 60,
-    "hashes_pkey": 36,
-    "sds_channel_idx": 76,
+    "hashes_key_idx": 20,
+    "sds_channel_idx": 44,
     "sds_pkey": 76,
 }
 """Of an entry with its line pointer, aligned, by index (PostgreSQL manual, "Database Page

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from store.db.arrays import UuidArray, bigints, fixed_bytes, uuids
+from store.db.arrays import bigints, fixed_bytes, uuids
 from store.db.pool import Connection
 from store.db.schema.names import HASH_KEY_BYTES
 from store.domain.hub import TopicName
@@ -60,8 +60,8 @@ _TOPICS_AT: Final = _AT_POSITIONS.format(columns="m.hash, m.topic")
 _PAYLOADS_AT: Final = _AT_POSITIONS.format(columns="m.hash, m.payload")
 _CONTENTS_AT: Final = _AT_POSITIONS.format(columns="m.hash, m.content_digest")
 
-# Where hashes are, those of pruned messages included; the index has their first halves.
-_LOCATE: Final = "select ts, key from storenode.hashes where key = any(%b::uuid[])"
+# Where hashes are, those of pruned messages included; the table has their first bytes.
+_LOCATE: Final = "select ts, key from storenode.hashes where key = any(%b::bigint[])"
 
 # Messages by hash in one statement, as far as they are recent: others are only located, and the
 # statement that reads them is pruned once to their partitions, and not for each message.
@@ -71,8 +71,8 @@ select k.ts, k.key, {{columns}}
 from storenode.hashes k left join lateral (
     select n.* from storenode.messages n
     where n.ts = k.ts and n.ts >= %(recent)b::bigint
-      and n.hash >= uuid_send(k.key) and n.hash < uuid_send(k.key) || {_BEYOND} offset 0
-) m on true where k.key = any(%(keys)b::uuid[])
+      and n.hash >= int8send(k.key) and n.hash < int8send(k.key) || {_BEYOND} offset 0
+) m on true where k.key = any(%(keys)b::bigint[])
 """
 
 _TOPIC_NAMES: Final = """
@@ -230,10 +230,10 @@ async def _values_at(
 async def locate(connection: Connection, hashes: Sequence[bytes]) -> list[SyncId]:
     """Return the positions of messages by hash, also of pruned ones, in no order.
 
-    A message that is stored has one position. A stored hash that shares its first half with a
-    given one that is not stored is returned as the given one; no message is at that position.
+    A message that is stored has one position. A stored hash that begins like a given one that is
+    not stored is returned as the given one; no message is at that position.
     """
-    cursor = await connection.execute(_LOCATE, (_keys(hashes),), binary=True)
+    cursor = await connection.execute(_LOCATE, (bigints([*map(hash_key, hashes)]),), binary=True)
     found = _positions(await cursor.fetchall(), dict.fromkeys(hashes))  # type: ignore[arg-type]
     if len({digest for _, digest in found}) == len(found):
         return found
@@ -247,25 +247,28 @@ async def recent_rows(
 ) -> list[Row]:
     """Return the rows of messages by hash, in no order; those from ``recent_ns`` on at once."""
     statement = _RECENT.format(columns=columns_of(include_data=include_data))
-    parameters = {"keys": _keys(hashes), "recent": recent_ns, "most": _ANY_SIZE}
+    parameters = {"keys": bigints([*map(hash_key, hashes)]), "recent": recent_ns, "most": _ANY_SIZE}
     cursor = await connection.execute(statement, parameters, binary=True)
     found = await cursor.fetchall()
     older = [(ts, key) for ts, key, *_ in found if ts < recent_ns]  # type: ignore[operator]
     wanted = set(hashes)
-    rows: list[Row] = [tuple(row) for _, _, *row in found if row[1] in wanted]  # type: ignore[misc]
+    rows = {row[1]: tuple(row) for _, _, *row in found if row[1] in wanted}
     positions = _positions(older, hashes)  # type: ignore[arg-type]
-    return rows + await rows_at(connection, positions, _ANY_SIZE, include_data=include_data)
+    beyond = await rows_at(connection, positions, _ANY_SIZE, include_data=include_data)
+    return [*rows.values(), *beyond]  # type: ignore[list-item]
 
 
-def _keys(hashes: Iterable[bytes]) -> UuidArray:
-    return uuids([digest[:HASH_KEY_BYTES] for digest in hashes])
+def hash_key(message_hash: bytes) -> int:
+    """Return the key of a hash in ``hashes``."""
+    return int.from_bytes(message_hash[:HASH_KEY_BYTES], signed=True)
 
 
-def _positions(rows: Sequence[tuple[int, bytes]], hashes: Iterable[bytes]) -> list[SyncId]:
-    by_key: dict[bytes, list[bytes]] = {}
+def _positions(rows: Sequence[tuple[int, int]], hashes: Iterable[bytes]) -> list[SyncId]:
+    by_key: dict[int, list[bytes]] = {}
     for digest in hashes:
-        by_key.setdefault(digest[:HASH_KEY_BYTES], []).append(digest)
-    return [(timestamp, digest) for timestamp, key in rows for digest in by_key[key]]
+        by_key.setdefault(hash_key(digest), []).append(digest)
+    # A message that was pruned and stored again has two rows.
+    return [(timestamp, digest) for timestamp, key in dict.fromkeys(rows) for digest in by_key[key]]
 
 
 def position_parameters(positions: Sequence[SyncId]) -> dict[str, object]:

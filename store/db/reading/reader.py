@@ -9,11 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from typing import Final
-from uuid import UUID
 
 from store.db.pool import Connection, Database
 from store.db.reading.lookups import HashLookups
-from store.db.reading.messages import Topics, resolve, select_topics
+from store.db.reading.messages import Topics, hash_key, resolve, select_topics
 from store.db.reading.pages import (
     AFTER_ALL,
     BEFORE_ALL,
@@ -63,13 +62,15 @@ class DatabaseReader:
         if len(message_hash) != HASH_BYTES:
             return None
         wanted = TopicFilter(rights=rights)
-        key = UUID(bytes=message_hash[:HASH_KEY_BYTES])
 
         async def look(connection: Connection) -> SyncId | None:
-            cursor = await connection.execute(_LOCATED, (key,), binary=True)
-            topics: dict[int, bytes] = dict(await cursor.fetchall())  # type: ignore[arg-type]
-            for timestamp in await select_topics(connection, topics, wanted):
-                if not await _is_another(connection, timestamp, message_hash):
+            cursor = await connection.execute(_LOCATED, (hash_key(message_hash),), binary=True)
+            times: list[tuple[int]] = await cursor.fetchall()  # type: ignore[assignment]
+            for (timestamp,) in times:
+                topics = await _topics_beginning_like(connection, timestamp, message_hash)
+                allowed = await select_topics(connection, topics, wanted)
+                # Of a pruned message no topic is left that rights could be compared with.
+                if message_hash in allowed or (not topics and wanted.everything):
                     return timestamp, message_hash
             return None
 
@@ -164,7 +165,7 @@ class DatabaseReader:
         )
 
 
-_LOCATED: Final = "select ts, topic from storenode.hashes where key = %b::uuid"
+_LOCATED: Final = "select distinct ts from storenode.hashes where key = %b::bigint"
 _SUMMARY: Final = f"""
 select {MESSAGES}, horizon_ns,
        (select ts from storenode.messages order by ts, hash limit 1),
@@ -184,15 +185,16 @@ def query_window(request: PageRequest) -> PageWindow:
     return PageWindow(low, high, start, request.forward)
 
 
-async def _is_another(connection: Connection, timestamp: int, message_hash: bytes) -> bool:
-    """Return True if a stored message shares only the first half of a hash."""
+async def _topics_beginning_like(
+    connection: Connection, timestamp: int, message_hash: bytes
+) -> dict[bytes, bytes]:
+    """Return the topics of the messages of a timestamp whose hashes begin alike, by hash."""
     key = message_hash[:HASH_KEY_BYTES]
     end = b"\xff" * (HASH_BYTES - HASH_KEY_BYTES)
     cursor = await connection.execute(
-        "select hash from storenode.messages"
+        "select hash, topic from storenode.messages"
         " where ts = %b::bigint and hash between %b::bytea and %b::bytea",
         (timestamp, key, key + end),
         binary=True,
     )
-    found = [bytes(digest) for (digest,) in await cursor.fetchall()]  # type: ignore[call-overload]
-    return bool(found) and message_hash not in found
+    return dict(await cursor.fetchall())  # type: ignore[arg-type]

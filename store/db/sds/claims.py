@@ -79,8 +79,9 @@ _WINDOW: Final = """
 select {columns} from storenode.sds s
 where s.channel_key = %(channel_key)b::uuid and s.channel = %(channel)b::bytea
   and s.ts >= 0 and s.ts <= %(ts)b::bigint
+  and (s.ts, substr(s.hash, 1, 7)) <= (%(ts)b::bigint, substr(%(hash)b::bytea, 1, 7))
   and (s.ts, s.hash) < (%(ts)b::bigint, %(hash)b::bytea)
-order by s.ts desc, s.hash desc limit %(limit)b::bigint
+order by s.ts desc, substr(s.hash, 1, 7) desc, s.hash desc limit %(limit)b::bigint
 """
 
 _CLAIMED_AGAIN: Final = """

@@ -31,7 +31,7 @@ COPY_MESSAGES: Final = (
     "copy storenode.messages (ts, hash, topic, batch, content_digest, head, payload, tail)"
     " from stdin (format binary)"
 )
-COPY_HASHES: Final = "copy storenode.hashes (key, ts, topic) from stdin (format binary)"
+COPY_HASHES: Final = "copy storenode.hashes (key, ts) from stdin (format binary)"
 
 _BLOCK_ROWS: Final = 500
 _LENGTH: Final = ">i4"
@@ -62,8 +62,7 @@ _MESSAGE: Final = np.dtype(
 )
 """A row of ``messages`` up to the head; its length is the last."""
 
-_KEY: Final = ("key", f"V{HASH_KEY_BYTES}")
-_HASH: Final = _row(_KEY, ("ts", _BIGINT), ("topic", f"V{TOPIC_KEY_BYTES}"))
+_HASH: Final = _row(("key", _BIGINT), ("ts", _BIGINT))
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,14 +117,10 @@ def hash_block(rows: OrderedColumns) -> bytes:
     In any other order the index is entered at random: that costs Postgres an eighth more of all.
     """
     laid_out = np.empty(len(rows), _HASH)
-    _fill(laid_out, 3)
-    joined = b"".join(rows.hashes)
-    halves = np.frombuffer(joined, [_KEY, ("rest", f"V{HASH_BYTES - HASH_KEY_BYTES}")])
-    laid_out["key"] = halves["key"]
-    laid_out["ts"] = rows.timestamps
-    laid_out["topic"] = _joined(rows.topic_keys, TOPIC_KEY_BYTES)
-    first_words = np.frombuffer(joined, ">u8").reshape(-1, HASH_BYTES // 8)[:, 0]
-    return laid_out[np.argsort(first_words.astype(np.uint64))].tobytes()
+    _fill(laid_out, 2)
+    keys = np.frombuffer(b"".join(rows.hashes), _BIGINT)[:: HASH_BYTES // HASH_KEY_BYTES]
+    laid_out["key"], laid_out["ts"] = keys, rows.timestamps
+    return laid_out[np.argsort(keys.astype(np.int64))].tobytes()
 
 
 def _fill(rows: NDArray[np.void], columns: int) -> None:

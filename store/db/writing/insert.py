@@ -33,6 +33,7 @@ from store.db import arrays
 from store.db.locks import COMMIT_ORDER
 from store.db.pool import Connection
 from store.db.reading.messages import MESSAGE_AT, position_parameters
+from store.db.schema.names import HASH_KEY
 from store.db.schema.partitions import PartitionMap
 from store.db.summaries.buckets import pack
 from store.db.writing.bulk import copy_new
@@ -56,7 +57,7 @@ MAX_IDLE_IN_PLACE_MS: Final = 5_000
 the server ends its transaction after this time. Its next attempt stores the batch."""
 
 # Messages and their rows of `hashes`, as far as they are new.
-_MESSAGES: Final = """
+_MESSAGES: Final = f"""
 with given as (
     select * from unnest(%(ts)b::bigint[], %(hash)b::bytea[], %(topic)b::uuid[],
                          %(content_digest)b::bytea[], %(head)b::bytea[], %(payload)b::bytea[],
@@ -72,10 +73,8 @@ with given as (
     on conflict do nothing
     returning ts, hash, topic, batch
 ), located as (
-    insert into storenode.hashes (key, ts, topic)
-    select encode(substr(hash, 1, 16), 'hex')::uuid, ts, topic from stored
-    on conflict do nothing
-    returning 1
+    insert into storenode.hashes (key, ts)
+    select {HASH_KEY.format(hash="hash")}, ts from stored returning 1
 )"""
 
 # SDS rows. Rows have different numbers of parents, which no rectangular array carries: these come

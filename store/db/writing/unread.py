@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from store.db.arrays import bigints, fixed_bytes, texts
 from store.db.locks import NODES
 from store.db.pool import Connection, Database
+from store.db.schema.names import HASH_KEY
 from store.domain.partitioning import Bounds
 from store.domain.ports import Source
 from store.domain.unread import Confirmed, OwnBatch, UnreadEvent, UnreadSummary
@@ -109,11 +110,11 @@ from (select n.hash from storenode.unread n join {_GIVEN} as given(hash) on give
       where n.expired_at is null order by n.hash for update of n) k
 where u.hash = k.hash
 """
-_AWAIT: Final = """
+_AWAIT: Final = f"""
 insert into storenode.unread as held (hash, ts, content_digest, needed, missing)
 select m.hash, m.ts, m.content_digest, 0, %(missing)b::bytea[]
 from storenode.hashes h join storenode.messages m on m.ts = h.ts and m.hash = %(hash)b::bytea
-where h.key = encode(substr(%(hash)b::bytea, 1, 16), 'hex')::uuid
+where h.key = {HASH_KEY.format(hash="%(hash)b::bytea")}
 limit 1
 on conflict (hash) do update set missing = excluded.missing
 """

@@ -10,6 +10,7 @@ import psycopg
 from psycopg import AsyncConnection
 
 from store.db.maintenance.retention import read_inventory
+from store.db.schema.names import HASH_KEY
 from store.db.schema.partitions import read_catalog
 from store.domain.partitioning import DAY_NS
 from tests.support.polling import until
@@ -26,12 +27,10 @@ _STATISTICS_IN_MEMORY = 150_000
 
 _MESSAGE = """
 insert into storenode.messages
-values (%(ts)s, %(hash)s, gen_random_uuid(), %(batch)s, '', '', %(data)s, '')
+values (%(ts)s, %(batch)s, gen_random_uuid(), %(hash)s, '', '', %(data)s, '')
 """
-_HASH = """
-insert into storenode.hashes
-select encode(substr(hash, 1, 16), 'hex')::uuid, %(ts)s, gen_random_uuid()
-from (values (%(hash)s::bytea)) as given(hash)
+_HASH = f"""
+insert into storenode.hashes select {HASH_KEY.format(hash="%(hash)s::bytea")}, %(ts)s
 """
 _TOPIC = "insert into storenode.topics values (gen_random_uuid(), %(ts)s, 'p', 'c')"
 _SDS = """

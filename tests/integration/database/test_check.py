@@ -130,7 +130,6 @@ where ts = {A_PLAIN_ONE}
 MOVED = f"update storenode.messages set ts = ts + 1 where ts = {FIRST}"
 OTHER_TOPIC = f"update storenode.messages set topic = gen_random_uuid() where ts = {FIRST}"
 NO_HASH = f"delete from storenode.hashes where ts = {FIRST}"
-OTHER_HASH = f"update storenode.hashes set topic = gen_random_uuid() where ts = {FIRST}"
 LOST = f"delete from storenode.messages where ts = {FIRST}"
 NO_TOPICS = "delete from storenode.topics"
 OTHER_NAMES = "update storenode.topics set content_topic = content_topic || 'x'"
@@ -181,7 +180,7 @@ TOGETHER: tuple[dict[str, Found], ...] = (
     },
     {
         OTHER_DIGEST: {(F.CONTENT_DIGEST, M): 1},
-        OTHER_TOPIC: {(F.TOPIC, M): 1, (F.WRONG_HASH_ROW, H): 1},
+        OTHER_TOPIC: {(F.TOPIC, M): 1},
         OTHER_NAMES: {(F.WRONG_TOPIC_ROW, "topics"): None},
         OTHER_LAMPORT: {(F.WRONG_SDS_ROW, S): SDS_COUNT},
         DEFAULT: {("default partition", M): 1},
@@ -192,7 +191,6 @@ TOGETHER: tuple[dict[str, Found], ...] = (
         ODD: {("odd bounds", M): 1},
     },
     {
-        OTHER_HASH: {(F.WRONG_HASH_ROW, H): 1},
         OTHER_CHANNEL_KEY: {(F.WRONG_SDS_ROW, S): SDS_COUNT},
         NO_COMMITS: {("batch without a commit", "commits"): None, (WRONG_SUMMARY, "buckets"): None},
     },

@@ -262,8 +262,8 @@ async def prepared(connection: Connection) -> Catalog:
 async def fill(connection: Connection, first: int, end: int) -> None:
     before = await counter_of(connection, "n_tup_ins", "messages_")
     cursor = await connection.execute(
-        "insert into storenode.messages select %s::bigint + n, sha256(n::text::bytea),"
-        " gen_random_uuid(), 1, '', '', sha256(n::text::bytea), sha256(n::text::bytea)"
+        "insert into storenode.messages select %s::bigint + n, 1, gen_random_uuid(),"
+        " sha256(n::text::bytea), '', '', sha256(n::text::bytea), sha256(n::text::bytea)"
         " from generate_series(%s::int + 1, %s::int - 1) n",
         (NOW, first, end),
     )

@@ -26,8 +26,8 @@ with given as (
            md5((n %% 50)::text)::uuid as topic, md5(n::text)::uuid as key
     from generate_series(1::bigint, %(rows)s::bigint) n
 ), m as (insert into storenode.messages
-    select ts, hash, topic, n / 1000, '', '', '', '' from given),
-h as (insert into storenode.hashes select key, ts, topic from given)
+    select ts, n / 1000, topic, hash, '', '', '', '' from given),
+h as (insert into storenode.hashes select hashint8extended(n, 0), ts from given)
 insert into storenode.sds
 select key, topic, ts, hash, '', '', '', 1, '{}', '{}', '{}', false from given
 """
@@ -106,7 +106,7 @@ async def test_what_is_over_takes_the_room_that_its_rows_need(connection: Connec
     assert await all_of(rebuilder, connection, NOW) == [], "its day ended twelve hours ago"
     later_ns = NOW + 365 * DAY_NS
     done = {each.index: each for each in await all_of(rebuilder, connection, later_ns)}
-    assert {before["messages_topic_idx"][0], before["sds_channel_idx"][0]} <= set(done)
+    assert {before["messages_topic_idx"][0], before["sds_pkey"][0]} <= set(done)
     after = await indexes(connection)
     for root, (name, size) in after.items():
         if name in done:
@@ -137,12 +137,12 @@ async def test_a_transaction_that_lasts_is_not_waited_for_and_leaves_nothing(
 ) -> None:
     monkeypatch.setattr(rebuild, "LOCK_TIMEOUT_MS", 50)
     now_ns, rebuilder = TODAY + SETTLED_NS, Rebuilder()
-    name, size = (await indexes(connection))["sds_channel_idx"]
+    name, size = (await indexes(connection))["messages_topic_idx"]
     async with await opened(database_url) as reader, reader.transaction():
         await reader.execute("set transaction isolation level repeatable read")
-        await reader.execute("select 1 from storenode.sds limit 1")
+        await reader.execute("select 1 from storenode.messages limit 1")
         assert await rebuilder.rebuild(connection, now_ns) is None
-        assert (await indexes(connection))["sds_channel_idx"] == (name, size)
+        assert (await indexes(connection))["messages_topic_idx"] == (name, size)
     assert await values(connection, "show lock_timeout") == ["0"]
     # One try in the life of a process; what it has left is gone with the next.
     others = await all_of(rebuilder, connection, now_ns)
@@ -165,7 +165,7 @@ async def test_what_a_rebuild_has_left_goes_without_locking_readers_out(
         reader.transaction(),
     ):
         await reader.execute("set transaction isolation level repeatable read")
-        await reader.execute("select 1 from storenode.sds limit 1")
+        await reader.execute("select 1 from storenode.messages limit 1")
         assert await rebuilder.rebuild(connection, now_ns) is None
         assert await values(other, _BROKEN) == [1]
         report = await asyncio.to_thread(check, database_url, now_ns=lambda: NOW)
@@ -176,7 +176,7 @@ async def test_what_a_rebuild_has_left_goes_without_locking_readers_out(
         while await values(other, waiting) == [0] and not dropping.done():  # noqa: ASYNC110
             await asyncio.sleep(PAUSE_S)
         await other.execute("set lock_timeout = '1s'")
-        await other.execute("select 1 from storenode.sds limit 1")
+        await other.execute("select 1 from storenode.messages limit 1")
         assert not dropping.done()
     assert await dropping is None, "nothing is over yet"
     assert await values(connection, _BROKEN) == [0]
@@ -193,13 +193,13 @@ async def test_maintenance_goes_on_while_an_index_is_rebuilt(
 ) -> None:
     """Show that a rebuild waits for older transactions; rounds and folds go on."""
     monkeypatch.setattr(rebuild, "LOCK_TIMEOUT_MS", 60_000)
-    name, _ = (await indexes(connection))["sds_channel_idx"]
+    name, _ = (await indexes(connection))["messages_topic_idx"]
     events = Events()
     node = maintainer(lambda: opened(database_url), events, None, lambda: TODAY + SETTLED_NS, 0.01)
     async with running(node):
         async with await opened(database_url) as reader, reader.transaction():
             await reader.execute("set transaction isolation level repeatable read")
-            await reader.execute("select 1 from storenode.sds limit 1")
+            await reader.execute("select 1 from storenode.messages limit 1")
             await rebuilding(connection, 1)
             before = node.rounds
             while node.rounds < before + 3:
@@ -215,7 +215,7 @@ async def test_a_rebuild_ends_with_the_maintenance_of_its_node(
     node = maintainer(lambda: opened(database_url), Events(), None, lambda: TODAY + SETTLED_NS)
     async with await opened(database_url) as reader, reader.transaction():
         await reader.execute("set transaction isolation level repeatable read")
-        await reader.execute("select 1 from storenode.sds limit 1")
+        await reader.execute("select 1 from storenode.messages limit 1")
         async with running(node):
             await rebuilding(connection, 1)
         await rebuilding(connection, 0)

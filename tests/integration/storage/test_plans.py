@@ -48,7 +48,7 @@ EVERYTHING = PageSize(commit_pages.MAX_PAGE_MESSAGES, 10**9)
 _PLACEHOLDER = re.compile(r"%(?:\((\w+)\))?[bs]")
 
 _KIND = re.compile(
-    r"^([a-z]+)_.*?(pkey|topic_ts_substr_idx|batch_idx|pubsub_topic_idx|content_topic_idx)$"
+    r"^([a-z]+)_.*?(pkey|key_idx|topic_ts_substr_idx|batch_idx|pubsub_topic_idx|content_topic_idx)$"
 )
 
 Plan = Mapping[str, object]
@@ -287,7 +287,7 @@ async def test_hashes_are_looked_for_in_few_partitions(
     assert 2 <= len(read) <= MAX_COARSE
     assert set(read.values()) == {1}
     assert explained.full_reads() <= set(explained.partitions("topics"))
-    assert explained.indexes()["hashes:pkey"] == len(read)
+    assert explained.indexes()["hashes:key_idx"] == len(read)
     assert explained.rows_from("hashes") == count
     assert explained.rows_from("messages") <= count
     assert not any(":topic_ts" in name or ":batch" in name for name in explained.indexes())
@@ -298,7 +298,7 @@ async def test_a_position_is_one_probe_of_each_partition_of_hashes(world: World)
     assert await world.reader.position(message.hash, TopicRights()) == message.at
     explained = world.explained
     assert explained.full_reads() == set()
-    assert set(explained.indexes()) == {"hashes:pkey", "messages:pkey"}
+    assert set(explained.indexes()) == {"hashes:key_idx", "messages:pkey"}
     assert len(explained.partitions("hashes")) <= MAX_COARSE
     assert explained.rows_from("hashes") == 1
     assert len(explained.partitions("messages")) == 1

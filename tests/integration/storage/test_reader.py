@@ -584,9 +584,9 @@ async def test_pages_are_cut_by_bytes_as_well(node: Node, count: int) -> None:
 
 async def test_two_messages_whose_hashes_begin_alike_are_both_found(node: Node) -> None:
     batch = batch_of([(NOW - 1, TOPICS[0], b"one"), (NOW, TOPICS[0], b"two")])
-    batch.hashes = [bytes(16) + bytes([number]) * 16 for number in (1, 2)]
+    batch.hashes = [bytes(8) + bytes([number]) * 24 for number in (1, 2)]
     assert all(await node.store(batch))
-    absent = bytes(16) + b"\x03" * 16
+    absent = bytes(8) + b"\x03" * 24
     reads, asked = GossipReads(node.database), (*batch.hashes, absent)
     expected = [transferred(batch.frame(0)), transferred(batch.frame(1)), None]
     assert await reads.load(asked, 2**20) == expected

@@ -36,13 +36,13 @@ def test_rows_of_hashes_are_whole_and_in_the_order_of_the_key(
         tails=[b""] * len(hashes),
     )
     block = hash_block(in_order(batch, np.ones(len(hashes), np.int64)))
-    row_bytes = 2 + 3 * 4 + 16 + 8 + 16
+    row_bytes = 2 + 2 * (4 + 8)
     rows = [cells(block[at : at + row_bytes]) for at in range(0, len(block), row_bytes)]
     expected = {
-        (digest[:16], timestamp.to_bytes(8, "big"), digest[-16:])
+        (digest[:8], timestamp.to_bytes(8, "big"))
         for digest, timestamp in zip(hashes, times, strict=False)
     }
     assert {tuple(row) for row in rows} == expected
     assert len(rows) == len(hashes)
-    words = [row[0][:8] for row in rows]
-    assert words == sorted(words)
+    keys = [int.from_bytes(row[0], signed=True) for row in rows]
+    assert keys == sorted(keys)

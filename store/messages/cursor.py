@@ -142,8 +142,8 @@ class FollowCursors:
         return FollowCursor(store_id, position, token, timestamp, digest if inside else None)
 
     def _crypt(self, nonce: bytes, text: bytes) -> bytes:
-        pad = blake2b(nonce, key=self._key, person=_FOR_PAD).digest()
-        return bytes(one ^ other for one, other in zip(text, pad, strict=False))
+        pad = blake2b(nonce, key=self._key, person=_FOR_PAD).digest()[: len(text)]
+        return (int.from_bytes(text) ^ int.from_bytes(pad)).to_bytes(len(text))
 
     def _tag(self, sealed: bytes) -> bytes:
         return blake2b(sealed, digest_size=_TAG_BYTES, key=self._key, person=_FOR_TAG).digest()

@@ -6,11 +6,10 @@ Handlers deal in bytes and raise; they never see a status code that they did not
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import ExitStack, aclosing, nullcontext, suppress
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
 from functools import lru_cache, partial
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, cast
 
 import grpc
 
@@ -27,19 +26,25 @@ from store.rpc.identity import (
     REQUEST_ID,
     RETRY_AFTER_MS,
     TIME,
-    CallMetadata,
+    TRACE,
+    WANTED,
     identify_peer,
     is_accepted_peer,
     own_metadata,
-    read_metadata,
     refuse_client,
 )
-from store.rpc.limits import MAX_SERIES
 from store.rpc.request_memory import NoRequestError
-from store.serving.call import Call, Method, StreamMethod, UnaryMethod, open_call
+from store.serving.call import (
+    REQUEST_IDS,
+    Call,
+    Method,
+    StreamMethod,
+    UnaryMethod,
+    is_request_id,
+    open_call,
+)
 from store.serving.connections import Remote, remote
 from store.serving.failure import CallerGoneError, CallError, Code, expected, malformed, unexpected
-from store.serving.limits import COUNTED_REQUEST_BYTES
 from store.sync.errors import (
     FrameTooLargeError,
     GaveWayError,
@@ -100,25 +105,43 @@ Refuse = Callable[[bytes, CallError], bytes]
 _Answer = Callable[["RpcCall", Call], Awaitable[bytes | None]]
 _Handler = Callable[[object, Context], Any]
 _NS_PER_S: Final = 1e9
+_NOTHING: Final = nullcontext()
+_CACHED_HOSTS: Final = 512
 _COUNTED_FROM_0: Final = ("OK", "UNAVAILABLE", "INTERNAL")
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
-class RpcCall(CallMetadata):
+class RpcCall:
     """A call over gRPC and its metadata, before and after it is admitted.
 
-    ``reading``: its one request is read, or was. ``received``: it has come, at ``received_ns`` of
-    the monotonic clock.
+    ``fields``: the metadata that identify the caller, by name; ``repeated`` is one that is given
+    twice. ``request_id``: the caller's if it is fit for a log, else one of this node's. ``trace``:
+    the caller's position in a trace (W3C Trace Context), as it is given. ``reading``: its one
+    request is read, or was. ``received``: it has come, at ``received_ns`` of the monotonic clock.
     """
 
-    node: RpcContext
-    method: Method
-    context: Context
-    is_peer: bool = False
-    admitted: Call | None = None
-    reading: bool = False
-    received: bytes | None = None
-    received_ns: int | None = None
+    def __init__(self, node: RpcContext, method: Method, context: Context) -> None:
+        """Read the metadata of a call."""
+        self.node, self.method, self.context = node, method, context
+        self.fields: dict[str, str] = {}
+        self.trace: dict[str, str] = {}
+        self.repeated = self.request_id = ""
+        self.is_peer = self.reading = False
+        self.admitted: Call | None = None
+        self.received: bytes | None = None
+        self.received_ns: int | None = None
+        # A tuple of pairs, whatever the type stubs say.
+        for name, value in cast("Iterable[tuple[str, str]]", context.invocation_metadata() or ()):
+            if name in WANTED:
+                if name in self.fields:
+                    self.repeated = self.repeated or name
+                else:
+                    self.fields[name] = value
+            elif name in TRACE:
+                self.trace[name] = value
+            elif name == REQUEST_ID and not self.request_id and is_request_id(value):
+                self.request_id = str(value)
+        if not self.request_id:
+            self.request_id = next(REQUEST_IDS)
 
     async def next_request(self) -> bytes | None:
         """Read the next request of a stream, without charging it; return None after the last.
@@ -204,8 +227,7 @@ class CallWrapper:
 
         async def answer(rpc: RpcCall, call: Call) -> bytes:
             request = await rpc.read_request(call)
-            size = len(request)
-            with call.reserve(size) if size > COUNTED_REQUEST_BYTES else nullcontext():
+            with call.reserve(len(request)):
                 response = await handle(call, request)
             await call.sender.answered(len(response), refusable=method.timed)
             return response
@@ -238,66 +260,61 @@ class CallWrapper:
 
     def _wrap(self, method: Method, answer: _Answer, refuse: Refuse | None = None) -> _Handler:
         """Return gRPC's handler; counts that alerts use begin at 0: of 1 no growth is known."""
-        for code in _COUNTED_FROM_0:
-            self._node.metrics.calls.labels(method.name, code)
-        return partial(self._serve, method, answer, refuse)
+        node, calls = self._node, self._node.metrics.calls.labels
+        counts = {code: calls(method.name, code).inc for code in _COUNTED_FROM_0}
+        timer = node.metrics.query_seconds.labels(method.name).observe if method.timed else None
 
-    async def _serve(
-        self,
-        method: Method,
-        answer: _Answer,
-        refuse: Refuse | None,
-        _requests: object,
-        context: Context,
-    ) -> bytes | None:
-        node, began_ns, code = self._node, self._node.monotonic_ns(), "OK"
-        rpc = RpcCall(node=node, method=method, context=context)
-        read_metadata(context, rpc)
-        request_context(request_id=rpc.request_id)
-        try:
-            call = await self._admit(rpc)
-            with ExitStack() as around:
-                if node.tracing is not None and method.traced:
-                    span = node.tracing.serving(self._service, method.name, rpc.trace)
-                    around.enter_context(span)
-                elif method.endless:
-                    around.enter_context(node.drain.endless())
-                call.check_ready()
-                return await answer(rpc, call)
-        except (asyncio.CancelledError, CallerGoneError):
-            code = "CANCELLED"
-            raise asyncio.CancelledError from None
-        except NoRequestError as error:
-            code = error.code
-            rpc.fail(error)
-            return None
-        except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets a status
-            failure, is_expected = translate(error, rpc.request_id)
+        # No method and `partial`, which gRPC would take apart at every call.
+        async def serve(_requests: object, context: Context) -> bytes | None:
+            began_ns, code = node.monotonic_ns(), "OK"
+            rpc = RpcCall(node, method, context)
+            request_context(request_id=rpc.request_id)
             try:
-                if refuse is not None and failure.retry:
-                    with suppress(CallError):
-                        if (request := await rpc.refusable_request()) is not None:
-                            return refuse(request, failure)
-                code = failure.code
-                self._report(rpc, failure, None if is_expected else error)
-                rpc.fail(failure)
+                call = await self._admit(rpc)
+                around: AbstractContextManager[None] = _NOTHING
+                if node.tracing is not None and method.traced:
+                    around = node.tracing.serving(self._service, method.name, rpc.trace)
+                elif method.endless:
+                    around = node.drain.endless()
+                with around:
+                    call.check_ready()
+                    return await answer(rpc, call)
+            except (asyncio.CancelledError, CallerGoneError):
+                code = "CANCELLED"
+                raise asyncio.CancelledError from None
+            except NoRequestError as error:
+                code = error.code
+                rpc.fail(error)
                 return None
+            except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets a status
+                failure, is_expected = translate(error, rpc.request_id)
+                try:
+                    if refuse is not None and failure.retry:
+                        with suppress(CallError):
+                            if (request := await rpc.refusable_request()) is not None:
+                                return refuse(request, failure)
+                    code = failure.code
+                    self._report(rpc, failure, None if is_expected else error)
+                    rpc.fail(failure)
+                    return None
+                finally:
+                    # Its traceback has this frame: each would keep the other, and the request.
+                    del failure
             finally:
-                # Its traceback has this frame: each would keep the other, and the request.
-                del failure
-        finally:
-            if rpc.admitted is not None:
-                # A caller may take its time to send a request.
-                began_ns = began_ns if rpc.received_ns is None else rpc.received_ns
-                rpc.admitted.account.end(method.kind)
-                if rpc.is_peer:
-                    node.callers[rpc.fields[NODE_ID]] = node.now_ns() / _NS_PER_S
-            seconds = (node.monotonic_ns() - began_ns) / _NS_PER_S
-            count, timer = self._series(method, code)
-            count()
-            if timer is not None:
-                timer(seconds)
-            self._log.debug("call_ended", method=method.name, code=code, seconds=seconds)
+                if rpc.admitted is not None:
+                    # A caller may take its time to send a request.
+                    began_ns = began_ns if rpc.received_ns is None else rpc.received_ns
+                    rpc.admitted.account.end(method.kind)
+                    if rpc.is_peer:
+                        node.callers[rpc.fields[NODE_ID]] = node.now_ns() / _NS_PER_S
+                seconds = (node.monotonic_ns() - began_ns) / _NS_PER_S
+                count = counts.get(code) or counts.setdefault(code, calls(method.name, code).inc)
+                count()
+                if timer is not None:
+                    timer(seconds)
+                self._log.debug("call_ended", method=method.name, code=code, seconds=seconds)
+
+        return serve
 
     async def _admit(self, rpc: RpcCall) -> Call:
         """Identify the caller, and admit the call by all quotas."""
@@ -306,7 +323,7 @@ class CallWrapper:
         access, origin = node.access(), remote(connection)
         if rules is not None and method.right is not None and not rpc.repeated:
             rpc.is_peer = self._listener == "peer" or (
-                method.peers and is_accepted_peer(rpc, rules, origin)
+                method.peers and is_accepted_peer(fields, rules, origin)
             )
         if rules is not None and rpc.is_peer:
             client = identify_peer(fields, context, rules, node.peer_limits)
@@ -336,7 +353,7 @@ class CallWrapper:
             CallError: only peers may call, or the metadata name the caller twice.
         """
         if method.right is None:
-            return Client(origin.name, frozenset())
+            return _open_client(origin.name)
         if repeated:
             raise malformed(f"the metadata `{repeated}` is given twice: send it once")
         if method.peers_only:
@@ -358,10 +375,7 @@ class CallWrapper:
         else:
             self._log.error("call_crashed", exc_info=error, **fields)
 
-    @lru_cache(maxsize=MAX_SERIES)  # noqa: B019 - a wrapper lives as long as its node
-    def _series(
-        self, method: Method, code: str
-    ) -> tuple[Callable[[], None], Callable[[float], None] | None]:
-        metrics = self._node.metrics
-        timer = metrics.query_seconds.labels(method.name).observe if method.timed else None
-        return metrics.calls.labels(method.name, code).inc, timer
+
+@lru_cache(maxsize=_CACHED_HOSTS)
+def _open_client(host: str) -> Client:
+    return Client(host, frozenset())

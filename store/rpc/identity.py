@@ -9,10 +9,9 @@ Source: the contract, "Clients" and "Peers".
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from functools import lru_cache
-from typing import Final, cast
+from typing import Final
 
 import grpc
 from cryptography import x509
@@ -21,7 +20,6 @@ from store.domain.access import Client, Right
 from store.domain.quota import ClientLimits
 from store.rpc.context import PeerRules
 from store.rpc.limits import MAX_PEER_FIELD_CHARS
-from store.serving.call import REQUEST_IDS, is_request_id
 from store.serving.connections import Remote
 from store.serving.context import NodeIdentity
 from store.serving.failure import CallError, Code, malformed
@@ -42,8 +40,8 @@ TIME: Final = "storenode-time"
 
 PEER_RIGHTS: Final = frozenset({Right.READ, Right.FOLLOW})
 
-_WANTED: Final = frozenset({AUTHORIZATION, NODE_ID, STORE_ID, VERSION, CLUSTER, TIME})
-_TRACE: Final = frozenset({"traceparent", "tracestate"})
+WANTED: Final = frozenset({AUTHORIZATION, NODE_ID, STORE_ID, VERSION, CLUSTER, TIME})
+TRACE: Final = frozenset({"traceparent", "tracestate"})
 PEER_FIELD: Final = re.compile(rf"[!-~]{{1,{MAX_PEER_FIELD_CHARS}}}")
 
 _CACHED_CERTIFICATES: Final = 256
@@ -53,43 +51,11 @@ _NAMES_ALONE: Final = (
 )
 
 
-@dataclass(slots=True)
-class CallMetadata:
-    """The metadata of a call that are read, taken apart once.
-
-    ``fields``: those that identify the caller, by name; ``repeated`` is one that is given twice.
-    ``request_id``: the caller's if it is fit for a log, else one of this node's. ``trace``: the
-    caller's position in a trace (W3C Trace Context), as it is given.
-    """
-
-    fields: dict[str, str] = field(default_factory=dict)
-    repeated: str = ""
-    request_id: str = ""
-    trace: dict[str, str] = field(default_factory=dict)
-
-
-def read_metadata(context: grpc.aio.ServicerContext[bytes, bytes], found: CallMetadata) -> None:
-    """Read the metadata of a call."""
-    # A tuple of pairs, whatever the type stubs say.
-    for name, value in cast("Iterable[tuple[str, str]]", context.invocation_metadata() or ()):
-        if name in _WANTED:
-            if name in found.fields:
-                found.repeated = found.repeated or name
-            else:
-                found.fields[name] = value
-        elif name in _TRACE:
-            found.trace[name] = value
-        elif name == REQUEST_ID and not found.request_id and is_request_id(value):
-            found.request_id = str(value)
-    if not found.request_id:
-        found.request_id = next(REQUEST_IDS)
-
-
-def is_accepted_peer(metadata: CallMetadata, rules: PeerRules, origin: Remote) -> bool:
+def is_accepted_peer(fields: Mapping[str, str], rules: PeerRules, origin: Remote) -> bool:
     """Return True if a call without a token on a clear-text listener counts as a peer's."""
     return (
-        NODE_ID in metadata.fields
-        and AUTHORIZATION not in metadata.fields
+        NODE_ID in fields
+        and AUTHORIZATION not in fields
         and not rules.tls
         and rules.names_suffice
         and (origin.loopback or rules.insecure)

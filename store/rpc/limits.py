@@ -37,9 +37,6 @@ those that follow are judged meanwhile."""
 MAX_CALLERS: Final = 64
 """Peers of which it is remembered when they called: in clear text names are invented easily."""
 
-MAX_SERIES: Final = 512
-"""Pairs of a method and a status code whose counters are kept at hand."""
-
 MAX_PEER_FIELD_CHARS: Final = 253
 """Node ID (a DNS name), store ID and version in a peer's metadata."""
 

@@ -29,7 +29,8 @@ import grpc
 from store.rpc.limits import LOOKAHEAD_BYTES, MAX_PEER_FRAME_BYTES, MAX_UNFINISHED_BYTES
 from store.serving.connections import ReceivedBytes
 from store.serving.failure import CallError, Code
-from store.serving.queue import RequestSlots
+from store.serving.limits import REQUEST_TIMEOUT_S
+from store.serving.queue import RequestSlots, late
 
 FORGET_BEYOND: Final = 1_024
 """Connections that are remembered before the closed ones are looked for."""
@@ -133,10 +134,11 @@ class IncompleteRequests:
         Raises:
             CallError: it has not come in time, or gave way to others.
         """
-        name, gave_way = context.peer(), False
-        limited = asyncio.timeout(None) if slots is None else slots.slot(name, wait=wait)
+        name, gave_way, began_s = context.peer(), False, asyncio.get_running_loop().time()
         try:
-            async with limited as limit:
+            async with asyncio.timeout(None if slots is None else REQUEST_TIMEOUT_S) as limit:
+                if slots is not None:
+                    await slots.acquire(name, limit, wait=wait)
                 # Looked up now: while the call waited for its slot, it might have been forgotten.
                 connection = self._connections.get(name)
                 if connection is None:
@@ -150,12 +152,12 @@ class IncompleteRequests:
                 finally:
                     self._awaited -= 1
                     gave_way = connection.awaited.pop(limit, None) is None
+                    if slots is not None:
+                        slots.release(name, limit)
                 if isinstance(request, bytes):
                     connection.read_bytes += len(request)
-        except (CallError, TimeoutError):
-            if gave_way:
-                raise self._gave_way() from None
-            raise
+        except TimeoutError:
+            raise self._gave_way() if gave_way else late(began_s) from None
         return request if isinstance(request, bytes) else None
 
     def _gave_way(self) -> CallError:

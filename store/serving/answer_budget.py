@@ -19,7 +19,6 @@ not read makes the node hold pages for it. Rules:
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from operator import itemgetter
@@ -123,9 +122,8 @@ class AnswerSender:
         self._end: Callable[[], object] | None = None
         self._page_bytes = self._most_bytes = FIRST_PAGE_BYTES
         budget.senders[self] = None
-        if caller not in budget.connections:
-            budget.connections[caller] = Counter()
-        budget.connections[caller][connection] += 1
+        connections = budget.connections.setdefault(caller, {})
+        connections[connection] = connections.get(connection, 0) + 1
 
     async def room(self, most_bytes: int) -> PageRoom:
         """Wait for room for a page of up to ``most_bytes``, or less if the caller is slow.
@@ -284,7 +282,7 @@ class UnsentBudget(FairQueue):
         super().__init__(limit_bytes, lambda: busy(FULL.format(limit=limit_bytes)), now_s=now_s)
         self.senders: dict[AnswerSender, None] = {}
         self.ended: set[AnswerSender] = set()
-        self.connections: dict[str, Counter[str]] = {}
+        self.connections: dict[str, dict[str, int]] = {}
         self.is_draining = False
         self.growing = 0
         self._timer: asyncio.TimerHandle | None = None

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -55,7 +55,7 @@ class FairQueue:
         self.full = full
         self.now_s = now_s
         self.waiting: list[WaitingCall] = []
-        self.asked: Counter[str] = Counter()
+        self.asked: defaultdict[str, int] = defaultdict(int)
         self._by_owner: Counter[str] = Counter()
         self._max_waiting = max_waiting
         self._numbers = count()
@@ -110,16 +110,23 @@ class FairQueue:
                 del self._by_owner[owner]
             self.release(size)
 
+    def take(self, connection: str, size: int) -> bool:
+        """Take units as `acquire`, or return False where the call had to wait."""
+        if self.waiting or not (size <= self.free or self.free == self.limit):
+            return False
+        self.asked[connection] += size
+        self.free -= size
+        return True
+
     async def acquire(self, connection: str, size: int, factor: int = 1) -> None:
         """Take units when it is the call's turn; `release` must follow.
 
         Raises:
             CallError: too many calls wait, or `refuse` was called.
         """
-        self.asked[connection] += size
-        if not self.waiting and (size <= self.free or self.fits(size)):
-            self.free -= size
+        if self.take(connection, size):
             return
+        self.asked[connection] += size
         if self._max_waiting is not None and len(self.waiting) >= self._max_waiting:
             self.refuse([max(self.waiting)])
         turn = asyncio.get_running_loop().create_future()
@@ -201,48 +208,63 @@ class RequestSlots:
         self._slots = FairQueue(slots, _crowded, max_waiting=max_waiting)
         self._unhurried: dict[asyncio.Timeout, float] = {}
 
+    async def acquire(self, connection: str, limit: asyncio.Timeout, *, wait: bool = True) -> None:
+        """Take a slot for a request, whose ``limit`` may be shortened; `release` must follow.
+
+        Raises:
+            CallError: too many requests wait; or, without ``wait``, no slot is free.
+        """
+        slots = self._slots
+        if not slots.take(connection, 1):
+            if not wait:
+                raise _crowded()
+            for other, other_began_s in self._unhurried.items():
+                _shorten(other, other_began_s)
+            self._unhurried.clear()
+            await slots.acquire(connection, 1)
+        now_s = asyncio.get_running_loop().time()
+        if slots.waiting or not wait:
+            _shorten(limit, now_s)
+        else:
+            self._unhurried[limit] = now_s
+
+    def release(self, connection: str, limit: asyncio.Timeout) -> None:
+        """Return a slot."""
+        self._unhurried.pop(limit, None)
+        self._slots.release(1, connection)
+
     @asynccontextmanager
-    async def slot(
-        self, connection: str, *, wait: bool = True, needed: bool = True
-    ) -> AsyncIterator[asyncio.Timeout]:
-        """Read a request in the block, which has a limit of time; without ``wait`` if one is free.
+    async def slot(self, connection: str, *, needed: bool = True) -> AsyncIterator[None]:
+        """Read a request in the block, which has a limit of time.
 
         A request that costs no more than its connection is read without a slot, not ``needed``.
 
         Raises:
             CallError: It has not come in time.
         """
-        loop = asyncio.get_running_loop()
-        began_s = loop.time()
+        began_s = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(REQUEST_TIMEOUT_S) as limit:
-                if not needed:
-                    yield limit
-                    return
-                if not self._slots.free:
-                    if not wait:
-                        raise _crowded()
-                    for other, other_began_s in self._unhurried.items():
-                        _shorten(other, other_began_s)
-                    self._unhurried.clear()
-                await self._slots.acquire(connection, 1)
+                if needed:
+                    await self.acquire(connection, limit)
                 try:
-                    if self._slots.waiting or not wait:
-                        _shorten(limit, loop.time())
-                    else:
-                        self._unhurried[limit] = loop.time()
-                    yield limit
+                    yield
                 finally:
-                    self._unhurried.pop(limit, None)
-                    self._slots.release(1, connection)
+                    if needed:
+                        self.release(connection, limit)
         except TimeoutError:
-            if loop.time() - began_s < REQUEST_TIMEOUT_S:
-                raise _crowded() from None
-            raise CallError(
-                Code.DEADLINE_EXCEEDED,
-                f"the request has not come in full within {REQUEST_TIMEOUT_S:g} s: send it faster,"
-                " or a smaller one",
-            ) from None
+            raise late(began_s) from None
+
+
+def late(began_s: float) -> CallError:
+    """Return the error of a request that began to come in then, and whose time is over."""
+    if asyncio.get_running_loop().time() - began_s < REQUEST_TIMEOUT_S:
+        return _crowded()
+    return CallError(
+        Code.DEADLINE_EXCEEDED,
+        f"the request has not come in full within {REQUEST_TIMEOUT_S:g} s: send it faster,"
+        " or a smaller one",
+    )
 
 
 def _shorten(limit: asyncio.Timeout, began_s: float) -> None:

@@ -98,7 +98,7 @@ def wait_gone(pid: int) -> None:
         assert not [each for each in alive if each.status() != psutil.STATUS_ZOMBIE]
 
 
-def held_port(data_dir: Path) -> HeldPort:
+def reserve_port(data_dir: Path) -> HeldPort:
     """Set the port of a stopped directory's servers, and keep it from others between two runs."""
     last, port = data_dir / "postgres.json", HeldPort()
     last.write_text(json.dumps({**json.loads(last.read_text()), "port": port.number}))

@@ -18,7 +18,7 @@ from store.embedded import (
     running_url,
 )
 from store.embedded import supervisor as supervisor_module
-from tests.embedded.helpers import PATIENCE_S, Events, held_port, insert, node, values, wait_gone
+from tests.embedded.helpers import PATIENCE_S, Events, insert, node, reserve_port, values, wait_gone
 
 
 @pytest.mark.parametrize("watch_by_pipe", [False, True], ids=["kernel", "watchdog"])
@@ -66,7 +66,7 @@ def test_a_server_that_outlived_its_node_is_stopped_first(
 
 
 def test_a_server_that_ends_unasked_is_restarted_with_its_data(data_dir: Path) -> None:
-    events, port = Events(), held_port(data_dir)
+    events, port = Events(), reserve_port(data_dir)
     with EmbeddedPostgres(EmbeddedSettings(data_dir), events) as server:
         assert server.port == port.number
         url, last = server.url, events.wait_for("started")["pid"]

@@ -16,7 +16,7 @@ from store.embedded import (
     EmbeddedSettings,
     running_url,
 )
-from tests.embedded.helpers import AS_ROOT, Events, held_port, insert, node, values
+from tests.embedded.helpers import AS_ROOT, Events, insert, node, reserve_port, values
 
 
 def _one(url: str, query: str) -> tuple[object, ...]:
@@ -154,7 +154,7 @@ def test_a_listener_that_fails_does_not_take_the_server_with_it(data_dir: Path) 
 
 
 def test_the_port_stays_from_run_to_run_unless_it_is_taken(data_dir: Path) -> None:
-    last, port = data_dir / "postgres.json", held_port(data_dir)
+    last, port = data_dir / "postgres.json", reserve_port(data_dir)
     for _ in range(2):
         with EmbeddedPostgres(EmbeddedSettings(data_dir)) as server:
             assert server.port == port.number

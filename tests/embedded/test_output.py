@@ -1,4 +1,4 @@
-"""What is kept and what is told of a program's output."""
+"""The output of a program: how much is kept, and how much a report has."""
 
 import os
 from pathlib import Path

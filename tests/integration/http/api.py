@@ -31,7 +31,7 @@ class Event:
 
     @property
     def json(self) -> Any:  # noqa: ANN401 - whatever the event holds
-        """Its data."""
+        """The data of the event, as JSON."""
         return json.loads(self.data)
 
 

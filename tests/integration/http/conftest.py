@@ -1,4 +1,4 @@
-"""One node with an HTTP listener that the tests share; each test has topics of its own."""
+"""A node with an HTTP listener that the tests share; each test has topics of its own."""
 
 from __future__ import annotations
 

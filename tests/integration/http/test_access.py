@@ -1,4 +1,4 @@
-"""Tokens, rights and topics over HTTP are those of gRPC; TLS is that of the other listeners."""
+"""Tokens, rights, topics and TLS over HTTP, as the other listeners have them."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_a_body_without_a_token_is_refused_before_it_has_come(
 
 
 @pytest.mark.parametrize("kind", ["application/grpc", "application/grpc+proto", "text/plain", ""])
-def test_a_refusal_is_told_to_those_who_speak_neither_protocol(
+def test_callers_of_neither_protocol_get_a_refusal(
     caller: Callable[[str | None], Api], kind: str
 ) -> None:
     path = "/storenode.v1.Store/Scan"
@@ -142,13 +142,13 @@ def test_other_topics_are_not_there_on_paths_of_http_alone(
 def test_a_browser_may_give_its_token_in_the_url_of_a_follower_alone(
     caller: Callable[[str | None], Api],
 ) -> None:
-    nobody = caller(None).client
-    with nobody.stream("GET", "/api/v1/follow", params={"access_token": "reader"}) as stream:
+    stranger = caller(None).client
+    with stranger.stream("GET", "/api/v1/follow", params={"access_token": "reader"}) as stream:
         assert next(events(stream)).name == "page"
-    assert nobody.get("/api/v1/messages", params={"access_token": "reader"}).status_code == 401
+    assert stranger.get("/api/v1/messages", params={"access_token": "reader"}).status_code == 401
 
 
-def test_without_a_client_certificate_nobody_is_served(node: NodeProcess, files: Path) -> None:
+def test_no_call_is_served_without_a_client_certificate(node: NodeProcess, files: Path) -> None:
     context = ssl.create_default_context(cafile=str(files / "ca.pem"))
     with pytest.raises(httpx.TransportError):
         httpx.get(f"https://{node.http}/api/v1/status", verify=context)

@@ -108,7 +108,7 @@ def test_an_hour_has_its_activity_and_its_missing_parents(api: Api) -> None:
     assert api.client.get("/api/v1/coverage", params={"step": "WEEK"}).status_code == 400
 
 
-def test_what_other_stores_hold_of_an_hour_is_told_with_it() -> None:
+def test_an_hour_is_shown_with_its_coverage_by_other_stores() -> None:
     differs = StoreCoverage(
         store_id="b", state=StoreCoverage.DIFFERS, compared_at=7, missing_here=4, missing_there=0
     )
@@ -133,7 +133,7 @@ def test_what_other_stores_hold_of_an_hour_is_told_with_it() -> None:
     }
 
 
-def test_the_status_says_what_is_held(api: Api, node: NodeProcess, topic: str) -> None:
+def test_the_status_shows_the_stored_messages(api: Api, node: NodeProcess, topic: str) -> None:
     api.publish(message(topic))
     found = api.get("/api/v1/status").json()
     assert (found["ready"], found["nodeId"]) == (True, node.ready["node_id"])
@@ -212,9 +212,9 @@ def test_requests_are_counted(api: Api, node: NodeProcess) -> None:
     before = count()
     api.get("/api/v1/messages", limit="x")
     assert count() == before + 1
-    told = get(node.metrics, "/metrics")[1]
-    assert "storenode_http_connections " in told
-    assert 'storenode_http_requests_total{code="500",operation="scan"} 0.0' in told, (
+    text = get(node.metrics, "/metrics")[1]
+    assert "storenode_http_connections " in text
+    assert 'storenode_http_requests_total{code="500",operation="scan"} 0.0' in text, (
         "alerts need it"
     )
 
@@ -225,7 +225,7 @@ def test_a_request_id_is_kept_where_it_is_fit_for_a_log(api: Api) -> None:
         assert (found.headers["x-request-id"] == given) is kept
 
 
-def test_the_page_is_as_it_tells(tmp_path: Path, new_store: Callable[[], str]) -> None:
+def test_the_steps_of_the_page_work(tmp_path: Path, new_store: Callable[[], str]) -> None:
     todo = steps((ROOT / "docs" / "http.md").read_text(encoding="utf-8"))
     assert len(todo) > 9
     with running_node(tmp_path / "node", *HTTP, database_url=new_store()) as node:

@@ -138,9 +138,9 @@ def test_connections_beyond_the_bound_and_those_that_send_nothing_are_closed(
         assert count(node, refused % "full") == 1
         assert [ended(each) for each in waiting] == [b""] * len(waiting)
         # One that is silent because nothing is published is told so, and stays.
-        heard = b""
-        while b": still here" not in heard:
-            heard += follower.recv(4_096)
+        received = b""
+        while b": still here" not in received:
+            received += follower.recv(4_096)
     assert count(node, refused % "slow") == len(waiting)
     assert httpx.get(f"http://{node.http}/api/v1/status").status_code == 200
 

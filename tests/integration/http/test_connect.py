@@ -93,7 +93,7 @@ WRONG: Final[list[tuple[str, bytes, dict[str, str], int, str]]] = [
 
 
 @pytest.mark.parametrize("asked", WRONG, ids=lambda asked: asked[-1])
-def test_wrong_requests_are_told_why(
+def test_wrong_requests_get_the_reason(
     api: Api, asked: tuple[str, bytes, dict[str, str], int, str]
 ) -> None:
     method, body, headers, status, sentence = asked

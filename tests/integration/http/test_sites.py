@@ -1,4 +1,4 @@
-"""Which web pages may call a real node: by the name that they use, and by their own origin."""
+"""Web pages that may call a real node: by the name that they use, and by their own origin."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def log() -> Iterator[StringIO]:
 
 
 def assert_no_flood(log: StringIO, began_s: float) -> None:
-    """Of each kind of line, there are as many as the log takes in this time; all are of one."""
+    """Check that the log has no more lines of their one kind than it takes in this time."""
     intervals = 1 + (time.monotonic() - began_s) // LOG_INTERVAL_S
     assert len(log.getvalue().splitlines()) <= intervals * (LOG_BURST_EVENTS + 5)
 

@@ -45,16 +45,16 @@ async def test_a_peer_reads_without_a_token_and_learns_who_answers(database_url:
         for method in READS:
             await call(node, method, PEER)
         answering = node.channel.unary_unary(STORE + "Query")(b"", metadata=PEER)
-        told = dict(await answering.initial_metadata())
-        assert told["storenode-node-id"] == "node-a"
-        assert told["storenode-store-id"] == "store-a"
-        assert told["storenode-version"] == "1.2.3"
+        metadata = dict(await answering.initial_metadata())
+        assert metadata["storenode-node-id"] == "node-a"
+        assert metadata["storenode-store-id"] == "store-a"
+        assert metadata["storenode-version"] == "1.2.3"
         for method in ("Publish", "PublishStream"):
             code, _ = await failure(call(node, method, PEER))
             assert code is grpc.StatusCode.UNAUTHENTICATED
 
 
-async def test_a_client_listener_without_peers_believes_nobody(database_url: str) -> None:
+async def test_a_client_listener_without_peers_accepts_no_name(database_url: str) -> None:
     async with serve(database_url, rules=Rules(access=token_file())) as node:
         code, _ = await failure(call(node, "Query", PEER))
         assert code is grpc.StatusCode.UNAUTHENTICATED

@@ -22,7 +22,7 @@ def outcomes(response: PublishResponse) -> list[int]:
     return [result.outcome for result in response.results]
 
 
-async def held(node: Node, *hashes: bytes) -> list[bytes]:
+async def stored_hashes(node: Node, *hashes: bytes) -> list[bytes]:
     response = await node.store.Query(StoreQueryRequest(message_hashes=hashes))
     return [entry.message_hash for entry in response.messages]
 
@@ -125,7 +125,7 @@ async def test_a_client_that_reads_no_answers_is_not_read_any_more(node: Node) -
         await write()
     async with asyncio.timeout(90):
         while node.context.in_flight.used:
-            await held(node, bytes(32))
+            await stored_hashes(node, bytes(32))
     assert rejected() < most
     call.cancel()
     assert outcomes(await node.publish(item())) == [Result.STORED]

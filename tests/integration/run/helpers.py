@@ -24,7 +24,7 @@ TIMEOUT_S = 90.0
 
 @dataclass(frozen=True)
 class Ended:
-    """How a node ended that was not meant to serve."""
+    """The end of a node that was not meant to serve."""
 
     code: int
     output: str
@@ -32,7 +32,7 @@ class Ended:
 
     @property
     def sentence(self) -> str:
-        """The last line on standard error: what the operator is told."""
+        """The last line on standard error, which is for the operator."""
         return self.log.splitlines()[-1]
 
 

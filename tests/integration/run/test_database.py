@@ -1,4 +1,4 @@
-"""Where the database is: refused, awaited, lost and found again."""
+"""The database of a node: refused, awaited, lost and found again."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def test_a_database_without_the_schema_is_refused(tmp_path: Path, empty_database
 
 
 def test_an_unreachable_database_ends_the_start_with_code_3(tmp_path: Path) -> None:
-    nobody = HeldPort()
-    url = f"postgresql://u:hunter2@{nobody.address}/d"
+    unused = HeldPort()
+    url = f"postgresql://u:hunter2@{unused.address}/d"
     ended = run_to_end(tmp_path / "data", "--start-timeout", "400ms", database_url=url)
     assert ended.code == 3
     assert ended.sentence.startswith(
-        f"storenode: The database at 127.0.0.1 port {nobody.number} could not be reached"
+        f"storenode: The database at 127.0.0.1 port {unused.number} could not be reached"
     )
     assert "Connection refused" in ended.sentence
     assert "hunter2" not in ended.log
@@ -63,23 +63,23 @@ def test_what_waiting_does_not_mend_is_not_waited_for(
 def test_of_several_hosts_each_says_what_is_wrong_and_a_servers_word_comes_first(
     tmp_path: Path, postgres: PostgresServer
 ) -> None:
-    nobody = HeldPort()
+    unused = HeldPort()
     credentials, _, rest = postgres.url("no_such_database").rpartition("@")
     host_port, _, database = rest.partition("/")
-    url = f"{credentials}@{nobody.address},{host_port}/{database}"
+    url = f"{credentials}@{unused.address},{host_port}/{database}"
     ended = run_to_end(tmp_path / "data", "--start-timeout", "400ms", database_url=url)
     assert ended.code == 3
     server = ended.sentence.index(f'{host_port}: FATAL:  database "no_such_database" does not')
-    assert server < ended.sentence.index(f"{nobody.address}: Connection refused")
+    assert server < ended.sentence.index(f"{unused.address}: Connection refused")
 
 
 def test_two_nodes_share_a_database_and_try_several_hosts(
     tmp_path: Path, database_url: str
 ) -> None:
-    nobody = HeldPort()
+    unused = HeldPort()
     credentials, _, rest = database_url.rpartition("@")
     host_port, _, database = rest.partition("/")
-    url = f"{credentials}@{nobody.address},{host_port}/{database}"
+    url = f"{credentials}@{unused.address},{host_port}/{database}"
     with (
         running_node(tmp_path / "a", database_url=database_url) as one,
         running_node(tmp_path / "b", database_url=url) as two,

@@ -221,7 +221,7 @@ def admitted(channel: grpc.Channel, token: str) -> bool:
 def test_a_valid_token_is_served_and_a_revoked_one_is_not(
     tmp_path: Path, database_url: str
 ) -> None:
-    """Nobody tells the node that the file has changed, which is half of one for a moment."""
+    """Change the file without a signal, and leave half of it there for a moment."""
     tokens = tmp_path / "tokens.toml"
     tokens.write_text(tokens_of("kept", "revoked"))
     options = ("--client-token-file", str(tokens))

@@ -38,7 +38,7 @@ NAMELESS: Final = grpc.StatusCode.UNAUTHENTICATED
 
 @dataclass(frozen=True)
 class Signer:
-    """Who signs: a name and a key."""
+    """A signer of certificates: a name and a key."""
 
     name: x509.Name
     key: ec.EllipticCurvePrivateKey
@@ -198,7 +198,7 @@ NAMES: dict[str, tuple[x509.ExtensionType | None, grpc.StatusCode]] = {
 
 
 @pytest.mark.parametrize(("names", "code"), NAMES.values(), ids=NAMES)
-def test_a_name_that_is_not_the_peer_s_lets_nobody_in(
+def test_a_certificate_with_another_name_is_refused(
     node: NodeProcess,
     authority: Path,
     maker: Maker,
@@ -209,7 +209,7 @@ def test_a_name_that_is_not_the_peer_s_lets_nobody_in(
     assert code_of(node, authority, maker.make(dns(PEER.encode()))) is grpc.StatusCode.OK
 
 
-def test_a_certificate_that_does_not_hold_lets_nobody_in(
+def test_an_invalid_certificate_is_refused(
     node: NodeProcess, authority: Path, maker: Maker
 ) -> None:
     names = dns(PEER.encode())

@@ -69,7 +69,7 @@ def holds(found: dict[str, Any], messages: int) -> bool:
     return bool(found["held"]["messages"] >= messages <= sum(found["history"]["hours"]))
 
 
-def test_it_says_what_is_held_and_when(node: NodeProcess) -> None:
+def test_it_shows_the_stored_messages_and_their_times(node: NodeProcess) -> None:
     now_ns = time.time_ns()
     asyncio.run(publish(node, made(40, now_ns, span_s=5)))
     found = wait_for(
@@ -88,9 +88,9 @@ def test_it_says_what_is_held_and_when(node: NodeProcess) -> None:
     assert history["complete"]
     start, hours = history["hours_start"], history["hours"]
     assert len(hours) == 720
-    held = {start + place * HOUR_S for place, count in enumerate(hours) if count}
+    filled = {start + place * HOUR_S for place, count in enumerate(hours) if count}
     seconds = now_ns // 10**9
-    assert held <= {(seconds - back) // HOUR_S * HOUR_S for back in range(7)}
+    assert filled <= {(seconds - back) // HOUR_S * HOUR_S for back in range(7)}
     assert sum(count for count, _ in history["slots"]) == sum(hours)
     assert found["database"]["partitions"]["messages"] >= 1
     assert found["archive"] is None
@@ -166,8 +166,8 @@ def test_a_hundred_browsers_get_the_same_and_keep_no_probe_out(node: NodeProcess
 
 
 def test_what_cannot_be_reached_is_said_in_words(tmp_path: Path, database_url: str) -> None:
-    nobody = HeldPort()
-    dead = nobody.address
+    unused = HeldPort()
+    dead = unused.address
     arguments = ("--peer", dead, "--sync-interval", "1s")
     with running_node(tmp_path / "data", *arguments, database_url=database_url) as node:
         found = wait_for(node.metrics, lambda it: it["peers"] and it["peers"][0]["failures"])

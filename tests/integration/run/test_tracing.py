@@ -1,4 +1,4 @@
-"""One trace from a client's publish to followers of another node; and collectors that fail."""
+"""A trace from a client's publish to followers of another node; and collectors that fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a configuration of a node says, and which ones are refused."""
+"""The configuration of a node, and contradictions that are refused."""
 
 from __future__ import annotations
 

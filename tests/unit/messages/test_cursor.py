@@ -48,8 +48,8 @@ def test_a_follow_cursor_survives_its_encoding(cursor: FollowCursor, nonce: byte
 
 
 def test_a_follow_cursor_shows_nothing_of_where_it_stands() -> None:
-    dice = Random(1)
-    cursors = FollowCursors(STORE_ID, KEY, lambda: dice.randbytes(NONCE_BYTES))
+    rng = Random(1)
+    cursors = FollowCursors(STORE_ID, KEY, lambda: rng.randbytes(NONCE_BYTES))
     one = [cursors.seal(FollowCursor(STORE_ID, 5, 6)) for _ in range(200)]
     inside = [cursors.seal(FollowCursor(STORE_ID, 5, 6, 7, HASH)) for _ in range(200)]
     for sealed in (one, inside):
@@ -66,7 +66,7 @@ def test_a_follow_cursor_under_another_key_is_refused(cursor: FollowCursor) -> N
         FOLLOW.open(other.seal(cursor))
 
 
-def test_a_follow_cursor_of_another_store_tells_its_store_only() -> None:
+def test_a_follow_cursor_of_another_store_shows_its_store_only() -> None:
     other = FollowCursors(bytes(16), KEY, lambda: bytes(NONCE_BYTES))
     found = FOLLOW.open(other.seal(FollowCursor(bytes(16), 5, 6)))
     assert found == FollowCursor(bytes(16), 0, 0)
@@ -84,7 +84,7 @@ def test_a_damaged_cursor_is_refused(cursor: tuple[bytes, Read], data: st.DataOb
 
 @given(follow_cursors, st.data())
 def test_a_forged_follow_cursor_is_refused(cursor: FollowCursor, data: st.DataObject) -> None:
-    """Also by who knows how the checksum is made."""
+    """Refuse a body that was changed under a right checksum."""
     body = bytearray(FOLLOW.seal(cursor)[:-4])
     place = data.draw(st.integers(3 + len(STORE_ID), len(body) - 1))
     body[place] ^= data.draw(st.integers(1, 255))

@@ -131,7 +131,7 @@ def test_text_of_others_cannot_forge_lines_or_drive_a_terminal(stream: io.String
     assert r"one\ntwo\x1b[31m" in written
 
 
-def test_a_log_that_cannot_be_written_stops_nobody() -> None:
+def test_a_log_that_cannot_be_written_stops_no_caller() -> None:
     class Full(io.StringIO):
         def write(self, _text: str) -> int:
             raise OSError(28, "No space left on device")

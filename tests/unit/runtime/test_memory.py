@@ -22,11 +22,11 @@ async def test_what_was_freed_in_pieces_is_given_back() -> None:
     before = resident_bytes()
     pieces = [bytes([number % 251]) * PIECE_BYTES for number in range(8_000)]
     kept = pieces[::1_000]
-    held = resident_bytes()
-    assert held - before > 200 * MIB
+    resident = resident_bytes()
+    assert resident - before > 200 * MIB
     del pieces
     await trimmer.trim_grown()
-    assert held - resident_bytes() > 150 * MIB
+    assert resident - resident_bytes() > 150 * MIB
     assert len(kept) == 8
 
 
@@ -39,9 +39,9 @@ larger = bytearray(30 << 20)
 del larger
 # Half a MiB more than is told, since some kernels are late to count pages.
 blocks = [bytearray(41 << 19), bytearray(200_000)]
-held = resources.resident_bytes()
+resident = resources.resident_bytes()
 del blocks[0]
-print(held - resources.resident_bytes() >> 20)
+print(resident - resources.resident_bytes() >> 20)
 """
 
 

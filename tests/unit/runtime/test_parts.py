@@ -32,20 +32,20 @@ def test_attempts_of_maintenance_within_an_outage_are_one_event() -> None:
     metrics = Metrics("test")
     note, events = maintenance_events(metrics), metrics.maintenance_events
 
-    def told(times: int) -> float:
+    def count_after(times: int) -> float:
         for _ in range(times):
             note("maintenance_disconnected", error="refused", retry_in_s=1.0)
         return total(events, event={"maintenance_disconnected"})
 
     metrics.database_up.set(1)
-    assert told(2) == 2
+    assert count_after(2) == 2
     for outage in (1, 2):
         metrics.database_up.set(0)
         metrics.database_events.labels("away").inc()
         note("maintenance_failed", task="fold", error="refused")
-        assert told(20) == 2 + outage
+        assert count_after(20) == 2 + outage
         metrics.database_up.set(1)
-    assert told(1) == 5
+    assert count_after(1) == 5
     assert total(events, event={"maintenance_failed"}) == 2
 
 

@@ -196,17 +196,17 @@ MISTAKES: Final[list[tuple[str, Make | None, Make | None]]] = [
     (
         "seconds since 1970 for a time",
         lambda w: w.client(w.clear.listen, lambda client: client.query(start=SECONDS)),
-        None,
+        lambda w: w.channel(w.clear.listen, lambda channel: channel.in_step(SECONDS)),
     ),
     (
         "milliseconds for a timestamp",
         lambda w: w.publish(Message(b"hello", TOPIC, timestamp=SECONDS * 1_000)),
-        None,
+        lambda w: w.channel(w.clear.listen, lambda channel: channel.in_step(SECONDS * 1_000)),
     ),
     (
         "a `datetime` without a zone",
         lambda w: w.client(w.clear.listen, lambda client: client.scan(start=NAIVE)),
-        None,
+        lambda w: w.channel(w.clear.listen, lambda channel: channel.in_step(NAIVE)),
     ),
     (
         "a range that ends before it begins",
@@ -233,7 +233,7 @@ MISTAKES: Final[list[tuple[str, Make | None, Make | None]]] = [
         lambda w: w.client(
             w.clear.listen, lambda client: list(client.scan(cursor=_page_cursor(client)))
         ),
-        None,
+        lambda w: w.channel(w.clear.listen, lambda channel: channel.at("m")),  # type: ignore[arg-type]
     ),
     (
         "the cursor of another store",

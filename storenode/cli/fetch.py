@@ -8,13 +8,13 @@ so it may be gone through again at any time.
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby, islice
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from typing import TYPE_CHECKING, Final
 
 from storenode.cli.client.session import CommandSession
 from storenode.cli.client.text import labelled, safe
@@ -45,17 +45,13 @@ def listed(file: Path) -> Iterator[Line]:
     """
     try:
         with file.open("rb") as opened:
-            for number, line in enumerate(_lines(opened), 1):
+            lines = iter(lambda: opened.readline(MAX_LINE_BYTES + 1), b"")
+            for number, line in enumerate(lines, 1):
                 yield _parsed(line, f"Line {number} of {file}")
     except OSError as error:
         raise CliError(
             USAGE, f"The list {file} cannot be read ({error.strerror}): check the path."
         ) from error
-
-
-def _lines(opened: BinaryIO) -> Iterator[bytes]:
-    while line := opened.readline(MAX_LINE_BYTES + 1):
-        yield line
 
 
 def _parsed(line: bytes, where: str) -> Line:
@@ -79,57 +75,6 @@ def _parsed(line: bytes, where: str) -> Line:
     )
 
 
-@dataclass
-class FetchReport:
-    """The result for a list so far; ``left`` are the first IDs that did not come, and why."""
-
-    peers: list[str]
-    present: int = 0
-    stored: int = 0
-    found: Counter[str] = field(default_factory=Counter)
-    outcomes: Counter[str] = field(default_factory=Counter)
-    left: list[tuple[str, str, str]] = field(default_factory=list)
-    failed: dict[str, str] = field(default_factory=dict)
-    notes: Counter[str] = field(default_factory=Counter)
-
-    @property
-    def complete(self) -> bool:
-        """True if every message of the list is stored now."""
-        return not self.outcomes
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the report as values for JSON."""
-        return {
-            "complete": self.complete,
-            "held": self.present,
-            "found": dict(self.found),
-            "messages_stored": self.stored,
-            **{name: self.outcomes[name] for name in _OUTCOMES},
-            "peers": self.peers,
-            "failed": self.failed,
-            "notes": list(self.notes),
-        }
-
-    def rows(self) -> Iterator[tuple[str, str]]:
-        """Return the rows of the report for people."""
-        yield "held", f"{self.present:,} here already"
-        for peer, count in self.found.items():
-            yield "found", f"{count:,} at {safe(peer)}"
-        yield "stored", f"{self.stored:,} messages"
-        for name, what in _OUTCOMES.items():
-            if count := self.outcomes[name]:
-                yield name, f"{count:,} {what}"
-                listed = [each for each in self.left if each[0] == name]
-                for _, channel, each in listed:
-                    yield "", f"{safe(each)} of {safe(channel)}"
-                if count > len(listed):
-                    yield "", f"and {count - len(listed):,} more"
-        for peer, error in self.failed.items():
-            yield "failed", f"{safe(peer)}: {safe(error)}"
-        for note in self.notes:
-            yield "note", safe(note)
-
-
 _MISSING: Final = "missing"
 _REFUSED: Final = "refused"
 _UNASKED: Final = "unasked"
@@ -140,71 +85,105 @@ _OUTCOMES: Final = {
 }
 
 
-class Fetching:
-    """Goes through a list with the peers of a node."""
+@dataclass
+class ListedFetch:
+    """The fetch of a list from peers, and its result so far.
 
-    def __init__(self, session: CommandSession, peers: Sequence[str], timeout_s: float) -> None:
-        self._session = session
-        self._timeout_s = timeout_s
-        self.result = FetchReport(list(peers))
+    ``left`` are the first entries that did not come, as they are printed, by outcome.
+    """
+
+    session: CommandSession
+    peers: list[str]
+    timeout_s: float
+    present: int = 0
+    stored: int = 0
+    found: Counter[str] = field(default_factory=Counter)
+    outcomes: Counter[str] = field(default_factory=Counter)
+    left: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    failed: dict[str, str] = field(default_factory=dict)
+    notes: Counter[str] = field(default_factory=Counter)
 
     async def run(self, lines: Iterable[Line]) -> int:
-        """Ask for everything; the exit code."""
+        """Ask for everything, print the result, and return the exit code."""
         for channel, group in groupby(lines, key=itemgetter(0)):
             while portion := [entry for _, entry in islice(group, PORTION)]:
-                await self._portion(channel, portion)
-        out = self._session.out
+                await self._fetch(channel, portion)
+        complete, out = not self.outcomes, self.session.out
         if out.as_json:
-            out.json(self.result.as_json())
+            out.json(
+                {
+                    "complete": complete,
+                    "held": self.present,
+                    "found": dict(self.found),
+                    "messages_stored": self.stored,
+                    **{name: self.outcomes[name] for name in _OUTCOMES},
+                    "peers": self.peers,
+                    "failed": self.failed,
+                    "notes": list(self.notes),
+                }
+            )
         else:
-            for line in labelled(self.result.rows()):
+            for line in labelled(self._rows()):
                 out.line(line)
-        return OK if self.result.complete else FAILED
+        return OK if complete else FAILED
 
-    async def _portion(self, channel: str, entries: list[Entry]) -> None:
+    async def _fetch(self, channel: str, entries: list[Entry]) -> None:
         """Ask one peer after the other, for what those before it did not have."""
         # No message has such an ID, and no node takes one that is much longer.
         impossible = [entry for entry in entries if len(entry[0].encode()) > MAX_ID_BYTES]
         self._leave(channel, impossible, _MISSING)
         left = [entry for entry in entries if entry not in impossible]
-        refused: dict[str, Entry] = {}
-        for peer in self.result.peers:
-            if not left:
-                break
-            if peer not in self.result.failed:
+        refused: set[str] = set()
+        for peer in self.peers:
+            if left and peer not in self.failed:
                 left = await self._ask(peer, channel, left, refused)
         self._leave(channel, [entry for entry in left if entry[0] in refused], _REFUSED)
         others = [entry for entry in left if entry[0] not in refused]
-        self._leave(channel, others, _UNASKED if self.result.failed else _MISSING)
+        self._leave(channel, others, _UNASKED if self.failed else _MISSING)
 
     async def _ask(
-        self, peer: str, channel: str, entries: list[Entry], refused: dict[str, Entry]
+        self, peer: str, channel: str, entries: list[Entry], refused: set[str]
     ) -> list[Entry]:
-        report = await self._session.client.fetch_messages(
-            peer, channel, entries, timeout_s=self._timeout_s
+        """Ask a peer for entries, and return those that did not come."""
+        report = await self.session.client.fetch_messages(
+            peer, channel, entries, timeout_s=self.timeout_s
         )
-        result = self.result
-        result.present += len(report.held)
-        result.stored += report.messages_stored
+        self.present += len(report.held)
+        self.stored += report.messages_stored
         if report.found:
-            result.found[peer] += len(report.found)
+            self.found[peer] += len(report.found)
         if report.error:
-            result.failed[peer] = report.error
-        for note in report.notes[:MAX_LISTED]:
-            result.notes[note] += 1
-        refused |= {entry[0]: entry for entry in map(_entry, report.refused)}
+            self.failed[peer] = report.error
+        self.notes.update(report.notes[:MAX_LISTED])
+        refused.update(entry.message_id for entry in report.refused)
         done = {_entry(each) for each in (*report.held, *report.found)}
         return [entry for entry in entries if entry not in done]
 
     def _leave(self, channel: str, entries: Iterable[Entry], outcome: str) -> None:
-        result, out = self.result, self._session.out
+        out = self.session.out
         for name, hint in entries:
-            result.outcomes[outcome] += 1
+            self.outcomes[outcome] += 1
             if out.as_json:
                 given = {} if hint is None else {"hint": hint.hex()}
                 out.json({"channel": channel, "message_id": name, **given, "outcome": outcome})
-            elif result.outcomes[outcome] <= MAX_LISTED:
-                result.left.append((outcome, channel, name))
+            elif self.outcomes[outcome] <= MAX_LISTED:
+                self.left[outcome].append(f"{safe(name)} of {safe(channel)}")
+
+    def _rows(self) -> Iterator[tuple[str, str]]:
+        yield "held", f"{self.present:,} here already"
+        for peer, count in self.found.items():
+            yield "found", f"{count:,} at {safe(peer)}"
+        yield "stored", f"{self.stored:,} messages"
+        for name, what in _OUTCOMES.items():
+            if count := self.outcomes[name]:
+                yield name, f"{count:,} {what}"
+                yield from (("", each) for each in self.left[name])
+                if count > len(self.left[name]):
+                    yield "", f"and {count - len(self.left[name]):,} more"
+        for peer, error in self.failed.items():
+            yield "failed", f"{safe(peer)}: {safe(error)}"
+        for note in self.notes:
+            yield "note", safe(note)
 
 
 def _entry(entry: HistoryEntry) -> Entry:
@@ -221,12 +200,7 @@ async def fetch_listed(session: CommandSession, file: Path, peer: str, timeout_s
     # All of the list is looked at before anybody is asked.
     for _ in listed(file):
         pass
-    peers = [peer] if peer else await _peers(session)
-    return await Fetching(session, peers, timeout_s).run(listed(file))
-
-
-async def _peers(session: CommandSession) -> list[str]:
-    status = await session.client.status()
-    if not status.peers:
+    peers = [peer] if peer else [each.address for each in (await session.client.status()).peers]
+    if not peers:
         raise CliError(FAILED, "The node has no peers to ask: start it with --peer HOST:PORT.")
-    return [each.address for each in status.peers]
+    return await ListedFetch(session, peers, timeout_s).run(listed(file))

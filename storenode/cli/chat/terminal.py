@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from hashlib import blake2b
 from itertools import islice
 from math import inf
@@ -22,7 +22,7 @@ from storenode.cli.chat.commands import KEYS, CommandAnswer, Commands
 from storenode.cli.chat.limits import AWAY_S, MAX_MARKED_LINES, MAX_QUOTED_CHARS, REFRESH_S
 from storenode.cli.chat.plain import PlainChat
 from storenode.cli.chat.transcript import Line, LineKind, Mark
-from storenode.cli.chat.words import brief_state_of, clock_of, reason_of, state_of
+from storenode.cli.chat.words import clock_of, state_of
 from storenode.cli.client.text import safe
 from storenode.sds.channel import ChannelFullError
 
@@ -98,7 +98,8 @@ class TerminalChat(PlainChat):
             lambda status: status.node is not None or bool(status.trouble)
         )
         if status.node is None:
-            said = f"{reason_of(status)}. What you write is sent when a node is reached."
+            reason = safe(status.trouble).removesuffix(".")
+            said = f"{reason}. What you write is sent when a node is reached."
             self._show([self._transcript.remark(said, warning=True)])
         await self._channel.wait_for(lambda status: status.synced)
         while True:
@@ -172,16 +173,15 @@ class TerminalChat(PlainChat):
         return [*shown, ("reverse", f"{self._bar(columns):<{columns}}"), ("", "\n> ")]
 
     def _bar(self, columns: int) -> str:
+        """Return the state, who has or lacks something, and the channel, as far as they fit."""
         said = ["NAME USED TWICE"] if self._people.namesakes else []
+        said.append(state_of(self._channel.status))
         lacking = self._channel.lacking()
         for name, person in self._people.by_name():
             more = f" +{person.ahead}" if person.ahead else ""
             less = f" -{lacking[name]}" if name in lacking else ""
             said += [f"{safe(name)}{more}{less}"] if more or less else []
-        status = self._channel.status
-        brief = [*said, brief_state_of(status)]
-        tried = ([self._title, *said, state_of(status)], [self._title, *brief], brief)
-        return first_that_fits([" " + " | ".join(each) for each in tried], columns)
+        return fitting(" " + " | ".join([*said, self._title]), columns)
 
     def _marks(self) -> list[str]:
         """Return the last own lines with their marks, the newest first."""
@@ -232,12 +232,10 @@ def colour_of(name: str) -> str:
     return f"fg:{_COLOURS[digest[0] % len(_COLOURS)]}"
 
 
-def first_that_fits(texts: Sequence[str], columns: int) -> str:
-    """Return the first text that a row has room for, or else as much of the last one as fits."""
-    found = next((text for text in texts if wcswidth(text) <= columns), None)
-    if found is not None:
-        return found
-    text = texts[-1]
+def fitting(text: str, columns: int) -> str:
+    """Return a text, or as much of it as a row has room for."""
+    if wcswidth(text) <= columns:
+        return text
     while wcswidth(text) >= max(columns, 2):
         text = text[:-1]
     return text + "…"

@@ -127,7 +127,7 @@ class Transcript:
             case Received():
                 self.people.received(event.sender_id, now_ms())
             case Behind():
-                self.people.ahead(event.sender_id, event.at_least, event.searches)
+                self.people.ahead(event.sender_id, event.at_least)
             case CaughtUp():
                 self.people.level(event.sender_id)
             case Missing():

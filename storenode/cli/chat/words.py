@@ -42,43 +42,13 @@ MEANING: Final = (
     "made it. If the genuine line comes, it takes its place, and this one is shown as FORGED."
 )
 
-_STATES: Final = {
-    "offline": "offline:",
-    "catching up": "catching up from",
-    "incomplete": "incomplete, connected to",
-    "up to date": "up to date with",
-}
-
 
 def state_of(status: Status) -> str:
     """Describe the state of a participant, the most important first."""
-    reason = reason_of(status)
-    found = status.node if status.node is not None else reason
-    said = [" ".join([_STATES[_connection(status)], safe(found)]) if found else "connecting"]
-    if status.node is not None and reason:
-        said.append(reason)
-    return ", ".join(said + lacks_of(status) + owed_of(status))
-
-
-def brief_state_of(status: Status) -> str:
-    """Describe the state for a narrow terminal, without the node or the reason for its absence."""
-    said = [_connection(status)]
-    if status.missing or status.waiting:
-        said.append(f"{max(status.missing, 1):,} missing")
-    if status.behind:
-        said.append(f"{status.behind:,} or more not here")
-    if status.unpublished:
-        said.append(f"{status.unpublished:,} not sent")
-    if unconfirmed := _unconfirmed(status):
-        said.append(f"{unconfirmed:,} not confirmed")
-    if status.node is not None and status.trouble:
-        said.append(reason_of(status))
-    return ", ".join(said)
-
-
-def reason_of(status: Status) -> str:
-    """Return the last failure while it lasts, as a part of a sentence."""
-    return safe(status.trouble).removesuffix(".")
+    reason = safe(status.trouble).removesuffix(".")
+    where = [f"connected to {safe(status.node)}"] if status.node is not None else []
+    last = [reason] if reason else where
+    return ", ".join([_connection(status), *lacks_of(status), *owed_of(status), *last])
 
 
 def _connection(status: Status) -> str:
@@ -88,10 +58,6 @@ def _connection(status: Status) -> str:
         return "catching up"
     lacks = status.missing or status.waiting or status.behind
     return "incomplete" if lacks else "up to date"
-
-
-def _unconfirmed(status: Status) -> int:
-    return max(status.unacknowledged - status.unpublished, 0)
 
 
 def lacks_of(status: Status) -> list[str]:
@@ -112,7 +78,7 @@ def owed_of(status: Status) -> list[str]:
     said = []
     if status.unpublished:
         said.append(f"{status.unpublished:,} not sent yet")
-    if unconfirmed := _unconfirmed(status):
+    if (unconfirmed := status.unacknowledged - status.unpublished) > 0:
         said.append(f"{unconfirmed:,} not confirmed by anybody yet")
     return said
 
@@ -159,7 +125,6 @@ class ChatMember:
 
     last_seen_ms: int = 0
     ahead: int = 0
-    searches: int = 0
 
 
 class ChatMembers:
@@ -177,15 +142,14 @@ class ChatMembers:
             person = self._person(name)
             person.last_seen_ms = max(person.last_seen_ms, min(when_ms, now_ms()))
 
-    def ahead(self, name: str, at_least: int, searches: int) -> None:
+    def ahead(self, name: str, at_least: int) -> None:
         """Note that a participant has messages that are missing here."""
-        person = self._person(name)
-        person.ahead, person.searches = at_least, searches
+        self._person(name).ahead = at_least
 
     def level(self, name: str) -> None:
         """Note that all messages of a participant are here."""
         if name in self.others:
-            self.others[name].ahead = self.others[name].searches = 0
+            self.others[name].ahead = 0
 
     def by_name(self) -> list[tuple[str, ChatMember]]:
         """Return the others in the order of their names."""

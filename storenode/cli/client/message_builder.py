@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from storenode.cli.client.text import safe
@@ -25,37 +24,36 @@ _NS_PER_MS = 1_000_000
 _CURSOR_KEYS = frozenset({"cursor", "pagination_cursor"})
 
 
-@dataclass(frozen=True, slots=True)
-class Envelope:
-    """The fields around a payload. ``timestamp_ns`` is the first message's; ``None``: now."""
-
-    pubsub_topic: str
-    content_topic: str
-    timestamp_ns: int | None
-    meta: bytes | None
-    ephemeral: bool
-
-
-@dataclass(frozen=True, slots=True)
-class SdsDraft:
-    """SDS fields of the first message; the ones after it name the one before as parent."""
-
-    channel_id: str
-    sender_id: str
-    parents: tuple[Entry, ...]
-    message_id: str | None
-
-
 class MessageBuilder:
-    """Makes one message after the other, each with a timestamp of its own."""
+    """Makes one message after the other, each with a timestamp of its own.
+
+    ``timestamp_ns`` is the first one's; None: now. With ``channel_id`` they are SDS messages, of
+    which the first names ``parents``, and each other one the one before.
+    """
 
     def __init__(
-        self, envelope: Envelope, sds: SdsDraft | None, clock: Callable[[], int] = time.time_ns
+        self,
+        *,
+        pubsub_topic: str,
+        content_topic: str,
+        timestamp_ns: int | None,
+        meta: bytes | None = None,
+        ephemeral: bool = False,
+        channel_id: str | None = None,
+        sender_id: str = "",
+        parents: tuple[Entry, ...] = (),
+        message_id: str | None = None,
+        clock: Callable[[], int] = time.time_ns,
     ) -> None:
-        self._envelope = envelope
-        self._sds = sds
+        self._topics = content_topic, pubsub_topic
+        self._wanted_ns = timestamp_ns
+        self._meta = meta
+        self._ephemeral = ephemeral or None
+        self._channel_id = channel_id
+        self._sender_id = sender_id
+        self._parents = parents
+        self._message_id = message_id
         self._clock = clock
-        self._parents = sds.parents if sds is not None else ()
         self._last_ns: int | None = None
         self._last_lamport = 0
 
@@ -66,42 +64,39 @@ class MessageBuilder:
             CliError: It would be no SDS message.
         """
         message_id = ""
-        if self._sds is not None:
-            message_id, payload = self._wrapped(self._sds, payload)
-        envelope = self._envelope
+        if self._channel_id is not None:
+            message_id, payload = self._wrapped(self._channel_id, payload)
         message = new_message(
             payload,
-            envelope.content_topic,
-            envelope.pubsub_topic,
+            *self._topics,
             self._timestamp_ns(),
-            meta=envelope.meta,
-            ephemeral=envelope.ephemeral or None,
+            meta=self._meta,
+            ephemeral=self._ephemeral,
         )
-        if self._sds is not None:
-            self._parents = ((message_id, _hint(message)),)
+        self._parents = ((message_id, _hint(message)),)
         return message
 
     def _timestamp_ns(self) -> int:
-        wanted = self._envelope.timestamp_ns
-        first = self._clock() if wanted is None else wanted
+        first = self._clock() if self._wanted_ns is None else self._wanted_ns
         # Equal payloads must not become one message.
         if self._last_ns is not None:
             first = min(max(first, self._last_ns + 1), MAX_TIMESTAMP_NS)
         self._last_ns = first
         return first
 
-    def _wrapped(self, sds: SdsDraft, content: bytes) -> tuple[str, bytes]:
+    def _wrapped(self, channel_id: str, content: bytes) -> tuple[str, bytes]:
         """Return the ID and the payload of an SDS message; by default its ID is its hash."""
-        lamport = self._last_lamport = max(self._clock() // _NS_PER_MS, self._last_lamport + 1)
+        lamport = max(self._clock() // _NS_PER_MS, self._last_lamport + 1)
+        self._last_lamport = lamport
         names = [parent.encode() for parent, _ in self._parents]
-        who = sds.channel_id.encode(), sds.sender_id.encode()
-        message_id = sds.message_id or message_digest(*who, lamport, names, content)
+        who = channel_id.encode(), self._sender_id.encode()
+        message_id = self._message_id or message_digest(*who, lamport, names, content)
         try:
             return message_id, sds_payload(
-                sds.channel_id,
+                channel_id,
                 message_id,
                 content,
-                sender_id=sds.sender_id,
+                sender_id=self._sender_id,
                 lamport=lamport,
                 parents=self._parents,
             )

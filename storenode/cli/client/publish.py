@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from storenode.cli.client.message_builder import Envelope, JsonLines, MessageBuilder, SdsDraft
+from storenode.cli.client.message_builder import JsonLines, MessageBuilder
 from storenode.cli.client.output import Output
 from storenode.cli.client.session import ENTRY, HEX, CommandSession, connected, drop_output
 from storenode.cli.client.source import lines, open_input, whole
@@ -160,9 +160,17 @@ async def publish(
     if json_input:
         read: _Read = JsonLines().read
     else:
-        envelope = Envelope(pubsub_topic, content_topic or "", timestamp, meta, ephemeral)
-        sds = None if channel is None else SdsDraft(channel, sender, parents, message_id)
-        read = MessageBuilder(envelope, sds).make
+        read = MessageBuilder(
+            pubsub_topic=pubsub_topic,
+            content_topic=content_topic or "",
+            timestamp_ns=timestamp,
+            meta=meta,
+            ephemeral=ephemeral,
+            channel_id=channel,
+            sender_id=sender,
+            parents=parents,
+            message_id=message_id,
+        ).make
     fd = open_input(file)
     if payload is not None:
         content: bytes | None = payload.encode("utf-8", "surrogateescape")

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storenode.cli.client.limits import MAX_INPUT_LINE_BYTES, MAX_INPUT_PAYLOAD_BYTES
-from storenode.cli.client.message_builder import Envelope, MessageBuilder, SdsDraft
+from storenode.cli.client.message_builder import MessageBuilder
 from storenode.client.messages import hash_of
 from storenode.client.sds_messages import sds_view
 from storenode.message.hashing import message_hash
@@ -181,8 +181,14 @@ def test_sds_messages_name_their_channel_parents_and_ids(command: Command, topic
 )
 def test_timestamps_and_lamport_times_only_grow(clock: list[int], first_ns: int | None) -> None:
     ticks = iter([each for tick in clock for each in (tick * 10**6, tick * 10**6)])
-    envelope = Envelope("/p", "/c", first_ns, None, ephemeral=False)
-    maker = MessageBuilder(envelope, SdsDraft("ch", "s", (), None), lambda: next(ticks, 1))
+    maker = MessageBuilder(
+        pubsub_topic="/p",
+        content_topic="/c",
+        timestamp_ns=first_ns,
+        channel_id="ch",
+        sender_id="s",
+        clock=lambda: next(ticks, 1),
+    )
     messages = [maker.make(b"same") for _ in clock]
     timestamps = [each.message.timestamp for each in messages]
     assert timestamps[0] == (first_ns if first_ns is not None else timestamps[0])

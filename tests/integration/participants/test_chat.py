@@ -53,7 +53,7 @@ def test_two_people_see_each_others_lines_and_whether_they_came(
     kept = ("--state", str(tmp_path / "alice.db"))
     with chatting(node, room, "alice", *kept) as alice, chatting(node, room, "bob") as bob:
         for each in (alice, bob):
-            each.wait(lambda text: "up to date with" in text)
+            each.wait(lambda text: "up to date" in text)
         for number in range(3):
             for name, terminal, other in (("alice", alice, bob), ("bob", bob, alice)):
                 terminal.type(f"{name} says {number}\r")
@@ -78,7 +78,7 @@ def test_a_paste_commands_and_a_second_participant_of_one_name(
     family = "\N{MAN}\u200d\N{WOMAN}\u200d\N{GIRL}"
     with chatting(node, room, "alice") as alice, chatting(node, room, "bob") as bob:
         for each in (alice, bob):
-            each.wait(partial(contains, "up to date with"))
+            each.wait(partial(contains, "up to date"))
         bob.type("hi\r")
         alice.wait(partial(contains, "bob: hi"))
         pasted = "\r".join(f"row {number} of it" for number in range(200))
@@ -109,7 +109,7 @@ def test_a_paste_commands_and_a_second_participant_of_one_name(
 def test_what_is_missing_is_said_in_words(node: NodeProcess, room: str) -> None:
     command = Command.of(node)
     with chatting(node, room, "alice") as alice:
-        alice.wait(partial(contains, "up to date with"))
+        alice.wait(partial(contains, "up to date"))
         topic = ("--content-topic", f"/sds/1/{room}/proto", "--channel", room)
         named = ("--sender", "carol", "--message-id", "b", "--parent", "withheld")
         command.ok("publish", *topic, *named, "an answer")
@@ -133,7 +133,7 @@ def test_a_forged_line_is_shown_as_forged(node: NodeProcess, room: str, tmp_path
         command.ok("publish", "--content-topic", f"/sds/1/{room}/proto", "--file", str(path))
 
     with chatting(node, room, "alice") as alice:
-        alice.wait(partial(contains, "up to date with"))
+        alice.wait(partial(contains, "up to date"))
         publish(replace(genuine, content=b"pay mallory"))
         alice.wait(lambda text: "carol: pay mallory" in text and "(not verified)" in text)
         publish(genuine)
@@ -150,7 +150,7 @@ def test_a_signal_leaves_the_terminal_as_it_was(
     node: NodeProcess, room: str, number: signal.Signals
 ) -> None:
     with chatting(node, room, "alice") as alice:
-        alice.wait(partial(contains, "up to date with"))
+        alice.wait(partial(contains, "up to date"))
         alice.type("hello\r")
         alice.wait(partial(contains, "alice: hello"))
         alice.process.send_signal(number)

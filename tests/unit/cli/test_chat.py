@@ -8,12 +8,11 @@ from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.document import Document
 
 from storenode.cli.chat.limits import FAR_UP_ENTRIES, MAX_SHOWN_LINES, MAX_TEXT_ROWS
-from storenode.cli.chat.terminal import _Names, first_that_fits, formatted
+from storenode.cli.chat.terminal import _Names, fitting, formatted
 from storenode.cli.chat.transcript import LineKind, Mark, Transcript
 from storenode.cli.chat.words import (
     NOT_VERIFIED,
     ChatMember,
-    brief_state_of,
     rows_of,
     standing,
     state_of,
@@ -198,30 +197,23 @@ def test_a_line_has_its_time_mark_and_rows() -> None:
     assert text[5:] == " · alice: first\n        second (2 above)"
 
 
-def test_the_state_in_words_and_in_short() -> None:
+def test_the_state_in_words() -> None:
     offline = Status(trouble="No node could be reached: check the address.", unpublished=2)
-    odd = Status("a:1", live=True, unpublished=1, trouble="The disk is full.")
     lacking = Status("a:1", live=True, missing=3, behind=4, lost=1, unacknowledged=3, unpublished=1)
-    assert state_of(offline) == (
-        "offline: No node could be reached: check the address, 2 not sent yet"
-    )
-    assert state_of(lacking) == (
-        "incomplete, connected to a:1, 3 missing, being fetched, others have 4 or more that are "
-        "not here: searching, 1 lost for good, 1 not sent yet, 2 not confirmed by anybody yet"
-    )
-    assert [brief_state_of(each) for each in (Status(), offline, Status("a:1"), lacking, odd)] == [
+    odd = Status("a:1", live=True, trouble="The disk is full.")
+    assert [state_of(each) for each in (Status(), offline, Status("a:1"), lacking, odd)] == [
         "connecting",
-        "offline, 2 not sent",
-        "catching up",
-        "incomplete, 3 missing, 4 or more not here, 1 not sent, 2 not confirmed",
-        "up to date, 1 not sent, The disk is full",
+        "offline, 2 not sent yet, No node could be reached: check the address",
+        "catching up, connected to a:1",
+        (
+            "incomplete, 3 missing, being fetched, others have 4 or more that are not here: "
+            "searching, 1 lost for good, 1 not sent yet, 2 not confirmed by anybody yet, connected "
+            "to a:1"
+        ),
+        "up to date, The disk is full",
     ]
 
 
-def test_a_bar_is_the_first_text_that_fits_or_is_cut() -> None:
-    texts = ["a long text", "字 short", "s"]
-    assert [first_that_fits(texts, columns) for columns in (11, 10, 8, 7, 1)] == [
-        *("a long text", "字 short", "字 short", "s", "s")
-    ]
-    assert first_that_fits(["much too long"], 6) == "much …"
-    assert first_that_fits(["abcdefgh"], 6) == "abcde…"
+def test_a_text_that_is_wider_than_its_row_is_cut() -> None:
+    assert [fitting("字 short", columns) for columns in (8, 7, 1)] == ["字 short", "字 sho…", "…"]
+    assert fitting("abcdefgh", 6) == "abcde…"

@@ -6,6 +6,7 @@ All blocking objects of a process share one loop.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import re
 import sys
 import threading
@@ -143,18 +144,15 @@ def iterate_blocking(
         run_blocking(close)
 
 
-def like(call: Callable[..., object]) -> Callable[[_F], _F]:
-    """Return a decorator that gives a blocking function the name and text of an asynchronous one.
-
-    The text loses what only an event loop needs, and names the blocking classes.
-    """
-
-    def decorate(blocking: _F) -> _F:
-        wraps(call)(blocking)
-        blocking.__doc__ = _ASYNCHRONOUS.sub("", call.__doc__ or "") or None
-        return blocking
-
-    return decorate
+def _like(call: Callable[..., object], method: _F) -> _F:
+    """Return a method with name, text and signature of ``call``, less what a loop needs."""
+    wraps(call)(method)
+    method.__doc__ = _ASYNCHRONOUS.sub("", call.__doc__ or "") or None
+    signature = inspect.signature(call)
+    returned = str(signature.return_annotation).replace("AsyncGenerator", "Iterator")
+    returned = _ASYNCHRONOUS.sub("", returned.replace(", None]", "]"))
+    method.__signature__ = signature.replace(return_annotation=returned)  # type: ignore[attr-defined]
+    return method
 
 
 def blocking(
@@ -162,11 +160,10 @@ def blocking(
 ) -> Callable[Concatenate[Any, _P], _T]:
     """Make a method that blocks of one of the asynchronous object, ``_asynchronous``."""
 
-    @like(call)
     def method(own: Any, /, *given: _P.args, **options: _P.kwargs) -> _T:  # noqa: ANN401 - any class
         return run_blocking(call, own._asynchronous, *given, **options)
 
-    return method
+    return _like(call, method)
 
 
 def on_loop(
@@ -174,11 +171,10 @@ def on_loop(
 ) -> Callable[Concatenate[Any, _P], _W]:
     """Make a method that calls one of the asynchronous object on the loop, and wraps its result."""
 
-    @like(call)
     def method(own: Any, /, *given: _P.args, **options: _P.kwargs) -> _W:  # noqa: ANN401 - any class
         return wrap(call_on_loop(call, own._asynchronous, *given, **options))
 
-    return method
+    return _like(call, method)
 
 
 def iterating(
@@ -186,9 +182,8 @@ def iterating(
 ) -> Callable[Concatenate[Any, _P], Iterator[_T]]:
     """Make a method that iterates over what one of the asynchronous object yields."""
 
-    @like(call)
     def method(own: Any, /, *given: _P.args, **options: _P.kwargs) -> Iterator[_T]:  # noqa: ANN401 - any class
         items = call(own._asynchronous, *given, **options)
         return iterate_blocking(items, items.aclose)
 
-    return method
+    return _like(call, method)

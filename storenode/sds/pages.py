@@ -80,13 +80,8 @@ def unpack_page(page: bytes) -> list[LogEntry]:
         raise PageError("a page of the log is damaged") from error
 
 
-def page_length(page: bytes) -> int:
-    """Return the number of entries of a page."""
-    return int(_COUNT.unpack_from(page)[0])
-
-
 def _unpack(page: bytes) -> list[LogEntry]:
-    count = page_length(page)
+    count = int(_COUNT.unpack_from(page)[0])
     if count * (_U64_BYTES + 3 * _U16_BYTES) > len(page):
         raise PageError("a page of the log is cut short")
     reader = _Reader(page, _COUNT.size)

@@ -20,6 +20,7 @@ from storenode.sds.aio.events import ChannelEvent
 from storenode.sds.aio.join_options import JoinOptions
 from storenode.sds.aio.status import Status
 from storenode.sds.config import DEFAULT_CHANNEL_ID, ChannelConfig
+from storenode.sds.events import Counts
 
 
 class Channel:
@@ -50,10 +51,8 @@ class Channel:
         **options: Unpack[JoinOptions],
     ) -> Iterator[Self]:
         """Take part in a channel for the length of a ``with`` block; see `AsyncChannel.join`."""
-        joining, stack = (
-            AsyncChannel.join(places, channel_id, sender_id, **options),
-            AsyncExitStack(),
-        )
+        joining = AsyncChannel.join(places, channel_id, sender_id, **options)
+        stack = AsyncExitStack()
         try:
             # An interruption that comes when it has joined must not leave it joined.
             yield cls(run_blocking(stack.enter_async_context, joining))
@@ -69,6 +68,11 @@ class Channel:
     def config(self) -> ChannelConfig:
         """The configuration: channel, sender and options."""
         return self._asynchronous.config
+
+    @property
+    def counts(self) -> Counts:
+        """The counts of what happened since the participant was first made, for metrics."""
+        return self._asynchronous.counts
 
     @property
     def calls(self) -> Counter[str]:

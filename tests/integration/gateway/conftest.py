@@ -1,4 +1,4 @@
-"""One node with messages, and one gateway in front of it, for all tests of this folder."""
+"""The node with messages and the gateway in front of it that the tests of this folder share."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ collect_ignore = [] if AVAILABLE else [f"test_{each}.py" for each in _JAVASCRIPT
 
 @pytest.fixture(scope="session")
 def clients(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder where the clients of other projects are installed."""
+    """Return the folder where the clients of other projects are installed."""
     return installed(tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
 def messages() -> list[Message]:
-    """What the node holds."""
+    """Return the messages of the node."""
     return made()
 
 
@@ -36,7 +36,7 @@ def node(
     new_store: Callable[[], str],
     messages: list[Message],
 ) -> Iterator[NodeProcess]:
-    """A node with a store of its own."""
+    """Run a node with a store of its own."""
     directory = tmp_path_factory.mktemp("gateway")
     options = ("--max-clock-drift", "off")
     with running_node(directory / "node", *options, database_url=new_store()) as process:
@@ -49,7 +49,7 @@ def node(
 def gateway(
     tmp_path_factory: pytest.TempPathFactory, node: NodeProcess
 ) -> Iterator[GatewayProcess]:
-    """A gateway whose limits let one address do much."""
+    """Run a gateway whose limits let one address do much."""
     options = (*GENEROUS, "--cluster", str(CLUSTER), "--shard", str(SHARD))
     with running_gateway(tmp_path_factory.mktemp("gateway"), node.listen, *options) as process:
         yield process

@@ -27,7 +27,7 @@ _MACHINES: Final = {"x86_64": "x64", "aarch64": "arm64"}
 
 
 def installed(factory: pytest.TempPathFactory) -> Path:
-    """The folder where the clients are installed."""
+    """Install the clients, once, and return their folder."""
     return made_once(factory, "javascript-clients", _install)
 
 
@@ -55,7 +55,7 @@ class JavaScriptClient:
         self._errors = errors
 
     def ask(self, question: dict[str, Any]) -> dict[str, Any]:
-        """Its answer."""
+        """Send a question, and return the answer."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(question) + "\n")
@@ -68,7 +68,7 @@ class JavaScriptClient:
 
 @contextmanager
 def running_client(folder: Path, *arguments: str, **env: str) -> Iterator[JavaScriptClient]:
-    """A client of ``clients.mjs`` for the length of a ``with`` block."""
+    """Run a client of ``clients.mjs`` for the length of a ``with`` block."""
     program = folder / "node_modules" / f"node-linux-{_MACHINES[platform.machine()]}" / "bin/node"
     errors = folder / f"{arguments[0]}-{os.getpid()}.log"
     with (

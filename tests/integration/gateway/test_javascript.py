@@ -18,7 +18,15 @@ from tests.integration.gateway.javascript_clients import (
     JavaScriptClient,
     running_client,
 )
-from tests.integration.gateway.messages import CLUSTER, PUBSUB, SHARD, TOPICS, drawn, expected
+from tests.integration.gateway.messages import (
+    CLUSTER,
+    PUBSUB,
+    SHARD,
+    TOPICS,
+    Query,
+    drawn,
+    expected,
+)
 from tests.support.gateway import GatewayProcess
 
 pytestmark = pytest.mark.timeout(900)  # the first test installs the clients
@@ -28,7 +36,7 @@ QUERIES = 100
 
 @pytest.fixture(scope="module")
 def js_waku(clients: Path, gateway: GatewayProcess) -> Iterator[JavaScriptClient]:
-    """@waku/sdk over a WebSocket with mplex."""
+    """Run @waku/sdk over a WebSocket with mplex."""
     settings = json.dumps({"cluster": CLUSTER, "shard": SHARD})
     with running_client(clients, "waku", gateway.address("ws"), settings) as client:
         yield client
@@ -36,7 +44,7 @@ def js_waku(clients: Path, gateway: GatewayProcess) -> Iterator[JavaScriptClient
 
 @pytest.fixture(scope="module")
 def js_libp2p(clients: Path, gateway: GatewayProcess) -> Iterator[JavaScriptClient]:
-    """js-libp2p over TCP with yamux."""
+    """Run js-libp2p over TCP with yamux."""
     with running_client(clients, "libp2p", gateway.address("tcp")) as client:
         yield client
 
@@ -44,15 +52,15 @@ def js_libp2p(clients: Path, gateway: GatewayProcess) -> Iterator[JavaScriptClie
 def test_random_queries_of_js_waku_find_what_the_model_finds(
     js_waku: JavaScriptClient, messages: list[Message]
 ) -> None:
-    chance = random.Random(36)
+    rng = random.Random(36)
     for number in range(QUERIES):
-        query = drawn(chance, messages)
+        query = drawn(rng, messages)
         assert js_waku.ask(asdict(query)) == {"pages": expected(query, messages)}, (number, query)
 
 
-def test_js_waku_is_told_why_a_query_is_refused(js_waku: JavaScriptClient) -> None:
-    unknown = {"topics": TOPICS, "start": None, "end": None, "hashes": None, "most": 1}
-    answer = js_waku.ask({**unknown, "forward": True, "limit": 1, "cursor": "00" * 32})
+def test_js_waku_receives_the_reason_of_a_refusal(js_waku: JavaScriptClient) -> None:
+    unknown = Query(TOPICS, None, None, None, forward=True, limit=1, cursor="00" * 32, most=1)
+    answer = js_waku.ask(asdict(unknown))
     assert answer["error"].startswith("Store query failed with status code: 400, description: ")
 
 
@@ -78,10 +86,10 @@ def test_js_libp2p_reads_pages_over_tcp_with_yamux(
 def test_js_libp2p_identifies_and_pings_the_gateway(
     js_libp2p: JavaScriptClient, gateway: GatewayProcess
 ) -> None:
-    told = js_libp2p.ask({"identity": True})
-    assert {"/vac/waku/store-query/3.0.0", "/vac/waku/metadata/1.0.0"} < {*told["protocols"]}
-    assert told["agentVersion"].startswith("storenode/")
-    assert [f"{each}/p2p/{gateway.peer_id}" for each in told["addresses"]] == gateway.listen
+    identity = js_libp2p.ask({"identity": True})
+    assert {"/vac/waku/store-query/3.0.0", "/vac/waku/metadata/1.0.0"} < {*identity["protocols"]}
+    assert identity["agentVersion"].startswith("storenode/")
+    assert [f"{each}/p2p/{gateway.peer_id}" for each in identity["addresses"]] == gateway.listen
     assert js_libp2p.ask({"pings": True})["milliseconds"] >= 0
 
 
@@ -96,23 +104,9 @@ def test_the_lock_of_npm_has_hashes_and_names_no_host() -> None:
 def test_hashes_are_looked_up_with_the_pubsub_topic(
     js_waku: JavaScriptClient, messages: list[Message]
 ) -> None:
-    """As `missing_message_retriever` of the SDK does: hashes of another shard are not found."""
-    hashes = [each.hash.hex() for each in messages[:50]]
-    found = js_waku.ask(
-        {
-            "topics": TOPICS,
-            "start": None,
-            "end": None,
-            "hashes": hashes,
-            "most": 1,
-            "forward": True,
-            "limit": 100,
-            "cursor": None,
-        }
-    )
-    ((*page,),) = found["pages"]
-    assert (
-        {*page}
-        == {each.hash.hex() for each in messages[:50] if each.pubsub_topic == PUBSUB}
-        != {*hashes}
-    )
+    # So does `missing_message_retriever` of the SDK: hashes of another shard are not found.
+    hashes = tuple(each.hash.hex() for each in messages[:50])
+    query = Query(TOPICS, None, None, hashes, forward=True, limit=100, cursor=None, most=1)
+    (page,) = js_waku.ask(asdict(query))["pages"]
+    own = {each.hash.hex() for each in messages[:50] if each.pubsub_topic == PUBSUB}
+    assert {*page} == own != {*hashes}

@@ -27,7 +27,7 @@ DAY_NS: Final = 86_400 * 10**9
 
 
 def said(name: str, lamport: int, age_ns: int, *after: tuple[str, Message]) -> Message:
-    """A message of the channel, which names those before it with their hashes as hints."""
+    """Return a message of the channel, which names earlier ones with their hashes as hints."""
     body = SdsMessage(
         sender_id="ada",
         message_id=name,
@@ -40,10 +40,10 @@ def said(name: str, lamport: int, age_ns: int, *after: tuple[str, Message]) -> M
     return Message(body.SerializeToString(), TOPIC, PUBSUB, timestamp=stamp)
 
 
-def test_what_a_channel_misses_is_fetched_by_its_hints(
+def test_missing_messages_of_a_channel_are_fetched_by_hints(
     clients: Path, tmp_path: Path, new_store: Callable[[], str]
 ) -> None:
-    """The SDK asks for the last 30 days when it connects; what is older it knows by hints."""
+    # The SDK asks for the last 30 days when it connects, and for older messages by hints.
     first = said("m-1", 1, 60 * DAY_NS)
     second = said("m-2", 2, 50 * DAY_NS, ("m-1", first))
     third = said("m-3", 3, 3 * DAY_NS, ("m-2", second))

@@ -20,13 +20,13 @@ from tests.support.waku_attacks import GONE, HOSTILE, HOSTILE_WEBSOCKETS, until_
 from tests.support.waku_client import MPLEX, YAMUX, RawClient, WakuClient
 
 CROWD: Final = 100
-IN_TURN: Final = 500
+IN_TURN: Final = 200
 ATTACKS: Final = 300
 GROWTH_BYTES: Final = 12 * 1024 * 1024
 
 
 def request(limit: int = 20) -> StoreQueryRequest:
-    """What an honest client asks."""
+    """Return the query of an honest client."""
     return StoreQueryRequest(
         request_id="honest",
         include_data=True,
@@ -38,7 +38,7 @@ def request(limit: int = 20) -> StoreQueryRequest:
 
 
 async def require_service(gateway: GatewayProcess, multiplexer: str = MPLEX) -> None:
-    """An honest client is answered."""
+    """Check that an honest client is answered."""
     async with WakuClient.connected(gateway.address("tcp"), multiplexer) as client:
         response = await client.query(request())
         assert (response.status_code, len(response.messages)) == (200, 20)
@@ -46,12 +46,12 @@ async def require_service(gateway: GatewayProcess, multiplexer: str = MPLEX) -> 
 
 async def until_open(gateway: GatewayProcess, count: int) -> None:
     """Wait until so few connections are open."""
-    while gateway.counted("open_connections") > count:  # noqa: ASYNC110 - tells nobody
+    while gateway.counted("open_connections") > count:  # noqa: ASYNC110
         await asyncio.sleep(PAUSE_S)
 
 
-async def attacked(gateway: GatewayProcess, count: int, chance: random.Random) -> None:
-    """Attacks of all kinds, some at a time, between which honest clients are answered."""
+async def attacked(gateway: GatewayProcess, count: int, rng: random.Random) -> None:
+    """Run attacks of all kinds, some at a time, between which honest clients are answered."""
     places = asyncio.Semaphore(8)
     kinds = [
         *((each, gateway.address("tcp")) for each in HOSTILE),
@@ -62,7 +62,7 @@ async def attacked(gateway: GatewayProcess, count: int, chance: random.Random) -
         hostile, address = kinds[number % len(kinds)]
         async with places:
             with suppress(*GONE):
-                await hostile(address, chance)
+                await hostile(address, rng)
             if number % 50 == 0:
                 await require_service(gateway)
 
@@ -74,11 +74,11 @@ async def attacked(gateway: GatewayProcess, count: int, chance: random.Random) -
 async def test_malformed_input_costs_no_memory_and_no_honest_client(
     gateway: GatewayProcess,
 ) -> None:
-    chance = random.Random(7)
+    rng = random.Random(7)
     # What a process needs for the first time, it keeps.
-    await attacked(gateway, 10 * len(HOSTILE), chance)
+    await attacked(gateway, 10 * len(HOSTILE), rng)
     before = gateway.resident_bytes()
-    await attacked(gateway, ATTACKS, chance)
+    await attacked(gateway, ATTACKS, rng)
     assert gateway.resident_bytes() - before < GROWTH_BYTES
     await require_service(gateway)
     for reason in ("malformed", "identity", "too_large", "no_protocol", "streams", "flood"):

@@ -29,7 +29,7 @@ QUERIES: Final = 10
 
 @pytest.fixture(scope="module")
 def pki(tmp_path_factory: pytest.TempPathFactory) -> Pki:
-    """Who signs the gateway's certificates, and its first one."""
+    """Make the authority of the gateway's certificates, and its first one."""
     made = Pki(tmp_path_factory.mktemp("certificates"))
     made.issue("127.0.0.1", file="wss")
     return made
@@ -37,7 +37,7 @@ def pki(tmp_path_factory: pytest.TempPathFactory) -> Pki:
 
 @pytest.fixture(scope="module")
 def secure(pki: Pki, node: NodeProcess) -> Iterator[GatewayProcess]:
-    """A gateway with a listener of each kind."""
+    """Run a gateway with a listener of each kind."""
     files = pki.directory
     options = (
         *("--listen", "/ip4/127.0.0.1/tcp/0/tls/ws", "--cluster", str(CLUSTER)),
@@ -52,20 +52,20 @@ def test_js_waku_reads_over_a_secure_websocket(
     clients: Path, secure: GatewayProcess, pki: Pki, messages: list[Message]
 ) -> None:
     settings = json.dumps({"cluster": CLUSTER, "shard": SHARD})
-    chance = random.Random(37)
+    rng = random.Random(37)
     with running_client(
         clients,
         *("waku", secure.address("wss"), settings),
         NODE_EXTRA_CA_CERTS=str(pki.ca),
     ) as client:
         for number in range(QUERIES):
-            query = drawn(chance, messages)
+            query = drawn(rng, messages)
             assert client.ask(asdict(query)) == {"pages": expected(query, messages)}, number
     assert secure.counted('connections_total{transport="wss"}') >= 1
 
 
 def secure_address(gateway: GatewayProcess) -> str:
-    """HOST:PORT of the listener."""
+    """Return HOST:PORT of the listener."""
     host, port = address_of(gateway.address("wss"))
     return f"{host}:{port}"
 

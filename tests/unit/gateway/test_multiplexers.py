@@ -1,17 +1,26 @@
-"""mplex and yamux: frames in any pieces give the same events, and hostile ones are refused."""
+"""mplex and yamux: any pieces give the same events, hostile frames are refused, streams bounded."""
 
 from __future__ import annotations
 
+import asyncio
 import struct
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import Final, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from store.gateway.faults import RefusalError
-from store.gateway.limits import MAX_FRAME_BYTES
+from store.gateway.clients import ByteBudget
+from store.gateway.connection import WakuConnection
+from store.gateway.faults import RefusalError, StreamEndedError
+from store.gateway.limits import (
+    CHUNK_BYTES,
+    MAX_FRAME_BYTES,
+    MAX_STREAM_UNREAD_BYTES,
+    MIN_CHUNK_BYTES,
+    WINDOW_BYTES,
+)
 from store.gateway.mplex import Mplex
 from store.gateway.multiplexing import (
     Aborted,
@@ -24,17 +33,18 @@ from store.gateway.multiplexing import (
     Opened,
     Pong,
 )
+from store.gateway.streams import Stream
 from store.gateway.yamux import Yamux
 from tests.support.waku_client import delimited, varint
 
 HEADER: Final = struct.Struct(">BBHII")
 STREAMS: Final = st.integers(0, 2**20).map(lambda each: 2 * each + 1)
-HELD_BYTES: Final = 1024
+MAX_HEAD_BYTES: Final = 1024
 """More than any head of a frame."""
 
 
 def mplex_frame(event: Event) -> bytes:
-    """As a client of mplex writes an event."""
+    """Encode an event as a client of mplex does."""
     match event:
         case Opened(stream):
             return varint(stream << 3) + delimited(b"name")
@@ -48,7 +58,7 @@ def mplex_frame(event: Event) -> bytes:
 
 
 def yamux_frame(event: Event) -> bytes:
-    """As a client of yamux writes an event."""
+    """Encode an event as a client of yamux does."""
     match event:
         case Opened(stream):
             return HEADER.pack(0, 1, 1, stream, 0)
@@ -73,7 +83,7 @@ PIECES: Final = st.lists(st.integers(1, 40), min_size=1, max_size=20)
 
 
 def cut(data: bytes, sizes: list[int]) -> Iterable[bytes]:
-    """The data in pieces of these sizes, over and over."""
+    """Yield the data in pieces of these sizes, over and over."""
     at, number = 0, 0
     while at < len(data):
         size = sizes[number % len(sizes)]
@@ -82,7 +92,7 @@ def cut(data: bytes, sizes: list[int]) -> Iterable[bytes]:
 
 
 def joined(events: Iterable[Event]) -> list[Event]:
-    """The events that mean something, data of neighbours on the same stream as one."""
+    """Return the events with consequences, neighbouring data of a stream joined."""
     result: list[Event] = []
     for event in events:
         last = result[-1] if result else None
@@ -111,13 +121,13 @@ def test_frames_in_any_pieces_give_the_same_events(
 ) -> None:
     data = b"".join(map(frame, events))
     multiplexer = make()
-    told = joined(event for piece in cut(data, sizes) for event in multiplexer.feed(piece))
-    assert told == joined(events)
+    found = joined(event for piece in cut(data, sizes) for event in multiplexer.feed(piece))
+    assert found == joined(events)
 
 
 @pytest.mark.parametrize("make", [Mplex, Yamux])
 @given(data=st.binary(max_size=2_000), sizes=PIECES)
-def test_any_bytes_give_events_or_one_fault_and_little_is_held(
+def test_any_bytes_give_events_or_one_fault_and_are_not_buffered(
     make: Callable[[], Multiplexer], data: bytes, sizes: list[int]
 ) -> None:
     multiplexer, reasons = make(), []
@@ -125,14 +135,14 @@ def test_any_bytes_give_events_or_one_fault_and_little_is_held(
         for piece in cut(data, sizes):
             for event in multiplexer.feed(piece):
                 assert isinstance(event, Event)
-            assert len(multiplexer._buffer) <= HELD_BYTES  # type: ignore[attr-defined]
+            assert len(multiplexer._buffer) <= MAX_HEAD_BYTES  # type: ignore[attr-defined]
     except RefusalError as fault:
         reasons.append(fault.reason)
     assert {*reasons} <= {"malformed", "too_large", "goodbye"}
 
 
 @pytest.mark.parametrize("make", [Mplex, Yamux])
-def test_a_frame_as_large_as_is_allowed_passes_through_without_being_held(
+def test_the_largest_frame_passes_through_unbuffered(
     make: Callable[[], Multiplexer],
 ) -> None:
     multiplexer, frame = make(), mplex_frame if make is Mplex else yamux_frame
@@ -140,41 +150,32 @@ def test_a_frame_as_large_as_is_allowed_passes_through_without_being_held(
     for piece in cut(whole, [65_536]):
         for event in multiplexer.feed(piece):
             received += len(event.data) if isinstance(event, DataReceived) else 0
-        assert len(multiplexer._buffer) <= HELD_BYTES  # type: ignore[attr-defined]
+        assert len(multiplexer._buffer) <= MAX_HEAD_BYTES  # type: ignore[attr-defined]
     assert received == MAX_FRAME_BYTES
 
 
-@pytest.mark.parametrize(
-    ("data", "reason"),
-    [
-        (varint(1 << 3 | 2) + varint(MAX_FRAME_BYTES + 1), "too_large"),
-        (varint(1 << 3) + varint(257), "too_large"),
-        (varint(1 << 3 | 4) + varint(2**40), "too_large"),
-        (b"\xff" * 10, "malformed"),
-        (b"\x08" + b"\x80" * 10, "malformed"),
-    ],
-)
-def test_hostile_frames_of_mplex(data: bytes, reason: str) -> None:
-    with pytest.raises(RefusalError) as caught:
-        list(Mplex().feed(data))
-    assert caught.value.reason == reason
+HOSTILE: Final[list[tuple[Multiplexer, bytes, str]]] = [
+    (Mplex(), varint(1 << 3 | 2) + varint(MAX_FRAME_BYTES + 1), "too_large"),
+    (Mplex(), varint(1 << 3) + varint(257), "too_large"),
+    (Mplex(), varint(1 << 3 | 4) + varint(2**40), "too_large"),
+    (Mplex(), b"\xff" * 10, "malformed"),
+    (Mplex(), b"\x08" + b"\x80" * 10, "malformed"),
+    (Yamux(), HEADER.pack(1, 0, 0, 1, 0), "malformed"),  # an unknown version
+    (Yamux(), HEADER.pack(0, 4, 0, 1, 0), "malformed"),  # an unknown kind
+    (Yamux(), HEADER.pack(0, 0, 1, 2, 0), "malformed"),  # the gateway's own number
+    (Yamux(), HEADER.pack(0, 0, 0, 4, 0), "malformed"),  # one that the gateway did not open
+    (Yamux(), HEADER.pack(0, 1, 1, 0, 0), "malformed"),  # the session as a stream
+    (Yamux(), HEADER.pack(0, 0, 0, 1, MAX_FRAME_BYTES + 1), "too_large"),
+    (Yamux(), HEADER.pack(0, 0, 0, 1, 2**32 - 1), "too_large"),
+    (Yamux(), HEADER.pack(0, 3, 0, 0, 2), "goodbye"),
+]
 
 
-@pytest.mark.parametrize(
-    ("head", "reason"),
-    [
-        ((1, 0, 0, 1, 0), "malformed"),  # a version that there is not
-        ((0, 4, 0, 1, 0), "malformed"),  # a kind that there is not
-        ((0, 0, 1, 2, 0), "malformed"),  # the gateway's own number
-        ((0, 1, 1, 0, 0), "malformed"),  # the session as a stream
-        ((0, 0, 0, 1, MAX_FRAME_BYTES + 1), "too_large"),
-        ((0, 0, 0, 1, 2**32 - 1), "too_large"),
-        ((0, 3, 0, 0, 2), "goodbye"),
-    ],
-)
-def test_hostile_frames_of_yamux(head: tuple[int, ...], reason: str) -> None:
+@pytest.mark.parametrize(("multiplexer", "data", "reason"), HOSTILE)
+def test_hostile_frames_are_refused(multiplexer: Multiplexer, data: bytes, reason: str) -> None:
+    multiplexer.open()
     with pytest.raises(RefusalError) as caught:
-        list(Yamux().feed(HEADER.pack(*head)))
+        list(multiplexer.feed(data))
     assert caught.value.reason == reason
 
 
@@ -219,13 +220,68 @@ def test_streams_of_the_gateway_and_of_the_client_do_not_meet(
     ]
 
 
-@pytest.mark.parametrize("stream", [0, 4])
-def test_a_client_of_yamux_cannot_open_or_use_streams_of_the_gateway(stream: int) -> None:
-    multiplexer = Yamux()
-    multiplexer.open()
+class Carrier:
+    def __init__(self, multiplexer: Multiplexer) -> None:
+        self.multiplexer = multiplexer
+        self.sent: list[bytes] = []
+
+    async def send(self, frame: bytes) -> None:
+        self.sent.append(frame)
+
+
+def stream_of(multiplexer: Multiplexer, limit_bytes: int = 1_000) -> tuple[Stream, list[bytes]]:
+    carrier = Carrier(multiplexer)
+    return Stream(1, cast("WakuConnection", carrier), ByteBudget(limit_bytes)), carrier.sent
+
+
+def test_unread_bytes_are_bounded_by_stream_and_in_all() -> None:
+    budget = ByteBudget(MAX_STREAM_UNREAD_BYTES + 10)
+    connection = cast("WakuConnection", Carrier(Mplex()))
+    stream, other = (Stream(each, connection, budget) for each in (1, 3))
+    stream.feed(bytes(MAX_STREAM_UNREAD_BYTES))
+    for subject, size_bytes, reason in ((stream, 1, "too_large"), (other, 11, "busy")):
+        with pytest.raises(RefusalError) as caught:
+            subject.feed(bytes(size_bytes))
+        assert caught.value.reason == reason
+    for subject in (stream, other):
+        subject.discard()
+    assert budget.used_bytes == 0
+
+
+async def test_a_window_of_yamux_is_kept_and_opened_by_the_client() -> None:
+    stream, sent = stream_of(Yamux())
+    sending = asyncio.create_task(stream.send(bytes(WINDOW_BYTES + 500)))
+
+    def sent_bytes() -> int:
+        client = Yamux()
+        events = [event for frame in sent for event in client.feed(frame)]
+        return sum(len(each.data) for each in events if isinstance(each, DataReceived))
+
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert (sent_bytes(), sending.done()) == (WINDOW_BYTES, False)
+    stream.credit(500)
+    await sending
+    assert sent_bytes() == WINDOW_BYTES + 500
+    stream.credit(2**32 - 1)
     with pytest.raises(RefusalError):
-        list(multiplexer.feed(HEADER.pack(0, 0, 0, stream, 0)))
-    multiplexer = Yamux()
-    multiplexer.open()
-    with pytest.raises(RefusalError):
-        list(multiplexer.feed(HEADER.pack(0, 1, 1, 2, 0)))
+        stream.credit(1)
+
+
+async def test_a_window_that_opens_byte_by_byte_is_not_used_byte_by_byte() -> None:
+    stream, sent = stream_of(Yamux())
+    sending = asyncio.create_task(stream.send(bytes(WINDOW_BYTES + 10_000)))
+    for _ in range(10_000):
+        await asyncio.sleep(0)
+        stream.credit(1)
+    await sending
+    assert len(sent) <= WINDOW_BYTES // CHUNK_BYTES + 10_000 // MIN_CHUNK_BYTES + 2
+
+
+async def test_a_stream_that_the_client_gave_up_ends_each_wait_on_it() -> None:
+    stream, _ = stream_of(Yamux())
+    sending = stream.send(bytes(2 * WINDOW_BYTES))
+    waiting = asyncio.gather(stream.receive(), sending, return_exceptions=True)
+    await asyncio.sleep(0)
+    stream.fail()
+    assert [type(each) for each in await waiting] == [StreamEndedError] * 2

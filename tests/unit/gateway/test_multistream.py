@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 from collections.abc import Iterator
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 from hypothesis import given
@@ -100,7 +101,7 @@ def test_a_multiaddr_comes_back(text: str) -> None:
     assert parsed.port.to_bytes(2, "big") in encoded
 
 
-@given(st.text(max_size=60) | st.text("/ip46tcpws.:0123456789%", max_size=60))
+@given(st.text("/ip46tcpws.:0123456789%\u0663 ", max_size=40))
 def test_any_text_is_a_multiaddr_or_refused_in_words(text: str) -> None:
     said = ""
     try:
@@ -174,20 +175,11 @@ async def test_a_client_that_ends_before_its_websocket_is_open_is_let_go(begun: 
     reader = asyncio.StreamReader()
     reader.feed_data(begun)
     reader.feed_eof()
-    link = WebSocketLink(TcpLink(reader, Discarding()))  # type: ignore[arg-type]
+    writer = Mock(drain=AsyncMock())
+    link = WebSocketLink(TcpLink(reader, writer))
     async with asyncio.timeout(30):
         with pytest.raises((StreamEndedError, RefusalError)):
             await link.accept()
-
-
-class Discarding:
-    """The half of a connection to which an answer is written."""
-
-    def write(self, data: bytes) -> None:
-        """Drop it."""
-
-    async def drain(self) -> None:
-        """There is nothing to wait for."""
 
 
 @pytest.mark.parametrize(

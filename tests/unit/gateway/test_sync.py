@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Final, cast
 
@@ -12,8 +12,7 @@ import pytest
 
 from sim.nwaku import SimulatedNwaku, decode
 from store.gateway import sync
-from store.gateway.clients import ClientRules, Clients
-from store.gateway.connection import Handler, Secured, Surroundings, WakuConnection
+from store.gateway.connection import Handler, WakuConnection
 from store.gateway.faults import StreamEndedError
 from store.gateway.limits import (
     MAX_SYNC_FRAME_BYTES,
@@ -23,36 +22,21 @@ from store.gateway.limits import (
 from store.gateway.metrics import GatewayMetrics
 from store.gateway.multistream import ByteReader
 from store.gateway.node import UpstreamNode
-from store.gateway.noise import SecurePipe, StaticKey
 from store.gateway.spool import Spool
 from store.gateway.streams import Stream
 from store.gateway.sync import RECONCILIATION, TRANSFER, NwakuSync, SyncRules, parse_transfer
 from store.gateway.wire import bytes_field, delimited
-from store.gateway.yamux import Yamux
 from storenode.message.hashing import message_hash
 from storenode.message.varint import varint
 from storenode.wire.storenode.v1.store_pb2 import PUBLISH_SOURCE_NWAKU, PublishResult, ScanPage
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest, StoreQueryResponse
+from tests.unit.gateway.memory_pair import connected_pair, until
 
 PUBSUB: Final = "/waku/2/rs/7/0"
 TOPIC: Final = "/a/1/b/proto"
 SECOND_NS: Final = 10**9
 HOUR_NS: Final = 3600 * SECOND_NS
-
-
-class MemoryPipe:
-    """An end of a connection in memory."""
-
-    def __init__(self, incoming: asyncio.Queue[bytes], outgoing: asyncio.Queue[bytes]) -> None:
-        self.peer_id = "nwaku"
-        self._incoming, self._outgoing = incoming, outgoing
-
-    async def receive(self) -> bytes:
-        return await self._incoming.get()
-
-    async def send(self, data: bytes) -> None:
-        self._outgoing.put_nowait(data)
 
 
 def made(payload: bytes, age_s: float, topic: str = PUBSUB) -> tuple[bytes, int, str, bytes]:
@@ -158,7 +142,7 @@ async def connected(
     node: FakeNode,
     peer: Peer,
     handlers: dict[str, Handler] | None = None,
-    named: str = "nwaku",
+    named: str = "peer",
     interval_ns: int = 300 * SECOND_NS,
 ) -> AsyncIterator[tuple[NwakuSync, WakuConnection, GatewayMetrics]]:
     """Connect a gateway to a peer for the length of a block."""
@@ -169,30 +153,8 @@ async def connected(
     found = NwakuSync(rules, real, spool, metrics)
     served: dict[str, Handler] = {RECONCILIATION: found.serve, TRANSFER: found.serve_transfer}
     theirs = {RECONCILIATION: peer.serve, TRANSFER: peer.take} if handlers is None else handlers
-    queues: list[asyncio.Queue[bytes]] = [asyncio.Queue(), asyncio.Queue()]
-    clients = Clients(ClientRules(10, 10, 10))
-    connections = []
-    for ends, own, outbound in ((queues, served, True), (queues[::-1], theirs, False)):
-        pipe = MemoryPipe(*ends)
-        secured = Secured(cast("SecurePipe", pipe), ByteReader(pipe), Yamux(is_outbound=outbound))
-        around = Surroundings(cast("StaticKey", None), own, metrics, 8)
-        connections.append(WakuConnection(secured, clients.arrive("192.0.2.1", 0), around))
-    peer.connection = connections[1]
-    tasks = [asyncio.create_task(each.run()) for each in connections]
-    tasks.append(asyncio.create_task(spool.run()))
-    try:
-        async with asyncio.timeout(60):
-            yield found, connections[0], metrics
-    finally:
-        for task in tasks:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
-
-
-async def until(look: Callable[[], bool]) -> None:
-    while not look():  # noqa: ASYNC110 - counters have no event
-        await asyncio.sleep(0.001)
+    async with connected_pair(metrics, served, theirs, spool.run()) as (own, peer.connection):
+        yield found, own, metrics
 
 
 def counted(metrics: GatewayMetrics, **labels: str) -> float:
@@ -221,7 +183,7 @@ async def test_each_side_gets_what_it_lacks(begins: bool, monkeypatch: pytest.Mo
         else:
             monkeypatch.setattr(sync, "MAX_SYNC_IDS", 125_000)
             await peer.begin(PUBSUB, "/waku/2/rs/7/9")
-            await until(lambda: not found._allowances["nwaku"].in_session)
+            await until(lambda: not found._allowances["peer"].in_session)
             await peer.transfer(*(frame_of(peer.messages[each]) for each in peer.nwaku.sends))
         if begins:
             await until(lambda: counted(metrics, role="initiator", outcome="done") >= 3)
@@ -309,7 +271,7 @@ async def test_a_session_that_a_peer_spoils_ends_and_is_counted(
     async with connected(FakeNode(BOTH), Peer(), handlers) as (found, connection, metrics):
         found.join(connection)
         await until(lambda: counted(metrics, role="initiator", outcome=outcome) == 1)
-        assert not found._allowances["nwaku"].in_session
+        assert not found._allowances["peer"].in_session
 
 
 async def test_a_range_with_too_many_ids_is_compared_in_parts(

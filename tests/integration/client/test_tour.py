@@ -2,7 +2,7 @@
 
 Commands stand in ``console`` blocks after ``$ ``, and what follows them is their output, where
 ``...`` stands for any text. One shell runs a section, so that a command may use a variable of one
-before. grpcurl is a script of ours that makes the same calls by reflection.
+before.
 """
 
 from __future__ import annotations
@@ -34,9 +34,8 @@ def test_the_tour_is_as_the_page_shows_it(tmp_path: Path, path: str) -> None:
     todo = steps(TOUR)
     assert len(todo) > 20
     with running_node(copy_cluster(tmp_path / "node"), "--max-clock-drift", "off") as node:
-        documented = f"127.0.0.1:7420={node.listen} 127.0.0.1:7421={node.admin}"
         addresses = {"STORENODE_NODE": node.listen, "STORENODE_ADMIN": node.admin}
-        as_shown(todo, {"PATH": path, "GRPCURL_ADDRESSES": documented, **addresses})
+        as_shown(todo, {"PATH": path, **addresses})
 
 
 def test_several_nodes_share_a_database_as_the_page_shows_it(

@@ -261,7 +261,7 @@ class Problems:
                 sentence = rule.sentence.format(
                     value=value, mib=value / _MIB, hours=value / 3_600, **dict(labels)
                 )
-                if rule.page == "node-not-ready" and unready is not None:
+                if unready is not None and rule.page in ("node-not-ready", "database-unreachable"):
                     sentence += f": {unready}"
                 found[key] = Problem(rule.page, rule.critical, sentence, since_s)
         over = {key: self._last[key] for key in self._last.keys() - found.keys()}

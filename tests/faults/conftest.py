@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from store.db.schema.migrate import upgrade
+from chaos.soak.machine import start_server
 from tests.support.cluster import ClusterServer, Pair
 from tests.support.node import NodeProcess
 from tests.support.places import quick_directory
@@ -40,11 +40,8 @@ def node(tmp_path: Path) -> Iterator[NodeProcess]:
 def running_server(kept: Path) -> Iterator[ClusterServer]:
     """Run a server with the schema; its logs are copied to ``kept``."""
     with quick_directory(kept) as directory:
-        running = ClusterServer(directory / "server")
-        running.create()
-        running.start()
+        running = start_server(directory / "server")
         try:
-            upgrade(running.url)
             yield running
         finally:
             running.stop()

@@ -2,36 +2,44 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
 
 import psycopg
 import pytest
 
-from store.db.commits.feed import DatabaseFeed
+from chaos.soak import clock as set_clock
 from store.db.maintenance.maintainer import Maintainer
-from store.db.pool import Database
-from store.db.schema.partitions import PartitionMap, read_catalog
-from store.db.writing.writer import DatabaseWriter
-from store.domain.ports import FollowRequest, Source, TopicFilter
+from store.db.schema.partitions import read_catalog
+from store.domain.ports import FollowRequest, TopicFilter
 from store.domain.retention import MAX_DOUBT_NS, RetentionPolicy
 from storenode.client.messages import hash_of, new_message
+from storenode.client.node import connect
+from storenode.client.types import PublishResult
 from storenode.message.rules import Policy
 from storenode.wire.storenode.v1.store_pb2 import FollowPage
-from tests.faults.processes import logged
+from tests.faults.processes import logged, metrics, until
+from tests.integration.storage.node import Node as Storage
+from tests.integration.storage.node import running
 from tests.support.admission import admit
+from tests.support.command import Command
 from tests.support.fleet import made, publish
-from tests.support.ledger import PUBSUB, TOPICS
-from tests.support.node import running_node
+from tests.support.ledger import PATIENCE_S, PUBSUB, TOPICS
+from tests.support.node import NodeProcess, running_node
 from tests.support.outlet import WideOutlet
+from tests.support.ports import HeldPort
 
 DAY_NS = 86_400 * 10**9
 HOUR_NS = 3_600 * 10**9
 RETENTION_NS = 7 * DAY_NS
 DRIFT_NS = 20 * 10**9
+REJECTED = PublishResult.REJECTED
+ABSENT_SINCE = "storenode_peer_absent_since_timestamp_seconds"
 
 
 @dataclass
@@ -53,9 +61,7 @@ class Node:
     """The storage of a node with a clock that can be set."""
 
     clock: Clock
-    database: Database
-    writer: DatabaseWriter
-    feed: DatabaseFeed
+    storage: Storage
     maintainer: Maintainer
     events: list[str]
 
@@ -68,22 +74,22 @@ class Node:
             Policy(max_drift_ns=DRIFT_NS, horizon_ns=self.clock.now() - RETENTION_NS),
         )
         assert not admission.refusals
-        assert list(await self.writer.store(admission.batch, Source.CLIENT)) == [True]
+        assert await self.storage.store(admission.batch) == [True]
         return hash_of(message)
 
     async def maintain(self) -> None:
-        async with await self.database.connect() as connection:
+        async with await self.storage.database.connect() as connection:
             await self.maintainer.round(connection)
 
     async def partitions(self) -> list[str]:
-        catalog = await self.database.read(read_catalog)
+        catalog = await self.storage.database.read(read_catalog)
         return sorted(each.name for each in catalog.partitions if each.table == "messages")
 
     async def fed(self) -> list[bytes]:
         """Return all hashes, as a follower gets them."""
         request = FollowRequest(TopicFilter(), None, from_beginning=True, include_data=False)
         found: list[bytes] = []
-        async for page in self.feed.follow(request, WideOutlet()):
+        async for page in self.storage.feed.follow(request, WideOutlet()):
             messages = FollowPage.FromString(page.frames).messages
             found += [message.message_hash for message in messages]
             if page.live:
@@ -94,26 +100,17 @@ class Node:
 @asynccontextmanager
 async def storage(url: str, clock: Clock, last_online_ns: int = 0) -> AsyncIterator[Node]:
     """Open a node's storage, whose maintenance the test runs."""
-    database = await Database.open(url)
-    writer = DatabaseWriter(database, PartitionMap(clock.now, RETENTION_NS))
-    feed = DatabaseFeed(database)
-    events: list[str] = []
-    maintainer = Maintainer(
-        database.connect,
-        lambda: RetentionPolicy(RETENTION_NS),
-        now_ns=clock.now,
-        on_event=lambda name, /, **_: events.append(name),
-        steady_ns=clock.steady,
-        last_online_ns=last_online_ns,
-    )
-    await writer.start()
-    await feed.start()
-    try:
-        yield Node(clock, database, writer, feed, maintainer, events)
-    finally:
-        await feed.stop()
-        await writer.stop()
-        await database.close()
+    async with running(url, now_ns=clock.now) as opened:
+        events: list[str] = []
+        maintainer = Maintainer(
+            opened.database.connect,
+            lambda: RetentionPolicy(RETENTION_NS),
+            now_ns=clock.now,
+            on_event=lambda name, /, **_: events.append(name),
+            steady_ns=clock.steady,
+            last_online_ns=last_online_ns,
+        )
+        yield Node(clock, opened, maintainer, events)
 
 
 @pytest.fixture
@@ -205,29 +202,67 @@ async def test_a_store_made_long_before_its_first_node_raises_no_alarm(
         assert node.events == ["retention_waits"]
 
 
-async def test_a_node_without_peers_finds_when_it_was_last_online(
-    tmp_path: Path, database_url: str
+@pytest.mark.parametrize(
+    ("ago", "changes", "reported"),
+    [
+        # A node without peers does not record the time from which it would resume.
+        ("3 hours", ("update storenode.store set created_at = {}",), "retention_waits"),
+        # Then the newest commit shows when the store was last online.
+        (
+            "1 year",
+            (
+                "update storenode.store set created_at = {}, last_online_ns = null",
+                "update storenode.commits set committed_at = {}",
+                "delete from storenode.online",
+            ),
+            "clock_doubted",
+        ),
+    ],
+)
+async def test_a_node_finds_when_it_was_last_online(
+    tmp_path: Path, database_url: str, ago: str, changes: Sequence[str], reported: str
 ) -> None:
-    """Check a node that does not record the time from which it would resume."""
-    with running_node(tmp_path / "data", database_url=database_url):
-        pass
-    with psycopg.connect(database_url, autocommit=True) as connection:
-        connection.execute("update storenode.store set created_at = now() - interval '3 hours'")
     with running_node(tmp_path / "data", database_url=database_url) as node:
-        await logged(node, "retention_waits")
-        assert "clock_doubted" not in node.log()
+        if len(changes) > 1:
+            await publish(node, made(1, time.time_ns(), span_s=5))
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        for each in changes:
+            connection.execute(each.format(f"now() - interval '{ago}'").encode())
+    with running_node(tmp_path / "data", database_url=database_url) as node:
+        await logged(node, reported)
+    assert reported == "clock_doubted" or "clock_doubted" not in node.log()
 
 
-async def test_a_node_compares_its_clock_with_the_newest_commit(
-    tmp_path: Path, database_url: str
+async def test_a_set_clock_and_an_absent_peer_are_reported_until_they_end(
+    tmp_path: Path, new_store: Callable[[], str]
 ) -> None:
-    with running_node(tmp_path / "data", database_url=database_url) as node:
-        await publish(node, made(1, time.time_ns(), span_s=5))
-    with psycopg.connect(database_url, autocommit=True) as connection:
-        ago = "now() - interval '1 year'"
-        connection.execute(f"update storenode.store set created_at = {ago}".encode())
-        connection.execute(f"update storenode.commits set committed_at = {ago}".encode())
-        connection.execute("update storenode.store set last_online_ns = null")
-        connection.execute("delete from storenode.online")
-    with running_node(tmp_path / "data", database_url=database_url) as node:
-        await logged(node, "clock_doubted")
+    """Check what `status --check` says; minutes pass by the node's clock."""
+    offset = tmp_path / "clock"
+    offset.write_bytes(bytes(set_clock.BYTES))
+    listener = HeldPort()
+    peer = NodeProcess(tmp_path / "peer", ("--peer-listen", listener.address), new_store())
+    node = NodeProcess(tmp_path / "node", ("--peer", listener.address), new_store())
+    node.program = (sys.executable, "-P", set_clock.__file__, str(offset))
+
+    def is_reported(problem: str) -> bool:
+        return any(problem in each for each in Command.of(node)("status", "--check").lines)
+
+    def absent_since() -> float:
+        return sum(at_s for name, at_s in metrics(node).items() if name[0] == ABSENT_SINCE)
+
+    with closing(peer.start()), closing(node.start()):
+        await until(lambda: not absent_since())
+        set_clock.set_offset(offset, 300 * 10**9)
+        async with connect(node.listen) as client, asyncio.timeout(PATIENCE_S):
+            while not await asyncio.to_thread(is_reported, "CRITICAL clock-wrong: publishes are"):
+                message = new_message(b"now", TOPICS[0], PUBSUB, time.time_ns())
+                assert [each.outcome for each in await client.publish([message])] == [REJECTED]
+        set_clock.set_offset(offset, 0)
+        await until(lambda: not is_reported("clock-wrong"))
+        peer.terminate()
+        await until(absent_since)
+        set_clock.set_offset(offset, 181 * 10**9)
+        await until(lambda: is_reported(f"WARNING peer-unreachable: {listener.address} is away"))
+        set_clock.set_offset(offset, 0)
+        peer.start()
+        await until(lambda: not is_reported("peer-unreachable"))

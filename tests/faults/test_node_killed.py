@@ -8,12 +8,7 @@ from random import Random
 import pytest
 
 from tests.faults.processes import logged
-from tests.support.ledger import (
-    Ledger,
-    Publisher,
-    check_node,
-    publishing,
-)
+from tests.support.ledger import Ledger, Publisher, check_node, publishing
 from tests.support.node import NodeProcess
 
 ROUNDS = 4

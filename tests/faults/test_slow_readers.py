@@ -10,16 +10,11 @@ from random import Random
 import grpc
 import psutil
 
-from storenode.client.node import NodeClient, connect
+from storenode.client.node import connect
 from storenode.client.types import ScanPage
 from storenode.wire.storenode.v1.store_pb2 import ScanRequest
 from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
-from tests.support.ledger import (
-    Ledger,
-    Publisher,
-    found_by_hash,
-    publishing,
-)
+from tests.support.ledger import Ledger, Publisher, found_by_hash, hashes_of, publishing, scanned
 from tests.support.node import running_node
 from tests.support.postgres import copy_cluster
 
@@ -28,16 +23,6 @@ MAX_GROWTH_BYTES = 64 * 1024 * 1024
 
 OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.http2.bdp_probe", 0)]
 """Options without probes, with which gRPC may buffer a whole answer that is not read."""
-
-
-def hashes(page: ScanPage) -> list[bytes]:
-    return [message.message_hash for message in page.messages]
-
-
-def once(seen: list[bytes]) -> set[bytes]:
-    """Return the hashes as a set, none twice."""
-    assert len(seen) == len(set(seen)), "a message came twice"
-    return set(seen)
 
 
 async def test_stalled_readers_give_way_and_slow_ones_miss_nothing(
@@ -56,14 +41,14 @@ async def test_stalled_readers_give_way_and_slow_ones_miss_nothing(
             aclosing(slow.scan()) as pages,
         ):
             unread = [StoreStub(channel).Scan(ScanRequest(include_data=True)) for _ in range(60)]
-            seen = hashes(await anext(pages))
+            seen = hashes_of(await anext(pages))
             for _ in range(3):
-                assert once(await scanned(quick)) == ledger.sent
-                seen += hashes(await anext(pages))
+                ledger.check(await scanned(quick))
+                seen += hashes_of(await anext(pages))
             async for page in pages:
-                seen += hashes(page)
+                seen += hashes_of(page)
                 await found_by_hash(quick, seen[:100])
-            assert once(seen) == ledger.sent
+            ledger.check(seen)
             growth = process.memory_info().rss - before
             print(f"the node's memory grew by {growth / 2**20:.0f} MiB")  # noqa: T201
             assert growth < MAX_GROWTH_BYTES
@@ -71,10 +56,6 @@ async def test_stalled_readers_give_way_and_slow_ones_miss_nothing(
         assert ended.keys() <= {"OK", "RESOURCE_EXHAUSTED", "UNAVAILABLE"}
         assert ended["OK"] < len(unread)
         assert "the answer was not read for" in node.log()
-
-
-async def scanned(client: NodeClient) -> list[bytes]:
-    return [digest async for page in client.scan() for digest in hashes(page)]
 
 
 async def ending(call: grpc.aio.UnaryStreamCall[ScanRequest, ScanPage]) -> str:

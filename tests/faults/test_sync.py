@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 import pytest_asyncio
@@ -16,7 +16,6 @@ from tests.faults.processes import event, log_size, until
 from tests.faults.two_nodes import PAYLOAD_BYTES, Two, request_sync, two_nodes
 from tests.support.fleet import status
 from tests.support.ledger import PATIENCE_S
-from tests.support.postgres import PostgresServer
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -36,9 +35,9 @@ ERRORS = {
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def running(
-    tmp_path_factory: pytest.TempPathFactory, postgres: PostgresServer
+    tmp_path_factory: pytest.TempPathFactory, new_store: Callable[[], str]
 ) -> AsyncIterator[Two]:
-    async with two_nodes(tmp_path_factory.mktemp("sync"), postgres) as two:
+    async with two_nodes(tmp_path_factory.mktemp("sync"), new_store) as two:
         yield two
 
 

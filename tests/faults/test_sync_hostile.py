@@ -25,7 +25,7 @@ from storenode.connection.call_status import Ending
 from storenode.message.varint import varint
 from storenode.wire.storenode.v1.peer_pb2 import ReconcileFrame, TransferFrame
 from tests.faults.processes import event, log_size, memory_bytes, metrics
-from tests.faults.two_nodes import Maker, fresh_database, request_sync
+from tests.faults.two_nodes import Maker, request_sync
 from tests.integration.peers.hostile import (
     LARGEST,
     METADATA,
@@ -41,7 +41,6 @@ from tests.integration.peers.hostile import (
 )
 from tests.support.fleet import NS_PER_S, Fleet, held, publish, status
 from tests.support.node import NodeProcess
-from tests.support.postgres import PostgresServer
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -144,18 +143,17 @@ def flood(size: int) -> bytes:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def siege(
-    tmp_path_factory: pytest.TempPathFactory, postgres: PostgresServer
+    tmp_path_factory: pytest.TempPathFactory, new_store: Callable[[], str]
 ) -> AsyncIterator[Siege]:
     scripts, maker = Scripts(), Maker(time.time_ns() - 90 * NS_PER_S)
     async with AsyncExitStack() as stack:
         hostile = await stack.enter_async_context(hostile_server(scripts))
-        urls = [stack.enter_context(fresh_database(postgres)) for _ in range(2)]
-        fleet = Fleet(tmp_path_factory.mktemp("siege"))
+        fleet = Fleet(tmp_path_factory.mktemp("siege"), new_database=new_store)
         stack.callback(fleet.close)
-        honest = fleet.start(database_url=urls[0])
+        honest = fleet.start(database_url=(url := new_store()))
         # Not the honest one: a machine that stalls must not end its sessions.
-        impatient = fleet.start("--peer-silence", f"{SILENCE_S}s", database_url=urls[0])
-        node = fleet.start(database_url=urls[1], peers=[hostile.target, honest.peer])
+        impatient = fleet.start("--peer-silence", f"{SILENCE_S}s", database_url=url)
+        node = fleet.start(peers=[hostile.target, honest.peer])
         await publish(node, maker.some(2_000))
         yield Siege(node, honest, impatient, hostile.target, scripts, maker)
 

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 
 from chaos.network import Wire, WireState
-from store.db.schema.migrate import upgrade
 from storenode.client.messages import new_message
 from storenode.client.node import connect
 from storenode.client.types import SyncReport, WakuMessageAndTopic
 from tests.support.fleet import CONTENT, NS_PER_S, PUBSUB, Fleet, hashes, held, publish
 from tests.support.ledger import PATIENCE_S
 from tests.support.node import NodeProcess
-from tests.support.postgres import PostgresServer
 
 SPAN_NS = 3_000 * NS_PER_S
 PAYLOAD_BYTES = 1_000
@@ -34,30 +33,18 @@ class Maker:
     """The hashes of all messages so far."""
 
     def some(self, count: int) -> list[WakuMessageAndTopic]:
-        first = len(self.made)
-        step_ns = SPAN_NS // 100_003
+        rng = Random(len(self.made))
         messages = [
             new_message(
-                number.to_bytes(8, "big") + bytes(self.payload_bytes - 8),
+                rng.randbytes(self.payload_bytes),
                 CONTENT,
                 PUBSUB,
-                # A full period through the span: neighbours in number are far from each other.
-                self.newest_ns - (number * 61_813 % 100_003) * step_ns - number,
+                self.newest_ns - rng.randrange(SPAN_NS),
             )
-            for number in range(first, first + count)
+            for _ in range(count)
         ]
         self.made |= hashes(messages)
-        assert len(self.made) == first + count
         return messages
-
-
-@contextmanager
-def fresh_database(postgres: PostgresServer) -> Iterator[str]:
-    """Make a database with a store ID of its own, unlike those of a template, and yield its URL."""
-    name = postgres.create_database()
-    upgrade(postgres.url(name))
-    yield postgres.url(name)
-    postgres.drop_database(name)
 
 
 @dataclass
@@ -99,17 +86,16 @@ async def request_sync(node: NodeProcess, peer: str = "") -> SyncReport:
 
 
 @asynccontextmanager
-async def two_nodes(directory: Path, postgres: PostgresServer) -> AsyncIterator[Two]:
+async def two_nodes(directory: Path, new_store: Callable[[], str]) -> AsyncIterator[Two]:
     """Start two nodes on databases of their own, which are peers."""
-    fleet = Fleet(directory)
+    fleet = Fleet(directory, new_database=new_store)
     async with AsyncExitStack() as stack:
-        urls = [stack.enter_context(fresh_database(postgres)) for _ in range(2)]
         network, back = await Wire().open(), await Wire().open()
         stack.push_async_callback(network.close)
         stack.push_async_callback(back.close)
         stack.callback(fleet.close)
-        callee = fleet.start(database_url=urls[0], peers=[back.address])
+        callee = fleet.start(peers=[back.address])
         network.target = callee.peer
-        caller = fleet.start(database_url=urls[1], peers=[network.address])
+        caller = fleet.start(peers=[network.address])
         back.target = caller.peer
         yield Two(caller, callee, network, back, Maker(time.time_ns() - 90 * NS_PER_S))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 
@@ -115,10 +115,12 @@ class Node:
 
 
 @asynccontextmanager
-async def running(url: str, settings: PoolSettings = SETTINGS) -> AsyncIterator[Node]:
+async def running(
+    url: str, settings: PoolSettings = SETTINGS, now_ns: Callable[[], int] = lambda: NOW
+) -> AsyncIterator[Node]:
     """Open a node's storage on a database."""
     database = await Database.open(url, settings)
-    partitions = PartitionMap(lambda: NOW, RETENTION)
+    partitions = PartitionMap(now_ns, RETENTION)
     stored: list[tuple[RecordBatch, Source, int]] = []
     lost: list[tuple[Place, Place]] = []
     feed = DatabaseFeed(database, on_lost=lambda reached, left: lost.append((reached, left)))
@@ -128,15 +130,7 @@ async def running(url: str, settings: PoolSettings = SETTINGS) -> AsyncIterator[
     try:
         await writer.start()
         await feed.start()
-        yield Node(
-            database,
-            partitions,
-            writer,
-            DatabaseReader(database),
-            feed,
-            lost,
-            stored,
-        )
+        yield Node(database, partitions, writer, DatabaseReader(database), feed, lost, stored)
     finally:
         await feed.stop()
         await writer.stop()

@@ -1,7 +1,8 @@
 """The inputs and the events of a channel, as plain values.
 
 Inputs are `Send`, `SendEphemeral`, `Published`, `Receive` and `Tick`; events are the rest. The
-events of one step are in the order in which they happened.
+events of one step are in the order in which they happened. `Connected`, `Disconnected`, `NotStored`
+and `Repaired` are those of a participant with a network.
 """
 
 from collections.abc import Sequence
@@ -338,9 +339,43 @@ class Pruned:
     pages: tuple[bytes, ...]
 
 
-Event = (
-    Broadcast
-    | Sent
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """A report that the feed of a node is read."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnected:
+    """A report that the feed of a node ended; another one is tried."""
+
+    node: str
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class NotStored:
+    """A report that no node stores an own message, for this reason.
+
+    It stays in the log, and is sent again until it is acknowledged.
+    """
+
+    message_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Repaired:
+    """A round of repair: how many missing messages were asked for and came, in how many calls."""
+
+    asked: int
+    found: int
+    calls: int
+
+
+_Shown = (
+    Sent
     | Received
     | Message
     | Withdrawn
@@ -355,11 +390,14 @@ Event = (
     | CaughtUp
     | RepairRequested
     | RepairAnswered
-    | Recall
     | ClockCapped
     | Refused
-    | Pruned
 )
+Event = Broadcast | Recall | Pruned | _Shown
+"""What a channel says; the first three are for what is around it."""
+
+ChannelEvent = _Shown | Connected | Disconnected | NotStored | Repaired
+"""What a participant with a network reports."""
 
 
 @dataclass(slots=True)

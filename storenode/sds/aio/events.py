@@ -1,34 +1,15 @@
-"""The events of a participant besides those of its core, and their readers."""
+"""The readers of a participant's events."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Iterable
-from dataclasses import dataclass
 from typing import Generic, Self, TypeVar
 from weakref import WeakSet
 
 from storenode.sds.aio.limits import MAX_QUEUED_EVENTS
-from storenode.sds.events import (
-    Acknowledged,
-    Behind,
-    CaughtUp,
-    ClockCapped,
-    EphemeralReceived,
-    Forged,
-    GaveUp,
-    Lost,
-    Message,
-    Missing,
-    PossiblyAcknowledged,
-    Received,
-    Refused,
-    RepairAnswered,
-    RepairRequested,
-    Sent,
-    Withdrawn,
-)
+from storenode.sds.events import ChannelEvent, Connected, Disconnected, Message, NotStored, Repaired
 
 __all__ = [
     "ChannelEvent",
@@ -40,67 +21,6 @@ __all__ = [
     "NotStored",
     "Repaired",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class Connected:
-    """A report that the feed of a node is read."""
-
-    node: str
-
-
-@dataclass(frozen=True, slots=True)
-class Disconnected:
-    """A report that the feed of a node ended; another one is tried."""
-
-    node: str
-    sentence: str
-
-
-@dataclass(frozen=True, slots=True)
-class NotStored:
-    """A report that no node stores an own message, for this reason.
-
-    It stays in the log, and is sent again until it is acknowledged.
-    """
-
-    message_id: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Repaired:
-    """A round of repair: how many missing messages were asked for and came, in how many calls."""
-
-    asked: int
-    found: int
-    calls: int
-
-
-ChannelEvent = (
-    Message
-    | Sent
-    | Received
-    | Acknowledged
-    | PossiblyAcknowledged
-    | GaveUp
-    | EphemeralReceived
-    | Withdrawn
-    | Forged
-    | Missing
-    | Lost
-    | Behind
-    | CaughtUp
-    | Refused
-    | ClockCapped
-    | RepairRequested
-    | RepairAnswered
-    | Connected
-    | Disconnected
-    | NotStored
-    | Repaired
-)
-
 
 _E = TypeVar("_E")
 

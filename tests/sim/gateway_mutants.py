@@ -28,7 +28,7 @@ RELAY_MUTANTS = {
             "if message.is_signed and self._seen.add((message.message_id, message.topic), 0):",
         ),
         LOST,
-        first_seed=8,
+        first_seed=13,
     ),
     "signed messages are free": Mutant(
         in_router("_take_message", "self._punish(key, REJECTED_PENALTY,", "str("),
@@ -55,7 +55,7 @@ RELAY_MUTANTS = {
     "the back-off of a peer is ignored": Mutant(
         in_router("_take_control", "self._back_off(prune.topic, key, backoff_s)", "pass"),
         "within the back-off|never disconnected for graft",
-        first_seed=16,
+        first_seed=22,
     ),
     "an early GRAFT is free": Mutant(
         in_router("_take_graft", "if is_early:", "if False:"),

@@ -273,7 +273,7 @@ def audit(
     is_whole = (options["low_ns"], options["high_ns"]) == (0, FOREVER)
     if record and (archive is None or not is_whole):
         raise CliError(USAGE, "--record needs ARCHIVE, as a whole: leave --from and --to out.")
-    jobs.AuditOutputs(options["output"], options["missing"])  # looks whether they can be written
+    jobs.require_outputs(options["output"], options["missing"])
     with runner.messages(archive) as opened, runner.session() as session:
         lake = DeltaArchive(archive) if record and archive is not None else None
         work = jobs.AuditJob(opened(session), say=runner.say, record=lake, **options)
@@ -314,15 +314,9 @@ def restore(runner: Runner, *, archive: str, diff: str | None, **options: Any) -
 @click.argument("archive", required=False)
 @option("--output", metavar="FILE", required=True, type=NEW_FILE, help="The page, which is new.")
 @option(
-    "--names",
-    metavar="FILE",
-    type=NEW_FILE,
-    help="Also write the names of all SDS channels and senders there, as CSV.",
-)
-@option(
     "--with-database",
     is_flag=True,
-    help="Besides ARCHIVE: how late messages were stored, and hours that differ.",
+    help="Besides ARCHIVE: how late messages were stored.",
 )
 @option(
     "--without-audit", is_flag=True, help="Do not look for missing parents, which takes longest."
@@ -345,7 +339,7 @@ def report(
     from store.pipeline.delta import DeltaArchive  # noqa: PLC0415
     from store.pipeline.report import report as jobs  # noqa: PLC0415
 
-    jobs.require_outputs(options["output"], options["names"])
+    jobs.require_output(options["output"])
     lake = None if archive is None else DeltaArchive(archive).open()
     with (
         runner.url() if with_database or archive is None else nullcontext() as url,

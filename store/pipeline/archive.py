@@ -12,13 +12,13 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 import psycopg
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 
 from store.pipeline.columns import NAMES
@@ -37,14 +37,16 @@ from store.pipeline.database import (
 from store.pipeline.delta import CommitMetadata, DataFile, DeltaArchive, WrittenFile
 from store.pipeline.errors import SPARK_ERRORS, PipelineError, of_spark
 from store.pipeline.files import require_visible
-from store.pipeline.fingerprints import NOTHING, Fingerprints, collected, differing
+from store.pipeline.fingerprints import NOTHING, Fingerprints, differing
 from store.pipeline.limits import DAY_NS, HOUR_NS, MAX_CONNECTIONS, MAX_LISTED, MIN_PORTION_ROWS
 from store.pipeline.message_sets import known_hours
 from store.pipeline.parquet import (
+    KEPT,
     KEY,
     PATH,
     file_digests,
     fingerprints_of,
+    joined_by_hour,
     read_files,
     shuffle_partitions,
     start_of,
@@ -54,108 +56,6 @@ from store.pipeline.parquet import (
 from store.pipeline.reports import JobReport, time_text
 from store.pipeline.source import in_steps, read_database
 from store.pipeline.spark import Say, shown, silent
-
-
-class ArchiveWriter:
-    """A writer of messages to an archive that is open for writing.
-
-    ``stored`` is what the archive holds by hour; ``messages`` and ``files`` were committed.
-    """
-
-    def __init__(self, session: SparkSession, archive: DeltaArchive, say: Say = silent) -> None:
-        self._session = session
-        self._archive = archive
-        self._say = say
-        self.stored = known_hours(session, archive)
-        self.messages = 0
-        self.files = 0
-        self._read_back: set[int] = set()
-
-    def append(
-        self,
-        rows: DataFrame,
-        hours: Iterable[int],
-        state: DatabaseState,
-        *,
-        is_last: bool,
-        messages: int = 0,
-        what: str = "archive",
-    ) -> None:
-        """Commit those messages of some hours that the archive does not hold, all or none.
-
-        ``is_last``: with them, everything up to the position of ``state`` is archived. Progress
-        names ``what``, with about so many ``messages``.
-        """
-        partial = [hour for hour in hours if hour in self.stored]
-        new = rows if not partial else self._without_stored(rows, partial)
-        with shown(self._say, what, messages):
-            written, added = self._write(new, messages)
-        if not written:
-            return
-        grown = {hour: self.stored.get(hour, NOTHING).joined(each) for hour, each in added.items()}
-        digests = {each.path: each.digest for each in written}
-        known = (state.store_id, state.position) if is_last else (None, None)
-        self._archive.commit(written, (), CommitMetadata(digests, grown, *known))
-        self._read_back |= added.keys() - self.stored.keys()
-        self.stored |= grown
-        self.messages += sum(each.rows for each in written)
-        self.files += len(written)
-
-    def confirmed(self, hours: Iterable[int]) -> Fingerprints:
-        """Return what the files hold of some hours; those that this has not written are read."""
-        wanted = set(hours)
-        days = {hour // DAY_NS for hour in wanted - self._read_back}
-        found = fingerprints_of(self._session, self._archive.files(days), HOUR_NS)
-        return {
-            hour: self.stored[hour] if hour in self._read_back else found.get(hour, NOTHING)
-            for hour in wanted
-        }
-
-    def compact(self) -> int:
-        """Compact small files; return how many are gone."""
-        gone = 0
-        while files := self._archive.crowded():
-            messages = sum(each.rows for each in files)
-            with shown(self._say, "compact", messages):
-                written, added = self._write(
-                    read_files(self._session, files, NAMES), messages, by_hour=False
-                )
-                before = fingerprints_of(self._session, files, HOUR_NS)
-            if added != before:
-                raise PipelineError(
-                    "Small files that were compacted did not hold the same, so they stay:"
-                    " `storenode pipeline verify` says whether the archive is sound."
-                )
-            digests = {each.path: each.digest for each in written}
-            metadata = CommitMetadata(digests)
-            self._archive.commit(written, files, metadata, is_new=False)
-            gone += len(files)
-        return gone
-
-    def begin_manifest(self) -> None:
-        """Begin the manifest anew from what the files hold."""
-        files = self._archive.files()
-        written, hours = read_back(
-            self._session, self._archive, {self._archive.within(each): each.rows for each in files}
-        )
-        self._archive.begin_manifest(written, hours)
-
-    def _without_stored(self, rows: DataFrame, hours: list[int]) -> DataFrame:
-        files = self._archive.files({hour // DAY_NS for hour in hours})
-        stored = read_files(self._session, files, KEY, min(hours), max(hours) + HOUR_NS)
-        return rows.join(stored, list(KEY), "left_anti")
-
-    def _write(
-        self, rows: DataFrame, messages: int, *, by_hour: bool = True
-    ) -> tuple[list[WrittenFile], Fingerprints]:
-        """Write about so many messages, and read them back; few of them by one task."""
-        wanted = max(1, messages // MIN_PORTION_ROWS)
-        tasks = min(wanted, shuffle_partitions(self._session))
-        try:
-            done = write_files(rows, self._archive.messages, tasks, by_hour=by_hour)
-            return read_back(self._session, self._archive, done)
-        except SPARK_ERRORS as error:
-            raise of_spark(error) from error
 
 
 def read_back(
@@ -169,24 +69,27 @@ def read_back(
     digests = file_digests(session, files.values())
     ends = [F.min("ts").alias("low"), F.max("ts").alias("high")]
     rows = read_files(session, files.values(), (*KEY, PATH.name))
+    parts = rows.groupBy(PATH.name, start_of(HOUR_NS)).agg(*sums(), *ends).persist(KEPT)
     try:
-        found = rows.groupBy(PATH.name, start_of(HOUR_NS)).agg(*sums(), *ends).collect()
+        totals = parts.groupBy(PATH.name).agg(
+            F.sum("count").alias("count"), F.min("low").alias("low"), F.max("high").alias("high")
+        )
+        found = {row["path"]: row for row in totals.collect()}
+        hours = joined_by_hour(parts)
     except SPARK_ERRORS as error:
         raise of_spark(error) from error
-    by_path: dict[str, list[Row]] = {}
-    for row in found:
-        by_path.setdefault(row["path"], []).append(row)
+    finally:
+        parts.unpersist()
     written = []
     for path, file in sorted(files.items()):
-        parts = by_path.get(file.path, [])
-        if sum(row["count"] for row in parts) != file.rows or file.path not in digests:
+        row = found.get(file.path)
+        if row is None or row["count"] != file.rows or file.path not in digests:
             raise PipelineError(
                 f"{file.path} does not hold what was written to it: nothing was committed."
             )
-        low, high = min(row["low"] for row in parts), max(row["high"] for row in parts)
         size, digest = digests[file.path]
-        written.append(WrittenFile(path, file.day, file.shard, size, file.rows, low, high, digest))
-    return written, collected(found)
+        written.append(WrittenFile(path, size, file.rows, row["low"], row["high"], digest))
+    return written, hours
 
 
 def _data_file(archive: DeltaArchive, path: str, rows: int) -> DataFile:
@@ -203,13 +106,13 @@ _VACUUM_EVERY_S: Final = 24 * 3_600
 class ArchiveReport(JobReport):
     """The result of an archive run, or a forecast of it if it was a ``dry_run``.
 
-    ``messages`` were committed in ``files``. ``compacted_files`` small files are gone, and
-    ``removed_files`` old ones were deleted. ``hours_marked`` were marked in the database as
-    archived, ``hours_marked_before`` already were. ``hours_differing`` hold messages in the archive
-    that the database lacks; ``hours_damaged`` are not in the files as they were.
-    ``marked_archive``: no hour was marked, since the marks of the database name that archive.
-    ``marks_taken_over`` of other archives name this one now; ``marks_left_elsewhere`` are of hours
-    that neither the database nor this archive holds.
+    ``messages_to_do`` is the forecast; ``messages`` were committed in ``files``.
+    ``compacted_files`` small files are gone, and ``removed_files`` old ones were deleted.
+    ``hours_marked`` were marked in the database as archived, ``hours_marked_before`` already were.
+    ``hours_differing`` hold messages in the archive that the database lacks; ``hours_damaged`` are
+    not in the files as they were. ``marked_archive``: no hour was marked, since the marks of the
+    database name that archive. ``marks_taken_over`` of other archives name this one now;
+    ``marks_left_elsewhere`` are of hours that neither the database nor this archive holds.
     """
 
     position: int = 0
@@ -351,33 +254,31 @@ class Archiver:
     ) -> None:
         self._session = session
         self._job = job
+        self._archive = job.archive
         self._connection = connection
         self._stop = stop or threading.Event()
+        self._stored: Fingerprints = {}
+        self._read_back: set[int] = set()
         self._compacted_s = self._vacuumed_s = -math.inf
         self.report = ArchiveReport()
 
     def step(self) -> ArchiveReport:
         """Archive what the database holds and the archive lacks."""
-        job, result = self._job, self.report
-        archive = job.archive
-        if job.new_manifest and not result.position and archive.exists:
-            ArchiveWriter(self._session, archive.open(), job.say).begin_manifest()
+        archive, result = self._archive, self.report
+        if self._job.new_manifest and not result.position and archive.exists:
+            self._begin_manifest()
         if not result.position or archive.renew().version != archive.manifest.version:
             archive.open_for_writing()  # the first step, or another job has committed
-        writer = ArchiveWriter(self._session, archive, job.say)
+        self._stored, self._read_back = known_hours(self._session, archive), set()
         state = self._state()
-        to_do = _hours_to_do(state, writer.stored)
+        to_do = _hours_to_do(state, self._stored)
         result.position = state.position
-        result.messages_to_do += _missing(to_do, writer.stored)
-        is_complete = self._append(writer, state, to_do)
-        result.messages += writer.messages
-        result.files += writer.files
-        if not is_complete:
+        if not self._append(state, in_steps(to_do)):
             return result
-        mark_hours(self._connection, job, state, writer, result)
+        self._mark(state)
         now_s = time.monotonic()
         if now_s - self._compacted_s >= _COMPACT_EVERY_S:
-            result.compacted_files += writer.compact()
+            result.compacted_files += self._compact()
             self._compacted_s = now_s
         if now_s - self._vacuumed_s >= _VACUUM_EVERY_S:
             result.removed_files += archive.vacuum()
@@ -385,83 +286,154 @@ class Archiver:
             self._vacuumed_s = now_s
         return result
 
-    def _append(self, writer: ArchiveWriter, state: DatabaseState, to_do: Fingerprints) -> bool:
-        """Archive some hours step by step; return False if this was stopped before the end."""
-        job = self._job
-        steps = in_steps(to_do)
-        for number, step in enumerate(steps, 1):
-            if self._stop.is_set():
-                return False
-            what = f"archive, step {number} of {len(steps)}" if len(steps) > 1 else "archive"
-            rows = read_database(
-                self._session,
-                job.url,
-                NAMES,
-                position=state.position,
-                within=(job.low_ns, job.high_ns),
-                hours=step,
-                connections=job.connections,
-            )
-            writer.append(
-                rows,
-                step,
-                state,
-                is_last=job.is_whole and number == len(steps),
-                messages=_missing(step, writer.stored),
-                what=what,
-            )
-        return True
-
     def forecast(self) -> ArchiveReport:
-        """Return how many messages a step would archive, and change nothing."""
-        archive = self._job.archive
-        stored = known_hours(self._session, archive.open()) if archive.exists else {}
-        state = self._state()
-        missing = _missing(_hours_to_do(state, stored), stored)
-        return ArchiveReport(state.position, missing, dry_run=True)
+        """Return how many messages a step would archive, and change nothing.
+
+        Only hours of which some messages are archived, or not wanted, are read.
+        """
+        job, state = self._job, self._state()
+        if self._archive.exists:
+            self._stored = known_hours(self._session, self._archive.open())
+        to_do = _hours_to_do(state, self._stored)
+        within = range(job.low_ns, job.high_ns - HOUR_NS + 1)
+        cut = [hour for hour in to_do if hour in self._stored or hour not in within]
+        messages = sum(each.messages for hour, each in to_do.items() if hour not in cut)
+        try:
+            messages += self._missing_rows(KEY, cut, state).count() if cut else 0
+        except SPARK_ERRORS as error:
+            raise of_spark(error) from error
+        return ArchiveReport(state.position, messages, dry_run=True)
 
     def _state(self) -> DatabaseState:
         low = self._job.low_ns // HOUR_NS * HOUR_NS
         return read_state(self._connection, low, self._job.high_ns)
 
+    def _append(self, state: DatabaseState, steps: list[Fingerprints]) -> bool:
+        """Archive hours step by step; return False if this was stopped before the end."""
+        for number, hours in enumerate(steps, 1):
+            if self._stop.is_set():
+                return False
+            what = f"archive, step {number} of {len(steps)}" if len(steps) > 1 else "archive"
+            messages = _missing(hours, self._stored)
+            with shown(self._job.say, what, messages):
+                rows = self._missing_rows(NAMES, hours, state)
+                written, added = self._write(rows, messages)
+            if written:
+                is_last = self._job.is_whole and number == len(steps)
+                self._commit(written, added, state if is_last else None)
+        return True
 
-def mark_hours(
-    connection: psycopg.Connection[Any],
-    job: ArchiveJob,
-    state: DatabaseState,
-    writer: ArchiveWriter,
-    result: ArchiveReport,
-) -> None:
-    """Mark complete hours that are the same on both sides; a mark that still holds stays.
+    def _missing_rows(
+        self, names: Sequence[str], hours: Iterable[int], state: DatabaseState
+    ) -> DataFrame:
+        """Return the messages of some hours of the database that the archive does not hold."""
+        rows = read_database(
+            self._session,
+            self._job.url,
+            names,
+            position=state.position,
+            within=(self._job.low_ns, self._job.high_ns),
+            hours=hours,
+            connections=self._job.connections,
+        )
+        partial = [hour for hour in hours if hour in self._stored]
+        if not partial:
+            return rows
+        files = self._archive.files({hour // DAY_NS for hour in partial})
+        stored = read_files(self._session, files, KEY, min(partial), max(partial) + HOUR_NS)
+        return rows.join(stored, list(KEY), "left_anti")
 
-    Retention drops hours by their marks. So an archive that the marks do not name marks nothing
-    unless ``mark_here`` is set; then it takes over the marks of hours that it holds in full, also
-    of hours that were dropped.
-    """
-    stored = writer.stored
-    marked = read_marked_archives(connection)
-    if marked and job.archive.path not in marked and not job.mark_here:
-        result.marked_archive = marked[0]
-        return
-    now_ns = time.time_ns()
-    sealed = {
-        hour: each
-        for hour, each in state.fingerprints.items()
-        if hour + HOUR_NS <= now_ns and job.low_ns <= hour and hour + HOUR_NS <= job.high_ns
-    }
-    before = read_marks(connection)
-    result.hours_marked_before = sum(before.get(hour) == each for hour, each in sealed.items())
-    new = [hour for hour, each in sealed.items() if before.get(hour) != each]
-    equal = [hour for hour in new if stored.get(hour) == sealed[hour]]
-    others = before.keys() - read_marks(connection, job.archive.path) if job.mark_here else set()
-    moved = [hour for hour in others if stored.get(hour) == before[hour]]
-    result.marks_left_elsewhere = len(others - sealed.keys() - set(moved))
-    now = writer.confirmed([*equal, *moved])
-    result.hours_damaged = sorted(hour for hour in now if now[hour] != stored[hour])
-    result.hours_marked += len(mark_archived(connection, now, equal, job.archive.path))
-    sound = [hour for hour in moved if now[hour] == stored[hour]]
-    result.marks_taken_over += take_over_marks(connection, sound, job.archive.path)
-    result.hours_differing = sorted(hour for hour in new if stored.get(hour) != sealed[hour])
+    def _write(
+        self, rows: DataFrame, messages: int, *, by_hour: bool = True
+    ) -> tuple[list[WrittenFile], Fingerprints]:
+        """Write about so many messages, and read them back; few of them by one task."""
+        wanted = max(1, messages // MIN_PORTION_ROWS)
+        tasks = min(wanted, shuffle_partitions(self._session))
+        try:
+            done = write_files(rows, self._archive.messages, tasks, by_hour=by_hour)
+            return read_back(self._session, self._archive, done)
+        except SPARK_ERRORS as error:
+            raise of_spark(error) from error
+
+    def _commit(
+        self, written: list[WrittenFile], added: Fingerprints, last: DatabaseState | None
+    ) -> None:
+        """Commit new files; ``last``: with them, all of that state is archived."""
+        grown = {hour: self._stored.get(hour, NOTHING).joined(each) for hour, each in added.items()}
+        digests = {each.path: each.digest for each in written}
+        known = (None, None) if last is None else (last.store_id, last.position)
+        self._archive.commit(written, (), CommitMetadata(digests, grown, *known))
+        self._read_back |= added.keys() - self._stored.keys()
+        self._stored |= grown
+        self.report.messages += sum(each.rows for each in written)
+        self.report.files += len(written)
+
+    def _mark(self, state: DatabaseState) -> None:
+        """Mark complete hours that are the same on both sides; a mark that still holds stays.
+
+        Retention drops hours by their marks. So an archive that the marks do not name marks nothing
+        unless ``mark_here`` is set; then it takes over the marks of hours that it holds in full,
+        also of hours that were dropped.
+        """
+        connection, job, stored, result = self._connection, self._job, self._stored, self.report
+        path = self._archive.path
+        marked = read_marked_archives(connection)
+        if marked and path not in marked and not job.mark_here:
+            result.marked_archive = marked[0]
+            return
+        high_ns = min(job.high_ns, time.time_ns())
+        sealed = {
+            hour: each
+            for hour, each in state.fingerprints.items()
+            if job.low_ns <= hour and hour + HOUR_NS <= high_ns
+        }
+        before = read_marks(connection)
+        result.hours_marked_before = sum(before.get(hour) == each for hour, each in sealed.items())
+        new = [hour for hour, each in sealed.items() if before.get(hour) != each]
+        equal = [hour for hour in new if stored.get(hour) == sealed[hour]]
+        others = before.keys() - read_marks(connection, path) if job.mark_here else set()
+        moved = [hour for hour in others if stored.get(hour) == before[hour]]
+        result.marks_left_elsewhere = len(others - sealed.keys() - set(moved))
+        now = self._confirmed({*equal, *moved})
+        result.hours_damaged = sorted(hour for hour in now if now[hour] != stored[hour])
+        result.hours_marked += len(mark_archived(connection, now, equal, path))
+        sound = [hour for hour in moved if now[hour] == stored[hour]]
+        result.marks_taken_over += take_over_marks(connection, sound, path)
+        result.hours_differing = sorted(hour for hour in new if stored.get(hour) != sealed[hour])
+
+    def _confirmed(self, hours: set[int]) -> Fingerprints:
+        """Return what the files hold of some hours; those that this has not written are read."""
+        days = {hour // DAY_NS for hour in hours - self._read_back}
+        found = fingerprints_of(self._session, self._archive.files(days), HOUR_NS)
+        return {
+            hour: self._stored[hour] if hour in self._read_back else found.get(hour, NOTHING)
+            for hour in hours
+        }
+
+    def _compact(self) -> int:
+        """Compact small files; return how many are gone."""
+        gone = 0
+        while files := self._archive.crowded():
+            messages = sum(each.rows for each in files)
+            with shown(self._job.say, "compact", messages):
+                rows = read_files(self._session, files, NAMES)
+                written, added = self._write(rows, messages, by_hour=False)
+                before = fingerprints_of(self._session, files, HOUR_NS)
+            if added != before:
+                raise PipelineError(
+                    "Small files that were compacted did not hold the same, so they stay:"
+                    " `storenode pipeline verify` says whether the archive is sound."
+                )
+            metadata = CommitMetadata({each.path: each.digest for each in written})
+            self._archive.commit(written, files, metadata, is_new=False)
+            gone += len(files)
+        return gone
+
+    def _begin_manifest(self) -> None:
+        """Begin the manifest anew from what the files hold."""
+        archive = self._archive.open()
+        rows_of = {archive.within(each): each.rows for each in archive.files()}
+        archive.begin_manifest(*read_back(self._session, archive, rows_of))
 
 
 def _hours_to_do(state: DatabaseState, stored: Fingerprints) -> Fingerprints:

@@ -88,6 +88,12 @@ KEPT_SINGLE: Final = 100
 """The newest copies stay files of their own, which can be signed."""
 
 _UNREADABLE: Final = b"\0"
+_MALFORMED: Final = (
+    *(ValueError, TypeError, LookupError),
+    *(AttributeError, ArithmeticError, RecursionError),
+)
+"""What reading a commit raises that is none."""
+
 _FOLDERS: Final = 3
 """Directories above a copy that are synced: the manifest, the archive, and what that lies in."""
 
@@ -153,7 +159,7 @@ class _Commit:
         info: dict[str, Any] = next(
             (each["commitInfo"] for each in actions if "commitInfo" in each), {}
         )
-        files: dict[str, str] = json.loads(info.get(_FILES, "{}"))
+        files: dict[str, str] = dict(json.loads(info.get(_FILES, "{}")))
         hours = position = None
         if _HOURS in info:
             rows = json.loads(info[_HOURS])
@@ -161,7 +167,8 @@ class _Commit:
         if _POSITION in info:
             position = int(info[_POSITION])
         replaces = int(info.get(_REPLACES, 0))
-        metadata = CommitMetadata(files, hours, info.get(_STORE), position, replaces)
+        store_id = str(info[_STORE]) if _STORE in info else None
+        metadata = CommitMetadata(files, hours, store_id, position, replaces)
         return cls(added, removed, is_lossy, info.get(_BEFORE), metadata)
 
 
@@ -248,7 +255,14 @@ class Manifest:
             self.broken.append(f"{expected} is missing")
         try:
             commit = _Commit.parse(data)
-        except (ValueError, TypeError, KeyError, ArithmeticError, RecursionError):
+        except (
+            ValueError,
+            TypeError,
+            LookupError,
+            AttributeError,
+            ArithmeticError,
+            RecursionError,
+        ):
             self.broken.append(f"{name} cannot be read")
             self.days.append(None)
         else:
@@ -309,7 +323,8 @@ def read_commits(path: str) -> Iterator[tuple[str, bytes]]:
                 commits = [json.loads(line).encode() for line in lines]
             except (ValueError, AttributeError, RecursionError):
                 commits = []
-            commits += [_UNREADABLE] * (last + 1 - first - len(commits))
+            if len(commits) != last + 1 - first:
+                commits.append(_UNREADABLE)
             for version, data in enumerate(commits, first):
                 yield commit_name(version), data
         for name in names:
@@ -376,8 +391,6 @@ class WrittenFile(NamedTuple):
     """A file that a job has written and read back; ``path`` is relative to the table."""
 
     path: str
-    day: int
-    shard: int
     size_bytes: int
     rows: int
     min_ts: int

@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
-from pyspark import TaskContext
+from pyspark import StorageLevel, TaskContext
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
@@ -46,6 +46,9 @@ KEY: Final = ("ts", *HASH_WORDS)
 
 PATH: Final = pa.field("path", pa.string())
 """The column with the path of a message's file, as `DataFile` has it."""
+
+KEPT: Final = StorageLevel.MEMORY_AND_DISK
+"""Where aggregates stay that are used several times."""
 
 BATCH_ROWS: Final = 65_536
 _FORMAT: Final = ds.ParquetFileFormat()
@@ -162,6 +165,12 @@ def sums() -> list[Column]:
     """Return the aggregates that a fingerprint consists of: the count, and the XOR of hashes."""
     words = zip(HASH_WORDS, XOR_WORDS, strict=True)
     return [F.count(F.lit(1)).alias("count"), *(F.bit_xor(h).alias(x) for h, x in words)]
+
+
+def joined_by_hour(parts: DataFrame) -> Fingerprints:
+    """Compute the fingerprints by slice of `sums` that are split further."""
+    words = (F.bit_xor(word).alias(word) for word in XOR_WORDS)
+    return collected(parts.groupBy("start_ns").agg(F.sum("count").alias("count"), *words).collect())
 
 
 def fingerprints_of(

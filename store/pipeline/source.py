@@ -101,20 +101,7 @@ def plan_slices(hours: Fingerprints, within: Range, tasks: int) -> list[list[Sli
             if low_ns < high_ns:
                 pieces.append(Slice(low_ns, high_ns, each.messages // parts))
     share = max(1, -(-sum(each.rows for each in pieces) // tasks))
-    groups = in_shares(pieces, lambda each: each.rows, share)
-    return [_joined(group, most) for group in groups]
-
-
-def _joined(pieces: Iterable[Slice], most: int) -> list[Slice]:
-    """Join neighbours that have at most so many rows together."""
-    joined: list[Slice] = []
-    for each in pieces:
-        last = joined[-1] if joined else Slice(0, 0, 0)
-        if last.high_ns == each.low_ns and last.rows + each.rows <= most and joined:
-            joined[-1] = Slice(last.low_ns, each.high_ns, last.rows + each.rows)
-        else:
-            joined.append(each)
-    return joined
+    return in_shares(pieces, lambda each: each.rows, share)
 
 
 def in_steps(stored: Fingerprints) -> list[Fingerprints]:

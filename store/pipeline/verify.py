@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
 from typing import Any, Final
 
-from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 
@@ -23,9 +22,18 @@ from store.pipeline.database import FOREVER, connected, read_as_of, read_marks
 from store.pipeline.delta import DataFile, DeltaArchive, Manifest, read_manifest, short_hours
 from store.pipeline.errors import SPARK_ERRORS, USAGE, PipelineError, of_spark
 from store.pipeline.files import checked
-from store.pipeline.fingerprints import HASH_WORDS, NOTHING, Fingerprints, collected
+from store.pipeline.fingerprints import HASH_WORDS, NOTHING, Fingerprints
 from store.pipeline.limits import DAY_NS, HOUR_NS, MAX_LISTED, SHARD_PARTITIONS
-from store.pipeline.parquet import PATH, batches_of, file_digests, read_files, start_of, sums
+from store.pipeline.parquet import (
+    KEPT,
+    PATH,
+    batches_of,
+    file_digests,
+    joined_by_hour,
+    read_files,
+    start_of,
+    sums,
+)
 from store.pipeline.reports import JobReport, time_text
 from store.pipeline.source import NO_SHARD
 from store.pipeline.spark import Say, shown, silent
@@ -247,23 +255,25 @@ def _check_files(
     readable = {each.path: each for each in files if each.path not in lost}
     if not readable:
         return {}
-    read = read_files(session, readable.values(), (*CHECKED, PATH.name))
+    read = read_files(session, readable.values(), (*CHECKED, "day", PATH.name))
     faults = [fault.alias(kind) for kind, fault in row_faults().items()]
-    rows = read.select(PATH.name, start_of(HOUR_NS), "ts", "hash", *HASH_WORDS, *faults)
+    rows = read.select(PATH.name, start_of(HOUR_NS), "day", "ts", "hash", *HASH_WORDS, *faults)
     counts = [F.count_if(F.col(f"`{kind}`")).alias(kind) for kind in row_faults()]
-    found = rows.groupBy(PATH.name, "start_ns").agg(*sums(), *counts).collect()
-    _check_counts(job.archive, readable, found, result)
-    _list_faults(job.archive, rows, found, result)
+    parts = rows.groupBy(PATH.name, "day", "start_ns").agg(*sums(), *counts).persist(KEPT)
+    _check_counts(job.archive, readable, parts, result)
+    _list_faults(job.archive, rows, parts, result)
+    stored = joined_by_hour(parts)
+    parts.unpersist()
     keys = read_files(session, readable.values(), ("ts", "hash"))
     counted = keys.groupBy("ts", "hash").agg(F.count(F.lit(1)).alias("count"))
-    again = counted.where("count > 1").persist(StorageLevel.MEMORY_AND_DISK)
+    again = counted.where("count > 1").persist(KEPT)
     several = again.count()
     if several:
         listed = again.orderBy("ts", "hash").limit(MAX_LISTED).collect()
         where = (f"{_hex(row)} at {row['ts']}: {row['count']} times" for row in listed)
         result.add(TWICE, where, several)
     again.unpersist()
-    return collected(found)
+    return stored
 
 
 def _is_readable(archive: DeltaArchive, file: DataFile, digests: Mapping[str, str]) -> bool:
@@ -283,11 +293,11 @@ def _is_readable(archive: DeltaArchive, file: DataFile, digests: Mapping[str, st
 
 
 def _check_counts(
-    archive: DeltaArchive, files: Mapping[str, DataFile], found: list[Row], result: VerifyReport
+    archive: DeltaArchive, files: Mapping[str, DataFile], parts: DataFrame, result: VerifyReport
 ) -> None:
-    counts = dict.fromkeys(files, 0)
-    for row in found:
-        counts[row["path"]] += row["count"]
+    """Check the rows of each file; ``parts`` are aggregates of files by hour."""
+    counted = parts.groupBy(PATH.name).agg(F.sum("count").alias("count")).collect()
+    counts = dict.fromkeys(files, 0) | {row["path"]: row["count"] for row in counted}
     result.messages = sum(counts.values())
     result.add(
         WRONG_ROWS,
@@ -297,23 +307,23 @@ def _check_counts(
             if count != files[path].rows
         ),
     )
-    result.add(
-        WRONG_DAY,
-        [
-            f"{row['count']:,} messages of {time_text(row['start_ns'])} in"
-            f" {archive.within(files[row['path']])}"
-            for row in found
-            if row["start_ns"] is not None and row["start_ns"] // DAY_NS != files[row["path"]].day
-        ],
+    misplaced = parts.where(
+        F.col("start_ns").isNotNull() & (F.expr(f"start_ns div {DAY_NS}") != F.unix_date("day"))
     )
+    where = (
+        f"{row['count']:,} messages of {time_text(row['start_ns'])} in"
+        f" {archive.within(files[row['path']])}"
+        for row in misplaced.limit(MAX_LISTED).collect()
+    )
+    result.add(WRONG_DAY, where, misplaced.count())
 
 
 def _list_faults(
-    archive: DeltaArchive, rows: DataFrame, found: list[Row], result: VerifyReport
+    archive: DeltaArchive, rows: DataFrame, parts: DataFrame, result: VerifyReport
 ) -> None:
+    (counts,) = parts.agg(*(F.sum(f"`{kind}`").alias(kind) for kind in row_faults())).collect()
     for kind in row_faults():
-        count = sum(row[kind] for row in found)
-        if not count:
+        if not counts[kind]:
             continue
         few = rows.where(F.col(f"`{kind}`")).select("ts", "hash", "path").limit(MAX_LISTED)
         prefix = f"{archive.messages}/"
@@ -321,7 +331,7 @@ def _list_faults(
             f"{_hex(row)} at {row['ts']} in {row['path'].removeprefix(prefix)}"
             for row in few.collect()
         )
-        result.add(kind, where, count)
+        result.add(kind, where, counts[kind])
 
 
 def _hex(row: Row) -> str:

@@ -39,7 +39,7 @@ from store.pipeline.columns import empty
 from store.pipeline.database import FOREVER
 from store.pipeline.delta import DeltaArchive
 from store.pipeline.errors import SPARK_ERRORS, of_spark
-from store.pipeline.files import require_new, require_new_directory, write_text
+from store.pipeline.files import checked, require_new, require_new_directory, write_text
 from store.pipeline.fingerprints import XOR_WORDS
 from store.pipeline.message_sets import ArchiveMessages, MessageSet
 from store.pipeline.parquet import read_files, write_rows
@@ -75,7 +75,7 @@ class AuditJob:
 
 def audit(session: SparkSession, job: AuditJob) -> AuditReport:
     """Audit a history; change nothing in it."""
-    outputs = AuditOutputs(job.output, job.missing)
+    require_outputs(job.output, job.missing)
     total = sum(each.messages for each in job.messages.hours.values())
     is_continued = job.is_whole and job.output is None and not job.full
     changed: set[int] | None = None
@@ -92,9 +92,9 @@ def audit(session: SparkSession, job: AuditJob) -> AuditReport:
             else:
                 sums_, tables = _continued(job, last, changed)
             result = summarized(job.messages.name, tables)
-        if outputs.wanted:
+        if job.output is not None or job.missing is not None:
             with shown(job.say, "write"):
-                outputs.write(tables)
+                _write(job, tables)
         if job.record is not None and changed != set():
             record(job.record, {"sums": sums_, **_recorded(tables)}, commit)
     except SPARK_ERRORS as error:
@@ -176,34 +176,22 @@ def _affected(references: DataFrame, messages: DataFrame) -> DataFrame:
     return by_id.select("channel").unionByName(by_hint.select("channel"))
 
 
-_FOUND: Final = "what is found"
-_LISTED: Final = {"incomplete": (INCOMPLETE,), "heads": (HEAD,), "orphans": (ORPHAN,)}
-_FAULTS: Final = {"violations": "parent", "cycles": "cycle"}
+def require_outputs(output: str | None, missing: str | None) -> None:
+    """Raise unless the outputs that are wanted can be written."""
+    if output is not None:
+        require_new_directory(output, "what is found")
+    if missing is not None:
+        require_new(Path(missing), "the missing IDs")
 
 
-class AuditOutputs:
-    """A directory of Parquet and a file of missing IDs, if they are wanted."""
-
-    def __init__(self, output: str | None, missing: str | None) -> None:
-        """Check the paths; nothing is written yet."""
-        self._output = None if output is None else require_new_directory(output, _FOUND)
-        self._missing = None if missing is None else Path(missing)
-        if self._missing is not None:
-            require_new(self._missing, "the missing IDs")
-
-    @property
-    def wanted(self) -> bool:
-        """True if anything is to be written."""
-        return self._output is not None or self._missing is not None
-
-    def write(self, tables: AuditTables) -> None:
-        """Write the outputs that are wanted."""
-        if self._output is not None:
-            for name, rows in _tables(tables).items():
-                write_rows(rows, f"{self._output}/{name}")
-        if self._missing is not None:
-            lines = (f"{line}\n" for line in _ids(tables.references))
-            write_text(self._missing, "The missing IDs", lambda file: file.writelines(lines))
+def _write(job: AuditJob, tables: AuditTables) -> None:
+    if job.output is not None:
+        folder = checked(job.output, "The output")
+        for name, rows in _tables(tables).items():
+            write_rows(rows, f"{folder}/{name}")
+    if job.missing is not None:
+        lines = (f"{line}\n" for line in _ids(tables.references))
+        write_text(Path(job.missing), "The missing IDs", lambda file: file.writelines(lines))
 
 
 def _tables(tables: AuditTables) -> dict[str, DataFrame]:
@@ -215,11 +203,11 @@ def _tables(tables: AuditTables) -> dict[str, DataFrame]:
         "missing": tables.references.withColumnRenamed("parent", "missing_id"),
         "conflicts": tables.conflicts,
     }
-    for name, (kind,) in _LISTED.items():
+    for name, kind in (("incomplete", INCOMPLETE), ("heads", HEAD), ("orphans", ORPHAN)):
         found[name] = findings.where(F.col("kind") == kind).select(*about)
-    for name, kind in (("violations", VIOLATION), ("cycles", CYCLE)):
+    for name, kind, other in (("violations", VIOLATION, "parent"), ("cycles", CYCLE, "cycle")):
         rows = findings.where(F.col("kind") == kind)
-        found[name] = rows.select(*about, F.col("other").alias(_FAULTS[name]))
+        found[name] = rows.select(*about, F.col("other").alias(other))
     return found
 
 

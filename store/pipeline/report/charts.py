@@ -17,11 +17,11 @@ from matplotlib.dates import AutoDateLocator, ConciseDateFormatter, date2num
 from matplotlib.figure import Figure
 from matplotlib.patches import PathPatch
 from matplotlib.path import Path
-from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from store.pipeline.limits import HOUR_NS
 from store.pipeline.report.figures import Figures, axis_in
-from store.pipeline.report.text import moment, shard_name, span
+from store.pipeline.report.text import moment, shard_name
 
 LEVELS: Final = 5
 """Shades of the heat map."""
@@ -32,8 +32,6 @@ _TOP_PX: Final = 12
 _RIGHT_PX: Final = 14
 _BOTTOM_PX: Final = 26
 _DPI: Final = 72
-_LEAST_LATE_S: Final = 0.001
-_LATE_TICKS_S: Final = (0.001, 0.01, 0.1, 1, 10, 60, 600, 3_600, 86_400, 864_000, 86_400_000)
 _COUNTS: Final = EngFormatter(sep="")
 
 # These colours are placeholders, which are replaced by variables of the page's style.
@@ -41,9 +39,7 @@ _COLOURS: Final[Mapping[str, str]] = {
     "muted": "#020304",
     "grid": "#030405",
     "series": "#040506",
-    "second": "#050607",
     "gap": "#060708",
-    "differs": "#070809",
     **{f"level{level}": f"#08090{level}" for level in range(1, LEVELS + 1)},
 }
 _STYLE: Final[dict[str, Any]] = {
@@ -82,39 +78,32 @@ def draw_steps(traffic: Figures) -> str:
     return _drawn("steps", title, draw)
 
 
-def draw_heat(traffic: Figures, differing: Sequence[Figures]) -> str:
-    """Return a heat map of shards by time, with marks for gaps and for hours that differ."""
+def draw_heat(traffic: Figures) -> str:
+    """Return a heat map of shards by time, with marks for gaps."""
     axis = axis_in(traffic)
     shards = sorted({cell["shard"] for cell in traffic["cells"]})
-    rows: list[int | None] = [None, *shards] if differing else [*shards]
     most = max(map(_rate, traffic["cells"]))
     boxes: dict[str, list[tuple[int, int, int]]] = {}
     for cell in traffic["cells"]:
         level = math.ceil(LEVELS * math.sqrt(_rate(cell) / most))
         start_ns = cell["start_ns"]
-        box = (rows.index(cell["shard"]), start_ns, start_ns + axis.step_ns)
+        box = (shards.index(cell["shard"]), start_ns, start_ns + axis.step_ns)
         boxes.setdefault(f"level{max(1, level)}", []).append(box)
     for gap in traffic["gaps"]:
         end_ns = min(gap["start_ns"] + gap["hours"] * HOUR_NS, axis.high_ns)
         for shard in shards if gap["shard"] is None else [gap["shard"]]:
-            boxes.setdefault("gap", []).append((rows.index(shard), gap["start_ns"], end_ns))
-    for hour in differing:
-        box = (0, hour["start_ns"], hour["start_ns"] + HOUR_NS)
-        boxes.setdefault("differs", []).append(box)
+            boxes.setdefault("gap", []).append((shards.index(shard), gap["start_ns"], end_ns))
 
     def draw(ax: Axes) -> None:
         for colour in _COLOURS.keys() & boxes.keys():
             _draw_boxes(ax, boxes[colour], _COLOURS[colour])
-        labels = [
-            shard_name(row).removeprefix("shard ") if row is not None else "≠ database"
-            for row in rows
-        ]
-        ax.set_yticks(range(len(rows)), labels)
-        ax.set_ylim(len(rows) - 0.5, -0.5)
+        labels = [shard_name(each).removeprefix("shard ") for each in shards]
+        ax.set_yticks(range(len(shards)), labels)
+        ax.set_ylim(len(shards) - 0.5, -0.5)
         _time_axis(ax, axis.low_ns, axis.high_ns)
 
-    row_px = 20 if len(rows) <= 16 else 13
-    height_px = row_px * len(rows) + _TOP_PX + _BOTTOM_PX
+    row_px = 20 if len(shards) <= 16 else 13
+    height_px = row_px * len(shards) + _TOP_PX + _BOTTOM_PX
     title = f"Messages of {len(shards)} shards over time"
     return _drawn("heat", title, draw, height_px, left_px=96, font_px=min(12, row_px - 2))
 
@@ -124,28 +113,6 @@ def level_edges(traffic: Figures) -> list[tuple[int, str]]:
     most = max(map(_rate, traffic["cells"]))
     edges = (most * (level / LEVELS) ** 2 for level in range(1, LEVELS + 1))
     return [(level, _COUNTS(float(f"{edge:.2g}"))) for level, edge in enumerate(edges, 1)]
-
-
-def draw_lateness(lateness: Figures, traffic: Figures) -> str:
-    """Return a chart of the median and the 99th percentile of the lateness over time."""
-    axis, steps = axis_in(traffic), lateness["steps"]
-    times = _times([each["start_ns"] + axis.step_ns // 2 for each in steps])
-
-    def draw(ax: Axes) -> None:
-        for name, colour in (("p99_s", "second"), ("median_s", "series")):
-            late = [max(each[name], _LEAST_LATE_S) for each in steps]
-            ax.plot(times, late, color=_COLOURS[colour], linewidth=2, marker="o", ms=3)
-        earliest = max(_LEAST_LATE_S, min(each["median_s"] for each in steps))
-        latest = max(each["p99_s"] for each in steps)
-        ax.set_yscale("log")
-        ax.set_ylim(earliest / 2, 2 * max(latest, 2 * earliest))
-        ax.yaxis.set_major_locator(FixedLocator(_LATE_TICKS_S))
-        ax.yaxis.set_minor_locator(NullLocator())
-        ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: span(value)))
-        ax.yaxis.grid(True)
-        _time_axis(ax, axis.low_ns, axis.high_ns)
-
-    return _drawn("lateness", "Lateness over time: the median and the 99th percentile", draw)
 
 
 def _rate(cell: Figures) -> float:

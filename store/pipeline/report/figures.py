@@ -69,15 +69,14 @@ select *, count(*) over () as names, sum(messages) over () as total,
     sum(payload_bytes) over () as total_bytes
 from {groups} order by messages desc, payload_bytes desc, {keys} limit {limit}"""
 _LATENESS: Final = """
-select grouping(source) = 0 as by_source, source, is_live, class, step_ns, count(*) as messages,
+select grouping(source) = 0 as by_source, source, is_live, class, count(*) as messages,
     percentile_approx(late_ns, array(0.5, 0.9, 0.99), 1000) as quantiles, max(late_ns) as most_ns
 from (
     select source, late_ns, source in ({client}, {relay}, {gossip}) as is_live,
-        size(filter({edges}, edge -> late_ns > edge)) as class,
-        case when ts >= {first} and ts < {last} then ts - pmod(ts, {step}) end as step_ns
+        size(filter({edges}, edge -> late_ns > edge)) as class
     from (select *, committed_ns - ts as late_ns from {rows})
 )
-group by grouping sets ((source), (is_live, class), (is_live, step_ns))"""
+group by grouping sets ((source), (is_live, class))"""
 
 
 class Axis(NamedTuple):
@@ -96,11 +95,6 @@ class Axis(NamedTuple):
     def starts(self) -> list[int]:
         """The starts of the steps."""
         return list(range(self.low_ns, self.high_ns, self.step_ns))
-
-    def hours(self, start_ns: int) -> int:
-        """Return the number of drawn hours in the step that begins at ``start_ns``."""
-        low, high = max(start_ns, self.first_ns), min(start_ns + self.step_ns, self.last_ns)
-        return max(0, high - low) // HOUR_NS
 
 
 def axis_of(first_ns: int, last_ns: int) -> Axis:
@@ -181,7 +175,7 @@ def traffic_of(session: SparkSession, messages: DataFrame, end_ns: int) -> Figur
             "not_drawn": total - sum(row["messages"] for row in cells),
             "days": [_day(*row) for row in days],
             "steps": _steps(axis, cells),
-            "cells": [_cell(axis, *row) for row in cells],
+            "cells": [_cell(*row) for row in cells],
             "gap_count": gap_count,
             "gaps": gaps,
             "topics": _ranking(session, groups.where("by_topic"), "pubsub_topic", "content_topic"),
@@ -197,11 +191,9 @@ def _day(day: int, messages: int, size: int) -> Figures:
     return {"day": text, "messages": messages, "payload_bytes": size}
 
 
-def _cell(axis: Axis, start_ns: int, shard: int, messages: int, active_hours: int) -> Figures:
-    return {"start_ns": start_ns, "shard": shard, "messages": messages} | {
-        "active_hours": active_hours,
-        "hours": axis.hours(start_ns),
-    }
+def _cell(start_ns: int, shard: int, messages: int, active_hours: int) -> Figures:
+    found = {"start_ns": start_ns, "shard": shard, "messages": messages}
+    return {**found, "active_hours": active_hours}
 
 
 def _steps(axis: Axis, cells: list[Row]) -> list[Figures]:
@@ -279,25 +271,16 @@ def _ranking(session: SparkSession, groups: DataFrame, *keys: str) -> Figures:
     }
 
 
-def lateness_of(session: SparkSession, messages: DataFrame, axis: Axis) -> Figures:
+def lateness_of(session: SparkSession, messages: DataFrame) -> Figures:
     """Return the time from the timestamps of messages to their commits.
 
     ``messages`` have ``ts``, ``committed_ns`` and ``source``, null where the commit is gone.
     """
-    found = session.sql(
-        _LATENESS.replace(
-            "{edges}", f"array({', '.join(f'{int(e * NS_PER_S)}L' for e in EDGES_S)})"
-        ),
-        rows=messages,
-        client=LIVE[0],
-        relay=LIVE[1],
-        gossip=LIVE[2],
-        first=axis.first_ns,
-        last=axis.last_ns,
-        step=axis.step_ns,
-    ).collect()
-    live = [row for row in found if row["is_live"]]
-    classes = {row["class"]: row["messages"] for row in live if row["class"] is not None}
+    edges = ", ".join(f"{int(each * NS_PER_S)}L" for each in EDGES_S)
+    query = _LATENESS.replace("{edges}", f"array({edges})")
+    names: dict[str, Any] = dict(zip(("client", "relay", "gossip"), LIVE, strict=True))
+    found = session.sql(query, rows=messages, **names).collect()
+    classes = {row["class"]: row["messages"] for row in found if row["is_live"]}
     by_source = {row["source"]: row for row in found if row["by_source"]}
     unknown = by_source.pop(None, None)
     return {
@@ -306,11 +289,6 @@ def lateness_of(session: SparkSession, messages: DataFrame, axis: Axis) -> Figur
         "classes": [
             {"up_to_s": edge, "messages": classes.get(number, 0)}
             for number, edge in enumerate([*EDGES_S, None])
-        ],
-        "steps": [
-            {"start_ns": row["step_ns"], **_late(row)}
-            for row in sorted(live, key=lambda row: row["step_ns"] or 0)
-            if row["step_ns"] is not None
         ],
     }
 

@@ -61,17 +61,14 @@ def page_of(figures: Figures) -> str:
 
 def _drawn(figures: Figures) -> dict[str, Any]:
     """Return the charts, which contain nothing that strangers chose, and what belongs to them."""
-    traffic, lateness, compared = (figures[name] for name in ("traffic", "lateness", "compared"))
+    traffic, lateness = figures["traffic"], figures["lateness"]
     axis = axis_in(traffic)
-    differing = [] if compared is None else compared["listed"]
     drawn = {
         "steps": charts.draw_steps(traffic),
-        "heat": charts.draw_heat(traffic, differing),
+        "heat": charts.draw_heat(traffic),
     }
     labels = ["before its time", *(f"≤ {span(edge)}" for edge in EDGES_S[1:])]
     labels.append(f"> {span(EDGES_S[-1])}")
-    if lateness is not None and lateness["steps"]:
-        drawn["lateness"] = charts.draw_lateness(lateness, traffic)
     shards = {cell["shard"]: [0, 0] for cell in traffic["cells"]}
     for cell in traffic["cells"]:
         shards[cell["shard"]][0] += cell["messages"]
@@ -109,8 +106,6 @@ def _findings(figures: Figures) -> Iterator[ReportFinding]:
         )
     else:
         yield gap_finding(traffic)
-    if figures["compared"] is not None:
-        yield compared_finding(figures["compared"])
     if figures["lateness"] is not None:
         yield lateness_finding(figures["lateness"])
     if traffic is not None and traffic["not_drawn"]:
@@ -153,19 +148,6 @@ def completeness_finding(found: Figures) -> ReportFinding:
     verb = "is" if found["missing"] == 1 else "are"
     missing = f"{count(found['missing'], 'message')} that others name as parents {verb} missing"
     return ReportFinding(WARNING, f"{missing}{since}{past}{faults}.", part)
-
-
-def compared_finding(compared: Figures) -> ReportFinding:
-    """Return the finding on the hours that differ between archive and database."""
-    hours, differing = count(compared["hours"], "hour"), compared["differing"]
-    if not compared["hours"]:
-        text = "The database holds no hour that is over, to compare the archive with."
-        return ReportFinding(NOTE, text, "gaps")
-    if not differing:
-        return ReportFinding(GOOD, f"The archive holds {hours} of the database exactly.", "gaps")
-    verb = "is" if differing == 1 else "are"
-    text = f"{differing:,} of {hours} of the database {verb} not the same in the archive."
-    return ReportFinding(WARNING, text, "gaps")
 
 
 def lateness_finding(lateness: Figures) -> ReportFinding:

@@ -143,12 +143,16 @@ def test_a_range_of_time_is_all_that_is_archived(
     spark: SparkSession, url: str, tmp_path: Path
 ) -> None:
     low, high = TODAY - DAY + HOUR // 2, TODAY - DAY + 5 * HOUR
-    lake = tmp_path / "lake"
-    result = run(spark, url, lake, low_ns=low, high_ns=high)
+    lake, within = tmp_path / "lake", {"low_ns": low, "high_ns": high}
     wanted = sorted(each for each in stored_ids(url) if low <= each[0] < high)
+    assert run(spark, url, lake, dry_run=True, **within).messages_to_do == len(wanted)
+    result = run(spark, url, lake, **within)
     assert in_lake(lake) == wanted
     # Of the first hour a half is missing.
     assert (result.messages, result.hours_marked, result.sound) == (len(wanted), 4, True)
+    assert run(spark, url, lake, dry_run=True, **within).messages_to_do == 0
+    whole = run(spark, url, lake, dry_run=True).messages_to_do
+    assert whole == len(stored_ids(url)) - len(wanted)
 
 
 def test_a_job_that_is_killed_at_any_step_leaves_the_last_good_state(

@@ -6,7 +6,6 @@ One standalone cluster of three processes, and a Spark Connect server on it, for
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -32,7 +31,6 @@ from tests.integration.pipeline.world import (
     marks,
     more,
     plain,
-    published,
     rows,
     stored_ids,
 )
@@ -128,37 +126,6 @@ def test_a_notebook_reads_an_archive_through_a_connect_server(server: str, archi
     assert " messages of channels on " in ended.stdout
     assert "PartitionFilters: [" in ended.stdout
     assert "PushedFilters: [IsNotNull(channel)]" in ended.stdout
-
-
-def test_what_is_published_is_followed_through_a_connect_server(
-    server: str, url: str, tmp_path: Path
-) -> None:
-    lake = tmp_path / "lake"
-    process = Command({"STORENODE_DATABASE_URL": url}).start(
-        *("pipeline", "archive", str(lake), "--follow", "--interval", "1", "--json", "--quiet"),
-        *("--master", server),
-    )
-
-    def archived() -> bool:
-        assert process.poll() is None, process.communicate()
-        if not (DeltaArchive(str(lake)).exists and published(lake)):
-            return False
-        return set(in_lake(lake)) == stored_ids(url)
-
-    try:
-        wait_for(archived, "what is there is archived")
-        for portion in range(2):
-            first = 90_000 + 10 * portion
-            more(url, *(plain(number, TODAY - DAY + number) for number in range(first, first + 5)))
-            wait_for(archived, f"portion {portion} is archived")
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=PATIENCE_S)
-    finally:
-        process.kill()
-        process.wait()
-    assert process.returncode == 0, err
-    assert json.loads(out)["messages"] == len(stored_ids(url))
-    assert in_lake(lake) == sorted(stored_ids(url))
 
 
 def test_a_job_survives_a_worker_that_dies(

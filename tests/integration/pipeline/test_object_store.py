@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 from store.db.schema.migrate import upgrade
 from store.pipeline import delta, files
 from store.pipeline.archive import ArchiveJob, archive
-from store.pipeline.audit.audit import AuditJob, AuditOutputs, audit
+from store.pipeline.audit.audit import AuditJob, audit, require_outputs
 from store.pipeline.delta import CommitMetadata, DeltaArchive, read_manifest
 from store.pipeline.diff import diff
 from store.pipeline.errors import PipelineError
@@ -116,7 +116,7 @@ def test_an_archive_from_the_first_message_to_an_empty_database(
     again = audit(spark, AuditJob(ArchiveMessages(spark, lake), record=lake))
     assert {**again.as_json(), "output": output} == found.as_json()
     with pytest.raises(PipelineError, match="exists already"):
-        AuditOutputs(output, None)
+        require_outputs(output, None)
     empty = postgres.url(postgres.create_database())
     upgrade(empty)
     lacking = f"{root}/lacking"

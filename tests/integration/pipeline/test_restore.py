@@ -114,19 +114,6 @@ def assert_followed(follower: subprocess.Popen[bytes], hashes: set[str]) -> None
         follower.communicate()
 
 
-def test_an_empty_database_is_filled_with_a_range(
-    spark: SparkSession, archived: Path, new_database: Callable[[], str]
-) -> None:
-    url = new_database()
-    low, high = TODAY - DAY, TODAY
-    wanted = {each for each in in_lake(archived) if low <= each[0] < high}
-    assert run(spark, url, archived, low_ns=low, high_ns=high).new == len(wanted)
-    assert stored_ids(url) == wanted
-    assert check(url, now_ns=lambda: NOW).findings == []
-    sources = rows(url, "select distinct source from storenode.commits")
-    assert sources == [("restore",)]
-
-
 def test_a_message_whose_hash_another_one_has_is_reported_and_not_restored(
     spark: SparkSession, new_database: Callable[[], str], tmp_path: Path
 ) -> None:
@@ -162,8 +149,11 @@ def test_a_restore_that_is_ended_is_run_again(
 ) -> None:
     """End it by SIGTERM when some rows are stored and others only wait for their commit."""
     url = new_database()
-    run(spark, url, archived, low_ns=TODAY - DAY, high_ns=TODAY - DAY // 2)
-    before = stored_ids(url)
+    low, high = TODAY - DAY, TODAY - DAY // 2
+    before = {each for each in in_lake(archived) if low <= each[0] < high}
+    assert run(spark, url, archived, low_ns=low, high_ns=high).new == len(before)
+    assert stored_ids(url) == before
+    assert rows(url, "select distinct source from storenode.commits") == [("restore",)]
     arguments = ("pipeline", "restore", str(archived), "--database-url", url, "--quiet", *QUICKLY)
     with psycopg.connect(url) as blocking:
         blocking.execute("select pg_advisory_xact_lock(%s)", (COMMIT_ORDER,))

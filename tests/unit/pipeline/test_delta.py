@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import errno
+import json
 import random
 import shutil
 from pathlib import Path
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from store.pipeline import delta, files
 from store.pipeline.delta import (
     CommitMetadata,
     DataFile,
     DeltaArchive,
+    Manifest,
     WrittenFile,
     read_commits,
     read_manifest,
@@ -25,7 +29,7 @@ from store.pipeline.repair import require_manifest
 from store.pipeline.verify import catch_up
 
 DAY = 20_000
-FILE = WrittenFile("day=2024-10-04/shard=0/part-1.parquet", DAY, 0, 4, 1, 5, 5, "0" * 64)
+FILE = WrittenFile("day=2024-10-04/shard=0/part-1.parquet", 4, 1, 5, 5, "0" * 64)
 
 
 @pytest.fixture
@@ -194,6 +198,37 @@ def test_copies_that_a_killed_job_has_rolled_and_not_deleted_are_not_rolled_agai
     assert (found.version, found.broken) == (13, [])
 
 
+NAMES = ["add", "remove", "commitInfo", "path", "partitionValues", "day", "dataChange"]
+KEYS = NAMES + [f"storenode.{name}" for name in ("before", "files", "hours", "position", "store")]
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(KEYS), inner | inner.map(json.dumps), max_size=4)
+    ),
+    max_leaves=12,
+)
+LINES = VALUES.map(json.dumps).map(str.encode) | st.binary(max_size=6)
+
+
+@given(st.lists(LINES, max_size=3))
+@example([b'{"commitInfo": []}'])
+@example([b'{"add": {"path": "x", "partitionValues": {"day": 0}}}', b'{"storenode.files": 1}'])
+def test_whatever_a_copy_holds_it_is_read_or_named(lines: list[bytes]) -> None:
+    found = Manifest("manifest")
+    found.add(f"{0:020}.json", b"\n".join(lines))
+    assert (found.version, len(found.days)) == (0, 1)
+    assert set(found.broken) <= {
+        f"{0:020}.json cannot be read",
+        f"{0:020}.json does not follow the commit before it",
+    }
+
+
+def test_a_file_of_copies_with_a_boundless_name_is_damaged(lake: DeltaArchive) -> None:
+    files.create(f"{lake.path}/manifest/{1:020}-{10**20 - 1}.jsonl", b"")
+    assert read_manifest(f"{lake.path}/manifest").broken
+
+
 @pytest.mark.parametrize("damage", ["removed", "emptied"])
 def test_no_archive_is_begun_over_the_files_of_a_lost_log(
     lake: DeltaArchive, log: Path, damage: str
@@ -223,7 +258,7 @@ def test_a_removed_table_is_distinguished_from_a_missing_archive(lake: DeltaArch
 
 def named(number: int, day: int) -> WrittenFile:
     path = f"day=2024-10-{day:02}/shard=0/part-{number}.parquet"
-    return FILE._replace(path=path, day=DAY - 4 + day)
+    return FILE._replace(path=path)
 
 
 def test_a_state_that_was_read_continues_with_the_commits_of_others(

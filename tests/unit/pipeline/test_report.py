@@ -67,7 +67,7 @@ def traffic(shards: int, steps: int, names: list[str]) -> Figures:
     axis = axis_of(START, START + steps * HOUR_NS - 1)
     cells: list[Figures] = [
         {"start_ns": start, "shard": shard, "messages": 1 + (start // HOUR_NS + shard) % 50}
-        | {"active_hours": 1, "hours": 1}
+        | {"active_hours": 1}
         for start in axis.starts
         for shard in range(-1, shards - 1)
     ]
@@ -107,7 +107,6 @@ def lateness(*classes: int) -> Figures:
             {"up_to_s": edge, "messages": count}
             for edge, count in zip([*EDGES_S, None], classes, strict=True)
         ],
-        "steps": [{"start_ns": START, **late}],
     }
 
 
@@ -136,12 +135,10 @@ def completeness(names: list[str]) -> Figures:
 
 
 def figures(names: list[str], shards: int = 3, steps: int = MAX_STEPS, **parts: Any) -> Figures:  # noqa: ANN401
-    listed = [{"start_ns": START + n * HOUR_NS, "archive": 1, "database": 2} for n in range(9)]
     found = {
         "name": "/archive/" + names[0],
         "made_ns": START + 10 * DAY_NS,
         "traffic": traffic(shards, steps, names),
-        "compared": {"hours": 500, "differing": 200, "listed": listed},
         "lateness": lateness(*range(len(EDGES_S) + 1)),
         "completeness": completeness(names),
     }
@@ -207,7 +204,7 @@ def test_links_ids_charts_and_colours_of_a_page_are_its_own() -> None:
     assert set(re.findall(r"#[0-9a-f]{6}\b", body)) <= {"#000000", "#ffffff"}
     assert set(re.findall(r"var\((--\w+)\)", body)) <= set(re.findall(r"(--\w+):", style))
     charts = re.findall(r"<svg([^>]*)>", body)
-    assert len(charts) == 3
+    assert len(charts) == 2
     for each in charts:
         assert all(part in each for part in ('role="img"', "aria-label=", "viewBox="))
 
@@ -216,8 +213,6 @@ def test_links_ids_charts_and_colours_of_a_page_are_its_own() -> None:
     ("parts", "sentence"),
     [
         ({"traffic": None, "lateness": None}, "holds no messages of this time"),
-        ({"compared": {"hours": 0, "differing": 0, "listed": []}}, "holds no hour that is over"),
-        ({"compared": {"hours": 2, "differing": 0, "listed": []}}, "holds 2 hours of the database"),
         ({"lateness": lateness(*[0] * 12)}, "Of no message is it known"),
     ],
 )
@@ -297,8 +292,6 @@ def test_an_axis_holds_every_hour_once(one: int, other: int) -> None:
     assert axis.low_ns <= axis.first_ns <= first <= last < axis.last_ns <= axis.high_ns
     assert len(axis.starts) <= MAX_STEPS
     assert all(start % axis.step_ns == 0 for start in axis.starts)
-    hours = sum(map(axis.hours, axis.starts))
-    assert hours == (axis.last_ns - axis.first_ns) // HOUR_NS
     assert axis_of(axis.first_ns, axis.last_ns - 1) == axis
 
 

@@ -12,7 +12,6 @@ from store.pipeline.report.silence import (
     MIN_ACTIVE_SHARE,
     MIN_EXPECTED,
     MIN_SAMPLES,
-    Silence,
     silences,
 )
 
@@ -38,13 +37,6 @@ def of_days(hours: range, days: range, count: int = 12) -> dict[int, int]:
     return {24 * day + hour: count for day in days for hour in hours}
 
 
-def test_a_long_silence_does_not_hide_the_others() -> None:
-    counts = of_days(range(24), range(4))
-    for hour in (30, 31):
-        del counts[hour]
-    assert found(counts, 9 * 24) == [(30, 32, 24), (4 * 24, 9 * 24, 5 * 24 * 12)]
-
-
 def test_nights_are_no_gap_and_a_silent_day_is_one() -> None:
     counts = of_days(range(8, 20), range(10))
     assert found(counts, 10 * 24) == []
@@ -61,13 +53,6 @@ def test_weekends_are_no_gap_once_there_are_weeks() -> None:
     assert found(counts, 5 * WEEK) == []
     del counts[3 * WEEK + 30]
     assert found(counts, 5 * WEEK) == [(3 * WEEK + 30, 3 * WEEK + 31, 12)]
-
-
-def test_a_silence_lasts_up_to_the_last_hour_that_is_over() -> None:
-    counts = of_days(range(24), range(4))
-    assert found(counts, 4 * 24) == []
-    assert found(counts, 7 * 24) == [(4 * 24, 7 * 24, 3 * 24 * 12)]
-    assert found(counts | {7 * 24: 1}, 7 * 24) == [(4 * 24, 7 * 24, 3 * 24 * 12)]
 
 
 def naive(counts: dict[int, int], end: int) -> list[tuple[int, int, int]]:
@@ -118,11 +103,3 @@ def test_gaps_are_those_of_the_rules(counts: dict[int, int], end: int) -> None:
     ours, theirs = found(counts, end), naive(counts, end)
     assert [each[:2] for each in ours] == [each[:2] for each in theirs]
     assert all(abs(one[2] - other[2]) <= 1 for one, other in zip(ours, theirs, strict=True))
-
-
-def test_a_silence_is_reported_in_nanoseconds() -> None:
-    counts = of_days(range(24), range(4))
-    del counts[50]
-    starts = np.array([(MONDAY + hour) * HOUR_NS for hour in counts], np.int64)
-    one = silences(starts, np.full(len(starts), 12), (MONDAY + 96) * HOUR_NS)
-    assert one == [Silence((MONDAY + 50) * HOUR_NS, (MONDAY + 51) * HOUR_NS, 12)]

@@ -111,21 +111,19 @@ def test_workers_of_this_machine_are_this_interpreter(
     assert os.environ["PYSPARK_PYTHON"] == chosen
 
 
-COLLECTOR = re.compile(r"-XX:\+Use\w+GC")
-
-
-def test_a_collector_that_was_chosen_is_the_only_one() -> None:
+@pytest.mark.parametrize("variable", [None, "JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS"])
+def test_a_collector_that_was_chosen_is_the_only_one(
+    monkeypatch: pytest.MonkeyPatch, variable: str | None
+) -> None:
     """Check it, since no JVM starts with two of them."""
-    assert COLLECTOR.findall(_java_options("")) == ["-XX:+UseParallelGC"]
+    collector = re.compile(r"-XX:\+Use\w+GC")
+    assert collector.findall(_java_options("")) == ["-XX:+UseParallelGC"]
     given = "-Xss4m -XX:+UseZGC"
-    assert COLLECTOR.findall(_java_options(given)) == ["-XX:+UseZGC"]
+    assert collector.findall(_java_options(given)) == ["-XX:+UseZGC"]
     assert _java_options(given).endswith(given)
-
-
-@pytest.mark.parametrize("name", ["JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS"])
-def test_the_environment_may_choose_it(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setenv(name, "-XX:+UseG1GC")
-    assert COLLECTOR.findall(_java_options("")) == []
+    if variable is not None:
+        monkeypatch.setenv(variable, "-XX:+UseG1GC")
+        assert collector.findall(_java_options("")) == []
 
 
 @pytest.mark.parametrize(

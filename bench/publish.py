@@ -42,15 +42,8 @@ from bench.support import (
     seconds,
     used,
 )
-from store.db.writing.bulk import (
-    COPY_HASHES,
-    COPY_MESSAGES,
-    HEADER,
-    TRAILER,
-    hash_block,
-    in_order,
-    message_blocks,
-)
+from store.db.statements import SQL
+from store.db.writing.bulk import HEADER, TRAILER, hash_block, in_order, message_blocks
 from storenode.message.rules import Policy
 from tests.support.admission import admit
 
@@ -98,8 +91,8 @@ def own_tables_seconds(bench: Bench, data: list[Row]) -> float:
         located.append(hash_block(ordered))
     messages.append(TRAILER)
     located.append(TRAILER)
-    return seconds(lambda: copy_in(bench, COPY_MESSAGES, messages)) + seconds(
-        lambda: copy_in(bench, COPY_HASHES, located)
+    return seconds(lambda: copy_in(bench, SQL.messages.copy_messages, messages)) + seconds(
+        lambda: copy_in(bench, SQL.messages.copy_hashes, located)
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 from psycopg import AsyncConnection, sql
 
 from store.db.schema.names import SCHEMA
+from store.db.statements import SQL
 
 _MIN_TIMEOUT_MS: Final = 1
 _NAMESPACE: Final = 0x73746F72 << 32
@@ -49,9 +50,22 @@ CLAIMING: Final = _NAMESPACE | 10
 """Held while ``missing_parents`` is changed; no other of these locks is taken meanwhile."""
 
 
+UNHURRIED_MS: Final = 10_000
+"""How long a fold, or the like, waits for another one."""
+
+
+async def lock_unhurried(connection: AsyncConnection[Any], lock: int) -> None:
+    """Take a lock until the end of a transaction whose work is done again if it is lost.
+
+    What a crash of the server takes back is done again, so the commit need not wait for the disk.
+    """
+    await connection.execute(SQL.partitions.set_unhurried, (f"{UNHURRIED_MS}ms",))
+    await connection.execute(SQL.partitions.lock, (lock,))
+
+
 async def set_lock_timeout(connection: AsyncConnection[Any], timeout_ms: int) -> None:
     """Let every lock of this transaction that takes longer fail (`LockNotAvailable`)."""
-    await connection.execute("select set_config('lock_timeout', %s, true)", (f"{timeout_ms}ms",))
+    await connection.execute(SQL.partitions.set_lock_timeout, (f"{timeout_ms}ms",))
 
 
 async def lock_exclusively(

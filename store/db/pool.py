@@ -22,6 +22,7 @@ from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 from store.db.arrays import register
 from store.db.errors import NO_CONNECTION, Failure, find_failure, sentence
 from store.db.schema.migrate import APPLICATION_NAME
+from store.db.statements import SQL
 from store.db.turns import Turns
 from store.domain.ports import Outlet, StoreUnavailable
 from storenode.common.backoff import Backoff
@@ -454,11 +455,7 @@ class Database:
 
 
 async def _read_store(connection: Connection) -> tuple[bytes, bytes, int]:
-    cursor = await connection.execute(
-        "select uuid_send(store_id), cursor_key, greatest(0, last_online_ns,"
-        " (select max(end_ns) from storenode.online where not resumed)) from storenode.store",
-        binary=True,
-    )
+    cursor = await connection.execute(SQL.stores.read_store, binary=True)
     row = await cursor.fetchone()
     if row is None:
         raise StoreUnavailable(

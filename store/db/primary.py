@@ -34,6 +34,7 @@ from psycopg import errors as pg
 
 from store.db.commits.pages import is_served, newest
 from store.db.pool import Connection, HostRefusedError
+from store.db.statements import SQL
 from store.domain.hub import Place
 
 OLDER: Final = (
@@ -132,14 +133,6 @@ PROBE_TIMEOUT_S: Final = 3.0
 MAX_HOSTS: Final = 32
 """More hosts than that in one URL are not looked at one by one."""
 
-_STORE: Final = """
-select uuid_send(store_id), extract(epoch from pg_postmaster_start_time())::text
-from storenode.store where not pg_is_in_recovery()
-"""
-_TIMELINE: Final = """
-select (select system_identifier from pg_control_system()),
-       left(pg_walfile_name(pg_current_wal_insert_lsn()), 8)
-"""
 _UNREADABLE: Final = (pg.InsufficientPrivilege, pg.UndefinedFunction, pg.FeatureNotSupported)
 _PARTS: Final = ("host", "hostaddr", "port")
 
@@ -182,7 +175,7 @@ def label(host: dict[str, str]) -> str:
 
 async def read_server(connection: Connection) -> DatabaseServer | None:
     """Return a server as it describes itself; None if it takes no writes, or has no store."""
-    row = await (await connection.execute(_STORE, binary=True)).fetchone()
+    row = await (await connection.execute(SQL.stores.read_server, binary=True)).fetchone()
     if row is None:
         return None
     store_id, started = row
@@ -195,7 +188,7 @@ async def read_server(connection: Connection) -> DatabaseServer | None:
 
 async def _timeline(connection: Connection) -> tuple[int, int]:
     try:
-        row = await (await connection.execute(_TIMELINE)).fetchone()
+        row = await (await connection.execute(SQL.stores.read_timeline)).fetchone()
     except _UNREADABLE:
         return 0, 0
     assert row is not None

@@ -43,7 +43,7 @@ from store.db.commits.pages import is_served, newest
 from store.db.errors import find_failure
 from store.db.pool import Connection, Database
 from store.db.reading.messages import content_digests_at
-from store.db.schema.names import HASH_KEY
+from store.db.statements import SQL
 from store.db.summaries.buckets import DAY_NS, HOUR_NS, LEVELS_NS, MINUTE_NS, of_rows, unpack
 from store.db.summaries.fold import MAX_FOLD_COMMITS, fold_until
 from store.db.summaries.lattices import added, sum_of_time
@@ -53,52 +53,10 @@ from store.domain.ports import StoreUnavailable
 from store.domain.view import Newest, Times
 from storenode.message.limits import CONTENT_DIGEST_BYTES, HASH_BYTES, MAX_TIMESTAMP_NS
 
-_COLUMNS: Final = "string_agg(int8send(m.ts), ''::bytea), string_agg(m.hash, ''::bytea)"
-_CONTENT: Final = "string_agg(m.content_digest, ''::bytea)"
-
-# A probe of the index for each span, whatever a plan was made for (see `MESSAGE_AT`): so rows come
-# in the order of the spans, and the limit ends the reading.
-# The index alone has the IDs; content digests take the rows.
-_IN_SPANS: Final = f"""
-select {_COLUMNS}{{content}} from (
-    select m.*
-    from unnest(%(low_ts)b::bigint[], %(low_hash)b::bytea[],
-                %(high_ts)b::bigint[], %(high_hash)b::bytea[])
-        as k(low_ts, low_hash, high_ts, high_hash)
-    cross join lateral (
-        select n.ts, n.hash{{column}} from storenode.messages n
-        where n.ts >= k.low_ts and n.ts <= k.high_ts
-          and (n.ts, n.hash) >= (k.low_ts, k.low_hash)
-          and (n.ts, n.hash) < (k.high_ts, k.high_hash)
-        order by n.ts, n.hash offset 0
-    ) m
-    limit %(limit)b::bigint
-) m
-"""
-
-_WITH_HASHES: Final = f"""
-select {_COLUMNS}
-from unnest(%(hashes)b::bytea[]) as w(hash)
-cross join lateral (
-    select distinct h.ts from storenode.hashes h
-    where h.key = {HASH_KEY.format(hash="w.hash")}
-) h
-cross join lateral (
-    select n.ts, n.hash from storenode.messages n where n.ts = h.ts and n.hash = w.hash offset 0
-) m
-"""
-
-_IDS_IN_SPANS: Final = _IN_SPANS.format(content="", column="")
-_CONTENTS_IN_SPANS: Final = _IN_SPANS.format(content=f", {_CONTENT}", column=", n.content_digest")
-
-_OF_BATCHES: Final = f"""
-select {_COLUMNS}, {_CONTENT}
-from unnest(%(batches)b::bigint[], %(lows)b::bigint[], %(highs)b::bigint[]) as k(batch, low, high)
-cross join lateral (
-    select n.ts, n.hash, n.content_digest from storenode.messages n
-    where n.batch = k.batch and n.ts >= k.low and n.ts <= k.high offset 0
-) m
-"""
+_IDS_IN_SPANS: Final = SQL.messages.read_ids_in.format(content="", column="")
+_CONTENTS_IN_SPANS: Final = SQL.messages.read_ids_in.format(
+    content=f", {SQL.messages.joined_digests}", column=", n.content_digest"
+)
 
 
 async def ids_in(
@@ -128,7 +86,7 @@ async def with_contents(connection: Connection, ids: SyncIds) -> SyncIds:
 async def ids_with(connection: Connection, hashes: NDArray[np.uint8]) -> SyncIds:
     """Return the IDs that are stored with some hashes, ``(n, 32)``; in any order."""
     parameters = {"hashes": hash_column(hashes)}
-    return await _fetch(connection, _WITH_HASHES, parameters)
+    return await _fetch(connection, SQL.messages.read_ids_of_hashes, parameters)
 
 
 async def ids_of(connection: Connection, commits: Sequence[CommitRow]) -> SyncIds:
@@ -138,7 +96,7 @@ async def ids_of(connection: Connection, commits: Sequence[CommitRow]) -> SyncId
         "lows": bigints([commit.min_ts for commit in commits]),
         "highs": bigints([commit.max_ts for commit in commits]),
     }
-    return await _fetch(connection, _OF_BATCHES, parameters)
+    return await _fetch(connection, SQL.messages.read_ids_of_batches, parameters)
 
 
 async def _fetch(
@@ -162,32 +120,6 @@ async def _fetch(
 
 
 _Add = Callable[[int, LatticeSum], None]
-
-_DAYS: Final = f"""
-select day.start_ns, day.count, day.lattice
-from unnest(%(lows)b::bigint[], %(highs)b::bigint[]) as k(low, high)
-cross join lateral (
-    select start_ns, count, lattice from storenode.buckets
-    where level = 2 and start_ns >= k.low and start_ns <= k.high - {DAY_NS}
-      and lattice_count = count
-    offset 0
-) day
-"""
-_HOURS: Final = f"""
-select hour.start_ns, hour.count, hour.lattice
-from unnest(%(lows)b::bigint[], %(highs)b::bigint[]) as k(low, high)
-cross join lateral (
-    select start_ns, count, case when lattice_count = count then lattice end as lattice
-    from storenode.buckets b
-    where level = 1 and start_ns >= k.low and start_ns <= k.high - {HOUR_NS}
-      and not exists (
-          select from storenode.buckets day
-          where day.level = 2 and day.start_ns = b.start_ns - b.start_ns %% {DAY_NS}
-            and day.lattice_count = day.count
-            and day.start_ns >= k.low and day.start_ns <= k.high - {DAY_NS})
-    offset 0
-) hour
-"""
 
 
 class _TooManyError(Exception):
@@ -230,7 +162,7 @@ class LatticeReader:
         """Add what is known of whole hours; the counts of the hours whose sums are not."""
         unknown: dict[int, int] = {}
         given = {"lows": [low for low, _ in whole], "highs": [high for _, high in whole]}
-        for statement in (_DAYS, _HOURS):
+        for statement in (SQL.buckets.read_known_days, SQL.buckets.read_hours):
             cursor: AsyncCursor[Any] = self._connection.cursor(binary=True)
             await cursor.execute(statement, given)
             async for start_ns, count, state in cursor:
@@ -317,39 +249,6 @@ set local idle_in_transaction_session_timeout = '{MAX_VIEW_S:.0f}s';
 set local lock_timeout = '{LOCK_TIMEOUT_S:.0f}s';
 lock table storenode.messages in access share mode
 """
-_UNFOLDED: Final = """
-select count(*) from (
-    select from storenode.commits
-    where position > (select folded_position from storenode.store) limit %b::bigint
-) as few
-"""
-_STORE: Final = "select folded_position, horizon_ns from storenode.store"
-_DELTAS: Final = """
-select position, summary from storenode.commits where position > %b::bigint
-order by position limit %b::bigint
-"""
-_HOUR_COUNT: Final = """
-select count(*) from (
-    select from storenode.buckets where level = 1 limit %b::bigint
-) as few
-"""
-_ROW: Final = "||".join(
-    f"int8send(b.{column})" for column in ("start_ns", "count", "x0", "x1", "x2", "x3")
-)
-_ALL: Final = f"""
-select string_agg({_ROW}, ''::bytea) from (
-    select * from storenode.buckets b where b.level = %(level)b::smallint order by b.start_ns
-) b
-"""
-_INSIDE: Final = f"""
-select string_agg({_ROW}, ''::bytea)
-from unnest(%(lows)b::bigint[], %(highs)b::bigint[]) as k(low, high)
-cross join lateral (
-    select * from storenode.buckets b
-    where b.level = %(level)b::smallint and b.start_ns >= k.low and b.start_ns <= k.high
-    order by b.start_ns offset 0
-) b
-"""
 
 
 class SnapshotView:
@@ -429,7 +328,9 @@ class SnapshotView:
             "highs": bigint_column(last),
             "level": LEVELS_NS.index(needs.length_ns),
         }
-        folded = await _read_buckets(self._connection, needs.length_ns, _INSIDE, parameters)
+        folded = await _read_buckets(
+            self._connection, needs.length_ns, SQL.buckets.read_inside, parameters
+        )
         new = self._minutes.within(needs.parents, needs.parent_ns)
         return TimeBuckets.join(needs.length_ns, [folded, new])
 
@@ -487,14 +388,14 @@ def _closing_at(connection: Connection, deadline_s: float) -> Iterator[None]:
 
 async def _open(connection: Connection, deadline_s: float) -> SnapshotView:
     await connection.execute(_BEGIN, prepare=False)
-    cursor = await connection.execute(_STORE, binary=True)
+    cursor = await connection.execute(SQL.stores.read_folded, binary=True)
     row = await cursor.fetchone()
     assert row is not None
     position, horizon_ns = row
     minutes = await _unfolded(connection, position)  # type: ignore[arg-type]
     length_ns = await _top_length(connection)
     level: dict[str, object] = {"level": LEVELS_NS.index(length_ns)}
-    folded = await _read_buckets(connection, length_ns, _ALL, level)
+    folded = await _read_buckets(connection, length_ns, SQL.buckets.read_level, level)
     return SnapshotView(
         connection,
         TimeBuckets.join(length_ns, [folded, minutes]),
@@ -508,7 +409,9 @@ async def _open(connection: Connection, deadline_s: float) -> SnapshotView:
 
 async def _fold_much(connection: Connection) -> None:
     """Fold when there is so much to fold that adding it up here would take too long."""
-    cursor = await connection.execute(_UNFOLDED, (MAX_DELTA_COMMITS + 1,), binary=True)
+    cursor = await connection.execute(
+        SQL.commits.count_unfolded, (MAX_DELTA_COMMITS + 1,), binary=True
+    )
     if await cursor.fetchone() == (MAX_DELTA_COMMITS + 1,):
         # Another node may be folding, or this is a standby; what is left to add up is only more
         # work then.
@@ -520,7 +423,7 @@ async def _unfolded(connection: Connection, position: int) -> TimeBuckets:
     total = TimeBuckets.empty(MINUTE_NS)
     while True:
         parameters = (position, _DELTAS_AT_ONCE)
-        cursor = await connection.execute(_DELTAS, parameters, binary=True)
+        cursor = await connection.execute(SQL.commits.read_deltas, parameters, binary=True)
         rows = await cursor.fetchall()
         if rows:
             position = int(rows[-1][0])  # type: ignore[call-overload]
@@ -531,7 +434,7 @@ async def _unfolded(connection: Connection, position: int) -> TimeBuckets:
 
 
 async def _top_length(connection: Connection) -> int:
-    cursor = await connection.execute(_HOUR_COUNT, (MAX_TOP_BUCKETS + 1,), binary=True)
+    cursor = await connection.execute(SQL.buckets.count_hours, (MAX_TOP_BUCKETS + 1,), binary=True)
     few = await cursor.fetchone() != (MAX_TOP_BUCKETS + 1,)
     return HOUR_NS if few else DAY_NS
 
@@ -545,9 +448,6 @@ async def _read_buckets(
     if row[0] is None:
         return TimeBuckets.empty(length_ns)
     return of_rows(length_ns, np.frombuffer(row[0], ">i8"))  # type: ignore[call-overload]
-
-
-_HORIZON: Final = "select horizon_ns from storenode.store"
 
 
 class DatabaseIds:
@@ -564,7 +464,7 @@ class DatabaseIds:
         """Return the newest commit now, and whether the database still has one that was seen."""
 
         async def look(connection: Connection) -> Newest:
-            cursor = await connection.execute(_HORIZON, binary=True)
+            cursor = await connection.execute(SQL.stores.read_horizon, binary=True)
             row = await cursor.fetchone()
             assert row is not None
             served = await is_served(connection, seen)

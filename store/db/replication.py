@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final, LiteralString
+from typing import Final
 
 import psycopg
 from psycopg import sql
@@ -20,30 +20,10 @@ from psycopg.errors import Diagnostic
 
 from store.db.locks import COMMIT_ORDER
 from store.db.pool import Connection
+from store.db.statements import SQL
 
 _WAITER: Final = "SyncRepWaitForLSN"
 """The function of Postgres that warns; the text of the warning depends on the server's language."""
-
-_WAIT_FOR_STANDBY: Final = (
-    "select pg_logical_emit_message(true, 'storenode', ''::text)"
-    " where current_setting('synchronous_standby_names') <> ''"
-)
-
-_CANARY: Final[LiteralString] = """
-with granted as (
-    insert into storenode.messages select * from storenode.messages where false
-), located as (
-    update storenode.hashes set key = key where ts = {now} and key = 0
-), row as (
-    update storenode.messages set batch = batch where ts = {now} and hash = ''
-), placed as materialized (
-    select pg_advisory_xact_lock({commit_order})
-)
-select pg_logical_emit_message(true, 'storenode', '') from placed
-"""
-"""Changes no row, and needs the rights and the locks that a batch of now needs: on the tables, on
-the partitions of now, which are known to the planner, and on the commit order. Its record in the
-log is committed as rows are."""
 
 
 class StandbyNotWaitedForError(psycopg.OperationalError):
@@ -78,12 +58,12 @@ async def cover_what_is_visible(connection: Connection) -> None:
     Costs a record in the log where there is a synchronous standby, and nothing elsewhere: what is
     visible on a server alone is on its disk.
     """
-    await connection.execute(_WAIT_FOR_STANDBY)
+    await connection.execute(SQL.partitions.wait_for_standby)
 
 
 async def commit_canary(connection: Connection) -> None:
     """Commit a small write as a publish does; its errors are those of a publish."""
-    statement = sql.SQL(_CANARY).format(
+    statement = sql.SQL(SQL.messages.write_canary).format(
         now=sql.Literal(time.time_ns()), commit_order=sql.Literal(COMMIT_ORDER)
     )
     await connection.execute(statement, prepare=False)

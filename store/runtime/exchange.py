@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from store.config.node import NodeConfig
 from store.db.commits.gossip_reads import GossipReads
-from store.db.reading.transfer_reads import TransferReader
+from store.db.reading.reader import TransferReader
 from store.db.writing.unread import MAX_NEEDED, ConfirmationTracker, UnreadRows
 from store.domain.admission import Admission
 from store.domain.ports import PeerAddress, Source, StoreBusy, StoreUnavailable, Writer

@@ -20,7 +20,7 @@ import pytest
 from reconcile.ids import SyncIds
 from store.db.maintenance.online import DatabaseOnlineTimes
 from store.db.pool import Database, PoolSettings
-from store.db.reading.transfer_reads import TransferReader
+from store.db.reading.reader import TransferReader
 from store.db.schema.partitions import PartitionMap
 from store.db.summaries.statements import DatabaseStatements
 from store.db.writing.writer import DatabaseWriter

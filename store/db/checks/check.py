@@ -10,7 +10,7 @@ unread events whose messages are stored; missing parents that are missing.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, LiteralString
+from typing import Any, Final
 
 import psycopg
 from psycopg import Connection as PsycopgConnection
@@ -28,8 +28,8 @@ from store.db.schema.names import (
     FINE_TABLE,
     UNREAD_TABLE,
 )
-from store.db.schema.partitions import CATALOG, NO_SIZES, SIZES, Catalog, read_partitions
-from store.db.sds.missing_parents import CLAIM_BYTES, MORE, PARENT_STORED
+from store.db.schema.partitions import Catalog, read_partitions
+from store.db.statements import SQL
 from store.domain.partitioning import (
     COMMITS_PER_PARTITION,
     DAY_NS,
@@ -44,46 +44,6 @@ from store.domain.retention import Partition
 
 Connection = PsycopgConnection[Any]
 
-_STRAYS: Final[LiteralString] = """
-select relname::text from pg_class c
-where relnamespace = 'storenode'::regnamespace and relkind in ('r', 'p', 'f', 'm')
-  and not relispartition
-  and relname <> all(array['store', 'alembic_version', 'messages', 'hashes', 'sds', 'topics',
-                           'commits', 'buckets', 'archived', 'unread', 'coverage', 'online',
-                           'missing_parents'])
-order by 1
-"""
-# Not what is being rebuilt, or was when a node stopped: the one in charge drops it.
-_INVALID_INDEXES: Final[LiteralString] = """
-select t.relname::text, x.relname::text
-from pg_index i join pg_class x on x.oid = i.indexrelid join pg_class t on t.oid = i.indrelid
-where t.relnamespace = 'storenode'::regnamespace and not (i.indisvalid and i.indisready)
-  and not (x.relname ~ '_cc(new|old)[0-9]*$' and not x.relispartition)
-order by 1, 2
-"""
-_STORE_ROWS: Final[LiteralString] = "select count(*) from storenode.store"
-_MAINTAINED: Final[LiteralString] = """
-select exists (select from pg_locks where locktype = 'advisory' and granted and objsubid = 1
-               and database = (select oid from pg_database where datname = current_database())
-               and (classid::bigint << 32) | objid::bigint = %s)
-"""
-_SEQUENCES: Final[LiteralString] = """
-select 'position_seq', (select max(position) from storenode.commits), last_value
-from storenode.position_seq
-union all
-select 'batch_seq', (select max(batch) from storenode.messages), last_value
-from storenode.batch_seq
-"""
-_BATCHES: Final[LiteralString] = """
-select counted.batch, counted.messages, committed.messages
-from (select batch, count(*) as messages, max(ts) as newest from storenode.messages
-      group by batch) counted
-left join storenode.commits committed on committed.batch = counted.batch
-where committed.messages < counted.messages
-   or committed.batch is null
-      and counted.newest >= (select horizon_ns from storenode.store)
-"""
-_HORIZON: Final = "select max(horizon_ns) from storenode.store"
 _ROW_BYTES: Final = 256
 """Size of a row where nothing better is known, to guess how many there are."""
 
@@ -96,57 +56,11 @@ _COUNTED_TWICE: Final = "store that has confirmed twice"
 
 _FETCH_ROWS: Final = 1_000
 
-# One statement sees one snapshot: a message and its unread event come and go together.
-_UNREAD_FAULTS: Final[LiteralString] = """
-select u.ts, encode(u.hash, 'hex'), m.hash is null
-from storenode.unread u left join storenode.messages m
-  on m.ts = u.ts and m.hash = u.hash and m.content_digest = u.content_digest
-where m.hash is null
-   or cardinality(u.stores) > (select count(distinct store) from unnest(u.stores) as s(store))
-order by u.hash
-"""
-_UNREAD_COUNT: Final[LiteralString] = "select count(*) from storenode.unread"
 
 NOT_MISSING: Final = "missing parent that is not missing"
 NOT_COUNTED: Final = "parent that is missing and is not counted"
 
 _MISSING_TABLE: Final = "missing_parents"
-
-# One statement sees one snapshot. What is not followed yet says nothing about the table.
-_PENDING: Final = f"""
-with store as (select horizon_ns, claimed_position from storenode.store),
-pending as (
-    select encode(substr(c.claims, {CLAIM_BYTES} * n + 1, 16), 'hex')::uuid as key
-    from storenode.commits c cross join store
-    cross join generate_series(0, octet_length(c.claims) / {CLAIM_BYTES} - 1) as n
-    where c.position > store.claimed_position
-)
-"""
-_NOT_MISSING_ROWS: Final = f"""{_PENDING}
-select named.channel_key::text, named.ts, named.key::text
-from (select channel_key, ts, parent_key as key from storenode.missing_parents
-      where parent_key <> {MORE}) as named
-cross join store
-where named.ts >= store.horizon_ns
-  and named.key not in (select key from pending)
-  and ({PARENT_STORED} or not exists (
-      select from storenode.sds s where s.channel_key = named.channel_key and s.ts = named.ts
-      and named.key = any(s.parent_keys)))
-"""
-# Where retention has dropped something, it may have been such a parent. Not every parent that a
-# message lacks has a row, but one of them has.
-_NOT_COUNTED_ROWS: Final = f"""{_PENDING}
-select named.channel_key::text, named.ts, named.key::text
-from (select s.key as child, s.channel_key, s.ts, p.key
-      from storenode.sds s cross join unnest(s.parent_keys) as p(key)) as named
-cross join store
-where store.horizon_ns = 0
-  and named.child not in (select key from pending)
-  and not exists (select from storenode.missing_parents m
-                  where m.channel_key = named.channel_key and m.ts = named.ts)
-  and not {PARENT_STORED}
-"""
-_MISSING_COUNT: Final[LiteralString] = "select count(*) from storenode.missing_parents"
 
 
 @dataclass(frozen=True)
@@ -220,12 +134,14 @@ def _check_rows(
 def _stored_times(connection: Connection) -> StoredTimes:
     # The horizon last: a partition that goes in between is behind it then.
     fine = Cover(_catalog(connection).bounds(FINE_TABLE))
-    ((horizon_ns,),) = connection.execute(_HORIZON).fetchall()
+    ((horizon_ns,),) = connection.execute(SQL.stores.check_horizon).fetchall()
     return StoredTimes(fine, horizon_ns or 0)
 
 
 def _catalog(connection: Connection) -> Catalog:
-    rows = connection.execute(CATALOG.format(size=SIZES)).fetchall()
+    rows = connection.execute(
+        SQL.partitions.read_catalog.format(size=SQL.partitions.sizes)
+    ).fetchall()
     return Catalog(tuple(_readable(rows)), 0)
 
 
@@ -251,31 +167,38 @@ def _check_unread(connection: Connection, findings: Findings) -> int:
     """Check that unread events have their messages and count each store once; their number."""
     with connection.transaction(), connection.cursor(name="storenode_check") as cursor:
         cursor.itersize = _FETCH_ROWS
-        for ts, digest, is_lost in cursor.execute(_UNREAD_FAULTS):
+        for ts, digest, is_lost in cursor.execute(SQL.stores.check_unread):
             kind = _LOST if is_lost else _COUNTED_TWICE
             findings.add(kind, UNREAD_TABLE, f"{digest} at {ts}")
-    ((count,),) = connection.execute(_UNREAD_COUNT).fetchall()
+    ((count,),) = connection.execute(SQL.stores.count_unread).fetchall()
     return int(count)
 
 
 def _check_missing(connection: Connection, findings: Findings) -> int:
     """Compare missing parents with the SDS messages; returns the number of rows."""
-    for kind, statement in ((NOT_MISSING, _NOT_MISSING_ROWS), (NOT_COUNTED, _NOT_COUNTED_ROWS)):
+    for kind, statement in (
+        (NOT_MISSING, SQL.sds.check_not_missing),
+        (NOT_COUNTED, SQL.sds.check_not_counted),
+    ):
         with connection.transaction(), connection.cursor(name="storenode_check") as cursor:
             for channel, ts, parent in cursor.execute(statement):
                 findings.add(kind, _MISSING_TABLE, f"{parent} of channel {channel} at {ts}")
-    ((count,),) = connection.execute(_MISSING_COUNT).fetchall()
+    ((count,),) = connection.execute(SQL.sds.count_missing_rows).fetchall()
     return int(count)
 
 
 def _check_partitions(connection: Connection, findings: Findings, now_ns: int) -> None:
     """Check that partitions are complete, sane and of one mind; ``now_ns`` is the node's clock."""
-    rows: list[CatalogRow] = connection.execute(CATALOG.format(size=NO_SIZES)).fetchall()
+    rows: list[CatalogRow] = connection.execute(
+        SQL.partitions.read_catalog.format(size=SQL.partitions.no_sizes)
+    ).fetchall()
     bounds = _bounds_by_table(rows, findings)
     fine = Cover(bounds[FINE_TABLE])
     _check_alignment(bounds, findings)
     _check_coarse(bounds, fine, now_ns + DAY_NS, findings)
-    maintained = connection.execute(_MAINTAINED, (MAINTENANCE,)).fetchone() == (True,)
+    maintained = connection.execute(SQL.partitions.is_maintained, (MAINTENANCE,)).fetchone() == (
+        True,
+    )
     if maintained:
         for table in (FINE_TABLE, *COARSE_TABLES):
             if not Cover(bounds[table]).spans(now_ns, now_ns + DAY_NS):
@@ -284,14 +207,14 @@ def _check_partitions(connection: Connection, findings: Findings, now_ns: int) -
 
 def _check_objects(connection: Connection, findings: Findings) -> None:
     """Check tables that are not ours, indexes that are not valid, and the row of the store."""
-    for (name,) in connection.execute(_STRAYS):
+    for (name,) in connection.execute(SQL.partitions.check_tables):
         findings.add("stray table", name, name)
-    for table, index in connection.execute(_INVALID_INDEXES):
+    for table, index in connection.execute(SQL.partitions.check_indexes):
         findings.add("invalid index", table, index)
-    ((count,),) = connection.execute(_STORE_ROWS).fetchall()
+    ((count,),) = connection.execute(SQL.stores.check_count).fetchall()
     if count != 1:
         findings.add("wrong store", "store", f"{count} rows instead of one")
-    for name, largest, last in connection.execute(_SEQUENCES):
+    for name, largest, last in connection.execute(SQL.commits.check_sequences):
         if largest is not None and largest > last:
             findings.add(
                 "sequence behind its table", name, f"it stands at {last}, the table at {largest}"
@@ -306,7 +229,7 @@ def _check_batches(connection: Connection, findings: Findings) -> int:
     """
     with connection.transaction(), connection.cursor(name="storenode_check") as cursor:
         cursor.itersize = _FETCH_ROWS
-        for batch, stored, committed in cursor.execute(_BATCHES):
+        for batch, stored, committed in cursor.execute(SQL.commits.check_batches):
             if committed is None:
                 findings.add("batch without a commit", COMMITS_TABLE, f"batch {batch}")
             else:
@@ -315,7 +238,7 @@ def _check_batches(connection: Connection, findings: Findings) -> int:
                     COMMITS_TABLE,
                     f"batch {batch}: {stored} held, {committed} committed",
                 )
-    ((count,),) = connection.execute("select count(*) from storenode.commits").fetchall()
+    ((count,),) = connection.execute(SQL.commits.count).fetchall()
     return int(count)
 
 

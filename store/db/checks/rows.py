@@ -11,7 +11,8 @@ from typing import Any, Final, LiteralString
 from psycopg import Connection as PsycopgConnection
 
 from store.db.checks.findings import Findings
-from store.db.schema.names import FINE_TABLE, HASH_KEY
+from store.db.schema.names import FINE_TABLE
+from store.db.statements import SQL
 from store.domain.audit import RowFault, SdsRow, StoredMessage, audit, sds_row
 from store.domain.partitioning import UNBOUNDED_LOW, Bounds, Cover
 
@@ -41,47 +42,13 @@ _FIRST: Final[dict[str, Key]] = {
 }
 """Positions before the first row of each table."""
 
-# The keys of the next chunk of a partition, of a sample of its pages, and keys that are given.
-_FOLLOWING: Final = """
-select {keys} from storenode.{table} where {bounds} and ({keys}) > ({after})
-order by {keys} limit {rows}
-"""
-_SAMPLE: Final = (
-    "select {keys} from storenode.{table} tablesample system ({percent}) where {bounds}"
-)
-_GIVEN: Final = "select * from unnest({arrays}) as given({keys})"
 
-# What is compared with one row of each table, given its key columns as `k`.
 _LOOKUPS: Final[dict[str, LiteralString]] = {
-    "messages": """
-        select k.ts, k.hash, m.topic, m.content_digest, m.head, m.payload, m.tail,
-               exists (select from storenode.hashes h where h.ts = k.ts and h.key = {key})
-        from k join storenode.messages m on m.ts = k.ts and m.hash = k.hash
-        order by k.ts, k.hash
-    """.replace("{key}", HASH_KEY.format(hash="k.hash")),
-    "hashes": """
-        select k.key, k.ts, exists (
-            select from storenode.messages m where m.ts = k.ts
-            and m.hash >= int8send(k.key)
-            and m.hash <= int8send(k.key) || decode(repeat('ff', 24), 'hex'))
-        from k order by k.key, k.ts
-    """,
-    "sds": """
-        select k.key, k.ts, k.hash, m.payload
-        from k left join storenode.messages m on m.ts = k.ts and m.hash = k.hash
-        order by k.key, k.ts, k.hash
-    """,
+    "messages": SQL.messages.check_messages,
+    "hashes": SQL.messages.check_hashes,
+    "sds": SQL.sds.check_payloads,
 }
-_TOPICS: Final = """
-select key, ts, pubsub_topic, content_topic from storenode.topics
-where key = any(%s::uuid[]) and ts >= %s and ts <= %s
-"""
-_SDS: Final = """
-select s.ts, s.hash, s.key, s.channel_key, s.channel, s.message_id, s.sender, s.lamport,
-       s.parent_keys, s.parent_ids, s.parent_hints, s.proof
-from unnest(%s::uuid[], %s::bigint[], %s::bytea[]) as k(key, ts, hash)
-join storenode.sds s on s.key = k.key and s.ts = k.ts and s.hash = k.hash
-"""
+"""The statements that read what is compared with one row of each table."""
 
 
 @dataclass(frozen=True)
@@ -144,20 +111,20 @@ class RowCheck:
         size, keys, casts = _chunk_rows(table), _KEYS[table], _CASTS[table]
         condition = bounds.condition("ts")
         if share is not None:
-            statement = _SAMPLE.format(
+            statement = SQL.messages.check_sample.format(
                 keys=keys, table=table, percent=100 * share, bounds=condition
             )
             with self._connection.cursor(binary=True) as cursor:
                 sample = sorted(cursor.execute(statement.encode(), prepare=False).fetchall())
             arrays = ", ".join(f"%s::{cast}[]" for cast in casts)
-            given = _GIVEN.format(arrays=arrays, keys=keys)
+            given = SQL.messages.check_given.format(arrays=arrays, keys=keys)
             for start in range(0, len(sample), size):
                 columns = [
                     list(column) for column in zip(*sample[start : start + size], strict=True)
                 ]
                 yield self._looked_up(table, given, columns)
             return
-        following = _FOLLOWING.format(
+        following = SQL.messages.check_following.format(
             keys=keys,
             table=table,
             bounds=condition,
@@ -207,7 +174,9 @@ class RowCheck:
             assert bounds is not None
             keys = [key.hex() for key, of in unknown if of == low]
             with self._connection.cursor(binary=True) as cursor:
-                cursor.execute(_TOPICS, (keys, low, bounds.high - 1), prepare=False)
+                cursor.execute(
+                    SQL.messages.check_topics, (keys, low, bounds.high - 1), prepare=False
+                )
                 found = {key.bytes: (pubsub, content) for key, _, pubsub, content in cursor}
             for (key, of), (names, example) in unknown.items():
                 if of != low:
@@ -229,7 +198,7 @@ class RowCheck:
             [digest for _, digest in wanted],
         )
         with self._connection.cursor(binary=True) as cursor:
-            cursor.execute(_SDS, given, prepare=False)
+            cursor.execute(SQL.sds.check_rows, given, prepare=False)
             found = {(ts, digest): _sds_row(columns) for ts, digest, *columns in cursor}
         for key, row in wanted.items():
             if key not in found:

@@ -22,48 +22,20 @@ from reconcile.lattice import LatticeSum
 from store.db.arrays import BigintArray, register
 from store.db.checks.findings import Findings
 from store.db.schema.names import BUCKETS_TABLE, FINE_TABLE, SCHEMA
+from store.db.statements import SQL
 from store.db.summaries.buckets import (
-    DAY_NS,
-    GIVEN,
     HOUR_NS,
-    IS_NOT_NOTHING,
-    MINUTE_NS,
-    UNFOLDED,
-    WORDS,
     between,
     columns,
     minutes_of,
     unpack,
 )
-from store.db.summaries.lattices import ADDED, ELEMENT
 from store.domain.partitioning import UNBOUNDED_HIGH, UNBOUNDED_LOW, Bounds, Cover
 from storenode.message.limits import MAX_TIMESTAMP_NS, NS_PER_S
 
 Connection = PsycopgConnection[Any]
 
 WRONG_LATTICE: Final = "lattice sum differs from what it is made of"
-
-_KNOWN_HOURS: Final[LiteralString] = """
-select start_ns, count, lattice from storenode.buckets
-where level = 1 and start_ns >= %s and start_ns <= %s and lattice_count = count order by start_ns
-"""
-_FOLDED: Final[LiteralString] = "select folded_position from storenode.store"
-_ELEMENTS: Final[LiteralString] = f"""
-select string_agg({ELEMENT}, ''::bytea) from {{table}} m where ts >= {{low}} and ts <= {{last}}
-group by ts / {MINUTE_NS}
-"""
-_DAYS: Final[LiteralString] = "select start_ns from storenode.buckets where level = 2"
-_DAY_AND_HOURS: Final[LiteralString] = f"""
-select day.lattice, hour.count, hour.lattice from storenode.buckets day
-join storenode.buckets hour on hour.level = 1 and hour.start_ns >= day.start_ns
-                           and hour.start_ns < day.start_ns + {DAY_NS}
-where day.level = 2 and day.start_ns = %s and day.lattice_count = day.count
-  and not exists (
-      select from storenode.buckets other
-      where other.level = 1 and other.start_ns >= day.start_ns
-        and other.start_ns < day.start_ns + {DAY_NS}
-        and other.lattice_count is distinct from other.count)
-"""
 
 
 def wrong_hours(connection: Connection, table: str, bounds: Bounds) -> list[int]:
@@ -73,7 +45,7 @@ def wrong_hours(connection: Connection, table: str, bounds: Bounds) -> list[int]
     """
     cursor = connection.cursor(binary=True)
     given = (bounds.low, bounds.high - HOUR_NS)
-    known = cursor.execute(_KNOWN_HOURS, given).fetchall()
+    known = cursor.execute(SQL.buckets.check_known_hours, given).fetchall()
     unfolded = _unfolded_sums(connection, [start for start, *_ in known])
     wrong = []
     for start, count, state in known:
@@ -84,7 +56,7 @@ def wrong_hours(connection: Connection, table: str, bounds: Bounds) -> list[int]
 
 
 def _sum_of_hour(connection: Connection, table: str, start_ns: int) -> LatticeSum:
-    statement = sql.SQL(_ELEMENTS).format(
+    statement = sql.SQL(SQL.messages.read_elements_of_hour).format(
         table=sql.Identifier(SCHEMA, table),
         low=sql.Literal(start_ns),
         last=sql.Literal(start_ns + HOUR_NS - 1),
@@ -98,21 +70,21 @@ def _sum_of_hour(connection: Connection, table: str, start_ns: int) -> LatticeSu
 
 def _unfolded_sums(connection: Connection, hours: list[int]) -> dict[int, LatticeSum]:
     cursor = connection.cursor(binary=True)
-    ((folded,),) = cursor.execute(_FOLDED).fetchall()
+    ((folded,),) = cursor.execute(SQL.stores.read_folded_position).fetchall()
     given = {"after": folded, "until": UNBOUNDED_HIGH - 1, "hours": hours}
-    rows = cursor.execute(ADDED, given).fetchall()
+    rows = cursor.execute(SQL.messages.read_added_elements, given).fetchall()
     return {hour: LatticeSum.of(bytes(elements)) for hour, elements in rows}
 
 
 def wrong_days(connection: Connection) -> list[int]:
     """Return starts of the days whose known sum is not that of their known hours."""
-    days = [start for (start,) in connection.execute(_DAYS).fetchall()]
+    days = [start for (start,) in connection.execute(SQL.buckets.check_days).fetchall()]
     return [start for start in days if _is_wrong(connection, start)]
 
 
 def _is_wrong(connection: Connection, start_ns: int) -> bool:
     cursor = connection.cursor(binary=True)
-    rows = cursor.execute(_DAY_AND_HOURS, (start_ns,)).fetchall()
+    rows = cursor.execute(SQL.buckets.check_day, (start_ns,)).fetchall()
     hours = (LatticeSum.stored(count, bytes(state)) for _, count, state in rows)
     total = sum(hours, LatticeSum())
     return bool(rows) and bytes(rows[0][0]) != total.state_bytes()
@@ -128,38 +100,6 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 _SNAPSHOT: Final[LiteralString] = "set transaction isolation level repeatable read"
 _KEEP: Final[LiteralString] = "lock table only {} in access share mode"
-_STORE: Final[LiteralString] = """
-select folded_position, (select last_value from storenode.position_seq) from storenode.store
-"""
-_COUNT: Final[LiteralString] = """
-select count(*) from storenode.buckets where level = 0 and start_ns between %s and %s
-"""
-_HOURS: Final[LiteralString] = "select start_ns, count from storenode.buckets where level = 1"
-
-_COMPARE: Final[LiteralString] = f"""
-select start_ns, sum(held)::bigint, sum(said)::bigint from (
-    select start_ns, count as held, 0 as said, {WORDS} from ({{minutes}}) as messages
-    union all
-    select start_ns, 0, count, {WORDS} from storenode.buckets
-    where level = 0 and start_ns between {{low}} and {{last}}
-    union all
-    select start_ns, 0, count, {WORDS} from {GIVEN} as unfolded(start_ns, count, {WORDS})
-) as compared
-group by start_ns having sum(held) <> sum(said) or {IS_NOT_NOTHING} order by start_ns
-"""
-_COMPARE_LEVELS: Final[LiteralString] = f"""
-select level, start_ns, sum(finer)::bigint, sum(said)::bigint from (
-    select 1 as level, start_ns / {HOUR_NS} * {HOUR_NS} as start_ns, count as finer, 0 as said,
-           {WORDS}
-    from storenode.buckets where level = 0
-    union all
-    select 2, start_ns / {DAY_NS} * {DAY_NS}, count, 0, {WORDS}
-    from storenode.buckets where level = 1
-    union all
-    select level, start_ns, 0, count, {WORDS} from storenode.buckets where level in (1, 2)
-) as compared
-group by level, start_ns having sum(finer) <> sum(said) or {IS_NOT_NOTHING} order by level, start_ns
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +122,7 @@ def check_summaries(
     ``partitions`` are those of messages, by name. ``sample`` takes hours at random that have about
     so many messages; None: everything.
     """
-    store = connection.execute(_STORE).fetchone()
+    store = connection.execute(SQL.stores.check_folded).fetchone()
     if store is None:
         return 0  # how much is folded was lost, which the check says already
     folded, newest = store
@@ -209,7 +149,7 @@ def _hours(
 ) -> Iterator[_Slice]:
     names = {bounds: name for name, bounds in partitions}
     cover = Cover(names)
-    hours = connection.execute(_HOURS).fetchall()
+    hours = connection.execute(SQL.buckets.check_hours).fetchall()
     random.shuffle(hours)
     messages = 0
     for start_ns, count in hours:
@@ -225,7 +165,7 @@ def _compare(connection: Connection, findings: Findings, each: _Slice) -> int:
     """Compare one slice in one snapshot; returns the number of minutes that have a bucket."""
     table = sql.Identifier(SCHEMA, each.partition or FINE_TABLE)
     low, last = each.bounds.low, each.bounds.high - 1
-    statement = sql.SQL(_COMPARE).format(
+    statement = sql.SQL(SQL.buckets.check_minutes).format(
         minutes=minutes_of(table, each.bounds),
         low=sql.Literal(low),
         last=sql.Literal(last),
@@ -236,7 +176,7 @@ def _compare(connection: Connection, findings: Findings, each: _Slice) -> int:
             # The snapshot begins with the next statement: what is seen there stays.
             connection.execute(sql.SQL(_KEEP).format(table))
             unfolded = _unfolded(connection, each.bounds)
-            ((buckets,),) = connection.execute(_COUNT, (low, last)).fetchall()
+            ((buckets,),) = connection.execute(SQL.buckets.check_count, (low, last)).fetchall()
             cursor = connection.cursor()
             register(cursor)
             rows = cursor.execute(statement, unfolded).fetchall()
@@ -253,7 +193,7 @@ def _compare(connection: Connection, findings: Findings, each: _Slice) -> int:
 def _unfolded(connection: Connection, bounds: Bounds) -> list[BigintArray]:
     minutes = []
     with connection.cursor(name="storenode_check", binary=True) as cursor:
-        cursor.execute(UNFOLDED, (bounds.low, bounds.high - 1))
+        cursor.execute(SQL.commits.read_unfolded, (bounds.low, bounds.high - 1))
         while rows := cursor.fetchmany(_FETCH_ROWS):
             found = unpack(summary for (summary,) in rows)
             minutes.append(between(found, bounds.low, bounds.high))
@@ -261,7 +201,7 @@ def _unfolded(connection: Connection, bounds: Bounds) -> list[BigintArray]:
 
 
 def _compare_levels(connection: Connection, findings: Findings) -> None:
-    for level, start_ns, finer, said in connection.execute(_COMPARE_LEVELS):
+    for level, start_ns, finer, said in connection.execute(SQL.buckets.check_levels):
         example = _example(level, start_ns, finer, said, f"by {_LEVEL_NAMES[level - 1]}")
         findings.add(WRONG_LEVEL, BUCKETS_TABLE, example)
     for start_ns in wrong_days(connection):

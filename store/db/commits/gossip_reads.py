@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Final
 from reconcile.ids import SyncIds
 from store.db.pool import Database
 from store.db.reading.messages import content_digests_at, locate
-from store.db.reading.transfer_reads import TransferReader
+from store.db.reading.reader import TransferReader
 from store.db.reconciliation import ids_of
+from store.db.statements import SQL
 from store.domain.admission import Admission
 from store.domain.hub import CommitRow
 from store.domain.ports import Source, SyncId
@@ -42,11 +43,6 @@ MAX_LOADED_IDS: Final = 1_024
 
 _ANY: Final = Policy(max_drift_ns=None, max_message_bytes=2**31)
 """What is held was admitted once; the rules may have changed since."""
-
-_NEWEST: Final = """
-select ts, hash, content_digest from storenode.messages where ts <= %b::bigint
-order by ts desc, hash desc limit %b::bigint
-"""
 
 
 class RecentBodies:
@@ -139,7 +135,7 @@ class GossipReads:
     async def newest(self, limit: int) -> Committed:
         """Return the newest messages, oldest first; with metadata of `MAX_READ_BYTES` of them."""
         given = MAX_TIMESTAMP_NS, limit
-        rows = await self._database.rows(_NEWEST, given, self._database.bulk_pool)
+        rows = await self._database.rows(SQL.messages.read_newest, given, self._database.bulk_pool)
         ids = sorted((ts, bytes(digest)) for ts, digest, _ in rows)
         digests = {bytes(digest): bytes(content) for _, digest, content in rows}
         return await self._described(ids, digests, MAX_READ_BYTES)

@@ -19,6 +19,7 @@ from store.db.reading.messages import (
     topics_clause,
     topics_parameters,
 )
+from store.db.statements import SQL
 from store.domain.hub import START, CommitRow, Place
 from store.domain.hub import Row as LiveRow
 from store.domain.ports import CursorOutOfRange, SyncId, TopicFilter
@@ -78,76 +79,17 @@ class FeedPage:
     position: FeedPosition
 
 
-# The newest commit, the first from a position on, and one by its position.
-_NEWEST: Final = "select position, token from storenode.commits order by position desc limit 1"
-_FIRST_FROM: Final = """
-select position, token from storenode.commits where position >= %b::bigint
-order by position limit 1
-"""
-_COMMIT_AT: Final = "select token from storenode.commits where position = %b::bigint"
-_OLDEST: Final = "select position from storenode.commits order by position limit 1"
-
-_FOLLOWING: Final[LiteralString] = """
-select position, {column} from (
-    select position, {column},
-           sum(octet_length({column})) over (order by position) - octet_length({column}) as before
-    from (
-        select position, {column} from storenode.commits where position > %s
-        order by position limit %s
-    ) as following
-) as measured
-where before < %s order by position
-"""
-# Commits in their order, those that may have a topic of a selection.
-_COMMITS: Final = """
-select position, token, batch, messages, min_ts, max_ts, topics from storenode.commits
-where position >= %(first)b::bigint and position <= %(last)b::bigint{topics}
-order by position limit %(limit)b::bigint
-"""
-_TOUCHING: Final = " and (topics is null or topics && %(topics)b::uuid[])"
-
-# Messages of batches. A probe of the index for each batch, whatever a plan was made for (see
-# `MESSAGE_AT`); a batch lies in few partitions.
-_MESSAGES_OF: Final = """lateral (
-    select n.* from storenode.messages n
-    where n.batch = k.batch and n.ts >= k.low and n.ts <= k.high offset 0
-) m"""
-
-# A page of messages in commit order. Commits come in their order: each is sorted by itself, and
-# those beyond the limit are not read.
-_PAGE: Final = f"""
-select {{columns}}, k.position
-from (
-    select * from unnest(%(batches)b::bigint[], %(lows)b::bigint[], %(highs)b::bigint[],
-                         %(positions)b::bigint[]) as k(batch, low, high, position)
-    order by position
-) k
-cross join {_MESSAGES_OF}
-where true{{topics}}
-  and (k.position, m.ts, m.hash)
-      > (%(at_position)b::bigint, %(at_ts)b::bigint, %(at_hash)b::bytea)
-order by k.position, m.ts, m.hash limit %(limit)b::bigint
-"""
-
-# All messages of some batches, for followers that are live.
-_LIVE_ROWS: Final = f"""
-select m.batch, m.topic, m.hash, m.head || m.payload || m.tail
-from unnest(%(batches)b::bigint[], %(lows)b::bigint[], %(highs)b::bigint[]) as k(batch, low, high)
-cross join {_MESSAGES_OF}
-where true{{topics}}
-order by m.ts, m.hash
-"""
-
-
 async def newest(connection: Connection) -> Place:
     """Return the place of the newest commit; `START` when there is none."""
-    row = await (await connection.execute(_NEWEST, binary=True)).fetchone()
+    row = await (await connection.execute(SQL.commits.read_newest, binary=True)).fetchone()
     return START if row is None else _place(row[0], row[1])
 
 
 async def _first_from(connection: Connection, position: int) -> Place:
     """Return the place of the first commit from a position on; there must be one."""
-    row = await (await connection.execute(_FIRST_FROM, (position,), binary=True)).fetchone()
+    row = await (
+        await connection.execute(SQL.commits.read_first_from, (position,), binary=True)
+    ).fetchone()
     assert row is not None, "the newest commit is there"
     return _place(row[0], row[1])
 
@@ -159,10 +101,12 @@ async def is_served(connection: Connection, place: Place) -> bool:
     """
     if place == START:
         return True
-    row = await (await connection.execute(_COMMIT_AT, (place[0],), binary=True)).fetchone()
+    row = await (
+        await connection.execute(SQL.commits.read_commit, (place[0],), binary=True)
+    ).fetchone()
     if row is not None and _place(place[0], row[0]) == place:
         return True
-    row = await (await connection.execute(_OLDEST, binary=True)).fetchone()
+    row = await (await connection.execute(SQL.commits.read_oldest, binary=True)).fetchone()
     return row is not None and place[0] < row[0]  # type: ignore[operator]
 
 
@@ -172,7 +116,7 @@ async def commits_between(
     """Read commits from ``first`` to ``last``, those that may hold a topic of a selection."""
     filtered = topics.keys is not None
     cursor = await connection.execute(
-        _COMMITS.format(topics=_TOUCHING if filtered else ""),
+        SQL.commits.read_between.format(topics=f" {SQL.commits.touching}" if filtered else ""),
         {"first": first, "last": last, "limit": limit} | topics_parameters(topics),
         binary=True,
     )
@@ -237,7 +181,7 @@ async def read_feed_page(
         "limit": size.rows,
         "most": largest_of(size.max_bytes, size.rows),
     }
-    statement = _PAGE.format(
+    statement = SQL.messages.page_in_commit_order.format(
         columns=columns_of(include_data=include_data), topics=topics_clause(topics)
     )
     cursor = await connection.execute(statement, parameters, binary=True)
@@ -274,7 +218,7 @@ async def rows_of(
     connection: Connection, commits: Sequence[CommitRow], topics: Topics
 ) -> dict[int, list[LiveRow]]:
     """Read the messages of some commits on some topics, by batch, each in order of time."""
-    statement = _LIVE_ROWS.format(topics=topics_clause(topics))
+    statement = SQL.messages.read_batches.format(topics=topics_clause(topics))
     parameters = _batch_parameters(commits, topics)
     cursor = await connection.execute(statement, parameters, binary=True)
     found: dict[int, list[LiveRow]] = {}
@@ -286,4 +230,4 @@ async def rows_of(
 
 def following_commits(column: LiteralString) -> LiteralString:
     """Return a statement for commits after a position, up to so many, and so many bytes."""
-    return _FOLLOWING.format(column=column)
+    return SQL.commits.read_following.format(column=column)

@@ -13,21 +13,16 @@ last month may have been restored to save what is in it.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Final, LiteralString
+from typing import Any
 
 from psycopg import AsyncConnection
 
 from store.db.maintenance.retention import read_inventory
 from store.db.schema.names import FINE_TABLE
+from store.db.statements import SQL
 from store.domain.retention import MAX_EXCESS_NS, Excess, RetentionPolicy, find_excess
 
 Connection = AsyncConnection[Any]
-
-_READ: Final[LiteralString] = "select retention_ns, retention_bytes from storenode.store"
-# A standby need not have it: limits that a failover loses are agreed, or held, once more.
-_LOCALLY: Final[LiteralString] = "set local synchronous_commit = local"
-_REOPEN: Final[LiteralString] = "update storenode.store set horizon_ns = least(horizon_ns, %s)"
-_AGREE: Final[LiteralString] = "update storenode.store set retention_ns = %s, retention_bytes = %s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,20 +49,20 @@ class RetentionReview:
 
 async def read_agreed(connection: Connection) -> RetentionPolicy | None:
     """Return the limits that the store has agreed to; None: none yet."""
-    ((age_ns, size_bytes),) = await (await connection.execute(_READ)).fetchall()
+    ((age_ns, size_bytes),) = await (await connection.execute(SQL.stores.read_agreed)).fetchall()
     return None if age_ns is None else RetentionPolicy(age_ns or None, size_bytes or None)
 
 
 async def agree(connection: Connection, policy: RetentionPolicy) -> None:
     """Let the store agree to limits; raises `psycopg.Error`."""
     async with connection.transaction():
-        await connection.execute(_LOCALLY)
-        await connection.execute(_AGREE, (policy.age_ns or 0, policy.size_bytes or 0))
+        await connection.execute(SQL.stores.commit_locally)
+        await connection.execute(SQL.stores.agree, (policy.age_ns or 0, policy.size_bytes or 0))
 
 
 async def reopen(connection: Connection, horizon_ns: int) -> None:
     """Lower the horizon, so that older messages are admitted; raises `psycopg.Error`."""
-    await connection.execute(_REOPEN, (horizon_ns,))
+    await connection.execute(SQL.stores.lower_horizon, (horizon_ns,))
 
 
 async def review(connection: Connection, policy: RetentionPolicy, now_ns: int) -> RetentionReview:

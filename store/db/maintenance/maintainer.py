@@ -27,6 +27,7 @@ from store.db.maintenance.retention import DEFAULT_LOCK_TIMEOUT_MS, prune, read_
 from store.db.schema.names import FINE_TABLE
 from store.db.schema.partitions import ensure_ahead
 from store.db.sds.missing_parents import follow_claims
+from store.db.statements import SQL
 from store.db.summaries.fold import fold, is_pending
 from store.db.summaries.lattices import seal
 from store.domain.retention import (
@@ -47,16 +48,6 @@ FOLD_INTERVAL_S: Final = 2.0
 
 FIRST_BACKOFF_S: Final = 0.5
 LONGEST_BACKOFF_S: Final = 30.0
-
-_TRY_LOCK: Final = "select pg_try_advisory_lock(%s)"
-_UNLOCK: Final = "select pg_advisory_unlock(%s)"
-_IS_NEW: Final = "select not exists (select from storenode.commits)"
-_NEWEST_COMMIT: Final = """
-select (extract(epoch from greatest(created_at, (
-    select committed_at from storenode.commits order by position desc limit 1
-))) * 1000000)::bigint * 1000 from storenode.store
-"""
-_CLOCK: Final = "select (extract(epoch from clock_timestamp()) * 1000000)::bigint * 1000"
 
 
 RETENTION: Final = "retention"
@@ -156,7 +147,7 @@ class Maintainer:
             if await self._is_ahead(connection):
                 if self._in_charge:
                     await self._yield_charge()
-                    await connection.execute(_UNLOCK, (MAINTENANCE,))
+                    await connection.execute(SQL.partitions.unlock, (MAINTENANCE,))
                 # Folding goes by no clock, and perhaps there is no other node.
                 await self._fold_meanwhile(connection)
                 continue
@@ -349,12 +340,12 @@ def _doubt(reading: Reading, absent_ns: int | None) -> tuple[str, str]:
 
 
 async def _is_new(connection: Connection) -> bool:
-    row = await (await connection.execute(_IS_NEW)).fetchone()
+    row = await (await connection.execute(SQL.commits.is_empty)).fetchone()
     return row == (True,)
 
 
 async def _obtained(connection: Connection) -> bool:
-    row = await (await connection.execute(_TRY_LOCK, (MAINTENANCE,))).fetchone()
+    row = await (await connection.execute(SQL.partitions.try_lock, (MAINTENANCE,))).fetchone()
     return row == (True,)
 
 
@@ -363,12 +354,12 @@ async def newest_commit_ns(connection: Connection) -> int:
 
     In nanoseconds since the epoch, by the clock of the server as it was then.
     """
-    return await _read_ns(connection, _NEWEST_COMMIT)
+    return await _read_ns(connection, SQL.commits.read_newest_time)
 
 
 async def database_ns(connection: Connection) -> int:
     """Return the clock of the database's server, in nanoseconds since the epoch."""
-    return await _read_ns(connection, _CLOCK)
+    return await _read_ns(connection, SQL.partitions.read_clock)
 
 
 async def _read_ns(connection: Connection, statement: str) -> int:

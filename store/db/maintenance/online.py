@@ -10,32 +10,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from store.db.pool import Connection, Database
+from store.db.statements import SQL
 from store.domain.coverage import Interval
 
-_READ: Final = "select coalesce(last_online_ns, 0) from storenode.store"
-_NOTE: Final = """
-update storenode.store set last_online_ns = case
-    when last_online_ns between %(online)b::bigint and %(now)b::bigint then last_online_ns
-    else %(online)b::bigint end
-"""
-
-
-_RECORD: Final = """
-insert into storenode.online (start_ns, end_ns, resumed)
-values (%(start)b::bigint, %(end)b::bigint, %(resumed)b::boolean)
-on conflict (start_ns, resumed) do update set end_ns = greatest(online.end_ns, excluded.end_ns)
-returning xmax = 0
-"""
-_PRUNE: Final = """
-delete from storenode.online where start_ns < (
-    select start_ns from storenode.online order by start_ns desc offset %(rows)b::bigint limit 1
-)
-"""
-_OVERLAPPING: Final = """
-(select start_ns, end_ns, resumed from storenode.online
- where end_ns >= %(start)b::bigint and start_ns < %(end)b::bigint)
-union (select start_ns, end_ns, resumed from storenode.online order by start_ns limit 1)
-"""
 MAX_INTERVALS: Final = 10_000
 """Older ones are forgotten."""
 
@@ -48,14 +25,14 @@ class DatabaseOnlineTimes:
 
     async def last(self) -> int:
         """Return the last time in Unix nanoseconds; 0: never."""
-        ((online_ns,),) = await self._database.rows(_READ)
+        ((online_ns,),) = await self._database.rows(SQL.stores.read_online)
         return int(online_ns)
 
     async def note(self, online_ns: int, now_ns: int) -> None:
         """Persist that nothing up to ``online_ns`` was missed, by the clock ``now_ns``."""
 
         async def write(connection: Connection) -> None:
-            await connection.execute(_NOTE, {"online": online_ns, "now": now_ns})
+            await connection.execute(SQL.stores.note_online, {"online": online_ns, "now": now_ns})
 
         await self._database.write(write)
 
@@ -68,13 +45,16 @@ class DatabaseOnlineTimes:
         }
 
         async def write(connection: Connection) -> None:
-            cursor = await connection.execute(_RECORD, row, binary=True)
+            cursor = await connection.execute(SQL.stores.record_online, row, binary=True)
             if await cursor.fetchone() == (True,):
-                await connection.execute(_PRUNE, {"rows": MAX_INTERVALS})
+                await connection.execute(SQL.stores.prune_online, {"rows": MAX_INTERVALS})
 
         await self._database.write(write)
 
     async def overlapping(self, start_ns: int, end_ns: int) -> Sequence[Interval]:
         """Return the intervals that touch a range, and the first of all."""
         bounds = {"start": start_ns, "end": end_ns}
-        return [Interval(*row) for row in await self._database.rows(_OVERLAPPING, bounds)]
+        return [
+            Interval(*row)
+            for row in await self._database.rows(SQL.stores.read_online_between, bounds)
+        ]

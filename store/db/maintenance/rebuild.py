@@ -15,6 +15,7 @@ from psycopg import AsyncConnection, errors, sql
 
 from store.db.schema.names import SCHEMA
 from store.db.schema.partitions import read_catalog
+from store.db.statements import SQL
 from storenode.message.limits import NS_PER_S
 
 Connection = AsyncConnection[Any]
@@ -44,24 +45,6 @@ Layout")."""
 
 CORRUPTING: Final = range(140_000, 140_004)
 """Releases whose concurrent builds may lose entries (PostgreSQL 14.4, release notes)."""
-
-_SIZES: Final = """
-select root.relname::text, x.relname::text, t.oid::bigint, t.reltuples::float8,
-       pg_relation_size(x.oid)
-from pg_index i
-join pg_class x on x.oid = i.indexrelid
-join pg_class root on root.oid = pg_partition_root(x.oid)
-join pg_class t on t.oid = i.indrelid
-where t.relnamespace = 'storenode'::regnamespace and t.relkind = 'r' and t.reltuples > 0
-  and pg_relation_size(x.oid) >= %s
-"""
-# What a rebuild that was cut short has left: no partition of an index, and not valid.
-_LEFTOVERS: Final = """
-select x.relname::text from pg_index i join pg_class x on x.oid = i.indexrelid
-where x.relnamespace = 'storenode'::regnamespace and not i.indisvalid
-  and x.relname ~ '_cc(new|old)[0-9]*$' and not x.relispartition
-"""
-_SET_TIMEOUT: Final = "select set_config('lock_timeout', %s, false)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +76,7 @@ class Rebuilder:
         Raises:
             psycopg.Error: the database did not serve; the old index is as it was.
         """
-        await connection.execute(_SET_TIMEOUT, (f"{LOCK_TIMEOUT_MS}ms",))
+        await connection.execute(SQL.partitions.set_session_lock_timeout, (f"{LOCK_TIMEOUT_MS}ms",))
         try:
             await _drop_leftovers(connection)
             return await self._rebuild(connection, now_ns)
@@ -102,7 +85,7 @@ class Rebuilder:
             return None
         finally:
             if not connection.closed:
-                await connection.execute(_SET_TIMEOUT, ("0",))
+                await connection.execute(SQL.partitions.set_session_lock_timeout, ("0",))
 
     async def _rebuild(self, connection: Connection, now_ns: int) -> Rebuilt | None:
         wasteful = await self._most_wasteful(connection, now_ns)
@@ -114,8 +97,8 @@ class Rebuilder:
         for statement in ("ALTER INDEX {} SET (fillfactor = 100)", "REINDEX INDEX CONCURRENTLY {}"):
             text = sql.SQL(statement).format(sql.Identifier(SCHEMA, name))
             await connection.execute(text, prepare=False)
-        size = "select pg_relation_size(to_regclass(%s))"
-        cursor = await connection.execute(size, (f"{SCHEMA}.{name}",))
+        index = f"{SCHEMA}.{name}"
+        cursor = await connection.execute(SQL.partitions.read_index_size, (index,))
         row = await cursor.fetchone()
         return Rebuilt(name, before_bytes, row[0] or 0) if row else None
 
@@ -126,7 +109,7 @@ class Rebuilder:
         catalog = await read_catalog(connection)
         over = {each.oid for each in catalog.partitions if each.bounds.high <= now_ns - SETTLED_NS}
         worst, found = 0.0, None
-        cursor = await connection.execute(_SIZES, (MIN_BYTES,))
+        cursor = await connection.execute(SQL.partitions.read_indexes, (MIN_BYTES,))
         for root, name, table, rows, size in await cursor.fetchall():
             if root not in ENTRY_BYTES or table not in over or name in self._tried:
                 continue
@@ -137,7 +120,10 @@ class Rebuilder:
 
 
 async def _leftovers(connection: Connection) -> list[str]:
-    return [name for (name,) in await (await connection.execute(_LEFTOVERS)).fetchall()]
+    return [
+        name
+        for (name,) in await (await connection.execute(SQL.partitions.read_leftovers)).fetchall()
+    ]
 
 
 async def _drop_leftovers(connection: Connection) -> None:

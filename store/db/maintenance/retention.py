@@ -30,6 +30,7 @@ from store.db.schema.names import (
 )
 from store.db.schema.partitions import Catalog, begin, read_catalog
 from store.db.sds.missing_parents import follow_claims, forget_dropped
+from store.db.statements import SQL
 from store.db.summaries.buckets import HOUR_NS
 from store.db.summaries.fold import delete_buckets, fold_rest, fold_until, lock_folding
 from store.db.writing.unread import drop_unread
@@ -46,32 +47,6 @@ from store.domain.retention import (
 from storenode.message.limits import NS_PER_S
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-
-_HOURS: Final[LiteralString] = """
-    select start_ns from storenode.buckets held
-    where level = 1 and start_ns > %(low)s::bigint and start_ns < %(high)s::bigint
-      and (count, x0, x1, x2, x3) <> (0, 0, 0, 0, 0)
-      and not exists (
-          select from storenode.archived noted
-          where noted.start_ns = held.start_ns
-            and (noted.count, noted.x0, noted.x1, noted.x2, noted.x3)
-              = (held.count, held.x0, held.x1, held.x2, held.x3))
-"""
-# An hour that a commit is about which is not folded yet is not what its bucket says.
-_NOT_ARCHIVED: Final[LiteralString] = f"""
-select count(*), min(start_ns) from (
-    {_HOURS}
-    union all
-    select greatest(min_ts, %(low)s::bigint) from storenode.commits
-    where position > (select folded_position from storenode.store)
-      and max_ts > %(low)s::bigint and min_ts < %(high)s::bigint
-) as unarchived
-"""
-_STATE: Final[LiteralString] = f"""
-select count(*), coalesce(min(start_ns), 0)::bigint,
-       (select coalesce(max(start_ns), 0)::bigint from storenode.archived)
-from ({_HOURS}) as unarchived
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +78,9 @@ async def require_archived(connection: AsyncConnection[Any], partition: Partitio
     bounds = partition.bounds
     low = max(bounds.low, UNBOUNDED_LOW + HOUR_NS) - HOUR_NS
     given = {"low": low, "high": min(bounds.high, UNBOUNDED_HIGH - 1)}
-    ((hours, first_ns),) = await (await connection.execute(_NOT_ARCHIVED, given)).fetchall()
+    ((hours, first_ns),) = await (
+        await connection.execute(SQL.buckets.count_unarchived, given)
+    ).fetchall()
     if hours:
         moment = _EPOCH + timedelta(seconds=first_ns // NS_PER_S)
         raise NotArchivedError(
@@ -119,7 +96,9 @@ async def read_archive_state(connection: AsyncConnection[Any], now_ns: int) -> A
     Raises `psycopg.Error`.
     """
     given = {"low": UNBOUNDED_LOW, "high": now_ns - HOUR_NS + 1}
-    ((hours, oldest_ns, newest_ns),) = await (await connection.execute(_STATE, given)).fetchall()
+    ((hours, oldest_ns, newest_ns),) = await (
+        await connection.execute(SQL.buckets.read_archive_state, given)
+    ).fetchall()
     return ArchiveState(hours, oldest_ns, newest_ns + HOUR_NS if newest_ns else 0)
 
 
@@ -127,12 +106,6 @@ Connection = AsyncConnection[Any]
 
 DEFAULT_LOCK_TIMEOUT_MS: Final = 250
 """How long queries may queue behind a drop."""
-
-_STORE: Final[LiteralString] = """
-select horizon_ns, pg_total_relation_size('storenode.buckets') from storenode.store
-"""
-_RAISE: Final = "update storenode.store set horizon_ns = greatest(horizon_ns, %s)"
-_NEWEST_POSITION: Final[LiteralString] = "select max(position) from storenode.commits"
 
 
 @dataclass(frozen=True)
@@ -181,7 +154,7 @@ class PruneReport:
 async def read_inventory(connection: Connection) -> StoreInventory:
     """Read which partitions there are and how large they are."""
     catalog = await read_catalog(connection, with_sizes=True)
-    ((horizon_ns, summaries_bytes),) = await _rows(connection, _STORE)
+    ((horizon_ns, summaries_bytes),) = await _rows(connection, SQL.stores.read_size)
     return StoreInventory(catalog.partitions, catalog.position, horizon_ns, summaries_bytes)
 
 
@@ -270,7 +243,7 @@ class _Prune:
         Below a position that is visible none can appear any more, so a partition below the newest
         commit's is complete.
         """
-        ((newest,),) = await _rows(self._connection, _NEWEST_POSITION)
+        ((newest,),) = await _rows(self._connection, SQL.commits.read_newest_position)
         found: list[Partition] = []
         for each in self._commits:
             if newest is None or each.bounds.high > newest:
@@ -327,7 +300,7 @@ class _Prune:
                 await self._connection.execute(statement, prepare=False)
             for bounds in gone:
                 await drop_unread(self._connection, bounds)
-            await self._connection.execute(_RAISE, (horizon_ns,))
+            await self._connection.execute(SQL.stores.raise_horizon, (horizon_ns,))
         await forget_dropped(self._connection)
         return left
 

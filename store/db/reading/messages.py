@@ -17,6 +17,7 @@ from typing import Final, TypeVar
 from store.db.arrays import bigints, fixed_bytes, uuids
 from store.db.pool import Connection
 from store.db.schema.names import HASH_KEY_BYTES
+from store.db.statements import SQL
 from store.domain.hub import TopicName
 from store.domain.ports import SyncId, TopicFilter
 from store.messages.frames import presence
@@ -34,58 +35,12 @@ _ANY_SIZE: Final = 2**31 - 1
 Row = tuple[int, bytes, bytes | None, int]
 """Timestamp, hash, parts of the frame after the hash (None: too large), and their size."""
 
-_SIZE: Final = "octet_length(m.head) + octet_length(m.payload) + octet_length(m.tail)"
 
-DATA_COLUMNS: Final = f"""m.ts, m.hash,
-       case when {_SIZE} <= %(most)b::bigint then m.head || m.payload || m.tail end, {_SIZE}"""
-"""The columns of a `Row`; ``most`` limits the size of one message."""
+_TOPICS_AT: Final = SQL.messages.read_at.format(columns="m.hash, m.topic")
+_PAYLOADS_AT: Final = SQL.messages.read_at.format(columns="m.hash, m.payload")
+_CONTENTS_AT: Final = SQL.messages.read_at.format(columns="m.hash, m.content_digest")
 
-ID_COLUMNS: Final = "m.ts, m.hash, null::bytea, 0"
-"""The columns of a `Row` of which only the position is read."""
 
-MESSAGE_AT: Final = """lateral (
-    select n.* from storenode.messages n
-    where n.ts = k.ts and n.hash = k.hash
-      and n.ts >= %(low)b::bigint and n.ts <= %(high)b::bigint offset 0
-) m"""
-"""The message ``m`` at a position ``k``. As a join, a plan that was made while a partition was
-small would go on reading all of it when it is large; this one is always a probe of the index."""
-
-# The messages at some positions, in no order.
-_AT_POSITIONS: Final = f"""
-select {{columns}} from unnest(%(ts)b::bigint[], %(hash)b::bytea[]) as k(ts, hash)
-cross join {MESSAGE_AT}
-"""
-_TOPICS_AT: Final = _AT_POSITIONS.format(columns="m.hash, m.topic")
-_PAYLOADS_AT: Final = _AT_POSITIONS.format(columns="m.hash, m.payload")
-_CONTENTS_AT: Final = _AT_POSITIONS.format(columns="m.hash, m.content_digest")
-
-# Where hashes are, those of pruned messages included; the table has their first bytes.
-_LOCATE: Final = "select ts, key from storenode.hashes where key = any(%b::bigint[])"
-
-# Messages by hash in one statement, as far as they are recent: others are only located, and the
-# statement that reads them is pruned once to their partitions, and not for each message.
-_BEYOND: Final = rf"'\x{'ff' * (HASH_BYTES - HASH_KEY_BYTES + 1)}'::bytea"
-_RECENT: Final = f"""
-select k.ts, k.key, {{columns}}
-from storenode.hashes k left join lateral (
-    select n.* from storenode.messages n
-    where n.ts = k.ts and n.ts >= %(recent)b::bigint
-      and n.hash >= int8send(k.key) and n.hash < int8send(k.key) || {_BEYOND} offset 0
-) m on true where k.key = any(%(keys)b::bigint[])
-"""
-
-_TOPIC_NAMES: Final = """
-select distinct key, pubsub_topic, content_topic from storenode.topics where key = any(%b::uuid[])
-"""
-
-# The keys of the topics that a filter selects. For a prefix that is a parameter Postgres takes no
-# index, for the span of texts that begin with it it does.
-_MATCHING_TOPICS: Final = "select distinct t.key from {source} where {conditions}"
-_SPANS: Final = """
-unnest(%(lows)s::text[], %(highs)s::text[]) as span(low, high)
-join storenode.topics t on t.{column} >= span.low and t.{column} < span.high
-"""
 _LAST_CHARACTER: Final = "\U0010ffff"
 _SURROGATES: Final = range(0xD800, 0xE000)
 
@@ -102,7 +57,7 @@ EVERY_TOPIC: Final = Topics(None)
 
 def columns_of(*, include_data: bool) -> str:
     """Return the columns of rows with or without their data."""
-    return DATA_COLUMNS if include_data else ID_COLUMNS
+    return SQL.messages.data_columns if include_data else SQL.messages.id_columns
 
 
 def largest_of(max_bytes: int, rows: int) -> int:
@@ -176,7 +131,7 @@ async def _select_at(
     if not positions:
         return []
     parameters = position_parameters(positions) | {"most": most}
-    statement = _AT_POSITIONS.format(columns=columns)
+    statement = SQL.messages.read_at.format(columns=columns)
     return await (await connection.execute(statement, parameters, binary=True)).fetchall()
 
 
@@ -233,7 +188,9 @@ async def locate(connection: Connection, hashes: Sequence[bytes]) -> list[SyncId
     A message that is stored has one position. A stored hash that begins like a given one that is
     not stored is returned as the given one; no message is at that position.
     """
-    cursor = await connection.execute(_LOCATE, (bigints([*map(hash_key, hashes)]),), binary=True)
+    cursor = await connection.execute(
+        SQL.messages.locate, (bigints([*map(hash_key, hashes)]),), binary=True
+    )
     found = _positions(await cursor.fetchall(), dict.fromkeys(hashes))  # type: ignore[arg-type]
     if len({digest for _, digest in found}) == len(found):
         return found
@@ -246,7 +203,7 @@ async def recent_rows(
     connection: Connection, hashes: Sequence[bytes], recent_ns: int, *, include_data: bool
 ) -> list[Row]:
     """Return the rows of messages by hash, in no order; those from ``recent_ns`` on at once."""
-    statement = _RECENT.format(columns=columns_of(include_data=include_data))
+    statement = SQL.messages.read_by_hash.format(columns=columns_of(include_data=include_data))
     parameters = {"keys": bigints([*map(hash_key, hashes)]), "recent": recent_ns, "most": _ANY_SIZE}
     cursor = await connection.execute(statement, parameters, binary=True)
     found = await cursor.fetchall()
@@ -284,7 +241,7 @@ def position_parameters(positions: Sequence[SyncId]) -> dict[str, object]:
 
 async def topic_names(connection: Connection, keys: Iterable[bytes]) -> dict[bytes, TopicName]:
     """Return the names of topic keys."""
-    cursor = await connection.execute(_TOPIC_NAMES, (uuids([*keys]),), binary=True)
+    cursor = await connection.execute(SQL.messages.read_topic_names, (uuids([*keys]),), binary=True)
     return {key: (pubsub, content) for key, pubsub, content in await cursor.fetchall()}  # type: ignore[misc]
 
 
@@ -336,9 +293,11 @@ def _matching_topics(wanted: TopicFilter) -> tuple[str, dict[str, object]]:
         parameters[column] = list(prefixes)
         ends = [_end_of_prefix(prefix) for prefix in prefixes]
         if not exact and None not in ends:
-            source = _SPANS.format(column=column)
+            source = SQL.messages.topic_spans.format(column=column)
             parameters |= {"lows": list(prefixes), "highs": ends}
-    return _MATCHING_TOPICS.format(source=source, conditions=" and ".join(conditions)), parameters
+    return SQL.messages.match_topics.format(
+        source=source, conditions=" and ".join(conditions)
+    ), parameters
 
 
 def _end_of_prefix(prefix: str) -> str | None:

@@ -20,6 +20,7 @@ from store.db.reading.messages import (
     topics_clause,
     topics_parameters,
 )
+from store.db.statements import SQL
 from store.domain.ports import SyncId
 from storenode.message.limits import MAX_TIMESTAMP_NS
 
@@ -30,57 +31,6 @@ BEFORE_ALL: Final[SyncId] = (0, b"")
 AFTER_ALL: Final[SyncId] = (MAX_TIMESTAMP_NS, b"\xff" * 33)
 
 _FEWEST_PER_TOPIC: Final = 16
-
-_BY_TIME: Final = """
-select {columns} from storenode.messages m
-where m.ts >= %(low)b::bigint and m.ts <= %(high)b::bigint
-  and (m.ts, m.hash) {beyond} (%(at_ts)b::bigint, %(at_hash)b::bytea){topics}
-order by m.ts {way}, m.hash {way} limit %(limit)b::bigint
-"""
-
-# In the order of the index by topic, which begins each hash only: those that begin alike at one
-# time are put in order as they come. The first condition is the index's, the second is exact.
-_OF_TOPIC: Final = """
-    m.ts >= %(low)b::bigint and m.ts <= %(high)b::bigint
-  and (m.ts, substr(m.hash, 1, 7)) {beyond}=
-      (%(at_ts)b::bigint, substr(%(at_hash)b::bytea, 1, 7))
-  and (m.ts, m.hash) {beyond} (%(at_ts)b::bigint, %(at_hash)b::bytea)
-order by m.ts {way}, substr(m.hash, 1, 7) {way}, m.hash {way}
-"""
-
-_ONE_TOPIC: Final = f"""
-select {{columns}} from storenode.messages m
-where m.topic = (%(topics)b::uuid[])[1] and {_OF_TOPIC} limit %(limit)b::bigint
-"""
-
-# Each topic gives its next few; what lies beyond the first topic to be cut off is not known
-# completely yet and waits for the next page. Those of the page are read where they were found: the
-# index has not all that puts them in order, so their rows had to be looked at already.
-_MERGED: Final = f"""
-select {{columns}} from (
-    with merged as materialized (
-        select x.ts, x.hash, x.place, x.n from unnest(%(topics)b::uuid[]) as given(topic)
-        cross join lateral (
-            select n.*, row_number() over () as n from (
-                select m.ts, m.hash, m.ctid as place from storenode.messages m
-                where m.topic = given.topic and {_OF_TOPIC} limit %(each)b::bigint
-            ) n
-        ) x
-    ), cut as (
-        select ts, hash from merged where n = %(each)b::bigint
-        order by ts {{way}}, hash {{way}} limit 1
-    )
-    select ts, hash, place from merged
-    where not exists (select from cut)
-       or (ts, hash) {{until}} (select ts, hash from cut)
-    order by ts {{way}}, hash {{way}} limit %(limit)b::bigint
-) k cross join lateral (
-    select n.* from storenode.messages n
-    where n.ts = k.ts and n.ctid = k.place and n.hash = k.hash
-      and n.ts >= %(low)b::bigint and n.ts <= %(high)b::bigint offset 0
-) m
-order by m.ts {{way}}, m.hash {{way}}
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +78,11 @@ async def read_page(
     if topics.keys == () or window.low_ns > window.high_ns:
         return NO_PAGE
     limit = shape.size + shape.looks_beyond
-    source, each = _BY_TIME, limit
+    source, each = SQL.messages.page_by_time, limit
     if topics.keys is not None and len(topics.keys) <= MAX_MERGED_TOPICS:
-        source = _ONE_TOPIC if len(topics.keys) == 1 else _MERGED
+        source = (
+            SQL.messages.page_of_topic if len(topics.keys) == 1 else SQL.messages.page_of_topics
+        )
         # About ``limit`` rows of all topics together if they are even.
         share = limit // len(topics.keys)
         each = min(limit, share + share // 2 + _FEWEST_PER_TOPIC)
@@ -152,7 +104,12 @@ async def read_page(
     parameters |= topics_parameters(topics)
     cursor = await connection.execute(statement, parameters, binary=True)
     rows: list[Row] = await cursor.fetchall()  # type: ignore[assignment]
-    if shape.looks_beyond and source is _MERGED and each < limit and len(rows) < limit:
+    if (
+        shape.looks_beyond
+        and source is SQL.messages.page_of_topics
+        and each < limit
+        and len(rows) < limit
+    ):
         # One topic had more than its share, which hides what the others have behind it.
         cursor = await connection.execute(statement, parameters | {"each": limit}, binary=True)
         rows = await cursor.fetchall()  # type: ignore[assignment]

@@ -1,18 +1,20 @@
-"""Reading by hash and by time from Postgres.
+"""Reading by hash, by time and by ID from Postgres.
 
 Look-ups by hash that arrive together share a statement. A scan reads a page ahead of the one
-that its caller is still taking, and holds neither transaction nor connection in between.
+that its caller is still taking, and holds neither transaction nor connection in between. A read for
+a transfer returns a prefix of what it was asked for: as many messages as fit.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Final
 
+from reconcile.ids import SyncIds
 from store.db.pool import Connection, Database
 from store.db.reading.lookups import HashLookups
-from store.db.reading.messages import Topics, hash_key, resolve, select_topics
+from store.db.reading.messages import Topics, frames_at, hash_key, resolve, rows_at, select_topics
 from store.db.reading.pages import (
     AFTER_ALL,
     BEFORE_ALL,
@@ -21,8 +23,9 @@ from store.db.reading.pages import (
     PageWindow,
     read_page,
 )
+from store.db.replication import cover_what_is_visible, waiting_for_standby
 from store.db.schema.names import HASH_KEY_BYTES
-from store.db.summaries.buckets import MESSAGES
+from store.db.statements import SQL
 from store.domain.ports import (
     FramesPage,
     Outlet,
@@ -36,12 +39,19 @@ from store.domain.ports import (
     TopicRights,
 )
 from store.domain.query import DEFAULT_PAGE_BYTES
+from store.messages.transfer import transferred
 from storenode.message.limits import HASH_BYTES
 
 DEFAULT_SCAN_PAGE: Final = 4_000
 MAX_SCAN_PAGE: Final = 10_000
 _QUERY_TAG: Final = b"\xa2\x01"
 """Field 20, ``StoreQueryResponse.messages``, in place of the tag of a frame."""
+
+MAX_LOADED_IDS: Final = 4_096
+"""IDs of one statement that reads messages."""
+
+MAX_SOUGHT_IDS: Final = 16_384
+"""IDs of one statement that only looks for them."""
 
 _FEWEST_ROWS: Final = 256
 _FEWEST_READ: Final = 1_000
@@ -64,7 +74,8 @@ class DatabaseReader:
         wanted = TopicFilter(rights=rights)
 
         async def look(connection: Connection) -> SyncId | None:
-            cursor = await connection.execute(_LOCATED, (hash_key(message_hash),), binary=True)
+            key = (hash_key(message_hash),)
+            cursor = await connection.execute(SQL.messages.locate_one, key, binary=True)
             times: list[tuple[int]] = await cursor.fetchall()  # type: ignore[assignment]
             for (timestamp,) in times:
                 topics = await _topics_beginning_like(connection, timestamp, message_hash)
@@ -155,7 +166,7 @@ class DatabaseReader:
 
     async def summary(self) -> StoreSummary:
         """Return what is held, in one snapshot that has all that was acknowledged before."""
-        ((messages, horizon, oldest, newest),) = await self._database.rows(_SUMMARY)
+        ((messages, horizon, oldest, newest),) = await self._database.rows(SQL.stores.read_summary)
         return StoreSummary(
             store_id=self._database.store_id,
             messages=messages,
@@ -163,15 +174,6 @@ class DatabaseReader:
             newest_timestamp_ns=newest or 0,
             horizon_ns=horizon,
         )
-
-
-_LOCATED: Final = "select distinct ts from storenode.hashes where key = %b::bigint"
-_SUMMARY: Final = f"""
-select {MESSAGES}, horizon_ns,
-       (select ts from storenode.messages order by ts, hash limit 1),
-       (select ts from storenode.messages order by ts desc, hash desc limit 1)
-from storenode.store
-"""
 
 
 def query_window(request: PageRequest) -> PageWindow:
@@ -192,9 +194,41 @@ async def _topics_beginning_like(
     key = message_hash[:HASH_KEY_BYTES]
     end = b"\xff" * (HASH_BYTES - HASH_KEY_BYTES)
     cursor = await connection.execute(
-        "select hash, topic from storenode.messages"
-        " where ts = %b::bigint and hash between %b::bytea and %b::bytea",
+        SQL.messages.read_topics_between,
         (timestamp, key, key + end),
         binary=True,
     )
     return dict(await cursor.fetchall())  # type: ignore[arg-type]
+
+
+class TransferReader:
+    """`store.domain.ports.TransferReads` on Postgres."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def load(self, ids: SyncIds, max_bytes: int) -> list[bytes | None]:
+        """Return messages to send (see `store.domain.ports.TransferReads`)."""
+        portion = ids[:MAX_LOADED_IDS]
+        if not len(portion):
+            return []
+        pairs, pool = portion.pairs(), self._database.bulk_pool
+        frames = await self._database.read(frames_at, pairs, max_bytes, pool=pool)
+        return [None if frame is None else transferred(frame) for frame in frames]
+
+    async def held(self, ids: SyncIds) -> list[bool]:
+        """Return which messages are stored (see `store.domain.ports.TransferReads`)."""
+        found: set[SyncId] = set()
+        for start in range(0, len(ids), MAX_SOUGHT_IDS):
+            part = ids[start : start + MAX_SOUGHT_IDS].pairs()
+            found |= await self._database.read(_seek, part, pool=self._database.bulk_pool)
+        return [at in found for at in ids.pairs()]
+
+
+async def _seek(connection: Connection, positions: Sequence[SyncId]) -> set[SyncId]:
+    with waiting_for_standby(connection):
+        async with connection.transaction():
+            rows = await rows_at(connection, positions, 0, include_data=False)
+            if rows:
+                await cover_what_is_visible(connection)
+    return {row[:2] for row in rows}

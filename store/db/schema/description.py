@@ -9,45 +9,14 @@ from typing import Any, Final
 
 import psycopg
 
-EXPECTED: Final = Path(__file__).with_name("schema.txt")
+from store.db.statements import SQL
 
-# Everything in the schema but partitions: the relation, its kind, and a line of text.
-_DESCRIBE: Final = """
-with relation as (
-    select oid, relname::text as name, relkind from pg_class
-    where relnamespace = 'storenode'::regnamespace and not relispartition
-      and relkind in ('r', 'p', 'v', 'S') and relname <> 'alembic_version'
-)
-select r.name, r.relkind::text, format('column %s.%s %s', r.name, a.attname,
-           format_type(a.atttypid, a.atttypmod))
-       || coalesce(' collate ' || l.collname, '')
-       || case when a.attnotnull then ' not null' else '' end
-       || coalesce(' default ' || pg_get_expr(d.adbin, d.adrelid), '')
-       || case when a.attstorage <> t.typstorage then ' storage ' || a.attstorage::text else '' end
-from relation r join pg_attribute a on a.attrelid = r.oid
-join pg_type t on t.oid = a.atttypid
-left join pg_collation l on l.oid = a.attcollation and l.collname <> 'default'
-left join pg_attrdef d on d.adrelid = r.oid and d.adnum = a.attnum
-where a.attnum > 0 and not a.attisdropped and r.relkind <> 'S'
-union all
-select r.name, r.relkind::text, format('index %s', pg_get_indexdef(i.indexrelid))
-from relation r join pg_index i on i.indrelid = r.oid
-union all
-select r.name, r.relkind::text,
-       format('check %s.%s %s', r.name, c.conname, pg_get_constraintdef(c.oid))
-from relation r join pg_constraint c on c.conrelid = r.oid and c.contype = 'c'
-union all
-select r.name, r.relkind::text, format('partitions of %s by %s', r.name, pg_get_partkeydef(r.oid))
-from relation r where r.relkind = 'p'
-union all
-select r.name, r.relkind::text, case r.relkind when 'v' then 'view ' else 'sequence ' end || r.name
-from relation r where r.relkind in ('v', 'S')
-"""
+EXPECTED: Final = Path(__file__).with_name("schema.txt")
 
 
 def describe(connection: psycopg.Connection[Any]) -> list[tuple[str, str, str]]:
     """Return the relation, its kind (``pg_class.relkind``) and the line of each object."""
-    return connection.execute(_DESCRIBE).fetchall()
+    return connection.execute(SQL.partitions.describe).fetchall()
 
 
 def differences(connection: psycopg.Connection[Any]) -> list[str]:

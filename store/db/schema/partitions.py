@@ -18,6 +18,7 @@ from psycopg import AsyncConnection, errors, sql
 
 from store.db.locks import PARTITIONS, lock_exclusively, set_lock_timeout
 from store.db.schema.names import COARSE_TABLES, COMMITS_TABLE, FINE_TABLE, SCHEMA
+from store.db.statements import SQL
 from store.domain import partitioning as rules
 from store.domain.partitioning import Bounds, Cover, Extension
 from store.domain.retention import Partition
@@ -30,35 +31,7 @@ CREATE_LOCK_TIMEOUT_MS: Final = 2_000
 EXTEND_LOCK_TIMEOUT_MS: Final = 250
 """How long queries may queue behind the extension of a partition."""
 
-# All partitions. ``{size}`` waits for a partition that is being dropped, where it is asked for.
-CATALOG: Final[LiteralString] = """
-select p.relname::text, c.relname::text, c.oid::bigint, pg_get_expr(c.relpartbound, c.oid),
-       i.inhdetachpending, {size}, c.reltuples::bigint
-from pg_inherits i
-join pg_class p on p.oid = i.inhparent
-join pg_class c on c.oid = i.inhrelid
-where p.relnamespace = 'storenode'::regnamespace and p.relkind = 'p' and c.relkind = 'r'
-order by 1, 2
-"""
-SIZES: Final[LiteralString] = "pg_total_relation_size(c.oid)"
-NO_SIZES: Final[LiteralString] = "0::bigint"
 
-_NEXT_POSITION: Final = "select last_value from storenode.position_seq"
-_LOCK: Final = "select pg_advisory_xact_lock(%s)"
-
-# What has a fixed size comes first, widest alignment before narrower: in any other order bytes
-# between the columns stay empty. A partition need not have the order of its table.
-_LAYOUT: Final = """
-select a.attname::text, format_type(a.atttypid, a.atttypmod), a.attnotnull,
-       case when a.attstorage <> t.typstorage then a.attstorage::text end
-from pg_attribute a join pg_type t on t.oid = a.atttypid
-where a.attrelid = %s::regclass and a.attnum > 0 and not a.attisdropped
-order by t.typlen < 0, array_position('{d,i,s,c}', t.typalign), a.attnum
-"""
-_CHECKS: Final = """
-select conname::text, pg_get_constraintdef(oid) from pg_constraint
-where conrelid = %s::regclass and contype = 'c'
-"""
 _STORAGE: Final = {"p": "PLAIN", "e": "EXTERNAL", "m": "MAIN", "x": "EXTENDED"}
 
 # Rows are only ever added. What is hashed or keyed is all but unique; what is never compared needs
@@ -179,9 +152,13 @@ class PartitionMap:
 
 async def read_catalog(connection: Connection, *, with_sizes: bool = False) -> Catalog:
     """Read which partitions exist; their sizes and estimates of their rows only where asked for."""
-    cursor = await connection.execute(CATALOG.format(size=SIZES if with_sizes else NO_SIZES))
+    cursor = await connection.execute(
+        SQL.partitions.read_catalog.format(
+            size=SQL.partitions.sizes if with_sizes else SQL.partitions.no_sizes
+        )
+    )
     found = read_partitions(await cursor.fetchall(), with_sizes=with_sizes)
-    row = await (await connection.execute(_NEXT_POSITION)).fetchone()
+    row = await (await connection.execute(SQL.commits.read_last_position)).fetchone()
     return Catalog(tuple(found), row[0] if row else 0)
 
 
@@ -230,7 +207,7 @@ async def ensure_ahead(connection: Connection, now_ns: int, retention_ns: int | 
 async def begin(connection: Connection, lock_timeout_ms: int) -> None:
     """Bound all waiting in this transaction and take the lock for changes of partitions."""
     await set_lock_timeout(connection, lock_timeout_ms)
-    await connection.execute(_LOCK, (PARTITIONS,))
+    await connection.execute(SQL.partitions.lock, (PARTITIONS,))
 
 
 async def _create_fine(
@@ -305,8 +282,8 @@ async def _laid_out(connection: Connection) -> tuple[sql.Composed, list[sql.Comp
     # The columns of a partition of messages in the order of `_LAYOUT`, with the checks of the
     # table: a partition must have all of them, also those that an operator has added.
     table = (f"{SCHEMA}.{FINE_TABLE}",)
-    rows = await (await connection.execute(_LAYOUT, table)).fetchall()
-    checks = await (await connection.execute(_CHECKS, table)).fetchall()
+    rows = await (await connection.execute(SQL.partitions.read_layout, table)).fetchall()
+    checks = await (await connection.execute(SQL.partitions.read_checks, table)).fetchall()
     columns = [
         sql.SQL("{} {} {}").format(
             sql.Identifier(name), sql.SQL(kind), sql.SQL("NOT NULL" if required else "")

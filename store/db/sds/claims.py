@@ -20,6 +20,7 @@ from uuid import UUID
 from store.db.arrays import bigints, fixed_bytes, uuids
 from store.db.pool import Connection, Database
 from store.db.reading.messages import locate, payloads_at, select_topics, topics_of
+from store.db.statements import SQL
 from store.domain.causal import FEWEST_AHEAD, MOST_IN_WINDOW
 from store.domain.claims import (
     Child,
@@ -50,77 +51,8 @@ _LARGE_WINDOW: Final = 512
 _PAYLOADS: Final = 48
 """Payloads of one statement: about 7 MiB if all messages have the largest size."""
 
-_HASH_ARRAY: Final = f"20 + {4 + HASH_BYTES} * cardinality(s.parent_hints)"
-_HINTS: Final = f"""
-case when octet_length(array_send(s.parent_hints)) <= {_HASH_ARRAY}
-     then array_send(s.parent_hints)
-     else (select array_send(array_agg(
-                      case when octet_length(h.hint) = {HASH_BYTES} then h.hint end order by h.n))
-           from unnest(s.parent_hints) with ordinality h(hint, n)) end"""
-_NAME: Final = "uuid_send(s.key), s.ts, s.hash, s.message_id"
-_WITH_PARENTS: Final = f"{_NAME}, array_send(s.parent_keys), {_HINTS}"
-_WITHOUT_PARENTS: Final = f"{_NAME}, ''::bytea, ''::bytea"
 _PROOF: Final = {True: ", s.proof", False: ", false"}
 
-_BY_KEYS: Final = """
-select {columns} from storenode.sds s
-where s.key = any(%(keys)b::uuid[]) and s.channel = %(channel)b::bytea
-limit %(limit)b::bigint
-"""
-
-_AT: Final = """
-select {columns}
-from unnest(%(keys)b::uuid[], %(ts)b::bigint[], %(hash)b::bytea[]) as k(key, ts, hash)
-join storenode.sds s on s.key = k.key and s.ts = k.ts and s.hash = k.hash
-where s.ts >= %(low)b::bigint and s.ts <= %(high)b::bigint and s.channel = %(channel)b::bytea
-"""
-
-_WINDOW: Final = """
-select {columns} from storenode.sds s
-where s.channel_key = %(channel_key)b::uuid and s.channel = %(channel)b::bytea
-  and s.ts >= 0 and s.ts <= %(ts)b::bigint
-  and (s.ts, substr(s.hash, 1, 7)) <= (%(ts)b::bigint, substr(%(hash)b::bytea, 1, 7))
-  and (s.ts, s.hash) < (%(ts)b::bigint, %(hash)b::bytea)
-order by s.ts desc, substr(s.hash, 1, 7) desc, s.hash desc limit %(limit)b::bigint
-"""
-
-_CLAIMED_AGAIN: Final = """
-select uuid_send(k.key), count(*) from (
-    select s.key from storenode.sds s where s.key = any(%(keys)b::uuid[])
-    limit %(limit)b::bigint
-) k group by k.key having count(*) > 1
-"""
-
-_CROWD: Final = """
-select s.ts, s.hash from storenode.sds s
-where s.key = %(key)b::uuid and s.channel = %(channel)b::bytea
-order by s.ts, s.hash limit %(limit)b::bigint
-"""
-
-_PROVEN: Final = """
-select s.ts, s.hash from storenode.sds s
-where s.key = %(key)b::uuid and s.proof and s.channel = %(channel)b::bytea
-limit %(limit)b::bigint
-"""
-
-_REACHED: Final = """
-with recursive w(key) as (
-    select unnest(%(keys)b::uuid[])
-    union
-    select unnest(s.parent_keys) from w cross join lateral (
-        select p.parent_keys from storenode.sds p where p.key = w.key limit {crowd}
-    ) s
-)
-select uuid_send(w.key) from w limit %(limit)b::bigint
-"""
-
-_PARENTS: Final = """
-select k.hash, k.slot, s.parent_ids[k.slot], s.parent_hints[k.slot]
-from unnest(%(keys)b::uuid[], %(ts)b::bigint[], %(hash)b::bytea[], %(slots)b::bigint[])
-    as k(key, ts, hash, slot)
-join storenode.sds s on s.key = k.key and s.ts = k.ts and s.hash = k.hash
-where s.ts >= %(low)b::bigint and s.ts <= %(high)b::bigint
-"""
 
 _Windowed = tuple[Sequence[Claim], SyncId]
 """The complete sets of the keys claimed in a window, and the position that it reached."""
@@ -154,7 +86,7 @@ class ClaimReader:
         self._channel = channel_id
         self._entries = entries
         self._crowd = claimants + 1
-        self._columns = _WITH_PARENTS if parents else _WITHOUT_PARENTS
+        self._columns = SQL.sds.with_parents if parents else SQL.sds.without_parents
         self._columns += _PROOF[prefer_proven]
         self._prefers = prefer_proven
         self._filter = TopicFilter()
@@ -165,7 +97,7 @@ class ClaimReader:
     async def prepare(self, wanted: TopicFilter) -> None:
         """Set the filter and read the horizon; before the first `answer`."""
         self._filter = wanted
-        rows = await self._database.rows("select horizon_ns from storenode.store")
+        rows = await self._database.rows(SQL.stores.read_horizon)
         self._horizon_ns = rows[0][0] if rows else 0
 
     async def answer(self, query: ClaimQuery) -> ClaimAnswer:
@@ -218,7 +150,7 @@ class ClaimReader:
             "hash": before[1],
             "limit": size,
         }
-        rows = await self._rows(connection, _WINDOW, parameters)
+        rows = await self._rows(connection, SQL.sds.read_window, parameters)
         reached = rows[-1][1:3] if len(rows) == size else (0, b"")
         if not rows:
             return [], reached
@@ -233,7 +165,7 @@ class ClaimReader:
         limit = len(keys) + _FURTHER_CLAIMANTS
         # The index is searched in the order of keys; sorting them costs less here than there.
         parameters = {"keys": uuids(sorted(keys)), "limit": limit}
-        cursor = await connection.execute(_CLAIMED_AGAIN, parameters, binary=True)
+        cursor = await connection.execute(SQL.sds.find_crowded, parameters, binary=True)
         counts: list[tuple[bytes, int]] = await cursor.fetchall()  # type: ignore[assignment]
         rows = len(keys) + sum(count - 1 for _, count in counts)
         return keys if rows >= limit else {key for key, _ in counts}
@@ -268,7 +200,9 @@ class ClaimReader:
     async def _claims(self, connection: Connection, keys: Sequence[bytes]) -> list[Claim]:
         """Return the first claimants of each key, a crowd at most."""
         limit = len(keys) + _FURTHER_CLAIMANTS
-        rows = await self._rows(connection, _BY_KEYS, {"keys": uuids(sorted(keys)), "limit": limit})
+        rows = await self._rows(
+            connection, SQL.sds.read_claims, {"keys": uuids(sorted(keys)), "limit": limit}
+        )
         if len(rows) < limit:
             return self._first(await self._filter_stored(connection, rows))
         if len(keys) == 1:
@@ -281,11 +215,11 @@ class ClaimReader:
         given = {"key": UUID(bytes=key), "channel": self._channel, "limit": MAX_SEEN_CLAIMANTS}
         chosen: list[SyncId] = []
         if self._prefers:
-            cursor = await connection.execute(_PROVEN, given, binary=True)
+            cursor = await connection.execute(SQL.sds.read_proven, given, binary=True)
             rows: list[SyncId] = await cursor.fetchall()  # type: ignore[assignment]
             chosen = await self._let_through(connection, sorted(rows))
         if len(chosen) < self._crowd:
-            cursor = await connection.execute(_CROWD, given, binary=True)
+            cursor = await connection.execute(SQL.sds.read_crowd, given, binary=True)
             crowd: list[SyncId] = await cursor.fetchall()  # type: ignore[assignment]
             chosen = [*dict.fromkeys((*chosen, *await self._let_through(connection, crowd)))]
         return await self._at(connection, [(key, *at) for at in chosen[: self._crowd]])
@@ -312,13 +246,13 @@ class ClaimReader:
     async def _at(self, connection: Connection, claims: Sequence[Child]) -> list[Claim]:
         if not claims:
             return []
-        return await self._rows(connection, _AT, _claim_parameters(claims))
+        return await self._rows(connection, SQL.sds.read_claims_at, _claim_parameters(claims))
 
     async def _reach(
         self, connection: Connection, keys: Sequence[bytes], ahead: int
     ) -> list[bytes]:
         parameters = {"keys": uuids(keys), "limit": len(keys) + ahead}
-        statement = _REACHED.format(crowd=self._crowd)
+        statement = SQL.sds.reach_parents.format(crowd=self._crowd)
         cursor = await connection.execute(statement, parameters, binary=True)
         rows: list[tuple[bytes]] = await cursor.fetchall()  # type: ignore[assignment]
         return list(dict.fromkeys([*keys, *(key for (key,) in rows)]))
@@ -391,7 +325,7 @@ async def _parents(connection: Connection, places: Sequence[ParentPlace]) -> Par
         return {}
     parameters = _claim_parameters([child for child, _ in places])
     parameters["slots"] = bigints([slot + 1 for _, slot in places])
-    cursor = await connection.execute(_PARENTS, parameters, binary=True)
+    cursor = await connection.execute(SQL.sds.read_parents, parameters, binary=True)
     rows: list[tuple[bytes, int, bytes, bytes | None]]
     rows = await cursor.fetchall()  # type: ignore[assignment]
     return {

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, LiteralString
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -19,6 +19,7 @@ from psycopg import AsyncConnection, sql
 
 from reconcile.summaries.buckets import TimeBuckets
 from store.db.arrays import BigintArray, bigint_column
+from store.db.statements import SQL
 from store.domain.partitioning import Bounds
 from storenode.message.limits import HASH_BYTES, NS_PER_S
 
@@ -101,51 +102,6 @@ def unpack(deltas: Iterable[bytes]) -> TimeBuckets:
 
 _WORDS: Final = ("x0", "x1", "x2", "x3")
 
-WORDS: Final[LiteralString] = ", ".join(_WORDS)
-"""The columns of an XOR."""
-
-JOINED_WORDS: Final[LiteralString] = ", ".join(f"bit_xor({word})" for word in _WORDS)
-"""The XOR of several rows, as an aggregate per column."""
-
-IS_NOT_NOTHING: Final[LiteralString] = " or ".join(f"bit_xor({word}) <> 0" for word in _WORDS)
-"""A condition on groups of rows: the XOR of their XORs is not zero."""
-
-MESSAGES: Final[LiteralString] = """(
-    (select coalesce(sum(count), 0) from storenode.buckets where level = 2)
-    + (select coalesce(sum(messages), 0) from storenode.commits
-       where position > (select folded_position from storenode.store)))::bigint"""
-"""The number of stored messages: what days count, and commits that are not folded yet."""
-
-# Deltas that are not folded yet, of commits about a range of time, both ends included.
-UNFOLDED: Final[LiteralString] = """
-select summary from storenode.commits
-where position > (select folded_position from storenode.store) and max_ts >= %s and min_ts <= %s
-"""
-
-# The parameters that `columns` makes: start_ns, count, x0, x1, x2, x3.
-GIVEN: Final[LiteralString] = """
-unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[])
-"""
-
-# The messages of a range of time by minutes. One XOR of 256 bits is quicker than four of 64, and
-# words, whose first byte is the lowest, are made of it once per minute.
-_WORDS_OF_BITS: Final = ", ".join(
-    "cast(cast("
-    + " || ".join(
-        f"substring(bits from {8 * octet + 1} for 8)" for octet in range(end, end - 8, -1)
-    )
-    + f" as bit(64)) as bigint) as {word}"
-    for word, end in zip(_WORDS, range(7, HASH_BYTES, 8), strict=True)
-)
-_MINUTES: Final[LiteralString] = f"""
-select minute * {MINUTE_NS} as start_ns, count, {_WORDS_OF_BITS} from (
-    select ts / {MINUTE_NS} as minute, count(*) as count,
-           bit_xor(cast('x' || encode(hash, 'hex') as bit({8 * HASH_BYTES}))) as bits
-    from {{table}} where ts >= {{low}} and ts <= {{last}} group by 1
-) as summarized
-"""
-_FOLDED: Final = "select folded_position from storenode.store"
-
 
 def minutes_of(table: sql.Identifier, bounds: Bounds) -> sql.Composed:
     """Return a query for (start_ns, count, x0, x1, x2, x3) of the messages of a range of time.
@@ -153,7 +109,7 @@ def minutes_of(table: sql.Identifier, bounds: Bounds) -> sql.Composed:
     Its bounds are literals, so that partitions are left out when it is planned.
     """
     low, last = sql.Literal(bounds.low), sql.Literal(bounds.high - 1)
-    return sql.SQL(_MINUTES).format(table=table, low=low, last=last)
+    return sql.SQL(SQL.buckets.sum_minutes).format(table=table, low=low, last=last)
 
 
 def columns(summaries: Sequence[TimeBuckets]) -> list[BigintArray]:
@@ -169,5 +125,5 @@ def columns(summaries: Sequence[TimeBuckets]) -> list[BigintArray]:
 
 async def folded_position(connection: AsyncConnection[Any]) -> int:
     """Return the position up to which commits are folded."""
-    ((position,),) = await (await connection.execute(_FOLDED)).fetchall()
+    ((position,),) = await (await connection.execute(SQL.stores.read_folded_position)).fetchall()
     return int(position)

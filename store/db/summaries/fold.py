@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, LiteralString
+from typing import Any, Final
 
 import numpy as np
 from psycopg import AsyncConnection
@@ -21,7 +21,8 @@ from psycopg import AsyncConnection
 from reconcile.summaries.buckets import TimeBuckets
 from store.db import arrays
 from store.db.commits.pages import following_commits
-from store.db.locks import FOLDING
+from store.db.locks import FOLDING, lock_unhurried
+from store.db.statements import SQL
 from store.db.summaries.buckets import LEVELS_NS, coarser, columns, folded_position, outside, unpack
 from store.db.summaries.lattices import late_sums, write_sums
 from store.domain.partitioning import UNBOUNDED_HIGH, Bounds
@@ -35,35 +36,8 @@ MAX_FOLD_BYTES: Final = 1024 * 1024
 _NO_LIMIT: Final = 2**31 - 1
 _MAX_BIGINT: Final = UNBOUNDED_HIGH - 1
 
-LOCK_TIMEOUT_MS: Final = 10_000
-"""How long a fold waits for another one, or for days that are summarised anew."""
 
-# A fold that a crash of the server takes back is done again: it need not wait for the disk.
-_SETTINGS: Final = """
-select set_config('synchronous_commit', 'off', true), set_config('lock_timeout', %s, true)
-"""
-_LOCK: Final = "select pg_advisory_xact_lock(%s)"
-_PENDING: Final[LiteralString] = """
-select exists (select from storenode.commits
-               where position > (select folded_position from storenode.store))
-"""
 _NEXT: Final = following_commits("summary")
-_ADD: Final = """
-insert into storenode.buckets as held (level, start_ns, count, x0, x1, x2, x3)
-select level::smallint, start_ns, count, x0, x1, x2, x3
-from unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[],
-            %s::bigint[]) as given(level, start_ns, count, x0, x1, x2, x3)
-order by level, start_ns
-on conflict (level, start_ns) do update set
-    count = held.count + excluded.count,
-    x0 = held.x0 # excluded.x0, x1 = held.x1 # excluded.x1,
-    x2 = held.x2 # excluded.x2, x3 = held.x3 # excluded.x3
-"""
-_MOVE: Final = "update storenode.store set folded_position = %s"
-_DELETE: Final = """
-delete from storenode.buckets
-where level = any(%s::smallint[]) and start_ns >= %s::bigint and start_ns <= %s::bigint
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +59,11 @@ async def fold(connection: Connection) -> Folded:
 
     Raises:
         psycopg.Error: the database did not serve, or another session kept a lock for longer than
-            `LOCK_TIMEOUT_MS` (`psycopg.errors.LockNotAvailable`); nothing was changed then.
+            `UNHURRIED_MS` (`psycopg.errors.LockNotAvailable`); nothing was changed then.
         ValueError: a delta is damaged.
     """
     async with connection.transaction():
-        await connection.execute(_SETTINGS, (f"{LOCK_TIMEOUT_MS}ms",))
-        await lock_folding(connection)
+        await lock_unhurried(connection, FOLDING)
         return await _fold_next(connection, MAX_FOLD_COMMITS, MAX_FOLD_BYTES, ())
 
 
@@ -124,13 +97,13 @@ async def following(
 
 async def is_pending(connection: Connection) -> bool:
     """Return True if there is something to fold."""
-    cursor = await connection.execute(_PENDING)
+    cursor = await connection.execute(SQL.commits.has_unfolded)
     return await cursor.fetchone() == (True,)
 
 
 async def lock_folding(connection: Connection) -> None:
     """Take the lock FOLDING until the end of this transaction."""
-    await connection.execute(_LOCK, (FOLDING,))
+    await connection.execute(SQL.partitions.lock, (FOLDING,))
 
 
 async def fold_rest(connection: Connection, *, without: Sequence[Bounds] = ()) -> Folded:
@@ -145,7 +118,7 @@ async def fold_rest(connection: Connection, *, without: Sequence[Bounds] = ()) -
 async def delete_buckets(connection: Connection, bounds: Bounds) -> None:
     """Delete the buckets of every level that begin in a range of time; under FOLDING."""
     levels = list(range(len(LEVELS_NS)))
-    await connection.execute(_DELETE, (levels, bounds.low, bounds.high - 1))
+    await connection.execute(SQL.buckets.delete, (levels, bounds.low, bounds.high - 1))
 
 
 async def _fold_next(
@@ -165,7 +138,7 @@ async def _fold_next(
         sums = await late_sums(connection, before, position, *levels[1:])
         await _add(connection, levels)
         await write_sums(connection, sums)
-    await connection.execute(_MOVE, (position,))
+    await connection.execute(SQL.stores.set_folded, (position,))
     complete = len(rows) < most_commits and sum(map(len, deltas)) < most_bytes
     return Folded(position, len(rows), complete)
 
@@ -176,4 +149,4 @@ async def _add(connection: Connection, levels: Sequence[TimeBuckets]) -> None:
     cursor = connection.cursor()
     # The caller may have opened the connection for something else.
     arrays.register(cursor)
-    await cursor.execute(_ADD, [arrays.bigint_column(numbers), *columns(levels)])
+    await cursor.execute(SQL.buckets.add, [arrays.bigint_column(numbers), *columns(levels)])

@@ -16,7 +16,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Final, LiteralString
+from typing import Any, Final
 
 from psycopg import AsyncConnection
 
@@ -24,6 +24,7 @@ from reconcile.ids import ELEMENT_BYTES
 from reconcile.lattice import LatticeSum
 from reconcile.summaries.buckets import TimeBuckets
 from store.db.locks import FOLDING
+from store.db.statements import SQL
 from store.db.summaries.buckets import DAY_NS, HOUR_NS, MINUTE_NS, folded_position
 from store.domain.partitioning import UNBOUNDED_HIGH, UNBOUNDED_LOW, Bounds
 from storenode.message.limits import CONTENT_DIGEST_BYTES
@@ -39,64 +40,6 @@ THREADED_ELEMENTS: Final = 4_096
 PAGE_MESSAGES: Final = 65_536
 
 HOURS, DAYS = 1, 2
-
-ELEMENT: Final[LiteralString] = "int8send(m.ts) || m.hash || m.content_digest"
-"""What sums add for a message: `reconcile.ids.SyncIds.elements`."""
-
-ADDED: Final[LiteralString] = f"""
-select given.hour_ns, string_agg(added.element, ''::bytea)
-from unnest(%(hours)s::bigint[]) as given(hour_ns)
-cross join lateral (
-    select {ELEMENT} as element from storenode.messages m
-    where m.ts >= given.hour_ns and m.ts < given.hour_ns + {HOUR_NS}
-      and m.batch in (select batch from storenode.commits
-                      where position > %(after)s::bigint and position <= %(until)s::bigint)
-    offset 0
-) as added
-group by 1
-"""
-"""The elements that commits have added to some hours, by hour."""
-
-# Nothing is as cheap as one long value.
-_PAGE: Final[LiteralString] = f"""
-select max(m.ts), string_agg({ELEMENT}, ''::bytea) from (
-    select ts, hash, content_digest from storenode.messages
-    where ts >= %(ts)s::bigint and ts < %(high)s::bigint
-      and (ts, hash) > (%(ts)s::bigint, %(hash)s::bytea)
-    order by ts, hash limit %(limit)s::bigint
-) as m
-"""
-_KNOWN: Final[LiteralString] = """
-select level, start_ns, count, lattice from storenode.buckets
-where lattice_count = count
-  and (level = 1 and start_ns = any(%s::bigint[]) or level = 2 and start_ns = any(%s::bigint[]))
-"""
-_UNKNOWN: Final[LiteralString] = """
-select start_ns, count from storenode.buckets
-where level = 1 and start_ns >= %s::bigint and start_ns <= %s::bigint
-  and lattice_count is distinct from count
-order by lattice_count is null desc, start_ns desc
-"""
-_UNKNOWN_DAYS: Final[LiteralString] = f"""
-select start_ns from storenode.buckets day
-where level = 2 and start_ns >= %s::bigint and start_ns <= %s::bigint
-  and lattice_count is distinct from count
-  and not exists (
-      select from storenode.buckets hour
-      where hour.level = 1 and hour.start_ns >= day.start_ns
-        and hour.start_ns < day.start_ns + {DAY_NS}
-        and hour.lattice_count is distinct from hour.count)
-"""
-_HOURS_OF_DAY: Final[LiteralString] = f"""
-select count, lattice from storenode.buckets
-where level = 1 and start_ns >= %s::bigint and start_ns < %s::bigint + {DAY_NS}
-"""
-_WRITE: Final = """
-update storenode.buckets held set lattice = given.lattice, lattice_count = given.count
-from unnest(%s::smallint[], %s::bigint[], %s::bigint[], %s::bytea[])
-    as given(level, start_ns, count, lattice)
-where held.level = given.level and held.start_ns = given.start_ns
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +66,7 @@ async def added(
         return {}
     given = {"after": after, "until": until, "hours": list(hours)}
     cursor = connection.cursor(binary=True)
-    await cursor.execute(ADDED, given)
+    await cursor.execute(SQL.messages.read_added_elements, given)
     return {hour: await sum_of(bytes(each)) for hour, each in await cursor.fetchall()}
 
 
@@ -136,7 +79,7 @@ async def late_sums(
     the buckets.
     """
     cursor = connection.cursor(binary=True)
-    await cursor.execute(_KNOWN, (hours.starts.tolist(), days.starts.tolist()))
+    await cursor.execute(SQL.buckets.read_known_sums, (hours.starts.tolist(), days.starts.tolist()))
     known = await cursor.fetchall()
     keys = {(level, start) for level, start, *_ in known}
     changed = [
@@ -165,7 +108,7 @@ async def write_sums(connection: Connection, sums: Sequence[BucketSum]) -> None:
         levels, starts = [each.level for each in sums], [each.start_ns for each in sums]
         counts = [each.total.count for each in sums]
         states = [each.total.state_bytes() for each in sums]
-        await connection.execute(_WRITE, (levels, starts, counts, states))
+        await connection.execute(SQL.buckets.write_sums, (levels, starts, counts, states))
 
 
 async def sum_of_time(
@@ -179,7 +122,7 @@ async def sum_of_time(
     cursor = connection.cursor(binary=True)
     while True:
         given = {"ts": last_ns, "hash": last, "high": high_ns, "limit": PAGE_MESSAGES}
-        await cursor.execute(_PAGE, given)
+        await cursor.execute(SQL.messages.read_elements, given)
         ((last_ns, joined),) = await cursor.fetchall()
         elements = bytes(joined or b"")
         total += await sum_of(elements)
@@ -191,13 +134,13 @@ async def sum_of_time(
 
 async def unknown_hours(connection: Connection, bounds: Bounds) -> list[tuple[int, int]]:
     """Return starts and counts of the hours whose sum is not known; those that never were first."""
-    cursor = await connection.execute(_UNKNOWN, (bounds.low, bounds.high - 1))
+    cursor = await connection.execute(SQL.buckets.read_unknown_hours, (bounds.low, bounds.high - 1))
     return await cursor.fetchall()
 
 
 async def unknown_days(connection: Connection, bounds: Bounds) -> list[int]:
     """Return starts of the days whose sum is not known, while those of all their hours are."""
-    cursor = await connection.execute(_UNKNOWN_DAYS, (bounds.low, bounds.high - 1))
+    cursor = await connection.execute(SQL.buckets.read_unknown_days, (bounds.low, bounds.high - 1))
     return [start for (start,) in await cursor.fetchall()]
 
 
@@ -214,7 +157,7 @@ async def seal_days(connection: Connection, days: Sequence[int]) -> None:
     """Make the sums of days of those of their hours, all of which are known; under FOLDING."""
     for start in days:
         cursor = connection.cursor(binary=True)
-        await cursor.execute(_HOURS_OF_DAY, (start, start))
+        await cursor.execute(SQL.buckets.read_hours_of_day, (start, start))
         hours = [LatticeSum.stored(count, bytes(state)) for count, state in await cursor.fetchall()]
         total = LatticeSum.total(hours)
         await write_sums(connection, [BucketSum(DAYS, start, total)])
@@ -226,8 +169,6 @@ SETTLING_NS: Final = 10 * MINUTE_NS
 MAX_SEALED_MESSAGES: Final = 1_000_000
 """Messages after which a call ends: about half a second of processor time with the kernel."""
 
-_LOCK_FOLDING: Final = "select pg_advisory_lock(%s)"
-_UNLOCK_FOLDING: Final = "select pg_advisory_unlock(%s)"
 _SNAPSHOT: Final = "set transaction isolation level repeatable read"
 
 
@@ -263,11 +204,11 @@ async def alone(connection: Connection) -> AsyncIterator[None]:
 
     ``connection`` is in autocommit mode.
     """
-    await connection.execute(_LOCK_FOLDING, (FOLDING,))
+    await connection.execute(SQL.partitions.lock_session, (FOLDING,))
     try:
         async with connection.transaction():
             await connection.execute(_SNAPSHOT)
             yield
     finally:
         if not connection.closed:
-            await connection.execute(_UNLOCK_FOLDING, (FOLDING,))
+            await connection.execute(SQL.partitions.unlock, (FOLDING,))

@@ -18,14 +18,10 @@ from store.db.arrays import register
 from store.db.schema.names import FINE_TABLE, SCHEMA
 from store.db.schema.partitions import read_catalog
 from store.db.sds.missing_parents import find_missing
+from store.db.statements import SQL
 from store.db.summaries.buckets import (
     DAY_NS,
-    GIVEN,
-    IS_NOT_NOTHING,
-    JOINED_WORDS,
     LEVELS_NS,
-    UNFOLDED,
-    WORDS,
     between,
     columns,
     folded_position,
@@ -42,29 +38,6 @@ EVERYTHING: Final = Bounds(UNBOUNDED_LOW, UNBOUNDED_HIGH)
 
 # A command that somebody has stopped must not keep nodes from folding.
 _SETTINGS: Final[LiteralString] = "set idle_in_transaction_session_timeout = '30s'"
-_NEWEST: Final[LiteralString] = "select coalesce(max(position), 0) from storenode.commits"
-_ENDS: Final[LiteralString] = "select min(ts), max(ts) from {}"
-_ADD_MINUTES: Final[LiteralString] = f"""
-insert into storenode.buckets (level, start_ns, count, {WORDS})
-select 0, start_ns, sum(count), {JOINED_WORDS} from (
-    {{minutes}}
-    union all
-    select start_ns, -count, {WORDS} from {GIVEN} as unfolded(start_ns, count, {WORDS})
-) as minutes
-group by start_ns having sum(count) <> 0 or {IS_NOT_NOTHING} order by start_ns
-"""
-_ADD_LEVEL: Final[LiteralString] = f"""
-insert into storenode.buckets (level, start_ns, count, {WORDS})
-select %(level)s::smallint, start_ns / %(length)s::bigint * %(length)s::bigint, sum(count),
-       {JOINED_WORDS} from storenode.buckets
-where level = %(level)s::smallint - 1 and start_ns >= %(low)s::bigint
-  and start_ns <= %(last)s::bigint
-group by 2 order by 2
-"""
-_MESSAGES: Final[LiteralString] = """
-select coalesce(sum(count), 0)::bigint from storenode.buckets
-where level = 0 and start_ns >= %s::bigint and start_ns <= %s::bigint
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +80,7 @@ async def _occupied(connection: Connection, wide: Bounds) -> list[Bounds]:
     for partition in (await read_catalog(connection)).partitions:
         if partition.table != FINE_TABLE or not _overlap(partition.bounds, wide):
             continue
-        statement = sql.SQL(_ENDS).format(sql.Identifier(SCHEMA, partition.name))
+        statement = sql.SQL(SQL.messages.read_ends).format(sql.Identifier(SCHEMA, partition.name))
         try:
             cursor = await connection.execute(statement, prepare=False)
         except pg.UndefinedTable:
@@ -136,24 +109,26 @@ def _days(span: Bounds) -> Iterator[Bounds]:
 async def _rebuild(connection: Connection, bounds: Bounds) -> int:
     """Make the buckets of whole days anew; returns the number of messages in them."""
     # Nodes that publish faster than this folds must not keep it from going on.
-    ((newest,),) = await (await connection.execute(_NEWEST)).fetchall()
+    ((newest,),) = await (await connection.execute(SQL.commits.read_head)).fetchall()
     await fold_until(connection, newest)
     async with alone(connection):
         cursor = connection.cursor(binary=True)
         register(cursor)
-        await cursor.execute(UNFOLDED, (bounds.low, bounds.high - 1))
+        await cursor.execute(SQL.commits.read_unfolded, (bounds.low, bounds.high - 1))
         minutes = unpack([summary for (summary,) in await cursor.fetchall()])
         unfolded = between(minutes, bounds.low, bounds.high)
         await delete_buckets(connection, bounds)
         minutes_now = minutes_of(sql.Identifier(SCHEMA, FINE_TABLE), bounds)
-        statement = sql.SQL(_ADD_MINUTES).format(minutes=minutes_now)
+        statement = sql.SQL(SQL.buckets.insert_minutes).format(minutes=minutes_now)
         await cursor.execute(statement, columns([unfolded]), prepare=False)
         for level in range(1, len(LEVELS_NS)):
             span = {"low": bounds.low, "last": bounds.high - 1}
-            await cursor.execute(_ADD_LEVEL, span | {"level": level, "length": LEVELS_NS[level]})
+            await cursor.execute(
+                SQL.buckets.insert_level, span | {"level": level, "length": LEVELS_NS[level]}
+            )
         hours = [start for start, _ in await unknown_hours(connection, bounds)]
         await seal_hours(connection, hours, await folded_position(connection))
         await seal_days(connection, await unknown_days(connection, bounds))
-        await cursor.execute(_MESSAGES, (bounds.low, bounds.high - 1))
+        await cursor.execute(SQL.buckets.count_messages, (bounds.low, bounds.high - 1))
         ((messages,),) = await cursor.fetchall()
     return int(messages + unfolded.counts.sum())

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from reconcile.summaries.buckets import TimeBuckets
 from store.db.pool import Connection
+from store.db.statements import SQL
 from store.db.summaries.buckets import DAY_NS, HOUR_NS, between, coarser, folded_position, unpack
 from store.db.summaries.fold import MAX_FOLD_BYTES, MAX_FOLD_COMMITS, following
 from store.db.summaries.lattices import DAYS, HOURS
@@ -27,22 +28,6 @@ MAX_SLOTS: Final = 120
 _COUNT: Final = np.dtype([("start_ns", ">i8"), ("count", ">i8")])
 
 _BEGIN: Final = "set transaction isolation level repeatable read, read only"
-_COUNTS: Final = """
-select coalesce(string_agg(int8send(start_ns) || int8send(count), ''::bytea), ''::bytea)
-from storenode.buckets
-where level = %b::smallint and start_ns >= %b::bigint and start_ns < %b::bigint and count > 0
-"""
-
-# From one name to the next by the index, however many content topics each has.
-_PUBSUB_TOPICS: Final = """
-with recursive found(name) as (
-    select min(pubsub_topic) from storenode.topics
-    union all
-    select (select min(t.pubsub_topic) from storenode.topics t where t.pubsub_topic > found.name)
-    from found where found.name is not null
-)
-select name from found where name is not null limit %b::int
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +70,7 @@ async def read_timeline(connection: Connection, now_ns: int) -> Timeline:
 
 async def read_pubsub_topics(connection: Connection, limit: int) -> list[str]:
     """Return pubsub topics of messages that are stored or were until lately, by name."""
-    cursor = await connection.execute(_PUBSUB_TOPICS, (limit,), binary=True)
+    cursor = await connection.execute(SQL.messages.read_pubsub_topics, (limit,), binary=True)
     return [str(name) for (name,) in await cursor.fetchall()]
 
 
@@ -93,7 +78,9 @@ _Counts = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
 async def _counts(connection: Connection, level: int, low_ns: int, high_ns: int) -> _Counts:
-    cursor = await connection.execute(_COUNTS, (level, low_ns, high_ns), binary=True)
+    cursor = await connection.execute(
+        SQL.buckets.read_counts, (level, low_ns, high_ns), binary=True
+    )
     ((packed,),) = await cursor.fetchall()
     assert isinstance(packed, bytes)
     rows = np.frombuffer(packed, _COUNT)

@@ -18,6 +18,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from store.db.pool import Connection
 from store.db.schema.names import HASH_KEY_BYTES
+from store.db.statements import SQL
 from store.messages.record import COLUMNS, RecordBatch
 from storenode.message.limits import CONTENT_DIGEST_BYTES, HASH_BYTES, TOPIC_KEY_BYTES
 
@@ -27,11 +28,6 @@ FEWEST_COPIED: Final = 100
 HEADER: Final = b"PGCOPY\n\xff\r\n\x00" + bytes(8)
 TRAILER: Final = b"\xff\xff"
 
-COPY_MESSAGES: Final = (
-    "copy storenode.messages (ts, hash, topic, batch, content_digest, head, payload, tail)"
-    " from stdin (format binary)"
-)
-COPY_HASHES: Final = "copy storenode.hashes (key, ts) from stdin (format binary)"
 
 _BLOCK_ROWS: Final = 500
 _LENGTH: Final = ">i4"
@@ -158,8 +154,8 @@ async def copy_new(
         psycopg.errors.UniqueViolation: one is stored, or was and was pruned.
     """
     rows = in_order(batch, batch_ids)
-    await _copy(connection, COPY_MESSAGES, message_blocks(rows))
-    await _copy(connection, COPY_HASHES, (hash_block(rows),))
+    await _copy(connection, SQL.messages.copy_messages, message_blocks(rows))
+    await _copy(connection, SQL.messages.copy_hashes, (hash_block(rows),))
 
 
 async def _copy(connection: Connection, statement: str, blocks: Iterable[bytes]) -> None:

@@ -32,12 +32,11 @@ import numpy as np
 from store.db import arrays
 from store.db.locks import COMMIT_ORDER
 from store.db.pool import Connection
-from store.db.reading.messages import MESSAGE_AT, position_parameters
-from store.db.schema.names import HASH_KEY
+from store.db.reading.messages import position_parameters
 from store.db.schema.partitions import PartitionMap
+from store.db.statements import SQL
 from store.db.summaries.buckets import pack
 from store.db.writing.bulk import copy_new
-from store.db.writing.unread import TRACK
 from store.domain.ports import Source
 from store.messages.record import RecordBatch
 from storenode.message.limits import CONTENT_DIGEST_BYTES, HASH_BYTES
@@ -56,124 +55,14 @@ MAX_IDLE_IN_PLACE_MS: Final = 5_000
 """A node that falls silent between taking its place and COMMIT keeps every other from committing:
 the server ends its transaction after this time. Its next attempt stores the batch."""
 
-# Messages and their rows of `hashes`, as far as they are new.
-_MESSAGES: Final = f"""
-with given as (
-    select * from unnest(%(ts)b::bigint[], %(hash)b::bytea[], %(topic)b::uuid[],
-                         %(content_digest)b::bytea[], %(head)b::bytea[], %(payload)b::bytea[],
-                         %(tail)b::bytea[], %(part)b::bigint[])
-        as given(ts, hash, topic, content_digest, head, payload, tail, part)
-), numbered as materialized (
-    select part, nextval('storenode.batch_seq') as batch
-    from generate_series(1::bigint, %(parts)b::bigint) as part
-), stored as (
-    insert into storenode.messages (ts, hash, topic, batch, content_digest, head, payload, tail)
-    select ts, hash, topic, batch, content_digest, head, payload, tail
-    from given join numbered using (part) order by ts, hash
-    on conflict do nothing
-    returning ts, hash, topic, batch
-), located as (
-    insert into storenode.hashes (key, ts)
-    select {HASH_KEY.format(hash="hash")}, ts from stored returning 1
-)"""
 
-# SDS rows. Rows have different numbers of parents, which no rectangular array carries: these come
-# as texts of arrays.
-_DESCRIBED: Final = """
-    insert into storenode.sds (key, channel_key, ts, hash, channel, message_id, sender, lamport,
-                               parent_keys, parent_ids, parent_hints, proof)
-    select s.key, s.channel_key, s.ts, s.hash, s.channel, s.message_id, s.sender,
-           nullif(s.lamport, '')::bigint, s.parent_keys::uuid[], s.parent_ids::bytea[],
-           s.parent_hints::bytea[], s.proof
-    from unnest(%(s_key)b::uuid[], %(s_channel_key)b::uuid[], %(s_ts)b::bigint[],
-                %(s_hash)b::bytea[], %(s_channel)b::bytea[], %(s_message_id)b::bytea[],
-                %(s_sender)b::bytea[], %(s_lamport)b::text[], %(s_parent_keys)b::text[],
-                %(s_parent_ids)b::text[], %(s_parent_hints)b::text[],
-                %(s_proof)b::boolean[])
-        as s(key, channel_key, ts, hash, channel, message_id, sender, lamport,
-             parent_keys, parent_ids, parent_hints, proof){stored}
-    on conflict do nothing
-"""
-_DESCRIBED_IF_STORED: Final = (
-    f", described as ({_DESCRIBED.format(stored=' join stored using (ts, hash)')} returning 1)"
-)
-# What was new of each part.
-_RESULT: Final = """
-select n.part, n.batch, count(*), min(ts), max(ts),
-       case when count(*) < (%(given)b::bigint[])[n.part] then string_agg(hash, ''::bytea) end,
-       (select array_agg(topic) from (
-            select distinct topic from stored where batch = n.batch limit 65) as few)
-from numbered n join stored s on s.batch = n.batch group by n.part, n.batch
-"""
-_INSERT: Final = _MESSAGES + _RESULT
-_INSERT_WITH_SDS: Final = _MESSAGES + _DESCRIBED_IF_STORED + _RESULT
+_IF_STORED: Final = " join stored using (ts, hash)"
+_DESCRIBED: Final = f", described as ({SQL.sds.insert_sds.format(stored=_IF_STORED)} returning 1)"
+_TRACKED: Final = f", tracked as ({SQL.stores.track.format(stored=_IF_STORED)} returning 1)"
+"""The rows that the same statement writes for messages which it stores."""
 
-# The commits of messages that are inserted at once. Where only some messages are new, they are
-# refused: a commit must have a summary. Topics come as texts of arrays, like parents.
-_TRACKED: Final = f""", tracked as ({TRACK.format(stored=" join stored using (ts, hash)")}
-    returning 1
-)"""
-_COMMITTED: Final = """, counted as (
-    select batch, count(*) as added from stored group by batch
-), placed as materialized (
-    select pg_advisory_xact_lock(%(commit_order)b::bigint),
-           pg_notify('storenode_feed', %(notice)s)
-    from (select count(*) as added from stored) as total{written}
-    where added > 0
-)
-insert into storenode.commits (position, batch, token, messages, min_ts, max_ts, topics, source,
-                               summary, claims)
-select nextval('storenode.position_seq'), n.batch, c.token, c.given, c.min_ts, c.max_ts,
-       c.topics::uuid[], c.source, case k.added when c.given then c.summary end, c.claims
-from placed,
-     unnest(%(token)b::bigint[], %(given)b::bigint[], %(min_ts)b::bigint[], %(max_ts)b::bigint[],
-            %(topics)s::text[], %(source)b::text[], %(summary)b::bytea[], %(claims)b::bytea[])
-         with ordinality
-         as c(token, given, min_ts, max_ts, topics, source, summary, claims, part)
-     join numbered n using (part) left join counted k using (batch)
-returning position, batch, token
-"""
-
-# The messages of a batch whose hash is stored with other content.
-_CONFLICTS: Final = f"""
-select k.hash, m.content_digest
-from unnest(%(ts)b::bigint[], %(hash)b::bytea[], %(content_digest)b::bytea[])
-    as k(ts, hash, content_digest)
-cross join {MESSAGE_AT} where m.content_digest <> k.content_digest
-"""
-
-# The steps of a transaction that commits a batch.
-_NEXT_BATCHES: Final = (
-    "select nextval('storenode.batch_seq') from generate_series(1::bigint, %b::bigint)"
-)
-_TAKE_PLACE: Final = """
-select pg_advisory_xact_lock(%b::bigint), pg_notify('storenode_feed', %s),
-       set_config('idle_in_transaction_session_timeout', %s, true)
-"""
-_COMMIT_ROW: Final = """
-insert into storenode.commits (position, batch, token, messages, min_ts, max_ts, topics, source,
-                               summary, claims)
-values (nextval('storenode.position_seq'), %b::bigint, %b::bigint, %b::int, %b::bigint, %b::bigint,
-        %b::uuid[], %s, %b::bytea, %b::bytea)
-returning position
-"""
-# What an attempt has committed whose answer was lost.
-_COMMIT_OF: Final = """
-select batch from storenode.commits where token = %b::bigint
-  and position > (select last_value - 1000000 from storenode.position_seq) limit 1
-"""
-_HASHES_OF: Final = """
-select hash from storenode.messages
-where batch = %b::bigint and ts between %b::bigint and %b::bigint
-"""
-
-# Names of topic keys, once in each coarse partition.
-_TOPICS: Final = """
-insert into storenode.topics (key, ts, pubsub_topic, content_topic)
-select * from unnest(%b::uuid[], %b::bigint[], %s::text[], %s::text[])
-on conflict do nothing
-"""
-
+_INSERT: Final = SQL.messages.insert_messages + SQL.messages.return_inserted
+_INSERT_WITH_SDS: Final = SQL.messages.insert_messages + _DESCRIBED + SQL.messages.return_inserted
 
 TopicRow = tuple[bytes, int, str, str]
 """Topic key, lower bound of the coarse partition (ns, at least 0), pubsub and content topic."""
@@ -327,7 +216,7 @@ async def find_conflicts(
     parameters = position_parameters(positions) | {
         "content_digest": arrays.fixed_bytes(digests, CONTENT_DIGEST_BYTES)
     }
-    cursor = await connection.execute(_CONFLICTS, parameters, binary=True)
+    cursor = await connection.execute(SQL.messages.find_conflicts, parameters, binary=True)
     rows: list[tuple[bytes, bytes]] = await cursor.fetchall()  # type: ignore[assignment]
     return dict(rows)
 
@@ -338,13 +227,13 @@ async def copy(connection: Connection, parts: Sequence[CommitPart]) -> list[Inse
     Raises:
         psycopg.errors.UniqueViolation: a message is there already, or was and was pruned.
     """
-    cursor = await connection.execute(_NEXT_BATCHES, (len(parts),))
+    cursor = await connection.execute(SQL.messages.next_batches, (len(parts),))
     numbers: list[int] = [row[0] for row in await cursor.fetchall()]  # type: ignore[misc]
     batch = join([part.batch for part in parts])
     sizes = [len(part.batch) for part in parts]
     await copy_new(connection, batch, np.repeat(np.array(numbers, np.int64), sizes))
     if batch.sds:
-        await connection.execute(_DESCRIBED.format(stored=""), await _lay_out_sds(batch))
+        await connection.execute(SQL.sds.insert_sds.format(stored=""), await _lay_out_sds(batch))
     return [all_new(part.batch, number) for part, number in zip(parts, numbers, strict=True)]
 
 
@@ -390,22 +279,28 @@ async def insert_at_once(
 @cache
 def _at_once(*, with_sds: bool, with_unread: bool) -> str:
     parts = {
-        "described": _DESCRIBED_IF_STORED if with_sds else "",
+        "described": _DESCRIBED if with_sds else "",
         "tracked": _TRACKED if with_unread else "",
     }
     names = ["located", *(name for name, part in parts.items() if part)]
     written = "".join(f", (select count(*) from {name}) as {name}_rows" for name in names)
-    return _MESSAGES + "".join(parts.values()) + _COMMITTED.format(written=written)
+    return (
+        SQL.messages.insert_messages
+        + "".join(parts.values())
+        + SQL.commits.insert_at_once.format(written=written)
+    )
 
 
 async def find_committed(connection: Connection, part: CommitPart) -> Inserted | None:
     """Return what an earlier attempt has committed of a part; None: nothing."""
-    cursor = await connection.execute(_COMMIT_OF, (part.token,))
+    cursor = await connection.execute(SQL.commits.find_batch, (part.token,))
     row = await cursor.fetchone()
     if row is None:
         return None
     first, last = min(part.batch.timestamps), max(part.batch.timestamps)
-    cursor = await connection.execute(_HASHES_OF, (row[0], first, last), binary=True)
+    cursor = await connection.execute(
+        SQL.messages.read_hashes_of_batch, (row[0], first, last), binary=True
+    )
     hashes = frozenset(bytes(digest) for (digest,) in await cursor.fetchall())  # type: ignore[call-overload]
     # The commit that was found has its summary and claims already.
     return Inserted(row[0], len(hashes), first, last, hashes)  # type: ignore[arg-type]
@@ -483,7 +378,7 @@ async def assign_commit_position(
     The transaction must commit right after.
     """
     idle = f"{MAX_IDLE_IN_PLACE_MS}ms"
-    await connection.execute(_TAKE_PLACE, (COMMIT_ORDER, notice_of(parts), idle))
+    await connection.execute(SQL.commits.take_place, (COMMIT_ORDER, notice_of(parts), idle))
     committed: list[OwnCommit] = []
     for part, added in zip(parts, inserted, strict=True):
         if not added.count:
@@ -491,7 +386,7 @@ async def assign_commit_position(
         topics = None if added.topics is None else arrays.uuids(added.topics)
         counts = (added.batch_id, part.token, added.count, added.min_ts, added.max_ts)
         said = (part.source.value, added.summary, added.claims)
-        cursor = await connection.execute(_COMMIT_ROW, (*counts, topics, *said))
+        cursor = await connection.execute(SQL.commits.insert_commit, (*counts, topics, *said))
         row = await cursor.fetchone()
         assert row is not None
         committed.append(OwnCommit(row[0], part, added))  # type: ignore[arg-type]
@@ -502,7 +397,7 @@ async def insert_topics(connection: Connection, rows: Iterable[TopicRow]) -> Non
     """Name topic keys: rows of (key, lower bound of the coarse partition, pubsub, content)."""
     ordered = sorted(rows)
     await connection.execute(
-        _TOPICS,
+        SQL.messages.insert_topics,
         (
             arrays.uuids([row[0] for row in ordered]),
             arrays.bigints([row[1] for row in ordered]),

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from store.db.arrays import bigints, fixed_bytes, texts
 from store.db.locks import NODES
 from store.db.pool import Connection, Database
-from store.db.schema.names import HASH_KEY
+from store.db.statements import SQL
 from store.domain.partitioning import Bounds
 from store.domain.ports import Source
 from store.domain.unread import Confirmed, OwnBatch, UnreadEvent, UnreadSummary
@@ -63,97 +63,8 @@ Share = tuple[RecordBatch, int]
 Wanted = tuple[bytes, int, int, bytes]
 """Hash, timestamp, how many stores must confirm, and the content digest."""
 
-_GIVEN: Final = "unnest(%(hash)b::bytea[])"
-_AGE: Final = (
-    "greatest(extract(epoch from clock_timestamp() - u.began_at) * 1000000, 0)::bigint * 1000"
-)
 
-TRACK: Final = """
-insert into storenode.unread as held (hash, ts, content_digest, needed)
-select hash, ts, content_digest, needed::int
-from unnest(%(u_hash)b::bytea[], %(u_ts)b::bigint[], %(u_content_digest)b::bytea[],
-            %(u_needed)b::bigint[]) as given(hash, ts, content_digest, needed){stored}
-order by hash
-on conflict (hash) do update
-    set needed = greatest(held.needed, excluded.needed), began_at = excluded.began_at,
-        expired_at = null
-    where held.needed < excluded.needed or held.expired_at is not null
-"""
-_TRACK_ALONE: Final = TRACK.format(stored="")
-_CONFIRM: Final = """
-with given as (
-    select hash, array_agg(distinct store) as stores
-    from unnest(%(hash)b::bytea[], %(store)b::text[]) as given(hash, store) group by hash
-), held as materialized (
-    select u.hash, u.needed, u.missing,
-           array(select unnest(u.stores) union select unnest(given.stores)) as stores
-    from storenode.unread u join given on u.hash = given.hash order by u.hash for update of u
-), read as (
-    delete from storenode.unread u using held
-    where u.hash = held.hash and cardinality(held.stores) >= held.needed and held.missing = '{}'
-    returning u.hash
-), noted as (
-    update storenode.unread u set stores = held.stores from held
-    where u.hash = held.hash
-      and not (cardinality(held.stores) >= held.needed and held.missing = '{}')
-)
-select hash from read
-"""
-_NODES: Final = """
-select count(*) from pg_locks where locktype = 'advisory' and granted
-    and database = (select oid from pg_database where datname = current_database())
-    and classid::bigint = %s and objid::bigint = %s
-"""
-_EXPIRE: Final = f"""
-update storenode.unread u set expired_at = clock_timestamp()
-from (select n.hash from storenode.unread n join {_GIVEN} as given(hash) on given.hash = n.hash
-      where n.expired_at is null order by n.hash for update of n) k
-where u.hash = k.hash
-"""
-_AWAIT: Final = f"""
-insert into storenode.unread as held (hash, ts, content_digest, needed, missing)
-select m.hash, m.ts, m.content_digest, 0, %(missing)b::bytea[]
-from storenode.hashes h join storenode.messages m on m.ts = h.ts and m.hash = %(hash)b::bytea
-where h.key = {HASH_KEY.format(hash="%(hash)b::bytea")}
-limit 1
-on conflict (hash) do update set missing = excluded.missing
-"""
-_MET: Final = """
-with held as materialized (
-    select hash, needed, stores from storenode.unread where hash = %(hash)b::bytea for update
-), read as (
-    delete from storenode.unread u using held
-    where u.hash = held.hash and cardinality(held.stores) >= held.needed
-)
-update storenode.unread u set missing = '{}' from held
-where u.hash = held.hash and cardinality(held.stores) < held.needed
-"""
-_COLUMNS: Final = (
-    f"u.hash, u.content_digest, u.needed, u.stores, u.missing, {_AGE}, u.expired_at is not null"
-)
-_OF: Final = f"""
-select {_COLUMNS} from {_GIVEN} as given(hash)
-cross join lateral (select n.* from storenode.unread n where n.hash = given.hash offset 0) u
-"""
-_NEWEST: Final = f"""
-select {_COLUMNS} from storenode.unread u where u.expired_at is null
-order by u.began_at desc, u.hash limit %(limit)b::bigint
-"""
-_SWEEP: Final = """
-delete from storenode.unread
-where expired_at < clock_timestamp() - make_interval(secs => %(kept_s)s::double precision)
-   or missing = '{}'
-      and began_at < clock_timestamp() - make_interval(secs => %(lapsed_s)s::double precision)
-"""
-_DROP: Final = "delete from storenode.unread where ts >= %s::bigint and ts < %s::bigint"
-_SUMMARY: Final = f"""
-select count(*) filter (where cardinality(u.stores) < u.needed),
-       count(*) filter (where u.missing <> '{{}}'),
-       coalesce(max({_AGE}) filter (where cardinality(u.stores) < u.needed), 0)::bigint,
-       coalesce(max({_AGE}) filter (where cardinality(u.stores)
-           < least(u.needed, %(usual)s::bigint)), 0)::bigint
-from storenode.unread u where u.expired_at is null
-"""
+_TRACK_ALONE: Final = SQL.stores.track.format(stored="")
 
 
 async def track(connection: Connection, wanted: Iterable[Wanted]) -> None:
@@ -174,7 +85,7 @@ def track_parameters(wanted: Iterable[Wanted]) -> dict[str, object]:
 
 async def drop_unread(connection: Connection, bounds: Bounds) -> None:
     """Delete the unread events of a partition of messages that this transaction drops."""
-    await connection.execute(_DROP, (bounds.low, bounds.high))
+    await connection.execute(SQL.stores.drop_unread, (bounds.low, bounds.high))
 
 
 class UnreadRows:
@@ -193,19 +104,23 @@ class UnreadRows:
 
     async def newest(self, limit: int = MAX_UNREAD_EVENTS) -> list[UnreadEvent]:
         """Return the newest unread events that have not expired, at most ``limit``."""
-        rows = await self._database.rows(_NEWEST, {"limit": limit}, self._database.bulk_pool)
+        rows = await self._database.rows(
+            SQL.stores.read_newest_unread, {"limit": limit}, self._database.bulk_pool
+        )
         return _events(rows)
 
     async def of(self, hashes: Sequence[bytes]) -> list[UnreadEvent]:
         """Return the events of some messages, also those that have expired, in any order."""
         found: list[UnreadEvent] = []
         for some in _portions(hashes):
-            found += _events(await self._database.rows(_OF, _parameters(some)))
+            found += _events(await self._database.rows(SQL.stores.read_unread, _parameters(some)))
         return found
 
     async def is_shared(self) -> bool:
         """Return True if another node works on the database; each holds a lock while it does."""
-        ((nodes,),) = await self._database.rows(_NODES, (NODES >> 32, NODES & 0xFFFFFFFF))
+        ((nodes,),) = await self._database.rows(
+            SQL.partitions.count_nodes, (NODES >> 32, NODES & 0xFFFFFFFF)
+        )
         return bool(nodes > 1)
 
     async def confirm(self, confirmed: Sequence[Confirmed]) -> None:
@@ -213,13 +128,13 @@ class UnreadRows:
         for some in _portions(confirmed):
             hashes = [each.message_hash for each in some]
             stores = {"store": texts([each.store_id for each in some])}
-            read = await self._change(_CONFIRM, _parameters(hashes) | stores)
+            read = await self._change(SQL.stores.confirm, _parameters(hashes) | stores)
             self.count = max(0, self.count - read)
 
     async def expire(self, hashes: Sequence[bytes]) -> None:
         """Stop waiting for confirmations of these messages."""
         for some in _portions(hashes):
-            await self._change(_EXPIRE, _parameters(some))
+            await self._change(SQL.stores.expire, _parameters(some))
 
     async def wait_for(self, parents: Mapping[bytes, Sequence[bytes]]) -> None:
         """Note which parents are missing, by the hash of the event that waits for them.
@@ -229,17 +144,21 @@ class UnreadRows:
         for digest in sorted(parents):
             missing = parents[digest]
             if missing:
-                await self._change(_AWAIT, {"hash": digest, "missing": list(missing)})
+                await self._change(
+                    SQL.stores.await_parents, {"hash": digest, "missing": list(missing)}
+                )
             else:
-                await self._change(_MET, {"hash": digest})
+                await self._change(SQL.stores.stop_awaiting, {"hash": digest})
 
     async def sweep(self) -> int:
         """Delete events that expired long ago; return how many."""
-        return await self._change(_SWEEP, {"kept_s": EXPIRED_KEPT_S, "lapsed_s": LAPSED_S})
+        return await self._change(
+            SQL.stores.sweep_unread, {"kept_s": EXPIRED_KEPT_S, "lapsed_s": LAPSED_S}
+        )
 
     async def summary(self) -> UnreadSummary:
         """Return how many there are, and for how long the oldest has waited."""
-        (row,) = await self._database.rows(_SUMMARY, {"usual": self._max_confirms})
+        (row,) = await self._database.rows(SQL.stores.sum_unread, {"usual": self._max_confirms})
         found = UnreadSummary(*row)
         self.count = found.count
         return found

@@ -13,7 +13,7 @@ from typing import Literal
 import psycopg
 
 from reconcile.limits import DEFAULT_SESSION_LIMITS, SessionLimits
-from store.db.reading.transfer_reads import TransferReader
+from store.db.reading.reader import TransferReader
 from store.db.reconciliation import DatabaseIds
 from store.db.summaries.statements import DatabaseStatements
 from store.domain.admission import Admission

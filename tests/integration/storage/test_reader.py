@@ -26,8 +26,7 @@ from store.db.maintenance.retention import prune
 from store.db.reading import lookups, reader
 from store.db.reading.messages import frames_at, locate, resolve
 from store.db.reading.pages import MessagePage, read_page
-from store.db.reading.reader import DEFAULT_SCAN_PAGE, MAX_SCAN_PAGE
-from store.db.reading.transfer_reads import MAX_LOADED_IDS, TransferReader
+from store.db.reading.reader import DEFAULT_SCAN_PAGE, MAX_LOADED_IDS, MAX_SCAN_PAGE, TransferReader
 from store.db.summaries.fold import fold, fold_until
 from store.db.writing import writer as writer_module
 from store.db.writing.insert import insert_topics

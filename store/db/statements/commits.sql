@@ -1,0 +1,149 @@
+-- Statements about commits.
+
+-- read_newest --
+-- The newest commit, the first from a position on, and one by its position.
+select position, token from storenode.commits order by position desc limit 1
+
+-- read_first_from --
+-- The first commit from a position on.
+select position, token from storenode.commits where position >= %b::bigint
+order by position limit 1
+
+-- read_commit --
+-- The token of the commit at a position.
+select token from storenode.commits where position = %b::bigint
+
+-- read_oldest --
+-- The position of the oldest commit.
+select position from storenode.commits order by position limit 1
+
+-- read_following --
+-- A column of the commits after a position, up to a number of commits and of bytes, at least one.
+select position, {column} from (
+    select position, {column},
+           sum(octet_length({column})) over (order by position) - octet_length({column}) as before
+    from (
+        select position, {column} from storenode.commits where position > %s
+        order by position limit %s
+    ) as following
+) as measured
+where before < %s order by position
+
+-- read_between --
+-- Commits in their order, those that may have a topic of a selection.
+select position, token, batch, messages, min_ts, max_ts, topics from storenode.commits
+where position >= %(first)b::bigint and position <= %(last)b::bigint{topics}
+order by position limit %(limit)b::bigint
+
+-- touching --
+-- Commits that may have a topic of a selection.
+ and (topics is null or topics && %(topics)b::uuid[])
+
+-- count_unfolded --
+-- The number of commits that are not folded, up to a limit.
+select count(*) from (
+    select from storenode.commits
+    where position > (select folded_position from storenode.store) limit %b::bigint
+) as few
+
+-- read_deltas --
+-- Deltas of commits after a position.
+select position, summary from storenode.commits where position > %b::bigint
+order by position limit %b::bigint
+
+-- read_head --
+-- The newest position; 0 where there is none.
+select coalesce(max(position), 0) from storenode.commits
+
+-- take_place --
+select pg_advisory_xact_lock(%b::bigint), pg_notify('storenode_feed', %s),
+       set_config('idle_in_transaction_session_timeout', %s, true)
+
+-- insert_commit --
+-- Insert a commit at the next position.
+insert into storenode.commits (position, batch, token, messages, min_ts, max_ts, topics, source,
+                               summary, claims)
+values (nextval('storenode.position_seq'), %b::bigint, %b::bigint, %b::int, %b::bigint, %b::bigint,
+        %b::uuid[], %s, %b::bytea, %b::bytea)
+returning position
+
+-- find_batch --
+-- What an attempt has committed whose answer was lost.
+select batch from storenode.commits where token = %b::bigint
+  and position > (select last_value - 1000000 from storenode.position_seq) limit 1
+
+-- insert_at_once --
+, counted as (
+    select batch, count(*) as added from stored group by batch
+), placed as materialized (
+    select pg_advisory_xact_lock(%(commit_order)b::bigint),
+           pg_notify('storenode_feed', %(notice)s)
+    from (select count(*) as added from stored) as total{written}
+    where added > 0
+)
+insert into storenode.commits (position, batch, token, messages, min_ts, max_ts, topics, source,
+                               summary, claims)
+select nextval('storenode.position_seq'), n.batch, c.token, c.given, c.min_ts, c.max_ts,
+       c.topics::uuid[], c.source, case k.added when c.given then c.summary end, c.claims
+from placed,
+     unnest(%(token)b::bigint[], %(given)b::bigint[], %(min_ts)b::bigint[], %(max_ts)b::bigint[],
+            %(topics)s::text[], %(source)b::text[], %(summary)b::bytea[], %(claims)b::bytea[])
+         with ordinality
+         as c(token, given, min_ts, max_ts, topics, source, summary, claims, part)
+     join numbered n using (part) left join counted k using (batch)
+returning position, batch, token
+
+-- read_unfolded --
+-- Deltas that are not folded yet, of commits about a range of time, both ends included.
+select summary from storenode.commits
+where position > (select folded_position from storenode.store) and max_ts >= %s and min_ts <= %s
+
+-- has_unfolded --
+-- True if a commit is not folded.
+select exists (select from storenode.commits
+               where position > (select folded_position from storenode.store))
+
+-- read_claimed --
+-- The newest position, and the one up to which missing parents are followed.
+select (select coalesce(max(position), 0) from storenode.commits), claimed_position
+from storenode.store
+
+-- is_empty --
+-- True if nothing was ever committed, or all of it was dropped.
+select not exists (select from storenode.commits)
+
+-- read_newest_time --
+-- The time of the newest commit, or of the first upgrade, in nanoseconds.
+select (extract(epoch from greatest(created_at, (
+    select committed_at from storenode.commits order by position desc limit 1
+))) * 1000000)::bigint * 1000 from storenode.store
+
+-- read_newest_position --
+-- The newest position; null where there is none.
+select max(position) from storenode.commits
+
+-- read_last_position --
+-- The newest position that was given out.
+select last_value from storenode.position_seq
+
+-- check_sequences --
+-- The largest values in use of the sequences, and where these stand.
+select 'position_seq', (select max(position) from storenode.commits), last_value
+from storenode.position_seq
+union all
+select 'batch_seq', (select max(batch) from storenode.messages), last_value
+from storenode.batch_seq
+
+-- check_batches --
+-- Batches without a commit, and those with more messages than their commit counts.
+select counted.batch, counted.messages, committed.messages
+from (select batch, count(*) as messages, max(ts) as newest from storenode.messages
+      group by batch) counted
+left join storenode.commits committed on committed.batch = counted.batch
+where committed.messages < counted.messages
+   or committed.batch is null
+      and counted.newest >= (select horizon_ns from storenode.store)
+
+-- count --
+-- The number of commits.
+select count(*) from storenode.commits

@@ -1,0 +1,356 @@
+-- Statements about messages, and about hashes and topics, which find them.
+
+-- message_at --
+-- The message ``m`` at a position ``k``. As a join, a plan that was made while a partition was
+-- small would go on reading all of it when it is large; this one is always a probe of the index.
+lateral (
+    select n.* from storenode.messages n
+    where n.ts = k.ts and n.hash = k.hash
+      and n.ts >= %(low)b::bigint and n.ts <= %(high)b::bigint offset 0
+) m
+
+-- size --
+-- The stored bytes of a message without its hash.
+octet_length(m.head) + octet_length(m.payload) + octet_length(m.tail)
+
+-- data_columns --
+-- The columns of a `Row`; ``most`` limits the size of one message.
+m.ts, m.hash,
+       case when <messages.size> <= %(most)b::bigint then m.head || m.payload || m.tail end, <messages.size>
+
+-- id_columns --
+-- The columns of a `Row` of which only the position is read.
+m.ts, m.hash, null::bytea, 0
+
+-- read_at --
+-- The messages at some positions, in no order.
+select {columns} from unnest(%(ts)b::bigint[], %(hash)b::bytea[]) as k(ts, hash)
+cross join <messages.message_at>
+
+-- locate --
+-- Where hashes are, those of pruned messages included; the table has their first bytes.
+select ts, key from storenode.hashes where key = any(%b::bigint[])
+
+-- beyond_key --
+-- What follows the first bytes of a hash, so that no hash that begins with them is greater.
+'\xffffffffffffffffffffffffffffffffffffffffffffffffff'::bytea
+
+-- read_by_hash --
+-- Messages by hash in one statement, as far as they are recent: others are only located, and the
+-- statement that reads them is pruned once to their partitions, and not for each message.
+select k.ts, k.key, {columns}
+from storenode.hashes k left join lateral (
+    select n.* from storenode.messages n
+    where n.ts = k.ts and n.ts >= %(recent)b::bigint
+      and n.hash >= int8send(k.key) and n.hash < int8send(k.key) || <messages.beyond_key> offset 0
+) m on true where k.key = any(%(keys)b::bigint[])
+
+-- read_topic_names --
+-- Names of topic keys.
+select distinct key, pubsub_topic, content_topic from storenode.topics where key = any(%b::uuid[])
+
+-- match_topics --
+-- The keys of the topics that a filter selects. For a prefix that is a parameter Postgres takes no
+-- index, for the span of texts that begin with it it does.
+select distinct t.key from {source} where {conditions}
+
+-- topic_spans --
+-- Topics whose name lies in a span of names.
+unnest(%(lows)s::text[], %(highs)s::text[]) as span(low, high)
+join storenode.topics t on t.{column} >= span.low and t.{column} < span.high
+
+-- locate_one --
+-- Where a hash may be.
+select distinct ts from storenode.hashes where key = %b::bigint
+
+-- read_topics_between --
+-- Hashes and topics of the messages of a timestamp whose hashes begin alike.
+select hash, topic from storenode.messages
+where ts = %b::bigint and hash between %b::bytea and %b::bytea
+
+-- page_by_time --
+-- A page in the order of time; with a filter of many topics, that of their keys.
+select {columns} from storenode.messages m
+where m.ts >= %(low)b::bigint and m.ts <= %(high)b::bigint
+  and (m.ts, m.hash) {beyond} (%(at_ts)b::bigint, %(at_hash)b::bytea){topics}
+order by m.ts {way}, m.hash {way} limit %(limit)b::bigint
+
+-- in_topic_order --
+-- In the order of the index by topic, which begins each hash only: those that begin alike at one
+-- time are put in order as they come. The first condition is the index's, the second is exact.
+m.ts >= %(low)b::bigint and m.ts <= %(high)b::bigint
+  and (m.ts, substr(m.hash, 1, 7)) {beyond}=
+      (%(at_ts)b::bigint, substr(%(at_hash)b::bytea, 1, 7))
+  and (m.ts, m.hash) {beyond} (%(at_ts)b::bigint, %(at_hash)b::bytea)
+order by m.ts {way}, substr(m.hash, 1, 7) {way}, m.hash {way}
+
+-- page_of_topic --
+-- A page of one topic.
+select {columns} from storenode.messages m
+where m.topic = (%(topics)b::uuid[])[1] and <messages.in_topic_order> limit %(limit)b::bigint
+
+-- page_of_topics --
+-- A page of several topics. Each topic gives its next few; what lies beyond the first topic to be cut off is not known
+-- completely yet and waits for the next page. Those of the page are read where they were found: the
+-- index has not all that puts them in order, so their rows had to be looked at already.
+select {columns} from (
+    with merged as materialized (
+        select x.ts, x.hash, x.place, x.n from unnest(%(topics)b::uuid[]) as given(topic)
+        cross join lateral (
+            select n.*, row_number() over () as n from (
+                select m.ts, m.hash, m.ctid as place from storenode.messages m
+                where m.topic = given.topic and <messages.in_topic_order> limit %(each)b::bigint
+            ) n
+        ) x
+    ), cut as (
+        select ts, hash from merged where n = %(each)b::bigint
+        order by ts {way}, hash {way} limit 1
+    )
+    select ts, hash, place from merged
+    where not exists (select from cut)
+       or (ts, hash) {until} (select ts, hash from cut)
+    order by ts {way}, hash {way} limit %(limit)b::bigint
+) k cross join lateral (
+    select n.* from storenode.messages n
+    where n.ts = k.ts and n.ctid = k.place and n.hash = k.hash
+      and n.ts >= %(low)b::bigint and n.ts <= %(high)b::bigint offset 0
+) m
+order by m.ts {way}, m.hash {way}
+
+-- read_newest --
+-- The newest messages by time.
+select ts, hash, content_digest from storenode.messages where ts <= %b::bigint
+order by ts desc, hash desc limit %b::bigint
+
+-- messages_of_batch --
+-- Messages of batches. A probe of the index for each batch, whatever a plan was made for (see
+-- `message_at`); a batch lies in few partitions.
+lateral (
+    select n.* from storenode.messages n
+    where n.batch = k.batch and n.ts >= k.low and n.ts <= k.high offset 0
+) m
+
+-- page_in_commit_order --
+-- A page of messages in commit order. Commits come in their order: each is sorted by itself, and
+-- those beyond the limit are not read.
+select {columns}, k.position
+from (
+    select * from unnest(%(batches)b::bigint[], %(lows)b::bigint[], %(highs)b::bigint[],
+                         %(positions)b::bigint[]) as k(batch, low, high, position)
+    order by position
+) k
+cross join <messages.messages_of_batch>
+where true{topics}
+  and (k.position, m.ts, m.hash)
+      > (%(at_position)b::bigint, %(at_ts)b::bigint, %(at_hash)b::bytea)
+order by k.position, m.ts, m.hash limit %(limit)b::bigint
+
+-- read_batches --
+-- All messages of some batches, for followers that are live.
+select m.batch, m.topic, m.hash, m.head || m.payload || m.tail
+from unnest(%(batches)b::bigint[], %(lows)b::bigint[], %(highs)b::bigint[]) as k(batch, low, high)
+cross join <messages.messages_of_batch>
+where true{topics}
+order by m.ts, m.hash
+
+-- joined_ids --
+-- IDs joined into two values, whose columns are read without a call per row.
+string_agg(int8send(m.ts), ''::bytea), string_agg(m.hash, ''::bytea)
+
+-- joined_digests --
+-- Content digests joined into one value.
+string_agg(m.content_digest, ''::bytea)
+
+-- read_ids_in --
+-- A probe of the index for each span, whatever a plan was made for (see `message_at`): so rows come
+-- in the order of the spans, and the limit ends the reading.
+-- The index alone has the IDs; content digests take the rows.
+select <messages.joined_ids>{content} from (
+    select m.*
+    from unnest(%(low_ts)b::bigint[], %(low_hash)b::bytea[],
+                %(high_ts)b::bigint[], %(high_hash)b::bytea[])
+        as k(low_ts, low_hash, high_ts, high_hash)
+    cross join lateral (
+        select n.ts, n.hash{column} from storenode.messages n
+        where n.ts >= k.low_ts and n.ts <= k.high_ts
+          and (n.ts, n.hash) >= (k.low_ts, k.low_hash)
+          and (n.ts, n.hash) < (k.high_ts, k.high_hash)
+        order by n.ts, n.hash offset 0
+    ) m
+    limit %(limit)b::bigint
+) m
+
+-- read_ids_of_hashes --
+-- IDs of the stored messages among some hashes.
+select <messages.joined_ids>
+from unnest(%(hashes)b::bytea[]) as w(hash)
+cross join lateral (
+    select distinct h.ts from storenode.hashes h
+    where h.key = ('x' || encode(substr(w.hash, 1, 8), 'hex'))::bit(64)::bigint
+) h
+cross join lateral (
+    select n.ts, n.hash from storenode.messages n where n.ts = h.ts and n.hash = w.hash offset 0
+) m
+
+-- read_ids_of_batches --
+-- IDs and content digests of the messages of batches.
+select <messages.joined_ids>, <messages.joined_digests>
+from unnest(%(batches)b::bigint[], %(lows)b::bigint[], %(highs)b::bigint[]) as k(batch, low, high)
+cross join lateral (
+    select n.ts, n.hash, n.content_digest from storenode.messages n
+    where n.batch = k.batch and n.ts >= k.low and n.ts <= k.high offset 0
+) m
+
+-- element --
+-- What sums add for a message: `reconcile.ids.SyncIds.elements`.
+int8send(m.ts) || m.hash || m.content_digest
+
+-- read_added_elements --
+-- The elements that commits have added to some hours, by hour.
+select given.hour_ns, string_agg(added.element, ''::bytea)
+from unnest(%(hours)s::bigint[]) as given(hour_ns)
+cross join lateral (
+    select <messages.element> as element from storenode.messages m
+    where m.ts >= given.hour_ns and m.ts < given.hour_ns + 3600000000000
+      and m.batch in (select batch from storenode.commits
+                      where position > %(after)s::bigint and position <= %(until)s::bigint)
+    offset 0
+) as added
+group by 1
+
+-- read_elements --
+-- Elements of the lattice sum of a range of time, by pages: nothing is as cheap as one long value.
+select max(m.ts), string_agg(<messages.element>, ''::bytea) from (
+    select ts, hash, content_digest from storenode.messages
+    where ts >= %(ts)s::bigint and ts < %(high)s::bigint
+      and (ts, hash) > (%(ts)s::bigint, %(hash)s::bytea)
+    order by ts, hash limit %(limit)s::bigint
+) as m
+
+-- read_elements_of_hour --
+-- Elements of the lattice sum of an hour, a value for each minute.
+select string_agg(<messages.element>, ''::bytea) from {table} m where ts >= {low} and ts <= {last}
+group by ts / 60000000000
+
+-- check_following --
+-- Keys of the next chunk of a partition.
+select {keys} from storenode.{table} where {bounds} and ({keys}) > ({after})
+order by {keys} limit {rows}
+
+-- check_sample --
+-- Keys of a sample of the pages of a partition.
+select {keys} from storenode.{table} tablesample system ({percent}) where {bounds}
+
+-- check_given --
+-- Keys that are given.
+select * from unnest({arrays}) as given({keys})
+
+-- check_messages --
+-- A message and its row of hashes, by keys `k`.
+select k.ts, k.hash, m.topic, m.content_digest, m.head, m.payload, m.tail,
+       exists (select from storenode.hashes h
+               where h.ts = k.ts and h.key = ('x' || encode(substr(k.hash, 1, 8), 'hex'))::bit(64)::bigint)
+from k join storenode.messages m on m.ts = k.ts and m.hash = k.hash
+order by k.ts, k.hash
+
+-- check_hashes --
+-- Whether rows of hashes have a message, by keys `k`.
+select k.key, k.ts, exists (
+    select from storenode.messages m where m.ts = k.ts
+    and m.hash >= int8send(k.key)
+    and m.hash <= int8send(k.key) || decode(repeat('ff', 24), 'hex'))
+from k order by k.key, k.ts
+
+-- check_topics --
+-- Rows of topic keys in a partition.
+select key, ts, pubsub_topic, content_topic from storenode.topics
+where key = any(%s::uuid[]) and ts >= %s and ts <= %s
+
+-- read_ends --
+-- The first and the last timestamp of a partition.
+select min(ts), max(ts) from {}
+
+-- insert_messages --
+-- Messages and their rows of `hashes`, as far as they are new.
+with given as (
+    select * from unnest(%(ts)b::bigint[], %(hash)b::bytea[], %(topic)b::uuid[],
+                         %(content_digest)b::bytea[], %(head)b::bytea[], %(payload)b::bytea[],
+                         %(tail)b::bytea[], %(part)b::bigint[])
+        as given(ts, hash, topic, content_digest, head, payload, tail, part)
+), numbered as materialized (
+    select part, nextval('storenode.batch_seq') as batch
+    from generate_series(1::bigint, %(parts)b::bigint) as part
+), stored as (
+    insert into storenode.messages (ts, hash, topic, batch, content_digest, head, payload, tail)
+    select ts, hash, topic, batch, content_digest, head, payload, tail
+    from given join numbered using (part) order by ts, hash
+    on conflict do nothing
+    returning ts, hash, topic, batch
+), located as (
+    insert into storenode.hashes (key, ts)
+    select ('x' || encode(substr(hash, 1, 8), 'hex'))::bit(64)::bigint, ts from stored returning 1
+)
+
+-- return_inserted --
+-- What was new of each part.
+select n.part, n.batch, count(*), min(ts), max(ts),
+       case when count(*) < (%(given)b::bigint[])[n.part] then string_agg(hash, ''::bytea) end,
+       (select array_agg(topic) from (
+            select distinct topic from stored where batch = n.batch limit 65) as few)
+from numbered n join stored s on s.batch = n.batch group by n.part, n.batch
+
+-- find_conflicts --
+-- The messages of a batch whose hash is stored with other content.
+select k.hash, m.content_digest
+from unnest(%(ts)b::bigint[], %(hash)b::bytea[], %(content_digest)b::bytea[])
+    as k(ts, hash, content_digest)
+cross join <messages.message_at> where m.content_digest <> k.content_digest
+
+-- next_batches --
+-- Numbers for batches.
+select nextval('storenode.batch_seq') from generate_series(1::bigint, %b::bigint)
+
+-- read_hashes_of_batch --
+-- Hashes of the messages of a batch.
+select hash from storenode.messages
+where batch = %b::bigint and ts between %b::bigint and %b::bigint
+
+-- insert_topics --
+-- Names of topic keys, once in each coarse partition.
+insert into storenode.topics (key, ts, pubsub_topic, content_topic)
+select * from unnest(%b::uuid[], %b::bigint[], %s::text[], %s::text[])
+on conflict do nothing
+
+-- copy_messages --
+-- Messages, all of which are new.
+copy storenode.messages (ts, hash, topic, batch, content_digest, head, payload, tail)
+from stdin (format binary)
+
+-- copy_hashes --
+-- The rows of `hashes` of messages, all of which are new.
+copy storenode.hashes (key, ts) from stdin (format binary)
+
+-- write_canary --
+-- A write that changes no row, and needs the rights and the locks that a batch of now needs: on the tables, on
+-- the partitions of now, which are known to the planner, and on the commit order. Its record in the
+-- log is committed as rows are.
+with granted as (
+    insert into storenode.messages select * from storenode.messages where false
+), located as (
+    update storenode.hashes set key = key where ts = {now} and key = 0
+), row as (
+    update storenode.messages set batch = batch where ts = {now} and hash = ''
+), placed as materialized (
+    select pg_advisory_xact_lock({commit_order})
+)
+select pg_logical_emit_message(true, 'storenode', '') from placed
+
+-- read_pubsub_topics --
+-- Names of pubsub topics: from one name to the next by the index, however many content topics each has.
+with recursive found(name) as (
+    select min(pubsub_topic) from storenode.topics
+    union all
+    select (select min(t.pubsub_topic) from storenode.topics t where t.pubsub_topic > found.name)
+    from found where found.name is not null
+)
+select name from found where name is not null limit %b::int

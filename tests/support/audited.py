@@ -52,13 +52,13 @@ def audited(claims: list[Claim]) -> Audited:
     for key, names in parents.items():
         channel, name = key
         others = names - {name}
-        held = {parent for parent in others if (channel, parent) in parents}
-        found.missing |= {(channel, name, parent) for parent in others - held}
+        present = {parent for parent in others if (channel, parent) in parents}
+        found.missing |= {(channel, name, parent) for parent in others - present}
         if any(each not in parents for each in past[key]):
             found.incomplete.add(key)
         if not any(name in parents[c, n] for c, n in parents if c == channel and n != name):
             found.heads.add(key)
-        if others and not held:
+        if others and not present:
             found.orphans.add(key)
         for parent in names:
             if (channel, parent) in parents and clock[key] <= clock[channel, parent]:

@@ -34,10 +34,10 @@ class _Handler(BaseHTTPRequestHandler):
         # The key is one part of Google's path.
         server.request(self.command, f"{unquote(path)}?{query}", data, self._translated())
         answer = server.getresponse()
-        told = {name: text for name, text in answer.getheaders() if name.lower() in _ANSWERED}
+        headers = {name: text for name, text in answer.getheaders() if name.lower() in _ANSWERED}
         if self.command == "HEAD":
-            told["Content-Length"] = answer.getheader("Content-Length", "0")
-        self._answer(answer.status, answer.read(), told)
+            headers["Content-Length"] = answer.getheader("Content-Length", "0")
+        self._answer(answer.status, answer.read(), headers)
         server.close()
 
     do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = handle_any  # noqa: N815 - names of methods

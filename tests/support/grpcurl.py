@@ -1,6 +1,6 @@
 """A stand-in for grpcurl with server reflection, as far as the documentation uses it; a script.
 
-Knows the node's schema only from the node: no generated class of ours is imported. The variable
+It has the schema only from the node: no generated class of ours is imported. The variable
 ``GRPCURL_ADDRESSES`` (``FROM=TO FROM=TO``) sends a documented address to a node under test.
 """
 

@@ -98,12 +98,12 @@ class Peer:
         """Announce all that is held, after the node has spoken; ask for all, answer all."""
         announced: set[bytes] = set()
         for frame in frames:
-            told = {*frame.inv.ids, *frame.sync_leaves.ids}
+            announced_there = {*frame.inv.ids, *frame.sync_leaves.ids}
             self.hold(frame.events.messages)
             asked = [self.held[each] for each in frame.get_events.ids if each in self.held]
             if asked:
                 yield pb.GossipFrame(events=pb.Events(messages=asked))
-            if wanted := told - self.held.keys():
+            if wanted := announced_there - self.held.keys():
                 yield pb.GossipFrame(get_events=pb.Inventory(ids=wanted))
             if new := self.held.keys() - announced:
                 announced |= new
@@ -129,13 +129,13 @@ def named(answers: Callable[[Any], Iterator[Any]], early: bool) -> Callable[...,
     """Serve a call; the names of this side come before the first answer, or with it."""
 
     def answer(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:  # noqa: ANN401
-        told = early
+        has_names = early
         if early:
             context.send_initial_metadata(NAMES)
         for each in answers(request):
-            if not told:
+            if not has_names:
                 context.send_initial_metadata(NAMES)
-                told = True
+                has_names = True
             yield each
 
     return answer

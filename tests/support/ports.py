@@ -13,7 +13,7 @@ class HeldPort:
 
     A server may listen on it and end again and again. Without this, the kernel may give the port
     of a server that is down to a listener elsewhere that asks for any, or to either end of a
-    connection, be it of another test or of whoever calls that server meanwhile.
+    connection, be it of another test or of a client of that server.
     """
 
     def __init__(self) -> None:

@@ -69,7 +69,7 @@ class Service:
                 cwd=directory,
             )
 
-    def told(self, pattern: re.Pattern[str]) -> re.Match[str]:
+    def logged(self, pattern: re.Pattern[str]) -> re.Match[str]:
         """Wait until it has logged something."""
         found: list[re.Match[str]] = []
 
@@ -121,10 +121,10 @@ class Cluster:
         )
         self.workers: list[Service] = []
         try:
-            self.url = self._master.told(_MASTER)[1]
+            self.url = self._master.logged(_MASTER)[1]
             begun = [self._begin_worker(number) for number in range(2)]
             for each in begun:
-                each.told(_JOINED)
+                each.logged(_JOINED)
         except BaseException:
             self.stop()
             raise
@@ -162,7 +162,7 @@ class Cluster:
             "spark-internal",
         )
         try:
-            yield f"sc://{server.told(_CONNECT)[1]}"
+            yield f"sc://{server.logged(_CONNECT)[1]}"
         finally:
             server.stop()
 

@@ -93,11 +93,11 @@ class SpecPeer:
             return [Range(upper, ITEM_SET, items=ours)]
         parts = []
         for begin, end in zip([lower, *bounds], [*bounds, upper], strict=True):
-            held = self.within(begin, end)
-            if len(held) <= self.small:
-                parts.append(Range(end, ITEM_SET, items=held))
+            inside = self.within(begin, end)
+            if len(inside) <= self.small:
+                parts.append(Range(end, ITEM_SET, items=inside))
             else:
-                parts.append(Range(end, FINGERPRINT, xor(held)))
+                parts.append(Range(end, FINGERPRINT, xor(inside)))
         return parts
 
     def bounds(self, lower: Id, ours: list[Id]) -> list[Id]:

@@ -46,7 +46,7 @@ class _Forker:
 
     def fork(self, asked: dict[str, Any], standard: Sequence[int]) -> tuple[int, int]:
         """Return a new process: its ID, and the pipe that will tell how it ended."""
-        told, pipe = os.pipe()
+        reading, pipe = os.pipe()
         body = json.dumps(asked).encode()
         try:
             with self._lock:
@@ -55,8 +55,8 @@ class _Forker:
                 connection.sendall(body)
         finally:
             os.close(pipe)
-        (pid,) = LENGTH.unpack(os.read(told, LENGTH.size))
-        return pid, told
+        (pid,) = LENGTH.unpack(os.read(reading, LENGTH.size))
+        return pid, reading
 
     def close(self) -> None:
         """End it, and with it what it has forked."""
@@ -96,7 +96,7 @@ class _Forked(subprocess.Popen[Any]):
         ]
         asked = {"args": list(args), "cwd": str(cwd or Path.cwd()), "env": dict(env)}
         self._ended = threading.Lock()
-        self.pid, self._told = _forker.fork(asked, given)
+        self.pid, self._status_pipe = _forker.fork(asked, given)
         self._child_created = True
         self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
 
@@ -114,13 +114,13 @@ class _Forked(subprocess.Popen[Any]):
         if self.returncode is not None:
             return self.returncode
         waiting = select.poll()
-        waiting.register(self._told, select.POLLIN)
+        waiting.register(self._status_pipe, select.POLLIN)
         if not waiting.poll(None if timeout_s is None else 1_000 * timeout_s):
             return None
         with self._ended:
             if self.returncode is None:
-                (status,) = LENGTH.unpack(os.read(self._told, LENGTH.size))
-                os.close(self._told)
+                (status,) = LENGTH.unpack(os.read(self._status_pipe, LENGTH.size))
+                os.close(self._status_pipe)
                 self.returncode = os.waitstatus_to_exitcode(status)
         return self.returncode
 

@@ -24,7 +24,7 @@ from store.embedded.process import is_full_disk
 from store.observe.clocks import ClockComparison
 from store.observe.http import MetricsListener
 from store.observe.logging import get_logger, write_suppressed
-from store.observe.metrics import RATE_INTERVAL_S, Metrics, total
+from store.observe.metrics import RATE_INTERVAL_S, Metrics
 from store.rpc.context import RpcContext
 from store.rpc.limits import MAX_CALLERS
 from store.runtime.canary import WriteCanary
@@ -57,7 +57,7 @@ from store.runtime.tokens import TokenFile
 from store.runtime.tracing import open_tracing
 from store.serving.addresses import BindError, bind_error, require_free
 from store.serving.answer_budget import UnsentBudget
-from store.serving.context import NodeIdentity, NodeState
+from store.serving.context import NodeIdentity
 from store.serving.drain import Drain
 from store.serving.tls import TlsError, first_dns_name
 from store.sync.resume import OnlineRecorder
@@ -301,23 +301,6 @@ class NodeRuntime:
         gossiping: Gossiping,
         tracing: Tracing | None,
     ) -> RpcContext:
-        telemetry = self._telemetry
-        assert telemetry is not None
-
-        async def state() -> NodeState:
-            is_up = self._database_up
-            summary = await telemetry.read_summary() if is_up else telemetry.summary
-            return NodeState(
-                messages=summary.messages,
-                oldest_timestamp_ns=summary.oldest_timestamp_ns,
-                newest_timestamp_ns=summary.newest_timestamp_ns,
-                index_entries=wiring.reconcilable.index_entries,
-                index_start_ns=wiring.reconcilable.index_start_ns,
-                gossip=gossiping.state(telemetry.unread),
-                conflicts=int(total(self._metrics.conflicts)),
-                database=await self._status.database(is_up=is_up),
-            )
-
         return RpcContext(
             identity=identity,
             policy=self._policy.current,
@@ -325,7 +308,7 @@ class NodeRuntime:
             now_ns=time.time_ns,
             monotonic_ns=time.monotonic_ns,
             health=lambda: self._health.value,
-            state=state,
+            state=self._status.state,
             metrics=self._metrics,
             answers=self._answers,
             drain=self._drain,

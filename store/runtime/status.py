@@ -31,7 +31,7 @@ from store.runtime.health import NodeHealth
 from store.runtime.services import MAX_STATUS_TOPICS, PolicySource, Wiring
 from store.runtime.tasks import SingleFlightCache
 from store.runtime.telemetry import Telemetry
-from store.serving.context import DiskState, NodeIdentity, ServedDatabase
+from store.serving.context import DiskState, NodeIdentity, NodeState, ServedDatabase
 from storenode.message.limits import NS_PER_S
 
 STATUS_REST_S: Final = 1.0
@@ -148,12 +148,25 @@ class StatusReport:
         fields["sessions"] = {"running": running, "ended": self._sessions_ended()}
         return json.dumps(fields, separators=(",", ":"), allow_nan=False).encode()
 
-    async def database(self, *, is_up: bool) -> ServedDatabase | None:
-        """Return the state of the database, as it was last read; None if it never was."""
-        if self._parts is None:
-            return None
-        patience_s = STATUS_PATIENCE_S if is_up else 0
-        condition = await self._parts.telemetry.condition.get(patience_s)
+    async def state(self) -> NodeState:
+        """Return the state for ``GetStatus``; of a database that is away, as it was last read."""
+        assert self._parts is not None
+        telemetry, index = self._parts.telemetry, self._parts.wiring.reconcilable
+        is_up = bool(total(self._metrics.database_up))
+        summary = await telemetry.read_summary() if is_up else telemetry.summary
+        condition = await telemetry.condition.get(STATUS_PATIENCE_S if is_up else 0)
+        return NodeState(
+            messages=summary.messages,
+            oldest_timestamp_ns=summary.oldest_timestamp_ns,
+            newest_timestamp_ns=summary.newest_timestamp_ns,
+            index_entries=index.index_entries,
+            index_start_ns=index.index_start_ns,
+            gossip=self._parts.gossiping.state(telemetry.unread),
+            conflicts=int(total(self._metrics.conflicts)),
+            database=self._served_database(condition),
+        )
+
+    def _served_database(self, condition: StoreCondition | None) -> ServedDatabase | None:
         if condition is None:
             return None
         return ServedDatabase(

@@ -45,6 +45,7 @@ from store.serving.call import (
 )
 from store.serving.connections import Remote, remote
 from store.serving.failure import CallerGoneError, CallError, Code, expected, malformed, unexpected
+from store.serving.limits import COUNTED_REQUEST_BYTES
 from store.sync.errors import (
     FrameTooLargeError,
     GaveWayError,
@@ -227,7 +228,8 @@ class CallWrapper:
 
         async def answer(rpc: RpcCall, call: Call) -> bytes:
             request = await rpc.read_request(call)
-            with call.reserve(len(request)):
+            size = len(request)
+            with call.reserve(size) if size > COUNTED_REQUEST_BYTES else _NOTHING:
                 response = await handle(call, request)
             await call.sender.answered(len(response), refusable=method.timed)
             return response

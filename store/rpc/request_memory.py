@@ -138,7 +138,7 @@ class IncompleteRequests:
         try:
             async with asyncio.timeout(None if slots is None else REQUEST_TIMEOUT_S) as limit:
                 if slots is not None:
-                    await slots.acquire(name, limit, wait=wait)
+                    await slots.enter(name, limit, wait=wait)
                 # Looked up now: while the call waited for its slot, it might have been forgotten.
                 connection = self._connections.get(name)
                 if connection is None:
@@ -153,7 +153,7 @@ class IncompleteRequests:
                     self._awaited -= 1
                     gave_way = connection.awaited.pop(limit, None) is None
                     if slots is not None:
-                        slots.release(name, limit)
+                        slots.leave(name, limit)
                 if isinstance(request, bytes):
                     connection.read_bytes += len(request)
         except TimeoutError:

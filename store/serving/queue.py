@@ -110,23 +110,16 @@ class FairQueue:
                 del self._by_owner[owner]
             self.release(size)
 
-    def take(self, connection: str, size: int) -> bool:
-        """Take units as `acquire`, or return False where the call had to wait."""
-        if self.waiting or not (size <= self.free or self.free == self.limit):
-            return False
-        self.asked[connection] += size
-        self.free -= size
-        return True
-
     async def acquire(self, connection: str, size: int, factor: int = 1) -> None:
         """Take units when it is the call's turn; `release` must follow.
 
         Raises:
             CallError: too many calls wait, or `refuse` was called.
         """
-        if self.take(connection, size):
-            return
         self.asked[connection] += size
+        if not self.waiting and (size <= self.free or self.fits(size)):
+            self.free -= size
+            return
         if self._max_waiting is not None and len(self.waiting) >= self._max_waiting:
             self.refuse([max(self.waiting)])
         turn = asyncio.get_running_loop().create_future()
@@ -197,7 +190,7 @@ def memory_queue(limit_bytes: int, what: str) -> FairQueue:
     return FairQueue(limit_bytes, full)
 
 
-class RequestSlots:
+class RequestSlots(FairQueue):
     """Slots for requests that come in.
 
     While calls wait, a slot is kept for `CROWDED_TIMEOUT_S` only; of more than ``max_waiting``
@@ -205,33 +198,35 @@ class RequestSlots:
     """
 
     def __init__(self, slots: int, max_waiting: int = MAX_WAITING_REQUESTS) -> None:
-        self._slots = FairQueue(slots, _crowded, max_waiting=max_waiting)
+        super().__init__(slots, _crowded, max_waiting=max_waiting)
         self._unhurried: dict[asyncio.Timeout, float] = {}
 
-    async def acquire(self, connection: str, limit: asyncio.Timeout, *, wait: bool = True) -> None:
-        """Take a slot for a request, whose ``limit`` may be shortened; `release` must follow.
+    async def enter(self, connection: str, limit: asyncio.Timeout, *, wait: bool = True) -> None:
+        """Take a slot for a request, whose ``limit`` may be shortened; `leave` must follow.
 
         Raises:
             CallError: too many requests wait; or, without ``wait``, no slot is free.
         """
-        slots = self._slots
-        if not slots.take(connection, 1):
-            if not wait:
-                raise _crowded()
+        if self.free:
+            self.free -= 1
+            self.asked[connection] += 1
+        elif wait:
             for other, other_began_s in self._unhurried.items():
                 _shorten(other, other_began_s)
             self._unhurried.clear()
-            await slots.acquire(connection, 1)
+            await self.acquire(connection, 1)
+        else:
+            raise _crowded()
         now_s = asyncio.get_running_loop().time()
-        if slots.waiting or not wait:
+        if self.waiting or not wait:
             _shorten(limit, now_s)
         else:
             self._unhurried[limit] = now_s
 
-    def release(self, connection: str, limit: asyncio.Timeout) -> None:
+    def leave(self, connection: str, limit: asyncio.Timeout) -> None:
         """Return a slot."""
         self._unhurried.pop(limit, None)
-        self._slots.release(1, connection)
+        self.release(1, connection)
 
     @asynccontextmanager
     async def slot(self, connection: str, *, needed: bool = True) -> AsyncIterator[None]:
@@ -246,12 +241,12 @@ class RequestSlots:
         try:
             async with asyncio.timeout(REQUEST_TIMEOUT_S) as limit:
                 if needed:
-                    await self.acquire(connection, limit)
+                    await self.enter(connection, limit)
                 try:
                     yield
                 finally:
                     if needed:
-                        self.release(connection, limit)
+                        self.leave(connection, limit)
         except TimeoutError:
             raise late(began_s) from None
 

@@ -50,10 +50,9 @@ from store.sync.session.initiator import initiate
 from store.sync.session.reconciliation import Reconciliation, in_time
 from store.sync.session.registry import PeerSession, SessionState
 from store.sync.session.report import SessionReport
-from store.sync.transfer.core import Transfer
-from store.sync.transfer.driver import TransferWork
-from store.sync.transfer.events import TransferFault
 from store.sync.transfer.policy_memory import Side as Whose
+from store.sync.transfer.report import TransferFault
+from store.sync.transfer.transfer import Transfer, TransferWork
 from storenode.message.rules import Reason
 
 CLUSTER: Final = 7
@@ -172,12 +171,18 @@ class JudgedExchange(shipped.Exchange):
                 self._names[asyncio.current_task()] = name
         super().concluded(report, work, result)
 
-    async def machine(self, session: PeerSession, report: SessionReport) -> Transfer:
-        """Return the transfer of what a session has found."""
+    async def transfer(self, session: PeerSession, report: SessionReport) -> Transfer:
+        """Return the transfer of what a session has found, which is checked after each step."""
         self._judge_memory(session.node_id)
-        machine = await super().machine(session, report)
-        _check_after_steps(machine)
-        return machine
+        transfer = await super().transfer(session, report)
+        go_on = transfer._go_on
+
+        def checked() -> None:
+            go_on()
+            transfer.check()
+
+        transfer._go_on = checked  # type: ignore[method-assign]
+        return transfer
 
     def ended(self, report: SessionReport) -> SyncOutcome:
         """Note that a session ended."""

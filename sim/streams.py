@@ -30,7 +30,7 @@ from store.sync.errors import (
 )
 from store.sync.frames import pieces
 from store.sync.session.initiator import TRANSFER
-from store.sync.transfer.events import TransferFault
+from store.sync.transfer.report import TransferFault
 
 NOTICE_NS: Final = 1_000_000_000
 """So soon after its stream has failed a session must be over."""

@@ -55,7 +55,7 @@ from store.sync.errors import (
     TooManyCallsError,
     TransferFailedError,
 )
-from store.sync.transfer.events import TransferFault
+from store.sync.transfer.report import TransferFault
 from storenode.connection.errors import RETRY_PUSHBACK
 
 _CODES: Final[tuple[tuple[type[Exception], Code], ...]] = (

@@ -46,7 +46,7 @@ from store.sync.resume import SHORTEST_GAP_NS, ResumeConfig, Resumer
 from store.sync.schedule.core import ScheduleConfig
 from store.sync.schedule.driver import Synchronizer
 from store.sync.session.exchange import Exchange, ExchangeWork
-from store.sync.transfer.driver import TransferWork
+from store.sync.transfer.transfer import TransferWork
 from storenode.cli.options.types import Peer
 from storenode.message.limits import NS_PER_S
 

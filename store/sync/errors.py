@@ -7,7 +7,7 @@ from typing import Final
 from reconcile.errors import MalformedPayloadError as MalformedPayload
 from reconcile.errors import PayloadLimitError as LimitExceeded
 from store.domain.ports import PeerFailed, StoreBusy, StoreUnavailable
-from store.sync.transfer.events import TransferFault
+from store.sync.transfer.report import TransferFault
 
 MAX_PEER_TEXT_CHARS: Final = 400
 """A sentence of a peer that is shown or logged here; a longer one is cut."""

@@ -7,7 +7,8 @@ Entries are taken in the order in which they come.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from google.protobuf.message import DecodeError
@@ -32,7 +33,6 @@ from store.sync.limits import (
     MAX_UNCUT_ENTRIES,
     SESSION_ID_CHARS,
 )
-from store.sync.transfer.events import Frame
 from storenode.wire.storenode.internal.v1.transfer_raw_pb2 import RawTransferFrame
 from storenode.wire.storenode.v1.peer_pb2 import (
     ReconcileExtension,
@@ -54,6 +54,21 @@ _FIRST_BYTES: Final = bytes(
     for tag in (field << 3 | DELIMITED,)
     for longer in (0, 0x80)
 )
+
+
+@dataclass(frozen=True, slots=True)
+class TransferPiece:
+    """A ``TransferFrame`` to send, or a piece of a received one, of which the last has ``done``.
+
+    ``messages`` are said to be ``WakuMessageAndTopic``. ``size_bytes``: of the received piece.
+    """
+
+    session_id: str
+    messages: Sequence[bytes] = ()
+    stored: Sequence[bytes] = ()
+    refused: Sequence[tuple[bytes, str]] = ()
+    done: bool = False
+    size_bytes: int = 0
 
 
 def parse_reconcile(data: bytes) -> ReconcileFrame:
@@ -103,14 +118,14 @@ def is_session_id(text: str) -> bool:
     return len(text) == SESSION_ID_CHARS and set(text) <= set("0123456789abcdef")
 
 
-def encode_transfer(frame: Frame) -> bytes:
+def encode_transfer(frame: TransferPiece) -> bytes:
     """Return the bytes of a frame to send."""
     return transfer_frame(
         frame.session_id, frame.messages, frame.stored, frame.refused, done=frame.done
     )
 
 
-def pieces(frame: bytes) -> Iterator[Frame]:
+def pieces(frame: bytes) -> Iterator[TransferPiece]:
     """Cut a ``TransferFrame`` into pieces that are judged at one go; at least one.
 
     Raises:
@@ -141,7 +156,7 @@ def _no_frame() -> MalformedFrameError:
     return MalformedFrameError("the frame is no TransferFrame: encode it as the schema says")
 
 
-def _chunks(part: RawTransferFrame, size_bytes: int, *, done: bool) -> Iterator[Frame]:
+def _chunks(part: RawTransferFrame, size_bytes: int, *, done: bool) -> Iterator[TransferPiece]:
     messages = part.messages
     step = chunk_messages(len(messages), size_bytes)
     chunks = max(1, -(-len(messages) // step))
@@ -150,7 +165,7 @@ def _chunks(part: RawTransferFrame, size_bytes: int, *, done: bool) -> Iterator[
     for start in range(0, chunks * step, step):
         last = start + step >= chunks * step
         chunk = messages[start : start + step]
-        yield Frame(session_id, chunk, stored, refused, done and last, size_bytes // chunks)
+        yield TransferPiece(session_id, chunk, stored, refused, done and last, size_bytes // chunks)
         session_id, stored, refused = "", [], []
 
 

@@ -248,7 +248,7 @@ class TransferLimits:
     ``frame_answers`` answers. ``unsent_bytes`` are read from the database ahead of the stream, in
     portions of up to ``load_ids``; ``unstored_bytes`` of received frames may wait for the database
     before the stream is left alone. ``find_ids`` are looked up at once. More than
-    ``unsolicited_messages`` end the session. The others: `store.sync.transfer.core.Patience`.
+    ``unsolicited_messages`` end the session. The others: `store.sync.transfer.transfer.Patience`.
     """
 
     frame_messages: int = MAX_BATCH_MESSAGES

@@ -10,6 +10,8 @@ from reconcile.session import ReconcileSession as Session
 from reconcile.summaries.summary import SummaryView
 from store.domain import coverage
 from store.domain.admission import Admission, Verdict
+from store.domain.ports import Source
+from store.messages.record import RecordBatch
 from store.sync import resume
 from store.sync.index import hot
 from store.sync.index.hot import HotIndex
@@ -23,13 +25,12 @@ from store.sync.session.exchange import Exchange
 from store.sync.session.registry import Sessions
 from store.sync.session.responder import Responder
 from store.sync.session.sum_search import Search
-from store.sync.transfer.core import Transfer
-from store.sync.transfer.driver import _Driver
-from store.sync.transfer.events import Effect, Input, Persist, Persisted
 from store.sync.transfer.policy_memory import PolicyMemory
+from store.sync.transfer.receive_half import Receiving
+from store.sync.transfer.transfer import Transfer
 from tests.sim.mutant import Asyncio, Mutant, edit, replace_with, sleep_not, together
 
-in_transfer = partial(edit, _Driver)
+in_transfer = partial(edit, Transfer)
 in_exchange = partial(edit, Exchange)
 in_agreement = partial(edit, Agreement)
 in_statements = partial(edit, exchange)
@@ -48,14 +49,10 @@ LEFT = "are left"
 class EagerTransfer(Transfer):
     """Says that a message is stored as soon as it has come."""
 
-    def step(self, now_ns: int, given: Input) -> list[Effect]:
-        if isinstance(given, Persisted):
-            return []
-        effects = super().step(now_ns, given)
-        for effect in list(effects):
-            if isinstance(effect, Persist):
-                effects += super().step(now_ns, Persisted(effect.token, [True] * len(effect.batch)))
-        return effects
+    async def _persist(self, token: int, batch: RecordBatch) -> None:
+        self._receiving.persisted(token, [True] * len(batch), {})
+        self._go_on()
+        await self._work.writer.store(batch, Source.TRANSFER)
 
 
 def _admit_and_change(self: Admission, messages: Sequence[bytes]) -> None:
@@ -87,7 +84,7 @@ CORES = {
         replace_with(exchange, "Transfer", EagerTransfer), LOST, first_seed=1
     ),
     "takes more than it has room for": Mutant(
-        replace_with(Transfer, "reading", property(lambda _: True)), "too much waits"
+        replace_with(Receiving, "reading", property(lambda _: True)), "too much waits"
     ),
     "drops a difference": Mutant(
         edit(Session, "_end", "to_receive=self._to_receive,", "to_receive=self._to_receive[1:],"),
@@ -143,23 +140,23 @@ CORES = {
 
 TRANSFERS = {
     "says stored without storing": Mutant(
-        in_transfer("_persist", "await patiently(store)", all_new("effect.batch")), LOST, 10
+        in_transfer("_persist", "await patiently(store)", all_new("batch")), LOST, 10
     ),
     "answers before it stores": Mutant(
         in_transfer(
             "_persist",
             "result = await patiently(store)",
-            f"self._spawn(store)\n    result = {all_new('effect.batch')}",
+            f"self._spawn(store())\n    result = {all_new('batch')}",
         ),
         LOST,
         nodes=3,
     ),
     "never reads again": Mutant(
-        in_transfer("_take", "if self._machine.reading:", "if isinstance(given, Begin):"),
+        in_transfer("_go_on", "if self._receiving.reading:", "if not self._answered:"),
         f"{UNEQUAL}|circles",
     ),
     "reads although it must not": Mutant(
-        in_transfer("_take", "if self._machine.reading:", "if True:"), "too much waits"
+        in_transfer("_go_on", "if self._receiving.reading:", "if True:"), "too much waits"
     ),
     "never reports a broken stream": Mutant(
         in_transfer(
@@ -172,15 +169,17 @@ TRANSFERS = {
     ),
     "leaves the tasks of a transfer": Mutant(
         in_transfer(
-            "stop",
-            "self._ended = True\n    for task in self._tasks:\n        task.cancel()\n"
+            "_stop",
+            "for task in self._tasks:\n        task.cancel()\n"
             "    await asyncio.gather(*self._tasks, return_exceptions=True)\n",
             "",
         ),
         "tasks are left|stream has failed|step",
     ),
     "goes on after the end": Mutant(
-        in_transfer("run", "return report", "await asyncio.sleep(3600)\n    return report"),
+        in_transfer(
+            "run", "return self.report", "await asyncio.sleep(3600)\n    return self.report"
+        ),
         f"{UNEQUAL}|stream has failed|circles",
         nodes=3,
     ),

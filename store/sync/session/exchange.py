@@ -48,9 +48,8 @@ from store.sync.session.reconciliation import Reconciliation
 from store.sync.session.registry import PeerSession, SessionRefusal, Sessions, SessionState
 from store.sync.session.report import SessionReport
 from store.sync.session.statements import measure, statements_of
-from store.sync.transfer.core import DEFAULT_LIMITS, Transfer
-from store.sync.transfer.driver import TransferWork
 from store.sync.transfer.policy_memory import PolicyMemory
+from store.sync.transfer.transfer import DEFAULT_LIMITS, Transfer, TransferWork
 from storenode.common.bounded import BoundedDict
 from storenode.message.limits import NS_PER_S
 
@@ -324,9 +323,15 @@ class Exchange:
         """
         if not self.sessions.found_nothing(self.environment.steady_ns(), node_id, session_id):
             return None
-        nothing, limits = SyncIds.empty(), self.work.transfer_limits
+        nothing, work = SyncIds.empty(), self.work
         return Transfer(
-            session_id, nothing, nothing, memory=self.memory, peer=node_id, limits=limits
+            session_id,
+            nothing,
+            nothing,
+            work.transfer,
+            memory=self.memory,
+            peer=node_id,
+            limits=work.transfer_limits,
         )
 
     def ended(self, report: SessionReport) -> SyncOutcome:
@@ -335,22 +340,23 @@ class Exchange:
         self.observer.session_ended(report.role, report.node_id, report.store_id, outcome)
         return outcome
 
-    async def machine(self, session: PeerSession, report: SessionReport) -> Transfer:
+    async def transfer(self, session: PeerSession, report: SessionReport) -> Transfer:
         """Return the transfer of what a session has found, with its report."""
         limits, result = self.work.transfer_limits, report.result
-        machine = await in_thread_if(
+        transfer = await in_thread_if(
             len(session.to_send) + len(session.to_receive) > THREADED_ROWS,
             Transfer,
             session.session_id,
             session.to_send,
             session.to_receive,
+            self.work.transfer,
             memory=self.memory,
             peer=session.node_id,
             limits=limits.with_grace() if session.own else limits,
             partial=result is not None and result.truncated,
         )
-        report.transfer = machine.report
-        return machine
+        report.transfer = transfer.report
+        return transfer
 
     def _expire(self, session: PeerSession) -> None:
         self._forget(session, f"the peer did not transfer within {self.work.silence_s:.0f} s")

@@ -42,7 +42,6 @@ from store.sync.session.exchange import Exchange
 from store.sync.session.reconciliation import end_of_frames, time_limit
 from store.sync.session.registry import PeerSession, RefusalKind, SessionRefusal, SessionState
 from store.sync.session.report import SessionReport
-from store.sync.transfer.driver import transfer
 from storenode.message.limits import MAX_TIMESTAMP_NS
 from storenode.wire.storenode.v1 import peer_pb2
 
@@ -155,8 +154,8 @@ async def _transfer(
     async with call(TRANSFER, require_same) as stream:
         now_ns = exchange.environment.steady_ns()
         exchange.sessions.transferring(now_ns, session, session_id)
-        machine = await exchange.machine(session, report)
-        await transfer(machine, stream, exchange.work.transfer)
+        transfer = await exchange.transfer(session, report)
+        await transfer.run(stream)
 
 
 def _failure(exchange: Exchange, peer: str, error: Exception) -> tuple[SyncEnding, str]:

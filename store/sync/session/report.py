@@ -16,7 +16,7 @@ from store.domain.coverage import Comparison, Span
 from store.domain.ports import ContentConflict, Equality, Hidden, SyncEnding, SyncOutcome, SyncRole
 from store.sync.errors import shown
 from store.sync.limits import MAX_SHOWN_HIDDEN
-from store.sync.transfer.events import Report
+from store.sync.transfer.report import Report
 from storenode.message.limits import NS_PER_S
 
 _COUNTED: Final = (None, SyncEnding.FAILED, SyncEnding.UNAVAILABLE)

@@ -37,7 +37,6 @@ from store.sync.session.exchange import Exchange
 from store.sync.session.reconciliation import asked_range, first_frame, in_time, time_limit
 from store.sync.session.registry import PeerSession, RefusalKind, SessionRefusal, SessionState
 from store.sync.session.report import SessionReport
-from store.sync.transfer.driver import transfer
 from storenode.wire.storenode.v1.peer_pb2 import ReconcileFrame
 
 _GONE: Final = "the peer left in the middle of the session"
@@ -110,12 +109,12 @@ class Responder:
         resumed = SessionStream(stream, session, exchange, first=frame)
         del frame
         if nothing is not None:
-            await transfer(nothing, resumed, exchange.work.transfer)
+            await nothing.run(resumed)
         if session is None or report is None:
             return
         with self._reporting(report), exchange.driving(session):
-            machine = await exchange.machine(session, report)
-            await transfer(machine, resumed, exchange.work.transfer)
+            transfer = await exchange.transfer(session, report)
+            await transfer.run(resumed)
             exchange.ended(report)
         if report.transfer.fault:
             raise TransferFailedError(report.transfer.fault, report.transfer.error)

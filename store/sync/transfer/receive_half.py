@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -27,19 +27,12 @@ from numpy.typing import NDArray
 
 from reconcile.ids import SyncIds
 from store.domain.admission import Admitted, Verdict
+from store.domain.ports import ContentConflict
+from store.messages.record import RecordBatch
 from store.sync.limits import MAX_DETAILED_REFUSALS, TransferLimits
-from store.sync.transfer.events import (
-    Counted,
-    Direction,
-    Find,
-    MessageOutcome,
-    Persist,
-    Persisted,
-    Report,
-    TransferFault,
-)
 from store.sync.transfer.id_lookup import IdLookup, hash_column
 from store.sync.transfer.policy_memory import Book
+from store.sync.transfer.report import Count, Direction, MessageOutcome, Report, TransferFault
 from store.sync.transfer.send_half import (
     NOT_RECEIVED,
     REPEATED,
@@ -60,7 +53,6 @@ _NAMELESS: Final = bytes(HASH_BYTES)
 _UNSOLICITED: Final = f"{UNSOLICITED}: this session has not found that message missing here"
 _REPEATED: Final = f"{REPEATED}: this session has had that message before"
 _CONFLICT: Final = f"{CONFLICT.label}: {CONFLICT.sentence}"
-_REASONS: Final = {MessageOutcome.CONFLICT: str(CONFLICT.label)}
 _BY_POLICY: Final = "the rules of this node refuse such a message: keep it out of its reach"
 
 _Places = NDArray[np.int64]
@@ -81,12 +73,14 @@ class Receiving:
         limits: TransferLimits,
         report: Report,
         refusals: Book,
+        count: Count,
         *,
         partial: bool = False,
     ) -> None:
         """Take the parts; ``partial``: the peer may send others too, as many as it likes."""
         self.ids = ids
         self._partial = partial
+        self._count = count
         self._refusals = refusals
         self.lookup = IdLookup(ids)
         self._limits = limits
@@ -104,7 +98,7 @@ class Receiving:
 
     @property
     def looks(self) -> bool:
-        """True while a batch is on its way to be durable, or the answer to a `Find` expected."""
+        """True while a batch is on its way to be durable, or IDs are being looked up."""
         return bool(self._pending) or self._finding is not None
 
     @property
@@ -174,10 +168,10 @@ class Receiving:
 
     def receive(
         self, now_ns: int, published: Admitted, places: _Places, size_bytes: int
-    ) -> list[Persist | Counted]:
-        """Take in messages that `place` has placed."""
+    ) -> tuple[int, RecordBatch] | None:
+        """Take in messages that `place` has placed; return a batch to store, and its token."""
         fresh = self._fresh(places)
-        effects: list[Persist | Counted] = self._name_strays(published, places, ~fresh)
+        self._name_strays(published, places, ~fresh)
         taken = np.flatnonzero(fresh)
         self.news += len(taken)
         expected = self._states[places[taken]] == _EXPECTED
@@ -185,21 +179,23 @@ class Receiving:
         taken = taken[expected]
         verdicts = published.verdicts
         rejected = np.array([verdicts[at] is Verdict.REJECTED for at in taken.tolist()], np.bool_)
-        effects += self._refuse_by_policy(now_ns, published, taken[rejected], places)
+        self._refuse_by_policy(now_ns, published, taken[rejected], places)
         accepted = taken[~rejected]
-        if len(accepted):
-            effects.append(self._persist(published, accepted, places[accepted], size_bytes))
-        return effects
+        if not len(accepted):
+            return None
+        return self._persist(published, accepted, places[accepted], size_bytes)
 
-    def holds(self, token: int, count: int) -> bool:
-        """Return True when a batch of ``count`` messages with this token is on its way."""
-        return token in self._pending and len(self._pending[token][0]) == count
+    def persisted(
+        self, token: int, new: Sequence[bool], conflicts: Mapping[int, ContentConflict]
+    ) -> None:
+        """Accept the messages of a durable batch: per message True if it was new.
 
-    def persisted(self, given: Persisted) -> list[Counted]:
-        """Accept the messages of a durable batch, and refuse its conflicts."""
-        places, size_bytes = self._pending.pop(given.token)
+        ``conflicts``: those that are not stored, since others have their hashes; by place in the
+        batch. They are refused.
+        """
+        places, size_bytes = self._pending.pop(token)
         self._pending_bytes -= size_bytes
-        added, conflicts = sum(given.new), given.conflicts
+        added = sum(new)
         for at, conflict in conflicts.items():
             self._states[places[at]] = _REFUSED
             self.outstanding -= 1
@@ -209,18 +205,13 @@ class Receiving:
         duplicates = len(places) - added - len(conflicts)
         self._report.stored += added
         self._report.duplicates += duplicates
-        counts = {
-            MessageOutcome.STORED: added,
-            MessageOutcome.DUPLICATE: duplicates,
-            MessageOutcome.CONFLICT: len(conflicts),
-        }
-        return [
-            Counted(Direction.RECEIVED, which, count, _REASONS.get(which, ""))
-            for which, count in counts.items()
-            if count
-        ]
+        self._count(Direction.RECEIVED, MessageOutcome.STORED, added, "")
+        self._count(Direction.RECEIVED, MessageOutcome.DUPLICATE, duplicates, "")
+        self._count(
+            Direction.RECEIVED, MessageOutcome.CONFLICT, len(conflicts), str(CONFLICT.label)
+        )
 
-    def find(self) -> Find | None:
+    def find(self) -> SyncIds | None:
         """Return what has not come, to be looked up; a portion at a time."""
         if not self.peer_is_done or self._finding is not None:
             return None
@@ -230,14 +221,10 @@ class Receiving:
             self._looked += len(ahead)
             if len(missing):
                 self._finding = missing
-                return Find(self.ids[missing])
+                return self.ids[missing]
         return None
 
-    def asks(self, count: int) -> bool:
-        """Return True when ``count`` results may answer the last `Find`."""
-        return self._finding is not None and len(self._finding) == count
-
-    def found(self, is_stored: Sequence[bool]) -> list[Counted]:
+    def found(self, is_stored: Sequence[bool]) -> None:
         """Settle what has not come: it is here another way, or it was not delivered."""
         assert self._finding is not None
         places, mask = (
@@ -249,12 +236,12 @@ class Receiving:
         self._store(here)
         self._report.elsewhere += len(here)
         if not len(missing):
-            return []
+            return
         self._states[missing] = _REFUSED
         self.answers.refuse(missing.tolist(), NOT_RECEIVED)
         self.outstanding -= len(missing)
         self._report.undelivered += len(missing)
-        return [Counted(Direction.RECEIVED, MessageOutcome.UNDELIVERED, len(missing))]
+        self._count(Direction.RECEIVED, MessageOutcome.UNDELIVERED, len(missing), "")
 
     def _fresh(self, places: _Places) -> NDArray[np.bool_]:
         fresh = np.zeros(len(places), np.bool_)
@@ -278,9 +265,7 @@ class Receiving:
             misdated[dated] = timestamps[at[dated]] != self.ids.timestamps[places[dated]]
         return misdated
 
-    def _name_strays(
-        self, published: Admitted, places: _Places, strays: NDArray[np.bool_]
-    ) -> list[Persist | Counted]:
+    def _name_strays(self, published: Admitted, places: _Places, strays: NDArray[np.bool_]) -> None:
         """Refuse by name what was not asked for, and what has come before."""
         unsolicited = 0
         for at in np.flatnonzero(strays).tolist():
@@ -291,13 +276,11 @@ class Receiving:
         count = int(strays.sum())
         self._report.unsolicited += unsolicited
         self._report.repeated += count - unsolicited
-        if not count:
-            return []
-        return [Counted(Direction.RECEIVED, MessageOutcome.UNSOLICITED, count, UNSOLICITED)]
+        self._count(Direction.RECEIVED, MessageOutcome.UNSOLICITED, count, UNSOLICITED)
 
     def _refuse_by_policy(
         self, now_ns: int, published: Admitted, rejected: _Places, places: _Places
-    ) -> list[Counted]:
+    ) -> None:
         labels: list[str] = []
         refused = places[rejected]
         for at, place in zip(rejected.tolist(), refused.tolist(), strict=True):
@@ -313,21 +296,19 @@ class Receiving:
         self._refusals.add(now_ns, self.ids[refused], labels)
         counts = Counter(labels)
         self._report.refused.update(counts)
-        return [
-            Counted(Direction.RECEIVED, MessageOutcome.REFUSED, count, label)
-            for label, count in counts.items()
-        ]
+        for label, count in counts.items():
+            self._count(Direction.RECEIVED, MessageOutcome.REFUSED, count, label)
 
     def _persist(
         self, published: Admitted, accepted: _Places, places: _Places, size_bytes: int
-    ) -> Persist:
+    ) -> tuple[int, RecordBatch]:
         at = [published.positions[index] for index in accepted.tolist()]
         batch = published.batch if len(at) == len(published.batch) else published.batch.select(at)
         self._tokens += 1
         self._pending[self._tokens] = places.astype(np.int32), size_bytes
         self._pending_bytes += size_bytes
         self._states[places] = _PENDING
-        return Persist(self._tokens, batch)
+        return self._tokens, batch
 
     def _store(self, places: NDArray[np.int32]) -> None:
         self._states[places] = _STORED

@@ -26,17 +26,9 @@ from numpy.typing import NDArray
 
 from reconcile.ids import SyncIds
 from store.sync.limits import MAX_REASON_BYTES, MAX_REASONS_SHOWN, TransferLimits
-from store.sync.transfer.events import (
-    Counted,
-    Direction,
-    Load,
-    Loaded,
-    MessageOutcome,
-    Report,
-    TransferFault,
-)
 from store.sync.transfer.id_lookup import IdLookup, hash_column
 from store.sync.transfer.policy_memory import OTHER, POLICY_LABELS, Book
+from store.sync.transfer.report import Count, Direction, MessageOutcome, Report, TransferFault
 
 NOT_RECEIVED: Final = "not received"
 """The reason for an ID that the sender has not sent, word for word as the contract has it."""
@@ -72,9 +64,10 @@ class Sending:
     """
 
     def __init__(
-        self, ids: SyncIds, limits: TransferLimits, report: Report, refusals: Book
+        self, ids: SyncIds, limits: TransferLimits, report: Report, refusals: Book, count: Count
     ) -> None:
         self.ids = ids
+        self._count = count
         self._refusals = refusals
         self.lookup = IdLookup(ids)
         self._limits = limits
@@ -91,7 +84,7 @@ class Sending:
 
     @property
     def loading(self) -> bool:
-        """True while the answer to a `Load` is expected."""
+        """True while messages are being read."""
         return self._asked is not None
 
     @property
@@ -123,8 +116,8 @@ class Sending:
         self._states[places[places >= 0]] = _WITHHELD
         self._report.refused_by_peer.update(self._withheld.values())
 
-    def load(self) -> Load | None:
-        """Return the next portion to read, when there is room for it."""
+    def load(self) -> tuple[SyncIds, int] | None:
+        """Return the next portion to read, and how many bytes of it, when there is room for it."""
         self._skip()
         room = self._limits.unsent_bytes - self._queued_bytes
         if self._asked is not None or 2 * room < self._limits.unsent_bytes:
@@ -134,15 +127,18 @@ class Sending:
         count = min(max(1, room // self._message_bytes), self._limits.load_ids)
         ahead = self._states[self._next : self._next + self._limits.load_ids]
         self._asked = (np.flatnonzero(ahead == _WAITING) + self._next)[:count]
-        return Load(self.ids[self._asked], room)
+        return self.ids[self._asked], room
 
-    def loaded(self, given: Loaded) -> list[Counted]:
-        """Take messages in; the caller has seen to it that they were asked for."""
+    def loaded(self, messages: Sequence[bytes | None]) -> None:
+        """Take in encoded ``WakuMessageAndTopic`` of the first IDs of the portion, in order.
+
+        At least one; None for messages that are no longer held. The others are asked for again.
+        """
         assert self._asked is not None
-        places = self._asked[: len(given.messages)].tolist()
+        places = self._asked[: len(messages)].tolist()
         self._asked, self._next = None, places[-1] + 1
         before, pruned = self._queued_bytes, 0
-        for place, message in zip(places, given.messages, strict=True):
+        for place, message in zip(places, messages, strict=True):
             if message is None:
                 self._states[place] |= _PRUNED
                 pruned += 1
@@ -152,11 +148,7 @@ class Sending:
                 self._queued_bytes += len(message)
         self._message_bytes = 1 + (self._queued_bytes - before) // len(places)
         self._report.pruned += pruned
-        return [Counted(Direction.SENT, MessageOutcome.PRUNED, pruned)] if pruned else []
-
-    def takes(self, count: int) -> bool:
-        """Return True when ``count`` messages may answer the last `Load`."""
-        return self._asked is not None and 1 <= count <= len(self._asked)
+        self._count(Direction.SENT, MessageOutcome.PRUNED, pruned, "")
 
     def take(self, frame_bytes: int, *, alone: bool) -> list[bytes]:
         """Return messages for a frame, which has room for ``frame_bytes``.
@@ -216,7 +208,7 @@ class Sending:
 
     def answered(
         self, now_ns: int, places: NDArray[np.int64], stored: int, reasons: Sequence[str]
-    ) -> list[Counted]:
+    ) -> None:
         """Take in the answers that `find` has placed: ``stored`` of them, then the refusals."""
         self._states[places] |= _ANSWERED
         self.unanswered -= len(places)
@@ -236,12 +228,9 @@ class Sending:
         self._report.refused_by_peer.update(labels)
         self._report.missed_by_peer += missed
         self._refusals.add(now_ns, self.ids[np.array(refused, np.int64)], labels)
-        counts = {
-            MessageOutcome.STORED: stored,
-            MessageOutcome.REFUSED: len(labels),
-            MessageOutcome.UNDELIVERED: missed,
-        }
-        return [Counted(Direction.SENT, which, count) for which, count in counts.items() if count]
+        self._count(Direction.SENT, MessageOutcome.STORED, stored, "")
+        self._count(Direction.SENT, MessageOutcome.REFUSED, len(labels), "")
+        self._count(Direction.SENT, MessageOutcome.UNDELIVERED, missed, "")
 
     def _forgive(self, places: Sequence[int]) -> None:
         forgiven = [place for place in places if place in self._withheld]

@@ -39,8 +39,7 @@ from store.serving.tls import TlsFiles
 from store.sync.coverage import Coverage
 from store.sync.limits import TransferLimits
 from store.sync.session.exchange import Exchange, ExchangeWork
-from store.sync.transfer.core import DEFAULT_LIMITS
-from store.sync.transfer.driver import TransferWork
+from store.sync.transfer.transfer import DEFAULT_LIMITS, TransferWork
 from storenode.message.hashing import message_hash
 from storenode.message.rules import Policy
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage

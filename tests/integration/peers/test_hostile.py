@@ -18,7 +18,7 @@ from store.domain.ports import PeerAddress, SyncEnding, SyncOutcome, Window
 from store.sync.limits import TransferLimits
 from store.sync.session import reconciliation
 from store.sync.session.initiator import RECONCILE, TRANSFER
-from store.sync.transfer import driver as transferring
+from store.sync.transfer import transfer as transferring
 from storenode.message.varint import varint
 from storenode.wire.storenode.v1.peer_pb2 import ReconcileFrame, TransferFrame, TransferRefusal
 from tests.integration.peers.harness import PeerNode, hash_of, item, items, peer_node

@@ -14,9 +14,9 @@ import pytest
 from reconcile.session import Role
 from store.domain.ports import SyncEnding, Window
 from store.rpc.context import PeerRules
-from store.sync.session import responder
+from store.sync.session import exchange, responder
 from store.sync.session.initiator import RECONCILE
-from store.sync.transfer import driver as transferring
+from store.sync.transfer import transfer as transferring
 from storenode.wire.storenode.v1.peer_pb2 import TransferFrame
 from tests.integration.peers.harness import PeerNode, items, peer_node
 from tests.integration.peers.hostile import (
@@ -49,16 +49,16 @@ async def node(
 
 
 @pytest.fixture
-def drivers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[weakref.ref[Any]]]:
-    """Collect the drivers of transfers, while nothing looks for garbage."""
+def transfers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[weakref.ref[Any]]]:
+    """Collect transfers, while nothing looks for garbage."""
     made: list[weakref.ref[Any]] = []
 
-    class Watched(transferring._Driver):
-        def __init__(self, *args: Any) -> None:  # noqa: ANN401 - as it is made
-            super().__init__(*args)
+    class Watched(transferring.Transfer):
+        def __init__(self, *args: Any, **more: Any) -> None:  # noqa: ANN401 - as it is made
+            super().__init__(*args, **more)
             made.append(weakref.ref(self))
 
-    monkeypatch.setattr(transferring, "_Driver", Watched)
+    monkeypatch.setattr(exchange, "Transfer", Watched)
     gc.collect()
     gc.disable()
     yield made
@@ -66,14 +66,14 @@ def drivers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[weakref.ref[Any]]]
 
 
 async def test_a_transfer_that_fails_lets_go_of_its_frames(
-    node: PeerNode, drivers: list[weakref.ref[Any]]
+    node: PeerNode, transfers: list[weakref.ref[Any]]
 ) -> None:
     flood = TransferFrame(session_id=SESSION_ID, messages=items(range(1_000, 7_000)))
     scripts = Scripts(honest_reconcile(items(range(10, 60))), frames(flood))
     async with hostile_server(scripts) as address:
         outcome = await within(node.caller.synchronize(address, Window()))
     assert outcome.ending is SyncEnding.FAILED
-    assert [driver() for driver in drivers] == [None]
+    assert [transfer() for transfer in transfers] == [None]
 
 
 async def test_callers_that_say_nothing_give_their_place_back(node: PeerNode) -> None:

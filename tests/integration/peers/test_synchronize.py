@@ -10,10 +10,9 @@ from dataclasses import replace
 import pytest
 
 from store.domain.places import Caller
-from store.domain.ports import StoreBusy, SyncEnding, SyncRole, Window
+from store.domain.ports import SyncEnding, SyncRole, Window
 from store.sync.limits import LARGE_PAYLOAD_BYTES
 from store.sync.session.registry import Accepted
-from store.sync.transfer import driver as transferring
 from tests.integration.peers.harness import (
     NOW_NS,
     PeerNode,
@@ -237,40 +236,6 @@ async def test_a_node_that_drains_lets_a_transfer_end(
     assert len(await first.hashes()) == 600
     await asyncio.wait_for(stopping[0], 60)
     assert (await first.synchronize(second)).ending is SyncEnding.FAILED
-
-
-async def test_a_store_that_is_busy_for_a_moment_is_waited_for(
-    first: PeerNode, second: PeerNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await second.hold(items(range(100)))
-    store, refusals = first.services.writer.store, [StoreBusy("full")] * 5
-
-    async def busy_at_first(*args: object) -> object:
-        if refusals:
-            raise refusals.pop()
-        return await store(*args)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(first.services.writer, "store", busy_at_first)
-    monkeypatch.setattr(transferring, "LONGEST_BUSY_PAUSE_S", 0.05)
-    outcome = await first.synchronize(second)
-    assert outcome.in_sync, outcome
-    assert not refusals
-
-
-async def test_a_store_that_stays_busy_ends_the_transfer(
-    first: PeerNode, second: PeerNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await second.hold(items(range(100)))
-
-    async def store(*_: object) -> object:
-        raise StoreBusy("the queue is full")
-
-    monkeypatch.setattr(first.services.writer, "store", store)
-    monkeypatch.setattr(transferring, "BUSY_PATIENCE_S", 0.2)
-    outcome = await first.synchronize(second)
-    assert outcome.ending is SyncEnding.FAILED
-    assert "does not serve: the queue is full" in outcome.error
-    assert first.idle()
 
 
 async def test_large_payloads_are_worked_on_one_at_a_time(

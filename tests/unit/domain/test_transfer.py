@@ -1,6 +1,6 @@
-"""Machines of a transfer, joined in memory: whatever the order of events, both end equal."""
+"""Transfers of two sides to each other: whatever the order of events, both end equal."""
 
-import random
+import asyncio
 from collections import Counter
 from dataclasses import replace
 
@@ -9,297 +9,369 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reconcile.ids import SyncIds
-from store.domain.admission import Admitted
-from store.sync.limits import TransferLimits
-from store.sync.transfer.core import Transfer, TransferStateError
-from store.sync.transfer.events import (
-    Begin,
-    Direction,
-    Found,
-    Frame,
-    Input,
-    Loaded,
-    MessageOutcome,
-    Persisted,
-    SendReady,
-    StreamLost,
-    Ticked,
-    TransferFault,
-    TransferReceived,
-)
+from store.domain.ports import ContentConflict, StoreBusy
+from store.messages.record import RecordBatch
+from store.sync.limits import BUSY_PATIENCE_S, TransferLimits
 from store.sync.transfer.policy_memory import PolicyMemory
+from store.sync.transfer.report import MAX_KEPT_CONFLICTS, TransferFault
 from storenode.message.rules import Policy
+from storenode.wire.storenode.v1.peer_pb2 import TransferFrame
 from tests.support.admission import admit
+from tests.support.virtual_time import virtual_time
 from tests.unit.builders import NOW_NS, entry
 from tests.unit.domain.transfer_world import (
+    NS_PER_S,
     POLICY,
     SESSION,
-    Node,
+    Side,
     Store,
-    began,
-    encoded,
-    ended,
+    finish,
     ids_of,
+    join,
     messages,
     pair,
     raw,
-    run,
     sent_form,
     store_of,
 )
 
-NS_PER_S = 10**9
+STRICT = replace(POLICY, max_message_bytes=100)
 
 seeds = st.integers(0, 2**32)
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(seeds, st.integers(0, 30), st.integers(0, 30), st.integers(0, 5), st.integers(5, 300))
-def test_both_sides_end_with_everything(
+@virtual_time
+async def test_both_sides_end_with_everything(
     seed: int, only_left: int, only_right: int, both: int, size: int
 ) -> None:
     shared = messages(both, 1000)
     left = store_of(shared, messages(only_left, 0, size))
     right = store_of(shared, messages(only_right, 500, size))
-    one, other = pair(left, right)
-    run(random.Random(seed), one, other)
+    sides = pair(left, right, seed=seed)
+    reports = await finish(*sides)
     assert left.frames == right.frames
-    for node, sent, received in ((one, only_left, only_right), (other, only_right, only_left)):
-        report = ended(node)
+    counts = (only_left, only_right), (only_right, only_left)
+    for side, report, (sent, received) in zip(sides, reports, counts, strict=True):
         assert report.equal
         assert (report.sent, report.stored_by_peer, report.stored) == (sent, sent, received)
         assert not report.refused_by_policy
-        assert [frame.session_id for frame in node.sent if frame.session_id] == [SESSION]
-        counted = {(each.direction, each.outcome): 0 for each in node.counted}
-        for each in node.counted:
-            counted[each.direction, each.outcome] += each.count
-        expected = {
-            (Direction.SENT, MessageOutcome.STORED): sent,
-            (Direction.RECEIVED, MessageOutcome.STORED): received,
-        }
-        assert counted == {key: count for key, count in expected.items() if count}
+        assert [frame.session_id for frame in side.sent if frame.session_id] == [SESSION]
+        assert side.sent[0].session_id == SESSION
+        expected = Counter({("sent", "stored"): sent, ("received", "stored"): received})
+        assert side.counted == +expected
+        if not sent + received:
+            assert side.sent == [TransferFrame(session_id=SESSION, done=True)]
 
 
-@settings(max_examples=60)
-@given(seeds, st.integers(0, 30), st.integers(0, 30), st.integers(0, 120))
-def test_a_lost_connection_costs_nothing_that_was_stored(
-    seed: int, only_left: int, only_right: int, steps: int
+@settings(max_examples=40)
+@given(seeds, st.integers(0, 30), st.integers(0, 30), st.floats(0, 0.3))
+@virtual_time
+async def test_a_lost_connection_costs_nothing_that_was_stored(
+    seed: int, only_left: int, only_right: int, seconds: float
 ) -> None:
-    rng = random.Random(seed)
     left, right = store_of(messages(only_left)), store_of(messages(only_right, 500))
     everything = left.frames | right.frames
-    first = pair(left, right)
-    run(rng, *first, steps=steps)
-    for node, other in (first, first[::-1]):
+    first = pair(left, right, seed=seed)
+    await asyncio.sleep(seconds)
+    for side, other in (first, first[::-1]):
         # What was acknowledged is durable at that moment, whatever happens next.
-        assert all(digest in node.store.frames for digest in node.stored())
-        assert other.machine.report.stored_by_peer <= len(node.stored())
-        node.lose(rng)
-        assert ended(node).fault in (TransferFault.NONE, TransferFault.LOST)
-    missing = len(everything) - len(left.frames), len(everything) - len(right.frames)
-    second = pair(left, right)
-    run(rng, *second)
+        assert all(digest in side.contents.frames for digest in side.stored())
+        assert other.report.stored_by_peer <= len(side.stored())
+        side.peer = None
+        side.lose()
+    for report in await finish(*first):
+        assert report.fault in (TransferFault.NONE, TransferFault.LOST)
+        assert report.error in ("", "the connection broke")
+    missing = [len(everything) - len(store.frames) for store in (left, right)]
+    second = await finish(*pair(left, right, seed=seed))
     assert left.frames == right.frames == everything
-    assert tuple(ended(node).stored for node in second) == missing
-    assert sum(ended(node).sent for node in second) == sum(missing)
+    assert [report.stored for report in second] == missing
+    assert sum(report.sent for report in second) == sum(missing)
 
 
-@given(seeds)
-def test_nothing_to_transfer_is_two_frames(seed: int) -> None:
-    one, other = pair(Store(), Store())
-    run(random.Random(seed), one, other)
-    for node in (one, other):
-        assert ended(node).equal
-        assert node.sent == [Frame(SESSION, [], [], [], done=True)]
-
-
+@settings(max_examples=25)
 @given(seeds, st.integers(1, 12), st.integers(1, 12))
-def test_messages_that_were_pruned_are_passed_over(seed: int, count: int, gone: int) -> None:
+@virtual_time
+async def test_messages_that_were_pruned_are_passed_over(seed: int, count: int, gone: int) -> None:
     left, right = store_of(messages(count)), Store()
-    one, other = pair(left, right)
+    one, other = pair(left, right, seed=seed)
     for digest in list(left.frames)[:gone]:
         del left.frames[digest]
-    run(random.Random(seed), one, other)
+    sent, received = await finish(one, other)
     assert right.frames == left.frames
     lost = min(gone, count)
-    assert (ended(one).pruned, ended(one).sent, ended(one).equal) == (lost, count - lost, True)
-    assert ended(other).undelivered == lost
+    assert (sent.pruned, sent.sent, sent.equal) == (lost, count - lost, True)
+    assert received.undelivered == lost
     assert [reason for _, reason in other.refusals()] == ["not received"] * lost
 
 
-@given(seeds, st.integers(1, 12), st.integers(0, 12), st.integers(0, 20))
-def test_what_came_another_way_is_answered_as_stored(
-    seed: int, count: int, another_way: int, steps: int
+@settings(max_examples=25)
+@given(seeds, st.integers(1, 12), st.integers(0, 12), st.floats(0, 0.1))
+@virtual_time
+async def test_what_came_another_way_is_answered_as_stored(
+    seed: int, count: int, another_way: int, seconds: float
 ) -> None:
-    rng = random.Random(seed)
     left, right = store_of(messages(count)), Store()
-    one, other = pair(left, right)
-    run(rng, one, other, steps=steps)
+    one, other = pair(left, right, seed=seed)
+    await asyncio.sleep(seconds)
     right.frames |= dict(list(left.frames.items())[:another_way])
     for digest in list(left.frames)[: another_way // 2]:
         del left.frames[digest]
-    run(rng, one, other)
-    report = ended(other)
+    _, report = await finish(one, other)
     assert report.stored + report.duplicates + report.elsewhere == count
     assert report.equal
     assert sorted(other.stored()) == sorted(right.frames)
     assert not other.refusals()
 
 
-@given(seeds, st.integers(1, 12))
-def test_an_answer_that_comes_first_saves_the_message(seed: int, count: int) -> None:
-    rng = random.Random(seed)
+@settings(max_examples=25)
+@given(seeds, st.integers(1, 12), st.integers(0, 12))
+@virtual_time
+async def test_an_answer_that_comes_first_saves_the_message(
+    seed: int, count: int, early: int
+) -> None:
     store = store_of(messages(count))
-    ids = ids_of(store, store.frames)
-    node = began(store, ids)
-    known = [digest for _, digest in ids.pairs()]
-    early = rng.sample(known, rng.randrange(count + 1))
-    node.receive(raw(stored=early))
-    run(rng, node)
-    sent = sum(len(frame.messages) for frame in node.sent)
-    assert sent == count - len(early)
-    node.receive(raw(stored=[digest for digest in known if digest not in early], done=True))
-    run(rng, node)
-    assert ended(node).stored_by_peer == count
-    assert ended(node).equal
+    known = [digest for _, digest in store.ids.pairs()]
+    side = Side(store, store.ids, seed=seed)
+    await side.receive(raw(stored=known[:early]))
+    assert sum(len(frame.messages) for frame in side.sent) == count - len(known[:early])
+    await side.receive(raw(stored=known[early:], done=True))
+    report = await side.ended()
+    assert report.stored_by_peer == count
+    assert report.equal
 
 
-def test_a_message_that_is_answered_while_it_waits_is_not_sent() -> None:
+@virtual_time
+async def test_a_message_that_is_answered_while_it_waits_is_not_sent() -> None:
     store = store_of(messages(3))
-    node = began(store, ids_of(store, store.frames))
-    while len(node.work) > 1:
-        node.work.remove(load := next(work for work in node.work if work is not SendReady))
-        node.give(load())
-    node.receive(raw(stored=list(store.frames)[:2]))
-    run(random.Random(0), node)
-    assert [message for frame in node.sent for message in frame.messages] == sent_form(
-        store, list(store.frames)[2:]
-    )
+    side = Side(store, store.ids)
+    side.takes.clear()
+    await side.receive(raw(stored=list(store.frames)[:2]))
+    side.takes.set()
+    await asyncio.sleep(1)
+    sent = [each.SerializeToString() for frame in side.sent for each in frame.messages]
+    assert sent == sent_form(store, list(store.frames)[2:])
 
 
-def test_a_large_message_does_not_share_a_frame_with_many_answers() -> None:
+@virtual_time
+async def test_a_large_message_does_not_share_a_frame_with_many_answers() -> None:
     rules = replace(POLICY, max_message_bytes=4 * 1024 * 1024)
     large = store_of(admit([entry(bytes(4_100_000))], NOW_NS, rules).batch)
-    node = began(large, ids_of(large, large.frames), limits=TransferLimits())
+    side = Side(large, large.ids, limits=TransferLimits())
+    side.takes.clear()
     strangers = store_of(messages(3_000))
-    node.receive(raw(items=sent_form(strangers, strangers.frames), done=True))
-    node.give(node.work.pop(node.work.index(SendReady) - 1)())
-    run(random.Random(0), node)
-    assert [len(frame.refused) for frame in node.sent] == [0, 3_000, 0]
-    assert max(len(encoded(frame)) for frame in node.sent) <= 4 * 1024 * 1024
+    await side.receive(raw(items=sent_form(strangers, strangers.frames), done=True))
+    side.takes.set()
+    await asyncio.sleep(1)
+    assert sorted(len(frame.refused) for frame in side.sent) == [0, 0, 3_000]
+    assert [len(frame.messages) * len(frame.refused) for frame in side.sent] == [0, 0, 0]
 
 
-STRICT = replace(POLICY, max_message_bytes=100)
+@virtual_time
+async def test_frames_of_large_messages_stay_small_enough() -> None:
+    left = store_of(messages(30, size=150_000), messages(2, 700, 2_500_000))
+    right = store_of(messages(30, 900, size=150_000), messages(1, 800, 4_000_000))
+    rules = replace(POLICY, max_message_bytes=4_100_000)
+    reports = await finish(*pair(left, right, limits=TransferLimits(), policies=(rules, rules)))
+    assert left.frames == right.frames
+    assert all(report.equal for report in reports)
 
 
+# What policy refuses
+
+
+@settings(max_examples=15)
 @given(seeds, st.integers(0, 8), st.integers(1, 8))
-def test_what_policy_refuses_is_sent_only_once(seed: int, small: int, large: int) -> None:
-    rng = random.Random(seed)
+@virtual_time
+async def test_what_policy_refuses_is_sent_only_once(seed: int, small: int, large: int) -> None:
     left, right = store_of(messages(small), messages(large, 500, 200)), Store()
     memories = PolicyMemory(), PolicyMemory()
-    sent = [small + large, 0]
-    for round_ in range(2):
-        one, other = pair(left, right, memories=memories, policies=(POLICY, STRICT))
-        run(rng, one, other)
-        assert ended(one).sent == sent[round_]
-        assert dict(ended(one).refused_by_peer) == {"too_large": large}
-        assert dict(ended(other).refused) == {"too_large": large}
-        assert ended(one).equal
-        assert ended(other).equal
+    for sent in (small + large, 0):
+        sides = pair(left, right, memories=memories, policies=(POLICY, STRICT), seed=seed)
+        one, other = await finish(*sides)
+        assert one.sent == sent
+        assert dict(one.refused_by_peer) == dict(other.refused) == {"too_large": large}
+        assert one.equal
+        assert other.equal
         assert len(right.frames) == small
-        assert {reason.partition(":")[0] for _, reason in other.refusals()} == {"too_large"}
-    assert "too_large" in ended(one).reasons_of_peer[0]
+        assert set(sides[1].labels().values()) == {"too_large"}
+        assert "too_large" in one.reasons_of_peer[0]
+        assert sides[1].rejected["too_large"] == (large if sent else 0)
     assert list(map(len, memories)) == [large, large]
 
 
-def test_what_was_refused_before_is_passed_over_when_it_comes_again() -> None:
+@virtual_time
+async def test_what_was_refused_before_is_passed_over_when_it_comes_again() -> None:
     peer, memory = store_of(messages(3, size=200)), PolicyMemory()
-    hashes, items = list(peer.frames), sent_form(peer, peer.frames)
-    for round_ in range(2):
-        node = began(Store(), None, ids_of(peer, hashes), memory=memory, policy=STRICT)
-        node.receive(raw(items=items))
-        node.receive(raw(items=items[:round_], done=True))
-        run(random.Random(0), node)
-        refused = Counter(reason.partition(":")[0] for _, reason in node.refusals())
-        assert refused == Counter({"too_large": 3, "sent twice": round_})
-        assert dict(ended(node).refused) == {"too_large": 3}
-        assert (ended(node).repeated, ended(node).equal) == (round_, True)
+    items = sent_form(peer, peer.frames)
+    for repeated in range(2):
+        side = Side(Store(), None, peer.ids, memory=memory, policy=STRICT)
+        await side.receive(raw(items=items), raw(items=items[:repeated], done=True))
+        report = await side.ended()
+        refused = Counter(reason.partition(":")[0] for _, reason in side.refusals())
+        assert refused == Counter({"too_large": 3, "sent twice": repeated})
+        assert dict(report.refused) == {"too_large": 3}
+        assert (report.repeated, report.equal) == (repeated, True)
 
 
-@given(seeds)
-def test_a_peer_that_has_other_rules_now_gets_it_the_time_after(seed: int) -> None:
-    rng = random.Random(seed)
+@virtual_time
+async def test_a_peer_that_has_other_rules_now_gets_it_the_time_after() -> None:
     left, right, memory = store_of(messages(3, size=200)), Store(), PolicyMemory()
-    expected = [(3, False, 0), (0, False, 0), (3, True, 3)]
+    expected = [(3, 0, 0), (0, 0, 0), (3, 3, 3)]
     sessions = zip([STRICT, POLICY, POLICY], expected, strict=True)
-    for number, (policy, (sent, gets_there, stored)) in enumerate(sessions):
-        one, other = pair(left, right, memories=(memory, PolicyMemory()), policies=(POLICY, policy))
-        run(rng, one, other)
-        assert (ended(one).sent, len(right.frames)) == (sent, stored)
-        assert (ended(one).stored_by_peer == 3) is gets_there
+    for number, (policy, (sent, stored_there, stored)) in enumerate(sessions):
+        sides = pair(left, right, memories=(memory, PolicyMemory()), policies=(POLICY, policy))
+        report, _ = await finish(*sides)
+        assert (report.sent, report.stored_by_peer) == (sent, stored_there)
+        assert len(right.frames) == stored
         # The second time this side says nothing of it, and learns that the peer would take it.
-        assert ended(one).equal is (number != 1)
+        assert report.equal is (number != 1)
     assert len(memory) == 0
 
 
-@given(seeds, st.booleans())
-def test_a_message_too_new_is_fetched_when_its_time_has_come(seed: int, late: bool) -> None:
-    rng = random.Random(seed)
+@pytest.mark.parametrize("late", [True, False])
+@virtual_time
+async def test_a_message_too_new_is_fetched_when_its_time_has_come(late: bool) -> None:
     exact = Policy(max_drift_ns=0)
     ahead = messages(1)
     (time_ns,) = ahead.timestamps
     left, right = store_of(ahead), Store()
     memories = PolicyMemory(), PolicyMemory()
-    later_ns = time_ns if late else time_ns - NS_PER_S
-    expected = [(time_ns - 10 * NS_PER_S, 1, 0), (later_ns, int(late), int(late))]
-    for now_ns, sent, stored in expected:
-        one, other = pair(left, right, memories=memories, policies=(exact, exact), now_ns=now_ns)
-        run(rng, one, other)
-        assert (ended(one).sent, len(right.frames)) == (sent, stored)
-        assert dict(ended(other).refused) == ({} if stored else {"too_new": 1})
+    later_ns = time_ns if late else time_ns - 100 * NS_PER_S
+    for clock_ns, sent, stored in (
+        (time_ns - 200 * NS_PER_S, 1, 0),
+        (later_ns, int(late), int(late)),
+    ):
+        sides = pair(left, right, memories=memories, policies=(exact, exact), clock_ns=clock_ns)
+        one, other = await finish(*sides)
+        assert (one.sent, len(right.frames)) == (sent, stored)
+        assert dict(other.refused) == ({} if stored else {"too_new": 1})
 
 
-@settings(max_examples=5)
-@given(seeds)
-def test_frames_of_large_messages_stay_small_enough(seed: int) -> None:
-    left = store_of(messages(30, size=150_000), messages(2, 700, 2_500_000))
-    right = store_of(messages(30, 900, size=150_000), messages(1, 800, 4_000_000))
-    rules = replace(POLICY, max_message_bytes=4_100_000)
-    one, other = pair(left, right, limits=TransferLimits(), policies=(rules, rules))
-    run(random.Random(seed), one, other)
-    assert left.frames == right.frames
-    assert ended(one).equal
+# Results that were cut, and conflicts
 
 
-def refuses(machine: Transfer, words: str, *inputs: Input) -> None:
-    """Check that none of these inputs is allowed now."""
-    for one in inputs:
-        with pytest.raises(TransferStateError, match=words):
-            machine.step(NOW_NS, one)
+@settings(max_examples=20)
+@given(seeds, st.integers(0, 20), st.booleans())
+@virtual_time
+async def test_a_larger_limit_of_differences_on_one_side_is_no_fault(
+    seed: int, limit: int, sender_is_cut: bool
+) -> None:
+    left, right = store_of(messages(40)), Store()
+    missing = right.lacks(left)
+    found = SyncIds.of(missing.pairs()[:limit])
+    to_send, to_receive = (found, missing) if sender_is_cut else (missing, found)
+    sender = Side(left, to_send, partial=sender_is_cut, seed=seed)
+    receiver = Side(right, None, to_receive, partial=True, seed=~seed)
+    sent, received = await finish(*join(sender, receiver))
+    assert sent.fault is received.fault is TransferFault.NONE, (sent.error, received.error)
+    assert len(right.frames) == sent.stored_by_peer == limit
+    assert received.equal is (not sender_is_cut)
+    if not sender_is_cut:
+        assert sent.missed_by_peer == 40 - limit
+        assert not sent.equal
 
 
-def test_an_input_that_is_not_allowed_changes_nothing() -> None:
-    left = store_of(messages(4))
-    one, _ = pair(left, Store())
-    ids = ids_of(left, left.frames)
-    fresh = Transfer(SESSION, ids, ids, memory=PolicyMemory(), peer="b")
-    frame = TransferReceived("", Admitted(), 0)
-    refuses(fresh, "has not begun", frame, SendReady(), Ticked(), Loaded([None]))
-    wrong = Begin(NOW_NS), Persisted(1, [True]), Found([True]), Loaded([]), Loaded([b"x"] * 2)
-    refuses(one.machine, "runs", *wrong)
-    one.give(Loaded([b"x"]))
-    for _ in range(2):
-        one.work.remove(SendReady)
-        one.give(SendReady())
-    refuses(one.machine, "runs", SendReady())
-    one.give(StreamLost("the node stops"))
-    assert ended(one).error == "the node stops"
-    assert (ended(one).unanswered, ended(one).sent, ended(one).equal) == (4, 1, False)
-    refuses(one.machine, "has ended", Ticked(), StreamLost("again"), Begin(NOW_NS), frame)
+def same_hash(count: int) -> tuple[RecordBatch, RecordBatch]:
+    """Return two batches whose messages have the same hashes and different contents."""
+    times = range(NOW_NS - count, NOW_NS)
+    ones = [entry(b"pay/a", content="b/1/c/proto", timestamp=time_ns) for time_ns in times]
+    others = [entry(b"pay", content="/ab/1/c/proto", timestamp=time_ns) for time_ns in times]
+    first, second = (admit(items, NOW_NS, POLICY).batch for items in (ones, others))
+    assert first.hashes == second.hashes
+    return first, second
 
 
-def test_a_transfer_can_be_lost_before_it_begins() -> None:
-    ids = ids_of(store := store_of(messages(2)), store.frames)
-    node = Node(store, SyncIds.empty(), ids)
-    node.give(StreamLost("no connection"))
-    assert (ended(node).outstanding, ended(node).fault) == (2, TransferFault.LOST)
+@pytest.mark.parametrize("count", [1, MAX_KEPT_CONFLICTS + 5])
+@virtual_time
+async def test_a_message_whose_hash_another_one_has_is_refused_as_a_conflict(count: int) -> None:
+    ones, others = same_hash(count)
+    receiving, sending = pair(Store(), store_of(others))
+    # They come by another way, after the session has found that they are missing.
+    receiving.contents.add(ones)
+    report, sent = await finish(receiving, sending)
+    assert report.conflict_count == report.in_conflict == count
+    assert len(report.conflicts) == min(count, MAX_KEPT_CONFLICTS)
+    columns = ones.timestamps, ones.hashes, ones.content_digests, others.content_digests
+    every = {ContentConflict(*each) for each in zip(*columns, strict=True)}
+    assert set(report.conflicts) <= every
+    assert (report.stored, report.duplicates, report.equal) == (0, 0, False)
+    assert (sent.stored_by_peer, sent.in_conflict, sent.equal) == (0, count, False)
+    assert {reason for _, reason in receiving.refusals()} == {
+        "conflict: another message has this hash; change its timestamp"
+    }
+    assert receiving.contents.contents == store_of(ones).contents
+
+
+# The database and the end of the stream
+
+
+@pytest.mark.parametrize("seconds", [BUSY_PATIENCE_S / 2, 10 * BUSY_PATIENCE_S])
+@virtual_time
+async def test_a_busy_store_is_asked_again_for_a_while(seconds: float) -> None:
+    left, right = store_of(messages(3)), Store()
+    one, other = pair(left, right)
+    store, began_ns = other.store, other.passed_ns
+
+    async def busy(*batch: RecordBatch) -> object:
+        if other.passed_ns - began_ns < seconds * NS_PER_S:
+            raise StoreBusy("the queue is full")
+        return await store(*batch)  # type: ignore[call-arg]
+
+    other.store = busy  # type: ignore[method-assign, assignment]
+    if seconds < BUSY_PATIENCE_S:
+        assert [report.equal for report in await finish(one, other)] == [True, True]
+        assert right.frames == left.frames
+    else:
+        report = await other.ended()
+        assert report.error == "the database of this node does not serve: the queue is full"
+        assert report.fault is TransferFault.LOST
+
+
+@virtual_time
+async def test_a_stream_that_is_lost_before_all_is_answered_is_lost() -> None:
+    peer = store_of(messages(3))
+    for how in ("breaks", "ends"):
+        side = Side(Store(), None, peer.ids)
+        await side.receive(raw(items=sent_form(peer, list(peer.frames)[:1])))
+        if how == "breaks":
+            side.lose()
+        else:
+            side.inbox.put_nowait(None)
+        report = await side.ended()
+        assert report.fault is TransferFault.LOST
+        assert (report.stored, report.outstanding, report.equal) == (1, 2, False)
+        expected = "connection broke" if how == "breaks" else "before everything was answered"
+        assert expected in report.error
+
+
+@virtual_time
+async def test_a_stream_that_closes_when_all_is_answered_was_only_closed() -> None:
+    store = store_of(messages(1))
+    side = Side(store, store.ids)
+    await asyncio.sleep(1)
+    side.takes.clear()
+    await side.receive(raw(stored=store.frames, done=True))
+    side.inbox.put_nowait(None)
+    report = await side.ended()
+    assert (report.fault, report.error, report.equal) == (TransferFault.NONE, "", True)
+
+
+@virtual_time
+async def test_a_cancelled_transfer_ends_though_its_reader_loses_the_cancellation() -> None:
+    side = Side(Store(), None, ids_of(store := store_of(messages(1)), store.frames))
+    read = side.read
+
+    async def deaf() -> bytes | None:
+        try:
+            return await read()
+        except asyncio.CancelledError:
+            return None
+
+    side.read = deaf  # type: ignore[method-assign]
+    await asyncio.sleep(1)
+    side.task.cancel()
+    await asyncio.wait({side.task})
+    assert side.task.cancelled()

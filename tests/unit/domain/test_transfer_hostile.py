@@ -1,10 +1,12 @@
-"""A transfer with a peer that breaks the rules, floods, or does nothing."""
+"""A transfer with a peer that breaks the rules, floods, lets messages trickle, or does nothing."""
 
-import random
+import asyncio
 import tracemalloc
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,307 +17,393 @@ from hypothesis import strategies as st
 from reconcile.ids import SyncIds
 from store.domain.admission import Admitted, Verdict
 from store.messages.record import RecordBatch
-from store.sync.limits import SILENCE_NS
-from store.sync.transfer.core import Transfer
-from store.sync.transfer.events import (
-    Begin,
-    Counted,
-    Find,
-    Found,
-    Input,
-    Persist,
-    Persisted,
-    SendFrame,
-    SendReady,
-    Ticked,
-    TransferEnded,
-    TransferFault,
-    TransferReceived,
+from store.sync.limits import (
+    CALLER_GRACE_NS,
+    PACE_IDS,
+    PACE_NS,
+    SILENCE_NS,
+    TOTAL_NS,
+    TRANSFER_TICK_S,
+    TransferLimits,
 )
+from store.sync.transfer import policy_memory
 from store.sync.transfer.policy_memory import PolicyMemory
+from store.sync.transfer.receive_half import Receiving
+from store.sync.transfer.report import Report, TransferFault
+from store.sync.transfer.send_half import Sending
 from storenode.message.hashing import message_hash
-from storenode.message.rules import Policy, Refusal
+from storenode.message.rules import Reason, Refusal
 from storenode.wire.storenode.v1.peer_pb2 import TransferFrame, TransferRefusal
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
+from tests.support.virtual_time import virtual_time
 from tests.unit.builders import CONTENT, NOW_NS, PUBSUB, entry
 from tests.unit.domain.transfer_world import (
+    NS_PER_S,
     POLICY,
     SESSION,
     SMALL,
-    Node,
+    Side,
     Store,
-    began,
-    ended,
     ids_of,
     messages,
     raw,
-    require_silence,
-    run,
     sent_form,
     store_of,
 )
 
-PEER = store_of(messages(6))
+PEER = store_of(messages(2_000))
 """What the peer holds; the first ones are what a session has found missing."""
 
 HASHES = sorted(PEER.frames, key=lambda digest: (PEER.frames[digest][0], digest))
+MINE = store_of(messages(3, 3_000))
+OWN = next(iter(MINE.frames))
+TICK_NS = int(TRANSFER_TICK_S) * NS_PER_S
+SILENCE_S = SILENCE_NS // NS_PER_S
+
 seeds = st.integers(0, 2**32)
 
 
-def receiver(count: int = 3, policy: Policy = POLICY) -> Node:
-    """Return a node that expects the first ``count`` messages of the peer."""
-    return began(Store(), None, ids_of(PEER, HASHES[:count]), policy=policy)
+def receiver(count: int = 3, **more: Any) -> Side:  # noqa: ANN401 - as of `Side`
+    """Return a side that expects the first ``count`` messages of the peer."""
+    return Side(Store(), None, ids_of(PEER, HASHES[:count]), **more)
 
 
-def sender(count: int = 3) -> Node:
-    """Return a node that has ``count`` messages for the peer."""
-    store = store_of(messages(count, 100))
-    return began(store, ids_of(store, store.frames))
+def sender(count: int = 3, **more: Any) -> Side:  # noqa: ANN401 - as of `Side`
+    """Return a side that has ``count`` messages for the peer."""
+    store = store_of(messages(count, 3_000))
+    return Side(store, store.ids, **more)
 
 
-def settle(node: Node) -> None:
-    """Let the node do all that it can without its peer."""
-    run(random.Random(0), node)
+def items(start: int, end: int) -> list[bytes]:
+    """Return some of the peer's messages as it sends them."""
+    return sent_form(PEER, HASHES[start:end])
 
 
-def labels(node: Node) -> dict[bytes, str]:
-    """Return what the node has refused by name, and the label of the reason."""
-    return {digest: reason.partition(":")[0] for digest, reason in node.refusals()}
+async def silent_after(side: Side) -> int:
+    """Return how long a side bears silence, in nanoseconds."""
+    began_ns = side.passed_ns
+    report = await side.ended()
+    assert report.fault is TransferFault.SILENCE
+    assert "the peer has said nothing for 6" in report.error
+    return side.passed_ns - began_ns
 
 
-@given(seeds)
-def test_unsolicited_messages_are_refused_by_name_and_not_stored(seed: int) -> None:
-    node = receiver()
-    order = random.Random(seed).sample(HASHES, len(HASHES))
-    node.receive(raw(items=sent_form(PEER, order)))
-    settle(node)
-    assert sorted(node.store.frames) == sorted(HASHES[:3])
-    assert labels(node) == dict.fromkeys(HASHES[3:], "unsolicited")
-    node.receive(raw(done=True))
-    settle(node)
-    assert (ended(node).unsolicited, ended(node).stored, ended(node).equal) == (3, 3, True)
-    assert sum(each.count for each in node.counted if each.reason == "unsolicited") == 3
+# What is not expected
 
 
-@given(seeds, st.booleans())
-def test_what_comes_twice_is_stored_and_answered_once(seed: int, at_once: bool) -> None:
-    rng, node = random.Random(seed), receiver()
-    items = sent_form(PEER, HASHES[:3])
-    if at_once:
-        node.receive(raw(items=items + items[1:]))
-    else:
-        node.receive(raw(items=items))
-        if rng.random() < 0.5:
-            settle(node)
-        node.receive(raw(items=items[1:]))
-    node.receive(raw(done=True))
-    run(rng, node)
-    assert sorted(node.stored()) == sorted(HASHES[:3])
-    assert labels(node) == dict.fromkeys(HASHES[1:3], "sent twice")
-    assert (ended(node).repeated, ended(node).stored) == (2, 3)
+@settings(max_examples=20)
+@given(seeds, st.permutations(range(6)))
+@virtual_time
+async def test_unsolicited_messages_are_refused_by_name_and_not_stored(
+    seed: int, order: list[int]
+) -> None:
+    side = receiver(seed=seed)
+    await side.receive(raw(items=sent_form(PEER, [HASHES[at] for at in order])))
+    assert sorted(side.contents.frames) == sorted(HASHES[:3])
+    assert side.labels() == dict.fromkeys(HASHES[3:6], "unsolicited")
+    await side.receive(raw(done=True))
+    report = await side.ended()
+    assert (report.unsolicited, report.stored, report.equal) == (3, 3, True)
+    assert side.rejected == {"unsolicited": 3}
 
 
-def test_a_message_with_another_hash_is_not_the_one_expected() -> None:
-    node = receiver()
+@pytest.mark.parametrize(
+    "script",
+    [[items(0, 3) + items(1, 3)], [items(0, 3), items(1, 3)], [items(0, 1), items(1, 3) * 2]],
+)
+@virtual_time
+async def test_what_comes_twice_is_stored_and_answered_once(script: list[list[bytes]]) -> None:
+    side = receiver()
+    await side.receive(*(raw(items=each) for each in script), raw(done=True))
+    report = await side.ended()
+    assert sorted(side.stored()) == sorted(HASHES[:3])
+    assert side.labels() == dict.fromkeys(HASHES[1:3], "sent twice")
+    assert (report.repeated, report.stored) == (2, 3)
+
+
+@virtual_time
+async def test_a_message_with_another_hash_is_not_the_one_expected() -> None:
+    side = receiver()
     forged = entry(b"forged", timestamp=PEER.frames[HASHES[0]][0])
-    node.receive(raw(items=[forged.SerializeToString()], done=True))
-    settle(node)
+    await side.receive(raw(items=[forged.SerializeToString()], done=True))
+    report = await side.ended()
     digest = message_hash(PUBSUB, b"forged", CONTENT, None, forged.message.timestamp)
-    assert labels(node) == {digest: "unsolicited", **dict.fromkeys(HASHES[:3], "not received")}
-    assert not node.store.frames
-    assert (ended(node).undelivered, ended(node).equal) == (3, False)
+    assert side.labels() == {digest: "unsolicited", **dict.fromkeys(HASHES[:3], "not received")}
+    assert not side.contents.frames
+    assert (report.undelivered, report.equal) == (3, False)
 
 
-def test_an_id_that_was_announced_with_another_time_does_not_exist() -> None:
+@virtual_time
+async def test_an_id_that_was_announced_with_another_time_does_not_exist() -> None:
     timestamp, digest = PEER.frames[HASHES[0]][0], HASHES[0]
-    node = began(Store(), None, SyncIds.of([(timestamp - 1, digest)]))
-    node.receive(raw(items=sent_form(PEER, [digest]), done=True))
-    settle(node)
-    assert not node.store.frames
-    assert (ended(node).unsolicited, ended(node).undelivered) == (1, 1)
+    side = Side(Store(), None, SyncIds.of([(timestamp - 1, digest)]))
+    await side.receive(raw(items=items(0, 1), done=True))
+    report = await side.ended()
+    assert not side.contents.frames
+    assert (report.unsolicited, report.undelivered) == (1, 1)
 
 
-def test_messages_without_a_hash_are_counted() -> None:
-    node = began(Store(), None, SyncIds.of([(NOW_NS, bytes(32))]))
-    nameless = [
-        entry(timestamp=None).SerializeToString(),
-        b"",
-        entry(timestamp=0).SerializeToString(),
-    ]
-    node.receive(raw(items=nameless, done=True))
-    settle(node)
-    assert ended(node).unsolicited == 3
-    assert node.refusals() == [(bytes(32), "not received")]
+@virtual_time
+async def test_messages_without_a_hash_are_counted() -> None:
+    side = Side(Store(), None, SyncIds.of([(NOW_NS, bytes(32))]))
+    untimed = [entry(timestamp=each).SerializeToString() for each in (None, 0)]
+    await side.receive(raw(items=[*untimed, b""], done=True))
+    assert (await side.ended()).unsolicited == 3
+    assert side.refusals() == [(bytes(32), "not received")]
 
 
-def test_a_message_is_not_taken_in_a_form_that_is_not_kept() -> None:
-    node = receiver(1)
-    (data,) = sent_form(PEER, HASHES[:1])
-    item = WakuMessageAndTopic.FromString(data)
+@virtual_time
+async def test_a_message_is_not_taken_in_a_form_that_is_not_kept() -> None:
+    side = receiver(1)
+    item = WakuMessageAndTopic.FromString(items(0, 1)[0])
     item.message.ephemeral = True
-    node.receive(raw(items=[item.SerializeToString()], done=True))
-    settle(node)
-    assert labels(node) == {HASHES[0]: "ephemeral"}
-    assert not node.store.frames
+    await side.receive(raw(items=[item.SerializeToString()], done=True))
+    await side.ended()
+    assert side.labels() == {HASHES[0]: "ephemeral"}
+    assert not side.contents.frames
 
 
-def test_a_peer_that_never_delivers_is_reported() -> None:
-    node = receiver(6)
-    node.receive(raw(done=True))
-    settle(node)
-    assert node.refusals() == [(digest, "not received") for digest in HASHES]
-    assert (ended(node).undelivered, ended(node).error, ended(node).equal) == (6, "", False)
+@virtual_time
+async def test_the_same_rules_hold_for_what_the_node_does_not_keep() -> None:
+    side = receiver(3, policy=replace(POLICY, max_message_bytes=10))
+    await side.receive(raw(items=items(0, 6), done=True))
+    report = await side.ended()
+    assert side.labels() == {
+        **dict.fromkeys(HASHES[:3], "too_large"),
+        **dict.fromkeys(HASHES[3:6], "unsolicited"),
+    }
+    assert dict(report.refused) == {"too_large": 3}
+    assert len(side.memory) == 3
 
 
-Breach = Callable[[], tuple[Node, bytes]]
-OWN = next(iter(sender().store.frames))
-"""A message that `sender` has for the peer."""
+@virtual_time
+async def test_a_peer_that_never_delivers_is_reported() -> None:
+    side = receiver(6)
+    await side.receive(raw(done=True))
+    report = await side.ended()
+    assert side.refusals() == [(digest, "not received") for digest in HASHES[:6]]
+    assert (report.undelivered, report.error, report.equal) == (6, "", False)
 
 
-def sender_after(**frame: Any) -> Node:  # noqa: ANN401 - the parts of a frame
-    """Return a sender that has received a frame."""
-    node = sender()
-    node.receive(raw(**frame))
-    return node
+# What breaks the rules
 
+Given = dict[str, Any]
 
-def _short_hash() -> bytes:
-    refusal = TransferRefusal(message_hash=b"short", reason="no")
-    return TransferFrame(session_id=SESSION, refused=[refusal]).SerializeToString()
+_SHORT = TransferFrame(
+    session_id=SESSION, refused=[TransferRefusal(message_hash=b"short", reason="no")]
+)
 
-
-BREACHES: dict[str, Breach] = {
-    "sends messages after it was done": lambda: (
-        sender_after(done=True),
-        raw(items=sent_form(PEER, HASHES[:1])),
-    ),
-    "second time": lambda: (sender_after(stored=[OWN]), raw(refused=[(OWN, "too_large: now")])),
-    "an ID for the second time": lambda: (sender(), raw(stored=[OWN, OWN])),
-    "which it was not sent": lambda: (sender(), raw(stored=[HASHES[0]])),
-    f"{HASHES[1].hex()}": lambda: (sender(), raw(refused=[(HASHES[1], "no")])),
-    "more IDs than are open": lambda: (sender(1), raw(stored=[bytes(32)] * 2)),
-    "does not have 32 bytes": lambda: (sender(), _short_hash()),
-    "names another session": lambda: (receiver(), raw(session_id="other")),
-    "or the first one none": lambda: (receiver(), raw(session_id="")),
+BREACHES: dict[str, tuple[Callable[..., Side], Given | None, bytes]] = {
+    "sends messages after it was done": (sender, {"done": True}, raw(items=items(0, 1))),
+    "second time": (sender, {"stored": [OWN]}, raw(refused=[(OWN, "too_large: now")])),
+    "an ID for the second time": (sender, None, raw(stored=[OWN, OWN])),
+    "for the second": (partial(sender, partial=True), {"stored": [OWN]}, raw(stored=[OWN])),
+    "which it was not sent": (sender, None, raw(stored=[HASHES[0]])),
+    f"{HASHES[1].hex()}": (sender, None, raw(refused=[(HASHES[1], "no")])),
+    "more IDs than are open": (partial(sender, 1), None, raw(stored=[bytes(32)] * 2)),
+    "does not have 32 bytes": (sender, None, _SHORT.SerializeToString()),
+    "names another session": (receiver, None, raw(session_id="other")),
+    "or the first one none": (receiver, None, raw(session_id="")),
+    "is no TransferFrame": (receiver, None, b"\xff"),
 }
 
 
 @pytest.mark.parametrize("words", BREACHES)
-def test_a_peer_that_breaks_the_rules_ends_the_transfer(words: str) -> None:
-    node, frame = BREACHES[words]()
-    settle(node)
-    before = replace(node.machine.report)
-    node.receive(frame)
-    report = ended(node)
+@virtual_time
+async def test_a_peer_that_breaks_the_rules_ends_the_transfer(words: str) -> None:
+    make, before, frame = BREACHES[words]
+    side = make()
+    await side.receive(*([] if before is None else [raw(**before)]))
+    stored = side.report.stored_by_peer
+    await side.receive(frame)
+    report = await side.ended()
     assert report.fault is TransferFault.PROTOCOL
     assert words in report.error
-    assert (report.stored_by_peer, report.stored) == (before.stored_by_peer, before.stored)
+    assert (report.stored_by_peer, report.stored) == (stored, 0)
 
 
-def test_a_frame_is_taken_whole_or_not_at_all() -> None:
-    store = store_of(messages(1, 100))
-    mine = ids_of(store, store.frames)
-    node = began(store, mine, ids_of(PEER, HASHES[:1]))
-    node.receive(
-        raw(items=sent_form(PEER, HASHES[:1]), stored=[mine.at(0)[1]], refused=[(HASHES[2], "no")])
-    )
-    report = ended(node)
+@virtual_time
+async def test_a_frame_is_taken_whole_or_not_at_all() -> None:
+    side = Side(store_of(messages(3, 3_000)), MINE.ids, ids_of(PEER, HASHES[:1]))
+    await side.receive(raw(items=items(0, 1), stored=[OWN], refused=[(HASHES[2], "no")]))
+    report = await side.ended()
     assert report.fault is TransferFault.PROTOCOL
-    assert (report.stored_by_peer, report.unanswered, report.outstanding) == (0, 1, 1)
-    assert not node.writes
+    assert (report.stored_by_peer, report.unanswered, report.outstanding) == (0, 3, 1)
+    assert not side.writes
 
 
-def test_too_many_unsolicited_messages_end_the_transfer() -> None:
-    node = receiver(1)
-    flood = sent_form(store := store_of(messages(11, 300)), store.frames)
-    node.receive(raw(items=flood[:6] + sent_form(PEER, HASHES[:1])))
-    settle(node)
-    node.receive(raw(items=flood[6:]))
-    assert ended(node).fault is TransferFault.LIMIT
-    assert "limit of 10 messages" in ended(node).error
-    assert list(node.store.frames) == HASHES[:1]
+@virtual_time
+async def test_too_many_unsolicited_messages_end_the_transfer() -> None:
+    side = receiver(1)
+    await side.receive(raw(items=items(10, 16) + items(0, 1)), raw(items=items(16, 21)))
+    report = await side.ended()
+    assert report.fault is TransferFault.LIMIT
+    assert "limit of 10 messages" in report.error
+    assert list(side.contents.frames) == HASHES[:1]
 
 
-def test_a_peer_that_sends_faster_than_the_database_is_not_read() -> None:
-    store = store_of(messages(200, 100, 60))
-    node = began(Store(), None, ids_of(store, store.frames))
-    items, frames = sent_form(store, store.frames), 0
-    for item in items:
-        if node.machine.reading:
-            node.receive(raw(items=[item]))
-            frames += 1
-    assert frames == -(-SMALL.unstored_bytes // len(raw(items=items[:1])))
-    settle(node)
-    assert node.machine.reading
-    assert len(node.store.frames) == frames
+# Bounds on what waits
 
 
-def test_silence_ends_it_and_empty_frames_are_silence() -> None:
-    node = receiver()
-    node.receive(raw())
-    for second in range(0, 60, 10):
-        node.now_ns = NOW_NS + second * 10**9
-        node.receive(raw())
-        node.give(Ticked())
-    assert node.report is None
-    node.now_ns = NOW_NS + SILENCE_NS
-    node.give(Ticked())
-    assert ended(node).fault is TransferFault.SILENCE
-    assert "60 s" in ended(node).error
+@virtual_time
+async def test_a_peer_that_sends_faster_than_the_database_is_not_read() -> None:
+    side = receiver(200)
+    side.stores.clear()
+    frames = [raw(items=items(at, at + 1)) for at in range(200)]
+    await side.receive(*frames)
+    most = -(-SMALL.unstored_bytes // len(frames[0]))
+    assert side.reads == side.writes == most
+    side.stores.set()
+    await side.receive()
+    assert len(side.contents.frames) == 200
 
 
-MINE = store_of(messages(2, 100))
-MINE_IDS = ids_of(MINE, MINE.frames)
+@virtual_time
+async def test_a_flood_after_a_cut_is_read_no_faster_than_it_is_answered() -> None:
+    side = receiver(1, partial=True)
+    side.takes.clear()
+    await side.receive(*(raw(items=items(10 + at, 15 + at)) for at in range(0, 500, 5)))
+    assert side.reads <= 3, "it reads on, however much waits"
+    side.takes.set()
+    await side.receive()
+    assert side.reads == 100
+    assert not side.has_ended
+
+
+@virtual_time
+async def test_a_peer_that_takes_no_frame_is_silent_and_costs_little() -> None:
+    side = sender(100)
+    side.takes.clear()
+    await side.receive()
+    assert side.unsent_bytes <= SMALL.unsent_bytes + 100
+    assert SILENCE_NS - NS_PER_S <= await silent_after(side) <= SILENCE_NS + TICK_NS
+
+
+# Time
+
+
+@virtual_time
+async def test_silence_ends_it_and_empty_frames_are_silence() -> None:
+    side = receiver()
+    for _ in range(0, SILENCE_S, 10):
+        assert not side.has_ended
+        await side.receive(raw())
+        await asyncio.sleep(9)
+    assert await silent_after(side) <= TICK_NS
 
 
 @pytest.mark.parametrize(
     "what",
     [
-        {"items": sent_form(PEER, HASHES[:1])},
-        {"stored": [MINE_IDS.at(0)[1]]},
-        {"refused": [(MINE_IDS.at(0)[1], "not received")]},
+        {"items": items(0, 1)},
+        {"stored": [OWN]},
+        {"refused": [(OWN, "not received")]},
         {"done": True},
     ],
 )
-def test_what_counts_breaks_the_silence(what: dict[str, Any]) -> None:
-    node = began(store_of(messages(2, 100)), MINE_IDS, ids_of(PEER, HASHES[:2]))
-    node.receive(raw())
-    settle(node)
-    node.now_ns += SILENCE_NS - 1
-    node.receive(raw(**what))
-    settle(node)
-    require_silence(node)
+@virtual_time
+async def test_what_counts_breaks_the_silence(what: dict[str, Any]) -> None:
+    side = Side(store_of(messages(3, 3_000)), MINE.ids, ids_of(PEER, HASHES[:2]))
+    await side.receive(raw())
+    await asyncio.sleep(SILENCE_S - 10)
+    await side.receive(raw(**what))
+    assert SILENCE_NS - NS_PER_S <= await silent_after(side) <= SILENCE_NS + TICK_NS
 
 
-def test_a_slow_database_is_not_the_peer_s_silence() -> None:
-    node = receiver()
-    node.receive(raw(items=sent_form(PEER, HASHES[:3])))
-    for _ in range(3):
-        node.now_ns += SILENCE_NS
-        node.give(Ticked())
-    settle(node)
-    assert require_silence(node).stored == 3
+@virtual_time
+async def test_a_slow_database_is_neither_silence_nor_slowness_of_the_peer() -> None:
+    side = receiver()
+    side.stores.clear()
+    await side.receive(raw(items=items(0, 3)))
+    await asyncio.sleep(3 * PACE_NS // NS_PER_S)
+    assert not side.has_ended
+    side.stores.set()
+    await side.receive()
+    assert await silent_after(side) >= SILENCE_NS - TICK_NS - NS_PER_S
+    assert side.report.stored == 3
 
 
-def test_a_peer_that_takes_no_frame_is_silent_and_costs_little() -> None:
-    node = sender(100)
-    for _ in range(1000):
-        loads = [work for work in node.work if work is not SendReady]
-        if not loads:
-            break
-        node.work.remove(loads[0])
-        node.give(loads[0]())
-    assert node.unsent_bytes <= SMALL.unsent_bytes + 100
-    node.now_ns += SILENCE_NS
-    node.give(Ticked())
-    assert ended(node).fault is TransferFault.SILENCE
+async def trickle(side: Side, each_s: float, most: int = 2_000) -> int:
+    """Send a message every so often until the side ends; return how long it took."""
+    sent, began_ns = 0, side.passed_ns
+    while not side.has_ended and sent < most:
+        await asyncio.sleep(each_s - 1)
+        await side.receive(raw(items=items(sent, sent + 1)))
+        sent += 1
+    return side.passed_ns - began_ns
 
 
-digests = st.sampled_from([*HASHES, *MINE.frames, bytes(32)])
+@virtual_time
+async def test_a_peer_that_lets_messages_trickle_is_given_up() -> None:
+    side = receiver(2_000)
+    assert PACE_NS <= await trickle(side, SILENCE_S - 1) < PACE_NS + 2 * SILENCE_NS
+    report = await side.ended()
+    assert report.fault is TransferFault.SLOW
+    assert "in 300 s, and 64 or 262,144 are due" in report.error
+    assert report.stored > 0, "what came stays"
+
+
+@pytest.mark.parametrize(
+    ("limits", "each_s", "most"),
+    [
+        (replace(SMALL, pace_bytes=2**40), PACE_NS / PACE_IDS / NS_PER_S, 3 * PACE_IDS),
+        (replace(SMALL, pace_bytes=100), SILENCE_S - 1, 30),
+    ],
+    ids=["small messages at a fair pace", "few large ones"],
+)
+@virtual_time
+async def test_a_fair_pace_is_not_too_slow(
+    limits: TransferLimits, each_s: float, most: int
+) -> None:
+    side = receiver(2_000, limits=limits)
+    await trickle(side, each_s, most)
+    assert not side.has_ended
+
+
+@virtual_time
+async def test_what_is_left_at_the_end_may_be_less_than_the_pace() -> None:
+    side = receiver(3)
+    await trickle(side, SILENCE_S - 1, 3)
+    assert await silent_after(side)
+
+
+@virtual_time
+async def test_a_transfer_ends_after_its_time_however_well_it_goes() -> None:
+    side = receiver(2_000, limits=replace(SMALL, pace_ids=1))
+    assert TOTAL_NS <= await trickle(side, SILENCE_S - 1) <= TOTAL_NS + SILENCE_NS
+    report = await side.ended()
+    assert report.fault is TransferFault.SLOW
+    assert "not done within 3600 s" in report.error
+
+
+def test_who_began_is_the_more_patient_one() -> None:
+    limits = TransferLimits()
+    grace = limits.with_grace()
+    assert grace.total_ns - limits.total_ns == grace.pace_ns - limits.pace_ns == CALLER_GRACE_NS
+    assert grace.silence_ns == limits.silence_ns
+
+
+@pytest.mark.parametrize("clock_ns", [0, NOW_NS, 2 * NOW_NS])
+@virtual_time
+async def test_only_what_is_remembered_depends_on_the_clock(clock_ns: int) -> None:
+    side = Side(store_of(messages(3, 3_000)), MINE.ids, clock_ns=clock_ns)
+    await asyncio.sleep(2)
+    at_ns = clock_ns + side.passed_ns
+    await side.receive(raw(refused=[(OWN, f"{Reason.TOO_LARGE}: no")]))
+    book = side.memory.book("peer", policy_memory.Side.THEIRS)
+    ((until_ns, label),) = book.entries.values()
+    assert label == Reason.TOO_LARGE
+    assert until_ns == side.memory.until_ns(at_ns, 0, label)
+    assert await silent_after(side)
+
+
+# Anything
+
+digests = st.sampled_from([*HASHES[:6], *MINE.frames, bytes(32)])
 frames = st.builds(
     raw,
     session_id=st.sampled_from([SESSION, SESSION, SESSION, "", "other"]),
-    items=st.lists(st.sampled_from(sent_form(PEER, HASHES)), max_size=4),
+    items=st.lists(st.sampled_from(items(0, 6)), max_size=4),
     stored=st.lists(digests, max_size=2),
     refused=st.lists(st.tuples(digests, st.sampled_from(["no", "too_large: x"])), max_size=2),
     done=st.sampled_from([False, False, False, True]),
@@ -323,78 +411,57 @@ frames = st.builds(
 
 
 @settings(max_examples=150)
-@given(seeds, st.lists(frames, max_size=8))
-def test_whatever_a_peer_says_only_what_is_expected_is_stored(
-    seed: int, script: list[bytes]
+@given(seeds, st.lists(st.tuples(frames, st.floats(0, 0.02)), max_size=8))
+@virtual_time
+async def test_whatever_a_peer_sends_only_what_is_expected_is_stored(
+    seed: int, script: list[tuple[bytes, float]]
 ) -> None:
-    rng = random.Random(seed)
     expected = HASHES[:4]
-    node = began(store_of(messages(2, 100)), MINE_IDS, ids_of(PEER, expected))
-    for frame in script:
-        run(rng, node, steps=rng.randrange(10))
-        if node.report is not None:
-            break
-        node.receive(frame)
-    settle(node)
-    added = node.store.frames.keys() - MINE.frames.keys()
+    store = store_of(messages(3, 3_000))
+    side = Side(store, MINE.ids, ids_of(PEER, expected), seed=seed)
+    for frame, pause_s in script:
+        side.inbox.put_nowait(frame)
+        await asyncio.sleep(pause_s)
+    await side.receive()
+    added = store.frames.keys() - MINE.frames.keys()
     assert added <= set(expected)
-    answers = node.stored() + [
-        digest for digest, reason in node.refusals() if not reason.startswith(("uns", "sent"))
-    ]
-    assert len(answers) == len(set(answers))
-    assert set(answers) <= set(expected)
-    assert set(node.stored()) <= added
-    assert node.report is None or node.report.fault or set(answers) == set(expected)
+    named = [digest for digest, label in side.labels().items() if label[:4] not in ("unso", "sent")]
+    answers = Counter([*side.stored(), *named])
+    assert set(answers.values()) <= {1}
+    assert answers.keys() <= set(expected)
+    assert set(side.stored()) <= added
+    if side.has_ended and not side.report.fault:
+        assert answers.keys() == set(expected)
 
+
+# Memory
 
 COUNT = 50_000
 FRAME = 200
-REMEMBERED = 1_000
 BYTES_PER_ID = 48
 
 
 def random_ids(count: int) -> SyncIds:
     """Return random IDs as a peer may announce them."""
     noise = np.random.default_rng(7)
-    return SyncIds(
-        np.arange(count, dtype=np.int64) + NOW_NS - 10**12,
-        noise.integers(0, 256, (count, 32), np.uint8),
-    )
-
-
-class Silent:
-    """A machine whose frames are never taken; what it wants stored is stored at once."""
-
-    def __init__(self, to_send: SyncIds, to_receive: SyncIds) -> None:
-        self.machine = Transfer(
-            SESSION, to_send, to_receive, memory=PolicyMemory(REMEMBERED), peer="b"
-        )
-
-    def give(self, given: Input) -> None:
-        for effect in self.machine.step(NOW_NS, given):
-            match effect:
-                case Persist(token, batch):
-                    self.give(Persisted(token, [True] * len(batch)))
-                case Find(ids):
-                    self.give(Found([False] * len(ids)))
-                case TransferEnded() | SendFrame() | Counted():
-                    pass
+    times = np.arange(count, dtype=np.int64) + NOW_NS - 10**12
+    return SyncIds(times, noise.integers(0, 256, (count, 32), np.uint8))
 
 
 def published(ids: SyncIds, verdict: Verdict) -> Admitted:
     """Return what admission would say of some messages."""
-    pairs = ids.pairs()
+    times, hashes = zip(*ids.pairs(), strict=True)
+    count = len(ids)
     if verdict is Verdict.REJECTED:
-        reasons = {at: Refusal("too_large", f"number {at} is too large") for at in range(len(ids))}
-        return Admitted(
-            [verdict] * len(ids), [-1] * len(ids), [h for _, h in pairs], refusals=reasons
-        )
+        reasons = {at: Refusal("too_large", f"number {at} is too large") for at in range(count)}
+        return Admitted([verdict] * count, [-1] * count, list(hashes), refusals=reasons)
+    empty = [b""] * count
+    digests = [digest[:16] for digest in hashes]
     batch = RecordBatch(
-        [t for t, _ in pairs], [h for _, h in pairs], [b"k" * 16] * len(ids),
-        [h[:16] for _, h in pairs], [b""] * len(ids),
-        [b""] * len(ids), [b""] * len(ids), {b"k" * 16: ("p", "c")},
+        list(times), list(hashes), [b"k" * 16] * count, digests, empty, empty, empty,
+        {b"k" * 16: ("p", "c")},
     )  # fmt: skip
-    return Admitted([verdict] * len(ids), list(range(len(ids))), batch.hashes, batch)
+    return Admitted([verdict] * count, list(range(count)), list(hashes), batch)
 
 
 @contextmanager
@@ -408,34 +475,30 @@ def no_more_than(size_bytes: int) -> Iterator[None]:
         tracemalloc.stop()
 
 
+def uncounted(*_: object) -> None:
+    """Count nothing."""
+
+
 @pytest.mark.parametrize("what", ["stored", "refused", "not received"])
 def test_memory_is_bounded_while_the_peer_takes_no_answers(what: str) -> None:
-    ids = random_ids(COUNT)
-    answers = 4 * COUNT
-    with no_more_than(COUNT * BYTES_PER_ID + answers + 1_000_000):
-        side = Silent(SyncIds.empty(), ids[np.arange(COUNT)])
-        side.give(Begin(NOW_NS))
+    ids, refusals = random_ids(COUNT), PolicyMemory(1_000).book("b", policy_memory.Side.OURS)
+    with no_more_than(COUNT * (BYTES_PER_ID + 4) + 1_000_000):
+        half = Receiving(ids[np.arange(COUNT)], TransferLimits(), Report(), refusals, uncounted)
         verdict = Verdict.REJECTED if what == "refused" else Verdict.ACCEPTED
         for start in range(0, 0 if what == "not received" else COUNT, FRAME):
             part = published(ids[start : start + FRAME], verdict)
-            side.give(TransferReceived("" if start else SESSION, part, 5_000))
-        side.give(TransferReceived(SESSION, Admitted(), 10, done=True))
+            accepted = half.receive(NOW_NS, part, half.place(part), 5_000)
+            if accepted is not None:
+                half.persisted(accepted[0], [True] * FRAME, {})
+        half.peer_is_done = True
+        while (missing := half.find()) is not None:
+            half.found([False] * len(missing))
+        assert len(half.answers) == COUNT
+        assert not half.outstanding
 
 
 def test_memory_of_ids_to_send_is_bounded() -> None:
+    refusals = PolicyMemory().book("b", policy_memory.Side.THEIRS)
     with no_more_than(COUNT * BYTES_PER_ID + 100_000):
-        side = Silent(random_ids(COUNT), SyncIds.empty())
-        side.give(Begin(NOW_NS))
-
-
-def test_the_same_rules_hold_for_what_the_node_does_not_keep() -> None:
-    strict = replace(POLICY, max_message_bytes=10)
-    node = receiver(3, policy=strict)
-    node.receive(raw(items=sent_form(PEER, HASHES), done=True))
-    settle(node)
-    assert labels(node) == {
-        **dict.fromkeys(HASHES[:3], "too_large"),
-        **dict.fromkeys(HASHES[3:], "unsolicited"),
-    }
-    assert dict(ended(node).refused) == {"too_large": 3}
-    assert len(node.memory) == 3
+        half = Sending(random_ids(COUNT), TransferLimits(), Report(), refusals, uncounted)
+        assert half.load() is not None

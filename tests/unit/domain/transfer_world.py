@@ -1,46 +1,29 @@
-"""Stores in memory that transfer to each other, one event at a time in any order.
+"""Stores in memory that transfer to each other on virtual time.
 
 Frames go through their encoding and messages through admission, as between nodes. A store is a
-plain dictionary; what a stream, a database and a driver would do are events that may come late.
+dictionary; a stream, a database and the frames of a peer take times that are drawn.
 """
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 from reconcile.ids import SyncIds
-from store.domain.admission import Admission, Admitted
-from store.domain.ports import ContentConflict, Source
+from store.domain.environment import Environment, EventLog
+from store.domain.ports import PeerFailed, Source, SyncObserver, TransferReads, Writer
+from store.messages.conflicts import StoreResult
 from store.messages.record import RecordBatch
 from store.messages.transfer import transfer_frame, transferred
-from store.sync.limits import SILENCE_NS, TransferLimits
-from store.sync.transfer.core import Transfer
-from store.sync.transfer.events import (
-    Begin,
-    Counted,
-    Find,
-    Found,
-    Frame,
-    Input,
-    Load,
-    Loaded,
-    Persist,
-    Persisted,
-    Report,
-    SendFrame,
-    SendReady,
-    StreamLost,
-    Ticked,
-    TransferEnded,
-    TransferFault,
-    TransferReceived,
-)
+from store.sync.limits import TransferLimits
 from store.sync.transfer.policy_memory import PolicyMemory
+from store.sync.transfer.report import Report
+from store.sync.transfer.transfer import Transfer, TransferWork
 from storenode.message.rules import Policy
 from storenode.wire.storenode.v1.peer_pb2 import TransferFrame
 from tests.support.admission import admit
@@ -58,6 +41,7 @@ SMALL = TransferLimits(
     find_ids=3,
     unsolicited_messages=10,
 )
+NS_PER_S = 10**9
 
 
 @dataclass
@@ -67,19 +51,29 @@ class Store:
     frames: dict[bytes, tuple[int, bytes]] = field(default_factory=dict)
     contents: dict[bytes, bytes] = field(default_factory=dict)
 
-    def add(self, batch: RecordBatch) -> list[bool]:
+    def add(self, batch: RecordBatch) -> StoreResult:
         """Store a batch; True per new message."""
+        batch.check()
+        contents = self.contents
+        conflicts = {
+            at: contents[digest]
+            for at, digest in enumerate(batch.hashes)
+            if contents.get(digest, batch.content_digests[at]) != batch.content_digests[at]
+        }
         new = [digest not in self.frames for digest in batch.hashes]
-        for index, (timestamp, digest) in enumerate(
-            zip(batch.timestamps, batch.hashes, strict=True)
-        ):
-            self.frames.setdefault(digest, (timestamp, batch.frame(index)))
-            self.contents.setdefault(digest, batch.content_digests[index])
-        return new
+        for at, (timestamp, digest) in enumerate(zip(batch.timestamps, batch.hashes, strict=True)):
+            self.frames.setdefault(digest, (timestamp, batch.frame(at)))
+            contents.setdefault(digest, batch.content_digests[at])
+        return StoreResult(new, conflicts)
 
     def lacks(self, other: Store) -> SyncIds:
         """Return what only the other one holds."""
         return ids_of(other, other.frames.keys() - self.frames.keys())
+
+    @property
+    def ids(self) -> SyncIds:
+        """The IDs of all messages."""
+        return ids_of(self, self.frames)
 
 
 def ids_of(store: Store, hashes: Iterable[bytes]) -> SyncIds:
@@ -104,193 +98,6 @@ def store_of(*batches: RecordBatch) -> Store:
     return store
 
 
-def judged(frame: TransferFrame, policy: Policy = POLICY, now_ns: int = NOW_NS) -> Admitted:
-    """Return what admission says of the messages of a frame."""
-    admission = Admission(policy, now_ns, Source.TRANSFER)
-    admission.admit([each.SerializeToString() for each in frame.messages])
-    return admission.admitted
-
-
-class Node:
-    """A side: a machine, and what a driver would do for it, as events."""
-
-    def __init__(
-        self,
-        store: Store,
-        to_send: SyncIds,
-        to_receive: SyncIds,
-        *,
-        peer: str = "peer",
-        limits: TransferLimits = SMALL,
-        policy: Policy = POLICY,
-        memory: PolicyMemory | None = None,
-        partial: bool = False,
-    ) -> None:
-        self.store = store
-        self.policy = policy
-        self.memory = PolicyMemory() if memory is None else memory
-        self.machine = Transfer(
-            SESSION,
-            to_send,
-            to_receive,
-            memory=self.memory,
-            peer=peer,
-            limits=limits,
-            partial=partial,
-        )
-        self.inbox: deque[bytes] = deque()
-        self.sent: list[Frame] = []
-        self.work: list[Callable[[], Input]] = []
-        self.writes: list[Persist] = []
-        self.counted: list[Counted] = []
-        self.report: Report | None = None
-        self.deliver: Callable[[bytes], None] = lambda _: None
-        self.now_ns = NOW_NS
-        self.limits = limits
-        self.unsent_bytes = 0
-
-    def give(self, given: Input) -> None:
-        """Let the machine take an input, and note what it wants done."""
-        effects = self.machine.step(self.now_ns, given)
-        self.machine.check()
-        for effect in effects:
-            self._note(effect)
-
-    def _note(self, effect: object) -> None:
-        match effect:
-            case Counted():
-                self.counted.append(effect)
-            case TransferEnded(report):
-                assert self.report is None
-                self.report = report
-            case SendFrame(frame):
-                assert SendReady not in self.work, "two frames are under way"
-                self.sent.append(frame)
-                self.unsent_bytes -= sum(map(len, frame.messages))
-                assert len(frame.messages) <= self.limits.frame_messages
-                assert len(frame.stored) + len(frame.refused) <= self.limits.frame_answers
-                self.deliver(encoded(frame))
-                self.work.append(SendReady)
-            case Load():
-                self.work.append(lambda: self._load(effect))
-            case Find():
-                self.work.append(
-                    lambda: Found([digest in self.store.frames for _, digest in effect.ids.pairs()])
-                )
-            case Persist():
-                effect.batch.check()
-                self.writes.append(effect)
-                self.work.append(lambda: self._persist(effect))
-            case _:
-                raise AssertionError(effect)
-
-    def _load(self, load: Load) -> Loaded:
-        found: list[bytes | None] = []
-        left = load.max_bytes
-        for _, digest in load.ids.pairs():
-            stored = self.store.frames.get(digest)
-            message = None if stored is None else transferred(stored[1])
-            left -= len(message or b"")
-            if left < 0 and found:
-                break
-            found.append(message)
-        self.unsent_bytes += sum(len(message or b"") for message in found)
-        largest = max((len(message or b"") for message in found), default=0)
-        assert self.unsent_bytes <= self.limits.unsent_bytes + largest
-        return Loaded(found)
-
-    def refusals(self) -> list[tuple[bytes, str]]:
-        """Return what this side has refused, in frames that it has sent."""
-        return [answer for frame in self.sent for answer in frame.refused]
-
-    def stored(self) -> list[bytes]:
-        """Return what this side has answered as stored, in frames that it has sent."""
-        return [digest for frame in self.sent for digest in frame.stored]
-
-    def _persist(self, effect: Persist) -> Persisted:
-        self.writes.remove(effect)
-        batch, contents = effect.batch, self.store.contents
-        conflicts = {
-            at: ContentConflict(
-                batch.timestamps[at], digest, contents[digest], batch.content_digests[at]
-            )
-            for at, digest in enumerate(batch.hashes)
-            if contents.get(digest, batch.content_digests[at]) != batch.content_digests[at]
-        }
-        return Persisted(effect.token, self.store.add(batch), conflicts)
-
-    def receive(self, data: bytes) -> None:
-        """Judge a frame as the driver would, and let the machine take it."""
-        frame = TransferFrame.FromString(data)
-        assert len(data) <= 4 * 1024 * 1024
-        published = judged(frame, self.policy, self.now_ns)
-        refused = [(answer.message_hash, answer.reason) for answer in frame.refused]
-        self.give(
-            TransferReceived(
-                frame.session_id, published, len(data), list(frame.stored), refused, frame.done
-            )
-        )
-
-    def events(self) -> list[Callable[[], None]]:
-        """Return everything that may happen on this side now."""
-        if self.report is not None:
-            return []
-        possible: list[Callable[[], None]] = []
-        possible += [partial(self._work, index) for index in range(len(self.work))]
-        if self.inbox and self.machine.reading:
-            possible.append(lambda: self.receive(self.inbox.popleft()))
-        return possible
-
-    def _work(self, index: int) -> None:
-        self.give(self.work.pop(index)())
-
-    def lose(self, rng: random.Random) -> None:
-        """Break the connection; some of what was being stored is stored all the same."""
-        for write in self.writes:
-            if rng.random() < 0.5:
-                self.store.add(write.batch)
-        self.inbox.clear()
-        if self.report is None:
-            self.give(StreamLost("the connection broke"))
-
-
-def began(
-    store: Store,
-    to_send: SyncIds | None = None,
-    to_receive: SyncIds | None = None,
-    **more: Any,  # noqa: ANN401 - as of `Node`
-) -> Node:
-    """Return a side whose transfer has begun, of some IDs or none."""
-    none = SyncIds.empty()
-    node = Node(store, to_send or none, to_receive or none, **more)
-    node.give(Begin(node.now_ns))
-    return node
-
-
-def ended(node: Node) -> Report:
-    """Return the report of a side that has ended."""
-    assert node.report is not None
-    return node.report
-
-
-def require_silence(node: Node) -> Report:
-    """Let the node wait as long as it may, and no longer; return its report."""
-    node.now_ns += SILENCE_NS - 1
-    node.give(Ticked())
-    assert node.report is None
-    node.now_ns += 1
-    node.give(Ticked())
-    assert ended(node).fault is TransferFault.SILENCE
-    return ended(node)
-
-
-def encoded(frame: Frame) -> bytes:
-    """Encode a frame."""
-    return transfer_frame(
-        frame.session_id, frame.messages, frame.stored, frame.refused, done=frame.done
-    )
-
-
 def raw(
     *,
     session_id: str = SESSION,
@@ -308,40 +115,213 @@ def sent_form(store: Store, hashes: Iterable[bytes]) -> list[bytes]:
     return [transferred(store.frames[digest][1]) for digest in hashes]
 
 
-def join(left: Node, right: Node) -> None:
-    """Connect two sides and begin."""
-    left.deliver, right.deliver = right.inbox.append, left.inbox.append
-    left.give(Begin(left.now_ns))
-    right.give(Begin(right.now_ns))
+class Side:
+    """A side: its transfer, stream, store and metrics. It begins at once.
+
+    ``stores`` and ``takes`` are cleared while the database stores nothing, or the peer takes no
+    frame. ``clock_ns``: what the clock shows at the beginning.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        to_send: SyncIds | None = None,
+        to_receive: SyncIds | None = None,
+        *,
+        seed: int = 0,
+        peer: str = "peer",
+        limits: TransferLimits = SMALL,
+        policy: Policy = POLICY,
+        memory: PolicyMemory | None = None,
+        partial: bool = False,
+        clock_ns: int = NOW_NS,
+    ) -> None:
+        self.contents = store
+        self.limits = limits
+        self.memory = PolicyMemory() if memory is None else memory
+        self.sent: list[TransferFrame] = []
+        self.sizes: list[int] = []
+        self.counted: Counter[tuple[str, str]] = Counter()
+        self.rejected: Counter[str] = Counter()
+        self.reads = self.writes = self.unsent_bytes = 0
+        self.inbox: asyncio.Queue[bytes | Exception | None] = asyncio.Queue()
+        self.peer: Side | None = None
+        self.stores, self.takes = asyncio.Event(), asyncio.Event()
+        self.stores.set()
+        self.takes.set()
+        self._rng = random.Random(seed)
+        self._time = asyncio.get_running_loop().time
+        self._began_s = self._time()
+        none = SyncIds.empty()
+        environment = Environment(
+            lambda: clock_ns + self.passed_ns,
+            lambda: 5 * NS_PER_S + self.passed_ns,
+            self._rng,
+            cast("EventLog", None),
+            self,
+        )
+        observer, writer = cast("SyncObserver", self), cast("Writer", self)
+        reads = cast("TransferReads", SimpleNamespace(load=self.load, held=self.find))
+        self.transfer = Transfer(
+            SESSION,
+            none if to_send is None else to_send,
+            none if to_receive is None else to_receive,
+            TransferWork(reads, writer, lambda: policy, observer, environment),
+            memory=self.memory,
+            peer=peer,
+            limits=limits,
+            partial=partial,
+        )
+        go_on = self.transfer._go_on
+
+        def checked() -> None:
+            go_on()
+            self.transfer.check()
+
+        self.transfer._go_on = checked  # type: ignore[method-assign]
+        self.task = asyncio.create_task(self.transfer.run(self))
+
+    @property
+    def report(self) -> Report:
+        """The report so far."""
+        return self.transfer.report
+
+    @property
+    def passed_ns(self) -> int:
+        """The time since the beginning."""
+        return round((self._time() - self._began_s) * NS_PER_S)
+
+    @property
+    def has_ended(self) -> bool:
+        """True after the end."""
+        return self.task.done()
+
+    async def ended(self) -> Report:
+        """Return the report at the end."""
+        return await self.task
+
+    async def receive(self, *frames: bytes) -> None:
+        """Receive frames, and do all that is possible without more of them."""
+        for frame in frames:
+            self.inbox.put_nowait(frame)
+        await asyncio.sleep(1)
+
+    def refusals(self) -> list[tuple[bytes, str]]:
+        """Return what this side has refused, in frames that it has sent."""
+        return [(each.message_hash, each.reason) for frame in self.sent for each in frame.refused]
+
+    def labels(self) -> dict[bytes, str]:
+        """Return what this side has refused by name, and the label of the reason."""
+        return {digest: reason.partition(":")[0] for digest, reason in self.refusals()}
+
+    def stored(self) -> list[bytes]:
+        """Return what this side has answered as stored, in frames that it has sent."""
+        return [digest for frame in self.sent for digest in frame.stored]
+
+    def lose(self) -> None:
+        """Break the connection."""
+        self.inbox.put_nowait(PeerFailed("the connection broke"))
+
+    async def _pause(self) -> None:
+        await asyncio.sleep(self._rng.random() / 100)
+
+    # The stream
+
+    async def read(self) -> bytes | None:
+        """Return the next frame."""
+        frame = await self.inbox.get()
+        if isinstance(frame, Exception):
+            raise frame
+        self.reads += 1
+        return frame
+
+    async def write(self, frame: bytes) -> None:
+        """Send a frame."""
+        sent = TransferFrame.FromString(frame)
+        assert len(sent.messages) <= self.limits.frame_messages
+        assert len(sent.stored) + len(sent.refused) <= self.limits.frame_answers
+        assert len(frame) <= 4 * 1024 * 1024
+        self.sent.append(sent)
+        self.sizes.append(len(frame))
+        self.unsent_bytes -= sum(each.ByteSize() for each in sent.messages)
+        if self.peer is not None:
+            self.peer.inbox.put_nowait(frame)
+        await self.takes.wait()
+        await self._pause()
+
+    async def half_close(self) -> None:
+        """End this direction."""
+        if self.peer is not None:
+            self.peer.inbox.put_nowait(None)
+
+    # The database
+
+    async def store(self, batch: RecordBatch, source: Source) -> StoreResult:
+        """Store a batch."""
+        assert source is Source.TRANSFER
+        self.writes += 1
+        await self.stores.wait()
+        await self._pause()
+        return self.contents.add(batch)
+
+    async def load(self, ids: SyncIds, max_bytes: int) -> list[bytes | None]:
+        """Return encoded messages of the first IDs."""
+        await self._pause()
+        found: list[bytes | None] = []
+        for _, digest in ids.pairs():
+            stored = self.contents.frames.get(digest)
+            message = None if stored is None else transferred(stored[1])
+            max_bytes -= len(message or b"")
+            if max_bytes < 0 and found:
+                break
+            found.append(message)
+        sizes = [len(message or b"") for message in found]
+        self.unsent_bytes += sum(sizes)
+        return found
+
+    async def find(self, ids: SyncIds) -> list[bool]:
+        """Return for each ID whether it is stored."""
+        await self._pause()
+        return [digest in self.contents.frames for _, digest in ids.pairs()]
+
+    # The metrics
+
+    def transferred(self, direction: str, outcome: str, count: int) -> None:
+        """Count messages."""
+        assert count
+        self.counted[str(direction), str(outcome)] += count
+
+    def count_intake(self, source: str, duplicate: int, rejected: Mapping[str, int]) -> None:
+        """Count messages that were not stored."""
+        assert source == Source.TRANSFER.value
+        assert duplicate or rejected
+        self.rejected.update(rejected)
+
+
+def join(one: Side, other: Side) -> tuple[Side, Side]:
+    """Connect two sides."""
+    one.peer, other.peer = other, one
+    return one, other
 
 
 def pair(
     left: Store,
     right: Store,
     *,
-    limits: TransferLimits = SMALL,
     memories: tuple[PolicyMemory, PolicyMemory] | None = None,
     policies: tuple[Policy, Policy] = (POLICY, POLICY),
-    now_ns: int = NOW_NS,
-) -> tuple[Node, Node]:
+    seed: int = 0,
+    **more: Any,  # noqa: ANN401 - as of `Side`
+) -> tuple[Side, Side]:
     """Return the two sides of a session over what two stores hold."""
     one, other = memories or (PolicyMemory(), PolicyMemory())
     there, here = right.lacks(left), left.lacks(right)
-    sides = (
-        Node(left, there, here, peer="b", limits=limits, memory=one, policy=policies[0]),
-        Node(right, here, there, peer="a", limits=limits, memory=other, policy=policies[1]),
+    return join(
+        Side(left, there, here, peer="b", memory=one, policy=policies[0], seed=seed, **more),
+        Side(right, here, there, peer="a", memory=other, policy=policies[1], seed=~seed, **more),
     )
-    for side in sides:
-        side.now_ns = now_ns
-    join(*sides)
-    return sides
 
 
-def run(rng: random.Random, *nodes: Node, steps: int = 10**6) -> int:
-    """Let things happen in any order until nothing is left to do, or so many have."""
-    for step in range(steps):
-        events = [event for node in nodes for event in node.events()]
-        if not events:
-            return step
-        rng.choice(events)()
-    return steps
+async def finish(*sides: Side) -> list[Report]:
+    """Return the reports of sides at their ends."""
+    return [await side.ended() for side in sides]

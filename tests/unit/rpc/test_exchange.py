@@ -32,7 +32,7 @@ from store.sync.session.exchange import Exchange, ExchangeWork, common_horizon
 from store.sync.session.reconciliation import Reconciliation
 from store.sync.session.registry import Accepted, PeerSession, SessionRefusal
 from store.sync.session.report import SessionReport
-from store.sync.transfer.driver import TransferWork
+from store.sync.transfer.transfer import TransferWork
 from storenode.message.rules import Policy
 
 ONE = SyncIds.of([(1, bytes(32))])

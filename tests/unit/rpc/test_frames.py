@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from store.sync import frames
 from store.sync.errors import FrameTooLargeError, MalformedFrameError
-from store.sync.frames import encode_transfer, is_session_id, parse_reconcile, pieces
+from store.sync.frames import TransferPiece, encode_transfer, is_session_id, parse_reconcile, pieces
 from store.sync.limits import MAX_SEARCH_IDS, MAX_SEARCH_SPANS
-from store.sync.transfer.events import Frame
 from storenode.wire.storenode.internal.v1.transfer_raw_pb2 import RawTransferFrame
 from storenode.wire.storenode.v1.peer_pb2 import (
     ReconcileExtension,
@@ -37,7 +36,7 @@ def messages(count: int, size: int = 10) -> list[WakuMessageAndTopic]:
     ]
 
 
-def whole(parts: list[Frame]) -> TransferFrame:
+def whole(parts: list[TransferPiece]) -> TransferFrame:
     """Return the frame that was cut."""
     return TransferFrame(
         session_id="".join(part.session_id for part in parts),
@@ -120,7 +119,7 @@ def test_a_frame_of_unknown_fields_is_refused() -> None:
 def test_a_frame_that_is_sent_is_the_one_that_is_read() -> None:
     digest = bytes(range(32))
     [message] = messages(1)
-    sent = Frame(
+    sent = TransferPiece(
         SESSION_ID, [message.SerializeToString()], [digest], [(digest, "too large: why")], done=True
     )
     [part] = pieces(encode_transfer(sent))

@@ -1,143 +1,18 @@
-"""Inputs and effects of a `store.sync.transfer.core.Transfer`: plain batches."""
+"""The report of a transfer, and what its counts are about."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from reconcile.ids import SyncIds
-from store.domain.admission import Admitted
 from store.domain.ports import ContentConflict
-from store.messages.record import RecordBatch
 from storenode.message.rules import Reason
 
 MAX_KEPT_CONFLICTS: Final = 100
 """Conflicts of one transfer that are kept with their digests; more are only counted."""
-
-
-@dataclass(frozen=True, slots=True)
-class Begin:
-    """The session begins: the first frame goes out.
-
-    ``clock_ns``: what the clock shows, in Unix nanoseconds. What is remembered of refusals is about
-    that time; all else is about the time of the steps, of a monotonic clock.
-    """
-
-    clock_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class TransferReceived:
-    """A frame of the peer, whose messages admission has judged (`Source.TRANSFER`).
-
-    ``size_bytes`` is the size of the whole frame as it came. ``stored`` and the hashes in
-    ``refused`` are the peer's answers.
-    """
-
-    session_id: str
-    published: Admitted
-    size_bytes: int
-    stored: Sequence[bytes] = ()
-    refused: Sequence[tuple[bytes, str]] = ()
-    done: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """The answer to the last `Load`: encoded ``WakuMessageAndTopic`` of its first IDs, in order.
-
-    At least one, None for messages that are no longer held; the others are asked for again.
-    """
-
-    messages: Sequence[bytes | None]
-
-
-@dataclass(frozen=True, slots=True)
-class Persisted:
-    """The batch of the `Persist` with this token is durable; per message True if it was new.
-
-    ``conflicts``: the messages of it that are not stored, since others have their hashes; by place
-    in the batch.
-    """
-
-    token: int
-    new: Sequence[bool]
-    conflicts: Mapping[int, ContentConflict] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """The answer to the last `Find`: per ID whether it is held."""
-
-    is_stored: Sequence[bool]
-
-
-@dataclass(frozen=True, slots=True)
-class SendReady:
-    """The stream has taken the last frame."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ticked:
-    """Time has passed."""
-
-
-@dataclass(frozen=True, slots=True)
-class StreamLost:
-    """The stream or the database is gone, or the node stops; ``sentence`` says which."""
-
-    sentence: str
-
-
-Input = Begin | TransferReceived | Loaded | Persisted | Found | SendReady | Ticked | StreamLost
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """Read messages to send, in order and of ``max_bytes`` in all, but one at least."""
-
-    ids: SyncIds
-    max_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Persist:
-    """Store a batch durably (`Source.TRANSFER`); several may be under way."""
-
-    token: int
-    batch: RecordBatch
-
-
-@dataclass(frozen=True, slots=True)
-class Find:
-    """Look which of these are held, now."""
-
-    ids: SyncIds
-
-
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """A ``TransferFrame`` to send, or a piece of a received one, of which the last has ``done``.
-
-    ``messages`` are said to be ``WakuMessageAndTopic``. ``size_bytes``: of the received piece.
-    """
-
-    session_id: str
-    messages: Sequence[bytes] = ()
-    stored: Sequence[bytes] = ()
-    refused: Sequence[tuple[bytes, str]] = ()
-    done: bool = False
-    size_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class SendFrame:
-    """Write a frame to the stream, then say `SendReady`; at most one is under way."""
-
-    frame: Frame
 
 
 class Direction(StrEnum):
@@ -165,14 +40,8 @@ class MessageOutcome(StrEnum):
     CONFLICT = "conflict"
 
 
-@dataclass(frozen=True, slots=True)
-class Counted:
-    """A count for the metrics; ``reason`` is a label, of what this node refused."""
-
-    direction: Direction
-    outcome: MessageOutcome
-    count: int
-    reason: str = ""
+Count = Callable[[Direction, MessageOutcome, int, str], None]
+"""Count messages for the metrics; the text is the label of the reason, of what was refused."""
 
 
 class TransferFault(StrEnum):
@@ -180,7 +49,7 @@ class TransferFault(StrEnum):
 
     PROTOCOL and LIMIT are the peer's doing (`INVALID_ARGUMENT`, `RESOURCE_EXHAUSTED`), SILENCE too
     (`DEADLINE_EXCEEDED`); SLOW is a limit on time that was passed on either side
-    (`DEADLINE_EXCEEDED`); LOST is what the driver has said.
+    (`DEADLINE_EXCEEDED`); LOST: the stream, or this node's database, is gone.
     """
 
     NONE = ""
@@ -252,13 +121,3 @@ class Report:
         """True if both sides hold all of it, but for what policy refuses or retention dropped."""
         open_ends = self.missed_by_peer + self.unanswered + self.undelivered + self.outstanding
         return not self.error and not open_ends and not self.in_conflict
-
-
-@dataclass(frozen=True, slots=True)
-class TransferEnded:
-    """The transfer is over; no input is allowed after it. What was persisted stays."""
-
-    report: Report
-
-
-Effect = Load | Persist | Find | SendFrame | Counted | TransferEnded

@@ -1,0 +1,520 @@
+"""The transfer of what a reconciliation found, both ways, over one stream: the same on both sides.
+
+Source: WAKU-SYNC, "Transfer Protocol", and the node's contract (the schema of ``TransferFrame``).
+
+Rules.
+
+1. Only what the session found missing is stored, each message once: its hash, which admission has
+   computed anew, is that of an ID that is expected, and its timestamp too. Anything else is
+   refused by name, counted, and ends the transfer when it is too much.
+2. Every ID that is expected is answered once: ``stored`` when it is durable, whichever way it came,
+   or ``refused`` with the reason. When the peer is done, what has not come is looked up, and
+   refused as "not received" where it is not held.
+3. Every ID to send is answered once by the peer. An answer to anything else, or a second one, is a
+   fault of the peer.
+   A message that is not stored since another one has its hash is refused as a conflict, and the two
+   sides are not equal then.
+4. What policy refuses is remembered on both sides (`PolicyMemory`): it is answered at once in later
+   sessions, and not sent.
+5. At most `TransferLimits.unsent_bytes` are read ahead of the stream, and at most one frame is
+   under way to it. While `unstored_bytes` wait for the database, the stream is not read
+   (`reading`). Answers wait as places of IDs. So memory does not depend on what the peer does.
+6. It ends when both sides are done and all is answered; when it takes too long
+   (`Patience`); at a fault; or when the stream or the database is lost. What
+   was persisted stays, and the next reconciliation does not find it. A stream that is lost when all
+   is answered was only closed: who has everything first need not wait for the other.
+7. Where this side's result is ``partial``, since there are more differences than it may report, the
+   peer may have found others, if its limit is another one. Then messages that are not expected are
+   refused by name, a few at a time, and answers about others passed over, and none is a fault.
+
+A peer is silent until a frame has something in it that counts: an expected message, an answer, or
+the word that it is done.
+
+A task reads the stream; others write a frame, load, look up and store. Whatever one of them comes
+back with is taken in between two awaits, and `Transfer._go_on` then begins what has become due. A
+piece of a frame is taken in before the next is read, and none is read while too much waits, so that
+gRPC's flow control holds the peer back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, TypeVar
+
+from reconcile.ids import SyncIds
+from store.domain.admission import Admission
+from store.domain.environment import Environment
+from store.domain.ports import (
+    ContentConflict,
+    FrameStream,
+    PeerFailed,
+    Source,
+    StoreBusy,
+    StoreUnavailable,
+    SyncObserver,
+    TransferReads,
+    Writer,
+)
+from store.messages.record import RecordBatch
+from store.sync.errors import FrameTooLargeError, ProtocolBrokenError
+from store.sync.frames import TransferPiece, encode_transfer, pieces
+from store.sync.limits import (
+    BUSY_PATIENCE_S,
+    FIRST_BUSY_PAUSE_S,
+    FRAME_RESERVE_BYTES,
+    LAST_WORDS_S,
+    LONGEST_BUSY_PAUSE_S,
+    MAX_FRAME_BYTES,
+    PEER_CLOSING_S,
+    TRANSFER_TICK_S,
+    TransferLimits,
+)
+from store.sync.transfer.policy_memory import PolicyMemory, Side
+from store.sync.transfer.receive_half import Receiving
+from store.sync.transfer.report import Direction, MessageOutcome, Report, TransferFault
+from store.sync.transfer.send_half import PeerFaultError, Sending
+from storenode.common.backoff import Backoff
+from storenode.message.limits import HASH_BYTES, NS_PER_S
+from storenode.message.rules import Policy
+
+DEFAULT_LIMITS: Final = TransferLimits()
+
+_STORED_BYTES: Final = 2 + HASH_BYTES
+_REFUSED_BYTES: Final = 12 + HASH_BYTES
+"""An answer in a frame at most, without the reason."""
+
+_NOT_IN_VAIN: Final = "what was stored stays, and the next session goes on"
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class TransferWork:
+    """The parts that a transfer works on.
+
+    ``policy``: the node's rules as they stand for clients, horizon included.
+    """
+
+    reads: TransferReads
+    writer: Writer
+    policy: Callable[[], Policy]
+    observer: SyncObserver
+    environment: Environment
+
+
+class Transfer:
+    """A transfer, made in about half a second for a million IDs each way.
+
+    ``to_send`` are IDs that the peer lacks, ``to_receive`` those that this node lacks; both
+    ascend. ``peer`` names the peer in ``memory``. ``partial``: see rule 7.
+
+    Attributes:
+        report: what has been done so far; final when `run` has ended.
+    """
+
+    def __init__(
+        self,
+        session_id: str,
+        to_send: SyncIds,
+        to_receive: SyncIds,
+        work: TransferWork,
+        *,
+        memory: PolicyMemory,
+        peer: str,
+        limits: TransferLimits = DEFAULT_LIMITS,
+        partial: bool = False,
+    ) -> None:
+        self.session_id = session_id
+        self.report = Report()
+        self._work = work
+        self._limits = limits
+        theirs, ours = memory.book(peer, Side.THEIRS), memory.book(peer, Side.OURS)
+        self._sending = Sending(to_send, limits, self.report, theirs, self._count)
+        self._receiving = Receiving(
+            to_receive, limits, self.report, ours, self._count, partial=partial
+        )
+        self._partial = partial
+        self._moved_bytes = 0
+        self._named = False  # this side has sent a frame
+        self._answered = False  # the peer has
+        self._writing = False
+        self._done = False
+
+    async def run(self, stream: FrameStream) -> Report:
+        """Transfer to the end, whatever that is: `Report.error` says it.
+
+        Cancelling it ends everything that it does; what is stored stays.
+        """
+        self._stream = stream
+        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._readable = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        try:
+            self._begin()
+            self._reader = self._spawn(self._read())
+            self._spawn(self._tick())
+            self._go_on()
+            await self._ended
+            if not self.report.fault:
+                await self._close()
+            return self.report
+        finally:
+            await self._stop()
+
+    def check(self) -> None:
+        """Verify the invariants of both halves, and the bounds of rule 5.
+
+        Raises:
+            AssertionError: one is broken.
+        """
+        self._sending.check()
+        self._receiving.check()
+        assert not self._ended.done() or self.report.fault or self._partial or self._is_complete()
+        assert self._named or not (self._writing or self._done)
+
+    # The course of a transfer
+
+    def _begin(self) -> None:
+        now_ns = self._work.environment.now_ns()
+        self._receiving.decline(now_ns)
+        self._sending.withhold(now_ns)
+        steady_ns = self._work.environment.steady_ns()
+        self._clock_ns = now_ns - steady_ns  # of the Unix epoch, on the steady clock
+        self._patience = Patience(self._limits, steady_ns, self._moved())
+
+    def _goes_on(self) -> bool:
+        """Pass the time before something is taken in; False: the end has come before it."""
+        if self._ended.done():
+            return False
+        is_own_work = self._receiving.looks or self._sending.loading
+        steady_ns = self._work.environment.steady_ns()
+        self._patience.pass_time(steady_ns, waiting=not is_own_work)
+        return True
+
+    def _go_on(self) -> None:
+        """Begin what is due."""
+        missing = self._receiving.find()
+        if missing is not None:
+            self._spawn(self._find(missing))
+        load = self._sending.load()
+        if load is not None:
+            self._spawn(self._load(*load))
+        frame = None if self._writing else self._frame()
+        if frame is not None:
+            self._writing = self._named = True
+            self._spawn(self._write(frame))
+        elif not self._writing and self._is_complete():
+            self._end(TransferFault.NONE, "")
+        if self._receiving.reading:
+            self._readable.set()
+        else:
+            self._readable.clear()
+
+    def _is_complete(self) -> bool:
+        return (
+            self._done
+            and self._receiving.peer_is_done
+            and not self._sending.unanswered
+            and not self._receiving.outstanding
+        )
+
+    def _lose(self, fault: TransferFault, sentence: str) -> None:
+        """End without the stream, or the database: well if nothing is open (rule 6).
+
+        A peer whose result was cut elsewhere (rule 7) does not wait for answers about what only
+        this side has found missing.
+        """
+        both_done = self._done and self._receiving.peer_is_done and not self._sending.unanswered
+        if self._is_complete() or (self._partial and both_done):
+            fault, sentence = TransferFault.NONE, ""
+        self._end(fault, sentence)
+
+    def _end(self, fault: TransferFault, sentence: str) -> None:
+        if self._ended.done():
+            return
+        report = self.report
+        report.fault, report.error = fault, sentence
+        report.unanswered = self._sending.unanswered
+        report.outstanding = self._receiving.outstanding
+        report.reasons_of_peer = tuple(self._sending.reasons)
+        report.refused_by_peer = +report.refused_by_peer
+        self._ended.set_result(None)
+
+    async def _close(self) -> None:
+        """Close this side, and wait for the other to do the same; nothing depends on it."""
+        with suppress(PeerFailed):
+            await self._stream.half_close()
+        # Who is called ends the call, and waits with that for the caller's half-close: a call that
+        # ends while the last frame is on its way makes that frame seem to have failed.
+        await asyncio.wait({self._reader}, timeout=PEER_CLOSING_S)
+
+    async def _stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        # The end of a task keeps its frames, which keep the transfer: without a cut here, frames of
+        # 64 MiB pile up until the garbage collector finds them.
+        del self._reader, self._ended
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(self._watch(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _watch(self, work: Awaitable[None]) -> None:
+        """Let the error of a part end the whole."""
+        try:
+            await work
+        except PeerFaultError as error:
+            self._end(error.fault, error.sentence)
+        except (StoreUnavailable, StoreBusy) as error:
+            sentence = f"the database of this node does not serve: {error}"
+            self._lose(TransferFault.LOST, sentence)
+        except Exception as error:  # noqa: BLE001 - who runs the transfer is told
+            if not self._ended.done():
+                self._ended.set_exception(error)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TRANSFER_TICK_S)
+            if self._goes_on():
+                self._patience.check_time(self._moved())
+
+    def _moved(self) -> Moved:
+        sending, receiving = self._sending, self._receiving
+        settled = len(sending.ids) - sending.unanswered + len(receiving.ids) - receiving.outstanding
+        return Moved(settled, self._moved_bytes, sending.unanswered + receiving.outstanding)
+
+    # The stream
+
+    async def _read(self) -> None:
+        try:
+            while await self._read_frame():
+                continue
+        except PeerFailed as error:
+            fault = TransferFault.LOST
+            if isinstance(error, ProtocolBrokenError):
+                fault = TransferFault.PROTOCOL
+            elif isinstance(error, FrameTooLargeError):
+                fault = TransferFault.LIMIT
+            self._lose(fault, str(error))
+        else:
+            self._lose(
+                TransferFault.LOST, "the peer ended the transfer before everything was answered"
+            )
+
+    async def _read_frame(self) -> bool:
+        """Take in one frame; False: there is none any more."""
+        frame = await self._stream.read()
+        if frame is None:
+            return False
+        for piece in pieces(frame):
+            self._receive(piece)
+            await self._readable.wait()
+        return True
+
+    def _receive(self, piece: TransferPiece) -> None:
+        """Take in a piece of a frame, whole or not at all.
+
+        Raises:
+            PeerFaultError: it breaks the rules.
+        """
+        if not self._goes_on():
+            return
+        self._check_session(piece.session_id)
+        now_ns = self._work.environment.now_ns()
+        admission = Admission(self._work.policy(), now_ns, Source.TRANSFER)
+        if piece.messages:
+            admission.admit(piece.messages)
+        published, stored, refused = admission.admitted, piece.stored, piece.refused
+        if self._partial:
+            stored, refused = self._sending.concerned(stored, refused)
+        answers = self._sending.find(stored, refused)
+        places = self._receiving.place(published)
+        before = self._receiving.news
+        clock_ns = self._clock_ns + self._work.environment.steady_ns()
+        self._sending.answered(clock_ns, answers, len(stored), [reason for _, reason in refused])
+        accepted = self._receiving.receive(clock_ns, published, places, piece.size_bytes)
+        if accepted is not None:
+            self._spawn(self._persist(*accepted))
+        first_done = piece.done and not self._receiving.peer_is_done
+        if first_done:
+            self._receiving.peer_is_done = True
+        has_news = self._receiving.news > before
+        if has_news:
+            self._moved_bytes += piece.size_bytes
+        if len(answers) or first_done or has_news or not self._answered:
+            self._patience.restart()
+        self._answered = True
+        self._go_on()
+
+    def _check_session(self, session_id: str) -> None:
+        if session_id == self.session_id or (self._answered and not session_id):
+            return
+        raise PeerFaultError(
+            TransferFault.PROTOCOL, "the frame names another session, or the first one none"
+        )
+
+    def _frame(self) -> TransferPiece | None:
+        """Return the next frame to send, if there is one."""
+        stored, refused = self._receiving.answers.take(self._limits.frame_answers)
+        room = MAX_FRAME_BYTES - FRAME_RESERVE_BYTES - _STORED_BYTES * len(stored)
+        room -= sum(_REFUSED_BYTES + len(reason.encode()) for _, reason in refused)
+        messages = self._sending.take(room, alone=not stored and not refused)
+        done = not self._done and self._sending.exhausted
+        if not (messages or stored or refused or done) and self._named:
+            return None
+        self._done = self._done or done
+        session_id = "" if self._named else self.session_id
+        return TransferPiece(session_id, messages, stored, refused, done)
+
+    async def _write(self, frame: TransferPiece) -> None:
+        try:
+            await self._stream.write(encode_transfer(frame))
+        except PeerFailed as error:
+            # What the peer has said before it left is heard first; the reader also knows why.
+            await asyncio.wait({self._reader}, timeout=LAST_WORDS_S)
+            self._lose(TransferFault.LOST, str(error))
+            return
+        if self._goes_on():
+            self._writing = False
+            self._moved_bytes += sum(map(len, frame.messages))
+            self._go_on()
+
+    # The database
+
+    async def _persist(self, token: int, batch: RecordBatch) -> None:
+        store = partial(self._work.writer.store, batch, Source.TRANSFER)
+        result = await patiently(store)
+        conflicts = {
+            at: ContentConflict(
+                batch.timestamps[at], batch.hashes[at], stored, batch.content_digests[at]
+            )
+            for at, stored in result.conflicts.items()
+        }
+        if self._goes_on():
+            self._receiving.persisted(token, result, conflicts)
+            self._go_on()
+
+    async def _load(self, ids: SyncIds, max_bytes: int) -> None:
+        messages = await patiently(partial(self._work.reads.load, ids, max_bytes))
+        if self._goes_on():
+            self._sending.loaded(messages)
+            self._go_on()
+
+    async def _find(self, ids: SyncIds) -> None:
+        is_stored = await patiently(partial(self._work.reads.held, ids))
+        if self._goes_on():
+            self._receiving.found(is_stored)
+            self._go_on()
+
+    # The metrics
+
+    def _count(
+        self, direction: Direction, outcome: MessageOutcome, count: int, reason: str
+    ) -> None:
+        """Count messages; ``reason`` is a label, of what this node refused."""
+        if not count:
+            return
+        self._work.observer.transferred(direction, outcome, count)
+        if direction is not Direction.RECEIVED:
+            return
+        counts, source = self._work.environment.counts, Source.TRANSFER.value
+        if outcome is MessageOutcome.DUPLICATE:
+            counts.count_intake(source, count, {})
+        elif reason:
+            counts.count_intake(source, 0, {reason: count})
+
+
+async def patiently(work: Callable[[], Awaitable[_T]]) -> _T:
+    """Run work that a busy store refuses until it takes it: others fill it for moments.
+
+    Raises:
+        StoreBusy: it was busy for `BUSY_PATIENCE_S`.
+    """
+    waited_s, backoff = 0.0, Backoff(FIRST_BUSY_PAUSE_S, LONGEST_BUSY_PAUSE_S)
+    while True:
+        try:
+            return await work()
+        except StoreBusy:
+            if waited_s >= BUSY_PATIENCE_S:
+                raise
+        waited_s += backoff.pause_s
+        await asyncio.sleep(backoff.take())
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """The progress so far: IDs that were settled, bytes of messages, and IDs yet open."""
+
+    settled: int
+    size_bytes: int
+    open: int
+
+
+class Patience:
+    """The patience of a transfer with a peer that sends little, or nothing.
+
+    Three limits, of which the first two count only time in which it is the peer's turn: no word for
+    `TransferLimits.silence_ns`; too little moved in `pace_ns`, so that a peer which lets messages
+    trickle does not keep a session for itself; and `total_ns` in all. What ends so was not in vain:
+    what is stored stays, and the next session finds the rest. Times are nanoseconds of a monotonic
+    clock.
+    """
+
+    def __init__(self, limits: TransferLimits, now_ns: int, moved: Moved) -> None:
+        self._limits = limits
+        self._began_ns = self._now_ns = self._news_ns = now_ns
+        self._waited_ns, self._mark = 0, moved
+
+    def pass_time(self, now_ns: int, *, waiting: bool) -> None:
+        """Set the time; ``waiting``: up to now it was for the peer to do something."""
+        if waiting:
+            self._waited_ns += now_ns - self._now_ns
+        else:
+            self._news_ns = now_ns
+        self._now_ns = now_ns
+
+    def restart(self) -> None:
+        """Note that the peer has just sent something that counts."""
+        self._news_ns = self._now_ns
+
+    def check_time(self, moved: Moved) -> None:
+        """Check that there is time left.
+
+        Raises:
+            PeerFaultError: there is not.
+        """
+        limits = self._limits
+        silent_ns = self._now_ns - self._news_ns
+        if silent_ns >= limits.silence_ns:
+            raise PeerFaultError(
+                TransferFault.SILENCE,
+                f"the peer has said nothing for {silent_ns // NS_PER_S} s: {_NOT_IN_VAIN}; if it "
+                "needs longer for an answer, see to its database, or give --peer-silence on both",
+            )
+        if self._now_ns - self._began_ns >= limits.total_ns:
+            raise PeerFaultError(
+                TransferFault.SLOW,
+                f"the transfer was not done within {limits.total_ns // NS_PER_S} s: {_NOT_IN_VAIN}",
+            )
+        if self._waited_ns >= limits.pace_ns:
+            self._demand_pace(moved)
+
+    def _demand_pace(self, moved: Moved) -> None:
+        limits, mark = self._limits, self._mark
+        settled = moved.settled - mark.settled
+        size_bytes = moved.size_bytes - mark.size_bytes
+        if settled < min(limits.pace_ids, mark.open) and size_bytes < limits.pace_bytes:
+            raise PeerFaultError(
+                TransferFault.SLOW,
+                f"the transfer moved {settled:,} messages and {size_bytes:,} bytes in "
+                f"{limits.pace_ns // NS_PER_S} s, and {limits.pace_ids:,} or "
+                f"{limits.pace_bytes:,} are due: {_NOT_IN_VAIN}",
+            )
+        self._waited_ns, self._mark = 0, moved

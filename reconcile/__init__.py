@@ -2,9 +2,8 @@
 
 What other rooms import, by module:
 
-- `reconcile.session`: `ReconcileSession`, one side of one reconciliation as a state machine; its
-  inputs (`SessionBegin`, `PayloadReceived`, `ReadAnswered`, `TimePassed`), effects (`ReadEffect`,
-  `SendPayload`, `SessionEnded`), `Result`, `Role`, `SessionConfig`, `SessionStateError`.
+- `reconcile.session`: `ReconcileSession`, one side of one reconciliation, whose computations ask a
+  view (`advance`); `PayloadFrame`, `SessionStep`, `Result`, `Role`, `SessionConfig`.
 - `reconcile.compact`: the compact mode, which needs the kernel.
 - `reconcile.view`: the reads of a session (`ViewRead`, `Spans`) and their answers (`ViewAnswer`,
   `Items`, `Measured`, `SpanParts`, `Probed`).

@@ -44,7 +44,6 @@ class SessionLimits:
         max_differences: SyncIDs that are reported; the rest is left to the next session.
         max_cut_ranges: ranges that come of a payload's ranges whose upper bound must be cut into
             several: a decoder has to understand such bounds, although an encoder never writes them.
-        max_seconds: from the first step to the end.
 
     Raises:
         ValueError: a session could not work with so little.
@@ -54,7 +53,6 @@ class SessionLimits:
     max_rounds: int = 64
     max_differences: int = 1_000_000
     max_cut_ranges: int = 65_536
-    max_seconds: int = 600
 
     def __post_init__(self) -> None:
         if self.payload.max_payload_bytes < MIN_SESSION_PAYLOAD_BYTES:

@@ -1,4 +1,4 @@
-"""The state machine of one reconciliation: initiator or responder.
+"""One side of a reconciliation: initiator or responder.
 
 Rules (WAKU-SYNC, "Reconciliation Message Flow", and the rulings on it):
 
@@ -12,22 +12,10 @@ Rules (WAKU-SYNC, "Reconciliation Message Flow", and the rulings on it):
 - A peer is trusted only for its own items: counts are reported, never used, and an ID is to be
   sent only if it was read from the view.
 
-    state     input      effects                       next state
-    --------  ---------  ----------------------------  ----------
-    new       Begin      read the window               reading     (initiator)
-    new       Begin      end, if the window is empty   ended       (initiator)
-    new       Received   as in waiting                 reading     (responder)
-    waiting   Received   read                          reading
-    waiting   Received   send the empty payload, end   ended       nothing to do, or refused
-    waiting   Received   end                           ended       empty payload
-    reading   Answered   read                          reading
-    reading   Answered   send                          waiting
-    reading   Answered   send the empty payload, end   ended
-    any       Ticked     none                          unchanged
-
-Anything else raises ``SessionStateError`` and changes nothing. A payload that is malformed or
-beyond a limit raises, and so does a Ticked after the time limit; the session has then ended without
-a result.
+`ReconcileSession.begin` and `receive` are computations that ask a view on their way (`advance`).
+Each ends in a step: a frame to send, the result, or both; after the result there is nothing more.
+The driver limits the time. A payload that is malformed or beyond a limit raises, and the session
+has then no result.
 """
 
 from __future__ import annotations
@@ -56,7 +44,7 @@ from reconcile.errors import SessionLimitError
 from reconcile.ids import LOWEST, SyncId, SyncIds, ordered
 from reconcile.limits import DEFAULT_SESSION_LIMITS, SessionLimits
 from reconcile.view import Spans, ViewAnswer, ViewRead
-from storenode.message.limits import MAX_TIMESTAMP_NS, NS_PER_S
+from storenode.message.limits import MAX_TIMESTAMP_NS
 
 Bounds = tuple[SyncId, SyncId]
 
@@ -66,10 +54,6 @@ class Role(Enum):
 
     INITIATOR = "initiator"
     RESPONDER = "responder"
-
-
-class SessionStateError(RuntimeError):
-    """An input that the session's state does not allow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,52 +81,13 @@ class SessionConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class SessionBegin:
-    """The initiator's first input."""
-
-
-@dataclass(frozen=True, slots=True)
-class PayloadReceived:
-    """A frame of the peer.
+class PayloadFrame:
+    """A frame to send, or of the peer.
 
     Attributes:
         payload: its ``ranges_data``.
-        count: the number of its IDs, if it sends that.
-        refusal: why it will not reconcile; empty if it will.
-    """
-
-    payload: bytes
-    count: int | None = None
-    refusal: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ReadAnswered:
-    """The answer to the last ``ReadEffect``."""
-
-    answer: ViewAnswer
-
-
-@dataclass(frozen=True, slots=True)
-class TimePassed:
-    """A passage of time."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReadEffect:
-    """A read of the view, which is to be answered by ``ReadAnswered``."""
-
-    read: ViewRead
-
-
-@dataclass(frozen=True, slots=True)
-class SendPayload:
-    """A frame to send.
-
-    Attributes:
-        payload: its ``ranges_data``.
-        count: the number of own IDs in the whole range, in the first frame.
-        refusal: why this side will not reconcile; empty if it will.
+        count: the number of the sender's IDs in the whole range, in its first frame.
+        refusal: why its sender will not reconcile; empty if it will.
     """
 
     payload: bytes
@@ -180,27 +125,29 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
-class SessionEnded:
-    """The end, after which nothing follows."""
+class SessionStep:
+    """What a side does after a frame of the peer: it sends one, or has come to the end, or both."""
 
-    result: Result
-
-
-Input = SessionBegin | PayloadReceived | ReadAnswered | TimePassed
-Effect = ReadEffect | SendPayload | SessionEnded
-
-_Work = Generator[ViewRead, ViewAnswer, list[Effect]]
+    frame: PayloadFrame | None = None
+    result: Result | None = None
 
 
-class _State(Enum):
-    NEW = "new"
-    READING = "reading"
-    WAITING = "waiting"
-    ENDED = "ended"
+SessionWork = Generator[ViewRead, ViewAnswer, SessionStep]
+"""A computation that asks the view on its way."""
+
+
+def advance(work: SessionWork, answer: ViewAnswer | None = None) -> ViewRead | SessionStep:
+    """Begin a computation, or resume it with an answer; return its next read, or its step."""
+    try:
+        # The first step of a generator takes None.
+        return work.send(answer)  # type: ignore[arg-type]
+    except StopIteration as ended:
+        step: SessionStep = ended.value
+        return step
 
 
 class ReconcileSession:
-    """A side of one reconciliation; fixed view, strictly one input at a time.
+    """A side of one reconciliation; fixed view, strictly one computation at a time.
 
     Raises:
         ValueError: an initiator without a window, or a responder with one.
@@ -211,9 +158,7 @@ class ReconcileSession:
             raise ValueError("an initiator has a window and a responder has none: pass it so")
         self._role = role
         self._config = config
-        self._state = _State.NEW
-        self._work: _Work | None = None
-        self._began_ns: int | None = None
+        self.ended = False
         self._territory: Bounds | None = None
         self._large: bool | None = None
         self._rounds = 0
@@ -229,87 +174,27 @@ class ReconcileSession:
         self._to_send = SyncIds.empty()
         self._to_receive = SyncIds.empty()
 
-    @property
-    def ended(self) -> bool:
-        """True if the session accepts no more input."""
-        return self._state is _State.ENDED
-
-    def step(self, now_ns: int, given: Input) -> list[Effect]:
-        """Accept an input; the effects are to be carried out in their order.
-
-        Raises:
-            SessionStateError: the state does not allow the input; nothing has changed.
-            MalformedPayloadError: the peer's payload is not what the specification says.
-            PayloadLimitError: a payload, or the session, is larger than allowed.
-        """
-        work = self._accept(given)
-        if self._began_ns is None:
-            self._began_ns = now_ns
-        allowed, elapsed_ns = self._config.limits.max_seconds, now_ns - self._began_ns
-        try:
-            if elapsed_ns > allowed * NS_PER_S:
-                raise SessionLimitError("max_seconds", allowed, elapsed_ns // NS_PER_S)
-            if work is not None:
-                self._work = work
-                return self._advance(None)
-            return self._advance(given.answer) if isinstance(given, ReadAnswered) else []
-        except BaseException:
-            self._state = _State.ENDED
-            self._work = None
-            raise
-
     def check(self) -> None:
         """Verify that the state is one that the rules allow.
 
         Raises:
             AssertionError: it is not.
         """
-        assert (self._work is not None) == (self._state is _State.READING)
         assert 0 <= self._rounds <= self._config.limits.max_rounds
         self._to_send.check()
         self._to_receive.check()
         assert len(self._to_send) + len(self._to_receive) <= self._config.limits.max_differences
 
-    def _accept(self, given: Input) -> _Work | None:
-        """Return the work that an input begins, if any."""
-        state, initiator = self._state, self._role is Role.INITIATOR
-        match given:
-            case TimePassed() if state is not _State.ENDED:
-                return None
-            case SessionBegin() if initiator and state is _State.NEW:
-                return self._begin()
-            case PayloadReceived() if state is _State.WAITING or (
-                state is _State.NEW and not initiator
-            ):
-                return self._answer(given)
-            case ReadAnswered() if state is _State.READING:
-                return None
-        raise SessionStateError(
-            f"{type(given).__name__} is not possible in a session of the {self._role.value} that"
-            f" is {state.value}: see the table of transitions"
-        )
+    def begin(self) -> SessionWork:
+        """Send the initiator's first payload.
 
-    def _advance(self, answer: ViewAnswer | None) -> list[Effect]:
-        assert self._work is not None
-        try:
-            read = next(self._work) if answer is None else self._work.send(answer)
-        except StopIteration as done:
-            self._work = None
-            effects: list[Effect] = done.value
-            # Nothing follows the end.
-            ended = isinstance(effects[-1], SessionEnded)
-            self._state = _State.ENDED if ended else _State.WAITING
-            return effects
-        self._state = _State.READING
-        return [ReadEffect(read)]
-
-    def _begin(self) -> _Work:
-        """Send the first payload: a Skip up to the window, a fingerprint over each of its parts."""
+        It has a Skip up to the window, and a fingerprint over each of its parts.
+        """
         config = self._config
         assert config.window is not None
         lower, upper = max(config.window[0], config.horizon), config.window[1]
         if upper <= lower:
-            return [self._end()]
+            return SessionStep(result=self._end())
         self._territory = lower, upper
         skips = reach(LOWEST, lower) if lower > LOWEST else []
         ends = [*(cut for cut in config.cuts if lower < cut < upper), upper]
@@ -334,9 +219,15 @@ class ReconcileSession:
             none.reconciled,
             none.items,
         )
-        return [self._send(encode(Payload(config.cluster, config.shards, ranges)))]
+        return SessionStep(self._send(encode(Payload(config.cluster, config.shards, ranges))))
 
-    def _answer(self, given: PayloadReceived) -> _Work:
+    def receive(self, given: PayloadFrame) -> SessionWork:
+        """Answer a frame of the peer.
+
+        Raises:
+            MalformedPayloadError: its payload is not what the specification says.
+            PayloadLimitError: it, or the session, is larger than allowed.
+        """
         self._bytes_received += len(given.payload)
         if self._peer_count is None:
             self._peer_count = given.count
@@ -345,7 +236,7 @@ class ReconcileSession:
         reply = yield from self._direct(given)
         return (yield from self._by_turn(given)) if reply is None else self._replied(reply)
 
-    def _direct(self, given: PayloadReceived) -> Generator[ViewRead, ViewAnswer, Reply | None]:
+    def _direct(self, given: PayloadFrame) -> Generator[ViewRead, ViewAnswer, Reply | None]:
         """Return the reply by compiled code; None: a turn has to find it."""
         territory, payload = self._territory, given.payload
         lower, upper = territory or (self._config.horizon, (MAX_TIMESTAMP_NS, LOWEST[1]))
@@ -366,27 +257,27 @@ class ReconcileSession:
             self._counted_all = found.whole
         return found.reply
 
-    def _by_turn(self, given: PayloadReceived) -> _Work:
+    def _by_turn(self, given: PayloadFrame) -> SessionWork:
         """Compute the answer to any payload from any view, step by step."""
         payload = decode(given.payload, self._config.limits.payload)
         mismatch = self._mismatch(payload) if len(given.payload) > 1 else ""
         if given.refusal or not len(payload.ranges):
-            return [self._end(given.refusal or mismatch)]
+            return SessionStep(result=self._end(given.refusal or mismatch))
         if mismatch:
             stated = mismatch if self._role is Role.RESPONDER else ""
-            return [self._send(b"", stated), self._end(mismatch)]
+            return SessionStep(self._send(b"", stated), self._end(mismatch))
         if self._territory is None:
             self._territory = self._asked_territory(payload.ranges)
         if self._territory is None or self._truncated:
-            return [self._send(b""), self._end()]
+            return SessionStep(self._send(b""), self._end())
         limits = self._config.limits
         asked = questions(payload.ranges, self._territory, limits.max_cut_ranges)
         return self._replied((yield from Turn(asked, self._rules()).run()))
 
-    def _replied(self, reply: Reply) -> list[Effect]:
+    def _replied(self, reply: Reply) -> SessionStep:
         self._record(reply)
-        sent: list[Effect] = [self._send(reply.payload)]
-        return sent if reply.payload else [*sent, self._end()]
+        sent = self._send(reply.payload)
+        return SessionStep(sent, None if reply.payload else self._end())
 
     def _count_round(self) -> None:
         allowed = self._config.limits.max_rounds
@@ -441,32 +332,31 @@ class ReconcileSession:
             self._own_count = reply.own_count
             self._large = reply.own_count >= self._config.tuning.large_count
 
-    def _send(self, payload: bytes, refusal: str = "") -> SendPayload:
+    def _send(self, payload: bytes, refusal: str = "") -> PayloadFrame:
         if self._role is Role.INITIATOR:
             self._count_round()
         self._bytes_sent += len(payload)
         count = None if self._count_sent or refusal else self._own_count
         self._count_sent = True
-        return SendPayload(payload, count, refusal)
+        return PayloadFrame(payload, count, refusal)
 
-    def _end(self, refusal: str = "") -> SessionEnded:
+    def _end(self, refusal: str = "") -> Result:
+        self.ended = True
         # A side that leaves differences out answers as if there were no more of them. The peer is
         # shown as many as a session may report, and knows by that.
         found = len(self._to_send) + len(self._to_receive)
         full = found == self._config.limits.max_differences
-        return SessionEnded(
-            Result(
-                to_send=self._to_send,
-                to_receive=self._to_receive,
-                rounds=self._rounds,
-                bytes_sent=self._bytes_sent,
-                bytes_received=self._bytes_received,
-                own_count=self._own_count,
-                peer_count=self._peer_count,
-                truncated=self._truncated or full,
-                refusal=refusal,
-                window=self._territory or (LOWEST, LOWEST),
-            )
+        return Result(
+            to_send=self._to_send,
+            to_receive=self._to_receive,
+            rounds=self._rounds,
+            bytes_sent=self._bytes_sent,
+            bytes_received=self._bytes_received,
+            own_count=self._own_count,
+            peer_count=self._peer_count,
+            truncated=self._truncated or full,
+            refusal=refusal,
+            window=self._territory or (LOWEST, LOWEST),
         )
 
 

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Final
 
 from reconcile.ids import LOWEST, SyncId, SyncIds
-from reconcile.session import Bounds, Result, Role
+from reconcile.session import Bounds, Result, Role, SessionStep
 from sim.calls import Status
 from sim.coverage import SimStatements
 from sim.index import JudgedView, JudgedViews
@@ -54,6 +54,7 @@ from store.sync.transfer.policy_memory import Side as Whose
 from store.sync.transfer.report import TransferFault
 from store.sync.transfer.transfer import Transfer, TransferWork
 from storenode.message.rules import Reason
+from storenode.wire.storenode.v1.peer_pb2 import ReconcileFrame
 
 CLUSTER: Final = 7
 SHARDS: Final = ()
@@ -154,7 +155,14 @@ class JudgedExchange(shipped.Exchange):
         """Return a reconciliation that is checked after each step."""
         given = role, stream, view, report
         work = super().reconciliation(*given, window=window, session_id=session_id)
-        _check_after_steps(work.session)
+        step = work._step
+
+        async def checked(*frame: ReconcileFrame) -> SessionStep:
+            found = await step(*frame)
+            work.session.check()
+            return found
+
+        work._step = checked  # type: ignore[method-assign, assignment]
         return work
 
     def concluded(self, report: SessionReport, work: Reconciliation, result: Result) -> None:
@@ -410,14 +418,3 @@ def _marks(report: SessionReport) -> Iterator[Mark]:
         (Mark.FORGED, bool(len(report.hidden))),
     )
     return (mark for mark, whether in happened if whether)
-
-
-def _check_after_steps(machine: Any) -> None:  # noqa: ANN401 - any machine with `check`
-    step = machine.step
-
-    def checked(now_ns: int, given: Any) -> Any:  # noqa: ANN401 - as the machine's
-        effects = step(now_ns, given)
-        machine.check()
-        return effects
-
-    machine.step = checked

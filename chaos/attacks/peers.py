@@ -11,12 +11,15 @@ import grpc
 
 from reconcile.ids import END, LOWEST, SyncIds
 from reconcile.index import IndexView
-from reconcile.session import Input, ReadEffect, Role, SessionConfig
-from reconcile.session import PayloadReceived as Received
-from reconcile.session import ReadAnswered as Answered
-from reconcile.session import ReconcileSession as Machine
-from reconcile.session import SendPayload as Send
-from reconcile.session import SessionBegin as Begin
+from reconcile.session import (
+    PayloadFrame,
+    ReconcileSession,
+    Role,
+    SessionConfig,
+    SessionStep,
+    SessionWork,
+    advance,
+)
 from storenode.message.hashing import message_hash
 from storenode.wire.storenode.v1.peer_pb2 import ReconcileFrame, TransferFrame
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
@@ -54,8 +57,10 @@ async def answer(call: Any) -> bytes | None:  # noqa: ANN401 - grpc.aio's
 
 def opening() -> bytes:
     """Return the first frame of a reconciliation of an empty store."""
-    machine = Machine(Role.INITIATOR, SessionConfig(cluster=1, shards=(), window=(LOWEST, END)))
-    (frame,) = _frames(machine, IndexView.of(SyncIds.empty()), Begin())
+    config = SessionConfig(cluster=1, shards=(), window=(LOWEST, END))
+    session = ReconcileSession(Role.INITIATOR, config)
+    frame = _frame(session.begin(), IndexView.of(SyncIds.empty()))
+    assert frame is not None
     return frame.SerializeToString()
 
 
@@ -67,19 +72,19 @@ async def reconcile(channel: Any, name: str, ids: SyncIds | None = None) -> str:
     """
     call, session_id = begin(channel, "Reconcile", name), ""
     config = SessionConfig(cluster=1, shards=(), window=(LOWEST, END))
-    machine, view = Machine(Role.INITIATOR, config), IndexView.of(ids or SyncIds.empty())
-    frames = _frames(machine, view, Begin())
+    session, view = ReconcileSession(Role.INITIATOR, config), IndexView.of(ids or SyncIds.empty())
+    frame = _frame(session.begin(), view)
     try:
-        while frames:
-            for frame in frames:
-                await call.write(frame.SerializeToString())
+        while frame is not None:
+            await call.write(frame.SerializeToString())
             data = await answer(call)
             if data is None:
                 break
             came = ReconcileFrame.FromString(data)
             session_id = session_id or came.session_id
             count = came.count if came.HasField("count") else None
-            frames = _frames(machine, view, Received(came.ranges_data, count, came.refusal))
+            given = PayloadFrame(came.ranges_data, count, came.refusal)
+            frame = _frame(session.receive(given), view)
         await call.done_writing()
         code = await asyncio.wait_for(call.code(), _ANSWER_S)
     except (grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError):
@@ -87,17 +92,13 @@ async def reconcile(channel: Any, name: str, ids: SyncIds | None = None) -> str:
     return session_id if code is grpc.StatusCode.OK else ""
 
 
-def _frames(machine: Machine, view: IndexView, given: Input) -> list[ReconcileFrame]:
-    """Handle an input, and return the frames to send."""
-    frames, work = [], [given]
-    while work:
-        for effect in machine.step(0, work.pop()):
-            match effect:
-                case ReadEffect():
-                    work.append(Answered(view.answer(effect.read)))
-                case Send():
-                    frames.append(ReconcileFrame(ranges_data=effect.payload, count=effect.count))
-    return frames
+def _frame(work: SessionWork, view: IndexView) -> ReconcileFrame | None:
+    """Return the frame that a session sends, if any."""
+    found = advance(work)
+    while not isinstance(found, SessionStep):
+        found = advance(work, view.answer(found))
+    sent = found.frame
+    return None if sent is None else ReconcileFrame(ranges_data=sent.payload, count=sent.count)
 
 
 async def give(

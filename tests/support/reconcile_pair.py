@@ -8,13 +8,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from reconcile.ids import LOWEST, SyncId
-from reconcile.session import Input, ReadEffect, Result, Role, SessionConfig
-from reconcile.session import PayloadReceived as Received
-from reconcile.session import ReadAnswered as Answered
+from reconcile.session import (
+    PayloadFrame,
+    Result,
+    Role,
+    SessionConfig,
+    SessionStep,
+    SessionWork,
+    advance,
+)
 from reconcile.session import ReconcileSession as Session
-from reconcile.session import SendPayload as Send
-from reconcile.session import SessionBegin as Begin
-from reconcile.session import SessionEnded as Ended
 from reconcile.view import View
 from tests.support.naive_view import NaiveView
 
@@ -33,24 +36,27 @@ class Node:
     payloads: list[bytes] = field(default_factory=list)
     counts: list[int | None] = field(default_factory=list)
 
-    def give(self, given: Input, now_ns: int = 0) -> Send | None:
-        """Take one input, answer all reads, and return what is to be sent."""
-        effects = self.session.step(now_ns, given)
-        while effects and isinstance(effects[0], ReadEffect):
-            assert len(effects) == 1
+    def begin(self) -> PayloadFrame | None:
+        """Return the initiator's first frame."""
+        return self._take(self.session.begin())
+
+    def give(self, frame: PayloadFrame) -> PayloadFrame | None:
+        """Take a frame, answer all reads, and return what is to be sent."""
+        return self._take(self.session.receive(frame))
+
+    def _take(self, work: SessionWork) -> PayloadFrame | None:
+        found = advance(work)
+        while not isinstance(found, SessionStep):
             self._check()
-            effects = self.session.step(now_ns, Answered(self.view.answer(effects[0].read)))
+            found = advance(work, self.view.answer(found))
         self._check()
-        sent = None
-        for effect in effects:
-            if isinstance(effect, Send):
-                sent = effect
-                self.payloads.append(effect.payload)
-                self.counts.append(effect.count)
-            elif isinstance(effect, Ended):
-                self.results.append(effect.result)
+        if found.frame is not None:
+            self.payloads.append(found.frame.payload)
+            self.counts.append(found.frame.count)
+        if found.result is not None:
+            self.results.append(found.result)
         assert self.session.ended == bool(self.results)
-        return sent
+        return found.frame
 
     def _check(self) -> None:
         if self.checks:
@@ -84,13 +90,13 @@ def _node(role: Role, view: View, config: dict[str, Any]) -> Node:
 
 def join(first: Node, second: Node) -> tuple[Result, Result]:
     """Pass frames between the sides until both have ended."""
-    frame = first.give(Begin())
+    frame = first.begin()
     receiver, sender = second, first
     while frame is not None:
         if receiver.session.ended:
             assert not frame.payload
             break
-        frame = receiver.give(Received(frame.payload, frame.count, frame.refusal))
+        frame = receiver.give(frame)
         receiver, sender = sender, receiver
     return first.result, second.result
 

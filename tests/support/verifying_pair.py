@@ -198,7 +198,6 @@ def _verifying(
         MemoryView(side) if has_view else None,
         observer,
         5.0,
-        lambda: 0,
         _no_turn,
         agreement,
         compact_from=side.compact_from,

@@ -176,7 +176,6 @@ class Exchange:
             view,
             self.observer,
             work.silence_s,
-            self.environment.steady_ns,
             self.turn,
             self._agreement(role, view, report),
             compact_from=work.compact_from if is_responder or not notes.not_compact else None,

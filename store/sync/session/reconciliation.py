@@ -27,13 +27,8 @@ from reconcile.compact.session import CompactResult as Found
 from reconcile.compact.session import FallBack
 from reconcile.ids import SyncId, SyncIds, ordered
 from reconcile.limits import CodecLimits
-from reconcile.session import Input, ReadEffect, Result, Role, SessionConfig
-from reconcile.session import PayloadReceived as Received
-from reconcile.session import ReadAnswered as Answered
+from reconcile.session import PayloadFrame, Result, Role, SessionConfig, SessionStep, advance
 from reconcile.session import ReconcileSession as Session
-from reconcile.session import SendPayload as Send
-from reconcile.session import SessionBegin as Begin
-from reconcile.session import SessionEnded as Ended
 from reconcile.view import ViewAnswer as Answer
 from store.domain.ports import ContentConflict, FrameStream, SyncObserver
 from store.domain.view import OpenView, Times
@@ -62,11 +57,11 @@ _T = TypeVar("_T")
 
 Turns = Callable[[int], AbstractAsyncContextManager[None]]
 
-_NOTHING: Final = Send(b"")
+_NOTHING: Final = PayloadFrame(b"")
 _SKIPPED: Final = SumSearch(more=True)
 
 
-@dataclass(slots=True)
+@dataclass
 class Reconciliation:
     """The part of one side in a reconciliation: made for one `initiate` or `respond`.
 
@@ -91,7 +86,6 @@ class Reconciliation:
     view: OpenView | None
     observer: SyncObserver
     silence_s: float
-    steady_ns: Callable[[], int]
     turn: Turns
     agreement: Agreement | None
     compact_from: int | None = None
@@ -135,16 +129,16 @@ class Reconciliation:
         """
         offer = await self._compact_offer()
         if self.compact is None or self.agreement is None:
-            return await self._run(Begin())
+            return await self._run()
         self._opening = ReconcileExtension(compact_frame=offer) if offer else None
-        result, has_sent = await self._step(Begin())
-        if result is not None:
-            return await self._conclude(result, by_peer=not has_sent)
+        step = await self._step()
+        if step.result is not None:
+            return await self._conclude(step.result, by_peer=step.frame is None)
         frame = await self._next()
         self._peer_count = _count(frame)
         if frame.refusal or not self._received_extension.compact_frame:
             self.agreement.compact = False
-            return await self._run(_received(frame))
+            return await self._run(frame)
         return await self._run_compact(self.compact, frame)
 
     async def respond(self, first: ReconcileFrame) -> Result:
@@ -159,18 +153,18 @@ class Reconciliation:
             if self.compact is not None:
                 agreement.compact = True
                 return await self._run_compact(self.compact, first)
-        return await self._run(_received(first))
+        return await self._run(first)
 
     # Frames
 
-    async def _send(self, effect: Send, extension: ReconcileExtension | None = None) -> None:
+    async def _send(self, sent: PayloadFrame, extension: ReconcileExtension | None = None) -> None:
         first, self._is_first = self._is_first, False
-        names = first and self.role is Role.RESPONDER and not effect.refusal
+        names = first and self.role is Role.RESPONDER and not sent.refusal
         frame = ReconcileFrame(
-            ranges_data=effect.payload,
+            ranges_data=sent.payload,
             session_id=self.session_id if names else "",
-            refusal=effect.refusal,
-            count=effect.count if first else None,
+            refusal=sent.refusal,
+            count=sent.count if first else None,
             extension=extension,
         )
         await in_time(self.stream.write(frame.SerializeToString()), self.silence_s)
@@ -205,29 +199,32 @@ class Reconciliation:
 
     # The base session
 
-    async def _run(self, given: Input) -> Result:
+    async def _run(self, frame: ReconcileFrame | None = None) -> Result:
+        """Run the base session, from a frame of the peer on, or from the beginning."""
         while True:
-            result, has_sent = await self._step(given)
-            if result is not None:
-                return await self._conclude(result, by_peer=not has_sent)
-            given = _received(await self._next())
+            step = await self._step(frame)
+            if step.result is not None:
+                return await self._conclude(step.result, by_peer=step.frame is None)
+            frame = await self._next()
 
-    async def _step(self, given: Input) -> tuple[Result | None, bool]:
-        view, session = self.view, self.session
-        size_bytes = len(given.payload) if isinstance(given, Received) else 0
-        async with self.turn(size_bytes):
-            effects = await in_thread_if(_is_large(given), session.step, self.steady_ns(), given)
-            while isinstance(read := effects[0], ReadEffect):
+    async def _step(self, frame: ReconcileFrame | None = None) -> SessionStep:
+        view, payload_bytes = self.view, 0
+        if frame is None:
+            work = self.session.begin()
+        else:
+            payload_bytes = len(frame.ranges_data)
+            refusal = shown(frame.refusal)
+            work = self.session.receive(PayloadFrame(frame.ranges_data, _count(frame), refusal))
+        async with self.turn(payload_bytes):
+            found = await in_thread_if(payload_bytes > THREADED_PAYLOAD_BYTES, advance, work)
+            while not isinstance(found, SessionStep):
                 # A first payload of Skips only opens no view, and needs no answer.
-                given = Answered(Answer() if view is None else await view.answer(read.read))
-                effects = await in_thread_if(
-                    _is_large(given), session.step, self.steady_ns(), given
-                )
-        result = effects[-1].result if isinstance(effects[-1], Ended) else None
-        messages = [effect for effect in effects if isinstance(effect, Send)]
-        for effect in messages:
-            await self._send(effect, None if effect.refusal else await self._extension(result))
-        return result, bool(messages)
+                answer = Answer() if view is None else await view.answer(found)
+                found = await in_thread_if(_is_large(answer), advance, work, answer)
+        if found.frame is not None:
+            extension = None if found.frame.refusal else await self._extension(found.result)
+            await self._send(found.frame, extension)
+        return found
 
     async def _extension(self, result: Result | None) -> ReconcileExtension | None:
         """Return the offer for this side's first frame, its sum for the last one."""
@@ -324,18 +321,18 @@ class Reconciliation:
             )
             self.session = Session(self.role, self.config)
             self.agreement.compact = False
-            return self._with_bytes(await self._run(Begin()))
+            return self._with_bytes(await self._run())
         if self._last is not first and not compact.is_announced:
             await self._tell(ReconcileExtension(compact_frame=FAILED))
             await self._next()
         self.agreement.compact = False
-        return self._with_bytes(await self._run(_received(self._last)))
+        return self._with_bytes(await self._run(self._last))
 
     async def _tell(self, extension: ReconcileExtension) -> None:
         """Send a frame of the compact mode, the first one with the offer."""
         self._offer_in(extension)
         count = None if self.compact is None else self.compact.own_count
-        await self._send(Send(b"", count), extension)
+        await self._send(PayloadFrame(b"", count), extension)
 
     def _with_bytes(self, result: Result) -> Result:
         return replace(result, bytes_sent=self.sent_bytes, bytes_received=self.received_bytes)
@@ -484,28 +481,18 @@ def _without(ids: SyncIds, others: SyncIds) -> SyncIds:
     return ids[np.array([digest not in known for digest in ids.opaque.tolist()], np.bool_)]
 
 
-def _received(frame: ReconcileFrame) -> Received:
-    return Received(frame.ranges_data, _count(frame), shown(frame.refusal))
-
-
 def _count(frame: ReconcileFrame) -> int | None:
     return frame.count if frame.HasField("count") else None
 
 
-def _is_large(given: Input) -> bool:
-    match given:
-        case Received():
-            return len(given.payload) > THREADED_PAYLOAD_BYTES
-        case Answered(answer):
-            parts = (
-                () if answer.measured is None else answer.measured.counts,
-                () if answer.parts is None else answer.parts.counts,
-                () if answer.items is None else answer.items.ids,
-                () if answer.probed is None else answer.probed.hit,
-            )
-            return sum(map(len, parts)) > THREADED_ROWS
-        case _:
-            return False
+def _is_large(answer: Answer) -> bool:
+    parts = (
+        () if answer.measured is None else answer.measured.counts,
+        () if answer.parts is None else answer.parts.counts,
+        () if answer.items is None else answer.items.ids,
+        () if answer.probed is None else answer.probed.hit,
+    )
+    return sum(map(len, parts)) > THREADED_ROWS
 
 
 async def first_frame(stream: FrameStream, observer: SyncObserver) -> ReconcileFrame | None:

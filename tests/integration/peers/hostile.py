@@ -12,13 +12,16 @@ import grpc
 
 from reconcile.ids import END, LOWEST, SyncIds
 from reconcile.index import IndexView
-from reconcile.session import Input, ReadEffect, Result, Role, SessionConfig
-from reconcile.session import PayloadReceived as Received
-from reconcile.session import ReadAnswered as Answered
+from reconcile.session import (
+    PayloadFrame,
+    Result,
+    Role,
+    SessionConfig,
+    SessionStep,
+    SessionWork,
+    advance,
+)
 from reconcile.session import ReconcileSession as Session
-from reconcile.session import SendPayload as Send
-from reconcile.session import SessionBegin as Begin
-from reconcile.session import SessionEnded as Ended
 from store.domain.ports import PeerAddress
 from store.sync.session.initiator import RECONCILE, TRANSFER
 from storenode.wire.storenode.v1.peer_pb2 import ReconcileFrame, TransferFrame
@@ -51,28 +54,23 @@ class Honest:
 
     def first(self) -> ReconcileFrame:
         """Return the initiator's first frame."""
-        frame = self._take(Begin())
+        frame = self._take(self._session.begin())
         assert frame is not None
         return frame
 
     def answer(self, frame: ReconcileFrame) -> ReconcileFrame | None:
         """Return the answer to a frame; None when there is none."""
         count = frame.count if frame.HasField("count") else None
-        return self._take(Received(frame.ranges_data, count, frame.refusal))
+        given = PayloadFrame(frame.ranges_data, count, frame.refusal)
+        return self._take(self._session.receive(given))
 
-    def _take(self, given: Input) -> ReconcileFrame | None:
-        sent: ReconcileFrame | None = None
-        work: list[Input] = [given]
-        while work:
-            for effect in self._session.step(0, work.pop()):
-                match effect:
-                    case ReadEffect():
-                        work.append(Answered(self._view.answer(effect.read)))
-                    case Send():
-                        sent = ReconcileFrame(ranges_data=effect.payload, count=effect.count)
-                    case Ended():
-                        self.result = effect.result
-        return sent
+    def _take(self, work: SessionWork) -> ReconcileFrame | None:
+        found = advance(work)
+        while not isinstance(found, SessionStep):
+            found = advance(work, self._view.answer(found))
+        self.result = found.result
+        sent = found.frame
+        return None if sent is None else ReconcileFrame(ranges_data=sent.payload, count=sent.count)
 
 
 @dataclass

@@ -318,7 +318,7 @@ async def test_a_busy_store_is_asked_again_for_a_while(seconds: float) -> None:
     async def busy(*batch: RecordBatch) -> object:
         if other.passed_ns - began_ns < seconds * NS_PER_S:
             raise StoreBusy("the queue is full")
-        return await store(*batch)  # type: ignore[call-arg]
+        return await store(*batch)  # type: ignore[arg-type]
 
     other.store = busy  # type: ignore[method-assign, assignment]
     if seconds < BUSY_PATIENCE_S:

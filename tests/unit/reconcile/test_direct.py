@@ -16,7 +16,6 @@ from reconcile.ids import SyncId, SyncIds
 from reconcile.index import IndexView
 from reconcile.limits import CodecLimits, SessionLimits
 from reconcile.session import Result
-from reconcile.session import SessionBegin as Begin
 from reconcile.view import ViewAnswer as Answer
 from reconcile.view import ViewRead as Read
 from tests.support.naive_view import NaiveView
@@ -131,7 +130,7 @@ def test_a_planner_that_gives_something_else_is_refused() -> None:
         return
     own = kernel.compiled
     view, peer = stored(differing(1, 50, 0)[0]).view, initiator(stored(differing(2, 50, 0)[0]))
-    sent = peer.give(Begin())
+    sent = peer.begin()
     assert sent is not None
     payload = sent.payload
     numbers = np.array([10**6, 10**6, 10**6, 10**6, 0, 2**63 - 1, 0])

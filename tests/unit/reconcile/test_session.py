@@ -15,8 +15,7 @@ from reconcile.algorithm.plan import Tuning
 from reconcile.codec import RangeKind, decode, expressible
 from reconcile.ids import LOWEST, SyncId, SyncIds
 from reconcile.index import IndexView
-from reconcile.session import PayloadReceived as Received
-from reconcile.session import SessionBegin as Begin
+from reconcile.session import PayloadFrame as Received
 from reconcile.view import View
 from tests.support.naive_view import NaiveView
 from tests.support.reconcile_pair import (
@@ -191,7 +190,7 @@ def test_nothing_below_either_horizon_is_reconciled(seed: int) -> None:
 def test_a_window_below_the_horizon_ends_at_once() -> None:
     window = ((5, bytes(32)), (9, bytes(32)))
     first = initiator(NaiveView([(6, bytes(32))]), window=window, horizon=(9, bytes(32)))
-    assert first.give(Begin()) is None
+    assert first.begin() is None
     assert first.result.rounds == 0
     assert first.result.to_send == SyncIds.empty()
 
@@ -227,7 +226,7 @@ ONLY_NOW = "01020003" + "8094ebdc03" + "00" + "80a8d6b907" + "01" + "0f" + "00" 
 def test_the_first_payload_byte_for_byte(window: tuple[SyncId, SyncId], expected: str) -> None:
     stored = [(10**9 + 1, b"\x0f" + bytes(31)), (3 * 10**9, bytes(31) + b"\xf0")]
     first = initiator(NaiveView(stored), window=window)
-    sent = first.give(Begin())
+    sent = first.begin()
     assert sent is not None
     assert sent.payload.hex() == expected
 
@@ -242,6 +241,21 @@ def test_the_first_answer_byte_for_byte() -> None:
     items = "07" + "01" * 32 + "02" + "02" * 32
     assert sent.payload.hex() == "01020003" + "05" + "00" + "05" + "02" + "02" + items + "00"
     assert sent.count == 2
+
+
+def test_a_window_belongs_to_the_initiator_alone() -> None:
+    with pytest.raises(ValueError, match="window"):
+        initiator(NaiveView([]), window=None)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="window"):
+        responder(NaiveView([]), window=EVERYTHING)
+
+
+def test_a_window_that_begins_late_is_led_to_by_a_skip() -> None:
+    stored = [(n, bytes([n]) * 32) for n in range(1, 200)]
+    sent = initiator(NaiveView(stored), window=((100, bytes(32)), (150, bytes(32)))).begin()
+    assert sent is not None
+    assert sent.payload[:6] == bytes([1, 2, 0, 3, 100, 0])
+    assert sent.count == 50
 
 
 @pytest.mark.parametrize("moments", [1, 10, 10**6])

@@ -7,9 +7,8 @@ import random
 import pytest
 
 from reconcile.ids import LOWEST, SyncId
-from reconcile.session import PayloadReceived as Received
+from reconcile.session import PayloadFrame as Received
 from reconcile.session import Result
-from reconcile.session import SessionBegin as Begin
 from tests.support.naive_view import NaiveView
 from tests.support.reconcile_pair import (
     EVERYTHING,
@@ -49,7 +48,7 @@ class Halves(SpecPeer):
 
 def begins(first: Node, peer: SpecPeer) -> Result:
     """Let the node begin a session."""
-    frame = first.give(Begin())
+    frame = first.begin()
     while frame is not None and frame.payload:
         frame = first.give(Received(peer.answer(frame.payload)))
     return first.result
@@ -122,7 +121,7 @@ def test_other_shards_are_refused_by_name(other: tuple[int, tuple[int, ...]]) ->
     assert f"cluster {cluster}" in frame.refusal
     assert second.result.refusal == frame.refusal
     first = initiator(NaiveView([]))
-    first.give(Begin())
+    first.begin()
     assert first.give(Received(b"", refusal=frame.refusal)) is None
     assert first.result.refusal == frame.refusal
 
@@ -137,7 +136,7 @@ def test_shards_in_another_order_are_the_same() -> None:
 def test_an_answer_from_other_shards_ends_with_the_reason() -> None:
     peer = SpecPeer([(7, b"\x01" * 32)])
     first = initiator(NaiveView([]))
-    frame = first.give(Begin())
+    frame = first.begin()
     assert frame is not None
     answer = bytearray(peer.answer(frame.payload))
     assert answer[:4] == bytes([1, 2, 0, 3])
@@ -150,6 +149,6 @@ def test_an_answer_from_other_shards_ends_with_the_reason() -> None:
 
 def test_an_empty_payload_that_names_other_shards_is_no_agreement() -> None:
     first = initiator(NaiveView([(7, b"\x01" * 32)]))
-    first.give(Begin())
+    first.begin()
     first.give(Received(bytes([1, 1, 5])))
     assert "shards 5" in first.result.refusal

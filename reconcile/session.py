@@ -1,4 +1,4 @@
-"""One side of a reconciliation: initiator or responder.
+"""The sides of a reconciliation: initiator and responder.
 
 Rules (WAKU-SYNC, "Reconciliation Message Flow", and the rulings on it):
 
@@ -126,7 +126,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class SessionStep:
-    """What a side does after a frame of the peer: it sends one, or has come to the end, or both."""
+    """The end of a computation: a frame to send, the result of the session, or both."""
 
     frame: PayloadFrame | None = None
     result: Result | None = None
@@ -222,7 +222,7 @@ class ReconcileSession:
         return SessionStep(self._send(encode(Payload(config.cluster, config.shards, ranges))))
 
     def receive(self, given: PayloadFrame) -> SessionWork:
-        """Answer a frame of the peer.
+        """Read a frame of the peer, and compute the answer.
 
         Raises:
             MalformedPayloadError: its payload is not what the specification says.

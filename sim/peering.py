@@ -25,8 +25,7 @@ from store.domain.ports import (
 )
 from store.sync.index.hot import HotIndex
 from store.sync.resume import ResumeConfig, Resumer
-from store.sync.schedule.core import ScheduleConfig
-from store.sync.schedule.driver import Synchronizer
+from store.sync.schedule import ScheduleConfig, Synchronizer
 from store.sync.session.initiator import RECONCILE, TRANSFER
 from store.sync.session.responder import Responder
 
@@ -106,7 +105,7 @@ class Peering:
         self.exchange.check()
         self._ids.check()
         self.index.check()
-        self._synchronizer._schedule.check()
+        self._synchronizer.check()
         self._resumer.check()
 
     def ask(self, peer: PeerAddress | None, start_ns: int | None) -> asyncio.Task[SyncDone]:

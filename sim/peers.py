@@ -54,7 +54,6 @@ from store.sync.transfer.policy_memory import Side as Whose
 from store.sync.transfer.report import TransferFault
 from store.sync.transfer.transfer import Transfer, TransferWork
 from storenode.message.rules import Reason
-from storenode.wire.storenode.v1.peer_pb2 import ReconcileFrame
 
 CLUSTER: Final = 7
 SHARDS: Final = ()
@@ -157,7 +156,7 @@ class JudgedExchange(shipped.Exchange):
         work = super().reconciliation(*given, window=window, session_id=session_id)
         step = work._step
 
-        async def checked(*frame: ReconcileFrame) -> SessionStep:
+        async def checked(*frame: Any) -> SessionStep:  # noqa: ANN401 - as the method's
             found = await step(*frame)
             work.session.check()
             return found

@@ -26,6 +26,7 @@ from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopi
 
 PEER: Final = "/storenode.v1.Peer/"
 _ANSWER_S: Final = 20.0
+_CONFIG: Final = SessionConfig(cluster=1, shards=(), window=(LOWEST, END))
 _MESSAGES_PER_FRAME: Final = 200
 
 
@@ -57,9 +58,8 @@ async def answer(call: Any) -> bytes | None:  # noqa: ANN401 - grpc.aio's
 
 def opening() -> bytes:
     """Return the first frame of a reconciliation of an empty store."""
-    config = SessionConfig(cluster=1, shards=(), window=(LOWEST, END))
-    session = ReconcileSession(Role.INITIATOR, config)
-    frame = _frame(session.begin(), IndexView.of(SyncIds.empty()))
+    work = ReconcileSession(Role.INITIATOR, _CONFIG).begin()
+    frame = _frame(work, IndexView.of(SyncIds.empty()))
     assert frame is not None
     return frame.SerializeToString()
 
@@ -71,8 +71,7 @@ async def reconcile(channel: Any, name: str, ids: SyncIds | None = None) -> str:
         The ID of the session, or "" if it was refused.
     """
     call, session_id = begin(channel, "Reconcile", name), ""
-    config = SessionConfig(cluster=1, shards=(), window=(LOWEST, END))
-    session, view = ReconcileSession(Role.INITIATOR, config), IndexView.of(ids or SyncIds.empty())
+    session, view = ReconcileSession(Role.INITIATOR, _CONFIG), IndexView.of(ids or SyncIds.empty())
     frame = _frame(session.begin(), view)
     try:
         while frame is not None:

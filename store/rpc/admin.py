@@ -22,7 +22,7 @@ from store.serving.call import Call
 from store.serving.context import ServedDatabase
 from store.serving.failure import CallError, Code, malformed, unready
 from store.serving.methods.decode import decode, decode_read, history_entries
-from store.sync.schedule.driver import Synchronizer
+from store.sync.schedule import Synchronizer
 from storenode.message.limits import MAX_TIMESTAMP_NS, NS_PER_S
 from storenode.wire.sds.v1 import message_pb2
 from storenode.wire.storenode.v1 import admin_pb2

@@ -18,7 +18,7 @@ from storenode.common.bounded import BoundedDict
 if TYPE_CHECKING:
     from store.gossip.driver.streams import PeerStreams
     from store.rpc.gossip import GossipTransport
-    from store.sync.schedule.driver import Synchronizer
+    from store.sync.schedule import Synchronizer
     from store.sync.session.exchange import Exchange
 
 

@@ -43,8 +43,7 @@ from store.serving.context import NodeIdentity
 from store.sync.limits import TransferLimits
 from store.sync.lookup import Fetcher
 from store.sync.resume import SHORTEST_GAP_NS, ResumeConfig, Resumer
-from store.sync.schedule.core import ScheduleConfig
-from store.sync.schedule.driver import Synchronizer
+from store.sync.schedule import ScheduleConfig, Synchronizer
 from store.sync.session.exchange import Exchange, ExchangeWork
 from store.sync.transfer.transfer import TransferWork
 from storenode.cli.options.types import Peer

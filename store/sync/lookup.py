@@ -74,7 +74,7 @@ class Fetcher:
         self._environment = environment
 
     async def fetch(self, peer: PeerAddress, request: SdsLookup) -> FetchDone:
-        """Ask one peer, once; see `store.sync.schedule.driver.Synchronizer.fetch`."""
+        """Ask one peer, once; see `store.sync.schedule.Synchronizer.fetch`."""
         wanted, doubtful = await self._missing(request.channel_id, request.entries)
         done = FetchDone(peer, held=_without(request.entries, wanted))
         asked = wanted + doubtful

@@ -17,8 +17,7 @@ from store.sync.index import hot
 from store.sync.index.hot import HotIndex
 from store.sync.lookup import Fetcher
 from store.sync.resume import Resumer
-from store.sync.schedule.core import Schedule
-from store.sync.schedule.driver import Synchronizer
+from store.sync.schedule import Synchronizer
 from store.sync.session import exchange, initiator, reconciliation, responder
 from store.sync.session.agreement import Agreement
 from store.sync.session.exchange import Exchange
@@ -128,9 +127,9 @@ CORES = {
     ),
     "never looks back": Mutant(
         edit(
-            Schedule,
+            Synchronizer,
             "__init__",
-            "self._due.append(_Due(Kind.WIDE, config.wide_interval_ns))",
+            "self._due.append(_Due(is_wide=True, interval_ns=config.wide_interval_ns))",
             "pass",
         ),
         UNEQUAL,
@@ -173,12 +172,14 @@ TRANSFERS = {
             "for task in self._tasks:\n        task.cancel()\n"
             "    await asyncio.gather(*self._tasks, return_exceptions=True)\n",
             "",
+            "del self._reader, self._ended",
+            "pass",
         ),
         "tasks are left|stream has failed|step",
     ),
     "goes on after the end": Mutant(
         in_transfer(
-            "run", "return self.report", "await asyncio.sleep(3600)\n    return self.report"
+            "run", "return self.report", "await asyncio.sleep(3600)\n        return self.report"
         ),
         f"{UNEQUAL}|stream has failed|circles",
         nodes=3,
@@ -306,10 +307,10 @@ OTHERS = {
         "circles|too much is under way",
     ),
     "answers no operator": Mutant(
-        in_schedule("_answer", "future is not None", "False"), "circles|nothing is left"
+        in_schedule("_session", "request is not None", "False"), "circles|nothing is left"
     ),
     "never ends a session for the schedule": Mutant(
-        in_schedule("_session", "if not self._stopped:", "if False:"), f"{UNEQUAL}|circles"
+        in_schedule("_session", "peer.busy = False", "pass"), f"{UNEQUAL}|circles"
     ),
     "counts a page before it is stored": Mutant(
         in_resume(

@@ -39,10 +39,10 @@ gRPC's flow control holds the peer back.
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final, TypeVar
 
 from reconcile.ids import SyncIds
@@ -133,10 +133,10 @@ class Transfer:
         self._work = work
         self._limits = limits
         theirs, ours = memory.book(peer, Side.THEIRS), memory.book(peer, Side.OURS)
-        self._sending = Sending(to_send, limits, self.report, theirs, self._count)
-        self._receiving = Receiving(
-            to_receive, limits, self.report, ours, self._count, partial=partial
-        )
+        # No method of this object: the cycle would keep it until the garbage collector finds it.
+        count = functools.partial(_count, work)
+        self._sending = Sending(to_send, limits, self.report, theirs, count)
+        self._receiving = Receiving(to_receive, limits, self.report, ours, count, partial=partial)
         self._partial = partial
         self._moved_bytes = 0
         self._named = False  # this side has sent a frame
@@ -153,9 +153,9 @@ class Transfer:
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._readable = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._begin()
+        self._reader = self._spawn(self._read())
         try:
-            self._begin()
-            self._reader = self._spawn(self._read())
             self._spawn(self._tick())
             self._go_on()
             await self._ended
@@ -389,7 +389,7 @@ class Transfer:
     # The database
 
     async def _persist(self, token: int, batch: RecordBatch) -> None:
-        store = partial(self._work.writer.store, batch, Source.TRANSFER)
+        store = functools.partial(self._work.writer.store, batch, Source.TRANSFER)
         result = await patiently(store)
         conflicts = {
             at: ContentConflict(
@@ -402,33 +402,32 @@ class Transfer:
             self._go_on()
 
     async def _load(self, ids: SyncIds, max_bytes: int) -> None:
-        messages = await patiently(partial(self._work.reads.load, ids, max_bytes))
+        messages = await patiently(functools.partial(self._work.reads.load, ids, max_bytes))
         if self._goes_on():
             self._sending.loaded(messages)
             self._go_on()
 
     async def _find(self, ids: SyncIds) -> None:
-        is_stored = await patiently(partial(self._work.reads.held, ids))
+        is_stored = await patiently(functools.partial(self._work.reads.held, ids))
         if self._goes_on():
             self._receiving.found(is_stored)
             self._go_on()
 
-    # The metrics
 
-    def _count(
-        self, direction: Direction, outcome: MessageOutcome, count: int, reason: str
-    ) -> None:
-        """Count messages; ``reason`` is a label, of what this node refused."""
-        if not count:
-            return
-        self._work.observer.transferred(direction, outcome, count)
-        if direction is not Direction.RECEIVED:
-            return
-        counts, source = self._work.environment.counts, Source.TRANSFER.value
-        if outcome is MessageOutcome.DUPLICATE:
-            counts.count_intake(source, count, {})
-        elif reason:
-            counts.count_intake(source, 0, {reason: count})
+def _count(
+    work: TransferWork, direction: Direction, outcome: MessageOutcome, count: int, reason: str
+) -> None:
+    """Count messages for the metrics; ``reason`` is a label, of what this node refused."""
+    if not count:
+        return
+    work.observer.transferred(direction, outcome, count)
+    if direction is not Direction.RECEIVED:
+        return
+    counts, source = work.environment.counts, Source.TRANSFER.value
+    if outcome is MessageOutcome.DUPLICATE:
+        counts.count_intake(source, count, {})
+    elif reason:
+        counts.count_intake(source, 0, {reason: count})
 
 
 async def patiently(work: Callable[[], Awaitable[_T]]) -> _T:

@@ -1,173 +1,303 @@
-"""The schedule of reconciliations: what begins when, with whom, and how failures are met."""
+"""Schedules on virtual time: what begins when, with whom, and how failures are met."""
 
+import asyncio
 import random
 from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from store.domain.ports import PeerAddress, Window
+from store.domain.environment import Environment
+from store.domain.ports import (
+    EmptyWindow,
+    NoPeers,
+    PeerAddress,
+    PeerCaller,
+    StoreBusy,
+    SyncDone,
+    SyncEnding,
+    SyncOutcome,
+    UnknownPeer,
+    Window,
+)
 from store.sync.limits import MAX_SESSIONS
-from store.sync.schedule import core as schedule
-from store.sync.schedule.core import (
+from store.sync.lookup import Fetcher
+from store.sync.schedule import (
+    FIRST_BACKOFF_NS,
     FIRST_WIDE_NS,
     MAX_PARTS,
-    Asked,
-    BeginSession,
-    Effect,
-    Kind,
-    Refuse,
-    RequestWithdrawn,
-    Schedule,
+    MAX_WAITING,
+    RETRY_NS,
     ScheduleConfig,
-    ScheduleError,
-    ScheduleTick,
-    SessionFinished,
-    Started,
-    WakeAt,
+    Synchronizer,
     halves,
 )
+from store.sync.session.report import unsuccessful
 from storenode.message.limits import NS_PER_S
+from tests.support.virtual_time import virtual_time
 
-MINUTE = 60 * NS_PER_S
+MINUTE = 60.0
 HOUR = 60 * MINUTE
-NOW = 1_800_000_000 * NS_PER_S
+OFFSET_NS = 20 * NS_PER_S
+RANGE_NS = int(HOUR) * NS_PER_S
+NOW_NS = 1_800_000_000 * NS_PER_S
 PEERS = tuple(PeerAddress("127.0.0.1", port) for port in (1, 2, 3, 4, 5, 6))
+PERIODIC, WIDE = False, True
+
+WELL = replace(unsuccessful(SyncEnding.DONE, "", 0.0), in_sync=True)
+FAILED = unsuccessful(SyncEnding.FAILED, "it broke", 0.0)
+ABORTED = unsuccessful(SyncEnding.ABORTED, "", 0.0)
+LEFT_OVER = replace(WELL, left_over=True, messages_sent=1)
 
 
-def config(peers: tuple[PeerAddress, ...] = PEERS[:3], **changes: object) -> ScheduleConfig:
-    values: dict[str, object] = {
-        "peers": peers,
-        "interval_ns": 5 * MINUTE,
-        "range_ns": HOUR,
-        "offset_ns": 20 * NS_PER_S,
-        "wide_interval_ns": None,
-    }
-    return ScheduleConfig(**(values | changes))  # type: ignore[arg-type]
+@dataclass(frozen=True)
+class Begun:
+    """A session that began: when, with whom, and over what time."""
+
+    at_s: float
+    peer: PeerAddress
+    window: Window
+
+    @property
+    def is_wide(self) -> bool:
+        """True for a session over everything up to the offset."""
+        return self.window.time_start_ns == 0 and self.window.time_end_ns > NOW_NS // 2
 
 
-def machine(seed: int = 1, **changes: object) -> Schedule:
-    return Schedule(config(**changes), random.Random(seed))  # type: ignore[arg-type]
+Ends = Callable[[Begun], SyncOutcome]
 
 
-def begun(effects: list[Effect]) -> list[BeginSession]:
-    return [effect for effect in effects if isinstance(effect, BeginSession)]
+@dataclass
+class World:
+    """A schedule, and peers with which every session takes ``lasts_s`` and ends as ``ends`` has it.
+
+    ``gate`` is cleared while no session ends.
+    """
+
+    synchronizer: Synchronizer = field(init=False)
+    ends: Ends = lambda _: WELL
+    seed: int = 1
+    lasts_s: float = 0.0
+    clock_ns: int = NOW_NS
+    changes: dict[str, Any] = field(default_factory=dict)
+    begun: list[Begun] = field(default_factory=list)
+    running: list[PeerAddress] = field(default_factory=list)
+    done: list[SyncDone] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.began_s = loop.time()
+        self.gate = asyncio.Event()
+        self.gate.set()
+        values: dict[str, Any] = {
+            "peers": PEERS[:1],
+            "interval_ns": 300 * NS_PER_S,
+            "range_ns": RANGE_NS,
+            "offset_ns": OFFSET_NS,
+            "wide_interval_ns": None,
+        }
+        log = SimpleNamespace(error=lambda *_, **__: None)
+        environment = Environment(
+            lambda: self.clock_ns + int(self.passed_s * NS_PER_S),
+            lambda: int(loop.time() * NS_PER_S),
+            random.Random(self.seed),
+            cast("Any", log),
+            cast("Any", None),
+        )
+        caller = SimpleNamespace(synchronize=self._run, node_id=lambda _: "n")
+        self.synchronizer = Synchronizer(
+            ScheduleConfig(**(values | self.changes)),
+            cast("PeerCaller", caller),
+            cast("Any", SimpleNamespace(begun=lambda _: None, ended=self.done.append)),
+            cast("Fetcher", None),
+            environment,
+        )
+
+    @property
+    def passed_s(self) -> float:
+        """The time since the beginning."""
+        return asyncio.get_running_loop().time() - self.began_s
+
+    async def _run(self, peer: PeerAddress, window: Window) -> SyncOutcome:
+        assert peer not in self.running, "two sessions with one peer"
+        self.running.append(peer)
+        self.synchronizer.check()
+        begun = Begun(self.passed_s, peer, window)
+        self.begun.append(begun)
+        try:
+            await asyncio.sleep(self.lasts_s)
+            await self.gate.wait()
+            return self.ends(begun)
+        finally:
+            self.running.remove(peer)
+
+    async def pass_time(self, seconds: float) -> list[Begun]:
+        """Run the schedule for a time; return what has begun since the start."""
+        self.synchronizer.start()
+        await asyncio.sleep(seconds)
+        return self.begun
+
+    def ask(
+        self, peer: str = "", start_ns: int | None = None, end_ns: int | None = None
+    ) -> asyncio.Task[SyncDone]:
+        """Ask for a session as an operator."""
+        return asyncio.create_task(self.synchronizer.synchronize(peer, start_ns, end_ns))
 
 
-def wake(effects: list[Effect]) -> int:
-    (found,) = [effect.time_ns for effect in effects if isinstance(effect, WakeAt)]
-    assert found is not None
-    return found
+def world(ends: Ends = lambda _: WELL, seed: int = 1, **changes: Any) -> World:  # noqa: ANN401
+    """Return a world with changes to the options of its schedule."""
+    return World(ends, seed, changes=changes)
 
 
-def test_the_first_session_begins_at_once_over_the_configured_window() -> None:
-    each = machine()
-    (begin,) = begun(each.step(0, Started()))
-    end = NOW - 20 * NS_PER_S
-    assert each.window(NOW, begin) == Window(end - HOUR, end)
-    assert begin.kind is Kind.PERIODIC
-    assert begin.peer in PEERS[:3]
+def pauses(begun: list[Begun]) -> list[float]:
+    """Return the times between sessions."""
+    return [later.at_s - sooner.at_s for sooner, later in pairwise(begun)]
 
 
-def test_nothing_begins_before_the_start() -> None:
-    assert not begun(machine().step(NOW, ScheduleTick()))
+async def settle() -> None:
+    """Let everything happen that is due."""
+    await asyncio.sleep(0.001)
 
 
-def run(
-    each: Schedule, until_ns: int, end: Callable[[BeginSession], SessionFinished]
-) -> list[tuple[int, BeginSession]]:
-    """Let every session end at once, as ``end`` says; what began when."""
-    found: list[tuple[int, BeginSession]] = []
-    now, effects = NOW, each.step(NOW, Started())
-    while now < until_ns:
-        for begin in begun(effects):
-            found.append((now, begin))
-            effects = each.step(now, end(begin))
-        now = max(now + 1, wake(effects))
-        effects = each.step(now, ScheduleTick())
-    return found
+# The usual course
 
 
-def well(begin: BeginSession) -> SessionFinished:
-    return SessionFinished(begin.peer, failed=False)
+@virtual_time
+async def test_sessions_follow_each_other_over_the_configured_window() -> None:
+    found: set[PeerAddress] = set()
+    for seed in range(10):
+        each = world(seed=seed, peers=PEERS[:3])
+        begun = await each.pass_time(HOUR)
+        assert begun[0].at_s < 0.001, "the first begins at once"
+        assert all(0.9 * 5 * MINUTE <= pause <= 1.1 * 5 * MINUTE for pause in pauses(begun))
+        end_ns = NOW_NS - OFFSET_NS
+        assert begun[0].window == Window(end_ns - RANGE_NS, end_ns)
+        found |= {session.peer for session in begun}
+        await each.synchronizer.stop()
+    assert found == set(PEERS[:3])
 
 
-def test_the_next_session_follows_after_the_interval_give_or_take_a_tenth() -> None:
-    for seed in range(50):
-        each = machine(seed)
-        (first,) = begun(each.step(NOW, Started()))
-        due = wake(each.step(NOW, well(first)))
-        assert 0.9 * 5 * MINUTE <= due - NOW <= 1.1 * 5 * MINUTE
-        assert not begun(each.step(due - 1, ScheduleTick()))
-        assert len(begun(each.step(due, ScheduleTick()))) == 1
-
-
-def test_every_peer_gets_its_turn() -> None:
-    found = run(machine(), NOW + 5 * HOUR, well)
-    assert {begin.peer for _, begin in found} == set(PEERS[:3])
-
-
-def test_a_wide_session_covers_everything_on_a_schedule_of_its_own() -> None:
-    each = machine(wide_interval_ns=HOUR)
-    found = run(each, NOW + 3 * HOUR, well)
-    wide = [(now, begin) for now, begin in found if begin.kind is Kind.WIDE]
+@virtual_time
+async def test_a_wide_session_covers_everything_on_a_schedule_of_its_own() -> None:
+    each = world(peers=PEERS[:3], wide_interval_ns=RANGE_NS)
+    begun = await each.pass_time(3 * HOUR)
+    wide = [session for session in begun if session.is_wide]
     assert 3 <= len(wide) <= 4
-    assert 30 <= len(found) - len(wide) <= 42
-    for now, begin in wide:
-        assert each.window(now, begin) == Window(0, now - 20 * NS_PER_S)
+    assert 30 <= len(begun) - len(wide) <= 42
+    for session in wide:
+        now_ns = NOW_NS + round(session.at_s * NS_PER_S)
+        assert abs(session.window.time_end_ns - (now_ns - OFFSET_NS)) < 1_000
 
 
-def test_a_wide_session_that_failed_is_tried_again_before_its_interval() -> None:
-    wide = []
+@pytest.mark.parametrize(
+    ("changes", "count"),
+    [
+        ({"range_ns": None, "wide_interval_ns": RANGE_NS}, 1),
+        ({"interval_ns": 0, "wide_interval_ns": RANGE_NS}, 0),
+        ({"peers": ()}, 0),
+    ],
+)
+@virtual_time
+async def test_what_switches_wide_and_periodic_sessions_off(
+    changes: dict[str, Any], count: int
+) -> None:
+    assert len(await world(**changes).pass_time(4 * MINUTE)) == count
 
-    def end(begin: BeginSession) -> SessionFinished:
-        wide.extend([begin] if begin.kind is Kind.WIDE else [])
-        return SessionFinished(begin.peer, failed=begin.kind is Kind.WIDE and len(wide) < 3)
 
-    each = machine(peers=PEERS[:1], wide_interval_ns=24 * HOUR)
-    found = run(each, NOW + 12 * HOUR, end)
-    times = [now for now, begin in found if begin.kind is Kind.WIDE]
-    assert len(times) == 3
-    assert times[-1] < NOW + 10 * MINUTE
+@virtual_time
+async def test_a_clock_near_the_epoch_gives_no_negative_window() -> None:
+    each = World(clock_ns=NS_PER_S)
+    (begun,) = await each.pass_time(MINUTE)
+    assert begun.window == Window(0, 0)
 
 
-def test_wide_sessions_that_always_fail_are_not_hurried() -> None:
-    each = machine(peers=PEERS[:1], wide_interval_ns=HOUR)
-    found = run(
-        each,
-        NOW + 6 * HOUR,
-        lambda begin: SessionFinished(begin.peer, failed=begin.kind is Kind.WIDE),
+# Failures
+
+
+@virtual_time
+async def test_a_wide_session_that_failed_is_tried_again_before_its_interval() -> None:
+    results = [FAILED, FAILED, WELL]
+    each = world(
+        lambda session: results.pop(0) if session.is_wide and results else WELL,
+        wide_interval_ns=24 * RANGE_NS,
     )
-    times = [now for now, begin in found if begin.kind is Kind.WIDE]
-    assert 8 <= len(times) <= 16
-    assert times[-1] - times[-2] > 0.8 * HOUR
-    periodic = [now for now, begin in found if begin.kind is Kind.PERIODIC]
-    assert max(later - now for now, later in pairwise(periodic)) < 6 * MINUTE
+    wide = [session for session in await each.pass_time(12 * HOUR) if session.is_wide]
+    assert len(wide) == 3
+    assert wide[-1].at_s < 10 * MINUTE
 
 
-@pytest.mark.parametrize("kind", [Kind.PERIODIC, Kind.WIDE])
-def test_what_a_session_left_over_is_fetched_at_once(kind: Kind) -> None:
-    rests = [True, True, False]
-
-    def end(begin: BeginSession) -> SessionFinished:
-        left_over = begin.kind is kind and bool(rests) and rests.pop(0)
-        return SessionFinished(begin.peer, failed=False, left_over=left_over)
-
-    found = run(machine(peers=PEERS[:1], wide_interval_ns=HOUR), NOW + 4 * MINUTE, end)
-    assert len([begin for _, begin in found if begin.kind is kind]) == 3
+@virtual_time
+async def test_wide_sessions_that_always_fail_are_not_hurried() -> None:
+    each = world(lambda session: FAILED if session.is_wide else WELL, wide_interval_ns=RANGE_NS)
+    begun = await each.pass_time(6 * HOUR)
+    wide = [session for session in begun if session.is_wide]
+    assert 8 <= len(wide) <= 16
+    assert pauses(wide)[-1] > 0.8 * HOUR
+    assert max(pauses([each for each in begun if not each.is_wide])) < 6 * MINUTE
 
 
-def test_a_wide_session_that_gave_way_is_tried_again_soon() -> None:
-    found = run(
-        machine(peers=PEERS[:1], wide_interval_ns=HOUR),
-        NOW + 4 * MINUTE,
-        lambda begin: SessionFinished(begin.peer, failed=False, aborted=begin.kind is Kind.WIDE),
+@virtual_time
+async def test_a_wide_session_that_gave_way_is_tried_again_soon() -> None:
+    each = world(lambda session: ABORTED if session.is_wide else WELL, wide_interval_ns=RANGE_NS)
+    wide = [session for session in await each.pass_time(4 * MINUTE) if session.is_wide]
+    assert len(wide) >= 4
+    assert len(set(pauses(wide))) > 1, "two nodes that began together do not do so again and again"
+    first_s = FIRST_WIDE_NS / NS_PER_S
+    assert all(0.9 * first_s <= pause <= 1.1 * first_s for pause in pauses(wide))
+
+
+@virtual_time
+async def test_a_failing_peer_rests_longer_each_time_and_the_others_go_on() -> None:
+    bad = PEERS[0]
+    each = world(lambda session: FAILED if session.peer == bad else WELL, peers=PEERS[:2])
+    begun = await each.pass_time(2 * HOUR)
+    rests = pauses([session for session in begun if session.peer == bad])
+    assert rests[0] >= 0.9 * FIRST_BACKOFF_NS / NS_PER_S
+    assert max(rests) >= 4 * MINUTE
+    assert sum(session.peer != bad for session in begun) >= 15
+    after = [later for sooner, later in pairwise(begun) if sooner.peer == bad]
+    assert all(session.peer != bad for session in after), "another takes its turn"
+    soon = [pause for pause in pauses(begun) if pause <= RETRY_NS / NS_PER_S + 0.01]
+    assert len(soon) >= len(rests)
+
+
+@virtual_time
+async def test_a_success_ends_the_backoff() -> None:
+    results = [FAILED] * 6 + [WELL, FAILED, WELL]
+    each = world(lambda _: results.pop(0) if results else WELL)
+    rests = pauses(await each.pass_time(2 * HOUR))
+    assert rests[5] > MINUTE
+    assert rests[7] <= 1.1 * FIRST_BACKOFF_NS / NS_PER_S
+    assert not results
+
+
+@virtual_time
+async def test_a_session_that_raises_has_failed() -> None:
+    def crash(_: Begun) -> SyncOutcome:
+        raise RuntimeError
+
+    each = world(crash)
+    await each.pass_time(MINUTE)
+    assert {done.outcome.ending for done in each.done} == {SyncEnding.FAILED}
+    assert "this node failed (RuntimeError)" in each.done[0].outcome.error
+
+
+# What is left over
+
+
+@pytest.mark.parametrize("kind", [PERIODIC, WIDE])
+@virtual_time
+async def test_what_a_session_left_over_is_fetched_at_once(kind: bool) -> None:
+    results = [LEFT_OVER, LEFT_OVER]
+    each = world(
+        lambda session: results.pop() if session.is_wide is kind and results else WELL,
+        wide_interval_ns=RANGE_NS,
     )
-    times = [now_ns for now_ns, begin in found if begin.kind is Kind.WIDE]
-    assert len(times) >= 4
-    pauses = {later - sooner for sooner, later in pairwise(times)}
-    assert len(pauses) > 1, "two nodes that began together do not do so again and again"
-    assert all(0.9 * FIRST_WIDE_NS <= pause <= 1.1 * FIRST_WIDE_NS for pause in pauses)
+    begun = await each.pass_time(4 * MINUTE)
+    assert len([session for session in begun if session.is_wide is kind]) == 3
 
 
 def test_halves_of_a_window() -> None:
@@ -175,191 +305,138 @@ def test_halves_of_a_window() -> None:
     assert halves(Window(10, 20), 10) == halves(Window(10, 20), 20) == ()
 
 
-@pytest.mark.parametrize("kind", [Kind.PERIODIC, Kind.WIDE])
 @pytest.mark.parametrize("refused", [10, 95, 300])
-def test_what_policy_refuses_hides_nothing_for_ever(kind: Kind, refused: int) -> None:
+@virtual_time
+async def test_what_policy_refuses_hides_nothing_for_ever(refused: int) -> None:
     """Let a session report 10 differences, the oldest first; all but the newest stay."""
-    each = machine(peers=PEERS[:2], range_ns=2**62, offset_ns=0, wide_interval_ns=HOUR)
     reached = []
 
-    def end(begin: BeginSession) -> SessionFinished:
-        if begin.kind is not kind:
-            return SessionFinished(begin.peer, failed=False)
-        window = each.window(NOW, begin)
+    def end(session: Begun) -> SyncOutcome:
+        window = session.window
         times = range(window.time_start_ns, window.time_end_ns)
         found = [moment for moment in range(1_000, 1_000 + refused) if moment in times][:10]
         if len(found) < 10:
             reached.append(window.time_end_ns > 1_000 + refused)
-            return SessionFinished(begin.peer, failed=False)
-        return SessionFinished(begin.peer, failed=False, parts=halves(window, found[5]))
+            return WELL
+        return replace(WELL, left_over=True, middle_ns=found[5])
 
-    begun_at = [now_ns for now_ns, begin in run(each, NOW + 20 * MINUTE, end)]
+    each = world(end, peers=PEERS[:2], range_ns=2**62)
+    begun = await each.pass_time(20 * MINUTE)
     assert any(reached), "the newest was in a window that was not full"
-    assert len(begun_at) < 2_000
+    assert len(begun) < 2_000
 
 
-def test_parts_of_a_window_are_few_and_wait_for_their_own_peer() -> None:
-    each = machine(peers=PEERS[:2])
-    (first,) = begun(each.step(NOW, Started()))
-    parts = tuple(Window(number, number + 1) for number in range(MAX_PARTS + 9))
-    due = wake(each.step(NOW, SessionFinished(first.peer, failed=False, parts=parts)))
-    each.check()
-    (second,) = begun(each.step(due, ScheduleTick()))
-    assert (second.peer, second.part) == (first.peer, parts[0])
-    assert each.window(NOW, second) == parts[0]
-    due = wake(each.step(due, SessionFinished(second.peer, failed=True)))
-    (third,) = begun(each.step(due, ScheduleTick()))
-    assert (third.peer != first.peer, third.part) == (True, None), "it does not wait for one"
+@virtual_time
+async def test_parts_of_a_window_are_few_and_wait_for_their_own_peer() -> None:
+    def end(session: Begun) -> SyncOutcome:
+        middle_ns = (session.window.time_start_ns + session.window.time_end_ns) // 2
+        if len(each.begun) > MAX_PARTS:
+            return FAILED if len(each.begun) == MAX_PARTS + 9 else WELL
+        return replace(WELL, left_over=True, middle_ns=middle_ns)
+
+    each = world(end, peers=PEERS[:2])
+    begun = await each.pass_time(10 * MINUTE)
+    assert begun[1].peer == begun[0].peer
+    assert begun[1].window == halves(begun[0].window, _middle(begun[0]))[0]
+    failed, after = begun[MAX_PARTS + 8], begun[MAX_PARTS + 9 :]
+    assert [each.peer for each in after if each.window == failed.window] == [failed.peer]
+    assert after[0].peer != failed.peer, "the others do not wait for one"
 
 
-def test_a_range_of_everything_needs_no_wide_sessions() -> None:
-    each = machine(range_ns=None, wide_interval_ns=HOUR)
-    (begin,) = begun(each.step(NOW, Started()))
-    assert each.window(NOW, begin).time_start_ns == 0
-    assert wake(each.step(NOW, well(begin))) > NOW + 4 * MINUTE
+def _middle(begun: Begun) -> int:
+    return (begun.window.time_start_ns + begun.window.time_end_ns) // 2
 
 
-def test_an_interval_of_zero_switches_off_all_but_what_is_asked_for() -> None:
-    each = machine(interval_ns=0, wide_interval_ns=HOUR)
-    effects = each.step(NOW, Started())
-    assert effects == [WakeAt(None)]
-    (begin,) = begun(each.step(NOW, Asked(7, None)))
-    assert begin.asked == Asked(7, None)
+# Operators
 
 
-def test_a_failing_peer_rests_longer_each_time_and_the_others_go_on() -> None:
-    bad = PEERS[0]
-    found = run(
-        machine(peers=PEERS[:2]),
-        NOW + 2 * HOUR,
-        lambda begin: SessionFinished(begin.peer, failed=begin.peer == bad),
+@virtual_time
+async def test_a_request_names_its_peer_and_its_window() -> None:
+    each = world(peers=PEERS[:3], interval_ns=0)
+    done = await each.ask(str(PEERS[1]), 5, 9)
+    assert (done.peer, done.window, done.outcome) == (PEERS[1], Window(5, 9), WELL)
+    assert (await each.ask(start_ns=5)).window == Window(5, NOW_NS - OFFSET_NS)
+    with pytest.raises(EmptyWindow, match="9 to 5 ns"):
+        await each.ask("", 9, 5)
+    with pytest.raises(UnknownPeer, match=r"127.0.0.1:5 is none of .*127.0.0.1:1"):
+        await each.ask(str(PEERS[4]))
+    with pytest.raises(NoPeers, match="start it with --peer HOST:PORT"):
+        await world(peers=()).ask()
+
+
+@virtual_time
+async def test_never_two_sessions_with_one_peer_and_few_in_all() -> None:
+    each = world(peers=PEERS)
+    each.gate.clear()
+    asked = [each.ask(str(peer)) for peer in PEERS for _ in range(2)]
+    await each.pass_time(HOUR)
+    assert len(each.running) == MAX_SESSIONS
+    each.gate.set()
+    assert {done.peer for done in await asyncio.gather(*asked)} == set(PEERS)
+
+
+@virtual_time
+async def test_a_request_does_not_wait_for_a_backoff_and_avoids_failing_peers() -> None:
+    each = world(
+        lambda session: FAILED if session.peer == PEERS[0] else WELL,
+        peers=PEERS[:2],
+        interval_ns=0,
     )
-    failures = [now for now, begin in found if begin.peer == bad]
-    rests = [later - earlier for earlier, later in pairwise(failures)]
-    assert rests[0] >= 0.9 * schedule.FIRST_BACKOFF_NS
-    assert max(rests) >= 4 * MINUTE
-    assert len(found) - len(failures) >= 15
+    assert (await each.ask(str(PEERS[0]))).outcome == FAILED
+    for _ in range(10):
+        assert (await each.ask()).peer == PEERS[1]
+    assert (await each.ask(str(PEERS[0]))).outcome == FAILED
+    assert each.passed_s < 1
 
 
-def test_another_peer_is_tried_soon_after_a_failure() -> None:
-    each = machine(peers=PEERS[:2])
-    (first,) = begun(each.step(NOW, Started()))
-    due = wake(each.step(NOW, SessionFinished(first.peer, failed=True)))
-    assert due <= NOW + schedule.RETRY_NS
-    (second,) = begun(each.step(due, ScheduleTick()))
-    assert second.peer != first.peer
+@virtual_time
+async def test_few_requests_wait_and_those_that_are_withdrawn_do_not_begin() -> None:
+    each = world(interval_ns=0)
+    each.gate.clear()
+    asked = [each.ask() for _ in range(MAX_WAITING + 1)]
+    await settle()
+    with pytest.raises(StoreBusy, match=f"{MAX_WAITING} sessions wait already"):
+        await each.ask()
+    for task in asked[1:]:
+        task.cancel()
+    await settle()
+    each.gate.set()
+    await settle()
+    assert asked[0].result().outcome == WELL
+    assert len(each.begun) == 1
 
 
-def test_a_success_ends_the_backoff() -> None:
-    each = machine(peers=PEERS[:1])
-    (begin,) = begun(each.step(NOW, Started()))
-    now = NOW
-    for _ in range(5):
-        now = wake(each.step(now, SessionFinished(PEERS[0], failed=True)))
-        (begin,) = begun(each.step(now, ScheduleTick()))
-    assert now > NOW + MINUTE
-    each.step(now, SessionFinished(begin.peer, failed=False))
-    (begin,) = begun(each.step(now, Asked(1, None)))
-    due = wake(each.step(now, SessionFinished(begin.peer, failed=True)))
-    assert due - now <= 1.1 * schedule.FIRST_BACKOFF_NS
+@virtual_time
+async def test_a_node_that_stops_answers_all_requests() -> None:
+    each = world(interval_ns=0)
+    each.gate.clear()
+    running, waiting = each.ask(), each.ask()
+    await settle()
+    unborn = each.ask()
+    await each.synchronizer.stop()
+    assert (await running).outcome.ending is SyncEnding.FAILED
+    for task in (waiting, unborn):
+        with pytest.raises(StoreBusy, match="the node is stopping"):
+            await task
+    assert not each.running
+    each.synchronizer.start()
+    await settle()
+    assert not each.running, "nothing begins after the end"
 
 
-def test_never_two_sessions_with_one_peer() -> None:
-    each = machine(peers=PEERS[:1])
-    (begin,) = begun(each.step(NOW, Started()))
-    assert not begun(each.step(NOW + HOUR, ScheduleTick()))
-    assert not begun(each.step(NOW + HOUR, Asked(1, PEERS[0])))
-    after = begun(each.step(NOW + HOUR, SessionFinished(begin.peer, failed=False)))
-    assert [each.asked for each in after] == [Asked(1, PEERS[0])]
-
-
-def test_at_most_a_few_sessions_in_all() -> None:
-    each = machine(peers=PEERS)
-    each.step(NOW, Started())
-    started = 1
-    for number, peer in enumerate(PEERS):
-        started += len(begun(each.step(NOW, Asked(number, peer))))
-        each.check()
-    assert started == MAX_SESSIONS == each.running
-
-
-def test_a_request_names_its_window() -> None:
-    each = machine(interval_ns=0)
-    (begin,) = begun(each.step(NOW, Asked(3, PEERS[1], 5, 9)))
-    assert begin == BeginSession(PEERS[1], Kind.ASKED, Asked(3, PEERS[1], 5, 9))
-    assert each.window(NOW, begin) == Window(5, 9)
-    (other,) = begun(each.step(NOW, Asked(4, PEERS[0], time_start_ns=5)))
-    assert each.window(NOW, other) == Window(5, NOW - 20 * NS_PER_S)
-
-
-def test_a_clock_near_the_epoch_gives_no_negative_window() -> None:
-    each = machine()
-    (begin,) = begun(each.step(NOW, Started()))
-    assert each.window(NS_PER_S, begin) == Window(0, 0)
-
-
-def test_a_request_does_not_wait_for_a_backoff_and_avoids_failing_peers() -> None:
-    each = machine(peers=PEERS[:2], interval_ns=0)
-    each.step(NOW, Asked(1, PEERS[0]))
-    each.step(NOW, SessionFinished(PEERS[0], failed=True))
-    for number in range(2, 12):
-        (begin,) = begun(each.step(NOW, Asked(number, None)))
-        assert begin.peer == PEERS[1]
-        each.step(NOW, SessionFinished(begin.peer, failed=False))
-    (begin,) = begun(each.step(NOW, Asked(12, PEERS[0])))
-    assert begin.peer == PEERS[0]
-
-
-def test_what_cannot_be_served_is_refused_by_name() -> None:
-    (refusal, _) = machine(peers=()).step(NOW, Asked(1, None))
-    assert refusal == Refuse(1, "this node has no peers: start it with --peer HOST:PORT")
-    (refusal, _) = machine(peers=PEERS[:1]).step(NOW, Asked(2, PEERS[4]))
-    assert isinstance(refusal, Refuse)
-    assert "127.0.0.1:5 is none of" in refusal.reason
-    assert "127.0.0.1:1" in refusal.reason
-    each = machine(peers=PEERS[:1], interval_ns=0)
-    refused = []
-    for number in range(schedule.MAX_WAITING + 3):
-        refused += [
-            effect for effect in each.step(NOW, Asked(number, None)) if isinstance(effect, Refuse)
-        ]
-        each.check()
-    assert [each.number for each in refused] == [schedule.MAX_WAITING + 1, schedule.MAX_WAITING + 2]
-
-
-def test_a_request_that_was_withdrawn_does_not_begin() -> None:
-    each = machine(peers=PEERS[:1], interval_ns=0)
-    each.step(NOW, Asked(1, None))
-    each.step(NOW, Asked(2, None))
-    each.step(NOW, RequestWithdrawn(2))
-    assert not begun(each.step(NOW, SessionFinished(PEERS[0], failed=False)))
-
-
-def test_inputs_out_of_place_change_nothing() -> None:
-    each = machine(peers=PEERS[:1])
-    each.step(NOW, Started())
-    with pytest.raises(ScheduleError):
-        each.step(NOW, Started())
-    with pytest.raises(ScheduleError):
-        each.step(NOW, SessionFinished(PEERS[3], failed=False))
-    assert each.running == 1
-
-
-def test_random_inputs_keep_the_invariants() -> None:
-    for seed in range(40):
-        rng = random.Random(seed)
-        each = machine(seed, peers=PEERS, wide_interval_ns=7 * MINUTE)
-        now, under_way = NOW, []
-        effects = each.step(now, Started())
-        for number in range(300):
-            under_way += [begin.peer for begin in begun(effects)]
-            assert len(set(under_way)) == len(under_way) == each.running
-            each.check()
-            now += rng.randrange(MINUTE)
-            if under_way and rng.random() < 0.5:
-                peer = under_way.pop(rng.randrange(len(under_way)))
-                effects = each.step(now, SessionFinished(peer, failed=rng.random() < 0.3))
-            elif rng.random() < 0.3:
-                effects = each.step(now, Asked(number, rng.choice([None, *PEERS])))
-            else:
-                effects = each.step(now, ScheduleTick())
+@pytest.mark.parametrize("seed", range(10))
+@virtual_time
+async def test_any_course_keeps_the_invariants(seed: int) -> None:
+    rng = random.Random(seed)
+    outcomes = WELL, FAILED, ABORTED, LEFT_OVER, replace(WELL, left_over=True, middle_ns=NOW_NS - 9)
+    each = world(lambda _: rng.choice(outcomes), seed, peers=PEERS, wide_interval_ns=420 * NS_PER_S)
+    each.lasts_s = MINUTE
+    each.synchronizer.start()
+    asked: list[asyncio.Task[SyncDone]] = []
+    for _ in range(200):
+        await asyncio.sleep(rng.random() * MINUTE)
+        if rng.random() < 0.3 and len(asked) < MAX_WAITING:
+            asked.append(each.ask(rng.choice(["", *map(str, PEERS)])))
+        each.synchronizer.check()
+    await asyncio.sleep(HOUR)
+    assert all(task.done() for task in asked)

@@ -1,0 +1,463 @@
+"""Sessions that this node begins: when, with which peer, and over what time.
+
+Times are of a monotonic clock, so that a clock which is set back stops nothing; what a session is
+about follows from the clock when it begins.
+
+Rules (WAKU-SYNC "Sync Interval", "Peer Choice"; the node's contract, "Schedule"):
+
+1. A *periodic* session, with a random peer, every ``interval_ns`` and a random tenth of it more or
+   less: a fleet that was started together does not call together.
+2. A *wide* session over the whole history on a slower schedule of its own. Without it, what is
+   older than the window and was lost once would stay lost.
+3. Never two sessions with one peer, and at most ``max_sessions`` in all.
+4. A peer that fails is left alone for a time that doubles up to the longer of the interval and
+   `LONGEST_BACKOFF_NS`; another takes its turn soon. A session that gave way to another with the
+   same peer (ABORTED) counts as done.
+5. A wide session that fails is tried again after `FIRST_WIDE_NS`, then after twice as long each
+   time, up to its interval; one that gave way after `FIRST_WIDE_NS`, since the other may have been
+   about less. One of any kind that left differences over is followed by the next at once.
+6. Where all differences that a session may report are such as policy keeps, so that it moves
+   nothing, they would fill the next one too, and hide all others. So its window
+   is done again in two parts, with the same peer, and a part that is as full in two parts.
+7. An interval of 0 switches periodic and wide sessions off. What an operator asks for is done all
+   the same, and does not wait for a backoff.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from store.domain.environment import Environment
+from store.domain.ports import (
+    EmptyWindow,
+    FetchDone,
+    NoPeers,
+    PeerAddress,
+    PeerCaller,
+    PeerState,
+    ResumeState,
+    SdsLookup,
+    StoreBusy,
+    SyncDone,
+    SyncEnding,
+    SyncOutcome,
+    UnknownPeer,
+    Window,
+)
+from store.sync.limits import MAX_SESSIONS
+from store.sync.lookup import Fetcher
+from store.sync.session.report import unsuccessful
+from storenode.message.limits import NS_PER_S
+
+MAX_WAITING: Final = 64
+MAX_PARTS: Final = 64
+"""Parts of windows that wait; they are halved one after the other, so that few of them do."""
+
+FIRST_BACKOFF_NS: Final = 5 * NS_PER_S
+LONGEST_BACKOFF_NS: Final = 300 * NS_PER_S
+RETRY_NS: Final = 2 * NS_PER_S
+"""After a failure another peer is tried this soon."""
+
+FIRST_WIDE_NS: Final = 30 * NS_PER_S
+"""The first wide session follows the start by about this much: a new node fetches its history."""
+
+_JITTER: Final = 0.1
+
+
+_STOPPING: Final = "the node is stopping; retry later"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleConfig:
+    """The options of the schedule; durations in nanoseconds.
+
+    ``range_ns`` None: every session is about the whole history. ``wide_interval_ns`` None: no wide
+    sessions of their own.
+    """
+
+    peers: tuple[PeerAddress, ...]
+    interval_ns: int
+    range_ns: int | None
+    offset_ns: int
+    wide_interval_ns: int | None
+    max_sessions: int = MAX_SESSIONS
+
+
+class PeerBook(Protocol):
+    """The state of the configured peers."""
+
+    def begun(self, peer: PeerAddress) -> None:
+        """Note that this node begins a session with a peer."""
+
+    def ended(self, done: SyncDone) -> None:
+        """Note that a session that this node began has ended."""
+
+    def states(self) -> list[PeerState]:
+        """Return the state of every configured peer."""
+
+
+@dataclass(slots=True, eq=False)
+class _Peer:
+    address: PeerAddress
+    busy: bool = False
+    failures: int = 0
+    rests_until_ns: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Due:
+    """A kind of session that comes round again, and the parts of windows that are due before."""
+
+    is_wide: bool
+    interval_ns: int
+    next_ns: int | None = None
+    failures: int = 0
+    parts: deque[tuple[PeerAddress, Window]] = field(default_factory=deque)
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    """A session that an operator wants.
+
+    ``peer`` None is a random one, a bound of None the usual.
+    """
+
+    peer: _Peer | None
+    start_ns: int | None
+    end_ns: int | None
+    done: asyncio.Future[SyncDone]
+
+
+class Synchronizer:
+    """The sessions that this node begins, by its schedule or for operators.
+
+    All on the event loop's thread; the environment's randomness is the only source of chance.
+    """
+
+    def __init__(
+        self,
+        config: ScheduleConfig,
+        caller: PeerCaller,
+        book: PeerBook,
+        fetcher: Fetcher,
+        environment: Environment,
+    ) -> None:
+        self._config = config
+        self._rng = environment.random
+        self._peers = {peer: _Peer(peer) for peer in config.peers}
+        self._caller = caller
+        self._book = book
+        self._fetcher = fetcher
+        self._environment = environment
+        self._waiting: list[_Request] = []
+        self._unanswered: set[_Request] = set()
+        self._sessions: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._stopped = False
+        self._resume: Callable[[], ResumeState | None] = lambda: None
+        self._due: list[_Due] = []
+        if config.interval_ns and config.peers:
+            self._due.append(_Due(is_wide=False, interval_ns=config.interval_ns))
+            if config.wide_interval_ns is not None and config.range_ns is not None:
+                self._due.append(_Due(is_wide=True, interval_ns=config.wide_interval_ns))
+
+    def start(self) -> None:
+        """Begin with the schedule, once; what an operator asks for is done before that too."""
+        for due in self._due:
+            first_ns = min(FIRST_WIDE_NS, due.interval_ns) if due.is_wide else 0
+            due.next_ns = self._environment.steady_ns() + self._jittered(first_ns)
+        self._go_on()
+
+    async def stop(self) -> None:
+        """End all sessions; those who wait get an error."""
+        self._stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in self._sessions:
+            task.cancel()
+        await asyncio.gather(*self._sessions, return_exceptions=True)
+        for request in self._unanswered:
+            if not request.done.done():
+                request.done.set_exception(StoreBusy(_STOPPING))
+        self._waiting.clear()
+
+    def show_resume(self, resume: Callable[[], ResumeState | None]) -> None:
+        """Take the progress of the resume from here."""
+        self._resume = resume
+
+    async def synchronize(
+        self, peer_name: str, time_start_ns: int | None, time_end_ns: int | None
+    ) -> SyncDone:
+        """Run one session now; waits while another with this peer is under way.
+
+        ``peer_name`` empty is one at random, a time of None the usual.
+
+        Raises:
+            UnknownPeer: The peer is not configured.
+            NoPeers: None is.
+            EmptyWindow: It would end where it begins, or before.
+            StoreBusy: Too many wait already, or the node is stopping.
+        """
+        if self._stopped:
+            raise StoreBusy(_STOPPING)
+        peer = self._find(peer_name)
+        future: asyncio.Future[SyncDone] = asyncio.get_running_loop().create_future()
+        found = None if peer is None else self._peers[peer]
+        request = _Request(found, time_start_ns, time_end_ns, future)
+        window = self._window(request=request)
+        if window.time_end_ns <= window.time_start_ns:
+            raise EmptyWindow(
+                f"the window would be {window.time_start_ns} to {window.time_end_ns} ns, which "
+                "is empty: give both time_start and time_end, the first before the second"
+            )
+        if len(self._waiting) >= MAX_WAITING:
+            raise StoreBusy(f"{MAX_WAITING} sessions wait already; retry later")
+        self._waiting.append(request)
+        self._unanswered.add(request)
+        try:
+            self._go_on()
+            return await future
+        finally:
+            self._unanswered.discard(request)
+            if request in self._waiting:
+                self._waiting.remove(request)
+
+    async def fetch(self, peer_name: str, request: SdsLookup) -> FetchDone:
+        """Ask a peer for some SDS messages, and store what comes.
+
+        Raises:
+            UnknownPeer: The peer is not configured.
+            NoPeers: None is.
+            StoreBusy, StoreUnavailable: The database takes nothing now.
+        """
+        if self._stopped:
+            raise StoreBusy(_STOPPING)
+        peer = self._find(peer_name)
+        if peer is None:
+            raise UnknownPeer(f"name the peer to ask: one of {self._known()}")
+        return await self._fetcher.fetch(peer, request)
+
+    def peers(self) -> list[PeerState]:
+        """Return the state of the configured peers."""
+        return self._book.states()
+
+    def resume(self) -> ResumeState | None:
+        """Return the state of the resume; None when there was no gap."""
+        return self._resume()
+
+    def _find(self, name: str) -> PeerAddress | None:
+        if not self._peers:
+            raise NoPeers("this node has no peers: start it with --peer HOST:PORT")
+        if not name:
+            return None
+        for peer in self._peers:
+            node_id = self._caller.node_id(peer)
+            if name in (peer.target, str(peer), f"{node_id}@{peer.target}"):
+                return peer
+        raise UnknownPeer(f"{name} is none of this node's peers: name one of {self._known()}")
+
+    def _known(self) -> str:
+        return ", ".join(str(peer) for peer in self._peers)
+
+    def check(self) -> None:
+        """Verify the invariants.
+
+        Raises:
+            AssertionError: one is broken.
+        """
+        assert self._running <= self._config.max_sessions
+        assert len(self._waiting) <= MAX_WAITING
+        assert all(len(due.parts) <= MAX_PARTS for due in self._due)
+
+    @property
+    def _running(self) -> int:
+        return sum(peer.busy for peer in self._peers.values())
+
+    @property
+    def _is_full(self) -> bool:
+        return self._running >= self._config.max_sessions
+
+    def _window(self, due: _Due | None = None, request: _Request | None = None) -> Window:
+        """Return the window of a session that begins now."""
+        end_ns = max(0, self._environment.now_ns() - self._config.offset_ns)
+        start_ns = 0
+        if self._config.range_ns is not None and not (due is not None and due.is_wide):
+            start_ns = max(0, end_ns - self._config.range_ns)
+        if request is not None and request.start_ns is not None:
+            start_ns = request.start_ns
+        if request is not None and request.end_ns is not None:
+            end_ns = request.end_ns
+        return Window(start_ns, end_ns)
+
+    # What begins
+
+    def _go_on(self) -> None:
+        """Begin what is asked for, then what is due, and set the timer for what comes next."""
+        if self._stopped:
+            return
+        for request in list(self._waiting):
+            peer = self._free_for(request)
+            if peer is not None:
+                self._waiting.remove(request)
+                self._begin(peer, self._window(request=request), request=request)
+        now_ns = self._environment.steady_ns()
+        for due in self._due:
+            ready = [] if due.next_ns is None or due.next_ns > now_ns else self._rested(now_ns)
+            if ready:
+                peer, part = self._next_part(due, ready) or (self._rng.choice(ready), None)
+                due.next_ns = now_ns + self._jittered(due.interval_ns)
+                self._begin(peer, part or self._window(due), due, part)
+        self._wake_at(self._next_ns(now_ns))
+
+    def _free_for(self, request: _Request) -> _Peer | None:
+        if self._is_full:
+            return None
+        if request.peer is not None:
+            return None if request.peer.busy else request.peer
+        free = [peer for peer in self._peers.values() if not peer.busy]
+        # One that fails is chosen only when there is no other.
+        healthy = [peer for peer in free if not peer.failures]
+        return self._rng.choice(healthy or free) if free else None
+
+    def _rested(self, now_ns: int) -> list[_Peer]:
+        if self._is_full:
+            return []
+        peers = self._peers.values()
+        return [peer for peer in peers if not peer.busy and peer.rests_until_ns <= now_ns]
+
+    @staticmethod
+    def _next_part(due: _Due, ready: list[_Peer]) -> tuple[_Peer, Window] | None:
+        by_address = {peer.address: peer for peer in ready}
+        for address, part in due.parts:
+            if address in by_address:
+                due.parts.remove((address, part))
+                return by_address[address], part
+        return None
+
+    def _next_ns(self, now_ns: int) -> int | None:
+        times = [due.next_ns for due in self._due if due.next_ns is not None]
+        free = [peer.rests_until_ns for peer in self._peers.values() if not peer.busy]
+        if not times or not free or self._is_full:
+            return None
+        return max(now_ns, min(times), min(free))
+
+    def _wake_at(self, time_ns: int | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if time_ns is not None:
+            delay_s = max(0, time_ns - self._environment.steady_ns()) / NS_PER_S
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._go_on)
+
+    # A session
+
+    def _begin(
+        self,
+        peer: _Peer,
+        window: Window,
+        due: _Due | None = None,
+        part: Window | None = None,
+        request: _Request | None = None,
+    ) -> None:
+        peer.busy = True
+        work = self._session(peer, window, due, part, request)
+        task = asyncio.create_task(work, name=f"sync with {peer.address}")
+        self._sessions.add(task)
+        task.add_done_callback(self._sessions.discard)
+
+    async def _session(
+        self,
+        peer: _Peer,
+        window: Window,
+        due: _Due | None,
+        part: Window | None,
+        request: _Request | None,
+    ) -> None:
+        """Run a session for ``due`` or a request; ``part``: its window is a part of one."""
+        self._book.begun(peer.address)
+        outcome: SyncOutcome | None = None
+        try:
+            outcome = await self._caller.synchronize(peer.address, window)
+        except Exception as error:
+            log = self._environment.log
+            log.error("session_failed", peer=str(peer.address), exc_info=error)
+            sentence = f"this node failed ({type(error).__name__}): see its log"
+            outcome = unsuccessful(SyncEnding.FAILED, sentence, 0.0)
+        finally:
+            if outcome is None:
+                outcome = unsuccessful(SyncEnding.FAILED, _STOPPING, 0.0)
+            done = SyncDone(peer.address, window, outcome)
+            self._book.ended(done)
+            if request is not None and not request.done.done():
+                request.done.set_result(done)
+            peer.busy = False
+            self._finish(peer, window, due, part, outcome)
+            self._go_on()
+
+    def _finish(
+        self,
+        peer: _Peer,
+        window: Window,
+        due: _Due | None,
+        part: Window | None,
+        outcome: SyncOutcome,
+    ) -> None:
+        failed = outcome.ending not in (SyncEnding.DONE, SyncEnding.ABORTED)
+        if due is not None:
+            self._come_round(peer, window, due, part, outcome)
+        if not failed:
+            peer.failures = peer.rests_until_ns = 0
+            return
+        now_ns = self._environment.steady_ns()
+        longest_ns = max(self._config.interval_ns, LONGEST_BACKOFF_NS)
+        rest_ns = min(FIRST_BACKOFF_NS << min(peer.failures, 32), longest_ns)
+        peer.failures += 1
+        peer.rests_until_ns = now_ns + self._jittered(rest_ns)
+        for other in self._due:
+            if not other.is_wide and other.next_ns is not None:
+                other.next_ns = min(other.next_ns, now_ns + RETRY_NS)
+
+    def _come_round(
+        self,
+        peer: _Peer,
+        window: Window,
+        due: _Due,
+        part: Window | None,
+        outcome: SyncOutcome,
+    ) -> None:
+        aborted = outcome.ending is SyncEnding.ABORTED
+        failed = not aborted and outcome.ending is not SyncEnding.DONE
+        moved = outcome.messages_sent + outcome.messages_received > 0
+        parts: tuple[Window, ...] = ()
+        if part is not None and outcome.ending is not SyncEnding.DONE:
+            parts = (part,)
+        elif outcome.left_over and not moved and outcome.ending is SyncEnding.DONE:
+            parts = halves(window, outcome.middle_ns)
+        due.parts.extendleft((peer.address, each) for each in reversed(parts))
+        while len(due.parts) > MAX_PARTS:
+            due.parts.pop()
+        wait_ns = due.interval_ns
+        if failed and due.is_wide:
+            wait_ns = self._jittered(FIRST_WIDE_NS << min(due.failures, 32))
+        elif aborted and due.is_wide:
+            wait_ns = self._jittered(FIRST_WIDE_NS)
+        elif (outcome.left_over and moved) or (due.parts and not failed):
+            wait_ns = RETRY_NS
+        due.failures = due.failures + 1 if failed else 0
+        if due.next_ns is not None and wait_ns < due.interval_ns:
+            due.next_ns = min(due.next_ns, self._environment.steady_ns() + wait_ns)
+
+    def _jittered(self, duration_ns: int) -> int:
+        return round(duration_ns * self._rng.uniform(1 - _JITTER, 1 + _JITTER))
+
+
+def halves(window: Window, middle_ns: int) -> tuple[Window, ...]:
+    """Return a window in two parts, cut at ``middle_ns``; none where one would be empty."""
+    start_ns, end_ns = window.time_start_ns, window.time_end_ns
+    if not start_ns < middle_ns < end_ns:
+        return ()
+    return Window(start_ns, middle_ns), Window(middle_ns, end_ns)

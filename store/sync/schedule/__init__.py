@@ -1,1 +1,0 @@
-"""The schedule of calls to peers: the core and its driver."""

@@ -7,28 +7,24 @@ import random
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from hashlib import sha256
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import duckdb
-import numpy as np
-import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
+from store.pipeline import delta
 from store.pipeline.archive import ArchiveJob, archive
 from store.pipeline.audit import results, tables
 from store.pipeline.audit.audit import AuditJob, audit
 from store.pipeline.audit.summary import AuditReport
-from store.pipeline.columns import ARROW
-from store.pipeline.delta import CommitMetadata, DataFile, DeltaArchive, WrittenFile
+from store.pipeline.delta import DeltaArchive
 from store.pipeline.errors import PipelineError
 from store.pipeline.message_sets import ArchiveMessages, DatabaseMessages, MessageSet
-from store.pipeline.parquet import write_batches
+from storenode.message.hashing import message_hash
 from storenode.message.text import printable
 from storenode.sds import codec
 from storenode.sds.limits import MAX_ID_BYTES
@@ -38,6 +34,7 @@ from tests.integration.pipeline.world import (
     HOUR,
     NOW,
     TODAY,
+    asked,
     documented_columns,
     more,
     rows,
@@ -229,176 +226,96 @@ def test_hints_ranges_and_payloads_decide_what_is_missing(
     assert within.lines()[-1] == "Every past is complete."
 
 
-OLDEST = TODAY - 20 * DAY
-CHANNELS = ("kitchen", "Küche", "λ", "hall")
+CHANNELS = ("kitchen", "Küche", "λ")
 HINTED = "λ"
 """The only one of them in which hints name encrypted messages."""
 
 
-@dataclass(frozen=True)
-class Message:
-    """A row of an archive; ``channel`` is None for a message without SDS fields."""
-
-    ts: int
-    payload: bytes
-    channel: str | None = None
-    name: str | None = None
-    lamport: int | None = None
-    parents: tuple[tuple[str, bytes | None], ...] = ()
-
-    @property
-    def hash(self) -> bytes:
-        return sha256(repr(self).encode()).digest()
-
-    def row(self) -> dict[str, Any]:
-        words = np.frombuffer(self.hash, "<i8").tolist()
-        return {
-            **dict.fromkeys(ARROW.names),
-            **dict(zip(("h0", "h1", "h2", "h3"), words, strict=True)),
-            "day": self.ts // DAY,
-            "shard": 1,
-            "ts": self.ts,
-            "hash": self.hash,
-            "pubsub_topic": "/waku/2/rs/1/1",
-            "content_topic": "/test/1/x/proto",
-            "payload": self.payload,
-            "channel": self.channel,
-            "message_id": self.name,
-            "sender": None if self.channel is None else "somebody",
-            "lamport": self.lamport,
-            "parents": [{"id": each, "hint": hint} for each, hint in self.parents],
-        }
+def talk(rng: random.Random, day: int, count: int) -> list[WakuMessageAndTopic]:
+    """Return a day of chains with forks, gaps, copies, wrong clocks, hints and cycles."""
+    made: list[WakuMessageAndTopic] = []
+    for number in range(day * count, (day + 1) * count):
+        channel, name, lamport = CHANNELS[number % 3], f"{number}", number
+        parents = [f"{max(number % 3, number - 3 * rng.randrange(1, 5))}" for _ in range(2)]
+        hints: dict[str, bytes] = {}
+        ts, roll = TODAY - (20 - day) * DAY + rng.randrange(DAY), rng.random()
+        if roll < 0.3 and channel == HINTED:
+            encrypted = entry(b"\0encrypted %d" % number, timestamp=ts)
+            hints[f"unread {number}"] = hash_of(encrypted)
+            made.append(encrypted)
+        elif roll < 0.06:
+            parents.append(f"{number + 3 * rng.randrange(5)}")
+        elif roll < 0.1:
+            lamport = rng.choice([0, 2**63 - 1, max(0, number - 20)])
+        elif roll < 0.14:
+            name = f"{max(number % 3, number - 6)}"
+        content = b"said %d" % number
+        made.append(
+            message(channel, name, lamport, ts, [*parents, *hints], hints=hints, content=content)
+        )
+    return made
 
 
-def time(message: Message) -> int:
-    return message.ts
-
-
-@dataclass
-class Place:
-    """An archive that is written and rewritten by no job."""
-
-    path: Path
-    random: random.Random
-    stored: list[Message] = field(default_factory=list)
-    late: list[Message] = field(default_factory=list)
-    numbers: dict[str, int] = field(default_factory=dict)
-
-    def add(self, messages: Iterable[Message]) -> None:
-        """Publish messages in new files."""
-        self._commit(list(messages), [])
-
-    def replace(self, day: int, messages: Iterable[Message]) -> None:
-        """Let a file with messages take the place of all files of a day."""
-        before, made = self.of(day), list(messages)
-        self.stored = [each for each in self.stored if each.ts // DAY != day]
-        files = DeltaArchive(str(self.path)).open().files({day})
-        self._commit(made, files, is_new=made != before)
-
-    def days(self) -> list[int]:
-        return sorted({each.ts // DAY for each in self.stored})
-
-    def of(self, day: int) -> list[Message]:
-        return [each for each in self.stored if each.ts // DAY == day]
-
-    def _commit(self, made: list[Message], gone: list[DataFile], *, is_new: bool = True) -> None:
-        self.stored += made
-        archive = DeltaArchive(str(self.path)).open_for_writing()
-        rows = pa.RecordBatch.from_pylist([each.row() for each in sorted(made, key=time)], ARROW)
-        written = [
-            WrittenFile(row["path"], 1, row["rows"], made[0].ts, made[0].ts, "")
-            for part in write_batches(archive.messages, iter([rows]))
-            for row in part.to_pylist()
-        ]
-        archive.commit(written, gone, CommitMetadata(), is_new=is_new)
-
-    def grown(self, day: int, count: int) -> list[Message]:
-        """Generate the messages of a day.
-
-        They form chains with forks, gaps, copies, wrong clocks, hints and cycles. Some are added to
-        ``late`` instead of being returned.
-        """
-        rng, made = self.random, list[Message]()
-        for _ in range(count):
-            channel = rng.choice(CHANNELS[: 2 + day % 3])
-            number = self.numbers[channel] = self.numbers.get(channel, 0) + 1
-            names = {f"{channel} {max(1, number - rng.randrange(1, 6))}" for _ in range(2)}
-            parents: list[tuple[str, bytes | None]] = [(each, None) for each in sorted(names)]
-            ts = OLDEST + day * DAY + rng.randrange(DAY)
-            roll, name, lamport = rng.random(), f"{channel} {number}", number
-            if roll < 0.3 and channel == HINTED:
-                encrypted = Message(ts, b"encrypted %d" % number)
-                parents.append((f"unread {number}", encrypted.hash))
-                (self.late if roll < 0.1 else made).append(encrypted)
-            elif roll < 0.12:
-                parents.append((f"{channel} {number + rng.randrange(5)}", None))
-            elif roll < 0.14:
-                lamport = rng.choice([0, 2**63 - 1, max(0, number - 20)])
-            elif roll < 0.16:
-                name = f"{channel} {rng.randrange(1, number + 1)}"
-            one = Message(ts, b"said %d" % number, channel, name, lamport, tuple(parents))
-            (self.late if rng.random() < 0.1 else made).append(one)
-            if rng.random() < 0.04:
-                made.append(Message(ts, b"again", channel, name, lamport, tuple(parents[:1])))
-        return made
-
-    def come_late(self) -> list[Message]:
-        """Remove a random half of the late messages and return it."""
-        self.random.shuffle(self.late)
-        half = len(self.late) // 2 + 1
-        come, self.late = self.late[:half], self.late[half:]
-        return come
-
-
-def grow(place: Place) -> None:
-    """Compact, begin a channel, and let late messages and parents come."""
-    for day in place.days()[:2]:
-        place.replace(day, place.of(day))
-    hello = Message(OLDEST + 6 * DAY, b"hello", "new", "first", 1, (("kitchen 1", None),))
-    plain = Message(OLDEST + 5 * DAY, b"plain")
-    place.add([plain, hello, *place.come_late(), *place.grown(3, 60)])
-
-
-def lose(place: Place) -> None:
-    """Remove a day, a half of one, and all of another in favour of other messages."""
-    oldest, second, *_, newest = place.days()
-    place.replace(oldest, [])
-    place.replace(second, place.of(second)[::2])
-    place.replace(newest, place.grown((newest - OLDEST // DAY), 9))
+def hash_of(item: WakuMessageAndTopic) -> bytes:
+    given = item.message
+    return message_hash(
+        item.pubsub_topic, given.payload, given.content_topic, None, given.timestamp
+    )
 
 
 def test_continuing_is_the_same_as_examining_everything(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession,
+    new_database: Callable[[], str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    DeltaArchive(str(tmp_path / "lake")).open_for_writing()
-    place = Place(tmp_path / "lake", random.Random(3))
+    """Let messages and parents come late, compact, and then lose a day and a half of another."""
+    url, lake, rng = new_database(), tmp_path / "lake", random.Random(3)
+    monkeypatch.setattr(delta, "COMPACT_AT_FILES", 2)
+    made = [each for day in range(3) for each in talk(rng, day, 60)]
+    rng.shuffle(made)
+
+    def grow(*messages: WakuMessageAndTopic) -> None:
+        more(url, *messages)
+        archive(spark, ArchiveJob(url, DeltaArchive(str(lake))))
+
+    def lose() -> None:
+        table = DeltaTable(lake / "messages")
+        first, second, *_ = sorted({str(each["day"]) for each in table.partitions()})
+        table.delete(f"day = '{first}'")
+        table.delete(f"day = '{second}' and ts % 2 = 0")
+
+    def come_late() -> None:
+        grow(*made[-40:], *talk(rng, 3, 60))
 
     def continued() -> AuditJob:
-        archive = DeltaArchive(str(place.path)).open()
-        return AuditJob(ArchiveMessages(spark, archive), record=archive)
+        opened = DeltaArchive(str(lake)).open()
+        return AuditJob(ArchiveMessages(spark, opened), record=opened)
 
-    place.add([each for day in range(3) for each in place.grown(day, 60)])
+    grow(*made[:-40])
     audit(spark, continued())
-    for change in (grow, lose):
-        change(place)
+    for change in (come_late, lose):
+        change()
         found = audit(spark, continued()).as_json()
-        assert found == audit(spark, AuditJob(continued().messages, full=True)).as_json(), change
-        assert dashboard(place.path, "kitchen") == coverage(place.stored, "kitchen")
-    findings = place.path / "findings"
+        assert found == audit(spark, AuditJob(continued().messages, full=True)).as_json()
+        assert dashboard(lake, "kitchen") == coverage(lake, "kitchen") != []
+    findings = lake / "findings"
     only = [("result", "=", "sums")]
     sums = DeltaTable(findings).to_pyarrow_table(filters=only, columns=["day"])
-    assert set(sums["day"].to_pylist()) == set(place.days())
-    archive = DeltaArchive(str(place.path)).open()
-    assert results.read_recorded(spark, archive) is not None
+    assert {(day,) for day in sums["day"].to_pylist()} == set(
+        asked(lake, f"select distinct ts // {DAY} from lake")
+    )
+    opened = DeltaArchive(str(lake)).open()
+    assert results.read_recorded(spark, opened) is not None
     with monkeypatch.context() as patch:
         patch.setattr(results, "FORMAT", "another format")
-        assert results.read_recorded(spark, archive) is None, "the next examines everything"
+        assert results.read_recorded(spark, opened) is None, "the next examines everything"
     for file in findings.glob("result=references/*.parquet"):
         file.unlink()
     with pytest.raises(PipelineError, match=r"remove .*/findings: the next"):
         audit(spark, continued())
     shutil.rmtree(findings)
-    assert results.read_recorded(spark, archive) is None
+    assert results.read_recorded(spark, opened) is None
 
 
 def dashboard(path: Path, channel: str) -> list[tuple[int, int, int]]:
@@ -412,13 +329,13 @@ def dashboard(path: Path, channel: str) -> list[tuple[int, int, int]]:
     return [(day, messages, missing) for _, day, messages, missing in found]
 
 
-def coverage(messages: list[Message], channel: str) -> list[tuple[int, int, int]]:
+def coverage(lake: Path, channel: str) -> list[tuple[int, int, int]]:
     """Compute day, messages and missing parents of a channel message by message."""
-    mine = [each for each in messages if each.channel == channel]
-    stored = {each.name for each in mine}
+    columns = f"ts // {DAY}, message_id, [each.id for each in parents]"
+    mine = asked(lake, f"select {columns} from lake where channel = '{channel}'")
+    stored = {name for _, name, _ in mine}
     found: dict[int, tuple[int, set[str]]] = {}
-    for each in mine:
-        count, missing = found.get(each.ts // DAY, (0, set[str]()))
-        named = {name for name, hint in each.parents if hint is None} - stored
-        found[each.ts // DAY] = count + 1, missing | named
+    for day, _, parents in mine:
+        count, missing = found.get(day, (0, set[str]()))
+        found[day] = count + 1, missing | set(parents) - stored
     return [(day, count, len(missing)) for day, (count, missing) in sorted(found.items())]

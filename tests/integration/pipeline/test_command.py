@@ -9,9 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, write_deltalake
-from prometheus_client.parser import text_string_to_metric_families
-from pyspark.sql import SparkSession
+from deltalake import write_deltalake
 
 from storenode.cli.main import main
 from tests.integration.pipeline.world import messages
@@ -86,36 +84,6 @@ def test_fingerprints_that_are_known_need_no_spark(
         main(["pipeline", "fingerprint", *given, "--level", "day", "--json"])
     assert ended.value.code == 0
     assert json.loads(capsys.readouterr().out)["messages"] == len(messages())
-
-
-def test_a_night_has_one_session_and_three_reports(
-    spark: SparkSession, url: str, lake_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    metrics = lake_path.with_name("night.prom")
-    given = ["pipeline", "nightly", str(lake_path), "--database-url", url, "--json", "--quiet"]
-    with pytest.raises(SystemExit) as ended:
-        main([*given, "--metrics-file", str(metrics)])
-    found = json.loads(capsys.readouterr().out)
-    assert list(found) == ["sound", "archive", "verify", "audit"]
-    assert (found["archive"]["hours_marked"] > 0, found["verify"]["sound"]) == (True, True)
-    assert found["verify"]["compared_with_database"]
-    # One message of the world names parents that nobody has.
-    assert (ended.value.code, found["sound"], found["audit"]["sound"]) == (1, False, False)
-    assert spark.range(3).count() == 3
-    values = {
-        (sample.name.removeprefix("storenode_pipeline_"), sample.labels.get("figure")): sample.value
-        for family in text_string_to_metric_families(metrics.read_text())
-        for sample in family.samples
-    }
-    assert (values["exit_code", None], values["duration_seconds", None] > 0) == (1, True)
-    assert values["figure", "verify_messages"] == found["verify"]["messages"]
-    assert values["figure", "audit_missing"] == found["audit"]["missing"] > 0
-    assert ("last_success_timestamp_seconds", None) not in values
-    only = [("result", "=", "channels")]
-    channels = DeltaTable(lake_path / "findings").to_pyarrow_table(filters=only).to_pylist()
-    assert len(channels) == found["audit"]["channels"]
-    (whole,) = [row for row in channels if row["channel"] == "history"]
-    assert (whole["missing"], whole["point_ts"] > 0) == (0, True)
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, Final
 
 import pytest
+from deltalake import DeltaTable
 from jinja2 import Environment, StrictUndefined
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -123,6 +124,12 @@ def assert_gap_found(code: int, printed: str) -> None:
     assert code == 1, printed
     found, _ = json.JSONDecoder().raw_decode(printed, printed.index('{"sound"'))
     assert (found["verify"]["sound"], found["audit"]["missing"] > 0) == (True, True)
+    assert list(found) == ["sound", "archive", "verify", "audit"]
+    assert (found["sound"], found["audit"]["sound"]) == (False, False)
+    assert (found["archive"]["hours_marked"] > 0, found["verify"]["compared_with_database"]) == (
+        True,
+        True,
+    )
 
 
 def test_a_task_of_airflow_fails_with_the_job(
@@ -142,6 +149,10 @@ def test_a_task_of_airflow_fails_with_the_job(
     env = {name: template(text).render(conn=conn) for name, text in task["env"].items()}
     code = run(template(task["bash_command"]).render(conn=conn), env, monkeypatch)
     assert_gap_found(code, capsys.readouterr().out)
+    only = [("result", "=", "channels")]
+    channels = DeltaTable(tmp_path / "lake" / "findings").to_pyarrow_table(filters=only).to_pylist()
+    (whole,) = [row for row in channels if row["channel"] == "history"]
+    assert (whole["missing"], whole["point_ts"] > 0) == (0, True)
 
 
 if "AIRFLOW" in os.environ:

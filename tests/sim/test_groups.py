@@ -13,8 +13,7 @@ BATCHES = [*((number, False) for number in range(3)), *((number, True) for numbe
 BATCH = 10
 """What stores do is rarest. `make sim ARGS='--groups 3 --count N'` makes more runs."""
 
-LEAST_RUNS = 6
-"""Each rare thing happens in so many of them."""
+LEAST_RUNS = 6  # of each rare thing
 
 
 @pytest.fixture(scope="module")

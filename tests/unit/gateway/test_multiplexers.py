@@ -165,6 +165,7 @@ HOSTILE: Final[list[tuple[Multiplexer, bytes, str]]] = [
     (Yamux(), HEADER.pack(0, 0, 1, 2, 0), "malformed"),  # the gateway's own number
     (Yamux(), HEADER.pack(0, 0, 0, 4, 0), "malformed"),  # one that the gateway did not open
     (Yamux(), HEADER.pack(0, 1, 1, 0, 0), "malformed"),  # the session as a stream
+    (Yamux(), HEADER.pack(0, 0, 0, 0, 0), "malformed"),
     (Yamux(), HEADER.pack(0, 0, 0, 1, MAX_FRAME_BYTES + 1), "too_large"),
     (Yamux(), HEADER.pack(0, 0, 0, 1, 2**32 - 1), "too_large"),
     (Yamux(), HEADER.pack(0, 3, 0, 0, 2), "goodbye"),

@@ -25,7 +25,7 @@ IN_PROCESSES := --numprocesses auto --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help run demo gateway pipeline test test-long check-browser check-azure check-airflow sim bench soak fuzz fuzz-kernel hostile lint ways ratchet report format types proto \
-	proto-check docs check-dashboard check-rules check-deploy audit-dependencies dist lock clean
+	proto-check docs check-dashboard check-rules check-deploy audit-dependencies release-check dist lock clean
 
 help: ## show this list
 	@echo "usage: make TARGET [ARGS='...']"
@@ -140,6 +140,9 @@ check-deploy: check-dashboard check-rules ## validate deploy/ with docker-compos
 
 audit-dependencies: $(DEV) ## ask for known vulnerabilities of dependencies; code 3: not known
 	@$(BIN)/python tools/audit_dependencies.py
+
+release-check: ## check everything that a release must pass, long tests included
+	@exec bash .ci/run --long
 
 dist: $(DEV) ## build wheels and source distributions of both parts into dist/
 	$(BIN)/python tools/build_dist.py $(ARGS)

@@ -21,7 +21,7 @@ from reconcile.index import IndexView
 from reconcile.session import Role
 from store.sync.session.initiator import RECONCILE
 from storenode.client.messages import hash_of
-from storenode.connection.call_status import Ending
+from storenode.connection.call_status import BROKEN_WRITE, Ending
 from storenode.message.varint import varint
 from storenode.wire.storenode.v1.peer_pb2 import ReconcileFrame, TransferFrame
 from tests.faults.processes import event, log_size, memory_bytes, metrics
@@ -66,9 +66,10 @@ REFUSED = {
     grpc.StatusCode.INVALID_ARGUMENT: "at byte",
     grpc.StatusCode.RESOURCE_EXHAUSTED: "calls that wait for their first frame",
     grpc.StatusCode.UNAVAILABLE: "requests that have not come in full hold more than 134,217,728",
+    BROKEN_WRITE[0]: BROKEN_WRITE[1],
 }
-"""How calls with the largest frames end, and what the node says of it. A frame says that it is
-refused where all sessions are taken; the last is of those that come together slowly."""
+"""How calls with the largest frames end, and what the node says of it: a frame where all
+sessions are taken. The last are those that come slowly, and clients that learn no reason."""
 
 
 @dataclass
@@ -217,7 +218,6 @@ async def test_memory_is_flat(siege: Siege) -> None:
 
     warm = await lowest(WARM_ROUNDS)
     growth = await lowest(ROUNDS) - warm
-    print(f"{growth / MIB:.0f} MiB more than after {WARM_ROUNDS} rounds")  # noqa: T201
     assert growth < MAX_LEFT_BYTES
     assert peak() - before < (COPIES + 3) * ROUND_BYTES
     await check_unharmed(siege)
@@ -247,7 +247,6 @@ async def test_many_callers_with_the_largest_frames(siege: Siege) -> None:
     others = [end for end in ends if REFUSED.get(end[0], "no such status") not in end[1]]
     assert not others, "refused for what it is, as one of too many, or for want of memory"
     assert any("at byte" in sentence for _, sentence in ends)
-    print(f"{(peak() - before) / MIB:.0f} MiB at most")  # noqa: T201 - shown with a failure
     assert peak() - before < COPIES * CALLERS * LARGE_BYTES // 2
     await check_unharmed(siege)
 

@@ -110,7 +110,7 @@ CORES = {
             "self._floor, self._memory = (max(0, floor[0] - 10**9), floor[1]), memory",
         ),
         f"are missing|{UNEQUAL}",
-        18,
+        20,
     ),
     "has two sessions with a peer": Mutant(
         replace_with(Sessions, "_of_peer", lambda *_: []), "two sessions with one", first_seed=2
@@ -194,7 +194,7 @@ SESSIONS = {
         in_exchange("driving", "finally:", "else:"), f"{LEFT}|{UNEQUAL}", first_seed=3
     ),
     "lets a session wait for ever": Mutant(
-        in_exchange("keep", "self.work.silence_s", "10**6"), "waits too long", first_seed=128
+        in_exchange("keep", "self.work.silence_s", "10**6"), "waits too long", first_seed=5
     ),
     "leaves the timer of a claimed session": Mutant(
         in_exchange(
@@ -282,7 +282,7 @@ STATEMENTS = {
         "dated too late",
     ),
     "never withdraws a statement": Mutant(
-        in_coverage("_runs", _HOLDS, "True"), "is equal over", first_seed=1
+        in_coverage("_runs", _HOLDS, "True"), "is equal over", first_seed=83
     ),
     "withdraws no statement after a late message": Mutant(
         in_coverage("_runs", _HOLDS, "sums is None or sums[each.span][0] >= each.count"),
@@ -307,7 +307,7 @@ OTHERS = {
         "circles|too much is under way",
     ),
     "answers no operator": Mutant(
-        in_schedule("_session", "request is not None", "False"), "circles|nothing is left"
+        in_schedule("_session", "request is not None", "False"), "circles|nothing is left", 31
     ),
     "never ends a session for the schedule": Mutant(
         in_schedule("_session", "peer.busy = False", "pass"), f"{UNEQUAL}|circles"

@@ -9,8 +9,8 @@ from typing import Final
 from store.domain.claims import Claim
 from storenode.sds.codec import SdsMetadata, sds_key
 
-_UUID: Final = 2950
-_BYTEA: Final = 17
+UUID: Final = 2950
+BYTEA: Final = 17
 
 
 def claim_of(message: SdsMetadata, timestamp_ns: int, digest: bytes) -> Claim:
@@ -21,13 +21,13 @@ def claim_of(message: SdsMetadata, timestamp_ns: int, digest: bytes) -> Claim:
         timestamp_ns,
         digest,
         message.message_id,
-        _array(_UUID, [sds_key(channel_id, parent) for parent, _ in message.parents]),
-        _array(_BYTEA, [hint for _, hint in message.parents]),
+        encode_array(UUID, [sds_key(channel_id, parent) for parent, _ in message.parents]),
+        encode_array(BYTEA, [hint for _, hint in message.parents]),
         message.proven,
     )
 
 
-def _array(kind: int, values: Sequence[bytes | None]) -> bytes:
+def encode_array(kind: int, values: Sequence[bytes | None]) -> bytes:
     """Encode an array in the binary format of Postgres."""
     if not values:
         return struct.pack(">iii", 0, 0, kind)

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from sim.calls import Closed, End, Ended, Status
 from sim.database import Database, Unavailable
 from sim.intake import publish
-from sim.lookups import claims_for
+from sim.lookups import claims_for, selected
 from sim.messages import Message, message_of
 from sim.node import Node
 from sim.process import Process
 from store.domain.admission import Verdict
 from store.domain.causal import CausalWalk, WalkState
-from store.domain.claims import ClaimAnswer, ClaimQuery, Lookup
-from store.domain.ports import CausalRequest, HistoryEntry, TopicFilter
+from store.domain.claims import ClaimAnswer, ClaimQuery
+from store.domain.ports import CausalRequest, HistoryEntry, SdsLookup, TopicFilter
 from storenode.message.rules import Policy
 from storenode.sds.aio.transport import FeedPage, Fetched, Outbound, PublishResult, Route
 from storenode.sds.codec import Entry
@@ -165,10 +165,9 @@ class StoreNode(Node):
 
     def _by_id(self, entries: Sequence[Entry]) -> _Hashes:
         """Select the messages that claim some IDs; True: an ID has more claimants."""
-        lookup = Lookup(self._channel_id, _entries(entries), self._limits.sds_claimants)
-        answer: ClaimAnswer | None = None
-        while (read := lookup.step(answer)) is not None:
-            answer = claims_for(self.database, read, self._limits.sds_claimants)
+        claimants = self._limits.sds_claimants
+        request = SdsLookup(self._channel_id, _entries(entries), TopicFilter(), claimants)
+        lookup = selected(self.database, request)
         return [found[2] for found in lookup.messages], lookup.truncated
 
     def _causes(self, heads: Sequence[Entry], known: Sequence[str]) -> _Hashes:

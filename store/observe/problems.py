@@ -89,7 +89,8 @@ class Condition:
 class Rule:
     """The definition of a problem: it is one while its conditions have held for ``for_s``.
 
-    ``of_gateway``: The series are those of `storenode gateway`, not of a node.
+    ``of_gateway``: The series are those of `storenode gateway`, not of a node. ``gives_reason``:
+    Its sentence ends with the reason why the node is not ready.
     """
 
     page: str
@@ -100,6 +101,7 @@ class Rule:
     critical: bool = False
     for_s: float = 0.0
     of_gateway: bool = False
+    gives_reason: bool = False
 
     @classmethod
     def of(cls, table: dict[str, Any]) -> Rule:
@@ -244,11 +246,7 @@ class Problems:
         return sorted(self._ended.values(), key=lambda each: -each.ended_s)[:MAX_ENDED]
 
     def evaluate(self, unready: str | None = None) -> tuple[Problem, ...]:
-        """Return the problems: critical ones first, then the oldest.
-
-        Args:
-            unready: Why the node is not ready; None if it is.
-        """
+        """Return the problems, critical ones first; ``unready``: why the node is not ready."""
         now_s = self._evaluation.now_s = self._now_s()
         found: dict[tuple[int, Labels], Problem] = {}
         since: dict[tuple[int, Labels], float] = {}
@@ -261,7 +259,7 @@ class Problems:
                 sentence = rule.sentence.format(
                     value=value, mib=value / _MIB, hours=value / 3_600, **dict(labels)
                 )
-                if unready is not None and rule.page in ("node-not-ready", "database-unreachable"):
+                if unready is not None and rule.gives_reason:
                     sentence += f": {unready}"
                 found[key] = Problem(rule.page, rule.critical, sentence, since_s)
         over = {key: self._last[key] for key in self._last.keys() - found.keys()}

@@ -20,7 +20,7 @@ from store.serving.tls import MAX_PEM_BYTES
 from storenode.message.limits import NS_PER_S
 
 FOLLOW_INTERVAL_S: Final = 30.0
-"""How often they are read where nobody asks."""
+"""How often the horizon and the condition of the database are read while nobody asks for them."""
 
 SUMMARY_REST_S: Final = 1.0
 CONDITION_REST_S: Final = 5.0

@@ -126,7 +126,7 @@ def promises(count: int) -> Script:
 
     async def script(context: Any) -> None:  # noqa: ANN401 - grpc.aio's
         liar = Honest(Role.RESPONDER, [])
-        liar._view = IndexView.of(ids)
+        liar._node.view = IndexView.of(ids)
         session_id = SESSION_ID
         while liar.result is None:
             data = await context.read()

@@ -264,6 +264,7 @@ class Transfer:
         task = asyncio.create_task(self._watch(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: work.close())  # cancelled at once, it was never awaited
         return task
 
     async def _watch(self, work: Awaitable[None]) -> None:
@@ -273,8 +274,7 @@ class Transfer:
         except PeerFaultError as error:
             self._end(error.fault, error.sentence)
         except (StoreUnavailable, StoreBusy) as error:
-            sentence = f"the database of this node does not serve: {error}"
-            self._lose(TransferFault.LOST, sentence)
+            self._lose(TransferFault.LOST, f"the database of this node does not serve: {error}")
         except Exception as error:  # noqa: BLE001 - who runs the transfer is told
             if not self._ended.done():
                 self._ended.set_exception(error)

@@ -73,7 +73,8 @@ class MessageBuilder:
             meta=self._meta,
             ephemeral=self._ephemeral,
         )
-        self._parents = ((message_id, _hint(message)),)
+        if message_id:
+            self._parents = ((message_id, _hint(message)),)
         return message
 
     def _timestamp_ns(self) -> int:
@@ -86,8 +87,7 @@ class MessageBuilder:
 
     def _wrapped(self, channel_id: str, content: bytes) -> tuple[str, bytes]:
         """Return the ID and the payload of an SDS message; by default its ID is its hash."""
-        lamport = max(self._clock() // _NS_PER_MS, self._last_lamport + 1)
-        self._last_lamport = lamport
+        lamport = self._last_lamport = max(self._clock() // _NS_PER_MS, self._last_lamport + 1)
         names = [parent.encode() for parent, _ in self._parents]
         who = channel_id.encode(), self._sender_id.encode()
         message_id = self._message_id or message_digest(*who, lamport, names, content)

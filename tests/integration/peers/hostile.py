@@ -12,22 +12,14 @@ import grpc
 
 from reconcile.ids import END, LOWEST, SyncIds
 from reconcile.index import IndexView
-from reconcile.session import (
-    PayloadFrame,
-    Result,
-    Role,
-    SessionConfig,
-    SessionStep,
-    SessionWork,
-    advance,
-)
-from reconcile.session import ReconcileSession as Session
+from reconcile.session import PayloadFrame, ReconcileSession, Result, Role, SessionConfig
 from store.domain.ports import PeerAddress
 from store.sync.session.initiator import RECONCILE, TRANSFER
 from storenode.wire.storenode.v1.peer_pb2 import ReconcileFrame, TransferFrame
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 from tests.integration.peers.harness import PeerNode, hash_of
 from tests.integration.rpc.harness import within
+from tests.support.reconcile_pair import Node
 
 METADATA = (
     ("storenode-node-id", "hostile.example"),
@@ -48,13 +40,17 @@ class Honest:
 
     def __init__(self, role: Role, messages: Sequence[WakuMessageAndTopic]) -> None:
         window = (LOWEST, END) if role is Role.INITIATOR else None
-        self._session = Session(role, SessionConfig(cluster=1, shards=(), window=window))
-        self._view = IndexView.of(ids_of(messages))
-        self.result: Result | None = None
+        session = ReconcileSession(role, SessionConfig(cluster=1, shards=(), window=window))
+        self._node = Node(session, IndexView.of(ids_of(messages)), checks=False)
+
+    @property
+    def result(self) -> Result | None:
+        """The differences; None until the session has ended."""
+        return self._node.results[0] if self._node.results else None
 
     def first(self) -> ReconcileFrame:
         """Return the initiator's first frame."""
-        frame = self._take(self._session.begin())
+        frame = _encoded(self._node.begin())
         assert frame is not None
         return frame
 
@@ -62,15 +58,11 @@ class Honest:
         """Return the answer to a frame; None when there is none."""
         count = frame.count if frame.HasField("count") else None
         given = PayloadFrame(frame.ranges_data, count, frame.refusal)
-        return self._take(self._session.receive(given))
+        return _encoded(self._node.give(given))
 
-    def _take(self, work: SessionWork) -> ReconcileFrame | None:
-        found = advance(work)
-        while not isinstance(found, SessionStep):
-            found = advance(work, self._view.answer(found))
-        self.result = found.result
-        sent = found.frame
-        return None if sent is None else ReconcileFrame(ranges_data=sent.payload, count=sent.count)
+
+def _encoded(frame: PayloadFrame | None) -> ReconcileFrame | None:
+    return None if frame is None else ReconcileFrame(ranges_data=frame.payload, count=frame.count)
 
 
 @dataclass

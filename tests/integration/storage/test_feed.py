@@ -514,7 +514,7 @@ async def test_the_tail_reads_a_bounded_number_of_messages_at_once(
         await follower.until_live()
         await long.commit()
         assert await follower.until_given(await store_one(node)) == await commit_order(node)
-    assert [messages for some in read for messages in some][: len(sizes)] == sizes
+    assert [messages for some in read for messages in some] in (sizes, [*sizes, 1])
     for some in read:
         assert len(some) == 1 or sum(some) * MAX_MESSAGE_BYTES <= READ_BYTES
     assert len(read) <= len(sizes)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from sim.claims import BYTEA, UUID, encode_array
 from store.domain.causal import CausalWalk, WalkState
 from store.domain.claims import Claim, ClaimAnswer, ClaimQuery, Hinted, HintQuery, Lookup, rank
 from store.domain.ports import CausalRequest, HistoryEntry, SdsLookup, TopicFilter
@@ -23,22 +23,12 @@ def digest(number: int) -> bytes:
 
 def packed_keys(keys: Sequence[bytes]) -> bytes:
     """Encode ``uuid[]`` in Postgres's binary format."""
-    return _array(2950, keys)
+    return encode_array(UUID, keys)
 
 
 def packed_hints(hints: Sequence[bytes | None]) -> bytes:
     """Encode ``bytea[]`` in Postgres's binary format."""
-    return _array(17, hints)
-
-
-def _array(oid: int, values: Sequence[bytes | None]) -> bytes:
-    if not values:
-        return struct.pack(">iii", 0, 0, oid)
-    parts = [struct.pack(">iiiii", 1, int(None in values), oid, len(values), 1)]
-    for value in values:
-        parts.append(struct.pack(">i", -1 if value is None else len(value)))
-        parts.append(value or b"")
-    return b"".join(parts)
+    return encode_array(BYTEA, hints)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ import psycopg
 from store.embedded import EmbeddedPostgres, EmbeddedSettings, running_url
 from storenode.client.messages import hash_of, new_message
 from storenode.client.node import connect
+from storenode.client.retry import Retry
 from storenode.client.types import NodeStatus, PublishResult, WakuMessageAndTopic
 from storenode.connection.channel import TlsIdentity
 from storenode.wire.storenode.v1.admin_pb2 import WatchStatusRequest
@@ -50,8 +51,8 @@ def made(count: int, newest_ns: int, span_s: float = 3_000.0, seed: int = 1) -> 
 async def publish(
     node: NodeProcess, messages: Iterable[WakuMessageAndTopic], tls: TlsIdentity | None = None
 ) -> None:
-    """Publish, and make sure that all are stored."""
-    async with connect(node.listen, tls=tls) as client:
+    """Publish, and make sure that all are stored, also where the database has just changed."""
+    async with connect(node.listen, tls=tls, retry=Retry(at_start=True)) as client:
         async for _, result in client.publish_all(messages):
             assert result.outcome in (PublishResult.STORED, PublishResult.DUPLICATE), result
 

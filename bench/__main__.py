@@ -34,9 +34,9 @@ BENCHMARKS: Final = (
     "reconcile",
     "sync",
     "gossip",
+    "slow_flush",
     "sds",
     "lines",
-    "catchup",
     "groups",
     "pipeline",
 )

@@ -22,9 +22,9 @@ PROJECTS = (ROOT, ROOT / "packaging" / "node")
 OWN = re.compile(r"storenode(-node)?\b")
 EVERYTHING = "dev"
 EXTRAS: dict[str, tuple[str, ...]] = {
-    EVERYTHING: ("demo", "embedded", "gateway", "pipeline", "postgres", "tracing"),
+    EVERYTHING: ("demo", "embedded", "gateway", "pipeline", "postgres"),
     "run": ("embedded",),
-    "node": ("embedded", "gateway", "tracing"),
+    "node": ("embedded", "gateway"),
     "demo": ("demo", "embedded"),
     "gateway": ("gateway",),
     "pipeline": ("embedded", "pipeline"),

@@ -250,12 +250,6 @@ class NodeConfig:
     log_level: str = running(
         "Minimum level to log.", click.Choice(("debug", "info", "warning", "error")), "info"
     )
-    tracing: bool = running(
-        "Send OpenTelemetry traces to the collector that OTEL_EXPORTER_OTLP_ENDPOINT names, by"
-        " gRPC; needs the extra `tracing`.",
-        SWITCH,
-        "off",
-    )
 
     @classmethod
     def from_options(cls, options: dict[str, Any]) -> NodeConfig:

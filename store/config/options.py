@@ -55,8 +55,6 @@ REMOVED: Final[Mapping[str, str]] = {
     "--retention-interval": "maintenance runs every minute: leave it out",
     "--retention-lock-timeout": "a drop waits for locks at most 250 ms: leave it out, or drop by"
     " `storenode db prune --retention-lock-timeout`",
-    "--trace-sample": "set OTEL_TRACES_SAMPLER=parentbased_traceidratio and"
-    " OTEL_TRACES_SAMPLER_ARG",
     "--wide-sync-interval": "every twelfth --sync-interval reconciles the whole history: set that",
     **dict.fromkeys(
         (

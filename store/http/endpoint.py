@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Final
 
@@ -144,19 +144,10 @@ class Endpoint:
         call.charge(len(body), counted=True)
         async with exchange.watched():
             with ExitStack() as around:
-                around.enter_context(self._traced(operation, exchange))
                 if operation.served.endless:
                     around.enter_context(self._node.drain.endless())
                 around.enter_context(call.sender.ending())
                 await operation.handle(call, exchange, body)
-
-    def _traced(self, operation: Operation, exchange: HttpExchange) -> AbstractContextManager[None]:
-        tracing = self._node.tracing
-        if tracing is None or operation.served.endless:
-            return nullcontext()
-        names = ("traceparent", "tracestate")
-        carrier = {name: exchange.headers[name] for name in names if name in exchange.headers}
-        return tracing.serving("http", operation.served.name, carrier, system="http")
 
     def _identify(self, operation: Operation, exchange: HttpExchange) -> Client:
         given = exchange.headers.getlist("authorization")

@@ -5,7 +5,7 @@ field 1 take frames as they are; elsewhere only the first byte, the tag, is repl
 """
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from storenode.message.limits import HASH_BYTES
@@ -19,7 +19,6 @@ _FIELD_20: Final = b"\xa2\x01"
 _FIELD_51: Final = b"\x9a\x03"
 _FIELD_10_VARINT: Final = b"\x50"
 _FIELD_3_TRUE: Final = b"\x18\x01"
-_HASH_AT: Final = len(_FIELD_1 + varint(HASH_BYTES))
 _PRESENCE: Final = b"\x0a%b\x0a%b" % (varint(2 + HASH_BYTES), varint(HASH_BYTES))
 
 
@@ -40,18 +39,6 @@ def end_of_entry(entries: bytes, start: int) -> int:
         length |= (entries[at] & 0x7F) << shift
         at, shift = at + 1, shift + 7
     return at + 1 + (length | entries[at] << shift)
-
-
-def digests(frames: bytes) -> Iterator[bytes]:
-    """Yield the 32-byte hashes of the messages of joined frames, in their order."""
-    at = 0
-    while at < len(frames):
-        end, hash_at = end_of_entry(frames, at), at + 1
-        while frames[hash_at] & 0x80:
-            hash_at += 1
-        begin = hash_at + 1 + _HASH_AT
-        yield frames[begin : begin + HASH_BYTES]
-        at = end
 
 
 def scan_page(frames: bytes, cursor: bytes, timestamps: Sequence[int] = ()) -> bytes:

@@ -352,11 +352,6 @@ class Metrics:
     log_events_suppressed: Gauge = _gauge(
         "Log events that were held back since the start because there were too many."
     )
-    trace_spans: Counter = _counter(
-        "Spans of traces: sent to the collector, not taken by it (failed), or dropped since too"
-        " many waited.",
-        "outcome",
-    )
     build_info: Gauge = _gauge("1, with the version.", "version")
 
     def __init__(self, version: str) -> None:

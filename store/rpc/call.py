@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
+from contextlib import aclosing, nullcontext, suppress
 from functools import lru_cache, partial
 from typing import Any, Final, Literal, TypeAlias, cast
 
@@ -26,7 +26,6 @@ from store.rpc.identity import (
     REQUEST_ID,
     RETRY_AFTER_MS,
     TIME,
-    TRACE,
     WANTED,
     identify_peer,
     is_accepted_peer,
@@ -115,16 +114,15 @@ class RpcCall:
     """A call over gRPC and its metadata, before and after it is admitted.
 
     ``fields``: the metadata that identify the caller, by name; ``repeated`` is one that is given
-    twice. ``request_id``: the caller's if it is fit for a log, else one of this node's. ``trace``:
-    the caller's position in a trace (W3C Trace Context), as it is given. ``reading``: its one
-    request is read, or was. ``received``: it has come, at ``received_ns`` of the monotonic clock.
+    twice. ``request_id``: the caller's if it is fit for a log, else one of this node's.
+    ``reading``: its one request is read, or was. ``received``: it has come, at ``received_ns`` of
+    the monotonic clock.
     """
 
     def __init__(self, node: RpcContext, method: Method, context: Context) -> None:
         """Read the metadata of a call."""
         self.node, self.method, self.context = node, method, context
         self.fields: dict[str, str] = {}
-        self.trace: dict[str, str] = {}
         self.repeated = self.request_id = ""
         self.is_peer = self.reading = False
         self.admitted: Call | None = None
@@ -137,8 +135,6 @@ class RpcCall:
                     self.repeated = self.repeated or name
                 else:
                     self.fields[name] = value
-            elif name in TRACE:
-                self.trace[name] = value
             elif name == REQUEST_ID and not self.request_id and is_request_id(value):
                 self.request_id = str(value)
         if not self.request_id:
@@ -273,12 +269,7 @@ class CallWrapper:
             request_context(request_id=rpc.request_id)
             try:
                 call = await self._admit(rpc)
-                around: AbstractContextManager[None] = _NOTHING
-                if node.tracing is not None and method.traced:
-                    around = node.tracing.serving(self._service, method.name, rpc.trace)
-                elif method.endless:
-                    around = node.drain.endless()
-                with around:
+                with node.drain.endless() if method.endless else _NOTHING:
                     call.check_ready()
                     return await answer(rpc, call)
             except (asyncio.CancelledError, CallerGoneError):

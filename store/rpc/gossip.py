@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import grpc
 
@@ -25,7 +25,7 @@ from store.gossip.driver.errors import (
 )
 from store.gossip.driver.ports import GossipConnection
 from store.gossip.driver.streams import PeerStreams
-from store.gossip.events import FrameIn, FrameOut, OutgoingBodies
+from store.gossip.events import FrameIn, FrameOut
 from store.rpc.call import RpcCall
 from store.rpc.connector import Callee, PeerCall, PeerCallError, PeerConnector
 from store.rpc.gossip_frames import decode_gossip, encode_gossip
@@ -35,9 +35,6 @@ from store.rpc.peer import CallerStream, calling_peer
 from store.serving.call import Call
 from store.serving.failure import CallError, Code
 from storenode.wire.storenode.v1 import peer_pb2
-
-if TYPE_CHECKING:
-    from store.observe.tracing import Tracing
 
 GOSSIP: Final = f"/{peer_pb2.DESCRIPTOR.services_by_name['Peer'].full_name}/Gossip"
 
@@ -71,17 +68,9 @@ class _UnreadableFrameError(FrameRejectedError):
 class GossipFrames:
     """A call of ``Gossip`` as a `store.gossip.driver.ports.FrameStream`."""
 
-    def __init__(
-        self,
-        stream: FrameStream,
-        peer: str,
-        admission: Callable[[], Admission],
-        tracing: Tracing | None,
-    ) -> None:
+    def __init__(self, stream: FrameStream, admission: Callable[[], Admission]) -> None:
         self._stream = stream
-        self._peer = peer
         self._admission = admission
-        self._tracing = tracing
 
     async def read(self) -> FrameIn | None:
         """Return the next frame, its messages judged; None after the last."""
@@ -90,18 +79,14 @@ class GossipFrames:
         if data is None:
             return None
         try:
-            return await decode_gossip(data, self._admission(), self._tracing)
+            return await decode_gossip(data, self._admission())
         except CallError as failure:
             raise _UnreadableFrameError(failure) from None
 
     async def write(self, frame: FrameOut) -> None:
-        """Send a frame, with the traces of its messages."""
+        """Send a frame."""
         with _peer_failures():
-            if self._tracing is None or not isinstance(frame, OutgoingBodies):
-                await self._stream.write(encode_gossip(frame))
-            else:
-                with self._tracing.pushing(frame.messages, self._peer) as traces:
-                    await self._stream.write(encode_gossip(frame, traces))
+            await self._stream.write(encode_gossip(frame))
 
 
 class GossipTransport:
@@ -110,15 +95,9 @@ class GossipTransport:
     ``admission`` judges the messages of one frame.
     """
 
-    def __init__(
-        self,
-        connector: PeerConnector,
-        admission: Callable[[], Admission],
-        tracing: Tracing | None = None,
-    ) -> None:
+    def __init__(self, connector: PeerConnector, admission: Callable[[], Admission]) -> None:
         self._connector = connector
         self._admission = admission
-        self._tracing = tracing
 
     def node_id(self, peer: PeerAddress) -> str:
         """Return the ID that a peer gave when it last answered, or the configured one."""
@@ -132,12 +111,12 @@ class GossipTransport:
         identify = partial(_introduced, greeting=greeting)
         with _peer_failures():
             async with self._connector.converse(peer, GOSSIP, identify) as (call, callee):
-                frames = self.frames(call, callee.node_id)
+                frames = self.frames(call)
                 yield GossipConnection(frames, callee.node_id, callee.store_id)
 
-    def frames(self, stream: FrameStream, peer: str) -> GossipFrames:
-        """Return the frames of a call with a peer (its node ID)."""
-        return GossipFrames(stream, peer, self._admission, self._tracing)
+    def frames(self, stream: FrameStream) -> GossipFrames:
+        """Return the frames of a call with a peer."""
+        return GossipFrames(stream, self._admission)
 
 
 class GossipService:
@@ -161,7 +140,7 @@ class GossipService:
                 f"this node is of cluster {own} and the caller of another: give both one --cluster",
             )
         caller = calling_peer(rpc)
-        frames = transport.frames(CallerStream(rpc), caller.node_id)
+        frames = transport.frames(CallerStream(rpc))
         try:
             await streams.serve(frames, caller)
         except _UnreadableFrameError as error:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from google.protobuf.message import DecodeError
 
-from store.domain.admission import Admission, Admitted
+from store.domain.admission import Admission
 from store.gossip.events import (
     Bodies,
     FrameIn,
@@ -22,7 +22,6 @@ from store.gossip.events import (
     SyncLeaves,
 )
 from store.messages.fields import chunk_messages
-from store.observe import MAX_FRAME_TRACES
 from store.rpc.limits import MAX_GOSSIP_ENTRIES, MAX_GOSSIP_FRAME_BYTES
 from store.serving.failure import malformed, over_limit
 from storenode.message.limits import CONTENT_DIGEST_BYTES, HASH_BYTES
@@ -30,21 +29,13 @@ from storenode.message.rules import MALFORMED
 from storenode.wire.storenode.internal.v1.gossip_raw_pb2 import RawEvents, RawGossipFrame
 from storenode.wire.storenode.v1 import peer_pb2
 
-if TYPE_CHECKING:
-    from store.observe.tracing import FrameTrace, Tracing
-
 _NO_REST: Final = bytes(HASH_BYTES)
 _NO_FRAME: Final = "the frame is no GossipFrame: encode it as the schema says"
 
 
-def encode_gossip(frame: FrameOut, traces: Sequence[FrameTrace] = ()) -> bytes:
-    """Encode a frame; ``traces`` are those of its messages."""
-    raw = RawGossipFrame(
-        traces=[
-            peer_pb2.FrameTrace(traceparent=each.traceparent, messages=each.places)
-            for each in traces
-        ]
-    )
+def encode_gossip(frame: FrameOut) -> bytes:
+    """Encode a frame."""
+    raw = RawGossipFrame()
     match frame:
         case OutgoingBodies():
             raw.events.CopyFrom(RawEvents(messages=frame.messages))
@@ -62,12 +53,8 @@ def encode_gossip(frame: FrameOut, traces: Sequence[FrameTrace] = ()) -> bytes:
     return raw.SerializeToString()
 
 
-async def decode_gossip(
-    frame: bytes, admission: Admission, tracing: Tracing | None = None
-) -> FrameIn:
+async def decode_gossip(frame: bytes, admission: Admission) -> FrameIn:
     """Read a frame; messages are judged, and others have a turn now and then.
-
-    ``tracing`` is notified of messages that the peer traces.
 
     Raises:
         CallError: INVALID_ARGUMENT, it is none; RESOURCE_EXHAUSTED, it passes a limit.
@@ -82,10 +69,7 @@ async def decode_gossip(
         raise malformed(_NO_FRAME) from None
     match raw.WhichOneof("kind"):
         case "events":
-            bodies = await _bodies(raw.events.messages, len(frame), admission)
-            if tracing is not None:
-                _note_traces(raw.traces, admission.admitted, tracing)
-            return bodies
+            return await _bodies(raw.events.messages, len(frame), admission)
         case "inv":
             return Inventory(_checked(raw.inv), _checked_digests(raw.inv))
         case "get_events":
@@ -98,17 +82,6 @@ async def decode_gossip(
             return SyncLeaves(ids, rest, leaves.rest_count, _checked_digests(leaves))
         case _:
             raise malformed("the frame holds nothing that this version knows: send one of its kind")
-
-
-def _note_traces(
-    traces: Sequence[peer_pb2.FrameTrace], published: Admitted, tracing: Tracing
-) -> None:
-    hashes = published.hashes
-    for each in traces[:MAX_FRAME_TRACES]:
-        positions = each.messages[: len(hashes)]
-        # What cannot be read has no hash.
-        named = [hashes[index] for index in positions if index < len(hashes) and hashes[index]]
-        tracing.arrived(each.traceparent, named)
 
 
 def _checked_digests(inventory: peer_pb2.Inventory) -> Sequence[bytes]:

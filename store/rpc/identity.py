@@ -1,8 +1,7 @@
 """The identity of a caller: the metadata, the address and the certificate of a call.
 
-Metadata that is read: ``authorization``, ``x-request-id``, ``traceparent``, ``tracestate``, and of
-peers ``storenode-node-id``, ``storenode-store-id``, ``storenode-version``, ``storenode-cluster``
-and ``storenode-time``.
+Metadata that is read: ``authorization``, ``x-request-id``, and of peers ``storenode-node-id``,
+``storenode-store-id``, ``storenode-version``, ``storenode-cluster`` and ``storenode-time``.
 Source: the contract, "Clients" and "Peers".
 """
 
@@ -41,7 +40,6 @@ TIME: Final = "storenode-time"
 PEER_RIGHTS: Final = frozenset({Right.READ, Right.FOLLOW})
 
 WANTED: Final = frozenset({AUTHORIZATION, NODE_ID, STORE_ID, VERSION, CLUSTER, TIME})
-TRACE: Final = frozenset({"traceparent", "tracestate"})
 PEER_FIELD: Final = re.compile(rf"[!-~]{{1,{MAX_PEER_FIELD_CHARS}}}")
 
 _CACHED_CERTIFICATES: Final = 256

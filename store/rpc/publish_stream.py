@@ -90,13 +90,12 @@ class _Stream:
             raise
 
         async def respond(batch: PublishBatch) -> bytes:
-            with self._call.trace("request", messages=len(batch.published.batch)):
-                try:
-                    stored = await self._service.store(self._call, batch)
-                finally:
-                    release()
-                found = await self._service.confirm(self._call, batch, stored)
-                return publish_response(batch.published, stored, found)
+            try:
+                stored = await self._service.store(self._call, batch)
+            finally:
+                release()
+            found = await self._service.confirm(self._call, batch, stored)
+            return publish_response(batch.published, stored, found)
 
         answer = asyncio.create_task(respond(batch))
         # A task that is cancelled before it begins gives nothing back by itself.

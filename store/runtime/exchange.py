@@ -9,7 +9,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from store.config.node import NodeConfig
 from store.db.commits.gossip_reads import GossipReads
@@ -48,9 +48,6 @@ from store.sync.session.exchange import Exchange, ExchangeWork
 from store.sync.transfer.transfer import TransferWork
 from storenode.cli.options.types import Peer
 from storenode.message.limits import NS_PER_S
-
-if TYPE_CHECKING:
-    from store.observe.tracing import Tracing
 
 WIDE_INTERVALS: Final = 12
 """The whole history is reconciled once in so many sync intervals."""
@@ -235,7 +232,7 @@ async def open_gossip(
     base: NodeBase, wiring: Wiring, identity: NodeIdentity, peering: Peering
 ) -> Gossiping:
     """Make the parts and begin to connect."""
-    config, metrics, stack, tracing = base.config, base.metrics, base.stack, base.tracing
+    config, metrics, stack = base.config, base.metrics, base.stack
     if wiring.tracking is None:
         return Gossiping(NoConfirmations())
     tasks = BackgroundTasks()
@@ -247,12 +244,12 @@ async def open_gossip(
     def admission() -> Admission:
         return Admission(base.policy.current(), time.time_ns(), Source.GOSSIP)
 
-    transport = GossipTransport(peering.connector, admission, tracing)
+    transport = GossipTransport(peering.connector, admission)
     node = GossipNode(
         GossipConfig(store_id=identity.store_id, max_confirms=config.max_confirms),
         identity.node_id,
         peering.peers,
-        database=_database(wiring, wiring.tracking, tracing),
+        database=_database(wiring, wiring.tracking),
         connector=transport,
         environment=system_environment("store.gossip", metrics),
         meter=_Meter(metrics),
@@ -272,15 +269,10 @@ async def _sweep(unread: UnreadRows) -> None:
         await unread.sweep()
 
 
-def _database(
-    wiring: Wiring, tracking: ConfirmationTracker, tracing: Tracing | None
-) -> DriverDatabase:
+def _database(wiring: Wiring, tracking: ConfirmationTracker) -> DriverDatabase:
     writer: Writer = wiring.services.writer
 
-    async def persist(batch: RecordBatch, peer: str) -> StoreResult:
-        if tracing is None:
-            return await writer.store(batch, Source.GOSSIP)
-        with tracing.receiving(batch.hashes, peer):
-            return await writer.store(batch, Source.GOSSIP)
+    async def persist(batch: RecordBatch, _peer: str) -> StoreResult:
+        return await writer.store(batch, Source.GOSSIP)
 
-    return DriverDatabase(GossipReads(wiring.database, tracing), tracking, wiring.unread, persist)
+    return DriverDatabase(GossipReads(wiring.database), tracking, wiring.unread, persist)

@@ -14,7 +14,7 @@ import json
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 from uuid import UUID
 
 from store.config.node import NodeConfig
@@ -54,7 +54,6 @@ from store.runtime.status import ReportedParts, StatusReport
 from store.runtime.tasks import BackgroundTasks, finish
 from store.runtime.telemetry import FOLLOW_INTERVAL_S, Telemetry
 from store.runtime.tokens import TokenFile
-from store.runtime.tracing import open_tracing
 from store.serving.addresses import BindError, bind_error, require_free
 from store.serving.answer_budget import UnsentBudget
 from store.serving.context import NodeIdentity
@@ -64,9 +63,6 @@ from store.sync.resume import OnlineRecorder
 from storenode.cli.options.types import Address
 from storenode.common.bounded import BoundedDict
 from storenode.message.limits import NS_PER_S
-
-if TYPE_CHECKING:
-    from store.observe.tracing import Tracing
 
 _LOG = get_logger("store.runtime.node")
 
@@ -180,8 +176,7 @@ class NodeRuntime:
         stack.push_async_callback(self._host.stop)
         url = await self._host.start()
         node_id = certified or kept_node_id(config.data_dir)
-        tracing = open_tracing(stack, config, self._metrics, node_id, self._version)
-        base = NodeBase(stack, config, self._metrics, self._policy, self._clocks, tracing)
+        base = NodeBase(stack, config, self._metrics, self._policy, self._clocks)
         wiring = await open_wiring(base, url, self._host.guard, self._disk)
         self._wiring = wiring
         telemetry = await self._start_tasks(base, wiring)
@@ -196,7 +191,7 @@ class NodeRuntime:
                 identity, wiring, telemetry, peering, gossiping, self._policy, self._callers
             ),
         )
-        context = self._rpc_context(identity, wiring, peering, gossiping, tracing)
+        context = self._rpc_context(identity, wiring, peering, gossiping)
         listeners = bind_listeners(config, wiring.services, context)
         stack.push_async_callback(listeners.stop, 0)
         for listener in listeners.all:
@@ -299,7 +294,6 @@ class NodeRuntime:
         wiring: Wiring,
         peering: Peering,
         gossiping: Gossiping,
-        tracing: Tracing | None,
     ) -> RpcContext:
         return RpcContext(
             identity=identity,
@@ -316,7 +310,6 @@ class NodeRuntime:
             sessions=None if self._config.read_only else peering.sessions,
             gossip=gossiping.served,
             confirmations=gossiping.confirmations,
-            tracing=tracing,
             callers=self._callers,
             look=self._health.look,
             await_revision=self._health.await_revision,

@@ -31,7 +31,6 @@ from store.runtime.listeners import listener_addresses
 from store.runtime.node_files import NODE_ID_FILE, NodeFailedError, kept_node_id
 from store.runtime.services import client_limits
 from store.runtime.tokens import TokenFile
-from store.runtime.tracing import check_tracing
 from store.serving.addresses import BindError, require_free
 from store.serving.tls import TlsError, first_dns_name, read_authorities
 
@@ -65,12 +64,11 @@ def _failure(check: Callable[[], object]) -> Iterator[str]:
 
 
 def file_checks(config: NodeConfig, tokens: TokenFile) -> Iterator[Callable[[], object]]:
-    """Yield a check of each file but the certificate, and of what tracing needs.
+    """Yield a check of each file but the certificate.
 
     A check raises `NodeFailedError` or `TlsError`.
     """
     yield tokens.load
-    yield partial(check_tracing, config)
     for path in (config.tls_ca, config.client_ca):
         if path is not None:
             yield partial(read_authorities, path)

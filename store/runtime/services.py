@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from store.config.node import NodeConfig
 from store.db.commits.feed import DatabaseFeed, follow_cursors
@@ -47,9 +47,6 @@ from store.sync.index.views import IndexedReconcilable
 from storenode.common.bounded import BoundedDict
 from storenode.message.limits import NS_PER_S
 from storenode.message.rules import Policy
-
-if TYPE_CHECKING:
-    from store.observe.tracing import Tracing
 
 _LOG = get_logger("store.runtime.services")
 
@@ -165,7 +162,6 @@ class NodeBase:
     metrics: Metrics
     policy: PolicySource
     clocks: ClockComparison
-    tracing: Tracing | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +248,6 @@ async def open_wiring(base: NodeBase, url: str, guard: Guard | None, disk: DiskS
         written_ids=written_ids,
         tracking=tracking,
         feed=feed,
-        tracing=base.tracing,
         is_disk_full=disk.is_full,
         on_stored=stored,
         on_conflict=conflicting,

@@ -55,11 +55,6 @@ class Method:
     timed: bool = False
     max_request_bytes: int = MAX_SMALL_REQUEST_BYTES
 
-    @property
-    def traced(self) -> bool:
-        """True for finite calls of applications; probes and peers are left out."""
-        return not (self.right is None or self.endless or self.always or self.peers_only)
-
 
 @dataclass(slots=True, eq=False)
 class Call:
@@ -130,11 +125,6 @@ class Call:
         if self.method.timed and size_bytes > COUNTED_REQUEST_BYTES:
             return self.node.large_reads.reserve(size_bytes)
         return nullcontext()
-
-    def trace(self, name: str, **attributes: int) -> AbstractContextManager[None]:
-        """Trace a part of the call, where calls are traced."""
-        tracing = self.node.tracing
-        return nullcontext() if tracing is None else tracing.within(name, **attributes)
 
 
 UnaryMethod = Callable[[Call, bytes], Awaitable[bytes]]

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from store.domain.access import Access
 from store.domain.coverage import CoverageReads, IntakeRecord, MissingParents
@@ -27,9 +27,6 @@ from store.serving.limits import (
 from store.serving.queue import FairQueue, memory_queue
 from storenode.common.bounded import BoundedDict
 from storenode.message.rules import Policy
-
-if TYPE_CHECKING:
-    from store.observe.tracing import Tracing
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +126,7 @@ class NodeContext:
     ``now_ns``: the node's clock, Unix nanoseconds. ``monotonic_ns``: one that never goes back.
     ``access``: the rules in force. ``health``: the node's present health.
     ``state``: the stored messages and the index; may raise the errors of ``store.domain.ports``.
-    ``tracing``, ``coverage``, ``intake``, ``missing_parents``: None while they are off. Coverage is
+    ``coverage``, ``intake``, ``missing_parents``: None while they are off. Coverage is
     read for one caller at a time. ``in_flight``, ``large_reads``, ``followed``: the memory of
     publishers' requests, of large requests of reads, and of followed topics. ``unstored``: when
     messages that were in time and could not be stored were received, by their content digests.
@@ -147,7 +144,6 @@ class NodeContext:
     quota: Quota = field(default_factory=Quota)
     confirmations: Confirmations = field(default_factory=NoConfirmations)
     drain: Drain = field(default_factory=Drain)
-    tracing: Tracing | None = None
     answers: UnsentBudget = field(default_factory=lambda: UnsentBudget(time.monotonic))
     coverage: CoverageReads | None = None
     coverage_turn: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))

@@ -17,9 +17,8 @@ from storenode.client.messages import new_request, publish_requests
 from storenode.client.nodes import Node, Nodes
 from storenode.client.publish_pipeline import PublishPipeline
 from storenode.client.retry import Attempts, Retry, stream
-from storenode.client.tracing import client_span, trace_metadata
 from storenode.connection.arguments import check_content_topic, check_kind, refusing
-from storenode.connection.channel import MAX_RESPONSE_BYTES, Metadata, TlsIdentity
+from storenode.connection.channel import MAX_RESPONSE_BYTES, TlsIdentity
 from storenode.connection.errors import NodeError, query_error
 from storenode.wire.sds.v1.message_pb2 import HistoryEntry
 from storenode.wire.storenode.v1 import admin_pb2, store_pb2
@@ -127,14 +126,13 @@ class NodeClient:
         attempts = self._attempts(timeout_s)
 
         async def call(node: Node) -> store_pb2.PublishResponse:
-            return await node.store.Publish(request, metadata=_metadata(node))
+            return await node.store.Publish(request, metadata=node.metadata)
 
-        with client_span(_STORE, "Publish"):
-            if request.min_confirms:
-                # A node without peers must not answer for one that waits for confirmations.
-                response = await attempts.answer_of_one(call)
-            else:
-                _, response = await attempts.answer(call)
+        if request.min_confirms:
+            # A node without peers must not answer for one that waits for confirmations.
+            response = await attempts.answer_of_one(call)
+        else:
+            _, response = await attempts.answer(call)
         _check_count(request, response)
         return response.results
 
@@ -150,7 +148,7 @@ class NodeClient:
             self.nodes,
             self.retry,
             self.timeout_s,
-            lambda node: node.store.PublishStream(None, metadata=_metadata(node)),
+            lambda node: node.store.PublishStream(None, metadata=node.metadata),
         )
         async with aclosing(pipeline.run(requests)) as answers:
             async for request, response in answers:
@@ -179,7 +177,7 @@ class NodeClient:
         """Fetch one page (13/WAKU2-STORE); a status code that is no success raises `NodeError`."""
 
         async def call(node: Node) -> waku_pb2.StoreQueryResponse:
-            response = await node.store.Query(request, metadata=_metadata(node))
+            response = await node.store.Query(request, metadata=node.metadata)
             if not 200 <= response.status_code < 300:
                 raise query_error(response.status_code, response.status_desc)
             return response
@@ -357,7 +355,7 @@ class NodeClient:
         timeout_s: float | None,
     ) -> _R:
         async def call(node: Node) -> _R:
-            return await method(node)(request, metadata=_metadata(node))
+            return await method(node)(request, metadata=node.metadata)
 
         _, answer = await self._attempts(timeout_s).answer(call)
         return answer
@@ -369,7 +367,7 @@ class NodeClient:
             self.nodes,
             self.retry,
             self.timeout_s,
-            lambda node, _: method(node)(request, metadata=_metadata(node)),
+            lambda node, _: method(node)(request, metadata=node.metadata),
         )
 
     def _from(
@@ -385,7 +383,7 @@ class NodeClient:
 
         def call(node: Node, after: bytes) -> grpc.aio.UnaryStreamCall[_F, _G]:
             request.cursor = after
-            return method(node)(request, metadata=_metadata(node))
+            return method(node)(request, metadata=node.metadata)
 
         return stream(
             self.nodes,
@@ -403,11 +401,6 @@ class NodeClient:
     def _limit_s(self, timeout_s: float | None) -> float | None:
         check_kind("timeout_s", timeout_s, (int, float, NoneType), "a number of seconds")
         return self.timeout_s if timeout_s is None else timeout_s
-
-
-def _metadata(node: Node) -> Metadata:
-    """Return the metadata of a call that begins now."""
-    return (*node.metadata, *trace_metadata())
 
 
 def _check_count(request: store_pb2.PublishRequest, response: store_pb2.PublishResponse) -> None:

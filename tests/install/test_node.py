@@ -104,7 +104,6 @@ def test_commands_whose_extra_is_missing_name_it(installed_node: Environment) ->
     for arguments, extra in (
         (("demo",), "demo"),
         (("pipeline", "archive", "untouched"), "pipeline"),
-        (("run", "--data-dir", "untouched", "--tracing", "on"), "tracing"),
     ):
         ended = installed_node.storenode(*arguments)
         assert (ended.code, ended.out, len(ended.err.splitlines())) == (2, "", 1), ended

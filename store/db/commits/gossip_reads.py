@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from reconcile.ids import SyncIds
 from store.db.pool import Database
@@ -27,9 +27,6 @@ from store.messages.record import RecordBatch
 from store.messages.transfer import transferred
 from storenode.message.limits import MAX_TIMESTAMP_NS
 from storenode.message.rules import Policy
-
-if TYPE_CHECKING:
-    from store.observe.tracing import Tracing
 
 MAX_RECENT_BYTES: Final = 32 * 1024 * 1024
 """Messages that are kept in memory after their commit, for peers that want them; with what Python
@@ -90,9 +87,8 @@ class RecentBodies:
 class GossipReads:
     """Reads; each raises `store.domain.ports.StoreUnavailable` when the database does not serve."""
 
-    def __init__(self, database: Database, tracing: Tracing | None = None) -> None:
+    def __init__(self, database: Database) -> None:
         self._database = database
-        self._tracing = tracing
         self._reader = TransferReader(database)
         self._recent = RecentBodies()
 
@@ -115,10 +111,7 @@ class GossipReads:
             await self._read_into(found, absent, max_bytes - size)
         if wanted and wanted[0] not in found:
             await self._read_into(found, wanted[:1], 1)
-        answer = _prefix(wanted, found, max_bytes)
-        if self._tracing is not None:
-            self._tracing.bodies(hashes, answer)
-        return answer
+        return _prefix(wanted, found, max_bytes)
 
     async def content_digests(self, hashes: Sequence[bytes]) -> list[bytes | None]:
         """Return the content digest of each message; None: it is not held."""

@@ -23,9 +23,9 @@ import contextlib
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import psycopg
 from psycopg import errors as pg
@@ -61,9 +61,6 @@ from store.domain.ports import Source, StoreBusy, StoreUnavailable
 from store.messages.conflicts import Conflict, StoreResult
 from store.messages.record import RecordBatch
 
-if TYPE_CHECKING:
-    from store.observe.tracing import Tracing, Wait
-
 MAX_GROUP_MESSAGES: Final = 10_000
 """A group takes about 60 ms. To begin its COPYs costs 2 ms, shared by so many messages."""
 
@@ -96,7 +93,6 @@ class _Waiting:
     min_confirms: int
     answer: asyncio.Future[StoreResult]
     arrived_s: float
-    trace: Wait | None = None
 
 
 @dataclass(slots=True)
@@ -185,7 +181,6 @@ class DatabaseWriter:
         written_ids: WrittenIds | None = None,
         tracking: ConfirmationTracker | None = None,
         feed: DatabaseFeed | None = None,
-        tracing: Tracing | None = None,
         is_disk_full: Callable[[], bool] = lambda: False,
         on_stored: Callable[[RecordBatch, Source, int], None] = lambda _batch, _source, _new: None,
         on_conflict: Callable[[Source, Conflict], None] = _warn_of_conflict,
@@ -198,7 +193,6 @@ class DatabaseWriter:
             written_ids: Receives the IDs of each batch before its commit.
             tracking: Adds unread events.
             feed: Receives each commit, which it need not read then.
-            tracing: Records traces of requests.
             is_disk_full: Returns True while the database's disk takes no more.
             on_stored: Receives the durable messages of each source, whole, and how many of them
                 were new, also if their callers have gone away.
@@ -209,7 +203,6 @@ class DatabaseWriter:
         self._is_disk_full = is_disk_full
         self._on_stored = on_stored
         self._on_conflict = on_conflict
-        self._tracing = tracing
         self._written_ids = written_ids
         self._tracking = tracking
         self._feed = feed
@@ -291,8 +284,7 @@ class DatabaseWriter:
             )
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[StoreResult] = loop.create_future()
-        trace = None if self._tracing is None else self._tracing.waiting()
-        waiting = _Waiting(batch, source, size, min_confirms, answer, loop.time(), trace)
+        waiting = _Waiting(batch, source, size, min_confirms, answer, loop.time())
         self._queue[waiting] = None
         self._queued_bytes += size
         self._queued_messages += len(batch.hashes)
@@ -401,8 +393,7 @@ class DatabaseWriter:
 
     async def _serve(self, group: _Group) -> None:
         try:
-            with contextlib.nullcontext() if self._tracing is None else self._traced(group):
-                inserted = await self._write_until_known(group)
+            inserted = await self._write_until_known(group)
         except asyncio.CancelledError:
             self._fail(group, StoreBusy(_STOPPING))
             raise
@@ -426,22 +417,6 @@ class DatabaseWriter:
         for digest, received in columns:
             if digest in conflicts:
                 self._on_conflict(part.source, Conflict(digest, conflicts[digest], received))
-
-    def _traced(self, group: _Group) -> AbstractContextManager[None]:
-        assert self._tracing is not None
-        served = [
-            (member.trace, member.batch.hashes)
-            for member in group.members
-            if member.trace is not None
-        ]
-        if not served:
-            return contextlib.nullcontext()
-        return self._tracing.committing(
-            served,
-            messages=sum(len(part.batch) for part in group.parts),
-            requests=len(group.members),
-            source=",".join(part.source.value for part in group.parts),
-        )
 
     async def _isolate(self, group: _Group, error: Exception) -> None:
         """Keep what one member did from failing the others that shared its transaction."""

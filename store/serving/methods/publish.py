@@ -179,9 +179,8 @@ class PublishService:
         del records
         if not hashes:
             return [Confirmation(0)] * len(stored)
-        with call.trace("confirm", min_confirms=wanted):
-            found = await call.node.confirmations.confirmed(
-                hashes, digests, [stored[index] for index in positions], wanted, batch.timeout_s
-            )
+        found = await call.node.confirmations.confirmed(
+            hashes, digests, [stored[index] for index in positions], wanted, batch.timeout_s
+        )
         confirmations = dict(zip(positions, found, strict=True))
         return [confirmations.get(index, Confirmation(0)) for index in range(len(stored))]

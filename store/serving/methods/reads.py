@@ -27,7 +27,7 @@ from store.domain.query import (
 )
 from store.domain.quota import CallKind
 from store.messages.cursor import ScanCursor
-from store.messages.frames import digests, follow_page, query_response, scan_page
+from store.messages.frames import follow_page, query_response, scan_page
 from store.serving.answer_budget import COPIES
 from store.serving.answer_coverage import open_full_report, open_report, open_scan_report, page_span
 from store.serving.call import Call, Method, StreamMethod
@@ -174,12 +174,7 @@ class ReadService:
             node.metrics.followers.track_inprogress(),
         ):
             async for page in self._services.feed.follow(wanted, call.sender):
-                response = follow_page(page.frames, cursors.seal(page.cursor), live=page.live)
-                if node.tracing is None:
-                    yield response
-                    continue
-                with node.tracing.delivering(digests(page.frames), live=page.live):
-                    yield response
+                yield follow_page(page.frames, cursors.seal(page.cursor), live=page.live)
 
     async def sds_messages(self, call: Call, request: bytes) -> AsyncGenerator[bytes, None]:
         """Serve ``GetSdsMessages``."""

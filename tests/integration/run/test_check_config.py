@@ -137,22 +137,6 @@ def test_each_bad_configuration_is_one_sentence(
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "expected"),
-    [
-        ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf", "sends traces by grpc alone"),
-        ("OTEL_BSP_MAX_QUEUE_SIZE", "many", "give the spans that may wait"),
-        ("OTEL_BSP_MAX_QUEUE_SIZE", "0", "give the spans that may wait"),
-    ],
-)
-def test_variables_of_tracing_are_checked(
-    check: Check, monkeypatch: pytest.MonkeyPatch, name: str, value: str, expected: str
-) -> None:
-    monkeypatch.setenv(name, value)
-    code, (line,) = check("--tracing", "on")
-    assert (code, expected in line) == (1, True), line
-
-
-@pytest.mark.parametrize(
     ("arguments", "expected"),
     [
         ("--retention 0", "more than 0, or the word off"),

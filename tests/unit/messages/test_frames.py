@@ -103,10 +103,3 @@ def test_an_sds_page_is_what_protobuf_writes(
     for page in (SdsMessagesPage, CausalHistoryPage):
         expected = page(messages=entries, missing=absent, truncated=truncated)
         assert spliced == expected.SerializeToString()
-
-
-@given(pages_of_key_values)
-def test_the_hashes_of_joined_frames_are_found(messages: list[WakuMessageKeyValue]) -> None:
-    hashes_of = [message.message_hash for message in messages]
-    assert list(frames.digests(joined(messages))) == hashes_of
-    assert list(frames.digests(frames.presences(hashes_of))) == hashes_of

@@ -7,13 +7,10 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from opentelemetry.sdk.trace import TracerProvider
 
 from store.domain.admission import Admission
 from store.domain.ports import Source
 from store.gossip.events import Bodies, FrameOut, GetEvents, Inventory, OutgoingBodies, SyncLeaves
-from store.observe import MAX_FRAME_TRACES
-from store.observe.tracing import FrameTrace, Tracing
 from store.rpc.gossip_frames import decode_gossip, encode_gossip
 from store.serving.failure import CallError
 from storenode.client.messages import hash_of, new_message
@@ -22,7 +19,6 @@ from storenode.wire.storenode.v1 import peer_pb2
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 
 IDS = st.lists(st.binary(min_size=32, max_size=32), max_size=5)
-PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 LEAVES = st.builds(
     SyncLeaves, IDS, st.binary(min_size=32, max_size=32), st.integers(1, 2**64 - 1)
 ) | st.builds(SyncLeaves, IDS)
@@ -97,72 +93,15 @@ def some(count: int) -> list[WakuMessageAndTopic]:
     return [new_message(b"%d" % n, "/a/1/b/proto", "/p", now_ns - n) for n in range(count)]
 
 
-def tracer() -> Tracing:
-    return Tracing(TracerProvider(shutdown_on_exit=False))
-
-
-async def test_traces_travel_with_bodies_and_are_passed_over_by_who_does_not_trace() -> None:
+async def test_traces_of_a_peer_are_ignored() -> None:
     messages = some(3)
-    encoded = encode_gossip(
-        OutgoingBodies([message.SerializeToString() for message in messages]),
-        [FrameTrace(PARENT, [0, 2])],
-    )
-    frame = peer_pb2.GossipFrame.FromString(encoded)
-    assert [(each.traceparent, list(each.messages)) for each in frame.traces] == [(PARENT, [0, 2])]
-    plain = await decode_gossip(encoded, admission())
-    assert isinstance(plain, Bodies)
-    assert plain.batch.hashes == [hash_of(message) for message in messages]
-
-    tracing = tracer()
-    await decode_gossip(encoded, admission(), tracing)
-    encoded_bodies = [message.SerializeToString() for message in messages]
-    tracing.bodies([hash_of(message) for message in messages], encoded_bodies)
-    with tracing.pushing(encoded_bodies, "peer") as traces:
-        ((traceparent, places),) = [(each.traceparent, each.places) for each in traces]
-    assert traceparent.split("-")[1] == PARENT.split("-")[1]
-    assert places == [0, 2]
-
-
-@pytest.mark.parametrize(
-    "trace",
-    [
-        peer_pb2.FrameTrace(traceparent="", messages=[0]),
-        peer_pb2.FrameTrace(traceparent="00-zz-zz-01", messages=[0]),
-        peer_pb2.FrameTrace(traceparent=PARENT + "\n" * 100_000, messages=[0]),
-        peer_pb2.FrameTrace(traceparent=PARENT[:-2] + "00", messages=[0]),
-        peer_pb2.FrameTrace(traceparent=PARENT, messages=[3, 2**32 - 1]),
-        peer_pb2.FrameTrace(traceparent=PARENT, messages=[2]),
-    ],
-)
-async def test_a_peer_that_invents_traces_does_no_harm(trace: peer_pb2.FrameTrace) -> None:
-    nameless = new_message(b"nameless", "", "/p", 5)
-    messages = [*some(2), nameless]
-    frame = peer_pb2.GossipFrame(events=peer_pb2.Events(messages=messages), traces=[trace])
-    tracing = tracer()
-    bodies = await decode_gossip(frame.SerializeToString(), admission(), tracing)
-    assert isinstance(bodies, Bodies)
-    assert len(bodies.batch.hashes) == 2
-    sent = [message.SerializeToString() for message in messages[:2]]
-    tracing.bodies(bodies.batch.hashes, sent)
-    with tracing.pushing(sent, "peer") as traces:
-        assert not traces
-
-
-async def test_only_so_many_traces_of_a_frame_are_taken() -> None:
-    messages = some(3 * MAX_FRAME_TRACES)
     frame = peer_pb2.GossipFrame(
         events=peer_pb2.Events(messages=messages),
-        traces=[
-            peer_pb2.FrameTrace(traceparent=f"00-{n + 1:032x}-{n + 1:016x}-01", messages=[n])
-            for n in range(len(messages))
-        ],
+        traces=[peer_pb2.FrameTrace(traceparent="00-zz", messages=[0, 2**32 - 1])],
     )
-    tracing = tracer()
-    await decode_gossip(frame.SerializeToString(), admission(), tracing)
-    sent = [message.SerializeToString() for message in messages]
-    tracing.bodies([hash_of(message) for message in messages], sent)
-    with tracing.pushing(sent, "peer") as traces:
-        assert [each.places for each in traces] == [[n] for n in range(MAX_FRAME_TRACES)]
+    bodies = await decode_gossip(frame.SerializeToString(), admission())
+    assert isinstance(bodies, Bodies)
+    assert bodies.batch.hashes == [hash_of(message) for message in messages]
 
 
 @given(st.binary(max_size=200))

@@ -53,13 +53,12 @@ def run(command: Sequence[str]) -> int:
 def _end_descendants() -> list[str]:
     """End all descendants, and return their command lines."""
     left: dict[int, str] = {}
-    for ending, wait_s in ((signal.SIGTERM, PATIENCE_S), (signal.SIGKILL, PATIENCE_S)):
-        deadline_s = time.monotonic() + wait_s
-        signalled: set[int] = set()
+    for ending in (signal.SIGTERM, signal.SIGKILL):
+        deadline_s = time.monotonic() + PATIENCE_S
         while (running := _running()) and time.monotonic() < deadline_s:
             for process in running:
-                if process.pid not in signalled:
-                    signalled.add(process.pid)
+                # It may end by itself, or with its parent, meanwhile.
+                with suppress(psutil.NoSuchProcess):
                     left[process.pid] = f"{process.pid} {process.name()}"
                     process.send_signal(ending)
             time.sleep(POLL_S)
@@ -78,11 +77,12 @@ def _reap() -> dict[int, int]:
 def _running() -> list[psutil.Process]:
     """Return the descendants that have not ended; those that have are reaped."""
     _reap()
-    return [
-        each
-        for each in psutil.Process().children(recursive=True)
-        if each.status() != psutil.STATUS_ZOMBIE
-    ]
+    running = []
+    for each in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if each.status() != psutil.STATUS_ZOMBIE:
+                running.append(each)
+    return running
 
 
 if __name__ == "__main__":

@@ -43,18 +43,18 @@ running = partial(_declare, "Running")
 
 _SAME: Final = "the limits of requests are the same on every node: leave it out"
 _POOLS: Final = "give --database-connections for all work together"
+_TRACES: Final = "join the logs of a caller and of the node by x-request-id: leave it out"
 
 REMOVED: Final[Mapping[str, str]] = {
     "--peer-secret-file": "peers beyond loopback need certificates: give --tls-cert and --tls-ca",
-    "--write-connections": _POOLS,
-    "--read-connections": _POOLS,
-    "--bulk-connections": _POOLS,
+    **dict.fromkeys(("--write-connections", "--read-connections", "--bulk-connections"), _POOLS),
     "--http-page": "the page is always at / of --http-listen: leave it out",
     "--max-connections-per-host": "it is a quarter of --max-connections: set that",
     "--max-received-per-second": "set bytes_per_second in the file of --client-token-file",
     "--retention-interval": "maintenance runs every minute: leave it out",
     "--retention-lock-timeout": "a drop waits for locks at most 250 ms: leave it out, or drop by"
     " `storenode db prune --retention-lock-timeout`",
+    **dict.fromkeys(("--tracing", "--trace-sample"), _TRACES),
     "--wide-sync-interval": "every twelfth --sync-interval reconciles the whole history: set that",
     **dict.fromkeys(
         (

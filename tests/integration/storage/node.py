@@ -88,6 +88,11 @@ class Node:
                 await self.until_blocked("advisory", number)
             yield calls
 
+    async def until_tail_waits(self) -> None:
+        """Wait until the feed has read all commits: its first connection ends who is past it."""
+        while self.feed._waiting is None:  # noqa: ASYNC110 - tells nobody
+            await asyncio.sleep(PAUSE_S)
+
     async def no_transaction(self) -> None:
         """Wait until no connection stands in a transaction: a closed one goes by and by."""
         async with asyncio.timeout(90):
@@ -130,7 +135,9 @@ async def running(
     try:
         await writer.start()
         await feed.start()
-        yield Node(database, partitions, writer, DatabaseReader(database), feed, lost, stored)
+        node = Node(database, partitions, writer, DatabaseReader(database), feed, lost, stored)
+        await node.until_tail_waits()
+        yield node
     finally:
         await feed.stop()
         await writer.stop()

@@ -61,7 +61,6 @@ from tests.integration.storage.world import (
     random_batch,
 )
 from tests.support.outlet import WideOutlet
-from tests.support.polling import until
 from tests.support.postgres import PostgresServer
 
 TIMES = (NOW - 9 * DAY, NOW - DAY, NOW - 1, NOW, NOW, NOW + 1)
@@ -116,13 +115,6 @@ async def selected(node: Node, wanted: TopicFilter) -> list[bytes]:
 async def all_live(*followers: Following) -> None:
     for follower in followers:
         await follower.until_live()
-
-
-async def until_tail_waits(node: Node) -> None:
-    async def waits() -> bool:
-        return node.feed._waiting is not None
-
-    await until(waits)
 
 
 async def test_all_followers_of_all_nodes_see_one_order_past_a_long_transaction(
@@ -286,7 +278,7 @@ async def test_own_commits_are_not_read(node: Node, monkeypatch: pytest.MonkeyPa
     wanted = [TopicFilter(), TopicFilter(None, CONTENTS[:2])]
     async with following(node.feed, *map(from_now, wanted)) as followers:
         await all_live(*followers)
-        await until_tail_waits(node)
+        await node.until_tail_waits()
         reads: list[str] = []
         for name in ("commits_between", "rows_of", "topic_names"):
             monkeypatch.setattr(feed_module, name, lambda *_, name=name: reads.append(name))

@@ -12,7 +12,6 @@ from typing import Annotated, Any, Final
 from google.protobuf.message import Message
 from msgspec import UNSET, DecodeError, Meta, Struct, UnsetType, ValidationError
 
-from store.domain.ports import Services
 from store.http import codec
 from store.http.codec import encode, to_json, to_lines, to_message
 from store.http.endpoint import TOKEN_PARAMETER
@@ -28,8 +27,9 @@ from store.http.limits import (
 from store.messages.frames import end_of_entry
 from store.serving.call import Call, StreamMethod
 from store.serving.failure import over_limit
-from store.serving.methods.publish import PublishService
-from store.serving.methods.reads import ReadService
+from store.serving.methods.publish import publish as store_batch
+from store.serving.methods.reads import follow as follow_pages
+from store.serving.methods.reads import query as serve_query
 from storenode.wire.storenode.v1.store_pb2 import (
     FollowPage,
     FollowRequest,
@@ -97,40 +97,35 @@ def _check_parts(call: Call, body: bytes) -> None:
         )
 
 
-class StoreApi:
-    """The handlers whose answers are no lines."""
+async def publish(call: Call, exchange: HttpExchange, body: bytes) -> None:
+    """Store a batch; answer when all of it that is accepted is durable."""
+    asked: Any = read(PublishRequest, call, exchange, body)
+    # One too many is enough to be refused.
+    del body, asked.messages[call.node.limits.batch_messages + 1 :]
+    request = to_message(PublishRequest, asked)
+    del asked
+    response = PublishResponse.FromString(await store_batch(call, request))
+    answer = encode(to_json(response))
+    await call.sender.answered(len(answer), refusable=False)
+    await exchange.respond(answer)
 
-    def __init__(self, services: Services, methods: ReadService) -> None:
-        self._reads = methods
-        self._publisher = PublishService(services)
 
-    async def publish(self, call: Call, exchange: HttpExchange, body: bytes) -> None:
-        """Store a batch; answer when all of it that is accepted is durable."""
-        asked: Any = read(PublishRequest, call, exchange, body)
-        # One too many is enough to be refused.
-        del body, asked.messages[call.node.limits.batch_messages + 1 :]
-        request = to_message(PublishRequest, asked)
-        del asked
-        response = PublishResponse.FromString(await self._publisher.publish(call, request))
-        answer = encode(to_json(response))
-        await call.sender.answered(len(answer), refusable=False)
-        await exchange.respond(answer)
+async def query(call: Call, exchange: HttpExchange, body: bytes) -> None:
+    """Send one page."""
+    request = to_message(StoreQueryRequest, read(StoreQueryRequest, call, exchange, body))
+    answer = encode(to_json(await query_page(call, request)))
+    await call.sender.answered(len(answer), refusable=True)
+    await exchange.respond(answer)
 
-    async def query(self, call: Call, exchange: HttpExchange, body: bytes) -> None:
-        """Send one page."""
-        request = to_message(StoreQueryRequest, read(StoreQueryRequest, call, exchange, body))
-        answer = encode(to_json(await query_page(self._reads, call, request)))
-        await call.sender.answered(len(answer), refusable=True)
-        await exchange.respond(answer)
 
-    async def follow(self, call: Call, exchange: HttpExchange, body: bytes) -> None:
-        """Send messages as they are committed, as events."""
-        asked: Any = read(FollowRequest, call, exchange, body)
-        asked.cursor = exchange.headers.get("last-event-id") or asked.cursor
-        pages = self._reads.follow(call, to_message(FollowRequest, asked))
-        async with exchange.kept_alive(_HEARTBEAT), aclosing(pages):
-            async for page in pages:
-                await _send(call, exchange, _events(page), EVENTS)
+async def follow(call: Call, exchange: HttpExchange, body: bytes) -> None:
+    """Send messages as they are committed, as events."""
+    asked: Any = read(FollowRequest, call, exchange, body)
+    asked.cursor = exchange.headers.get("last-event-id") or asked.cursor
+    pages = follow_pages(call, to_message(FollowRequest, asked))
+    async with exchange.kept_alive(_HEARTBEAT), aclosing(pages):
+        async for page in pages:
+            await _send(call, exchange, _events(page), EVENTS)
 
 
 async def send_lines(
@@ -154,13 +149,13 @@ async def send_lines(
     await exchange.finish()
 
 
-async def query_page(methods: ReadService, call: Call, request: bytes) -> StoreQueryResponse:
+async def query_page(call: Call, request: bytes) -> StoreQueryResponse:
     """Return the answer of ``Query``.
 
     Raises:
         HttpError: it is an error.
     """
-    response = StoreQueryResponse.FromString(await methods.query(call, request))
+    response = StoreQueryResponse.FromString(await serve_query(call, request))
     if response.status_code != 200:
         raise of_query(response.status_code, response.status_desc)
     return response

@@ -12,7 +12,6 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp
 
 from store.domain.access import Right
-from store.domain.ports import Services
 from store.domain.quota import CallKind
 from store.http import api, connect, waku_store
 from store.http.endpoint import Endpoint, Operation
@@ -24,8 +23,8 @@ from store.http.sites import SiteCheck, Sites
 from store.observe.http import STATUS_HEADERS
 from store.serving.call import Method, StreamMethod
 from store.serving.context import NodeContext
-from store.serving.methods.coverage import CoverageService
-from store.serving.methods.reads import ReadService
+from store.serving.methods import reads
+from store.serving.methods.coverage import coverage
 from store.serving.queue import RequestSlots
 from storenode.message.limits import MAX_REQUEST_BYTES
 from storenode.wire.storenode.v1 import store_pb2
@@ -55,16 +54,14 @@ PAGE: Final = {
 _PAGE_HEADERS: Final = [(name.lower().encode(), value.encode()) for name, value in STATUS_HEADERS]
 
 
-def build_app(
-    services: Services, node: NodeContext, *, sites: Sites, with_page: bool = False
-) -> ASGIApp:
+def build_app(node: NodeContext, *, sites: Sites, with_page: bool = False) -> ASGIApp:
     """Build the application, which ``sites`` may call; ``with_page`` adds the page at ``/``."""
     slots, by_path = RequestSlots(MAX_UNFINISHED_BODIES), dict[str, list[Operation]]()
-    served = _operations(services, node)
+    served = _operations()
     for each in served:
         by_path.setdefault(each.path, []).append(each)
     here = sorted([*by_path, OPENAPI, "/docs", f"/{connect.SERVICE}/METHOD"])
-    by_path |= {each.path: [each] for each in connect.operations(services, node)}
+    by_path |= {each.path: [each] for each in connect.operations()}
     routes = [
         Route(path, Endpoint(node, slots, *operations)) for path, operations in by_path.items()
     ]
@@ -80,16 +77,14 @@ def build_app(
     return SiteCheck(router, sites, node.metrics)
 
 
-def _operations(services: Services, node: NodeContext) -> list[Operation]:
-    methods = ReadService(services)
-    handlers = api.StoreApi(services, methods)
+def _operations() -> list[Operation]:
     publish = Method("publish", Right.PUBLISH, CallKind.CALL, max_request_bytes=MAX_REQUEST_BYTES)
-    served = [
+    return [
         Operation(
             _read("waku_store"),
             "GET",
             WAKU_STORE,
-            waku_store.WakuStore(methods).messages,
+            waku_store.messages,
             "A page of messages, as nwaku serves it.",
             waku_store.WakuStoreResponse,
             refuse=waku_store.refuse,
@@ -99,7 +94,7 @@ def _operations(services: Services, node: NodeContext) -> list[Operation]:
             publish,
             "POST",
             f"{API}/messages",
-            handlers.publish,
+            api.publish,
             "Stores a batch; the answer comes when every stored message is durable.",
             store_pb2.PublishResponse,
             store_pb2.PublishRequest,
@@ -108,7 +103,7 @@ def _operations(services: Services, node: NodeContext) -> list[Operation]:
             _read("query"),
             "GET",
             f"{API}/messages",
-            handlers.query,
+            api.query,
             "A page of messages.",
             StoreQueryResponse,
             StoreQueryRequest,
@@ -117,7 +112,7 @@ def _operations(services: Services, node: NodeContext) -> list[Operation]:
             _read("query_post"),
             "POST",
             f"{API}/messages/query",
-            handlers.query,
+            api.query,
             "A page of messages, for requests that are too long for a URL.",
             StoreQueryResponse,
             StoreQueryRequest,
@@ -126,7 +121,7 @@ def _operations(services: Services, node: NodeContext) -> list[Operation]:
             _read("scan", CallKind.STREAM),
             "GET",
             f"{API}/scan",
-            methods.scan,
+            reads.scan,
             (store_pb2.ScanRequest, store_pb2.ScanPage),
             summary="Every message that matches, oldest first: a line each, and one with the cursor"
             " behind each page.",
@@ -135,7 +130,7 @@ def _operations(services: Services, node: NodeContext) -> list[Operation]:
             Method("follow", Right.FOLLOW, CallKind.STREAM, endless=True),
             "GET",
             f"{API}/follow",
-            handlers.follow,
+            api.follow,
             "Server-sent events: each message as it is committed, and an event `page` whose ID"
             " is the cursor behind the messages before it.",
             store_pb2.FollowPage,
@@ -147,7 +142,7 @@ def _operations(services: Services, node: NodeContext) -> list[Operation]:
             _read("sds_messages", CallKind.STREAM, MAX_REQUEST_BYTES),
             "POST",
             f"{API}/sds/messages",
-            methods.sds_messages,
+            reads.sds_messages,
             (store_pb2.GetSdsMessagesRequest, store_pb2.SdsMessagesPage),
             summary="SDS messages of a channel, by ID: a line each, and one for each missing one.",
         ),
@@ -155,7 +150,7 @@ def _operations(services: Services, node: NodeContext) -> list[Operation]:
             _read("causal_history", CallKind.STREAM, MAX_REQUEST_BYTES),
             "POST",
             f"{API}/sds/causal-history",
-            methods.causal_history,
+            reads.causal_history,
             (store_pb2.GetCausalHistoryRequest, store_pb2.CausalHistoryPage),
             summary="What SDS messages depend on, every parent before its children: a line each,"
             " and one for each that is missing.",
@@ -168,19 +163,16 @@ def _operations(services: Services, node: NodeContext) -> list[Operation]:
             "What the node holds.",
             api.NodeSummary,
         ),
-    ]
-    if node.coverage is not None:
-        coverage = _lines(
+        _lines(
             _read("coverage", CallKind.STREAM),
             "GET",
             f"{API}/coverage",
-            CoverageService(node.coverage).coverage,
+            coverage,
             (store_pb2.GetCoverageRequest, store_pb2.CoveragePage),
             summary="How complete the store is, by hour or day, as far as other stores know: a line"
             " each.",
-        )
-        served.append(coverage)
-    return served
+        ),
+    ]
 
 
 def _read(name: str, kind: CallKind = CallKind.CALL, size_bytes: int | None = None) -> Method:

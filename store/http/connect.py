@@ -16,13 +16,11 @@ from dataclasses import replace
 from typing import Final
 from urllib.parse import quote
 
-from store.domain.ports import Services
 from store.http.codec import encode
 from store.http.endpoint import Operation
 from store.http.exchange import HttpExchange
 from store.http.failure import HttpError
 from store.serving.call import Call, Method, StreamMethod, UnaryMethod
-from store.serving.context import NodeContext
 from store.serving.failure import CallError, Code, malformed
 from store.serving.methods import publish, reads
 from storenode.wire.storenode.v1 import store_pb2
@@ -152,15 +150,12 @@ class ConnectMethod:
             await exchange.respond(_error(failure), status=status, headers=failure.headers)
 
 
-def operations(services: Services, node: NodeContext) -> list[Operation]:
-    """Return an operation for each method that the node serves."""
+def operations() -> list[Operation]:
+    """Return an operation for each method."""
     methods = [
-        ConnectMethod(publish.PUBLISH, unary=publish.PublishService(services).publish),
-        ConnectMethod(reads.QUERY, unary=reads.ReadService(services).query),
-        *(
-            ConnectMethod(method, stream=handle)
-            for method, handle in reads.stream_methods(services, node).items()
-        ),
+        ConnectMethod(publish.PUBLISH, unary=publish.publish),
+        ConnectMethod(reads.QUERY, unary=reads.query),
+        *(ConnectMethod(method, stream=handle) for method, handle in reads.STREAMS.items()),
     ]
     return [method.operation() for method in methods]
 

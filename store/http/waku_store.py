@@ -19,7 +19,6 @@ from store.http.exchange import HttpExchange
 from store.http.failure import HttpError, bad_request
 from store.http.limits import MAX_WAKU_INTEGER_DIGITS, MAX_WAKU_PAGE_MESSAGES
 from store.serving.call import Call
-from store.serving.methods.reads import ReadService
 from storenode.message.limits import HASH_BYTES, MAX_TIMESTAMP_NS
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest, WakuMessageKeyValue
 
@@ -74,25 +73,19 @@ class WakuStoreResponse(Struct, rename="camel", kw_only=True):
     pagination_cursor: str | UnsetType = UNSET
 
 
-class WakuStore:
-    """The handler."""
-
-    def __init__(self, methods: ReadService) -> None:
-        self._reads = methods
-
-    async def messages(self, call: Call, exchange: HttpExchange, _body: bytes) -> None:
-        """Send a page."""
-        page = await query_page(self._reads, call, _wanted(exchange).SerializeToString())
-        cursor = page.pagination_cursor
-        answer = WakuStoreResponse(
-            status_code=page.status_code,
-            status_desc=page.status_desc,
-            messages=[_entry(each) for each in page.messages],
-            pagination_cursor=hex_of(cursor) if cursor else UNSET,
-        )
-        body = encode(answer)
-        await call.sender.answered(len(body), refusable=True)
-        await exchange.respond(body)
+async def messages(call: Call, exchange: HttpExchange, _body: bytes) -> None:
+    """Send a page of messages."""
+    page = await query_page(call, _wanted(exchange).SerializeToString())
+    cursor = page.pagination_cursor
+    answer = WakuStoreResponse(
+        status_code=page.status_code,
+        status_desc=page.status_desc,
+        messages=[_entry(each) for each in page.messages],
+        pagination_cursor=hex_of(cursor) if cursor else UNSET,
+    )
+    body = encode(answer)
+    await call.sender.answered(len(body), refusable=True)
+    await exchange.respond(body)
 
 
 async def refuse(exchange: HttpExchange, failure: HttpError) -> None:

@@ -20,7 +20,7 @@ from store.observe.problems import Problem
 from store.rpc.context import RpcContext
 from store.serving.call import Call
 from store.serving.context import ServedDatabase
-from store.serving.failure import CallError, Code, malformed, unready
+from store.serving.failure import CallError, Code, malformed
 from store.serving.methods.decode import decode, decode_read, history_entries
 from store.sync.schedule import Synchronizer
 from storenode.message.limits import MAX_TIMESTAMP_NS, NS_PER_S
@@ -31,85 +31,84 @@ _MAX_COUNT = 2**32 - 1
 _M = TypeVar("_M", bound=Message)
 
 
-class AdminService:
-    """The handlers of ``Admin``."""
+async def get_status(node: RpcContext, _call: Call, request: bytes) -> bytes:
+    """Serve ``GetStatus``, also while the node is not ready."""
+    decode(admin_pb2.GetStatusRequest, request)
+    return await _status(node)
 
-    def __init__(self, node: RpcContext) -> None:
-        self._node = node
 
-    async def get_status(self, _call: Call, request: bytes) -> bytes:
-        """Serve ``GetStatus``, also while the node is not ready."""
-        decode(admin_pb2.GetStatusRequest, request)
-        node = self._node
-        identity, state, exchange = node.identity, await node.state(), node.exchange
-        peers: Sequence[PeerState] = () if exchange is None else exchange.peers()
-        resume = None if exchange is None else exchange.resume()
-        # After all that is waited for, so that the revision is that of what is reported.
-        health = node.look()
-        return _filled(
-            admin_pb2.NodeStatus,
-            state,
-            revision=health.revision,
-            ready=health.ready,
-            unready=health.unready or "",
-            version=identity.version,
-            node_id=identity.node_id,
-            store_id=identity.store_id,
-            peers=[_peer(peer) for peer in peers],
-            resume=None if resume is None else _filled(admin_pb2.ResumeStatus, resume),
-            gossip=None if state.gossip is None else _gossip(state.gossip),
-            database=None if state.database is None else _database(state.database),
-            problems=[_problem(each) for each in health.problems],
-        ).SerializeToString()
+async def watch_status(node: RpcContext, _call: Call, request: bytes) -> bytes:
+    """Serve ``WatchStatus``: return the status once its revision is above the request's."""
+    asked = decode(admin_pb2.WatchStatusRequest, request)
+    await node.await_revision(asked.since_revision)
+    return await _status(node)
 
-    async def watch_status(self, call: Call, request: bytes) -> bytes:
-        """Serve ``WatchStatus``: return the status once its revision is above the request's."""
-        asked = decode(admin_pb2.WatchStatusRequest, request)
-        await self._node.await_revision(asked.since_revision)
-        return await self.get_status(call, b"")
 
-    async def synchronize(self, _call: Call, request: bytes) -> bytes:
-        """Serve ``Synchronize``: return the report when the session has ended, however it did."""
-        asked = decode(admin_pb2.SynchronizeRequest, request)
-        exchange = self._exchange()
-        start_ns = asked.time_start if asked.HasField("time_start") else None
-        end_ns = asked.time_end if asked.HasField("time_end") else None
-        _check_window(start_ns, end_ns)
-        done = await exchange.synchronize(asked.peer, start_ns, end_ns)
-        return report_of(done).SerializeToString()
+async def _status(node: RpcContext) -> bytes:
+    identity, state, exchange = node.identity, await node.state(), node.exchange
+    peers: Sequence[PeerState] = () if exchange is None else exchange.peers()
+    resume = None if exchange is None else exchange.resume()
+    # After all that is waited for, so that the revision is that of what is reported.
+    health = node.look()
+    return _filled(
+        admin_pb2.NodeStatus,
+        state,
+        revision=health.revision,
+        ready=health.ready,
+        unready=health.unready or "",
+        version=identity.version,
+        node_id=identity.node_id,
+        store_id=identity.store_id,
+        peers=[_peer(peer) for peer in peers],
+        resume=None if resume is None else _filled(admin_pb2.ResumeStatus, resume),
+        gossip=None if state.gossip is None else _gossip(state.gossip),
+        database=None if state.database is None else _database(state.database),
+        problems=[_problem(each) for each in health.problems],
+    ).SerializeToString()
 
-    async def fetch_messages(self, _call: Call, request: bytes) -> bytes:
-        """Serve ``FetchMessages``: return the outcome when the peer has answered, or failed."""
-        limits = self._node.limits
-        asked = decode_read(admin_pb2.FetchMessagesRequest, request, 4 * limits.sds_entries)
-        exchange = self._exchange()
-        lookup = sds_lookup(
-            asked.channel_id,
-            history_entries("entries", asked.entries, limits.sds_entries),
-            TopicFilter(),
-            limits,
+
+async def synchronize(node: RpcContext, _call: Call, request: bytes) -> bytes:
+    """Serve ``Synchronize``: return the report when the session has ended, however it did."""
+    asked = decode(admin_pb2.SynchronizeRequest, request)
+    exchange = _exchange(node)
+    start_ns = asked.time_start if asked.HasField("time_start") else None
+    end_ns = asked.time_end if asked.HasField("time_end") else None
+    _check_window(start_ns, end_ns)
+    done = await exchange.synchronize(asked.peer, start_ns, end_ns)
+    return report_of(done).SerializeToString()
+
+
+async def fetch_messages(node: RpcContext, _call: Call, request: bytes) -> bytes:
+    """Serve ``FetchMessages``: return the outcome when the peer has answered, or failed."""
+    limits = node.limits
+    asked = decode_read(admin_pb2.FetchMessagesRequest, request, 4 * limits.sds_entries)
+    exchange = _exchange(node)
+    lookup = sds_lookup(
+        asked.channel_id,
+        history_entries("entries", asked.entries, limits.sds_entries),
+        TopicFilter(),
+        limits,
+    )
+    done = await exchange.fetch(asked.peer, lookup)
+    return admin_pb2.FetchReport(
+        peer=str(done.peer),
+        held=map(_entry, done.held),
+        found=map(_entry, done.found),
+        missing=map(_entry, done.missing),
+        refused=map(_entry, done.refused),
+        messages_stored=done.stored,
+        notes=done.notes,
+        error=done.error,
+    ).SerializeToString()
+
+
+def _exchange(node: RpcContext) -> Synchronizer:
+    if node.read_only or node.exchange is None:
+        raise CallError(
+            Code.FAILED_PRECONDITION,
+            "this node only reads (--read-only) and has no peers: ask a node that takes writes",
         )
-        done = await exchange.fetch(asked.peer, lookup)
-        return admin_pb2.FetchReport(
-            peer=str(done.peer),
-            held=map(_entry, done.held),
-            found=map(_entry, done.found),
-            missing=map(_entry, done.missing),
-            refused=map(_entry, done.refused),
-            messages_stored=done.stored,
-            notes=done.notes,
-            error=done.error,
-        ).SerializeToString()
-
-    def _exchange(self) -> Synchronizer:
-        if self._node.read_only:
-            raise CallError(
-                Code.FAILED_PRECONDITION,
-                "this node only reads (--read-only) and has no peers: ask a node that takes writes",
-            )
-        if self._node.exchange is None:
-            raise unready("the node is starting; retry")
-        return self._node.exchange
+    return node.exchange
 
 
 def _entry(entry: HistoryEntry) -> message_pb2.HistoryEntry:

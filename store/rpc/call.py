@@ -103,7 +103,9 @@ Refuse = Callable[[bytes, CallError], bytes]
 """Makes a response to a request that may be sent again later."""
 
 _Answer = Callable[["RpcCall", Call], Awaitable[bytes | None]]
-_Handler = Callable[[object, Context], Any]
+_Serve = Callable[[object, Context], Any]
+Handler = tuple[str, "grpc.RpcMethodHandler[bytes, bytes]"]
+"""The name of a method, and the handler that gRPC calls."""
 _NS_PER_S: Final = 1e9
 _NOTHING: Final = nullcontext()
 _CACHED_HOSTS: Final = 512
@@ -213,9 +215,7 @@ class CallWrapper:
         # Bound once: the lazy logger of a module costs more than the rest of this wrapper.
         self._log = get_logger("store.rpc").bind()
 
-    def unary(
-        self, method: Method, handle: UnaryMethod, refuse: Refuse | None = None
-    ) -> grpc.RpcMethodHandler[bytes, bytes]:
+    def unary(self, method: Method, handle: UnaryMethod, refuse: Refuse | None = None) -> Handler:
         """Wrap a unary method; ``refuse`` makes a response of what may be retried later.
 
         To gRPC it is one that takes a stream: else the request would be read before its caller is
@@ -230,9 +230,10 @@ class CallWrapper:
             await call.sender.answered(len(response), refusable=method.timed)
             return response
 
-        return grpc.stream_unary_rpc_method_handler(self._wrap(method, answer, refuse))
+        serve = self._wrap(method, answer, refuse)
+        return method.name, grpc.stream_unary_rpc_method_handler(serve)
 
-    def stream(self, method: Method, handle: StreamMethod) -> grpc.RpcMethodHandler[bytes, bytes]:
+    def stream(self, method: Method, handle: StreamMethod) -> Handler:
         """Wrap a method that answers one request by a stream; each page waits for the reader."""
 
         async def answer(rpc: RpcCall, call: Call) -> None:
@@ -250,13 +251,13 @@ class CallWrapper:
                             await rpc.send(page)
                         del page  # which would be held while the next one waits
 
-        return grpc.stream_stream_rpc_method_handler(self._wrap(method, answer))
+        return self.bidi(method, answer)
 
-    def bidi(self, method: Method, handle: BidiMethod) -> grpc.RpcMethodHandler[bytes, bytes]:
+    def bidi(self, method: Method, handle: BidiMethod) -> Handler:
         """Wrap a method that reads and writes as it likes."""
-        return grpc.stream_stream_rpc_method_handler(self._wrap(method, handle))
+        return method.name, grpc.stream_stream_rpc_method_handler(self._wrap(method, handle))
 
-    def _wrap(self, method: Method, answer: _Answer, refuse: Refuse | None = None) -> _Handler:
+    def _wrap(self, method: Method, answer: _Answer, refuse: Refuse | None = None) -> _Serve:
         """Return gRPC's handler; counts that alerts use begin at 0: of 1 no growth is known."""
         node, calls = self._node, self._node.metrics.calls.labels
         counts = {code: calls(method.name, code).inc for code in _COUNTED_FROM_0}

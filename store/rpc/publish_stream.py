@@ -15,20 +15,19 @@ from store.rpc.call import RpcCall
 from store.rpc.limits import STREAM_WINDOW_BYTES, STREAM_WINDOW_REQUESTS
 from store.serving.call import Call
 from store.serving.methods.encode import publish_response
-from store.serving.methods.publish import PublishBatch, PublishService
+from store.serving.methods.publish import PublishBatch, admit, confirm, store
 from store.serving.queue import FairQueue, memory_queue
 
 
-async def publish_stream(service: PublishService, rpc: RpcCall, call: Call) -> None:
+async def publish_stream(rpc: RpcCall, call: Call) -> None:
     """Serve ``PublishStream``."""
-    await _Stream(service, rpc, call).run()
+    await _Stream(rpc, call).run()
 
 
 class _Stream:
     """A task that reads and judges, and the call's own, which answers."""
 
-    def __init__(self, service: PublishService, rpc: RpcCall, call: Call) -> None:
-        self._service = service
+    def __init__(self, rpc: RpcCall, call: Call) -> None:
         self._rpc = rpc
         self._call = call
         self._slots = asyncio.Semaphore(STREAM_WINDOW_REQUESTS)
@@ -84,17 +83,17 @@ class _Stream:
             for queue in (self._window, self._call.node.in_flight):
                 await queue.acquire(connection, size)
                 taken.append(queue)
-            batch = await self._service.admit(self._call, request)
+            batch = await admit(self._call, request)
         except BaseException:
             release()
             raise
 
         async def respond(batch: PublishBatch) -> bytes:
             try:
-                stored = await self._service.store(self._call, batch)
+                stored = await store(self._call, batch)
             finally:
                 release()
-            found = await self._service.confirm(self._call, batch, stored)
+            found = await confirm(self._call, batch, stored)
             return publish_response(batch.published, stored, found)
 
         answer = asyncio.create_task(respond(batch))

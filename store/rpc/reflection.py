@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 from typing import Any, Final
 
 from google.protobuf.descriptor import FileDescriptor
@@ -10,7 +10,7 @@ from google.protobuf.descriptor_pool import Default
 from google.protobuf.message import DecodeError
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-from store.rpc.call import RpcCall
+from store.rpc.call import BidiMethod, RpcCall
 from store.serving.call import Call
 from store.serving.failure import malformed
 
@@ -43,18 +43,17 @@ class _Pool:
         return found
 
 
-class ReflectionService:
-    """The handler of a listener that serves ``services``."""
+def reflect(services: Collection[str]) -> BidiMethod:
+    """Return the handler of ``ServerReflectionInfo`` of a listener that serves ``services``."""
+    # The type stubs do not know of the servicer for asyncio.
+    library: Any = reflection
+    servicer = library.aio.ReflectionServicer(sorted(services), _Pool())
 
-    def __init__(self, services: frozenset[str]) -> None:
-        # The type stubs do not know of the servicer for asyncio.
-        library: Any = reflection
-        self._servicer = library.aio.ReflectionServicer(sorted(services), _Pool())
-
-    async def info(self, rpc: RpcCall, call: Call) -> None:
-        """Serve ``ServerReflectionInfo``."""
-        async for answer in self._servicer.ServerReflectionInfo(_requests(rpc, call), rpc.context):
+    async def info(rpc: RpcCall, call: Call) -> None:
+        async for answer in servicer.ServerReflectionInfo(_requests(rpc, call), rpc.context):
             await rpc.send(answer.SerializeToString())
+
+    return info
 
 
 async def _requests(rpc: RpcCall, call: Call) -> AsyncGenerator[Any, None]:

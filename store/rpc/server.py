@@ -9,16 +9,12 @@ are everywhere. Methods of the contract that a node does not serve are UNIMPLEME
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Final, TypeAlias
-
-import grpc
+from typing import Final
 
 from store.domain.access import Right
-from store.domain.ports import Services
 from store.domain.quota import CallKind
-from store.rpc import health, reflection
-from store.rpc.admin import AdminService
-from store.rpc.call import CallWrapper, ListenerKind
+from store.rpc import admin, health, reflection
+from store.rpc.call import CallWrapper, Handler, ListenerKind
 from store.rpc.context import RpcContext
 from store.rpc.gossip import GossipService
 from store.rpc.listeners import ServiceHandler
@@ -49,58 +45,44 @@ CHECK: Final = Method("Check", None, CallKind.CALL, always=True)
 WATCH: Final = Method("Watch", None, CallKind.STREAM, always=True, endless=True)
 REFLECTION: Final = Method("ServerReflectionInfo", None, CallKind.STREAM, always=True)
 
-_Handlers: TypeAlias = "list[tuple[Method, grpc.RpcMethodHandler[Any, Any]]]"
 
-
-def build_handlers(
-    listener: ListenerKind, services: Services, context: RpcContext
-) -> list[ServiceHandler]:
+def build_handlers(listener: ListenerKind, node: RpcContext) -> list[ServiceHandler]:
     """Return the handlers of one listener.
 
-    Requests and responses are bytes, so servers need no serializers. ``services`` and ``context``
-    are shared by all listeners of a node.
+    Requests and responses are bytes, so servers need no serializers. ``node`` is shared by all
+    listeners of a node, but for who may call.
     """
-    wrapper = CallWrapper(listener, context)
-    served: dict[str, _Handlers] = {}
+    wrapper = CallWrapper(listener, node)
+    unary, stream, bidi = wrapper.unary, wrapper.stream, wrapper.bidi
+    served: dict[str, list[Handler]] = {}
     if listener == "admin":
-        admin = AdminService(context)
         served[ADMIN] = [
-            (GET_STATUS, wrapper.unary(GET_STATUS, admin.get_status)),
-            (WATCH_STATUS, wrapper.unary(WATCH_STATUS, admin.watch_status)),
-            (SYNCHRONIZE, wrapper.unary(SYNCHRONIZE, admin.synchronize)),
-            (FETCH_MESSAGES, wrapper.unary(FETCH_MESSAGES, admin.fetch_messages)),
+            unary(GET_STATUS, partial(admin.get_status, node)),
+            unary(WATCH_STATUS, partial(admin.watch_status, node)),
+            unary(SYNCHRONIZE, partial(admin.synchronize, node)),
+            unary(FETCH_MESSAGES, partial(admin.fetch_messages, node)),
         ]
     else:
-        query = reads.ReadService(services).query
-        served[STORE] = [
-            (reads.QUERY, wrapper.unary(reads.QUERY, query, reads.refuse_query)),
-            *(
-                (method, wrapper.stream(method, handle))
-                for method, handle in reads.stream_methods(services, context).items()
-            ),
-        ]
-        if context.sessions is not None and context.peers is not None:
-            peer, gossip = PeerService(context.sessions), GossipService(context.gossip)
+        served[STORE] = [unary(reads.QUERY, reads.query, reads.refuse_query)]
+        served[STORE] += [stream(*each) for each in reads.STREAMS.items()]
+        if node.sessions is not None and node.peers is not None:
+            peer, gossip = PeerService(node.sessions), GossipService(node.gossip)
             served[PEER] = [
-                (RECONCILE, wrapper.bidi(RECONCILE, peer.reconcile)),
-                (TRANSFER, wrapper.bidi(TRANSFER, peer.transfer)),
-                (GOSSIP, wrapper.bidi(GOSSIP, gossip.gossip)),
+                bidi(RECONCILE, peer.reconcile),
+                bidi(TRANSFER, peer.transfer),
+                bidi(GOSSIP, gossip.gossip),
             ]
     if listener == "client":
-        publisher, stream = publish.PublishService(services), publish.PUBLISH_STREAM
         served[STORE] += [
-            (publish.PUBLISH, wrapper.unary(publish.PUBLISH, publisher.publish)),
-            (stream, wrapper.bidi(stream, partial(publish_stream, publisher))),
+            unary(publish.PUBLISH, publish.publish),
+            bidi(publish.PUBLISH_STREAM, publish_stream),
         ]
-    names = frozenset(served)
-    probes = health.HealthService(context, names)
+    names = frozenset({"", health.SERVICE, *served})
     served[health.SERVICE] = [
-        (CHECK, wrapper.unary(CHECK, probes.check)),
-        (WATCH, wrapper.stream(WATCH, probes.watch)),
+        unary(CHECK, partial(health.check, node, names)),
+        stream(WATCH, partial(health.watch, node, names)),
     ]
-    described = reflection.ReflectionService(names | {health.SERVICE, reflection.SERVICE})
-    served[reflection.SERVICE] = [(REFLECTION, wrapper.bidi(REFLECTION, described.info))]
-    return [
-        ServiceHandler(service, {method.name: handler for method, handler in handlers})
-        for service, handlers in served.items()
+    served[reflection.SERVICE] = [
+        bidi(REFLECTION, reflection.reflect({*served, reflection.SERVICE}))
     ]
+    return [ServiceHandler(service, dict(handlers)) for service, handlers in served.items()]

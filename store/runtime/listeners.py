@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Final
 
 from store.config.node import NodeConfig
-from store.domain.ports import Services
 from store.http import listener as http
 from store.http.connections import OpenConnections
 from store.http.listener import HttpListener
@@ -69,7 +68,7 @@ def listener_addresses(config: NodeConfig) -> Sequence[ListenerAddress]:
     return [_where(option, address) for option, address in given if address is not None]
 
 
-def bind_listeners(config: NodeConfig, services: Services, base: RpcContext) -> Listeners:
+def bind_listeners(config: NodeConfig, base: RpcContext) -> Listeners:
     """Bind every listener; `base` is what they have in common.
 
     Raises:
@@ -88,7 +87,7 @@ def bind_listeners(config: NodeConfig, services: Services, base: RpcContext) -> 
         context = replace(base, peers=rules if serves_peers else None, open_admin=open_admin)
         return bind(
             _where(option, address),
-            build_handlers(kind, services, context),
+            build_handlers(kind, context),
             _peer_tls(config) if kind == "peer" else tls_files(config, config.client_ca),
             connections=_connections(config),
             peers=serves_peers,
@@ -100,10 +99,10 @@ def bind_listeners(config: NodeConfig, services: Services, base: RpcContext) -> 
         peer = bound("peer", "--peer-listen", config.peer_listen)
     is_open = config.admin_listen.loopback
     admin = bound("admin", "--admin-listen", config.admin_listen, open_admin=is_open)
-    return Listeners(client, peer, admin, _bind_http(config, services, base))
+    return Listeners(client, peer, admin, _bind_http(config, base))
 
 
-def _bind_http(config: NodeConfig, services: Services, context: NodeContext) -> HttpListener | None:
+def _bind_http(config: NodeConfig, context: NodeContext) -> HttpListener | None:
     if config.http_listen is None:
         return None
     # Its libraries take 20 MB, which a node without this listener does without.
@@ -112,7 +111,7 @@ def _bind_http(config: NodeConfig, services: Services, context: NodeContext) -> 
 
     connections = OpenConnections(_connections(config), context.metrics)
     sites = Sites(config.http_allow_origin, config.http_hosts)
-    app = build_app(services, context, sites=sites, with_page=True)
+    app = build_app(context, sites=sites, with_page=True)
     where = _where("--http-listen", config.http_listen)
     return http.bind(where, app, tls_files(config, config.client_ca), connections)
 

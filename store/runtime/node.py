@@ -192,7 +192,7 @@ class NodeRuntime:
             ),
         )
         context = self._rpc_context(identity, wiring, peering, gossiping)
-        listeners = bind_listeners(config, wiring.services, context)
+        listeners = bind_listeners(config, context)
         stack.push_async_callback(listeners.stop, 0)
         for listener in listeners.all:
             await listener.start()
@@ -297,6 +297,7 @@ class NodeRuntime:
     ) -> RpcContext:
         return RpcContext(
             identity=identity,
+            services=wiring.services,
             policy=self._policy.current,
             access=lambda: self._tokens.access,
             now_ns=time.time_ns,

@@ -10,8 +10,7 @@ from store.domain.coverage import (
     Span,
     answered,
 )
-from store.domain.ports import PageRequest, QueryPage, ScanRequest, StoreBusy, StoreUnavailable
-from store.domain.query import time_range
+from store.domain.ports import PageRequest, QueryPage, StoreBusy, StoreUnavailable
 from store.serving.call import Call
 
 
@@ -57,7 +56,7 @@ async def open_report(
 ) -> AnswerReport | None:
     """Read the statements about a range; return None where there is nothing to report."""
     reads, end_ns = call.node.coverage, min(end_ns, call.node.now_ns())
-    if reads is None or start_ns >= end_ns:
+    if start_ns >= end_ns:
         return None
     try:
         async with call.node.coverage_turn:
@@ -65,21 +64,6 @@ async def open_report(
     except (StoreBusy, StoreUnavailable) as error:
         known = str(error)
     return AnswerReport(reads, (start_ns, end_ns), known, all_kept=all_kept)
-
-
-async def open_full_report(call: Call, *, wanted: bool) -> AnswerReport | None:
-    """Open a report about all the time that the store keeps; None where it is not ``wanted``."""
-    return await open_report(call, *time_range(None, None), all_kept=True) if wanted else None
-
-
-async def open_scan_report(
-    call: Call, request: ScanRequest, *, wanted: bool
-) -> AnswerReport | None:
-    """Open a report about a scan, from its cursor on; None where it is not ``wanted``."""
-    if not wanted:
-        return None
-    start_ns = max(request.time_start_ns, request.after[0] if request.after else 0)
-    return await open_report(call, start_ns, request.time_end_ns)
 
 
 def page_span(request: PageRequest, page: QueryPage) -> Span:

@@ -10,6 +10,7 @@ from typing import Final
 
 from store.domain.access import Access
 from store.domain.coverage import CoverageReads, IntakeRecord, MissingParents
+from store.domain.ports import Services
 from store.domain.query import RequestLimits
 from store.domain.quota import Quota
 from store.domain.unread import Confirmations, GossipState, NoConfirmations
@@ -126,13 +127,14 @@ class NodeContext:
     ``now_ns``: the node's clock, Unix nanoseconds. ``monotonic_ns``: one that never goes back.
     ``access``: the rules in force. ``health``: the node's present health.
     ``state``: the stored messages and the index; may raise the errors of ``store.domain.ports``.
-    ``coverage``, ``intake``, ``missing_parents``: None while they are off. Coverage is
-    read for one caller at a time. ``in_flight``, ``large_reads``, ``followed``: the memory of
-    publishers' requests, of large requests of reads, and of followed topics. ``unstored``: when
-    messages that were in time and could not be stored were received, by their content digests.
+    Coverage is read for one caller at a time. ``in_flight``, ``large_reads``, ``followed``: the
+    memory of publishers' requests, of large requests of reads, and of followed topics.
+    ``unstored``: when messages that were in time and could not be stored were received, by their
+    content digests.
     """
 
     identity: NodeIdentity
+    services: Services
     policy: Callable[[], Policy]
     access: Callable[[], Access]
     now_ns: Callable[[], int]
@@ -140,15 +142,15 @@ class NodeContext:
     health: Callable[[], HealthValue]
     state: Callable[[], Awaitable[NodeState]]
     metrics: Metrics
+    coverage: CoverageReads
+    intake: IntakeRecord
+    missing_parents: MissingParents
     limits: RequestLimits = field(default_factory=RequestLimits)
     quota: Quota = field(default_factory=Quota)
     confirmations: Confirmations = field(default_factory=NoConfirmations)
     drain: Drain = field(default_factory=Drain)
     answers: UnsentBudget = field(default_factory=lambda: UnsentBudget(time.monotonic))
-    coverage: CoverageReads | None = None
     coverage_turn: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
-    intake: IntakeRecord | None = None
-    missing_parents: MissingParents | None = None
     read_only: bool = False
     clocks: ClockComparison = field(default_factory=ClockComparison)
     unstored: BoundedDict[bytes, int] = field(

@@ -9,17 +9,17 @@ from chaos.fuzz.__main__ import fuzz
 
 PLANTED = """
 import sys
-from store.serving.methods.reads import ReadService
+from store.serving.methods import reads
 from storenode.cli.main import main
 
-sound = ReadService.query
+sound = reads.query
 
-async def query(self, call, request):
+async def query(call, request):
     if len(request) % 7 == 3:
         raise ZeroDivisionError
-    return await sound(self, call, request)
+    return await sound(call, request)
 
-ReadService.query = query
+reads.query = query
 sys.argv[0] = "storenode"
 main()
 """

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from itertools import islice
-from typing import Final, TypeAlias
+from typing import Final
 
 from store.domain.coverage import (
     HOUR_NS,
-    CoverageReads,
     CoverageStep,
+    Intake,
     Span,
     StoreCoverage,
     aligned,
@@ -31,28 +31,26 @@ _LENGTHS_NS: Final = {
 }
 
 
-class CoverageService:
-    """The handler."""
-
-    def __init__(self, reads: CoverageReads) -> None:
-        self._reads = reads
-
-    async def coverage(self, call: Call, request: bytes) -> AsyncGenerator[bytes, None]:
-        """Serve ``GetCoverage``."""
-        wanted = decode_read(store_pb2.GetCoverageRequest, request)
-        counted = topic_filter(wanted.filter, call.client.topics, call.node.limits).everything
-        steps = _steps(wanted, call.node.now_ns())
-        channel = channel_of(wanted.channel_id) if wanted.channel_id else None
-        while bounds := list(islice(steps, STEPS_A_PAGE)):
-            async with call.node.coverage_turn:
-                found = await self._reads.steps(bounds)
-                intake = await _intake(call, bounds)
-                missing = await _missing(call, channel if counted else None, bounds)
-            answer = [
-                _step(each, at, lacking, counted=counted)
-                for each, at, lacking in zip(found, intake, missing, strict=True)
-            ]
-            yield store_pb2.CoveragePage(steps=answer).SerializeToString()
+async def coverage(call: Call, request: bytes) -> AsyncGenerator[bytes, None]:
+    """Serve ``GetCoverage``."""
+    node = call.node
+    wanted = decode_read(store_pb2.GetCoverageRequest, request)
+    counted = topic_filter(wanted.filter, call.client.topics, node.limits).everything
+    steps = _steps(wanted, node.now_ns())
+    channel = channel_of(wanted.channel_id) if wanted.channel_id and counted else None
+    while bounds := list(islice(steps, STEPS_A_PAGE)):
+        async with node.coverage_turn:
+            found = await node.coverage.steps(bounds)
+            intervals = await node.intake.overlapping(bounds[0][0], bounds[-1][1])
+            missing: Sequence[int | None] = [None] * len(bounds)
+            if channel is not None:
+                missing = await node.missing_parents.missing_parents(channel, bounds)
+        now_ns = node.now_ns()
+        answer = [
+            _step(step, intake_of(span, intervals, now_ns), lacking, counted=counted)
+            for step, span, lacking in zip(found, bounds, missing, strict=True)
+        ]
+        yield store_pb2.CoveragePage(steps=answer).SerializeToString()
 
 
 def _steps(wanted: store_pb2.GetCoverageRequest, now_ns: int) -> Iterator[Span]:
@@ -81,33 +79,8 @@ def _steps(wanted: store_pb2.GetCoverageRequest, now_ns: int) -> Iterator[Span]:
     return aligned(start_ns, end_ns, step_ns)
 
 
-_Intake: TypeAlias = "store_pb2.CoverageStep.Intake.ValueType"
-
-
-async def _intake(call: Call, bounds: Sequence[Span]) -> list[_Intake]:
-    """Return the activity of the store in ascending steps."""
-    record = call.node.intake
-    if record is None:
-        return [store_pb2.CoverageStep.INTAKE_UNSPECIFIED] * len(bounds)
-    intervals = await record.overlapping(bounds[0][0], bounds[-1][1])
-    now_ns = call.node.now_ns()
-    return [
-        store_pb2.CoverageStep.Intake.Value(intake_of(span, intervals, now_ns).name)
-        for span in bounds
-    ]
-
-
-async def _missing(
-    call: Call, channel: bytes | None, bounds: Sequence[Span]
-) -> Sequence[int | None]:
-    """Count the missing parents of a channel's messages, by step."""
-    if channel is None or call.node.missing_parents is None:
-        return [None] * len(bounds)
-    return await call.node.missing_parents.missing_parents(channel, bounds)
-
-
 def _step(
-    step: CoverageStep, intake: _Intake, missing_parents: int | None, *, counted: bool
+    step: CoverageStep, intake: Intake, missing_parents: int | None, *, counted: bool
 ) -> store_pb2.CoverageStep:
     return store_pb2.CoverageStep(
         time_start=step.start_ns,
@@ -115,7 +88,7 @@ def _step(
         messages=step.count if counted else None,
         fingerprint=step.fingerprint if counted else b"",
         before_horizon=not step.complete,
-        intake=intake,
+        intake=store_pb2.CoverageStep.Intake.Value(intake.name),
         stores=[_store(each, counted=counted) for each in step.stores],
         missing_parents=missing_parents,
     )

@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 
 from store.domain.access import Right
 from store.domain.admission import Admission, Admitted
-from store.domain.ports import Services, Source
+from store.domain.ports import Source
 from store.domain.quota import CallKind
 from store.domain.unread import Confirmation
 from store.messages.conflicts import StoreResult
@@ -65,122 +65,117 @@ class PublishBatch:
     began_ns: int
 
 
-class PublishService:
-    """The handler of ``Publish``, and its steps."""
+async def publish(call: Call, request: bytes) -> bytes:
+    """Serve ``Publish``."""
+    with call.node.in_flight.reserve(len(request)):
+        batch = await admit(call, request)
+        stored = await store(call, batch)
+    confirmations = await confirm(call, batch, stored) if batch.min_confirms else ()
+    return publish_response(batch.published, stored, confirmations)
 
-    def __init__(self, services: Services) -> None:
-        self._services = services
 
-    async def publish(self, call: Call, request: bytes) -> bytes:
-        """Serve ``Publish``."""
-        with call.node.in_flight.reserve(len(request)):
-            batch = await self.admit(call, request)
-            stored = await self.store(call, batch)
-        confirmations = await self.confirm(call, batch, stored) if batch.min_confirms else ()
-        return publish_response(batch.published, stored, confirmations)
+async def admit(call: Call, request: bytes) -> PublishBatch:
+    """Judge the messages of a request; others have a turn now and then.
 
-    async def admit(self, call: Call, request: bytes) -> PublishBatch:
-        """Judge the messages of a request; others have a turn now and then.
+    Raises:
+        CallError: it cannot be read or holds too many messages, or the node only reads.
+        Exceeded: too many messages lately.
+    """
+    node, size, began_ns = call.node, len(request), call.node.monotonic_ns()
+    most = node.limits.batch_messages
+    if size > COUNTED_REQUEST_BYTES:
+        request = clip(request, MESSAGES_FIELD, most + 1)
+    try:
+        decoded = publish_raw_pb2.RawPublishRequest.FromString(request)
+    except DecodeError:
+        raise malformed(_NO_REQUEST) from None
+    if node.read_only:
+        raise unready(READ_ONLY)
+    messages, count = decoded.messages, len(decoded.messages)
+    if count > most:
+        raise over_limit(f"the request holds more than {most:,} messages: send fewer in one")
+    call.account.messages.take(count, began_ns)
+    source = Source.CLIENT
+    if Right.BACKFILL in call.client.rights:
+        source = _SOURCES.get(decoded.source, source)
 
-        Raises:
-            CallError: it cannot be read or holds too many messages, or the node only reads.
-            Exceeded: too many messages lately.
-        """
-        node, size, began_ns = call.node, len(request), call.node.monotonic_ns()
-        most = node.limits.batch_messages
-        if size > COUNTED_REQUEST_BYTES:
-            request = clip(request, MESSAGES_FIELD, most + 1)
-        try:
-            decoded = publish_raw_pb2.RawPublishRequest.FromString(request)
-        except DecodeError:
-            raise malformed(_NO_REQUEST) from None
-        if node.read_only:
-            raise unready(READ_ONLY)
-        messages, count = decoded.messages, len(decoded.messages)
-        if count > most:
-            raise over_limit(f"the request holds more than {most:,} messages: send fewer in one")
-        call.account.messages.take(count, began_ns)
-        source = Source.CLIENT
-        if Right.BACKFILL in call.client.rights:
-            source = _SOURCES.get(decoded.source, source)
+    def is_retry(digest: bytes) -> bool:
+        received_ns = node.unstored.get(digest)
+        return received_ns is not None and began_ns - received_ns < RETRY_NS
 
-        def is_retry(digest: bytes) -> bool:
-            received_ns = node.unstored.get(digest)
-            return received_ns is not None and began_ns - received_ns < RETRY_NS
+    admission = Admission(node.policy(), node.now_ns(), source, call.client, is_retry)
+    step = chunk_messages(count, size)
+    for start in range(0, count, step):
+        if start:
+            await asyncio.sleep(0)
+        admission.admit(messages[start : start + step])
+    in_time = all(each.label not in _CLOCKS for each in admission.admitted.refusals.values())
+    node.clocks.note_publisher(call.client.name, in_time=in_time)
+    timeout_s = None
+    if decoded.HasField("confirm_timeout"):
+        given = decoded.confirm_timeout
+        timeout_s = float(given.seconds) + given.nanos / NS_PER_S
+    return PublishBatch(admission.admitted, source, decoded.min_confirms, timeout_s, began_ns)
 
-        admission = Admission(node.policy(), node.now_ns(), source, call.client, is_retry)
-        step = chunk_messages(count, size)
-        for start in range(0, count, step):
-            if start:
-                await asyncio.sleep(0)
-            admission.admit(messages[start : start + step])
-        in_time = all(each.label not in _CLOCKS for each in admission.admitted.refusals.values())
-        node.clocks.note_publisher(call.client.name, in_time=in_time)
-        timeout_s = None
-        if decoded.HasField("confirm_timeout"):
-            given = decoded.confirm_timeout
-            timeout_s = float(given.seconds) + given.nanos / NS_PER_S
-        return PublishBatch(admission.admitted, source, decoded.min_confirms, timeout_s, began_ns)
 
-    async def store(self, call: Call, batch: PublishBatch) -> StoreResult:
-        """Store what was accepted, and return the outcome when all of it is durable.
+async def store(call: Call, batch: PublishBatch) -> StoreResult:
+    """Store what was accepted, and return the outcome when all of it is durable.
 
-        Conflicts with stored messages are refusals of the batch afterwards.
-        """
-        published, metrics = batch.published, call.node.metrics
-        stored = StoreResult()
-        metrics.publishes_in_flight.inc()
-        try:
-            if published.batch.hashes:
-                stored = await self._services.writer.store(
-                    published.batch, batch.source, batch.min_confirms
-                )
-        except BaseException as error:
-            # Also where the caller has given up: it tries again when its message may be too old.
-            for digest in published.batch.content_digests:
-                call.node.unstored[digest] = batch.began_ns
-            # The deadline of a client ends its call like this too. A stream counts once.
-            waited_ns = call.node.monotonic_ns() - batch.began_ns
-            is_cancelled = isinstance(error, asyncio.CancelledError)
-            if is_cancelled and waited_ns >= ABANDONED_NS and not call.is_abandoned:
-                call.is_abandoned = True
-                metrics.publishes_abandoned.inc()
-            raise
-        finally:
-            metrics.publishes_in_flight.dec()
-        if published.ephemerals:
-            # After the commit: a batch that fails is sent again as a whole.
-            self._services.feed.announce_ephemeral(published.ephemerals)
-        published.refuse_conflicts(stored)
-        counts = published.count(stored)
-        metrics.count_intake(batch.source.value, counts.duplicate, counts.rejected)
-        if counts.ephemeral:
-            metrics.messages_ephemeral.inc(counts.ephemeral)
-        elapsed_ns = call.node.monotonic_ns() - batch.began_ns
-        metrics.publish_batch_seconds.observe(elapsed_ns / NS_PER_S)
-        return stored
+    Conflicts with stored messages are refusals of the batch afterwards.
+    """
+    published, metrics = batch.published, call.node.metrics
+    stored = StoreResult()
+    metrics.publishes_in_flight.inc()
+    try:
+        if published.batch.hashes:
+            stored = await call.node.services.writer.store(
+                published.batch, batch.source, batch.min_confirms
+            )
+    except BaseException as error:
+        # Also where the caller has given up: it tries again when its message may be too old.
+        for digest in published.batch.content_digests:
+            call.node.unstored[digest] = batch.began_ns
+        # The deadline of a client ends its call like this too. A stream counts once.
+        waited_ns = call.node.monotonic_ns() - batch.began_ns
+        is_cancelled = isinstance(error, asyncio.CancelledError)
+        if is_cancelled and waited_ns >= ABANDONED_NS and not call.is_abandoned:
+            call.is_abandoned = True
+            metrics.publishes_abandoned.inc()
+        raise
+    finally:
+        metrics.publishes_in_flight.dec()
+    if published.ephemerals:
+        # After the commit: a batch that fails is sent again as a whole.
+        call.node.services.feed.announce_ephemeral(published.ephemerals)
+    published.refuse_conflicts(stored)
+    counts = published.count(stored)
+    metrics.count_intake(batch.source.value, counts.duplicate, counts.rejected)
+    if counts.ephemeral:
+        metrics.messages_ephemeral.inc(counts.ephemeral)
+    elapsed_ns = call.node.monotonic_ns() - batch.began_ns
+    metrics.publish_batch_seconds.observe(elapsed_ns / NS_PER_S)
+    return stored
 
-    async def confirm(
-        self, call: Call, batch: PublishBatch, stored: StoreResult
-    ) -> Sequence[Confirmation]:
-        """Return how many other stores confirmed each record; empty where none were wanted.
 
-        Waits for them as long as the request says. A conflict is not waited for.
-        """
-        published, wanted = batch.published, batch.min_confirms
-        if not wanted or not published.batch.hashes:
-            return ()
-        records, conflicts = published.batch, stored.conflicts
-        # The bytes are not needed any more, and the wait may be long.
-        published.batch = RecordBatch(hashes=records.hashes)
-        positions = [index for index in range(len(records)) if index not in conflicts]
-        hashes = [records.hashes[index] for index in positions]
-        digests = [records.content_digests[index] for index in positions]
-        del records
-        if not hashes:
-            return [Confirmation(0)] * len(stored)
-        found = await call.node.confirmations.confirmed(
-            hashes, digests, [stored[index] for index in positions], wanted, batch.timeout_s
-        )
-        confirmations = dict(zip(positions, found, strict=True))
-        return [confirmations.get(index, Confirmation(0)) for index in range(len(stored))]
+async def confirm(call: Call, batch: PublishBatch, stored: StoreResult) -> Sequence[Confirmation]:
+    """Return how many other stores confirmed each record; empty where none were wanted.
+
+    Waits for them as long as the request says. A conflict is not waited for.
+    """
+    published, wanted = batch.published, batch.min_confirms
+    if not wanted or not published.batch.hashes:
+        return ()
+    records, conflicts = published.batch, stored.conflicts
+    # The bytes are not needed any more, and the wait may be long.
+    published.batch = RecordBatch(hashes=records.hashes)
+    positions = [index for index in range(len(records)) if index not in conflicts]
+    hashes = [records.hashes[index] for index in positions]
+    digests = [records.content_digests[index] for index in positions]
+    del records
+    if not hashes:
+        return [Confirmation(0)] * len(stored)
+    found = await call.node.confirmations.confirmed(
+        hashes, digests, [stored[index] for index in positions], wanted, batch.timeout_s
+    )
+    confirmations = dict(zip(positions, found, strict=True))
+    return [confirmations.get(index, Confirmation(0)) for index in range(len(stored))]

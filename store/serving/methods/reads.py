@@ -6,13 +6,13 @@ next one is read when the caller has taken the last.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import suppress
 from typing import Final
 
 from store.domain.access import Right
 from store.domain.coverage import AnswerCoverage
-from store.domain.ports import FollowRequest, QueryPage, ScanRequest, Services
+from store.domain.ports import FollowRequest, QueryPage, ScanRequest
 from store.domain.query import (
     BAD_REQUEST,
     TOO_MANY_REQUESTS,
@@ -29,9 +29,8 @@ from store.domain.quota import CallKind
 from store.messages.cursor import ScanCursor
 from store.messages.frames import follow_page, query_response, scan_page
 from store.serving.answer_budget import COPIES
-from store.serving.answer_coverage import open_full_report, open_report, open_scan_report, page_span
+from store.serving.answer_coverage import AnswerReport, open_report, page_span
 from store.serving.call import Call, Method, StreamMethod
-from store.serving.context import NodeContext
 from store.serving.failure import CallError, Code
 from store.serving.limits import (
     MAX_QUERY_REQUEST_ID_BYTES,
@@ -39,7 +38,7 @@ from store.serving.limits import (
     MAX_SMALL_REQUEST_BYTES,
     ROUTE_BYTES,
 )
-from store.serving.methods.coverage import CoverageService
+from store.serving.methods.coverage import coverage
 from store.serving.methods.decode import (
     decode,
     decode_head,
@@ -75,160 +74,163 @@ CAUSAL_HISTORY: Final = _read("GetCausalHistory", size_bytes=MAX_REQUEST_BYTES)
 COVERAGE: Final = _read("GetCoverage")
 
 
-class ReadService:
-    """The handlers of the reads."""
-
-    def __init__(self, services: Services) -> None:
-        self._services = services
-
-    async def query(self, call: Call, request: bytes) -> bytes:
-        """Serve ``Query``; errors of the protocol are status codes inside the response."""
-        limits = call.node.limits
-        kind = waku_store_pb2.StoreQueryRequest
-        query, whole = decode_head(kind, request, limits.query_hashes)
-        try:
-            if (size := len(query.request_id.encode())) > MAX_QUERY_REQUEST_ID_BYTES:
-                raise QueryError(
-                    BAD_REQUEST,
-                    f"request_id has {size} bytes: at most {MAX_QUERY_REQUEST_ID_BYTES}",
-                )
-            plan = plan_query(query_input(query), call.client.topics, limits)
-            if not whole:
-                raise QueryError(BAD_REQUEST, _TOO_MANY_FIELDS)
-            page, coverage = await self._read_page(call, plan, coverage=query.coverage)
-            return query_page(query.request_id, page, coverage)
-        except QueryError as error:
-            return query_response(_cut(query.request_id), error.status, error.sentence)
-
-    async def _read_page(
-        self, call: Call, plan: QueryPlan, *, coverage: bool
-    ) -> tuple[QueryPage, AnswerCoverage | None]:
-        """Read a page, and where it is wanted how complete it is.
-
-        Its likely size is taken from the budget of unsent answers first.
-
-        Raises:
-            QueryError: the cursor is not known.
-            CallError: there is no room.
-        """
-        reader, wanted = self._services.reader, plan.request
-        # Counted exactly when it is there.
-        messages = wanted.limit if wanted.hashes is None else min(wanted.limit, len(wanted.hashes))
-        each = LIKELY_MESSAGE_BYTES if wanted.include_data else LIKELY_PRESENCE_BYTES
-        await call.sender.take(COPIES * each * messages)
-        if plan.cursor is not None:
-            wanted = plan.page(await reader.position(plan.cursor, call.client.topics))
-        if plan.empty:
-            return QueryPage(b"", 0, None), None
-        report = None
-        if coverage:
-            span = wanted.time_start_ns, wanted.time_end_ns
-            report = await open_report(call, *span, all_kept=wanted.hashes is not None)
-        page = await reader.query(wanted)
-        if report is None:
-            return page, None
-        return page, await report.finish(page_span(wanted, page))
-
-    async def scan(self, call: Call, request: bytes) -> AsyncGenerator[bytes, None]:
-        """Serve ``Scan``."""
-        scan = decode(store_pb2.ScanRequest, request)
-        topics = topic_filter(scan.filter, call.client.topics, call.node.limits)
-        after = ScanCursor.decode(scan.cursor) if scan.cursor else None
-        start_ns, end_ns = time_range(
-            scan.time_start if scan.HasField("time_start") else None,
-            scan.time_end if scan.HasField("time_end") else None,
+async def query(call: Call, request: bytes) -> bytes:
+    """Serve ``Query``; errors of the protocol are status codes inside the response."""
+    limits = call.node.limits
+    asked, whole = decode_head(waku_store_pb2.StoreQueryRequest, request, limits.query_hashes)
+    try:
+        if (size := len(asked.request_id.encode())) > MAX_QUERY_REQUEST_ID_BYTES:
+            raise QueryError(
+                BAD_REQUEST,
+                f"request_id has {size} bytes: at most {MAX_QUERY_REQUEST_ID_BYTES}",
+            )
+        plan = plan_query(query_input(asked), call.client.topics, limits)
+        if not whole:
+            raise QueryError(BAD_REQUEST, _TOO_MANY_FIELDS)
+        return query_page(
+            asked.request_id, *await _read_page(call, plan, with_coverage=asked.coverage)
         )
-        if start_ns >= end_ns:
-            return
-        wanted = ScanRequest(
-            topics,
-            start_ns,
-            end_ns,
-            None if after is None else (after.timestamp, after.hash),
-            scan.include_data,
-            min(scan.page_size, MAX_SCAN_PAGE_MESSAGES),
-        )
-        with_timestamps = scan.include_timestamps and not scan.include_data
-        report = await open_scan_report(call, wanted, wanted=scan.coverage)
-        async for page in self._services.reader.scan(wanted, call.sender):
-            timestamps = page.timestamps if with_timestamps else ()
-            yield scan_page(page.frames, ScanCursor(*page.last).encode(), timestamps)
-            del page  # which would be held while the next one waits
-        if report is not None:
-            coverage = coverage_message(await report.finish())
-            yield store_pb2.ScanPage(coverage=coverage).SerializeToString()
-
-    async def follow(self, call: Call, request: bytes) -> AsyncGenerator[bytes, None]:
-        """Serve ``Follow``; the topics are counted as long as the call follows."""
-        follow = decode(store_pb2.FollowRequest, request)
-        cursors, node = self._services.cursors, call.node
-        wanted = FollowRequest(
-            topic_filter(follow.filter, call.client.topics, node.limits),
-            cursors.open(follow.cursor) if follow.cursor else None,
-            follow.from_beginning,
-            follow.include_data,
-        )
-        size = sum(ROUTE_BYTES + len(name) for name in wanted.filter.content_topics)
-        with (
-            node.followed.reserve_share(call.client.name, size, _too_many_topics),
-            node.metrics.followers.track_inprogress(),
-        ):
-            async for page in self._services.feed.follow(wanted, call.sender):
-                yield follow_page(page.frames, cursors.seal(page.cursor), live=page.live)
-
-    async def sds_messages(self, call: Call, request: bytes) -> AsyncGenerator[bytes, None]:
-        """Serve ``GetSdsMessages``."""
-        limits = call.node.limits
-        # An entry has three fields at most, itself included, and one that is unknown.
-        lookup = decode_read(store_pb2.GetSdsMessagesRequest, request, 4 * limits.sds_entries)
-        wanted = sds_lookup(
-            lookup.channel_id,
-            history_entries("entries", lookup.entries, limits.sds_entries),
-            topic_filter(lookup.filter, call.client.topics, limits),
-            limits,
-            prefer_proven=lookup.prefer_proven,
-        )
-        report = await open_full_report(call, wanted=lookup.coverage)
-        async for page in self._services.sds.messages(wanted, call.sender):
-            yield sds_response(page)
-        if report is not None:
-            coverage = coverage_message(await report.finish())
-            yield store_pb2.SdsMessagesPage(coverage=coverage).SerializeToString()
-
-    async def causal_history(self, call: Call, request: bytes) -> AsyncGenerator[bytes, None]:
-        """Serve ``GetCausalHistory``."""
-        limits = call.node.limits
-        walk = decode_read(store_pb2.GetCausalHistoryRequest, request, limits.causal_known_ids)
-        wanted = causal_request(
-            walk.channel_id,
-            history_entries("heads", walk.heads, limits.causal_heads),
-            known_ids=walk.known_ids,
-            max_messages=walk.max_messages,
-            max_depth=walk.max_depth,
-            topics=topic_filter(walk.filter, call.client.topics, limits),
-            limits=limits,
-            prefer_proven=walk.prefer_proven,
-        )
-        report = await open_full_report(call, wanted=walk.coverage)
-        async for page in self._services.sds.causal_history(wanted, call.sender):
-            yield sds_response(page)
-        if report is not None:
-            coverage = coverage_message(await report.finish())
-            yield store_pb2.CausalHistoryPage(coverage=coverage).SerializeToString()
+    except QueryError as error:
+        return query_response(_cut(asked.request_id), error.status, error.sentence)
 
 
-def stream_methods(services: Services, node: NodeContext) -> dict[Method, StreamMethod]:
-    """Return the reads that are answered by a stream, and their handlers."""
-    service = ReadService(services)
-    served: dict[Method, StreamMethod] = {
-        SCAN: service.scan,
-        FOLLOW: service.follow,
-        SDS_MESSAGES: service.sds_messages,
-        CAUSAL_HISTORY: service.causal_history,
-    }
-    if node.coverage is not None:
-        served[COVERAGE] = CoverageService(node.coverage).coverage
-    return served
+async def _read_page(
+    call: Call, plan: QueryPlan, *, with_coverage: bool
+) -> tuple[QueryPage, AnswerCoverage | None]:
+    """Read a page, and where it is wanted how complete it is.
+
+    Its likely size is taken from the budget of unsent answers first.
+
+    Raises:
+        QueryError: the cursor is not known.
+        CallError: there is no room.
+    """
+    reader, wanted = call.node.services.reader, plan.request
+    # Counted exactly when it is there.
+    messages = wanted.limit if wanted.hashes is None else min(wanted.limit, len(wanted.hashes))
+    each = LIKELY_MESSAGE_BYTES if wanted.include_data else LIKELY_PRESENCE_BYTES
+    await call.sender.take(COPIES * each * messages)
+    if plan.cursor is not None:
+        wanted = plan.page(await reader.position(plan.cursor, call.client.topics))
+    if plan.empty:
+        return QueryPage(b"", 0, None), None
+    report = None
+    if with_coverage:
+        span = wanted.time_start_ns, wanted.time_end_ns
+        report = await open_report(call, *span, all_kept=wanted.hashes is not None)
+    page = await reader.query(wanted)
+    if report is None:
+        return page, None
+    return page, await report.finish(page_span(wanted, page))
+
+
+async def scan(call: Call, request: bytes) -> AsyncGenerator[bytes, None]:
+    """Serve ``Scan``."""
+    asked = decode(store_pb2.ScanRequest, request)
+    topics = topic_filter(asked.filter, call.client.topics, call.node.limits)
+    after = ScanCursor.decode(asked.cursor) if asked.cursor else None
+    start_ns, end_ns = time_range(
+        asked.time_start if asked.HasField("time_start") else None,
+        asked.time_end if asked.HasField("time_end") else None,
+    )
+    if start_ns >= end_ns:
+        return
+    wanted = ScanRequest(
+        topics,
+        start_ns,
+        end_ns,
+        None if after is None else (after.timestamp, after.hash),
+        asked.include_data,
+        min(asked.page_size, MAX_SCAN_PAGE_MESSAGES),
+    )
+    with_timestamps = asked.include_timestamps and not asked.include_data
+    report = None
+    if asked.coverage:
+        begin_ns = start_ns if after is None else max(start_ns, after.timestamp)
+        report = await open_report(call, begin_ns, end_ns)
+    async for page in call.node.services.reader.scan(wanted, call.sender):
+        timestamps = page.timestamps if with_timestamps else ()
+        yield scan_page(page.frames, ScanCursor(*page.last).encode(), timestamps)
+        del page  # which would be held while the next one waits
+    if report is not None:
+        found = coverage_message(await report.finish())
+        yield store_pb2.ScanPage(coverage=found).SerializeToString()
+
+
+async def follow(call: Call, request: bytes) -> AsyncGenerator[bytes, None]:
+    """Serve ``Follow``; the topics are counted as long as the call follows."""
+    asked = decode(store_pb2.FollowRequest, request)
+    node, services = call.node, call.node.services
+    wanted = FollowRequest(
+        topic_filter(asked.filter, call.client.topics, node.limits),
+        services.cursors.open(asked.cursor) if asked.cursor else None,
+        asked.from_beginning,
+        asked.include_data,
+    )
+    size = sum(ROUTE_BYTES + len(name) for name in wanted.filter.content_topics)
+    with (
+        node.followed.reserve_share(call.client.name, size, _too_many_topics),
+        node.metrics.followers.track_inprogress(),
+    ):
+        async for page in services.feed.follow(wanted, call.sender):
+            yield follow_page(page.frames, services.cursors.seal(page.cursor), live=page.live)
+
+
+async def sds_messages(call: Call, request: bytes) -> AsyncGenerator[bytes, None]:
+    """Serve ``GetSdsMessages``."""
+    limits = call.node.limits
+    # An entry has three fields at most, itself included, and one that is unknown.
+    lookup = decode_read(store_pb2.GetSdsMessagesRequest, request, 4 * limits.sds_entries)
+    wanted = sds_lookup(
+        lookup.channel_id,
+        history_entries("entries", lookup.entries, limits.sds_entries),
+        topic_filter(lookup.filter, call.client.topics, limits),
+        limits,
+        prefer_proven=lookup.prefer_proven,
+    )
+    report = await _open_full_report(call) if lookup.coverage else None
+    async for page in call.node.services.sds.messages(wanted, call.sender):
+        yield sds_response(page)
+    if report is not None:
+        found = coverage_message(await report.finish())
+        yield store_pb2.SdsMessagesPage(coverage=found).SerializeToString()
+
+
+async def causal_history(call: Call, request: bytes) -> AsyncGenerator[bytes, None]:
+    """Serve ``GetCausalHistory``."""
+    limits = call.node.limits
+    walk = decode_read(store_pb2.GetCausalHistoryRequest, request, limits.causal_known_ids)
+    wanted = causal_request(
+        walk.channel_id,
+        history_entries("heads", walk.heads, limits.causal_heads),
+        known_ids=walk.known_ids,
+        max_messages=walk.max_messages,
+        max_depth=walk.max_depth,
+        topics=topic_filter(walk.filter, call.client.topics, limits),
+        limits=limits,
+        prefer_proven=walk.prefer_proven,
+    )
+    report = await _open_full_report(call) if walk.coverage else None
+    async for page in call.node.services.sds.causal_history(wanted, call.sender):
+        yield sds_response(page)
+    if report is not None:
+        found = coverage_message(await report.finish())
+        yield store_pb2.CausalHistoryPage(coverage=found).SerializeToString()
+
+
+async def _open_full_report(call: Call) -> AnswerReport | None:
+    """Open a report about all the time that the store keeps."""
+    return await open_report(call, *time_range(None, None), all_kept=True)
+
+
+STREAMS: Final[Mapping[Method, StreamMethod]] = {
+    SCAN: scan,
+    FOLLOW: follow,
+    SDS_MESSAGES: sds_messages,
+    CAUSAL_HISTORY: causal_history,
+    COVERAGE: coverage,
+}
+"""The reads that are answered by a stream, and their handlers."""
 
 
 def refuse_query(request: bytes, failure: CallError) -> bytes:

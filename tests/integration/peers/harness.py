@@ -158,7 +158,7 @@ async def peer_node(
         reads, statements = TransferReader(database), DatabaseStatements(database)
         identity = NodeIdentity(name, store_id or f"store of {name}".replace(" ", "-"), "1.0")
         rules, observer = Rules(), Observer()
-        context = context_of(identity, services, rules, metrics)
+        context = context_of(identity, database, services, rules, metrics)
         naive = NaiveReconcilable(database_url)
         work = TransferWork(
             reads,
@@ -186,7 +186,7 @@ async def peer_node(
         kind: Literal["client", "peer"] = "client" if tls is None else "peer"
         listener = bind(
             ListenerAddress("--peer-listen", "127.0.0.1", port),
-            build_handlers(kind, services, context),
+            build_handlers(kind, context),
             tls,
             connections=100,
             peers=True,

@@ -13,10 +13,12 @@ import grpc
 import pytest
 
 from store.db.commits.feed import DatabaseFeed, follow_cursors
+from store.db.maintenance.online import DatabaseOnlineTimes
 from store.db.pool import Database
 from store.db.reading.reader import DatabaseReader
 from store.db.reconciliation import DatabaseIds
 from store.db.schema.partitions import PartitionMap
+from store.db.sds.missing_parents import DatabaseMissingParents
 from store.db.sds.reader import DatabaseSdsReader
 from store.db.summaries.statements import DatabaseStatements
 from store.db.writing.writer import DatabaseWriter
@@ -152,17 +154,16 @@ async def serve(
         metrics = Metrics(IDENTITY.version)
         database, services = await opened(stack, database_url, metrics, limits.page_bytes)
         context = replace(
-            context_of(IDENTITY, services, rules, metrics),
+            context_of(IDENTITY, database, services, rules, metrics),
             quota=quota or Quota(),
             open_admin=open_admin,
             read_only=read_only,
             limits=limits,
             peers=peers,
             peer_limits=peer_limits or ClientLimits(),
-            coverage=await _coverage(stack, database, metrics) if http else None,
         )
         server = grpc.aio.server(
-            handlers=build_handlers(listener, services, context),
+            handlers=build_handlers(listener, context),
             options=[("grpc.max_receive_message_length", 16 * 1024 * 1024)],
         )
         if tls is None:
@@ -180,7 +181,7 @@ async def serve(
         if http:
             over_http = bind(
                 ListenerAddress("--http-listen", "127.0.0.1", 0),
-                build_app(services, context, sites=Sites()),
+                build_app(context, sites=Sites()),
                 None,
                 OpenConnections(1_000, metrics),
             )
@@ -188,16 +189,6 @@ async def serve(
             stack.push_async_callback(over_http.stop, 0)
             node.http = over_http.address
         yield node
-
-
-async def _coverage(stack: AsyncExitStack, database: Database, metrics: Metrics) -> Coverage:
-    """Open what answers `GetCoverage`."""
-    ids = DatabaseIds(database)
-    hot = HotIndex(ids, WrittenIds(), system_environment("test", metrics))
-    hot.start()
-    stack.push_async_callback(hot.stop)
-    statements = StatementBuffer(DatabaseStatements(database))
-    return Coverage(IndexedReconcilable(ids, hot), statements, ids)
 
 
 async def opened(
@@ -223,9 +214,16 @@ async def opened(
 
 
 def context_of(
-    identity: NodeIdentity, services: Services, rules: Rules, metrics: Metrics
+    identity: NodeIdentity,
+    database: Database,
+    services: Services,
+    rules: Rules,
+    metrics: Metrics,
 ) -> RpcContext:
     """Build the context of a node's RPC methods."""
+    ids = DatabaseIds(database)
+    index = HotIndex(ids, WrittenIds(), system_environment("test", metrics))
+    statements = StatementBuffer(DatabaseStatements(database))
 
     async def state() -> NodeState:
         summary = await services.reader.summary()
@@ -238,6 +236,10 @@ def context_of(
 
     return RpcContext(
         identity=identity,
+        services=services,
+        coverage=Coverage(IndexedReconcilable(ids, index), statements, ids),
+        intake=DatabaseOnlineTimes(database),
+        missing_parents=DatabaseMissingParents(database),
         policy=lambda: rules.policy,
         access=lambda: rules.access,
         now_ns=time.time_ns,

@@ -213,7 +213,7 @@ async def test_an_unexpected_error_is_internal_with_the_request_id_only(
             (away, grpc.StatusCode.UNAVAILABLE),
         ):
             context = replace(node.context, state=state)
-            server = grpc.aio.server(handlers=build_handlers("admin", node.services, context))
+            server = grpc.aio.server(handlers=build_handlers("admin", context))
             port = server.add_insecure_port("127.0.0.1:0")
             await server.start()
             async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as opened:
@@ -259,7 +259,7 @@ async def test_a_request_that_was_refused_is_not_kept(node: Node) -> None:
         kept.append(weakref.ref(decoded))
         raise busy("no room")
 
-    query = CallWrapper("client", node.context).unary(QUERY, refused, refuse_query)
+    _, query = CallWrapper("client", node.context).unary(QUERY, refused, refuse_query)
     server = grpc.aio.server()
     handlers = grpc.method_handlers_generic_handler("storenode.v1.Store", {"Query": query})
     server.add_generic_rpc_handlers((handlers,))

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from store.observe.metrics import Metrics, total
-from store.rpc.admin import AdminService
+from store.rpc.admin import get_status
 from store.runtime.health import NodeHealth, Obstacle
 from store.serving.context import NodeIdentity, NodeState
 from storenode.wire.storenode.v1.admin_pb2 import NodeStatus
@@ -110,7 +110,7 @@ async def test_a_status_reports_the_health_of_its_revision() -> None:
 
     identity = NodeIdentity("a", "b", "1")
     node = SimpleNamespace(identity=identity, state=read_state, exchange=None, look=health.look)
-    answer = await AdminService(cast("Any", node)).get_status(cast("Any", None), b"")
+    answer = await get_status(cast("Any", node), cast("Any", None), b"")
     status = NodeStatus.FromString(answer)
     assert (status.ready, status.unready) == (False, Obstacle.DATABASE.value)
     assert status.revision == health.value.revision

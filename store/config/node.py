@@ -114,8 +114,8 @@ class NodeConfig:
         multiple=True,
     )
     http_listen: Address | None = listener(
-        "Address for clients over HTTP: /api/v1, nwaku's /store/v3/messages, Connect and gRPC-Web;"
-        " off unless given.",
+        "Address for clients over HTTP: /api/v1, nwaku's /store/v3/messages, Connect; off unless"
+        " given.",
         ADDRESS,
     )
     http_allow_origin: tuple[str, ...] = listener(

@@ -24,7 +24,7 @@ from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from store.http.connect import ASKED_HEADERS, SHOWN_HEADERS
+from store.http.connect import ASKED_HEADERS
 from store.http.exchange import OpenEndpoint, refuse
 from store.http.failure import HttpError
 from store.http.limits import CORS_MAX_AGE_S
@@ -99,6 +99,6 @@ def _cross_origin(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
         allow_origins=list(origins),
         allow_methods=["GET", "POST"],
         allow_headers=[*_ASKED_HEADERS, *ASKED_HEADERS],
-        expose_headers=["retry-after", "x-request-id", *SHOWN_HEADERS],
+        expose_headers=["retry-after", "x-request-id"],
         max_age=CORS_MAX_AGE_S,
     )

@@ -1,23 +1,13 @@
 // What a page of another site does with the TypeScript client: one call for each question.
-import { createClient, Code, ConnectError } from "@connectrpc/connect";
-import { createGrpcWebTransport } from "@connectrpc/connect-web";
+import { Code, ConnectError } from "@connectrpc/connect";
 
-import { Store } from "/dist/gen/storenode/v1/store_pb.js";
 import { connectFromPage } from "/dist/web.js";
 
 const pubsubTopic = "/waku/2/rs/1/0";
 const decoder = new TextDecoder();
 
-function open({ api, token, protocol }) {
-  if (protocol === "connect") {
-    return connectFromPage(api, token);
-  }
-  const authorize = (next) => (request) => {
-    request.header.set("authorization", `Bearer ${token}`);
-    return next(request);
-  };
-  const interceptors = token === "" ? [] : [authorize];
-  return createClient(Store, createGrpcWebTransport({ baseUrl: api, interceptors }));
+function open({ api, token }) {
+  return connectFromPage(api, token);
 }
 
 function texts(messages) {

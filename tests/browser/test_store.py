@@ -19,7 +19,6 @@ from tests.support.secured import write_tokens
 pytestmark = pytest.mark.timeout(900)  # the first test builds the client
 
 PACKAGES: Final = ("@bufbuild/protobuf", "@connectrpc/connect", "@connectrpc/connect-web")
-PROTOCOLS: Final = ("connect", "grpc-web")
 RIGHTS: Final = {"page": ["read", "follow", "publish"], "reader": ["read"]}
 STORED: Final = 1
 ASK: Final = """
@@ -75,30 +74,28 @@ def client(page: Page, site: str, node: NodeProcess) -> Callable[..., dict[str, 
     page.driver.get(site)
     until(page, lambda: page.run("return window.ask !== undefined"), "the client is loaded")
 
-    def ask(what: str, protocol: str, token: str = "page", **more: object) -> dict[str, Any]:
+    def ask(what: str, token: str = "page", **more: object) -> dict[str, Any]:
         given = token and f"token-of-{token}"
-        question = {"what": what, "protocol": protocol, "token": given, **more}
+        question = {"what": what, "token": given, **more}
         question["api"] = f"http://{node.http}"
         return dict(page.driver.execute_async_script(ASK, question))
 
     return ask
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_page_publishes_reads_and_follows(
-    client: Callable[..., dict[str, Any]], page: Page, protocol: str
+    client: Callable[..., dict[str, Any]], page: Page
 ) -> None:
-    topic, said = f"/page/1/{protocol}/proto", ["one", "größer 明", "three"]
-    assert client("publish", protocol, topic=topic, said=said) == {"answer": [STORED] * 3}
-    assert client("query", protocol, topic=topic) == {"answer": said}
-    assert client("scan", protocol, topic=topic) == {"answer": [said[:2], said[2:]]}
-    assert client("follow", protocol, topic=topic, last="live") == {"answer": [*said, "live"]}
+    topic, said = "/page/1/connect/proto", ["one", "größer 明", "three"]
+    assert client("publish", topic=topic, said=said) == {"answer": [STORED] * 3}
+    assert client("query", topic=topic) == {"answer": said}
+    assert client("scan", topic=topic) == {"answer": [said[:2], said[2:]]}
+    assert client("follow", topic=topic, last="live") == {"answer": [*said, "live"]}
     assert page.complaints() == []
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_page_gets_the_reason_of_a_failed_call(
-    client: Callable[..., dict[str, Any]], protocol: str
+    client: Callable[..., dict[str, Any]],
 ) -> None:
     for asked, code, sentence in (
         (("query", ""), "Unauthenticated", "carries no token"),
@@ -107,6 +104,6 @@ def test_a_page_gets_the_reason_of_a_failed_call(
         (("wrongCursor", "reader"), "PermissionDenied", "lacks the right `follow`"),
         (("wrongCursor", "page"), "InvalidArgument", "the cursor is not one of Follow"),
     ):
-        failed = client(asked[0], protocol, asked[1], topic="/page/1/x/proto", said=["x"])
+        failed = client(asked[0], asked[1], topic="/page/1/x/proto", said=["x"])
         assert (failed["code"], sentence in failed["sentence"]) == (code, True), failed
         assert failed["id"], "the request ID is shown"

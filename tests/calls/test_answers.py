@@ -26,7 +26,7 @@ from storenode.wire.storenode.v1.store_pb2 import PublishResult as Result
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 from tests.calls.conftest import CLIENTS, access_of, caller
-from tests.calls.transports import Connect, Grpc, GrpcWeb, Library, Refused, Transport
+from tests.calls.transports import Connect, Grpc, Library, Refused, Transport
 from tests.integration.rpc.harness import Node, within
 from tests.support.forged import claiming, genuine, genuine_id
 
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 PUBSUB: Final = "/waku/2/rs/1/4"
 NOW_NS: Final = 1_763_625_600_000_000_000
 HOUR_NS: Final = 3_600 * 10**9
-WITH_STATUS: Final = (Grpc, Connect, GrpcWeb)
+WITH_STATUS: Final = (Grpc, Connect)
 """Transports that send the status of a stream behind its pages, and do not call again."""
 
 

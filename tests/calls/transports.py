@@ -12,7 +12,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import unquote
 
 import grpc
 import httpx
@@ -40,6 +39,9 @@ METHODS: Final[Mapping[str, tuple[type[Message], type[Message]]]] = {
 """The request and the page of each method."""
 
 UNARY: Final = frozenset({"Publish", "Query"})
+END: Final = 2
+"""The flag of the last frame of a stream."""
+
 _QUERY_CODES: Final = {404: "NOT_FOUND", 429: "RESOURCE_EXHAUSTED", 503: "UNAVAILABLE"}
 
 
@@ -128,16 +130,10 @@ class Grpc(Transport):
 class Connect(Transport):
     """Connect over HTTP/1.1."""
 
-    end_flag = 2
-
-    def content_type(self, method: str) -> str:
-        """Return the type of a request."""
-        return "application/proto" if method in UNARY else "application/connect+proto"
-
     async def pages(self, method: str, request: bytes) -> AsyncGenerator[Any, None]:
         """Yield the pages of an answer."""
-        kind, page = self.content_type(method), METHODS[method][1]
-        bare = kind == "application/proto"
+        page, bare = METHODS[method][1], method in UNARY
+        kind = "application/proto" if bare else "application/connect+proto"
         body = request if bare else framed(request)
         async with (
             self.client() as client,
@@ -152,37 +148,13 @@ class Connect(Transport):
                 yield check_query(page.FromString(found))
                 return
             async for flags, message in frames_of(response.aiter_raw()):
-                if flags == self.end_flag:
-                    self.check_end(message)
+                if flags == END:
+                    end = json.loads(message)
+                    if "error" in end:
+                        raise _connect_error(end["error"])
                     return
-                yield check_query(page.FromString(message))
+                yield page.FromString(message)
         raise AssertionError("the answer has no last frame")
-
-    def check_end(self, message: bytes) -> None:
-        """Raise `Refused` if the last frame has an error."""
-        end = json.loads(message)
-        if "error" in end:
-            raise _connect_error(end["error"])
-
-
-class GrpcWeb(Connect):
-    """gRPC-Web over HTTP/1.1."""
-
-    end_flag = 0x80
-
-    def content_type(self, method: str) -> str:
-        """Return the type of a request."""
-        assert method
-        return "application/grpc-web+proto"
-
-    def check_end(self, message: bytes) -> None:
-        """Raise `Refused` if the trailers have an error."""
-        lines = (each.partition(":") for each in message.decode().strip().split("\r\n"))
-        trailers = {name: unquote(value.strip()) for name, _, value in lines}
-        code = int(trailers["grpc-status"])
-        if code:
-            name = next(each.name for each in grpc.StatusCode if each.value[0] == code)
-            raise Refused(name, trailers["grpc-message"])
 
 
 PATHS: Final = {
@@ -263,7 +235,7 @@ class Library(Transport):
                 raise Refused(code, error.sentence) from None
 
 
-TRANSPORTS: Final[list[type[Transport]]] = [Grpc, Connect, GrpcWeb, Json, Library]
+TRANSPORTS: Final[list[type[Transport]]] = [Grpc, Connect, Json, Library]
 
 
 def _called(client: NodeClient, method: str, asked: Any) -> Any:  # noqa: ANN401 - of any method

@@ -1,11 +1,10 @@
-"""``Store`` over Connect and gRPC-Web at a real node, byte by byte: what libraries do not send."""
+"""``Store`` over Connect at a real node, byte by byte: what libraries do not send."""
 
 from __future__ import annotations
 
 import gzip
 import json
 from typing import Final
-from urllib.parse import unquote
 
 import httpx
 import psutil
@@ -23,10 +22,8 @@ from tests.support.node import NodeProcess
 
 CONNECT: Final = {"content-type": "application/connect+proto", "connect-protocol-version": "1"}
 UNARY: Final = {"content-type": "application/proto", "connect-protocol-version": "1"}
-WEB: Final = {"content-type": "application/grpc-web+proto", "x-grpc-web": "1"}
 MIB: Final = 1024 * 1024
 END: Final = 0x02
-TRAILERS: Final = 0x80
 
 
 def frames(body: bytes) -> list[tuple[int, bytes]]:
@@ -37,14 +34,6 @@ def frames(body: bytes) -> list[tuple[int, bytes]]:
         found.append((body[0], body[5 : 5 + size]))
         body = body[5 + size :]
     return found
-
-
-def trailers(body: bytes) -> dict[str, str]:
-    """Return the status of a gRPC-Web answer."""
-    flags, last = frames(body)[-1]
-    assert flags == TRAILERS
-    lines = (each.partition(":") for each in last.decode().strip().split("\r\n"))
-    return {name: unquote(value.strip()) for name, _, value in lines}
 
 
 def resident_bytes(node: NodeProcess) -> int:
@@ -66,9 +55,7 @@ def test_a_deadline_ends_a_stream_with_its_status(api: Api, node: NodeProcess, t
     connect = call(api, "Follow", body, {**CONNECT, "connect-timeout-ms": "300"})
     flags, end = frames(connect.content)[-1]
     assert (flags, json.loads(end)["error"]["code"]) == (END, "deadline_exceeded")
-    web = call(api, "Follow", body, {**WEB, "grpc-timeout": "300m"})
-    assert trailers(web.content)["grpc-status"] == "4"
-    counted = 'storenode_http_requests_total{code="408",operation="connect_Follow"} 2'
+    counted = 'storenode_http_requests_total{code="408",operation="connect_Follow"} 1'
     assert counted in get(node.metrics, "/metrics")[1]
 
 
@@ -114,15 +101,13 @@ def test_refused_requests_are_not_kept(api: Api, node: NodeProcess) -> None:
     large = b"\xff" * (15 * MIB)
     before = resident_bytes(node)
     for _ in range(24):
-        answer = call(api, "Publish", framed(large), WEB)
-        assert trailers(answer.content)["grpc-status"] == "3"
+        assert call(api, "Publish", large, UNARY).status_code == 400
     assert resident_bytes(node) < before + 6 * len(large)
 
 
-def test_content_types_may_be_written_otherwise(api: Api) -> None:
-    for given in ("Application/GRPC-Web+Proto", "application/grpc-web; charset=utf-8"):
-        web = call(api, "Query", framed(b""), {**WEB, "content-type": given})
-        assert trailers(web.content)["grpc-status"] == "0"
+def test_a_content_type_may_be_written_otherwise(api: Api) -> None:
+    headers = {**UNARY, "content-type": "Application/Proto; charset=utf-8"}
+    assert call(api, "Query", b"", headers).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -142,9 +127,8 @@ def test_pages_of_named_origins_may_call(api: Api) -> None:
     asking = {
         "origin": ORIGIN,
         "access-control-request-method": "POST",
-        "access-control-request-headers": "content-type, connect-protocol-version, x-grpc-web",
+        "access-control-request-headers": "content-type, connect-protocol-version",
     }
     assert api.client.options(f"{STORE}/Query", headers=asking).status_code == 200
-    answer = call(api, "Query", b"", {**UNARY, "origin": ORIGIN})
-    assert "grpc-status" in answer.headers["access-control-expose-headers"]
+    assert call(api, "Query", b"", {**UNARY, "origin": ORIGIN}).status_code == 200
     assert call(api, "Query", b"", {**UNARY, "origin": "https://other.example"}).status_code == 403

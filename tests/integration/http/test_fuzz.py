@@ -34,7 +34,7 @@ RPCS: Final = (
     ("Publish", "application/proto", b"\x0a\x02\x0a\x00"),
     ("Query", "application/proto", b"\x0a\x017\x10\x01"),
     ("Scan", "application/connect+proto", b"\0\0\0\0\x02\x22\x00"),
-    ("Follow", "application/grpc-web+proto", b"\0\0\0\0\x03\x12\x01x"),
+    ("Follow", "application/connect+proto", b"\0\0\0\0\x03\x12\x01x"),
 )
 
 
@@ -42,8 +42,9 @@ def drawn(rng: Random) -> bytes:
     """Return a valid random request."""
     if rng.random() < 0.3:
         method, kind, message = rng.choice(RPCS)
-        more = f"content-type: {kind}\r\ncontent-length: {len(message)}\r\ngrpc-timeout: 1S\r\n"
-        head = f"POST /storenode.v1.Store/{method} HTTP/1.1\r\n{HEAD}{more}\r\n"
+        more = f"content-type: {kind}\r\ncontent-length: {len(message)}\r\n"
+        timeout = "connect-timeout-ms: 1000\r\n"
+        head = f"POST /storenode.v1.Store/{method} HTTP/1.1\r\n{HEAD}{more}{timeout}\r\n"
         return head.encode() + message
     if rng.random() < 0.5:
         return f"GET {rng.choice(READS)} HTTP/1.1\r\n{HEAD}\r\n".encode()
@@ -80,7 +81,7 @@ def answered(node: NodeProcess, request: bytes) -> bytes:
             connection.shutdown(socket.SHUT_WR)
             while part := connection.recv(1 << 16):
                 parts.append(part)
-                if b"text/event-stream" in part or b"application/grpc-web" in part:
+                if b"text/event-stream" in part or b"application/connect" in part:
                     break
         except (ConnectionResetError, BrokenPipeError):
             pass

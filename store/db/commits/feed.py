@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
@@ -25,9 +26,7 @@ from store.db.commits.pages import (
     FOREIGN,
     LOST,
     TOKEN_SPAN,
-    FeedPage,
     FeedPosition,
-    PageSize,
     commits_between,
     is_served,
     newest,
@@ -36,7 +35,8 @@ from store.db.commits.pages import (
 )
 from store.db.locks import NODES
 from store.db.pool import Connection, Database, reconnecting
-from store.db.reading.messages import EVERY_TOPIC, Topics, topic_names
+from store.db.reading.messages import TopicKeys, topic_names
+from store.db.reading.pages import PageShape
 from store.domain.hub import (
     MAX_QUEUED_BYTES,
     START,
@@ -85,8 +85,9 @@ _MESSAGES_AT_ONCE: Final = 16 * 1024 * 1024 // MAX_MESSAGE_BYTES
 """Small commits are read together up to so many messages: with the largest ones that is as much as
 one transaction of the writer has."""
 _UNSETTLED_S: Final = 0.2
-_ENTRY_BYTES: Final = 256
-"""How large entries are taken to be before a follower has been given any."""
+_FEWEST_ROWS: Final = 8
+_FIRST_ROWS: Final = 1_000
+"""Rows of the first page of a backlog; those of each next one go by how many were shown."""
 
 
 def follow_cursors(database: Database) -> FollowCursors:
@@ -249,7 +250,7 @@ class DatabaseFeed:
             read_s = loop.time()
             self._news.clear()
             commits = await commits_between(
-                connection, self._hub.head[0] + 1, MAX_POSITION, EVERY_TOPIC, _COMMITS_AT_ONCE
+                connection, self._hub.head[0] + 1, MAX_POSITION, None, _COMMITS_AT_ONCE
             )
             if self._on_commits is not None:
                 self._on_commits(commits)
@@ -299,7 +300,7 @@ class DatabaseFeed:
         rows = {}
         if len(self._hub):
             wanted = await self._wanted(connection, commits)
-            if wanted.keys != ():
+            if wanted != ():
                 rows = await rows_of(connection, commits, wanted)
         if any(commit.topics is None for commit in commits):
             found = {row[0] for batch in rows.values() for row in batch}
@@ -307,14 +308,14 @@ class DatabaseFeed:
         for commit in commits:
             self._hub.dispatch(Commit(commit.place, rows.get(commit.batch, ())))
 
-    async def _wanted(self, connection: Connection, commits: Sequence[CommitRow]) -> Topics:
+    async def _wanted(self, connection: Connection, commits: Sequence[CommitRow]) -> TopicKeys:
         topics: set[bytes] = set()
         for commit in commits:
             if commit.topics is None:
-                return EVERY_TOPIC
+                return None
             topics.update(commit.topics)
         await self._learn(connection, topics)
-        return Topics(tuple(self._hub.wanted(topics)))
+        return tuple(self._hub.wanted(topics))
 
     async def _learn(self, connection: Connection, topics: set[bytes]) -> None:
         unnamed = self._hub.unnamed(topics)
@@ -333,7 +334,7 @@ class DatabaseFeed:
         encounter = None if resumes else self._encounters
         position = await self._begin(request, outlet)
         live = is_answered = False
-        entry_bytes = _ENTRY_BYTES
+        rows = _FIRST_ROWS
         while True:
             if self._reached(position) and encounter == self._encounters:
                 with self._subscribed(request, position.place) as subscription:
@@ -346,10 +347,11 @@ class DatabaseFeed:
                 continue
             encounter, before = self._encounters, position
             room = await outlet.room(self._page_bytes)
-            size = PageSize.of(room.size_bytes, entry_bytes)
-            page = await self._read_page(request, before, outlet, size)
-            if page.count:
-                entry_bytes = len(page.frames) // page.count
+            shape = PageShape(rows, room.size_bytes, request.include_data)
+            page = await self._database.read_page(
+                partial(read_feed_page, wanted=request.filter, after=before, shape=shape), outlet
+            )
+            rows = max(2 * page.count, _FEWEST_ROWS)
             room.fit(len(page.frames))
             position = page.position
             live = live or self._reached(position)
@@ -396,18 +398,6 @@ class DatabaseFeed:
             )
 
         return await self._database.read_page(look, outlet)
-
-    async def _read_page(
-        self, request: FollowRequest, position: FeedPosition, outlet: Outlet, size: PageSize
-    ) -> FeedPage:
-        include_data = request.include_data
-
-        async def read(connection: Connection) -> FeedPage:
-            return await read_feed_page(
-                connection, request.filter, position, size, include_data=include_data
-            )
-
-        return await self._database.read_page(read, outlet)
 
 
 class _Subscription:

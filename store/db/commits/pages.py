@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, LiteralString
+from typing import Any, Final, LiteralString
 
 from store.db.arrays import bigints, split_uuids
 from store.db.pool import Connection
 from store.db.reading.messages import (
     Row,
-    Topics,
-    columns_of,
+    TopicKeys,
     frame_of,
     largest_of,
-    read_frames,
     resolve,
     topics_clause,
     topics_parameters,
 )
+from store.db.reading.pages import PageShape, build, show
 from store.db.statements import SQL
 from store.domain.hub import START, CommitRow, Place
 from store.domain.hub import Row as LiveRow
@@ -27,7 +26,6 @@ from storenode.message.limits import MAX_TIMESTAMP_NS
 
 MAX_PAGE_MESSAGES: Final = 4_000
 _MAX_COMMITS: Final = 2_000
-_SPARE_ROWS: Final = 4
 MAX_POSITIONS: Final = 250_000
 """Positions that are looked through for one page, a fifth of a second: a follower of a topic on
 which little is said would otherwise look through all commits in one statement."""
@@ -54,20 +52,6 @@ class FeedPosition:
 
     place: Place
     inside: SyncId | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class PageSize:
-    """The size of a page: ``rows`` at most, of which ``max_bytes`` of entries are shown."""
-
-    rows: int
-    max_bytes: int
-
-    @classmethod
-    def of(cls, max_bytes: int, entry_bytes: int) -> PageSize:
-        """Return a size of some more rows than fit if entries have ``entry_bytes`` each."""
-        fitting = max_bytes // entry_bytes
-        return cls(min(fitting + fitting // 4 + _SPARE_ROWS, MAX_PAGE_MESSAGES), max_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +95,10 @@ async def is_served(connection: Connection, place: Place) -> bool:
 
 
 async def commits_between(
-    connection: Connection, first: int, last: int, topics: Topics, limit: int = _MAX_COMMITS
+    connection: Connection, first: int, last: int, topics: TopicKeys, limit: int = _MAX_COMMITS
 ) -> list[CommitRow]:
     """Read commits from ``first`` to ``last``, those that may hold a topic of a selection."""
-    filtered = topics.keys is not None
+    filtered = topics is not None
     cursor = await connection.execute(
         SQL.commits.read_between.format(topics=f" {SQL.commits.touching}" if filtered else ""),
         {"first": first, "last": last, "limit": limit} | topics_parameters(topics),
@@ -143,9 +127,7 @@ async def read_feed_page(
     connection: Connection,
     wanted: TopicFilter,
     after: FeedPosition,
-    size: PageSize,
-    *,
-    include_data: bool,
+    shape: PageShape,
 ) -> FeedPage:
     """Read the page after a position, in commits of about `MAX_PAGE_MESSAGES`.
 
@@ -162,7 +144,7 @@ async def read_feed_page(
     head = await newest(connection)
     topics = await resolve(connection, wanted)
     first = after.place[0] if after.inside else after.place[0] + 1
-    if first > head[0] or topics.keys == ():
+    if first > head[0] or topics == ():
         return FeedPage(b"", 0, FeedPosition(max(after.place, head)))
     if head[0] - first > MAX_POSITIONS:
         head = await _first_from(connection, first + MAX_POSITIONS)
@@ -172,28 +154,30 @@ async def read_feed_page(
     end = FeedPosition(head if complete else some[-1].place)
     if not some:
         return FeedPage(b"", 0, end)
-    at = after.inside or (MAX_TIMESTAMP_NS, b"")
+    at, limit = after.inside or (MAX_TIMESTAMP_NS, b""), min(shape.size, MAX_PAGE_MESSAGES)
     parameters = _batch_parameters(some, topics) | {
         "positions": bigints([commit.place[0] for commit in some]),
         "at_position": after.place[0],
         "at_ts": at[0],
         "at_hash": at[1],
-        "limit": size.rows,
-        "most": largest_of(size.max_bytes, size.rows),
+        "limit": limit,
+        "most": largest_of(shape.max_bytes, limit),
     }
-    statement = SQL.messages.page_in_commit_order.format(
-        columns=columns_of(include_data=include_data), topics=topics_clause(topics)
+    statement = build(
+        SQL.messages.page_in_commit_order,
+        include_data=shape.include_data,
+        topics=topics_clause(topics),
     )
     cursor = await connection.execute(statement, parameters, binary=True)
-    found = await cursor.fetchall()
-    rows: list[Row] = [tuple(row[:-1]) for row in found]  # type: ignore[misc]
-    frames = await read_frames(connection, rows, size.max_bytes, include_data=include_data)
-    count = sum(map(bool, frames))
-    if len(frames) == len(rows) < size.rows:
-        return FeedPage(b"".join(frames), count, end)
-    last = found[len(frames) - 1]
-    place = next(commit.place for commit in some if commit.place[0] == last[-1])
-    return FeedPage(b"".join(frames), count, FeedPosition(place, rows[len(frames) - 1][:2]))
+    found: list[tuple[Any, ...]] = await cursor.fetchall()
+    rows: list[Row] = [row[:4] for row in found]
+    shown = await show(connection, rows, shape)
+    frames = list(filter(None, shown))
+    if len(shown) == len(rows) < limit:
+        return FeedPage(b"".join(frames), len(frames), end)
+    ts, digest, *_, position = found[len(shown) - 1]
+    place = next(commit.place for commit in some if commit.place[0] == position)
+    return FeedPage(b"".join(frames), len(frames), FeedPosition(place, (ts, digest)))
 
 
 def _up_to(commits: Sequence[CommitRow], messages: int) -> list[CommitRow]:
@@ -206,7 +190,7 @@ def _up_to(commits: Sequence[CommitRow], messages: int) -> list[CommitRow]:
     return chosen
 
 
-def _batch_parameters(commits: Sequence[CommitRow], topics: Topics) -> dict[str, object]:
+def _batch_parameters(commits: Sequence[CommitRow], topics: TopicKeys) -> dict[str, object]:
     return topics_parameters(topics) | {
         "batches": bigints([commit.batch for commit in commits]),
         "lows": bigints([commit.min_ts for commit in commits]),
@@ -215,7 +199,7 @@ def _batch_parameters(commits: Sequence[CommitRow], topics: Topics) -> dict[str,
 
 
 async def rows_of(
-    connection: Connection, commits: Sequence[CommitRow], topics: Topics
+    connection: Connection, commits: Sequence[CommitRow], topics: TopicKeys
 ) -> dict[int, list[LiveRow]]:
     """Read the messages of some commits on some topics, by batch, each in order of time."""
     statement = SQL.messages.read_batches.format(topics=topics_clause(topics))

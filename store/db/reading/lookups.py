@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Final
 
 from store.db.pool import Connection, Database
@@ -18,12 +17,14 @@ from store.db.reading.messages import (
     Row,
     largest_of,
     locate,
-    matching_rows_at,
-    recent_rows,
+    rows_at,
+    rows_of_hashes,
+    select_topics,
+    topics_of,
 )
-from store.db.reading.pages import NO_PAGE, MessagePage, PageShape, page_of
+from store.db.reading.pages import MessagePage, PageShape, page_of
 from store.domain.partitioning import DAY_NS
-from store.domain.ports import PageRequest
+from store.domain.ports import PageRequest, SyncId
 
 MAX_SHARED_HASHES: Final = 64
 """Hashes of one shared look-up: with messages of the largest size, about 10 MB."""
@@ -31,10 +32,9 @@ MAX_SHARED_HASHES: Final = 64
 MAX_SMALL_HASHES: Final = 8
 """Hashes of a look-up that shares a statement with others."""
 
-MAX_DIRECT_HASHES: Final = 128
-"""Up to so many messages are read at once whatever their size, about 20 MB at most."""
-
 _MAX_STATEMENTS: Final = 2
+
+_Waiting = tuple[PageRequest, asyncio.Future[MessagePage]]
 
 
 def recent_ns() -> int:
@@ -43,19 +43,13 @@ def recent_ns() -> int:
     return now_ns - now_ns % DAY_NS - DAY_NS
 
 
-@dataclass(slots=True)
-class _WaitingLookup:
-    request: PageRequest
-    answer: asyncio.Future[MessagePage]
-
-
 class HashLookups:
     """Look-ups by hash; small ones are grouped."""
 
     def __init__(self, database: Database, page_bytes: int) -> None:
         self._database = database
         self._page_bytes = page_bytes
-        self._queue: deque[_WaitingLookup] = deque()
+        self._queue: deque[_Waiting] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def query(self, request: PageRequest) -> MessagePage:
@@ -64,91 +58,83 @@ class HashLookups:
         Raises:
             StoreUnavailable: the database does not serve.
         """
-        hashes = request.hashes or ()
-        if len(hashes) > MAX_SMALL_HASHES or not request.filter.everything:
-            return await self._database.read(self._read_page, request)
+        if len(request.hashes or ()) > MAX_SMALL_HASHES or not request.filter.everything:
+            return await self._database.read(self._read, request)
         answer: asyncio.Future[MessagePage] = asyncio.get_running_loop().create_future()
-        self._queue.append(_WaitingLookup(request, answer))
-        self._launch()
+        self._queue.append((request, answer))
+        if len(self._tasks) < _MAX_STATEMENTS:
+            self._tasks.add(asyncio.create_task(self._work()))
         return await answer
 
-    async def _read_page(self, connection: Connection, request: PageRequest) -> MessagePage:
-        hashes, include_data = request.hashes or (), request.include_data
-        if len(hashes) <= MAX_DIRECT_HASHES and request.filter.everything:
-            rows = await recent_rows(connection, hashes, recent_ns(), include_data=include_data)
-            return await self._page_of(connection, request, rows)
-        positions = _selected(request, await locate(connection, hashes))
-        if not positions:
-            return NO_PAGE
-        most = largest_of(self._page_bytes, len(positions))
-        rows = await matching_rows_at(
-            connection, positions, most, request.filter, include_data=include_data
-        )
-        return await self._page_of(connection, request, rows)
+    async def _read(self, connection: Connection, request: PageRequest) -> MessagePage:
+        positions = await locate(connection, request.hashes or ())
+        if not request.filter.everything:
+            topics = await topics_of(connection, positions)
+            allowed = await select_topics(connection, topics, request.filter)
+            positions = [at for at in positions if at[1] in allowed]
+        most = largest_of(self._page_bytes, max(1, len(positions))) if request.include_data else 0
+        return await self._page(connection, request, await rows_at(connection, positions, most))
 
-    async def _page_of(
-        self, connection: Connection, request: PageRequest, rows: list[Row]
+    async def _page(
+        self, connection: Connection, request: PageRequest, rows: Sequence[Row]
     ) -> MessagePage:
         found = {row[:2]: row for row in rows}
-        chosen = [found[position] for position in _selected(request, list(found))]
+        chosen = [found[at] for at in _selected(request, [*found])]
         shape = PageShape(request.limit, self._page_bytes, request.include_data)
         return await page_of(connection, chosen, shape)
 
-    def _launch(self) -> None:
-        if self._queue and len(self._tasks) < _MAX_STATEMENTS:
-            task = asyncio.create_task(self._serve(self._take()))
-            self._tasks.add(task)
-            task.add_done_callback(self._finish)
+    async def _work(self) -> None:
+        """Serve what waits, until nothing does."""
+        try:
+            while self._queue:
+                if group := self._take():
+                    await self._serve(group)
+        finally:
+            # Not in a callback: another look-up may come before it runs.
+            task = asyncio.current_task()
+            assert task is not None
+            self._tasks.discard(task)
 
-    def _finish(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        self._launch()
+    async def _serve(self, group: Sequence[_Waiting]) -> None:
+        try:
+            pages = await self._database.read(self._read_group, [request for request, _ in group])
+        except BaseException as error:
+            for _, answer in group:
+                if not answer.done():
+                    answer.set_exception(error)
+            if not isinstance(error, Exception):
+                raise
+            return
+        for (_, answer), page in zip(group, pages, strict=True):
+            if not answer.done():
+                answer.set_result(page)
 
-    def _take(self) -> list[_WaitingLookup]:
-        group: list[_WaitingLookup] = []
+    async def _read_group(
+        self, connection: Connection, group: Sequence[PageRequest]
+    ) -> list[MessagePage]:
+        hashes = {digest for request in group for digest in request.hashes or ()}
+        found = await rows_of_hashes(connection, [*hashes], recent_ns())
+        return [
+            await self._page(
+                connection, each, [found[it] for it in each.hashes or () if it in found]
+            )
+            for each in group
+        ]
+
+    def _take(self) -> list[_Waiting]:
+        group: list[_Waiting] = []
         hashes = 0
-        include_data = self._queue[0].request.include_data
-        while self._queue and self._queue[0].request.include_data == include_data:
-            hashes += len(self._queue[0].request.hashes or ())
+        while self._queue:
+            hashes += len(self._queue[0][0].hashes or ())
             if group and hashes > MAX_SHARED_HASHES:
                 break
             waiting = self._queue.popleft()
-            if not waiting.answer.done():
+            if not waiting[1].done():  # else its caller has gone away
                 group.append(waiting)
         return group
 
-    async def _serve(self, group: Sequence[_WaitingLookup]) -> None:
-        try:
-            if group:
-                pages = await self._database.read(self._read_group, group)
-                for waiting, page in zip(group, pages, strict=True):
-                    if not waiting.answer.done():
-                        waiting.answer.set_result(page)
-        except BaseException as error:
-            for waiting in group:
-                if not waiting.answer.done():
-                    waiting.answer.set_exception(error)
-            if not isinstance(error, Exception):
-                raise
 
-    async def _read_group(
-        self, connection: Connection, group: Sequence[_WaitingLookup]
-    ) -> list[MessagePage]:
-        hashes = {digest for waiting in group for digest in waiting.request.hashes or ()}
-        include_data = group[0].request.include_data
-        rows = await recent_rows(connection, [*hashes], recent_ns(), include_data=include_data)
-        found: Mapping[bytes, Row] = {row[1]: row for row in rows}
-        pages = []
-        for waiting in group:
-            wanted = waiting.request.hashes or ()
-            own = [found[digest] for digest in wanted if digest in found]
-            pages.append(await self._page_of(connection, waiting.request, own))
-        return pages
-
-
-def _selected(
-    request: PageRequest, positions: Sequence[tuple[int, bytes]]
-) -> list[tuple[int, bytes]]:
+def _selected(request: PageRequest, positions: Sequence[SyncId]) -> list[SyncId]:
     low_ns, high_ns, after = request.time_start_ns, request.time_end_ns, request.after
     chosen = [at for at in positions if low_ns <= at[0] < high_ns]
     if after is not None:

@@ -1,17 +1,15 @@
-"""Messages in Postgres by position and by hash, and the columns in which all reads return them.
+"""Messages in Postgres by position and by hash, and the topics that a filter selects.
 
-A read returns rows: the timestamp, the hash, the stored parts of the frame joined to one value,
-and their size. The value is NULL where the size passes the limit of the statement, so that a page
-is bounded before it is read; `read_frames` reads these messages by position, as far as they fit.
-Frames are joined from rows in Python, which costs no more than in SQL.
+A read of rows limits the size of one message, so that a page is bounded before it is read;
+`read_frames` reads larger ones by position, as far as they fit.
 
 Every statement names its bounds in time, so that partitions outside are left out when it starts.
+Frames are joined from columns in Python, which costs no more than in SQL.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from store.db.arrays import bigints, fixed_bytes, uuids
@@ -20,7 +18,6 @@ from store.db.schema.names import HASH_KEY_BYTES
 from store.db.statements import SQL
 from store.domain.hub import TopicName
 from store.domain.ports import SyncId, TopicFilter
-from store.messages.frames import presence
 from store.messages.record import frame_prefix
 from storenode.message.limits import HASH_BYTES
 from storenode.message.topics import topic_key
@@ -33,36 +30,19 @@ MAX_POSITIONS: Final = 4_096
 _ANY_SIZE: Final = 2**31 - 1
 
 Row = tuple[int, bytes, bytes | None, int]
-"""Timestamp, hash, parts of the frame after the hash (None: too large), and their size."""
+"""Timestamp, hash, parts of the frame after the hash (None: not read), and their size."""
 
+TopicKeys = tuple[bytes, ...] | None
+"""The keys of the topics that a filter selects; None: every topic."""
 
+_IDS_AT: Final = SQL.messages.read_at.format(columns="m.ts, m.hash")
 _TOPICS_AT: Final = SQL.messages.read_at.format(columns="m.hash, m.topic")
 _PAYLOADS_AT: Final = SQL.messages.read_at.format(columns="m.hash, m.payload")
 _CONTENTS_AT: Final = SQL.messages.read_at.format(columns="m.hash, m.content_digest")
-
+_ROWS_AT: Final = SQL.messages.read_at.format(columns=SQL.messages.data_columns)
 
 _LAST_CHARACTER: Final = "\U0010ffff"
 _SURROGATES: Final = range(0xD800, 0xE000)
-
-
-@dataclass(frozen=True, slots=True)
-class Topics:
-    """A filter as topic keys; ``keys`` None: every topic."""
-
-    keys: tuple[bytes, ...] | None
-
-
-EVERY_TOPIC: Final = Topics(None)
-
-
-def columns_of(*, include_data: bool) -> str:
-    """Return the columns of rows with or without their data."""
-    return SQL.messages.data_columns if include_data else SQL.messages.id_columns
-
-
-def largest_of(max_bytes: int, rows: int) -> int:
-    """Return the parameter ``most`` for rows of which a page has ``max_bytes``: twice the share."""
-    return 2 * max_bytes // rows
 
 
 def frame_of(message_hash: bytes, body: bytes) -> bytes:
@@ -70,69 +50,51 @@ def frame_of(message_hash: bytes, body: bytes) -> bytes:
     return frame_prefix(len(body)) + message_hash + body
 
 
+def largest_of(max_bytes: int, rows: int) -> int:
+    """Return the parameter ``most`` for rows of which a page has ``max_bytes``: twice the share."""
+    return 2 * max_bytes // rows
+
+
 async def read_frames(
-    connection: Connection, rows: Sequence[Row], max_bytes: int, *, include_data: bool
-) -> list[bytes]:
+    connection: Connection, rows: Sequence[Row], max_bytes: int
+) -> list[bytes | None]:
     """Return the frames of the first rows, at most ``max_bytes`` of them but at least one.
 
-    A message that was pruned meanwhile has an empty frame.
+    None: a message that was not read with its row, and was pruned meanwhile.
     """
-    if not include_data:
-        frames = [presence(row[1]) for row in rows]
-        return frames[: max(1, max_bytes // len(frames[0]))] if frames else []
-    left = max_bytes
-    frames = []
+    frames: list[bytes | None] = []
     absent: list[int] = []
-    for _, digest, body, size in rows:
+    for number, (_, digest, body, size) in enumerate(rows):
         begin = frame_prefix(size) + digest
-        left -= len(begin) + size
-        if left < 0 and frames:
+        max_bytes -= len(begin) + size
+        if max_bytes < 0 and number:
             break
         if body is None:
-            absent.append(len(frames))
-        frames.append(begin + body if body is not None else b"")
+            absent.append(number)
+        frames.append(None if body is None else begin + body)
     if absent:
-        positions = [rows[index][:2] for index in absent]
-        found = {row[1]: row[2] for row in await rows_at(connection, positions, _ANY_SIZE)}
-        for index in absent:
-            body = found.get(rows[index][1])
-            frames[index] = b"" if body is None else frame_of(rows[index][1], body)
+        found = {row[:2]: row for row in await rows_at(connection, [rows[n][:2] for n in absent])}
+        for number in absent:
+            _, digest, body, _ = found.get(rows[number][:2], rows[number])
+            frames[number] = None if body is None else frame_of(digest, body)
     return frames
 
 
 async def rows_at(
-    connection: Connection, positions: Sequence[SyncId], most: int, *, include_data: bool = True
+    connection: Connection, positions: Sequence[SyncId], most: int = _ANY_SIZE
 ) -> list[Row]:
-    """Return the rows of the messages at some positions, in no order, as far as they are stored."""
-    return await _select_at(connection, positions, most, columns_of(include_data=include_data))  # type: ignore[return-value]
-
-
-async def matching_rows_at(
-    connection: Connection,
-    positions: Sequence[SyncId],
-    most: int,
-    wanted: TopicFilter,
-    *,
-    include_data: bool,
-) -> list[Row]:
-    """Return the rows of `rows_at` whose messages a filter lets through."""
-    if wanted.everything:
-        return await rows_at(connection, positions, most, include_data=include_data)
-    columns = f"m.topic, {columns_of(include_data=include_data)}"
-    found = await _select_at(connection, positions, most, columns)
-    topics: dict[bytes, bytes] = {row[2]: row[0] for row in found}  # type: ignore[misc]
-    allowed = await select_topics(connection, topics, wanted)
-    return [row[1:] for row in found if row[2] in allowed]  # type: ignore[misc]
-
-
-async def _select_at(
-    connection: Connection, positions: Sequence[SyncId], most: int, columns: str
-) -> list[tuple[object, ...]]:
+    """Return the rows of the stored messages at some positions, in no order."""
     if not positions:
         return []
     parameters = position_parameters(positions) | {"most": most}
-    statement = SQL.messages.read_at.format(columns=columns)
-    return await (await connection.execute(statement, parameters, binary=True)).fetchall()
+    cursor = await connection.execute(_ROWS_AT, parameters, binary=True)
+    return await cursor.fetchall()  # type: ignore[return-value]
+
+
+async def stored_at(connection: Connection, positions: Sequence[SyncId]) -> set[SyncId]:
+    """Return those of some positions, at least one, at which a message is stored."""
+    cursor = await connection.execute(_IDS_AT, position_parameters(positions), binary=True)
+    return set(await cursor.fetchall())  # type: ignore[arg-type]
 
 
 async def frames_at(
@@ -142,16 +104,14 @@ async def frames_at(
 
     As many as ``max_bytes`` allow, but at least one.
     """
-    if not positions:
-        return []
-    found = await rows_at(connection, positions, largest_of(max_bytes, len(positions)))
-    by_position = {row[:2]: row for row in found}
+    most = largest_of(max_bytes, max(1, len(positions)))
+    by_position = {row[:2]: row for row in await rows_at(connection, positions, most)}
     rows = [by_position[at] for at in dict.fromkeys(positions) if at in by_position]
-    read = await read_frames(connection, rows, max_bytes, include_data=True)
+    read = await read_frames(connection, rows, max_bytes)
     frames = {row[:2]: frame for row, frame in zip(rows, read, strict=False)}
     # Nothing is known of what follows the first message that did not fit.
     end = positions.index(rows[len(read)][:2]) if len(read) < len(rows) else len(positions)
-    return [frames.get(at) or None for at in positions[:end]]
+    return [frames.get(at) for at in positions[:end]]
 
 
 async def topics_of(connection: Connection, positions: Sequence[SyncId]) -> dict[bytes, bytes]:
@@ -195,24 +155,22 @@ async def locate(connection: Connection, hashes: Sequence[bytes]) -> list[SyncId
     if len({digest for _, digest in found}) == len(found):
         return found
     # Several hashes begin alike, and only the messages tell them apart.
-    stored = {row[1]: row[0] for row in await rows_at(connection, found, 0, include_data=False)}
+    stored = {digest: ts for ts, digest in await stored_at(connection, found)}
     return [at for at in found if stored.get(at[1], at[0]) == at[0]]
 
 
-async def recent_rows(
-    connection: Connection, hashes: Sequence[bytes], recent_ns: int, *, include_data: bool
-) -> list[Row]:
-    """Return the rows of messages by hash, in no order; those from ``recent_ns`` on at once."""
-    statement = SQL.messages.read_by_hash.format(columns=columns_of(include_data=include_data))
-    parameters = {"keys": bigints([*map(hash_key, hashes)]), "recent": recent_ns, "most": _ANY_SIZE}
-    cursor = await connection.execute(statement, parameters, binary=True)
-    found = await cursor.fetchall()
-    older = [(ts, key) for ts, key, *_ in found if ts < recent_ns]  # type: ignore[operator]
+async def rows_of_hashes(
+    connection: Connection, hashes: Sequence[bytes], recent_ns: int
+) -> dict[bytes, Row]:
+    """Return the rows of few messages by hash, whole; those from ``recent_ns`` on at once."""
+    parameters = {"keys": bigints([*map(hash_key, hashes)]), "recent": recent_ns}
+    cursor = await connection.execute(SQL.messages.read_by_hash, parameters, binary=True)
+    found: list[tuple[int, int, bytes, bytes, int]] = await cursor.fetchall()  # type: ignore[assignment]
     wanted = set(hashes)
-    rows = {row[1]: tuple(row) for _, _, *row in found if row[1] in wanted}
-    positions = _positions(older, hashes)  # type: ignore[arg-type]
-    beyond = await rows_at(connection, positions, _ANY_SIZE, include_data=include_data)
-    return [*rows.values(), *beyond]  # type: ignore[list-item]
+    rows: list[Row] = [(ts, *row) for ts, _, *row in found if row[0] in wanted]  # type: ignore[misc]
+    older = _positions([(ts, key) for ts, key, *_ in found if ts < recent_ns], hashes)
+    rows += await rows_at(connection, older)
+    return {row[1]: row for row in rows}
 
 
 def hash_key(message_hash: bytes) -> int:
@@ -256,22 +214,20 @@ async def select_topics(
     return {key for key, topic in topics.items() if topic in allowed}
 
 
-async def resolve(connection: Connection, wanted: TopicFilter) -> Topics:
+async def resolve(connection: Connection, wanted: TopicFilter) -> TopicKeys:
     """Turn a filter into topic keys; full pairs need no look-up."""
     rights = wanted.rights
     if wanted.pubsub_topic is not None and wanted.content_topics:
-        return Topics(
-            tuple(
-                topic_key(wanted.pubsub_topic, content)
-                for content in sorted(set(wanted.content_topics))
-                if rights.allows(wanted.pubsub_topic, content)
-            )
+        return tuple(
+            topic_key(wanted.pubsub_topic, content)
+            for content in sorted(set(wanted.content_topics))
+            if rights.allows(wanted.pubsub_topic, content)
         )
     if wanted.everything:
-        return EVERY_TOPIC
+        return None
     statement, parameters = _matching_topics(wanted)
     cursor = await connection.execute(statement, parameters, binary=True)
-    return Topics(tuple(row[0] for row in await cursor.fetchall()))  # type: ignore[misc]
+    return tuple(row[0] for row in await cursor.fetchall())  # type: ignore[misc]
 
 
 def _matching_topics(wanted: TopicFilter) -> tuple[str, dict[str, object]]:
@@ -309,11 +265,11 @@ def _end_of_prefix(prefix: str) -> str | None:
     return stem[:-1] + chr(_SURROGATES.stop if following in _SURROGATES else following)
 
 
-def topics_clause(topics: Topics) -> str:
+def topics_clause(topics: TopicKeys) -> str:
     """Return a condition on ``m`` for a selection of topics (see `topics_parameters`)."""
-    return "" if topics.keys is None else " and m.topic in (select unnest(%(topics)b::uuid[]))"
+    return "" if topics is None else " and m.topic in (select unnest(%(topics)b::uuid[]))"
 
 
-def topics_parameters(topics: Topics) -> dict[str, object]:
+def topics_parameters(topics: TopicKeys) -> dict[str, object]:
     """Return the parameters of `topics_clause` and of pages that merge topics."""
-    return {} if topics.keys is None else {"topics": uuids(topics.keys)}
+    return {} if topics is None else {"topics": uuids(topics)}

@@ -14,7 +14,7 @@ from typing import Final
 from reconcile.ids import SyncIds
 from store.db.pool import Connection, Database
 from store.db.reading.lookups import HashLookups
-from store.db.reading.messages import Topics, frames_at, hash_key, resolve, rows_at, select_topics
+from store.db.reading.messages import frames_at, hash_key, resolve, select_topics, stored_at
 from store.db.reading.pages import (
     AFTER_ALL,
     BEFORE_ALL,
@@ -100,24 +100,19 @@ class DatabaseReader:
         else:
             page = await self._database.read(read)
         frames = page.frames if request.forward else page.frames[::-1]
-        shown = [_QUERY_TAG + frame[1:] for frame in frames if frame]
-        entries = b"".join(shown)
+        entries = b"".join([_QUERY_TAG + frame[1:] for frame in frames])
         if page.is_last:
-            return QueryPage(entries, len(shown), None)
+            return QueryPage(entries, len(frames), None)
         last_ns, cursor = page.positions[-1]
         next_ns = last_ns if request.hashes is None else None
-        return QueryPage(entries, len(shown), cursor, next_ns)
+        return QueryPage(entries, len(frames), cursor, next_ns)
 
     async def scan(self, request: ScanRequest, outlet: Outlet) -> AsyncGenerator[FramesPage, None]:
         """Yield every match in ascending order, a page at a time.
 
         Small pages are cut from larger ones: to read each of them costs far more than to send it.
         """
-
-        async def choose(connection: Connection) -> Topics:
-            return await resolve(connection, request.filter)
-
-        topics = await self._database.read_page(choose, outlet)
+        topics = await self._database.read_page(lambda it: resolve(it, request.filter), outlet)
         most, after = self._page_bytes, request.after or BEFORE_ALL
         room: Room | None = await outlet.room(most)
         ahead: asyncio.Task[MessagePage] | None = None
@@ -131,10 +126,8 @@ class DatabaseReader:
             low_ns, high_ns = max(request.time_start_ns, after[0], 0), request.time_end_ns - 1
             window = PageWindow(low_ns, high_ns, after, forward=True)
 
-            async def read(connection: Connection) -> MessagePage:
-                return await read_page(connection, topics, window, shape)
-
-            return asyncio.ensure_future(self._database.read_page(read, outlet))
+            work = self._database.read_page(lambda it: read_page(it, topics, window, shape), outlet)
+            return asyncio.ensure_future(work)
 
         try:
             while True:
@@ -150,12 +143,9 @@ class DatabaseReader:
                     ahead = begin(room)
                 for start in range(0, len(page.frames), asked):
                     end = min(start + asked, len(page.frames))
-                    part, places = page.frames[start:end], page.positions[start:end]
-                    # Others were pruned meanwhile.
-                    times = [at_ns for frame, (at_ns, _) in zip(part, places, strict=True) if frame]
-                    if times:
-                        yield FramesPage(b"".join(part), times, places[-1])
-                    del part
+                    places = page.positions[start:end]
+                    times = [at_ns for at_ns, _ in places]
+                    yield FramesPage(b"".join(page.frames[start:end]), times, places[-1])
                 # Not to be held while the next one waits for room.
                 del page
                 taken.close()
@@ -228,7 +218,7 @@ class TransferReader:
 async def _seek(connection: Connection, positions: Sequence[SyncId]) -> set[SyncId]:
     with waiting_for_standby(connection):
         async with connection.transaction():
-            rows = await rows_at(connection, positions, 0, include_data=False)
-            if rows:
+            found = await stored_at(connection, positions)
+            if found:
                 await cover_what_is_visible(connection)
-    return {row[:2] for row in rows}
+    return found

@@ -38,7 +38,7 @@ select ts, key from storenode.hashes where key = any(%b::bigint[])
 -- read_by_hash --
 -- Messages by hash in one statement, as far as they are recent: others are only located, and the
 -- statement that reads them is pruned once to their partitions, and not for each message.
-select k.ts, k.key, {columns}
+select k.ts, k.key, m.hash, m.head || m.payload || m.tail, <messages.size>
 from storenode.hashes k left join lateral (
     select n.* from storenode.messages n
     where n.ts = k.ts and n.ts >= %(recent)b::bigint

@@ -18,7 +18,7 @@ from store.db.commits import pages as commit_pages
 from store.db.commits.feed import DatabaseFeed
 from store.db.locks import NODES
 from store.db.pool import Connection
-from store.db.reading.messages import Topics
+from store.db.reading.messages import TopicKeys
 from store.db.writing import insert as insert_module
 from store.db.writing import writer as writer_module
 from store.db.writing.insert import OwnCommit
@@ -491,7 +491,7 @@ async def test_the_tail_reads_a_bounded_number_of_messages_at_once(
     read: list[list[int]] = []
 
     async def noted(
-        connection: Connection, commits: Sequence[CommitRow], topics: Topics
+        connection: Connection, commits: Sequence[CommitRow], topics: TopicKeys
     ) -> dict[int, list[Row]]:
         read.append([commit.messages for commit in commits])
         return await commit_pages.rows_of(connection, commits, topics)

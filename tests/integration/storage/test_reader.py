@@ -650,7 +650,7 @@ async def test_a_filter_selects_the_topics_that_it_matches(node: Node) -> None:
         await insert_topics(connection, [(topic_key(*pair), low, *pair) for pair in PAIRS])
         for topics, allowed in product(EXACT, RIGHTS):
             wanted = TopicFilter(*topics, allowed)
-            keys = (await resolve(connection, wanted)).keys
+            keys = await resolve(connection, wanted)
             if keys is None:
                 assert wanted == EVERYTHING
                 continue

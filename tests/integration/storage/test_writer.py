@@ -15,7 +15,7 @@ import pytest
 from store.db.arrays import split_uuids
 from store.db.commits import feed as feed_module
 from store.db.pool import Connection
-from store.db.reading.messages import frame_of, locate, recent_rows
+from store.db.reading.messages import frame_of, locate, rows_of_hashes
 from store.db.writing import insert as insert_module
 from store.db.writing import writer as writer_module
 from store.db.writing.insert import CommitPart, Inserted
@@ -408,8 +408,8 @@ async def test_what_was_dropped_and_comes_again_is_stored_again(
     positions = sorted(zip(first.timestamps, first.hashes, strict=True))
     async with await node.database.connect() as connection:
         assert sorted(await locate(connection, first.hashes)) == positions
-        rows = await recent_rows(connection, first.hashes, 0, include_data=False)
-    assert sorted(row[:2] for row in rows) == positions
+        rows = await rows_of_hashes(connection, first.hashes, 0)
+    assert sorted(row[:2] for row in rows.values()) == positions
     for table in ("messages", "hashes", "sds", "topics"):
         await node.rows(DROP_TODAY.format(table))
     assert await node.store(again) == await node.store(first) == [True] * 5

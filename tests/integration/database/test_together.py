@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import pytest
 
 from store.db.checks.check import check
-from store.db.maintenance.maintainer import Maintainer
 from store.db.maintenance.retention import prune
 from store.db.pool import Database
 from store.db.schema import partitions
@@ -97,34 +96,5 @@ async def test_nothing_that_is_kept_is_lost(database_url: str) -> None:
     assert drops > 0
     assert wanted != set()
     assert wanted <= remaining
-    report = await asyncio.to_thread(check, database_url, now_ns=lambda: NOW)
-    assert report.findings == []
-
-
-async def test_a_maintainer_beside_publishers_disturbs_no_other(database_url: str) -> None:
-    events: list[str] = []
-
-    def note(name: str, /, **_fields: object) -> None:
-        events.append(name)
-
-    maintainer = Maintainer(
-        lambda: opened(database_url),
-        lambda: RetentionPolicy(age_ns=30 * DAY_NS),
-        now_ns=lambda: NOW,
-        on_event=note,
-        interval_s=0.01,
-    )
-    task = asyncio.create_task(maintainer.run())
-    try:
-        stored = await asyncio.gather(*(publish(database_url, node) for node in range(NODES)))
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-    assert maintainer.rounds > 0
-    assert "maintenance_failed" not in events
-    assert "maintenance_disconnected" not in events
-    async with await opened(database_url) as connection:
-        remaining = await values(connection, "select count(*)::int from storenode.messages")
-    assert remaining == [sum(len(batch) for node in stored for batch in node)]
     report = await asyncio.to_thread(check, database_url, now_ns=lambda: NOW)
     assert report.findings == []

@@ -11,6 +11,7 @@ import random
 import sys
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from itertools import pairwise, product
 from typing import Any
 
@@ -26,7 +27,7 @@ from store.db.maintenance.retention import prune
 from store.db.reading import lookups, reader
 from store.db.reading.messages import frames_at, locate, resolve
 from store.db.reading.pages import MessagePage, read_page
-from store.db.reading.reader import DEFAULT_SCAN_PAGE, MAX_LOADED_IDS, MAX_SCAN_PAGE, TransferReader
+from store.db.reading.reader import MAX_LOADED_IDS, TransferReader
 from store.db.summaries.fold import fold, fold_until
 from store.db.writing import writer as writer_module
 from store.db.writing.insert import insert_topics
@@ -46,7 +47,6 @@ from storenode.message.limits import MAX_RESPONSE_BYTES
 from storenode.message.topics import topic_key
 from tests.integration.storage.following import following, from_beginning
 from tests.integration.storage.node import Node, running
-from tests.integration.storage.proxy import proxied
 from tests.integration.storage.world import (
     CONTENTS,
     DAY,
@@ -181,18 +181,8 @@ def same(found: QueryPage, right: QueryPage) -> bool:
 
 async def walk(node: Node, stored: Sequence[KnownMessage], request: PageRequest) -> list[bytes]:
     """Return the entries of all pages, each of which is compared; the last says when to stop."""
-    found, after = [], request.after
+    found, asked = [], request
     while True:
-        asked = PageRequest(
-            request.filter,
-            request.hashes,
-            request.time_start_ns,
-            request.time_end_ns,
-            after,
-            request.forward,
-            request.limit,
-            request.include_data,
-        )
         page = await node.reader.query(asked)
         assert same(page, expected_page(stored, asked))
         found.append(page.entries)
@@ -200,6 +190,7 @@ async def walk(node: Node, stored: Sequence[KnownMessage], request: PageRequest)
             return found
         after = await node.reader.position(page.next_cursor, TopicRights())
         assert after is not None
+        asked = replace(asked, after=after)
 
 
 def page_request(
@@ -525,17 +516,15 @@ async def test_thousands_of_messages_in_one_nanosecond(node: Node) -> None:
     assert await reads.held(ids) == [True] * count
 
 
-async def test_the_size_of_scan_pages_is_bounded(node: Node) -> None:
-    rng = random.Random(SEED)
-    for _ in range(3):
-        assert all(await node.store(random_batch(rng, 4_000, [NOW], TOPICS[:1], size=8)))
-
-    async def sizes(page_size: int) -> list[int]:
-        pages = node.reader.scan(scan_request(page_size=page_size), WideOutlet())
-        return [len(page.timestamps) async for page in pages]
-
-    assert await sizes(0) == [DEFAULT_SCAN_PAGE] * (12_000 // DEFAULT_SCAN_PAGE)
-    assert await sizes(10**9) == [MAX_SCAN_PAGE, 12_000 - MAX_SCAN_PAGE]
+async def test_the_size_of_scan_pages_is_bounded(
+    shared: Node, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "DEFAULT_SCAN_PAGE", 100)
+    monkeypatch.setattr(reader, "MAX_SCAN_PAGE", 250)
+    for page_size, largest in ((0, 100), (10**9, 250)):
+        pages = shared.reader.scan(scan_request(page_size=page_size), WideOutlet())
+        sizes = [len(page.timestamps) async for page in pages]
+        assert (sum(sizes), set(sizes[:-1])) == (len(world), {largest})
 
 
 @pytest.mark.parametrize("count", [60, 129])
@@ -595,8 +584,17 @@ async def test_two_messages_whose_hashes_begin_alike_are_both_found(node: Node) 
             assert await locate(connection, [position[1]]) == [position]
 
 
-async def test_callers_that_go_away_do_not_disturb_the_others(shared: Node, world: World) -> None:
+async def test_lookups_fail_together_work_again_and_outlive_callers_that_go_away(
+    shared: Node, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away(*_: object) -> None:
+        raise StoreUnavailable("away")
+
     requests = [page_request(hashes=[each.hash]) for each in world[:200]]
+    with monkeypatch.context() as patch:
+        patch.setattr(shared.database, "read", away)
+        answers = await asyncio.gather(*map(shared.reader.query, requests), return_exceptions=True)
+    assert {type(answer) for answer in answers} == {StoreUnavailable}
     tasks = [asyncio.create_task(shared.reader.query(request)) for request in requests]
     await tasks[0]
     for task in tasks[1::2]:
@@ -605,27 +603,6 @@ async def test_callers_that_go_away_do_not_disturb_the_others(shared: Node, worl
     for request, answer in list(zip(requests, answers, strict=True))[::2]:
         assert isinstance(answer, QueryPage)
         assert same(answer, expected_page(world, request))
-
-
-async def test_lookups_fail_together_and_work_again(
-    history: tuple[str, World], world: World
-) -> None:
-    async with proxied(history[0]) as (proxy, url), running(url) as node:
-        requests = [page_request(hashes=[each.hash]) for each in world[:20]]
-        proxy.refuse()
-        with node.impatient():
-            lookups = map(node.reader.query, requests)
-            answers = await asyncio.gather(*lookups, return_exceptions=True)
-        assert {type(answer) for answer in answers} == {StoreUnavailable}
-        await proxy.open()
-        async with asyncio.timeout(90):
-            while True:
-                try:
-                    pages = await asyncio.gather(*map(node.reader.query, requests))
-                    break
-                except StoreUnavailable:
-                    continue
-        assert all(map(same, pages, [expected_page(world, request) for request in requests]))
 
 
 # What sorts around a prefix: wildcards, the ends of the code space and of its surrogates.

@@ -30,9 +30,6 @@ DISCONNECT = (
     "select pg_terminate_backend(pid) from pg_stat_activity"
     " where datname = {name} and pid <> pg_backend_pid()"
 )
-WAITING = """
-select count(*) from pg_locks where relation = 'storenode.messages'::regclass and not granted
-"""
 REVOKE = "revoke insert on storenode.messages from storenode"
 GRANT = "grant insert on storenode.messages to storenode"
 REQUEST = PageRequest(
@@ -148,27 +145,6 @@ async def test_a_lock_that_stops_publishing_stops_the_canary_and_is_named(
             assert watched.node.database.write_failure is None
             assert (await watched.node.reader.query(REQUEST)).count == 1
             holder.rollback()
-
-
-async def test_a_call_that_is_abandoned_leaves_the_queue(watched: Watched) -> None:
-    writer = watched.node.writer
-    assert await watched.publish() == [True]
-    async with await watched.node.database.connect() as holder, holder.transaction():
-        await holder.execute("lock table storenode.messages in share mode")
-        calls: list[asyncio.Task[list[bool]]] = []
-        workers = watched.node.database.settings.write_connections - 1
-        async with asyncio.timeout(60):
-            while await watched.node.value(WAITING) != workers:
-                calls.append(asyncio.create_task(watched.publish()))
-                await asyncio.sleep(PAUSE_S)
-        calls += [asyncio.create_task(watched.publish()) for _ in range(10)]
-        await asyncio.sleep(0)
-        assert writer.queued_bytes
-        for each in calls:
-            each.cancel()
-        await asyncio.gather(*calls, return_exceptions=True)
-        assert (writer.queued_bytes, len(writer._queue)) == (0, 0)
-    assert await watched.publish() == [True]
 
 
 async def test_a_login_that_is_refused_is_the_reason_of_an_outage(watched: Watched) -> None:

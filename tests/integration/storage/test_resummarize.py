@@ -172,7 +172,7 @@ async def test_nodes_go_on_while_summaries_are_made_anew(
             folded.set()
 
     async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as others:
-        for work in (publish, publish, keep_folding):
+        for work in (publish, publish, keep_folding, keep_folding):
             others.create_task(work())
         await resummarize(connection)
         assert await findings(node) == {}

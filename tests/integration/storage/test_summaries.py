@@ -29,14 +29,13 @@ from store.domain.partitioning import COMMITS_PER_PARTITION
 from store.domain.ports import Source
 from store.domain.retention import RetentionPolicy
 from store.messages.record import COLUMNS, RecordBatch
-from tests.integration.storage import lattices, summaries
+from tests.integration.storage import lattices
 from tests.integration.storage.following import LongTransaction
 from tests.integration.storage.lattices import known, stored_sums, unknown
-from tests.integration.storage.node import Node, running
+from tests.integration.storage.node import Node
 from tests.integration.storage.summaries import LENGTHS, MINUTE, assert_folded, assert_true
 from tests.integration.storage.world import DAY, NOW, TOPICS, batch_of, part_of, random_batch
 from tests.support.polling import until
-from tests.support.postgres import PostgresServer
 
 SEED = 20261120
 PATIENCE_S = 90.0
@@ -195,43 +194,6 @@ async def test_a_timeline_of_nothing_is_empty(node: Node, connection: Connection
     await assert_timeline(node, connection)
 
 
-async def test_they_stay_true_while_two_nodes_write_and_two_fold(
-    node: Node, other_node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fold_module, "MAX_FOLD_COMMITS", 3)
-    stored: list[RecordBatch] = []
-    done = asyncio.Event()
-
-    async def publish(each: Node, seed: int) -> None:
-        rng = random.Random(seed)
-        for _ in range(8):
-            batch = some(rng, stored)
-            await each.store(batch)
-            stored.append(batch)
-
-    async def keep(each: Node, work: Callable[[Connection], Awaitable[Any]]) -> list[Any]:
-        found = []
-        async with await each.database.connect() as own:
-            while not done.is_set():
-                found.append(await work(own))
-        return found
-
-    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as others:
-        folders = [others.create_task(keep(each, fold)) for each in (node, other_node)]
-        others.create_task(keep(node, assert_true))
-        async with asyncio.TaskGroup() as publishers:
-            for seed, each in enumerate((node, other_node, node, other_node)):
-                publishers.create_task(publish(each, seed))
-        done.set()
-    async with await node.database.connect() as own:
-        rest = await fold_until(own)
-        assert rest.complete
-        folded = sum(step.commits for task in folders for step in task.result())
-        commits = await node.value("select count(*) from storenode.commits")
-        assert folded + rest.commits == commits
-        await assert_folded(own)
-
-
 async def test_folding_goes_by_small_steps_in_order_and_as_far_as_is_asked(
     node: Node, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -271,28 +233,6 @@ async def test_publishers_do_not_wait_for_who_folds(node: Node, connection: Conn
         assert not folding.done()
     assert (await folding).commits == (await fold(connection)).commits == 1
     await assert_folded(connection)
-
-
-async def test_a_copy_of_the_database_goes_on_from_where_it_was(
-    postgres: PostgresServer, new_store: Callable[[], str]
-) -> None:
-    """Open a copy without the newest commits, as after a promotion or a restore."""
-    rng, url = random.Random(SEED), new_store()
-
-    async def grow(at: str, *batches: RecordBatch, folds: bool = True) -> summaries.Summary:
-        async with running(at) as node, await node.database.connect() as own:
-            for batch in batches:
-                await node.store(batch)
-            if folds:
-                await fold_until(own)
-            return await assert_true(own)
-
-    first, second, lost = (random_batch(rng, 30, SPREAD) for _ in range(3))
-    await grow(url, first)
-    await grow(url, second, folds=False)
-    copy = postgres.url(postgres.create_database(url.rsplit("/", 1)[1]))
-    beyond = await grow(url, lost)
-    assert await grow(copy, part_of(lost, range(10)), lost) == beyond
 
 
 # Lattice sums

@@ -12,7 +12,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from reconcile.ids import END, LOWEST, SyncIds
-from reconcile.summaries.summary import NeedBuckets, NeedHashes, NeedIds
+from reconcile.summaries.summary import NeedBuckets, NeedIds
 from reconcile.view import Spans
 from store.db import reconciliation
 from store.db.pool import Database
@@ -26,15 +26,10 @@ from tests.integration.storage.following import TERMINATE_OTHERS
 from tests.integration.storage.node import SETTINGS, Node
 from tests.integration.storage.world import DAY, NOW, random_batch
 from tests.support.naive_view import NaiveView
-from tests.support.polling import PAUSE_S
 from tests.unit.reconcile.answers import check_answer, random_read
 from tests.unit.reconcile.worlds import random_spans
 
 EVERYTHING = Spans.of([(LOWEST, END)])
-_SLEEPERS = """
-select count(*) from pg_stat_activity
-where datname = current_database() and query like 'select pg_sleep%%'
-"""
 
 
 async def store(node: Node, rng: random.Random, count: int = 60, span_ns: int = 3 * DAY) -> None:
@@ -132,17 +127,6 @@ async def test_a_portion_of_ids_is_the_first_of_them_in_order(node: Node) -> Non
             assert (await ids_in(connection, spans, limit)).pairs() == wanted[:limit]
 
 
-async def test_a_hash_whose_message_was_dropped_is_not_found(node: Node) -> None:
-    rng = random.Random(6)
-    await store(node, rng)
-    gone, left = (await stored_ids(node)).ids[:2]
-    await node.rows("delete from storenode.messages where hash = %s", gone[1])
-    async with cold_view(node.database) as cold:
-        found = await cold.load(NeedHashes(SyncIds.of([gone, left, (0, b"x" * 32)]).hashes))
-        assert isinstance(found, SyncIds)
-        assert found.pairs() == [left]
-
-
 async def test_a_broken_connection_says_that_the_database_does_not_serve(node: Node) -> None:
     await store(node, random.Random(8))
     async with cold_view(node.database) as cold:
@@ -210,32 +194,3 @@ async def test_a_statement_ends_when_the_views_time_has_passed(
     async with cold_view(node.database) as cold:
         with pytest.raises(StoreUnavailable, match="open for too long"):
             await cold.load(NeedIds(EVERYTHING, 10))
-
-
-async def test_a_cancelled_reader_leaves_no_transaction(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begun = asyncio.Event()
-
-    async def slow(
-        connection: psycopg.AsyncConnection[object], *_: object, **__: object
-    ) -> SyncIds:
-        begun.set()
-        await connection.execute("select pg_sleep(60)")
-        return SyncIds.empty()
-
-    monkeypatch.setattr(reconciliation, "ids_in", slow)
-
-    async def reader() -> None:
-        async with cold_view(node.database) as cold:
-            await cold.load(NeedIds(EVERYTHING, 10))
-
-    task = asyncio.create_task(reader())
-    await begun.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    async with asyncio.timeout(90):
-        while await node.value(_SLEEPERS):  # noqa: ASYNC110 - tells nobody
-            await asyncio.sleep(PAUSE_S)
-    await node.no_transaction()

@@ -21,7 +21,7 @@ from store.domain.retention import RetentionPolicy
 from store.domain.unread import Confirmed
 from store.messages.record import RecordBatch
 from tests.integration.storage.node import SETTINGS
-from tests.integration.storage.world import DAY, NOW, TOPICS, batch_of, random_batch
+from tests.integration.storage.world import DAY, NOW, TOPICS, batch_of, part_of, random_batch
 
 SEED = 20261122
 
@@ -66,75 +66,45 @@ def batch(count: int, seed: int = SEED) -> RecordBatch:
     return random_batch(random.Random(seed), count, [NOW - number for number in range(50)])
 
 
-@pytest.mark.parametrize("count", [3, 300])
-async def test_a_publisher_makes_events_unread_until_that_many_stores_confirm(
-    store: Store, count: int
-) -> None:
-    messages = batch(count)
-    assert all(await store.store(messages, 2))
-    assert await store.state() == {digest: (2, set()) for digest in messages.hashes}
-    await store.unread.confirm([Confirmed(digest, "a") for digest in messages.hashes] * 2)
-    assert await store.state() == {digest: (2, {"a"}) for digest in messages.hashes}
-    await store.unread.confirm([Confirmed(digest, "a") for digest in messages.hashes])
-    await store.unread.confirm([Confirmed(digest, "b") for digest in messages.hashes[1:]])
-    assert await store.state() == {messages.hashes[0]: (2, {"a"})}
-
-
-async def test_two_confirmations_that_are_noted_together_both_count(store: Store) -> None:
-    messages = batch(5)
-    await store.store(messages, 2)
-    pairs = [Confirmed(digest, peer) for digest in messages.hashes for peer in ("a", "b")]
-    assert store.unread.count == 5
-    await store.unread.confirm(pairs)
-    assert await store.state() == {}
-    assert store.unread.count == 0
-
-
-async def test_what_is_there_already_is_not_taken_for_unread(
-    store: Store, database: Database
-) -> None:
-    other = Store(database, 1)
-    await other.writer.start()
-    known, fresh = batch(3), batch(2, seed=7)
-    await store.store(known)
-    both = RecordBatch()
-    both.extend(known)
-    both.extend(fresh)
-    assert await other.store(known) == [False] * 3
-    assert (other.unread.count, await other.state()) == (0, {})
-    assert await other.store(both) == [False] * 3 + [True] * 2
-    assert (other.unread.count, set(await other.state())) == (2, set(fresh.hashes))
-    assert list(map(other.tracking.is_tracked, both.hashes)) == [False] * 3 + [True] * 2
-    await other.writer.stop()
-
-
-async def test_the_node_s_own_rule_holds_for_what_is_new(database: Database) -> None:
-    store = Store(database, 1)
-    await store.writer.start()
-    known, fresh = batch(3), batch(4, seed=7)
-    await store.store(known)
-    await store.unread.confirm([Confirmed(digest, "a") for digest in known.hashes])
-    both = RecordBatch()
-    both.extend(known)
-    both.extend(fresh)
-    assert await store.store(both) == [False] * 3 + [True] * 4
-    assert await store.state() == {digest: (1, set()) for digest in fresh.hashes}
-    await store.store(both, 3)
-    assert await store.state() == {digest: (3, set()) for digest in both.hashes}
-    await store.writer.stop()
-
-
-async def test_each_publisher_of_a_group_gets_what_it_asked_for(store: Store) -> None:
-    asked = [0, 1, 4, 2]
-    batches = [batch(20, seed=number) for number in range(len(asked))]
-    await asyncio.gather(*map(store.store, batches, asked))
-    wanted: dict[bytes, tuple[int, set[str]]] = {
-        digest: (needed, set())
-        for needed, each in zip(asked, batches, strict=True)
-        for digest in each.hashes
-        if needed
-    }
-    assert await store.state() == wanted
+@pytest.mark.parametrize("seed", range(3))
+async def test_events_are_those_of_a_plain_account(database: Database, seed: int) -> None:
+    """Let two nodes, one with a rule of its own, store and confirm in any order."""
+    rng = random.Random(seed)
+    world = batch(150)
+    stores = {usual: Store(database, usual) for usual in (0, 1)}
+    for each in stores.values():
+        await each.writer.start()
+    stored: set[bytes] = set()
+    events: dict[bytes, tuple[int, set[str]]] = {}
+    for _ in range(30):
+        usual, store = rng.choice([*stores.items()])
+        if rng.random() < 0.5:
+            calls = [
+                (part_of(world, rng.sample(range(150), rng.choice((1, 3, 120)))), rng.randrange(4))
+                for _ in range(rng.choice((1, 1, 3)))
+            ]
+            async with asyncio.TaskGroup() as group:
+                for part, asked in calls:
+                    group.create_task(store.store(part, asked))
+            for digest in {each for part, _ in calls for each in part.hashes}:
+                asked = max(asked for part, asked in calls if digest in part.hashes)
+                wanted = max(asked, 0 if digest in stored else usual)
+                needed, by = events.get(digest, (0, set()))
+                if wanted:
+                    events[digest] = max(needed, wanted), by
+                assert wanted == 0 or store.tracking.is_tracked(digest)
+                stored.add(digest)
+        else:
+            confirmed = [(rng.choice(world.hashes), rng.choice("abcd")) for _ in range(90)]
+            await store.unread.confirm([Confirmed(*each) for each in confirmed])
+            for digest in {digest for digest, _ in confirmed} & events.keys():
+                needed, by = events.pop(digest)
+                by = by | {peer for each, peer in confirmed if each == digest}
+                if len(by) < needed:
+                    events[digest] = needed, by
+        assert await store.state() == events
+    for each in stores.values():
+        await each.writer.stop()
 
 
 async def test_nodes_on_one_database_note_confirmations_side_by_side(store: Store) -> None:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -31,13 +30,12 @@ from store.domain.hub import MAX_WRITTEN_IDS, CommitRow, Place, WrittenIds
 from store.domain.ports import StoreBusy, StoreUnavailable
 from store.domain.retention import RetentionPolicy
 from store.domain.view import Newest, StoredIds
-from store.sync.index import hot, view_reads
+from store.sync.index import hot
 from store.sync.index.hot import HotView, Warm, warm_up
 from store.sync.index.views import StoredView
 from store.sync.limits import FLOOR_STEP_NS, FRESH_NS, MAX_COLD_VIEWS, IndexLimits
 from tests.integration.storage.following import LongTransaction
 from tests.integration.storage.view_node import (
-    PATIENCE_S,
     PATIENT,
     WINDOW,
     ViewingNode,
@@ -45,7 +43,6 @@ from tests.integration.storage.view_node import (
     viewing,
 )
 from tests.integration.storage.world import DAY, NOW, TOPICS, batch_of, random_batch
-from tests.unit.reconcile.answers import check_answer
 
 EDGES = (NOW, NOW - HOUR_NS, NOW - MINUTE_NS, NOW - DAY_NS, NOW - 3 * DAY_NS, NOW - 12 * HOUR_NS)
 FLOOR = (NOW - WINDOW, bytes(32))
@@ -324,34 +321,6 @@ async def test_few_views_read_from_the_database_and_leave_nothing_behind(
             await check_view(view, oracle, rng)
 
 
-async def test_large_reads_are_worked_through_in_threads(
-    database_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    threaded: list[str] = []
-    to_thread = asyncio.to_thread
-
-    async def spy(work: Callable[..., Any], *given: object) -> object:
-        threaded.append(work.__name__)
-        return await to_thread(work, *given)
-
-    monkeypatch.setattr(asyncio, "to_thread", spy)
-    monkeypatch.setattr(view_reads, "THREADED_IDS", 1_000)
-    async with viewing(database_url) as node:
-        moments = range(NOW - DAY, NOW, DAY // 2_000)
-        await node.store(random_batch(random.Random(12), 2_000, moments))
-        oracle = await node.stored_view()
-        bounds = [(NOW - DAY + number * (DAY // 2_500) + 1, bytes(32)) for number in range(2_501)]
-        read = Read(measure=Spans.of(list(pairwise(bounds))))
-        for large in (True, False):
-            threaded.clear()
-            async with node.views.open_view(LOWEST, END) as view:
-                if large:
-                    check_answer(oracle, read, await view.answer(read))
-                else:
-                    assert await count_of(view, LOWEST) == len(oracle.ids)
-            assert threaded == ["proceed", "proceed"] * large
-
-
 # The index
 
 
@@ -371,22 +340,6 @@ async def test_what_this_node_writes_is_not_read_and_views_of_it_do_not_change(
         assert len((await check(node)).view) == 30
         assert before.rows.between(0, len(before)).pairs() == ids
         assert [name for name, _ in node.events] == ["index_warm"]
-
-
-async def test_commits_wait_for_others_unless_a_view_waits_or_many_do(database_url: str) -> None:
-    rng = random.Random(21)
-    limits = IndexLimits(gather_s=3_600, patience_s=3_600, waiting_commits=8)
-    async with viewing(database_url, limits=limits) as node, asyncio.timeout(PATIENCE_S):
-        for _ in range(2):
-            await store_recent(node, rng)
-            assert node.hot.entries % 40 == 0
-            assert await hot_view(node) is not None
-            await store_recent(node, rng)
-            await check(node)
-        for _ in range(5):
-            await store_recent(node, rng)
-        await node.until(lambda: node.hot.entries > 80)
-        await check(node)
 
 
 async def test_it_never_holds_more_than_there_is_room_for(database_url: str) -> None:
@@ -469,29 +422,6 @@ async def test_too_many_commits_in_line_make_it_anew(database_url: str) -> None:
         await node.until_warm()
         assert len((await check(node)).view) == 20
         assert [name for name, _ in node.events] == ["index_warm", "index_lost", "index_warm"]
-
-
-async def test_a_number_that_comes_again_is_another_batch(
-    database_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Show that a promoted standby may give numbers again that the lost primary gave."""
-    rng = random.Random(18)
-    async with viewing(database_url) as node, viewing(database_url) as other:
-        await store_recent(node, rng)
-        offer = node.written_ids.offer
-
-        def offer_and_fail(*offered: Any) -> None:  # noqa: ANN401
-            offer(*offered)
-            raise RuntimeError("rolled back")
-
-        with monkeypatch.context() as patched:
-            patched.setattr(node.written_ids, "offer", offer_and_fail)
-            with pytest.raises(RuntimeError, match="rolled back"):
-                await store_recent(node, rng)
-        again = "select setval('storenode.batch_seq', last_value, false) from storenode.batch_seq"
-        await node.rows(again)
-        await store_recent(other, rng)
-        await check(node)
 
 
 def test_written_ids_are_handed_over_once_or_dropped_in_time() -> None:

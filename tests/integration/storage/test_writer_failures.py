@@ -7,7 +7,6 @@ import random
 from collections.abc import Callable
 
 import psycopg
-import pyarrow as pa
 import pytest
 
 from store.db.checks.check import check
@@ -17,7 +16,6 @@ from store.db.writing.writer import DatabaseWriter
 from store.domain.ports import PageRequest, Source, StoreUnavailable, TopicFilter
 from store.messages.conflicts import Conflict
 from store.messages.record import RecordBatch
-from store.pipeline.restore import COLUMNS, store_rows
 from tests.integration.storage.following import TERMINATE_OTHERS, LongTransaction, commit_order
 from tests.integration.storage.node import WORKERS, Node, running
 from tests.integration.storage.proxy import proxied
@@ -266,18 +264,3 @@ async def test_a_race_that_is_lost_to_another_node_is_a_conflict(
     await first.commit()
     result = await losing
     assert (list(result), result.conflicts) == ([False], {0: ONE.content_digests[0]})
-
-
-async def test_a_restore_stores_the_rest_and_counts_conflicts(node: Node) -> None:
-    assert await node.store(ONE) == [True]
-    columns: dict[str, list[object]] = {
-        "ts": [NOW, NOW + 1],
-        "hash": [TWO.hashes[0], batch_of([(NOW + 1, *OTHER[1:])]).hashes[0]],
-        "pubsub_topic": [PUBSUB] * 2,
-        "content_topic": [OTHER[1][1]] * 2,
-        "payload": [OTHER[2]] * 2,
-    }
-    columns |= {name: [None] * 2 for name in COLUMNS if name not in columns}
-    rows = pa.RecordBatch.from_pydict(columns)
-    assert await store_rows(node.database.url, iter([rows])) == 1
-    await assert_stored(node, ONE, 2)

@@ -31,17 +31,16 @@ LENGTH: Final = struct.Struct("!I")
 
 DESCRIPTORS: Final = 4
 
-_HEAVY: Final = ("demo", "gateway", "pipeline")
+_HEAVY: Final = ("demo", "pipeline")
 """Commands that few tests start, and that import much more."""
 
 _LATE: Final = (
     *("alembic.command", "alembic.config", "sqlalchemy.dialects.postgresql.psycopg"),
-    *("encodings.idna", "store.runtime.node"),
-    "store.http.app",
+    *("encodings.idna", "store.gateway.service", "store.http.app", "store.runtime.node"),
     "uvicorn.protocols.http.httptools_impl",
     "uvicorn.lifespan.off",
 )
-"""What a node imports while it starts."""
+"""What a node or a gateway imports while it starts."""
 
 
 _PR_SET_PDEATHSIG: Final = 1

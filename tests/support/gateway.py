@@ -25,11 +25,6 @@ GENEROUS = (
 """Options of a gateway whose clients are all at one address."""
 
 
-def gateway_command(*options: str) -> list[str]:
-    """Return the command line."""
-    return [COMMAND, "gateway", *options]
-
-
 @dataclass(frozen=True, slots=True)
 class GatewayProcess:
     """A gateway that serves, and what its ready line says."""
@@ -86,8 +81,8 @@ def running_gateway(directory: Path, node: str, *options: str) -> Iterator[Gatew
     """Yield a gateway on free ports in front of a node, for the length of a ``with`` block."""
     directory.mkdir(parents=True, exist_ok=True)
     log = directory / "gateway.log"
-    line = gateway_command(
-        *("--node", node),
+    line = (
+        *(COMMAND, "gateway", "--node", node),
         *("--listen", "/ip4/127.0.0.1/tcp/0/ws", "--listen", "/ip4/127.0.0.1/tcp/0"),
         *with_defaults(
             options,
@@ -96,8 +91,8 @@ def running_gateway(directory: Path, node: str, *options: str) -> Iterator[Gatew
     )
     with (
         log.open("ab") as errors,
-        subprocess.Popen(
-            warm.tied(line),
+        warm.popen(
+            line,
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,

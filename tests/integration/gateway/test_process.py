@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,8 +19,9 @@ from storenode.client.message import Message
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
 from tests.integration.gateway.messages import CLUSTER, NODE_PAGE, SHARD, TOPICS
-from tests.support.gateway import GatewayProcess, gateway_command, running_gateway
-from tests.support.node import NodeProcess, clean_environment, running_node
+from tests.support.command import Command
+from tests.support.gateway import GatewayProcess, running_gateway
+from tests.support.node import NodeProcess, running_node
 from tests.support.polling import PAUSE_S, eventually
 from tests.support.ports import HeldPort
 from tests.support.waku_client import (
@@ -44,17 +44,10 @@ def refused(folder: Path, *options: str) -> tuple[int, str]:
     """Exit code and words of a gateway that does not start."""
     if "--key-file" not in options:
         options = (*options, "--key-file", str(folder / "gateway.key"))
-    done = subprocess.run(
-        gateway_command(*options),
-        env=clean_environment(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.stdout == ""
-    assert "Traceback" not in done.stderr
-    return done.returncode, " ".join(done.stderr.split())
+    ended = Command()("gateway", *options)
+    assert ended.out == ""
+    assert "Traceback" not in ended.err
+    return ended.code, " ".join(ended.err.split())
 
 
 @pytest.mark.parametrize(

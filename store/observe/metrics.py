@@ -6,7 +6,6 @@ its values from a closed list or is bounded, so the number of series is too.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
@@ -25,10 +24,6 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
 from storenode.message.rules import Reason
-
-RATE_INTERVAL_S: Final = 5.0
-RATE_SAMPLES: Final = 60
-"""How often the status page's rates are taken, and how many are kept: five minutes of them."""
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -388,18 +383,6 @@ class Metrics:
         return generate_latest(self.registry)
 
 
-RATES: Final = (
-    "published",
-    "queries",
-    "gossip_in",
-    "gossip_out",
-    "transfer_in",
-    "transfer_out",
-    "failed",
-)
-"""Messages, for ``queries`` reads of any kind and for ``failed`` calls that the node failed, in the
-order in which they are shown."""
-
 SERVER_FAULTS: Final = ("UNAVAILABLE", "INTERNAL", "UNKNOWN")
 HTTP_FAULTS: Final = ("500", "503")
 """How calls end that the node has failed. DEADLINE_EXCEEDED: the request did not come in time."""
@@ -435,53 +418,23 @@ def total(metric: MetricWrapperBase, suffix: str = "", **labels: Collection[str]
     return sum(value for _, value in samples(metric, suffix, labels))
 
 
-class Rates:
-    """The last `RATE_SAMPLES` samples of what was counted; ``publish_ms`` of the last batches."""
+def read_totals(metrics: Metrics) -> dict[str, float]:
+    """Return the counts since the start that the status page makes rates of.
 
-    def __init__(self, metrics: Metrics, now_s: float) -> None:
-        self._metrics = metrics
-        self._before = now_s, self._totals()
-        self._timed = (0.0, 0.0)
-        self.publish_ms: float | None = None
-        self._rates: deque[list[float]] = deque(maxlen=RATE_SAMPLES)
-
-    def sample(self, now_s: float) -> None:
-        """Note what happened since the last sample; ``now_s`` by a clock that is never set."""
-        then_s, before = self._before
-        now = self._totals()
-        if now_s <= then_s:
-            return
-        self._before = now_s, now
-        timed = self._metrics.publish_batch_seconds
-        (batches, seconds), self._timed = (
-            self._timed,
-            (total(timed, "_count"), total(timed, "_sum")),
-        )
-        if self._timed[0] > batches:
-            mean_s = (self._timed[1] - seconds) / (self._timed[0] - batches)
-            self.publish_ms = round(1_000 * mean_s, 1)
-        self._rates.append(
-            [max(0.0, new - old) / (now_s - then_s) for new, old in zip(now, before, strict=True)]
-        )
-
-    def series(self) -> dict[str, list[float]]:
-        """Return the samples of each of `RATES`, per second, the oldest first."""
-        return {
-            name: [round(rates[place], 3) for rates in self._rates]
-            for place, name in enumerate(RATES)
-        }
-
-    def _totals(self) -> list[float]:
-        metrics = self._metrics
-        stored, pushed = metrics.messages_stored, {"bodies_pushed", "bodies_answered"}
-        return [
-            total(stored, source={"client", "relay"}),
-            total(metrics.query_seconds, "_count"),
-            total(stored, source={"gossip"}),
-            total(metrics.gossip_events, what=pushed),
-            total(stored, source={"transfer", "resume", "nwaku"}),
-            total(metrics.transfer_messages, direction={"sent"}),
-            total(metrics.calls, code=SERVER_FAULTS)
-            + total(metrics.http_requests, code=HTTP_FAULTS)
-            + total(metrics.publishes_abandoned),
-        ]
+    Messages by the way that they came or went; reads of any kind; calls that the node failed; and
+    the batches of publishers, with the seconds that they took.
+    """
+    stored, pushed = metrics.messages_stored, {"bodies_pushed", "bodies_answered"}
+    return {
+        "published": total(stored, source={"client", "relay"}),
+        "queries": total(metrics.query_seconds, "_count"),
+        "gossip_in": total(stored, source={"gossip"}),
+        "gossip_out": total(metrics.gossip_events, what=pushed),
+        "transfer_in": total(stored, source={"transfer", "resume", "nwaku"}),
+        "transfer_out": total(metrics.transfer_messages, direction={"sent"}),
+        "failed": total(metrics.calls, code=SERVER_FAULTS)
+        + total(metrics.http_requests, code=HTTP_FAULTS)
+        + total(metrics.publishes_abandoned),
+        "batches": total(metrics.publish_batch_seconds, "_count"),
+        "batch_seconds": total(metrics.publish_batch_seconds, "_sum"),
+    }

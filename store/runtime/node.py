@@ -24,7 +24,7 @@ from store.embedded.process import is_full_disk
 from store.observe.clocks import ClockComparison
 from store.observe.http import MetricsListener
 from store.observe.logging import get_logger, write_suppressed
-from store.observe.metrics import RATE_INTERVAL_S, Metrics
+from store.observe.metrics import Metrics
 from store.rpc.context import RpcContext
 from store.rpc.limits import MAX_CALLERS
 from store.runtime.canary import WriteCanary
@@ -267,7 +267,6 @@ class NodeRuntime:
         tasks.start_every(PROBLEMS_INTERVAL_S, "problems", self._health.look)
         tasks.start_every(TOKEN_CHECK_INTERVAL_S, "token file", self._tokens.follow)
         tasks.start_every(LOG_SUMMARY_INTERVAL_S, "log summary", write_suppressed)
-        tasks.start_every(RATE_INTERVAL_S, "rates", self._status.sample)
         map_large_blocks()
         tasks.start_every(TRIM_INTERVAL_S, "memory", Trimmer().trim_grown)
         return telemetry
@@ -346,11 +345,7 @@ class NodeRuntime:
         self._drain.begin()
         if self._gossiping is not None:
             self._gossiping.drain()
-        ending = asyncio.create_task(self._answers.drain())
-        try:
-            await listeners.stop(self._config.drain_timeout / NS_PER_S)
-        finally:
-            ending.cancel()
+        await listeners.stop(self._config.drain_timeout / NS_PER_S)
 
     # What happens meanwhile
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from store.config.node import NodeConfig
 from store.db.commits.feed import DatabaseFeed, follow_cursors
@@ -44,7 +44,6 @@ from store.runtime.tasks import finish
 from store.sync.coverage import Coverage, StatementBuffer
 from store.sync.index.hot import HotIndex
 from store.sync.index.views import IndexedReconcilable
-from storenode.common.bounded import BoundedDict
 from storenode.message.limits import NS_PER_S
 from storenode.message.rules import Policy
 
@@ -136,9 +135,6 @@ class PolicySource:
         )
 
 
-MAX_STATUS_TOPICS: Final = 64
-"""Pubsub topics that the status page shows."""
-
 RETENTION_LOCK_TIMEOUT_MS: Final = 250
 """How long a drop may wait for locks, which blocks other queries, before it gives up."""
 _ROUTINE_EVENTS = frozenset(
@@ -184,7 +180,6 @@ class Wiring:
     online: DatabaseOnlineTimes
     coverage: Coverage
     missing_parents: DatabaseMissingParents
-    recent_topics: RecentTopics
 
 
 async def open_wiring(base: NodeBase, url: str, guard: Guard | None, disk: DiskSpace) -> Wiring:
@@ -203,10 +198,9 @@ async def open_wiring(base: NodeBase, url: str, guard: Guard | None, disk: DiskS
     # Also without gossip: other nodes on the database ask their peers to confirm.
     tracking = None if config.read_only else ConfirmationTracker(unread, max_confirms)
     ids = DatabaseIds(database)
-    partitions, recent_topics = PartitionMap(time.time_ns, policy.retention_ns), RecentTopics()
+    partitions = PartitionMap(time.time_ns, policy.retention_ns)
 
-    def stored(batch: RecordBatch, source: Source, new: int) -> None:
-        recent_topics.take(batch)
+    def stored(_batch: RecordBatch, source: Source, new: int) -> None:
         metrics.count_stored(source, new)
 
     def conflicting(source: Source, conflict: Conflict) -> None:
@@ -279,7 +273,6 @@ async def open_wiring(base: NodeBase, url: str, guard: Guard | None, disk: DiskS
         DatabaseOnlineTimes(database),
         Coverage(reconcilable, statements, ids),
         DatabaseMissingParents(database),
-        recent_topics,
     )
 
 
@@ -318,33 +311,6 @@ def _maintainer(base: NodeBase, database: Database, commits: asyncio.Event) -> M
         last_online_ns=database.last_online_ns,
         commits=commits,
     )
-
-
-class RecentTopics:
-    """The times of the last messages of pubsub topics, of `MAX_STATUS_TOPICS` at most.
-
-    Hours without a message are those of all topics together: they do not show a silent one.
-    """
-
-    def __init__(self, now_s: Callable[[], float] = time.time) -> None:
-        self._now_s = now_s
-        self._since_s = now_s()
-        self._last_s = BoundedDict[str, float](MAX_STATUS_TOPICS)
-
-    def take(self, batch: RecordBatch) -> None:
-        """Note a batch that was stored, or that was held already."""
-        now_s = self._now_s()
-        for pubsub, _ in batch.topics.values():
-            self._last_s[pubsub] = now_s
-
-    def fields(self, stored: Iterable[str]) -> dict[str, Any]:
-        """Return the topics ``stored`` and recent for the status page, silent ones first."""
-        last_s = {**dict.fromkeys(stored, 0.0), **self._last_s}
-        ascending = sorted(last_s.items(), key=lambda each: (each[1], each[0]))
-        return {
-            "since": int(self._since_s),
-            "last": [[name, int(when)] for name, when in ascending[:MAX_STATUS_TOPICS]],
-        }
 
 
 def system_environment(component: str, metrics: Metrics) -> Environment:

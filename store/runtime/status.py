@@ -17,18 +17,17 @@ from store.db.maintenance.condition import StoreCondition
 from store.db.summaries.timeline import (
     TIMELINE_DAYS,
     Timeline,
-    read_pubsub_topics,
     read_timeline,
 )
 from store.domain.coverage import HOUR_NS, CoverageReads, CoverageStep, StoreCoverage, aligned
 from store.domain.partitioning import DAY_NS
 from store.domain.ports import PeerState, ResumeState, StoreSummary, SyncDone
 from store.domain.unread import GossipPeerState, UnreadSummary
-from store.observe.metrics import RATE_INTERVAL_S, Metrics, Rates, samples, total
+from store.observe.metrics import Metrics, read_totals, samples, total
 from store.observe.problems import Problem
 from store.runtime.exchange import Gossiping, Peering
 from store.runtime.health import NodeHealth
-from store.runtime.services import MAX_STATUS_TOPICS, PolicySource, Wiring
+from store.runtime.services import PolicySource, Wiring
 from store.runtime.tasks import SingleFlightCache
 from store.runtime.telemetry import Telemetry
 from store.serving.context import DiskState, NodeIdentity, NodeState, ServedDatabase
@@ -42,8 +41,7 @@ STATUS_PATIENCE_S: Final = 2.0
 
 TIMELINE_REST_S: Final = 3.0
 COVERAGE_REST_S: Final = 15.0
-UPKEEP_REST_S: Final = 15.0
-"""How often it reads what is held by time, and how the database does."""
+"""How often it reads what is held by time."""
 
 MAX_STATUS_TEXT_CHARS: Final = 300
 MAX_STATUS_NOTES: Final = 5
@@ -75,7 +73,6 @@ class StatusReport:
         self._health = health
         self._started_s = time.time()
         self._silent: dict[str, float] = {}
-        self._rates = Rates(metrics, time.monotonic())
         self._database: _Database | None = None
         self._parts: ReportedParts | None = None
         self._page = SingleFlightCache("status", self._render, STATUS_REST_S, factor=0)
@@ -97,10 +94,6 @@ class StatusReport:
         for name, when_s in silent.items():
             gauge.labels(name).set(when_s)
         self._silent = silent
-
-    def sample(self) -> None:
-        """Note how much has happened, every `RATE_INTERVAL_S`."""
-        self._rates.sample(time.monotonic())
 
     async def render(self) -> bytes:
         """Return the page's data, rendered at most once in `STATUS_REST_S`."""
@@ -126,8 +119,7 @@ class StatusReport:
                 _fields(each, "volume", "free_bytes", "size_bytes") for each in self._disks()
             ],
             "clocks_ahead_s": self._clocks_ahead_s(),
-            "publish_ms": self._rates.publish_ms,
-            "rates": {"interval_s": RATE_INTERVAL_S, "per_second": self._rates.series()},
+            "totals": read_totals(self._metrics),
             "followers": total(self._metrics.followers),
             "publishes_in_flight": total(self._metrics.publishes_in_flight),
             "conflicts": int(total(self._metrics.conflicts)),
@@ -136,7 +128,6 @@ class StatusReport:
             "resume": None,
             "held": None,
             "history": None,
-            "topics": None,
             "coverage": None,
             "database": None,
             "archive": None,
@@ -217,14 +208,9 @@ class _Database:
             lambda: read_hour_coverage(wiring.coverage, time.time_ns()),
             COVERAGE_REST_S,
         )
-        self.topics = SingleFlightCache(
-            "topics",
-            lambda: database.read(lambda to: read_pubsub_topics(to, MAX_STATUS_TOPICS)),
-            UPKEEP_REST_S,
-        )
 
     async def stop(self) -> None:
-        for each in (self.timeline, self.coverage, self.topics):
+        for each in (self.timeline, self.coverage):
             await each.stop()
 
     async def fields(self, parts: ReportedParts) -> Fields:
@@ -239,13 +225,11 @@ class _Database:
         timeline = await self.timeline.get(patience_s())
         coverage = await self.coverage.get(patience_s())
         condition = await telemetry.condition.get(patience_s())
-        topics = await self.topics.get(patience_s())
         return {
             "node_id": parts.identity.node_id,
             "store_id": parts.identity.store_id,
             "held": _stored(summary, telemetry.stored.age_s, parts),
             "history": _history(timeline),
-            "topics": _topics(topics, parts),
             "coverage": coverage,
             "database": _condition(condition, self._metrics),
             "archive": _archive(condition),
@@ -276,13 +260,6 @@ def _history(timeline: Timeline | None) -> Fields | None:
         return None
     names = "complete", "hours_start", "hours", "slots_start", "slot_days", "slots"
     return _fields(timeline, *names)
-
-
-def _topics(stored: Sequence[str] | None, parts: ReportedParts) -> Fields | None:
-    if stored is None:
-        return None
-    recent = parts.wiring.recent_topics.fields(stored)
-    return recent | {"last": [[_text(name), when] for name, when in recent["last"]]}
 
 
 def _condition(condition: StoreCondition | None, metrics: Metrics) -> Fields | None:

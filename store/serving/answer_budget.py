@@ -9,11 +9,8 @@ not read makes the node hold pages for it. Rules:
    caller. A call that waits for `MAX_WAIT_S` is refused.
 3. While a call waits, stalled readers are ended (`STALLED`), the one that has stalled longest
    first: after `STALL_S` if it is heavier than the call that waits, else after `PATIENCE_S`.
-4. While the node shuts down, every reader that has stalled for `DRAIN_STALL_S` is ended: it can go
-   on elsewhere after the last page that it has read.
-5. The bytes that gRPC holds for an ended call stay counted until they are gone. If the caller does
-   not take them within `LINGER_S` and a call still waits, or the node shuts down, its connection is
-   closed.
+4. The bytes that gRPC holds for an ended call stay counted until they are gone. If the caller does
+   not take them within `LINGER_S` and a call still waits, its connection is closed.
 """
 
 from __future__ import annotations
@@ -26,7 +23,7 @@ from typing import Final
 
 from store.domain.query import DEFAULT_UNSENT_BYTES
 from store.serving.connections import hang_up
-from store.serving.failure import busy, over_limit, unready
+from store.serving.failure import busy, over_limit
 from store.serving.queue import FairQueue
 
 COPIES: Final = 3
@@ -48,7 +45,6 @@ SLOW_S: Final = 2.0
 
 STALL_S: Final = 1.0
 PATIENCE_S: Final = 10.0
-DRAIN_STALL_S: Final = 2.0
 LINGER_S: Final = 2.0
 MAX_WAIT_S: Final = 30.0
 CONTENDED_S: Final = 0.5
@@ -59,10 +55,6 @@ TICK_S: Final = 0.25
 STALLED: Final = (
     "the answer was not read for {seconds:.0f} s while other calls waited for room among the"
     " {limit:,} bytes of unsent answers of this node: read faster, and go on after the last page"
-)
-DRAINING: Final = (
-    "the node is shutting down, and the answer was not read for {seconds:.0f} s: go on after the"
-    " last page at another node, or here later"
 )
 FULL: Final = (
     "limit of {limit:,} bytes of unsent answers on this node is reached: read what was asked for,"
@@ -234,8 +226,6 @@ class AnswerSender:
             # The node's or the caller's own cancellation may come at the same moment.
             if self.ended_s is None or task.uncancel():
                 raise
-            if self._budget.is_draining:
-                raise unready(DRAINING.format(seconds=self.stalled_s)) from None
             sentence = STALLED.format(seconds=self.stalled_s, limit=self._budget.limit)
             raise over_limit(sentence) from None
         finally:
@@ -283,7 +273,6 @@ class UnsentBudget(FairQueue):
         self.senders: dict[AnswerSender, None] = {}
         self.ended: set[AnswerSender] = set()
         self.connections: dict[str, dict[str, int]] = {}
-        self.is_draining = False
         self.growing = 0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -314,21 +303,6 @@ class UnsentBudget(FairQueue):
         self.serve()
         if self.waiting and now_s - min(each.since_s for each in self.waiting) >= CONTENDED_S:
             hang_up(self._lingering(now_s) | self._end_stalled(now_s))
-
-    async def drain(self) -> None:
-        """End stalled readers until cancelled: the node shuts down, and waits for its calls."""
-        while True:
-            self.end_stalled_readers()
-            await asyncio.sleep(TICK_S)
-
-    def end_stalled_readers(self) -> None:
-        """End the readers that have stalled, and close the connections of those that linger."""
-        self.is_draining, now_s = True, self.now_s()
-        closing = self._lingering(now_s)
-        for sender in list(self.senders):
-            if sender.stalled_for(now_s) >= DRAIN_STALL_S and not sender.end(now_s):
-                closing.add(sender.connection)
-        hang_up(closing)
 
     def _lingering(self, now_s: float) -> set[str]:
         """Return the connections of calls that were ended and for which gRPC holds something."""

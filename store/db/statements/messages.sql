@@ -344,13 +344,3 @@ with granted as (
     select pg_advisory_xact_lock({commit_order})
 )
 select pg_logical_emit_message(true, 'storenode', '') from placed
-
--- read_pubsub_topics --
--- Names of pubsub topics: from one name to the next by the index, however many content topics each has.
-with recursive found(name) as (
-    select min(pubsub_topic) from storenode.topics
-    union all
-    select (select min(t.pubsub_topic) from storenode.topics t where t.pubsub_topic > found.name)
-    from found where found.name is not null
-)
-select name from found where name is not null limit %b::int

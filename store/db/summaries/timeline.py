@@ -68,12 +68,6 @@ async def read_timeline(connection: Connection, now_ns: int) -> Timeline:
     return Timeline(start_ns, counts.tolist(), first_ns, slot_days, slots, complete)
 
 
-async def read_pubsub_topics(connection: Connection, limit: int) -> list[str]:
-    """Return pubsub topics of messages that are stored or were until lately, by name."""
-    cursor = await connection.execute(SQL.messages.read_pubsub_topics, (limit,), binary=True)
-    return [str(name) for (name,) in await cursor.fetchall()]
-
-
 _Counts = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 

@@ -4,6 +4,7 @@
 // is put in as text, never as markup: peers write some of it.
 
 const INTERVAL_MS = 2000;
+const MOST_ANSWERS = 150;
 const TIMEOUT_MS = 8000;
 const HOUR_S = 3600;
 const DAY_S = 24 * HOUR_S;
@@ -136,7 +137,6 @@ function showProblems(data) {
 function tilesOf(data) {
   const held = data.held;
   const gossip = data.gossip;
-  const last = (name) => data.rates.per_second[name].at(-1) || 0;
   return [
     ["messages", held ? count(held.messages) : "–", held ? "" : yetUnknown],
     [
@@ -149,7 +149,7 @@ function tilesOf(data) {
       held && held.newest ? `${duration(data.time - held.newest)} ago` : "–",
       held && held.newest ? moment(held.newest) : "no messages",
     ],
-    ["published per second", rate(last("published")), publishNote(data)],
+    ["published per second", rate(ratesOf("published").at(-1) || 0), publishNote(data)],
     failedTile(data),
     diskTile(data),
     unreadTile(gossip),
@@ -161,12 +161,12 @@ function tilesOf(data) {
 
 function publishNote(data) {
   const flying = `${count(data.publishes_in_flight)} in flight`;
-  return data.publish_ms === null ? flying : `${count(data.publish_ms)} ms a batch; ${flying}`;
+  const { batches, batch_seconds: seconds } = data.totals;
+  return batches ? `${count((1000 * seconds) / batches)} ms a batch; ${flying}` : flying;
 }
 
-function failedTile({ rates }) {
-  const number = rates.per_second.failed.reduce((sum, value) => sum + value * rates.interval_s, 0);
-  return ["failed calls", count(Math.round(number)), "by the node's fault, in five minutes"];
+function failedTile({ totals }) {
+  return ["failed calls", count(totals.failed), "by the node's fault, since its start"];
 }
 
 function diskTile(data) {
@@ -384,20 +384,6 @@ function gapsOf(kinds, start) {
     `the longest gap is ${plural(longest[0], "hour")}, from ${from} UTC.`;
 }
 
-// Hours are those of all topics together: one that is silent among others shows here.
-function showTopics(data) {
-  const last = data.topics ? data.topics.last : [];
-  const note = last.length ? "The last message that this node took in, by pubsub topic:" : "";
-  setText(byId("topics-note"), note);
-  const list = byId("topics");
-  while (list.children.length > last.length) list.lastChild.remove();
-  last.forEach(([name, when], place) => {
-    if (!list.children[place]) list.append(element("li"));
-    const ago = when ? `${duration(data.time - when)} ago` : `none since ${moment(data.topics.since)}`;
-    setText(list.children[place], `${name}: ${ago}`);
-  });
-}
-
 function showLegend(bounds, most, compares) {
   const rows = [];
   bounds.forEach((from, place) => {
@@ -516,11 +502,28 @@ function showHistory(data) {
   const behind = data.history.complete ? "" : " The newest messages are not counted yet.";
   setText(byId("history-note"), note + behind);
   showMap(data);
-  showTopics(data);
   showSlots(data.history);
 }
 
 // Rates
+
+// The newest answers, from which rates are computed while the page is open; those of a node that
+// has started anew begin again.
+let answers = [];
+
+function noteTotals(data) {
+  const last = answers.at(-1);
+  if (last && last.started !== data.started) answers = [];
+  answers.push({ started: data.started, time: data.time, totals: data.totals });
+  answers = answers.slice(-MOST_ANSWERS);
+}
+
+function ratesOf(name) {
+  return answers.slice(1).map(({ time, totals }, place) => {
+    const before = answers[place];
+    return Math.max(0, totals[name] - before.totals[name]) / Math.max(0.1, time - before.time);
+  });
+}
 
 function makeRate(words) {
   const box = element("div", undefined, "rate");
@@ -545,12 +548,12 @@ function lineOf(values, length) {
     .join("");
 }
 
-function showRates(data) {
+function showRates() {
   const boxes = byId("rates");
   RATES.forEach(([name, words], place) => {
     if (!boxes.children[place]) boxes.append(makeRate(words));
     const [, now, drawing, note] = boxes.children[place].children;
-    const values = data.rates.per_second[name];
+    const values = ratesOf(name);
     const latest = values.slice(-3);
     const mean = latest.reduce((sum, value) => sum + value, 0) / Math.max(1, latest.length);
     setText(now, rate(mean));
@@ -706,11 +709,12 @@ function show(data) {
   byId("alarm").hidden = true;
   setText(byId("alarm"), "");
   document.body.classList.remove("stale");
+  noteTotals(data);
   showHeader(data);
   showProblems(data);
   showTiles(data);
   showHistory(data);
-  showRates(data);
+  showRates();
   showPeers(data);
   showDatabase(data);
   setText(byId("updated"), `As of ${moment(data.time)}.`);

@@ -8,7 +8,6 @@ import signal
 import socket
 import stat
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import sha256
@@ -19,11 +18,9 @@ import psutil
 import pytest
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 
-from storenode.client.messages import new_message, new_request
 from storenode.wire.storenode.v1.store_pb2 import (
     PublishRequest,
     PublishResponse,
-    ScanRequest,
 )
 from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
@@ -37,7 +34,6 @@ from tests.integration.run.helpers import (
     run_to_end,
     watch_health,
 )
-from tests.support.fleet import CONTENT, PUBSUB
 from tests.support.node import COMMAND, NodeProcess, running_node
 from tests.support.polling import eventually
 from tests.support.postgres import copy_cluster
@@ -140,30 +136,6 @@ def test_probes_see_the_end_before_the_node_is_gone(tmp_path: Path, database_url
         assert ending.value.code() is grpc.StatusCode.UNAVAILABLE
         assert node.wait() == 0
     assert node.log() == ""
-
-
-def test_a_scan_that_is_not_read_does_not_keep_a_node_from_ending(
-    tmp_path: Path, database_url: str
-) -> None:
-    now_ns = time.time_ns()
-    messages = [
-        new_message(bytes(140_000), CONTENT, PUBSUB, now_ns - number) for number in range(300)
-    ]
-    with (
-        running_node(tmp_path / "data", "--drain-timeout", "1h", database_url=database_url) as node,
-        grpc.insecure_channel(node.listen) as channel,
-    ):
-        stub = StoreStub(channel)
-        for start in range(0, len(messages), 50):
-            stub.Publish(new_request(messages[start : start + 50]), timeout=TIMEOUT_S)
-        pages = iter(stub.Scan(ScanRequest(include_data=True), timeout=TIMEOUT_S))
-        next(pages)
-        node.signal(signal.SIGTERM)
-        assert node.wait() == 0
-        with pytest.raises(grpc.RpcError) as ending:
-            for _ in pages:
-                pass
-        assert ending.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
 def test_a_second_node_is_refused_and_a_second_signal_does_not_wait(tmp_path: Path) -> None:

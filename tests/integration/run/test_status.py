@@ -19,8 +19,6 @@ from psycopg.conninfo import conninfo_to_dict
 
 from store.observe.http import MAX_STATUS_REQUESTS
 from store.observe.problems import RUNBOOKS
-from storenode.client.messages import new_message
-from storenode.client.types import WakuMessageAndTopic
 from tests.integration.run.helpers import TIMEOUT_S, get, raw_exchange
 from tests.support.command import Command
 from tests.support.fleet import await_status, made, publish
@@ -96,31 +94,6 @@ def test_it_shows_the_stored_messages_and_their_times(node: NodeProcess) -> None
     assert found["archive"] is None
     assert found["peers"] == []
     assert found["gossip"] == {"unread": 0, "oldest_unread_s": 0, "waiting": 0}
-
-
-def test_a_topic_that_is_silent_shows_among_others(tmp_path: Path, database_url: str) -> None:
-    loud, silent, gone = (f"/waku/2/rs/1/{shard}" for shard in (0, 1, 2))
-
-    def last(node: NodeProcess, right: Callable[[dict[str, int]], object]) -> dict[str, int]:
-        def is_right(found: dict[str, Any]) -> bool:
-            return found["topics"] is not None and bool(right(dict(found["topics"]["last"])))
-
-        return dict(wait_for(node.metrics, is_right)["topics"]["last"])
-
-    with running_node(tmp_path / "data", database_url=database_url) as node:
-        asyncio.run(publish(node, [_message(gone)]))
-    with running_node(tmp_path / "data", database_url=database_url) as node:
-        asyncio.run(publish(node, [_message(silent)]))
-        last(node, lambda it: 0 < it.get(silent, 0) < int(time.time()))
-        asyncio.run(publish(node, [_message(loud)]))
-        found = last(node, lambda it: loud in it)
-        assert [*found] == [gone, silent, loud]
-        assert found[gone] == 0
-        assert found[silent] < found[loud] <= time.time()
-
-
-def _message(pubsub_topic: str) -> WakuMessageAndTopic:
-    return new_message(b"x", "/fleet/1/chat/proto", pubsub_topic, time.time_ns())
 
 
 @pytest.mark.parametrize("path", FILES)

@@ -1,13 +1,12 @@
-"""Rates are what was counted between two samples, per second."""
+"""The counts that the status page makes rates of."""
 
 from __future__ import annotations
 
-from store.observe.metrics import RATE_SAMPLES, RATES, Metrics, Rates
+from store.observe.metrics import Metrics, read_totals
 
 
-def test_each_rate_is_that_of_its_counters() -> None:
+def test_each_total_is_that_of_its_counters() -> None:
     metrics = Metrics("1")
-    rates = Rates(metrics, 100.0)
     metrics.count_stored("client", 10)
     metrics.count_intake("client", 3, {})
     metrics.count_stored("gossip", 20)
@@ -24,24 +23,15 @@ def test_each_rate_is_that_of_its_counters() -> None:
     metrics.calls.labels("Query", "INVALID_ARGUMENT").inc(99)
     metrics.http_requests.labels("query", "503").inc(2)
     metrics.http_requests.labels("query", "429").inc(99)
-    rates.sample(102.0)
-    assert rates.series() == {
-        "published": [5.0],
-        "queries": [1.0],
-        "gossip_in": [10.0],
-        "gossip_out": [4.0],
-        "transfer_in": [3.0],
-        "transfer_out": [4.0],
-        "failed": [3.0],
+    metrics.publish_batch_seconds.observe(0.5)
+    assert read_totals(metrics) == {
+        "published": 10,
+        "queries": 2,
+        "gossip_in": 20,
+        "gossip_out": 8,
+        "transfer_in": 6,
+        "transfer_out": 8,
+        "failed": 6,
+        "batches": 1,
+        "batch_seconds": 0.5,
     }
-    rates.sample(104.0)
-    assert all(values[1:] == [0.0] for values in rates.series().values())
-
-
-def test_samples_are_bounded_and_no_time_is_no_rate() -> None:
-    rates = Rates(Metrics("1"), 0.0)
-    rates.sample(0.0)
-    assert rates.series() == {name: [] for name in RATES}
-    for second in range(1, 3 * RATE_SAMPLES):
-        rates.sample(float(second))
-    assert {len(values) for values in rates.series().values()} == {RATE_SAMPLES}

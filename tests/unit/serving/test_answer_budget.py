@@ -12,7 +12,6 @@ from store.serving import answer_budget
 from store.serving.answer_budget import (
     CONTENDED_S,
     COPIES,
-    DRAIN_STALL_S,
     FIRST_PAGE_BYTES,
     LINGER_S,
     MAX_GROWING,
@@ -85,25 +84,6 @@ async def refused(task: Awaitable[None]) -> CallError:
         await task
     assert caught.value.code is Code.RESOURCE_EXHAUSTED
     return caught.value
-
-
-async def test_draining_ends_the_readers_that_stall_and_no_others(world: World) -> None:
-    stalled, reading = AnswerSender(world.answers, "a", "1"), AnswerSender(world.answers, "b", "2")
-    unary = AnswerSender(world.answers, "c", "3")
-    call = world.stall(stalled)
-    await settled()
-    await unary.answered(MIB, refusable=False)
-    world.time_s += DRAIN_STALL_S
-    async with reading.sending(FIRST_PAGE_BYTES):
-        world.answers.end_stalled_readers()
-        with pytest.raises(CallError, match="shutting down") as ended:
-            await call
-        assert (ended.value.code, ended.value.retry) == (Code.UNAVAILABLE, True)
-        assert world.hung_up == ["3"], "its handler has returned"
-    world.time_s += LINGER_S + 0.1
-    world.answers.end_stalled_readers()
-    assert sorted(world.hung_up) == ["1", "3", "3"], "neither has taken what gRPC holds"
-    assert reading.ended_s is None
 
 
 async def test_pages_grow_while_they_are_taken_quickly_and_shrink_for_the_slow(

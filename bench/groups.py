@@ -10,7 +10,6 @@ a fifth of what participants broadcast to each other lost. ``python -m bench.gro
 from __future__ import annotations
 
 import argparse
-import random
 import time
 from collections.abc import Sequence
 from statistics import median
@@ -20,9 +19,10 @@ import psutil
 
 from bench.support import report
 from sim.groups.scenario import FIXED_TALK_NS
-from sim.groups.world import GroupSummary
 from sim.limits import MAX_GROUP
-from sim.run import simulate_group
+from sim.run import simulate
+from sim.world import Summary
+from storenode.sds.events import Reason
 
 SEEDS: Final = {3: 50, 50: 10, 1_000: 2}
 """Participants of a group -> how many runs."""
@@ -39,10 +39,8 @@ NS_PER_HOUR: Final = 3_600 * 10**9
 
 def measure(size: int, *, with_store: bool) -> None:
     """Run the seeds of one case and print its line."""
-    runs = [
-        simulate_group(seed, random.Random(seed), size, with_store=with_store)
-        for seed in range(SEEDS[size])
-    ]
+    kind = "group-with-store" if with_store else "group"
+    runs = [simulate(kind, seed, size) for seed in range(SEEDS[size])]
     report(benchmark="groups", with_store=with_store, **figures(size, runs))
 
 
@@ -50,22 +48,19 @@ def measure_size(size: int) -> None:
     """Run a group with fixed options beside stores and print its line."""
     began_s = time.process_time()
     runs = [
-        simulate_group(seed, random.Random(seed), size, with_store=True, fixed=True)
-        for seed in range(min(MOST_RUNS, max(1_000 // size, 1)))
+        simulate("fixed-group", seed, size) for seed in range(min(MOST_RUNS, max(1_000 // size, 1)))
     ]
     report(
         benchmark="groups by size",
         **figures(size, runs),
         bytes_per_participant_and_hour=median(
-            run.received_bytes / size / hours_of(run) for run in runs
+            run.counts["received bytes"] / size / hours_of(run) for run in runs
         ),
         published_per_message=median(
-            run.store_calls["messages published"] / run.messages for run in runs
+            run.counts["messages published"] / run.counts["messages"] for run in runs
         ),
         **{
-            f"{method}_per_participant": median(
-                run.store_calls.get(method, 0) / size for run in runs
-            )
+            f"{method}_per_participant": median(run.counts.get(method, 0) / size for run in runs)
             for method in READS
         },
         cpu_s_per_run=(time.process_time() - began_s) / len(runs),
@@ -73,25 +68,27 @@ def measure_size(size: int) -> None:
     )
 
 
-def figures(size: int, runs: Sequence[GroupSummary]) -> dict[str, object]:
+def figures(size: int, runs: Sequence[Summary]) -> dict[str, object]:
     """Summarize the runs of a group size."""
     return {
         "participants": size,
         "runs": len(runs),
-        "messages": median(run.messages for run in runs),
+        "messages": median(run.counts["messages"] for run in runs),
         "seconds_until_equal": median(run.settling_ns / 1e9 for run in runs),
         "longest_seconds": max(run.settling_ns / 1e9 for run in runs),
         "broadcasts_per_message": median(
-            sum(run.broadcasts.values()) / max(run.messages, 1) for run in runs
+            sum(run.counts.get(reason.value, 0) for reason in Reason)
+            / max(run.counts["messages"], 1)
+            for run in runs
         ),
         "heard_per_participant_and_message": median(
-            run.received / size / max(run.messages, 1) for run in runs
+            run.counts["received"] / size / max(run.counts["messages"], 1) for run in runs
         ),
-        "lost": sum(run.lost for run in runs),
+        "lost": sum(run.counts["lost"] for run in runs),
     }
 
 
-def hours_of(run: GroupSummary) -> float:
+def hours_of(run: Summary) -> float:
     """Return the hours from the start of the conversation until all logs were equal."""
     return (FIXED_TALK_NS + run.settling_ns) / NS_PER_HOUR
 

@@ -94,7 +94,7 @@ class Pipe:
             taken.keep(None)
         else:
             self._blocked = frame, taken
-            self._network.marks[str(Mark.BACKPRESSURE)] += 1
+            self._network.counts[str(Mark.BACKPRESSURE)] += 1
         return taken
 
     def end(self, last: Ended) -> None:
@@ -134,7 +134,7 @@ class Pipe:
         """Release the frames that a partition held up."""
         stalled, self.stalled = self.stalled, deque()
         if stalled:
-            self._network.marks[str(Mark.STALLED)] += 1
+            self._network.counts[str(Mark.STALLED)] += 1
         for item in stalled:
             self._fly(item)
 
@@ -283,7 +283,7 @@ class Call:
         """Note a sent frame, at which the call may break."""
         if not self.over and self._network.breaks_now():
             self._network.trace.note(self.hosts[0], f"call to {self.hosts[1]} breaks")
-            self._network.marks[str(Mark.TORN)] += 1
+            self._network.counts[str(Mark.TORN)] += 1
             self.break_off()
 
     def cancel(self) -> None:
@@ -305,7 +305,7 @@ class Call:
             self._over()
             self._tell(self.caller, Closed(Status.UNAVAILABLE, LINE_LOST))
             if self._network.is_silent():
-                self._network.marks[str(Mark.UNREPORTED)] += 1
+                self._network.counts[str(Mark.UNREPORTED)] += 1
                 self.callee.sever()
             else:
                 self._tell(self.callee, Closed(Status.UNAVAILABLE, LINE_LOST))

@@ -29,7 +29,7 @@ from store.sync.coverage import Coverage
 if TYPE_CHECKING:
     from sim.database import Database
     from sim.node import Node
-    from sim.world import World
+    from sim.node_world import NodeWorld
 
 _PAUSE_S: Final = 6.0
 _MOST_STEPS: Final = 60
@@ -93,7 +93,7 @@ class SimStatements:
         return await self._process.database.look(read, rng=self._rng)
 
 
-async def read_coverage(world: World, rng: Rng) -> None:
+async def read_coverage(world: NodeWorld, rng: Rng) -> None:
     """Ask nodes, one after the other, with a generator of their own, which changes nothing else."""
     while True:
         await asyncio.sleep(_PAUSE_S * rng.uniform(0, 2))
@@ -102,7 +102,7 @@ async def read_coverage(world: World, rng: Rng) -> None:
             node.process.begin_task("coverage", ask_coverage(node, node.process, rng))
 
 
-def ask_after_loss(world: World, database: Database) -> None:
+def ask_after_loss(world: NodeWorld, database: Database) -> None:
     """Ask, as clients, what statements say about messages, right after commits were lost."""
     for node in world.nodes:
         if node.peering is None or node.process is None:

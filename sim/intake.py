@@ -20,7 +20,7 @@ from store.domain.ports import Source
 
 if TYPE_CHECKING:
     from sim.node import Node
-    from sim.world import World
+    from sim.node_world import NodeWorld
 
 PUBSUB: Final = "/waku/2/rs/7/0"
 
@@ -78,7 +78,7 @@ async def take(process: Process, sender: str, letter: Publish) -> None:
 class Client(Caller):
     """Publishes, and tries again, also elsewhere, until it is answered or gives up."""
 
-    def __init__(self, world: World, name: str) -> None:
+    def __init__(self, world: NodeWorld, name: str) -> None:
         self.name = name
         self._world = world
         self._numbers = count(1)
@@ -135,14 +135,14 @@ _FROM_NS: Final = (None, 0)
 """Where a session begins: as the schedule has it, or with everything."""
 
 
-async def ask_nodes(world: World) -> None:
+async def ask_nodes(world: NodeWorld) -> None:
     """Ask nodes, one after the other; what was asked for goes on when this is cancelled."""
     while True:
         await asyncio.sleep(world.scenario.ask_every_ns * world.rng.uniform(0, 2) / NS_PER_S)
         await _ask(world, world.rng.choice(world.nodes))
 
 
-async def _ask(world: World, node: Node) -> None:
+async def _ask(world: NodeWorld, node: Node) -> None:
     process, peering = node.process, node.peering
     if peering is None or not node.peers:
         return
@@ -152,9 +152,9 @@ async def _ask(world: World, node: Node) -> None:
     if answer.cancelled():
         world.trace.note(node.name, "has no session for an operator")
     elif answer.done():
-        world.marks[str(Mark.ASKED)] += 1
+        world.counts[str(Mark.ASKED)] += 1
     elif node.process is process:
         # Where the node has crashed meanwhile, nobody is left who knows of the question.
         world.trace.note(node.name, "is asked no longer")
         answer.cancel()
-        world.marks[str(Mark.WITHDRAWN)] += 1
+        world.counts[str(Mark.WITHDRAWN)] += 1

@@ -27,8 +27,8 @@ from store.sync.session.reconciliation import in_time
 from storenode.sds.codec import encode, sds_key
 
 if TYPE_CHECKING:
+    from sim.node_world import NodeWorld
     from sim.peers import SimCaller, SimStore
-    from sim.world import World
 
 LOOKUP: Final = "GetSdsMessages"
 CHANNEL: Final = "channel"
@@ -58,7 +58,7 @@ class Channel:
         spoken: all of it by message ID, in its order.
     """
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: NodeWorld) -> None:
         self.spoken: dict[bytes, Spoken] = {}
         self._world = world
 
@@ -209,7 +209,7 @@ class JudgedFetcher(Fetcher):
                 yield each, claim[2]
 
 
-async def seek(world: World) -> None:
+async def seek(world: NodeWorld) -> None:
     """Look up messages at nodes, and then their parents."""
     while True:
         await asyncio.sleep(world.rng.uniform(0, 2) * world.scenario.seek_every_ns / NS_PER_S)

@@ -77,8 +77,8 @@ class Caller:
 class Network:
     """The hosts, and the calls and letters between them."""
 
-    def __init__(self, timeline: Timeline, rng: Rng, trace: Trace, marks: Counter[str]) -> None:
-        self.marks = marks
+    def __init__(self, timeline: Timeline, rng: Rng, trace: Trace, counts: Counter[str]) -> None:
+        self.counts = counts
         self.timeline = timeline
         self.trace = trace
         self.weather = Weather()

@@ -30,7 +30,7 @@ from store.messages.record import RecordBatch
 from storenode.message.rules import Policy
 
 if TYPE_CHECKING:
-    from sim.world import World
+    from sim.node_world import NodeWorld
 
 MAX_DRIFT_NS: Final = 20_000_000_000
 _PORT: Final = 7420
@@ -47,7 +47,7 @@ class Node:
 
     gossiping: Gossiping
 
-    def __init__(self, world: World, number: int, database: Database) -> None:
+    def __init__(self, world: NodeWorld, number: int, database: Database) -> None:
         scenario = world.scenario
         self.world = world
         self.number = number
@@ -162,19 +162,22 @@ class Node:
             self.gossiping.check()
 
 
-def _address(world: World, number: int) -> PeerAddress:
+def _address(world: NodeWorld, number: int) -> PeerAddress:
     """Return an address; some have no node ID, which is learned from the answer."""
     named = f"node-{number}" if world.rng.random() < 0.5 else ""
     return PeerAddress(f"n{number}", _PORT, named)
 
 
 _EVERY_NS: Final = 2 * NS_PER_S
+_INTERVALS: Final = 16
+"""So much shorter is the pause of retention at least than that of sessions, if they are rare."""
 
 
 async def keep(process: Process, age_ns: int) -> None:
     """Drop what is older, for as long as the process lasts."""
     database, clock, policy = process.database, process.clock, RetentionPolicy(age_ns)
     witness_ns = database.committed_at_ns or clock.unix_ns()
+    every_ns = max(_EVERY_NS, process.scenario.interval_ns // _INTERVALS)
     retention_clock = RetentionClock(witness_ns, clock.steady_ns())
     while True:
         reading = retention_clock.read(clock.unix_ns(), clock.steady_ns())
@@ -185,7 +188,7 @@ async def keep(process: Process, age_ns: int) -> None:
         if dropped:
             process.note(f"drops {dropped}")
             process.mark(Mark.DROPPED)
-        await asyncio.sleep(clock.true_delay_ns(_EVERY_NS) / NS_PER_S)
+        await asyncio.sleep(clock.true_delay_ns(every_ns) / NS_PER_S)
 
 
 def _prune(process: Process, policy: RetentionPolicy, now_ns: int) -> int:

@@ -43,7 +43,7 @@ class Process:
 
     def mark(self, what: Mark) -> None:
         """Count a rare event."""
-        self.node.world.marks[str(what)] += 1
+        self.node.world.counts[str(what)] += 1
 
     def begin_task(self, name: str, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
         """Begin a coroutine, which ends with the process at the latest."""

@@ -6,7 +6,7 @@ kinds of fault out, and has more of the others.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from reconcile.algorithm.plan import Tuning
@@ -32,24 +32,35 @@ class Faults:
     ``commits_lost``: share of outages after which the newest commits are lost.
     ``lies``: of answers to look-ups, those that are wrong. ``skew_ns``: how far
     a clock may be off.
+
+    Of the transactions of a participant of a group, ``refused_saves`` fail, ``doubtful_saves`` are
+    written and fail, and it crashes before ``save_crashes`` are written, and after
+    ``send_crashes``. ``forged``: of messages, under whose ID something else is published.
     """
 
-    breaks: float
-    lost: float
-    twice: float
-    unnoticed: float
-    commit_crashes: float
-    busy: float
-    fails: float
-    commits_lost: float
-    lies: float
-    crash_every_ns: int
-    partition_every_ns: int
-    outage_every_ns: int
-    jump_every_ns: int
-    index_lost_every_ns: int
-    skew_ns: int
-    drift_ppm: int
+    breaks: float = 0.0
+    lost: float = 0.0
+    twice: float = 0.0
+    unnoticed: float = 0.0
+    commit_crashes: float = 0.0
+    busy: float = 0.0
+    fails: float = 0.0
+    commits_lost: float = 0.0
+    lies: float = 0.0
+    crash_every_ns: int = 0
+    partition_every_ns: int = 0
+    outage_every_ns: int = 0
+    jump_every_ns: int = 0
+    index_lost_every_ns: int = 0
+    leave_every_ns: int = 0
+    disk_every_ns: int = 0
+    skew_ns: int = 0
+    drift_ppm: int = 0
+    refused_saves: float = 0.0
+    doubtful_saves: float = 0.0
+    save_crashes: float = 0.0
+    send_crashes: float = 0.0
+    forged: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,11 +226,6 @@ def _gossip_faults(rng: Rng, faults: Faults) -> Faults:
 def without_clock_faults(faults: Faults) -> Faults:
     """Return the faults that gossip alone can repair: it announces a refused message only once."""
     return replace(faults, jump_every_ns=0, index_lost_every_ns=0, skew_ns=0)
-
-
-def without_faults(faults: Faults) -> Faults:
-    """Return no faults at all."""
-    return Faults(**dict.fromkeys(asdict(faults), 0))
 
 
 def _stores(rng: Rng, nodes: int) -> tuple[int, ...]:

@@ -25,8 +25,8 @@ from store.gossip.events import FrameOut, Inventory, SyncLeaves
 if TYPE_CHECKING:
     from sim.database import Database
     from sim.node import Node
+    from sim.node_world import NodeWorld
     from sim.process import Process
-    from sim.world import World
 
 LIAR: Final = "liar-"
 """The names of liars, and of their stores, begin so; the liar's number follows."""
@@ -54,7 +54,7 @@ class GossipChecker:
     wanted confirmations, was answered.
     """
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: NodeWorld) -> None:
         self.fail, self.acknowledge = world.judge.fail, world.judge.acknowledge
         self.in_peace: dict[bytes, bool] = {}
         self.answers = 0

@@ -18,7 +18,7 @@ from store.gossip.events import GetEvents, Inventory, OutgoingBodies, SyncLeaves
 from storenode.message.rules import Policy
 
 if TYPE_CHECKING:
-    from sim.world import World
+    from sim.node_world import NodeWorld
 
 _PAUSE_S: Final = 2.0
 _FRAME_IDS: Final = 64
@@ -28,7 +28,7 @@ _REMEMBERED: Final = 200
 class Liar(Caller):
     """A peer that lies."""
 
-    def __init__(self, world: World, number: int, trick: Trick) -> None:
+    def __init__(self, world: NodeWorld, number: int, trick: Trick) -> None:
         self.name = f"x{number}"
         self._world = world
         self._number = number

@@ -141,7 +141,7 @@ class Gossiping:
 
     def count(self, counted: GossipCount) -> None:
         """Sum up what all machines count."""
-        self._world.counts[counted.what] += counted.count
+        self._world.counts[str(counted.what)] += counted.count
 
     def body_bytes(self, direction: str, count: int) -> None:
         """Count nothing."""

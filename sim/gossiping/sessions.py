@@ -20,7 +20,7 @@ from store.messages.record import RecordBatch
 from storenode.common.bounded import BoundedDict
 
 if TYPE_CHECKING:
-    from sim.world import World
+    from sim.node_world import NodeWorld
 
 _T = TypeVar("_T")
 
@@ -28,7 +28,7 @@ _T = TypeVar("_T")
 class Session:
     """The messages of a store, and the transactions of one life of a node."""
 
-    def __init__(self, world: World, process: Process, database: Database) -> None:
+    def __init__(self, world: NodeWorld, process: Process, database: Database) -> None:
         self.database = database
         self._world = world
         self.process = process

@@ -60,7 +60,7 @@ class Frames:
 
     async def write(self, frame: FrameOut) -> None:
         """Send a frame; what it says must be true."""
-        self._node.world.frames += 1
+        self._node.world.counts["frames"] += 1
         self._node.world.gossip_checker.sends(self._node, frame)
         await self._kept(self._end.send(frame))
 

@@ -107,7 +107,7 @@ class SimState:
 
     def _fail(self, broken: bool) -> None:
         if broken:
-            self._member.world.mark("a transaction failed")
+            self._member.world.counts["a transaction failed"] += 1
             world, view = self._member.world, self._member.view
             with world.judging():
                 world.group_judge.tried(view, "a transaction", world.timeline.now_ns)
@@ -144,7 +144,7 @@ class SimState:
     def messages(self, message_ids: Sequence[str]) -> list[Row]:
         """Return messages of the log by their IDs."""
         if self._member.participant is not None:
-            self._member.world.mark("a message was read to answer others")
+            self._member.world.counts["a message was read to answer others"] += 1
         return [self._disk.log[name] for name in message_ids if name in self._disk.log]
 
 

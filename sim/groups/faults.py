@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from sim.faults import FaultInjector
-from sim.groups.member import Member
+from sim.faults import Fault, FaultInjector
 from sim.rng import happens
 
 if TYPE_CHECKING:
@@ -17,15 +17,14 @@ _MOST_CUT_OFF: Final = 20
 
 
 class GroupFaultInjector(FaultInjector):
-    """Faults of participants, beside those of their nodes and their network."""
+    """Breaks participants, their store nodes and their network."""
 
     _world: GroupWorld
 
-    def start(self) -> None:
-        """Begin with all the kinds that the scenario has."""
-        super().start()
-        faults = self._world.group.faults
-        kinds = (
+    def kinds(self) -> Sequence[tuple[int, Fault]]:
+        """Return what is done from time to time, with its mean distance in ns; 0: never."""
+        faults = self._faults
+        return (
             (faults.crash_every_ns, self._crash),
             (faults.leave_every_ns, self._leave),
             (faults.disk_every_ns, self._lose_disk),
@@ -33,10 +32,11 @@ class GroupFaultInjector(FaultInjector):
             (faults.partition_every_ns, self._partition),
             (faults.jump_every_ns if faults.skew_ns else 0, self._jump),
         )
-        self.begin(kinds)
-        if faults.skew_ns:
-            for member in self._world.members:
-                self._skew_member(member)
+
+    def skew_all(self) -> None:
+        """Set the clocks of all participants."""
+        for member in self._world.members:
+            member.jump(self.offset_ns())
 
     def stop(self) -> None:
         """Let everything go right from now on."""
@@ -79,9 +79,4 @@ class GroupFaultInjector(FaultInjector):
         world.make_whole()
 
     async def _jump(self) -> None:
-        self._skew_member(self._rng.choice(self._world.members))
-
-    def _skew_member(self, member: Member) -> None:
-        most_ns = self._world.group.faults.skew_ns
-        right = happens(self._rng, 0.5)
-        member.jump(0 if right else int(self._rng.uniform(-most_ns, most_ns)))
+        self._rng.choice(self._world.members).jump(self.offset_ns())

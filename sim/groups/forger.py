@@ -59,7 +59,7 @@ class Forger(Caller):
             bloom_filter=None,
             repair_request=(),
         )
-        world.mark("a message was forged")
+        world.counts["a message was forged"] += 1
         world.group_judge.forged[false.message_id, false.content or b""] = false
         now_ns = world.timeline.now_ns - rng.choice((0, 1, 500)) * NS_PER_MS
         world.spread(self.name, encode_message(false), now_ns)

@@ -105,7 +105,7 @@ class Member(Caller):
 
         def act() -> None:
             if not life.ended:
-                self.world.mark(f"a participant crashed {why}")
+                self.world.counts[f"a participant crashed {why}"] += 1
                 self.crash(why)
 
         self.world.timeline.soon(act)
@@ -166,14 +166,14 @@ class Member(Caller):
 
     async def _say(self, channel: Channel, content: bytes) -> None:
         # Where there are forgeries, some make IDs as the JavaScript library does.
-        hashed = self._hashes and self.world.group.faults.forged > 0
+        hashed = self._hashes and self.world.scenario.faults.forged > 0
         name = sha256(content).hexdigest() if hashed else None
         try:
             message_id = await channel.send(content, name)
         except ChannelFullError:
-            self.world.mark("a channel was full")
+            self.world.counts["a channel was full"] += 1
         except ClientClosed:
-            self.world.mark("something was said too late")
+            self.world.counts["something was said too late"] += 1
         else:
             self.view.promised.add(message_id)
 
@@ -221,8 +221,8 @@ class Member(Caller):
             events: list[Event] = []
             for packet in packets:
                 received = self.world.group_judge.read(packet.payload)
-                self.world.received += 1
-                self.world.received_bytes += len(packet.payload)
+                self.world.counts["received"] += 1
+                self.world.counts["received bytes"] += len(packet.payload)
                 events += self._judged(core, receive(now_ms, [packet]), received)
             return events
 
@@ -274,7 +274,7 @@ class Member(Caller):
                     judge.caught_up(view, event, core)
                 if isinstance(event, Broadcast):
                     message = judge.read(event.payload)
-                    world.broadcasts[event.reason.value] += 1
+                    world.counts[event.reason.value] += 1
                     judge.spoke(view, event.reason, message, world.timeline.now_ns)
                     self.note(f"{event.reason.value} {message.message_id[:10]}")
             refused = any(isinstance(event, Refused) for event in events)

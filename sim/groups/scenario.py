@@ -12,7 +12,7 @@ from typing import Final
 
 from sim.limits import NS_PER_MS, NS_PER_S
 from sim.rng import Rng, happens
-from sim.scenario import HOUR_NS, MIN_NODES, Scenario, drawn, without_faults
+from sim.scenario import HOUR_NS, MIN_NODES, Faults, Scenario, drawn
 from store.domain.query import RequestLimits
 from storenode.sds.bloom import FilterShape
 from storenode.sds.config import ChannelConfig, RepairConfig
@@ -29,65 +29,26 @@ _IN_STEP_NS: Final = 3 * NS_PER_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupFaults:
-    """The faults of a run. Shares are of all cases; ``..._every_ns`` is a mean distance, 0: never.
-
-    ``lost`` and ``twice``: of what one participant broadcasts to another. ``breaks``: of frames
-    of calls. Of a participant's transactions, ``refused_saves`` fail, ``doubtful_saves`` are
-    written and fail, and a participant crashes before ``save_crashes`` are written, and after
-    ``send_crashes``. ``commit_crashes``: of batches, after which a store is gone before it says
-    that it has them. ``skew_ns``: how far a clock may be off. ``forged``: of messages, under whose
-    ID something else is published.
-    """
-
-    lost: float = 0.0
-    twice: float = 0.0
-    breaks: float = 0.0
-    refused_saves: float = 0.0
-    doubtful_saves: float = 0.0
-    save_crashes: float = 0.0
-    send_crashes: float = 0.0
-    commit_crashes: float = 0.0
-    crash_every_ns: int = 0
-    leave_every_ns: int = 0
-    disk_every_ns: int = 0
-    outage_every_ns: int = 0
-    partition_every_ns: int = 0
-    jump_every_ns: int = 0
-    skew_ns: int = 0
-    forged: float = 0.0
-
-
-NO_FAULTS: Final = GroupFaults()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupScenario:
     """The parameters of a run; durations in nanoseconds.
 
-    ``stores``: how many store nodes there are; ``follow``: participants follow one, else they
-    receive each other's broadcasts. ``pull_ns``: how often a store reconciles with another one, 0:
-    never; ``drift_ns``: how far from its own time a message's may be. ``joins_ns[i]``: when
-    participant i joins first. ``messages`` are said over ``talk_ns``, in bursts of up to
-    ``burst``. ``config`` is of all participants, but for their names and their filters, of which
-    they have ``filters`` in turn.
+    ``nodes`` has the store nodes, the faults of all, and how long these last. ``follow``:
+    participants follow a node, else they receive each other's broadcasts. ``drift_ns``: how far
+    from its own time a message's may be. ``joins_ns[i]``: when participant i joins first.
+    ``messages`` are said over ``talk_ns``, in bursts of up to ``burst``. ``config`` is of all
+    participants, but for their names and their filters, of which they have ``filters`` in turn.
     """
 
-    stores: int
+    nodes: Scenario
     follow: bool
     joins_ns: tuple[int, ...]
     messages: int
     burst: int
     talk_ns: int
-    faults_ns: int
-    pull_ns: int
     drift_ns: int
-    network_delay_ns: int
-    disk_delay_ns: int
     config: ChannelConfig
     filters: tuple[FilterShape, ...]
     limits: RequestLimits
-    faults: GroupFaults
 
     @property
     def size(self) -> int:
@@ -117,46 +78,58 @@ def drawn_group(rng: Rng, size: int, *, with_store: bool) -> GroupScenario:
         faults = replace(faults, skew_ns=min(faults.skew_ns, _IN_STEP_NS))
     in_step = faults.skew_ns <= _IN_STEP_NS
     pull_s = 0 if stores < 2 or not in_step else 3 if follow else rng.choice((0, 0, 3))
-    drawn = GroupScenario(
-        stores=stores,
-        follow=follow,
-        joins_ns=_joins(rng, size, talk_ns),
-        messages=messages,
-        burst=rng.choice((1, 1, 3, 8)),
-        talk_ns=talk_ns,
-        faults_ns=talk_ns * 3 // 2,
-        pull_ns=pull_s * NS_PER_S,
-        # What a store refuses may be given up before a clock is right, or others have heard it.
-        drift_ns=(rng.choice((8, 600)) if follow and in_step else 10**6) * NS_PER_S,
-        network_delay_ns=rng.choice((10, 50, 300) if small else (50,)) * NS_PER_MS,
-        disk_delay_ns=rng.choice((1, 20)) * NS_PER_MS,
-        config=_config(
+    joins_ns, burst = _joins(rng, size, talk_ns), rng.choice((1, 1, 3, 8))
+    # What a store refuses may be given up before a clock is right, or others have heard it.
+    drift_s = rng.choice((8, 600)) if follow and in_step else 10**6
+    network_delay_ms = rng.choice((10, 50, 300) if small else (50,))
+    disk_delay_ms = rng.choice((1, 20))
+    repair = not stores or happens(rng, 0.3)
+    config = _config(rng, size, messages, lost_after_ms, follow=follow, repair=repair)
+    limits = _limits(rng)
+    return GroupScenario(
+        nodes=_nodes(
             rng,
-            size,
-            messages,
-            lost_after_ms,
-            follow=follow,
-            repair=not stores or happens(rng, 0.3),
+            stores,
+            faults,
+            faults_ns=talk_ns * 3 // 2,
+            pull_ns=pull_s * NS_PER_S,
+            network_delay_ns=network_delay_ms * NS_PER_MS,
+            disk_delay_ns=disk_delay_ms * NS_PER_MS,
         ),
-        filters=(),
-        limits=_limits(rng),
-        faults=faults,
+        follow=follow,
+        joins_ns=joins_ns,
+        messages=messages,
+        burst=burst,
+        talk_ns=talk_ns,
+        drift_ns=drift_s * NS_PER_S,
+        config=config,
+        filters=_filters(config.filter, messages) if small else (config.filter,),
+        limits=limits,
     )
-    shape = drawn.config.filter
-    return replace(drawn, filters=_filters(shape, messages) if small else (shape,))
 
 
-def scenario_of_stores(group: GroupScenario, rng: Rng) -> Scenario:
-    """Return the scenario of a group's store nodes, whose limits are drawn beside the run's."""
-    base = drawn(copy(rng), MIN_NODES)
-    everyone = range(group.stores)
-    peers = [tuple(set(everyone) - {node}) if group.pull_ns else () for node in everyone]
-    interval_ns = group.pull_ns or HOUR_NS
+def _nodes(
+    rng: Rng,
+    stores: int,
+    faults: Faults,
+    *,
+    faults_ns: int,
+    pull_ns: int,
+    network_delay_ns: int,
+    disk_delay_ns: int,
+) -> Scenario:
+    """Return the scenario of a group's store nodes, whose limits are drawn beside the run's.
+
+    ``pull_ns``: how often one reconciles with another, 0: never.
+    """
+    everyone = range(stores)
+    peers = [tuple(set(everyone) - {node}) if pull_ns else () for node in everyone]
+    interval_ns = pull_ns or HOUR_NS
     return replace(
-        base,
+        drawn(copy(rng), MIN_NODES),
         stores=tuple(everyone),
         peers=tuple(peers),
-        retention_ns=(None,) * group.stores,
+        retention_ns=(None,) * stores,
         history=0,
         clients=0,
         small_nodes=frozenset(),
@@ -164,49 +137,49 @@ def scenario_of_stores(group: GroupScenario, rng: Rng) -> Scenario:
         forged=False,
         interval_ns=interval_ns,
         wide_ns=2 * interval_ns,
-        network_delay_ns=group.network_delay_ns,
-        disk_delay_ns=group.disk_delay_ns,
-        faults=replace(
-            without_faults(base.faults),
-            lost=group.faults.lost,
-            twice=group.faults.twice,
-            breaks=group.faults.breaks,
-            commit_crashes=group.faults.commit_crashes,
-        ),
+        faults_ns=faults_ns,
+        network_delay_ns=network_delay_ns,
+        disk_delay_ns=disk_delay_ns,
+        faults=faults,
     )
 
 
-def fixed_group(rng: Rng, size: int, *, with_store: bool) -> GroupScenario:
-    """Return a scenario of the same conversation for any size, so that sizes compare.
+def fixed_group(rng: Rng, size: int) -> GroupScenario:
+    """Return a scenario of the same conversation for any size beside two stores.
 
     Participants and stores have the options that ship. Of what participants broadcast to each
     other a fifth is lost; each crashes every two hours in the mean, and a tenth joins late.
     """
+    joins_ns = tuple(
+        int(rng.uniform(0, FIXED_TALK_NS)) if number % 10 == 9 else 0 for number in range(size)
+    )
+    faults = Faults(
+        lost=0.2,
+        twice=0.05,
+        breaks=0.02,
+        refused_saves=0.01,
+        crash_every_ns=7_200 * NS_PER_S // size,
+        skew_ns=3 * NS_PER_S,
+    )
     return GroupScenario(
-        stores=2 if with_store else 0,
-        follow=False,
-        joins_ns=tuple(
-            int(rng.uniform(0, FIXED_TALK_NS)) if number % 10 == 9 else 0 for number in range(size)
+        nodes=_nodes(
+            rng,
+            2,
+            faults,
+            faults_ns=FIXED_TALK_NS,
+            pull_ns=3 * NS_PER_S,
+            network_delay_ns=50 * NS_PER_MS,
+            disk_delay_ns=20 * NS_PER_MS,
         ),
+        follow=False,
+        joins_ns=joins_ns,
         messages=FIXED_MESSAGES,
         burst=1,
         talk_ns=FIXED_TALK_NS,
-        faults_ns=FIXED_TALK_NS,
-        pull_ns=3 * NS_PER_S,
         drift_ns=600 * NS_PER_S,
-        network_delay_ns=50 * NS_PER_MS,
-        disk_delay_ns=20 * NS_PER_MS,
         config=ChannelConfig(_CHANNEL, "anybody"),
         filters=(FilterShape(),),
         limits=RequestLimits(),
-        faults=GroupFaults(
-            lost=0.2,
-            twice=0.05,
-            breaks=0.02,
-            refused_saves=0.01,
-            crash_every_ns=7_200 * NS_PER_S // size,
-            skew_ns=3 * NS_PER_S,
-        ),
     )
 
 
@@ -280,14 +253,14 @@ def _limits(rng: Rng) -> RequestLimits:
     )
 
 
-def _small_faults(rng: Rng) -> GroupFaults:
+def _small_faults(rng: Rng) -> Faults:
     def share(*some: float) -> float:
         return rng.choice((0.0, *some))
 
     def every(*seconds: int) -> int:
         return rng.choice((0, *seconds)) * NS_PER_S
 
-    return GroupFaults(
+    return Faults(
         lost=share(0.2, 0.2, 0.5),
         twice=share(0.1, 0.5),
         breaks=share(0.02, 0.1),
@@ -307,8 +280,8 @@ def _small_faults(rng: Rng) -> GroupFaults:
     )
 
 
-def _large_faults(size: int) -> GroupFaults:
-    return GroupFaults(
+def _large_faults(size: int) -> Faults:
+    return Faults(
         lost=0.2,
         twice=0.05,
         breaks=0.02,

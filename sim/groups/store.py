@@ -92,7 +92,7 @@ class StoreNode(Node):
     # Calls
 
     async def _take(self, process: Process, end: End) -> None:
-        calls = self._group.store_calls
+        calls = self._group.counts
         while not isinstance(batch := await end.read(), Ended):
             calls["batches published"] += 1
             calls["messages published"] += len(batch)
@@ -104,7 +104,7 @@ class StoreNode(Node):
     def _result(self, message: Fetched, verdict: Verdict) -> PublishResult:
         if verdict is not Verdict.REJECTED:
             return PublishResult(stored=True, hint=message.hint)
-        self._group.mark("a store refused a message for its time")
+        self._group.counts["a store refused a message for its time"] += 1
         return PublishResult(stored=False, hint=b"", reason="The time is too far from the node's.")
 
     async def _feed(self, end: End) -> None:
@@ -135,7 +135,7 @@ class StoreNode(Node):
 
     async def _read(self, end: End) -> None:
         method, *arguments = await end.read()
-        self._group.store_calls[method] += 1
+        self._group.counts[method] += 1
         reads: dict[str, Callable[..., _Hashes]] = {
             SCAN: self._since,
             QUERY: self._by_hint,
@@ -144,7 +144,7 @@ class StoreNode(Node):
         }
         hashes, truncated = await self.database.look(partial(reads[method], *arguments))
         if truncated:
-            self._group.mark("an answer was truncated")
+            self._group.counts["an answer was truncated"] += 1
         most = self._limits.page_messages
         for start in range(0, len(hashes), most):
             await end.send(self._messages(hashes[start : start + most]))

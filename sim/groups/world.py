@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Final
 
 from sim.database import Database
@@ -13,55 +11,24 @@ from sim.groups.faults import GroupFaultInjector
 from sim.groups.forger import Forger
 from sim.groups.judge import GroupJudge
 from sim.groups.member import LEAVE_NS, Member
-from sim.groups.scenario import NO_FAULTS, GroupScenario, scenario_of_stores
+from sim.groups.scenario import GroupScenario
 from sim.groups.store import StoreNode, encoded
 from sim.intake import Publish
 from sim.limits import CHECK_EVERY_GROUP_EVENTS, MAX_GROUP_EVENTS, NS_PER_MS, NS_PER_S, START_NS
 from sim.node import Node
+from sim.node_world import NodeWorld
 from sim.rng import Rng
-from sim.world import World
+from sim.scenario import Faults
 from storenode.sds.aio.transport import Fetched, Outbound
 
 _PATIENCE_ROUNDS: Final = 40
 
 
-@dataclass(frozen=True, slots=True)
-class GroupSummary:
-    """The result of a run.
-
-    ``settling_ns``: from the end of the faults until all logs were equal. ``broadcasts``: of all
-    participants, resends, sync messages and answers included; ``received``: how often one of
-    them reached a participant, from others or from a store, and ``received_bytes`` of all that.
-    ``store_calls``: what stores were asked for, by method, and what was published to them.
-    ``lost``: messages that a participant lacks and that were reported to it as lost.
-    ``deceived``: how often a forged message is in a log in the end, as one that is not proven.
-    ``wrong`` acknowledgements by filters, of ``expected``. ``marks``: how often something rare
-    happened.
-    """
-
-    digest: str
-    events: int
-    virtual_ns: int
-    settling_ns: int
-    members: int
-    stores: int
-    messages: int
-    broadcasts: Mapping[str, int]
-    received: int
-    received_bytes: int
-    store_calls: Mapping[str, int]
-    lost: int
-    deceived: int
-    wrong: int
-    expected: float
-    crashes: int
-    marks: Mapping[str, int]
-
-
-class GroupWorld(World):
-    """A simulated world of participants and store nodes; `run` is called once.
+class GroupWorld(NodeWorld):
+    """Participants of one channel, and store nodes.
 
     Attributes:
+        group: the scenario.
         sent: what was published of the channel, by message hash.
     """
 
@@ -72,16 +39,12 @@ class GroupWorld(World):
         self, scenario: GroupScenario, rng: Rng, sink: Callable[[str], None] | None = None
     ) -> None:
         self.group = scenario
-        super().__init__(scenario_of_stores(scenario, rng), rng, sink)
+        super().__init__(scenario.nodes, rng, sink)
         self.group_judge = GroupJudge(lambda: self.timeline.now_ns)
         self.sent: dict[bytes, Fetched] = {}
-        self.broadcasts: Counter[str] = Counter()
-        self.faults_now = scenario.faults
         self.forger = Forger(self)
         self.members = [Member(self, number) for number in range(scenario.size)]
         self.connect([self.forger, *self.members])
-        self.received = self.received_bytes = 0
-        self.store_calls: Counter[str] = Counter()
         self._turn = 0
         self._number = 0
         self._closing = False
@@ -91,40 +54,33 @@ class GroupWorld(World):
         """Create a store node."""
         return StoreNode(self, number, database)
 
-    def run(self) -> GroupSummary:  # type: ignore[override]
-        """Run from the beginning to the end.
-
-        Raises:
-            Violation: something that must hold does not.
-            AssertionError: an invariant of a channel, or a bound, is broken.
-        """
+    def play(self) -> int:
+        """Let faults happen, then wait until all logs are equal; at last all leave."""
         faults = GroupFaultInjector(self)
-        with self.loop.running():
-            try:
-                return self._run_group(faults)
-            finally:
-                self.over = self._closing = True
-                faults.stop()
-
-    def _run_group(self, faults: GroupFaultInjector) -> GroupSummary:
-        self._begin()
-        faults.start()
-        self.pass_until(START_NS + self.group.faults_ns)
-        self._end_faults(faults)
-        calm_ns = self.timeline.now_ns
-        self._wait_for_logs()
-        settled_ns = self.timeline.now_ns
-        self._part()
-        if self.group.pull_ns:
-            self._settle()
-            self._close()
-        return self._group_summary(settled_ns - calm_ns)
+        try:
+            self._begin()
+            faults.start()
+            self.pass_for(self.scenario.faults_ns)
+            self._end_faults(faults)
+            calm_ns = self.timeline.now_ns
+            self._wait_for_logs()
+            settled_ns = self.timeline.now_ns
+            self._part()
+            if any(self.scenario.peers):
+                self._settle()
+                self._close()
+            self._count_group()
+            return settled_ns - calm_ns
+        finally:
+            self.over = self._closing = True
+            faults.stop()
 
     # For those who act in it
 
-    def mark(self, what: str) -> None:
-        """Count a rare event."""
-        self.marks[what] += 1
+    @property
+    def faults_now(self) -> Faults:
+        """The faults of this moment."""
+        return self.scenario.faults if self.faulty else Faults()
 
     @contextmanager
     def judging(self) -> Iterator[None]:
@@ -203,7 +159,7 @@ class GroupWorld(World):
     def _end_faults(self, faults: GroupFaultInjector) -> None:
         """End the faults: clocks are right, all participants run and publish no more."""
         self.trace.note("world", "is calm from now on")
-        self.faulty, self.faults_now = False, NO_FAULTS
+        self.faulty = False
         faults.stop()
         for node in self.nodes:
             self._start(node)
@@ -224,7 +180,7 @@ class GroupWorld(World):
         if config.repair is not None:
             longest_ms += config.repair.request_max_ms
         # A clock that was ahead is followed by messages; what is newer than the time must wait.
-        ahead_ns = min(self.group.faults.skew_ns, config.max_clock_ahead_ms * NS_PER_MS)
+        ahead_ns = min(self.scenario.faults.skew_ns, config.max_clock_ahead_ms * NS_PER_MS)
         return _PATIENCE_ROUNDS * longest_ms * NS_PER_MS + ahead_ns
 
     def _unequal_logs(self) -> str:
@@ -268,25 +224,18 @@ class GroupWorld(World):
         if member.participant is not None:
             self.group_judge.check(member.view, member.participant)
 
-    def _group_summary(self, settling_ns: int) -> GroupSummary:
+    def _count_group(self) -> None:
         everything = set().union(*(member.view.ids for member in self.members))
         lost = [everything - member.view.ids for member in self.members]
-        return GroupSummary(
-            digest=self.trace.digest,
-            events=self.timeline.events,
-            virtual_ns=self.timeline.now_ns - START_NS,
-            settling_ns=settling_ns,
+        self.counts.update(
             members=len(self.members),
             stores=len(self.nodes),
             messages=len(everything),
-            broadcasts=dict(sorted(self.broadcasts.items())),
-            received=self.received,
-            received_bytes=self.received_bytes,
-            store_calls=dict(sorted(self.store_calls.items())),
             lost=sum(map(len, lost)),
             deceived=sum(len(member.view.deceived) for member in self.members),
             wrong=self.group_judge.wrong.found,
-            expected=round(self.group_judge.wrong.expected, 3),
             crashes=sum(member.crashes for member in self.members),
-            marks=dict(sorted(self.marks.items())),
+        )
+        self.counts["wrong, expected in thousandths"] += round(
+            1_000 * self.group_judge.wrong.expected
         )

@@ -36,7 +36,6 @@ class RelayJudge:
     def __init__(self, world: RelayWorld) -> None:
         self._world = world
         self.made: dict[GossipMessage, int] = {}
-        self.accepted: Counter[str] = Counter()
         self.punished: set[str] = set()
         self._sent: Counter[tuple[object, str, GossipMessage]] = Counter()
         self._wanted: set[tuple[object, str, bytes]] = set()
@@ -54,7 +53,7 @@ class RelayJudge:
         if message in router.accepted:
             raise Violation(f"{router.name} accepts a message twice")
         router.accepted.add(message)
-        self.accepted[router.name] += 1
+        self._world.counts["accepted"] += 1
 
     def sends(self, router: RelayRouter, peer: str, data: bytes) -> None:
         """Check an RPC that a router sends."""
@@ -108,6 +107,7 @@ class RelayJudge:
         if peer in self._world.routers:
             raise Violation(f"{router.name} disconnects the honest {peer}: {reason}")
         self.punished.add(peer)
+        self._world.counts["punished"] += 1
 
     def stream_ends(self, one: str, two: str) -> None:
         """Note the end of the streams between two."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
@@ -90,3 +90,9 @@ def drawn_relay(rng: Rng) -> RelayScenario:
         tricks=tuple(rng.choice(list(Trick)) for _ in range(liars)),
         victims=rng.randint(1, 3),
     )
+
+
+def without_pushes(scenario: RelayScenario) -> RelayScenario:
+    """Return a scenario in which requested messages arrive alone, and all liars withhold some."""
+    liars = (Trick.WITHHOLD,) * len(scenario.tricks)
+    return replace(scenario, pushes=False, tricks=liars, losses=0.0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from typing import Final
@@ -14,7 +13,7 @@ from sim.relaying.judge import RelayJudge
 from sim.relaying.liars import Liar
 from sim.relaying.scenario import PUNISHED, RelayScenario
 from sim.rng import Rng, happens
-from sim.stage import Stage
+from sim.world import World
 from store.gateway.gossipsub import (
     QUIET_S,
     SEEN_S,
@@ -37,17 +36,6 @@ _REDIAL_NS: Final = 5 * NS_PER_S
 _PUBLISHED_WITH_FAULTS: Final = 30
 _PUBLISHED: Final = 4
 _TOPICS: Final = ("/waku/2/rs/7/0", "/waku/2/rs/7/1")
-
-
-@dataclass(frozen=True, slots=True)
-class RelaySummary:
-    """The result of a run; ``settled`` is the number of messages that had to reach every router."""
-
-    digest: str
-    events: int
-    accepted: int
-    settled: int
-    punished: int
 
 
 class RelayRouter:
@@ -107,10 +95,11 @@ class RelayRouter:
         self.apply(self.core.publish(self._world.now_s, message))
 
 
-class RelayWorld(Stage):
-    """A network of routers and liars; `run` is called once."""
+class RelayWorld(World):
+    """A network of routers and liars."""
 
     topics: tuple[str, ...] = _TOPICS
+    scenario: RelayScenario
     max_events = 60_000
     check_every = 1_000
 
@@ -138,13 +127,8 @@ class RelayWorld(Stage):
         """The time of the routers' clock."""
         return (self.timeline.now_ns - START_NS) / NS_PER_S
 
-    def run(self) -> RelaySummary:
-        """Run from the beginning to the end.
-
-        Raises:
-            Violation: Something that must hold does not.
-            AssertionError: A router's invariant, or a bound, is broken.
-        """
+    def play(self) -> int:
+        """Let faults and liars act, then liars alone; then wait until nothing is kept."""
         scenario, rng = self.scenario, self.rng
         for router in self.routers.values():
             self.timeline.after(rng.randint(0, NS_PER_S), router.beat)
@@ -159,14 +143,15 @@ class RelayWorld(Stage):
         if not scenario.pushes:
             # Before any mesh has formed, IHAVE goes to all peers.
             self.pass_for(_REDIAL_NS)
-            return self._summary(self._publish_and_wait())
+            self._publish_and_wait()
+            return 0
         self._plan_faults()
         self.pass_for(_FAULTS_NS)
         self._is_faulty = False
         self.pass_for(2 * _REDIAL_NS)
-        settled = self._publish_and_wait()
+        self._publish_and_wait()
         self.pass_for(_CALM_NS)
-        settled += self._publish_and_wait()
+        self._publish_and_wait()
         for liar in liars:
             if liar.trick in PUNISHED and liar.name not in self.judge.punished:
                 raise Violation(f"{liar.name} is never disconnected for {liar.trick}")
@@ -176,16 +161,7 @@ class RelayWorld(Stage):
         self.pass_for(_REST_NS)
         for router in self.routers.values():
             self.judge.require_rest(router)
-        return self._summary(settled)
-
-    def _summary(self, settled: int) -> RelaySummary:
-        return RelaySummary(
-            self.trace.digest,
-            self.timeline.events,
-            self.judge.accepted.total(),
-            settled,
-            len(self.judge.punished),
-        )
+        return 0
 
     # Links
 
@@ -292,9 +268,10 @@ class RelayWorld(Stage):
         router.publish(message)
         return message
 
-    def _publish_and_wait(self) -> int:
+    def _publish_and_wait(self) -> None:
+        """Publish some messages, which must reach every router."""
         messages = [self._publish() for _ in range(_PUBLISHED)]
         self.pass_for(_ARRIVAL_NS)
         for message in messages:
             self.judge.require_everywhere(message)
-        return len(messages)
+        self.counts["settled"] += len(messages)

@@ -158,7 +158,7 @@ MACHINE_MUTANTS = {
         _effects(lambda all_: [x for x in all_ if not isinstance(x, Waiting) or x.missing]),
         f"{UNEQUAL}: .* waiting",
         first_seed=1,
-        nodes=2,
+        size=2,
     ),
     "loses confirmations": Mutant(
         _effects(lambda all_: [each for each in all_ if not isinstance(each, Confirm)]),
@@ -215,7 +215,7 @@ DRIVER_MUTANTS = {
         ),
         "without a pause",
         first_seed=1,
-        nodes=3,
+        size=3,
     ),
     "asks again without a pause": Mutant(
         together(
@@ -270,3 +270,5 @@ DRIVER_MUTANTS = {
         replace_with(GossipDriver, "_adopt", nothing), f"{UNEQUAL}|lacks confirmations", 290
     ),
 }
+
+GOSSIP_MUTANTS = MACHINE_MUTANTS | DRIVER_MUTANTS

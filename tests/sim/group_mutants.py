@@ -26,7 +26,7 @@ from storenode.sds.outgoing_buffer import OutgoingBuffer
 from storenode.sds.pages import LogEntry
 from storenode.sds.repair import RepairAnswers, RepairRequests
 from storenode.sds.schedule import FilterSchedule
-from tests.sim.mutant import Asyncio, Mutant, edit, nothing, replace_with, sleep_not, together
+from tests.sim.mutant import Mutant, asyncio_with, edit, nothing, replace_with, sleep_not, together
 
 in_saver = partial(edit, Saver)
 in_participant = partial(edit, Participant)
@@ -178,7 +178,7 @@ WITHOUT_STORE = {
         "before it is saved|does not go on|in use",
     ),
     "tries a transaction again without a pause": Mutant(
-        replace_with(saver, "asyncio", Asyncio("sleep", sleep_not)), "tries a transaction", 2
+        replace_with(saver, "asyncio", asyncio_with("sleep", sleep_not)), "tries a transaction", 2
     ),
     "shows what is in the backlog again": Mutant(
         edit(Events, "put", "if commit > self.after_commit and not self._closed:", "if True:"),
@@ -282,7 +282,7 @@ WITH_STORE = {
     ),
     "publishes without a window": Mutant(
         replace_with(
-            publisher, "asyncio", Asyncio("Semaphore", lambda _: asyncio.Semaphore(1_000_000))
+            publisher, "asyncio", asyncio_with("Semaphore", lambda _: asyncio.Semaphore(1_000_000))
         ),
         "under way",
     ),

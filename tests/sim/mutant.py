@@ -9,11 +9,12 @@ import re
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from sim.run import SimulationFailure
+from sim.run import SimulationFailure, simulate
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -22,33 +23,31 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 class Mutant:
     """A fault, such as a change might bring, and words of the failure of a run that finds it.
 
-    ``first_seed`` is one whose run finds it soon, ``nodes`` how many that run has, if not drawn.
+    ``first_seed`` is one whose run finds it soon, ``size`` that of the run, if it is not drawn.
     """
 
     plant: Plant
     finding: str
     first_seed: int = 0
-    nodes: int | None = None
+    size: int | None = None
 
-    def find(
-        self, patch: pytest.MonkeyPatch, seeds: int, run: Callable[[int], object], command: str
-    ) -> None:
+    def find(self, patch: pytest.MonkeyPatch, kind: str, runs: int) -> None:
         """Plant it, and run seeds until one shows it and says how to repeat that."""
         self.plant(patch)
         found: list[str] = []
-        for seed in range(self.first_seed, self.first_seed + seeds):
+        for seed in range(self.first_seed, self.first_seed + runs):
             try:
-                run(seed)
+                simulate(kind, seed, self.size)
             except SimulationFailure as failure:
                 first, *others = str(failure).splitlines()
                 found.append(first)
                 if re.search(self.finding, first):
                     assert f"seed {seed}:" in first
-                    nodes = f" --nodes {self.nodes}" if self.nodes else ""
-                    again = f"python -m sim {command}--seed {seed}{nodes} --trace"
+                    size = f" --size {self.size}" if self.size else ""
+                    again = f"python -m sim {kind} --seed {seed}{size} --trace"
                     assert others[-1] == f"repeat it with: {again}"
                     return
-        pytest.fail(f"no run of {seeds} has found it, but: {found}")
+        pytest.fail(f"no run of {runs} has found it, but: {found}")
 
 
 def replace_with(owner: object, name: str, value: object) -> Plant:
@@ -89,14 +88,9 @@ def together(*plants: Plant) -> Plant:
     return plant
 
 
-class Asyncio:
-    """`asyncio` with something else in one place."""
-
-    def __init__(self, name: str, value: object) -> None:
-        self._changed = {name: value}
-
-    def __getattr__(self, name: str) -> object:
-        return self._changed.get(name) or getattr(asyncio, name)
+def asyncio_with(name: str, value: object) -> SimpleNamespace:
+    """Return `asyncio` with something else in one place."""
+    return SimpleNamespace(**{**vars(asyncio), name: value})
 
 
 async def sleep_not(_: float) -> None:

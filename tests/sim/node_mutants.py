@@ -27,7 +27,7 @@ from store.sync.session.sum_search import Search
 from store.sync.transfer.policy_memory import PolicyMemory
 from store.sync.transfer.receive_half import Receiving
 from store.sync.transfer.transfer import Transfer
-from tests.sim.mutant import Asyncio, Mutant, edit, replace_with, sleep_not, together
+from tests.sim.mutant import Mutant, asyncio_with, edit, replace_with, sleep_not, together
 
 in_transfer = partial(edit, Transfer)
 in_exchange = partial(edit, Exchange)
@@ -45,13 +45,10 @@ LOST = "acknowledged .* does not hold"
 LEFT = "are left"
 
 
-class EagerTransfer(Transfer):
-    """Says that a message is stored as soon as it has come."""
-
-    async def _persist(self, token: int, batch: RecordBatch) -> None:
-        self._receiving.persisted(token, [True] * len(batch), {})
-        self._go_on()
-        await self._work.writer.store(batch, Source.TRANSFER)
+async def _report_at_once(self: Transfer, token: int, batch: RecordBatch) -> None:
+    self._receiving.persisted(token, [True] * len(batch), {})
+    self._go_on()
+    await self._work.writer.store(batch, Source.TRANSFER)
 
 
 def _admit_and_change(self: Admission, messages: Sequence[bytes]) -> None:
@@ -80,7 +77,7 @@ def all_new(batch: str) -> str:
 
 CORES = {
     "acknowledges too early": Mutant(
-        replace_with(exchange, "Transfer", EagerTransfer), LOST, first_seed=1
+        replace_with(Transfer, "_persist", _report_at_once), LOST, first_seed=1
     ),
     "takes more than it has room for": Mutant(
         replace_with(Receiving, "reading", property(lambda _: True)), "too much waits"
@@ -94,7 +91,7 @@ CORES = {
         replace_with(Admission, "admit", _admit_and_change), "nobody published so"
     ),
     "accepts and does not store": Mutant(
-        replace_with(Admission, "admit", _admit_and_honour), LOST, first_seed=1, nodes=3
+        replace_with(Admission, "admit", _admit_and_honour), LOST, first_seed=1, size=3
     ),
     "starts with an empty index": Mutant(
         edit(hot, "warm_up", "await asyncio.to_thread(index.insert, ids)", "pass"), LACKS
@@ -148,7 +145,7 @@ TRANSFERS = {
             f"self._spawn(store())\n    result = {all_new('batch')}",
         ),
         LOST,
-        nodes=3,
+        size=3,
     ),
     "never reads again": Mutant(
         in_transfer("_go_on", "if self._receiving.reading:", "if not self._answered:"),
@@ -182,7 +179,7 @@ TRANSFERS = {
             "run", "return self.report", "await asyncio.sleep(3600)\n        return self.report"
         ),
         f"{UNEQUAL}|stream has failed|circles",
-        nodes=3,
+        size=3,
     ),
 }
 
@@ -201,7 +198,7 @@ SESSIONS = {
             "claim", "self._waiting.pop(found)\n    timer.cancel()", "self._waiting[found]"
         ),
         "that are over",
-        nodes=2,
+        size=2,
     ),
     "forgets a session by half": Mutant(
         in_exchange("_forget", "self._waiting.pop(session, None)", "None"),
@@ -229,18 +226,18 @@ SESSIONS = {
             "pass",
         ),
         UNEQUAL,
-        nodes=2,
+        size=2,
     ),
     "takes every sum for its own": Mutant(
         edit(Search, "sum", "self._total.digest()", "bytes(32)"),
         "are missing",
         first_seed=2,
-        nodes=3,
+        size=3,
     ),
     "counts in its sums what its peer lacks": Mutant(
         edit(Search, "_common", "if first < end", "if first > end"),
         "accuses an honest peer",
-        nodes=2,
+        size=2,
     ),
     "takes what both list for its own alone": Mutant(
         edit(Search, "_settle", "only_own[both] = False", "only_own[both] = True"), "are none", 63
@@ -331,7 +328,7 @@ OTHERS = {
         first_seed=62,
     ),
     "resumes without a pause": Mutant(
-        replace_with(resume, "asyncio", Asyncio("sleep", sleep_not)), "circles", 10
+        replace_with(resume, "asyncio", asyncio_with("sleep", sleep_not)), "circles", 10
     ),
     "leaves out of its index what it writes": Mutant(
         in_index("_ids_of", "found.append(ids)", "pass"), LACKS
@@ -409,7 +406,7 @@ OTHERS = {
     "looks up what it holds": Mutant(
         in_lookup("_missing", "await self._sds.doubtful(wanted)", "entries, ()"),
         "SDS messages that it holds",
-        nodes=2,
+        size=2,
     ),
 }
 

@@ -10,7 +10,6 @@ from typing import Final, cast
 
 import pytest
 
-from sim.nwaku import SimulatedNwaku, decode
 from store.gateway import sync
 from store.gateway.connection import Handler, WakuConnection
 from store.gateway.faults import StreamEndedError
@@ -31,6 +30,7 @@ from storenode.message.varint import varint
 from storenode.wire.storenode.v1.store_pb2 import PUBLISH_SOURCE_NWAKU, PublishResult, ScanPage
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest, StoreQueryResponse
+from tests.support.nwaku import SimulatedNwaku, decode
 from tests.unit.gateway.memory_pair import connected_pair, until
 
 PUBSUB: Final = "/waku/2/rs/7/0"
@@ -112,7 +112,7 @@ class Peer:
             if answer is None:
                 return
             await stream.send(delimited(answer))
-            if len(decode(answer).ranges) == 0:
+            if not decode(answer)[1]:
                 return
 
     async def take(self, stream: Stream, reader: ByteReader, connection: WakuConnection) -> None:
@@ -218,7 +218,7 @@ async def announce_too_much(stream: Stream, reader: ByteReader, connection: Waku
 async def never_end(stream: Stream, reader: ByteReader, connection: WakuConnection) -> None:
     del connection
     while True:
-        (only,) = decode(await reader.delimited(10**7)).ranges[:1]
+        only = decode(await reader.delimited(10**7))[1][0]
         low_ns, high_ns = only.bounds[0][0], only.bounds[1][0]
         frame = b"\0\0" + varint(low_ns) + varint(high_ns - low_ns) + b"\x01" + bytes(31) + b"x"
         await stream.send(delimited(frame))
@@ -239,8 +239,8 @@ async def share_no_topic(stream: Stream, reader: ByteReader, connection: WakuCon
 
 async def list_too_much(stream: Stream, reader: ByteReader, connection: WakuConnection) -> None:
     del connection
-    frame = decode(await reader.delimited(10**7))
-    (low, high), *_ = [each.bounds for each in frame.ranges]
+    _, ranges = decode(await reader.delimited(10**7))
+    (low, high), *_ = [each.bounds for each in ranges]
     is_short = high[0] - low[0] < HOUR_NS // 3
     await stream.send(delimited(b"\0") if is_short else varint(MAX_SYNC_FRAME_BYTES + 1))
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import gzip
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
-from sim.nwaku import SimulatedNwaku
-from store.gateway.limits import MAX_SYNC_RANGES
+from store.gateway.limits import MAX_SYNC_FRAMES, MAX_SYNC_RANGES
 from store.gateway.sync_codec import (
     Id,
     ItemSet,
@@ -24,13 +25,21 @@ from store.gateway.sync_codec import (
     encode_payload,
 )
 from store.gateway.sync_session import MessageIds, SyncSession
+from storenode.message.limits import HASH_BYTES
 from storenode.message.varint import varint
+from tests.support.nwaku import SimulatedNwaku
 
 VECTORS: Final = Path("tests/vectors/nwaku")
 NOW_NS: Final = 1_780_000_000_000_000_000
 SECOND_NS: Final = 10**9
+HOUR_NS: Final = 3_600 * SECOND_NS
+BYTES: Final = 8_000
+BYTES_PER_DIFFERENCE: Final = 12_000
+LIAR_FRAMES: Final = 6
 TOPICS: Final = ("/waku/2/rs/7/0", "/waku/2/rs/7/1")
 MAX_FRAMES: Final = 40
+
+Side = SyncSession | SimulatedNwaku
 
 
 def vectors(name: str) -> Any:  # noqa: ANN401 - JSON
@@ -158,25 +167,23 @@ def test_the_simulated_nwaku_answers_as_nwaku_does() -> None:
             assert nwaku.receives == set(map(bytes.fromhex, answer["recv"]))
 
 
-def session_of(ids: Sequence[Id], low_ns: int, high_ns: int) -> SyncSession:
-    timestamps = np.array([at_ns for at_ns, _ in ids], np.int64)
-    sorted_ids = MessageIds(timestamps, b"".join(digest for _, digest in ids))
-    return SyncSession(sorted_ids, low_ns, high_ns, TOPICS)
+def session_of(ids: Iterable[Id], low_ns: int, high_ns: int) -> SyncSession:
+    ordered = sorted(ids)
+    timestamps = np.array([at_ns for at_ns, _ in ordered], np.int64)
+    hashes = b"".join(digest for _, digest in ordered)
+    return SyncSession(MessageIds(timestamps, hashes), low_ns, high_ns, TOPICS)
 
 
-def sent_by(side: SyncSession | SimulatedNwaku) -> set[bytes]:
+def sent_by(side: Side) -> set[bytes]:
     if isinstance(side, SimulatedNwaku):
         return side.sends
+    assert side.has_ended
     found = {digest for _, digest in side.to_send}
     assert len(found) == len(side.to_send)
     return found
 
 
-def converse(
-    frame: bytes | None,
-    responder: SyncSession | SimulatedNwaku,
-    initiator: SyncSession | SimulatedNwaku,
-) -> list[bytes]:
+def converse(frame: bytes | None, responder: Side, initiator: Side) -> list[bytes]:
     """Pass frames between two sides until one ends the session, and return them."""
     sides, frames = [responder, initiator], []
     while frame is not None:
@@ -220,16 +227,125 @@ def test_recorded_conversations_are_complete_with_one_side_of_ours(begins: bool)
             converse(ours.begin(), nwaku, ours)
         else:
             converse(nwaku.begin(low_ns, high_ns), ours, nwaku)
-        assert ours.has_ended
         assert sent_by(ours) == {digest for _, digest in set(own) - set(theirs)}
         assert sent_by(nwaku) == {digest for _, digest in set(theirs) - set(own)}
 
 
-def test_a_difference_is_found_in_few_bytes() -> None:
-    rng = random.Random(1)
-    both = [(NOW_NS + rng.randrange(3600 * SECOND_NS), rng.randbytes(32)) for _ in range(20_000)]
-    ours = session_of([*both, (NOW_NS, bytes(31) + b"x")], NOW_NS, NOW_NS + 3600 * SECOND_NS)
-    nwaku = SimulatedNwaku(both)
-    frames = converse(ours.begin(), nwaku, ours)
-    assert len(ours.to_send) == 1
-    assert sum(map(len, frames)) < 20_000
+# Random sets, and a peer that lies
+
+spans = st.sampled_from([5, 8, 20, 1_000, HOUR_NS])
+"""Widths of a window in nanoseconds: in the narrow ones many messages have one timestamp."""
+
+seeds = st.integers(0, 2**32)
+
+
+def ids_of(rng: random.Random, span_ns: int, count: int) -> set[Id]:
+    """Draw IDs of which some are outside of the window."""
+    times = [rng.randint(-span_ns // 4, span_ns + span_ns // 4) for _ in range(count)]
+    return {(NOW_NS + each, rng.randbytes(HASH_BYTES)) for each in times}
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    seed=seeds,
+    span_ns=spans,
+    shared=st.sampled_from([0, 5, 150, 1_500]),
+    only=st.sampled_from([0, 1, 40, 300]),
+    nwaku=st.sampled_from(["none", "begins", "answers"]),
+    is_clipped=st.booleans(),
+)
+@example(seed=0, span_ns=HOUR_NS, shared=1_500, only=1, nwaku="begins", is_clipped=False)
+@example(seed=0, span_ns=HOUR_NS, shared=1_500, only=0, nwaku="answers", is_clipped=False)
+@example(seed=1, span_ns=HOUR_NS, shared=1_500, only=1, nwaku="none", is_clipped=False)
+@example(seed=1, span_ns=5, shared=5, only=40, nwaku="answers", is_clipped=True)
+def test_two_sides_find_what_the_other_lacks(
+    *, seed: int, span_ns: int, shared: int, only: int, nwaku: str, is_clipped: bool
+) -> None:
+    rng = random.Random(seed)
+    both, high_ns = ids_of(rng, span_ns, shared), NOW_NS + span_ns
+    mine, theirs = (both | ids_of(rng, span_ns, only) for _ in range(2))
+    low_ns = NOW_NS + (span_ns // 4 if is_clipped else 0)
+    begins: Side = session_of(mine, low_ns, high_ns)
+    answers: Side = session_of(theirs, NOW_NS, high_ns)
+    if nwaku == "begins":
+        begins = SimulatedNwaku(sorted(mine))
+    if nwaku == "answers":
+        answers = SimulatedNwaku(sorted(theirs))
+    if isinstance(begins, SyncSession):
+        frames = converse(begins.begin(), answers, begins)
+    else:
+        frames = converse(begins.begin(low_ns, high_ns, TOPICS), answers, begins)
+    assert len(frames) <= MAX_SYNC_FRAMES
+    lacking = [
+        {digest for at_ns, digest in own - other if low_ns <= at_ns < high_ns}
+        for own, other in ((mine, theirs), (theirs, mine))
+    ]
+    assert [sent_by(side) for side in (begins, answers)] == lacking
+    if span_ns == HOUR_NS and not is_clipped:
+        differences = sum(map(len, lacking))
+        assert sum(map(len, frames)) <= BYTES + BYTES_PER_DIFFERENCE * differences
+
+
+@settings(max_examples=80, deadline=None)
+@given(seed=seeds, span_ns=spans, count=st.sampled_from([5, 150, 1_500]))
+def test_a_liar_gets_little_and_only_what_is_in_the_window(
+    seed: int, span_ns: int, count: int
+) -> None:
+    rng, high_ns = random.Random(seed), NOW_NS + span_ns
+    own = ids_of(rng, span_ns, count)
+    side = session_of(own, NOW_NS, high_ns)
+    false = session_of(ids_of(rng, span_ns, 40) | set(sorted(own)[:40]), NOW_NS, high_ns)
+    frame = side.begin() if rng.random() < 0.5 else b""
+    for _ in range(LIAR_FRAMES):
+        lie = rng.choice(LIES)(rng, span_ns, false, frame)
+        try:
+            frame = side.receive(decode_payload(lie)) or b""
+        except PayloadError:
+            break
+        assert len(frame) <= 50 * len(own) + 400 * len(lie) + 100
+        if side.has_ended:
+            break
+    found = list(side.to_send)
+    assert len(set(found)) == len(found)
+    assert all(each in own and NOW_NS <= each[0] < high_ns for each in found)
+
+
+def invented(rng: random.Random, span_ns: int) -> ItemSet:
+    return ItemSet(sorted(ids_of(rng, span_ns, 20)), reconciled=rng.random() < 0.5)
+
+
+def lie_about_all(rng: random.Random, span_ns: int, _false: SyncSession, _answered: bytes) -> bytes:
+    contents = ItemSet((), reconciled=False), invented(rng, span_ns)
+    return encoded([Range(NOW_NS, NOW_NS + span_ns, rng.choice(contents))])
+
+
+def lie_about_more(
+    rng: random.Random, span_ns: int, _false: SyncSession, _answered: bytes
+) -> bytes:
+    content = rng.choice((invented(rng, span_ns), bytes(HASH_BYTES)))
+    return encoded([Range(NOW_NS - 10**9, NOW_NS + span_ns + 10**9, content)])
+
+
+def lie_in_parts(rng: random.Random, span_ns: int, _false: SyncSession, _answered: bytes) -> bytes:
+    starts = range(NOW_NS, NOW_NS + min(span_ns, 400))
+    return encoded([Range(each, each + 1, rng.randbytes(HASH_BYTES)) for each in starts])
+
+
+def flip_a_bit(rng: random.Random, span_ns: int, false: SyncSession, answered: bytes) -> bytes:
+    if not answered:
+        return lie_about_all(rng, span_ns, false, answered)
+    genuine = bytearray(false.receive(decode_payload(answered)) or answered)
+    genuine[rng.randint(0, len(genuine) - 1)] ^= rng.randint(1, 255)
+    return bytes(genuine)
+
+
+LIES: Final[tuple[Callable[[random.Random, int, SyncSession, bytes], bytes], ...]] = (
+    lie_about_all,
+    lie_about_more,
+    lie_in_parts,
+    flip_a_bit,
+)
+
+
+def encoded(ranges: list[Range]) -> bytes:
+    return encode_payload(SyncPayload(TOPICS, (), ranges))

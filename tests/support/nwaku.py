@@ -30,22 +30,12 @@ class NwakuRange:
     reconciled: bool = False
 
 
-@dataclass
-class NwakuPayload:
-    """A decoded payload."""
-
-    pubsub_topics: Sequence[str] = ()
-    content_topics: Sequence[str] = ()
-    ranges: Sequence[NwakuRange] = ()
-
-
-def encode(payload: NwakuPayload) -> bytes:
+def encode(ranges: Sequence[NwakuRange], pubsub_topics: Sequence[str] = ()) -> bytes:
     """Encode a payload as nwaku does."""
-    ranges = list(payload.ranges)
     if not ranges:
         return b"\0"
     out = b""
-    for topics in (payload.pubsub_topics, payload.content_topics):
+    for topics in (pubsub_topics, ()):
         out += varint(len(topics)) + b"".join(delimited(topic.encode()) for topic in topics)
     first = last = ranges[0].bounds[0]
     out += varint(first[0])
@@ -69,10 +59,10 @@ def encode(payload: NwakuPayload) -> bytes:
     return out
 
 
-def decode(data: bytes) -> NwakuPayload:
-    """Decode a payload as nwaku does, without its checks."""
+def decode(data: bytes) -> tuple[list[list[str]], list[NwakuRange]]:
+    """Decode topics of both kinds and ranges as nwaku does, without its checks."""
     if len(data) <= 1:
-        return NwakuPayload()
+        return [[], []], []
     at = 0
 
     def number() -> int:
@@ -105,7 +95,7 @@ def decode(data: bytes) -> NwakuPayload:
             found.ids, found.reconciled = ids, bool(take(1)[0])
         ranges.append(found)
         lower = upper
-    return NwakuPayload(topics[0], topics[1], ranges)
+    return topics, ranges
 
 
 def xor(digests: Collection[bytes]) -> bytes:
@@ -138,27 +128,27 @@ class SimulatedNwaku:
         """Return the first frame of a session."""
         bounds = (low_ns, ZERO), (high_ns, ZERO)
         only = NwakuRange(bounds, FINGERPRINT, xor([each[1] for each in self._within(bounds)]))
-        return encode(NwakuPayload(pubsub_topics, (), [only]))
+        return encode([only], pubsub_topics)
 
     def answer(self, data: bytes) -> bytes | None:
         """Return the answer to a frame; None: the session has ended."""
-        payload = decode(data)
-        if all(each.kind == SKIP for each in payload.ranges):
+        topics, asked = decode(data)
+        if all(each.kind == SKIP for each in asked):
             return None
         # Topics of which it has no message select nothing, and where none is left, everything.
-        for place, topics in enumerate((payload.pubsub_topics, payload.content_topics)):
+        for place, wanted in enumerate(topics):
             known = {each[place] for each in self.topics.values()}
-            self._wanted[place] = known.intersection(topics)
+            self._wanted[place] = known.intersection(wanted)
         ranges: list[NwakuRange] = []
-        for each in payload.ranges:
+        for each in asked:
             for answered in self._process(each):
                 if ranges and answered.kind == SKIP == ranges[-1].kind:
                     ranges[-1].bounds = ranges[-1].bounds[0], answered.bounds[1]
                 else:
                     ranges.append(answered)
         if all(each.kind == SKIP for each in ranges):
-            return encode(NwakuPayload())
-        return encode(NwakuPayload(ranges=ranges))
+            return encode([])
+        return encode(ranges)
 
     def _within(self, bounds: Bounds) -> list[Id]:
         return [each for each in self.ids if bounds[0] <= each <= bounds[1]]

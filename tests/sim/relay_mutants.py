@@ -1,12 +1,10 @@
-"""Faults in the gossipsub router and in reconciliation with nwaku: the simulator must find each."""
+"""Faults in the gossipsub router: the simulator must find each."""
 
 from __future__ import annotations
 
 from functools import partial
 
-from store.gateway import sync_codec
 from store.gateway.gossipsub import Router, SeenMessages
-from store.gateway.sync_session import MessageIds, SyncSession
 from tests.sim.mutant import Mutant, edit, replace_with
 
 in_router = partial(edit, Router)
@@ -119,105 +117,5 @@ RECOVERY_MUTANTS = {
     ),
     "relayed messages are not kept for requests": Mutant(
         in_router("accept", "self._keep(message)", "pass"), LOST
-    ),
-}
-
-in_session = partial(edit, SyncSession)
-in_ids = partial(edit, MessageIds)
-
-DIFFERENCES = "differences"
-UNEQUAL = f"{DIFFERENCES}|do not become equal"
-
-SYNC_MUTANTS = {
-    "a range of few nanoseconds begins with a fingerprint": Mutant(
-        in_session("begin", "if whole.upper_ns - whole.lower_ns < PARTS:", "if False:"),
-        UNEQUAL,
-        first_seed=14,
-    ),
-    "a part of few nanoseconds has a fingerprint": Mutant(
-        in_session("_show", "if end_ns - low_ns < PARTS or", "if"), UNEQUAL, first_seed=7
-    ),
-    "the IDs of a range include its upper bound": Mutant(
-        in_ids(
-            "_places",
-            "np.searchsorted(self._timestamps, (low_ns, high_ns)).tolist()",
-            "(int(np.searchsorted(self._timestamps, low_ns)),"
-            " int(np.searchsorted(self._timestamps, high_ns, 'right')))",
-        ),
-        f"{UNEQUAL}|outside of the window|AssertionError",
-        first_seed=3,
-    ),
-    "a fingerprint covers a part of the hashes": Mutant(
-        in_ids("fingerprint", "bytes(self._", "bytes(24) + bytes(self._"), UNEQUAL, first_seed=6
-    ),
-    "one ID is forgotten": Mutant(
-        in_session("_answer_items", "self.to_send.update(lacking)", "self.to_send |= set(own[1:])"),
-        UNEQUAL,
-    ),
-    "an item set is never answered by the own": Mutant(
-        in_session(
-            "_answer_items", "if theirs.reconciled or not (lacking or unknown):", "if True:"
-        ),
-        UNEQUAL,
-    ),
-    "an item set says that it needs no answer": Mutant(
-        in_session("_item_set", "reconciled=not items", "reconciled=True"), UNEQUAL
-    ),
-    "reconciled item sets are answered too": Mutant(
-        in_session("_answer_items", "theirs.reconciled or ", ""),
-        f"does not end|{UNEQUAL}",
-        first_seed=1,
-    ),
-    "equal fingerprints are divided on": Mutant(
-        in_session("_answer", "self._ids.fingerprint(low_ns, high_ns) == asked.content", "False"),
-        f"{DIFFERENCES} take|{UNEQUAL}",
-        first_seed=10,
-    ),
-    "all IDs are listed": Mutant(
-        in_session("_show", "self._ids.count(low_ns, high_ns) <= MAX_ITEMS", "True"),
-        f"{DIFFERENCES} take",
-        first_seed=53,
-    ),
-    "the window of the session is ignored": Mutant(
-        in_session(
-            "_answer",
-            "min(max(asked.lower_ns, self._low_ns), asked.upper_ns)",
-            "asked.lower_ns",
-            "max(min(asked.upper_ns, self.high_ns), low_ns)",
-            "asked.upper_ns",
-        ),
-        "outside of the window",
-        first_seed=3,
-    ),
-    "the end of a session is not noticed": Mutant(
-        in_session("receive", "self.has_ended = encoded == NO_RANGES", "pass"),
-        "does not notice the end",
-    ),
-    "times are not differences": Mutant(
-        edit(sync_codec, "_encode_items", "before_ns = at_ns", "pass"),
-        f"{UNEQUAL}|PayloadError",
-        first_seed=1,
-    ),
-    "a liar is sent what it asks for again": Mutant(
-        in_session(
-            "_answer_items",
-            "self.to_send.update(lacking)",
-            "self.to_send = [*self.to_send, *lacking]",
-        ),
-        "gets messages twice",
-        first_seed=1,
-    ),
-    "a Skip swallows what follows it": Mutant(
-        in_session(
-            "receive",
-            "answer.content is None is answers[-1].content",
-            "answers[-1].content is None",
-        ),
-        f"{UNEQUAL}|AssertionError",
-    ),
-    "messages are sorted by hash alone": Mutant(
-        in_ids("__init__", "np.lexsort((*words.T[::-1], timestamps))", "np.lexsort(words.T[::-1])"),
-        f"{UNEQUAL}|AssertionError|PayloadError",
-        first_seed=32,
     ),
 }

@@ -1,0 +1,449 @@
+"""A world of nodes: faults first, then peace; at the end all stores must be equal."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable
+from copy import copy
+from typing import Any, Final, TypeVar
+
+from reconcile.ids import SyncId, SyncIds
+from reconcile.session import Result
+from sim.coverage import ask_coverage, read_coverage
+from sim.database import Database
+from sim.faults import FaultInjector
+from sim.gossiping.checker import GossipChecker
+from sim.gossiping.liars import Liar
+from sim.gossiping.node import SPREAD_S
+from sim.gossiping.scenario import GossipScenario
+from sim.intake import PUBSUB, Client, Publish, ask_nodes
+from sim.judge import Judge, Violation
+from sim.limits import (
+    CHECK_EVERY_EVENTS,
+    CHECK_EVERY_GOSSIP_EVENTS,
+    CLOSING_ROUNDS,
+    MAX_EVENTS,
+    MAX_GOSSIP_EVENTS,
+    MAX_WAITING_EVENTS,
+    NS_PER_S,
+    START_NS,
+)
+from sim.lookups import CHANNEL, Channel, Spoken, seek
+from sim.messages import CANDIDATES, Message, forged_halves, message_of
+from sim.node import MAX_DRIFT_NS, Node
+from sim.peers import described
+from sim.rng import Rng, happens
+from sim.scenario import Scenario
+from sim.world import LOOK_EVERY_NS, World
+from store.domain.admission import Admission
+from store.domain.ports import PeerAddress, Source, SyncEnding, SyncOutcome
+from storenode.message.rules import Policy
+from storenode.sds.codec import encode
+
+_T = TypeVar("_T")
+
+_UNDER_WAY_NS: Final = 25 * NS_PER_S
+"""From the end of all faults: what a client had sent may still be stored, and a call that ended
+unnoticed waits so long for its first frame (`FIRST_FRAME_S`)."""
+
+_LONGEST_REST_NS: Final = 400 * NS_PER_S
+_TOPICS: Final = ("/sim/1/a/proto", "/sim/1/b/proto", "/sim/1/c/proto")
+_EVENT_TOPIC: Final = "/sim/1/sds/proto"
+_NOT_EQUAL: Final = "the stores do not become equal"
+_GOSSIP_PATIENCE_NS: Final = 600 * NS_PER_S
+"""Cut-offs last for minutes, and a peer that refused is not asked again for half a minute."""
+
+_REST_NS: Final = 75 * NS_PER_S
+"""A pause after which every dead stream has been replaced."""
+
+_KNOWN: Final = 0.05
+"""Share of the messages of clients that were published before."""
+
+_PARENTS: Final = 3
+_RECENT: Final = 12
+_GOSSIP_MESSAGE_BYTES: Final = 100_000
+_ALLOWANCE_BYTES: Final = 80
+_SDS_BYTES: Final = 240
+
+
+class NodeWorld(World):
+    """Nodes, their databases, clients and liars.
+
+    Attributes:
+        faulty: True until the faults end.
+    """
+
+    scenario: Scenario
+    max_events = MAX_EVENTS
+    check_every = CHECK_EVERY_EVENTS
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        rng: Rng,
+        sink: Callable[[str], None] | None = None,
+    ) -> None:
+        super().__init__(rng, scenario.network_delay_ns, sink)
+        self.scenario = scenario
+        if scenario.gossip is not None:
+            self.max_events, self.check_every = MAX_GOSSIP_EVENTS, CHECK_EVERY_GOSSIP_EVENTS
+        self.judge = Judge(self.loop.fail)
+        self.gossip_checker = GossipChecker(self)
+        self.faulty = True
+        self.databases = [
+            self.make_database(number) for number in range(max(scenario.stores, default=-1) + 1)
+        ]
+        self.nodes = [
+            self.make_node(number, self.databases[store])
+            for number, store in enumerate(scenario.stores)
+        ]
+        self.clients = [Client(self, f"c{number}") for number in range(scenario.clients)]
+        self.connect([*self.nodes, *self.clients])
+        self.channel = Channel(self)
+        tricks = () if scenario.gossip is None else scenario.gossip.tricks
+        self.liars = [Liar(self, number, trick) for number, trick in enumerate(tricks)]
+        self.connect(self.liars)
+        self._named: list[tuple[str, bytes]] = []
+        self._actors: list[asyncio.Task[None]] = []
+        self._lying: list[asyncio.Task[None]] = []
+        self._changed = True
+
+    def play(self) -> int:
+        """Let faults happen, then wait until all stores are equal."""
+        self._fill()
+        for node in self.nodes:
+            node.boot()
+        faults = FaultInjector(self)
+        faults.start()
+        self._act(client.run() for client in self.clients)
+        if self.scenario.gossip is None:
+            self._act([ask_nodes(self)] if self.scenario.ask_every_ns else ())
+            self._act([seek(self)] if self.scenario.sds_share else ())
+            self._act([read_coverage(self, self.own_rng())])
+        names = [node.name for node in self.nodes]
+        for liar in self.liars:
+            for victim in self.rng.sample(names, self.gossip.victims):
+                self._lying.append(self.loop.begin(None, liar.haunt(victim)))
+        self.pass_for(self.scenario.faults_ns)
+        self._calm(faults)
+        calm_ns = self.timeline.now_ns
+        if self.scenario.gossip is None:
+            self.pass_for(_UNDER_WAY_NS)
+            self._settle()
+        else:
+            patience_ns = self._patience_ns() if self.gossip.beside else _GOSSIP_PATIENCE_NS
+            self._wait_until_equal(patience_ns)
+        settled_ns = self.timeline.now_ns
+        if self.scenario.gossip is not None:
+            self._publish_in_peace()
+            self._stop_gossip()
+        if self.scenario.reconciles:
+            self._close()
+        self._count()
+        return settled_ns - calm_ns
+
+    # For those who act in it
+
+    @property
+    def gossip(self) -> GossipScenario:
+        """The gossip of the run, which has some."""
+        assert self.scenario.gossip is not None
+        return self.scenario.gossip
+
+    def reached(self, node: Node) -> list[Database]:
+        """Return the other stores with a node to which a node is connected."""
+        peers = self.scenario.peers
+        found = {
+            other.database: None
+            for other in self.nodes
+            if other.number in peers[node.number] or node.number in peers[other.number]
+        }
+        return [each for each in found if each is not node.database]
+
+    def make_node(self, number: int, database: Database) -> Node:
+        """Create a node."""
+        return Node(self, number, database)
+
+    def drift_ppm(self) -> int:
+        """Draw the drift of a node's steady clock."""
+        most = self.scenario.faults.drift_ppm
+        return self.rng.randint(-most, most) if most else 0
+
+    def own_rng(self) -> Rng:
+        """Return a copy of the generator for observers, which do not change the run."""
+        return copy(self.rng)
+
+    @property
+    def message_limit_bytes(self) -> int:
+        """The largest message of nodes that accept small messages only."""
+        sds = _SDS_BYTES if self.scenario.sds_share else 0
+        return self.scenario.message_bytes + _ALLOWANCE_BYTES + sds
+
+    def message_limit(self, number: int) -> int:
+        """Return the size of the largest message that a node accepts."""
+        if self.scenario.gossip is not None:
+            return _GOSSIP_MESSAGE_BYTES
+        small = self.message_limit_bytes
+        return small if number in self.scenario.small_nodes else 4 * small
+
+    def compose(self, text: bytes, time_ns: int, *, ephemeral: bool = False) -> Message:
+        """Build a message, perhaps of SDS; some are too large for some nodes."""
+        if self.scenario.gossip is not None:
+            if self.faulty and self.judge.made and happens(self.rng, _KNOWN):
+                return self.rng.choice(list(self.judge.made.values()))
+            if happens(self.rng, self.gossip.events):
+                return self._compose_event(text, time_ns, ephemeral=ephemeral)
+        rng, size = self.rng, self.scenario.message_bytes
+        large = rng.random() < self.scenario.large_share
+        payload = text + bytes(2 * self.message_limit_bytes if large else rng.randint(0, size))
+        content = rng.choice(_TOPICS)
+        if not happens(rng, self.scenario.sds_share):
+            return message_of(PUBSUB, content, payload, time_ns, ephemeral=ephemeral)
+        parents = self.channel.parents()
+        payload = self.channel.payload(text, parents, payload)
+        message = message_of(PUBSUB, content, payload, time_ns, ephemeral=ephemeral)
+        self.channel.spoken[text] = Spoken(text, message.digest, parents)
+        return message
+
+    def _compose_event(self, text: bytes, time_ns: int, *, ephemeral: bool) -> Message:
+        """Build an event whose parents are among the last ones that were stored."""
+        name = f"m{len(self._named)}"
+        # Parents that no store ever holds are drawn as `strange` ones.
+        chosen = [
+            each
+            for each in self._named
+            if any(each[1] in database.digests for database in self.databases)
+        ][-_RECENT:]
+        parents = self.rng.sample(chosen, min(len(chosen), self.rng.randint(0, _PARENTS)))
+        if happens(self.rng, self.gossip.strange):
+            parents.append(("unknown", self.rng.randbytes(32)))
+        content = encode(CHANNEL, name, parents=parents, content=text)
+        message = message_of(PUBSUB, _EVENT_TOPIC, content, time_ns, ephemeral=ephemeral)
+        self._named.append((name, message.digest))
+        return message
+
+    def database_at(self, host: str) -> Database:
+        """Return the database of a host."""
+        return next(node.database for node in self.nodes if node.name == host)
+
+    def restart_later(self, node: Node) -> None:
+        """Start a crashed node again after a while."""
+        delay_ns = int(self.rng.random() * self.rng.choice((1, 20, 45)) * NS_PER_S)
+        self.timeline.after(delay_ns, lambda: self._start(node))
+
+    def ended(self, outcome: SyncOutcome) -> None:
+        """Count a session that ended, at its initiator."""
+        self.counts["sessions"] += 1
+        self.counts[f"sessions {outcome.ending}"] += 1
+        self._changed = True
+
+    # The phases
+
+    def make_database(self, number: int) -> Database:
+        """Create the database of a store."""
+        database = Database(
+            f"store-{number}", self.timeline, self.rng, self.judge, list(self.scenario.lengths_ns)
+        )
+        database.weather.delay_ns = self.scenario.disk_delay_ns
+        if self.scenario.gossip is not None:
+            database.max_confirms = self.gossip.config.max_confirms
+        return database
+
+    def _fill(self) -> None:
+        """Fill every store with a part of a common history."""
+        scenario, rng = self.scenario, self.rng
+        newest_ns = START_NS - scenario.offset_ns
+        moments = [
+            newest_ns - int(scenario.history_ns * rng.random()) for _ in range(scenario.moments)
+        ]
+        for number in range(scenario.history):
+            message = self.compose(b"history %d" % number, rng.choice(moments))
+            self.judge.make(message)
+            for store, database in enumerate(self.databases):
+                if rng.random() < scenario.share and self._fits(message, store):
+                    _restore(database, [message])
+        if scenario.forged:
+            self._forge(newest_ns)
+
+    def _forge(self, newest_ns: int) -> None:
+        """Fill stores in turn with one and the other of two sets that have the same XOR."""
+        candidates = [
+            self.compose(b"forged", newest_ns - 1 - number) for number in range(CANDIDATES)
+        ]
+        halves = forged_halves([message.digest for message in candidates])
+        for store, database in enumerate(self.databases):
+            messages = [candidates[place] for place in halves[store % 2]]
+            for message in messages:
+                self.judge.make(message)
+            _restore(database, messages)
+            self.judge.forged |= {message.digest for message in messages}
+
+    def _fits(self, message: Message, store: int) -> bool:
+        sizes = [
+            self.message_limit(number)
+            for number, other in enumerate(self.scenario.stores)
+            if other == store
+        ]
+        return message.size_bytes <= min(sizes)
+
+    def _act(self, work: Iterable[Coroutine[Any, Any, None]]) -> None:
+        """Begin what goes on until the faults end."""
+        self._actors += [self.loop.begin(None, each) for each in work]
+
+    def look_around(self) -> None:
+        """Verify every host, and what was acknowledged."""
+        assert self.timeline.waiting <= MAX_WAITING_EVENTS, "too much is under way"
+        self.network.check()
+        self.judge.check()
+        for node in self.nodes:
+            node.check()
+
+    def _start(self, node: Node) -> None:
+        if node.process is None:
+            node.boot()
+
+    def _calm(self, faults: FaultInjector) -> None:
+        """End the faults: clocks are right, all nodes run, clients publish no more."""
+        self.trace.note("world", "is calm from now on")
+        self.faulty = False
+        faults.stop()
+        for actor in self._actors:
+            actor.cancel()
+        for node in self.nodes:
+            self._start(node)
+
+    def _settle(self) -> None:
+        """Wait until all are equal."""
+        deadline_ns = self.timeline.now_ns + self._patience_ns()
+        while True:
+            if self._changed:
+                self._changed = False
+                if not (unequal := self._unequal()):
+                    break
+            if self.timeline.now_ns > deadline_ns:
+                raise Violation(f"{_NOT_EQUAL}: {unequal}")
+            self.step()
+        self.trace.note("world", "is equal")
+
+    def _wait_until_equal(self, patience_ns: int) -> None:
+        """Wait until stores are equal and gossip has nothing left to do."""
+        self.wait_until_settled(
+            lambda: self._unequal() or self.gossip_checker.unsettled(), _NOT_EQUAL, patience_ns
+        )
+
+    def _publish_in_peace(self) -> None:
+        """Publish at each node without faults: messages are soon everywhere, and confirmed."""
+        self.trace.note("world", "is equal")
+        for task in self._lying:
+            task.cancel()
+        self.pass_for(_REST_NS)
+        for node in self.nodes:
+            message = self.compose(b"peace " + node.name.encode(), self.timeline.now_ns)
+            self.judge.make(message)
+            self.gossip_checker.in_peace[message.digest] = not self.reached(node)
+            node.receive(node.name, Publish(0, (message.encoded,)))
+        self.pass_for(int(SPREAD_S * NS_PER_S) + LOOK_EVERY_NS)
+        if unanswered := self.gossip_checker.unanswered():
+            raise Violation(f"{unanswered} publishers are not answered in peace")
+        self._wait_until_equal(int(SPREAD_S * NS_PER_S))
+
+    def _stop_gossip(self) -> None:
+        for node in self.nodes:
+            stopping = node.gossiping.stop() if self.gossip.beside else node.stop_gossip()
+            self.wait_for(self.loop.begin(None, stopping))
+
+    def _patience_ns(self) -> int:
+        """Return the time until stores are equal: peers rest, and are chosen at random."""
+        scenario = self.scenario
+        differences = len(self.judge.made)
+        sessions = 30 + 3 * differences // scenario.limits.max_differences
+        ahead_ns = scenario.faults.skew_ns + 60 * NS_PER_S + MAX_DRIFT_NS
+        return _LONGEST_REST_NS + ahead_ns + sessions * scenario.nodes * scenario.wide_ns
+
+    def _unequal(self) -> str:
+        """Return a sentence about neighbours that are not equal; empty if all are."""
+        newest = [database.ids[-1][0] for database in self.databases if database.ids]
+        if max(newest, default=0) > self.timeline.now_ns - self.scenario.offset_ns - NS_PER_S:
+            return "the newest message is still too new to be compared"
+        for node in self.nodes:
+            for number in self.scenario.peers[node.number]:
+                for one, other in ((node, self.nodes[number]), (self.nodes[number], node)):
+                    missing = self._missing(one, other)
+                    if missing:
+                        return f"{other.name} lacks {missing} messages of {one.name}"
+        return ""
+
+    def _missing(self, one: Node, other: Node) -> int:
+        """Count the messages of a node that another lacks and should store."""
+        horizon_ns = max(node.policy().horizon_ns or 0 for node in (one, other))
+        limit = self.message_limit(other.number)
+        return sum(
+            timestamp >= horizon_ns
+            and digest not in other.database.stored
+            and (self.scenario.all_summed or digest not in self.judge.forged)
+            and self.judge.made[digest].size_bytes <= limit
+            for timestamp, digest in one.database.ids
+        )
+
+    def _close(self) -> None:
+        """Run a session of each pair, which finds nothing, and stop all nodes."""
+        for node in self.nodes:
+            for peer in node.peers:
+                outcome = self._session(node, peer)
+                if outcome.ending in (SyncEnding.ABORTED, SyncEnding.REFUSED):
+                    continue
+                assert node.peering is not None
+                result = node.peering.exchange.last[outcome.peer_node_id].result
+                what = f"{node.name} and {peer.host}: {described(outcome)}"
+                assert result is not None, what
+                refused = [
+                    *self._too_large(result.to_send, peer.host),
+                    *self._too_large(result.to_receive, node.name),
+                ]
+                found = {digest for _, digest in _found(result)}
+                forged = len((found & self.judge.forged) - set(refused))
+                assert outcome.differences == len(refused) + forged, what
+                assert not (forged and self.scenario.all_summed), what
+                assert refused or forged or result.rounds <= CLOSING_ROUNDS, what
+        self.look_around()
+        for database in self.databases:
+            database.check()
+        for node in self.nodes:
+            if node.process is not None:
+                work = ask_coverage(node, node.process, self.own_rng())
+                self.wait_for(node.process.begin_task("coverage", work))
+        for node in self.nodes:
+            if node.peering is not None and node.process is not None:
+                self.wait_for(node.process.begin_task("stop", node.peering.stop()))
+
+    def _too_large(self, ids: SyncIds, host: str) -> list[bytes]:
+        """Return the messages that are too large for a node."""
+        (limit,) = (self.message_limit(each.number) for each in self.nodes if each.name == host)
+        return [digest for _, digest in ids if self.judge.made[digest].size_bytes > limit]
+
+    def _session(self, node: Node, peer: PeerAddress) -> SyncOutcome:
+        assert node.peering is not None
+        return self.wait_for(node.peering.ask(peer, 0)).outcome
+
+    def _count(self) -> None:
+        judge = self.judge
+        self.counts.update(
+            nodes=len(self.nodes),
+            messages=len(judge.made),
+            acknowledged=len(judge.acknowledged),
+            compared=judge.compared,
+            crashes=sum(node.crashes for node in self.nodes),
+            confirmed=sum(len(each.confirmed) for each in self.databases),
+            answers=self.gossip_checker.answers,
+        )
+
+
+def _found(result: Result) -> list[SyncId]:
+    return [*result.to_send, *result.to_receive]
+
+
+def _restore(database: Database, messages: list[Message]) -> None:
+    """Store messages as if they had been there all along."""
+    admission = Admission(Policy(max_drift_ns=None), START_NS, Source.RESTORE)
+    admission.admit([message.encoded for message in messages])
+    database.add(admission.admitted.batch, 0)

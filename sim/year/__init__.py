@@ -1,4 +1,0 @@
-"""A year of a few stores, in coarse steps: what days, months and upgrades leave behind.
-
-python -m sim --year
-"""

@@ -10,7 +10,7 @@ unread events whose messages are stored; missing parents that are missing.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, LiteralString
 
 import psycopg
 from psycopg import Connection as PsycopgConnection
@@ -26,7 +26,6 @@ from store.db.schema.names import (
     COARSE_TABLES,
     COMMITS_TABLE,
     FINE_TABLE,
-    UNREAD_TABLE,
 )
 from store.db.schema.partitions import Catalog, read_partitions
 from store.db.statements import SQL
@@ -51,16 +50,31 @@ _ROW_TABLES: Final = ("messages", "hashes", "sds")
 
 CatalogRow = tuple[str, str, int, str | None, bool, int, int]
 
-_LOST: Final = "unread event without its message"
-_COUNTED_TWICE: Final = "store that has confirmed twice"
-
 _FETCH_ROWS: Final = 1_000
-
 
 NOT_MISSING: Final = "missing parent that is not missing"
 NOT_COUNTED: Final = "parent that is missing and is not counted"
 
-_MISSING_TABLE: Final = "missing_parents"
+_MISSING: Final[LiteralString] = """
+select '{}', 'missing_parents', format('%s of channel %s at %s', parent, channel, ts)
+from ({}) as found(channel, ts, parent)
+"""
+
+_FAULTS: Final[tuple[LiteralString, ...]] = (
+    SQL.partitions.check_tables,
+    SQL.partitions.check_indexes,
+    SQL.stores.check_count,
+    SQL.commits.check_sequences,
+    SQL.stores.check_unread,
+)
+"""Statements that find faults: the kind, the table and an example of each."""
+
+_FAULTS_OF_ALL: Final = (
+    SQL.commits.check_batches,
+    _MISSING.format(NOT_MISSING, SQL.sds.check_not_missing),
+    _MISSING.format(NOT_COUNTED, SQL.sds.check_not_counted),
+)
+"""Those that read everything, which a check of a sample leaves out."""
 
 
 @dataclass(frozen=True)
@@ -93,12 +107,13 @@ def check(
             for difference in differences(connection):
                 findings.add("wrong schema", "storenode", difference)
             _check_partitions(connection, findings, now_ns())
-            _check_objects(connection, findings)
             _check_rows(connection, findings, sample, progress, checked)
-            checked[UNREAD_TABLE] = _check_unread(connection, findings)
+            for statement in (*_FAULTS, *(_FAULTS_OF_ALL if sample is None else ())):
+                _find(connection, findings, statement)
+            checked["unread"] = _count(connection, SQL.stores.count_unread)
             if sample is None:
-                checked["commits"] = _check_batches(connection, findings)
-                checked["missing_parents"] = _check_missing(connection, findings)
+                checked["commits"] = _count(connection, SQL.commits.count)
+                checked["missing_parents"] = _count(connection, SQL.sds.count_missing_rows)
             partitions = [(each.name, each.bounds) for each in _catalog(connection).of(FINE_TABLE)]
             checked[BUCKETS_TABLE] = check_summaries(
                 connection, findings, partitions, sample, progress
@@ -163,27 +178,15 @@ def _share(catalog: Catalog, table: str, sample: int) -> float:
     return min(1.0, sample / estimate) if estimate else 1.0
 
 
-def _check_unread(connection: Connection, findings: Findings) -> int:
-    """Check that unread events have their messages and count each store once; their number."""
+def _find(connection: Connection, findings: Findings, statement: LiteralString) -> None:
     with connection.transaction(), connection.cursor(name="storenode_check") as cursor:
         cursor.itersize = _FETCH_ROWS
-        for ts, digest, is_lost in cursor.execute(SQL.stores.check_unread):
-            kind = _LOST if is_lost else _COUNTED_TWICE
-            findings.add(kind, UNREAD_TABLE, f"{digest} at {ts}")
-    ((count,),) = connection.execute(SQL.stores.count_unread).fetchall()
-    return int(count)
+        for kind, where, example in cursor.execute(statement):
+            findings.add(kind, where, example)
 
 
-def _check_missing(connection: Connection, findings: Findings) -> int:
-    """Compare missing parents with the SDS messages; returns the number of rows."""
-    for kind, statement in (
-        (NOT_MISSING, SQL.sds.check_not_missing),
-        (NOT_COUNTED, SQL.sds.check_not_counted),
-    ):
-        with connection.transaction(), connection.cursor(name="storenode_check") as cursor:
-            for channel, ts, parent in cursor.execute(statement):
-                findings.add(kind, _MISSING_TABLE, f"{parent} of channel {channel} at {ts}")
-    ((count,),) = connection.execute(SQL.sds.count_missing_rows).fetchall()
+def _count(connection: Connection, statement: LiteralString) -> int:
+    ((count,),) = connection.execute(statement).fetchall()
     return int(count)
 
 
@@ -203,43 +206,6 @@ def _check_partitions(connection: Connection, findings: Findings, now_ns: int) -
         for table in (FINE_TABLE, *COARSE_TABLES):
             if not Cover(bounds[table]).spans(now_ns, now_ns + DAY_NS):
                 findings.add("missing partition", table, "for now and the next 24 hours")
-
-
-def _check_objects(connection: Connection, findings: Findings) -> None:
-    """Check tables that are not ours, indexes that are not valid, and the row of the store."""
-    for (name,) in connection.execute(SQL.partitions.check_tables):
-        findings.add("stray table", name, name)
-    for table, index in connection.execute(SQL.partitions.check_indexes):
-        findings.add("invalid index", table, index)
-    ((count,),) = connection.execute(SQL.stores.check_count).fetchall()
-    if count != 1:
-        findings.add("wrong store", "store", f"{count} rows instead of one")
-    for name, largest, last in connection.execute(SQL.commits.check_sequences):
-        if largest is not None and largest > last:
-            findings.add(
-                "sequence behind its table", name, f"it stands at {last}, the table at {largest}"
-            )
-
-
-def _check_batches(connection: Connection, findings: Findings) -> int:
-    """Compare each batch's messages with its commit; returns the number of commits.
-
-    A commit counts what its transaction stored, so no batch may hold more; fewer are left when
-    some were pruned. A batch whose messages all lie behind the horizon may have lost its commit.
-    """
-    with connection.transaction(), connection.cursor(name="storenode_check") as cursor:
-        cursor.itersize = _FETCH_ROWS
-        for batch, stored, committed in cursor.execute(SQL.commits.check_batches):
-            if committed is None:
-                findings.add("batch without a commit", COMMITS_TABLE, f"batch {batch}")
-            else:
-                findings.add(
-                    "commit of fewer messages than are held",
-                    COMMITS_TABLE,
-                    f"batch {batch}: {stored} held, {committed} committed",
-                )
-    ((count,),) = connection.execute(SQL.commits.count).fetchall()
-    return int(count)
 
 
 def _bounds_by_table(rows: Sequence[CatalogRow], findings: Findings) -> dict[str, list[Bounds]]:

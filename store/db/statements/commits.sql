@@ -127,16 +127,26 @@ select max(position) from storenode.commits
 select last_value from storenode.position_seq
 
 -- check_sequences --
--- The largest values in use of the sequences, and where these stand.
-select 'position_seq', (select max(position) from storenode.commits), last_value
-from storenode.position_seq
-union all
-select 'batch_seq', (select max(batch) from storenode.messages), last_value
-from storenode.batch_seq
+-- Sequences that are behind the largest values in use.
+select 'sequence behind its table', name, format('it stands at %s, the table at %s', last, largest)
+from (
+    select 'position_seq', (select max(position) from storenode.commits), last_value
+    from storenode.position_seq
+    union all
+    select 'batch_seq', (select max(batch) from storenode.messages), last_value
+    from storenode.batch_seq
+) as sequences(name, largest, last)
+where largest > last
 
 -- check_batches --
--- Batches without a commit, and those with more messages than their commit counts.
-select counted.batch, counted.messages, committed.messages
+-- A commit counts what its transaction stored, so no batch may hold more; fewer are left when some
+-- were pruned. A batch whose messages all lie behind the horizon may have lost its commit.
+select case when committed.batch is null then 'batch without a commit'
+            else 'commit of fewer messages than are held' end,
+       'commits',
+       case when committed.batch is null then format('batch %s', counted.batch)
+            else format('batch %s: %s held, %s committed',
+                        counted.batch, counted.messages, committed.messages) end
 from (select batch, count(*) as messages, max(ts) as newest from storenode.messages
       group by batch) counted
 left join storenode.commits committed on committed.batch = counted.batch

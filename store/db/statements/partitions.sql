@@ -42,7 +42,7 @@ where conrelid = %s::regclass and contype = 'c'
 
 -- check_tables --
 -- Tables in the schema that are not of this program.
-select relname::text from pg_class c
+select 'stray table', relname::text, relname::text from pg_class c
 where relnamespace = 'storenode'::regnamespace and relkind in ('r', 'p', 'f', 'm')
   and not relispartition
   and relname <> all(array['store', 'alembic_version', 'messages', 'hashes', 'sds', 'topics',
@@ -52,7 +52,7 @@ order by 1
 
 -- check_indexes --
 -- Not what is being rebuilt, or was when a node stopped: the one in charge drops it.
-select t.relname::text, x.relname::text
+select 'invalid index', t.relname::text, x.relname::text
 from pg_index i join pg_class x on x.oid = i.indexrelid join pg_class t on t.oid = i.indrelid
 where t.relnamespace = 'storenode'::regnamespace and not (i.indisvalid and i.indisready)
   and not (x.relname ~ '_cc(new|old)[0-9]*$' and not x.relispartition)

@@ -44,8 +44,9 @@ select horizon_ns, pg_total_relation_size('storenode.buckets') from storenode.st
 update storenode.store set horizon_ns = greatest(horizon_ns, %s)
 
 -- check_count --
--- The number of rows, which must be one.
-select count(*) from storenode.store
+-- The number of rows, unless it is one.
+select 'wrong store', 'store', format('%s rows instead of one', count(*)) from storenode.store
+having count(*) <> 1
 
 -- check_horizon --
 -- The horizon, null if the row was lost.
@@ -53,7 +54,9 @@ select max(horizon_ns) from storenode.store
 
 -- check_unread --
 -- One statement sees one snapshot: a message and its unread event come and go together.
-select u.ts, encode(u.hash, 'hex'), m.hash is null
+select case when m.hash is null then 'unread event without its message'
+            else 'store that has confirmed twice' end,
+       'unread', format('%s at %s', encode(u.hash, 'hex'), u.ts)
 from storenode.unread u left join storenode.messages m
   on m.ts = u.ts and m.hash = u.hash and m.content_digest = u.content_digest
 where m.hash is null

@@ -20,7 +20,7 @@ from psycopg import AsyncConnection
 from bench.data import PAYLOAD_BYTES, PUBSUB_TOPIC, Row, rows
 from bench.support import bench_node, options, publish, report, seconds, settle
 from store.db.maintenance.condition import Sizes, read_sizes
-from store.db.maintenance.rebuild import Rebuilder
+from store.db.maintenance.rebuild import find_bloated, rebuild
 from storenode.message.hashing import message_hash
 from storenode.sds.codec import encode
 
@@ -46,8 +46,8 @@ def varied(count: int, start_ns: int, step_ns: int) -> list[Row]:
             parents = [
                 (rng.randbytes(32).hex(), rng.randbytes(32))
                 if rng.random() < _MISSING_SHARE
-                else parent
-                for parent in known[-2:]
+                else each
+                for each in known[-2:]
             ]
             sender = f"participant-{rng.randrange(max(1, count // 3))}"
             payload = encode(
@@ -74,12 +74,12 @@ def read(url: str) -> Sizes:
     return asyncio.run(sizes())
 
 
-async def _rebuild(url: str) -> int:
-    rebuilder, count = Rebuilder(), 0
+async def _rebuild(url: str) -> None:
+    tried = set[str]()
     async with await AsyncConnection.connect(url, autocommit=True) as connection:
-        while await rebuilder.rebuild(connection, time.time_ns()):
-            count += 1
-    return count
+        while found := await find_bloated(connection, time.time_ns(), tried):
+            tried.add(found[0])
+            await rebuild(connection, found[0])
 
 
 def _report(store: str, step: str, sizes: Sizes, seconds_taken: float) -> None:

@@ -22,7 +22,7 @@ from psycopg import AsyncConnection
 from store.db.errors import sentence
 from store.db.locks import MAINTENANCE
 from store.db.maintenance.condition import analyze_stale
-from store.db.maintenance.rebuild import Rebuilder
+from store.db.maintenance.rebuild import find_bloated, rebuild
 from store.db.maintenance.retention import DEFAULT_LOCK_TIMEOUT_MS, prune, read_inventory
 from store.db.schema.names import FINE_TABLE
 from store.db.schema.partitions import ensure_ahead
@@ -95,7 +95,7 @@ class Maintainer:
         self._last_online_ns = last_online_ns
         self._commits = commits
         self._made_at_ns = steady_ns() if steady_ns is not None else 0
-        self._rebuilder = Rebuilder()
+        self._rebuilt: set[str] = set()
         self._rebuilding: asyncio.Task[None] | None = None
         self._clock: RetentionClock | None = None
         self._doubted = False
@@ -283,22 +283,24 @@ class Maintainer:
         await seal(connection, now_ns)
 
     async def _rebuild(self, connection: Connection, now_ns: int) -> None:
-        """Begin to rebuild an index, unless one is being rebuilt."""
+        """Begin to rebuild an index, unless one is being rebuilt; each once by this process."""
         if self._rebuilding is not None and not self._rebuilding.done():
             return
-        if await self._rebuilder.is_due(connection, now_ns):
-            self._rebuilding = asyncio.create_task(self._rebuild_beside(now_ns))
+        found = await find_bloated(connection, now_ns, self._rebuilt)
+        if found is not None:
+            self._rebuilt.add(found[0])
+            self._rebuilding = asyncio.create_task(self._rebuild_beside(*found))
 
-    async def _rebuild_beside(self, now_ns: int) -> None:
+    async def _rebuild_beside(self, index: str, before_bytes: int) -> None:
         try:
             async with await self._connect() as connection:
-                rebuilt = await self._rebuilder.rebuild(connection, now_ns)
+                after_bytes = await rebuild(connection, index)
         except psycopg.Error as error:
             self._on_event("maintenance_failed", task="rebuild", error=sentence(error))
             return
-        if rebuilt is not None:
-            sizes = {"before_bytes": rebuilt.before_bytes, "after_bytes": rebuilt.after_bytes}
-            self._on_event("index_rebuilt", index=rebuilt.index, **sizes)
+        if after_bytes is not None:
+            sizes = {"before_bytes": before_bytes, "after_bytes": after_bytes}
+            self._on_event("index_rebuilt", index=index, **sizes)
 
     async def _yield_charge(self) -> None:
         """End what only the node in charge may do."""

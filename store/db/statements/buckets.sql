@@ -170,7 +170,7 @@ where level = 0 and start_ns >= %s::bigint and start_ns <= %s::bigint
 
 -- read_counts --
 -- Starts and counts of the buckets of a level, joined into one value.
-select coalesce(string_agg(int8send(start_ns) || int8send(count), ''::bytea), ''::bytea)
+select coalesce(string_agg(int8send(start_ns) || int8send(count), ''::bytea order by start_ns), ''::bytea)
 from storenode.buckets
 where level = %b::smallint and start_ns >= %b::bigint and start_ns < %b::bigint and count > 0
 

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from store.db.checks.check import check
-from store.db.maintenance import rebuild
-from store.db.maintenance.rebuild import ENTRY_BYTES, SETTLED_NS, Rebuilder, Rebuilt
+from store.db.maintenance import rebuild as rebuild_module
+from store.db.maintenance.rebuild import ENTRY_BYTES, SETTLED_NS, find_bloated, rebuild
 from store.db.schema import partitions
 from store.domain.partitioning import DAY_NS
 from tests.integration.database.rows import NOW, TODAY, Connection, opened, values
@@ -42,6 +42,7 @@ _REBUILDING = """
 select count(*) from pg_stat_activity
 where datname = current_database() and state = 'active' and query like 'REINDEX %'
 """
+_LEFT = "select relname from pg_class where relkind = 'i' and relname ~ '_cc(new|old)'"
 _BROKEN = "select count(*) from pg_index where not indisvalid"
 
 
@@ -92,73 +93,46 @@ async def indexes(connection: Connection) -> dict[str, tuple[str, int]]:
     return found
 
 
-async def all_of(rebuilder: Rebuilder, connection: Connection, now_ns: int) -> list[Rebuilt]:
-    done = []
-    while (one := await rebuilder.rebuild(connection, now_ns)) is not None:
-        done.append(one)
+async def rebuild_all(connection: Connection, now_ns: int) -> dict[str, tuple[int, int | None]]:
+    """Rebuild what is found, each index once; the sizes before and after by name."""
+    done: dict[str, tuple[int, int | None]] = {}
+    while found := await find_bloated(connection, now_ns, done):
+        done[found[0]] = found[1], await rebuild(connection, found[0])
     return done
 
 
-async def test_what_is_over_takes_the_room_that_its_rows_need(connection: Connection) -> None:
-    rebuilder, before = Rebuilder(), await indexes(connection)
+async def test_what_is_over_takes_the_room_that_its_rows_need(
+    connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = await indexes(connection)
     content = "select md5(string_agg(m::text, '' order by ts, hash)) from storenode.messages m"
     digest = await values(connection, content)
-    assert await all_of(rebuilder, connection, NOW) == [], "its day ended twelve hours ago"
-    later_ns = NOW + 365 * DAY_NS
-    done = {each.index: each for each in await all_of(rebuilder, connection, later_ns)}
+    assert await rebuild_all(connection, NOW) == {}, "its day ended twelve hours ago"
+    release, later_ns = connection.info.server_version, NOW + 365 * DAY_NS
+    with monkeypatch.context() as patch:
+        patch.setattr(rebuild_module, "CORRUPTING", range(release, release + 1))
+        assert await rebuild_all(connection, later_ns) == {}
+    done = await rebuild_all(connection, later_ns)
     assert {before["messages_topic_idx"][0], before["sds_pkey"][0]} <= set(done)
     after = await indexes(connection)
     for root, (name, size) in after.items():
         if name in done:
-            assert (before[root][1], size) == (done[name].before_bytes, done[name].after_bytes)
+            assert (before[root][1], size) == done[name]
             # Besides entries there are some pages above the leaves.
             assert size == pytest.approx(ROWS * ENTRY_BYTES[root], rel=0.04)
         else:
             assert size == before[root][1]
     assert after["messages_topic_idx"][1] < 0.75 * before["messages_topic_idx"][1]
-    assert await all_of(rebuilder, connection, later_ns) == []
-    assert await all_of(Rebuilder(), connection, later_ns) == [], "nothing wastes any more"
+    assert await rebuild_all(connection, later_ns) == {}, "nothing wastes any more"
     assert await values(connection, content) == digest
     assert await values(connection, _BROKEN) == [0]
 
 
-async def test_a_release_that_builds_wrongly_is_left_alone(
-    connection: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    release = connection.info.server_version
-    with monkeypatch.context() as patch:
-        patch.setattr(rebuild, "CORRUPTING", range(release, release + 1))
-        assert await all_of(Rebuilder(), connection, TODAY + SETTLED_NS) == []
-    assert await all_of(Rebuilder(), connection, TODAY + SETTLED_NS)
-
-
-async def test_a_transaction_that_lasts_is_not_waited_for_and_leaves_nothing(
+async def test_a_transaction_that_lasts_is_not_waited_for_and_what_is_left_goes_later(
     connection: Connection, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rebuild, "LOCK_TIMEOUT_MS", 50)
-    now_ns, rebuilder = TODAY + SETTLED_NS, Rebuilder()
+    monkeypatch.setattr(rebuild_module, "LOCK_TIMEOUT_MS", 50)
     name, size = (await indexes(connection))["messages_topic_idx"]
-    async with await opened(database_url) as reader, reader.transaction():
-        await reader.execute("set transaction isolation level repeatable read")
-        await reader.execute("select 1 from storenode.messages limit 1")
-        assert await rebuilder.rebuild(connection, now_ns) is None
-        assert (await indexes(connection))["messages_topic_idx"] == (name, size)
-    assert await values(connection, "show lock_timeout") == ["0"]
-    # One try in the life of a process; what it has left is gone with the next.
-    others = await all_of(rebuilder, connection, now_ns)
-    assert name not in [each.index for each in others]
-    assert await values(connection, _BROKEN) == [0]
-    (rebuilt,) = await all_of(Rebuilder(), connection, now_ns)
-    assert rebuilt.index == name
-    assert rebuilt.after_bytes < size
-    assert await values(connection, _BROKEN) == [0]
-
-
-async def test_what_a_rebuild_has_left_goes_without_locking_readers_out(
-    connection: Connection, database_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rebuild, "LOCK_TIMEOUT_MS", 50)
-    now_ns, rebuilder = TODAY + SETTLED_NS, Rebuilder()
     async with (
         await opened(database_url) as other,
         await opened(database_url) as reader,
@@ -166,19 +140,21 @@ async def test_what_a_rebuild_has_left_goes_without_locking_readers_out(
     ):
         await reader.execute("set transaction isolation level repeatable read")
         await reader.execute("select 1 from storenode.messages limit 1")
-        assert await rebuilder.rebuild(connection, now_ns) is None
+        assert await rebuild(connection, name) is None
+        assert (await indexes(connection))["messages_topic_idx"] == (name, size)
         assert await values(other, _BROKEN) == [1]
         report = await asyncio.to_thread(check, database_url, now_ns=lambda: NOW)
         assert "invalid index" not in [each.kind for each in report.findings]
-        monkeypatch.setattr(rebuild, "LOCK_TIMEOUT_MS", 60_000)
-        dropping = asyncio.create_task(Rebuilder().rebuild(connection, TODAY))
+        monkeypatch.setattr(rebuild_module, "LOCK_TIMEOUT_MS", 60_000)
+        again = asyncio.create_task(rebuild(connection, name))
         waiting = _WAITING.format(connection.info.backend_pid)
-        while await values(other, waiting) == [0] and not dropping.done():  # noqa: ASYNC110
+        while await values(other, waiting) == [0] and not again.done():  # noqa: ASYNC110
             await asyncio.sleep(PAUSE_S)
+        # What is left is dropped without locking readers out.
         await other.execute("set lock_timeout = '1s'")
         await other.execute("select 1 from storenode.messages limit 1")
-        assert not dropping.done()
-    assert await dropping is None, "nothing is over yet"
+        assert not again.done()
+    assert (await again or size) < size
     assert await values(connection, _BROKEN) == [0]
 
 
@@ -188,34 +164,26 @@ async def rebuilding(connection: Connection, count: int) -> None:
         await asyncio.sleep(PAUSE_S)
 
 
-async def test_maintenance_goes_on_while_an_index_is_rebuilt(
+async def test_maintenance_goes_on_while_an_index_is_rebuilt_and_ends_it(
     connection: Connection, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Show that a rebuild waits for older transactions; rounds and folds go on."""
-    monkeypatch.setattr(rebuild, "LOCK_TIMEOUT_MS", 60_000)
+    monkeypatch.setattr(rebuild_module, "LOCK_TIMEOUT_MS", 60_000)
     name, _ = (await indexes(connection))["messages_topic_idx"]
     events = Events()
     node = maintainer(lambda: opened(database_url), events, None, lambda: TODAY + SETTLED_NS, 0.01)
-    async with running(node):
-        async with await opened(database_url) as reader, reader.transaction():
-            await reader.execute("set transaction isolation level repeatable read")
-            await reader.execute("select 1 from storenode.messages limit 1")
-            await rebuilding(connection, 1)
-            before = node.rounds
-            while node.rounds < before + 3:
-                assert await values(connection, _REBUILDING) == [1]
-            assert "index_rebuilt" not in events.names()
-        assert (await events.wait_for("index_rebuilt"))["index"] == name
-    assert await values(connection, _REBUILDING) == [0]
-
-
-async def test_a_rebuild_ends_with_the_maintenance_of_its_node(
-    connection: Connection, database_url: str
-) -> None:
-    node = maintainer(lambda: opened(database_url), Events(), None, lambda: TODAY + SETTLED_NS)
     async with await opened(database_url) as reader, reader.transaction():
         await reader.execute("set transaction isolation level repeatable read")
         await reader.execute("select 1 from storenode.messages limit 1")
         async with running(node):
             await rebuilding(connection, 1)
+            before = node.rounds
+            while node.rounds < before + 3:
+                assert await values(connection, _REBUILDING) == [1]
         await rebuilding(connection, 0)
+        assert "index_rebuilt" not in events.names()
+    node = maintainer(lambda: opened(database_url), events, None, lambda: TODAY + SETTLED_NS, 0.01)
+    async with running(node):
+        await events.wait_for("index_rebuilt")
+    # What the first one left is gone.
+    assert not [each for each in await values(connection, _LEFT) if each.startswith(name)]

@@ -28,7 +28,7 @@ from bench.support import options, report
 from storenode.sds.channel import MessageChannel
 from storenode.sds.config import ChannelConfig
 from storenode.sds.events import Broadcast, Message, Packet
-from storenode.sds.pages import LogEntry
+from storenode.sds.log import LogEntry
 
 PEER: Final = Path(__file__).parent / "peers" / "sds_js"
 START_MS: Final = 1_763_625_600_000

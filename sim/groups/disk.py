@@ -19,7 +19,7 @@ from storenode.sds.aio.state import (
     StateTaken,
     StoredEntry,
 )
-from storenode.sds.pages import Key
+from storenode.sds.log import Key
 
 if TYPE_CHECKING:
     from sim.bridge import Life

@@ -67,7 +67,7 @@ from storenode.sds.events import (
     Withdrawn,
 )
 from storenode.sds.limits import MAX_REPAIR_ANSWERED
-from storenode.sds.pages import Key
+from storenode.sds.log import Key
 
 _SLACK_MS: Final = 4_000
 _BOOT_MS: Final = 100
@@ -327,9 +327,7 @@ class GroupJudge:
         if newest is None or newest.bloom_filter is None:
             return
         shape, bits = self.shapes[event.sender_id], newest.bloom_filter
-        read = channel.filters.shape_of(event.sender_id, bits)
-        own = None if read is None else channel.filters.of(read)
-        if own is None or not own.complete:
+        if not channel.filter.complete:
             return
         known = view.ids | channel.incoming.ids.keys() | channel.incoming.wants.keys() | view.lost
         lacking = [

@@ -103,7 +103,7 @@ def drawn_group(rng: Rng, size: int, *, with_store: bool) -> GroupScenario:
         talk_ns=talk_ns,
         drift_ns=drift_s * NS_PER_S,
         config=config,
-        filters=_filters(config.filter, messages) if small else (config.filter,),
+        filters=(config.filter,),
         limits=limits,
     )
 
@@ -229,20 +229,6 @@ def _config(
         release_at_sweep=happens(rng, 0.2),
         repair=RepairConfig(500 * unit, 2_000 * unit, groups=groups) if repair else None,
     )
-
-
-def _filters(shape: FilterShape, messages: int) -> tuple[FilterShape, ...]:
-    """Return other sizes and numbers of hashes in one of three groups.
-
-    Each length in bytes has one shape: a filter of the own length is taken for one of the own shape
-    as long as it does not hold enough to be known for another.
-    """
-    if messages % 3:
-        return (shape,)
-    larger = FilterShape(2 * shape.capacity, shape.error_rate)
-    surer = FilterShape(shape.capacity, shape.error_rate / 20)
-    by_size = {each.size_bytes: each for each in (larger, surer, shape)}
-    return tuple(by_size[size] for size in sorted(by_size))
 
 
 def _limits(rng: Rng) -> RequestLimits:

@@ -7,7 +7,7 @@ from collections import deque
 from storenode.sds.codec import SdsMessage
 from storenode.sds.config import ChannelConfig
 from storenode.sds.limits import UNATTENDED_SWEEPS
-from storenode.sds.pages import Key
+from storenode.sds.log import Key
 
 
 class View:

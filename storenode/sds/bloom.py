@@ -1,20 +1,19 @@
 """Bloom filters over message IDs, bit for bit those of the field's JavaScript library.
 
-A filter has no header: both sides must know the number of positions and of hashes, or infer them
-(`storenode.sds.filters`). Positions come from two signed MurmurHash3 values, ``(a + n*b) mod m``.
+A filter has no header: all must use the same numbers of positions and of hashes. Positions come
+from two signed MurmurHash3 values, ``(a + n*b) mod m``.
 The bytes are 64-bit words, big-endian: position p is bit ``p mod 8`` of byte ``(p div 8) xor 7``.
 
 Source: SDS, "Participant state"; the layout is that of the published implementations.
 """
 
 import struct
-from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from math import ceil, log
-from typing import Final, Self
+from math import ceil, inf, log
+from typing import Final
 
 import mmh3
 
@@ -22,58 +21,15 @@ from storenode.sds.limits import MAX_FILTER_CAPACITY
 
 WORD_BITS: Final = 64
 _LOW: Final = 0xFFFFFFFF
+_MAX_FILL: Final = 0.95
+"""A filter with more of its bits set proves nothing."""
 
 Probe = tuple[tuple[int, int], ...]
 """The bits of an ID: (byte, mask) of each position."""
 
 
-class Shape(ABC):
-    """The positions and hashes of a filter; `FilterShape` where they are chosen."""
-
-    capacity: int
-    """IDs after which a filter is rolled over."""
-
-    @property
-    @abstractmethod
-    def bits(self) -> int:
-        """The number of positions in all (m)."""
-
-    @property
-    @abstractmethod
-    def hashes(self) -> int:
-        """The number of positions of one ID (k)."""
-
-    @cached_property
-    def size_bytes(self) -> int:
-        """The length of an encoded filter."""
-        return (1 + self.bits // WORD_BITS) * (WORD_BITS // 8)
-
-    def pair(self, message_id: str) -> tuple[int, int]:
-        """Return the two values that all of an ID's positions follow from."""
-        first, step = hashes_of(message_id)
-        return first % self.bits, step % self.bits
-
-    def positions(self, message_id: str) -> list[int]:
-        """Return the positions of an ID in order; some may be equal."""
-        first, step = self.pair(message_id)
-        return [(first + n * step) % self.bits for n in range(self.hashes)]
-
-    def probe(self, message_id: str) -> Probe:
-        """Return the positions as bytes and masks of an encoded filter."""
-        return tuple((p >> 3 ^ 7, 1 << (p & 7)) for p in self.positions(message_id))
-
-    def reads(self, data: bytes | None) -> bool:
-        """Return True if bytes can be a filter of this shape."""
-        return data is not None and len(data) == self.size_bytes
-
-    def false_positive_rate(self, data: bytes) -> float:
-        """Return the probability that an encoded filter shows an ID that was not inserted."""
-        filled = int.from_bytes(data).bit_count() / self.bits
-        return float(min(filled, 1.0) ** self.hashes)
-
-
 @dataclass(frozen=True)
-class FilterShape(Shape):
+class FilterShape:
     """The capacity (IDs) and error rate of a channel's filters, and what follows from them.
 
     Raises:
@@ -106,10 +62,38 @@ class FilterShape(Shape):
         """The number of positions in all (m)."""
         return self.capacity * self.bits_per_id
 
+    @cached_property
+    def size_bytes(self) -> int:
+        """The length of an encoded filter."""
+        return (1 + self.bits // WORD_BITS) * (WORD_BITS // 8)
 
-def hashes_of(message_id: str) -> tuple[int, int]:
-    """Return the two hashes of an ID, before they are reduced to a filter's positions."""
-    return abs(mmh3.hash(message_id, 0)), abs(mmh3.hash(message_id + " b", 0))
+    def pair(self, message_id: str) -> tuple[int, int]:
+        """Return the two values that all of an ID's positions follow from."""
+        first, step = mmh3.hash(message_id, 0), mmh3.hash(message_id + " b", 0)
+        return abs(first) % self.bits, abs(step) % self.bits
+
+    def positions(self, message_id: str) -> list[int]:
+        """Return the positions of an ID in order; some may be equal."""
+        first, step = self.pair(message_id)
+        return [(first + n * step) % self.bits for n in range(self.hashes)]
+
+    def probe(self, message_id: str) -> Probe:
+        """Return the positions as bytes and masks of an encoded filter."""
+        return tuple((p >> 3 ^ 7, 1 << (p & 7)) for p in self.positions(message_id))
+
+    def reads(self, data: bytes | None) -> bool:
+        """Return True if bytes can be a filter of this shape."""
+        return data is not None and len(data) == self.size_bytes
+
+    def false_positive_rate(self, data: bytes) -> float:
+        """Return the probability that an encoded filter shows an ID that was not inserted."""
+        filled = int.from_bytes(data).bit_count() / self.bits
+        return float(min(filled, 1.0) ** self.hashes)
+
+    def inserted(self, bits: int) -> float:
+        """Return the estimated number of IDs in a filter with these bits."""
+        fill = bits.bit_count() / self.bits
+        return inf if fill > _MAX_FILL else -self.bits / self.hashes * log(1 - fill)
 
 
 def holds(data: bytes | bytearray, probe: Probe) -> bool:
@@ -130,7 +114,7 @@ class RollingFilter:
 
     __slots__ = ("_before", "_bits", "_k", "_m", "_pairs", "complete", "shape")
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: FilterShape) -> None:
         self.shape = shape
         self._k = shape.hashes
         self._m = shape.bits
@@ -173,23 +157,20 @@ class RollingFilter:
         """Return the content of the filter, oldest first: 8 bytes per ID, big-endian."""
         return struct.pack(f">{len(self._pairs)}Q", *self._pairs)
 
-    @classmethod
-    def from_pairs(cls, shape: Shape, pairs: bytes) -> Self:
-        """Make the filter again from `pairs`.
+    def fill(self, pairs: bytes) -> None:
+        """Replace the content by that of another filter's `pairs`.
 
         Raises:
             ValueError: there are more than the capacity, or one lies outside the filter.
         """
         count, rest = divmod(len(pairs), 8)
         values = array("Q", struct.unpack(f">{count}Q", pairs[: 8 * count]))
-        bits = shape.bits
+        bits = self.shape.bits
         outside = any(pair >> 32 >= bits or pair & _LOW >= bits for pair in values)
-        if rest or count > shape.capacity or outside:
+        if rest or count > self.shape.capacity or outside:
             raise ValueError("the filter in this snapshot is of another shape than the channel's")
-        found = cls(shape)
-        found._pairs = values
-        found._fill()
-        return found
+        self._pairs = values
+        self._fill()
 
     def _roll_over(self) -> None:
         keep = self.shape.capacity // 2
@@ -212,7 +193,7 @@ class RollingFilter:
                 position -= size
 
 
-def filter_of(shape: Shape, message_ids: Iterable[str]) -> bytes:
+def filter_of(shape: FilterShape, message_ids: Iterable[str]) -> bytes:
     """Return the encoded filter that contains just these IDs, however many they are."""
     bits = bytearray(shape.size_bytes)
     for message_id in message_ids:

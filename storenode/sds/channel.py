@@ -19,7 +19,7 @@ Rules:
 | `Receive`        | content: acknowledgements, filter, then delivered or waits for its causes;  |
 |                  | sync: the same, never delivered; ephemeral: handed out; known: owed again,  |
 |                  | or forged, or the genuine one, which takes the other's place                |
-| `Tick`           | waiting: delivered, lost or reported; resends; repair answers; sync; prune  |
+| `Tick`           | waiting: delivered, lost or reported; resends; repair answers; sync         |
 
 Source: SDS, "Protocol steps", in the newest revision.
 """
@@ -59,7 +59,6 @@ from storenode.sds.events import (
     Missing,
     MissingMessage,
     Packet,
-    Pruned,
     Published,
     Reason,
     Recall,
@@ -76,10 +75,8 @@ from storenode.sds.events import (
     Tick,
     Withdrawn,
 )
-from storenode.sds.filters import Filters
 from storenode.sds.gaps import GapDetector, PeerGaps
 from storenode.sds.history import Heads, history_of
-from storenode.sds.ids import draw_salt
 from storenode.sds.incoming_buffer import IncomingBuffer, WaitingMessage
 from storenode.sds.limits import (
     ASK_EVERY_MS,
@@ -92,10 +89,9 @@ from storenode.sds.limits import (
     MAX_SDS_MESSAGE_BYTES,
     UNATTENDED_SWEEPS,
 )
-from storenode.sds.log import MessageLog
+from storenode.sds.log import LogEntry, MessageLog, draw_salt
 from storenode.sds.naming import content_id, ephemeral_id, sync_id
 from storenode.sds.outgoing_buffer import Outgoing, OutgoingBuffer
-from storenode.sds.pages import LogEntry
 from storenode.sds.repair import RepairAnswers, RepairRequests, may_answer
 from storenode.sds.rng import Rng
 from storenode.sds.schedule import FilterSchedule, SyncTimer
@@ -109,7 +105,7 @@ class ChannelFullError(StorenodeError):
 
 
 class MessageChannel:
-    """A participant of a channel, made new at ``now_ms`` (milliseconds since the epoch).
+    """A participant of a channel, made at ``now_ms`` (milliseconds since the epoch).
 
     The parts are public for reading: `clock`, `log`, `filter`, `outgoing`, `incoming`, `counts`.
     Their times are running time (`storenode.sds.clock`).
@@ -119,14 +115,14 @@ class MessageChannel:
         self.config = config
         self.clock = Clock(now_ms, config.max_clock_ahead_ms)
         self.log = MessageLog(draw_salt(rng))
-        self.claims = IdClaims(self.log.met.salt)
-        self.filters = Filters(config.filter)
+        self.claims = IdClaims(self.log.digest)
+        self.filter = RollingFilter(config.filter)
         self.outgoing = OutgoingBuffer(config.filter)
         self.incoming = IncomingBuffer()
         self.counts = Counts()
         self.lost: dict[str, None] = {}
         self.pace = SyncTimer(now_ms, config)
-        self.lacks = GapDetector(self.filters, config.behind_after_ms)
+        self.lacks = GapDetector(self.filter, config.behind_after_ms)
         self.heads = Heads()
         self.showing = FilterSchedule(config.filter_every, config.filter_every_ms, now_ms)
         repair = config.repair
@@ -136,11 +132,6 @@ class MessageChannel:
         self.reported_ms = now_ms
         self.asks_in_vain = 0
         self.sends = 0
-
-    @property
-    def filter(self) -> RollingFilter:
-        """The filter that is sent."""
-        return self.filters.own
 
     def step(self, now_ms: int, given: Input, rng: Rng) -> list[Event]:
         """Take one input; return what follows from it, in order.
@@ -267,7 +258,6 @@ class MessageChannel:
         events: list[Event] = []
         for packet in packets:
             self._receive(now_ms, packet, events)
-        self._prune(events)
         return events
 
     def tick(self, now_ms: int, rng: Rng) -> list[Event]:
@@ -278,13 +268,11 @@ class MessageChannel:
         self._sweep_incoming(now_ms, events, tell=tell)
         self._sweep_outgoing(now_ms, events)
         self._answer(now_ms, events)
-        self.filters.build(self.log)
         missing, lost = self.incoming.wants, self.lost
         found, asks = self.lacks.sweep(missing, lost, self.clock, now_ms)
         events += found
         if asks or min(self.pace.due_ms(rng), self._ask_due_ms()) <= now_ms:
             events += self._send_sync(now_ms, shows=asks)
-        self._prune(events)
         return events
 
     def abandon(self, now_ms: int, message_ids: Iterable[str]) -> list[Event]:
@@ -392,7 +380,7 @@ class MessageChannel:
     def _add_own(self, message: SdsMessage, now_ms: int) -> None:
         message_id, lamport = message.message_id, message.lamport or 0
         self.log.insert(LogEntry(lamport, message_id, message.sender_id))
-        self.filters.add(message_id)
+        self.filter.add(message_id)
         if not proof_of(message):
             self.claims.add(message_id, said_by(message, own=True))
         probe = self.config.filter.probe(message_id)
@@ -497,7 +485,7 @@ class MessageChannel:
         if content:
             if message_id in self.incoming.wants:
                 self.asks_in_vain = 0
-            self.filters.add(message_id)
+            self.filter.add(message_id)
             if not proof:
                 self.claims.add(message_id, said_by(message))
         if unmet:
@@ -625,20 +613,14 @@ class MessageChannel:
         self, now_ms: int, message: SdsMessage, bloom_filter: bytes, events: list[Event]
     ) -> None:
         config, sender_id, lamport = self.config, message.sender_id, message.lamport or 0
-        filters = self.filters
-        if filters.is_time(sender_id, now_ms):
-            in_use, waiting = self.lacks.shapes(), self.incoming.ids
-            filters.look(sender_id, bloom_filter, self.log, now_ms, waiting=waiting, in_use=in_use)
-        shape = filters.shape_of(sender_id, bloom_filter)
-        self.lacks.look(sender_id, bloom_filter, shape, lamport, now_ms)
-        if shape is None:
+        self.lacks.look(sender_id, bloom_filter, lamport, now_ms)
+        if not config.filter.reads(bloom_filter):
             self.counts.filters_unreadable += 1
             return
         self.showing.received(now_ms)
         if self.outgoing.by_id:
             events += self.outgoing.witness(
                 bloom_filter,
-                shape,
                 message,
                 needed=config.possible_acks,
                 max_error=config.max_ack_error,
@@ -646,8 +628,8 @@ class MessageChannel:
             )
         if config.gap_entries and self.gaps.is_time(now_ms):
             unix_ms = self.clock.unix_ms(now_ms)
-            entries = self.gaps.entries(self.log, shape, lamport, unix_ms)
-            for key in self.gaps.look(bloom_filter, shape, sender_id, entries, now_ms):
+            entries = self.gaps.entries(self.log, lamport, unix_ms)
+            for key in self.gaps.look(bloom_filter, sender_id, entries, now_ms):
                 if self.answers is not None:
                     self.answers.offer(Entry(key), self.log, now_ms, sender_id)
 
@@ -782,8 +764,3 @@ class MessageChannel:
         events += gave_up
         if again:
             self.pace.active(now_ms)
-
-    def _prune(self, events: list[Event]) -> None:
-        keep = self.config.keep_entries
-        if keep is not None and (pages := self.log.prune(keep)):
-            events.append(Pruned(tuple(pages)))

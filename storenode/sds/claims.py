@@ -16,6 +16,7 @@ that are not proven there is no decision: the first stays, and the second is rep
 """
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from hashlib import blake2b
@@ -23,7 +24,6 @@ from typing import Final
 
 from storenode.common.bounded import BoundedDict
 from storenode.sds.codec import SdsMessage
-from storenode.sds.ids import IdSet
 from storenode.sds.limits import MAX_FORGERIES_REPORTED, MAX_UNPROVEN
 from storenode.sds.naming import content_id
 from storenode.sds.proofs import proves_content
@@ -95,27 +95,28 @@ class IdClaims:
 
     Attributes:
         unproven: the newest of them.
-        older: IDs of those before; 16 bytes each.
+        older: digests of the IDs of those before.
     """
 
-    __slots__ = ("_reported", "older", "unproven")
+    __slots__ = ("_digest", "_reported", "older", "unproven")
 
-    def __init__(self, salt: bytes) -> None:
+    def __init__(self, digest: Callable[[str], bytes]) -> None:
+        self._digest = digest
         self.unproven: OrderedDict[str, Unproven] = OrderedDict()
-        self.older = IdSet(salt)
+        self.older: set[bytes] = set()
         self._reported = BoundedDict[tuple[str, bytes], None](MAX_FORGERIES_REPORTED)
 
     def add(self, message_id: str, unproven: Unproven) -> None:
         """Add a message that is not proven."""
         self.unproven[message_id] = unproven
         if len(self.unproven) > MAX_UNPROVEN:
-            self.older.add(self.unproven.popitem(last=False)[0])
+            self.older.add(self._digest(self.unproven.popitem(last=False)[0]))
 
     def judge(self, message: SdsMessage) -> Judgement:
         """Compare a message with what is known under its ID."""
         message_id = message.message_id
         known = self.unproven.get(message_id)
-        if known is None and message_id in self.older:
+        if known is None and self._digest(message_id) in self.older:
             return Judgement.SAME
         if known is not None and said_by(message).digest == known.digest:
             return Judgement.SAME

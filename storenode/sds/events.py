@@ -11,7 +11,7 @@ from enum import Enum
 
 from storenode.sds.claims import Proof
 from storenode.sds.codec import Entry, MessageKind
-from storenode.sds.pages import Key
+from storenode.sds.log import Key
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +139,8 @@ class Message:
     """A message of the log, own ones included; as an event, one that was delivered.
 
     ``entries_after`` is how far from the end of the log it was put when it came: 0 is its end.
+    Of those after it only the last 10,000 that came are counted: a much later one is placed by
+    ``key``.
     ``unmet`` are causes that are not in the log: given up, part of a circle, or waiting again where
     a forged message was withdrawn. ``proof`` is of the ID; a message that is not proven leaves the
     log when the genuine one comes (`Withdrawn`). ``history`` are its causes.
@@ -333,13 +335,6 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
-class Pruned:
-    """The oldest pages of the log left memory: `storenode.sds.pages.unpack_page` reads one."""
-
-    pages: tuple[bytes, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Connected:
     """A report that the feed of a node is read."""
 
@@ -393,8 +388,8 @@ _Shown = (
     | ClockCapped
     | Refused
 )
-Event = Broadcast | Recall | Pruned | _Shown
-"""What a channel says; the first three are for what is around it."""
+Event = Broadcast | Recall | _Shown
+"""What a channel says; the first two are for what is around it."""
 
 ChannelEvent = _Shown | Connected | Disconnected | NotStored | Repaired
 """What a participant with a network reports."""

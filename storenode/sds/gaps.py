@@ -3,8 +3,8 @@
 **What we lack** (`GapDetector`): a filter is never wrong about a bit that is set, since its owner
 has a message that set it. When the message is neither in our filter nor missing or lost by name, we
 lack it without knowing its ID. A message may still be on its way, so a bit counts after a grace
-period only. A filter whose shape is not known cannot be read, and one that reaches further back
-than ours proves nothing: of these the peers are counted.
+period only. A filter of another size cannot be read, and one that reaches further back than ours
+proves nothing: of these the peers are counted.
 
 **What peers lack** (`PeerGaps`): with a short causal history, a message that one participant
 acknowledged can be missing at another for good, if no message that the other receives names it. But
@@ -19,15 +19,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from math import inf, log
-from typing import Final
+from math import inf
+from typing import Final, NamedTuple
 
 from storenode.common.bounded import BoundedDict
-from storenode.sds.bloom import Shape, filter_of, holds
+from storenode.sds.bloom import RollingFilter, filter_of, holds
 from storenode.sds.clock import Clock
 from storenode.sds.config import ChannelConfig
 from storenode.sds.events import Behind, CaughtUp
-from storenode.sds.filters import Filters
 from storenode.sds.limits import (
     MAX_BEHIND_PEERS,
     MAX_CLOCK,
@@ -38,8 +37,7 @@ from storenode.sds.limits import (
     MAX_LACKING_PEERS,
     MAX_UNREAD_FILTERS,
 )
-from storenode.sds.log import OPEN_ENTRIES, MessageLog
-from storenode.sds.pages import Key, LogEntry
+from storenode.sds.log import Key, LogEntry, MessageLog
 
 MAX_SEARCHES: Final = 6
 """Searches for what one peer shows; the last covers everything, and then it is only displayed."""
@@ -53,17 +51,12 @@ _COMPARE_EVERY_MS: Final = 1_000
 _SAME_REACH: Final = 0.95
 """A filter with fewer IDs than this part of ours reaches no further back."""
 
-_MAX_FILL: Final = 0.95
-"""A filter with more of its bits set says nothing."""
 
-
-@dataclass(frozen=True, slots=True)
-class _Unread:
+class _Unread(NamedTuple):
     """A filter that was not compared yet."""
 
     lamport: int
-    bits: bytes
-    shape: Shape | None
+    bits: int
     received_ms: int
 
 
@@ -73,7 +66,6 @@ class _Lack:
 
     since_ms: int
     turned_ms: int
-    shape: Shape
     fresh: int = 0
     aging: int = 0
     proven: int = 0
@@ -86,12 +78,6 @@ class _Lack:
             self.turned_ms = now_ms
             self.proven |= self.aging
             self.aging, self.fresh = self.fresh, 0
-
-    def reshape(self, shape: Shape) -> None:
-        """Drop the bits of a former shape."""
-        if shape != self.shape:
-            self.shape = shape
-            self.fresh = self.aging = self.proven = 0
 
     def explain(self, known: int) -> None:
         """Drop the bits of messages that are known by now."""
@@ -108,12 +94,12 @@ class GapDetector:
     """
 
     __slots__ = (
-        *("_compared_ms", "_compares", "_filters", "_grace_ms", "_unread"),
+        *("_compared_ms", "_compares", "_filter", "_grace_ms", "_unread"),
         *("compared", "incomparable", "peers"),
     )
 
-    def __init__(self, filters: Filters, grace_ms: int | None) -> None:
-        self._filters = filters
+    def __init__(self, own: RollingFilter, grace_ms: int | None) -> None:
+        self._filter = own
         self._compares = grace_ms is not None
         self._grace_ms = grace_ms or 0
         self.peers: dict[str, _Lack] = {}
@@ -122,30 +108,23 @@ class GapDetector:
         self._unread: dict[str, _Unread] = {}
         self._compared_ms = 0
 
-    def shapes(self) -> set[Shape]:
-        """Return the shapes of the filters that are needed."""
-        waiting = {unread.shape for unread in self._unread.values() if unread.shape}
-        return waiting | {lack.shape for lack in self.peers.values()}
-
-    def look(
-        self, sender_id: str, bloom_filter: bytes, shape: Shape | None, lamport: int, now_ms: int
-    ) -> None:
+    def look(self, sender_id: str, bloom_filter: bytes, lamport: int, now_ms: int) -> None:
         """Queue a peer's newest filter for a comparison with ours by the next sweep.
-
-        ``shape``: what it is known to be, None: unknown.
 
         A comparison takes as long as the reception of a message, and a newer filter contains the
         older ones of its peer: so of many messages only the newest is compared.
         """
         if not self._compares:
             return
+        if not self._filter.shape.reads(bloom_filter):
+            self._unread.pop(sender_id, None)
+            self.incomparable[sender_id] = None
+            return
         before = self._unread.get(sender_id)
         if before is None or lamport >= before.lamport:
-            self._unread[sender_id] = _Unread(lamport, bloom_filter, shape, now_ms)
+            self._unread[sender_id] = _Unread(lamport, int.from_bytes(bloom_filter), now_ms)
         if len(self._unread) >= MAX_UNREAD_FILTERS:
             self._compare(now_ms)
-            # What cannot be compared yet will come again.
-            self._unread.clear()
 
     def sweep(
         self,
@@ -163,68 +142,49 @@ class GapDetector:
         self._compare(now_ms)
         if not self.peers:
             return [], False
-        shapes = {lack.shape for lack in self.peers.values()}
         named = (*missing, *lost)
-        if len(named) * len(shapes) > MAX_EXPLAINED_IDS:
-            self._postpone(now_ms)
+        if len(named) > MAX_EXPLAINED_IDS:
+            for lack in self.peers.values():
+                lack.turned_ms = now_ms
             return [], False
-        known = {each: int.from_bytes(filter_of(each, named)) for each in shapes}
-        found = self._due({each: known[each] | self._known(each) for each in shapes}, clock, now_ms)
+        known = self._filter.known() | int.from_bytes(filter_of(self._filter.shape, named))
+        found = self._due(known, clock, now_ms)
         return found, any(isinstance(each, Behind) and each.searches > 1 for each in found)
 
-    def _known(self, shape: Shape) -> int:
-        """Return the bits that our messages explain; all of them while nothing can be compared."""
-        own = self._filters.of(shape)
-        return -1 if own is None else own.known()
+    def at_least(self) -> int:
+        """Return how many messages we lack at least, by the peer that shows the most."""
+        counts = (self._count(lack) for lack in self.peers.values() if lack.searches)
+        return max(counts, default=0)
+
+    def next_due_ms(self) -> float:
+        """Return when `sweep` may find something."""
+        turned = (lack.turned_ms for lack in self.peers.values())
+        unread_ms = self._compared_ms + _COMPARE_EVERY_MS if self._unread else inf
+        return min(min(turned, default=inf) + self._grace_ms, unread_ms)
 
     def _compare(self, now_ms: int) -> None:
-        """Compare the waiting filters; one whose shape is not built yet goes on waiting."""
-        known: dict[Shape, int] = {}
-        for sender_id, unread in list(self._unread.items()):
-            shape = unread.shape
-            own = None if shape is None else self._filters.of(shape)
-            if shape is None:
-                self._cannot_compare(sender_id)
-            elif own is None:
+        """Compare the waiting filters."""
+        own = self._filter
+        known = own.known()
+        reach = inf if own.complete else own.span() * _SAME_REACH
+        for sender_id, unread in self._unread.items():
+            lacking = unread.bits & ~known
+            if lacking and own.shape.inserted(unread.bits) >= reach:
+                # What the peer has shown before is neither more nor less true.
+                self.incomparable[sender_id] = None
                 continue
-            else:
-                if shape not in known:
-                    known[shape] = own.known()
-                reach = inf if own.complete else own.span() * _SAME_REACH
-                self._compare_one(sender_id, unread, shape, known[shape], reach)
-            del self._unread[sender_id]
+            self.incomparable.pop(sender_id, None)
+            if not lacking:
+                self._agreed(sender_id, unread.received_ms)
+            elif (lack := self._lack(sender_id, unread.received_ms)) is not None:
+                lack.fresh |= lacking
+        self._unread.clear()
         self._compared_ms = now_ms
 
-    def _compare_one(
-        self, sender_id: str, unread: _Unread, shape: Shape, known: int, reach: float
-    ) -> None:
-        self.incomparable.pop(sender_id, None)
-        bits = int.from_bytes(unread.bits)
-        lacking = bits & ~known
-        if lacking and _inserted(shape, bits) >= reach:
-            # What the peer has shown before is neither more nor less true.
-            self._cannot_compare(sender_id)
-            return
-        if sender_id in self.peers:
-            self.peers[sender_id].reshape(shape)
-        if not lacking:
-            self._agreed(sender_id, unread.received_ms)
-            return
-        lack = self._lack(sender_id, shape, unread.received_ms)
-        if lack is not None:
-            lack.fresh |= lacking
-
-    def _cannot_compare(self, sender_id: str) -> None:
-        self.incomparable[sender_id] = None
-
-    def _postpone(self, now_ms: int) -> None:
-        for lack in self.peers.values():
-            lack.turned_ms = now_ms
-
-    def _due(self, known: dict[Shape, int], clock: Clock, now_ms: int) -> list[Behind | CaughtUp]:
+    def _due(self, known: int, clock: Clock, now_ms: int) -> list[Behind | CaughtUp]:
         found: list[Behind | CaughtUp] = []
         for sender_id, lack in list(self.peers.items()):
-            lack.explain(known[lack.shape])
+            lack.explain(known)
             lack.turn(now_ms, self._grace_ms)
             if not (lack.fresh or lack.aging or lack.proven):
                 del self.peers[sender_id]
@@ -235,17 +195,6 @@ class GapDetector:
                 found.append(self._search(sender_id, lack, clock, now_ms))
         return found
 
-    def at_least(self) -> int:
-        """Return how many messages we lack at least, by the peer that shows the most."""
-        counts = (_count(lack) for lack in self.peers.values() if lack.searches)
-        return max(counts, default=0)
-
-    def next_due_ms(self) -> float:
-        """Return when `sweep` may find something."""
-        turned = (lack.turned_ms for lack in self.peers.values())
-        unread_ms = self._compared_ms + _COMPARE_EVERY_MS if self._unread else inf
-        return min(min(turned, default=inf) + self._grace_ms, unread_ms)
-
     def _search(self, sender_id: str, lack: _Lack, clock: Clock, now_ms: int) -> Behind:
         step = _FACTOR**lack.searches
         lack.searches += 1
@@ -254,13 +203,13 @@ class GapDetector:
         since_ms = (
             0 if lack.searches == MAX_SEARCHES else max(clock.unix_ms(lack.since_ms) - reach_ms, 0)
         )
-        return Behind(sender_id, since_ms, _count(lack), lack.searches)
+        return Behind(sender_id, since_ms, self._count(lack), lack.searches)
 
     def _agreed(self, sender_id: str, now_ms: int) -> None:
         if sender_id not in self.peers:
             self.compared[sender_id] = now_ms
 
-    def _lack(self, sender_id: str, shape: Shape, now_ms: int) -> _Lack | None:
+    def _lack(self, sender_id: str, now_ms: int) -> _Lack | None:
         """Return a peer's entry; None while there are too many and one is still searched for.
 
         The others go on showing that something is lacking when one makes room.
@@ -272,19 +221,11 @@ class GapDetector:
             if any(each.searches < MAX_SEARCHES for each in self.peers.values()):
                 return None
             del self.peers[next(iter(self.peers))]
-        made = _Lack(self.compared.get(sender_id, now_ms), now_ms, shape)
-        self.peers[sender_id] = made
+        made = self.peers[sender_id] = _Lack(self.compared.get(sender_id, now_ms), now_ms)
         return made
 
-
-def _count(lack: _Lack) -> int:
-    return -(-lack.proven.bit_count() // lack.shape.hashes)
-
-
-def _inserted(shape: Shape, bits: int) -> float:
-    """Return the estimated number of IDs in a filter."""
-    fill = bits.bit_count() / shape.bits
-    return inf if fill > _MAX_FILL else -shape.bits / shape.hashes * log(1 - fill)
+    def _count(self, lack: _Lack) -> int:
+        return -(-lack.proven.bit_count() // self._filter.shape.hashes)
 
 
 GAP_GRACE_MS: Final = 10_000
@@ -320,13 +261,14 @@ class PeerGaps:
     """
 
     __slots__ = (
-        *("_below", "_offer_after_ms", "_passed", "_window"),
+        *("_below", "_offer_after_ms", "_passed", "_shape", "_window"),
         *("every_ms", "lacking", "looked_ms", "pending"),
     )
 
     def __init__(self, config: ChannelConfig) -> None:
         self.every_ms = config.gap_every_ms
         self._offer_after_ms = config.repair.request_max_ms if config.repair else 0
+        self._shape = config.filter
         self._window = config.gap_window
         self.lacking = BoundedDict[str, dict[str, _Lacking]](MAX_LACKING_PEERS)
         self.looked_ms: int | None = None
@@ -338,16 +280,16 @@ class PeerGaps:
         """Return True if a filter may be compared again, which takes a while."""
         return self.looked_ms is None or now_ms - self.looked_ms >= self.every_ms
 
-    def entries(self, log: MessageLog, shape: Shape, of_ms: int, now_ms: int) -> list[LogEntry]:
+    def entries(self, log: MessageLog, of_ms: int, now_ms: int) -> list[LogEntry]:
         """Return the entries to compare with a filter: at most twice ``gap_window``.
 
-        The filter has a shape, and is of a time: the last entries from a while before it, and some
+        They are the last entries from a while before the time ``of_ms`` of the filter, and some
         of all that it shows, further down with each look. Those whose clock is ahead of now are
         among them: how old they are is not known, and to wait until they are no longer ahead
         could take years.
         """
-        count = min(self._window, shape.capacity // 4)
-        further = self._further(log, shape.capacity, count)
+        count = min(self._window, self._shape.capacity // 4)
+        further = self._further(log, count)
         before_ms = max(min(of_ms, now_ms) - GAP_GRACE_MS, 0)
         found = log.preceding((before_ms, ""), count)
         first = found[0].key if found else (before_ms, "")
@@ -356,7 +298,6 @@ class PeerGaps:
     def look(
         self,
         bloom_filter: bytes,
-        shape: Shape,
         sender_id: str,
         entries: Iterable[LogEntry],
         now_ms: int,
@@ -369,7 +310,7 @@ class PeerGaps:
             message_id = entry.message_id
             if entry.sender_id == sender_id:
                 continue
-            if holds(bloom_filter, shape.probe(message_id)):
+            if holds(bloom_filter, self._shape.probe(message_id)):
                 lacking.pop(message_id, None)
                 continue
             if len(self.pending) < MAX_GAP_IDS:
@@ -397,22 +338,21 @@ class PeerGaps:
                 self.pending[message_id] = times
         return chosen
 
-    def _further(self, log: MessageLog, capacity: int, count: int) -> list[LogEntry]:
+    def _further(self, log: MessageLog, count: int) -> list[LogEntry]:
         if not count:
             return []
-        left = _reach(log, capacity) - self._passed
+        left = self._reach(log) - self._passed
         found = log.preceding(self._below, min(count, left)) if left > 0 else []
         at_end = len(found) < count
         self._below = _END if at_end else found[0].key
         self._passed = 0 if at_end else self._passed + len(found)
         return found
 
+    def _reach(self, log: MessageLog) -> int:
+        """Return how many entries a complete filter shows.
 
-def _reach(log: MessageLog, capacity: int) -> int:
-    """Return how many entries a complete filter shows and a history can name.
-
-    A filter that may have been rolled over has the newer half of its capacity for certain, in the
-    order of their coming, which is not quite that of the log.
-    """
-    entries = len(log) + log.pruned
-    return min(OPEN_ENTRIES, entries if entries <= capacity * 3 // 4 else capacity // 4)
+        A filter that may have been rolled over has the newer half of its capacity for certain, in
+        the order of their coming, which is not quite that of the log.
+        """
+        capacity = self._shape.capacity
+        return len(log) if len(log) <= capacity * 3 // 4 else capacity // 4

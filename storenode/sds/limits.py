@@ -112,16 +112,6 @@ nothing."""
 MAX_UNREAD_FILTERS: Final = 64
 """Filters that wait to be compared; more are compared at once."""
 
-MAX_FOREIGN_SHAPES: Final = 3
-"""Shapes of peers' filters, other than the channel's, that are known at a time."""
-
-MAX_FOREIGN_IDS: Final = 10_000
-MAX_INSERTED_AT_ONCE: Final = 500
-"""Older messages that are inserted into a filter of another shape, in all and by one tick."""
-
-MAX_FOREIGN_HITS: Final = 256
-"""Own messages that are looked for in a filter of another shape."""
-
 MAX_EXPLAINED_IDS: Final = 4_096
 """Missing and lost messages that a comparison of filters allows for; past it there is none."""
 

@@ -19,12 +19,10 @@ Source: SDS, "Participant state", "Review ACK status", "Periodic outgoing buffer
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from heapq import heappop, heappush
-from itertools import islice
 
-from storenode.sds.bloom import FilterShape, Probe, Shape, holds
+from storenode.sds.bloom import FilterShape, Probe, holds
 from storenode.sds.codec import SdsMessage
 from storenode.sds.events import Acknowledged, Event, GaveUp, PossiblyAcknowledged
-from storenode.sds.limits import MAX_FOREIGN_HITS
 
 
 @dataclass(slots=True)
@@ -68,17 +66,9 @@ class OutgoingBuffer:
         self._tidy()
         return True
 
-    def hits(self, bloom_filter: bytes, shape: Shape) -> list[str]:
-        """Return the IDs that an encoded filter shows, in the order of their sending."""
-        if shape is self.shape:
-            return [key for key, value in self.by_id.items() if holds(bloom_filter, value.probe)]
-        oldest = islice(self.by_id, MAX_FOREIGN_HITS)
-        return [key for key in oldest if holds(bloom_filter, shape.probe(key))]
-
     def witness(
         self,
         bloom_filter: bytes,
-        shape: Shape,
         message: SdsMessage,
         *,
         needed: int,
@@ -91,8 +81,8 @@ class OutgoingBuffer:
         """
         events: list[Event] = []
         witness = witness_of(message)
-        hits = self.hits(bloom_filter, shape)
-        error = shape.false_positive_rate(bloom_filter) if hits else 1.0
+        hits = [key for key, value in self.by_id.items() if holds(bloom_filter, value.probe)]
+        error = self.shape.false_positive_rate(bloom_filter) if hits else 1.0
         for message_id in hits:
             outgoing = self.by_id[message_id]
             if witness in outgoing.witnesses:

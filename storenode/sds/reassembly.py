@@ -33,7 +33,7 @@ from storenode.sds.limits import (
     MAX_SETS,
     MAX_SETS_PER_SENDER,
 )
-from storenode.sds.pages import Key
+from storenode.sds.log import Key
 from storenode.sds.segments import Segment, SegmentSet
 
 SetName = tuple[str, SegmentSet]

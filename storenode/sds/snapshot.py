@@ -13,19 +13,17 @@ from dataclasses import asdict, astuple
 from hashlib import blake2b
 from typing import Any, Final
 
-from storenode.sds.bloom import RollingFilter
 from storenode.sds.channel import MessageChannel
 from storenode.sds.claims import IdClaims, Unproven
 from storenode.sds.codec import Entry, SdsMessage, decode_message, encode_message
 from storenode.sds.config import ChannelConfig
 from storenode.sds.events import Counts
-from storenode.sds.ids import IdSet
 from storenode.sds.incoming_buffer import WaitingMessage, Want
-from storenode.sds.log import MessageLog
+from storenode.sds.log import LogEntry, MessageLog
 from storenode.sds.outgoing_buffer import Outgoing
 
 MAGIC: Final = b"SDSC"
-VERSION: Final = 5
+VERSION: Final = 6
 CHECKSUM_BYTES: Final = 16
 
 _DAMAGE: Final = (
@@ -81,7 +79,7 @@ def _state(channel: MessageChannel) -> dict[str, object]:
     return {
         "identity": (config.channel_id, config.sender_id),
         "filter": (config.filter.bits, config.filter.hashes, channel.filter.pairs()),
-        "log": (log.met.salt, *log.pages(), log.met.digests(), log.pruned),
+        "log": (log.salt, list(map(astuple, log.entries())), sorted(log.older)),
         "clock": (clock.value, clock.latest_ms, clock.set_back_ms),
         "channel": (channel.sends, channel.reported_ms, channel.asks_in_vain),
         "counts": asdict(channel.counts),
@@ -101,7 +99,7 @@ def _state(channel: MessageChannel) -> dict[str, object]:
         "showing": (channel.showing.due, channel.showing.last_ms),
         "heads": list(channel.heads.ids),
         "unproven": [(key, astuple(each)) for key, each in claims.unproven.items()],
-        "older": claims.older.digests(),
+        "older": sorted(claims.older),
         "requests": requests
         and [(astuple(each), due_ms) for due_ms, each in requests.due.values()],
         "answers": answers
@@ -118,11 +116,11 @@ def _state(channel: MessageChannel) -> dict[str, object]:
 def _restored(config: ChannelConfig, state: dict[str, Any]) -> MessageChannel:
     _check_identity(config, state)
     channel = MessageChannel(config, 0, _FixedRng())
-    salt, packed, newest, met, pruned = state["log"]
+    salt, entries, older = state["log"]
     channel.log = MessageLog(salt)
-    channel.log.restore(packed, newest, met)
-    channel.log.pruned = pruned
-    channel.filters.own = RollingFilter.from_pairs(config.filter, state["filter"][2])
+    channel.log.load(LogEntry(*each) for each in entries)
+    channel.log.older.update(older)
+    channel.filter.fill(state["filter"][2])
     clock, pace = channel.clock, channel.pace
     clock.value, clock.latest_ms, clock.set_back_ms = state["clock"]
     channel.sends, channel.reported_ms, channel.asks_in_vain = state["channel"]
@@ -145,11 +143,11 @@ def _restored(config: ChannelConfig, state: dict[str, Any]) -> MessageChannel:
     channel.gaps.pending = dict(pending)
     channel.showing.due, channel.showing.last_ms = state["showing"]
     channel.heads.ids = dict.fromkeys(state["heads"])
-    channel.claims = IdClaims(salt)
+    channel.claims = IdClaims(channel.log.digest)
     channel.claims.unproven.update((key, Unproven(*each)) for key, each in state["unproven"])
-    channel.claims.older = IdSet.from_digests(salt, state["older"])
+    channel.claims.older.update(state["older"])
     _restore_repair(channel, state["requests"], state["answers"])
-    known = len(channel.log) + channel.log.pruned + len(channel.incoming.waiting)
+    known = len(channel.log) + len(channel.incoming.waiting)
     channel.filter.complete = known <= len(channel.filter)
     return channel
 

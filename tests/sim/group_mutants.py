@@ -21,9 +21,8 @@ from storenode.sds.claims import IdClaims, Judgement, Proof
 from storenode.sds.clock import Clock
 from storenode.sds.gaps import GapDetector, PeerGaps, _Lack
 from storenode.sds.incoming_buffer import IncomingBuffer
-from storenode.sds.log import MessageLog
+from storenode.sds.log import LogEntry, MessageLog
 from storenode.sds.outgoing_buffer import OutgoingBuffer
-from storenode.sds.pages import LogEntry
 from storenode.sds.repair import RepairAnswers, RepairRequests
 from storenode.sds.schedule import FilterSchedule
 from tests.sim.mutant import Mutant, asyncio_with, edit, nothing, replace_with, sleep_not, together

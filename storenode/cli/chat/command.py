@@ -10,7 +10,6 @@ from typing import Any, Final
 
 import click
 
-from storenode.cli.chat.limits import FILTER_ERROR_RATE, FILTER_IDS
 from storenode.cli.chat.plain import PlainChat, not_sent
 from storenode.cli.client.session import (
     DEFAULT_NODE,
@@ -27,8 +26,7 @@ from storenode.common.errors import StorenodeError
 from storenode.message.topics import DEFAULT_PUBSUB_TOPIC
 from storenode.sds.aio.channel import Channel
 from storenode.sds.aio.node import StoreNode
-from storenode.sds.bloom import FilterShape
-from storenode.sds.config import DEFAULT_CHANNEL_ID, ChannelConfig
+from storenode.sds.config import DEFAULT_CHANNEL_ID
 
 _CHAT = "Chat"
 _CURSORLESS: Final = ("", "dumb", "unknown")
@@ -56,13 +54,6 @@ _CURSORLESS: Final = ("", "dumb", "unknown")
     "--content-topic",
     section=_CHAT,
     help="Must be the same for all participants; /sds/1/CHANNEL/proto by default.",
-)
-@option(
-    "--full-filter",
-    is_flag=True,
-    section=_CHAT,
-    help="Send Bloom filters for 10,000 messages, 19 kB, instead of 500. Needed beside "
-    "participants of @waku/sds, which lose messages with filters of another size.",
 )
 @option(
     "--node",
@@ -121,9 +112,7 @@ async def _talk(
     state: str | None,
     pubsub_topic: str,
     content_topic: str | None,
-    full_filter: bool,
 ) -> None:
-    shape = FilterShape() if full_filter else FilterShape(FILTER_IDS, FILTER_ERROR_RATE)
     keeps = state is not None
     async with Channel.join(
         places,
@@ -132,7 +121,6 @@ async def _talk(
         pubsub_topic=pubsub_topic,
         content_topic=content_topic,
         state=state,
-        config=ChannelConfig(channel_id, name, filter=shape),
     ) as channel:
         if _has_terminal():
             await _on_terminal(channel, name, channel_id, keeps=keeps)

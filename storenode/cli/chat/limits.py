@@ -47,7 +47,3 @@ LEAVE_TIMEOUT_S: Final = 20.0
 
 REFRESH_S: Final = 0.5
 """How often the line of the status is drawn at least."""
-
-FILTER_IDS: Final = 500
-FILTER_ERROR_RATE: Final = 0.01
-"""The filter of a chat, of 632 bytes. The same for everybody."""

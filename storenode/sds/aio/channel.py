@@ -32,7 +32,7 @@ from storenode.sds.aio.transport import Transport
 from storenode.sds.config import DEFAULT_CHANNEL_ID, ChannelConfig
 from storenode.sds.events import Counts, MissingMessage, Withdrawn
 from storenode.sds.limits import MAX_CLOCK
-from storenode.sds.pages import Key
+from storenode.sds.log import Key
 
 Place = str | Transport
 """HOST:PORT of a store node, or a transport."""

@@ -31,7 +31,7 @@ class JoinOptions(TypedDict, total=False):
       ``/sds/1/CHANNEL/proto`` if not given.
     - ``state``: path of a file from which the participant goes on. Each participant has its own.
       None: nothing outlives the participant.
-    - ``config``: with the same IDs; filters of one size are compared best.
+    - ``config``: with the same IDs; all participants need filters of one size.
     - ``cipher``, ``signer``: see `storenode.sds.aio.cipher` and `storenode.sds.aio.signing`.
     - ``rate_limit``: messages that leave in an epoch, of any kind. What is left of the epoch in
       which a participant goes on from a state counts as used.

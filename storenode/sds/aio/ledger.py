@@ -28,15 +28,14 @@ from storenode.sds.events import (
     Message,
     Packet,
     PossiblyAcknowledged,
-    Pruned,
     Reason,
     Received,
     Sent,
     Withdrawn,
 )
 from storenode.sds.limits import MAX_LOST_IDS
+from storenode.sds.log import Key
 from storenode.sds.outgoing_buffer import Outgoing
-from storenode.sds.pages import Key, unpack_page
 from storenode.sds.rng import Rng
 
 _COUNTS: Final = attrgetter(*(each.name for each in fields(Counts)))
@@ -74,7 +73,6 @@ class _Notes:
     unacknowledged: set[str] = field(default_factory=set)
     acknowledged: Rows = field(default_factory=dict)
     lost: set[str] = field(default_factory=set)
-    pruned: Key | None = None
 
 
 class ParticipantLedger:
@@ -204,9 +202,7 @@ class ParticipantLedger:
         log = list(notes.log.values())
         for row in log:
             row["committed"] = self.commits
-        return StateBatch(
-            self.commits, self._small(), list(notes.gone), log, notes.hints, rows, notes.pruned
-        )
+        return StateBatch(self.commits, self._small(), list(notes.gone), log, notes.hints, rows)
 
     def revived(self, items: Sequence[OutboxItem]) -> None:
         """Add the saved outbox, in order."""
@@ -270,8 +266,6 @@ class ParticipantLedger:
                     self.lost_rows.update(event.message_ids)
                 case Sent() if event.hint is not None:
                     self._hint(event.message_id, event.hint)
-                case Pruned():
-                    notes.pruned = unpack_page(event.pages[-1])[-1].key
                 case _:
                     pass
         self.dirty = self.dirty or bool(events)

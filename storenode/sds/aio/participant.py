@@ -54,7 +54,6 @@ from storenode.sds.events import (
     Lost,
     Missing,
     Packet,
-    Pruned,
     Reason,
     Recall,
     Refusal,
@@ -346,7 +345,7 @@ class Participant:
             elif isinstance(thing, Broadcast):
                 if thing.reason is not Reason.EPHEMERAL or self.feed.node is not None:
                     self.publisher.offer_volatile(thing, self._seal(thing.payload))
-            elif self.hub.readers and not isinstance(thing, Pruned | Recall):
+            elif self.hub.readers and not isinstance(thing, Recall):
                 shown.append(self._shown(thing))
         self.hub.put(commit, shown)
         self.refresh()

@@ -22,8 +22,8 @@ from storenode.sds.config import ChannelConfig
 from storenode.sds.events import Counts
 from storenode.sds.incoming_buffer import WaitingMessage
 from storenode.sds.limits import MAX_LOST_IDS, MAX_UNPROVEN
+from storenode.sds.log import LogEntry
 from storenode.sds.outgoing_buffer import Outgoing
-from storenode.sds.pages import LogEntry
 from storenode.sds.rng import Rng
 
 _UNPROVEN: Final = ("", Proof.OWN.value)
@@ -92,12 +92,10 @@ def _fill_log(state: DurableState, ledger: ParticipantLedger, in_filter: dict[in
             if each.proof in _UNPROVEN:
                 heappush(unproven, (each.serial, each.message_id))
                 if len(unproven) > MAX_UNPROVEN:
-                    core.claims.older.add(heappop(unproven)[1])
+                    core.claims.older.add(core.log.digest(heappop(unproven)[1]))
             yield LogEntry(each.lamport, each.message_id, each.sender_id, each.hint)
 
     core.log.load(entries())
-    if core.config.keep_entries is not None:
-        core.log.prune(core.config.keep_entries)
     names = [message_id for _, message_id in sorted(unproven)]
     for start in range(0, len(names), _ROWS_AT_ONCE):
         for row in state.messages(names[start : start + _ROWS_AT_ONCE]):

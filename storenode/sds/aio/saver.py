@@ -16,7 +16,7 @@ from storenode.common.backoff import Backoff
 from storenode.sds.aio.ledger import ParticipantLedger
 from storenode.sds.aio.limits import FIRST_DELAY_S, MAX_DELAY_S
 from storenode.sds.aio.state import DurableState, Row, StateBatch, StateError, StateTaken
-from storenode.sds.pages import Key
+from storenode.sds.log import Key
 
 MAX_UNSAVED: Final = 5_000
 """Things that wait for a transaction; then nothing more is received until it is through."""

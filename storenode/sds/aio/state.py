@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
 from storenode.common.errors import StorenodeError
-from storenode.sds.pages import Key
+from storenode.sds.log import Key
 
 Row = dict[str, Any]
 Rows = dict[Any, Row | None]
@@ -86,13 +86,6 @@ _BEFORE: Final = (
     " order by lamport desc, l.message_id desc"
 )
 _LAST: Final = "true order by lamport desc, l.message_id desc"
-_FORGET: Final = (
-    "delete from sds_log where lamport < :lamport"
-    " or (lamport = :lamport and message_id <= :message_id)"
-)
-_FORGET_UNKNOWN: Final = (
-    "delete from sds_acknowledged where message_id not in (select message_id from sds_log)"
-)
 
 
 class StateError(StorenodeError):
@@ -127,7 +120,6 @@ class StateBatch:
     log: list[Row]
     hints: dict[str, bytes]
     rows: dict[str, Rows]
-    pruned: Key | None
 
 
 class DurableState(Protocol):
@@ -227,10 +219,6 @@ class SqliteState:
             with self._transaction() as database:
                 if self._advance(database, batch):
                     _write(database, batch)
-                    if batch.pruned is not None and self.in_memory:
-                        # A file keeps what left memory.
-                        database.execute(_FORGET, _place(batch.pruned))
-                        database.execute(_FORGET_UNKNOWN)
         except StateError:
             self._drop_connection()
             raise

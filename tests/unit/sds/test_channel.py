@@ -20,7 +20,6 @@ from storenode.sds.events import (
     Missing,
     Packet,
     PossiblyAcknowledged,
-    Pruned,
     Published,
     Reason,
     Receive,
@@ -213,19 +212,6 @@ def test_the_older_revision_is_sent_when_configured() -> None:
     packets.append(payloads(old.send(NOW, b"text", "third"))[0])
     assert decode_message(packets[2]).history == (Entry("dep1"), Entry("15950b22"))
     assert delivered(take(new, *packets)) == ["dep1", "15950b22", "third"]
-
-
-def test_old_entries_leave_and_stay_known() -> None:
-    me = channel(keep_entries=2_400)
-    gone: list[bytes] = []
-    for number in range(3_200):
-        events = me.receive(NOW, [Packet(wire(f"m{number}", lamport=NOW + number))])
-        gone += [page for event in of(Pruned, events) for page in event.pages]
-    assert len(gone) == 3
-    assert len(me.log) == 3_200 - 3 * 256
-    assert delivered(take(me, wire("next", after=["m1", "m700"], lamport=NOW + 9_999))) == ["next"]
-    assert take(me, wire("m1", lamport=NOW + 1)) == []
-    me.check()
 
 
 def test_a_listener_in_a_busy_channel_acknowledges() -> None:

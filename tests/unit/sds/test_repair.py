@@ -12,8 +12,7 @@ from storenode.sds.limits import (
     MAX_PENDING_RECALLS,
     MAX_RECALLED_AT_ONCE,
 )
-from storenode.sds.log import OPEN_ENTRIES
-from storenode.sds.pages import PAGE_ENTRIES
+from storenode.sds.log import MessageLog
 from storenode.sds.repair import answer_delay_ms, may_answer, number_of, request_delay_ms
 from storenode.sds.snapshot import restore, snapshot
 from tests.unit.sds.worlds import (
@@ -149,18 +148,17 @@ def test_only_the_group_of_the_true_sender_answers_what_is_recalled() -> None:
 
 def test_who_asks_for_everything_has_eight_messages_a_second_recalled() -> None:
     me = channel(repair=RepairConfig(100, 400, kept_messages=1))
-    count = OPEN_ENTRIES + 2 * PAGE_ENTRIES
-    names = [f"m{number}" for number in range(count)]
+    me.log = MessageLog(me.log.salt, kept=10)
+    names = [f"m{number}" for number in range(600)]
     take(me, *(wire(name, lamport=NOW + at, sender="me") for at, name in enumerate(names)))
-    # The oldest are packed; as own messages they would be answered at once.
-    asks = [names[at : at + 32] for at in range(0, count - 1, 32)]
+    asks = [names[at : at + 32] for at in range(0, 599, 32)]
     take(me, *(wire(f"a{at}", content=None, asks=some) for at, some in enumerate(asks)))
     assert me.answers is not None
     assert len(me.answers.recalls.due) == MAX_PENDING_RECALLS
     recalled = [of(Recall, me.tick(NOW + 1_000 + ms, make_rng())) for ms in range(0, 3_000, 100)]
     ids = [message_id for events in recalled for each in events for message_id in each.message_ids]
     assert len(ids) == len(set(ids)) == 3 * MAX_RECALLED_AT_ONCE
-    assert set(ids) <= set(names[:PAGE_ENTRIES])
+    assert set(ids) <= set(names)
 
 
 def test_an_answer_that_has_become_too_large_is_left_out() -> None:

@@ -30,7 +30,7 @@ from storenode.sds.claims import Proof
 from storenode.sds.codec import Entry, SdsMessage
 from storenode.sds.events import Signed
 from storenode.sds.limits import MAX_CANDIDATES, MAX_SETS_PER_SENDER
-from storenode.sds.pages import Key
+from storenode.sds.log import Key
 from storenode.sds.segments import Revision, Segment, SegmentSet, content_hash, split
 from storenode.wire.waku.segmentation.v1.segment_pb2 import SegmentMessageProto
 from tests.support.bus import Bus

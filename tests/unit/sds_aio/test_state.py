@@ -28,8 +28,7 @@ from storenode.sds.channel import MessageChannel
 from storenode.sds.codec import Entry, SdsMessage, decode_message, encode_message
 from storenode.sds.config import ChannelConfig
 from storenode.sds.events import Broadcast, Packet
-from storenode.sds.log import OPEN_ENTRIES, MessageLog
-from storenode.sds.pages import PAGE_ENTRIES
+from storenode.sds.log import MessageLog
 from tests.unit.sds.worlds import SMALL, grows_when_written
 
 START_NS = 1_763_625_600_000_000_000
@@ -177,31 +176,25 @@ def test_a_revived_core_is_the_one_of_the_last_transaction(seed: int) -> None:
         state.close()
 
 
-@pytest.mark.parametrize("keep", [None, 2_048])
-def test_a_long_log_is_revived_with_its_old_part_on_disk(tmp_path: Path, keep: int | None) -> None:
-    state, ledger = opened(tmp_path / "alice.db", keep_entries=keep)
+def test_a_long_log_is_revived_with_its_old_part_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MessageLog.__init__, "__defaults__", (10,))
+    state, ledger = opened(tmp_path / "alice.db")
     bob = MessageChannel(config_of("bob", max_outgoing=10_000), NOW_MS, Random(2))
-    count = OPEN_ENTRIES + 5 * PAGE_ENTRIES + 17
-    names = []
-    for number in range(count):
+    for number in range(600):
         sent = bob.send(NOW_MS + number, b"%d" % number)[0]
         assert isinstance(sent, Broadcast)
-        names.append(sent.message_id)
         ledger.receive(NOW_MS + number, [Packet(sent.payload)])
-    batch = save(state, ledger)
-    assert len(batch.log) == count
-    assert (batch.pruned is None) == (keep is None)
-    kept = len(ledger.core.log)
-    assert kept == count if keep is None else keep <= kept < keep + PAGE_ENTRIES
+    assert len(save(state, ledger).log) == 600
     state.close()
 
-    state, ledger = opened(tmp_path / "alice.db", keep_entries=keep)
-
-    ledger.core.log.check()
-    assert len(ledger.core.log) == kept
-    assert [each.message_id for each in ledger.core.log.entries()] == names[-kept:]
-    assert all(name in ledger.core.log for name in names)
-    assert ledger.core.log.pruned == count - kept
+    state, again = opened(tmp_path / "alice.db")
+    again.core.log.check()
+    assert len(again.core.log) == 600
+    newest = list(ledger.core.log.entries())[-10:]
+    assert list(again.core.log.entries())[-10:] == newest
+    assert all(each.message_id in again.core.log for each in bob.log.entries())
     state.close()
 
 

@@ -14,7 +14,7 @@ from storenode.sds.aio.reliable.events import (
     SegmentRefused,
 )
 from storenode.sds.claims import Proof
-from storenode.sds.pages import Key
+from storenode.sds.log import Key
 from storenode.sds.reassembly import Dropped, Reassembly, SetName
 from storenode.sds.segments import Segment, SegmentError, join, read_segment
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from storenode.sds.pages import Key
+from storenode.sds.log import Key
 
 
 @dataclass(frozen=True, slots=True)

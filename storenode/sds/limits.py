@@ -135,7 +135,6 @@ MAX_CONTENT_BYTES: Final = MAX_SEGMENTS * MAX_SDS_MESSAGE_BYTES
 """A content that is sent in segments."""
 
 MAX_SETS: Final = 256
-MAX_SETS_PER_SENDER: Final = 64
 MAX_PLACES: Final = 16_384
 """Contents that are not complete, and their segments, of which only the places are kept."""
 

@@ -1,24 +1,53 @@
-"""Segments: contents that are too large for one message, in parts (LIP-243).
+"""Segments: contents that are too large for one message, in parts (LIP-243), and their assembly.
 
 Every content is wrapped, also one that fits into one segment. Two revisions are read: the one
 published in June 2026, which is written by default, and the one that nim-segmentation writes. They
 differ in the type of field 4. Parity segments are recognised and not used: SDS fetches what is
 missing.
 
+Incomplete contents are bounded in number and time. Only the positions of their segments in the log
+are kept, never their bytes.
+
+1. Segments belong together if sender, hash, count and length are equal. One that lies about one of
+   these begins a set of its own.
+2. Anybody can publish segments under another's name. Of the *candidates* for one index the best
+   `MAX_CANDIDATES` are kept: those with the better proof first, then those that the causal history
+   of the next segment names, then the newest.
+3. Choices of one candidate for each index are tried until the content has its hash: first those in
+   which each segment's causal history names the one before, as a sender's segments do; of these
+   there are few, however many candidates there are. Then the best candidates, and those that differ
+   from these in one index. A set is tried `MAX_LINKED_ATTEMPTS` and `MAX_ATTEMPTS` times in all;
+   when all linked attempts are used up it is dropped.
+4. Of more than `MAX_SETS` sets, or sets with more than `MAX_PLACES` segments, the sender with most
+   loses the set with the fewest indices.
+5. A set that was unchanged for ``patience_ms`` is dropped.
+
 Source: Message Segmentation and Reconstruction (LIP-243), "Wire Format", "Segmentation".
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
 from Crypto.Hash import keccak
 from google.protobuf.message import DecodeError
 
-from storenode.sds.limits import MAX_CONTENT_BYTES, MAX_SEGMENTS, SEGMENT_HASH_BYTES
+from storenode.sds.limits import (
+    MAX_ATTEMPTS,
+    MAX_CANDIDATES,
+    MAX_CONTENT_BYTES,
+    MAX_LINKED_ATTEMPTS,
+    MAX_NAMED_BY_SEGMENT,
+    MAX_PLACES,
+    MAX_SEGMENTS,
+    MAX_SETS,
+    SEGMENT_HASH_BYTES,
+)
+from storenode.sds.log import Key
 from storenode.wire.waku.segmentation.v1.segment_pb2 import SegmentMessage, SegmentMessageProto
 
 _HEADER_BYTES: Final = 128
@@ -154,3 +183,173 @@ def _of_published(data: bytes) -> Segment:
         raise SegmentError("it is a parity segment")
     whole = SegmentSet(message.entire_message_hash, message.data_segment_count)
     return Segment(whole, message.data_segment_index, message.payload)
+
+
+SetName = tuple[str, SegmentSet]
+"""A sender, and what its segments of one content have in common."""
+
+
+@dataclass(slots=True, eq=False)
+class _Candidate:
+    key: Key
+    rank: int
+    number: int
+    causes: Sequence[str]
+    before: _Candidate | None = None
+    is_named: bool = False
+
+    def order(self) -> tuple[int, bool, int]:
+        return self.rank, self.is_named, self.number
+
+
+@dataclass(slots=True)
+class _Set:
+    changed_ms: int
+    of_index: dict[int, list[_Candidate]] = field(default_factory=dict)
+    tried: set[tuple[Key, ...]] = field(default_factory=set)
+    linked: int = 0
+
+    @property
+    def size(self) -> int:
+        """The number of candidates."""
+        return sum(map(len, self.of_index.values()))
+
+    @property
+    def has_attempts(self) -> bool:
+        """True while choices that are not linked may be tried."""
+        return len(self.tried) - self.linked < MAX_ATTEMPTS
+
+    def choices(self, count: int) -> Iterator[tuple[list[_Candidate], bool]]:
+        """Yield a candidate for each index, in the order of trying, and whether all are linked."""
+        best = [max(self.of_index[index], key=_Candidate.order) for index in range(count)]
+        for last in sorted(self.of_index[count - 1], key=_Candidate.order, reverse=True):
+            chain, is_linked = [last], True
+            for index in reversed(range(count - 1)):
+                before = chain[-1].before
+                is_linked = is_linked and before is not None
+                chain.append(best[index] if before is None else before)
+            yield chain[::-1], is_linked
+        yield best, False
+        for index in range(count):
+            for other in self.of_index[index]:
+                yield [*best[:index], other, *best[index + 1 :]], False
+
+    def add(self, index: int, added: _Candidate) -> None:
+        """Add a candidate, linked with those of the indices around it by their histories."""
+        for before in self.of_index.get(index - 1, ()):
+            _link(before, added)
+        for after in self.of_index.get(index + 1, ()):
+            _link(added, after)
+        candidates = self.of_index.setdefault(index, [])
+        candidates.append(added)
+        if len(candidates) > MAX_CANDIDATES:
+            # Not the newest: what would show that it is genuine may be next to come.
+            candidates.remove(min(candidates[:-1], key=_Candidate.order))
+
+
+def _link(before: _Candidate, after: _Candidate) -> None:
+    if after.before is None and before.key[1] in after.causes:
+        after.before, before.is_named = before, True
+
+
+class Reassembly:
+    """The contents that are not complete.
+
+    Attributes:
+        sets: the sets by name, those that changed last at the end.
+    """
+
+    def __init__(self, patience_ms: int) -> None:
+        self._patience_ms = patience_ms
+        self.sets: OrderedDict[SetName, _Set] = OrderedDict()
+        self._places_of: Counter[str] = Counter()
+        self._numbers = 0
+
+    @property
+    def places(self) -> int:
+        """The number of segments."""
+        return self._places_of.total()
+
+    def add(
+        self,
+        now_ms: int,
+        sender_id: str,
+        segment: Segment,
+        key: Key,
+        *,
+        rank: int = 0,
+        causes: Sequence[str] = (),
+    ) -> SetName | None:
+        """Note where a segment is; return the name of its set if that can be tried now.
+
+        A higher ``rank`` is a better proof; ``causes`` is the causal history of the segment.
+        """
+        name = sender_id, segment.whole
+        known = self.sets.setdefault(name, _Set(now_ms))
+        if any(each.key == key for each in known.of_index.get(segment.index, ())):
+            return None
+        self._numbers += 1
+        before = known.size
+        known.add(
+            segment.index, _Candidate(key, rank, self._numbers, causes[-MAX_NAMED_BY_SEGMENT:])
+        )
+        self._places_of[sender_id] += known.size - before
+        known.changed_ms = now_ms
+        self.sets.move_to_end(name)
+        return name if len(known.of_index) == segment.whole.count else None
+
+    def attempts(self, name: SetName) -> Iterator[tuple[Key, ...]]:
+        """Yield choices that were not tried yet; end the set by `remove` on success."""
+        known = self.sets[name]
+        for chosen, is_linked in known.choices(name[1].count):
+            keys = tuple([each.key for each in chosen])
+            if keys in known.tried:
+                continue
+            if known.linked >= MAX_LINKED_ATTEMPTS:
+                return
+            if is_linked or known.has_attempts:
+                known.tried.add(keys)
+                known.linked += is_linked
+                yield keys
+
+    def is_exhausted(self, name: SetName) -> bool:
+        """Return True if no attempt is left for a set."""
+        return self.sets[name].linked >= MAX_LINKED_ATTEMPTS
+
+    def remove(self, name: SetName) -> int:
+        """Forget a set; return of how many indices segments came."""
+        known = self.sets.pop(name)
+        self._places_of[name[0]] -= known.size
+        self._places_of += Counter()  # without the senders that have none
+        return len(known.of_index)
+
+    def sweep(self, now_ms: int) -> list[tuple[SetName, int]]:
+        """Remove the sets that are too old or too many; return them as `remove` does."""
+        dropped = []
+        while (name := self._surplus(now_ms)) is not None:
+            dropped.append((name, self.remove(name)))
+        return dropped
+
+    def check(self) -> None:
+        """Verify the invariants."""
+        sizes: Counter[str] = Counter()
+        for (sender, whole), each in self.sets.items():
+            assert all(0 < len(found) <= MAX_CANDIDATES for found in each.of_index.values())
+            assert all(0 <= index < whole.count for index in each.of_index)
+            assert len(each.tried) <= MAX_ATTEMPTS + MAX_LINKED_ATTEMPTS
+            sizes[sender] += each.size
+        assert sizes == self._places_of
+
+    def _surplus(self, now_ms: int) -> SetName | None:
+        if not self.sets:
+            return None
+        oldest = next(iter(self.sets))
+        if now_ms - self.sets[oldest].changed_ms >= self._patience_ms:
+            return oldest
+        if len(self.sets) > MAX_SETS:
+            counts = Counter(sender for sender, _ in self.sets)
+        elif self.places > MAX_PLACES:
+            counts = self._places_of
+        else:
+            return None
+        return min(self.sets, key=lambda name: (-counts[name[0]], len(self.sets[name].of_index)))

@@ -15,7 +15,7 @@ import pytest
 import storenode
 from storenode.client import Admin, AsyncAdmin
 from storenode.sds.aio.channel import Channels
-from storenode.sds.aio.reliable.channel import ReliableChannel
+from storenode.sds.aio.reliable import ReliableChannel
 from tests.support.node import NodeProcess
 
 CLASSES: list[type] = [

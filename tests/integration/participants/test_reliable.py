@@ -15,15 +15,16 @@ import pytest
 from storenode.sds.aio.channel import Channel
 from storenode.sds.aio.events import Events
 from storenode.sds.aio.node import StoreNode
-from storenode.sds.aio.reliable.channel import ReliableChannel, SegmentationConfig
-from storenode.sds.aio.reliable.events import (
+from storenode.sds.aio.reliable import (
     Content,
     MessageDelivered,
     MessageDeliveryError,
     MessageReceived,
     MessageSendError,
     MessageSent,
+    ReliableChannel,
     ReliableEvent,
+    SegmentationConfig,
 )
 from storenode.sds.config import ChannelConfig
 from storenode.sds.segments import Revision, split
@@ -103,7 +104,7 @@ async def _some(messages: AsyncIterator[Content], count: int) -> AsyncIterator[C
 
 SENDER = """
 import asyncio, random, sys
-from storenode.sds.aio.reliable.channel import ReliableChannel, SegmentationConfig
+from storenode.sds.aio.reliable import ReliableChannel, SegmentationConfig
 from storenode.sds.epochs import RateLimit
 
 async def main(node, room, state):
@@ -180,48 +181,6 @@ async def test_a_receiver_that_restarts_between_segments_has_the_content_once(
             assert (await received(arrivals)).content == b"next"
 
 
-class Xor:
-    """A cipher that is not secret, but unreadable without its key."""
-
-    def __init__(self, key: int) -> None:
-        self.key = key
-
-    def encrypt(self, content: bytes) -> bytes:
-        return b"sealed" + bytes(byte ^ self.key for byte in content)
-
-    def decrypt(self, payload: bytes) -> bytes:
-        if not payload.startswith(b"sealed"):
-            raise ValueError("not sealed")
-        return bytes(byte ^ self.key for byte in payload[6:])
-
-
-@pytest.mark.parametrize("whole", [True, False])
-async def test_segments_are_encrypted_by_the_applications_hook(
-    node: NodeProcess, room: str, whole: bool
-) -> None:
-    async with (
-        asyncio.timeout(PATIENCE_S),
-        ReliableChannel.join(
-            node.listen, room, "alice", encryption=Xor(85), encrypt_whole=whole, segmentation=SMALL
-        ) as alice,
-        ReliableChannel.join(
-            node.listen, room, "bob", encryption=Xor(85), encrypt_whole=whole
-        ) as bob,
-        Channel.join(node.listen, room, "eve") as eve,
-    ):
-        arrivals = bob.events()
-        for channel in (bob.channel, eve):
-            await channel.wait_for(lambda status: status.synced)
-        content = b"plain text " * 500
-        await alice.send(content)
-        assert (await received(arrivals)).content == content
-        if whole:
-            assert await eve.log() == []
-        else:
-            await eve.wait_for(lambda _: not eve.missing())
-            assert not any(b"plain" in message.content for message in await eve.log())
-
-
 async def test_what_no_node_takes_and_what_no_participant_acknowledges_is_reported(
     node: NodeProcess, room: str
 ) -> None:
@@ -230,7 +189,7 @@ async def test_what_no_node_takes_and_what_no_participant_acknowledges_is_report
     async with (
         asyncio.timeout(PATIENCE_S),
         ReliableChannel.join(
-            node.listen, room, "alice", config=config, segmentation=too_large, encryption=Padding()
+            node.listen, room, "alice", config=config, segmentation=too_large, cipher=Padding()
         ) as alice,
     ):
         # The large one may be given up before a node has the small one.
@@ -251,8 +210,10 @@ async def test_what_no_node_takes_and_what_no_participant_acknowledges_is_report
 class Padding:
     """Makes of more than 50 kB what no node takes."""
 
-    def encrypt(self, content: bytes) -> bytes:
-        return content + bytes(200_000 if len(content) > 50_000 else 0)
+    whole = True
 
-    def decrypt(self, payload: bytes) -> bytes:
-        return payload
+    def seal(self, clear: bytes) -> bytes:
+        return clear + bytes(200_000 if len(clear) > 50_000 else 0)
+
+    def open(self, sealed: bytes) -> bytes:
+        return sealed

@@ -16,15 +16,15 @@ from storenode.sds.limits import (
     MAX_PLACES,
     MAX_SEGMENTS,
     MAX_SETS,
-    MAX_SETS_PER_SENDER,
 )
 from storenode.sds.log import Key
-from storenode.sds.reassembly import Reassembly, SetName
 from storenode.sds.segments import (
+    Reassembly,
     Revision,
     Segment,
     SegmentError,
     SegmentSet,
+    SetName,
     join,
     read_segment,
     split,
@@ -133,15 +133,15 @@ def test_sets_are_those_of_a_naive_reading(steps: list[tuple[int, str, int, int,
             assert found == name
             newest = tuple(places[each][-1] for each in range(count))
             assert next(reassembly.attempts(name)) == newest
-            assert reassembly.remove(name).received == count
+            assert reassembly.remove(name) == count
             del naive[name]
         else:
             assert found is None
         old = {key for key, (at_ms, _) in naive.items() if now_ms - at_ms >= patience_ms}
-        assert {(each.sender_id, each.whole) for each in reassembly.sweep(now_ms)} == old
+        assert {name for name, _ in reassembly.sweep(now_ms)} == old
         naive = {key: each for key, each in naive.items() if key not in old}
         reassembly.check()
-        assert len(reassembly) == len(naive)
+        assert len(reassembly.sets) == len(naive)
 
 
 def test_one_sender_cannot_push_out_the_sets_of_others() -> None:
@@ -152,7 +152,7 @@ def test_one_sender_cannot_push_out_the_sets_of_others() -> None:
         flood = SegmentSet(number.to_bytes(32), MAX_SEGMENTS)
         reassembly.add(0, "hostile", Segment(flood, 0, b""), (number, "flood"))
         reassembly.sweep(0)
-        assert len(reassembly) <= MAX_SETS_PER_SENDER + 1
+        assert len(reassembly.sets) <= MAX_SETS
     assert reassembly.add(0, "honest", Segment(honest, 1, b""), (1, "id")) is not None
 
 
@@ -164,7 +164,7 @@ def test_sets_of_many_invented_senders_are_bounded() -> None:
         reassembly.add(0, f"sender {number // 200 % 500}", segment, (number, "id"))
         reassembly.sweep(0)
         assert reassembly.places <= MAX_PLACES
-    assert len(reassembly) <= MAX_SETS
+    assert len(reassembly.sets) <= MAX_SETS
     reassembly.check()
 
 

@@ -12,24 +12,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storenode.sds.aio.channel import Channel
-from storenode.sds.aio.events import Message
-from storenode.sds.aio.reliable.assembly import ContentReader, Found
-from storenode.sds.aio.reliable.channel import ReliableChannel
-from storenode.sds.aio.reliable.events import (
+from storenode.sds.aio.events import Message, NotStored
+from storenode.sds.aio.reliable import (
     AssemblyFailed,
     Content,
     ContentDropped,
+    ContentReader,
+    Found,
     MessageDelivered,
     MessageDeliveryError,
     MessageSendError,
     MessageSent,
+    ReliableChannel,
     SegmentRefused,
+    _Requests,
 )
-from storenode.sds.aio.reliable.requests import SendRequests
 from storenode.sds.claims import Proof
 from storenode.sds.codec import Entry, SdsMessage
-from storenode.sds.events import Signed
-from storenode.sds.limits import MAX_CANDIDATES, MAX_SETS_PER_SENDER
+from storenode.sds.events import Acknowledged, GaveUp, Sent, Signed
+from storenode.sds.limits import MAX_CANDIDATES, MAX_SETS
 from storenode.sds.log import Key
 from storenode.sds.segments import Revision, Segment, SegmentSet, content_hash, split
 from storenode.wire.waku.segmentation.v1.segment_pb2 import SegmentMessageProto
@@ -43,66 +44,62 @@ COUNTS = st.lists(st.integers(1, 4), min_size=1, max_size=5)
 def test_a_request_is_sent_and_then_delivered_or_not_once(
     counts: list[int], lost: set[tuple[int, int]], rng: random.Random
 ) -> None:
-    requests = SendRequests()
-    steps = []
+    requests = _Requests()
+    steps: list[Sent | NotStored | Acknowledged | GaveUp] = []
     for number, count in enumerate(counts):
         # All contents are equal: what belongs together follows from the order alone.
         whole = SegmentSet(bytes(32), count)
         for index in range(count):
             name = f"{number}-{index}"
-            added = requests.add(name, Segment(whole, index, b""), unsent=True, unacknowledged=True)
-            assert added == f"{number}-0"
-            ends = requests.given_up if (number, index) in lost else requests.acknowledged
-            steps += [(name, requests.stored), (name, ends), (name, requests.stored)]
+            requests.add(name, Segment(whole, index, b""), unsent=True, unacknowledged=True)
+            end = GaveUp(name, 2) if (number, index) in lost else Acknowledged(name)
+            steps += [Sent(name, None), end, Sent(name, None)]
     rng.shuffle(steps)
-    reported = [event for name, step in steps for event in step(name)]
+    reported = [event for step in steps for event in requests.take(step)]
     for number, count in enumerate(counts):
         mine = [event for event in reported if event.request_id == f"{number}-0"]
         failed = any((number, index) in lost for index in range(count))
-        end = MessageDeliveryError if failed else MessageDelivered
-        assert [type(each) for each in mine] == [MessageSent, end]
-    assert len(requests) == 0
+        end_of = MessageDeliveryError if failed else MessageDelivered
+        assert [type(each) for each in mine] == [MessageSent, end_of]
+    assert not requests.of
 
 
-def test_a_request_of_the_last_life_goes_on_under_its_id() -> None:
-    # Two of three segments were acknowledged before, and nodes hold all.
-    requests = SendRequests()
-    whole = SegmentSet(bytes(32), 3)
+@pytest.mark.parametrize("given_up", [False, True])
+def test_a_request_of_the_last_life_goes_on_under_its_id(given_up: bool) -> None:
+    # Two of three segments were acknowledged before, or one given up, and nodes hold all.
+    requests, whole = _Requests(), SegmentSet(bytes(32), 3)
     for index in range(3):
         requests.add(
-            f"m{index}", Segment(whole, index, b""), unsent=False, unacknowledged=index == 1
+            f"m{index}",
+            Segment(whole, index, b""),
+            unsent=False,
+            unacknowledged=index == 1,
+            given_up=given_up and index == 0,
         )
     requests.loaded()
-    assert requests.stored("m1") == []
-    assert requests.acknowledged("m1") == [MessageDelivered("m0")]
-    assert len(requests) == 0
-
-
-def test_what_was_given_up_before_is_not_delivered_now() -> None:
-    requests = SendRequests()
-    whole = SegmentSet(bytes(32), 2)
-    requests.add("m0", Segment(whole, 0, b""), unsent=False, unacknowledged=False, given_up=True)
-    requests.add("m1", Segment(whole, 1, b""), unsent=False, unacknowledged=True)
-    requests.loaded()
-    (event,) = requests.acknowledged("m1")
-    assert isinstance(event, MessageDeliveryError)
-    assert "1 of 2 segments" in event.error
+    assert requests.take(Sent("m1", None)) == []
+    (end,) = requests.take(Acknowledged("m1"))
+    if given_up:
+        assert isinstance(end, MessageDeliveryError)
+        assert "1 of 3 segments" in end.error
+    else:
+        assert end == MessageDelivered("m0")
+    assert not requests.of
 
 
 def test_a_refusal_is_reported_once() -> None:
-    requests = SendRequests()
+    requests = _Requests()
     for index in range(2):
         segment = Segment(SegmentSet(bytes(32), 2), index, b"")
         requests.add(f"m{index}", segment, unsent=True, unacknowledged=True)
-    assert requests.refused("m1", "too large") == [MessageSendError("m0", "too large")]
-    assert requests.refused("m0", "too large") == []
-    assert requests.refused("unknown", "too large") == requests.stored("unknown") == []
+    assert requests.take(NotStored("m1", "too large")) == [MessageSendError("m0", "too large")]
+    assert requests.take(NotStored("m0", "too large")) == []
+    assert requests.take(NotStored("unknown", "too large")) == []
 
 
 CONTENT = random.Random(1).randbytes(8 * 256)
 COUNT = 8
 MIDDLE = 4
-Sent = Sequence[Message]
 
 
 def of_alice(name: str, content: bytes, lamport: int, causes: Sequence[str] = ()) -> Message:
@@ -119,7 +116,9 @@ def genuine() -> list[Message]:
     ]
 
 
-def forged(count: int, index: int = MIDDLE, causes: Sequence[str] = (), **fields: int) -> Sent:
+def forged(
+    count: int, index: int = MIDDLE, causes: Sequence[str] = (), **fields: int
+) -> Sequence[Message]:
     made = []
     for number in range(count):
         segment = SegmentMessageProto(
@@ -146,7 +145,7 @@ class Log:
         return self.messages.get(key)
 
 
-async def read(messages: Sent) -> list[Found]:
+async def read(messages: Sequence[Message]) -> list[Found]:
     log = Log()
     reader = ContentReader(cast("Channel", log), 86_400_000)
     found: list[Found] = []
@@ -157,7 +156,7 @@ async def read(messages: Sent) -> list[Found]:
     return found
 
 
-def with_other_hash(count: int) -> Sent:
+def with_other_hash(count: int) -> Sequence[Message]:
     made = forged(count)
     for message in made:
         segment = SegmentMessageProto.FromString(message.content)
@@ -168,7 +167,7 @@ def with_other_hash(count: int) -> Sent:
 
 G = genuine()
 BEFORE, AFTER = G[:MIDDLE], G[MIDDLE + 1 :]
-CASES: dict[str, Callable[[], Sent]] = {
+CASES: dict[str, Callable[[], Sequence[Message]]] = {
     "three for a later index first": lambda: [*forged(3), *G],
     "three for each index first": lambda: [
         *(each for index in range(COUNT) for each in forged(3, index)),
@@ -244,7 +243,7 @@ async def test_contents_dropped_for_lack_of_space_are_reported() -> None:
         SegmentMessageProto(
             entire_message_hash=number.to_bytes(32), data_segment_count=255, payload=b"x"
         ).SerializeToString()
-        for number in range(MAX_SETS_PER_SENDER + 2)
+        for number in range(MAX_SETS + 2)
     ]
     sent = [of_alice(f"e{number}", each, number) for number, each in enumerate(endless)]
     dropped = ContentDropped("alice", 1, 255)
@@ -267,4 +266,4 @@ async def test_a_segment_published_under_our_name_is_no_request_of_ours() -> Non
         request = await alice.send(b"content")
         async with asyncio.timeout(60):
             assert await anext(events) == MessageSent(request)
-        assert len(alice._requests) == 1
+        assert len(alice._requests.of) == 1

@@ -14,7 +14,7 @@ import pytest
 
 from storenode.sds.aio.channel import Channel
 from storenode.sds.aio.events import Message
-from storenode.sds.aio.reliable.channel import ReliableChannel, SegmentationConfig
+from storenode.sds.aio.reliable import ReliableChannel, SegmentationConfig
 from storenode.sds.aio.signing import Signing, unframe
 from storenode.sds.aio.transport import Fetched, Route
 from storenode.sds.channel import MessageChannel

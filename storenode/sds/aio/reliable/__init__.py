@@ -1,1 +1,0 @@
-"""The Reliable Channel API around a participant: large contents, requests, and their events."""

@@ -97,8 +97,6 @@ class Channel:
     wait_for = blocking(AsyncChannel.wait_for)
     log = blocking(AsyncChannel.log)
     at = blocking(AsyncChannel.at)
-    in_step = blocking(AsyncChannel.in_step)
-    nodes_by_completeness = blocking(AsyncChannel.nodes_by_completeness)
     messages = iterating(AsyncChannel.messages)
     changes = iterating(AsyncChannel.changes)
     missing = on_loop(AsyncChannel.missing, tuple)

@@ -10,11 +10,9 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from types import NoneType
 from typing import Self, Unpack
 
-from storenode.client.message import Time, nanoseconds
 from storenode.common.errors import ArgumentError
 from storenode.connection.arguments import check_bytes, check_kind
 from storenode.message.text import printable
-from storenode.sds.aio.completeness import InStep, NodeCoverage, by_completeness, in_step
 from storenode.sds.aio.events import ChannelEvent, Events, Message
 from storenode.sds.aio.join_options import Joining, JoinOptions
 from storenode.sds.aio.limits import (
@@ -26,7 +24,7 @@ from storenode.sds.aio.limits import (
 )
 from storenode.sds.aio.node import StoreNode
 from storenode.sds.aio.participant import Participant, participating
-from storenode.sds.aio.state_files import StateFiles, StateThread
+from storenode.sds.aio.state_files import StateFiles
 from storenode.sds.aio.status import Status
 from storenode.sds.aio.transport import Transport
 from storenode.sds.config import DEFAULT_CHANNEL_ID, ChannelConfig
@@ -114,20 +112,6 @@ class AsyncChannel:
         These are named, and later sent again.
         """
         return self._participant.core.gaps.behind()
-
-    async def in_step(self, since: Time = 0) -> InStep:
-        """Return until when everything from a time on was certainly received.
-
-        Reads what the most complete of the nodes holds since then once more, and goes by what the
-        node says of that answer. None is certain where no node was found equal to another store, or
-        messages are missing; what was given up as lost no longer counts as missing.
-        """
-        self._check_loop()
-        return await in_step(self._participant, nanoseconds(since) or 0)
-
-    async def nodes_by_completeness(self) -> list[NodeCoverage]:
-        """Return how complete each of the nodes says that it is, the one to prefer first."""
-        return [coverage for _, coverage in await by_completeness(self._participant.links)]
 
     async def wait_for(
         self, condition: Callable[[Status], bool], timeout_s: float | None = None
@@ -359,9 +343,9 @@ class Channels:
     ) -> AsyncChannel:
         """Take part in a channel until it is left; arguments and errors as `AsyncChannel.join`."""
         joining = Joining.of(channel_id, sender_id, options)
-        thread = StateThread(joining.state, self._files)
+        thread = self._files.thread(joining.state)
         async with AsyncExitStack() as stack:
-            stack.callback(self._files.forget, thread)
+            stack.callback(thread.forget)
             taking_part = participating(joining, thread, self._transports)
             channel = AsyncChannel(await stack.enter_async_context(taking_part))
             self._joined[channel] = stack.pop_all()

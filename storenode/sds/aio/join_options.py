@@ -18,7 +18,6 @@ from storenode.sds.aio.signing import Signer
 from storenode.sds.aio.state import DurableState, SqliteState
 from storenode.sds.aio.transport import Route
 from storenode.sds.config import ChannelConfig
-from storenode.sds.epochs import RateLimit
 from storenode.sds.rng import Rng
 
 _SIGNER: Final = ("sign", "verify")
@@ -33,8 +32,6 @@ class JoinOptions(TypedDict, total=False):
       None: nothing outlives the participant.
     - ``config``: with the same IDs; all participants need filters of one size.
     - ``cipher``, ``signer``: see `storenode.sds.aio.cipher` and `storenode.sds.aio.signing`.
-    - ``rate_limit``: messages that leave in an epoch, of any kind. What is left of the epoch in
-      which a participant goes on from a state counts as used.
     - ``clock`` (Unix time in nanoseconds) and ``rng`` are for tests.
     """
 
@@ -44,7 +41,6 @@ class JoinOptions(TypedDict, total=False):
     config: ChannelConfig | None
     cipher: Cipher | None
     signer: Signer | None
-    rate_limit: RateLimit | None
     clock: Callable[[], int]
     rng: Rng | None
 
@@ -58,7 +54,6 @@ class Joining:
     config: ChannelConfig
     cipher: Cipher = field(default_factory=Clear)
     signer: Signer | None = None
-    rate_limit: RateLimit | None = None
     clock: Callable[[], int] = time.time_ns
     rng: Rng = field(default_factory=SystemRandom)
 
@@ -82,9 +77,6 @@ class Joining:
         check_text("pubsub topic", pubsub_topic)
         if (config.channel_id, config.sender_id) != (channel_id, sender_id):
             raise ArgumentError("config is of another channel or sender than the one to join as")
-        rate_limit = options.get("rate_limit")
-        wanted = "a RateLimit(messages, epoch_s)"
-        check_kind("rate_limit", rate_limit, (RateLimit, NoneType), wanted)
         for name, methods in (("cipher", ("whole", "seal", "open")), ("signer", _SIGNER)):
             given: object = options.get(name)
             if given is not None and not all(hasattr(given, each) for each in methods):
@@ -100,7 +92,6 @@ class Joining:
             config=config,
             cipher=options.get("cipher") or Clear(),
             signer=options.get("signer"),
-            rate_limit=rate_limit,
             clock=options.get("clock", time.time_ns),
             rng=options.get("rng") or SystemRandom(),
         )

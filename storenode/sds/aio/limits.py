@@ -36,9 +36,6 @@ MAX_CURSOR_BYTES: Final = 1_024
 MAX_REASON_CHARS: Final = 500
 """What is kept of a node's words."""
 
-MAX_COVERING_STORES: Final = 64
-"""Stores that a statement of how complete an answer is may name."""
-
 MAX_EMPTY_PAGES: Final = 1_000
 """Pages without messages in a row, after which a stream is given up."""
 

@@ -58,7 +58,6 @@ from storenode.sds.aio.transport import (
     TransportError,
 )
 from storenode.sds.codec import Entry
-from storenode.wire.storenode.coverage.v1.coverage_pb2 import AnswerCoverage
 from storenode.wire.storenode.v1 import store_pb2
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 from storenode.wire.waku.store.v3.store_pb2 import (
@@ -224,17 +223,11 @@ class NodeLink(Link):
         self._filter = store_pb2.ContentFilter(
             pubsub_topic=route.pubsub_topic, content_topics=[route.content_topic]
         )
-        self._dropped = 0
 
     @property
     def name(self) -> str:
         """The node's address."""
         return self._connection.name
-
-    @property
-    def dropped(self) -> int:
-        """The number of messages under a wrong hash or topic."""
-        return self._dropped
 
     async def close(self) -> None:
         """Release the connection, which is closed with its last link."""
@@ -267,25 +260,11 @@ class NodeLink(Link):
             async for page in pages:
                 yield FeedPage(self.fetched(page.messages), page.cursor, page.live)
 
-    def scan(self, since_ns: int) -> AsyncGenerator[Sequence[Fetched], None]:
+    async def scan(self, since_ns: int) -> AsyncGenerator[Sequence[Fetched], None]:
         """Scan with ``Scan``; a node whose messages go back in time fails."""
-        return self.scan_with_coverage(since_ns, None)
-
-    async def scan_with_coverage(
-        self, since_ns: int, report: Callable[[AnswerCoverage], None] | None
-    ) -> AsyncGenerator[Sequence[Fetched], None]:
-        """Scan, and pass the statement of how complete the answer is to ``report``, if any."""
-
-        def messages_of(page: store_pb2.ScanPage) -> Iterable[WakuMessageKeyValue]:
-            if report is not None and page.HasField("coverage"):
-                report(page.coverage)
-            return page.messages
-
-        found = self._connection.client.scan(
-            filter=self._filter, time_start=since_ns, coverage=report is not None
-        )
+        found = self._connection.client.scan(filter=self._filter, time_start=since_ns)
         last_ns = since_ns
-        async with aclosing(self._pages(found, messages_of, bounded=False)) as pages:
+        async with aclosing(self._pages(found, lambda page: page.messages, bounded=False)) as pages:
             async for messages in pages:
                 for message in messages:
                     if message.timestamp_ns < last_ns:
@@ -332,22 +311,6 @@ class NodeLink(Link):
         )
         return self._pages(found, lambda page: _stored(page.messages, wanted))
 
-    async def coverage(self) -> AnswerCoverage | None:
-        """Return how complete the node is, by ``GetSdsMessages``; None if it does not state it."""
-        found: AnswerCoverage | None = None
-
-        def messages_of(page: store_pb2.SdsMessagesPage) -> Iterable[WakuMessageKeyValue]:
-            nonlocal found
-            found = page.coverage if page.HasField("coverage") else found
-            return ()
-
-        answer = self._connection.client.get_sds(
-            self.route.channel_id, (), filter=self._filter, coverage=True, prefer_proven=False
-        )
-        async for _ in self._pages(answer, messages_of):
-            pass
-        return found
-
     async def closure(
         self, heads: Sequence[Entry], known_ids: Sequence[str]
     ) -> AsyncGenerator[Sequence[Fetched], None]:
@@ -381,8 +344,6 @@ class NodeLink(Link):
             if hint and hint == item.message_hash:
                 stored_hint = b"" if message.ephemeral else hint
                 found.append(Fetched(message.payload, stored_hint, message.timestamp))
-            else:
-                self._dropped += 1
         return found
 
     async def _write(self, batches: AsyncIterator[Sequence[Outbound]], answers: _Answers) -> None:

@@ -45,7 +45,6 @@ from storenode.sds.aio.transport import Fetched, Link, Rotation, Transport, Tran
 from storenode.sds.channel import ChannelFullError
 from storenode.sds.claims import Proof
 from storenode.sds.codec import Entry, decode_history
-from storenode.sds.epochs import Epochs
 from storenode.sds.events import (
     Behind,
     Broadcast,
@@ -107,9 +106,6 @@ class Participant:
             publish=self._publish_answer,
             readable=not cipher.whole,
         )
-        epochs = None
-        if joining.rate_limit is not None:
-            epochs = Epochs(joining.rate_limit, clock(), used_up=ledger.commits > 0)
         self.publisher = OutboxPublisher(
             ledger,
             Rotation(links),
@@ -117,7 +113,6 @@ class Participant:
             self.tell,
             partial(self._trouble, "publishing"),
             answered=self.answering.copied,
-            epochs=epochs,
         )
         self.repair = Repair(
             self.core,

@@ -27,13 +27,11 @@ from storenode.sds.aio.limits import (
     MAX_PUBLISH_TRIES,
     MAX_REPUBLISHED,
     MAX_REQUESTS_IN_FLIGHT,
-    MAX_TICK_S,
     MAX_VOLATILE_ITEMS,
     REPUBLISH_NS,
     RESTAMP_AFTER_NS,
 )
 from storenode.sds.aio.transport import Outbound, PublishResult, TransportError
-from storenode.sds.epochs import Epochs
 from storenode.sds.events import Broadcast, Reason
 
 if TYPE_CHECKING:
@@ -74,12 +72,9 @@ class OutboxPublisher:
         troubled: Callable[[str | TransportError], None],
         *,
         answered: Callable[[str, bytes], None],
-        epochs: Epochs | None = None,
     ) -> None:
         self._ledger = ledger
         self._rotation = rotation
-        self._epochs = epochs
-        self._restamped: set[int] = set()
         self._clock = clock
         self._tell = tell
         self._troubled = troubled
@@ -96,7 +91,6 @@ class OutboxPublisher:
 
     def offer(self, number: int) -> None:
         """Publish a message of the outbox."""
-        self._restamped.discard(number)
         insort(self._ready, number)
         self._news.set()
 
@@ -177,73 +171,31 @@ class OutboxPublisher:
     async def _batches(self) -> AsyncGenerator[Sequence[Outbound], None]:
         while True:
             await self._window.acquire()
-            while not self._waits():
+            while not (self._ready or self._volatile):
                 self._news.clear()
                 await self._news.wait()
-            items = self._next_items(await self._allowed())
-            if not items:
-                self._window.release()
-                continue
+            items = self._next_items()
             self._sent.append(items)
             yield [item.outbound for item in items]
 
-    async def _allowed(self) -> int:
-        """Wait until a message may leave, and return how many may."""
-        if self._epochs is None:
-            return MAX_PUBLISH_MESSAGES
-        while True:
-            left = self._epochs.left(self._clock())
-            if left > 0:
-                self._refresh(left)
-                return left
-            # In steps, since the clock may be set.
-            await asyncio.sleep(min(self._epochs.wait_s(self._clock()), MAX_TICK_S))
-
-    def _refresh(self, count: int) -> None:
-        """Set a new time of messages that waited for their epoch; they leave when it is saved."""
-        stale_ns = self._clock() - RESTAMP_AFTER_NS
-        head = [self._ready.popleft() for _ in range(min(count, len(self._ready)))]
-        again = [number for number in head if self._stamp(number) < stale_ns]
-        self._ready.extendleft(number for number in reversed(head) if number not in again)
-        for number in again:
-            self._ledger.restamp(number, self._clock())
-        self._restamped.update(again)
-        self._tell([Ready(number) for number in again])
-        fresh = [
-            each
-            for each in self._volatile
-            if each.has_own_time or each.outbound.timestamp_ns >= stale_ns
-        ]
-        self._volatile = deque(fresh, MAX_VOLATILE_ITEMS)
-
-    def _stamp(self, number: int) -> int:
-        item = self._ledger.outbox.get(number)
-        return self._clock() if item is None else item.timestamp_ns
-
-    def _next_items(self, most: int) -> list[_Item]:
+    def _next_items(self) -> list[_Item]:
         items: list[_Item] = []
         size = 0
-        while len(items) < min(most, MAX_PUBLISH_MESSAGES) and size < MAX_PUBLISH_BYTES:
+        while len(items) < MAX_PUBLISH_MESSAGES and size < MAX_PUBLISH_BYTES:
             item = self._next_item()
             if item is None:
                 break
             items.append(item)
             size += len(item.outbound.payload)
-        if self._epochs is not None:
-            self._epochs.spend(len(items))
         return items
 
     def _next_item(self) -> _Item | None:
-        while self._ready and not self._restamped:
+        while self._ready:
             item = self._ledger.outbox.get(self._ready.popleft())
             if item is not None:
                 outbound = Outbound(item.payload, item.timestamp_ns)
                 return _Item(item.number, item.message_id, Reason.CONTENT, outbound)
-        return self._volatile.popleft() if self._waits() else None
-
-    def _waits(self) -> bool:
-        """Return True if something may leave: nothing overtakes what gets a new time."""
-        return not self._restamped and bool(self._ready or self._volatile)
+        return self._volatile.popleft() if self._volatile else None
 
     def _take_back(self) -> None:
         for items in reversed(self._sent):

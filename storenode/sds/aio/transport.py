@@ -7,7 +7,7 @@ Participants verify what a link returns: one that returns invalid data loses its
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Protocol
@@ -16,7 +16,6 @@ from storenode.common.backoff import Backoff
 from storenode.common.errors import StorenodeError
 from storenode.sds.aio.limits import FIRST_DELAY_S, MAX_DELAY_S
 from storenode.sds.codec import Entry
-from storenode.wire.storenode.coverage.v1.coverage_pb2 import AnswerCoverage
 
 
 class TransportError(StorenodeError):
@@ -130,23 +129,6 @@ class Link(Protocol):
             async for page in pages:
                 stored.update(each.hint for each in page)
         return stored
-
-    @property
-    def dropped(self) -> int:
-        """The number of messages that were not accepted as those of the channel."""
-        return 0
-
-    async def coverage(self) -> AnswerCoverage | None:
-        """Return how complete the node is over all the time that it stores; None: unknown."""
-        return None
-
-    def scan_with_coverage(
-        self,
-        since_ns: int,
-        report: Callable[[AnswerCoverage], None],  # noqa: ARG002 - this one has no statement
-    ) -> AsyncGenerator[Sequence[Fetched], None]:
-        """Scan, and pass the statement of how complete the answer is to ``report``, if any."""
-        return self.scan(since_ns)
 
 
 class Transport(Protocol):

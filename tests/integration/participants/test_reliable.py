@@ -105,13 +105,22 @@ async def _some(messages: AsyncIterator[Content], count: int) -> AsyncIterator[C
 SENDER = """
 import asyncio, random, sys
 from storenode.sds.aio.reliable import ReliableChannel, SegmentationConfig
-from storenode.sds.epochs import RateLimit
+from storenode.sds.aio import publisher
+from storenode.sds.aio.node import NodeLink
+
+publisher.MAX_PUBLISH_MESSAGES = 7
+publish = NodeLink.publish
+
+async def one_batch(batches):
+    yield await anext(batches)
+    await asyncio.Event().wait()
+
+NodeLink.publish = lambda link, batches: publish(link, one_batch(batches))
 
 async def main(node, room, state):
     async with ReliableChannel.join(
         node, room, "alice", state=state,
         segmentation=SegmentationConfig(segment_bytes=1_024),
-        rate_limit=RateLimit(7, 10**9),
     ) as alice:
         request = await alice.send(random.Random(2).randbytes(30_000))
         await alice.channel.wait_for(lambda status: status.unpublished == 23)

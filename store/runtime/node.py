@@ -29,7 +29,6 @@ from store.rpc.context import RpcContext
 from store.rpc.limits import MAX_CALLERS
 from store.runtime.canary import WriteCanary
 from store.runtime.database import HostWatch, database_host, note_hosts
-from store.runtime.exchange import Gossiping, Peering, open_gossip, open_peering
 from store.runtime.health import NodeHealth, Obstacle
 from store.runtime.listeners import Listeners, bind_listeners, listener_addresses
 from store.runtime.monitor import DatabaseHealth, DatabaseMonitor
@@ -40,17 +39,11 @@ from store.runtime.node_files import (
     ended,
     kept_node_id,
 )
+from store.runtime.policy import PolicySource, client_limits
 from store.runtime.preflight import file_checks
 from store.runtime.resources import TRIM_INTERVAL_S, DiskSpace, Trimmer, map_large_blocks
-from store.runtime.services import (
-    NodeBase,
-    PolicySource,
-    Wiring,
-    client_limits,
-    open_wiring,
-    system_environment,
-)
-from store.runtime.status import ReportedParts, StatusReport
+from store.runtime.services import NodeParts, system_environment
+from store.runtime.status import StatusReport
 from store.runtime.tasks import BackgroundTasks, finish
 from store.runtime.telemetry import FOLLOW_INTERVAL_S, Telemetry
 from store.runtime.tokens import TokenFile
@@ -110,10 +103,9 @@ class NodeRuntime:
         self._tasks = BackgroundTasks()
         self._exchange_tasks = BackgroundTasks()
         self._host = database_host(config, self._host_event, note_hosts(self._metrics))
-        self._wiring: Wiring | None = None
+        self._parts: NodeParts | None = None
         self._monitor: DatabaseMonitor | None = None
         self._canary: WriteCanary | None = None
-        self._gossiping: Gossiping | None = None
         self._database_up = True
         self._refusing = False
         self._ending = asyncio.Event()
@@ -176,28 +168,21 @@ class NodeRuntime:
         stack.push_async_callback(self._host.stop)
         url = await self._host.start()
         node_id = certified or kept_node_id(config.data_dir)
-        base = NodeBase(stack, config, self._metrics, self._policy, self._clocks)
-        wiring = await open_wiring(base, url, self._host.guard, self._disk)
-        self._wiring = wiring
-        telemetry = await self._start_tasks(base, wiring)
-        store_id = str(UUID(bytes=wiring.database.store_id))
-        identity = NodeIdentity(node_id, store_id, self._version, config.cluster)
-        peering = open_peering(base, wiring, identity)
-        gossiping = await open_gossip(base, wiring, identity, peering)
-        self._gossiping = gossiping
-        self._status.complete(
-            stack,
-            ReportedParts(
-                identity, wiring, telemetry, peering, gossiping, self._policy, self._callers
-            ),
-        )
-        context = self._rpc_context(identity, wiring, peering, gossiping)
+        parts = NodeParts(stack, config, self._metrics, self._policy, self._clocks)
+        await parts.open_database(url, self._host.guard, self._disk)
+        self._parts = parts
+        telemetry = await self._start_tasks(stack, parts)
+        store_id = str(UUID(bytes=parts.database.store_id))
+        parts.open_peers(NodeIdentity(node_id, store_id, self._version, config.cluster))
+        parts.open_gossip()
+        self._status.complete(stack, parts, telemetry, self._callers)
+        context = self._context(parts)
         listeners = bind_listeners(config, context)
         stack.push_async_callback(listeners.stop, 0)
         for listener in listeners.all:
             await listener.start()
         if not config.read_only:
-            self._begin_exchange(stack, wiring, peering)
+            self._begin_exchange(stack, parts)
         self._tasks.start_every(
             CONNECTIONS_INTERVAL_S, "connections", listeners.connection_limiter(config).enforce
         )
@@ -206,15 +191,15 @@ class NodeRuntime:
         self._tell_ready(listeners, metrics_address, node_id)
         return listeners
 
-    def _begin_exchange(self, stack: AsyncExitStack, wiring: Wiring, peering: Peering) -> None:
+    def _begin_exchange(self, stack: AsyncExitStack, parts: NodeParts) -> None:
         """Record when the store is online, and fetch what it has missed."""
         environment = system_environment("store.sync.online", self._metrics)
-        online = OnlineRecorder(wiring.online, environment)
+        online = OnlineRecorder(parts.online, environment)
         online.begin()
         stack.push_async_callback(finish, online.note)
         stack.push_async_callback(self._exchange_tasks.stop)
         self._exchange_tasks.start("online", online.run)
-        self._exchange_tasks.start("resume", peering.resumer.run)
+        self._exchange_tasks.start("resume", parts.resumer.run)
 
     async def _open_metrics(self, stack: AsyncExitStack) -> str:
         where = self._config.metrics_listen
@@ -231,28 +216,28 @@ class NodeRuntime:
         stack.push_async_callback(listener.close)
         return str(Address(where.host, port))
 
-    async def _start_tasks(self, base: NodeBase, wiring: Wiring) -> Telemetry:
-        stack, telemetry = base.stack, Telemetry(base, wiring)
+    async def _start_tasks(self, stack: AsyncExitStack, parts: NodeParts) -> Telemetry:
+        telemetry = Telemetry(stack, parts)
         await telemetry.read_summary()
         self._telemetry = telemetry
         self._metrics.database_up.set(1)
         self._show_options()
         self._monitor = DatabaseMonitor(
-            wiring.database,
+            parts.database,
             self._database_changed,
             read_only=self._config.read_only,
             on_time=None if self._config.database_url is None else self._clocks.note,
         )
-        watch = self._host_watch(wiring)
+        watch = self._host_watch(parts)
         if watch is not None:
             stack.push_async_callback(watch.end)
         stack.push_async_callback(self._tasks.stop)
         tasks = self._tasks
         tasks.start("database monitor", self._monitor.run)
         if not self._config.read_only:
-            writer = wiring.writer
+            writer = parts.writer
             self._canary = WriteCanary(
-                wiring.database,
+                parts.database,
                 writer.commit_canary,
                 lambda: writer.committed_s,
                 self._writes_changed,
@@ -261,7 +246,7 @@ class NodeRuntime:
         if watch is not None:
             tasks.start_every(HOSTS_INTERVAL_S, "database hosts", watch.look)
         if not self._config.read_only:
-            tasks.start("maintainer", wiring.maintainer.run)
+            tasks.start("maintainer", parts.maintainer.run)
         tasks.start_every(FOLLOW_INTERVAL_S, "telemetry", telemetry.follow)
         tasks.start_every(DISK_INTERVAL_S, "disk space", self._disk.look)
         tasks.start_every(PROBLEMS_INTERVAL_S, "problems", self._health.look)
@@ -271,12 +256,12 @@ class NodeRuntime:
         tasks.start_every(TRIM_INTERVAL_S, "memory", Trimmer().trim_grown)
         return telemetry
 
-    def _host_watch(self, wiring: Wiring) -> HostWatch | None:
+    def _host_watch(self, parts: NodeParts) -> HostWatch | None:
         guard, url = self._host.guard, self._host.url()
         if guard is None:
             return None
         return HostWatch(
-            guard, url, self._metrics, database=wiring.database, on_look=self._hosts_seen
+            guard, url, self._metrics, database=parts.database, on_look=self._hosts_seen
         )
 
     def _show_options(self) -> None:
@@ -287,16 +272,13 @@ class NodeRuntime:
         # Peers are chosen at random: with ten of them, one may wait for dozens of rounds.
         metrics.peer_silence_limit_seconds.set(3_600 + 10 * interval_s * len(config.peer))
 
-    def _rpc_context(
-        self,
-        identity: NodeIdentity,
-        wiring: Wiring,
-        peering: Peering,
-        gossiping: Gossiping,
-    ) -> RpcContext:
+    def _context(self, parts: NodeParts) -> RpcContext:
+        gossip = None
+        if parts.gossip is not None and parts.transport is not None:
+            gossip = parts.gossip.streams, parts.transport
         return RpcContext(
-            identity=identity,
-            services=wiring.services,
+            identity=parts.identity,
+            services=parts.services,
             policy=self._policy.current,
             access=lambda: self._tokens.access,
             now_ns=time.time_ns,
@@ -306,16 +288,16 @@ class NodeRuntime:
             metrics=self._metrics,
             answers=self._answers,
             drain=self._drain,
-            exchange=peering.synchronizer,
-            sessions=None if self._config.read_only else peering.sessions,
-            gossip=gossiping.served,
-            confirmations=gossiping.confirmations,
+            exchange=parts.synchronizer,
+            sessions=None if self._config.read_only else parts.sessions,
+            gossip=gossip,
+            confirmations=parts.confirmations,
             callers=self._callers,
             look=self._health.look,
             await_revision=self._health.await_revision,
-            intake=wiring.online,
-            missing_parents=wiring.missing_parents,
-            coverage=wiring.coverage,
+            intake=parts.online,
+            missing_parents=parts.missing_parents,
+            coverage=parts.coverage,
             read_only=self._config.read_only,
             clocks=self._clocks,
         )
@@ -343,8 +325,8 @@ class NodeRuntime:
         self._health.set(Obstacle.DRAINING, present=True)
         await asyncio.sleep(DRAIN_NOTICE_S)
         self._drain.begin()
-        if self._gossiping is not None:
-            self._gossiping.drain()
+        if self._parts is not None:
+            self._parts.confirmations.stop()
         await listeners.stop(self._config.drain_timeout / NS_PER_S)
 
     # What happens meanwhile
@@ -363,8 +345,8 @@ class NodeRuntime:
         return await self._telemetry.render()
 
     def _measure(self) -> None:
-        if self._gossiping is not None:
-            self._gossiping.measure(self._metrics)
+        if self._parts is not None:
+            self._parts.measure()
         if self._canary is not None:
             self._canary.measure(self._metrics.commit_age_seconds)
 
@@ -399,7 +381,7 @@ class NodeRuntime:
             )
 
     def _handle_host_event(self, name: str, reason: str) -> None:
-        if self._wiring is None or self._monitor is None or self._ending.is_set():
+        if self._parts is None or self._monitor is None or self._ending.is_set():
             return
         self._metrics.database_events.labels(f"postgres_{name}").inc()
         if name == "exited":
@@ -408,5 +390,5 @@ class NodeRuntime:
             return
         if name == "restarted":
             self._health.set(Obstacle.DISK, present=False)
-            self._wiring.database.move(self._host.url())
+            self._parts.database.move(self._host.url())
         self._monitor.check_now()

@@ -29,7 +29,7 @@ from store.embedded.supervisor import refuse_managed, running_url
 from store.runtime.database import ExternalHost, database_host
 from store.runtime.listeners import listener_addresses
 from store.runtime.node_files import NODE_ID_FILE, NodeFailedError, kept_node_id
-from store.runtime.services import client_limits
+from store.runtime.policy import client_limits
 from store.runtime.tokens import TokenFile
 from store.serving.addresses import BindError, require_free
 from store.serving.tls import TlsError, first_dns_name, read_authorities

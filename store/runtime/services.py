@@ -1,7 +1,7 @@
-"""Composition of the services on the database, and the policy for messages of clients.
+"""Composition of a node: what works on its database, what exchanges messages with peers, gossip.
 
-Everything is closed by the stack that it was
-opened on, in the reverse order.
+`NodeParts` opens them from top to bottom. Everything is closed by the stack that it was opened on,
+in the reverse order.
 """
 
 from __future__ import annotations
@@ -10,133 +10,80 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from contextlib import AsyncExitStack, suppress
 from typing import Final
 
 from store.config.node import NodeConfig
 from store.db.commits.feed import DatabaseFeed, follow_cursors
-from store.db.maintenance.brake import RetentionBrake
+from store.db.commits.gossip_reads import GossipReads
 from store.db.maintenance.maintainer import Maintainer
 from store.db.maintenance.online import DatabaseOnlineTimes
 from store.db.pool import Database, Guard, PoolSettings
-from store.db.reading.reader import DatabaseReader
+from store.db.reading.reader import DatabaseReader, TransferReader
 from store.db.reconciliation import DatabaseIds
 from store.db.schema.partitions import PartitionMap
 from store.db.sds.missing_parents import DatabaseMissingParents
 from store.db.sds.reader import DatabaseSdsReader
 from store.db.summaries.statements import DatabaseStatements
-from store.db.writing.unread import ConfirmationTracker, UnreadRows
+from store.db.writing.unread import MAX_NEEDED, ConfirmationTracker, UnreadRows
 from store.db.writing.writer import DatabaseWriter
+from store.domain.admission import Admission
 from store.domain.environment import Environment
 from store.domain.hub import CommitRow, Place, WrittenIds
-from store.domain.ports import PUBLISHED, Services, Source
-from store.domain.quota import ClientLimits
-from store.domain.retention import RetentionPolicy
+from store.domain.ports import (
+    PUBLISHED,
+    PeerAddress,
+    Services,
+    Source,
+    StoreBusy,
+    StoreUnavailable,
+)
+from store.domain.unread import Confirmations, GossipPeerState, NoConfirmations
+from store.gossip.driver.confirmations import ConfirmationWaits
 from store.gossip.driver.driver import GossipDriver
-from store.messages.conflicts import Conflict
+from store.gossip.driver.node import GossipNode
+from store.gossip.driver.ports import DriverDatabase
+from store.gossip.events import GossipCount, GossipCounter
+from store.gossip.limits import GossipConfig
+from store.messages.conflicts import Conflict, StoreResult
 from store.messages.record import RecordBatch
 from store.observe.clocks import ClockComparison
 from store.observe.logging import get_logger
 from store.observe.metrics import Metrics, total
+from store.rpc.connector import PeerConnector
+from store.rpc.gossip import GossipTransport
+from store.rpc.peer_reads import PeerReader
+from store.runtime.listeners import tls_files
+from store.runtime.peer_states import PeerStates
+from store.runtime.policy import PolicySource
 from store.runtime.resources import DiskSpace
-from store.runtime.tasks import finish
+from store.runtime.tasks import BackgroundTasks, finish
+from store.serving.context import NodeIdentity
 from store.sync.coverage import Coverage, StatementBuffer
 from store.sync.index.hot import HotIndex
 from store.sync.index.views import IndexedReconcilable
+from store.sync.limits import TransferLimits
+from store.sync.lookup import Fetcher
+from store.sync.resume import SHORTEST_GAP_NS, ResumeConfig, Resumer
+from store.sync.schedule import ScheduleConfig, Synchronizer
+from store.sync.session.exchange import Exchange, ExchangeWork
+from store.sync.transfer.transfer import TransferWork
 from storenode.message.limits import NS_PER_S
-from storenode.message.rules import Policy
 
 _LOG = get_logger("store.runtime.services")
 
 MAX_CLOCK_LEAD_NS: Final = 3_600 * NS_PER_S
 """A node whose clock is further ahead of the database's drops nothing: what is new looks old."""
 
-
-def client_limits(config: NodeConfig) -> ClientLimits:
-    """Return the limits of a client for which the token file sets none."""
-    return ClientLimits(
-        requests_per_s=config.max_requests_per_second,
-        messages_per_s=config.max_messages_per_second,
-        calls=config.max_calls,
-        streams=config.max_streams,
-    )
-
-
-class PolicySource:
-    """The policy for messages of clients, whose retention horizon moves with the clock.
-
-    `set_horizon` notes up to when the database has dropped messages, which a node with a longer
-    retention, or none, must respect too.
-    """
-
-    def __init__(self, config: NodeConfig, now_ns: Callable[[], int]) -> None:
-        limits = config.retention, config.retention_size, config.retention_requires_archive
-        self.brake = RetentionBrake(RetentionPolicy(*limits), confirmed=config.retention_confirm)
-        self._config = config
-        self._now_ns = now_ns
-        self._dropped_ns = 0
-
-    def set_horizon(self, horizon_ns: int) -> None:
-        """Admit nothing below the horizon of the store, which an operator may have lowered."""
-        self._dropped_ns = horizon_ns
-
-    @property
-    def retention_ns(self) -> int | None:
-        """The age at which messages are dropped; None: none are, by age."""
-        return self.brake.policy.age_ns
-
-    def shortfall_ns(self) -> int:
-        """Return for how long before the horizon messages are missing that retention keeps.
-
-        0 with a limit on size, which drops what the limit on age would keep.
-        """
-        if self.brake.policy.size_bytes is not None:
-            return 0
-        age_ns = self.retention_ns
-        return max(0, self._dropped_ns - (0 if age_ns is None else self._now_ns() - age_ns))
-
-    async def settle_retention(self, database: Database, metrics: Metrics) -> None:
-        """Settle the brake, show what it holds, and log where that has changed.
-
-        Raises:
-            StoreUnavailable: The database does not serve.
-        """
-        before = self.brake.excess
-        await database.read(self.brake.settle, self._now_ns())
-        excess = self.brake.excess
-        metrics.retention_overdue_days.set(0 if excess is None else excess.days)
-        metrics.retention_overdue_ratio.set(0 if excess is None else excess.share)
-        if excess is not None and before is None:
-            _LOG.error(
-                "retention_held",
-                days=round(excess.days, 1),
-                partitions=len(excess.partitions),
-                bytes=excess.size_bytes,
-                share=round(excess.share, 3),
-                reason="--retention or --retention-size would drop more than the store has agreed"
-                " to: correct the option, or confirm it by `storenode db retention --apply`",
-            )
-        elif excess is None and before is not None:
-            _LOG.info("retention_released")
-
-    def current(self) -> Policy:
-        """Return the policy as it is now."""
-        config = self._config
-        horizon_ns, age_ns = self._dropped_ns, self.brake.policy.age_ns
-        if age_ns is not None:
-            horizon_ns = max(horizon_ns, self._now_ns() - age_ns)
-        return Policy(
-            max_drift_ns=config.max_clock_drift,
-            horizon_ns=horizon_ns or None,
-            cluster=config.cluster,
-            shards=config.shard,
-            max_message_bytes=config.max_message_size,
-        )
-
-
 RETENTION_LOCK_TIMEOUT_MS: Final = 250
 """How long a drop may wait for locks, which blocks other queries, before it gives up."""
+
+WIDE_INTERVALS: Final = 12
+"""The whole history is reconciled once in so many sync intervals."""
+
+UNREAD_INTERVAL_S: Final = 600.0
+"""How often a node without gossip deletes unread events that nobody waits for."""
+
 _ROUTINE_EVENTS = frozenset(
     {
         "maintenance_taken",
@@ -149,135 +96,250 @@ _ROUTINE_EVENTS = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class NodeBase:
-    """The options and tools that the parts of a node share; ``stack`` takes the parts apart."""
+class NodeParts:
+    """The parts of a node; each method opens what the next one needs.
 
-    stack: AsyncExitStack
-    config: NodeConfig
-    metrics: Metrics
-    policy: PolicySource
-    clocks: ClockComparison
-
-
-@dataclass(frozen=True, slots=True)
-class Wiring:
-    """The parts that work on the database, running.
-
-    ``listeners`` get every commit; more may be appended while the feed runs.
+    ``sessions`` is for sessions that peers begin, ``synchronizer`` for those that this node begins.
+    ``gossip``: None where it is switched off, or the node only reads.
     """
 
-    database: Database
-    writer: DatabaseWriter
-    services: Services
-    maintainer: Maintainer
-    feed: DatabaseFeed
-    reconcilable: IndexedReconcilable
-    unread: UnreadRows
-    tracking: ConfirmationTracker | None
-    listeners: list[HotIndex | GossipDriver]
-    statements: StatementBuffer
-    online: DatabaseOnlineTimes
-    coverage: Coverage
-    missing_parents: DatabaseMissingParents
+    def __init__(
+        self,
+        stack: AsyncExitStack,
+        config: NodeConfig,
+        metrics: Metrics,
+        policy: PolicySource,
+        clocks: ClockComparison,
+    ) -> None:
+        self._stack = stack
+        self.config = config
+        self.metrics = metrics
+        self.policy = policy
+        self.clocks = clocks
+        self.gossip: GossipNode | None = None
+        self.transport: GossipTransport | None = None
+        self.confirmations: Confirmations = NoConfirmations()
+        self._listeners: list[HotIndex | GossipDriver] = []
 
+    async def open_database(self, url: str, guard: Guard | None, disk: DiskSpace) -> None:
+        """Open the pools and start what lives on them.
 
-async def open_wiring(base: NodeBase, url: str, guard: Guard | None, disk: DiskSpace) -> Wiring:
-    """Open the pools and start what lives on them.
+        Raises:
+            StoreUnavailable: The database does not serve.
+        """
+        config, metrics, stack = self.config, self.metrics, self._stack
+        database = self.database = await Database.open(url, PoolSettings(*config.pool_sizes), guard)
+        stack.push_async_callback(database.close)
+        if not config.read_only:
+            await self.policy.settle_retention(database, metrics)
+        max_confirms = config.max_confirms if config.gossip else 0
+        written, commits = WrittenIds(), asyncio.Event()
+        self.unread = UnreadRows(database, max_confirms)
+        # Also without gossip: other nodes on the database ask their peers to confirm.
+        self.tracking = ConfirmationTracker(self.unread, max_confirms)
 
-    Raises:
-        StoreUnavailable: The database does not serve.
-    """
-    stack, config, metrics, policy = base.stack, base.config, base.metrics, base.policy
-    database = await Database.open(url, PoolSettings(*config.pool_sizes), guard)
-    stack.push_async_callback(database.close)
-    if not config.read_only:
-        await policy.settle_retention(database, metrics)
-    max_confirms = config.max_confirms if config.gossip else 0
-    written_ids, unread = WrittenIds(), UnreadRows(database, max_confirms)
-    # Also without gossip: other nodes on the database ask their peers to confirm.
-    tracking = None if config.read_only else ConfirmationTracker(unread, max_confirms)
-    ids = DatabaseIds(database)
-    partitions = PartitionMap(time.time_ns, policy.retention_ns)
+        def committed(rows: Sequence[CommitRow]) -> None:
+            if rows:
+                commits.set()
+            for listener in self._listeners:
+                listener.commits(rows)
 
-    def stored(_batch: RecordBatch, source: Source, new: int) -> None:
-        metrics.count_stored(source, new)
+        self.feed = DatabaseFeed(
+            database,
+            on_lost=self._commits_lost,
+            on_failed=_feed_failed,
+            on_commits=committed,
+            read_only=config.read_only,
+        )
+        self.writer = DatabaseWriter(
+            database,
+            PartitionMap(time.time_ns, self.policy.retention_ns),
+            written_ids=written,
+            tracking=None if config.read_only else self.tracking,
+            feed=self.feed,
+            is_disk_full=disk.is_full,
+            on_stored=lambda _batch, source, new: metrics.count_stored(source, new),
+            on_conflict=_note_conflict,
+        )
+        if not config.read_only:
+            await self.writer.start()
+            stack.push_async_callback(self.writer.stop)
+        ids = DatabaseIds(database)
+        index = HotIndex(ids, written, system_environment("store.sync.index", metrics))
+        self._listeners.append(index)
+        await self.feed.start()
+        stack.push_async_callback(self.feed.stop)
+        index.start()
+        stack.push_async_callback(index.stop)
+        self.services = Services(
+            self.writer,
+            DatabaseReader(database),
+            self.feed,
+            DatabaseSdsReader(database),
+            follow_cursors(database),
+        )
+        self.reconcilable = IndexedReconcilable(ids, index)
+        self.statements = StatementBuffer(DatabaseStatements(database))
+        stack.push_async_callback(finish, self.statements.flush)
+        self.coverage = Coverage(self.reconcilable, self.statements, ids)
+        self.online = DatabaseOnlineTimes(database)
+        self.missing_parents = DatabaseMissingParents(database)
+        self.maintainer = Maintainer(
+            database.connect,
+            lambda: self.policy.brake.policy,
+            now_ns=time.time_ns,
+            on_event=maintenance_events(metrics),
+            interval_s=config.maintenance_interval / NS_PER_S,
+            lock_timeout_ms=RETENTION_LOCK_TIMEOUT_MS,
+            max_lead_ns=MAX_CLOCK_LEAD_NS,
+            steady_ns=time.monotonic_ns,
+            last_online_ns=database.last_online_ns,
+            commits=commits,
+        )
 
-    def conflicting(source: Source, conflict: Conflict) -> None:
-        # A client is answered; what others send has no one else to notice it.
-        if source not in PUBLISHED:
-            _LOG.warning("message_conflict", source=source.value, **conflict.fields())
-
-    hot = HotIndex(
-        ids,
-        written_ids,
-        system_environment("store.sync.index", metrics),
-    )
-    listeners: list[HotIndex | GossipDriver] = [hot]
-
-    news = asyncio.Event()
-
-    def committed(commits: Sequence[CommitRow]) -> None:
-        if commits:
-            news.set()
-        for listener in listeners:
-            listener.commits(commits)
-
-    def lost(reached: Place, left: Place) -> None:
+    def _commits_lost(self, reached: Place, left: Place) -> None:
         _LOG.error("commits_lost", reached=reached[0], newest=left[0])
-        metrics.database_events.labels("commits_lost").inc()
-        for listener in listeners:
+        self.metrics.database_events.labels("commits_lost").inc()
+        for listener in self._listeners:
             listener.lost()
 
-    feed = DatabaseFeed(
-        database,
-        on_lost=lost,
-        on_failed=_feed_failed,
-        on_commits=committed,
-        read_only=config.read_only,
-    )
-    writer = DatabaseWriter(
-        database,
-        partitions,
-        written_ids=written_ids,
-        tracking=tracking,
-        feed=feed,
-        is_disk_full=disk.is_full,
-        on_stored=stored,
-        on_conflict=conflicting,
-    )
-    if not config.read_only:
-        await writer.start()
-        stack.push_async_callback(writer.stop)
-    await feed.start()
-    stack.push_async_callback(feed.stop)
-    hot.start()
-    stack.push_async_callback(hot.stop)
-    reader = DatabaseReader(database)
-    services = Services(writer, reader, feed, DatabaseSdsReader(database), follow_cursors(database))
-    maintainer = _maintainer(base, database, news)
-    reconcilable = IndexedReconcilable(ids, hot)
-    statements = StatementBuffer(DatabaseStatements(database))
-    stack.push_async_callback(finish, statements.flush)
-    return Wiring(
-        database,
-        writer,
-        services,
-        maintainer,
-        feed,
-        reconcilable,
-        unread,
-        tracking,
-        listeners,
-        statements,
-        DatabaseOnlineTimes(database),
-        Coverage(reconcilable, statements, ids),
-        DatabaseMissingParents(database),
-    )
+    def open_peers(self, identity: NodeIdentity) -> None:
+        """Make what reconciles with peers, and fetches from them."""
+        self.identity = identity
+        config, metrics, stack = self.config, self.metrics, self._stack
+        policy, writer = self.policy.current, self.services.writer
+        self.peers = tuple(
+            dict.fromkeys(
+                PeerAddress(peer.address.host, peer.address.port, peer.node_id or "")
+                for peer in config.peer
+            )
+        )
+        self.connector = PeerConnector(
+            identity,
+            tls_files(config, config.tls_ca),
+            insecure="peer" in config.insecure,
+            clocks=self.clocks,
+        )
+        states = PeerStates(
+            self.peers,
+            metrics,
+            time.time_ns,
+            connections=self.connector,
+            is_scheduled=config.sync_interval > 0,
+        )
+        self.sessions = Exchange(
+            ExchangeWork(
+                node_id=identity.node_id,
+                store_id=identity.store_id,
+                cluster=config.cluster,
+                shards=tuple(sorted(config.shard)),
+                reconcilable=self.reconcilable,
+                transfer=TransferWork(
+                    reads=TransferReader(self.database),
+                    writer=writer,
+                    policy=policy,
+                    observer=states,
+                    environment=system_environment("store.sync.session", metrics),
+                ),
+                transfer_limits=TransferLimits(silence_ns=config.peer_silence),
+                statements=self.statements,
+            )
+        )
+        caller = PeerReader(self.connector, self.sessions)
+        stack.push_async_callback(caller.close)
+        lookup = system_environment("store.sync.lookup", metrics)
+        self.synchronizer = Synchronizer(
+            ScheduleConfig(
+                peers=self.peers,
+                interval_ns=config.sync_interval,
+                range_ns=config.sync_range,
+                offset_ns=config.sync_offset,
+                wide_interval_ns=WIDE_INTERVALS * config.sync_interval,
+            ),
+            caller,
+            states,
+            Fetcher(caller, self.services.sds, writer, policy, lookup),
+            system_environment("store.sync.schedule", metrics),
+        )
+        stack.push_async_callback(self.synchronizer.stop)
+        # Without a schedule nothing else fetches what a short stop has missed.
+        shortest_ns = SHORTEST_GAP_NS if config.sync_interval else 0
+        self.resumer = Resumer(
+            ResumeConfig(peers=self.peers, slack_ns=config.sync_offset, shortest_ns=shortest_ns),
+            caller=caller,
+            online=self.online,
+            writer=writer,
+            policy=policy,
+            environment=system_environment("store.sync.resume", metrics),
+            proceed=self.synchronizer.start,
+            failed=states.failed,
+        )
+        stack.push_async_callback(self.resumer.stop)
+        self.synchronizer.show_resume(self.resumer.state)
+
+    def open_gossip(self) -> None:
+        """Begin to exchange messages live."""
+        config, stack, tasks = self.config, self._stack, BackgroundTasks()
+        if config.read_only:
+            return
+        if not config.gossip:
+            stack.push_async_callback(tasks.stop)
+            tasks.start_every(UNREAD_INTERVAL_S, "unread events", self._sweep_unread)
+            self.confirmations = SharedConfirmations(self.unread, self.tracking)
+            return
+        self.transport = GossipTransport(
+            self.connector,
+            lambda: Admission(self.policy.current(), time.time_ns(), Source.GOSSIP),
+        )
+        node = self.gossip = GossipNode(
+            GossipConfig(store_id=self.identity.store_id, max_confirms=config.max_confirms),
+            self.identity.node_id,
+            self.peers,
+            database=DriverDatabase(
+                GossipReads(self.database), self.tracking, self.unread, self._store_gossip
+            ),
+            connector=self.transport,
+            environment=system_environment("store.gossip", self.metrics),
+            meter=_Meter(self.metrics),
+            max_needed=MAX_NEEDED,
+        )
+        self.confirmations = node.waits
+        stack.callback(node.driver.stop)
+        stack.push_async_callback(tasks.stop)
+        stack.callback(node.close)
+        self._listeners.append(node.driver)
+        for name, work in node.work():
+            tasks.start(name, work)
+
+    async def _store_gossip(self, batch: RecordBatch, _peer: str) -> StoreResult:
+        return await self.writer.store(batch, Source.GOSSIP)
+
+    async def _sweep_unread(self) -> None:
+        with suppress(StoreUnavailable, StoreBusy):
+            await self.unread.sweep()
+
+    def gossip_peers(self) -> Sequence[GossipPeerState]:
+        """Return the peers with which messages are exchanged live."""
+        return () if self.gossip is None else self.gossip.driver.peers()
+
+    def measure(self) -> None:
+        """Set the gauges of the peers as they are now."""
+        peers, gauge = self.gossip_peers(), self.metrics.gossip_peers
+        gauge.labels("connected").set(sum(peer.connected for peer in peers))
+        gauge.labels("slowed").set(sum(peer.slowed for peer in peers))
+        gauge.labels("cut_off").set(sum(peer.cut_off_until_ns > 0 for peer in peers))
+        for peer, since_ns in () if self.gossip is None else self.gossip.absences():
+            self.metrics.peer_absent_since.labels(str(peer)).set(since_ns / NS_PER_S)
 
 
 def _feed_failed(error: Exception) -> None:
     _LOG.error("feed_failed", exc_info=error)
+
+
+def _note_conflict(source: Source, conflict: Conflict) -> None:
+    # A client is answered; what others send has no one else to notice it.
+    if source not in PUBLISHED:
+        _LOG.warning("message_conflict", source=source.value, **conflict.fields())
 
 
 def maintenance_events(metrics: Metrics) -> Callable[..., None]:
@@ -298,19 +360,47 @@ def maintenance_events(metrics: Metrics) -> Callable[..., None]:
     return note
 
 
-def _maintainer(base: NodeBase, database: Database, commits: asyncio.Event) -> Maintainer:
-    return Maintainer(
-        database.connect,
-        lambda: base.policy.brake.policy,
-        now_ns=time.time_ns,
-        on_event=maintenance_events(base.metrics),
-        interval_s=base.config.maintenance_interval / NS_PER_S,
-        lock_timeout_ms=RETENTION_LOCK_TIMEOUT_MS,
-        max_lead_ns=MAX_CLOCK_LEAD_NS,
-        steady_ns=time.monotonic_ns,
-        last_online_ns=database.last_online_ns,
-        commits=commits,
-    )
+class SharedConfirmations(ConfirmationWaits):
+    """The confirmations of a node without gossip: other nodes on its database may have peers."""
+
+    def __init__(self, unread: UnreadRows, tracking: ConfirmationTracker) -> None:
+        self._unread = unread
+        super().__init__(
+            unread,
+            reach=lambda: None,
+            is_tracked=tracking.is_tracked,
+            # The gossip of the others reads from the table what is asked for.
+            want=lambda *_given: None,
+            most_tracked=MAX_NEEDED,
+        )
+
+    async def _hopeless(
+        self, lacking: set[bytes], stored: frozenset[bytes], min_confirms: int
+    ) -> str:
+        if not lacking or await self._is_shared():
+            return await super()._hopeless(lacking, stored, min_confirms)
+        with suppress(StoreUnavailable, StoreBusy):
+            await self._unread.expire(sorted(lacking))
+        return "this node exchanges no read confirmations"
+
+
+class _Meter:
+    """Implements `store.gossip.driver.ports.Meter`."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def count(self, counted: GossipCount) -> None:
+        if counted.what is GossipCounter.REFUSED:
+            labels = Source.GOSSIP.value, counted.reason
+            self._metrics.messages_rejected.labels(*labels).inc(counted.count)
+        elif counted.what is GossipCounter.CONFLICTS:
+            self._metrics.conflicts.labels(Source.GOSSIP.value).inc(counted.count)
+        else:
+            self._metrics.gossip_events.labels(counted.what.value).inc(counted.count)
+
+    def body_bytes(self, direction: str, count: int) -> None:
+        self._metrics.gossip_bytes.labels(direction).inc(count)
 
 
 def system_environment(component: str, metrics: Metrics) -> Environment:

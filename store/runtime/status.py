@@ -10,7 +10,6 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from typing import Any, Final
 
 from store.db.maintenance.condition import StoreCondition
@@ -22,15 +21,14 @@ from store.db.summaries.timeline import (
 from store.domain.coverage import HOUR_NS, CoverageReads, CoverageStep, StoreCoverage, aligned
 from store.domain.partitioning import DAY_NS
 from store.domain.ports import PeerState, ResumeState, StoreSummary, SyncDone
-from store.domain.unread import GossipPeerState, UnreadSummary
+from store.domain.unread import GossipPeerState, GossipState, UnreadSummary
 from store.observe.metrics import Metrics, read_totals, samples, total
 from store.observe.problems import Problem
-from store.runtime.exchange import Gossiping, Peering
 from store.runtime.health import NodeHealth
-from store.runtime.services import PolicySource, Wiring
+from store.runtime.services import NodeParts
 from store.runtime.tasks import SingleFlightCache
 from store.runtime.telemetry import Telemetry
-from store.serving.context import DiskState, NodeIdentity, NodeState, ServedDatabase
+from store.serving.context import DiskState, NodeState, ServedDatabase
 from storenode.message.limits import NS_PER_S
 
 STATUS_REST_S: Final = 1.0
@@ -51,19 +49,6 @@ Fields = dict[str, Any]
 """An object of JSON."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReportedParts:
-    """The parts of a node that the page shows."""
-
-    identity: NodeIdentity
-    wiring: Wiring
-    telemetry: Telemetry
-    peering: Peering
-    gossiping: Gossiping
-    policy: PolicySource
-    callers: Mapping[str, float]
-
-
 class StatusReport:
     """The data of the status page; `complete` when the node serves."""
 
@@ -74,13 +59,21 @@ class StatusReport:
         self._started_s = time.time()
         self._silent: dict[str, float] = {}
         self._database: _Database | None = None
-        self._parts: ReportedParts | None = None
+        self._parts: NodeParts | None = None
+        self._telemetry: Telemetry | None = None
+        self._callers: Mapping[str, float] = {}
         self._page = SingleFlightCache("status", self._render, STATUS_REST_S, factor=0)
 
-    def complete(self, stack: AsyncExitStack, parts: ReportedParts) -> None:
+    def complete(
+        self,
+        stack: AsyncExitStack,
+        parts: NodeParts,
+        telemetry: Telemetry,
+        callers: Mapping[str, float],
+    ) -> None:
         """Show all of it from now on; `stack` ends what is being read."""
-        self._parts = parts
-        self._database = _Database(parts.wiring, self._metrics)
+        self._parts, self._telemetry, self._callers = parts, telemetry, callers
+        self._database = _Database(parts, telemetry)
         stack.push_async_callback(self._database.stop)
         stack.push_async_callback(self._page.stop)
 
@@ -88,7 +81,8 @@ class StatusReport:
         """Set the gauges of peers that only call this node, and are not connected."""
         if self._parts is None:
             return
-        silent, gauge = dict(_silent(self._parts)), self._metrics.peer_silent_since
+        silent = dict(_silent(self._parts, self._callers))
+        gauge = self._metrics.peer_silent_since
         for name in self._silent.keys() - silent.keys():
             gauge.remove(name)
         for name, when_s in silent.items():
@@ -133,16 +127,18 @@ class StatusReport:
             "archive": None,
         }
         if self._parts is not None and self._database is not None:
-            fields |= await self._database.fields(self._parts)
-            fields |= _exchange(self._parts)
+            fields |= await self._database.fields()
+            fields |= _exchange(self._parts, self._callers)
         running = sum(peer.get("in_session", False) for peer in fields["peers"])
         fields["sessions"] = {"running": running, "ended": self._sessions_ended()}
         return json.dumps(fields, separators=(",", ":"), allow_nan=False).encode()
 
     async def state(self) -> NodeState:
         """Return the state for ``GetStatus``; of a database that is away, as it was last read."""
-        assert self._parts is not None
-        telemetry, index = self._parts.telemetry, self._parts.wiring.reconcilable
+        parts, telemetry = self._parts, self._telemetry
+        assert parts is not None
+        assert telemetry is not None
+        index = parts.reconcilable
         is_up = bool(total(self._metrics.database_up))
         summary = await telemetry.read_summary() if is_up else telemetry.summary
         condition = await telemetry.condition.get(STATUS_PATIENCE_S if is_up else 0)
@@ -152,7 +148,9 @@ class StatusReport:
             newest_timestamp_ns=summary.newest_timestamp_ns,
             index_entries=index.index_entries,
             index_start_ns=index.index_start_ns,
-            gossip=self._parts.gossiping.state(telemetry.unread),
+            gossip=None
+            if parts.gossip is None
+            else GossipState(telemetry.unread, parts.gossip_peers()),
             conflicts=int(total(self._metrics.conflicts)),
             database=self._served_database(condition),
         )
@@ -195,9 +193,9 @@ class StatusReport:
 class _Database:
     """The readings of the database, each with its own refresh interval."""
 
-    def __init__(self, wiring: Wiring, metrics: Metrics) -> None:
-        self._metrics = metrics
-        database = wiring.database
+    def __init__(self, parts: NodeParts, telemetry: Telemetry) -> None:
+        self._parts, self._telemetry = parts, telemetry
+        database = parts.database
         self.timeline = SingleFlightCache(
             "timeline",
             lambda: database.read(lambda to: read_timeline(to, time.time_ns())),
@@ -205,7 +203,7 @@ class _Database:
         )
         self.coverage = SingleFlightCache(
             "coverage",
-            lambda: read_hour_coverage(wiring.coverage, time.time_ns()),
+            lambda: read_hour_coverage(parts.coverage, time.time_ns()),
             COVERAGE_REST_S,
         )
 
@@ -213,13 +211,13 @@ class _Database:
         for each in (self.timeline, self.coverage):
             await each.stop()
 
-    async def fields(self, parts: ReportedParts) -> Fields:
+    async def fields(self) -> Fields:
         deadline_s = time.monotonic() + STATUS_PATIENCE_S
 
         def patience_s() -> float:
             return max(0.0, deadline_s - time.monotonic())
 
-        telemetry = parts.telemetry
+        parts, telemetry = self._parts, self._telemetry
         summary = await telemetry.stored.get(patience_s())
         unread = None if summary is None else telemetry.unread
         timeline = await self.timeline.get(patience_s())
@@ -231,15 +229,13 @@ class _Database:
             "held": _stored(summary, telemetry.stored.age_s, parts),
             "history": _history(timeline),
             "coverage": coverage,
-            "database": _condition(condition, self._metrics),
+            "database": _condition(condition, parts.metrics),
             "archive": _archive(condition),
-            "gossip": _gossip(unread, parts.gossiping),
+            "gossip": None if parts.gossip is None else _gossip(unread),
         }
 
 
-def _stored(
-    summary: StoreSummary | None, age_s: float | None, parts: ReportedParts
-) -> Fields | None:
+def _stored(summary: StoreSummary | None, age_s: float | None, parts: NodeParts) -> Fields | None:
     if summary is None:
         return None
     retention_ns = parts.policy.retention_ns
@@ -251,7 +247,7 @@ def _stored(
         "horizon": _seconds(summary.horizon_ns),
         "retention_s": None if retention_ns is None else _seconds(retention_ns),
         "shortfall_s": _seconds(parts.policy.shortfall_ns()),
-        "index_entries": parts.wiring.reconcilable.index_entries,
+        "index_entries": parts.reconcilable.index_entries,
     }
 
 
@@ -283,9 +279,7 @@ def _archive(condition: StoreCondition | None) -> Fields | None:
     return {"oldest_unarchived": _seconds(oldest_ns) if oldest_ns else None}
 
 
-def _gossip(unread: UnreadSummary | None, gossiping: Gossiping) -> Fields | None:
-    if gossiping.node is None:
-        return None
+def _gossip(unread: UnreadSummary | None) -> Fields:
     if unread is None:
         return {"unread": None, "oldest_unread_s": None, "waiting": None}
     return {
@@ -295,24 +289,18 @@ def _gossip(unread: UnreadSummary | None, gossiping: Gossiping) -> Fields | None
     }
 
 
-def _exchange(parts: ReportedParts) -> Fields:
-    live = _live_peers(parts)
-    peers = parts.peering.synchronizer.peers()
-    resume = parts.peering.synchronizer.resume()
+def _exchange(parts: NodeParts, callers: Mapping[str, float]) -> Fields:
+    peers, resume = parts.synchronizer.peers(), parts.synchronizer.resume()
     return {
-        "peers": _peers(peers, live, parts.callers),
+        "peers": _peers(peers, parts.gossip_peers(), callers),
         "resume": None if resume is None else _resume(resume),
     }
 
 
-def _silent(parts: ReportedParts) -> list[tuple[str, float]]:
-    peers, live = parts.peering.synchronizer.peers(), _live_peers(parts)
+def _silent(parts: NodeParts, callers: Mapping[str, float]) -> list[tuple[str, float]]:
+    peers, live = parts.synchronizer.peers(), parts.gossip_peers()
     known = {each.node_id for each in peers} | {each.node_id for each in live if each.connected}
-    return [(name, when) for name, when in parts.callers.items() if name not in known]
-
-
-def _live_peers(parts: ReportedParts) -> Sequence[GossipPeerState]:
-    return () if parts.gossiping.node is None else parts.gossiping.node.driver.peers()
+    return [(name, when) for name, when in callers.items() if name not in known]
 
 
 def _peers(

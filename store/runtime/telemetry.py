@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from contextlib import AsyncExitStack
 from typing import Final
 
 from cryptography import x509
@@ -14,7 +15,7 @@ from store.db.maintenance.condition import StoreCondition, read_condition
 from store.domain.ports import StoreBusy, StoreSummary, StoreUnavailable
 from store.domain.unread import UnreadSummary
 from store.observe.logging import suppressed_total
-from store.runtime.services import NodeBase, Wiring
+from store.runtime.services import NodeParts
 from store.runtime.tasks import READ_TIMEOUT_S, SingleFlightCache
 from store.serving.tls import MAX_PEM_BYTES
 from storenode.message.limits import NS_PER_S
@@ -54,19 +55,18 @@ class Telemetry:
     on demand, when they are old.
     """
 
-    def __init__(self, base: NodeBase, wiring: Wiring) -> None:
-        self._metrics = base.metrics
-        self._wiring = wiring
-        self._policy = base.policy
-        self._clocks = base.clocks
-        self._config = config = base.config
+    def __init__(self, stack: AsyncExitStack, parts: NodeParts) -> None:
+        self._metrics = parts.metrics
+        self._parts = parts
+        self._policy = parts.policy
+        self._config = config = parts.config
         self._blocking_age_ns = config.retention if config.retention_requires_archive else None
         self.summary = StoreSummary(b"", 0, 0, 0, 0)
         self.unread = UnreadSummary(0, 0, 0)
         self.stored = SingleFlightCache("summary", self._read_summary, SUMMARY_REST_S)
         self.condition = SingleFlightCache("condition", self._read_condition, CONDITION_REST_S)
-        base.stack.push_async_callback(self.stored.stop)
-        base.stack.push_async_callback(self.condition.stop)
+        stack.push_async_callback(self.stored.stop)
+        stack.push_async_callback(self.condition.stop)
 
     async def render(self) -> bytes:
         """Return the metrics as text; those of the database are a few seconds old at most."""
@@ -80,10 +80,10 @@ class Telemetry:
         """Set the gauges of the process itself."""
         self._read_pools()
         self._read_clocks()
-        self._metrics.feed_position.set(self._wiring.feed.head[0])
-        self._metrics.index_entries.set(self._wiring.reconcilable.index_entries)
+        self._metrics.feed_position.set(self._parts.feed.head[0])
+        self._metrics.index_entries.set(self._parts.reconcilable.index_entries)
         self._metrics.log_events_suppressed.set(suppressed_total())
-        maintainer = self._wiring.maintainer
+        maintainer = self._parts.maintainer
         self._metrics.maintenance_in_charge.set(int(maintainer.in_charge))
         self._metrics.retention_paused.set(int(maintainer.is_clock_wrong))
         self._metrics.maintenance_failing.clear()
@@ -101,12 +101,12 @@ class Telemetry:
         await self.read_summary()
         with contextlib.suppress(StoreUnavailable):
             if not self._config.read_only:
-                await self._policy.settle_retention(self._wiring.database, self._metrics)
+                await self._policy.settle_retention(self._parts.database, self._metrics)
         await self.condition.get(READ_TIMEOUT_S)
 
     async def _read_summary(self) -> StoreSummary:
-        summary = await self._wiring.services.reader.summary()
-        unread = await self._wiring.unread.summary()
+        summary = await self._parts.services.reader.summary()
+        unread = await self._parts.unread.summary()
         self.summary, self.unread = summary, unread
         self._policy.set_horizon(summary.horizon_ns)
         self._metrics.messages.set(summary.messages)
@@ -124,7 +124,7 @@ class Telemetry:
         for name, expiry_s in expiries_s.items():
             self._metrics.certificate_expiry.labels(name).set(expiry_s)
         now_ns = time.time_ns()
-        found = await self._wiring.database.read(lambda each: read_condition(each, now_ns))
+        found = await self._parts.database.read(lambda each: read_condition(each, now_ns))
         self._show(found)
         return found
 
@@ -154,7 +154,7 @@ class Telemetry:
         metrics.retention_blocked.set(int(is_blocked and archive.oldest_unarchived_ns > 0))
 
     def _read_clocks(self) -> None:
-        metrics, clocks = self._metrics, self._clocks
+        metrics, clocks = self._metrics, self._parts.clocks
         metrics.clock_limit_seconds.set(clocks.limit_ns / NS_PER_S)
         metrics.clock_refused_publishers.set(clocks.refused_publishers())
         metrics.clock_offset_seconds.clear()
@@ -167,9 +167,9 @@ class Telemetry:
     def _read_pools(self) -> None:
         connections, refused = self._metrics.pool_connections, self._metrics.connections_refused
         refused.clear()
-        if (failure := self._wiring.database.connect_failure) is not None:
+        if (failure := self._parts.database.connect_failure) is not None:
             refused.labels(failure.sentence).set(1)
-        for pool in self._wiring.database.pools:
+        for pool in self._parts.database.pools:
             stats = pool.get_stats()
             size, idle = stats.get("pool_size", 0), stats.get("pool_available", 0)
             connections.labels(pool.name, "idle").set(idle)

@@ -18,7 +18,7 @@ from store.domain.unread import Confirmation, Confirmed
 from store.gossip.driver import confirmations
 from store.gossip.driver.confirmations import ConfirmationWaits
 from store.messages.record import RecordBatch
-from store.runtime.exchange import SharedConfirmations
+from store.runtime.services import SharedConfirmations
 from tests.integration.storage.world import DAY, NOW, random_batch
 from tests.support.polling import until
 

@@ -17,7 +17,8 @@ from store.domain.access import Denied, Right
 from store.domain.quota import ClientLimits
 from store.observe.metrics import Metrics, total
 from store.runtime.node_files import WrongConfigurationError
-from store.runtime.services import PolicySource, maintenance_events
+from store.runtime.policy import PolicySource
+from store.runtime.services import maintenance_events
 from store.runtime.tasks import BackgroundTasks
 from store.runtime.telemetry import read_expiries_s
 from store.runtime.tokens import MAX_LOOKS, TokenFile

@@ -313,144 +313,112 @@ class NodeConfig:
 
     def problems(self) -> Iterator[str]:
         """Yield a sentence for each contradiction between options."""
-        for problem in (
-            self._problem_of_reading(),
-            self._problem_of_tls(),
-            self._problem_of_peers(),
-            self._problem_of_listeners(),
-            self._problem_of_same_addresses(),
-            self._problem_of_http(),
-            self._problem_of_database(),
-            self._problem_of_times(),
-        ):
-            if problem is not None:
-                yield problem
-
-    def _problem_of_same_addresses(self) -> str | None:
-        known: dict[tuple[str, int], str] = {}
-        for flag, address in (
-            ("--listen", self.listen),
-            ("--peer-listen", self.peer_listen if self.separate_peer_listener else None),
-            ("--admin-listen", self.admin_listen),
-            ("--metrics-listen", self.metrics_listen),
-            ("--http-listen", self.http_listen),
-        ):
-            if address is None or address.port == 0:
-                continue
-            other = known.setdefault((address.host, address.port), flag)
-            if other != flag:
-                return f"{other} and {flag} are both {address}: give each an address of its own."
-        for peer in self.peer:
-            if peer.address in (self.listen, self.peer_listen):
-                return f"--peer {peer.address} is this node's own address: name other nodes."
-        return None
-
-    def _problem_of_database(self) -> str | None:
-        if self.postgres_setting and self.database_url is not None:
-            return (
-                "--postgres-setting is given with --database-url: it is for the embedded database;"
-                " set it in the configuration of your Postgres."
-            )
-        limits = (self.retention, self.retention_size)
-        if self.retention_requires_archive and limits == (None, None):
-            return (
-                "--retention-requires-archive is given, and nothing is dropped without --retention"
-                " or --retention-size: give one of them, or leave it out."
-            )
-        return None
-
-    def _problem_of_times(self) -> str | None:
+        half_tls = (self.tls_cert is None) != (self.tls_key is None)
+        given, missing = ("cert", "key") if self.tls_cert else ("key", "cert")
+        needs_tls = self.allow_peer and not self.tls
         reconciles = bool(self.peer) and self.sync_interval > 0
-        if reconciles and self.sync_range is not None and self.sync_range <= self.sync_offset:
-            return (
-                "--sync-range is not longer than --sync-offset, which is the most recent part of it"
-                " that is left out: nothing would be reconciled; give a longer range."
-            )
-        if self.max_confirms and not self.gossip:
-            return (
-                "--max-confirms is given with --gossip off: peers confirm by gossip; switch it on,"
-                " or leave --max-confirms out."
-            )
-        return None
-
-    def _problem_of_reading(self) -> str | None:
+        keeps_all = (self.retention, self.retention_size) == (None, None)
         if self.read_only and self.database_url is None:
-            return "--read-only needs --database-url: name the Postgres, or its standby, to read."
+            yield "--read-only needs --database-url: name the Postgres, or its standby, to read."
         if self.read_only and self.peer:
-            return (
+            yield (
                 "--peer is given with --read-only: a node that stores nothing has no peers; let"
                 " the nodes that take writes have them."
             )
-        return None
-
-    def _problem_of_tls(self) -> str | None:
-        if (self.tls_cert is None) != (self.tls_key is None):
-            given, missing = ("cert", "key") if self.tls_cert else ("key", "cert")
-            return f"--tls-{given} is given without --tls-{missing}: give both, or neither."
-        if self.tls and self.peer_listen is None:
-            return (
+        if half_tls:
+            yield f"--tls-{given} is given without --tls-{missing}: give both, or neither."
+        if self.tls and not half_tls and self.peer_listen is None:
+            yield (
                 "--peer-listen must be given with --tls-cert, because peers show certificates and"
                 " clients do not: name an address of its own for peers."
             )
-        if self.client_ca is not None and not self.tls:
-            return "--client-ca needs --tls-cert and --tls-key: clients show certificates over TLS."
-        return None
-
-    def _problem_of_peers(self) -> str | None:
-        if self.allow_peer and not self.tls and not (self.peer_listen or self.listen).loopback:
-            return (
+        if self.client_ca is not None and self.tls_cert is None and not half_tls:
+            yield "--client-ca needs --tls-cert and --tls-key: clients show certificates over TLS."
+        if needs_tls and not (self.peer_listen or self.listen).loopback:
+            yield (
                 "--allow-peer needs --tls-cert, --tls-key and --tls-ca beyond loopback: without"
                 " certificates a peer's name is only a claim."
             )
         if self.allow_peer and self.tls and self.tls_ca is None:
-            return "--allow-peer needs --tls-ca: name the authority that signs peers' certificates."
-        return None
+            yield "--allow-peer needs --tls-ca: name the authority that signs peers' certificates."
+        if self.postgres_setting and self.database_url is not None:
+            yield (
+                "--postgres-setting is given with --database-url: it is for the embedded database;"
+                " set it in the configuration of your Postgres."
+            )
+        if self.retention_requires_archive and keeps_all:
+            yield (
+                "--retention-requires-archive is given, and nothing is dropped without --retention"
+                " or --retention-size: give one of them, or leave it out."
+            )
+        if reconciles and self.sync_range is not None and self.sync_range <= self.sync_offset:
+            yield (
+                "--sync-range is not longer than --sync-offset, which is the most recent part of it"
+                " that is left out: nothing would be reconciled; give a longer range."
+            )
+        if self.max_confirms and not self.gossip:
+            yield (
+                "--max-confirms is given with --gossip off: peers confirm by gossip; switch it on,"
+                " or leave --max-confirms out."
+            )
+        yield from self._problems_of_addresses()
+        yield from self._problems_of_names()
 
-    def _problem_of_listeners(self) -> str | None:
-        for name, flag, address in (
-            ("listen", "--listen", self.listen),
-            ("peer", "--peer-listen", self.peer_listen),
-            ("admin", "--admin-listen", self.admin_listen),
-            ("http", "--http-listen", self.http_listen),
+    def _problems_of_addresses(self) -> Iterator[str]:
+        known: dict[tuple[str, int], str] = {}
+        for name, address in (
+            ("listen", self.listen),
+            ("peer", self.peer_listen),
+            ("admin", self.admin_listen),
+            ("metrics", self.metrics_listen),
+            ("http", self.http_listen),
         ):
-            if address is None or address.loopback or self.tls or name in self.insecure:
+            if address is None:
                 continue
-            return (
-                f"{flag} {address} can be reached from other machines and would speak in clear:"
-                f" give --tls-cert and --tls-key, or allow it with --insecure {name}."
-            )
-        if not self.metrics_listen.loopback and "metrics" not in self.insecure:
-            return (
-                f"--metrics-listen {self.metrics_listen} can be reached from other machines and"
-                " speaks plain HTTP: listen on 127.0.0.1, or allow it with --insecure metrics."
-            )
+            flag = "--listen" if name == "listen" else f"--{name}-listen"
+            speaks_tls = self.tls and name != "metrics"
+            if not (address.loopback or speaks_tls or name in self.insecure):
+                way = (
+                    "listen on 127.0.0.1" if name == "metrics" else "give --tls-cert and --tls-key"
+                )
+                yield (
+                    f"{flag} {address} can be reached from other machines and would speak in clear:"
+                    f" {way}, or allow it with --insecure {name}."
+                )
+            if address.port == 0 or (name == "peer" and not self.separate_peer_listener):
+                continue
+            other = known.setdefault((address.host, address.port), flag)
+            if other != flag:
+                yield f"{other} and {flag} are both {address}: give each an address of its own."
         if self.tls and self.peer_listen == self.listen and self.listen.port != 0:
-            return (
+            yield (
                 f"--listen and --peer-listen are both {self.listen}: with TLS, peers need an"
                 " address of their own."
             )
-        return None
+        for peer in self.peer:
+            if peer.address in (self.listen, self.peer_listen):
+                yield f"--peer {peer.address} is this node's own address: name other nodes."
 
-    def _problem_of_http(self) -> str | None:
+    def _problems_of_names(self) -> Iterator[str]:
         for flag, given in (
             ("--http-allow-origin", self.http_allow_origin),
             ("--http-allow-host", self.http_allow_host),
         ):
             if given and self.http_listen is None:
-                return f"{flag} needs --http-listen: give an address, or leave it out."
+                yield f"{flag} needs --http-listen: give an address, or leave it out."
         for origin in self.http_allow_origin:
             if origin != "*" and not _ORIGIN.fullmatch(origin):
-                return (
+                yield (
                     f"--http-allow-origin {origin} is no origin: give scheme, host and port alone,"
                     " such as https://app.example, or *."
                 )
-        for flag, name in (
-            *(("--http-allow-host", name) for name in self.http_allow_host),
-            *(("--metrics-allow-host", name) for name in self.metrics_allow_host),
+        for flag, names in (
+            ("--http-allow-host", self.http_allow_host),
+            ("--metrics-allow-host", self.metrics_allow_host),
         ):
-            if name != "*" and not _HOST.fullmatch(name):
-                return (
-                    f"{flag} {name} is no name of a host: give it without scheme and"
-                    " port, such as node.example, or *."
-                )
-        return None
+            for name in names:
+                if name != "*" and not _HOST.fullmatch(name):
+                    yield (
+                        f"{flag} {name} is no name of a host: give it without scheme and port,"
+                        " such as node.example, or *."
+                    )

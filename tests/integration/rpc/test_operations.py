@@ -117,6 +117,12 @@ async def test_reflection_describes_what_is_served(node: Node) -> None:
     assert code is grpc.StatusCode.INVALID_ARGUMENT
 
 
+async def test_methods_that_are_not_there_are_unimplemented(node: Node) -> None:
+    for path in (STORE + "Nothing", "/a.B/C", ADMIN + "GetStatus", "/storenode.v1.Peer/Gossip"):
+        code, _ = await failure(node.unary(path, b""))
+        assert code is grpc.StatusCode.UNIMPLEMENTED
+
+
 async def test_status_describes_the_stored_messages(database_url: str) -> None:
     async with serve(database_url) as writing:
         await writing.publish(item(timestamp=5), item(timestamp=9))

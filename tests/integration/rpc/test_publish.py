@@ -157,3 +157,14 @@ async def test_a_client_that_vanishes_leaves_nothing_behind(node: Node) -> None:
     assert outcomes(await node.publish(item())) == [Result.STORED]
     await node.server.stop(20)
     assert node.context.in_flight.used == 0
+
+
+async def test_unknown_fields_are_ignored_by_reads_and_dropped_from_messages(node: Node) -> None:
+    unknown = b"\xfa\x7f\x03abc"
+    published = item(timestamp=NOW_NS).SerializeToString()
+    request = b"\x0a" + bytes([len(published) + 6]) + published + unknown + unknown
+    await node.unary(STORE + "Publish", request)
+    query = StoreQueryRequest(include_data=True).SerializeToString() + unknown
+    response = await node.unary(STORE + "Query", query)
+    assert item(timestamp=NOW_NS).message.SerializeToString() in response
+    assert b"abc" not in response

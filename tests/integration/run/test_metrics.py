@@ -49,12 +49,7 @@ def test_the_metrics_of_the_contract_are_there_and_can_be_parsed(node: NodeProce
     assert sources == {"client", "transfer", "gossip", "resume", "restore", "relay", "nwaku"}
     assert families["storenode_ready"].samples[0].value == 1
     assert families["storenode_database_up"].samples[0].value == 1
-
-
-def test_probes(node: NodeProcess) -> None:
-    assert get(node.metrics, "/healthz") == (200, "alive\n")
-    assert get(node.metrics, "/readyz") == (200, "ready\n")
-    assert get(node.metrics, "/readyz?verbose=1")[0] == 200
+    assert get(node.metrics, "/readyz?verbose=1") == (200, "ready\n")
     assert get(node.metrics, "/readyz", "HEAD") == (200, "")
 
 

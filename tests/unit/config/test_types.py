@@ -6,60 +6,37 @@ from storenode.cli.options.types import Address, Peer, parse_address, parse_peer
 
 
 @pytest.mark.parametrize(
-    ("text", "host", "port"),
+    ("text", "host", "port", "loopback"),
     [
-        ("127.0.0.1:7420", "127.0.0.1", 7420),
-        ("localhost:0", "localhost", 0),
-        ("[::1]:7420", "::1", 7420),
-        ("node.example:65535", "node.example", 65535),
+        ("127.0.0.1:7420", "127.0.0.1", 7420, True),
+        ("127.9.9.9:1", "127.9.9.9", 1, True),
+        ("localhost:0", "localhost", 0, True),
+        ("LOCALHOST:1", "LOCALHOST", 1, True),
+        ("[::1]:7420", "::1", 7420, True),
+        ("[::]:1", "::", 1, False),
+        ("0.0.0.0:1", "0.0.0.0", 1, False),
+        ("localhost.example:1", "localhost.example", 1, False),
+        ("127.0.0.1.example:1", "127.0.0.1.example", 1, False),
+        ("node.example:65535", "node.example", 65535, False),
     ],
 )
-def test_addresses_are_read_and_written_alike(text: str, host: str, port: int) -> None:
-    assert parse_address(text) == Address(host, port)
-    assert str(parse_address(text)) == text
+def test_addresses_are_read_and_written_alike(
+    text: str, host: str, port: int, loopback: bool
+) -> None:
+    found = parse_address(text)
+    assert (found, str(found), found.loopback) == (Address(host, port), text, loopback)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "7420",
-        ":7420",
-        "host",
-        "host:",
-        "host:x",
-        "host:65536",
-        "host:-1",
-        "host:٣",
-        "::1:7420",
-        "[host]:7420",
-        "[::1]",
-        "[]:1",
-        "[::1:7420",
-    ],
+NO_ADDRESSES = (
+    *("", "7420", ":7420", "host", "host:", "host:x", "host:65536", "host:-1", "host:٣"),
+    *("::1:7420", "[host]:7420", "[::1]", "[]:1", "[::1:7420"),
 )
+
+
+@pytest.mark.parametrize("text", NO_ADDRESSES)
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"HOST:PORT|port|IPv6|127\.0\.0\.1:7420"):
         parse_address(text)
-
-
-@pytest.mark.parametrize(
-    ("host", "loopback"),
-    [
-        ("127.0.0.1", True),
-        ("127.9.9.9", True),
-        ("::1", True),
-        ("localhost", True),
-        ("LOCALHOST", True),
-        ("0.0.0.0", False),
-        ("::", False),
-        ("10.0.0.1", False),
-        ("localhost.example", False),
-        ("127.0.0.1.example", False),
-    ],
-)
-def test_only_addresses_of_this_machine_are_loopback(host: str, loopback: bool) -> None:
-    assert Address(host, 1).loopback is loopback
 
 
 def test_a_peer_may_be_pinned_to_an_id() -> None:

@@ -16,35 +16,37 @@ from storenode.cli.options.units import (
 S = 1_000_000_000
 
 
-@pytest.mark.parametrize(
-    ("read", "text", "expected"),
-    [
-        (parse_duration_ns, "0", 0),
-        (parse_duration_ns, "90s", 90 * S),
-        (parse_duration_ns, "5m", 300 * S),
-        (parse_duration_ns, "5 min", 300 * S),
-        (parse_duration_ns, "2 days 1 Hour", 49 * 3600 * S),
-        (parse_duration_ns, "1h", 3600 * S),
-        (parse_duration_ns, "30d", 30 * 86_400 * S),
-        (parse_duration_ns, "1w", 7 * 86_400 * S),
-        (parse_duration_ns, "250ms", S // 4),
-        (parse_duration_ns, "1h30m", 5400 * S),
-        (parse_duration_ns, "1.5h", 5400 * S),
-        (parse_duration_ns, "0.000000001s", 1),
-        (parse_duration_ns, " 10s ", 10 * S),
-        (parse_duration_ns, "106751d", 106_751 * 86_400 * S),
-        (parse_size_bytes, "4096", 4096),
-        (parse_size_bytes, "1B", 1),
-        (parse_size_bytes, "64KiB", 65_536),
-        (parse_size_bytes, "10GiB", 10 * 2**30),
-        (parse_size_bytes, "10gib", 10 * 2**30),
-        (parse_size_bytes, "500MB", 500_000_000),
-        (parse_size_bytes, "1.5 MiB", 1_572_864),
-        (parse_size_bytes, "2TiB", 2**41),
-    ],
-)
-def test_durations_and_sizes_are_read(read: Callable[[str], int], text: str, expected: int) -> None:
-    assert read(text) == expected
+DURATIONS = {
+    "0": 0,
+    "90s": 90 * S,
+    "5m": 300 * S,
+    "5 min": 300 * S,
+    "2 days 1 Hour": 49 * 3600 * S,
+    "1h": 3600 * S,
+    "30d": 30 * 86_400 * S,
+    "1w": 7 * 86_400 * S,
+    "250ms": S // 4,
+    "1h30m": 5400 * S,
+    "1.5h": 5400 * S,
+    "0.000000001s": 1,
+    " 10s ": 10 * S,
+    "106751d": 106_751 * 86_400 * S,
+}
+SIZES = {
+    "4096": 4096,
+    "1B": 1,
+    "64KiB": 65_536,
+    "10GiB": 10 * 2**30,
+    "10gib": 10 * 2**30,
+    "500MB": 500_000_000,
+    "1.5 MiB": 1_572_864,
+    "2TiB": 2**41,
+}
+
+
+def test_durations_and_sizes_are_read() -> None:
+    assert {text: parse_duration_ns(text) for text in DURATIONS} == DURATIONS
+    assert {text: parse_size_bytes(text) for text in SIZES} == SIZES
 
 
 NO_DURATIONS = ("", "5", "s", "-5s", "5 x", "5 months", "1e3s", "5y", "5s5", "٣s", "1.5", "1..5s")

@@ -63,8 +63,3 @@ async def test_a_process_that_stays_large_is_trimmed_when_it_grows_again(
         sizes[0] = int(size * TRIM_GROWTH_BYTES)
         await trimmer.trim_grown()
         assert len(tries) == times
-
-
-async def test_without_such_a_function_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resources, "trimming", lambda: None)
-    await Trimmer().trim_grown()

@@ -1,3 +1,5 @@
+"""Endless calls end with the node, unless their own callers end them."""
+
 import asyncio
 
 import pytest
@@ -12,44 +14,29 @@ async def wait_for_ever(drain: Drain, began: asyncio.Event) -> None:
         await asyncio.Event().wait()
 
 
-async def test_endless_calls_end_when_the_node_drains() -> None:
+@pytest.mark.parametrize(
+    ("drains", "cancels", "expected"),
+    [
+        (True, False, CallError),
+        (False, True, asyncio.CancelledError),
+        (True, True, asyncio.CancelledError),
+    ],
+)
+async def test_the_callers_own_cancellation_counts_for_more(
+    drains: bool, cancels: bool, expected: type[BaseException]
+) -> None:
     drain, began = Drain(), asyncio.Event()
     call = asyncio.create_task(wait_for_ever(drain, began))
     await began.wait()
-    drain.begin()
-    with pytest.raises(CallError, match="shutting down"):
-        await call
-    assert not call.cancelled()
-
-
-async def test_a_call_that_begins_later_ends_at_once() -> None:
-    drain = Drain()
-    drain.begin()
-    assert drain.begun.is_set()
-    with pytest.raises(CallError, match="shutting down"):
-        await wait_for_ever(drain, asyncio.Event())
-
-
-async def test_the_caller_s_own_cancellation_stays_one() -> None:
-    drain, began = Drain(), asyncio.Event()
-    call = asyncio.create_task(wait_for_ever(drain, began))
-    await began.wait()
-    call.cancel()
-    with pytest.raises(asyncio.CancelledError):
+    if drains:
+        drain.begin()
+    if cancels:
+        call.cancel()
+    with pytest.raises(expected):
         await call
 
 
-async def test_both_at_once_count_as_the_caller_s() -> None:
-    drain, began = Drain(), asyncio.Event()
-    call = asyncio.create_task(wait_for_ever(drain, began))
-    await began.wait()
-    drain.begin()
-    call.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await call
-
-
-async def test_what_has_ended_is_left_alone() -> None:
+async def test_what_has_ended_is_left_alone_and_what_begins_later_ends_at_once() -> None:
     drain = Drain()
     with drain.endless():
         pass
@@ -57,3 +44,5 @@ async def test_what_has_ended_is_left_alone() -> None:
     task = asyncio.current_task()
     assert task is not None
     assert not task.cancelling()
+    with pytest.raises(CallError, match="shutting down"):
+        await wait_for_ever(drain, asyncio.Event())

@@ -643,13 +643,6 @@ class CallFailed(PeerFailed):
     aborted = False
 
 
-class NameLearned(CallFailed):
-    """The callee gave a name for which its connection was not verified.
-
-    The next call is made on one that is.
-    """
-
-
 class FrameStream(Protocol):
     """Frames to and from a peer; one reader and one writer at a time.
 

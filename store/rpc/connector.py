@@ -4,9 +4,8 @@ The contract, "Peers": every call carries this node's ID, store ID and version, 
 answers with its own in the initial metadata, and again in the trailing ones. It may send them with
 its first answer only: frames of a call can be sent before, and none is read before.
 With TLS both show certificates. The caller has the certificate verified for the name that it was
-given: the ID of ``ID@HOST:PORT``, else the host. In the latter case the callee may have another ID
-than the host's name; then the call fails as `NameLearned`, and the next connection is verified for
-that ID, so that no node passes for one whose certificate it lacks.
+given, the ID of ``ID@HOST:PORT``, else the host, and takes no callee that gives another ID, so that
+no node passes for one whose certificate it lacks.
 Without TLS the ID is accepted, on loopback or where the operator allows it.
 
 gRPC connects again by itself, with bounded pauses. A connection that is known to be down when a
@@ -70,10 +69,6 @@ class PeerCallError(ports.CallFailed):
 
 
 class _UnansweredError(PeerCallError):
-    pass
-
-
-class _NameLearnedError(PeerCallError, ports.NameLearned):
     pass
 
 
@@ -172,10 +167,9 @@ class PeerCall:
 
 @dataclass(slots=True, eq=False)
 class _Line:
-    """A channel, for which name its certificate is verified, and how many calls are on it."""
+    """A channel, and how many calls are on it."""
 
     channel: grpc.aio.Channel
-    name: str
     stamp: Stamp | None
     calls: int = 0
     retired: bool = False
@@ -204,7 +198,6 @@ class PeerConnector:
         self._insecure = insecure
         self._lines: dict[PeerAddress, _Line] = {}
         self._answered: dict[PeerAddress, str] = {}
-        self._proven: dict[PeerAddress, str] = {}
         self._closed = False
 
     def connected(self, peer: PeerAddress) -> bool:
@@ -234,33 +227,9 @@ class PeerConnector:
         request: bytes | None = None,
         patience_s: float | None = None,
     ) -> AsyncIterator[tuple[PeerCall, Callee]]:
-        """Begin a call as `call` does, and identify the callee, whose name may be learned first."""
-        for is_last in (False, True):
-            async with self.call(peer, method, request=request, patience_s=patience_s) as call:
-                try:
-                    callee = await identify(call)
-                except _NameLearnedError:
-                    if is_last:
-                        raise
-                    continue
-                yield call, callee
-                return
-
-    def _is_proven(self, peer: PeerAddress, node_id: str) -> bool:
-        """Return True if the connection was verified for the ID that a callee gives.
-
-        Raises:
-            PeerCallError: it should have another.
-        """
-        expected = peer.node_id or (self._proven.get(peer, "") if self._tls else "")
-        if expected and node_id != expected:
-            self._proven.pop(peer, None)
-            raise PeerCallError(
-                grpc.StatusCode.FAILED_PRECONDITION,
-                f"the node at {peer} is {node_id} instead of {expected}: correct the address or the"
-                " ID of --peer",
-            )
-        return not self._tls or node_id in (expected, peer.host)
+        """Begin a call as `call` does, and identify the callee."""
+        async with self.call(peer, method, request=request, patience_s=patience_s) as call:
+            yield call, await identify(call)
 
     @asynccontextmanager
     async def call(
@@ -293,15 +262,6 @@ class PeerConnector:
             finally:
                 call.cancel()
         except PeerCallError as error:
-            if error.code is grpc.StatusCode.UNAVAILABLE:
-                # Another node may be there by now: its name is learned anew.
-                claimed = self._proven.pop(peer, None)
-                if claimed is not None and self._answered.get(peer) != claimed:
-                    raise PeerCallError(
-                        grpc.StatusCode.UNAUTHENTICATED,
-                        f"the peer at {peer} says that it is {claimed}, and a connection to a node"
-                        f" of that name failed: have its certificate name it ({error})",
-                    ) from error
             if isinstance(error, _UnansweredError):
                 self._retire(peer, line)
             raise
@@ -328,12 +288,12 @@ class PeerConnector:
                 f"the peer at {peer} is {what}, which holds the same messages: remove it from "
                 "--peer",
             )
-        if not self._is_proven(peer, callee.node_id):
-            self._proven[peer] = callee.node_id
-            raise _NameLearnedError(
-                grpc.StatusCode.UNAUTHENTICATED,
-                f"the node at {peer} says that it is {callee.node_id}: its certificate is to be "
-                "verified for that name",
+        expected = peer.node_id or (peer.host if self._tls else callee.node_id)
+        if callee.node_id != expected:
+            raise PeerCallError(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"the node at {peer} is {callee.node_id} instead of {expected}: correct the address"
+                " or the ID of --peer",
             )
         self._answered[peer] = callee.node_id
         self._clocks.note(callee.node_id, callee.time_ns, waited_ns // 2)
@@ -345,16 +305,15 @@ class PeerConnector:
             stamp = None if self._tls is None else stamp_of(self._tls)
         except TlsError as error:
             raise PeerCallError(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from error
-        name = peer.node_id or self._proven.get(peer) or peer.host
         line = self._lines.get(peer)
         down = line is not None and line.channel.get_state() in _DOWN
-        if line is not None and (down or line.stamp != stamp or line.name != name):
+        if line is not None and (down or line.stamp != stamp):
             self._retire(peer, line)
             if not line.calls:
                 await line.channel.close(None)
             line = self._lines.get(peer)
         if line is None:
-            line = self._lines[peer] = _Line(self._open(peer, name), name, stamp)
+            line = self._lines[peer] = _Line(self._open(peer), stamp)
         line.calls += 1
         return line
 
@@ -364,7 +323,7 @@ class PeerConnector:
         if self._lines.get(peer) is line:
             del self._lines[peer]
 
-    def _open(self, peer: PeerAddress, name: str) -> grpc.aio.Channel:
+    def _open(self, peer: PeerAddress) -> grpc.aio.Channel:
         if self._closed:
             raise _shut()
         if self._tls is None:
@@ -380,6 +339,7 @@ class PeerConnector:
         except TlsError as error:
             raise PeerCallError(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from error
         credentials = grpc.ssl_channel_credentials(found.authorities, found.key, found.chain)
+        name = peer.node_id or peer.host
         options = [*_OPTIONS, ("grpc.ssl_target_name_override", name)]
         return grpc.aio.secure_channel(peer.target, credentials, options=options)
 

@@ -22,7 +22,6 @@ from store.domain.ports import (
     Connector,
     FrameStream,
     Named,
-    NameLearned,
     PeerAddress,
     PeerFailed,
     StoreBusy,
@@ -96,10 +95,7 @@ async def _run(
     exchange.stop(opened.ended)
     session = opened.session
     with exchange.driving(session):
-        try:
-            session_id = await _reconcile(exchange, call, report, session, bounds)
-        except NameLearned:
-            session_id = await _reconcile(exchange, call, report, session, bounds)
+        session_id = await _reconcile(exchange, call, report, session, bounds)
         if session.state is SessionState.READY:
             await _transfer(exchange, call, report, session, session_id)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Final
 
@@ -142,12 +142,9 @@ class Endpoint:
                 raise HttpError(415, Code.INVALID_ARGUMENT, operation.wrong_type)
             body = await exchange.body(self._slots, call.max_request_bytes)
         call.charge(len(body), counted=True)
-        async with exchange.watched():
-            with ExitStack() as around:
-                if operation.served.endless:
-                    around.enter_context(self._node.drain.endless())
-                around.enter_context(call.sender.ending())
-                await operation.handle(call, exchange, body)
+        endless = self._node.drain.endless() if operation.served.endless else nullcontext()
+        with exchange.watched(), endless, call.sender.ending():
+            await operation.handle(call, exchange, body)
 
     def _identify(self, operation: Operation, exchange: HttpExchange) -> Client:
         given = exchange.headers.getlist("authorization")

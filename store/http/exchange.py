@@ -8,8 +8,8 @@ follows a chunk that is larger. A caller that takes nothing for `SEND_TIMEOUT_S`
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qs
@@ -28,6 +28,7 @@ from store.http.limits import (
 )
 from store.serving.call import REQUEST_IDS, is_request_id
 from store.serving.connections import connection_name
+from store.serving.drain import endable
 from store.serving.failure import CallerGoneError, CallError, over_limit
 from store.serving.queue import RequestSlots
 
@@ -98,33 +99,26 @@ class HttpExchange:
                 if not event.get("more_body", False):
                     return bytes(body)
 
-    @asynccontextmanager
-    async def watched(self) -> AsyncIterator[None]:
+    @contextmanager
+    def watched(self) -> Iterator[None]:
         """Run the block until the caller of a request that has come in full hangs up.
 
         Raises:
             CallerGoneError: it did.
         """
-        task, is_gone = asyncio.current_task(), False
-        assert task is not None
-
-        def leave() -> None:
-            nonlocal is_gone
-            if not self.complete:
-                is_gone = True
-                task.cancel()
-
         if self._connection.is_gone:
             raise CallerGoneError
-        self._connection.on_gone = leave
-        try:
-            yield
-        except asyncio.CancelledError:
-            if is_gone and task.uncancel() == 0:
-                raise CallerGoneError from None
-            raise
-        finally:
-            self._connection.on_gone = None
+        with endable() as end:
+
+            def leave() -> None:
+                if not self.complete:
+                    end(CallerGoneError())
+
+            self._connection.on_gone = leave
+            try:
+                yield
+            finally:
+                self._connection.on_gone = None
 
     @asynccontextmanager
     async def kept_alive(self, beat: bytes) -> AsyncIterator[None]:

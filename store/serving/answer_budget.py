@@ -23,6 +23,7 @@ from typing import Final
 
 from store.domain.query import DEFAULT_UNSENT_BYTES
 from store.serving.connections import hang_up
+from store.serving.drain import End, endable
 from store.serving.failure import busy, over_limit
 from store.serving.queue import FairQueue
 
@@ -111,7 +112,7 @@ class AnswerSender:
         self.stalled_s = 0.0
         self._budget = budget
         self._left_bytes = 0  # what gRPC holds of a page that was broken off
-        self._end: Callable[[], object] | None = None
+        self._end: End | None = None
         self._page_bytes = self._most_bytes = FIRST_PAGE_BYTES
         budget.senders[self] = None
         connections = budget.connections.setdefault(caller, {})
@@ -217,20 +218,13 @@ class AnswerSender:
         Raises:
             CallError: the caller stalled while others waited.
         """
-        task = asyncio.current_task()
-        assert task is not None
-        self._end = task.cancel
-        try:
-            yield
-        except asyncio.CancelledError:
-            # The node's or the caller's own cancellation may come at the same moment.
-            if self.ended_s is None or task.uncancel():
-                raise
-            sentence = STALLED.format(seconds=self.stalled_s, limit=self._budget.limit)
-            raise over_limit(sentence) from None
-        finally:
-            self._end = None
-            self.add((0 if self.ended_s is None else self._left_bytes) - self.taken_bytes)
+        with endable() as end:
+            self._end = end
+            try:
+                yield
+            finally:
+                self._end = None
+                self.add((0 if self.ended_s is None else self._left_bytes) - self.taken_bytes)
 
     def close(self) -> None:
         """Return the rest to the budget: gRPC has done with the call."""
@@ -258,7 +252,7 @@ class AnswerSender:
         self._budget.ended.add(self)
         if self._end is None:
             return False
-        self._end()
+        self._end(over_limit(STALLED.format(seconds=self.stalled_s, limit=self._budget.limit)))
         return True
 
 

@@ -1,15 +1,41 @@
-"""The end of endless calls when the node shuts down."""
+"""The end of a call by somebody else, such as a node that shuts down."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Final, TypeAlias
 
 from store.serving.failure import unready
 
 _SHUTTING_DOWN: Final = "the node is shutting down: go on at another node, or here later"
+
+End: TypeAlias = Callable[[Exception], None]
+"""Ends a block of another task with an error."""
+
+
+@contextmanager
+def endable() -> Iterator[End]:
+    """Yield a function that ends the block with the error that it is given."""
+    task, reason, is_over = asyncio.current_task(), list[Exception](), False
+    assert task is not None
+
+    def end(error: Exception) -> None:
+        if not reason and not is_over:
+            reason.append(error)
+            task.cancel()
+
+    try:
+        yield end
+    except asyncio.CancelledError:
+        # The node's or the caller's own cancellation may come at the same moment; then it counts.
+        if not reason or task.uncancel():
+            raise
+        # Not kept here: the traceback has this frame, and with it the request.
+        raise reason.pop() from None
+    finally:
+        is_over = True
 
 
 class Drain:
@@ -17,13 +43,13 @@ class Drain:
 
     def __init__(self) -> None:
         self.begun = asyncio.Event()
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._ends: set[End] = set()
 
     def begin(self) -> None:
         """End every endless call, those that begin later too."""
         self.begun.set()
-        for task in self._tasks:
-            task.cancel()
+        for end in self._ends:
+            end(unready(_SHUTTING_DOWN))
 
     @contextmanager
     def endless(self) -> Iterator[None]:
@@ -34,15 +60,9 @@ class Drain:
         """
         if self.begun.is_set():
             raise unready(_SHUTTING_DOWN)
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        try:
-            yield
-        except asyncio.CancelledError:
-            # The client's own cancellation may come at the same moment; then it counts.
-            if self.begun.is_set() and task.uncancel() == 0:
-                raise unready(_SHUTTING_DOWN) from None
-            raise
-        finally:
-            self._tasks.discard(task)
+        with endable() as end:
+            self._ends.add(end)
+            try:
+                yield
+            finally:
+                self._ends.discard(end)

@@ -104,7 +104,7 @@ class Server:
         exchange = HttpExchange(scope, receive, send)
         try:
             if scope["path"] == "/late":
-                async with exchange.watched():
+                with exchange.watched():
                     await asyncio.Event().wait()
             body = (
                 b"" if scope["path"] == "/early" else await exchange.body(RequestSlots(1), 1 << 20)

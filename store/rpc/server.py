@@ -13,7 +13,7 @@ from typing import Final
 
 from store.domain.access import Right
 from store.domain.quota import CallKind
-from store.rpc import admin, health, reflection
+from store.rpc import admin, probes
 from store.rpc.call import CallWrapper, Handler, ListenerKind
 from store.rpc.context import RpcContext
 from store.rpc.gossip import GossipService
@@ -77,12 +77,11 @@ def build_handlers(listener: ListenerKind, node: RpcContext) -> list[ServiceHand
             unary(publish.PUBLISH, publish.publish),
             bidi(publish.PUBLISH_STREAM, publish_stream),
         ]
-    names = frozenset({"", health.SERVICE, *served})
-    served[health.SERVICE] = [
-        unary(CHECK, partial(health.check, node, names)),
-        stream(WATCH, partial(health.watch, node, names)),
+    names = frozenset({"", probes.HEALTH, *served})
+    served[probes.HEALTH] = [
+        unary(CHECK, partial(probes.check_health, node, names)),
+        stream(WATCH, partial(probes.watch_health, node, names)),
     ]
-    served[reflection.SERVICE] = [
-        bidi(REFLECTION, reflection.reflect({*served, reflection.SERVICE}))
-    ]
+    described = probes.reflect({*served, probes.REFLECTION})
+    served[probes.REFLECTION] = [bidi(REFLECTION, described)]
     return [ServiceHandler(service, dict(handlers)) for service, handlers in served.items()]

@@ -29,7 +29,6 @@ from store.domain.quota import CallKind
 from store.messages.cursor import ScanCursor
 from store.messages.frames import follow_page, query_response, scan_page
 from store.serving.answer_budget import COPIES
-from store.serving.answer_coverage import AnswerReport, open_report, page_span
 from store.serving.call import Call, Method, StreamMethod
 from store.serving.failure import CallError, Code
 from store.serving.limits import (
@@ -38,7 +37,7 @@ from store.serving.limits import (
     MAX_SMALL_REQUEST_BYTES,
     ROUTE_BYTES,
 )
-from store.serving.methods.coverage import coverage
+from store.serving.methods.coverage import AnswerReport, coverage, open_report, page_span
 from store.serving.methods.decode import (
     decode,
     decode_head,

@@ -1,4 +1,7 @@
-"""Server reflection (``grpc.reflection.v1alpha``), by which grpcurl learns the services."""
+"""Health and reflection, which every listener serves without a token.
+
+``grpc.health.v1.Health`` is for probes; by ``grpc.reflection.v1alpha`` grpcurl learns the services.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,61 @@ from typing import Any, Final
 from google.protobuf.descriptor import FileDescriptor
 from google.protobuf.descriptor_pool import Default
 from google.protobuf.message import DecodeError
+from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from store.rpc.call import BidiMethod, RpcCall
+from store.rpc.context import RpcContext
 from store.serving.call import Call
-from store.serving.failure import malformed
+from store.serving.failure import CallError, Code, malformed
 
-SERVICE: Final = reflection.SERVICE_NAME
+HEALTH: Final = "grpc.health.v1.Health"
+REFLECTION: Final = reflection.SERVICE_NAME
+
+
+async def check_health(
+    node: RpcContext, services: Collection[str], _call: object, request: bytes
+) -> bytes:
+    """Serve ``Check`` of a listener with these services, which share the state of the node.
+
+    So does the empty name, which stands for the node.
+    """
+    service = _asked_service(request)
+    if service not in services:
+        raise CallError(
+            Code.NOT_FOUND,
+            "there is no such service on this listener: reflection lists those that are",
+        )
+    return _status(node, is_known=True)
+
+
+async def watch_health(
+    node: RpcContext, services: Collection[str], _call: object, request: bytes
+) -> AsyncGenerator[bytes, None]:
+    """Serve ``Watch``: the state now, and again whenever it changes."""
+    is_known = _asked_service(request) in services
+    last, revision = b"", 0
+    while True:
+        revision = await node.await_revision(revision)
+        status = _status(node, is_known=is_known)
+        if status != last:
+            last = status
+            yield status
+
+
+def _status(node: RpcContext, *, is_known: bool) -> bytes:
+    states = health_pb2.HealthCheckResponse
+    status = states.SERVING if node.health().ready else states.NOT_SERVING
+    if not is_known:
+        status = states.SERVICE_UNKNOWN
+    return bytes(states(status=status).SerializeToString())
+
+
+def _asked_service(request: bytes) -> str:
+    try:
+        return str(health_pb2.HealthCheckRequest.FromString(request).service)
+    except DecodeError:
+        raise malformed("the request is no HealthCheckRequest: send one") from None
 
 
 class _Pool:

@@ -250,7 +250,8 @@ class NodeRuntime:
         tasks.start_every(FOLLOW_INTERVAL_S, "telemetry", telemetry.follow)
         tasks.start_every(DISK_INTERVAL_S, "disk space", self._disk.look)
         tasks.start_every(PROBLEMS_INTERVAL_S, "problems", self._health.look)
-        tasks.start_every(TOKEN_CHECK_INTERVAL_S, "token file", self._tokens.follow)
+        if self._config.client_token_file is not None:
+            tasks.start_every(TOKEN_CHECK_INTERVAL_S, "token file", self._tokens.follow)
         tasks.start_every(LOG_SUMMARY_INTERVAL_S, "log summary", write_suppressed)
         map_large_blocks()
         tasks.start_every(TRIM_INTERVAL_S, "memory", Trimmer().trim_grown)

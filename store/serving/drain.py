@@ -1,4 +1,4 @@
-"""The end of a call by somebody else, such as a node that shuts down."""
+"""Ends of calls that are not their own, such as those of a node that shuts down."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is held, and what other stores are known to hold of it.
+"""Coverage: what is held, and what other stores are known to hold of it.
 
 ``GetCoverage`` answers that by hour or day; an `AnswerReport` is about one answer, read before its
 first message and checked after its last.

@@ -34,7 +34,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
     "run": Command("store.cli.run:run", "Run a node in the foreground.", "embedded"),
     "check-config": Command(
         "store.cli.check_config:check_config",
-        "Try all that the next start of a node would try.",
+        "Check everything that the next start of a node needs.",
         "embedded",
     ),
     "gateway": Command(
@@ -50,7 +50,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
     "scan": Command("storenode.cli.client.scan:scan", "Fetch a whole time range in order."),
     "coverage": Command(
         "storenode.cli.client.coverage:coverage",
-        "Show what is held by hour, and which stores are equal.",
+        "Show what is stored by hour, and which stores are equal.",
     ),
     "follow": Command("storenode.cli.client.follow:follow", "Receive messages as they are stored."),
     "get": Command("storenode.cli.client.sds:get", "Fetch SDS messages by message ID."),
@@ -58,11 +58,11 @@ COMMANDS: Final[Mapping[str, Command]] = {
         "storenode.cli.client.sds:causal_history",
         "Fetch what SDS messages causally depend on.",
     ),
-    "chat": Command("storenode.cli.chat.command:chat", "Talk in an SDS channel."),
+    "chat": Command("storenode.cli.chat.command:chat", "Chat in an SDS channel."),
     "status": Command(
-        "storenode.cli.status:status", "Show what a node holds and whether it serves."
+        "storenode.cli.status:status", "Show the state of a node and what it stores."
     ),
-    "sync": Command("storenode.cli.sync:sync", "Reconcile a node with a peer, now."),
+    "sync": Command("storenode.cli.sync:sync", "Reconcile a node with a peer now."),
     "pipeline": Command(
         "store.cli.pipeline:pipeline",
         "Archive, verify, compare, restore and audit, on Spark.",

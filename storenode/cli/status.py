@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     type=POSITIVE_DURATION,
     default=f"{STATUS_TIMEOUT_S:.0f}s",
     show_default=True,
-    help="Give up when the node has not answered by then.",
+    help="Give up if the node has not answered after this time.",
 )
 @option(
     "--check",
     is_flag=True,
-    help="Print only what is wrong, a line each; exit code 1 if anything is.",
+    help="Print only problems, one per line; the exit code is 1 if there are any.",
 )
 @connected("--admin", DEFAULT_ADMIN)
 async def status(session: CommandSession, *, timeout: int, check: bool) -> int:  # noqa: ASYNC109 - the option's name
-    """Show what is wrong with the node, and what it holds."""
+    """Show the problems of a node, and what it stores."""
     answer = await session.client.status(timeout_s=timeout / NS_PER_S)
     if session.out.as_json:
         session.out.message(answer)

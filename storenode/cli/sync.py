@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     "--peer",
     default="",
     metavar="[ID@]HOST:PORT",
-    help="A peer of the node, as its status names it; without it, one at random.",
+    help="Peer of the node, as shown by `storenode status`; by default a random one.",
 )
 @option(
     "--from",
@@ -38,20 +38,20 @@ if TYPE_CHECKING:
     "--to",
     "time_end",
     type=TIME,
-    help="Reconcile what is before this time, written in the same ways.",
+    help="Reconcile messages before this time, written in the same ways.",
 )
 @option(
     "--timeout",
     type=POSITIVE_DURATION,
     default="15m",
     show_default=True,
-    help="Give up when it has not ended by then; the node goes on with what it began.",
+    help="Stop waiting after this time; the node finishes what it has started.",
 )
 @option(
     "--ids",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Instead ask for the SDS messages of this list, as pipeline audit --missing writes it.",
+    help="Instead, fetch the SDS messages in this list, as written by pipeline audit --missing.",
 )
 @connected("--admin", DEFAULT_ADMIN)
 async def sync(
@@ -63,15 +63,15 @@ async def sync(
     timeout: int,  # noqa: ASYNC109 - the option's name
     ids: Path | None,
 ) -> int:
-    """Reconcile a node with a peer now, and transfer both ways what either lacks.
+    """Reconcile a node with a peer now: each receives the messages that it lacks.
 
-    Without --from and --to the window is the one that the node uses by itself. The exit code is 0
-    when both sides hold the same messages afterwards, or have given way to another session with
-    this peer that does the same; else 1, and the report says why.
+    Without --from and --to, the window is the one of the node's own schedule. The exit code is 0
+    if both sides have the same messages afterwards, or if another session with this peer is under
+    way, which does the same; otherwise it is 1, and the report shows the reason.
 
-    With --ids nothing is reconciled: the peer, or without --peer each peer of the node in turn, is
-    asked for exactly the listed messages, and what comes is stored. The exit code is 0 when the
-    node holds all of them then. What is held is not asked for: the list may be given again.
+    With --ids nothing is reconciled: the node requests exactly the listed messages from the peer,
+    or without --peer from each of its peers in turn. The exit code is 0 if the node then stores all
+    of them. Stored messages are not requested, so the same list can be given again.
     """
     if ids is not None:
         if time_start is not None or time_end is not None:

@@ -1,4 +1,4 @@
-"""The client of store nodes: publish, query, scan, follow, SDS look-ups; asyncio and blocking.
+"""The client of store nodes: publish, query, scan, follow, SDS lookups; asyncio and blocking.
 
 `AsyncClient` and `Client` have the same methods; `AsyncAdmin` and `Admin` call a node's admin
 listener. Everything that they raise derives from `StorenodeError`. Modules of this package hold the

@@ -121,7 +121,7 @@ class AccessDenied(NodeError):
 class LimitExceeded(NodeError):
     """The request exceeds a limit of the node or of the token; the sentence names it.
 
-    ``retryable`` is true where that is so for the moment: too much is asked for at one time.
+    ``retryable`` is true where that is so for the moment: too much is requested at the same time.
     """
 
 

@@ -452,7 +452,7 @@ def _parent(entry: message_pb2.HistoryEntry) -> tuple[bytes, bytes | None]:
 
 
 def _hint(entry: message_pb2.HistoryEntry) -> bytes | None:
-    # The look-up by name is the dear one: only an empty value needs it.
+    # HasField is slow, and only an empty value needs it.
     return entry.retrieval_hint or (b"" if entry.HasField("retrieval_hint") else None)
 
 

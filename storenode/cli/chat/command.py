@@ -39,14 +39,14 @@ _CURSORLESS: Final = ("", "dumb", "unknown")
     default=DEFAULT_CHANNEL_ID,
     show_default=True,
     section=_CHAT,
-    help="The channel to talk in; a group with only one needs no name for it.",
+    help="Channel to join; a group that has only one need not name it.",
 )
 @option("--name", required=True, section=_CHAT, help="Your name; it must be unique in the channel.")
 @option(
     "--state",
     metavar="FILE",
     section=_CHAT,
-    help="File to go on from the next time; by default nothing is kept.",
+    help="File that keeps the chat between runs; by default nothing is kept.",
 )
 @option("--pubsub-topic", default=DEFAULT_PUBSUB_TOPIC, show_default=True, section=_CHAT)
 @option(
@@ -77,17 +77,16 @@ def chat(
 ) -> int:
     """Open a chat in a channel. All participants see the same lines in the same order.
 
-    In front of an own line: … not sent yet, · stored by a node, ? probably received, ✓ received
+    Marks before your own lines: … not sent yet, · stored by a node, ? probably received, ✓ received
     by a participant, ✗ refused or given up. /help lists commands and keys, /quit or Ctrl-C
-    leaves. Above the prompt is whether anything is missing, and how far your last lines have come;
-    /missing says more.
+    leaves. The line above the prompt shows whether anything is missing, and the state of your last
+    lines; /missing shows more.
 
-    "(not verified)" is below a line whose ID is not the hash of what it says. Lines that came
-    under the ID of another one are shown as FORGED; /forged lists them.
+    "(not verified)" marks a line whose ID is not the hash of its content. Lines that arrive under
+    the ID of another line are shown as FORGED; /forged lists them.
 
-    Without a terminal, or where TERM is `dumb`, lines of the input are said as they are, and what
-    anybody says is printed as it comes, with times in UTC and rows after the first of a message
-    indented.
+    Without a terminal, or if TERM is `dumb`, each line of the input is sent as it is, and messages
+    are printed as they arrive, with times in UTC and continuation lines indented.
     """
     token, tls = token_of(token_file), tls_of(tls_ca, tls_cert, tls_key)
     mute_library()

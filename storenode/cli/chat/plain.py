@@ -20,7 +20,7 @@ from storenode.cli.client.output import Output
 from storenode.cli.client.source import lines
 from storenode.cli.client.text import counted, note, safe
 from storenode.cli.errors import FAILED, UNREACHABLE, CliError
-from storenode.sds.aio.events import Connected, Disconnected, Message
+from storenode.sds.aio.events import Message
 from storenode.sds.channel import ChannelFullError
 
 if TYPE_CHECKING:
@@ -118,19 +118,10 @@ class PlainChat:
             raise CliError(FAILED, f"A line was not sent: {safe(str(error))}.") from error
 
     async def _print(self, events: Events[ChannelEvent]) -> None:
-        stored = await self._channel.log(MAX_SHOWN_LINES)
-        # Some of it may have come while it was read: from where is said before it, and once.
-        node = self._channel.status.node
-        printed = None if node is None else Connected(node)
-        if printed is not None:
-            self._show_event(printed)
-        for message in stored:
+        for message in await self._channel.log(MAX_SHOWN_LINES):
             self._show(self._transcript.stored(message))
         async for event in events:
-            if event != printed:
-                self._show_event(event)
-            if isinstance(event, Connected | Disconnected):
-                printed = None
+            self._show_event(event)
 
     def _show_event(self, event: ChannelEvent) -> None:
         later = event.entries_after if isinstance(event, Message) else 0

@@ -19,7 +19,7 @@ coverage_option = option(
     "--coverage",
     "with_coverage",
     is_flag=True,
-    help="Say on standard error how complete the answer is, as far as other stores know.",
+    help="Report on standard error how complete the answer is, as far as other stores know.",
 )
 
 

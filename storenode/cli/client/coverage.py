@@ -24,11 +24,11 @@ _INTAKE: Final = {
 @click.command(cls=LayeredCommand)
 @topic_options
 @time_options
-@option("--by-day", is_flag=True, help="Steps of a day.  [default: an hour]")
+@option("--by-day", is_flag=True, help="Steps of one day.  [default: one hour]")
 @option(
     "--channel",
     metavar="CHANNEL",
-    help="An SDS channel: count the parents that its messages name and the store lacks.",
+    help="SDS channel: count the parents that its messages reference and the store lacks.",
 )
 @connected()
 async def coverage(
@@ -41,10 +41,10 @@ async def coverage(
     by_day: bool,
     channel: str | None,
 ) -> int:
-    """Show how complete the store is, step by step of time; by default the last day.
+    """Show how complete the store is, in steps of time; by default for the last day.
 
-    A store that is `equal` was found to hold the same messages of the step, as of the time shown,
-    and nothing has changed at the node since.
+    A store that is `equal` had the same messages in this step as of the time shown, and nothing
+    has changed at the node since.
     """
     pages = session.client.coverage(
         filter=content_filter(pubsub_topic, content_topics),

@@ -21,17 +21,17 @@ _STREAM = "Stream"
     "--cursor",
     type=HEX,
     section=_STREAM,
-    help="Go on after the page that had this cursor, at any node on the same database.",
+    help="Continue after the page with this cursor, at any node on the same database.",
 )
 @option(
     "--from-beginning",
     is_flag=True,
     section=_STREAM,
-    help="Begin with everything held, not with what comes from now on.",
+    help="Start with everything the node stores, not with new messages.",
 )
-@option("--limit", type=click.IntRange(min=1), section=_STREAM, help="End after N messages.")
-@option("--until-live", is_flag=True, section=_STREAM, help="End when the backlog is exhausted.")
-@option("--no-data", is_flag=True, section=_STREAM, help="Only hashes.")
+@option("--limit", type=click.IntRange(min=1), section=_STREAM, help="Stop after N messages.")
+@option("--until-live", is_flag=True, section=_STREAM, help="Stop when the backlog is exhausted.")
+@option("--no-data", is_flag=True, section=_STREAM, help="Print only hashes.")
 @option("--cursors", is_flag=True, section=_STREAM, help="Print the cursor after every page.")
 @connected(interrupt_ends=True, has_payloads=True)
 async def follow(
@@ -48,8 +48,8 @@ async def follow(
 ) -> int:
     """Stream messages in the order in which they were stored, and go on as they arrive.
 
-    Ctrl-C ends it. Reconnects and continues after a short outage of the node; nothing is missed or
-    printed twice then. A message is printed as soon as it comes.
+    Ctrl-C ends it. After a short outage of the node it reconnects and continues; no message is
+    missed or printed twice. Each message is printed as soon as it arrives.
     """
     pages = session.client.follow(
         filter=content_filter(pubsub_topic, content_topics),

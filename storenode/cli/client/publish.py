@@ -70,7 +70,7 @@ class _Input:
     type=click.Path(path_type=Path),
     metavar="FILE",
     section=_INPUT,
-    help="Read the payload from a file; - is standard input, which is read without a payload too.",
+    help="Read the payload from a file; - is standard input, the default without a payload.",
 )
 @option(
     "--lines", "by_line", is_flag=True, section=_INPUT, help="One message per line of the input."
@@ -87,7 +87,7 @@ class _Input:
     show_default=True,
     metavar="TOPIC",
     section=_MESSAGE,
-    help="Where the message is published.",
+    help="Pubsub topic of the message.",
 )
 @option(
     "-t",
@@ -105,7 +105,7 @@ class _Input:
 @option("--meta", type=HEX, section=_MESSAGE, help="At most 64 bytes.")
 @option("--ephemeral", is_flag=True, section=_MESSAGE, help="For live followers only, not stored.")
 @option("--channel", section=_SDS, help="Publish SDS messages of this channel.")
-@option("--sender", default="", section=_SDS, help="Who sends it.")
+@option("--sender", default="", section=_SDS, help="Sender ID.")
 @option(
     "--parent",
     "parents",
@@ -113,7 +113,7 @@ class _Input:
     type=ENTRY,
     section=_SDS,
     help="A message that this one depends on; may be repeated. Each further line depends on the "
-    "one before.",
+    "one before it.",
 )
 @option(
     "--message-id", metavar="ID", section=_SDS, help="[default: the hash that proves the message]"
@@ -124,13 +124,13 @@ class _Input:
     default=0,
     show_default=True,
     section=_CONFIRMATION,
-    help="Other stores that must have each message before the answer.",
+    help="Number of other stores that must confirm each message before the node answers.",
 )
 @option(
     "--confirm-timeout",
     type=POSITIVE_DURATION,
     section=_CONFIRMATION,
-    help="How long to wait for them.  [default: the node's]",
+    help="How long to wait for confirmations.  [default: the node's]",
 )
 @connected()
 async def publish(
@@ -152,7 +152,7 @@ async def publish(
     min_confirms: int,
     confirm_timeout: int | None,
 ) -> int:
-    """Publish a message, or many, and print what became of each, with its hash.
+    """Publish one or many messages, and print the outcome and the hash of each.
 
     The exit code is 1 when one was rejected or not confirmed as asked.
     """

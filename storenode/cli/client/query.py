@@ -35,27 +35,27 @@ _PAGE = "Page"
     "--forward/--backward",
     default=False,
     section=_PAGE,
-    help="Begin with the oldest match, or with the newest.  [default: backward]",
+    help="Start with the oldest match, or with the newest.  [default: backward]",
 )
-@option("--cursor", type=HEX, section=_PAGE, help="Go on after this message hash.")
+@option("--cursor", type=HEX, section=_PAGE, help="Continue after this message hash.")
 @option(
     "--limit",
     type=click.IntRange(min=0),
     section=_PAGE,
-    help="Messages on a page; the node gives 100 by default and 1,000 at most.",
+    help="Messages per page; 100 by default, at most 1,000.",
 )
-@option("--all", "every_page", is_flag=True, section=_PAGE, help="Fetch every page, not only one.")
+@option("--all", "every_page", is_flag=True, section=_PAGE, help="Fetch all pages, not only one.")
 @option(
     "--no-data",
     is_flag=True,
     section=_PAGE,
-    help="Only hashes: says which messages the node holds.",
+    help="Print only hashes, to see which messages the node stores.",
 )
 @option(
     "--cursors",
     is_flag=True,
     section=_PAGE,
-    help="Print the cursor of the next page where there is one.",
+    help="Print the cursor of the next page, if there is one.",
 )
 @coverage_option
 @connected(has_payloads=True)
@@ -77,8 +77,8 @@ async def query(
 ) -> int:
     """Fetch stored messages by topic and time, or by hash.
 
-    The messages of a page come in ascending order of time, in either direction. The exit code is 1
-    when the node does not hold a message that is named by its hash.
+    The messages of a page are in ascending order of time, in either direction. The exit code is 1
+    if the node does not store a message that is given by its hash.
     """
     request = query_request(
         pubsub_topic=pubsub_topic,

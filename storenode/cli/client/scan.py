@@ -22,16 +22,16 @@ _STREAM = "Stream"
 @click.command(cls=LayeredCommand)
 @topic_options
 @time_options
-@option("--cursor", type=HEX, section=_STREAM, help="Go on after the page that had this cursor.")
-@option("--limit", type=click.IntRange(min=1), section=_STREAM, help="End after N messages.")
+@option("--cursor", type=HEX, section=_STREAM, help="Continue after the page with this cursor.")
+@option("--limit", type=click.IntRange(min=1), section=_STREAM, help="Stop after N messages.")
 @option(
     "--page-size",
     type=click.IntRange(min=0),
     default=0,
     section=_STREAM,
-    help="Messages on a page.  [default: the node's choice]",
+    help="Messages per page.  [default: the node's choice]",
 )
-@option("--no-data", is_flag=True, section=_STREAM, help="Only hashes.")
+@option("--no-data", is_flag=True, section=_STREAM, help="Print only hashes.")
 @option("--cursors", is_flag=True, section=_STREAM, help="Print the cursor after every page.")
 @coverage_option
 @connected(has_payloads=True)
@@ -51,7 +51,7 @@ async def scan(
 ) -> int:
     """Stream every stored message that matches, the oldest first.
 
-    Reconnects and continues after a short outage of the node.
+    After a short outage of the node it reconnects and continues.
     """
     pages = session.client.scan(
         filter=content_filter(pubsub_topic, content_topics),

@@ -45,9 +45,9 @@ async def get(
     content_topics: tuple[str, ...],
     with_coverage: bool,
 ) -> int:
-    """Fetch SDS messages by their IDs, and list those that the node does not hold.
+    """Fetch SDS messages by their IDs, and list those that the node does not store.
 
-    The exit code is 1 when one of them is missing.
+    The exit code is 1 if one of them is missing.
     """
     pages = session.client.get_sds(
         channel,
@@ -77,14 +77,14 @@ def _hinted(entries: tuple[Entry, ...], hint: bytes | None) -> tuple[Entry, ...]
     multiple=True,
     metavar="ID",
     section=_WALK,
-    help="An ID that is held already: not sent, and not walked past; may be repeated.",
+    help="An ID that you have already: it is not sent, and the walk ends there; may be repeated.",
 )
 @option(
     "--max-messages",
     type=click.IntRange(min=0),
     default=0,
     section=_WALK,
-    help="End after N messages, those nearest to the heads.  [default: the node's limit]",
+    help="Stop after N messages, those nearest to the heads.  [default: the node's limit]",
 )
 @option(
     "--max-depth",
@@ -112,8 +112,8 @@ async def causal_history(
 ) -> int:
     """Fetch everything that some SDS messages depend on, parents before children.
 
-    What the history names and the node does not hold is listed as missing. The exit code is 1 when
-    a head is.
+    Messages that the history references and the node does not store are listed as missing. The exit
+    code is 1 if a head is missing.
     """
     pages = session.client.causal_history(
         channel,

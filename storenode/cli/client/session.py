@@ -263,7 +263,7 @@ def _connection_options(
     name: str, default: str, *, has_payloads: bool
 ) -> Callable[[Command], Command]:
     shapes = ("table", "json", "raw") if has_payloads else ("table", "json")
-    raw = "; raw: payloads as they are, each with a line feed" if has_payloads else ""
+    raw = "; raw: unchanged payloads, each followed by a line feed" if has_payloads else ""
     return with_options(
         option(
             name,
@@ -272,7 +272,7 @@ def _connection_options(
             show_default=True,
             metavar="HOST:PORT",
             section=_CONNECTION,
-            help="The node to call.",
+            help="Address of the node.",
         ),
         credential_options,
         option(
@@ -282,7 +282,7 @@ def _connection_options(
             default="table",
             show_default=True,
             section=_OUTPUT,
-            help="table: lines for people; json: an object a line, bytes in lower-case hexadecimal"
+            help="table: lines of text; json: one object per line, bytes in lower-case hexadecimal"
             + raw
             + ".",
         ),
@@ -298,21 +298,21 @@ credential_options = with_options(
         type=_FILE,
         metavar="FILE",
         section=_CONNECTION,
-        help="File with the token of this client; beyond loopback it needs TLS.",
+        help="File with this client's token; needs TLS beyond loopback.",
     ),
     option(
         "--tls-ca",
         type=_FILE,
         metavar="FILE",
         section=_CONNECTION,
-        help="Connect by TLS and trust the certificate authorities in this PEM file.",
+        help="Connect with TLS and trust the certificate authorities in this PEM file.",
     ),
     option(
         "--tls-cert",
         type=_FILE,
         metavar="FILE",
         section=_CONNECTION,
-        help="PEM file with the certificate of this client, for a node that asks for one.",
+        help="PEM file with this client's certificate, for a node that requires one.",
     ),
     option(
         "--tls-key",

@@ -311,7 +311,7 @@ class Channels:
         """Open channels for the length of an ``async with`` block, which leaves all of them.
 
         - ``places``: as in `AsyncChannel.join`.
-        - ``open_states``: state files that are open at one time, each with two descriptors. A
+        - ``open_states``: state files that are open at the same time, each with two descriptors. A
           file is locked while it is open only: a process that opens it meanwhile takes the state,
           and here the channel ends with `StateTaken` before it sends anything.
 

@@ -108,7 +108,7 @@ MAX_TOPICS_PER_FEED: Final = MAX_QUERY_CONTENT_TOPICS
 """Content topics of one call of ``Follow``: a node allows no more in a filter."""
 
 MAX_CALLS_AT_ONCE: Final = 64
-"""Concurrent scans, look-ups and feeds of single channels over one connection; others wait. Nodes
+"""Concurrent scans, lookups and feeds of single channels over one connection; others wait. Nodes
 allow 256 calls per connection."""
 
 MAX_QUEUED_PAGES: Final = 256
@@ -124,7 +124,7 @@ MAX_THREADS: Final = 4
 """Threads that read and write states."""
 
 DEFAULT_OPEN_STATES: Final = 64
-"""State files that are open at one time, with two descriptors each."""
+"""State files that are open at the same time, with two descriptors each."""
 
 MAX_LEAVING_AT_ONCE: Final = 64
-"""Channels that are left at one time."""
+"""Channels that are left at the same time."""

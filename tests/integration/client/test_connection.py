@@ -63,12 +63,6 @@ async def test_a_token_is_sent_over_loopback_and_over_tls(
     assert metadata == (("authorization", "Bearer secret"),)
 
 
-async def test_without_a_token_nothing_is_sent() -> None:
-    channel, metadata = open_channel("node.example:7420", None, None)
-    await channel.close(grace=None)
-    assert metadata == ()
-
-
 @pytest.mark.parametrize("token", ["", "two words", "line\nbreak", "naïve", "tab\t"])
 def test_a_token_that_is_no_header_value_is_refused(token: str) -> None:
     with pytest.raises(ClientOptionError, match="token is empty or holds"):

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -15,7 +13,6 @@ import pytest
 from storenode.client import (
     AsyncClient,
     ConnectionLost,
-    LimitExceeded,
     Message,
     NodeDraining,
     NodeUnreachable,
@@ -24,14 +21,11 @@ from storenode.client import (
 )
 from storenode.client.streams import AsyncMessageStream
 from tests.support.node import NodeProcess
-from tests.support.polling import eventually
 
 TOPIC = "/failover/1/all/proto"
 ONCE = Retry(attempts=0)
 PATIENT = Retry(attempts=400, first_delay_s=0.05, max_delay_s=0.25, at_start=True)
 LATE = ("--max-clock-drift", "off", "--drain-timeout", "1s")
-PEERS = (*LATE, "--sync-interval", "0")
-OVERLAP_S = 3_600.0
 
 
 @pytest.fixture
@@ -42,20 +36,6 @@ def two(tmp_path: Path, database_url: str) -> Iterator[list[NodeProcess]]:
         yield [node.start() for node in nodes]
     finally:
         for node in nodes:
-            node.close()
-
-
-@pytest.fixture
-def stores(tmp_path: Path, new_store: Callable[[], str]) -> Iterator[list[NodeProcess]]:
-    """Return two nodes with a store each, which are peers."""
-    first = NodeProcess(tmp_path / "a", PEERS, new_store())
-    second = NodeProcess(tmp_path / "b", PEERS, new_store())
-    try:
-        first.start()
-        second.args = (*PEERS, "--peer", first.peer)
-        yield [first, second.start()]
-    finally:
-        for node in (first, second):
             node.close()
 
 
@@ -132,67 +112,3 @@ async def test_the_end_of_the_only_node_has_a_name(two: list[NodeProcess]) -> No
                 await waiting
             with pytest.raises(NodeUnreachable):
                 await queried(client)
-
-
-async def test_a_follower_changes_stores_by_time(stores: list[NodeProcess]) -> None:
-    messages = made(60)
-    async with (
-        AsyncClient(addresses(stores), retry=PATIENT) as client,
-        AsyncClient(stores[1].listen, retry=PATIENT) as other,
-    ):
-        for message in messages[:20]:
-            await client.publish(message, min_confirms=1, confirm_timeout_s=60)
-        feed = client.follow(TOPIC, from_beginning=True, overlap_s=OVERLAP_S)
-        found = await taken(feed, 20)
-        kept = feed.cursor
-        await ended(stores[0], KILLED)
-        await other.publish_many(messages[20:40])
-        found += await taken(feed, 20)
-        # One by one: what the scan of the other store still finds comes without a cursor.
-        for message in messages[40:]:
-            await other.publish(message)
-            found += await taken(feed, 1)
-        assert sorted(message.hash for message in found) == sorted(
-            message.hash for message in messages
-        )
-        assert feed.cursor != kept
-        again = other.follow(TOPIC, cursor=feed.cursor)
-        assert (await anext(again)) in messages, "the cursor is the other store's now"
-
-
-async def test_a_limit_that_is_reached_for_the_moment_is_waited_for(
-    tmp_path: Path, database_url: str
-) -> None:
-    node = NodeProcess(tmp_path / "a", (*LATE, "--max-streams", "1"), database_url)
-    try:
-        await asyncio.to_thread(node.start)
-        async with (
-            AsyncClient(node.listen, retry=ONCE) as hasty,
-            AsyncClient(node.listen, retry=PATIENT) as slow,
-        ):
-            await hasty.publish_many(made(3))
-            async with hasty.follow(TOPIC, from_beginning=True) as first:
-                await taken(first, 3)
-                with pytest.raises(LimitExceeded, match="limit of 1") as refusal:
-                    [each async for each in hasty.scan(TOPIC)]
-                assert refusal.value.retryable
-                scan = asyncio.create_task(taken(slow.scan(TOPIC), 3))
-                await asyncio.to_thread(refused_again, node)
-                assert not scan.done()
-            assert len(await scan) == 3
-    finally:
-        node.close()
-
-
-def refused_again(node: NodeProcess) -> None:
-    """Wait until the node has refused a second scan."""
-    counted = re.compile(
-        rb'^storenode_calls_total{(?=.*"Scan").*"RESOURCE_EXHAUSTED".*} (.+)$', re.MULTILINE
-    )
-
-    def twice() -> bool:
-        with urllib.request.urlopen(f"http://{node.metrics}/metrics") as response:
-            found = counted.search(response.read())
-        return found is not None and float(found[1]) >= 2
-
-    eventually(twice)

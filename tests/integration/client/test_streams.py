@@ -28,7 +28,6 @@ from tests.support.postgres import copy_cluster
 
 PUBSUB_TOPIC = "/waku/2/rs/1/0"
 PATIENT = Retry(attempts=200, first_delay_s=0.05, max_delay_s=0.25)
-HASTY = Retry(attempts=2, first_delay_s=0.01, max_delay_s=0.01)
 ACKNOWLEDGED = {"STORED", "DUPLICATE"}
 PAYLOAD_BYTES = 20_000
 """Large enough that the stream's buffers hold a fraction of what is sent."""
@@ -101,20 +100,6 @@ async def test_calls_go_on_after_the_node_was_killed(own_node: NodeProcess) -> N
             publishing = asyncio.create_task(store(early, made("/test/1/late/proto", 3)))
             await asyncio.to_thread(own_node.start)
             await publishing
-
-
-async def test_attempts_are_bounded(own_node: NodeProcess) -> None:
-    async with connect(own_node.listen, retry=HASTY) as client:
-        pages = client.follow()
-        await anext(pages)
-        await asyncio.to_thread(own_node.kill)
-        with pytest.raises(NodeError) as error:
-            await anext(pages)
-        assert error.value.unreachable
-        for attempt in (client.scan(), client.follow(), client.publish_stream([PublishRequest()])):
-            with pytest.raises(NodeError) as error:
-                await anext(attempt)
-            assert error.value.unreachable
 
 
 async def test_an_error_of_the_source_comes_after_the_answers_to_what_it_gave(

@@ -1,21 +1,18 @@
-"""The example that publishes a git history, on a made repository and on the project's own."""
+"""The example that publishes a git history."""
 
 from __future__ import annotations
 
 import itertools
-import json
 import random
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from examples.git_history import ExampleError, compare
 from storenode.client.sds_messages import SdsView, sds_view
-from tests.integration.examples.repository import COMMITS, git, make_repository
+from tests.integration.examples.repository import git, make_repository
 from tests.support.command import Command, Ended
 from tests.support.node import NodeProcess, clean_environment, running_node
 
@@ -24,7 +21,6 @@ CONTENT_TOPIC = "/git-history/1/commits/proto"
 HEADS = 3
 TIMEOUT_S = 100.0
 
-OWN = [ROOT] if (ROOT / ".git").exists() else []
 _numbers = itertools.count()
 
 
@@ -40,19 +36,6 @@ def node(
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_repository(tmp_path_factory.mktemp("repositories") / "made")
-
-
-@pytest.fixture(scope="module", params=[None, *OWN], ids=["made", *("own" for _ in OWN)])
-def repo(
-    request: pytest.FixtureRequest, made: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
-    """Return a repository: the made one, or the project's own, which is there in every clone."""
-    if request.param is None:
-        return made
-    # A copy, since whoever works on the project may commit while the test runs.
-    copy = tmp_path_factory.mktemp("repositories") / "own"
-    git(ROOT, "clone", "--quiet", "--bare", str(request.param), str(copy))
-    return copy
 
 
 @pytest.fixture
@@ -104,17 +87,17 @@ def published(node: NodeProcess, channel: str) -> set[str]:
 
 
 def test_the_causal_history_of_any_head_is_what_git_lists(
-    node: NodeProcess, repo: Path, channel: str
+    node: NodeProcess, made: Path, channel: str
 ) -> None:
-    heads = some_heads(repo)
+    heads = some_heads(made)
     flags = [flag for head in heads for flag in ("--head", head)]
-    ended = example(node, repo, "--channel", channel, "--verify", *flags)
+    ended = example(node, made, "--channel", channel, "--verify", *flags)
     assert ended.code == 0, ended.err
-    count = len(commits_of(repo, "--all"))
+    count = len(commits_of(made, "--all"))
     assert ended.lines[0] == f"published {count} of {count} commits on channel {channel}"
     assert [line.split(":")[0] for line in ended.lines[1:]] == heads
     for head in heads:
-        history = commits_of(repo, head)
+        history = commits_of(made, head)
         views, missing = walked(node, channel, head)
         names = [view.message_id for view in views]
         assert sorted(names) == sorted(history)
@@ -124,15 +107,15 @@ def test_the_causal_history_of_any_head_is_what_git_lists(
 
 
 def test_withheld_commits_that_are_reached_are_missing_and_no_others(
-    node: NodeProcess, repo: Path, channel: str
+    node: NodeProcess, made: Path, channel: str
 ) -> None:
     flags = ("--withhold", "0.1", "--seed", "1", "--verify")
-    ended = example(node, repo, "--channel", channel, *flags)
+    ended = example(node, made, "--channel", channel, *flags)
     assert ended.code == 0, ended.err
-    graph = commits_of(repo, "--all")
+    graph = commits_of(made, "--all")
     withheld = set(graph) - published(node, channel)
     assert len(withheld) == round(len(graph) / 10)
-    for head in some_heads(repo):
+    for head in some_heads(made):
         wanted, reached = naive_walk(graph, head, withheld)
         views, missing = walked(node, channel, head)
         assert sorted(view.message_id for view in views) == sorted(wanted)
@@ -151,30 +134,6 @@ def naive_walk(
     return seen - withheld, seen & withheld
 
 
-def test_a_message_says_what_its_commit_says(node: NodeProcess, made: Path, channel: str) -> None:
-    assert example(node, made, "--channel", channel).code == 0
-    graph = commits_of(made, "--all")
-    head = git(made, "rev-parse", "main").strip()
-    views = {view.message_id: view for view in walked(node, channel, head)[0]}
-    for name, view in views.items():
-        author, time_s, subject = (
-            git(made, "show", "--no-patch", "--format=%an <%ae>%x00%ct%x00%s", name)
-            .rstrip("\n")
-            .split("\0")
-        )
-        moment = datetime.fromtimestamp(int(time_s), UTC).isoformat()
-        assert view.sender_id == author
-        assert json.loads(view.content) == {"time": moment, "subject": subject}
-        lamports = [parent.lamport or 0 for each in graph[name] if (parent := views.get(each))]
-        assert view.lamport == max(int(time_s) * 1_000, *(each + 1 for each in lamports), 0)
-
-
-def test_every_reference_is_published(node: NodeProcess, made: Path, channel: str) -> None:
-    assert example(node, made, "--channel", channel).code == 0
-    assert published(node, channel) == set(commits_of(made, "--all"))
-    assert len(published(node, channel)) == COMMITS
-
-
 def test_verification_fails_where_the_channel_was_used_before(
     node: NodeProcess, made: Path, channel: str
 ) -> None:
@@ -183,14 +142,6 @@ def test_verification_fails_where_the_channel_was_used_before(
     ended = example(node, made, "--channel", channel, *flags)
     assert ended.code == 1
     assert ended.err.startswith("Several messages claim to be the same commit")
-
-
-def test_what_is_lacking_and_what_is_too_much_is_named() -> None:
-    compare("it", ["b", "a"], {"a", "b"})
-    with pytest.raises(ExampleError, match=r"1 are lacking, such as \['b'\], and 0 are too many"):
-        compare("it", ["a"], {"a", "b"})
-    with pytest.raises(ExampleError, match=r"0 are lacking.* and 1 are too many, such as \['c'\]"):
-        compare("it", ["c", "a"], {"a"})
 
 
 def test_what_is_no_repository_is_refused(node: NodeProcess, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 import time
 from collections.abc import Iterator, Sequence
@@ -13,14 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from storenode.cli.chat import plain
-from storenode.cli.chat.plain import PlainChat
-from storenode.cli.client.output import Output
-from storenode.sds.aio.channel import Channel
-from storenode.sds.aio.events import Message
 from storenode.sds.codec import SdsMessage, encode_message
 from storenode.sds.naming import content_id
-from tests.support.bus import Bus
 from tests.support.command import Command
 from tests.support.node import COMMAND, NodeProcess, clean_environment
 from tests.support.terminal import Terminal
@@ -145,7 +138,7 @@ def test_a_forged_line_is_shown_as_forged(node: NodeProcess, room: str, tmp_path
         alice.wait(partial(contains, "2 forged lines since the first run"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_leaves_the_terminal_as_it_was(
     node: NodeProcess, room: str, number: signal.Signals
 ) -> None:
@@ -156,13 +149,6 @@ def test_a_signal_leaves_the_terminal_as_it_was(
         alice.process.send_signal(number)
         code, _, echoes = alice.left()
         assert (code, echoes) == (0, True)
-
-
-def test_a_narrow_terminal_says_in_short_what_a_wide_one_says(node: NodeProcess, room: str) -> None:
-    with chatting(node, room, "alice", columns=38) as alice:
-        alice.wait(partial(contains, "up to date"))
-        alice.type("hello\r")
-        alice.wait(partial(contains, " up to date, 1 not confirmed"))
 
 
 def test_who_leaves_without_a_node_learns_what_was_not_sent(node: NodeProcess, room: str) -> None:
@@ -228,37 +214,6 @@ def test_pipes_say_lines_and_print_what_was_said(node: NodeProcess, room: str) -
         "bob: three",
     ]
     assert f"connected to {node.listen}" in second.err
-
-
-async def test_where_lines_come_from_is_said_before_them_and_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # Also what came while the log was read.
-    shown: asyncio.Queue[str] = asyncio.Queue()
-    monkeypatch.setattr(plain, "note", shown.put_nowait)
-    monkeypatch.setattr(Output, "shown", lambda _, text: shown.put_nowait(text))
-    bus = Bus()
-
-    async def read_late(channel: Channel, count: int) -> list[Message]:
-        await channel.wait_for(lambda status: status.synced)
-        return await read(channel, count)
-
-    async with Channel.join(bus.transport("there"), "room", "alice") as alice:
-        await alice.send(b"hello")
-        await alice.wait_for(lambda status: not status.unpublished)
-        async with Channel.join(bus.transport("here"), "room", "bob") as bob:
-            read = Channel.log
-            monkeypatch.setattr(Channel, "log", read_late)
-            async with bob.events() as events:
-                chat = PlainChat(bob, "bob", keeps=False)
-                printing = asyncio.create_task(chat._print(events))
-                assert await shown.get() == "connected to here"
-                assert (await shown.get()).endswith("alice: hello")
-                await alice.send(b"again")
-                assert (await shown.get()).endswith("alice: again")
-                events.close()
-                await printing
-    assert shown.empty()
 
 
 def test_what_is_wrong_is_said_in_a_sentence(node: NodeProcess, room: str, tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from unittest.mock import patch
-
 import pytest
 
 from store.db.sds import claims as db_claims
@@ -13,7 +11,6 @@ from tests.integration.sds.channel import (
     OTHER,
     TOPIC,
     Channel,
-    assert_looked_up,
     look_up,
     walk_from,
 )
@@ -48,7 +45,7 @@ async def test_the_lowest_claimants_are_returned(
 
 
 @pytest.mark.parametrize("count", [18, CROWDED])
-async def test_a_hint_finds_a_claimant_behind_the_crowd(
+async def test_a_hint_and_a_filter_find_a_claimant_behind_the_crowd(
     node: Node, reader: DatabaseSdsReader, count: int
 ) -> None:
     channel = crowd(count)
@@ -58,76 +55,9 @@ async def test_a_hint_finds_a_claimant_behind_the_crowd(
         assert answered.hashes == [chosen]
         assert not answered.truncated
         assert (await walk_from(reader, [(b"x", chosen)])).hashes == [chosen]
-
-
-@pytest.mark.parametrize("count", [18, CROWDED])
-async def test_a_filter_finds_its_claimant_behind_the_crowd(
-    node: Node, reader: DatabaseSdsReader, count: int
-) -> None:
-    channel = crowd(count)
-    await channel.store(node)
-    answered = await look_up(reader, [(b"x", None)], ONLY_OTHER)
-    assert answered.hashes == [channel.stored[-1].hash]
-    assert not answered.truncated
-
-
-async def test_many_keys_with_several_claimants_are_read_in_parts(
-    node: Node, reader: DatabaseSdsReader
-) -> None:
-    channel = Channel()
-    for number in range(60):
-        for copy in range(1 + number % 4):
-            channel.say(b"%d" % number, at=100 * number + copy, content=b"%d" % copy)
-    await channel.store(node)
-    entries = [(b"%d" % number, None) for number in range(60)]
-    with patch.object(db_claims, "_FURTHER_CLAIMANTS", 5):
-        answered = await look_up(reader, entries)
-    assert_looked_up(answered, channel.seen(TopicFilter()), entries)
-
-
-async def test_an_encrypted_message_is_found_by_its_hint_only(
-    node: Node, reader: DatabaseSdsReader
-) -> None:
-    channel = Channel()
-    secret = channel.whisper(b"\xff encrypted", at=1)
-    channel.say(b"head", [(b"secret", secret)], at=2)
-    await channel.store(node)
-    found = await look_up(reader, [(b"secret", None), (b"secret", secret)])
-    assert (found.ids, found.hashes) == ([b"secret"], [secret])
-    assert found.missing == [HistoryEntry(b"secret")]
-    walked = await walk_from(reader, [(b"head", None)])
-    assert walked.ids == [b"secret", b"head"]
-    assert not walked.missing
-
-
-async def test_a_hint_to_a_readable_message_under_another_id_is_ignored(
-    node: Node, reader: DatabaseSdsReader
-) -> None:
-    channel = Channel()
-    other_id = channel.say(b"other", at=1)
-    other_channel = channel.say_elsewhere("wanted", at=2)
-    channel.say(b"head", [(b"wanted", other_id), (b"also", other_channel)], at=3)
-    await channel.store(node)
-    answered = await look_up(reader, [(b"wanted", other_id), (b"wanted", other_channel)])
-    assert not answered.messages
-    assert answered.missing == [
-        HistoryEntry(b"wanted", other_id),
-        HistoryEntry(b"wanted", other_channel),
-    ]
-    walked = await walk_from(reader, [(b"head", None)])
-    assert walked.ids == [b"head"]
-    assert {entry.message_id for entry in walked.missing} == {b"wanted", b"also"}
-
-
-async def test_a_hint_outside_the_filter_is_not_followed(
-    node: Node, reader: DatabaseSdsReader
-) -> None:
-    channel = Channel()
-    secret = channel.whisper(b"\xff encrypted", at=1, topic=OTHER)
-    await channel.store(node)
-    hidden = TopicFilter(content_topics=(TOPIC[1],))
-    answered = await look_up(reader, [(b"secret", secret)], hidden)
-    assert answered.missing == [HistoryEntry(b"secret", secret)]
+    filtered = await look_up(reader, [(b"x", None)], ONLY_OTHER)
+    assert filtered.hashes == [channel.stored[-1].hash]
+    assert not filtered.truncated
 
 
 async def test_hints_of_any_size_are_read_and_given_back(

@@ -79,46 +79,6 @@ async def test_what_is_proven_comes_before_older_forgeries(
     assert (await look_up(reader, [(reference, forged)])).hashes == [forged]
 
 
-async def test_the_hash_of_the_content_proves_it_and_other_ids_prove_nothing(
-    node: Node, reader: DatabaseSdsReader
-) -> None:
-    channel = Channel()
-    forge(channel, HASHED, 20)
-    digest = channel.add(claiming(NAME, HASHED, CONTENT), 30, HASHED.encode())
-    for number in range(20):
-        channel.say(b"chosen", at=number, content=b"%d" % number)
-    await channel.store(node)
-    found = await look_up(reader, [(HASHED.encode(), None), (b"chosen", None)], prefers=True)
-    first = [each.hash for each in channel.stored if each.message_id == b"chosen"][:16]
-    assert found.hashes[0] == digest
-    assert found.hashes[16:] == first
-    assert found.truncated
-
-
-async def test_copies_of_what_is_proven_are_bounded_as_all_are(
-    node: Node, reader: DatabaseSdsReader
-) -> None:
-    channel = Channel()
-    forge(channel, ID, 5)
-    copies = [channel.add(genuine(NAME, CONTENT), 10 + n, ID.encode()) for n in range(CROWDED)]
-    await channel.store(node)
-    found = await look_up(reader, [(ID.encode(), None)], prefers=True)
-    assert (found.hashes, found.truncated) == (copies[:16], True)
-
-
-async def test_a_filter_hides_what_is_proven_elsewhere(
-    node: Node, reader: DatabaseSdsReader
-) -> None:
-    channel = Channel()
-    forge(channel, ID, CROWDED)
-    channel.add(genuine(NAME, CONTENT), CROWDED, ID.encode(), topic=OTHER)
-    await channel.store(node)
-    here, there = (TopicFilter(content_topics=(topic[1],)) for topic in (TOPIC, OTHER))
-    for wanted in (here, there):
-        found = await look_up(reader, [(ID.encode(), None)], wanted, prefers=True)
-        assert_looked_up(found, channel.seen(wanted, prefers=True), [(ID.encode(), None)])
-
-
 def random_channel(rng: random.Random) -> Channel:
     """Return genuine and forged messages of few IDs, with parents whose hints name any of them."""
     channel = Channel()

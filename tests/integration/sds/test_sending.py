@@ -11,10 +11,10 @@ import pytest
 from store.db.maintenance.retention import prune
 from store.db.sds import reader as sds
 from store.db.sds.reader import DatabaseSdsReader, SdsPages
-from store.domain.ports import HistoryEntry, SdsPage, StoreBusy, TopicFilter
+from store.domain.ports import HistoryEntry, SdsPage, StoreBusy
 from store.domain.retention import RetentionPolicy
 from store.messages.frames import sds_stored_message
-from tests.integration.sds.channel import OTHER, TOPIC, Channel, look_up, walk_from
+from tests.integration.sds.channel import Channel, look_up, walk_from
 from tests.integration.storage.node import Node
 from tests.integration.storage.world import DAY, NOW
 from tests.support.outlet import WideOutlet
@@ -64,19 +64,6 @@ async def test_large_messages_come_in_pages_and_in_order(
     assert walked.pages >= 150 * LARGE // (4 * 1024 * 1024)
     assert not walked.missing
     assert not walked.truncated
-
-
-async def test_messages_share_a_timestamp_with_thousands(
-    node: Node, reader: DatabaseSdsReader
-) -> None:
-    channel = chain(60, spacing=0)
-    for number in range(1_200):
-        channel.whisper(b"%d" % number, at=0, topic=OTHER)
-    await channel.store(node)
-    walked = await walk_from(reader, [(b"59", None)])
-    assert walked.ids == [b"%d" % number for number in range(60)]
-    filtered = await walk_from(reader, [(b"59", None)], filter=TopicFilter(None, (TOPIC[1],)))
-    assert filtered.hashes == walked.hashes
 
 
 async def test_what_is_pruned_is_missing_and_not_walked_past(
@@ -147,23 +134,6 @@ async def test_long_lists_of_missing_parents_come_in_pages(
     assert len(walked.ids) == 60
     assert [entry.message_id for entry in walked.missing] == ids[::-1]
     assert walked.pages >= 2
-
-
-async def test_an_empty_answer_has_no_page(node: Node, reader: DatabaseSdsReader) -> None:
-    channel = chain(2)
-    await channel.store(node)
-    known = frozenset((b"1",))
-    assert (await walk_from(reader, head_of(channel), known_ids=known)).pages == 0
-    truncated = await walk_from(reader, head_of(channel), max_messages=0)
-    assert (truncated.pages, truncated.truncated) == (1, True)
-
-
-async def test_many_known_ids_end_a_walk(node: Node, reader: DatabaseSdsReader) -> None:
-    channel = chain(30)
-    await channel.store(node)
-    known = frozenset([b"unused-%d" % number for number in range(9_999)] + [b"14"])
-    walked = await walk_from(reader, head_of(channel), known_ids=known)
-    assert walked.ids == [b"%d" % number for number in range(15, 30)]
 
 
 async def test_walks_wait_for_their_turn_and_are_refused_beyond(

@@ -46,11 +46,6 @@ def test_complete_pages_are_complete_as_of_the_earliest_comparison() -> None:
     assert sentence(pages) == f"Coverage: {reported}"
 
 
-def test_pages_of_different_stores_name_all_that_were_asked() -> None:
-    pages = [complete(HOUR, 2 * HOUR, "a"), complete(0, HOUR + 1, "b")]
-    assert "complete on each page as far as 2 stores (a, b) knew" in sentence(pages)
-
-
 def test_pages_without_overlap_do_not_join() -> None:
     pages = [complete(0, HOUR), unknown(HOUR - 1, 2 * HOUR, "why"), complete(2 * HOUR, 4 * HOUR)]
     assert "up to 1970-01-01T04:00:00.000Z" in sentence(pages)

@@ -20,6 +20,7 @@ from storenode.client import (
     ConnectionLost,
     CursorRefused,
     InvalidRequest,
+    LimitExceeded,
     Message,
     NodeError,
     NotAuthenticated,
@@ -28,7 +29,7 @@ from storenode.client import (
     TlsIdentity,
 )
 from storenode.client.node import connect
-from storenode.connection.errors import TlsHandshakeError, WrongProtocolError
+from storenode.connection.errors import RETRY_PUSHBACK, TlsHandshakeError, WrongProtocolError
 from storenode.wire.storenode.v1 import store_pb2
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryResponse
 from tests.support.ports import HeldPort
@@ -279,17 +280,36 @@ async def test_another_node_may_accept_a_refused_cursor(nodes: Nodes) -> None:
     )
 
 
-@pytest.mark.parametrize(("dropped", "calls", "error"), [(2, 3, None), (1_000, 4, ConnectionLost)])
-async def test_a_call_that_grpc_drops_is_made_again_a_few_times(
-    nodes: Nodes, dropped: int, calls: int, error: type[NodeError] | None
+DROPPED: Final = grpc.StatusCode.CANCELLED
+LIMITED: Final = grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+@pytest.mark.parametrize(
+    ("code", "metadata", "refused", "calls", "error"),
+    [
+        (DROPPED, (), 2, 3, None),
+        (DROPPED, (), 1_000, 4, ConnectionLost),
+        # A limit that is reached for the moment is waited for, another one is not.
+        (LIMITED, ((RETRY_PUSHBACK, "10"),), 2, 3, None),
+        (LIMITED, (), 2, 1, LimitExceeded),
+    ],
+)
+async def test_a_call_that_may_succeed_later_is_made_again_a_few_times(
+    nodes: Nodes,
+    *,
+    code: grpc.StatusCode,
+    metadata: tuple[tuple[str, str], ...],
+    refused: int,
+    calls: int,
+    error: type[NodeError] | None,
 ) -> None:
-    async def dropping(method: str, requests: AsyncIterator[bytes], context: Any) -> Any:  # noqa: ANN401
-        if service.calls <= dropped:
-            await context.abort(grpc.StatusCode.CANCELLED, "CANCELLED")
+    async def refusing_first(method: str, requests: AsyncIterator[bytes], context: Any) -> Any:  # noqa: ANN401
+        if service.calls <= refused:
+            await context.abort(code, code.name, metadata)
         async for answer in live(method, requests, context):
             yield answer
 
-    service = Service(dropping)
+    service = Service(refusing_first)
     address = await nodes.serve(service)
     assert await failures([address], ["publish"], HASTY) == {"publish": error}
     assert service.calls == calls

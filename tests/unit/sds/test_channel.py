@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import pytest
 
 from storenode.sds.channel import ChannelFullError
@@ -24,8 +22,6 @@ from storenode.sds.events import (
     Reason,
     Receive,
     Received,
-    RepairAnswered,
-    RepairRequested,
     Send,
     SendEphemeral,
     SendSync,
@@ -37,7 +33,6 @@ from storenode.sds.snapshot import restore, snapshot
 from tests.unit.sds.worlds import (
     CHANNEL,
     NOW,
-    QUICK_REPAIR,
     SMALL,
     channel,
     delivered,
@@ -110,17 +105,6 @@ def test_full_filters_alone_never_acknowledge() -> None:
         assert [e.error_probability for e in of(PossiblyAcknowledged, events)] == [1.0]
 
 
-def test_many_unacknowledged_messages_are_reviewed_in_the_order_of_sending() -> None:
-    me = channel(possible_acks=1)
-    names = [f"m{number}" for number in range(60)]
-    for name in names:
-        me.send(NOW, b"text", name)
-    take(me, wire("x", after=names[10:20]))
-    events = take(me, wire("y", seen=[*names[5:25], "other"]))
-    assert [event.message_id for event in of(Acknowledged, events)] == names[5:10] + names[20:25]
-    assert list(me.outgoing.by_id) == names[:5] + names[25:]
-
-
 def test_own_filters_and_echoes_acknowledge_nothing() -> None:
     me = channel(possible_acks=1)
     first = payloads(me.send(NOW, b"text", "a"))
@@ -166,17 +150,6 @@ def test_a_resend_is_the_same_message_with_a_fresh_filter() -> None:
     assert again.bloom_filter != first.bloom_filter
 
 
-def test_what_comes_late_is_inserted_at_its_place() -> None:
-    me = channel()
-    take(me, wire("a", lamport=NOW + 10), wire("c", lamport=NOW + 30))
-    (event,) = of(Message, take(me, wire("b", lamport=NOW + 20)))
-    assert (event.entries_after, event.unmet) == (1, ())
-    (event,) = of(Message, take(me, wire("B", lamport=NOW + 30)))
-    assert event.entries_after == 1
-    assert log_ids(me) == ["a", "b", "B", "c"]
-    assert me.clock.value == NOW + 30
-
-
 def test_a_circle_is_delivered_in_log_order_and_said() -> None:
     me = channel()
     take(me, wire("b", after=["a"], lamport=NOW + 2), wire("a", after=["b", "a"], lamport=NOW + 1))
@@ -199,46 +172,12 @@ def test_missing_messages_are_reported_again_until_they_are_lost() -> None:
     assert (reported, lost) == ([1_000, 2_000, 3_000], [4_000])
 
 
-def test_the_filter_may_go_with_some_messages_only() -> None:
-    me = channel(filter_every=3)
-    sent = [decode_message(payloads(me.send(NOW, b"text"))[0]) for _ in range(6)]
-    assert [message.bloom_filter is not None for message in sent] == [False, False, True] * 2
-    assert decode_message(payloads(me.send_sync(NOW))[0]).bloom_filter
-
-
 def test_the_older_revision_is_sent_when_configured() -> None:
     old, new = channel("old", older_revision=True), channel("new")
     packets = [payloads(old.send(NOW, b"text", name))[0] for name in ("dep1", "15950b22")]
     packets.append(payloads(old.send(NOW, b"text", "third"))[0])
     assert decode_message(packets[2]).history == (Entry("dep1"), Entry("15950b22"))
     assert delivered(take(new, *packets)) == ["dep1", "15950b22", "third"]
-
-
-def test_a_listener_in_a_busy_channel_acknowledges() -> None:
-    me = channel(sync_min_ms=20_000, sync_max_ms=40_000, sync_owed_ms=60_000)
-    spoke = []
-    for turn in range(100):
-        now = NOW + turn * 5_000
-        take(me, wire(f"m{turn}", lamport=now), now=now)
-        spoke += [now - NOW for event in of(Broadcast, me.tick(now, make_rng(turn)))]
-    assert 6 <= len(spoke) <= 16
-    assert max(b - a for a, b in pairwise(spoke)) <= 65_000
-
-
-def test_silence_is_broken_once_and_others_keep_still() -> None:
-    group = [channel(f"m{number}") for number in range(6)]
-    rng, sent = make_rng(3), 0
-    first = payloads(group[0].send(NOW, b"text"))
-    for member in group[1:]:
-        take(member, *first)
-    for now in range(NOW, NOW + 200_000, 500):
-        for member in group:
-            for payload in payloads(member.tick(now, rng)):
-                sent += 1
-                for other in group:
-                    other.receive(now, [Packet(payload)])
-    # After 15 to 35 s, and by the end twice at most.
-    assert 1 <= sent <= 3 + 6
 
 
 def test_ticks_before_the_next_due_time_do_nothing() -> None:
@@ -312,15 +251,6 @@ def test_a_configuration_that_cannot_work_is_refused(given: dict[str, object]) -
 def test_a_repair_that_cannot_work_is_refused(given: tuple[int, int, int]) -> None:
     with pytest.raises(ValueError, match="repair"):
         RepairConfig(*given)
-
-
-def test_a_message_names_causes_that_were_given_up_before_it_came() -> None:
-    me = channel(lost_after_ms=1_000)
-    take(me, wire("b", after=["a", "x"]))
-    me.tick(NOW + 1_001, make_rng())
-    assert me.lost.keys() == {"a", "x"}
-    (reported,) = of(Message, take(me, wire("c", after=["b", "a"]), now=NOW + 2_000))
-    assert reported.unmet == ("a",)
 
 
 def test_what_came_after_it_was_given_up_is_not_named_as_unmet() -> None:
@@ -437,19 +367,6 @@ def test_the_largest_clock_leaves_room_for_ours() -> None:
     assert log_ids(me) == ["mine", "hostile"]
 
 
-def test_a_repair_request_is_repeated_until_the_message_comes() -> None:
-    me = channel(repair=QUICK_REPAIR, lost_after_ms=None, sync_min_ms=10**6, sync_max_ms=10**6)
-    take(me, wire("second", after=[Entry("first", None, "peer")]))
-    asked = 0
-    for now in range(NOW, NOW + 4_000, 50):
-        asked += len(of(RepairRequested, me.tick(now, make_rng())))
-        me.check()
-    assert asked >= 3
-    take(me, wire("first", lamport=NOW - 1))
-    for now in range(NOW + 4_000, NOW + 6_000, 50):
-        assert of(RepairRequested, me.tick(now, make_rng())) == []
-
-
 def test_a_resend_gives_later_histories_the_hint_that_works() -> None:
     me = channel()
     me.send(NOW, b"mine", "mine")
@@ -483,15 +400,3 @@ def test_giving_up_is_not_acknowledgement() -> None:
     assert of(Acknowledged, seen) == []
     assert of(Sent, seen) == []
     assert len(me.outgoing) == 0
-
-
-def test_an_answer_is_sent_once_and_not_again_at_once() -> None:
-    me = channel(repair=QUICK_REPAIR)
-    me.send(NOW, b"mine", "mine")
-    take(me, wire("ask", content=None, asks=["mine"]))
-    take(me, wire("ask2", content=None, asks=["mine"]))
-    assert of(RepairAnswered, me.tick(NOW, make_rng())) == [RepairAnswered("mine")]
-    take(me, wire("ask3", content=None, asks=["mine"]))
-    assert of(RepairAnswered, me.tick(NOW + 99, make_rng())) == []
-    take(me, wire("ask4", content=None, asks=["mine"]), now=NOW + 100)
-    assert of(RepairAnswered, me.tick(NOW + 100, make_rng())) == [RepairAnswered("mine")]

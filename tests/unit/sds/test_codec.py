@@ -165,14 +165,6 @@ def test_a_participant_reads_fields_that_it_does_not_know() -> None:
     assert decode_message(later) == message
 
 
-def test_an_ephemeral_message_has_no_clock() -> None:
-    message = SdsMessage("room", "id", "s", content=b"x")
-    assert decode_message(encode_message(message)) == message
-    assert message.kind is MessageKind.EPHEMERAL
-    zero = decode_message(encode_message(replace(message, lamport=0)))
-    assert zero.kind is MessageKind.CONTENT
-
-
 def test_the_ids_that_prove_their_message() -> None:
     whole = content_id("c", "s", 5, (Entry("parent", HINT),), b"content")
     hashed, history = sha256(b"content").hexdigest(), [("parent", None)]

@@ -36,24 +36,6 @@ def test_a_message_that_no_participant_names_is_reported_after_the_grace_and_fou
     assert (me.lacks.at_least(), me.lacks.peers) == (0, {})
 
 
-def test_what_arrives_in_time_is_no_gap() -> None:
-    me = channel()
-    take(me, shown(["a", "b"]))
-    take(me, wire("b"), wire("a"), now=NOW + 9_000)
-    assert of(Behind, later(me, 10, 20, 30)) == []
-    assert me.lacks.peers == {}
-
-
-def test_a_message_shown_just_before_the_grace_of_another_ends_has_its_own() -> None:
-    me = channel()
-    take(me, shown(["a"]))
-    take(me, shown(["a", "b"], at=NOW + 9_999), now=NOW + 9_999)
-    take(me, wire("a"), now=NOW + 10_000)
-    later(me, 10, 19)
-    take(me, wire("b"), now=NOW + 19_500)
-    assert of(Behind, later(me, 20, 30)) == []
-
-
 def test_what_is_missing_or_lost_by_name_is_known() -> None:
     me = channel(lost_after_ms=15_000)
     take(me, wire("b", after=["a"]), shown(["a", "b"]))

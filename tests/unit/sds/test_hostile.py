@@ -17,13 +17,11 @@ from storenode.sds.codec import (
 from storenode.sds.events import Broadcast, Lost, Missing, Packet, Reason, Refusal, Refused
 from storenode.sds.limits import (
     MAX_ANSWERS_AT_ONCE,
-    MAX_CLOCK,
     MAX_LOST_IDS,
     MAX_PENDING_ANSWERS,
     MAX_WAITING_SYNCS,
 )
 from storenode.sds.snapshot import restore, snapshot
-from tests.interop.vectors import load
 from tests.unit.sds.worlds import (
     NOW,
     QUICK_REPAIR,
@@ -136,23 +134,6 @@ def test_a_refused_message_is_named_and_its_descendants_wait() -> None:
     assert "a" in me.incoming.wants
 
 
-def test_other_implementations_messages_are_read_in_all_fields() -> None:
-    for case in load("sds_message")["encode"]:
-        fields = case["fields"]
-        payload = bytes.fromhex(case["bytes"])
-        if case["name"] in {"neither", "all-empty"}:
-            with pytest.raises(MessageError):
-                decode_message(payload)
-            continue
-        message = decode_message(payload)
-        assert (message.message_id, message.sender_id) == (
-            fields["message_id"],
-            fields["sender_id"],
-        )
-        if fields.get("content") != "" and fields.get("bloom_filter") != "":
-            assert encode_message(message) == payload
-
-
 def test_a_full_incoming_buffer_refuses_and_takes_later() -> None:
     me = channel(max_waiting=10)
     packets = [wire(f"m{n}", after=[f"cause{n}"]) for n in range(11)]
@@ -229,15 +210,6 @@ def test_many_circles_end_quickly_and_in_order() -> None:
     assert delivered(me.tick(NOW + 5_000, make_rng())) == [f"m{n:05}" for n in range(4_000)]
 
 
-def test_clocks_far_ahead_do_not_enter_histories() -> None:
-    me = channel(history_entries=2)
-    for number in range(5):
-        take(me, wire(f"hostile{number}", lamport=MAX_CLOCK - number))
-    take(me, wire("honest", lamport=NOW + 1))
-    (sent,) = of(Broadcast, me.send(NOW + 2, b"text"))
-    assert [entry.message_id for entry in decode_message(sent.payload).history] == ["honest"]
-
-
 def test_an_empty_filter_adds_no_more_entries_than_configured() -> None:
     me = channel(gap_entries=4, history_entries=2)
     for number in range(300):
@@ -283,14 +255,6 @@ def test_hints_that_are_too_long_are_not_kept() -> None:
     assert len(restore(me.config, snapshot(me)).log) == 2
 
 
-def test_wishes_that_are_there_already_do_not_count_twice() -> None:
-    me = channel(max_missing=4)
-    causes = [f"c{number}" for number in range(4)]
-    for number in range(10):
-        take(me, wire(f"m{number}", after=causes))
-    assert (len(me.incoming), len(me.incoming.wants)) == (10, 4)
-
-
 def test_unavailable_parents_are_given_up_past_a_bound_for_the_sender_and_in_all() -> None:
     me = channel(max_missing=30, max_missing_of_sender=20, repair=QUICK_REPAIR)
     assert me.requests is not None
@@ -316,10 +280,3 @@ def test_asking_in_vain_becomes_rarer() -> None:
     assert sum(map(bool, asked[-300:])) <= 6
     take(me, wire("c0"), now=NOW + 600_000)
     assert sum(bool(of(Broadcast, later(me, second))) for second in range(601, 621)) == 20
-
-
-def test_a_sync_message_without_room_is_left_out_quietly() -> None:
-    me = channel(max_missing=10)
-    events = take(me, wire("s", content=None, after=[f"c{number}" for number in range(6)]))
-    assert events == []
-    assert me.counts.buffer_full == 1

@@ -98,16 +98,6 @@ def test_a_message_that_is_no_longer_kept_is_not_answered() -> None:
     assert list(me.answers.kept) == ["m4"]
 
 
-def test_a_pending_answer_goes_with_its_message() -> None:
-    me = channel(repair=RepairConfig(100, 400, kept_messages=2))
-    take(me, wire("old", sender="bob"))
-    take(me, wire("ask", content=None, sender="carol", asks=["old"]))
-    assert me.answers is not None
-    assert list(me.answers.pending) == ["old"]
-    take(me, wire("m1"), wire("m2"))
-    assert of(RepairAnswered, me.tick(NOW + 400, make_rng())) == []
-
-
 def test_a_message_that_left_memory_is_recalled_and_answered() -> None:
     me = channel(repair=RepairConfig(100, 400, kept_messages=1))
     old = wire("old", after=["cause"], sender="bob")

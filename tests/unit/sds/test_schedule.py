@@ -12,7 +12,7 @@ import pytest
 from bench.lines import measure
 from storenode.sds.bloom import FilterShape, filter_of
 from storenode.sds.channel import MessageChannel
-from storenode.sds.codec import Entry, SdsMessage, decode_message
+from storenode.sds.codec import SdsMessage, decode_message
 from storenode.sds.config import ChannelConfig, RepairConfig
 from storenode.sds.events import (
     Acknowledged,
@@ -25,7 +25,6 @@ from storenode.sds.events import (
 from storenode.sds.gaps import GAP_GRACE_MS, MAX_OFFERS, MAX_TELLINGS
 from storenode.sds.limits import MAX_HEADS
 from storenode.sds.schedule import SyncTimer
-from storenode.sds.snapshot import restore, snapshot
 from tests.unit.sds.worlds import (
     CHANNEL,
     NOW,
@@ -61,13 +60,6 @@ def test_each_received_message_draws_a_new_silence_and_keeps_the_limits() -> Non
     assert pace.limits != limits
 
 
-def test_a_participant_need_not_repeat_what_another_one_has_named() -> None:
-    pace, rng = SyncTimer(NOW, config(sync_at_least_ms=100_000)), make_rng()
-    for turn in range(20):
-        pace.received(NOW + turn * 10_000, news=False)
-    assert pace.due_ms(rng) >= NOW + 190_000 + 50_000
-
-
 def test_who_sent_the_last_message_leaves_the_first_sync_message_to_others() -> None:
     one, other = channel("one"), channel("other")
     (sent,) = payloads(one.send(NOW, b"text"))
@@ -93,14 +85,6 @@ def test_the_best_filter_decides_how_sure_an_acknowledgement_is() -> None:
     assert second.error_probability == first.error_probability
 
 
-def test_an_own_message_that_was_forgotten_is_no_witness() -> None:
-    me = channel(possible_acks=1)
-    me.send(NOW, b"text", "a")
-    events = take(me, wire("forgotten", sender="me", after=["a"], seen=["a"]))
-    assert of(Acknowledged, events) == []
-    assert "a" in me.outgoing
-
-
 def test_what_a_peer_lacks_is_named_a_few_times() -> None:
     me = channel(gap_entries=4, history_entries=1)
     take(me, wire("gap", lamport=NOW), wire("newer", after=["gap"], lamport=NOW + 1))
@@ -110,24 +94,6 @@ def test_what_a_peer_lacks_is_named_a_few_times() -> None:
         message = decode_message(payloads(me.send_sync(LATER))[0])
         named.append([entry.message_id for entry in message.history])
     assert named == [["gap", "newer"]] * MAX_TELLINGS + [["newer"]] * 2
-
-
-def test_a_sender_that_names_its_own_message_acknowledges_nothing() -> None:
-    me = channel()
-    first, second = Entry("first", None, "peer"), Entry("second", None, "peer")
-    take(me, wire("first"), wire("second", after=[first]))
-    assert list(me.pace.owed) == ["first", "second"]
-    take(me, wire("third", after=[first, second], sender="b"))
-    assert list(me.pace.owed) == ["third"]
-
-
-def test_anothers_naming_is_enough() -> None:
-    me = channel(gap_entries=4)
-    take(me, wire("gap", lamport=NOW))
-    take(me, wire("sync", seen=[], sender="b", content=None, lamport=LATER), now=LATER)
-    assert list(me.gaps.pending) == ["gap"]
-    take(me, wire("c", after=["gap"], sender="c", lamport=LATER), now=LATER)
-    assert me.gaps.pending == {}
 
 
 def test_what_a_peer_goes_on_lacking_is_sent_again_a_few_times() -> None:
@@ -387,11 +353,3 @@ def test_the_filter_goes_along_when_histories_do_not_suffice(
     happens(me)
     assert sent(me).bloom_filter is not None
     assert sent(me).bloom_filter is None
-
-
-def test_a_channel_goes_on_telling_after_a_snapshot() -> None:
-    me = telling()
-    take(me, wire("m"))
-    me.showing.due = True
-    again = restore(me.config, snapshot(me))
-    assert (again.heads.ids, again.showing.due) == ({"m": None}, True)

@@ -64,16 +64,6 @@ def test_a_restored_channel_behaves_as_the_saved_one() -> None:
     assert snapshot(me) == snapshot(again)
 
 
-def test_what_was_answered_again_is_the_newest_after_a_restart_too() -> None:
-    me = channel("a", repair=QUICK_REPAIR)
-    assert me.answers is not None
-    for number, message_id in enumerate(("first", "second", "first")):
-        me.answers.answered[message_id] = NOW + number
-    again = restore(me.config, snapshot(me)).answers
-    assert again is not None
-    assert list(again.answered.items()) == [("second", NOW + 1), ("first", NOW + 2)]
-
-
 def test_what_left_memory_is_known_after_a_restart() -> None:
     me = channel(max_outgoing=10_000)
     me.log = MessageLog(me.log.salt, kept=10)

@@ -20,9 +20,8 @@ from storenode.sds.aio.cipher import CipherError
 from storenode.sds.aio.events import ChannelEvent, EventHub, Events, Message, Repaired
 from storenode.sds.aio.limits import MAX_LEAVING_AT_ONCE, MAX_QUEUED_EVENTS
 from storenode.sds.aio.repair import RepairAttempts
-from storenode.sds.aio.transport import Fetched, Rotation, Route
+from storenode.sds.aio.transport import Fetched, Route
 from storenode.sds.bloom import FilterShape, filter_of
-from storenode.sds.channel import ChannelFullError
 from storenode.sds.codec import Entry, SdsMessage, decode_message, encode_message
 from storenode.sds.config import ChannelConfig
 from storenode.sds.events import (
@@ -188,16 +187,6 @@ async def test_messages_begin_with_what_the_state_has(tmp_path: Path) -> None:
         assert seen == [b"3", b"4", b"5"]
         page = await alice.log(2)
         assert [m.content for m in await alice.log(2, before=page[0].key)] == [b"2", b"3"]
-
-
-async def test_a_full_channel_refuses_what_is_sent() -> None:
-    bus = Bus()
-    config = config_of("alice", max_outgoing=1)
-    async with joined(bus.transport("a"), "alice", config=config) as alice:
-        await alice.send(b"one", "id-1")
-        with pytest.raises(ChannelFullError, match="unacknowledged"):
-            await alice.send(b"two")
-        await alice.wait_for(lambda status: not status.unpublished)
 
 
 WRONG_OPTIONS: list[tuple[dict[str, Any], str]] = [
@@ -368,17 +357,6 @@ async def test_a_clock_that_is_set_back_does_not_hold_up_what_is_missing() -> No
         ahead[0] = False
         bus.add(ROUTE, _of_peer("cause", []))
         await logs_are_equal(bob, length=2)
-
-
-def test_when_all_have_failed_it_is_time_to_rest() -> None:
-    bus = Bus()
-    rotation = Rotation([bus.transport(name).open(ROUTE) for name in "abc"])
-    tried = [(rotation.link.name, rotation.failed()) for _ in range(7)]
-    assert "".join(name for name, _ in tried) == "abcabca"
-    assert [delay for _, delay in tried] == [0.0, 0.0, 0.1, 0.0, 0.0, 0.2, 0.0]
-    rotation.worked()
-    assert [link.name for link in rotation.in_turn()] == ["b", "c", "a"]
-    assert rotation.failed() == 0.0
 
 
 async def test_who_lacks_messages_is_known() -> None:

@@ -14,7 +14,6 @@ import pytest
 
 from storenode.sds.aio.channel import Channel
 from storenode.sds.aio.events import Message
-from storenode.sds.aio.reliable import ReliableChannel, SegmentationConfig
 from storenode.sds.aio.signing import Signing, unframe
 from storenode.sds.aio.transport import Fetched, Route
 from storenode.sds.channel import MessageChannel
@@ -182,26 +181,3 @@ async def test_a_group_without_channels_needs_no_name_for_one() -> None:
     with pytest.raises(ValueError, match="sender_id has 0 bytes"):
         async with Channel.join(bus.transport("b")):
             pass
-
-
-async def test_each_segment_of_a_reliable_channel_is_signed() -> None:
-    bus, content = Bus(), bytes(range(256)) * 8
-    segmentation = SegmentationConfig(segment_bytes=512)
-    async with (
-        ReliableChannel.join(
-            bus.transport("a"),
-            sender_id="alice",
-            signer=Keys("alice"),
-            segmentation=segmentation,
-        ) as alice,
-        ReliableChannel.join(bus.transport("b"), sender_id="bob", signer=Keys("bob")) as bob,
-        asyncio.timeout(PATIENCE_S),
-    ):
-        await bob.channel.wait_for(lambda status: status.synced)
-        await alice.send(content)
-        async for found in bob.messages():
-            assert (found.sender_id, found.content) == ("alice", content)
-            break
-        log = await bob.channel.log()
-        assert len(log) == 4
-        assert {each.signed for each in log} == {Signed.VALID}

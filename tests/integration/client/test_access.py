@@ -29,13 +29,6 @@ def test_an_unknown_token_is_refused_and_not_shown(secured: Secured) -> None:
     assert "token-of-nobody" not in ended.err
 
 
-def test_the_options_also_come_from_a_file(secured: Secured, tmp_path: Path) -> None:
-    files = secured.files
-    config = tmp_path / "client.toml"
-    config.write_text(f'tls_ca = "{files / "ca.pem"}"\ntoken-file = "{files / "chat.token"}"\n')
-    secured.command.ok("query", "--config", str(config))
-
-
 def test_a_node_may_demand_a_certificate_of_its_clients(
     secured: Secured, tmp_path: Path, database_url: str
 ) -> None:

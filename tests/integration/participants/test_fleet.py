@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from storenode.client.messages import new_message
-from storenode.client.types import WakuMessageAndTopic
-from storenode.message.topics import DEFAULT_PUBSUB_TOPIC
 from storenode.sds.aio.channel import Channel
 from storenode.sds.aio.events import Connected, Disconnected
-from tests.support.conversation import Said, conversation
-from tests.support.fleet import Fleet, publish
+from tests.support.fleet import Fleet
 from tests.support.node import NodeProcess
-from tests.support.participant import SHAPE, config_of, until
+from tests.support.participant import config_of, until
 
 Pair = tuple[NodeProcess, NodeProcess]
 
 PATIENCE_S = 100.0
-CONTENT = "/sds/1/part/proto"
 
 
 @pytest.fixture(scope="module")
@@ -99,39 +93,3 @@ async def test_a_cursor_of_a_store_that_was_made_anew_falls_back_to_a_scan(
         # The old store's cursor is tried, in case both are one database, and refused.
         assert alice.calls["follow"] == 2
         assert alice.calls["scan"] == 1
-
-
-async def test_what_a_node_lacks_is_fetched_from_the_next(pair: Pair) -> None:
-    first, second = pair
-    said = list(
-        conversation(
-            "part",
-            30,
-            pubsub_topic=DEFAULT_PUBSUB_TOPIC,
-            content_topic=CONTENT,
-            newest_ns=time.time_ns(),
-            shape=SHAPE,
-        )
-    )
-    await publish(second, [as_published(each) for each in said[:-1]])
-    await publish(first, [as_published(said[-1])])
-    async with (
-        Channel.join(
-            [first.listen, second.listen],
-            "part",
-            "alice",
-            content_topic=CONTENT,
-            config=config_of("part", "alice"),
-        ) as alice,
-        asyncio.timeout(PATIENCE_S),
-    ):
-        await until(alice, 30)
-        assert [m.message_id for m in await alice.log()] == [each.message_id for each in said]
-        assert alice.status.node == first.listen
-        # The first node has nothing by hint, and nothing by ID; the second has both causes by
-        # hint, and all that they depend on in one closure.
-        assert alice.calls == {"follow": 1, "scan": 1, "by_hint": 2, "by_id": 1, "closure": 1}
-
-
-def as_published(said: Said) -> WakuMessageAndTopic:
-    return new_message(said.payload, CONTENT, DEFAULT_PUBSUB_TOPIC, said.timestamp_ns)

@@ -117,8 +117,8 @@ class MessageChannel:
         self.log = MessageLog(draw_salt(rng))
         self.claims = IdClaims(self.log.digest)
         self.filter = RollingFilter(config.filter)
-        self.outgoing = OutgoingBuffer(config.filter)
-        self.incoming = IncomingBuffer()
+        self.outgoing = OutgoingBuffer(config)
+        self.incoming = IncomingBuffer(config)
         self.counts = Counts()
         self.lost: dict[str, None] = {}
         self.pace = SyncTimer(now_ms, config)
@@ -464,12 +464,10 @@ class MessageChannel:
         own: bool,
     ) -> None:
         content, message_id = message.content, message.message_id
-        config = self.config
         unmet = self._unmet(message)
         proof = proof_of(message) if content else Proof.NONE
         taken = WaitingMessage(message, hint, now_ms, unmet, proof)
-        bounds = config.max_waiting, config.max_waiting_bytes, config.max_missing
-        if unmet and not self.incoming.fits(taken, *bounds):
+        if unmet and not self.incoming.fits(taken):
             self.counts.buffer_full += 1
             if self.answers is not None:
                 # A forged one with its ID may be here, which is not to be the answer after this.
@@ -491,8 +489,7 @@ class MessageChannel:
         if unmet:
             taken.message = message.bare()
             self._wait(now_ms, taken, events)
-            surplus = self._surplus(message.sender_id)
-            self._lose(surplus, now_ms, events, early=True)
+            self._lose(self.incoming.surplus(message.sender_id), now_ms, events, early=True)
         elif content:
             self._deliver(now_ms, taken, events)
             if self.incoming.ready and not self.config.release_at_sweep:
@@ -619,13 +616,7 @@ class MessageChannel:
             return
         self.showing.received(now_ms)
         if self.outgoing.by_id:
-            events += self.outgoing.witness(
-                bloom_filter,
-                message,
-                needed=config.possible_acks,
-                max_error=config.max_ack_error,
-                resend_ms=config.resend_possible_ms - config.resend_ms,
-            )
+            events += self.outgoing.witness(bloom_filter, message)
         if config.gap_entries and self.gaps.is_time(now_ms):
             unix_ms = self.clock.unix_ms(now_ms)
             entries = self.gaps.entries(self.log, lamport, unix_ms)
@@ -719,7 +710,7 @@ class MessageChannel:
         self._release(now_ms, events)
         if not self.incoming.waiting:
             return
-        self._lose(self._surplus(""), now_ms, events, early=True)
+        self._lose(self.incoming.surplus(""), now_ms, events, early=True)
         if self.config.lost_after_ms is not None:
             expired = self.incoming.expired(now_ms - self.config.lost_after_ms)
             self._lose(expired, now_ms, events)
@@ -732,10 +723,6 @@ class MessageChannel:
             missing = self.incoming.missing()
             if missing:
                 events.append(Missing(missing))
-
-    def _surplus(self, sender_id: str) -> list[str]:
-        config = self.config
-        return self.incoming.surplus(config.max_missing, config.max_missing_of_sender, sender_id)
 
     def _lose(
         self, message_ids: list[str], now_ms: int, events: list[Event], *, early: bool = False
@@ -755,11 +742,8 @@ class MessageChannel:
         self._release(now_ms, events)
 
     def _sweep_outgoing(self, now_ms: int, events: list[Event]) -> None:
-        config = self.config
-        again, gave_up = self.outgoing.due(
-            now_ms, config.resend_ms, config.resend_possible_ms, config.max_sends
-        )
-        shown = config.filter_every == 1
+        again, gave_up = self.outgoing.due(now_ms)
+        shown = self.config.filter_every == 1
         events += [self._broadcast(each, Reason.RESEND, shown=shown) for each in again]
         events += gave_up
         if again:

@@ -22,6 +22,7 @@ from heapq import heapify, heapreplace
 
 from storenode.sds.claims import Proof
 from storenode.sds.codec import Entry, SdsMessage
+from storenode.sds.config import ChannelConfig
 from storenode.sds.events import MissingMessage
 from storenode.sds.limits import ENTRY_BYTES, MAX_HINTS_PER_MISSING, MAX_WAITING_SYNCS
 
@@ -61,6 +62,7 @@ class IncomingBuffer:
 
     __slots__ = (
         "_bytes",
+        "_config",
         "_next",
         "_syncs",
         "_waiters",
@@ -72,7 +74,8 @@ class IncomingBuffer:
         "wants",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, config: ChannelConfig) -> None:
+        self._config = config
         self.waiting: dict[int, WaitingMessage] = {}
         self.ids: dict[str, int] = {}
         self.wants: dict[str, Want] = {}
@@ -87,32 +90,29 @@ class IncomingBuffer:
     def __len__(self) -> int:
         return len(self.waiting)
 
-    def fits(self, waiting: WaitingMessage, messages: int, size_bytes: int, missing: int) -> bool:
-        """Return True if a message can be added within these bounds, a sync message within half.
+    def fits(self, waiting: WaitingMessage) -> bool:
+        """Return True if a message can be added within the bounds, a sync message within half.
 
         Sync messages bring nothing but wishes; content must not wait for them. For content the
         bound of what is missing is kept by `surplus`.
         """
-        if waiting.message.content:
-            return self._has_room(waiting, messages, size_bytes)
+        config, part = self._config, 1 if waiting.message.content else 2
         new = sum(key not in self.wants and key not in self.ids for key in waiting.unmet)
         return (
-            self._has_room(waiting, messages // 2, size_bytes // 2)
-            and len(self.wants) + new <= missing // 2
+            len(self.waiting) < config.max_waiting // part
+            and self._bytes + waiting.size_bytes <= config.max_waiting_bytes // part
+            and (part == 1 or len(self.wants) + new <= config.max_missing // part)
         )
 
-    def _has_room(self, waiting: WaitingMessage, messages: int, size_bytes: int) -> bool:
-        return len(self.waiting) < messages and self._bytes + waiting.size_bytes <= size_bytes
-
-    def surplus(self, most: int, most_of_sender: int, sender_id: str) -> list[str]:
-        """Return the missing messages to give up so that these bounds hold again.
+    def surplus(self, sender_id: str) -> list[str]:
+        """Return the missing messages to give up so that the bounds hold again.
 
         They are the oldest of the sender whose messages were just added, then of those senders
         that name most.
         """
         of_sender = list(self._wants_of.get(sender_id, ()))
-        found = of_sender[: max(len(of_sender) - most_of_sender, 0)]
-        excess = len(self.wants) - len(found) - most
+        found = of_sender[: max(len(of_sender) - self._config.max_missing_of_sender, 0)]
+        excess = len(self.wants) - len(found) - self._config.max_missing
         if excess <= 0:
             return found
         left = {sender: iter(names) for sender, names in self._wants_of.items()}

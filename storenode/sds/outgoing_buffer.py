@@ -20,8 +20,9 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from heapq import heappop, heappush
 
-from storenode.sds.bloom import FilterShape, Probe, holds
+from storenode.sds.bloom import Probe, holds
 from storenode.sds.codec import SdsMessage
+from storenode.sds.config import ChannelConfig
 from storenode.sds.events import Acknowledged, Event, GaveUp, PossiblyAcknowledged
 
 
@@ -40,10 +41,10 @@ class Outgoing:
 class OutgoingBuffer:
     """Own messages by ID, in the order of their sending."""
 
-    __slots__ = ("_queue", "by_id", "shape")
+    __slots__ = ("_config", "_queue", "by_id")
 
-    def __init__(self, shape: FilterShape) -> None:
-        self.shape = shape
+    def __init__(self, config: ChannelConfig) -> None:
+        self._config = config
         self.by_id: dict[str, Outgoing] = {}
         self._queue: list[tuple[int, str]] = []
 
@@ -66,58 +67,51 @@ class OutgoingBuffer:
         self._tidy()
         return True
 
-    def witness(
-        self,
-        bloom_filter: bytes,
-        message: SdsMessage,
-        *,
-        needed: int,
-        max_error: float,
-        resend_ms: int,
-    ) -> list[Event]:
+    def witness(self, bloom_filter: bytes, message: SdsMessage) -> list[Event]:
         """Compare the messages with a filter and the message that it came with.
 
-        A possibly acknowledged message is due ``resend_ms`` later than it would have been.
+        A possibly acknowledged message is due later than it would have been.
         """
         events: list[Event] = []
+        config = self._config
+        later_ms, needed = config.resend_possible_ms - config.resend_ms, config.possible_acks
         witness = witness_of(message)
         hits = [key for key, value in self.by_id.items() if holds(bloom_filter, value.probe)]
-        error = self.shape.false_positive_rate(bloom_filter) if hits else 1.0
+        error = config.filter.false_positive_rate(bloom_filter) if hits else 1.0
         for message_id in hits:
             outgoing = self.by_id[message_id]
             if witness in outgoing.witnesses:
                 continue
             if not outgoing.witnesses:
-                self._put_off(message_id, outgoing, resend_ms)
+                self._put_off(message_id, outgoing, later_ms)
             if len(outgoing.witnesses) < needed:
                 outgoing.witnesses.append(witness)
             outgoing.error = min(outgoing.error, error)
             seen = len(outgoing.witnesses)
-            if seen >= needed and outgoing.error <= max_error:
+            if seen >= needed and outgoing.error <= config.max_ack_error:
                 self.remove(message_id)
                 events.append(Acknowledged(message_id, outgoing.error, message.sender_id))
             else:
                 events.append(PossiblyAcknowledged(message_id, seen, outgoing.error))
         return events
 
-    def due(
-        self, now_ms: int, resend_ms: int, possible_ms: int, max_sends: int
-    ) -> tuple[list[SdsMessage], list[Event]]:
+    def due(self, now_ms: int) -> tuple[list[SdsMessage], list[Event]]:
         """Return messages to send again, unacknowledged ones first, and those given up."""
         again: list[tuple[bool, int, SdsMessage]] = []
         gave_up: list[Event] = []
+        config = self._config
         while self._queue and self._queue[0][0] <= now_ms:
             due_ms, message_id = heappop(self._queue)
             outgoing = self.by_id.get(message_id)
             if outgoing is None or outgoing.due_ms != due_ms:
                 continue
-            if outgoing.sends >= max_sends:
+            if outgoing.sends >= config.max_sends:
                 self.remove(message_id)
                 gave_up.append(GaveUp(message_id, outgoing.sends))
                 continue
             possible = bool(outgoing.witnesses)
             outgoing.sends += 1
-            outgoing.due_ms = now_ms + (possible_ms if possible else resend_ms)
+            outgoing.due_ms = now_ms + (config.resend_possible_ms if possible else config.resend_ms)
             heappush(self._queue, (outgoing.due_ms, message_id))
             again.append((possible, outgoing.message.lamport or 0, outgoing.message))
         again.sort(key=lambda item: item[:2])

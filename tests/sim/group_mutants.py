@@ -251,7 +251,7 @@ WITH_STORE = {
         in_feed(
             "_read",
             "if page.messages:",
-            "self._ledger.stand(link.name, page.cursor), self._tell(())\n"
+            "self._ledger.stand(link.name, page.cursor), self._participant.tell(())\n"
             "    await asyncio.sleep(0.1)\n    if page.messages:",
         ),
         "has a cursor past",

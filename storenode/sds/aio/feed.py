@@ -11,49 +11,36 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from storenode.common.backoff import Backoff
 from storenode.sds.aio.events import Connected, Disconnected
 from storenode.sds.aio.limits import CATCH_UP_OVERLAP_NS, FIRST_DELAY_S, MAX_DELAY_S
-from storenode.sds.aio.transport import FeedCursorRefusedError, FeedPage, Fetched, TransportError
+from storenode.sds.aio.transport import (
+    FeedCursorRefusedError,
+    FeedPage,
+    Rotation,
+    TransportError,
+)
 
 if TYPE_CHECKING:
-    from storenode.sds.aio.ledger import ParticipantLedger
-    from storenode.sds.aio.transport import Link, Rotation
+    from storenode.sds.aio.participant import Participant
+    from storenode.sds.aio.transport import Link
 
 
 class ChannelFeed:
-    """The feed of a channel, and scans for what it has missed.
+    """The feed of a participant, and scans for what it has missed.
 
-    ``take`` accepts messages and returns the time of the first one for which there was no room;
-    ``relieve`` makes room when too much waits. Scans of `search` use the links of ``searched``.
     ``node`` is the name of the node whose feed is read, and ``live`` is True when its backlog is
-    through; ``changed`` is called when one of them changes.
+    through.
     """
 
-    def __init__(
-        self,
-        ledger: ParticipantLedger,
-        rotation: Rotation,
-        *,
-        searched: Rotation,
-        clock: Callable[[], int],
-        take: Callable[[Sequence[Fetched]], Awaitable[int | None]],
-        relieve: Callable[[], Awaitable[None]],
-        tell: Callable[[Sequence[Any]], None],
-        changed: Callable[[str | TransportError], None],
-    ) -> None:
-        self._ledger = ledger
-        self._rotation = rotation
-        self._searched = searched
-        self._clock = clock
-        self._take = take
-        self._relieve = relieve
-        self._tell = tell
-        self._changed = changed
+    def __init__(self, participant: Participant) -> None:
+        self._participant = participant
+        self._ledger = participant.ledger
+        self._rotation = participant.rotation
+        self._searched = Rotation(participant.links)
         self._refused: set[bytes] = set()
         self._tried: bytes | None = None
         self._last = ""
@@ -77,9 +64,12 @@ class ChannelFeed:
             except TransportError as error:
                 await self._failed(link, error)
 
+    def _changed(self, trouble: str | TransportError) -> None:
+        self._participant.trouble("feed", trouble)
+
     async def _failed(self, link: Link, error: TransportError) -> None:
         if self.node is not None:
-            self._tell((Disconnected(link.name, error.sentence),))
+            self._participant.tell((Disconnected(link.name, error.sentence),))
         self.node, self.live = None, False
         self._changed(error)
         self._refused.clear()
@@ -113,7 +103,7 @@ class ChannelFeed:
         try:
             async with aclosing(self._searched.link.scan(since_ns)) as pages:
                 async for messages in pages:
-                    refused_ns = await self._take(messages)
+                    refused_ns = await self._participant.take(messages)
                     if refused_ns is not None:
                         since_ns = max(since_ns, refused_ns)
                         break
@@ -123,7 +113,7 @@ class ChannelFeed:
                     return None, 0.0
         except TransportError:
             return since_ns, self._searched.failed()
-        await self._relieve()
+        await self._participant.relieve()
         return since_ns, 0.0
 
     async def quiet(self) -> None:
@@ -144,20 +134,20 @@ class ChannelFeed:
     def _connected(self, link: Link) -> None:
         self.node = self._last = link.name
         self._refused.clear()
-        self._tell((Connected(link.name),))
+        self._participant.tell((Connected(link.name),))
         self._changed("")
 
     async def _read(self, link: Link, page: FeedPage) -> None:
         if page.messages:
-            refused_ns = await self._take(page.messages)
+            refused_ns = await self._participant.take(page.messages)
             if refused_ns is not None:
                 self._widen_gap(refused_ns)
         self._ledger.stand(link.name, page.cursor)
-        await self._relieve()
+        await self._participant.relieve()
         if self._ledger.gap_from_ns is not None:
             await self._close_gap(link, self._ledger.gap_from_ns)
         if page.live:
-            self._ledger.online(self._clock())
+            self._ledger.online(self._participant.clock())
         self.live = page.live
         # Not before: a node that is followed and cannot be scanned has failed.
         self._rotation.worked()
@@ -182,12 +172,12 @@ class ChannelFeed:
         first_refused_ns: int | None = None
         async with aclosing(link.scan(since_ns)) as pages:
             async for messages in pages:
-                refused_ns = await self._take(messages)
+                refused_ns = await self._participant.take(messages)
                 if first_refused_ns is None:
                     first_refused_ns = refused_ns
                 reached_ns = messages[-1].timestamp_ns
                 self._ledger.gap(reached_ns if first_refused_ns is None else first_refused_ns)
-                await self._relieve()
+                await self._participant.relieve()
         return first_refused_ns
 
     def _open_gap(self) -> None:

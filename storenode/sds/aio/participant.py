@@ -22,7 +22,7 @@ from storenode.common.errors import ClientClosed, StorenodeError
 from storenode.message.hashing import message_hash
 from storenode.message.text import printable
 from storenode.sds.aio.cipher import CipherError
-from storenode.sds.aio.events import ChannelEvent, EventHub, Message, NotStored, Repaired
+from storenode.sds.aio.events import ChannelEvent, EventHub, Message, NotStored
 from storenode.sds.aio.feed import ChannelFeed
 from storenode.sds.aio.join_options import Joining
 from storenode.sds.aio.ledger import ParticipantLedger
@@ -76,17 +76,18 @@ class Participant:
         thread: Executor | None,
         links: Sequence[Link],
     ) -> None:
-        clock, cipher, config = joining.clock, joining.cipher, joining.config
+        config = joining.config
         self.ledger = ledger
         self.core = ledger.core
         self.hub: EventHub[ChannelEvent] = EventHub()
         self.status = Status()
         self.links = links
+        self.rotation = Rotation(links)
+        self.clock = joining.clock
         self._route = joining.route
         self._forgets = joining.state.in_memory
-        self._cipher = cipher
+        self._cipher = joining.cipher
         self._signing = Signing(joining.signer, config.channel_id, config.sender_id)
-        self._clock = clock
         self._rng = joining.rng
         self._lost_from_ns: int | None = None
         self._search_due_s = 0.0
@@ -95,44 +96,17 @@ class Participant:
         self._tasks: list[asyncio.Task[None]] = []
         self._is_hurried = False
         self.saver = Saver(
-            ledger, joining.state, thread, self._release, partial(self._trouble, "state")
+            ledger, joining.state, thread, self._release, partial(self.trouble, "state")
         )
-        rotation = Rotation(links)
-        self.answering = RepairResponder(
-            self.core,
-            rotation,
-            read=self.saver.messages,
-            found=lambda found: self.tell(ledger.recalled(found)),
-            publish=self._publish_answer,
-            readable=not cipher.whole,
-        )
-        self.publisher = OutboxPublisher(
-            ledger,
-            Rotation(links),
-            clock,
-            self.tell,
-            partial(self._trouble, "publishing"),
-            answered=self.answering.copied,
-        )
-        self.repair = Repair(
-            self.core,
-            rotation,
-            now_ms=self._now_ms,
-            take=self.take,
-            abandon=self._abandon,
-            ended=lambda asked, found, calls: self.tell((Repaired(asked, found, calls),)),
-            readable=not cipher.whole,
-        )
-        self.feed = ChannelFeed(
-            ledger,
-            rotation,
-            searched=Rotation(links),
-            clock=clock,
-            take=self.take,
-            relieve=self._relieve,
-            tell=self.tell,
-            changed=partial(self._trouble, "feed"),
-        )
+        self.answering = RepairResponder(self)
+        self.publisher = OutboxPublisher(self)
+        self.repair = Repair(self)
+        self.feed = ChannelFeed(self)
+
+    @property
+    def readable(self) -> bool:
+        """True if nodes can read messages, so that they can be asked by ID."""
+        return not self._cipher.whole
 
     @property
     def calls(self) -> Counter[str]:
@@ -148,7 +122,7 @@ class Participant:
             self.feed.run(),
             self.feed.searches(),
             self.publisher.run(),
-            self.repair.run(self.feed.quiet),
+            self.repair.run(),
             self.answering.run(),
             self._tick(),
         ):
@@ -206,7 +180,7 @@ class Participant:
             return self._seal_content(self._signing.frame(content, lamport, history))
 
         sent = self.ledger.send(
-            self._clock(), content, message_id, self._seal, self._hint, sealed=sealed
+            self.clock(), content, message_id, self._seal, self._hint, sealed=sealed
         )
         message, lamport = sent.message, sent.message.lamport or 0
         shown = Message(
@@ -250,7 +224,7 @@ class Participant:
                 self.feed.search(thing.since_ms * _NS_PER_MS)
             elif isinstance(thing, Lost) and thing.early:
                 if self._lost_from_ns is None:
-                    self._lost_from_ns = max(self._clock() - CATCH_UP_OVERLAP_NS, 0)
+                    self._lost_from_ns = max(self.clock() - CATCH_UP_OVERLAP_NS, 0)
                 self._search_lost()
             elif isinstance(thing, NotStored):
                 name, reason = self._route.channel_id, thing.reason
@@ -270,7 +244,7 @@ class Participant:
             await self.saver.room()
             some = messages[start : start + PACKETS_AT_ONCE]
             self.answering.note(some)
-            events = self.ledger.receive(self._now_ms(), self._packets(some))
+            events = self.ledger.receive(self.now_ms(), self._packets(some))
             self.tell(events)
             if refused_ns is None and any(_no_room(event) for event in events):
                 refused_ns = min(each.timestamp_ns for each in some)
@@ -316,9 +290,10 @@ class Participant:
             self.status = status
             self.hub.stir()
 
-    def _publish_answer(
+    def publish_answer(
         self, answer: Broadcast, hint: bytes | None, timestamp_ns: int | None
     ) -> None:
+        """Publish an answer to a repair request, as the same message if its time is known."""
         sealed = self._seal(answer.payload)
         is_same = timestamp_ns is not None and self._hint(sealed, timestamp_ns) == hint
         self.publisher.offer_volatile(answer, sealed, timestamp_ns if is_same else None)
@@ -394,37 +369,40 @@ class Participant:
         route = self._route
         return message_hash(route.pubsub_topic, payload, route.content_topic, None, timestamp_ns)
 
-    def _now_ms(self) -> int:
-        return self._clock() // _NS_PER_MS
+    def now_ms(self) -> int:
+        """Return Unix time in milliseconds."""
+        return self.clock() // _NS_PER_MS
 
-    def _abandon(self, message_ids: list[str]) -> None:
-        self.tell(self.ledger.abandon(self._now_ms(), message_ids))
+    def abandon(self, message_ids: list[str]) -> None:
+        """Mark missing messages that no node stores as lost."""
+        self.tell(self.ledger.abandon(self.now_ms(), message_ids))
 
-    async def _relieve(self) -> None:
+    async def relieve(self) -> None:
         """Repair until at most half of the room for waiting messages is taken, if that helps."""
         half = self.core.config.max_waiting // 2
         while len(self.core.incoming.waiting) > half and await self.repair.round():
             pass
 
     async def _tick(self) -> None:
-        noted_ns = self._clock()
+        noted_ns = self.clock()
         while True:
-            now_ns = self._clock()
+            now_ns = self.clock()
             due_s = self.core.next_due_ms(self._rng) / 1_000 - now_ns / 1_000_000_000
             await asyncio.sleep(min(max(due_s, 0.01), MAX_TICK_S))
             await self.saver.room()
             await self.hub.room()
-            events = self.ledger.tick(self._now_ms(), self._rng)
+            events = self.ledger.tick(self.now_ms(), self._rng)
             if events:
                 self.tell(events)
             self._search_lost()
-            if self._clock() - noted_ns >= _ONLINE_EVERY_NS:
-                noted_ns = self._clock()
+            if self.clock() - noted_ns >= _ONLINE_EVERY_NS:
+                noted_ns = self.clock()
                 if self.feed.live:
                     self.ledger.online(noted_ns)
                 self.tell(())
 
-    def _trouble(self, part: str, trouble: str | TransportError) -> None:
+    def trouble(self, part: str, trouble: str | TransportError) -> None:
+        """Note the trouble of a part of the participant; empty: there is none."""
         sentence = trouble.sentence if isinstance(trouble, TransportError) else trouble
         if sentence and sentence != self._troubles.get(part):
             name = self._route.channel_id

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from bisect import insort
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -31,12 +31,11 @@ from storenode.sds.aio.limits import (
     REPUBLISH_NS,
     RESTAMP_AFTER_NS,
 )
-from storenode.sds.aio.transport import Outbound, PublishResult, TransportError
+from storenode.sds.aio.transport import Outbound, PublishResult, Rotation, TransportError
 from storenode.sds.events import Broadcast, Reason
 
 if TYPE_CHECKING:
-    from storenode.sds.aio.ledger import ParticipantLedger
-    from storenode.sds.aio.transport import Rotation
+    from storenode.sds.aio.participant import Participant
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,28 +56,12 @@ class _Item:
 
 
 class OutboxPublisher:
-    """A publisher of a ledger's outbox.
+    """A publisher of a participant's outbox."""
 
-    ``tell`` gets the events that follow, to be saved and handed out; ``answered`` the hint under
-    which a node stores an answer to a repair request.
-    """
-
-    def __init__(
-        self,
-        ledger: ParticipantLedger,
-        rotation: Rotation,
-        clock: Callable[[], int],
-        tell: Callable[[Sequence[Any]], None],
-        troubled: Callable[[str | TransportError], None],
-        *,
-        answered: Callable[[str, bytes], None],
-    ) -> None:
-        self._ledger = ledger
-        self._rotation = rotation
-        self._clock = clock
-        self._tell = tell
-        self._troubled = troubled
-        self._answered = answered
+    def __init__(self, participant: Participant) -> None:
+        self._participant = participant
+        self._ledger = participant.ledger
+        self._rotation = Rotation(participant.links)
         self._ready: deque[int] = deque()
         self._volatile: deque[_Item] = deque(maxlen=MAX_VOLATILE_ITEMS)
         self._news = asyncio.Event()
@@ -103,7 +86,7 @@ class OutboxPublisher:
         if broadcast.reason is Reason.SYNC:
             kept = [item for item in self._volatile if item.reason is not Reason.SYNC]
             self._volatile = deque(kept, MAX_VOLATILE_ITEMS)
-        time_ns = self._clock() if timestamp_ns is None else timestamp_ns
+        time_ns = self._participant.clock() if timestamp_ns is None else timestamp_ns
         outbound = Outbound(sealed, time_ns, self._passes(broadcast))
         own = timestamp_ns is not None
         self._volatile.append(_Item(None, broadcast.message_id, broadcast.reason, outbound, own))
@@ -121,13 +104,13 @@ class OutboxPublisher:
                 self._turn_to(self._rotation.link.name)
                 await self._publish_at_one()
             except TransportError as error:
-                self._troubled(error)
+                self._participant.trouble("publishing", error)
             self._take_back()
             await asyncio.sleep(self._rotation.failed())
 
     def _turn_to(self, node: str) -> None:
         if self._node not in ("", node):
-            since_ns = self._clock() - REPUBLISH_NS
+            since_ns = self._participant.clock() - REPUBLISH_NS
             again = [each for each in self._lately if each.outbound.timestamp_ns >= since_ns]
             self._volatile.extend(again)
         self._node = node
@@ -144,7 +127,7 @@ class OutboxPublisher:
                 if len(items) != len(verdicts):
                     raise TransportError("A node answered what was not published.")
                 self._rotation.worked()
-                self._troubled("")
+                self._participant.trouble("publishing", "")
                 self._settle(items, verdicts)
 
     async def _answer(
@@ -211,12 +194,12 @@ class OutboxPublisher:
             elif item.number is not None:
                 events += self._refused(item.number, item.message_id, verdict.reason)
             elif item.has_own_time:
-                outbound = replace(item.outbound, timestamp_ns=self._clock())
+                outbound = replace(item.outbound, timestamp_ns=self._participant.clock())
                 self._volatile.append(_Item(None, item.message_id, item.reason, outbound))
                 self._news.set()
             else:
-                self._troubled(verdict.reason)
-        self._tell(events)
+                self._participant.trouble("publishing", verdict.reason)
+        self._participant.tell(events)
 
     def _stored(self, item: _Item, hint: bytes) -> Sequence[Any]:
         if item.number is not None:
@@ -227,11 +210,11 @@ class OutboxPublisher:
             self._lately.append(_Item(None, item.message_id, Reason.REPAIR, item.outbound))
             return self._ledger.published(item.message_id, hint)
         if item.reason is Reason.REPAIR:
-            self._answered(item.message_id, hint)
+            self._participant.answering.copied(item.message_id, hint)
         return ()
 
     def _refused(self, number: int, message_id: str, reason: str) -> Sequence[Any]:
-        now_ns = self._clock()
+        now_ns = self._participant.clock()
         tries = self._tries[number] = self._tries.get(number, 0) + 1
         old = now_ns - self._ledger.outbox[number].timestamp_ns >= RESTAMP_AFTER_NS
         if old and tries <= MAX_PUBLISH_TRIES:

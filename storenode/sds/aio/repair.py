@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
@@ -35,11 +35,11 @@ from storenode.sds.aio.limits import (
 )
 from storenode.sds.aio.transport import Fetched, TransportError
 from storenode.sds.codec import Entry
-from storenode.sds.events import MissingMessage
+from storenode.sds.events import MissingMessage, Repaired
 
 if TYPE_CHECKING:
-    from storenode.sds.aio.transport import Link, Rotation
-    from storenode.sds.channel import MessageChannel
+    from storenode.sds.aio.participant import Participant
+    from storenode.sds.aio.transport import Link
 
 _T = TypeVar("_T")
 _GRACE_S = 0.05
@@ -91,29 +91,11 @@ class RepairAttempts:
 
 
 class Repair:
-    """Asks for what a core misses. ``take`` is given what comes, ``abandon`` what never will.
+    """Asks the nodes for what a participant misses."""
 
-    ``readable`` is False where nodes cannot read messages, so that only hints are of use.
-    """
-
-    def __init__(
-        self,
-        core: MessageChannel,
-        rotation: Rotation,
-        *,
-        now_ms: Callable[[], int],
-        take: Callable[[Sequence[Fetched]], Awaitable[int | None]],
-        abandon: Callable[[list[str]], None],
-        ended: Callable[[int, int, int], None],
-        readable: bool,
-    ) -> None:
-        self._core = core
-        self._rotation = rotation
-        self._now_ms = now_ms
-        self._take = take
-        self._abandon = abandon
-        self._ended = ended
-        self._readable = readable
+    def __init__(self, participant: Participant) -> None:
+        self._participant = participant
+        self._core = participant.core
         self._book = RepairAttempts()
         self._turn = asyncio.Lock()
         self._news = asyncio.Event()
@@ -123,12 +105,12 @@ class Repair:
         """Wake the task, since more is missing."""
         self._news.set()
 
-    async def run(self, may_run: Callable[[], Awaitable[None]]) -> None:
-        """Run rounds until cancelled; before each, wait for ``may_run``."""
+    async def run(self) -> None:
+        """Run rounds until cancelled, but none while a scan is under way."""
         while True:
             await self._until_due()
             await asyncio.sleep(_GRACE_S)
-            await may_run()
+            await self._participant.feed.quiet()
             await self.round()
 
     async def round(self) -> bool:
@@ -142,8 +124,9 @@ class Repair:
             left = [name for name in ids if name in self._core.incoming.wants]
             self._book.failed(left, _loop_ms())
             if answered:
-                self._abandon([name for name in left if self._is_old(name)])
-            self._ended(len(ids), len(ids) - len(left), self.calls.total() - calls)
+                self._participant.abandon([name for name in left if self._is_old(name)])
+            found = len(ids) - len(left)
+            self._participant.tell((Repaired(len(ids), found, self.calls.total() - calls),))
             still = self._core.incoming.wants
             return any(name not in still for name in ids)
 
@@ -160,7 +143,7 @@ class Repair:
     async def _ask_in_turn(self, wanted: list[MissingMessage]) -> bool:
         """Ask every node for what is left; return True if one answered to the end."""
         answered = False
-        for link in self._rotation.in_turn():
+        for link in self._participant.rotation.in_turn():
             left = [each for each in wanted if each.message_id in self._core.incoming.wants]
             if not left:
                 break
@@ -175,7 +158,7 @@ class Repair:
         wants = self._core.incoming.wants
         asked = set(wants)
         await self._by_hint(link, wanted)
-        if not self._readable:
+        if not self._participant.readable:
             await self._generations_by_hint(link, asked)
             return
         left = [each for each in wanted if each.message_id in wants]
@@ -203,7 +186,7 @@ class Repair:
         self.calls[name] += 1
         async with aclosing(pages):
             async for page in pages:
-                await self._take(page)
+                await self._participant.take(page)
 
     def _revealed(self, asked: set[str]) -> list[MissingMessage]:
         return [each for each in self._core.missing() if each.message_id not in asked]
@@ -224,7 +207,7 @@ class Repair:
             return False
         waiters = self._core.incoming.waiters(message_id)
         newest = max((each.message.lamport or 0 for each in waiters), default=0)
-        return newest < self._now_ms() - lost_after_ms
+        return newest < self._participant.now_ms() - lost_after_ms
 
 
 def _loop_ms() -> int:

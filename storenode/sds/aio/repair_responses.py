@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, TypeVar
 
@@ -30,8 +30,8 @@ from storenode.sds.codec import (
 from storenode.sds.limits import MAX_ANSWERS_AT_ONCE, MAX_PENDING_RECALLS, MAX_RECALLED_AT_ONCE
 
 if TYPE_CHECKING:
-    from storenode.sds.aio.transport import Link, Rotation
-    from storenode.sds.channel import MessageChannel
+    from storenode.sds.aio.participant import Participant
+    from storenode.sds.aio.transport import Link
     from storenode.sds.events import Broadcast
 
 
@@ -39,29 +39,11 @@ _T = TypeVar("_T")
 
 
 class RepairResponder:
-    """A task that answers repair requests for a core; failed reads are left to the next request.
+    """Answers the repair requests of others; failed reads are left to the next request."""
 
-    ``read`` reads rows of the log, ``found`` is given their messages, ``publish`` an answer with
-    the message's hint and time (nanoseconds), as far as they are known. ``readable`` is False where
-    nodes cannot read messages, so that they can be asked by hint only.
-    """
-
-    def __init__(
-        self,
-        core: MessageChannel,
-        rotation: Rotation,
-        *,
-        read: Callable[[Sequence[str]], Awaitable[list[Row]]],
-        found: Callable[[list[SdsMessage]], None],
-        publish: Callable[[Broadcast, bytes | None, int | None], None],
-        readable: bool,
-    ) -> None:
-        self._core = core
-        self._rotation = rotation
-        self._read = read
-        self._found = found
-        self._publish = publish
-        self._readable = readable
+    def __init__(self, participant: Participant) -> None:
+        self._participant = participant
+        self._core = participant.core
         self._wanted: deque[str] = deque(maxlen=MAX_PENDING_RECALLS)
         self._answers: deque[Broadcast] = deque(maxlen=MAX_VOLATILE_ITEMS)
         self._hints = BoundedDict[str, bytes](MAX_PENDING_RECALLS)
@@ -99,15 +81,16 @@ class RepairResponder:
 
     async def _recall(self, message_ids: list[str]) -> None:
         if message_ids:
-            rows = await self._read(message_ids)
+            rows = await self._participant.saver.messages(message_ids)
             self._hints.update(
                 (row["message_id"].decode(), row["hint"]) for row in rows if row["hint"]
             )
-            self._found([message_of(self._core.config.channel_id, row) for row in rows])
+            found = [message_of(self._core.config.channel_id, row) for row in rows]
+            self._participant.tell(self._participant.ledger.recalled(found))
 
     async def answer(self, answers: list[Broadcast]) -> None:
         """Publish answers that no node stores; none if no node can be asked."""
-        for link in self._rotation.in_turn() if answers else ():
+        for link in self._participant.rotation.in_turn() if answers else ():
             try:
                 stored = await self._stored(link, answers)
             except TransportError:
@@ -115,7 +98,8 @@ class RepairResponder:
             for answer in answers:
                 if answer.message_id not in stored:
                     hint = self._hint(answer.message_id)
-                    self._publish(answer, hint, None if hint is None else self._times.get(hint))
+                    time_ns = None if hint is None else self._times.get(hint)
+                    self._participant.publish_answer(answer, hint, time_ns)
             return
 
     async def _stored(self, link: Link, answers: list[Broadcast]) -> set[str]:
@@ -133,7 +117,7 @@ class RepairResponder:
             for each in answers:
                 if each.message_id in stored:
                     self._core.answers.budget.refund(each.requester, len(each.payload))
-        if left and self._readable:
+        if left and self._participant.readable:
             entries = [Entry(message_id) for message_id in left]
             async with aclosing(link.by_id(entries)) as pages:
                 async for page in pages:

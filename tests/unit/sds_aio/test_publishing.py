@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from storenode.common.errors import ClientClosed
 from storenode.sds.aio.channel import Channel, Channels
 from storenode.sds.aio.events import NotStored
+from storenode.sds.aio.participant import Participant
 from storenode.sds.aio.repair_responses import RepairResponder
 from storenode.sds.aio.transport import (
     Fetched,
@@ -252,17 +254,13 @@ async def test_what_a_store_holds_is_not_published_again(
     assert (answer.reason, answer.requester) == (Reason.REPAIR, "carol")
     found: list[tuple[Broadcast, bytes | None, int | None]] = []
 
-    async def read(_: Sequence[str]) -> list[dict[str, Any]]:
-        return []
-
-    answering = RepairResponder(
-        core,
-        Rotation([cast("Link", each) for each in stores]),
-        read=read,
-        found=lambda _: None,
-        publish=lambda *given: found.append(given),
+    participant = SimpleNamespace(
+        core=core,
+        rotation=Rotation([cast("Link", each) for each in stores]),
+        publish_answer=lambda *given: found.append(given),
         readable=True,
     )
+    answering = RepairResponder(cast("Participant", participant))
     answering.note([Fetched(THEIRS, HINT, 7)])
     answering.copied("theirs", COPY_HINT)
     await answering.answer([answer])
@@ -352,7 +350,7 @@ async def test_messages_that_left_memory_are_answered(
         # As a message of somebody who has them names it.
         asked = bob._participant.core
         assert asked.requests is not None
-        asked.requests.add(Entry(sent[0]), bob._participant._now_ms())
+        asked.requests.add(Entry(sent[0]), bob._participant.now_ms())
         await has(bob, 1)
         (message,) = await bob.log()
         assert (message.message_id, message.content) == (sent[0], b"0")

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncGenerator, Sequence
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 from sim.limits import START_NS
 from sim.timeline import Timeline
 from storenode.sds.aio.feed import ChannelFeed
 from storenode.sds.aio.ledger import ParticipantLedger
+from storenode.sds.aio.participant import Participant
 from storenode.sds.aio.transport import Fetched, Rotation, TransportError
 from storenode.sds.channel import MessageChannel
 from storenode.sds.config import ChannelConfig
@@ -65,16 +67,14 @@ def searched(stores: Sequence[Any], receiver: Receiver, seconds: int, *since_ns:
 
     async def run() -> None:
         core = MessageChannel(ChannelConfig("room", "alice"), 0, random.Random(1))
-        feed = ChannelFeed(
-            ParticipantLedger(core),
-            Rotation(stores),
-            searched=Rotation(stores),
-            clock=lambda: timeline.now_ns,
+        participant = SimpleNamespace(
+            ledger=ParticipantLedger(core),
+            rotation=Rotation(stores),
+            links=stores,
             take=receiver.take,
             relieve=receiver.relieve,
-            tell=lambda _: None,
-            changed=lambda _: None,
         )
+        feed = ChannelFeed(cast("Participant", participant))
         task = asyncio.create_task(feed.searches())
         for each in since_ns:
             feed.search(each)

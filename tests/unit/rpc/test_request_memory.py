@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import Iterable
 from typing import Any, cast
 
 import pytest
@@ -46,47 +45,45 @@ async def read_call(slots: RequestSlots, caller: Caller, *, wait: bool = True) -
     return request
 
 
-async def test_a_request_that_is_there_is_read_at_once_however_many_come() -> None:
+async def test_requests_are_read_in_slots_and_those_that_are_there_at_once() -> None:
     reader = RequestSlots(2)
     callers = [Caller(request=bytes([number])) for number in range(100)]
     found = await asyncio.gather(*(read_call(reader, caller) for caller in callers))
     assert found == [bytes([number]) for number in range(100)]
-
-
-async def test_no_more_are_read_at_one_time_than_there_are_slots() -> None:
-    reader = RequestSlots(2)
     callers = [Caller() for _ in range(3)]
     tasks = [asyncio.create_task(read_call(reader, caller)) for caller in callers]
     await asyncio.sleep(0)
     assert [caller.asked.is_set() for caller in callers] == [True, True, False]
-    callers[0].request.set_result(b"x")
-    assert await tasks[0] == b"x"
-    await callers[2].asked.wait()
-    callers[1].request.set_result(b"y")
-    callers[2].request.set_result(b"z")
-    assert await asyncio.gather(*tasks[1:]) == [b"y", b"z"]
+    with pytest.raises(CallError) as refused:
+        await read_call(reader, Caller(request=b"x"), wait=False)
+    assert refused.value.code is Code.RESOURCE_EXHAUSTED
+    for caller, request in zip(callers, (b"x", b"y", b"z"), strict=True):
+        await caller.asked.wait()
+        caller.request.set_result(request)
+    assert await asyncio.gather(*tasks) == [b"x", b"y", b"z"]
 
 
 @virtual_time
-async def test_a_slow_request_loses_its_slot_when_others_wait() -> None:
-    reader = RequestSlots(1)
+async def test_a_request_has_its_time_unless_others_wait() -> None:
+    reader, loop = RequestSlots(1), asyncio.get_running_loop()
     slow = asyncio.create_task(read_call(reader, Caller()))
     await asyncio.sleep(2 * CROWDED_TIMEOUT_S)
     assert not slow.done(), "no other call wants the slot"
     assert await read_call(reader, Caller(request=b"x")) == b"x"
     with pytest.raises(CallError) as refused:
         await slow
-    assert refused.value.code is Code.RESOURCE_EXHAUSTED
-    assert refused.value.retry
-
-
-@virtual_time
-async def test_a_request_has_its_time_when_no_other_waits() -> None:
-    loop = asyncio.get_running_loop()
+    assert (refused.value.code, refused.value.retry) == (Code.RESOURCE_EXHAUSTED, True)
+    began_s = loop.time()
     with pytest.raises(CallError) as refused:
-        await read_call(RequestSlots(1), Caller())
+        await read_call(reader, Caller())
     assert refused.value.code is Code.DEADLINE_EXCEEDED
-    assert loop.time() == REQUEST_TIMEOUT_S
+    assert loop.time() - began_s == REQUEST_TIMEOUT_S
+    # A small request needs no slot, and has its time all the same.
+    async with reader.slot("ipv4:192.0.2.1:1"), reader.slot("ipv4:192.0.2.2:1", needed=False):
+        assert reader.free == 0
+    with pytest.raises(CallError, match="within 60 s"):
+        async with reader.slot("ipv4:192.0.2.2:1", needed=False):
+            await asyncio.Event().wait()
 
 
 async def test_slots_come_back_however_a_call_ends() -> None:
@@ -101,28 +98,6 @@ async def test_slots_come_back_however_a_call_ends() -> None:
     with pytest.raises(NoRequestError):
         await read_call(reader, Caller(request=object()))
     assert await read_call(reader, Caller(request=b"x"), wait=False) == b"x"
-
-
-async def test_without_waiting_a_call_is_refused_at_once() -> None:
-    reader = RequestSlots(1)
-    holder = asyncio.create_task(read_call(reader, Caller()))
-    await asyncio.sleep(0)
-    with pytest.raises(CallError) as refused:
-        await read_call(reader, Caller(request=b"x"), wait=False)
-    assert refused.value.code is Code.RESOURCE_EXHAUSTED
-    holder.cancel()
-    await asyncio.gather(holder, return_exceptions=True)
-
-
-@virtual_time
-async def test_a_small_request_needs_no_slot_and_has_its_time() -> None:
-    slots, read = RequestSlots(1), list[str]()
-    async with slots.slot("ipv4:192.0.2.1:1"), slots.slot("ipv4:192.0.2.2:1", needed=False):
-        read.append("small")
-    with pytest.raises(CallError, match="within 60 s"):
-        async with slots.slot("ipv4:192.0.2.2:1", needed=False):
-            await asyncio.Event().wait()
-    assert read == ["small"]
 
 
 MIB = 1024 * 1024
@@ -321,17 +296,6 @@ async def stop(streams: Iterable[Stream]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-@asynccontextmanager
-async def awaiting(
-    requests: IncompleteRequests, connection: str, owner: str
-) -> AsyncIterator[None]:
-    """Await a request that does not come."""
-    reading = asyncio.create_task(requests.read(cast("Any", Caller(connection)), owner))
-    yield
-    reading.cancel()
-    await asyncio.gather(reading, return_exceptions=True)
-
-
 @virtual_time
 async def test_connections_are_measured_only_while_they_await_a_request() -> None:
     times_s: list[float] = []
@@ -341,21 +305,22 @@ async def test_connections_are_measured_only_while_they_await_a_request() -> Non
         async def measure(self) -> None:
             times_s.append(loop.time())
 
-    incomplete = Measured()
+    incomplete, kernel = Measured(), Kernel()
     run = asyncio.create_task(incomplete.run())
     await asyncio.sleep(3_600)
     assert times_s == []
     began_s = loop.time()
-    async with awaiting(incomplete, "ipv4:192.0.2.1:1", "peer"):
-        await asyncio.sleep(2 * request_memory.PAUSE_S)
-        assert times_s[0] - began_s == pytest.approx(request_memory.PAUSE_S)
-        await asyncio.sleep(60)
-        silent = len(times_s)
-        assert 60 / request_memory.MAX_PAUSE_S < silent < 80 / request_memory.MAX_PAUSE_S
-        async with awaiting(incomplete, "ipv4:192.0.2.2:1", "caller"):
-            begun_s = loop.time()
-            await asyncio.sleep(2 * request_memory.PAUSE_S)
-            assert times_s[silent] - begun_s < 1.5 * request_memory.PAUSE_S
+    silent = Stream(incomplete, kernel, "ipv4:192.0.2.1:1", "peer")
+    await asyncio.sleep(2 * request_memory.PAUSE_S)
+    assert times_s[0] - began_s == pytest.approx(request_memory.PAUSE_S)
+    await asyncio.sleep(60)
+    before = len(times_s)
+    assert 60 / request_memory.MAX_PAUSE_S < before < 80 / request_memory.MAX_PAUSE_S
+    begun_s = loop.time()
+    calling = Stream(incomplete, kernel, "ipv4:192.0.2.2:1", "caller")
+    await asyncio.sleep(2 * request_memory.PAUSE_S)
+    assert times_s[before] - begun_s < 1.5 * request_memory.PAUSE_S
+    await stop([silent, calling])
     measured = len(times_s)
     await asyncio.sleep(3_600)
     assert len(times_s) <= measured + 2

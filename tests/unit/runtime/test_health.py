@@ -23,10 +23,6 @@ def node_health() -> tuple[NodeHealth, Metrics]:
     return NodeHealth(metrics), metrics
 
 
-def states(health: NodeHealth) -> tuple[bool, str | None, str | None]:
-    return health.value.ready, health.value.unready, health.value.halted
-
-
 async def test_the_first_obstacle_is_the_reason_everywhere() -> None:
     health, metrics = node_health()
     assert (health.value.ready, health.value.unready, health.value.halted) == (

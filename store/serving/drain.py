@@ -39,16 +39,19 @@ def endable() -> Iterator[End]:
 
 
 class Drain:
-    """The calls without an end of their own, which `begin` ends, once it has ``begun``."""
+    """The calls without an end of their own, which `begin` ends, once it has ``begun``.
+
+    ``ends``: one for each call under way.
+    """
 
     def __init__(self) -> None:
         self.begun = asyncio.Event()
-        self._ends: set[End] = set()
+        self.ends: set[End] = set()
 
     def begin(self) -> None:
         """End every endless call, those that begin later too."""
         self.begun.set()
-        for end in self._ends:
+        for end in self.ends:
             end(unready(_SHUTTING_DOWN))
 
     @contextmanager
@@ -61,8 +64,8 @@ class Drain:
         if self.begun.is_set():
             raise unready(_SHUTTING_DOWN)
         with endable() as end:
-            self._ends.add(end)
+            self.ends.add(end)
             try:
                 yield
             finally:
-                self._ends.discard(end)
+                self.ends.discard(end)

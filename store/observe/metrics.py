@@ -104,9 +104,6 @@ class Metrics:
     oldest_timestamp_seconds: Gauge = _gauge(
         "Timestamp of the oldest message held, in Unix seconds; 0: none held."
     )
-    newest_timestamp_seconds: Gauge = _gauge(
-        "Timestamp of the newest message held, in Unix seconds; 0: none held."
-    )
     index_entries: Gauge = _gauge("SyncIDs held in memory.")
     query_seconds: Histogram = _histogram(
         "Time from a read's request to the end of its response.", "method", buckets=_SECONDS_BUCKETS
@@ -303,7 +300,6 @@ class Metrics:
     retention_overdue_days: Gauge = _gauge(
         "Days of messages that lower limits of retention would drop, until that is confirmed."
     )
-    retention_overdue_ratio: Gauge = _gauge("Their share of the bytes of all messages.")
     unarchived_hours: Gauge = _gauge(
         "Hours that are over, have messages, and are not marked as archived."
     )

@@ -69,7 +69,6 @@ class PolicySource:
         await database.read(self.brake.settle, self._now_ns())
         excess = self.brake.excess
         metrics.retention_overdue_days.set(0 if excess is None else excess.days)
-        metrics.retention_overdue_ratio.set(0 if excess is None else excess.share)
         if excess is not None and before is None:
             _LOG.error(
                 "retention_held",

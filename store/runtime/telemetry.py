@@ -111,7 +111,6 @@ class Telemetry:
         self._policy.set_horizon(summary.horizon_ns)
         self._metrics.messages.set(summary.messages)
         self._metrics.oldest_timestamp_seconds.set(summary.oldest_timestamp_ns / NS_PER_S)
-        self._metrics.newest_timestamp_seconds.set(summary.newest_timestamp_ns / NS_PER_S)
         self._metrics.unread_events.set(unread.count)
         self._metrics.unread_oldest_seconds.set(unread.oldest_ns / NS_PER_S)
         self._metrics.unconfirmed_oldest_seconds.set(unread.overdue_ns / NS_PER_S)

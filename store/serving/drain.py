@@ -39,10 +39,7 @@ def endable() -> Iterator[End]:
 
 
 class Drain:
-    """The calls without an end of their own, which `begin` ends, once it has ``begun``.
-
-    ``ends``: one for each call under way.
-    """
+    """The calls without an end of their own, by ``ends``, which `begin` calls."""
 
     def __init__(self) -> None:
         self.begun = asyncio.Event()

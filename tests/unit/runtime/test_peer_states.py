@@ -8,7 +8,6 @@ from store.domain.ports import (
     Equality,
     Hidden,
     PeerAddress,
-    PeerState,
     SyncDone,
     SyncEnding,
     SyncOutcome,
@@ -36,85 +35,94 @@ def done(ending: SyncEnding, error: str = "") -> SyncDone:
     return SyncDone(PEER, Window(), outcome)
 
 
-class Book:
-    """The states of one peer, and the metrics of them."""
-
-    def __init__(self) -> None:
-        self.metrics = Metrics("1.0")
-        self.states = PeerStates((PEER,), self.metrics, lambda: 1)
-
-    def ended(self, ending: SyncEnding, error: str = "") -> PeerState:
-        """Note a session that this node began, and return the state after it."""
-        self.states.ended(done(ending, error))
-        (state,) = self.states.states()
-        return state
-
-    def value(self, name: str, **labels: str) -> float | None:
-        """Return a metric of the peer."""
-        return self.count(name, peer=str(PEER), **labels)
-
-    def count(self, name: str, **labels: str) -> float | None:
-        """Return a metric."""
-        return self.metrics.registry.get_sample_value(f"storenode_{name}", labels)
-
-
-def test_failures_are_those_of_sessions_with_the_peer() -> None:
-    book = Book()
-    assert book.value("peer_failures") == 0
-    failed = book.ended(SyncEnding.FAILED, "it could not be reached")
-    assert (failed.failures, failed.last_error) == (1, "it could not be reached")
-    last = failed.last
-    book.states.begun(PEER)
-    # A lost tie ends failures and is no report; the own database is not blamed on a peer.
-    state = book.ended(SyncEnding.ABORTED)
-    assert (state.failures, state.last_error, state.last, state.in_session) == (0, "", last, False)
-    for failures, ending in ((0, SyncEnding.UNAVAILABLE), (1, SyncEnding.FAILED)):
-        state = book.ended(ending, "it broke")
-        assert (state.failures, state.last_error) == (failures, "it broke")
-    book.ended(SyncEnding.UNAVAILABLE)
-    assert book.value("peer_failures") == 1
+def test_a_lost_tie_ends_failures_and_is_no_report() -> None:
+    book = PeerStates((PEER,), Metrics("1.0"), lambda: 1)
+    failed = done(SyncEnding.FAILED, "it could not be reached")
+    book.ended(failed)
+    (state,) = book.states()
+    assert (state.failures, state.last_error) == (1, "it could not be reached")
+    book.begun(PEER)
+    book.ended(done(SyncEnding.ABORTED))
+    (state,) = book.states()
+    assert (state.failures, state.last_error) == (0, "")
+    assert state.last is failed
+    assert not state.in_session
 
 
 def test_differences_left_are_counted_by_the_window() -> None:
-    book, whole = Book(), done(SyncEnding.DONE)
-    assert book.value("peer_differences", window="whole") is None
-    recent = replace(whole, window=Window(time_start_ns=1))
-    for in_sync, each, window, left in (
-        (True, whole, "whole", 0),
-        (False, whole, "whole", 5),
-        (True, recent, "recent", 0),
-    ):
-        outcome = replace(each.outcome, differences=7, messages_received=2, in_sync=in_sync)
-        book.states.ended(replace(each, outcome=outcome))
-        assert book.value("peer_differences", window=window) == left
-    assert book.value("peer_differences", window="whole") == 5
+    metrics = Metrics("1.0")
+    book = PeerStates((PEER,), metrics, lambda: 1)
+    label = {"peer": str(PEER)}
+
+    def value(name: str, **labels: str) -> float | None:
+        return metrics.registry.get_sample_value(name, {**label, **labels})
+
+    assert value("storenode_peer_failures") == 0
+    book.ended(done(SyncEnding.FAILED))
+    assert value("storenode_peer_failures") == 1
+    assert value("storenode_peer_differences", window="whole") is None
+    whole = done(SyncEnding.DONE)
+    book.ended(replace(whole, outcome=replace(whole.outcome, differences=7, in_sync=True)))
+    assert value("storenode_peer_failures") == 0
+    assert value("storenode_peer_differences", window="whole") == 0
+    short = replace(whole.outcome, differences=7, messages_received=2, in_sync=False)
+    book.ended(replace(whole, outcome=short))
+    assert value("storenode_peer_differences", window="whole") == 5
+    book.ended(replace(whole, window=Window(time_start_ns=1)))
+    assert value("storenode_peer_differences", window="recent") == 0
+    assert value("storenode_peer_differences", window="whole") == 5
+
+
+def test_the_own_database_is_not_blamed_on_a_peer() -> None:
+    metrics = Metrics("1.0")
+    book = PeerStates((PEER,), metrics, lambda: 1)
+    for failures, ending in ((0, SyncEnding.UNAVAILABLE), (1, SyncEnding.FAILED)):
+        book.ended(done(ending, "it broke"))
+        (state,) = book.states()
+        assert (state.failures, state.last_error) == (failures, "it broke")
+    book.ended(done(SyncEnding.UNAVAILABLE))
+    assert metrics.registry.get_sample_value("storenode_peer_failures", {"peer": str(PEER)}) == 1
 
 
 def test_a_session_that_the_peer_begins_ends_a_refusal() -> None:
-    book, outcome = Book(), done(SyncEnding.DONE).outcome
+    metrics = Metrics("1.0")
+    book = PeerStates((PEER,), metrics, lambda: 1)
+
+    def refusals() -> float | None:
+        return metrics.registry.get_sample_value("storenode_peer_refusals", {"peer": str(PEER)})
+
     for _ in range(3):
-        book.ended(SyncEnding.REFUSED)
-    for ending, refusals in ((SyncEnding.FAILED, 3), (SyncEnding.DONE, 0)):
-        ended = replace(outcome, ending=ending)
-        book.states.session_ended(SyncRole.RESPONDER, "b.example", "store-b", ended)
-        assert book.value("peer_refusals") == refusals
+        book.ended(done(SyncEnding.REFUSED))
+    assert refusals() == 3
+    outcome = done(SyncEnding.DONE).outcome
+    for failed in (True, False):
+        ended = replace(outcome, ending=SyncEnding.FAILED) if failed else outcome
+        book.session_ended(SyncRole.RESPONDER, "b.example", "store-b", ended)
+        assert refusals() == (3 if failed else 0)
 
 
 def test_how_stores_were_compared_is_counted_and_forged_sets_are_logged() -> None:
-    book, whole = Book(), done(SyncEnding.DONE).outcome
+    metrics = Metrics("1.0")
+    book = PeerStates((PEER,), metrics, lambda: 1)
+    whole = done(SyncEnding.DONE).outcome
     hidden = Hidden(131, first_ns=5, last_ns=9, hashes=(b"\1" * 32, b"\2" * 32))
+    outcomes = [
+        replace(whole, equality=Equality.XOR),
+        replace(whole, equality=Equality.KEYED),
+        replace(whole, equality=Equality.PARTLY_KEYED, hidden=hidden),
+        replace(whole, ending=SyncEnding.FAILED, equality=Equality.KEYED, hidden=hidden),
+    ]
     with capture_logs() as lines:
-        for outcome in (
-            replace(whole, equality=Equality.XOR),
-            replace(whole, equality=Equality.KEYED),
-            replace(whole, equality=Equality.PARTLY_KEYED, hidden=hidden),
-            replace(whole, ending=SyncEnding.FAILED, equality=Equality.KEYED, hidden=hidden),
-        ):
-            book.states.session_ended(SyncRole.RESPONDER, "b.example", "store-b", outcome)
+        for outcome in outcomes:
+            book.session_ended(SyncRole.RESPONDER, "b.example", "store-b", outcome)
+
+    def value(name: str, **labels: str) -> float | None:
+        return metrics.registry.get_sample_value(name, labels)
+
     for equality in ("xor", "keyed", "partly_keyed"):
-        assert book.count("sync_comparisons_total", equality=equality) == 1
-    assert book.count("sync_modes_total", mode="base") == 3
-    assert book.count("sync_hidden_differences_total") == 262
+        assert value("storenode_sync_comparisons_total", equality=equality) == 1
+    assert value("storenode_sync_modes_total", mode="base") == 3
+    assert value("storenode_sync_hidden_differences_total") == 262
     forged = [line for line in lines if line["event"] == "fingerprint_forged"]
     assert len(forged) == 2
     assert forged[0] == {

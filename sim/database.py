@@ -75,24 +75,23 @@ class DiskWeather:
 
 @dataclass(slots=True)
 class UnreadRow:
-    """An unread event, or one that waits for parents."""
+    """An unread event."""
 
     needed: int
     began_ns: int
     stores: dict[str, None] = field(default_factory=dict)
-    missing: tuple[bytes, ...] = ()
     expired: bool = False
 
     @property
     def is_done(self) -> bool:
         """True if it waits for nothing."""
-        return len(self.stores) >= self.needed and not self.missing
+        return len(self.stores) >= self.needed
 
     def event(self, digest: bytes, now_ns: int) -> UnreadEvent:
         """Return the event as a node reads it."""
         age_ns = now_ns - self.began_ns
         stores = tuple(self.stores)
-        return UnreadEvent(digest, b"", self.needed, stores, self.missing, age_ns, self.expired)
+        return UnreadEvent(digest, b"", self.needed, stores, age_ns, self.expired)
 
 
 class Database:

@@ -246,7 +246,7 @@ class NodeWorld(World):
         )
         database.weather.delay_ns = self.scenario.disk_delay_ns
         if self.scenario.gossip is not None:
-            database.max_confirms = self.gossip.config.max_confirms
+            database.max_confirms = self.gossip.max_confirms
         return database
 
     def _fill(self) -> None:

@@ -164,11 +164,9 @@ create table storenode.unread (
     content_digest bytea not null,
     needed integer not null,
     stores text[] not null default '{}',
-    missing bytea[] not null default '{}',
     began_at timestamptz not null default clock_timestamp(),
     expired_at timestamptz,
-    constraint unread_state_check check (
-        cardinality(stores) < needed or cardinality(missing) > 0)
+    constraint unread_state_check check (cardinality(stores) < needed)
 );
 -- Rows come and go by the thousand: what they leave behind is vacuumed early, and most updates find
 -- room on the page of their row.

@@ -6,8 +6,8 @@
 2. No honest node cuts another one off, and no driver or machine fails.
 3. What a node keeps in memory is bounded, and nothing is tried again without a pause.
 4. Nothing is left of a driver that was stopped.
-5. In the end nothing is unread that enough neighbours hold, nothing waits for what is held, and
-   what is published then comes everywhere, and is confirmed, within seconds.
+5. In the end nothing is unread that enough neighbours hold, and what is published then comes
+   everywhere, and is confirmed, within seconds.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _MAX_CONNECTS: Final = 20, 10
 _MAX_FAILURES: Final = 4, 1
 """Attempts, and in how many seconds: to connect to one peer, to do what the store has refused."""
 
-_REPEATED_CALLS: Final = frozenset({"newest", "unread.newest", "arrived", "confirm", "wait_for"})
+_REPEATED_CALLS: Final = frozenset({"newest", "unread.newest", "arrived", "confirm"})
 """Calls that one task makes again after a pause; others are made as often as there is work."""
 
 
@@ -173,15 +173,13 @@ class GossipChecker:
         return sum(not answered for answered in self.in_peace.values())
 
     def unsettled(self) -> str:
-        """Return what is left to do for unread and waiting events; empty if nothing is."""
+        """Return what is left to do for unread events; empty if nothing is."""
         for store in self._world.databases:
             neighbours = self._neighbours(store)
             for digest, row in store.unread.items():
                 holding = sum(digest in other.stored for other in neighbours)
                 if len(row.stores) < row.needed <= holding:
                     return f"{store.store_id} has {_name(digest)} unread"
-                if any(parent in store.stored for parent in row.missing):
-                    return f"{store.store_id} has {_name(digest)} waiting"
         return ""
 
     def _holding(self, digest: bytes, beside: Database) -> int:

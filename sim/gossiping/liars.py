@@ -80,7 +80,7 @@ class Liar(Caller):
         return 0.5 if self._trick in (Trick.CLAIM, Trick.HOARD, Trick.DEAF) else 0.02
 
     def _lie(self) -> object:
-        rng, most = self._world.rng, self._world.gossip.config.max_frame_ids
+        rng, most = self._world.rng, self._world.gossip.limits.max_frame_ids
         announced = list(self._announced)[-_FRAME_IDS:]
         lies: dict[Trick, object] = {
             Trick.CLAIM: Inventory(announced or [rng.randbytes(32)]),

@@ -20,7 +20,6 @@ from store.domain.ports import Source
 from store.gossip.driver import node as shipped
 from store.gossip.driver.ports import DriverDatabase
 from store.gossip.events import GossipCount
-from store.gossip.limits import GossipConfig
 from store.gossip.machine import Gossip
 from store.messages.record import RecordBatch
 
@@ -50,7 +49,7 @@ class Gossiping:
         session = Session(world, process, owner.database)
         unread = UnreadSession(session, partial(world.gossip_checker.confirms, owner, process.life))
         self.node = shipped.GossipNode(
-            replace(world.gossip.config, store_id=owner.database.store_id),
+            self._make,
             owner.who.node_id,
             owner.peers,
             database=DriverDatabase(session, session, unread, session.persist),
@@ -58,7 +57,6 @@ class Gossiping:
             environment=replace(environment_of(process), log=_Log(owner, process)),
             meter=self,
             max_needed=MAX_NEEDED,
-            make=self._make,
         )
 
     def start(self) -> None:
@@ -146,8 +144,9 @@ class Gossiping:
     def body_bytes(self, direction: str, count: int) -> None:
         """Count nothing."""
 
-    def _make(self, config: GossipConfig) -> Gossip:
-        machine = Gossip(config)
+    def _make(self) -> Gossip:
+        gossip = self._world.gossip
+        machine = Gossip(self._owner.database.store_id, gossip.max_confirms, gossip.limits)
         step = machine.step
 
         def checked(*args: Any) -> Any:  # noqa: ANN401 - those of a step

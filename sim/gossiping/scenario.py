@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
 
 from sim.limits import NS_PER_S
 from sim.rng import Rng, happens
-from store.gossip.limits import GossipConfig
-
-_DAY_NS: Final = 24 * 3_600 * NS_PER_S
+from store.gossip.limits import GossipLimits
 
 
 class Trick(StrEnum):
@@ -47,7 +44,8 @@ class GossipScenario:
     """
 
     beside: bool
-    config: GossipConfig
+    limits: GossipLimits
+    max_confirms: int
     min_confirms: tuple[int, ...]
     events: float = 0.0
     strange: float = 0.0
@@ -74,7 +72,8 @@ def draw_gossip(
     honest = len(set(stores))
     return GossipScenario(
         beside=beside,
-        config=_config(rng, rng.choice((0, 0, 1, 2))),
+        max_confirms=rng.choice((0, 0, 1, 2)),
+        limits=_limits(rng),
         min_confirms=rng.choice(((0,), (0, 0, 1), (0, 1, honest - 1), (honest,))),
         events=rng.choice((0.0, 0.5, 1.0)),
         strange=rng.choice((0.0, 0.05)),
@@ -90,13 +89,10 @@ def draw_gossip(
     )
 
 
-def _config(rng: Rng, max_confirms: int) -> GossipConfig:
+def _limits(rng: Rng) -> GossipLimits:
     """Draw small limits, by which a few hundred messages are a large set."""
-    return GossipConfig(
-        store_id="",
-        max_confirms=max_confirms,
+    return GossipLimits(
         unread_interval_ns=rng.choice((1, 5, 10)) * NS_PER_S,
-        unread_age_ns=_DAY_NS,
         pushed_ids=rng.choice((0, 2, 2_048)),
         frame_ids=rng.choice((1, 7, 64)),
         max_frame_ids=1_024,

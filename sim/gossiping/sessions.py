@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
-from sim.database import Database, UnreadRow
+from sim.database import Database
 from sim.process import Process
 from sim.promise import Promise
 from store.domain.hub import CommitRow
@@ -182,17 +182,6 @@ class UnreadSession:
                 self._database.unread[digest].expired = True
 
         await self._change("expire", note)
-
-    async def wait_for(self, parents: Mapping[bytes, Sequence[bytes]]) -> None:
-        """Note missing parents."""
-
-        def note() -> None:
-            rows, now_ns = self._database.unread, self._session.process.timeline.now_ns
-            for digest, missing in parents.items():
-                if digest in rows or (missing and digest in self._database.stored):
-                    rows.setdefault(digest, UnreadRow(0, now_ns)).missing = tuple(missing)
-
-        await self._change("wait_for", note)
 
     async def sweep(self) -> object:
         """Return 0: no event grows old enough in a run."""

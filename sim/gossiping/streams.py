@@ -12,16 +12,16 @@ from sim.promise import Promise
 from store.domain.admission import Admission
 from store.domain.places import Caller
 from store.domain.ports import PeerAddress, PeerFailed, Source
-from store.gossip.driver.errors import (
+from store.gossip.driver.ports import GossipConnection
+from store.gossip.driver.streams import (
     FrameRejectedError,
     PeerHasStreamError,
     PeerRefusedError,
+    PeerStreams,
     StreamClosedError,
     StreamSupersededError,
     TurnedAwayError,
 )
-from store.gossip.driver.ports import GossipConnection
-from store.gossip.driver.streams import PeerStreams
 from store.gossip.events import (
     Bodies,
     FrameIn,
@@ -42,7 +42,7 @@ _FAILURES = {Status.ABORTED: PeerHasStreamError, Status.FAILED_PRECONDITION: Pee
 
 
 class Frames:
-    """An end of a call as a `store.gossip.driver.ports.FrameStream`."""
+    """An end of a call as a `store.gossip.driver.ports.GossipStream`."""
 
     def __init__(self, node: Node, end: End) -> None:
         self._node = node
@@ -97,7 +97,7 @@ class Frames:
 
 
 class Connector:
-    """Begins streams with peers: a `store.gossip.driver.ports.Connector`."""
+    """Begins streams with peers: a `store.gossip.driver.ports.GossipConnector`."""
 
     def __init__(self, node: Node) -> None:
         self._node = node

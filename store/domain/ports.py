@@ -445,13 +445,13 @@ class SyncOutcome:
     in the compact mode. ``conflicts``: hashes with different contents on the two sides.
     """
 
-    in_sync: bool
-    round_trips: int
-    bytes_sent: int
-    bytes_received: int
-    messages_sent: int
-    messages_received: int
-    seconds: float
+    in_sync: bool = False
+    round_trips: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    messages_sent: int = 0
+    messages_received: int = 0
+    seconds: float = 0.0
     error: str = ""
     peer_node_id: str = ""
     differences: int = 0

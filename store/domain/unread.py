@@ -12,7 +12,7 @@ from store.messages.record import RecordBatch
 
 @dataclass(frozen=True, slots=True)
 class UnreadEvent:
-    """A message that too few other stores have confirmed, or of which parents are ``missing``.
+    """A message that too few other stores have confirmed.
 
     ``stores`` are the IDs of those that have confirmed it; ``needed`` is how many must.
     ``age_ns``: for how long it has waited, by the clock of the database. ``expired``: for too long,
@@ -23,7 +23,6 @@ class UnreadEvent:
     content_digest: bytes
     needed: int
     stores: Sequence[str] = ()
-    missing: Sequence[bytes] = ()
     age_ns: int = 0
     expired: bool = False
 
@@ -56,7 +55,7 @@ class UnreadSummary:
 
     Attributes:
         count: Events that are unread.
-        waiting: Events that wait for parents.
+        waiting: Messages with parents that are not held, up to a limit.
         oldest_ns: The age of the oldest unread event.
         overdue_ns: The age of the oldest event that fewer stores have confirmed than this node's
             ``--max-confirms`` asks for, whatever its publisher asked for.

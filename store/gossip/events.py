@@ -19,13 +19,13 @@ A driver gives the machine:
 5. `FrameSent` when the stream has taken the frame of a `WriteFrame`, and for a `LoadBodies`,
    `LookUp` or `PersistBatch` its answer or `Failed`, in any order.
 
-It writes `Confirm`, `Expire` and `Waiting` to the database in this order, late, together or twice
-as it happens, and again where that fails.
+It writes `Confirm` and `Expire` to the database in this order, late, together or twice as it
+happens, and again where that fails.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -89,6 +89,13 @@ class Bodies:
     size_bytes: int
 
 
+def with_contents(
+    ids: Sequence[bytes], content_digests: Sequence[bytes]
+) -> Iterator[tuple[bytes, bytes]]:
+    """Yield each ID with its content digest, which is empty where none are given."""
+    return zip(ids, content_digests or [b""] * len(ids), strict=True)
+
+
 FrameIn = Bodies | Inventory | GetEvents | SyncLeaves
 FrameOut = OutgoingBodies | Inventory | GetEvents | SyncLeaves
 
@@ -117,6 +124,14 @@ class FrameReceived:
 
     peer: str
     frame: FrameIn
+
+
+@dataclass(frozen=True, slots=True)
+class FrameRejected:
+    """A frame of a peer that cannot be read; ``reason`` is one sentence for the peer."""
+
+    peer: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,10 +182,7 @@ class ConfirmationsWanted:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """Unread events of the database, at the start and later; merged with what is known.
-
-    One that needs no confirmations waits for parents only.
-    """
+    """Unread events of the database, at the start and later; merged with what is known."""
 
     unread: Sequence[UnreadEvent]
 
@@ -237,6 +249,7 @@ Input = (
     PeerJoined
     | PeerLeft
     | FrameReceived
+    | FrameRejected
     | FrameSent
     | Committed
     | ConfirmationsWanted
@@ -327,14 +340,6 @@ class Expire:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
-    """An event began to wait for parents (``missing``), or waits no longer (nothing is missing)."""
-
-    id: bytes
-    missing: Sequence[bytes]
-
-
-@dataclass(frozen=True, slots=True)
 class CutOff:
     """End the stream, and turn the peer away until then; ``reason`` is one sentence for it.
 
@@ -394,7 +399,6 @@ Effect = (
     | Confirm
     | Read
     | Expire
-    | Waiting
     | CutOff
     | Conflicting
     | GossipCount

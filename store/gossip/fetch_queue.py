@@ -1,26 +1,18 @@
 """Messages that peers have announced and that are not here: looked up, asked for, waited for.
 
-=========  ========================================  ============================================
-state      meaning                                   leaves it
-=========  ========================================  ============================================
-UNKNOWN    announced; it may be stored               it is looked up: CHECKING
-CHECKING   the database is asked                     stored: gone; missing: OPEN
-OPEN       it is missing, and no peer is asked       a peer that announced it is asked: ASKED
-ASKED      a peer is asked, in a round               the peer does not deliver, or has gone: OPEN
-                                                     for the others that announced it
-=========  ========================================  ============================================
-
+A message is UNKNOWN when it is announced, CHECKING while the database is asked whether it is held,
+OPEN when it is missing and no peer is asked, and ASKED while a peer is; see `_MOVES`.
 In any state it is removed when its body has come, when it is stored from another source, or when no
 peer is left that announced it.
 
 A *round* is what one ``get_events`` asks for. Its peer is judged only while it talks: the clock of
 a round begins with the first frame of the peer after it was asked, and anew with each body that it
-delivers. When that has gone on for `GossipConfig.patience_ns`, what is left was not delivered. A
-peer that is silent is no liar; after `silence_ns` another one may be asked.
+delivers. When that has gone on for `PATIENCE_NS`, what is left was not delivered. A
+peer that is silent is no liar; after `SILENCE_NS` another one may be asked.
 
 A *guess* is a parent of an event: its peers are asked although they did not announce it, so that
 not to deliver it is no fault. A peer is asked for guesses in rounds of their own, one at a time,
-which end after `silence_ns` without a body: parents that no peer has never delay what is
+which end after `SILENCE_NS` without a body: parents that no peer has never delay what is
 announced. While a peer that announced a parent can be asked, no other is.
 """
 
@@ -33,10 +25,17 @@ from enum import Enum
 from itertools import islice
 from typing import Final
 
-from store.gossip.limits import MAX_HOLDERS, MAX_ROUNDS, SLOWED_ROUND_IDS
+from store.gossip.limits import (
+    MAX_DOUBTED,
+    MAX_HOLDERS,
+    MAX_ROUNDS,
+    PATIENCE_NS,
+    SILENCE_NS,
+    SLOWED_ROUND_IDS,
+)
 
 _FULL_ROUNDS: Final = 2
-"""So many times `GossipConfig.round_ids` may be under way with one peer."""
+"""So many times `GossipLimits.round_ids` may be under way with one peer."""
 
 
 class FetchState(Enum):
@@ -46,6 +45,15 @@ class FetchState(Enum):
     CHECKING = "checking"
     OPEN = "open"
     ASKED = "asked"
+
+
+_MOVES: Final = {
+    FetchState.UNKNOWN: {FetchState.CHECKING},  # it is looked up
+    FetchState.CHECKING: {FetchState.OPEN},  # it is not stored
+    FetchState.OPEN: {FetchState.ASKED, FetchState.OPEN},  # a peer that announced it is asked
+    FetchState.ASKED: {FetchState.OPEN},  # the peer does not deliver, or has gone
+}
+"""The next states; in any state a message is removed when it has come or nobody can deliver it."""
 
 
 @dataclass(slots=True)
@@ -93,22 +101,22 @@ class _Fetch:
     """
 
     state: FetchState = FetchState.UNKNOWN
-    depth: int = 0
     doubted: bool = False
     peers: dict[str, bool] = field(default_factory=dict)
     asked: str = ""
 
+    def move(self, state: FetchState, asked: str = "") -> None:
+        """Enter a state, in which a peer may be ``asked``."""
+        assert state in _MOVES[self.state]
+        self.state, self.asked = state, asked
+
 
 class FetchQueue:
-    """The messages to fetch; ``depth``: how many generations of children led to one."""
+    """The messages to fetch: ``announced_ids`` of one peer at most, ``round_ids`` in a round."""
 
-    def __init__(
-        self, *, announced_ids: int, round_ids: int, patience_ns: int, silence_ns: int
-    ) -> None:
+    def __init__(self, announced_ids: int, round_ids: int) -> None:
         self._announced_ids = announced_ids
         self._round_ids = round_ids
-        self._patience_ns = patience_ns
-        self._silence_ns = silence_ns
         self._wants: dict[bytes, _Fetch] = {}
         self._unknown: OrderedDict[bytes, None] = OrderedDict()
         self.sources: dict[str, FetchSource] = {}
@@ -134,13 +142,7 @@ class FetchQueue:
             self._forget(digest, peer)
 
     def announce(
-        self,
-        digest: bytes,
-        peer: str,
-        content: bytes = b"",
-        *,
-        guess: bool = False,
-        depth: int = 0,
+        self, digest: bytes, peer: str, content: bytes = b"", *, guess: bool = False
     ) -> bool:
         """Note that a peer may deliver a message; return False if it has announced too many."""
         source = self.sources[peer]
@@ -151,7 +153,7 @@ class FetchQueue:
             return True
         if len(source.announced) >= self._announced_ids:
             return False
-        want = self._want(digest, depth)
+        want = self._want(digest)
         if len(want.peers) < MAX_HOLDERS:
             want.peers[peer] = guess
             source.announced[digest] = content
@@ -159,14 +161,12 @@ class FetchQueue:
                 self._open(digest, want)
         return True
 
-    def doubt(self, digest: bytes, depth: int) -> None:
-        """Look up a message that no peer has announced."""
-        self._want(digest, depth).doubted = True
-
-    def depth(self, digest: bytes) -> int:
-        """Return how many generations of children led to a message."""
-        want = self._wants.get(digest)
-        return 0 if want is None else want.depth
+    def doubt(self, digest: bytes) -> bool:
+        """Look up a message that no peer has announced; return False if too many wait for that."""
+        if digest not in self._wants and len(self._unknown) >= MAX_DOUBTED:
+            return False
+        self._want(digest).doubted = True
+        return True
 
     # Looking up
 
@@ -175,7 +175,7 @@ class FetchQueue:
         taken = list(islice(self._unknown, most))
         for digest in taken:
             del self._unknown[digest]
-            self._wants[digest].state = FetchState.CHECKING
+            self._wants[digest].move(FetchState.CHECKING)
         return taken
 
     def missing(self, digest: bytes) -> None:
@@ -231,7 +231,7 @@ class FetchQueue:
         ids = dict.fromkeys(islice(queue, max(0, most)))
         for digest in ids:
             want = self._wants[digest]
-            want.state, want.asked = FetchState.ASKED, peer
+            want.move(FetchState.ASKED, peer)
             for other in want.peers:
                 self.sources[other].withdraw(digest)
         if ids:
@@ -262,7 +262,7 @@ class FetchQueue:
                 ends_ns = self._ends_ns(round_)
                 if ends_ns is not None and now_ns >= ends_ns:
                     failed.append((peer, self._fail(source, peer, round_)))
-                elif not round_.given_up and now_ns >= round_.asked_ns + self._silence_ns:
+                elif not round_.given_up and now_ns >= round_.asked_ns + SILENCE_NS:
                     round_.given_up = True
                     self._reopen(round_.ids, peer)
         return failed
@@ -317,10 +317,10 @@ class FetchQueue:
             source.withdraw(digest)
             source.offer(digest, guess=False)
 
-    def _want(self, digest: bytes, depth: int) -> _Fetch:
+    def _want(self, digest: bytes) -> _Fetch:
         want = self._wants.get(digest)
         if want is None:
-            want = self._wants[digest] = _Fetch(depth=depth)
+            want = self._wants[digest] = _Fetch()
             self._unknown[digest] = None
         return want
 
@@ -328,13 +328,13 @@ class FetchQueue:
         if (ends_ns := self._ends_ns(round_)) is not None:
             yield ends_ns
         if not round_.given_up:
-            yield round_.asked_ns + self._silence_ns
+            yield round_.asked_ns + SILENCE_NS
 
     def _ends_ns(self, round_: FetchRound) -> int | None:
         """Return when a round expires; None: its clock has not begun."""
         if round_.guess:
-            return (round_.talks_ns or round_.asked_ns) + self._silence_ns
-        return None if round_.talks_ns is None else round_.talks_ns + self._patience_ns
+            return (round_.talks_ns or round_.asked_ns) + SILENCE_NS
+        return None if round_.talks_ns is None else round_.talks_ns + PATIENCE_NS
 
     def _reopen(self, ids: Iterable[bytes], peer: str) -> None:
         """Open messages that a peer does not deliver to other peers."""
@@ -345,7 +345,7 @@ class FetchQueue:
 
     def _open(self, digest: bytes, want: _Fetch, but: str = "") -> None:
         """Offer a message to peers that have announced it, or else to guessed ones."""
-        want.asked, want.state = "", FetchState.OPEN
+        want.move(FetchState.OPEN)
         free = [each for each in want.peers if each != but and not self.is_asked(digest, each)]
         announced = [peer for peer in free if not want.peers[peer]]
         for peer in announced or free:

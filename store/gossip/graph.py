@@ -3,7 +3,7 @@
 An event is a message with SDS metadata; its parents are the hints in its causal history. All of
 these are claims of its publisher: a parent may be unknown, or no event, or named in a
 circle. A *leaf* is an event that no event known here names as parent ("Leaves"); with circles
-there may be none. The newest `GossipConfig.graph_events` are remembered, in the order in which
+there may be none. The newest `GossipLimits.graph_events` are remembered, in the order in which
 they were committed, with `_EDGES_PER_EVENT` times as many edges at most.
 """
 

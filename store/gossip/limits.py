@@ -1,4 +1,4 @@
-"""Limits of gossip that are the same everywhere; those that a test changes are in `GossipConfig`.
+"""Limits of gossip; those that tests and the simulator change are in `GossipLimits`.
 
 Source: the event graph's network protocol (the list of seen IDs) and the node's contract.
 """
@@ -11,7 +11,7 @@ from typing import Final
 from storenode.message.limits import NS_PER_S
 
 MAX_PEERS: Final = 64
-"""Peers that are joined at one moment; a further one is turned away."""
+"""Streams at one moment; a further one is turned away, or takes the place of another."""
 
 RESERVED_PEERS: Final = 32
 """Streams among them that only trusted peers, and those that this node calls, can have."""
@@ -75,9 +75,11 @@ DESCENDANT_IDS: Final = 1_024
 MAX_GUESSES: Final = 1_024
 """Missing parents that a peer is asked for when it joins."""
 
-MAX_PARENT_DEPTH: Final = 64
-"""Generations of parents that are fetched one by one; what lies deeper is left to the
-reconciliation."""
+MAX_MISSING_PARENTS: Final = 32_768
+"""Parents that are missing, and requested from peers that join; the oldest beyond are forgotten."""
+
+MAX_DOUBTED: Final = 65_536
+"""Messages that wait to be looked up; with more, no parents are."""
 
 MAX_REFUSED: Final = 2**16
 """Refused messages that are remembered, so that they are not asked for again."""
@@ -90,34 +92,38 @@ MAX_RETRIES: Final = 1_024
 """How often the database is asked for the same, and how many requests wait to be asked again; what
 is given up is left to the reconciliation."""
 
-DEFAULT_CUT_OFF_NS: Final = 60 * NS_PER_S
 MAX_CUT_OFF_NS: Final = 3600 * NS_PER_S
-"""A cut-off lasts so long, and twice as long each time that one follows another."""
+"""The longest cut-off; each one that follows another is twice as long."""
 
 REFUSED_NS: Final = 3600 * NS_PER_S
 TOO_NEW_NS: Final = 60 * NS_PER_S
 """A refused message is not asked for again for so long; one that came too early is sooner."""
 
 
+PATIENCE_NS: Final = 10 * NS_PER_S
+"""For a peer that sends, but does not deliver what was requested."""
+
+SILENCE_NS: Final = 5 * NS_PER_S
+"""For a silent peer, before another one is asked too."""
+
+RETRY_NS: Final = NS_PER_S
+"""The pause before the database is asked again after a failure."""
+
+SLOW_NS: Final = NS_PER_S
+"""The pause between frames that are read from a slowed peer."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GossipConfig:
-    """Options and bounds of gossip; durations in nanoseconds.
+class GossipLimits:
+    """Bounds of gossip that tests make small; durations in nanoseconds.
 
     Attributes:
-        store_id: of this node's own database; a peer with the same one is rejected.
-        max_confirms: stores that must confirm every message before it counts as read (text:
-            MAX_CONFIRMS); with 0 a message is unread only if its publisher wants confirmations.
         unread_interval_ns: between announcements of unread events (SEND_UNREAD_EVENTS_INTERVAL).
         unread_age_ns: an event without confirmations for this long is announced no more.
         leaves_interval_ns: between exchanges of leaves, if they changed (text: SyncEvent).
-        patience_ns: for a peer that sends, but does not deliver what was requested.
-        silence_ns: for a silent peer, before another one is asked too.
-        retry_ns: before the database is asked again after a failure.
         cut_off_ns: of a first disconnection; each one that follows is twice as long.
-        slow_ns: between frames read from a slowed peer.
         seen_ids: messages whose holders are remembered (text: Seen).
         max_unread: unread events; beyond it the oldest expires.
-        max_waiting: events that wait for parents; beyond it the oldest waits no longer.
         graph_events: events whose parents and children are remembered.
         queued_ids: announcements that wait for one peer; beyond it the oldest are dropped.
         pushed_ids: bodies that wait to be pushed to one peer; further ones are announced only.
@@ -133,20 +139,12 @@ class GossipConfig:
         catch_up_ids: newest messages that are announced to a peer that joins.
     """
 
-    store_id: str
-    max_confirms: int = 0
     unread_interval_ns: int = 10 * NS_PER_S
     unread_age_ns: int = 24 * 3600 * NS_PER_S
     leaves_interval_ns: int = 2 * NS_PER_S
-    patience_ns: int = 10 * NS_PER_S
-    silence_ns: int = 5 * NS_PER_S
-    retry_ns: int = NS_PER_S
-    cut_off_ns: int = DEFAULT_CUT_OFF_NS
-    slow_ns: int = NS_PER_S
+    cut_off_ns: int = 60 * NS_PER_S
     seen_ids: int = 2**16
-    max_peers: int = MAX_PEERS
     max_unread: int = MAX_UNREAD
-    max_waiting: int = 8_192
     graph_events: int = 2**16
     queued_ids: int = 2**16
     pushed_ids: int = 2_048
@@ -159,3 +157,6 @@ class GossipConfig:
     round_ids: int = 1_024
     leaf_ids: int = 256
     catch_up_ids: int = CATCH_UP_IDS
+
+
+DEFAULT_LIMITS: Final = GossipLimits()

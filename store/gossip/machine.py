@@ -20,8 +20,8 @@ Rules.
    is reported and confirms nothing; without one it counts by the hash, as in the base protocol.
 5. Every `leaves_interval_ns`, when the leaves have changed, each peer gets them. Who receives them
    asks for those that it lacks, and announces what follows on them (`store.gossip.graph`).
-6. A parent that is missing is looked up, and asked for from the peers that have its child. The
-   child is stored and announced meanwhile (`store.gossip.incomplete_events`).
+6. A parent that is missing is looked up, and asked for from the peers that have its child, and from
+   those that join later. The child is stored and announced meanwhile.
 7. To a peer that joins are announced the newest messages that its store is not known to hold, the
    unread events that it has not confirmed, and the leaves.
 8. Faults of peers slow them or cut them off (`gossip.scores`). A peer is read from while little of
@@ -38,77 +38,157 @@ and changes nothing.
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable
-from itertools import count
-from typing import Any
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import count, islice
+from typing import Any, Final
 
 from store.domain.unread import GossipPeerState
-from store.gossip import scores
-from store.gossip.core import Core, Request
+from store.gossip import limits, scores
 from store.gossip.events import (
     BatchPersisted,
+    Bodies,
     BodiesLoaded,
     Committed,
     ConfirmationsWanted,
+    Conflicting,
     CutOff,
     Effect,
     Expire,
     Failed,
+    FrameOut,
     FrameReceived,
+    FrameRejected,
     FrameSent,
+    GetEvents,
+    GossipCount,
     GossipCounter,
+    GraphEvent,
     Input,
+    Inventory,
     Known,
+    Listen,
     LoadBodies,
     LookUp,
+    OutgoingBodies,
     PeerJoined,
     PeerLeft,
     PersistBatch,
     Restored,
     Settled,
+    SyncLeaves,
     TimerDue,
+    WriteFrame,
+    with_contents,
 )
-from store.gossip.frame_composer import FrameComposer
-from store.gossip.frame_intake import FrameIntake
-from store.gossip.limits import MAX_GUESSES, MAX_RETRIES, MAX_TRIES, REBROADCAST_IDS, GossipConfig
+from store.gossip.fetch_queue import FetchQueue
+from store.gossip.graph import Graph, graph_events
+from store.gossip.limits import DEFAULT_LIMITS, GossipLimits
 from store.gossip.peer import GossipPeer
-from store.gossip.scores import PeerStanding
-from store.gossip.stored_messages import StoredMessages, with_contents
+from store.gossip.recent_messages import Bits, RecentMessages
+from store.gossip.scores import PeerStanding, Scores
+from store.gossip.stores import Store, Stores
+from store.gossip.unread import UnreadEvents
+from store.messages.conflicts import Conflict, is_other_content
+from store.messages.record import RecordBatch
+from storenode.common.bounded import BoundedDict
+from storenode.message.limits import HASH_BYTES
+
+_TOO_NEW: Final = "too_new"
+"""The label of admission for a message whose time has not come (`rules.Reason`)."""
+
+_LEAVES_SHARE: Final = 4
+"""Leaves may come so many times as often as they are due."""
 
 
 class GossipStateError(RuntimeError):
     """The input is not allowed now; nothing was changed."""
 
 
-class Gossip:
-    """The gossip of one node."""
+@dataclass(slots=True)
+class _Pending:
+    """A message that is being stored: which stores have it, and which peers have delivered it."""
 
-    def __init__(self, config: GossipConfig) -> None:
-        core = self._core = Core(config)
-        self._config = config
-        self._holding = StoredMessages(core)
-        self._incoming = FrameIntake(core)
-        self._sending = FrameComposer(core)
-        self._retries: list[tuple[int, int, Request]] = []
-        self._numbers = count()
+    holders: int
+    content: bytes
+    peers: dict[str, None] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Request:
+    """A request to the database.
+
+    ``peer``: the peer that it is for, which may have left since. ``size_bytes``: of the frame that
+    is stored. ``tries``: how often it has failed.
+    """
+
+    effect: PersistBatch | LoadBodies | LookUp
+    peer: GossipPeer | None = None
+    size_bytes: int = 0
+    tries: int = 0
+
+    @property
+    def reads(self) -> bool:
+        """True for a read: only then can this node deliver what it has announced."""
+        return not isinstance(self.effect, PersistBatch)
+
+
+class Gossip:
+    """The gossip of the node with a store; its ``max_confirms`` is that of every new message.
+
+    With ``max_confirms`` 0 (text: MAX_CONFIRMS) a message is unread only if its publisher wants
+    confirmations.
+    """
+
+    def __init__(
+        self, store_id: str, max_confirms: int = 0, bounds: GossipLimits = DEFAULT_LIMITS
+    ) -> None:
+        self.store_id = store_id
+        self._max_confirms = max_confirms
+        self._bounds = bounds
+        self._now_ns = 0
+        self._peers: dict[str, GossipPeer] = {}
+        self._peer_bits = Bits()
+        self._recent = RecentMessages(bounds.seen_ids)
+        self._stores = Stores(self._forget_store)
+        self._unread = UnreadEvents(
+            bounds.max_unread, bounds.unread_age_ns, bounds.unread_interval_ns
+        )
+        self._graph = Graph(bounds.graph_events)
+        self._missing = BoundedDict[bytes, None](limits.MAX_MISSING_PARENTS)
+        self._scores = Scores(bounds.cut_off_ns)
+        self._fetches = FetchQueue(bounds.announced_ids, bounds.round_ids)
+        self._pending: dict[bytes, _Pending] = {}
+        self._requests: dict[int, _Request] = {}
+        self._tokens = count(1)
+        self._retries: deque[tuple[int, _Request]] = deque()
+        self._failing = False  # the last time that something was to be read
+        self._looking = False  # a look-up is under way
         self._leaves_ns: int | None = None
         self._leaves_version = 0
         self._again_ns = 0
+        self._known_conflicts = BoundedDict[tuple[bytes, bytes], None](limits.MAX_REFUSED)
+        self._refused = BoundedDict[tuple[str, bytes], int](limits.MAX_REFUSED)
+        # What comes out of a step
+        self._effects: list[Effect] = []
+        self._counts: Counter[tuple[GossipCounter, str]] = Counter()
+        self._cut: set[str] = set()
         self._takers: dict[type, Callable[[Any], None]] = {
             PeerJoined: self._join,
             PeerLeft: self._left,
             FrameReceived: self._receive,
+            FrameRejected: self._reject,
             FrameSent: self._sent,
-            Committed: self._holding.committed,
-            ConfirmationsWanted: self._holding.wanted,
-            Restored: self._holding.restored,
-            Settled: self._settled,
+            Committed: self._committed,
+            ConfirmationsWanted: self._wanted,
+            Restored: self._restored,
+            Settled: lambda given: self._unread.drop(given.ids),
             BatchPersisted: self._persisted,
             BodiesLoaded: self._loaded,
-            Known: self._known,
+            Known: self._looked_up,
             Failed: self._failed,
-            TimerDue: self._tick,
+            TimerDue: lambda _: None,  # what is due is done with every input
         }
 
     def step(self, now_ns: int, given: Input) -> list[Effect]:
@@ -118,278 +198,800 @@ class Gossip:
             GossipStateError: it is not allowed now.
         """
         self._demand(given)
-        core = self._core
-        core.now_ns = max(core.now_ns, now_ns)
+        self._now_ns = max(self._now_ns, now_ns)
         self._takers[type(given)](given)
         self._run_timers()
-        for peer in core.cut_off():
-            self._leave(peer)
-        self._sending.go_on()
-        return core.flush()
+        self._cut_off()
+        self._go_on()
+        return self._flush()
 
     @property
     def next_wake_ns(self) -> int | None:
         """The time at which a `TimerDue` is due; None: not before another input."""
-        core = self._core
-        times = [peer.wake_ns for peer in core.peers.values()]
-        times += [peer.rest_ns for peer in core.peers.values() if not peer.reading]
-        times += [core.fetches.wake_ns, self._leaves_ns]
-        times += [due_ns for due_ns, _, _ in self._retries[:1]]
-        due_ns = core.unread.due_ns
+        times = [peer.wake_ns for peer in self._peers.values()]
+        times += [peer.rest_ns for peer in self._peers.values() if not peer.reading]
+        times += [self._fetches.wake_ns, self._leaves_ns]
+        times += [due_ns for due_ns, _ in islice(self._retries, 1)]
+        due_ns = self._unread.due_ns
         if due_ns is not None:
             times.append(max(due_ns, self._again_ns))
-        later = [time_ns for time_ns in times if time_ns is not None and time_ns > core.now_ns]
+        later = [time_ns for time_ns in times if time_ns is not None and time_ns > self._now_ns]
         return min(later, default=None)
 
     def peers(self) -> list[GossipPeerState]:
         """Return the joined peers, and those that are cut off, until a time of the steps."""
-        core = self._core
         found = [
-            GossipPeerState(key, peer.store.id, connected=True, slowed=core.slowed(key))
-            for key, peer in core.peers.items()
+            GossipPeerState(key, peer.store.id, connected=True, slowed=self._is_slowed(key))
+            for key, peer in self._peers.items()
         ]
-        for key, until_ns, reason in core.scores.cut_off(core.now_ns):
+        for key, until_ns, reason in self._scores.cut_off(self._now_ns):
             found.append(GossipPeerState(key, "", False, False, until_ns, reason))
         return found
 
+    def unread(self, most: int) -> list[bytes]:
+        """Return unread events, the next that is announced again first."""
+        return list(islice(self._unread.ids(), most))
+
+    def is_unread(self, digest: bytes) -> bool:
+        """Return True if an event waits for confirmations."""
+        return digest in self._unread
+
     def check(self) -> None:
         """Raise AssertionError if an invariant or a bound is broken."""
-        core = self._core
-        core.check()
-        due = [request for _, _, request in self._retries]
+        for table in (
+            self._recent,
+            self._stores,
+            self._unread,
+            self._graph,
+            self._scores,
+            self._fetches,
+        ):
+            table.check()
+        for peer in self._peers.values():
+            peer.check(self._bounds)
+        assert self._fetches.sources.keys() == self._peers.keys()
+        assert not any(digest in self._recent for digest in self._pending)
+        evicts = len(self._recent) == self._bounds.seen_ids
+        assert all(digest in self._recent for digest in self._unread.ids()) or evicts
+        due = [request for _, request in self._retries]
         tokens = {request.effect.token for request in due}
         assert len(tokens) == len(due)
-        assert not tokens & core.requests.keys()
+        assert not tokens & self._requests.keys()
         storing = [
             digest
-            for request in (*due, *core.requests.values())
+            for request in (*due, *self._requests.values())
             if isinstance(request.effect, PersistBatch)
             for digest in request.effect.batch.hashes
         ]
-        assert core.pending.keys() <= set(storing)
-
-    # What is allowed
+        assert self._pending.keys() <= set(storing)
 
     def _demand(self, given: Input) -> None:
+        """Raise GossipStateError for an answer to something that was not asked."""
         allowed = True
         if isinstance(given, BatchPersisted | BodiesLoaded | Known | Failed):
-            request = self._core.requests.get(given.token)
-            allowed = request is not None and self._answers(given, request)
+            request = self._requests.get(given.token)
+            allowed = request is not None and _is_answer(given, request.effect)
         elif isinstance(given, FrameSent):
-            peer = self._core.peers.get(given.peer)
+            peer = self._peers.get(given.peer)
             allowed = peer is None or peer.writing
         if not allowed:
             raise GossipStateError(
                 f"{type(given).__name__} is not allowed now: nothing like it was asked for"
             )
 
-    @staticmethod
-    def _answers(given: BatchPersisted | BodiesLoaded | Known | Failed, request: Request) -> bool:
-        effect = request.effect
-        match given, effect:
-            case BatchPersisted(), PersistBatch():
-                return len(given.new) == len(effect.batch)
-            case BodiesLoaded(), LoadBodies():
-                return 0 < len(given.messages) <= len(effect.ids)
-            case Known(), LookUp():
-                return len(given.is_stored) == len(effect.ids)
-            case Failed(), _:
-                return True
-        return False
+    # What comes out of a step
+
+    def _flush(self) -> list[Effect]:
+        effects = self._unread.flush() + self._effects
+        effects += [GossipCount(what, number, why) for (what, why), number in self._counts.items()]
+        self._effects = []
+        self._counts.clear()
+        return effects
+
+    def _count(self, what: GossipCounter, number: int, reason: str = "") -> None:
+        if number:
+            self._counts[what, reason] += number
+
+    def _request(self, request: _Request) -> None:
+        self._requests[request.effect.token] = request
+        self._effects.append(request.effect)
 
     # Peers
 
     def _join(self, given: PeerJoined) -> None:
-        core = self._core
-        if given.peer in core.peers:
+        if given.peer in self._peers:
             self._leave(given.peer)
         why = self._objection(given)
         if why is not None:
-            core.effects.append(why)
+            self._effects.append(why)
             return
-        joined = {peer.store.id for peer in core.peers.values()}
-        store = core.stores.meet(given.store_id, given.peer, joined)
-        peer = core.peers[given.peer] = GossipPeer(given.peer, store, core.peer_bits.take())
-        core.fetches.join(peer.key)
+        joined = {peer.store.id for peer in self._peers.values()}
+        store = self._stores.meet(given.store_id, given.peer, joined)
+        peer = self._peers[given.peer] = GossipPeer(given.peer, store, self._peer_bits.take())
+        self._fetches.join(peer.key)
         self._catch_up(peer)
-        if len(core.graph):
-            peer.leaves_due, peer.leaves = (
-                core.graph.leaves(self._config.leaf_ids),
-                core.graph.version,
-            )
-        self._holding.guess(peer.key, MAX_GUESSES)
+        if len(self._graph):
+            peer.leaves_due = self._graph.leaves(self._bounds.leaf_ids)
+            peer.leaves = self._graph.version
+        for parent in islice(self._missing, limits.MAX_GUESSES):
+            if parent not in self._pending:
+                self._guess(parent, peer.key)
 
     def _objection(self, given: PeerJoined) -> CutOff | None:
-        core, config = self._core, self._config
-        if given.store_id == config.store_id:
+        """Return the effect that turns a peer away; None: it may join."""
+        if self._scores.standing(self._now_ns, given.peer) is PeerStanding.CUT_OFF:
+            return CutOff(given.peer, *self._scores.sentence(given.peer))
+        if given.store_id == self.store_id:
             reason = "this node works on the same database: the two need no gossip"
-            return CutOff(given.peer, core.now_ns + config.cut_off_ns, reason, fault=False)
-        if core.scores.standing(core.now_ns, given.peer) is PeerStanding.CUT_OFF:
-            return CutOff(given.peer, *core.scores.sentence(given.peer))
-        if len(core.peers) >= config.max_peers:
-            reason = f"limit of {config.max_peers} peers is reached: try again later"
-            return CutOff(given.peer, core.now_ns + config.cut_off_ns, reason, fault=False)
+            return CutOff(given.peer, self._now_ns + self._bounds.cut_off_ns, reason, fault=False)
         return None
 
     def _catch_up(self, peer: GossipPeer) -> None:
-        core, config = self._core, self._config
-        news: list[bytes] = []
-        for digest, place in core.recent.newest():
-            if len(news) == config.catch_up_ids:
-                break
-            if not core.recent.holders[place] & peer.store.bit:
-                news.append(digest)
-        for digest in reversed(news):
-            peer.tell(digest, config.queued_ids)
-        for digest in list(core.unread.ids())[:REBROADCAST_IDS]:
-            if core.unread.lacks(digest, peer.store.voice):
-                peer.tell(digest, config.queued_ids)
+        """Announce the newest messages and the unread events to a peer that joins."""
+        lacking = (
+            digest
+            for digest, place in self._recent.newest()
+            if not self._recent.holders[place] & peer.store.bit
+        )
+        for digest in reversed(list(islice(lacking, self._bounds.catch_up_ids))):
+            peer.tell(digest, self._bounds.queued_ids)
+        for digest in islice(self._unread.ids(), limits.REBROADCAST_IDS):
+            if self._unread.lacks(digest, peer.store.voice):
+                peer.tell(digest, self._bounds.queued_ids)
 
     def _left(self, given: PeerLeft) -> None:
-        if given.peer in self._core.peers:
+        if given.peer in self._peers:
             self._leave(given.peer)
 
     def _leave(self, key: str) -> None:
-        core = self._core
-        peer = core.peers.pop(key)
-        core.fetches.leave(key)
-        core.recent.forget_peer(peer.bit)
-        core.peer_bits.free(peer.bit)
-
-    def _receive(self, given: FrameReceived) -> None:
-        peer = self._core.peers.get(given.peer)
-        if peer is not None:
-            self._incoming.take(peer, given.frame)
+        peer = self._peers.pop(key)
+        self._fetches.leave(key)
+        self._recent.forget_peer(peer.bit)
+        self._peer_bits.free(peer.bit)
 
     def _sent(self, given: FrameSent) -> None:
-        peer = self._core.peers.get(given.peer)
+        peer = self._peers.get(given.peer)
         if peer is not None:
             peer.writing = False
 
-    # The database
+    def _forget_store(self, bit: int) -> None:
+        self._recent.forget_store(bit)
+        for pending in self._pending.values():
+            pending.holders &= ~bit
 
-    def _settled(self, given: Settled) -> None:
-        self._core.unread.drop(given.ids)
+    def _is_joined(self, peer: GossipPeer | None) -> bool:
+        """Return True unless a stream has ended, or another has replaced it."""
+        return peer is not None and self._peers.get(peer.key) is peer
 
-    def _answered(self, token: int) -> Request:
-        request = self._core.requests.pop(token)
-        if request.reads:
-            self._core.failing = False
-        return request
+    # Faults
+
+    def _fault(self, peer: str, points: float, reason: str = "") -> None:
+        """Add points to a peer, which may be cut off when the step ends if there is a reason."""
+        before = self._scores.standing(self._now_ns, peer)
+        after = self._scores.add(self._now_ns, peer, points, reason)
+        if after is PeerStanding.CUT_OFF:
+            self._cut.add(peer)
+        elif before is PeerStanding.GOOD and after is PeerStanding.SLOWED and peer in self._peers:
+            self._count(GossipCounter.SLOWED, 1)
+
+    def _is_slowed(self, peer: str) -> bool:
+        return self._scores.standing(self._now_ns, peer) is PeerStanding.SLOWED
+
+    def _cut_off(self) -> None:
+        """End the streams of the peers that are cut off in this step."""
+        for peer in sorted(self._cut & self._peers.keys()):
+            self._effects.append(CutOff(peer, *self._scores.sentence(peer)))
+            self._count(GossipCounter.CUT_OFF, 1)
+            self._leave(peer)
+        self._cut.clear()
+
+    # Conflicts
+
+    def _differs(self, peer: str, digest: bytes, own: bytes, theirs: bytes) -> bool:
+        """Return True if a peer has other content under an ID, and note the conflict once."""
+        if not is_other_content(own, theirs):
+            return False
+        if (digest, theirs) not in self._known_conflicts:
+            self._known_conflicts[digest, theirs] = None
+            self._count(GossipCounter.CONFLICTS, 1)
+            self._effects.append(Conflicting(peer, Conflict(digest, own, theirs)))
+        return True
+
+    def _differs_here(self, peer: GossipPeer, digest: bytes, place: int, theirs: bytes) -> bool:
+        return self._differs(peer.key, digest, self._recent.content_digests[place], theirs)
+
+    def _resolve(self, digest: bytes, content: bytes) -> int:
+        """Fetch a message no more; return the stores that announced it with this content digest."""
+        holders = 0
+        for key, theirs in self._fetches.resolve(digest):
+            if not self._differs(key, digest, content, theirs):
+                holders |= self._peers[key].store.bit
+        return holders
+
+    # Stored messages
+
+    def _committed(self, given: Committed) -> None:
+        for digest, content in with_contents(given.ids, given.content_digests):
+            self._hold(digest, content, fresh=given.fresh, needed=given.published.get(digest))
+        self._link(given.events, fresh=given.fresh)
 
     def _persisted(self, given: BatchPersisted) -> None:
+        """Handle delivered messages that are stored now, but for conflicts."""
         request = self._answered(given.token)
         effect, peer = request.effect, request.peer
         assert isinstance(effect, PersistBatch)
         self._release(request)
-        batch = effect.batch
-        self._holding.persisted(batch, given.new, given.conflicts)
-        if peer is not None and self._core.peers.get(peer.key) is peer:
-            for digest in batch.hashes:
-                place = self._core.recent.place(digest)
+        batch, conflicts = effect.batch, given.conflicts
+        for place, (digest, is_new) in enumerate(zip(batch.hashes, given.new, strict=True)):
+            content = conflicts.get(place, batch.content_digests[place])
+            self._hold(digest, content, fresh=is_new)
+        refused = {batch.hashes[place] for place in conflicts}
+        self._link([event for event in graph_events(batch) if event.id not in refused], fresh=True)
+        if peer is not None and self._is_joined(peer):
+            for place in map(self._recent.place, batch.hashes):
                 if place >= 0:
-                    self._core.recent.received_from[place] |= peer.bit
+                    self._recent.received_from[place] |= peer.bit
 
-    def _loaded(self, given: BodiesLoaded) -> None:
-        peer = self._answered(given.token).peer
-        if peer is not None and self._core.peers.get(peer.key) is peer:
-            self._sending.loaded(peer, given)
+    def _hold(
+        self, digest: bytes, content: bytes, *, fresh: bool, needed: int | None = None
+    ) -> None:
+        """Note that a message is stored.
 
-    def _known(self, given: Known) -> None:
+        ``fresh`` False: it has been for a while, and is announced only to peers that have it too.
+        ``content``: its content digest, empty where it is not known. ``needed``: the confirmations
+        that its publisher wants; None: no client of this node published it.
+        """
+        recent = self._recent
+        self._missing.pop(digest, None)
+        place = recent.place(digest)
+        if place >= 0:
+            recent.learn_content(place, content)
+            if fresh and recent.quiet[place]:
+                self._begin(digest, place, needed)
+            return
+        holders = self._resolve(digest, content)
+        pending = self._pending.pop(digest, None)
+        if pending is not None and not is_other_content(content, pending.content):
+            holders |= pending.holders
+        place = recent.add(digest, content, quiet=not fresh)
+        recent.holders[place] = holders
+        if fresh:
+            self._begin(digest, place, needed)
+        else:
+            self._announce(digest, place, first_hand=False)
+        if digest in self._unread:
+            self._confirm_by(digest, holders)
+
+    def _begin(self, digest: bytes, place: int, wanted: int | None) -> None:
+        """Announce a new event, and wait for the confirmations that it needs."""
+        self._recent.quiet[place] = False
+        self._announce(digest, place, first_hand=wanted is not None)
+        self._make_unread(digest, max(self._max_confirms, wanted or 0))
+
+    def _announce(self, digest: bytes, place: int, *, first_hand: bool) -> None:
+        """Announce a message, unless it is old, and push it if a client of this node published it.
+
+        Of several peers with one store, one gets the body.
+        """
+        holders, quiet = self._recent.holders[place], self._recent.quiet[place]
+        for peer in self._peers.values():
+            if holders & peer.store.bit:
+                peer.answer(digest, self._bounds.queued_ids)
+            elif quiet:
+                continue
+            elif first_hand and len(peer.pushes) < self._bounds.pushed_ids:
+                holders |= peer.store.bit
+                peer.pushes[digest] = None
+            else:
+                self._tell(peer, digest)
+
+    def _tell(self, peer: GossipPeer, digest: bytes) -> None:
+        if not peer.tell(digest, self._bounds.queued_ids):
+            self._count(GossipCounter.IDS_UNANNOUNCED, 1)
+
+    # Parents
+
+    def _link(self, events: Sequence[GraphEvent], *, fresh: bool) -> None:
+        """Add events to the graph, and fetch the missing parents of fresh ones."""
+        for event in events:
+            if event.id in self._graph:
+                continue
+            self._graph.add(event)
+            if fresh:
+                self._fetch_parents(event)
+
+    def _fetch_parents(self, event: GraphEvent) -> None:
+        """Look up parents of an event, and request them from peers that have it, or else any."""
+        place = self._recent.place(event.id)
+        holders = self._recent.holders[place] if place >= 0 else 0
+        having = [key for key, peer in self._peers.items() if holders & peer.store.bit]
+        peers = (having or list(self._peers))[: limits.MAX_HOLDERS]
+        for parent in event.parents:
+            if parent in self._recent:
+                continue
+            self._missing[parent] = None
+            if parent not in self._pending and self._fetches.doubt(parent):
+                for peer in peers:
+                    self._guess(parent, peer)
+
+    def _guess(self, parent: bytes, peer: str) -> None:
+        if not self._is_refused(peer, parent):
+            self._fetches.announce(parent, peer, guess=True)
+
+    # Confirmations
+
+    def _wanted(self, given: ConfirmationsWanted) -> None:
+        """Request confirmations of stored messages; those that are known are reported again."""
+        needed = max(given.min_confirms, self._max_confirms)
+        for digest, content in with_contents(given.ids, given.content_digests):
+            self._hold(digest, content, fresh=False)
+            self._unread.report(digest)
+            self._make_unread(digest, needed)
+            if digest in self._unread:
+                self._announce_again(digest)
+
+    def _restored(self, given: Restored) -> None:
+        for event in given.unread:
+            digest = event.message_hash
+            self._hold(digest, event.content_digest, fresh=False)
+            self._make_unread(digest, event.needed, event.age_ns)
+            for voice in event.stores:
+                self._unread.confirm(digest, voice, report=False)
+
+    def _make_unread(self, digest: bytes, needed: int, age_ns: int = 0) -> None:
+        """Wait for confirmations of an event, if any are needed; known ones count at once."""
+        if not needed:
+            return
+        place = self._recent.place(digest)
+        content = self._recent.content_digests[place]
+        expired = self._unread.add(self._now_ns, digest, needed, age_ns, content)
+        if expired:
+            self._effects.append(Expire(expired))
+        self._confirm_by(digest, self._recent.holders[place])
+
+    def _confirm_by(self, digest: bytes, holders: int) -> None:
+        for store in self._stores.of_mask(holders):
+            self._confirm(digest, store)
+
+    def _confirm(self, digest: bytes, store: Store) -> None:
+        """Count a store that has stored an event, if the event waits for confirmations."""
+        if self._unread.confirm(digest, store.voice):
+            self._count(GossipCounter.CONFIRMATIONS, 1)
+
+    def _mark_holder(self, digest: bytes, place: int, store: Store) -> bool:
+        """Note that a store has a message that is stored here; return False if that was known."""
+        if self._recent.holders[place] & store.bit:
+            return False
+        self._recent.holders[place] |= store.bit
+        for peer in self._peers.values():
+            if peer.store is store:
+                peer.holds(self._now_ns, digest)
+        self._confirm(digest, store)
+        return True
+
+    def _announce_again(self, digest: bytes) -> None:
+        """Announce an unread event to peers that have not confirmed it."""
+        for peer in self._peers.values():
+            if self._unread.lacks(digest, peer.store.voice) and digest not in peer.pushes:
+                self._tell(peer, digest)
+
+    # The database
+
+    def _answered(self, token: int) -> _Request:
+        request = self._requests.pop(token)
+        if request.reads:
+            self._failing = False
+        return request
+
+    def _looked_up(self, given: Known) -> None:
         effect = self._answered(given.token).effect
         assert isinstance(effect, LookUp)
-        core = self._core
-        core.looking = False
+        self._looking = False
         contents = with_contents(effect.ids, given.content_digests)
         for (digest, content), is_stored in zip(contents, given.is_stored, strict=True):
             if is_stored:
-                self._holding.hold(digest, content, fresh=False)
-            elif digest not in core.recent and digest not in core.pending:
-                core.fetches.missing(digest)
-                core.note_waiting(core.incomplete.lack(digest))
+                self._hold(digest, content, fresh=False)
+            elif digest not in self._recent and digest not in self._pending:
+                self._fetches.missing(digest)
 
     def _failed(self, given: Failed) -> None:
-        core = self._core
-        request = core.requests.pop(given.token)
+        request = self._requests.pop(given.token)
         request.tries += 1
         if request.reads:
-            core.failing = True
-        elif request.tries >= MAX_TRIES or len(self._retries) >= MAX_RETRIES:
+            self._failing = True
+        elif request.tries >= limits.MAX_TRIES or len(self._retries) >= limits.MAX_RETRIES:
             self._give_up(request)
             return
-        due_ns = core.now_ns + self._config.retry_ns
-        heapq.heappush(self._retries, (due_ns, next(self._numbers), request))
+        self._retries.append((self._now_ns + limits.RETRY_NS, request))
 
-    def _give_up(self, request: Request) -> None:
+    def _give_up(self, request: _Request) -> None:
         """Drop delivered messages that cannot be stored; they may come again."""
         assert isinstance(request.effect, PersistBatch)
         self._release(request)
         for digest in request.effect.batch.hashes:
-            self._core.pending.pop(digest, None)
+            self._pending.pop(digest, None)
 
     @staticmethod
-    def _release(request: Request) -> None:
+    def _release(request: _Request) -> None:
         if request.peer is not None:
             request.peer.unstored_bytes -= request.size_bytes
             request.peer.unstored_frames -= 1
 
     # Time
 
-    def _tick(self, given: TimerDue) -> None:
-        """Wait for nothing: due work is done with every input."""
-
     def _run_timers(self) -> None:
-        core = self._core
-        while self._retries and self._retries[0][0] <= core.now_ns:
-            self._retry(heapq.heappop(self._retries)[2])
-        for peer, undelivered in core.fetches.expire(core.now_ns):
+        while self._retries and self._retries[0][0] <= self._now_ns:
+            self._retry(self._retries.popleft()[1])
+        for peer, undelivered in self._fetches.expire(self._now_ns):
             self._blame(peer, undelivered)
-        self._announce_again()
+        self._announce_unread()
         self._exchange_leaves()
 
-    def _retry(self, request: Request) -> None:
-        peer = request.peer
-        if isinstance(request.effect, LoadBodies) and (
-            peer is None or self._core.peers.get(peer.key) is not peer
-        ):
-            self._core.failing = any(each.reads for _, _, each in self._retries)
-            return
-        self._core.request(request)
+    def _retry(self, request: _Request) -> None:
+        if isinstance(request.effect, LoadBodies) and not self._is_joined(request.peer):
+            self._failing = any(each.reads for _, each in self._retries)
+        else:
+            self._request(request)
 
     def _blame(self, peer: str, undelivered: int) -> None:
-        if not undelivered:
-            return
-        self._core.count(GossipCounter.UNDELIVERED, undelivered)
-        points = min(scores.UNDELIVERED_ROUND_POINTS, scores.UNDELIVERED_POINTS * undelivered)
-        reason = "messages that were announced are not delivered: announce what is held durably"
-        self._core.fault(peer, points, reason)
+        if undelivered:
+            self._count(GossipCounter.UNDELIVERED, undelivered)
+            points = min(scores.UNDELIVERED_ROUND_POINTS, scores.UNDELIVERED_POINTS * undelivered)
+            reason = "messages that were announced are not delivered: announce what is held durably"
+            self._fault(peer, points, reason)
 
-    def _announce_again(self) -> None:
-        core, interval_ns = self._core, self._config.unread_interval_ns
-        due_ns = core.unread.due_ns
-        if due_ns is None or core.now_ns < max(due_ns, self._again_ns):
+    def _announce_unread(self) -> None:
+        due_ns = self._unread.due_ns
+        if due_ns is None or self._now_ns < max(due_ns, self._again_ns):
             return
-        if core.failing:
-            self._again_ns = core.now_ns + self._config.retry_ns
+        if self._failing:
+            self._again_ns = self._now_ns + limits.RETRY_NS
             return
-        due, expired = core.unread.take_due(core.now_ns, REBROADCAST_IDS)
-        if len(due) + len(expired) == REBROADCAST_IDS:
-            self._again_ns = core.now_ns + interval_ns
+        due, expired = self._unread.take_due(self._now_ns, limits.REBROADCAST_IDS)
+        if len(due) + len(expired) == limits.REBROADCAST_IDS:
+            self._again_ns = self._now_ns + self._bounds.unread_interval_ns
         if expired:
-            core.effects.append(Expire(expired))
+            self._effects.append(Expire(expired))
         for digest in due:
-            self._holding.announce_again(digest)
+            self._announce_again(digest)
 
     def _exchange_leaves(self) -> None:
-        core = self._core
-        if core.graph.version != self._leaves_version and self._leaves_ns is None:
+        version = self._graph.version
+        if version != self._leaves_version and self._leaves_ns is None:
             # Not before what is new has been announced, or the peer would ask for what is pushed.
-            self._leaves_ns = core.now_ns + self._config.leaves_interval_ns
-        if self._leaves_ns is None or core.now_ns < self._leaves_ns or core.failing:
+            self._leaves_ns = self._now_ns + self._bounds.leaves_interval_ns
+        if self._leaves_ns is None or self._now_ns < self._leaves_ns or self._failing:
             return
         self._leaves_ns = None
-        self._leaves_version = core.graph.version
-        leaves = core.graph.leaves(self._config.leaf_ids)
-        for peer in core.peers.values():
-            if peer.leaves != core.graph.version:
-                peer.leaves, peer.leaves_due = core.graph.version, leaves
+        self._leaves_version = version
+        leaves = self._graph.leaves(self._bounds.leaf_ids)
+        for peer in self._peers.values():
+            if peer.leaves != version:
+                peer.leaves, peer.leaves_due = version, leaves
+
+    # Frames that come
+
+    def _receive(self, given: FrameReceived) -> None:
+        """Handle a frame; a fault adds points to the peer."""
+        peer, frame = self._peers.get(given.peer), given.frame
+        if peer is None:
+            return
+        self._fetches.note_frame(self._now_ns, peer.key)
+        if self._is_slowed(peer.key):
+            peer.rest_ns = self._now_ns + limits.SLOW_NS
+        if isinstance(frame, Bodies):
+            self._receive_bodies(peer, frame)
+        elif self._is_sound(peer, frame.ids):
+            self._count(GossipCounter.IDS_RECEIVED, len(frame.ids))
+            match frame:
+                case Inventory():
+                    self._receive_inventory(peer, frame)
+                case GetEvents():
+                    self._receive_request(peer, frame.ids)
+                case SyncLeaves():
+                    self._receive_leaves(peer, frame)
+
+    def _reject(self, given: FrameRejected) -> None:
+        if given.peer in self._peers:
+            self._fault(given.peer, scores.PROTOCOL_POINTS, given.reason)
+
+    def _is_sound(self, peer: GossipPeer, ids: Sequence[bytes]) -> bool:
+        most = self._bounds.max_frame_ids
+        if len(ids) > most:
+            problem = f"a frame has {len(ids):,} IDs: send at most {most:,} at once"
+        elif any(len(digest) != HASH_BYTES for digest in ids):
+            problem = f"an ID is not {HASH_BYTES} bytes: send message hashes"
+        else:
+            return True
+        self._fault(peer.key, scores.PROTOCOL_POINTS, problem)
+        return False
+
+    def _receive_inventory(self, peer: GossipPeer, inventory: Inventory) -> None:
+        """Note which messages a peer has; a repeated announcement is answered again.
+
+        An announcement that is made again expects an answer, which is not answered in turn.
+        """
+        recent, repeated = self._recent, 0
+        unknown: list[tuple[bytes, bytes]] = []
+        for digest, content in with_contents(inventory.ids, inventory.content_digests):
+            place = recent.place(digest)
+            if place < 0:
+                unknown.append((digest, content))
+                continue
+            differs = self._differs_here(peer, digest, place, content)
+            known = not differs and not self._mark_holder(digest, place, peer.store)
+            if not recent.notified[place] & peer.bit:
+                peer.answer(digest, self._bounds.queued_ids)
+            elif differs:
+                continue
+            elif recent.expecting[place] & peer.bit:
+                recent.expecting[place] &= ~peer.bit
+            elif known:
+                repeated += 1
+                peer.answer(digest, self._bounds.queued_ids)
+        if repeated:
+            reason = "what is announced was announced before: announce unread events, at intervals"
+            self._fault(peer.key, scores.REPEATED_ID_POINTS * repeated, reason)
+        self._fetch(peer, unknown)
+
+    def _fetch(self, peer: GossipPeer, announced: Iterable[tuple[bytes, bytes]]) -> None:
+        """Fetch announced messages that may be missing, as far as not too many wait already."""
+        dropped = sum(not self._note_announced(peer, *each) for each in announced)
+        self._count(GossipCounter.IDS_DROPPED, dropped)
+        waits_for_us = self._failing or self._looking or peer.unstored_frames
+        if dropped and not waits_for_us:
+            most = self._bounds.announced_ids
+            reason = f"more than {most:,} announced messages have not come: deliver them first"
+            self._fault(peer.key, scores.OVERFLOW_POINTS, reason)
+
+    def _note_announced(self, peer: GossipPeer, digest: bytes, content: bytes) -> bool:
+        """Note an announced message; return False if too many of the peer wait."""
+        pending = self._pending.get(digest)
+        if pending is not None:
+            if not self._differs(peer.key, digest, pending.content, content):
+                pending.holders |= peer.store.bit
+            return True
+        if self._is_refused(peer.key, digest):
+            return True
+        return self._fetches.announce(digest, peer.key, content)
+
+    def _receive_request(self, peer: GossipPeer, ids: Sequence[bytes]) -> None:
+        """Queue the bodies that a peer asks for."""
+        again = dropped = 0
+        for digest in ids:
+            place = self._recent.place(digest)
+            again += place >= 0 and bool(self._recent.sent_to[place] & peer.bit)
+            if digest in peer.asked or digest in peer.batch.under_way:
+                continue
+            if len(peer.asked) >= self._bounds.asked_ids:
+                dropped += 1
+                continue
+            peer.pushes.pop(digest, None)
+            peer.asked[digest] = None
+        if again:
+            reason = "bodies are asked for again that were sent: keep them"
+            self._fault(peer.key, scores.ASKED_AGAIN_POINTS * again, reason)
+        if dropped:
+            self._count(GossipCounter.IDS_DROPPED, dropped)
+            reason = f"more than {self._bounds.asked_ids:,} bodies are asked for: wait for them"
+            self._fault(peer.key, scores.OVERFLOW_POINTS, reason)
+
+    def _receive_bodies(self, peer: GossipPeer, frame: Bodies) -> None:
+        self._count(GossipCounter.BODIES_RECEIVED, len(frame.batch) + len(frame.refused))
+        fresh = self._sort(peer, frame.batch)
+        for digest, label in frame.refused:
+            self._count(GossipCounter.REFUSED, 1, label)
+            if digest:
+                length_ns = limits.TOO_NEW_NS if label == _TOO_NEW else limits.REFUSED_NS
+                self._refused[peer.key, digest] = self._now_ns + length_ns
+                self._fetches.refuse(digest, peer.key)
+        if frame.refused:
+            self._fault(peer.key, scores.REFUSED_POINTS * len(frame.refused))
+        if fresh:
+            batch = frame.batch if len(fresh) == len(frame.batch) else frame.batch.select(fresh)
+            peer.unstored_bytes += frame.size_bytes
+            peer.unstored_frames += 1
+            persist = PersistBatch(next(self._tokens), peer.key, batch)
+            self._request(_Request(persist, peer, frame.size_bytes))
+
+    def _is_refused(self, peer: str, digest: bytes) -> bool:
+        """Return True if a message of a peer was refused recently."""
+        return self._refused.get((peer, digest), 0) > self._now_ns
+
+    def _sort(self, peer: GossipPeer, batch: RecordBatch) -> list[int]:
+        """Return the places of messages that are to be stored."""
+        fresh, repeated, asked = [], 0, False
+        for index, digest in enumerate(batch.hashes):
+            content = batch.content_digests[index]
+            asked |= self._fetches.is_asked(digest, peer.key)
+            place = self._recent.place(digest)
+            pending = self._pending.get(digest)
+            if place >= 0:
+                repeated += self._receive_stored(peer, digest, place, content)
+            elif pending is not None:
+                repeated += peer.key in pending.peers
+                pending.peers[peer.key] = None
+                if not self._differs(peer.key, digest, pending.content, content):
+                    pending.holders |= peer.store.bit
+            else:
+                fresh.append(index)
+                holders = self._resolve(digest, content) | peer.store.bit
+                self._pending[digest] = _Pending(holders, content, {peer.key: None})
+        if asked:
+            self._fetches.delivered(self._now_ns, peer.key)
+        if repeated:
+            self._count(GossipCounter.BODIES_REPEATED, repeated)
+            reason = "bodies come again that nobody has asked for: send each once"
+            self._fault(peer.key, scores.REPEATED_BODY_POINTS * repeated, reason)
+        return fresh
+
+    def _receive_stored(self, peer: GossipPeer, digest: bytes, place: int, content: bytes) -> bool:
+        """Note the body of a stored message; return True if the peer has sent it before."""
+        recent = self._recent
+        if not self._differs_here(peer, digest, place, content):
+            self._mark_holder(digest, place, peer.store)
+        if not recent.notified[place] & peer.bit:
+            peer.answer(digest, self._bounds.queued_ids)
+        is_repeated = bool(recent.received_from[place] & peer.bit)
+        recent.received_from[place] |= peer.bit
+        return is_repeated
+
+    def _receive_leaves(self, peer: GossipPeer, leaves: SyncLeaves) -> None:
+        """Request the leaves that are missing here, and announce descendants of the others.
+
+        A peer that lists all its leaves, or all down to some time, lacks those of this node that
+        it does not list.
+        """
+        self._note_pace(peer)
+        recent, graph = self._recent, self._graph
+        unknown: list[tuple[bytes, bytes]] = []
+        for digest, content in with_contents(leaves.ids, leaves.content_digests):
+            place = recent.place(digest)
+            if place >= 0:
+                if not self._differs_here(peer, digest, place, content):
+                    self._mark_holder(digest, place, peer.store)
+            elif digest not in graph:
+                unknown.append((digest, content))
+        self._fetch(peer, unknown)
+        known = [each for each in leaves.ids if each in recent or each in graph]
+        behind = graph.descendants(known, limits.DESCENDANT_IDS)
+        floor = known if leaves.rest_count else ()
+        behind += graph.newer_leaves(floor, self._bounds.leaf_ids)
+        listed = frozenset(leaves.ids)
+        for digest in behind:
+            if digest not in listed:
+                self._offer(peer, digest)
+
+    def _note_pace(self, peer: GossipPeer) -> None:
+        before_ns, peer.leaves_received_ns = peer.leaves_received_ns, self._now_ns
+        interval_ns = self._bounds.leaves_interval_ns // _LEAVES_SHARE
+        if before_ns is not None and self._now_ns < before_ns + interval_ns:
+            reason = "leaves come too often: send them when they are due, if they have changed"
+            self._fault(peer.key, scores.LEAVES_POINTS, reason)
+
+    def _offer(self, peer: GossipPeer, digest: bytes) -> None:
+        """Announce a message that follows on a leaf, unless the peer has it or is to answer."""
+        recent, place = self._recent, self._recent.place(digest)
+        if place < 0 or digest in peer.pushes:
+            return
+        if not (recent.holders[place] & peer.store.bit or recent.expecting[place] & peer.bit):
+            self._tell(peer, digest)
+
+    # Frames that go
+
+    def _go_on(self) -> None:
+        """Send, read and look up whatever can be now."""
+        ids = [] if self._looking else self._fetches.check_next(limits.LOOK_UP_IDS)
+        if ids:
+            self._looking = True
+            self._request(_Request(LookUp(next(self._tokens), ids)))
+        for peer in self._peers.values():
+            frame = None if peer.writing else self._next_frame(peer)
+            if frame is not None:
+                peer.writing = True
+                peer.announced_last = isinstance(frame, Inventory)
+                self._effects.append(WriteFrame(peer.key, frame))
+            self._load(peer)
+            self._listen(peer)
+
+    def _next_frame(self, peer: GossipPeer) -> FrameOut | None:
+        source = self._fetches.sources[peer.key]
+        if source.open or source.guesses:
+            ask = self._fetches.ask(self._now_ns, peer.key, slowed=self._is_slowed(peer.key))
+            self._count(GossipCounter.IDS_ASKED, len(ask))
+            if ask:
+                return GetEvents(ask)
+        if peer.leaves_due is not None:
+            leaves, peer.leaves_due = peer.leaves_due, None
+            return leaves
+        if peer.announces(self._now_ns) and not (peer.announced_last and peer.batch.ready):
+            inventory = self._next_inventory(peer)
+            if inventory.ids:
+                return inventory
+        return self._next_bodies(peer) if peer.batch.ready else None
+
+    def _next_inventory(self, peer: GossipPeer) -> Inventory:
+        """Take the next announcements; what is forgotten since has no digest, and is left out."""
+        recent = self._recent
+        contents: dict[bytes, bytes] = {}
+        for digest in peer.take_announcements(self._now_ns, self._bounds.frame_ids):
+            place = recent.place(digest)
+            if place < 0:
+                content = self._unread.content_of(digest)
+                if content is not None:
+                    contents[digest] = content
+                continue
+            contents[digest] = recent.content_digests[place]
+            again = bool(recent.notified[place] & peer.bit)
+            (recent.expecting if again else recent.notified)[place] |= peer.bit
+        self._count(GossipCounter.IDS_SENT, len(contents))
+        return Inventory(list(contents), list(contents.values()) if any(contents.values()) else ())
+
+    def _next_bodies(self, peer: GossipPeer) -> OutgoingBodies:
+        recent = self._recent
+        ready, peer.batch.ready = peer.batch.ready, []
+        for digest, _, _ in ready:
+            peer.batch.under_way.discard(digest)
+            place = recent.place(digest)
+            if place >= 0:
+                recent.notified[place] |= peer.bit
+                recent.sent_to[place] |= peer.bit
+        pushed = sum(was_pushed for _, _, was_pushed in ready)
+        self._count(GossipCounter.BODIES_PUSHED, pushed)
+        self._count(GossipCounter.BODIES_ANSWERED, len(ready) - pushed)
+        return OutgoingBodies([message for _, message, _ in ready])
+
+    def _load(self, peer: GossipPeer) -> None:
+        ids = peer.gather(self._bounds.round_ids)
+        if ids:
+            peer.batch.token = next(self._tokens)
+            self._request(
+                _Request(LoadBodies(peer.batch.token, ids, self._bounds.frame_bytes), peer)
+            )
+
+    def _loaded(self, given: BodiesLoaded) -> None:
+        """Add bodies that were read for a peer, but for those that it got elsewhere meanwhile."""
+        peer = self._answered(given.token).peer
+        if peer is None or not self._is_joined(peer):
+            return
+        batch = peer.batch
+        batch.token = missing = 0
+        for message in given.messages:
+            digest, pushed = batch.ids.popleft()
+            place = self._recent.place(digest)
+            has_it = place >= 0 and bool(self._recent.holders[place] & peer.store.bit)
+            missing += message is None and not pushed
+            if message is not None and not (pushed and has_it):
+                batch.ready.append((digest, message, pushed))
+                continue
+            batch.under_way.discard(digest)
+            if pushed and has_it:
+                peer.answer(digest, self._bounds.queued_ids)
+        if missing:
+            self._fault(peer.key, scores.NOT_STORED_POINTS * missing)
+
+    def _listen(self, peer: GossipPeer) -> None:
+        reading = (
+            peer.unstored_bytes < self._bounds.unstored_bytes
+            and peer.unstored_frames < limits.MAX_UNSTORED_FRAMES
+            and self._now_ns >= peer.rest_ns
+        )
+        if reading != peer.reading:
+            peer.reading = reading
+            self._effects.append(Listen(peer.key, reading))
+
+
+def _is_answer(
+    given: BatchPersisted | BodiesLoaded | Known | Failed,
+    effect: PersistBatch | LoadBodies | LookUp,
+) -> bool:
+    match given, effect:
+        case Failed(), _:
+            return True
+        case BatchPersisted(), PersistBatch():
+            return len(given.new) == len(effect.batch)
+        case BodiesLoaded(), LoadBodies():
+            return 0 < len(given.messages) <= len(effect.ids)
+        case Known(), LookUp():
+            return len(given.is_stored) == len(effect.ids)
+    return False

@@ -19,7 +19,7 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
 from store.gossip.events import SyncLeaves
-from store.gossip.limits import NEWS_ORDER, NEWS_PATIENCE_NS, NEWS_WINDOW, GossipConfig
+from store.gossip.limits import NEWS_ORDER, NEWS_PATIENCE_NS, NEWS_WINDOW, GossipLimits
 from store.gossip.stores import Store
 
 
@@ -148,14 +148,14 @@ class GossipPeer:
                     batch.ids.append((digest, is_pushed))
         return [digest for digest, _ in batch.ids]
 
-    def check(self, config: GossipConfig) -> None:
+    def check(self, limits: GossipLimits) -> None:
         """Raise AssertionError if an invariant or a bound is broken."""
-        assert len(self.answers) <= 2 * config.queued_ids
-        assert len(self.news) <= config.queued_ids
+        assert len(self.answers) <= 2 * limits.queued_ids
+        assert len(self.news) <= limits.queued_ids
         assert not self.answers.keys() & self.news.keys()
-        assert len(self.pushes) <= config.pushed_ids
-        assert len(self.asked) <= config.asked_ids
-        assert len(self.batch.ids) <= config.round_ids
+        assert len(self.pushes) <= limits.pushed_ids
+        assert len(self.asked) <= limits.asked_ids
+        assert len(self.batch.ids) <= limits.round_ids
         under_way = [digest for digest, _ in self.batch.ids]
         under_way += [digest for digest, *_ in self.batch.ready]
         assert self.batch.under_way == set(under_way)

@@ -1,6 +1,6 @@
 """The newest messages that are stored here, and which peers and stores have each ("Seen").
 
-The newest `GossipConfig.seen_ids` messages are remembered, in the order in which they became
+The newest `GossipLimits.seen_ids` messages are remembered, in the order in which they became
 known. Five sets go with each, as bits of an integer: the stores that are known to hold it, the
 peers to which this node has announced it, those to which it has again, which should answer, those
 that its body was sent to, and those that it came from; bodies may cross. What concerns a peer is

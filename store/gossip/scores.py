@@ -75,10 +75,14 @@ class Scores:
         self._cut_off_ns = cut_off_ns
         self._records: dict[str, _Record] = {}
 
-    def add(self, now_ns: int, peer: str, points: float, reason: str) -> PeerStanding:
-        """Add points to a peer, and return its treatment."""
+    def add(self, now_ns: int, peer: str, points: float, reason: str = "") -> PeerStanding:
+        """Add points to a peer, and return its treatment; without a reason they only slow it."""
         record = self._record(now_ns, peer)
-        record.points, record.at_ns = record.faded(now_ns) + points, now_ns
+        faded = record.faded(now_ns)
+        record.points, record.at_ns = faded + points, now_ns
+        if not reason:
+            record.points = max(faded, min(SLOW_POINTS, record.points))
+            return self.standing(now_ns, peer)
         if record.points < CUT_POINTS:
             return PeerStanding.GOOD if record.points < SLOW_POINTS else PeerStanding.SLOWED
         if now_ns - record.until_ns >= MAX_CUT_OFF_NS:
@@ -87,13 +91,6 @@ class Scores:
         record.cuts, record.until_ns, record.reason = record.cuts + 1, now_ns + length_ns, reason
         record.points = SLOW_POINTS
         return PeerStanding.CUT_OFF
-
-    def add_lightly(self, now_ns: int, peer: str, points: float) -> PeerStanding:
-        """Add points that slow a peer at the most, and return its treatment."""
-        record = self._record(now_ns, peer)
-        faded = record.faded(now_ns)
-        record.points, record.at_ns = max(faded, min(SLOW_POINTS, faded + points)), now_ns
-        return self.standing(now_ns, peer)
 
     def standing(self, now_ns: int, peer: str) -> PeerStanding:
         """Return the treatment of a peer."""

@@ -12,9 +12,11 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from store.gossip.events import Confirm, Effect, Read
+
 
 @dataclass(slots=True)
-class Unread:
+class _Unread:
     """An unread event: confirmations needed and received, and times."""
 
     needed: int
@@ -34,8 +36,10 @@ class UnreadEvents:
         self._limit = limit
         self._age_ns = age_ns
         self._interval_ns = interval_ns
-        self._events: OrderedDict[bytes, Unread] = OrderedDict()
+        self._events: OrderedDict[bytes, _Unread] = OrderedDict()
         self._coming: OrderedDict[bytes, None] = OrderedDict()
+        self._reports: dict[str, tuple[list[bytes], list[int]]] = {}
+        self._read: list[bytes] = []
 
     def __len__(self) -> int:
         """Return the number of unread events."""
@@ -60,7 +64,7 @@ class UnreadEvents:
         if event is not None:
             event.needed = max(event.needed, needed)
             return []
-        self._events[digest] = Unread(needed, now_ns - age_ns, now_ns + self._interval_ns, content)
+        self._events[digest] = _Unread(needed, now_ns - age_ns, now_ns + self._interval_ns, content)
         self._coming[digest] = None
         if len(self._events) <= self._limit:
             return []
@@ -68,21 +72,38 @@ class UnreadEvents:
         self.drop([oldest])
         return [oldest]
 
-    def confirm(self, digest: bytes, store_id: str) -> int:
-        """Count a confirmation; return how many there are, or 0 if it was known."""
+    def confirm(self, digest: bytes, store_id: str, *, report: bool = True) -> bool:
+        """Count a confirmation, and end the wait with the last one; return False if it was known.
+
+        ``report`` False: the database has it already.
+        """
         event = self._events.get(digest)
         if event is None or store_id in event.stores:
-            return 0
-        event.stores[store_id] = None
-        return len(event.stores)
-
-    def take_read(self, digest: bytes) -> bool:
-        """Remove an event that has enough confirmations; return True if it had."""
-        event = self._events.get(digest)
-        if event is None or len(event.stores) < event.needed:
             return False
-        self.drop([digest])
+        event.stores[store_id] = None
+        if report:
+            self._report(digest, store_id, len(event.stores))
+        if len(event.stores) >= event.needed:
+            self.drop([digest])
+            self._read.append(digest)
         return True
+
+    def report(self, digest: bytes) -> None:
+        """Report the known confirmations of an event again."""
+        event = self._events.get(digest)
+        if event is not None:
+            for store_id in event.stores:
+                self._report(digest, store_id, len(event.stores))
+
+    def flush(self) -> list[Effect]:
+        """Return the confirmations to keep, and the events that are read, since the last call."""
+        effects: list[Effect] = [
+            Confirm(store_id, ids, counts) for store_id, (ids, counts) in self._reports.items()
+        ]
+        if self._read:
+            effects.append(Read(self._read))
+        self._reports, self._read = {}, []
+        return effects
 
     def drop(self, digests: Iterable[bytes]) -> None:
         """Remove events."""
@@ -98,11 +119,6 @@ class UnreadEvents:
         """Return the content digest of an event; None: it does not wait."""
         event = self._events.get(digest)
         return None if event is None else event.content
-
-    def voices(self, digest: bytes) -> list[str]:
-        """Return the stores that have confirmed an event; none if it does not wait."""
-        event = self._events.get(digest)
-        return [] if event is None else list(event.stores)
 
     def take_due(self, now_ns: int, most: int) -> tuple[list[bytes], list[bytes]]:
         """Return the events to announce again, and remove and return those that have expired."""
@@ -131,3 +147,10 @@ class UnreadEvents:
         assert all(len(each.stores) < each.needed for each in self._events.values())
         due = [event.due_ns for event in self._events.values()]
         assert due == sorted(due)
+        assert not self._reports
+        assert not self._read
+
+    def _report(self, digest: bytes, store_id: str, count: int) -> None:
+        ids, counts = self._reports.setdefault(store_id, ([], []))
+        ids.append(digest)
+        counts.append(count)

@@ -12,19 +12,19 @@ import grpc
 
 from store.domain.admission import Admission
 from store.domain.ports import FrameStream, PeerAddress
-from store.gossip.driver.errors import (
+from store.gossip.driver.ports import GossipConnection
+from store.gossip.driver.streams import (
     DriverFailedError,
     FrameRejectedError,
     NodeStoppingError,
     PeerHasStreamError,
     PeerRefusedError,
     PeerStalledError,
+    PeerStreams,
     StreamClosedError,
     StreamSupersededError,
     TurnedAwayError,
 )
-from store.gossip.driver.ports import GossipConnection
-from store.gossip.driver.streams import PeerStreams
 from store.gossip.events import FrameIn, FrameOut
 from store.rpc.call import RpcCall
 from store.rpc.connector import Callee, PeerCall, PeerCallError, PeerConnector
@@ -66,7 +66,7 @@ class _UnreadableFrameError(FrameRejectedError):
 
 
 class GossipFrames:
-    """A call of ``Gossip`` as a `store.gossip.driver.ports.FrameStream`."""
+    """A call of ``Gossip`` as a `store.gossip.driver.ports.GossipStream`."""
 
     def __init__(self, stream: FrameStream, admission: Callable[[], Admission]) -> None:
         self._stream = stream
@@ -90,7 +90,7 @@ class GossipFrames:
 
 
 class GossipTransport:
-    """The transport of gossip streams: `store.gossip.driver.ports.Connector`.
+    """The transport of gossip streams: `store.gossip.driver.ports.GossipConnector`.
 
     ``admission`` judges the messages of one frame.
     """

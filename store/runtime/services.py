@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
+from functools import partial
 from typing import Final
 
 from store.config.node import NodeConfig
@@ -44,7 +45,7 @@ from store.gossip.driver.driver import GossipDriver
 from store.gossip.driver.node import GossipNode
 from store.gossip.driver.ports import DriverDatabase
 from store.gossip.events import GossipCount, GossipCounter
-from store.gossip.limits import GossipConfig
+from store.gossip.machine import Gossip
 from store.messages.conflicts import Conflict, StoreResult
 from store.messages.record import RecordBatch
 from store.observe.clocks import ClockComparison
@@ -292,7 +293,7 @@ class NodeParts:
             lambda: Admission(self.policy.current(), time.time_ns(), Source.GOSSIP),
         )
         node = self.gossip = GossipNode(
-            GossipConfig(store_id=self.identity.store_id, max_confirms=config.max_confirms),
+            partial(Gossip, self.identity.store_id, config.max_confirms),
             self.identity.node_id,
             self.peers,
             database=DriverDatabase(

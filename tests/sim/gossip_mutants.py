@@ -10,14 +10,14 @@ from typing import Any
 
 from store.domain.environment import Environment
 from store.domain.ports import PeerFailed
-from store.gossip.driver import commits, requests, streams
+from store.gossip.driver import database as database_module
 from store.gossip.driver import driver as driver_module
-from store.gossip.driver.commits import CommitReader
+from store.gossip.driver import streams
 from store.gossip.driver.confirmations import ConfirmationWaits
+from store.gossip.driver.database import Answer, CommitReader, Request
 from store.gossip.driver.driver import GossipDriver
 from store.gossip.driver.ports import DriverDatabase
-from store.gossip.driver.requests import Answer, Request
-from store.gossip.driver.stream import PeerStream
+from store.gossip.driver.streams import PeerStream
 from store.gossip.events import (
     BatchPersisted,
     Committed,
@@ -29,10 +29,9 @@ from store.gossip.events import (
     Known,
     PersistBatch,
     Restored,
-    Waiting,
     WriteFrame,
 )
-from store.gossip.limits import GossipConfig
+from store.gossip.limits import PATIENCE_NS, GossipLimits
 from store.gossip.machine import Gossip
 from store.gossip.stores import Stores
 from store.gossip.unread import UnreadEvents
@@ -47,7 +46,7 @@ LOST = "acknowledged .* does not hold it"
 
 _STEP, _INIT, _CHECK = Gossip.step, Gossip.__init__, Gossip.check
 _BLAME, _CONFIRM = Gossip._blame, UnreadEvents.confirm
-_ANSWER, _NUMBERS = requests.answer, count()
+_ANSWER, _NUMBERS = database_module.answer, count()
 
 
 def _step(step: Step) -> Plant:
@@ -78,10 +77,10 @@ def _restore_nothing(self: Gossip, now_ns: int, given: Input) -> list[Effect]:
 
 
 def _take_silence_for_a_lie(self: Gossip, now_ns: int, given: Input) -> list[Effect]:
-    for source in self._core.fetches.sources.values():
+    for source in self._fetches.sources.values():
         for round_ in source.rounds:
             if round_.talks_ns is None:
-                round_.talks_ns = round_.asked_ns - self._config.patience_ns
+                round_.talks_ns = round_.asked_ns - PATIENCE_NS
     return _STEP(self, now_ns, given)
 
 
@@ -91,15 +90,17 @@ def _presume(self: Gossip, now_ns: int, given: Input) -> list[Effect]:
     return _STEP(self, now_ns, given)
 
 
-def _remember_everything(self: Gossip, config: GossipConfig) -> None:
-    _INIT(self, config)
-    self._core.fetches._announced_ids = 10**9
+def _remember_everything(
+    self: Gossip, store_id: str, max_confirms: int, bounds: GossipLimits
+) -> None:
+    _INIT(self, store_id, max_confirms, bounds)
+    self._fetches._announced_ids = 10**9
 
 
 def _check_what_is_remembered(self: Gossip) -> None:
     _CHECK(self)
-    most = self._config.announced_ids
-    assert all(len(each.announced) <= most for each in self._core.fetches.sources.values())
+    most = self._bounds.announced_ids
+    assert all(len(each.announced) <= most for each in self._fetches.sources.values())
 
 
 def _announce_nothing(effects: list[Effect]) -> list[Effect]:
@@ -140,7 +141,9 @@ MACHINE_MUTANTS = {
         replace_with(
             UnreadEvents,
             "confirm",
-            lambda self, digest, store_id: _CONFIRM(self, digest, f"{store_id} {next(_NUMBERS)}"),
+            lambda self, digest, store_id, **report: _CONFIRM(
+                self, digest, f"{store_id} {next(_NUMBERS)}", **report
+            ),
         ),
         "which is no store|tells of .* confirmations",
         first_seed=25,
@@ -154,12 +157,6 @@ MACHINE_MUTANTS = {
         first_seed=37,
     ),
     "takes all for held": Mutant(_step(_presume), LOST),
-    "leaves events waiting": Mutant(
-        _effects(lambda all_: [x for x in all_ if not isinstance(x, Waiting) or x.missing]),
-        f"{UNEQUAL}: .* waiting",
-        first_seed=1,
-        size=2,
-    ),
     "loses confirmations": Mutant(
         _effects(lambda all_: [each for each in all_ if not isinstance(each, Confirm)]),
         f"{UNEQUAL}: .* unread",
@@ -196,7 +193,9 @@ DRIVER_MUTANTS = {
         replace_with(driver_module, "answer", _answer_before_persist), LOST
     ),
     "loses failed answers": Mutant(
-        replace_with(requests, "DATABASE_AWAY", ()), "has failed|request_failed", first_seed=1
+        replace_with(database_module, "DATABASE_AWAY", ()),
+        "has failed|request_failed",
+        first_seed=1,
     ),
     "loses a cancellation": Mutant(
         edit(
@@ -219,8 +218,8 @@ DRIVER_MUTANTS = {
     ),
     "asks again without a pause": Mutant(
         together(
-            replace_with(requests, "WRITE_RETRY_S", 0.0),
-            replace_with(commits, "RETRY_S", 0.0),
+            replace_with(database_module, "WRITE_RETRY_S", 0.0),
+            replace_with(database_module, "RETRY_S", 0.0),
             replace_with(driver_module, "LOAD_RETRY_S", 0.0),
         ),
         "without a pause",
@@ -267,7 +266,7 @@ DRIVER_MUTANTS = {
         first_seed=1,
     ),
     "does not adopt unread rows": Mutant(
-        replace_with(GossipDriver, "_adopt", nothing), f"{UNEQUAL}|lacks confirmations", 290
+        replace_with(GossipDriver, "_adopt", nothing), f"{UNEQUAL}|lacks confirmations", 212
     ),
 }
 

@@ -21,7 +21,7 @@ from sim.run import simulate
 from sim.scenario import Faults, Scenario, draw_with_gossip
 from sim.world import Summary
 from store.gossip.events import GossipCounter
-from store.gossip.limits import GossipConfig
+from store.gossip.limits import GossipLimits
 from tests.sim.year_mutants import DAYS
 from tools.rooms import ROOT
 
@@ -190,7 +190,7 @@ def connected_nodes(nodes: int, degree: int, rng: random.Random) -> Scenario:
         faults_ns=20 * NS_PER_S,
         faults=Faults(breaks=0.05),
         gossip=GossipScenario(
-            beside=False, config=GossipConfig(store_id="", max_confirms=0), min_confirms=(0,)
+            beside=False, limits=GossipLimits(), max_confirms=0, min_confirms=(0,)
         ),
     )
 

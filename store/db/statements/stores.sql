@@ -182,17 +182,17 @@ with given as (
     select hash, array_agg(distinct store) as stores
     from unnest(%(hash)b::bytea[], %(store)b::text[]) as given(hash, store) group by hash
 ), held as materialized (
-    select u.hash, u.needed, u.missing,
+    select u.hash, u.needed,
            array(select unnest(u.stores) union select unnest(given.stores)) as stores
     from storenode.unread u join given on u.hash = given.hash order by u.hash for update of u
 ), read as (
     delete from storenode.unread u using held
-    where u.hash = held.hash and cardinality(held.stores) >= held.needed and held.missing = '{}'
+    where u.hash = held.hash and cardinality(held.stores) >= held.needed
     returning u.hash
 ), noted as (
     update storenode.unread u set stores = held.stores from held
     where u.hash = held.hash
-      and not (cardinality(held.stores) >= held.needed and held.missing = '{}')
+      and cardinality(held.stores) < held.needed
 )
 select hash from read
 
@@ -203,29 +203,9 @@ from (select n.hash from storenode.unread n join <stores.hashes> as given(hash) 
       where n.expired_at is null order by n.hash for update of n) k
 where u.hash = k.hash
 
--- await_parents --
--- Let an event wait for missing parents.
-insert into storenode.unread as held (hash, ts, content_digest, needed, missing)
-select m.hash, m.ts, m.content_digest, 0, %(missing)b::bytea[]
-from storenode.hashes h join storenode.messages m on m.ts = h.ts and m.hash = %(hash)b::bytea
-where h.key = ('x' || encode(substr(%(hash)b::bytea, 1, 8), 'hex'))::bit(64)::bigint
-limit 1
-on conflict (hash) do update set missing = excluded.missing
-
--- stop_awaiting --
--- Let an event wait for parents no more.
-with held as materialized (
-    select hash, needed, stores from storenode.unread where hash = %(hash)b::bytea for update
-), read as (
-    delete from storenode.unread u using held
-    where u.hash = held.hash and cardinality(held.stores) >= held.needed
-)
-update storenode.unread u set missing = '{}' from held
-where u.hash = held.hash and cardinality(held.stores) < held.needed
-
 -- unread_columns --
 -- The columns of an unread event.
-u.hash, u.content_digest, u.needed, u.stores, u.missing, <stores.age>, u.expired_at is not null
+u.hash, u.content_digest, u.needed, u.stores, <stores.age>, u.expired_at is not null
 
 -- read_unread --
 -- Unread events of messages.
@@ -241,18 +221,18 @@ order by u.began_at desc, u.hash limit %(limit)b::bigint
 -- Delete events that expired long ago, and those that no node has let expire.
 delete from storenode.unread
 where expired_at < clock_timestamp() - make_interval(secs => %(kept_s)s::double precision)
-   or missing = '{}'
-      and began_at < clock_timestamp() - make_interval(secs => %(lapsed_s)s::double precision)
+   or began_at < clock_timestamp() - make_interval(secs => %(lapsed_s)s::double precision)
 
 -- drop_unread --
 -- Delete the events of a partition of messages.
 delete from storenode.unread where ts >= %s::bigint and ts < %s::bigint
 
 -- sum_unread --
--- Counts and ages of unread events.
-select count(*) filter (where cardinality(u.stores) < u.needed),
-       count(*) filter (where u.missing <> '{}'),
-       coalesce(max(<stores.age>) filter (where cardinality(u.stores) < u.needed), 0)::bigint,
+-- Counts and ages of unread events, and how many messages name parents that are missing.
+select count(*),
+       (select count(*) from (select distinct channel_key, ts from storenode.missing_parents
+                              limit %(most_waiting)s::bigint) w),
+       coalesce(max(<stores.age>), 0)::bigint,
        coalesce(max(<stores.age>) filter (where cardinality(u.stores)
            < least(u.needed, %(usual)s::bigint)), 0)::bigint
 from storenode.unread u where u.expired_at is null

@@ -1,7 +1,7 @@
 """Unread events in Postgres: messages that too few other stores have confirmed.
 
 A row is written in the transaction that stores its message. It goes when the last confirmation is
-noted and no parent is missing, or with its message; when it has waited for too long it expires, and
+noted, or with its message; when it has waited for too long it expires, and
 goes a while later: that a row is gone then means that its message was confirmed. Nodes on one
 database share the rows, and any of them may receive a confirmation. Rows are locked in the order
 of their hashes, here and by writers, so that no two transactions wait for each other.
@@ -49,6 +49,9 @@ tables (measured with CPython 3.11)."""
 MAX_TRACKED: Final = 262_144
 """Messages that are remembered to have become unread, 50 MiB at most; nothing is
 concluded from those that are forgotten."""
+
+MAX_WAITING: Final = 10_000
+"""Messages with missing parents that are counted."""
 
 MAX_NEEDED: Final = 64
 """Stores that an unread event waits for at most; a node has no more peers."""
@@ -136,20 +139,6 @@ class UnreadRows:
         for some in _portions(hashes):
             await self._change(SQL.stores.expire, _parameters(some))
 
-    async def wait_for(self, parents: Mapping[bytes, Sequence[bytes]]) -> None:
-        """Note which parents are missing, by the hash of the event that waits for them.
-
-        What is not stored waits for nothing.
-        """
-        for digest in sorted(parents):
-            missing = parents[digest]
-            if missing:
-                await self._change(
-                    SQL.stores.await_parents, {"hash": digest, "missing": list(missing)}
-                )
-            else:
-                await self._change(SQL.stores.stop_awaiting, {"hash": digest})
-
     async def sweep(self) -> int:
         """Delete events that expired long ago; return how many."""
         return await self._change(
@@ -158,7 +147,9 @@ class UnreadRows:
 
     async def summary(self) -> UnreadSummary:
         """Return how many there are, and for how long the oldest has waited."""
-        (row,) = await self._database.rows(SQL.stores.sum_unread, {"usual": self._max_confirms})
+        (row,) = await self._database.rows(
+            SQL.stores.sum_unread, {"usual": self._max_confirms, "most_waiting": MAX_WAITING}
+        )
         found = UnreadSummary(*row)
         self.count = found.count
         return found
@@ -177,11 +168,10 @@ def _events(rows: Iterable[Any]) -> list[UnreadEvent]:
             bytes(content),
             needed,
             tuple(stores),
-            tuple(map(bytes, missing)),
             age_ns,
             expired,
         )
-        for digest, content, needed, stores, missing, age_ns, expired in rows
+        for digest, content, needed, stores, age_ns, expired in rows
     ]
 
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from store.domain.unread import Confirmation
+from store.gossip.driver.database import DATABASE_AWAY
 from store.gossip.driver.ports import UnreadTable
-from store.gossip.driver.requests import DATABASE_AWAY
 from storenode.common.bounded import BoundedDict
 
 DEFAULT_TIMEOUT_S: Final = 5.0

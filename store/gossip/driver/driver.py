@@ -15,20 +15,22 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import islice
 from typing import Final
 
 from store.domain.environment import Environment
 from store.domain.hub import CommitRow
 from store.domain.unread import GossipPeerState, UnreadEvent
-from store.gossip.driver.commits import CommitReader
-from store.gossip.driver.errors import DriverFailedError, TurnedAwayError
+from store.gossip.driver.database import (
+    DATABASE_AWAY,
+    CommitReader,
+    Request,
+    WriteBehind,
+    answer,
+)
 from store.gossip.driver.ports import DriverDatabase, Meter
-from store.gossip.driver.requests import DATABASE_AWAY, Request, WriteBehind, answer
-from store.gossip.driver.stream import PeerStream
+from store.gossip.driver.streams import DriverFailedError, PeerStream, TurnedAwayError
 from store.gossip.events import (
     Bodies,
-    Committed,
     Confirm,
     ConfirmationsWanted,
     Conflicting,
@@ -37,9 +39,9 @@ from store.gossip.events import (
     Expire,
     FrameIn,
     FrameReceived,
+    FrameRejected,
     FrameSent,
     GossipCount,
-    GossipCounter,
     Input,
     Inventory,
     Listen,
@@ -53,16 +55,9 @@ from store.gossip.events import (
     Restored,
     Settled,
     TimerDue,
-    Waiting,
     WriteFrame,
 )
-from store.gossip.limits import (
-    CATCH_UP_IDS,
-    DEFAULT_CUT_OFF_NS,
-    MAX_OFFENDERS,
-    MAX_UNREAD,
-    GossipConfig,
-)
+from store.gossip.limits import CATCH_UP_IDS, MAX_OFFENDERS, MAX_UNREAD
 from store.gossip.machine import Gossip
 from storenode.common.bounded import BoundedDict
 from storenode.message.limits import NS_PER_S
@@ -85,20 +80,18 @@ ConfirmListener = Callable[[Sequence[bytes], Sequence[int]], None]
 class GossipDriver:
     """The gossip of one node.
 
-    ``expected``: how many peers this node connects to. ``make``: makes the machine.
+    ``make``: makes a machine. ``expected``: how many peers this node connects to.
     """
 
     def __init__(
         self,
-        config: GossipConfig,
+        make: Callable[[], Gossip],
         database: DriverDatabase,
         environment: Environment,
         meter: Meter,
         *,
         expected: int,
-        make: Callable[[GossipConfig], Gossip] = Gossip,
     ) -> None:
-        self._config = config
         self._database = database
         self._log = environment.log
         self._meter = meter
@@ -109,13 +102,13 @@ class GossipDriver:
         self.on_confirmed: ConfirmListener = _ignore
         """Called with the number of stores that have confirmed each of some messages."""
         self._loop = asyncio.get_running_loop()
-        self._machine: Gossip | None = make(config)
+        machine = make()
+        self._store_id = machine.store_id
+        self._machine: Gossip | None = machine
         self._is_awake = False
         self._joining: dict[str, PeerStream] = {}
         self._streams: dict[str, PeerStream] = {}
         self._left_ns = BoundedDict[str, int](MAX_OFFENDERS)
-        self._banned = BoundedDict[str, tuple[int, str]](MAX_OFFENDERS)
-        self._unread = BoundedDict[bytes, None](MAX_UNREAD)
         self._inputs: deque[Input] = deque()
         self._stepping = False
         self.turns = asyncio.Lock()
@@ -181,11 +174,8 @@ class GossipDriver:
                 self._rest()
             try:
                 await self._database.unread.sweep()
-                some = list(islice(self._unread, COMPARED_AT_ONCE))
-                if some:
-                    self._compare(some, await self._database.unread.of(some))
                 if self._is_awake:
-                    self._adopt(await self._database.unread.newest(COMPARED_AT_ONCE))
+                    await self._compare()
             except DATABASE_AWAY:
                 continue
 
@@ -218,7 +208,7 @@ class GossipDriver:
         streams = (*self._streams.values(), *self._joining.values())
         stores = {stream.store_id for stream in streams}
         stores |= {store for store, left_ns in self._left_ns.items() if left_ns > recent_ns}
-        stores.discard(self._config.store_id)
+        stores.discard(self._store_id)
         return max(len(stores), self._expected)
 
     def peers(self) -> list[GossipPeerState]:
@@ -227,12 +217,9 @@ class GossipDriver:
             return []
         now_ns = self._steady_ns()
         ahead_ns = self._environment.now_ns() - now_ns
-        found = self._machine.peers()
-        for peer, (until_ns, reason) in self._banned.items():
-            found.append(GossipPeerState(peer, "", False, False, until_ns, reason))
         return [
             each if each.connected else _at_clock(each, ahead_ns)
-            for each in found
+            for each in self._machine.peers()
             if each.connected or each.cut_off_until_ns > now_ns
         ]
 
@@ -248,10 +235,7 @@ class GossipDriver:
 
     def joined(self, stream: PeerStream) -> None:
         """Join the peer of a new stream; closing the stream refuses it."""
-        banned = self._banned.get(stream.peer)
-        if banned is not None and banned[0] > self._steady_ns():
-            stream.close(TurnedAwayError(banned[1]))
-        elif self._is_awake:
+        if self._is_awake:
             self._join(stream)
         else:
             stream.listen(reading=False)
@@ -267,8 +251,6 @@ class GossipDriver:
             self._remember_left(stream.store_id)
             self._log.info("gossip_peer_left", peer=stream.peer)
             self._take(PeerLeft(stream.peer))
-        if stream.fault is not None:
-            self._ban(stream.peer, str(stream.fault))
 
     def received(self, stream: PeerStream, frame: FrameIn) -> None:
         """Accept a frame."""
@@ -279,6 +261,11 @@ class GossipDriver:
             if len(frame.batch):
                 stream.brought_ns = self._steady_ns()
         self._take(FrameReceived(stream.peer, frame))
+
+    def rejected(self, stream: PeerStream, reason: str) -> None:
+        """Note that a frame of the peer cannot be read."""
+        if self._streams.get(stream.peer) is stream:
+            self._take(FrameRejected(stream.peer, reason))
 
     def sent(self, stream: PeerStream) -> None:
         """Note that the stream has written the last frame."""
@@ -312,12 +299,11 @@ class GossipDriver:
         self._set_timer()
 
     def _step(self, machine: Gossip, given: Input) -> None:
-        self._remember_unread(given)
         for effect in machine.step(self._steady_ns(), given):
             self._do(effect)
 
     def _begin_anew(self) -> None:
-        self._machine = self._make(self._config)
+        self._machine = self._make()
         self._inputs.clear()
         self._rest()
         for stream in list(self._streams.values()):
@@ -329,7 +315,6 @@ class GossipDriver:
         """Ignore commits until a peer joins: what they bring is read then."""
         self._is_awake = False
         self._commits.rest()
-        self._unread.clear()
 
     def _set_timer(self) -> None:
         if self._timer is not None:
@@ -352,12 +337,8 @@ class GossipDriver:
                 self.on_confirmed(effect.ids, effect.counts)
                 self._writes.add(effect)
             case Read():
-                self._forget(effect.ids)
                 self._database.tracking.forget(effect.ids)
             case Expire():
-                self._forget(effect.ids)
-                self._writes.add(effect)
-            case Waiting():
                 self._writes.add(effect)
             case CutOff():
                 self._cut_off(effect)
@@ -402,54 +383,44 @@ class GossipDriver:
         write("gossip_peer_cut_off", peer=effect.peer, reason=effect.reason, seconds=seconds)
         stream.close(TurnedAwayError(effect.reason))
 
-    def _ban(self, peer: str, reason: str) -> None:
-        """Refuse a peer for a while that sends malformed frames."""
-        self._log.warning("gossip_peer_cut_off", peer=peer, reason=reason)
-        self._meter.count(GossipCount(GossipCounter.CUT_OFF, 1))
-        self._banned[peer] = self._steady_ns() + DEFAULT_CUT_OFF_NS, reason
-
     def _remember_left(self, store_id: str) -> None:
         self._left_ns[store_id] = self._steady_ns()
 
     # Unread events
 
-    def _remember_unread(self, given: Input) -> None:
-        """Remember what the machine holds for unread, so that it can be compared."""
-        ids: Sequence[bytes] = ()
-        match given:
-            case Committed() if given.fresh and self._config.max_confirms:
-                ids = given.ids
-            case Committed() if given.fresh:
-                ids = [digest for digest, needed in given.published.items() if needed]
-            case ConfirmationsWanted() if given.min_confirms:
-                ids = given.ids
-            case Restored():
-                ids = [event.message_hash for event in given.unread]
-        self._unread.update(dict.fromkeys(ids))
+    async def _compare(self) -> None:
+        """Update the unread events of the machine by the rows of the database.
 
-    def _forget(self, ids: Sequence[bytes]) -> None:
-        for digest in ids:
-            self._unread.pop(digest, None)
-
-    def _compare(self, asked: Sequence[bytes], found: Sequence[UnreadEvent]) -> None:
-        """Update events that the machine has as unread by the rows of the database."""
+        A row that this node lacks was added by another, or by a write that was never answered.
+        """
+        table, is_tracked = self._database.unread, self._database.tracking.is_tracked
+        asked = self._unread_ids()
+        found = await table.of(asked) if asked else ()
+        newest = await table.newest(COMPARED_AT_ONCE)
+        machine = self._machine
+        if machine is None or not self._is_awake:
+            return
         rows = {event.message_hash: event for event in found if not event.expired}
-        still = [digest for digest in asked if digest in self._unread]
-        is_tracked = self._database.tracking.is_tracked
+        still = [digest for digest in asked if machine.is_unread(digest)]
         gone = [digest for digest in still if digest not in rows and is_tracked(digest)]
         if gone:
-            self._forget(gone)
             self._take(Settled(gone))
-        left = [digest for digest in still if digest in rows]
-        for digest in left:
-            self._unread.move_to_end(digest)
+        left = [rows[digest] for digest in still if digest in rows]
         if left:
-            self._take(Restored([rows[digest] for digest in left]))
+            self._take(Restored(left))
+        self._adopt(newest)
+
+    def _unread_ids(self) -> list[bytes]:
+        return [] if self._machine is None else self._machine.unread(COMPARED_AT_ONCE)
 
     def _adopt(self, newest: Sequence[UnreadEvent]) -> None:
-        """Restore rows that this node lacks: the write that added them was never answered."""
-        unknown = [event for event in newest if event.message_hash not in self._unread]
-        if unknown and self._is_awake:
+        machine = self._machine
+        unknown = [
+            event
+            for event in newest
+            if machine is not None and not machine.is_unread(event.message_hash)
+        ]
+        if unknown:
             self._restore(unknown)
 
     def _restore(self, newest: Sequence[UnreadEvent]) -> None:

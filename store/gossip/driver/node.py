@@ -8,10 +8,8 @@ from store.domain.environment import Environment
 from store.domain.ports import PeerAddress
 from store.gossip.driver.confirmations import ConfirmationWaits
 from store.gossip.driver.driver import GossipDriver
-from store.gossip.driver.errors import NodeStoppingError
 from store.gossip.driver.ports import DriverDatabase, GossipConnector, Meter
-from store.gossip.driver.streams import PeerConnection, PeerStreams
-from store.gossip.limits import GossipConfig
+from store.gossip.driver.streams import NodeStoppingError, PeerConnection, PeerStreams
 from store.gossip.machine import Gossip
 
 
@@ -19,12 +17,12 @@ class GossipNode:
     """The parts of gossip, which last as long as the node.
 
     It is stopped in this order: `close`, the tasks that do `work`, then ``driver.stop()``.
-    ``max_needed``: stores that an unread event waits for at most.
+    ``make``: makes a machine. ``max_needed``: stores that an unread event waits for at most.
     """
 
     def __init__(
         self,
-        config: GossipConfig,
+        make: Callable[[], Gossip],
         node_id: str,
         peers: Sequence[PeerAddress],
         *,
@@ -33,11 +31,8 @@ class GossipNode:
         environment: Environment,
         meter: Meter,
         max_needed: int,
-        make: Callable[[GossipConfig], Gossip] = Gossip,
     ) -> None:
-        self.driver = GossipDriver(
-            config, database, environment, meter, expected=len(peers), make=make
-        )
+        self.driver = GossipDriver(make, database, environment, meter, expected=len(peers))
         self.streams = PeerStreams(node_id, self.driver, connector, environment.steady_ns)
         self.waits = ConfirmationWaits(
             database.unread,

@@ -6,7 +6,7 @@ serve; to do again what was done does no harm.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -129,9 +129,6 @@ class UnreadTable(Protocol):
 
     async def expire(self, hashes: Sequence[bytes]) -> None:
         """Wait for confirmations of these no more, though they have not come."""
-
-    async def wait_for(self, parents: Mapping[bytes, Sequence[bytes]]) -> None:
-        """Note which parents are missing, by the hash of the event that waits."""
 
     async def sweep(self) -> object:
         """Delete what expired long ago."""

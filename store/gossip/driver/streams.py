@@ -1,5 +1,8 @@
 """The streams of a node: at most one with each peer, which either side may begin.
 
+One frame of a stream is read at a time and handed over before the next is, and none while the
+driver does not listen, so that flow control holds the peer back; one is written at a time.
+
 Where both sides connect, the stream that the lower node ID began stays, on both sides. A stream
 that its peer begins anew replaces the one before, which may be dead without either side knowing.
 
@@ -16,17 +19,10 @@ from typing import TYPE_CHECKING, Final
 from store.domain.environment import Environment
 from store.domain.places import FREE, Caller, Places, Standing
 from store.domain.ports import PeerAddress, PeerFailed
-from store.gossip.driver.errors import (
-    FrameRejectedError,
-    PeerHasStreamError,
-    PeerRefusedError,
-    StreamClosedError,
-    StreamSupersededError,
-    TurnedAwayError,
-)
 from store.gossip.driver.ports import GossipConnector, GossipStream
-from store.gossip.driver.stream import PeerStream
+from store.gossip.events import Bodies, FrameIn, FrameOut
 from store.gossip.limits import (
+    LARGE_FRAME_IDS,
     LEAST_WAIT_NS,
     MAX_PEERS,
     RESERVED_PEERS,
@@ -37,6 +33,10 @@ from storenode.common.backoff import Backoff
 
 if TYPE_CHECKING:
     from store.gossip.driver.driver import GossipDriver
+
+WRITE_TIMEOUT_S: Final = 60.0
+"""A peer that takes no frame for so long hangs."""
+
 
 FIRST_PAUSE_S: Final = 0.25
 LONGEST_PAUSE_S: Final = 5.0
@@ -49,6 +49,158 @@ STEADY_S: Final = 10.0
 """A stream that has lasted for so long makes the next pause the first again."""
 
 PLACES: Final = Places(MAX_PEERS, RESERVED_PEERS, WAIT_PATIENCE_NS, LEAST_WAIT_NS)
+
+
+class PeerStalledError(PeerFailed):
+    """The peer takes no frames: it hangs, or the connection is dead."""
+
+
+class PeerRefusedError(PeerFailed):
+    """The peer will not exchange messages with this node, now or at all."""
+
+
+class PeerHasStreamError(PeerFailed):
+    """The peer keeps another stream with this node."""
+
+
+class FrameRejectedError(Exception):
+    """A frame of the peer is malformed or beyond a limit; one sentence."""
+
+
+class StreamClosedError(Exception):
+    """The end of a stream by this side; one sentence for the peer."""
+
+
+class TurnedAwayError(StreamClosedError):
+    """The peer is cut off for a while."""
+
+
+class StreamSupersededError(StreamClosedError):
+    """A stream that gives way to another with the same peer."""
+
+
+class DriverFailedError(StreamClosedError):
+    """The machine failed, which is a fault of this node."""
+
+
+class NodeStoppingError(StreamClosedError):
+    """The node is stopping."""
+
+
+class PeerStream:
+    """A stream with the node ``peer``, which was begun by the node ``initiator``.
+
+    ``caller``: the peer that began it; None where this node did. ``began_ns``: when that was.
+    ``brought_ns``: when the peer's last message came.
+    """
+
+    def __init__(
+        self,
+        frames: GossipStream,
+        peer: str,
+        store_id: str,
+        initiator: str,
+        *,
+        caller: Caller | None = None,
+        began_ns: int = 0,
+    ) -> None:
+        self.peer = peer
+        self.store_id = store_id
+        self.initiator = initiator
+        self.caller = caller
+        self.began_ns = began_ns
+        self.brought_ns: int | None = None
+        self._frames = frames
+        self._listening = asyncio.Event()
+        self._listening.set()
+        self._to_send: asyncio.Queue[FrameOut] = asyncio.Queue()
+        self._closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def queued_frames(self) -> int:
+        """Frames that wait to be written."""
+        return self._to_send.qsize()
+
+    async def run(self, user: GossipDriver) -> None:
+        """Pass frames on until the peer ends the stream, or this side does.
+
+        Raises:
+            PeerFailed: the stream broke, or the peer takes no frames.
+            FrameRejectedError: what the peer sends cannot be read.
+            StreamClosedError: the reason that `close` was given.
+        """
+        reader = asyncio.create_task(self._read(user))
+        writer = asyncio.create_task(self._write(user))
+        try:
+            await asyncio.wait({reader, writer, self._closed}, return_when=asyncio.FIRST_COMPLETED)
+            # A frame that cannot be read is the better reason: the driver closes the stream for it.
+            for ended in (reader, self._closed, writer):
+                if ended.done():
+                    ended.result()
+        finally:
+            for task in (reader, writer):
+                task.cancel()
+            await asyncio.gather(reader, writer, return_exceptions=True)
+            if not self._closed.done():
+                self._closed.set_result(None)
+
+    async def ended(self) -> None:
+        """Wait until the stream has ended."""
+        await asyncio.wait({self._closed})
+
+    def send(self, frame: FrameOut) -> None:
+        """Write a frame as soon as those before it are."""
+        self._to_send.put_nowait(frame)
+
+    def listen(self, *, reading: bool) -> None:
+        """Read frames, or leave them where they are."""
+        if reading:
+            self._listening.set()
+        else:
+            self._listening.clear()
+
+    def close(self, reason: StreamClosedError) -> None:
+        """End the stream for this reason; nothing to do when it has ended."""
+        if not self._closed.done():
+            self._closed.set_exception(reason)
+            # The task that runs the stream may be cancelled first; asyncio would then complain.
+            self._closed.exception()
+
+    async def _read(self, user: GossipDriver) -> None:
+        while True:
+            await self._listening.wait()
+            try:
+                frame = await self._frames.read()
+            except FrameRejectedError as fault:
+                user.rejected(self, str(fault))
+                raise
+            if frame is None:
+                return
+            if isinstance(frame, Bodies) or len(frame.ids) < LARGE_FRAME_IDS:
+                self._hand_over(user, frame)
+                continue
+            # Other streams wait, so that many peers with many IDs do not delay clients.
+            async with user.turns:
+                self._hand_over(user, frame)
+                await asyncio.sleep(0)
+
+    def _hand_over(self, user: GossipDriver, frame: FrameIn) -> None:
+        if not self._closed.done():
+            user.received(self, frame)
+
+    async def _write(self, user: GossipDriver) -> None:
+        while True:
+            frame = await self._to_send.get()
+            try:
+                async with asyncio.timeout(WRITE_TIMEOUT_S):
+                    await self._frames.write(frame)
+            except TimeoutError:
+                raise PeerStalledError(
+                    f"the peer has taken no frame for {WRITE_TIMEOUT_S:.0f} s: it hangs, or the "
+                    "connection is dead"
+                ) from None
+            if not self._closed.done():
+                user.sent(self)
 
 
 class PeerStreams:

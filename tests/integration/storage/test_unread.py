@@ -159,22 +159,6 @@ async def test_what_a_publisher_asks_for_is_never_overdue(store: Store) -> None:
     assert (found.count, found.overdue_ns) == (2, 0)
 
 
-async def test_an_event_that_waits_for_parents_stays_until_they_have_come(store: Store) -> None:
-    messages = batch(2)
-    parent = bytes(32)
-    await store.store(messages)
-    await store.unread.wait_for({messages.hashes[0]: [parent], parent: [parent]})
-    (event,) = await store.unread.newest()
-    assert (event.message_hash, event.needed, event.missing) == (messages.hashes[0], 0, (parent,))
-    assert (await store.unread.summary()).waiting == 1
-    await store.store(messages, 1)
-    await store.unread.confirm([Confirmed(digest, "a") for digest in messages.hashes])
-    (event,) = await store.unread.newest()
-    assert (event.stores, event.missing) == (("a",), (parent,))
-    await store.unread.wait_for({messages.hashes[0]: []})
-    assert await store.state() == {}
-
-
 async def test_beyond_the_limit_messages_are_stored_and_not_waited_for(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,7 +34,7 @@ from store.gossip.events import (
     TimerDue,
     WriteFrame,
 )
-from store.gossip.limits import GossipConfig
+from store.gossip.limits import GossipLimits
 from store.gossip.machine import Gossip
 from store.messages.record import RecordBatch
 from storenode.sds.codec import SdsMetadata
@@ -73,16 +73,21 @@ def records(
     return batch
 
 
+def machine_of(store_id: str, max_confirms: int = 0, **limits: int) -> Gossip:
+    """Return a machine with small limits."""
+    return Gossip(store_id, max_confirms, GossipLimits(**limits))
+
+
 def entries(holder: Single | Member, table: str) -> int:
     """Return the number of entries in a table of a machine: unread, incomplete or fetches."""
-    return len(getattr(holder.machine._core, table))
+    return len(getattr(holder.machine, f"_{table}"))
 
 
 class Single:
     """A machine, whose effects are kept; its clock stands still."""
 
     def __init__(self, **config: int) -> None:
-        self.machine = Gossip(GossipConfig(store_id="own", **config))
+        self.machine = machine_of("own", **config)
         self.now_ns = S
 
     def step(self, given: Input) -> list[Effect]:
@@ -105,7 +110,7 @@ class Single:
 
     def is_reading(self, peer: str) -> bool:
         """Return True if a peer is joined and read from."""
-        joined = self.machine._core.peers.get(peer)
+        joined = self.machine._peers.get(peer)
         return joined is not None and joined.reading
 
     def after(self, elapsed_ns: int) -> list[Effect]:
@@ -166,7 +171,7 @@ class Member:
 
     def __init__(self, fleet: Fleet, name: str, **config: int) -> None:
         self.name = name
-        self.machine = Gossip(GossipConfig(store_id=f"store of {name}", **config))
+        self.machine = machine_of(f"store of {name}", **config)
         self.stored: dict[bytes, None] = {}
         self.confirms: dict[bytes, int] = {}
         self.cut: list[CutOff] = []

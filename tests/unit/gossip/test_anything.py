@@ -32,7 +32,7 @@ from store.gossip.events import (
     WriteFrame,
 )
 from store.gossip.graph import graph_events
-from store.gossip.limits import GossipConfig
+from store.gossip.limits import GossipLimits
 from store.gossip.machine import Gossip
 from tests.unit.gossip.gossip_world import S, ids, records
 
@@ -40,13 +40,9 @@ PEERS = "vwxyz"
 NAMES = ids(60)
 STEPS = 400
 
-SMALL = GossipConfig(
-    store_id="own",
-    max_confirms=1,
+SMALL = GossipLimits(
     seen_ids=20,
-    max_peers=4,
     max_unread=8,
-    max_waiting=4,
     graph_events=10,
     queued_ids=12,
     pushed_ids=3,
@@ -67,7 +63,7 @@ class Anything:
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
-        self.machine = Gossip(SMALL)
+        self.machine = Gossip("own", 1, SMALL)
         self.now_ns = S
         self._asked: list[PersistBatch | LoadBodies | LookUp] = []
         self._writing: set[str] = set()
@@ -145,9 +141,7 @@ class Anything:
     def _from_inside(self) -> Input:
         some, rng = self._some(), self.rng
         parents = {each: self._some(3) for each in some}
-        unread = [
-            UnreadEvent(each, b"", rng.randint(0, 3), ("s1",), self._some(2), S) for each in some
-        ]
+        unread = [UnreadEvent(each, b"", rng.randint(1, 3), ("s1",), S) for each in some]
         return rng.choice(
             (
                 Committed(

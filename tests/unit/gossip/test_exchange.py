@@ -130,7 +130,7 @@ def test_who_asks_again_is_reported_again_and_that_ends_there() -> None:
     fleet.run()
     assert fleet["a"].confirms == dict.fromkeys(messages, 1)
     assert len(fleet.sent) == before  # the peer had said so already
-    fleet["a"].machine._core.recent.forget_store(1)
+    fleet["a"].machine._recent.forget_store(1)
     fleet["a"].step(ConfirmationsWanted(messages, 1))
     fleet.run()
     kinds = [(one, type(frame)) for one, _, frame in fleet.sent[before:]]
@@ -190,7 +190,7 @@ def test_missing_parents_are_fetched_and_the_event_waits_meanwhile() -> None:
     fleet["a"].publish(messages[-1:])
     fleet.run()
     assert sorted(fleet["b"].stored) == sorted(messages)
-    assert entries(fleet["b"], "incomplete") == 0
+    assert entries(fleet["b"], "missing") == 0
     assert any(isinstance(frame, GetEvents) for *_, frame in fleet.sent)
 
 
@@ -228,4 +228,4 @@ def test_whatever_happens_first_all_hold_the_same_in_the_end(seed: int) -> None:
     for member in fleet.members.values():
         assert sorted(member.stored) == sorted(messages)
         assert not member.cut
-        assert not any(entries(member, table) for table in ("unread", "incomplete", "fetches"))
+        assert not any(entries(member, table) for table in ("unread", "missing", "fetches"))

@@ -201,7 +201,7 @@ def test_a_parent_that_was_refused_is_not_asked_for_with_every_child() -> None:
         asked = [frame for frame in frames(effects) if isinstance(frame, GetEvents)]
         assert asked == ([GetEvents([parent])] if child is one else [])
         single.receive("x", Bodies(records(()), [(parent, "below_horizon")], 100))
-    assert entries(single, "incomplete") == 2
+    assert entries(single, "missing") == 1
 
 
 def test_unknown_parents_delay_nothing_that_is_announced() -> None:
@@ -265,15 +265,6 @@ def test_a_peer_is_not_read_from_while_much_of_it_waits_for_the_database() -> No
     assert len(persists) == 1
     effects = single.step(BatchPersisted(persists[0].token, [True] * 10))
     assert Listen("x", True) in effects
-
-
-def test_more_peers_than_the_limit_are_turned_away() -> None:
-    single = Single(max_peers=2)
-    single.join("x")
-    single.join("y")
-    (cut,) = of(CutOff, single.join("z"))
-    assert "limit of 2 peers" in cut.reason
-    assert not cut.fault
 
 
 def test_what_the_database_could_not_do_is_asked_again() -> None:

@@ -4,9 +4,8 @@ import random
 
 import pytest
 
-from store.gossip.events import GraphEvent
+from store.gossip.events import Confirm, GraphEvent, Read
 from store.gossip.graph import Graph, graph_events
-from store.gossip.incomplete_events import IncompleteEvents
 from store.gossip.limits import MAX_OFFENDERS, MAX_STORES
 from store.gossip.recent_messages import Bits, RecentMessages
 from store.gossip.scores import CUT_POINTS, HALF_LIFE_NS, SLOW_POINTS, PeerStanding, Scores
@@ -89,7 +88,7 @@ def test_cut_offs_that_follow_each_other_last_longer_up_to_an_hour() -> None:
 def test_light_faults_never_cut_off() -> None:
     scores = Scores(S)
     for _ in range(1_000):
-        assert scores.add_lightly(0, "x", 3.0) is not PeerStanding.CUT_OFF
+        assert scores.add(0, "x", 3.0) is not PeerStanding.CUT_OFF
     assert scores.standing(0, "x") is PeerStanding.SLOWED
 
 
@@ -105,14 +104,19 @@ def test_the_least_offender_is_forgotten() -> None:
 # Unread events
 
 
-def test_each_store_counts_once() -> None:
-    unread = UnreadEvents(10, 100 * S, S)
-    (event,) = ids(1)
-    unread.add(0, event, 2)
-    assert [unread.confirm(event, name) for name in ("a", "a", "b")] == [1, 0, 2]
-    assert unread.voices(event) == ["a", "b"]
-    assert unread.take_read(event)
-    assert unread.confirm(event, "c") == 0
+def test_each_store_counts_once_and_the_last_that_is_needed_ends_the_wait() -> None:
+    unread, (event,) = UnreadEvents(10, 100 * S, S), ids(1)
+    unread.add(0, event, 1)
+    unread.add(0, event, 3)
+    assert unread.confirm(event, "a", report=False)
+    assert [unread.confirm(event, name) for name in ("a", "b")] == [False, True]
+    assert unread.flush() == [Confirm("b", [event], [2])]
+    unread.report(event)
+    assert unread.confirm(event, "c")
+    reports = [Confirm("a", [event], [2]), Confirm("b", [event], [2]), Confirm("c", [event], [3])]
+    assert unread.flush() == [*reports, Read([event])]
+    assert not unread.confirm(event, "d")
+    unread.check()
 
 
 def test_events_expire_by_age_and_by_number() -> None:
@@ -128,51 +132,6 @@ def test_events_expire_by_age_and_by_number() -> None:
     assert unread.take_due(12 * S, 2) == ([events[3], events[4]], [])
     assert unread.take_due(12 * S, 10) == ([], [events[2]])
     unread.check()
-
-
-def test_more_confirmations_may_be_needed_later() -> None:
-    unread = UnreadEvents(3, 10 * S, S)
-    (event,) = ids(1)
-    unread.add(0, event, 1)
-    unread.add(0, event, 2)
-    unread.confirm(event, "a")
-    assert not unread.take_read(event)
-
-
-# Waiting events
-
-
-@pytest.mark.parametrize("seed", range(30))
-def test_events_wait_for_what_is_missing(seed: int) -> None:
-    rng = random.Random(seed)
-    waiting, names = IncompleteEvents(1_000), ids(20)
-    model: dict[bytes, set[bytes]] = {}
-    for _ in range(300):
-        parent = rng.choice(names[10:])
-        match rng.randint(0, 2):
-            case 0:
-                event = rng.choice(names[:10])
-                waiting.doubt(event, [parent])
-                model.setdefault(event, set()).add(parent)
-            case 1:
-                for event in waiting.lack(parent):
-                    assert parent in waiting.missing(event)
-            case 2:
-                waiting.find(parent)
-                for parents in model.values():
-                    parents.discard(parent)
-        waiting.check()
-        assert len(waiting) == sum(map(bool, model.values()))
-        assert {each for each in names if waiting.awaits(each)} == set().union(*model.values())
-
-
-def test_the_event_that_waits_longest_gives_way() -> None:
-    waiting, names = IncompleteEvents(2), ids(9)
-    assert not waiting.doubt(names[0], [names[8]])
-    assert not waiting.doubt(names[1], [names[8]])
-    assert waiting.doubt(names[2], [names[8]]) == [names[0]]
-    assert waiting.doubt(names[3], names[:8]) == [names[1], names[2]]
-    waiting.check()
 
 
 # The graph

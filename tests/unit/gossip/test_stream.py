@@ -10,10 +10,8 @@ import pytest
 
 from store.domain.places import Caller
 from store.gossip.driver.driver import GossipDriver
-from store.gossip.driver.errors import NodeStoppingError
 from store.gossip.driver.ports import GossipConnector
-from store.gossip.driver.stream import PeerStream
-from store.gossip.driver.streams import PeerStreams
+from store.gossip.driver.streams import NodeStoppingError, PeerStream, PeerStreams
 from store.gossip.events import FrameIn, FrameOut, Inventory
 from store.gossip.limits import LARGE_FRAME_IDS
 

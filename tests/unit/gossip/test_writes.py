@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import pytest
 
 from store.domain.ports import StoreUnavailable
 from store.domain.unread import Confirmed, UnreadEvent
-from store.gossip.driver import requests
-from store.gossip.driver.requests import WriteBehind
+from store.gossip.driver import database
+from store.gossip.driver.database import WriteBehind
 from store.gossip.events import Confirm, Expire
 from tests.support.virtual_time import virtual_time
 from tests.unit.gossip.gossip_world import ids
@@ -44,9 +44,6 @@ class Table:
     async def of(self, hashes: Sequence[bytes]) -> Sequence[UnreadEvent]:
         raise AssertionError(hashes)
 
-    async def wait_for(self, parents: Mapping[bytes, Sequence[bytes]]) -> None:
-        raise AssertionError(parents)
-
     async def sweep(self) -> object:
         raise AssertionError
 
@@ -71,7 +68,7 @@ class Log:
 async def test_writes_that_wait_are_bounded_and_keep_their_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(requests, "MAX_QUEUED_WRITES", 4)
+    monkeypatch.setattr(database, "MAX_QUEUED_WRITES", 4)
     table, log, (first, *hashes) = Table(), Log(), ids(8)
     writes = WriteBehind(table, log)
     writes.add(Confirm("s", [first], [1]))

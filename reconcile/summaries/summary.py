@@ -3,17 +3,17 @@
 A view does not have everything in memory: it works through a read as a generator, yields what it
 needs (`Needs`), is sent that (`Loaded`), and goes on, until the answer is there.
 
-The longest buckets of the whole history are in memory. A span that begins and ends at edges of
-buckets is measured from running totals. Of one that does not, the buckets at its ends are divided
-into shorter ones, and those of the shortest kind into IDs. A span is cut along edges of buckets as
-far as that gives parts of about equal counts; only buckets with more than one part in them are
-divided, in the end by count of their IDs.
+The view has one list of *slices* of the history, at first the longest buckets of all of it. A span
+that begins and ends at edges of slices is measured from running totals. A slice that an edge of a
+span falls into is divided first: a bucket into the shorter ones in it, and one of the shortest, or
+one of few IDs, at the edge itself, by its IDs. A span is cut along edges of slices, which are
+divided while they have more than one part in them, in the end by count of their IDs.
 
 From a floor on, IDs may be in an index in memory instead (`SummaryView.cover_above`). Each moment
 of time belongs to one of the two, so the answer about a range never changes, although the two may
 have been opened one after the other.
 
-All that is loaded is bounded: what is read at once, and what is cached for the next read
+All that is loaded is bounded: what is read at once, and what is kept for the next read
 (`reconcile.limits.SummaryLimits`). However many IDs are involved, they pass a portion at a time.
 """
 
@@ -21,36 +21,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, TypeVar
+from itertools import pairwise
+from typing import Final, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from reconcile.errors import AnswerTooLargeError, SummaryMismatchError
-from reconcile.ids import Ints, SyncId, SyncIds, less
+from reconcile.algorithm.differences import match
+from reconcile.errors import AnswerTooLargeError
+from reconcile.ids import END, Ints, SyncId, SyncIds, less, ordered
 from reconcile.index import IndexView
 from reconcile.limits import DEFAULT_SUMMARY_LIMITS, SummaryLimits
-from reconcile.summaries.buckets import BucketSums, Pieces, TimeBuckets
-from reconcile.summaries.cuts import (
-    Atoms,
+from reconcile.summaries.buckets import TimeBuckets
+from reconcile.summaries.parts import (
     CutPlan,
-    cut_along_edges,
+    Pieces,
     join_measures,
     join_parts,
     make_ends_expressible,
     merge_atoms,
-    order_parts,
-    same_spans,
-    slice_parts,
 )
-from reconcile.summaries.leaves import (
-    LeafCache,
-    Leaves,
-    divide_pieces,
+from reconcile.summaries.spans import (
+    are_covered,
+    cut_spans,
+    divide_spans,
     join_spans,
     last_cut,
     rank,
-    spans_before,
 )
 from reconcile.view import (
     Items,
@@ -62,6 +59,7 @@ from reconcile.view import (
     ViewRead,
     no_fingerprints,
 )
+from storenode.message.limits import MAX_TIMESTAMP_NS
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +102,11 @@ _Result = TypeVar("_Result")
 Loading: TypeAlias = Generator[Needs, Loaded, _Result]
 """A computation that asks for what it needs on its way."""
 
+_Cut = Callable[[IndexView, Ints, Spans], SpanParts]
+"""Cuts some spans, given with their keys, by IDs that have all of them."""
+
+_NEVER: Final = np.iinfo(np.int64).max
+
 
 def proceed(reading: Loading[ViewAnswer], loaded: Loaded | None = None) -> Needs | ViewAnswer:
     """Resume with what was loaded, or begin; return the next needs, or the answer.
@@ -119,18 +122,42 @@ def proceed(reading: Loading[ViewAnswer], loaded: Loaded | None = None) -> Needs
         return answer
 
 
-_Use = Callable[[BucketSums, Pieces], None]
-_UseLeaves = Callable[[Leaves, Pieces], None]
-_Divided = list[tuple[Ints, Spans]]
+class _Slices:
+    """Slices of the history that have IDs, ascending and disjoint, with running totals.
 
+    The key of each is its level: the number of its length, or, for one that is known by its IDs
+    only, the number of lengths.
+    """
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Children:
-    """The buckets of a level inside some longer ones."""
+    def __init__(self, pieces: Pieces) -> None:
+        self.pieces = pieces
+        self._counts = np.zeros(len(pieces) + 1, np.int64)
+        np.cumsum(pieces.counts, out=self._counts[1:])
+        self._xors = no_fingerprints(len(pieces) + 1)
+        np.bitwise_xor.accumulate(pieces.xors, axis=0, out=self._xors[1:])
 
-    level: int
-    parents: Ints
-    sums: BucketSums
+    def __len__(self) -> int:
+        return len(self.pieces)
+
+    def holding(self, edges: SyncIds) -> Ints:
+        """Return the numbers of the slices that have one of some ascending edges inside."""
+        at = match(self.pieces.spans.lower, edges)
+        chosen = np.flatnonzero(~at.found & (at.places > 0))
+        numbers = at.places[chosen] - 1
+        inside = less(edges[chosen], self.pieces.spans.upper[numbers])
+        return np.unique(numbers[inside])
+
+    def places(self, spans: Spans) -> tuple[Ints, Ints]:
+        """Return which slices are in spans, whose edges are inside of none: first and end."""
+        lower = self.pieces.spans.lower
+        return match(lower, spans.lower).places, match(lower, spans.upper).places
+
+    def measure(self, spans: Spans) -> Measured:
+        """Return the sums of the slices in spans, whose edges are inside of none."""
+        first, end = self.places(spans)
+        return Measured(
+            self._counts[end] - self._counts[first], self._xors[end] ^ self._xors[first]
+        )
 
 
 class SummaryView:
@@ -147,13 +174,15 @@ class SummaryView:
         finer_ns: Sequence[int],
         limits: SummaryLimits = DEFAULT_SUMMARY_LIMITS,
     ) -> None:
-        self._top = BucketSums(top)
         self._lengths = (top.length_ns, *finer_ns)
         self._limits = limits
-        self._leaves = LeafCache(limits.kept_ids)
-        self._children: list[_Children] = []
+        self._top = self._slices = _Slices(_pieces_of(0, top))
+        self._loaded: list[tuple[Spans, IndexView]] = []
         self._memory = IndexView.of(SyncIds.empty())
-        self._floor: SyncId | None = None
+        self._floor: SyncId = END
+        ratios = [longer // shorter for longer, shorter in pairwise(self._lengths)]
+        # Of a slice of each level: the IDs up to which these are read instead of shorter buckets.
+        self._few = np.array([*(limits.few_ids * ratio for ratio in ratios), _NEVER, _NEVER])
 
     def cover_above(self, floor: SyncId, memory: IndexView) -> None:
         """Read IDs from ``floor`` on from memory, which has none below it, and no others.
@@ -171,9 +200,14 @@ class SummaryView:
         return self._lengths[0]
 
     @property
-    def cached_buckets(self) -> int:
-        """The number of buckets in memory besides the longest ones."""
-        return sum(len(children.sums.buckets) for children in self._children)
+    def kept_slices(self) -> int:
+        """The number of slices in memory, without the longest buckets."""
+        return max(0, len(self._slices) - len(self._top))
+
+    @property
+    def kept_ids(self) -> int:
+        """The number of IDs that take as much memory as what is kept of loaded ones."""
+        return sum(len(view) + 2 * len(spans) for spans, view in self._loaded)
 
     def reading(self, read: ViewRead) -> Loading[ViewAnswer]:
         """Compute the answer to a read, a step with each call of `proceed`.
@@ -183,123 +217,79 @@ class SummaryView:
         """
         measured = parts = items = hits = None
         if read.measure is not None:
-            measured = yield from self._measure_both(read.measure)
+            measured = yield from self._measure_all(read.measure)
         if read.split is not None:
-            parts = yield from self._split_both(*read.split)
+            parts = yield from self._split_all(*read.split)
         if read.items is not None:
-            items = yield from self._read_both(read.items)
+            items = yield from self._items(read.items)
         if read.probe is not None:
-            hits = yield from self._probe_both(*read.probe)
+            hits = yield from self._probe(*read.probe)
         return ViewAnswer(measured, parts, items, hits)
-
-    # Above the floor and below
-
-    def _divide(self, spans: Spans) -> tuple[Pieces, Pieces]:
-        """Return the pieces below the floor, and the others; a span may have one of each."""
-        rows = np.arange(len(spans))
-        pieces = Pieces(rows, spans, rows)
-        return (pieces, pieces[:0]) if self._floor is None else divide_pieces(pieces, self._floor)
-
-    def _measure_both(self, spans: Spans) -> Loading[Measured]:
-        below, above = self._divide(spans)
-        counts, fingerprints = np.zeros(len(spans), np.int64), no_fingerprints(len(spans))
-        stored = yield from self._measure_all(below.spans)
-        for pieces, measured in ((below, stored), (above, self._memory.measure(above.spans))):
-            counts[pieces.keys] += measured.counts
-            fingerprints[pieces.keys] ^= measured.fingerprints
-        return Measured(counts, fingerprints)
-
-    def _read_both(self, spans: Spans) -> Loading[Items]:
-        below, above = self._divide(spans)
-        stored = yield from self._items(below.spans)
-        in_memory = self._memory.items(above.spans)
-        offsets = np.zeros(len(spans) + 1, np.int64)
-        for pieces, items in ((below, stored), (above, in_memory)):
-            offsets[pieces.keys + 1] += np.diff(items.offsets)
-        return Items(np.cumsum(offsets), SyncIds.join([stored.ids, in_memory.ids]))
-
-    def _probe_both(self, spans: Spans, hashes: NDArray[np.uint64]) -> Loading[Probed]:
-        below, above = self._divide(spans)
-        times, hits = np.zeros(len(spans), np.int64), np.zeros(len(spans), np.int64)
-        stored = yield from self._probe(below.spans, hashes[below.keys])
-        in_memory = self._memory.probe(above.spans, hashes[above.keys])
-        for pieces, found in ((below, stored), (above, in_memory)):
-            hits[pieces.keys] += found.hit
-            times[pieces.keys[found.hit]] = found.found.timestamps[found.hit]
-        return Probed(SyncIds(times, hashes.copy().view(np.uint8)), hits == 1)
-
-    def _split_both(self, spans: Spans, wanted: Ints) -> Loading[SpanParts]:
-        below, above = self._divide(spans)
-        wanted_below, wanted_above = wanted[below.keys], wanted[above.keys]
-        if len(below) + len(above) == len(spans):
-            stored = yield from self._split_all(below.spans, wanted_below)
-            return join_parts([stored, self._memory.split(above.spans, wanted_above)])
-        last = len(below) - 1
-        count = yield from self._measure_all(below.spans[last:])
-        measured = join_measures([count, self._memory.measure(above.spans[:1])])
-        total = max(int(measured.counts.sum()), 1)
-        parts = max(1, min(int(wanted[last]), total))
-        share = round(parts * int(measured.counts[0]) / total)
-        wanted_below[last], wanted_above[0] = max(1, share), max(1, parts - share)
-        stored = yield from self._split_all(below.spans, wanted_below)
-        in_memory = self._memory.split(above.spans, wanted_above)
-        halves = join_parts([slice_parts(stored, last, last + 1), slice_parts(in_memory, 0, 1)])
-        whole = np.array([0, len(halves.upper)])
-        span = spans[last : last + 1]
-        halves = SpanParts(whole, halves.upper, halves.counts, halves.fingerprints)
-        pieces = halves.spans(span.lower)
-        owners = np.zeros(len(pieces), np.int64)
-        atoms = Atoms(owners, pieces, halves.counts, halves.fingerprints)
-        across = merge_atoms(CutPlan(span, np.array([total]), np.array([parts])), atoms)
-        rest = slice_parts(in_memory, 1, len(above))
-        return join_parts([slice_parts(stored, 0, last), across, rest])
 
     # Measuring
 
     def _measure_all(self, spans: Spans) -> Loading[Measured]:
         found: list[Measured] = []
         for start in range(0, len(spans), self._limits.spans_at_once):
-            measured = yield from self._measure(spans[start : start + self._limits.spans_at_once])
-            found.append(measured)
+            some = spans[start : start + self._limits.spans_at_once]
+            yield from self._cut_at_edges(some)
+            found.append(self._measure(some))
         return join_measures(found)
 
-    def _measure(self, spans: Spans, use: _UseLeaves | None = None) -> Loading[Measured]:
-        """Measure some spans; ``use`` is called with what is loaded, with keys as in `take`."""
-        totals = Measured(np.zeros(2 * len(spans), np.int64), no_fingerprints(2 * len(spans)))
-        rows = 2 * np.arange(len(spans))
-        pieces = self._top.take(Pieces(rows, spans, rows), totals)
-        few = self._top.counts_of(pieces.parents) <= self._few(0)
-        small, pieces = [pieces[few]], pieces[~few]
-        for level in range(1, len(self._lengths)):
-            left = [pieces[:0]]
+    def _measure(self, spans: Spans) -> Measured:
+        """Measure spans whose edges are inside of no slice."""
+        counts, prints = np.zeros(len(spans), np.int64), no_fingerprints(len(spans))
+        below, stored, above, in_memory = self._divide_at_floor(spans)
+        for keys, measured in (
+            (below, self._slices.measure(stored)),
+            (above, self._memory.measure(in_memory)),
+        ):
+            counts[keys] += measured.counts
+            prints[keys] ^= measured.fingerprints
+        return Measured(counts, prints)
 
-            def take(
-                sums: BucketSums, some: Pieces, level: int = level, left: list[Pieces] = left
-            ) -> None:
-                some = sums.take(some, totals)
-                few = sums.counts_of(some.parents) <= self._few(level)
-                small.append(some[few])
-                left.append(some[~few])
+    def _divide_at_floor(self, spans: Spans) -> tuple[Ints, Spans, Ints, Spans]:
+        return divide_spans(np.arange(len(spans)), spans, self._floor)
 
-            yield from self._with_buckets(level, pieces, take)
-            pieces = Pieces.join(left)
+    def _cut_at_edges(self, spans: Spans) -> Loading[None]:
+        """Divide slices until no edge of a span, and not the floor, is inside of one."""
+        if self.kept_slices > self._limits.kept_buckets:
+            self._slices = self._top
+        _, stored, _, _ = self._divide_at_floor(spans)
+        edges = ordered(SyncIds.join([stored.lower, stored.upper]))
 
-        def measure(leaves: Leaves, some: Pieces) -> None:
-            measured = leaves.view.measure(some.spans)
-            totals.counts[some.keys] += measured.counts
-            totals.fingerprints[some.keys] ^= measured.fingerprints
-            if use is not None:
-                use(leaves, some)
+        def cut(view: IndexView, _: Ints, some: Spans) -> SpanParts:
+            owners, parts = cut_spans(some, edges)
+            measured = view.measure(parts)
+            offsets = np.searchsorted(owners, np.arange(len(some) + 1))
+            return SpanParts(offsets, parts.upper, measured.counts, measured.fingerprints)
 
-        yield from self._with_leaves(Pieces.join([*small, pieces]), measure)
-        counts, xors = totals.counts, totals.fingerprints
-        return Measured(counts[0::2] + counts[1::2], xors[0::2] ^ xors[1::2])
+        while len(numbers := self._slices.holding(edges)):
+            slices = self._slices.pieces[numbers]
+            many = slices.counts > self._few[slices.keys]
+            if many.any():
+                yield from self._divide(numbers[many])
+            else:
+                pieces = yield from self._cut_by_ids(numbers, slices.spans, cut)
+                self._replace(numbers, pieces.keys, len(self._lengths), pieces)
 
-    def _few(self, level: int) -> int:
-        """Return the IDs of a bucket up to which these are read instead of shorter buckets."""
-        if level + 1 == len(self._lengths):
-            return 0
-        return self._limits.few_ids * self._lengths[level] // self._lengths[level + 1]
+    def _divide(self, numbers: Ints) -> Loading[None]:
+        """Divide slices into shorter buckets, those of the longest length, and not too many."""
+        slices = self._slices.pieces
+        level = int(slices.keys[numbers].min())
+        numbers = numbers[slices.keys[numbers] == level][: self._limits.parents_at_once]
+        length_ns, parents = self._lengths[level], slices.spans.lower.timestamps[numbers]
+        loaded = yield NeedBuckets(self._lengths[level + 1], parents, length_ns)
+        assert isinstance(loaded, TimeBuckets)
+        owners = np.searchsorted(parents, loaded.starts - loaded.starts % length_ns)
+        self._replace(numbers, numbers[owners], level + 1, _pieces_of(level + 1, loaded))
+
+    def _replace(self, numbers: Ints, owners: Ints, level: int, pieces: Pieces) -> None:
+        """Replace slices by pieces of them, without those that have no IDs."""
+        filled = np.flatnonzero(pieces.counts)
+        keys = np.full(len(pieces), level)
+        pieces = Pieces(keys, pieces.spans, pieces.counts, pieces.xors)[filled]
+        self._slices = _Slices(self._slices.pieces.replace(numbers, owners[filled], pieces))
 
     # Splitting
 
@@ -322,191 +312,144 @@ class SummaryView:
             start, before = end, int(ends[end - 1])
 
     def _split(self, spans: Spans, wanted: Ints) -> Loading[SpanParts]:
-        found: list[tuple[Ints, SpanParts]] = []
+        yield from self._cut_at_edges(spans)
+        counts = self._measure(spans).counts
+        plan = CutPlan(spans, counts, np.minimum(wanted, np.maximum(counts, 1)))
+        while True:
+            atoms, slices = self._atoms(spans)
+            big = plan.too_big(atoms)
+            numbers = slices[big & (slices >= 0)]
+            pieces = self._slices.pieces
+            many = pieces.counts[numbers] > self._few[pieces.keys[numbers]]
+            if not many.any():
+                break
+            yield from self._divide(numbers[many])
+        if big.any():
+            atoms = yield from self._split_atoms(plan, atoms, np.flatnonzero(big))
+        return merge_atoms(plan, atoms)
 
-        def divide(leaves: Leaves, some: Pieces) -> None:
-            owners = some.keys // 2
-            whole = same_spans(some.spans, spans[owners])
-            if not whole.any():
-                return
-            parts = leaves.view.split(some.spans[whole], wanted[owners[whole]])
-            found.append((owners[whole], parts))
+    def _atoms(self, spans: Spans) -> tuple[Pieces, Ints]:
+        """Cut spans at beginnings of slices and at the floor, where these are expressible bounds.
 
-        measured = yield from self._measure(spans, divide)
-        left = np.ones(len(spans), np.bool_)
-        for owners, _ in found:
-            left[owners] = False
-        if left.any():
-            owners = np.flatnonzero(left)
-            whole = Measured(measured.counts[left], measured.fingerprints[left])
-            parts = yield from self._split_measured(spans[owners], wanted[left], whole)
-            found.append((owners, parts))
-        return order_parts(found)
+        Returns:
+            The atoms, and the number of the slice that each is; -1 for others.
+        """
+        lower = self._slices.pieces.spans.lower
+        if lower.has_hashes():
+            lower = lower[np.flatnonzero(~lower.words.any(axis=1))]
+        edges = lower[: rank(lower, self._floor)]
+        if self._floor != END:
+            edges = SyncIds.join([edges, SyncIds.of_bounds([self._floor])])
+        owners, parts = cut_spans(spans, edges)
+        measured = self._measure(parts)
+        below, stored, _, _ = self._divide_at_floor(parts)
+        first, end = self._slices.places(stored)
+        numbers = np.full(len(parts), -1)
+        numbers[below] = np.where(end - first == 1, first, -1)
+        return Pieces(owners, parts, measured.counts, measured.fingerprints), numbers
 
-    def _split_measured(self, spans: Spans, wanted: Ints, whole: Measured) -> Loading[SpanParts]:
-        cut = CutPlan(spans, whole.counts, np.minimum(wanted, np.maximum(whole.counts, 1)))
-        atoms = Atoms.of(spans, whole)
-        for level in range(len(self._lengths)):
-            few = atoms.counts <= (self._few(level - 1) if level else 0)
-            big = np.flatnonzero(cut.too_big(atoms) & ~few)
-            if len(big):
-                atoms = yield from self._split_along(level, atoms, big)
-        big = np.flatnonzero(cut.too_big(atoms))
-        if len(big):
-            atoms = yield from self._split_leaves(cut, atoms, big)
-        return merge_atoms(cut, atoms)
+    def _split_atoms(self, plan: CutPlan, atoms: Pieces, big: Ints) -> Loading[Pieces]:
+        """Cut atoms by the count of their IDs."""
 
-    def _split_along(self, level: int, atoms: Atoms, big: Ints) -> Loading[Atoms]:
-        """Cut atoms along the buckets of a level; those of the level above have cut them."""
-        found: _Divided = []
+        def cut(view: IndexView, numbers: Ints, some: Spans) -> SpanParts:
+            counts = view.measure(some).counts
+            parts = view.split(some, plan.parts_of(atoms.keys[numbers], counts))
+            return make_ends_expressible(view, some, parts)
 
-        def divide(sums: BucketSums, some: Pieces) -> None:
-            numbers, spans = cut_along_edges(sums, some)
-            # What no bucket begins in stays as it is.
-            cut = np.bincount(numbers)[numbers] > 1
-            found.append((numbers[cut], spans[cut]))
-
-        spans = atoms.spans[big]
-        if level == 0:
-            divide(self._top, Pieces(big, spans, big))
-        else:
-            times = spans.lower.timestamps
-            parents = times - times % self._lengths[level - 1]
-            yield from self._with_buckets(level, Pieces(big, spans, parents), divide)
-        numbers, divided = _in_order(found)
-        measured = yield from self._measure_all(divided)
-        return atoms.replace(numbers, divided, measured)
-
-    def _split_leaves(self, cut: CutPlan, atoms: Atoms, big: Ints) -> Loading[Atoms]:
-        """Cut atoms, each in one bucket, by the count of their IDs."""
-        found: _Divided = []
-        measures: list[Measured] = []
-
-        def divide(leaves: Leaves, some: Pieces) -> None:
-            counts = leaves.view.measure(some.spans).counts
-            wanted = cut.parts_of(atoms.owners[some.keys], counts)
-            parts = leaves.view.split(some.spans, wanted)
-            parts = make_ends_expressible(leaves.view, some.spans, parts)
-            keys = np.repeat(some.keys, np.diff(parts.offsets))
-            found.append((keys, parts.spans(some.spans.lower)))
-            measures.append(Measured(parts.counts, parts.fingerprints))
-
-        yield from self._with_leaves(Pieces(big, atoms.spans[big], big), divide)
-        order = np.argsort(np.concatenate([keys for keys, _ in found]), kind="stable")
-        numbers, divided = _in_order(found)
-        measured = join_measures(measures)
-        measured = Measured(measured.counts[order], measured.fingerprints[order])
-        return atoms.replace(numbers, divided, measured)
+        below, stored, above, in_memory = divide_spans(big, atoms.spans[big], self._floor)
+        found = yield from self._cut_by_ids(below, stored, cut)
+        if len(above):
+            parts = cut(self._memory, above, in_memory)
+            found = Pieces.join([found, _keyed(above, in_memory, parts)])
+        pieces = Pieces(atoms.keys[found.keys], found.spans, found.counts, found.xors)
+        return atoms.replace(big, found.keys, pieces)
 
     # Items and hashes
 
     def _items(self, spans: Spans) -> Loading[Items]:
-        counts = np.zeros(len(spans), np.int64)
-        owners: list[Ints] = [np.empty(0, np.int64)]
-        found: list[SyncIds] = [SyncIds.empty()]
-
-        def collect(leaves: Leaves, some: Pieces) -> None:
-            items = leaves.view.items(some.spans)
-            sizes = np.diff(items.offsets)
-            counts[some.keys] += sizes
-            owners.append(np.repeat(some.keys, sizes))
+        below, stored, above, in_memory = self._divide_at_floor(spans)
+        sizes, found = np.zeros(len(spans), np.int64), [SyncIds.empty()]
+        while len(below):
+            view, end = yield from self._first_ids(stored)
+            keys, some, below, stored = divide_spans(below, stored, end)
+            items = view.items(some)
+            np.add.at(sizes, keys, np.diff(items.offsets))
             found.append(items.ids)
-            if int(counts.sum()) > self._limits.answer_ids:
+            if int(sizes.sum()) > self._limits.answer_ids:
                 raise AnswerTooLargeError(self._limits.answer_ids)
-
-        keys = np.arange(len(spans))
-        yield from self._with_leaves(Pieces(keys, spans, keys), collect)
-        joined_owners = np.concatenate(owners)
-        ids = SyncIds.join(found)
-        if (joined_owners[1:] < joined_owners[:-1]).any():
-            ids = ids[np.argsort(joined_owners, kind="stable")]
-        return Items(np.concatenate((np.zeros(1, np.int64), np.cumsum(counts))), ids)
+        items = self._memory.items(in_memory)
+        sizes[above] += np.diff(items.offsets)
+        offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(sizes)))
+        return Items(offsets, SyncIds.join([*found, items.ids]))
 
     def _probe(self, spans: Spans, hashes: NDArray[np.uint64]) -> Loading[Probed]:
-        """Probe the first spans, as many as `SummaryLimits` says."""
-        count = min(len(spans), self._limits.probes)
-        hit = np.zeros(len(spans), np.bool_)
-        ids = SyncIds(np.zeros(len(spans), np.int64), hashes.copy().view(np.uint8))
-        if count:
-            loaded = yield NeedHashes(ids.hashes[:count])
+        """Probe the first spans below the floor, as many as `SummaryLimits` says, and all above."""
+        below, stored, above, in_memory = self._divide_at_floor(spans)
+        times, hits = np.zeros(len(spans), np.int64), np.zeros(len(spans), np.int64)
+        below, stored = below[: self._limits.probes], stored[: self._limits.probes]
+        if len(below):
+            wanted = SyncIds(times[below], hashes[below].copy().view(np.uint8))
+            loaded = yield NeedHashes(wanted.hashes)
             assert isinstance(loaded, SyncIds)
-            times = {hash_: timestamp for timestamp, hash_ in loaded.pairs()}
-            for row, (_, hash_) in enumerate(ids[:count].pairs()):
-                hit[row] = hash_ in times
-                ids.timestamps[row] = times.get(hash_, 0)
-            hit &= ~less(ids, spans.lower) & less(ids, spans.upper)
-        return Probed(ids, hit)
+            known = {hash_: timestamp for timestamp, hash_ in loaded.pairs()}
+            for row, (_, hash_) in enumerate(wanted.pairs()):
+                wanted.timestamps[row] = known.get(hash_, 0)
+                hits[below[row]] = hash_ in known
+            within = ~less(wanted, stored.lower) & less(wanted, stored.upper)
+            hits[below] &= within
+            times[below] = np.where(hits[below], wanted.timestamps, 0)
+        found = self._memory.probe(in_memory, hashes[above])
+        hits[above] += found.hit
+        times[above[found.hit]] = found.found.timestamps[found.hit]
+        return Probed(SyncIds(times, hashes.copy().view(np.uint8)), hits == 1)
 
-    # What is loaded
+    # IDs
 
-    def _with_buckets(self, level: int, pieces: Pieces, use: _Use) -> Loading[None]:
-        """Use the buckets of a level inside the parents of pieces, some parents at a time."""
-        for children in self._children[::-1]:
-            if len(pieces) and children.level == level:
-                here = np.isin(pieces.parents, children.parents)
-                if here.any():
-                    self._children.remove(children)
-                    self._children.append(children)
-                    use(children.sums, pieces[here])
-                    pieces = pieces[~here]
-        while len(pieces):
-            parents = np.unique(pieces.parents)[: self._limits.parents_at_once]
-            loaded = yield NeedBuckets(self._lengths[level], parents, self._lengths[level - 1])
-            assert isinstance(loaded, TimeBuckets)
-            children = _Children(level, parents, BucketSums(loaded))
-            self._check(children)
-            self._keep(children)
-            here = np.isin(pieces.parents, parents)
-            use(children.sums, pieces[here])
-            pieces = pieces[~here]
+    def _cut_by_ids(self, keys: Ints, spans: Spans, cut: _Cut) -> Loading[Pieces]:
+        """Cut spans by the IDs in them, a portion at a time; a piece has the key of its span."""
+        found = [_keyed(keys[:0], spans[:0], join_parts([]))]
+        while len(keys):
+            view, end = yield from self._first_ids(spans)
+            some, portion, keys, spans = divide_spans(keys, spans, end)
+            found.append(_keyed(some, portion, cut(view, some, portion)))
+        return Pieces.join(found)
 
-    def _check(self, children: _Children) -> None:
-        """Compare with the longest buckets; shorter ones are compared where they are cut."""
-        if children.level != 1:
-            return
-        length_ns = self._top.buckets.length_ns
-        inside = self._top.buckets.of(children.parents)
-        summed = TimeBuckets.join(length_ns, [children.sums.buckets])
-        wrong = summed.first_difference(inside)
-        if wrong is not None:
-            raise SummaryMismatchError(wrong, wrong + length_ns)
-
-    def _keep(self, children: _Children) -> None:
-        self._children.append(children)
-        while len(self._children) > 1 and self.cached_buckets > self._limits.kept_buckets:
-            del self._children[0]
-
-    def _with_leaves(self, pieces: Pieces, use: _UseLeaves) -> Loading[None]:
-        """Use the IDs in pieces, which ascend; one piece may come in several, one by one."""
-        served, pieces = self._leaves.serve(pieces)
-        for leaves, some in served:
-            use(leaves, some)
-        while len(pieces):
-            wanted = join_spans(pieces.spans)[: self._limits.spans_at_once]
-            loaded = yield NeedIds(wanted, self._limits.ids_at_once)
-            assert isinstance(loaded, SyncIds)
-            leaves, end = self._leaves_of(wanted, loaded)
-            self._leaves.add(leaves)
-            some, pieces = divide_pieces(pieces, end)
-            if len(some):
-                use(leaves, some)
-
-    def _leaves_of(self, wanted: Spans, loaded: SyncIds) -> tuple[Leaves, SyncId]:
-        """Return what was loaded, and the bound up to which that is complete."""
-        if len(loaded) < self._limits.ids_at_once:
-            return Leaves(wanted, IndexView.of(loaded)), wanted.upper.at(len(wanted) - 1)
-        end = last_cut(loaded)
-        loaded = loaded[: rank(loaded, end)]
-        return Leaves(spans_before(wanted, end), IndexView.of(loaded)), end
+    def _first_ids(self, spans: Spans) -> Loading[tuple[IndexView, SyncId]]:
+        """Return the IDs in the first of some spans, and the bound up to which these are all."""
+        for known, view in reversed(self._loaded):
+            covered = are_covered(spans, known)
+            count = len(spans) if covered.all() else int(np.argmin(covered))
+            if count:
+                return view, spans.upper.at(count - 1)
+        wanted = join_spans(spans)[: self._limits.spans_at_once]
+        end = wanted.upper.at(len(wanted) - 1)
+        loaded = yield NeedIds(wanted, self._limits.ids_at_once)
+        assert isinstance(loaded, SyncIds)
+        if len(loaded) >= self._limits.ids_at_once:
+            end = last_cut(loaded)
+            loaded = loaded[: rank(loaded, end)]
+            _, wanted, _, _ = divide_spans(np.arange(len(wanted)), wanted, end)
+        view = IndexView.of(loaded)
+        self._loaded.append((wanted, view))
+        while self.kept_ids > self._limits.kept_ids and len(self._loaded) > 1:
+            del self._loaded[0]
+        return view, end
 
 
-def _in_order(found: _Divided) -> tuple[Ints, Spans]:
-    """Return pieces of several things by the numbers of these; of one thing as they came."""
-    numbers = np.concatenate([keys for keys, _ in found])
-    order = np.argsort(numbers, kind="stable")
-    lower = SyncIds.join([spans.lower for _, spans in found])
-    upper = SyncIds.join([spans.upper for _, spans in found])
-    return numbers[order], Spans(lower[order], upper[order])
+def _pieces_of(level: int, buckets: TimeBuckets) -> Pieces:
+    lower = SyncIds.at_times(buckets.starts)
+    fits = buckets.starts <= MAX_TIMESTAMP_NS - buckets.length_ns
+    upper = SyncIds.at_times(buckets.starts[fits] + buckets.length_ns)
+    if not fits.all():  # the last slice of a length ends behind the last time that there is
+        upper = SyncIds.join([upper, SyncIds.of_bounds([END])])
+    keys = np.full(len(buckets), level)
+    return Pieces(keys, Spans(lower, upper), buckets.counts, buckets.xors)
+
+
+def _keyed(keys: Ints, spans: Spans, parts: SpanParts) -> Pieces:
+    """Return the parts of spans, each with the key of its span."""
+    owners = np.repeat(keys, np.diff(parts.offsets))
+    return Pieces(owners, parts.spans(spans.lower), parts.counts, parts.fingerprints)
 
 
 def reads_below(read: ViewRead, floor: SyncId) -> bool:

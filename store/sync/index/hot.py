@@ -23,7 +23,7 @@ import numpy as np
 from reconcile import kernel
 from reconcile.ids import END, HASH_WORDS, SyncId, SyncIds
 from reconcile.index import Index, IndexView
-from reconcile.summaries.leaves import last_cut, rank
+from reconcile.summaries.spans import last_cut, rank
 from reconcile.summaries.summary import NeedIds
 from reconcile.view import Spans
 from reconcile.view import ViewRead as Read

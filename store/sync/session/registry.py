@@ -24,20 +24,8 @@ Rules.
 A caller may not know whom it calls until it is answered: then `Sessions.begin` takes an
 address, and `Sessions.identify` the node.
 
-============  ============  ============  ==========  ============  =================
-state         identify      reconciled    claim       transferring  a new one accepted
-============  ============  ============  ==========  ============  =================
-RECONCILING,  same, or      READY, or     -           error         ENDED where the
-own           ENDED         ENDED                                   peer wins, or same
-RECONCILING   error         WAITING, or   unknown     error         same
-                            ENDED
-READY         error         error         -           TRANSFERRING  same
-WAITING       error         error         TRANS-      error         ENDED for the
-                                          FERRING                   same node, or same
-TRANSFERRING  error         error         unknown     error         same
-============  ============  ============  ==========  ============  =================
-
-Where the old session stays the same, the new one is refused as ABORTED.
+`_MOVES` has the states; a session may end in any of them. A new one that may not take the place of
+another of its peer (`Sessions.accept`, `Sessions.identify`) is refused as ABORTED.
 """
 
 from __future__ import annotations
@@ -45,6 +33,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
+from typing import Final
 
 from reconcile.ids import SyncIds
 from store.domain.places import FREE, Caller, Places, Standing
@@ -89,13 +78,24 @@ class SessionRefusal:
 
 
 class SessionState(Enum):
-    """The state of a session: see the table of this module."""
+    """The state of a session."""
 
     RECONCILING = "reconciling"
     READY = "ready"
     WAITING = "waiting"
     TRANSFERRING = "transferring"
     ENDED = "ended"
+
+
+_MOVES: Final = {
+    # A session that this node began
+    (True, SessionState.RECONCILING): SessionState.READY,  # it has found something
+    (True, SessionState.READY): SessionState.TRANSFERRING,  # this node calls `Transfer`
+    # A session that the peer began
+    (False, SessionState.RECONCILING): SessionState.WAITING,  # it has found something
+    (False, SessionState.WAITING): SessionState.TRANSFERRING,  # the peer calls `Transfer`, once
+}
+"""The next state of a session, by whose it is; from any state it may end."""
 
 
 @dataclass(slots=True, eq=False)
@@ -243,13 +243,13 @@ class Sessions:
             self.end(session)
             return
         session.to_send, session.to_receive = to_send, to_receive
-        self._move(now_ns, session, SessionState.READY if session.own else SessionState.WAITING)
+        self._move(now_ns, session)
 
     def transferring(self, now_ns: int, session: PeerSession, session_id: str) -> None:
         """Note that this node calls `Transfer` for a session, which the responder named."""
         self._demand(session, SessionState.READY, own=True)
         session.session_id = session_id
-        self._move(now_ns, session, SessionState.TRANSFERRING)
+        self._move(now_ns, session)
 
     def claim(self, now_ns: int, node_id: str, session_id: str) -> PeerSession | SessionRefusal:
         """Return the session that a peer names in `Transfer`, only once."""
@@ -260,7 +260,7 @@ class Sessions:
                 and session.session_id == session_id
                 and session.node_id == node_id
             ):
-                self._move(now_ns, session, SessionState.TRANSFERRING)
+                self._move(now_ns, session)
                 return session
         return SessionRefusal(
             RefusalKind.UNKNOWN,
@@ -386,8 +386,10 @@ class Sessions:
             self.end(session)
         return tuple(sessions)
 
-    def _move(self, now_ns: int, session: PeerSession, state: SessionState) -> None:
-        session.state, session.since_ns, session.awaits_ns = state, now_ns, None
+    @staticmethod
+    def _move(now_ns: int, session: PeerSession) -> None:
+        session.state = _MOVES[session.own, session.state]
+        session.since_ns, session.awaits_ns = now_ns, None
 
     @staticmethod
     def _demand(session: PeerSession, state: SessionState, *, own: bool = False) -> None:

@@ -128,19 +128,6 @@ async def test_a_first_frame_that_cannot_be_taken(
     assert (await peer.reconcile(items(range(50))))[1].rounds == 1, "the node goes on"
 
 
-async def test_a_session_without_end(node: PeerNode, peer: RawPeer) -> None:
-    call, honest = peer.begin(RECONCILE), Honest(Role.INITIATOR, items(range(10, 60)))
-    frame = honest.first()
-    for _ in range(9):
-        await call.write(frame)
-        if await call.read_reconcile() is None:
-            break
-    code, sentence = await call.status()
-    assert code is EXHAUSTED
-    assert "rounds" in sentence
-    assert "rounds" in (await failed(node)).error
-
-
 async def test_callers_that_leave_are_forgotten_at_once(node: PeerNode, peer: RawPeer) -> None:
     for is_cancelled in (True, False):
         call = peer.begin(RECONCILE)
@@ -180,16 +167,6 @@ async def test_callers_that_send_nothing_take_no_session(
         code, sentence = await peer.begin(RECONCILE).status()
         assert code is grpc.StatusCode.DEADLINE_EXCEEDED, "others wait for its place"
         assert "said nothing" in sentence
-
-
-async def test_a_caller_that_asks_nothing(node: PeerNode, peer: RawPeer) -> None:
-    for sent in ([], [ReconcileFrame()]):
-        call = peer.begin(RECONCILE)
-        for frame in sent:
-            await call.write(frame)
-        await call.call.done_writing()
-        assert (await call.status())[0] is grpc.StatusCode.OK
-    assert node.idle()
 
 
 @pytest.mark.parametrize(

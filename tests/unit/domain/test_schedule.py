@@ -35,7 +35,6 @@ from store.sync.schedule import (
     Synchronizer,
     halves,
 )
-from store.sync.session.report import unsuccessful
 from storenode.message.limits import NS_PER_S
 from tests.support.virtual_time import virtual_time
 
@@ -47,9 +46,9 @@ NOW_NS = 1_800_000_000 * NS_PER_S
 PEERS = tuple(PeerAddress("127.0.0.1", port) for port in (1, 2, 3, 4, 5, 6))
 PERIODIC, WIDE = False, True
 
-WELL = replace(unsuccessful(SyncEnding.DONE, "", 0.0), in_sync=True)
-FAILED = unsuccessful(SyncEnding.FAILED, "it broke", 0.0)
-ABORTED = unsuccessful(SyncEnding.ABORTED, "", 0.0)
+WELL = SyncOutcome(in_sync=True)
+FAILED = SyncOutcome(ending=SyncEnding.FAILED, error="it broke")
+ABORTED = SyncOutcome(ending=SyncEnding.ABORTED)
 LEFT_OVER = replace(WELL, left_over=True, messages_sent=1)
 
 

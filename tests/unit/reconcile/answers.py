@@ -1,15 +1,27 @@
 """Checks of a view's answers, whichever bounds it chooses for parts."""
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 
+from reconcile import kernel
 from reconcile.view import SpanParts as Parts
 from reconcile.view import Spans
 from reconcile.view import ViewAnswer as Answer
 from reconcile.view import ViewRead as Read
 from tests.support.naive_view import NaiveView, can_follow
+
+Result = TypeVar("Result")
+
+
+def on_both(work: Callable[[], Result]) -> tuple[Result, Result]:
+    """Return what compiled code gives, if it is there, and what arrays give."""
+    first = work()
+    with kernel.python_only():
+        return first, work()
 
 
 def random_read(rng: random.Random, oracle: NaiveView, spans: Spans) -> Read:

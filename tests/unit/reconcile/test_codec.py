@@ -61,18 +61,6 @@ def test_a_payload_by_hand() -> None:
     assert decode(expected) == payload
 
 
-def test_the_first_payload_of_a_session_by_hand() -> None:
-    hour = 3_600_000_000_000
-    payload = payload_of(1, (0,), [skip(NOW), Record((NOW + hour, ZERO), 1, FINGERPRINT)])
-    expected = bytes.fromhex(
-        "010100"
-        "8080a8b1e39fe7cb17 00"  # 1,700,000,000,000,000,000 ns
-        f"80c0e285e368 01 {FINGERPRINT.hex()}"  # 3,600,000,000,000 ns on
-    )
-    assert encode(payload) == expected
-    assert decode(expected) == payload
-
-
 def test_the_empty_payload() -> None:
     none = Payload(0, (), Ranges.empty())
     assert decode(b"") == decode(b"\0") == decode(b"\0\0") == none
@@ -101,25 +89,6 @@ def set_up_to_the_end(items: tuple[tuple[int, bytes], ...]) -> list[Record]:
     steps = [skip(greatest, b"\xff" * size) for size in range(1, 32)]
     steps[0] = Record(steps[0].upper, 2, items=items[1:2])
     return [first, *steps, Record(END, 2, items=items[2:], reconciled=True)]
-
-
-def test_counts_of_all_lengths() -> None:
-    counts = [0, 1, 127, 128, 16_383, 16_384]
-    total = sum(counts)
-    times = np.arange(NOW, NOW + total)
-    uppers = np.cumsum(counts) + NOW
-    uppers[0] = NOW - 5
-    ranges = Ranges(
-        SyncIds(uppers, np.zeros((6, 32), np.uint8)),
-        np.full(6, RangeKind.ITEM_SET, np.uint8),
-        np.empty((0, 4), np.uint64),
-        np.array(counts),
-        np.array([True, False] * 3),
-        SyncIds(times, np.random.default_rng(3).integers(0, 256, (total, 32), dtype=np.uint8)),
-    )
-    ranges.check()
-    payload = Payload(1, (), ranges)
-    assert decode(encode(payload)) == payload
 
 
 LONG = b"\xff" * 8 + b"\x7f"  # 2^63-1
@@ -189,24 +158,6 @@ def test_what_is_malformed_is_refused_with_its_place(data: bytes, offset: int, w
         decode(data)
     assert (refusal.value.offset, refusal.value.what) == (offset, what)
     assert f"{what} at byte {offset} of the payload" in str(refusal.value)
-
-
-# What is wrong with a time, or a whole item, depends on the ranges before.
-ANYWHERE = [
-    case
-    for case in BAD
-    if case[0].startswith(HEAD) and ONES not in case[0] and ZERO not in case[0]
-    if "timestamp" not in case[2]
-]
-
-
-@pytest.mark.parametrize(("data", "offset", "what"), ANYWHERE)
-def test_the_same_behind_a_long_payload(data: bytes, offset: int, what: str) -> None:
-    records = made_up(Random(1), Style(ties=0, step=2**20, items=4), 400)
-    front = encoded(1, (2, 3), records)
-    with pytest.raises(MalformedPayloadError) as refusal:
-        decode(front + data[len(HEAD) :])
-    assert (refusal.value.offset, refusal.value.what) == (offset - len(HEAD) + len(front), what)
 
 
 def test_the_first_mistake_is_the_one_that_is_named() -> None:

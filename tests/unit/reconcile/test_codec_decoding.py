@@ -104,12 +104,6 @@ def test_any_bytes(data: bytes, head: bytes) -> None:
     assert_all_agree(head + data)
 
 
-@given(randoms, st.sampled_from([b"\0", b"\1", b"\2", b"\1\0", b"\1\2\0\1", b"\0\1\1\1", b"\x80"]))
-@FEWER
-def test_repeated_bytes(random: Random, unit: bytes) -> None:
-    assert_all_agree(unit * random.randrange(8_000))
-
-
 def mutated(random: Random, data: bytes, changes: int) -> bytes:
     result = bytearray(data)
     for _ in range(changes):
@@ -133,13 +127,6 @@ def test_damaged_payloads(
 ) -> None:
     data = encoded_records(made_up(random, style, count, begin))
     assert_all_agree(mutated(random, data, changes))
-
-
-@given(randoms, styles, st.sampled_from([10, 100]), begins)
-@FEWER
-def test_shortened_payloads(random: Random, style: Style, count: int, begin: int) -> None:
-    data = encoded_records(made_up(random, style, count, begin))
-    assert_all_agree(data[: random.randrange(len(data))])
 
 
 @given(randoms, st.sampled_from([700, 2_000]))

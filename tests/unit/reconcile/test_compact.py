@@ -124,24 +124,6 @@ def test_windows_end_within_nanoseconds() -> None:
     assert_exact(joined, *inside)
 
 
-def test_chunks_of_an_index_do_not_show() -> None:
-    first, second = sets_of(4, 6_000, 50, 50, 10**6)
-    views = []
-    for ids in (first, second):
-        index = Index(min_chunk_ids=500)
-        for at in range(0, len(ids), 700):
-            index.insert(SyncIds.of(ids[at : at + 700]))
-        index.prune(sorted(ids)[10])
-        index.check()
-        views.append(index.view())
-    whole = [IndexView.of(view.rows.between(0, len(view))) for view in views]
-    joined, plain = compact_pair(views[0], views[1]), compact_pair(whole[0], whole[1])
-    joined.run()
-    plain.run()
-    assert joined.frames == plain.frames
-    assert_exact(joined, *(set(view.rows.between(0, len(view)).pairs()) for view in views))
-
-
 # Short IDs
 
 
@@ -173,20 +155,6 @@ def test_short_ids_are_products(words: tuple[int, ...], hashes: list[bytes]) -> 
         assert key.of_places(rows, low, high).tolist() == expected
         assert ShortIdTable(TableShape(1, 1, 1), 0).fill(rows, low, high, key).tolist() == expected
         assert [key.of_xor(row) for row in ids.words] == expected
-
-
-def test_all_ways_to_multiply_find_the_same() -> None:
-    generator = np.random.default_rng(8)
-    hashes = generator.integers(0, 256, (301, 32), np.uint8)
-    rows = IndexView.of(SyncIds(np.arange(301), hashes)).rows
-    words = tuple(generator.integers(0, TOP - 1, 4, np.uint64).tolist())
-    expected = ShortKey(words).of_hashes(hashes).tolist()
-    for first, count in [(0, 301), (3, 4), (5, 7), (9, 288), (299, 2)]:
-        low, high = np.array([first]), np.array([first + count])
-        for multiply in MULTIPLY:
-            key = ShortKey(words, multiply=multiply)
-            found = ShortIdTable(TableShape(1, 1, 1), 0).fill(rows, low, high, key)
-            assert found.tolist() == expected[first : first + count]
 
 
 def test_short_ids_depend_on_both_nonces() -> None:

@@ -141,16 +141,6 @@ def test_spoiled_frames_are_read_or_refused(frame: Frame, rng: random.Random) ->
     assert encode(found) == bytes(data)
 
 
-@given(st.binary(max_size=300))
-@settings(max_examples=150, deadline=None)
-def test_any_bytes_are_read_or_refused(data: bytes) -> None:
-    try:
-        found = read(data)
-    except (MalformedCompactError, PayloadLimitError):
-        return
-    assert encode(found) == data
-
-
 def head(kind: FrameKind) -> bytes:
     return bytes((kind,))
 
@@ -424,21 +414,6 @@ def test_who_awaits_slices_takes_nothing_else(data: bytes) -> None:
         assert data[0] == FrameKind.SLICES
     else:
         assert isinstance(step.outcome, FallBack)
-
-
-@given(st.randoms(use_true_random=False))
-@settings(max_examples=100, deadline=None)
-def test_slices_that_were_spoiled_are_refused_or_looked_into(rng: random.Random) -> None:
-    joined = compact_pair(*VIEWS)
-    joined.sides[0].await_slices()
-    data = bytearray(joined.sides[1].begin())
-    data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
-    step = answer_to(joined.sides[0], bytes(data))
-    assert (
-        joined.sides[0].ended
-        if isinstance(step, str)
-        else not isinstance(step.outcome, CompactResult)
-    )
 
 
 def test_counts_that_lie_make_no_column_overflow() -> None:

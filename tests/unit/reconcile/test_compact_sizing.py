@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bench.compact import Run
-from bench.reconcile_sets import START_NS, Case, Pair, pair, uniform
+from bench.reconcile_sets import Pair, uniform
 from bench.reconcile_tables import DISTRIBUTIONS
 from reconcile.compact import plan
 from reconcile.compact.keys import BIT_BALANCES, NONCE_BYTES, balance_bits
@@ -136,19 +136,6 @@ def test_one_table_is_enough(name: str) -> None:
         assert run.tables == 1
 
 
-@pytest.mark.parametrize("spread", ["ours", "theirs", "bursts", "seconds"])
-def test_counts_that_vary_without_a_gap_take_no_more_bytes(spread: str) -> None:
-    def sent(sets: Pair) -> int:
-        views = IndexView.of(sets.ours), IndexView.of(sets.theirs)
-        run = Run(views, (bytes(NONCE_BYTES), bytes(range(NONCE_BYTES))))
-        run.check(sets)
-        assert run.tables == 1
-        return run.frame_bytes
-
-    scattered, other = (pair(Case("", 520_000, 600, kind)) for kind in ("uniform", spread))
-    assert sent(other) < 2 * sent(scattered)
-
-
 def test_many_ids_of_one_time_do_not_hide_a_gap() -> None:
     random = np.random.default_rng(3)
     shared = uniform(random, 60_000)
@@ -165,20 +152,3 @@ def test_many_ids_of_one_time_do_not_hide_a_gap() -> None:
         run = Run(views, (random.bytes(NONCE_BYTES), random.bytes(NONCE_BYTES)))
         run.check(sets)
         assert sum(map(len, run.frames[0])) < 30_000
-
-
-def test_many_ids_of_one_time_are_no_gap() -> None:
-    random = np.random.default_rng(3)
-    shared = uniform(random, 60_000)
-    times = shared.timestamps.copy()
-    times[20_000:26_000] = times[20_000]
-    shared = SyncIds(times, shared.hashes)
-    order = np.lexsort((shared.hashes[:, 1], shared.hashes[:, 0], shared.timestamps))
-    shared = shared[order]
-    ours = np.ones(len(shared), np.bool_)
-    ours[[20_100, 20_200, 25_000, 40_000, 500]] = False
-    views = IndexView.of(shared[ours]), IndexView.of(shared)
-    run = Run(views, (random.bytes(NONCE_BYTES), random.bytes(NONCE_BYTES)))
-    assert not run.fell_back
-    assert shared.timestamps[0] >= START_NS
-    assert sum(map(len, run.frames[0])) < 6_000

@@ -131,22 +131,6 @@ def test_everything_is_split(draw: Draw, wanted: int) -> None:
 
 
 @worlds
-@pytest.mark.parametrize("seed", range(4))
-def test_many_spans_are_split_at_once(draw: Draw, seed: int) -> None:
-    rng = random.Random(seed)
-    ids = some_ids(draw, 800, seed)
-    chosen = [LOWEST, END]
-    for item in rng.sample(ids, 20):
-        chosen += [item, (item[0], bytes(32)), (item[0], item[1][:1] + bytes(31))]
-    edges = sorted(set(chosen))
-    pairs = list(pairwise(edges))
-    spans = Spans.of([pair for pair in pairs if rng.random() < 0.8])
-    wanted = [rng.choice((1, 2, 5, 40)) for _ in range(len(spans))]
-    parts = view_of(ids).split(spans, np.array(wanted))
-    assert_parts(NaiveView(ids), spans, wanted, parts)
-
-
-@worlds
 @pytest.mark.parametrize("fan_out", [2, 7, 64])
 def test_splitting_again_and_again_ends_with_single_ids(draw: Draw, fan_out: int) -> None:
     ids = some_ids(draw, 700)

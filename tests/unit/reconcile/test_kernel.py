@@ -6,69 +6,29 @@ Where the kernel could not be built both are the arrays, and hold as well.
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Callable
 from functools import partial
 from types import ModuleType
-from typing import TypeVar
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 
 from reconcile import kernel
-from reconcile.algorithm.differences import match
 from reconcile.ids import SyncId, SyncIds
 from reconcile.index import Index, IndexView
-from reconcile.view import Items, Spans
 from reconcile.view import SpanParts as Parts
+from reconcile.view import Spans
 from reconcile.view import ViewAnswer as Answer
 from reconcile.view import ViewRead as Read
 from tests.support.naive_view import NaiveView
-from tests.support.reconcile_pair import some_ids
-from tests.unit.reconcile.answers import random_read
-from tests.unit.reconcile.test_deduce import in_spans, many_ids, times
+from tests.unit.reconcile.answers import on_both, random_read
 from tests.unit.reconcile.worlds import WORLDS, random_spans
-
-Result = TypeVar("Result")
-FEW = settings(max_examples=60, deadline=None)
-
-
-def on_both(work: Callable[[], Result]) -> tuple[Result, Result]:
-    """Return what compiled code gives, if it is there, and what arrays give."""
-    first = work()
-    with kernel.python_only():
-        return first, work()
-
-
-# Writing
-
-
-# Comparing
 
 
 def whole_times(spans: Spans) -> Spans:
     """Return spans whose bounds have no hashes, those of them that are not empty."""
     pairs = [((low, bytes(32)), (up, bytes(32))) for (low, _), (up, _) in spans.pairs()]
     return Spans.of([(lower, upper) for lower, upper in pairs if lower < upper])
-
-
-@given(many_ids(times), many_ids(times), many_ids(times, 8))
-@FEW
-def test_sets_are_compared_alike(
-    ours: list[SyncId], theirs: list[SyncId], edges: list[SyncId]
-) -> None:
-    bounds = [edge for edge in edges if edge > (0, bytes(32))] + [(2**63 - 1, b"\xff" * 32)]
-    spans = Spans.of(list(zip([(0, bytes(32)), *bounds], bounds, strict=False))[::2])
-    compare_sets(ours, theirs, spans)
-    compare_sets(ours, theirs, whole_times(spans))
-
-
-def compare_sets(ours: list[SyncId], theirs: list[SyncId], spans: Spans) -> None:
-    local, remote = in_spans(ours, spans.pairs()), in_spans(theirs, spans.pairs())
-    matches = on_both(partial(match, local.ids, remote.ids))
-    assert matches[0].places.tolist() == matches[1].places.tolist()
-    assert matches[0].found.tolist() == matches[1].found.tolist()
 
 
 # Asking the index
@@ -142,9 +102,6 @@ def _anew(part: object) -> object:
     return (_anew(part[0]), part[1])
 
 
-# Whole sessions
-
-
 # What holds of compiled code alone
 
 
@@ -190,24 +147,3 @@ def test_columns_that_do_not_fit_are_refused() -> None:
                 call()
         with pytest.raises((ValueError, BufferError), match=r"read-only|not writable|writeable"):
             own.match(two, hashes, two, hashes, frozen, np.zeros(2, np.bool_))
-
-
-def test_threads_may_read_one_view() -> None:
-    rng = random.Random(9)
-    ids = sorted(some_ids(rng, 20_000, 10**6))
-    view = IndexView.of(SyncIds.of(ids))
-    spans = [Spans.of([(ids[at], ids[at + 999])]) for at in range(0, len(ids) - 999, 999)]
-    read: list[list[Items]] = [[] for _ in range(4)]
-
-    def work(mine: list[Items]) -> None:
-        mine.extend(view.items(Spans(one.lower, one.upper)) for one in spans)
-
-    threads = [threading.Thread(target=work, args=(mine,)) for mine in read]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for mine in read:
-        assert len(mine) == len(spans)
-        for number, items in enumerate(mine):
-            assert items.ids.pairs() == ids[999 * number : 999 * (number + 1)]

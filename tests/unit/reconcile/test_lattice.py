@@ -12,7 +12,7 @@ from reconcile import kernel
 from reconcile.ids import ELEMENT_BYTES, SyncIds, ordered
 from reconcile.index import Index
 from reconcile.lattice import ELEMENTS, STATE_BYTES, LatticeSum
-from tests.unit.reconcile.test_kernel import on_both
+from tests.unit.reconcile.answers import on_both
 
 MASK = 0xFFFFFFFF
 START = (

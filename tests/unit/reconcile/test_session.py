@@ -143,17 +143,6 @@ def test_differences_in_a_cluster() -> None:
     assert results[0].rounds <= 4
 
 
-def test_timestamps_in_seconds() -> None:
-    rng = random.Random(6)
-    shared = [((T0 + n % 60) * 10**9 // 10**9, rng.randbytes(32)) for n in range(20_000)]
-    ours, theirs = two_sets(
-        rng, shared, [(T0 + n, rng.randbytes(32)) for n in range(60)], shared[:0]
-    )
-    results = reconcile(ours, theirs, index_view)
-    assert_exact(results, ours, theirs)
-    assert results[0].bytes_sent + results[0].bytes_received < 60_000
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_only_the_window_is_reconciled(seed: int) -> None:
     rng = random.Random(seed)

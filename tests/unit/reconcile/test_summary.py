@@ -124,19 +124,6 @@ def test_of_few_ids_no_shorter_buckets_are_read() -> None:
     assert {needs.length_ns for needs in storage.needs if isinstance(needs, NeedBuckets)} == {HOUR}
 
 
-def test_what_lies_in_a_bucket_is_cut_while_it_is_read_first() -> None:
-    rng = random.Random(15)
-    storage = NaiveStorage.of((BASE + rng.randrange(MINUTE), hash_of(rng)) for _ in range(1_000))
-    limits = SummaryLimits(kept_ids=1, ids_at_once=100)
-    bounds = [(BASE + second * 10**9, NO_HASH) for second in range(1, 60)]
-    spans = Spans.of(list(pairwise(bounds)))
-    read = Read(split=(spans, np.full(len(spans), 4)))
-    check_answer(
-        NaiveView(storage.ids), read, answer(view_of(storage, limits=limits), storage, read)
-    )
-    assert storage.loaded_ids < 1.6 * len(storage.ids)
-
-
 def test_what_was_loaded_serves_the_next_read_too() -> None:
     rng = random.Random(4)
     storage = NaiveStorage.of((BASE + rng.randrange(MINUTE), hash_of(rng)) for _ in range(500))
@@ -185,8 +172,8 @@ def test_memory_is_bounded_however_much_is_read(world: str) -> None:
             if isinstance(needs, NeedBuckets):
                 assert len(needs.parents) <= 3
             needs = proceed(reading, storage.load(needs))
-            assert view._leaves.weight <= 300 + 100
-            assert view.cached_buckets <= 50 + 3 * 60
+            assert view.kept_ids <= 300 + 100
+            assert view.kept_slices <= 50 + 3 * 60
         check_answer(oracle, read, needs)
 
 

@@ -50,7 +50,6 @@ from store.domain.ports import (
 )
 from store.sync.limits import MAX_SESSIONS
 from store.sync.lookup import Fetcher
-from store.sync.session.report import unsuccessful
 from storenode.message.limits import NS_PER_S
 
 MAX_WAITING: Final = 64
@@ -386,10 +385,10 @@ class Synchronizer:
             log = self._environment.log
             log.error("session_failed", peer=str(peer.address), exc_info=error)
             sentence = f"this node failed ({type(error).__name__}): see its log"
-            outcome = unsuccessful(SyncEnding.FAILED, sentence, 0.0)
+            outcome = SyncOutcome(ending=SyncEnding.FAILED, error=sentence)
         finally:
             if outcome is None:
-                outcome = unsuccessful(SyncEnding.FAILED, _STOPPING, 0.0)
+                outcome = SyncOutcome(ending=SyncEnding.FAILED, error=_STOPPING)
             done = SyncDone(peer.address, window, outcome)
             self._book.ended(done)
             if request is not None and not request.done.done():

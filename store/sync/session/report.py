@@ -77,8 +77,12 @@ class SessionReport:
         result, transfer = self.result, self.transfer
         seconds = (now_ns - self.began_ns) / NS_PER_S
         if result is None or result.refusal or self.ending not in _COUNTED:
-            ending = self.ending or SyncEnding.FAILED
-            return unsuccessful(ending, self.error, seconds, self.node_id)
+            return SyncOutcome(
+                seconds=seconds,
+                error=self.error,
+                peer_node_id=self.node_id,
+                ending=self.ending or SyncEnding.FAILED,
+            )
         error = self.error or transfer.error
         missing_here, missing_there = len(result.to_receive), len(result.to_send)
         conflicts = (*self.conflicts, *transfer.conflicts)
@@ -116,22 +120,6 @@ class SessionReport:
             conflicts=len(self.conflicts) + transfer.in_conflict,
             shown_conflicts=conflicts[:MAX_SHOWN_HIDDEN],
         )
-
-
-def unsuccessful(ending: SyncEnding, error: str, seconds: float, node_id: str = "") -> SyncOutcome:
-    """Return the outcome of a session that compared nothing."""
-    return SyncOutcome(
-        in_sync=False,
-        round_trips=0,
-        bytes_sent=0,
-        bytes_received=0,
-        messages_sent=0,
-        messages_received=0,
-        seconds=seconds,
-        error=error,
-        peer_node_id=node_id,
-        ending=ending,
-    )
 
 
 def _hidden(ids: SyncIds) -> Hidden:

@@ -289,7 +289,7 @@ STATEMENTS = {
     "keeps statements after commits were lost": Mutant(
         in_coverage("_runs", _HOLDS, "sums is None or sums[each.span][0] <= each.count"),
         "is equal over",
-        20_126,
+        20_201,
     ),
 }
 

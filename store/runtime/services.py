@@ -11,7 +11,6 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
-from functools import partial
 from typing import Final
 
 from store.config.node import NodeConfig
@@ -293,7 +292,7 @@ class NodeParts:
             lambda: Admission(self.policy.current(), time.time_ns(), Source.GOSSIP),
         )
         node = self.gossip = GossipNode(
-            partial(Gossip, self.identity.store_id, config.max_confirms),
+            lambda: Gossip(self.identity.store_id, config.max_confirms),
             self.identity.node_id,
             self.peers,
             database=DriverDatabase(

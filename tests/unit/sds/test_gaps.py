@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -47,8 +49,12 @@ def test_what_is_missing_or_lost_by_name_is_known() -> None:
 def test_each_search_reaches_further_and_the_last_covers_everything() -> None:
     me = channel(sync_min_ms=10**9, sync_max_ms=10**9, sync_at_least_ms=10**9, sync_owed_ms=10**9)
     take(me, wire("a"), shown(["a", "hidden"]))
-    events = later(me, *range(10, 20_000, 10))
+    steps = [(second, later(me, second)) for second in range(10, 20_000, 10)]
+    events = [event for _, found in steps for event in found]
+    at = [second for second, found in steps if of(Behind, found)]
     searches = of(Behind, events)
+    waits = [after - before for before, after in pairwise(at)]
+    assert waits == sorted(set(waits))
     since = [each.since_ms for each in searches]
     assert [each.searches for each in searches] == list(range(1, MAX_SEARCHES + 1))
     assert since == sorted(since, reverse=True)

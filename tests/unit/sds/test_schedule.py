@@ -126,6 +126,16 @@ def test_what_may_be_on_its_way_and_the_senders_own_are_no_gaps() -> None:
     assert list(me.gaps.pending) == ["new"]
 
 
+def test_filters_of_others_are_compared_once_in_a_while() -> None:
+    me = channel(gap_entries=4, gap_every_ms=1_000)
+    take(me, wire("old", lamport=NOW))
+    for after_ms, sender, lacking in ((0, "b", ["b"]), (999, "d", ["b"]), (1_000, "d", ["b", "d"])):
+        now = LATER + GAP_GRACE_MS + after_ms
+        sync = wire(f"s{after_ms}", seen=[], sender=sender, content=None, lamport=now)
+        take(me, sync, now=now)
+        assert list(me.gaps.behind()) == lacking
+
+
 def test_a_gap_shows_although_the_clock_of_its_message_is_ahead() -> None:
     ahead = LATER + 7_200_000
     me = channel(gap_entries=4, history_entries=1)

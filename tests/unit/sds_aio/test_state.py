@@ -207,24 +207,6 @@ def test_the_length_of_a_filter_follows_from_the_number_of_insertions(capacity: 
         rolling.add(str(number))
 
 
-def test_what_came_and_went_between_two_transactions_leaves_no_rows(tmp_path: Path) -> None:
-    state, ledger = opened(tmp_path / "alice.db")
-    bob = MessageChannel(config_of("bob"), NOW_MS, Random(2))
-    first, second = (
-        Packet(sent.payload)
-        for number in range(2)
-        for sent in bob.send(NOW_MS + number, b"x")
-        if isinstance(sent, Broadcast)
-    )
-    ledger.receive(NOW_MS, [second])
-    assert ledger.core.incoming.waiting
-    ledger.receive(NOW_MS, [first])
-    batch = save(state, ledger)
-    assert (len(batch.log), batch.rows["waiting"]) == (2, {})
-    assert ledger.take() is None
-    state.close()
-
-
 def test_a_second_process_is_refused_while_the_first_lives(tmp_path: Path) -> None:
     path = tmp_path / "alice.db"
     state, ledger = opened(path)
@@ -280,20 +262,18 @@ async def test_a_call_that_waits_for_a_failing_state_ends_when_the_channel_is_le
             await waiting
 
 
-def test_another_version_is_refused_with_a_sentence(tmp_path: Path) -> None:
+def test_anothers_state_and_another_version_are_refused_with_a_sentence(tmp_path: Path) -> None:
     path = tmp_path / "alice.db"
     opened(path)[0].close()
+    with (
+        closing(SqliteState(path, "room", "bob")) as state,
+        pytest.raises(StateError, match="is of channel 'room' and sender 'alice'"),
+    ):
+        state.open()
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("update sds_participant set version = 7")
     with pytest.raises(StateError, match=r"has version 7, .* reads 2: begin a new state"):
         opened(path)
-
-
-def test_anothers_state_is_refused_with_a_sentence(tmp_path: Path) -> None:
-    path = tmp_path / "alice.db"
-    opened(path)[0].close()
-    with pytest.raises(StateError, match="is of channel 'room' and sender 'alice'"):
-        SqliteState(path, "room", "bob").open()
 
 
 @pytest.mark.parametrize("where", ["/no/such/folder/x.db", "postgresql://me:secret@127.0.0.1:1/x"])

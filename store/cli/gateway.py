@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
+import uvloop
 
 from store.cli.demo import require_libraries
 from store.cli.run import announce
@@ -67,7 +68,7 @@ def gateway(
     configure(config.log_format or ("text" if sys.stderr.isatty() else "json"), config.log_level)
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     _raise_descriptor_limit()
-    asyncio.run(_serve(config, node, token_of(token_file), tls_of(tls_ca, tls_cert, tls_key)))
+    uvloop.run(_serve(config, node, token_of(token_file), tls_of(tls_ca, tls_cert, tls_key)))
 
 
 async def _serve(
@@ -82,9 +83,8 @@ async def _serve(
     gc.enable()
     version = importlib.metadata.version("storenode")
     service = Gateway(config, Upstream(addresses, token, tls), version, announce)
-    loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, service.stop)
+        asyncio.get_running_loop().add_signal_handler(number, service.stop)
     try:
         await service.run()
     except ClientOptionError as error:

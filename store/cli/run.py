@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import click
+import uvloop
 
 from store.config.node import ConfigError, NodeConfig
 from store.config.options import RunCommand, options_of
@@ -42,10 +43,9 @@ def run(**options: Any) -> None:  # noqa: ANN401 - the options, by name
         raise CliError(USAGE, str(error)) from error
     configure(config.log_format or ("text" if sys.stderr.isatty() else "json"), config.log_level)
     _trace_crashes()
-    # The library writes its own lines to standard error, in its own form; what matters of them
-    # comes as a status or an exception too.
+    # What matters of gRPC's own lines on standard error comes as a status or an exception too.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    asyncio.run(_serve(config))
+    uvloop.run(_serve(config))
 
 
 async def _serve(config: NodeConfig) -> None:

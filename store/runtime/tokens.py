@@ -15,9 +15,6 @@ from store.runtime.node_files import WrongConfigurationError, ended
 
 _LOG = get_logger("store.runtime.tokens")
 
-MAX_LOOKS: Final = 10
-"""A changed file that has not come to rest after so many looks is reported."""
-
 MAX_TOKEN_FILE_BYTES: Final = 4 * 1024 * 1024
 
 _Stamp = tuple[int, int, int, int]
@@ -29,7 +26,7 @@ class TokenFile:
     """The rules of a token file, as it last had them; a file that cannot be used changes nothing.
 
     A file that is being written may lack clients for a moment. So a change is taken over when two
-    looks in a row find the same file. ``access``: the rules in force.
+    looks in a row, and one behind the reading, find the same file. ``access``: the rules in force.
     """
 
     def __init__(
@@ -48,7 +45,6 @@ class TokenFile:
         self._on_use = on_use
         self._stamp: _Stamp | None = _UNSURE
         self._seen: _Stamp | None = _UNSURE
-        self._looks = 0
         self._digest = b""
         self.access = Access.open(limits)
 
@@ -81,18 +77,21 @@ class TokenFile:
         if stamp == self._stamp:
             return
         if stamp != self._seen:
-            self._seen, self._looks = stamp, self._looks + 1
-            if self._looks == MAX_LOOKS:
-                self._refuse(f"The token file {self._path} changes all the time: write it once.")
+            self._seen = stamp
             return
-        self._stamp, self._looks = stamp, 0
+        read: tuple[Access, bytes] | WrongConfigurationError
         try:
-            access, digest = await asyncio.to_thread(_read, self._path, self._limits)
+            read = await asyncio.to_thread(_read, self._path, self._limits)
         except WrongConfigurationError as error:
-            self._refuse(str(error))
+            read = error
+        if _look(self._path) != stamp:
+            return  # it was written meanwhile
+        self._stamp = stamp
+        if isinstance(read, WrongConfigurationError):
+            self._refuse(str(read))
         else:
-            is_new = digest != self._digest
-            self._take(access, digest)
+            is_new = read[1] != self._digest
+            self._take(*read)
             if is_new:
                 _LOG.info("token_file_reloaded", clients=len(self.access.clients()))
 

@@ -9,6 +9,7 @@ import pytest
 
 from bench.charts import IMAGES, Chart, charts, path, svg
 from tests.support.pages import ROOT
+from tools.site import references
 
 NAMESPACE = "{http://www.w3.org/2000/svg}"
 PAGE = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
@@ -57,3 +58,11 @@ def test_the_page_shows_all_charts_and_no_others() -> None:
     shown = re.findall(r"\]\(images/(bench-[\w-]+\.svg)\)", PAGE)
     assert sorted(shown) == sorted(path(chart).name for chart in charts())
     assert sorted(each.name for each in IMAGES.glob("bench-*.svg")) == sorted(shown)
+
+
+def test_the_tables_of_measurements_name_what_they_were_measured_on() -> None:
+    text = references.measurements()
+    titles = re.findall(r"^### (.+)$", text, re.MULTILINE)
+    assert titles[0] == "Publishing in batches"
+    assert len(titles) == len(re.findall(r"commit [0-9a-f]{12}: .+ cores, Python 3", text))
+    assert "| d=1,000 |" in text

@@ -18,14 +18,8 @@ def test_a_drawing_fetches_nothing(drawing: object) -> None:
 
 
 def test_the_overview_names_the_parts() -> None:
-    words = words_of("overview.svg")
+    path = ROOT / "docs/images/overview.svg"
+    assert path.stat().st_size < MAX_DRAWING_BYTES
+    words = "".join(ElementTree.parse(path).getroot().itertext()).replace("\xa0", " ")
     parts = ("SDS", "store node", "Postgres", "archive", "gossip", "reconciliation")
     assert [part for part in parts if part not in words] == []
-
-
-def words_of(name: str) -> str:
-    """Return the text of a drawing, without its marks."""
-    path = ROOT / "docs/images" / name
-    assert path.stat().st_size < MAX_DRAWING_BYTES
-    text = "".join(ElementTree.parse(path).getroot().itertext())
-    return text.replace("\xa0", " ")

@@ -16,12 +16,13 @@ from store.config.node import NodeConfig
 from store.domain.access import Denied, Right
 from store.domain.quota import ClientLimits
 from store.observe.metrics import Metrics, total
+from store.runtime import tokens as token_module
 from store.runtime.node_files import WrongConfigurationError
 from store.runtime.policy import PolicySource
 from store.runtime.services import maintenance_events
 from store.runtime.tasks import BackgroundTasks
 from store.runtime.telemetry import read_expiries_s
-from store.runtime.tokens import MAX_LOOKS, TokenFile
+from store.runtime.tokens import TokenFile
 from tests.support.virtual_time import virtual_time
 from tests.unit.config.cases import CommandLine
 
@@ -154,10 +155,19 @@ async def test_a_token_file_that_cannot_be_used_is_reported_until_it_can(tmp_pat
     assert usable == [True, False]
     write_tokens(path, "valid")
     await followed(tokens)
-    for number in range(2 * MAX_LOOKS):
-        write_tokens(path, "valid", f"number {number}")
-        await tokens.follow()
-    assert usable == [True, False, True, False]
+    assert usable == [True, False, True]
+
+
+async def test_a_token_file_that_is_emptied_before_it_is_read_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "tokens.toml"
+    tokens = loaded(path, "valid")
+    await tokens.follow()
+    read = token_module._read
+    monkeypatch.setattr(token_module, "_read", lambda *a: (path.write_text(""), read(*a))[1])
+    await tokens.follow()
+    assert admitted(tokens, "valid")
 
 
 async def test_without_a_token_file_everybody_may_read() -> None:

@@ -1,12 +1,10 @@
 import asyncio
 import time
 from contextlib import suppress
-from hashlib import sha256
 from typing import Any, Final
 
 import grpc
 
-from store.domain.access import Access, parse_token_file
 from storenode.message.rules import Policy
 from storenode.message.varint import varint
 from storenode.wire.storenode.v1.store_pb2 import (
@@ -18,6 +16,7 @@ from storenode.wire.storenode.v1.store_pb2 import (
     PublishResult,
 )
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
+from tests.calls.conftest import access_of
 from tests.integration.rpc.harness import (
     ADMIN,
     STORE,
@@ -35,23 +34,14 @@ REJECTED: Final = PublishResult.REJECTED
 EPHEMERAL: Final = PublishResult.EPHEMERAL
 
 
-def token_file(**limits: int) -> Access:
-    """Return clients named like their rights; `app` may do all within the topics under /app/."""
-    text = ""
-    entries = {
-        "reader": ['rights = ["read"]'],
-        "publisher": ['rights = ["publish"]'],
-        "follower": ['rights = ["follow"]'],
-        "operator": ['rights = ["admin"]'],
-        "backfiller": ['rights = ["publish", "backfill"]'],
-        "everything": ['rights = ["read", "publish", "follow"]'],
-        "app": ['rights = ["read", "publish", "follow"]', 'content_topics = ["/app/"]'],
-    }
-    for name, lines in entries.items():
-        digest = sha256(f"token of {name}".encode()).hexdigest()
-        text += f'[clients.{name}]\ntoken_sha256 = "{digest}"\n' + "\n".join(lines) + "\n"
-    text += "[limits]\n" + "\n".join(f"{key} = {value}" for key, value in limits.items())
-    return parse_token_file(text)
+CLIENTS: Final = {
+    "reader": 'rights = ["read"]',
+    "publisher": 'rights = ["publish"]',
+    "slow": 'rights = ["publish"]\nlimits = { messages_per_second = 10 }',
+    "operator": 'rights = ["admin"]',
+    "backfiller": 'rights = ["publish", "backfill"]',
+    "everything": 'rights = ["read", "publish", "follow"]',
+}
 
 
 def at_one_moment() -> int:
@@ -60,7 +50,7 @@ def at_one_moment() -> int:
 
 
 def bearer(name: str) -> Metadata:
-    return (("authorization", f"Bearer token of {name}"),)
+    return (("authorization", f"Bearer token-of-{name}"),)
 
 
 async def publish(node: Node, name: str, *messages: WakuMessageAndTopic) -> PublishResponse:
@@ -69,7 +59,7 @@ async def publish(node: Node, name: str, *messages: WakuMessageAndTopic) -> Publ
 
 
 async def test_old_messages_take_the_right_to_backfill(database_url: str) -> None:
-    rules = Rules(policy=Policy(max_drift_ns=20 * 10**9), access=token_file())
+    rules = Rules(policy=Policy(max_drift_ns=20 * 10**9), access=access_of(**CLIENTS))
     async with serve(database_url, rules=rules) as node:
         for number, (name, source, outcomes, counted_as) in enumerate(
             (
@@ -93,11 +83,11 @@ async def test_old_messages_take_the_right_to_backfill(database_url: str) -> Non
 
 
 async def test_a_rate_ends_a_stream_after_the_answers_before_it(database_url: str) -> None:
-    access = token_file(messages_per_second=10)
+    access = access_of(**CLIENTS)
     async with serve(database_url, rules=Rules(access, monotonic_ns=at_one_moment)) as node:
         request = PublishRequest(messages=[item()] * 6).SerializeToString()
         stream = node.channel.stream_stream(STORE + "PublishStream")(
-            iter([request, request]), metadata=bearer("publisher")
+            iter([request, request]), metadata=bearer("slow")
         )
         assert len(PublishResponse.FromString(await within(stream.read())).results) == 6
         code, sentence = await failure(stream.read())
@@ -106,17 +96,14 @@ async def test_a_rate_ends_a_stream_after_the_answers_before_it(database_url: st
 
 
 async def test_a_revoked_token_ends_the_streams_that_it_has_begun(database_url: str) -> None:
-    async with serve(database_url, rules=Rules(token_file())) as node:
+    async with serve(database_url, rules=Rules(access_of(**CLIENTS))) as node:
         everything = bearer("everything")
         following = node.channel.unary_stream(STORE + "Follow")(b"", metadata=everything)
         publishing = node.channel.stream_stream(STORE + "PublishStream")(metadata=everything)
         await within(following.read())
         await publish_on(publishing, item(b"before"))
         assert await within(following.read())
-        node.rules.access = parse_token_file(
-            f'[clients.publisher]\ntoken_sha256 = "{sha256(b"token of publisher").hexdigest()}"\n'
-            'rights = ["publish"]'
-        )
+        node.rules.access = access_of(publisher=CLIENTS["publisher"])
         assert len((await publish(node, "publisher", item(b"after"))).results) == 1
         for stream in (following.read(), publish_on(publishing, item(b"too late"))):
             code, _ = await failure(stream)
@@ -131,7 +118,7 @@ async def publish_on(stream: Any, message: WakuMessageAndTopic) -> None:  # noqa
 
 
 async def test_a_stream_of_batches_needs_the_right_to_publish(database_url: str) -> None:
-    async with serve(database_url, rules=Rules(access=token_file())) as node:
+    async with serve(database_url, rules=Rules(access=access_of(**CLIENTS))) as node:
 
         async def stream(*metadata: tuple[str, str]) -> None:
             call = node.channel.stream_stream(STORE + "PublishStream")(iter(()), metadata=metadata)
@@ -159,7 +146,7 @@ async def get_status(node: Node, metadata: Metadata = ()) -> None:
 async def test_only_the_open_admin_listener_serves_everybody(database_url: str) -> None:
     async with serve(database_url, listener="admin", open_admin=True) as node:
         await get_status(node)
-        node.rules.access = token_file()
+        node.rules.access = access_of(**CLIENTS)
         code, _ = await failure(get_status(node))
         assert code is grpc.StatusCode.UNAUTHENTICATED
         code, _ = await failure(get_status(node, bearer("everything")))

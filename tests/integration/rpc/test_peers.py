@@ -1,20 +1,11 @@
-from hashlib import sha256
-
 import grpc
 
-from store.domain.access import Access, parse_token_file
 from store.rpc.context import PeerRules
+from tests.calls.conftest import access_of
 from tests.integration.rpc.harness import STORE, Metadata, Node, Rules, failure, serve, within
 
 READS = ("Query", "Scan", "GetSdsMessages", "GetCausalHistory", "Follow")
 CHANNEL = b"\x0a\x01c"
-
-
-def token_file() -> Access:
-    """Return the rights of a client that no test is."""
-    return parse_token_file(
-        f"[clients.a]\ntoken_sha256 = '{sha256(b'secret').hexdigest()}'\nrights = ['read']"
-    )
 
 
 async def call(node: Node, method: str, metadata: Metadata = ()) -> None:
@@ -40,7 +31,7 @@ PEER: Metadata = (
 
 
 async def test_a_peer_reads_without_a_token_and_learns_who_answers(database_url: str) -> None:
-    rules = Rules(access=token_file())
+    rules = Rules(access=access_of(a='rights = ["read"]'))
     async with serve(database_url, rules=rules, peers=PeerRules()) as node:
         for method in READS:
             await call(node, method, PEER)
@@ -55,7 +46,7 @@ async def test_a_peer_reads_without_a_token_and_learns_who_answers(database_url:
 
 
 async def test_a_client_listener_without_peers_accepts_no_name(database_url: str) -> None:
-    async with serve(database_url, rules=Rules(access=token_file())) as node:
+    async with serve(database_url, rules=Rules(access=access_of(a='rights = ["read"]'))) as node:
         code, _ = await failure(call(node, "Query", PEER))
         assert code is grpc.StatusCode.UNAUTHENTICATED
 

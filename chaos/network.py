@@ -9,7 +9,7 @@ bytes of one direction only. Connections that lost bytes are reset when the wire
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
@@ -175,13 +175,17 @@ class Network:
         self._wires: list[tuple[str, str, Wire]] = []
         self._ready: dict[str, dict[str, str]] = {}
 
-    async def open_peer_wire(self, caller: str, callee: str) -> Wire:
-        """Open the wire by which one node calls another."""
-        wire = self._peers[caller, callee] = await self.open_wire(callee, "peer")
-        return wire
+    async def open_peer_wires(self, caller: str, nodes: Iterable[str]) -> dict[str, str]:
+        """Open the wires by which a node calls all others, and return their addresses by node."""
+        found = {}
+        for callee in nodes:
+            if callee != caller:
+                wire = self._peers[caller, callee] = await self.open_wire(callee, "peer")
+                found[callee] = wire.address
+        return found
 
     async def open_client_wire(self, client: str, node: str) -> Wire:
-        """Open the wire by which a client, or a group of clients, calls a node."""
+        """Open the wire by which a client calls a node."""
         wire = self._clients[client, node] = await self.open_wire(node)
         return wire
 

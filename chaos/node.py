@@ -144,13 +144,6 @@ class NodeProcess:
         """End the process by SIGKILL."""
         await self._end(signal.SIGKILL)
 
-    def send_kill(self) -> None:
-        """Send SIGKILL without waiting for the end."""
-        self._expected_to_end = True
-        if self.running:
-            assert self._process is not None
-            self._process.kill()
-
     async def stop(self) -> None:
         """End the process by SIGTERM, or by SIGKILL if that takes too long."""
         if not self.running:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -14,7 +13,7 @@ from chaos.checker.logs import Entry, Log
 from chaos.link import LinkState, RecordingTransport, Traffic
 from chaos.tasks import Tasks
 from storenode.sds.aio.channel import Channel
-from storenode.sds.aio.events import ChannelEvent, Events, Message, NotStored
+from storenode.sds.aio.events import ChannelEvent, Events, Message
 from storenode.sds.aio.status import Status
 from storenode.sds.aio.transport import Transport
 from storenode.sds.config import ChannelConfig
@@ -33,7 +32,6 @@ class Participant:
         sent: digests of the contents that it sent, by message ID.
         missed: IDs that it found missing so far.
         lost: IDs that it reported as lost.
-        refusals: how often a node refused a message, by reason.
         on_event: called with each event of its channel.
     """
 
@@ -48,7 +46,6 @@ class Participant:
         self.sent: dict[str, str] = {}
         self.missed: set[str] = set()
         self.lost: set[str] = set()
-        self.refusals: Counter[str] = Counter()
         self.on_event: Callable[[ChannelEvent], None] | None = None
         self._config = config
         self._nodes = [RecordingTransport(node, self.link, traffic) for node in nodes]
@@ -82,7 +79,7 @@ class Participant:
             if stack is not None:
                 await stack.aclose()
 
-    async def send(self, content: bytes, message_id: str | None = None) -> str:
+    async def send(self, content: bytes) -> str:
         """Send a message and return its ID; nothing happens, and the ID is empty, while away.
 
         Raises:
@@ -91,7 +88,7 @@ class Participant:
         async with self._turn:
             if self._channel is None:
                 return ""
-            sent_id = await self._channel.send(content, message_id)
+            sent_id = await self._channel.send(content)
             self.sent[sent_id] = digest_of(content)
             return sent_id
 
@@ -100,25 +97,25 @@ class Participant:
         self.status = self._channel.status if self._channel else Status()
         return self.status
 
-    def has_received(self, message_ids: Collection[str]) -> bool:
-        """Return True if all of some messages of others have arrived."""
-        return self.link.arrivals.keys() >= set(message_ids)
+    def count_awaited(self, message_ids: Collection[str]) -> int:
+        """Return how many messages of others have not arrived."""
+        return len(set(message_ids) - self.link.arrivals.keys())
 
-    async def messages(self) -> AsyncIterator[Message]:
+    async def read_log(self) -> Log:
+        """Read the whole log."""
+        entries = [
+            Entry(each.lamport, each.message_id, each.sender_id, digest_of(each.content))
+            async for each in self._messages()
+        ]
+        return Log(self.name, self.channel_id, dict(self.sent), entries[::-1], frozenset(self.lost))
+
+    async def _messages(self) -> AsyncIterator[Message]:
         """Yield the log, the newest message first; nothing while away."""
         page = await self._channel.log(_LOG_PAGE) if self._channel else []
         while page and self._channel:
             for message in reversed(page):
                 yield message
             page = await self._channel.log(_LOG_PAGE, before=page[0].key)
-
-    async def read_log(self) -> Log:
-        """Read the whole log."""
-        entries = [
-            Entry(each.lamport, each.message_id, each.sender_id, digest_of(each.content))
-            async for each in self.messages()
-        ]
-        return Log(self.name, self.channel_id, dict(self.sent), entries[::-1], frozenset(self.lost))
 
     async def _count(self, channel: Channel) -> None:
         self.length = 0
@@ -133,8 +130,6 @@ class Participant:
                 self.missed.update(each.message_id for each in event.messages)
             elif isinstance(event, Lost):
                 self.lost.update(event.message_ids)
-            elif isinstance(event, NotStored):
-                self.refusals[event.reason] += 1
 
 
 def digest_of(content: bytes) -> str:

@@ -1,14 +1,13 @@
-"""Attacks on a node, their cost, and what an honest client gets meanwhile."""
+"""An attack on a node, its cost, and what an honest client gets meanwhile."""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -23,7 +22,6 @@ from tests.support.gateway import GENEROUS, GatewayProcess, running_gateway
 
 MIB: Final = 1024 * 1024
 _SAMPLE_S: Final = 0.05
-_MAX_SAMPLES: Final = 24
 _SETTLE_S: Final = 1.0
 _ORPHANS_END_S: Final = 30.0
 OPTIONS: Final = ("--log-level", "error", "--sync-interval", "0", "--gossip", "on")
@@ -34,7 +32,8 @@ OPTIONS: Final = ("--log-level", "error", "--sync-interval", "0", "--gossip", "o
 class Outcome:
     """The outcome of an attack; ``growth_mib`` is the most memory above that before it.
 
-    ``alive`` is True if the node still serves; ``saw`` has a sentence of each attack.
+    ``alive`` is True if the node still serves, ``saw`` describes what the attack has seen, and
+    ``violations`` are the rules that what the honest client got has broken.
     """
 
     name: str
@@ -46,25 +45,15 @@ class Outcome:
     failures: dict[str, int]
     alive: bool
     saw: str
-    violations: Sequence[str] = ()
-    """The rules that what the honest client got has broken."""
-
-    memory_mib: Sequence[int] = ()
-    """Samples at equal distances, so that a slow leak shows in a long run."""
-
-    def as_json(self) -> str:
-        """Return the outcome as one line of JSON."""
-        return json.dumps(asdict(self))
+    violations: Sequence[str]
 
 
-async def run_attack(attacks: Mapping[str, int], seed: int) -> Outcome:
-    """Start a node with a database of its own, and attack it; ``attacks`` as of `attack_node`."""
-    options = [*OPTIONS, *(each for name in attacks for each in ATTACKS[name].options)]
-    async with run_node(options) as node:
-        if not any(ATTACKS[name].on_gateway for name in attacks):
-            return await attack_node(node, attacks, seed)
-        with gateway_before(node) as gateway:
-            return await attack_node(node, attacks, seed, gateway)
+async def run_attack(name: str, count: int, seed: int) -> Outcome:
+    """Start a node with a database of its own, and attack it."""
+    attack = ATTACKS[name]
+    async with run_node([*OPTIONS, *attack.options]) as node:
+        with gateway_before(node) if attack.on_gateway else nullcontext() as gateway:
+            return await attack_node(node, name, count, seed, gateway)
 
 
 @contextmanager
@@ -107,18 +96,20 @@ def target_of(node: NodeProcess, gateway: GatewayProcess | None = None) -> Targe
 
 async def attack_node(
     node: NodeProcess,
-    attacks: Mapping[str, int],
+    name: str,
+    count: int,
     seed: int,
     gateway: GatewayProcess | None = None,
     *,
     pause_s: float = PAUSE_S,
 ) -> Outcome:
-    """Run attacks at once on a node that runs, beside an honest client.
+    """Attack a node that runs, beside an honest client.
 
     Args:
         node: the node.
-        attacks: the count of each attack, by name.
-        seed: decides the random choices of the attacks.
+        name: the name of the attack.
+        count: how many calls, connections or requests.
+        seed: decides the random choices of the attack.
         gateway: the gateway before the node, which is measured in place of the node.
         pause_s: pause between two calls of a kind of the honest client.
     """
@@ -126,62 +117,36 @@ async def attack_node(
     honest, ended = HonestClient(target, pause_s), asyncio.Event()
     asking = asyncio.create_task(honest.run(ended))
     await asyncio.sleep(_SETTLE_S)
-    gauge = _Gauge(psutil.Process(node.pid if gateway is None else gateway.process.pid))
-    watching = asyncio.create_task(gauge.watch())
-    given = {"target": asdict(target), "seed": seed}
-    saw = await asyncio.gather(
-        *(_attacker({**given, "name": name, "count": count}) for name, count in attacks.items())
-    )
+    process = psutil.Process(node.pid if gateway is None else gateway.process.pid)
+    before, before_s = process.memory_info().rss, sum(process.cpu_times()[:2])
+    peak = [before]
+    watching = asyncio.create_task(_watch_memory(process, peak))
+    saw = await _attacker({"target": asdict(target), "seed": seed, "name": name, "count": count})
     watching.cancel()
-    spent_s = gauge.processor_s() - gauge.before_s
+    spent_s = 0.0
+    with suppress(psutil.Error):
+        spent_s = sum(process.cpu_times()[:2]) - before_s
     ended.set()
     await asking
     return Outcome(
-        name=", ".join(attacks),
-        count=sum(attacks.values()),
-        growth_mib=round((gauge.peak - gauge.before) / MIB, 1),
+        name=name,
+        count=count,
+        growth_mib=round((peak[0] - before) / MIB, 1),
         processor_s=round(spent_s, 1),
         slowest_s=round(max(honest.seconds, default=0.0), 2),
         calls=honest.calls,
         failures=dict(honest.failures),
         alive=node.running and (gateway is None or gateway.process.poll() is None),
-        saw="; ".join(saw),
+        saw=saw,
         violations=[str(each) for each in await honest.judge()] if node.running else [],
-        memory_mib=[round(each / MIB) for each in gauge.samples],
     )
 
 
-class _Gauge:
-    """The memory and processor time of a process, from now on."""
-
-    def __init__(self, process: psutil.Process) -> None:
-        self.samples: list[int] = []
-        self._process = process
-        self.before = self.peak = process.memory_info().rss
-        self.before_s = self.processor_s()
-
-    def processor_s(self) -> float:
-        """Return user and system time so far; 0 if the process has ended."""
-        try:
-            times = self._process.cpu_times()
-        except psutil.Error:
-            return 0.0
-        return float(times.user + times.system)
-
-    async def watch(self) -> None:
-        """Record memory until cancelled or the process has ended."""
-        distance = 1
-        for number in itertools.count():
-            if not self._process.is_running():
-                return
-            with suppress(psutil.Error):
-                used = self._process.memory_info().rss
-                self.peak = max(self.peak, used)
-                if number % distance == 0:
-                    self.samples.append(used)
-            if len(self.samples) > _MAX_SAMPLES:
-                del self.samples[1::2]
-                distance *= 2
+async def _watch_memory(process: psutil.Process, peak: list[int]) -> None:
+    """Keep the most memory of a process until it has ended, or this is cancelled."""
+    with suppress(psutil.Error):
+        while True:
+            peak[0] = max(peak[0], process.memory_info().rss)
             await asyncio.sleep(_SAMPLE_S)
 
 

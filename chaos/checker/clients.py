@@ -235,23 +235,12 @@ class AnswerCounts:
     errors: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
     """Answers that no client should ever get."""
-    skipped_turns: int = 0
-    unanswered: int = 0
     seconds: list[float] = field(default_factory=list)
 
     @property
     def refused(self) -> Counter[str]:
         """The outcomes of messages that were not stored."""
         return self.outcomes - Counter(dict.fromkeys(_STORED_NAMES, self.outcomes.total()))
-
-    def add(self, other: AnswerCounts) -> None:
-        """Add the answers of another publisher."""
-        self.outcomes += other.outcomes
-        self.errors += other.errors
-        self.failures += other.failures
-        self.skipped_turns += other.skipped_turns
-        self.unanswered += other.unanswered
-        self.seconds += other.seconds
 
 
 @dataclass(slots=True)
@@ -284,7 +273,6 @@ class Publisher:
             while not await _is_set_within(stop, due_s - time.monotonic()):
                 due_s += self.interval_s
                 if len(open_calls) >= MAX_IN_FLIGHT:
-                    self.answers.skipped_turns += 1
                     continue
                 count = self.rng.randint(1, self.batch_messages)
                 task = asyncio.create_task(
@@ -327,7 +315,6 @@ class Publisher:
             self.answers.seconds.append(time.monotonic() - begun_s)
             self._take_answer(store, digests, answer)
             return
-        self.answers.unanswered += len(messages)
 
     def _record(self, messages: Sequence[WakuMessageAndTopic]) -> list[bytes]:
         digests = [message_hash(each.message, each.pubsub_topic) for each in messages]

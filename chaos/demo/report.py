@@ -124,13 +124,9 @@ class ConsoleReport:
                 self._print(Text(f"  {sentence}", _BAD))
 
     def success(self, *sentences: str) -> None:
-        """Print what was found to be equal, and what to try next."""
+        """Print what was found to be equal."""
         for sentence in sentences:
             self._print(Text(sentence, _GOOD))
-        self._print(Text("\nWhat to try next", "bold"))
-        self._print(Text("  storenode demo --without gossip    the same with reconciliation alone"))
-        self._print(Text("  storenode run --help               a node of your own"))
-        self._print(Text("  storenode chat --help              talk in a channel on it"))
 
     def _line(self, text: str, style: str) -> None:
         line = Text(f"{time.monotonic() - self._began_s:6.1f} s  ", _FAINT)

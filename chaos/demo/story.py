@@ -1,47 +1,40 @@
-"""The story of the demo: what happens to nodes and participants, in order."""
+"""The story of the demo: what happens to nodes and participants, in order, and the verdict."""
 
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Final
 
-from chaos.checker.clients import Follower, Publisher, new_messages, read_holding
-from chaos.checker.history import Ack, History
-from chaos.checker.logs import Log, check_logs
-from chaos.checker.stores import Holding, check_stores
+from chaos.checker.clients import Endpoint, Publisher, new_messages
+from chaos.checker.logs import Log
+from chaos.checker.stores import Holding
 from chaos.checker.violation import Violation, list_violations
-from chaos.crowd import Crowd
-from chaos.demo.cluster import CALL_TIMEOUT_S, NODES, Cluster, short_name
-from chaos.demo.participants import (
+from chaos.demo.cast import (
     CAST,
     LEAVER,
     LISTENER,
+    LOSS,
     NEIGHBOUR,
     READER,
     ROAMER,
     SEND_EVERY_S,
-    Character,
-    configure,
-    set_losses,
 )
+from chaos.demo.cluster import NODES, Certificates, count_stored, peer_options
 from chaos.demo.report import ConsoleReport, Incident
-from chaos.link import Traffic, Way
-from chaos.network import Network
-from chaos.participant import Participant
-from chaos.tasks import Tasks
+from chaos.link import Way
+from chaos.node import NodeProcess
 from chaos.waiter import StuckError, Waiter
-from storenode.client.node import connect
-from storenode.connection.errors import NodeError
+from chaos.world import World
 from storenode.sds.aio.events import ChannelEvent, Message
-from storenode.sds.aio.node import StoreNode
 from storenode.sds.events import Missing
 
 CUT_OFF: Final = "n3"
@@ -85,6 +78,7 @@ BURST_OUTAGE: Final = 10_000
 """Readings published while a node is down."""
 
 BURST_PORTION: Final = 500
+_END_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,31 +97,52 @@ class Plan:
     without: Collection[str]
 
 
-class Story:
+async def run(plan: Plan, report: ConsoleReport) -> bool:
+    """Run the story and print the verdict; return True if everything is everywhere.
+
+    Ctrl-C, SIGTERM and SIGHUP end it in order, with ``CancelledError``.
+
+    Raises:
+        NodeFailedError: A node did not start, or ended by itself.
+        NoAnswerError: A node could not be read.
+    """
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    story = Story(plan, report)
+    for number in _END_SIGNALS:
+        loop.add_signal_handler(number, task.cancel)
+    running = asyncio.create_task(story.run())
+    try:
+        failure = story.tasks.failure
+        await asyncio.wait((running, failure), return_when=asyncio.FIRST_COMPLETED)
+        if not running.done():
+            failure.result()
+        return await running
+    finally:
+        running.cancel()
+        with suppress(asyncio.CancelledError, Exception):
+            await running
+        await story.close()
+
+
+class Story(World):
     """A run of the demo, with a method for each chapter."""
 
     def __init__(self, plan: Plan, report: ConsoleReport) -> None:
-        self._plan = plan
+        super().__init__(
+            plan.directory, Random(), Waiter(plan.patience_s, plan.limit_s), SEND_EVERY_S
+        )
         self.report = report
-        self.tasks = Tasks()
-        self.history = History()
         self.given_up: list[str] = []
         """Waits that were given up, each with what was left."""
-        self._rng = Random()
-        self._crowd = Crowd(self.tasks, self._rng, SEND_EVERY_S)
-        self._waiter = Waiter(plan.patience_s, plan.limit_s)
-        self._network = Network()
-        self.cluster = Cluster(plan.directory, self._network, plan.without)
-        self._followers: dict[str, Follower] = {}
+        self.logs: list[Log] = []
+        self.holdings: list[Holding] = []
+        self._plan = plan
+        self._certificates = Certificates(plan.directory)
         self._incidents: list[Incident] = []
 
     async def run(self) -> bool:
-        """Run all chapters and print the verdict; return True if everything is everywhere.
-
-        Raises:
-            NodeFailedError: A node did not start.
-            NoAnswerError: A node could not be read.
-        """
+        """Run all chapters and print the verdict; return True if everything is everywhere."""
         await self.play()
         self.report.chapter("Every store is read, and every hash is computed again")
         return self.conclude(await self.judge())
@@ -137,7 +152,7 @@ class Story:
         self.report.legend()
         await self._begin()
         await self._converse()
-        await self._talk()
+        await self._talk_over_bad_links()
         await self._cut_off()
         await self._heal()
         await self._kill()
@@ -146,32 +161,19 @@ class Story:
 
     async def judge(self) -> list[Violation]:
         """Compare stores with what was published, and logs with what was sent."""
-        reading = (
-            read_holding(follower, follower.node, self.history, self._plan.limit_s)
-            for follower in self._followers.values()
-        )
-        self._holdings: Sequence[Holding] = await asyncio.gather(*reading)
-        refused = [each.node for each in self._followers.values() if each.refusals]
+        self.holdings = await self.read_holdings(self._plan.limit_s)
+        refused = [name for name, each in self.followers.items() if each.refusals]
         return [
-            *check_stores(self.history, self._holdings),
-            *check_logs(self._logs),
+            *self.check(self.holdings, self.logs),
             *list_violations("follow", "nodes refused a cursor of their own", refused),
         ]
-
-    async def close(self) -> None:
-        """End everything, the last first; a failure of one part keeps no other one running."""
-        async with AsyncExitStack() as stack:
-            stack.push_async_callback(self._network.close)
-            stack.push_async_callback(self.cluster.stop)
-            stack.push_async_callback(self.tasks.stop)
-            stack.push_async_callback(self._crowd.leave)
 
     def conclude(self, violations: Sequence[Violation]) -> bool:
         """Print what was lost and how it came back; return True if everything is everywhere."""
         self.report.incidents(self._incidents)
         ways: Counter[str] = Counter()
         gone = 0
-        for each in self._crowd:
+        for each in self.participants.values():
             # A message that was sent under a fault may be named to its own sender as missing.
             missed = (each.link.lost | each.missed) - each.sent.keys()
             arrived = [each.link.arrivals[name] for name in missed & each.link.arrivals.keys()]
@@ -181,9 +183,9 @@ class Story:
         if violations or self.given_up:
             self.report.failure(map(str, violations), self.given_up)
             return False
-        stored = len(self._holdings[0].scanned)
-        lines = sum(len(log.sent) for log in self._logs)
-        channels = len({log.channel for log in self._logs})
+        stored = len(self.holdings[0].scanned)
+        lines = sum(len(log.sent) for log in self.logs)
+        channels = len({log.channel for log in self.logs})
         self.report.success(
             f"The {len(NODES)} stores are equal: {stored:,} messages, by hashes computed anew.",
             f"The {len(CAST)} logs are equal: all {lines:,} lines of {channels} channels.",
@@ -192,52 +194,47 @@ class Story:
 
     async def _begin(self) -> None:
         self.report.chapter("Three nodes start, each with a Postgres, and speak TLS")
-        await self.cluster.start()
-        for node in self.cluster.nodes.values():
-            self.tasks.start(node.watch())
+        without = self._plan.without
         for name in NODES:
-            follower = Follower(name, await self.cluster.open_endpoint(name))
-            self._followers[name] = follower
-            self.tasks.start(follower.run())
+            peers = await self.network.open_peer_wires(name, NODES)
+            options = self._certificates.node_options(name) + peer_options(peers, without)
+            self.nodes[name] = NodeProcess(name, self.directory, options)
+        starting = [self.start_node(name) for name in NODES]
+        for result in await asyncio.gather(*starting, return_exceptions=True):
+            if isinstance(result, BaseException):
+                raise result
+        for name, node in self.nodes.items():
+            self.tasks.start(node.watch())
+            self.follow(name, await self._open_endpoint(name))
         self._device = await self._new_device(DEVICE)
-        traffic = Traffic(self.history.publish, self._acknowledge)
         for who in CAST:
-            self._crowd.add(await self._new_participant(who, traffic))
+            config = who.configure(repairs="repair" not in without)
+            tls = self._certificates.issue(who.name)
+            await self.add_participant(config, who.home, tls)
         self.tasks.start(self._show_state())
+
+    async def _open_endpoint(self, name: str) -> Endpoint:
+        wire = await self.network.open_wire(name)
+        return Endpoint(wire.address, self._certificates.credentials())
 
     async def _new_device(self, node: str) -> Publisher:
         return Publisher(
             "device",
-            await self.cluster.open_endpoint(node),
-            lambda: node,
+            await self._open_endpoint(node),
+            partial(self.store, node),
             self.history,
             Random(),
             READINGS_EVERY_S,
             READINGS,
         )
 
-    async def _new_participant(self, who: Character, traffic: Traffic) -> Participant:
-        tls, first = self.cluster.tls, NODES.index(who.home)
-        # Its own node first, then the others in turn.
-        wires = [
-            await self._network.open_client_wire(who.name, node)
-            for node in NODES[first:] + NODES[:first]
-        ]
-        nodes = [StoreNode(wire.address, tls=tls) for wire in wires]
-        config = configure(who, repairs="repair" not in self._plan.without)
-        return Participant(config, nodes, self._plan.directory / f"{who.name}.db", traffic)
-
-    def _acknowledge(self, link: str, digests: Collection[bytes]) -> None:
-        ack = Ack(self._network.find_node(link), time.monotonic(), 0)
-        self.history.acknowledge(digests, ack)
-
     async def _show_state(self) -> None:
         while True:
             await asyncio.sleep(STATUS_EVERY_S)
-            here = [each for each in self._crowd if each.has_joined]
+            here = [each for each in self.participants.values() if each.has_joined]
             if here:
                 stored = ", ".join(
-                    f"{name} {len(of.stored):,}" for name, of in self._followers.items()
+                    f"{name} {len(of.stored):,}" for name, of in self.followers.items()
                 )
                 synced = sum(each.look().synced for each in here)
                 missing = sum(each.status.missing for each in here)
@@ -247,19 +244,19 @@ class Story:
     async def _converse(self) -> None:
         """Let a reader watch one gap, from the lost line until it is back."""
         self.report.chapter(f"One conversation, as {READER} reads it: her link loses a line")
-        await self._crowd.join()
-        reader = self._crowd[READER]
+        await self.join()
+        reader = self.participants[READER]
         reader.on_event = self._show_event
         await self._until("all participants follow a node", self._count_offline)
         # SDS-Repair has its turn later: here a store node brings the line.
         reader.link.loses_again = tuple(Way)
         for number, (name, text) in enumerate(SCRIPT):
             reader.link.loses = partial(next, iter([number == LOST]), False)
-            sent = await self._crowd.say(name, text)
+            sent = await self.say(name, text)
             unlucky = READER if number >= LOST else name  # nothing is lost before a feed is live
-            members = self._crowd.members(reader.channel_id)
-            others = [each for each in members if each.name not in (name, unlucky)]
-            await self._until("a line arrives", partial(_count_awaited, others, [sent]))
+            for each in self.members(reader.channel_id):
+                if each.name not in (name, unlucky):
+                    await self._until("a line arrives", partial(each.count_awaited, [sent]))
             await self._for(LINE_S)
             if number == LOST + 1:
                 await self._until(f"{READER} misses the line", lambda: int(not reader.missed))
@@ -272,7 +269,7 @@ class Story:
         reader.on_event = None
 
     def _show_event(self, event: ChannelEvent) -> None:
-        reader = self._crowd[READER]
+        reader = self.participants[READER]
         if isinstance(event, Missing):
             for _ in event.messages:
                 self.report.line("?     missing: the next line names it as its parent, and waits")
@@ -284,18 +281,23 @@ class Story:
                 line += f"  (back from {whom}, by {way})"
             self.report.line(line)
 
-    async def _talk(self) -> None:
+    async def _talk_over_bad_links(self) -> None:
         self.report.chapter("Twelve participants talk; bad links lose a fifth")
-        set_losses(self._crowd, self._rng, on=True)
-        self._crowd.start_talk()
+        self._set_losses(LOSS)
+        self.start_talk()
         self._readings_end = asyncio.Event()
         self._readings = self.tasks.start(self._device.run(self._readings_end))
         await self._for(TALK_S)
 
+    def _set_losses(self, share: float) -> None:
+        for who in CAST:
+            if who.has_bad_link:
+                self.participants[who.name].link.loses = lambda: self.rng.random() < share
+
     async def _cut_off(self) -> None:
         self.report.chapter(f"{CUT_OFF} is cut off with its participants; both sides go on")
         self._fault_s = time.monotonic()
-        self._network.split(CUT_OFF, [who.name for who in CAST if who.home == CUT_OFF])
+        self.network.split(CUT_OFF, [who.name for who in CAST if who.home == CUT_OFF])
         self.report.line(f"a device has {BURST_CUT_OFF:,} readings for {DEVICE}")
         burst = self.tasks.start(self._publish(self._device, BURST_CUT_OFF))
         await self._for(PARTITION_S / 2)
@@ -306,20 +308,19 @@ class Story:
 
     async def _roam(self) -> None:
         """Move a participant to the other side, where no node has the messages it received."""
-        roamer, listener = self._crowd[ROAMER], self._crowd[LISTENER]
-        sent = [sent_id for _ in range(3) if (sent_id := await self._crowd.say(NEIGHBOUR))]
-        read_by = partial(_count_awaited, message_ids=sent)
-        await self._until(f"{ROAMER} reads {NEIGHBOUR}", lambda: read_by([roamer]))
-        self._network.place(ROAMER, CUT_OFF, inside=False)
+        roamer, listener = self.participants[ROAMER], self.participants[LISTENER]
+        sent = [sent_id for _ in range(3) if (sent_id := await self.say(NEIGHBOUR))]
+        await self._until(f"{ROAMER} reads {NEIGHBOUR}", partial(roamer.count_awaited, sent))
+        self.network.place(ROAMER, CUT_OFF, inside=False)
 
         def away() -> int:
-            return int(self._network.find_node(roamer.look().node) in ("", CUT_OFF))
+            return int(self.network.find_node(roamer.look().node) in ("", CUT_OFF))
 
         await self._until(f"{ROAMER} reaches another node", away)
-        place = self._network.find_node(roamer.status.node)
+        place = self.network.find_node(roamer.status.node)
         self.report.line(f"{ROAMER} goes to {place}, where no node has {NEIGHBOUR}'s lines")
-        await self._crowd.say(ROAMER)
-        await self._until(f"{LISTENER} reads them too", lambda: read_by([listener]))
+        await self.say(ROAMER)
+        await self._until(f"{LISTENER} reads them too", partial(listener.count_awaited, sent))
         repaired = sum(listener.link.arrivals.get(each) is Way.SDS_REPAIR for each in sent)
         self.report.line(f"{LISTENER} asks for them; SDS-Repair brings {repaired:,}")
 
@@ -331,31 +332,17 @@ class Story:
         recoveries = []
         for name, of in lacked.items():
             what = f"cut off for {away_s:.0f} s" if name == CUT_OFF else f"{CUT_OFF} not reached"
-            recovery = self._recover(name, what, of, await self.cluster.count_stored(name))
+            recovery = self._recover(name, what, of, await self._count_stored(name))
             recoveries.append(self.tasks.start(recovery))
-        self._network.heal()
-        if "reconciliation" not in self._plan.without:
-            await self._synchronize(CUT_OFF, DEVICE)
+        self.network.heal()
         self._incidents += await asyncio.gather(*recoveries)
-
-    async def _synchronize(self, caller: str, callee: str) -> None:
-        """Start a reconciliation of two nodes over everything, if the caller answers."""
-        address = self.cluster.admin_addresses[caller]
-        with suppress(NodeError):
-            async with connect(address, tls=self.cluster.tls, timeout_s=CALL_TIMEOUT_S) as client:
-                peers = (await client.status()).peers
-                peer = next(each for each in peers if short_name(each.node_id) == callee)
-                report = await client.synchronize(peer.address, time_start=0)
-            found = f"{report.missing_here:,} and {report.missing_there:,} missing"
-            moved = report.messages_received + report.messages_sent
-            self.report.line(f"sync {caller}-{callee}: {found}, {moved:,} moved")
 
     async def _kill(self) -> None:
         self.report.chapter(f"{KILLED} is killed; its participants go elsewhere")
-        await self._crowd[LEAVER].leave()
+        await self.participants[LEAVER].leave()
         self.report.line(f"{LEAVER} closes the program")
         self._fault_s = time.monotonic()
-        await self.cluster.nodes[KILLED].kill()
+        await self.nodes[KILLED].kill()
         self.report.line(f"a device has {BURST_OUTAGE:,} readings for {CUT_OFF}")
         await self._publish(await self._new_device(CUT_OFF), BURST_OUTAGE)
         await self._for(OUTAGE_S)
@@ -366,9 +353,9 @@ class Story:
         self.report.chapter(f"{KILLED} is started again, with what is on its disk")
         lacked = self._find_lacking(KILLED)
         self.report.line(f"{KILLED} lacks {len(lacked):,}")
-        await self.cluster.serve(KILLED)
-        self.tasks.start(self.cluster.nodes[KILLED].watch())
-        await self._crowd[LEAVER].join(self.tasks)
+        await self.start_node(KILLED)
+        self.tasks.start(self.nodes[KILLED].watch())
+        await self.participants[LEAVER].join(self.tasks)
         self.report.line(f"{LEAVER} opens the program again")
         what = f"killed, down for {down_s:.0f} s"
         self._incidents.append(await self._recover(KILLED, what, lacked, Counter()))
@@ -378,29 +365,31 @@ class Story:
         self.report.chapter("Nobody says more; whoever lacks something gets it")
         self._readings_end.set()
         await self._readings
-        await self._crowd.stop_talk()
-        set_losses(self._crowd, self._rng, on=False)
-        await self._until("every participant has every line", self._crowd.count_due)
+        await self.stop_talk()
+        self._set_losses(0.0)
+        await self._until("every participant has every line", self.count_due)
         await self._until("every store has every message", self._count_unequal)
-        self._logs: list[Log] = [await each.read_log() for each in self._crowd]
-        await self._crowd.leave()
+        self.logs = await self.read_logs()
         await self._wait_until_seen()
         await self._until("every store has every message", self._count_unequal)
 
     def _count_offline(self) -> int:
-        return sum(each.look().node is None for each in self._crowd)
+        return sum(each.look().node is None for each in self.participants.values())
 
     async def _recover(
         self, node: str, what: str, lacked: set[bytes], before: Counter[str]
     ) -> Incident:
         """Wait until a node has what it lacked when a fault ended."""
-        began_s, follower = time.monotonic(), self._followers[node]
+        began_s, follower = time.monotonic(), self.followers[node]
         is_whole = await self._until(
             f"{node} gets what it lacks", lambda: len(lacked - follower.stored)
         )
         seconds = time.monotonic() - began_s
-        ways = await self.cluster.count_stored(node) - before
+        ways = await self._count_stored(node) - before
         return Incident(node, what, len(lacked), ways, seconds, is_whole)
+
+    async def _count_stored(self, node: str) -> Counter[str]:
+        return await asyncio.to_thread(count_stored, self.nodes[node].ready["metrics"])
 
     async def _publish(self, device: Publisher, count: int) -> None:
         """Publish readings in portions, so that none is too old when its turn comes."""
@@ -408,14 +397,14 @@ class Story:
             await device.publish(new_messages(device.rng, BURST_PORTION))
 
     def _find_all(self) -> set[bytes]:
-        return set().union(*(each.stored for each in self._followers.values()))
+        return set().union(*(each.stored for each in self.followers.values()))
 
     def _find_lacking(self, name: str) -> set[bytes]:
         """Return the hashes that a node lacks and another one holds."""
-        return self._find_all() - self._followers[name].stored
+        return self._find_all() - self.followers[name].stored
 
     def _count_unequal(self) -> int:
-        return sum(len(self._find_lacking(name)) for name in self._followers)
+        return sum(len(self._find_lacking(name)) for name in self.followers)
 
     async def _wait_until_seen(self) -> None:
         """Wait until everything that was acknowledged by now was seen in some node's feed."""
@@ -426,16 +415,11 @@ class Story:
 
     async def _until(self, what: str, count: Callable[[], int]) -> bool:
         try:
-            await self._waiter.until_none(what, count)
+            await self.waiter.until_none(what, count)
         except StuckError as error:
             self.given_up.append(str(error))
             return False
         return True
 
     async def _for(self, seconds: float) -> None:
-        await asyncio.sleep(min(seconds / self._plan.pace, self._waiter.left_s))
-
-
-def _count_awaited(readers: Collection[Participant], message_ids: Collection[str]) -> int:
-    """Return how many copies of some messages have not reached their readers."""
-    return sum(not each.has_received([name]) for each in readers for name in message_ids)
+        await asyncio.sleep(min(seconds / self._plan.pace, self.waiter.left_s))

@@ -26,8 +26,7 @@ import psutil
 from chaos.attacks.honest import HonestClient
 from chaos.attacks.peers import opening
 from chaos.attacks.run import run_node, target_of
-from chaos.fuzz.calls import Caller, Results
-from chaos.fuzz.methods import Method, methods
+from chaos.fuzz.caller import Caller, Method, Results, list_methods
 from chaos.node import PROGRAM, NodeProcess
 from chaos.waiter import Waiter
 
@@ -84,7 +83,9 @@ async def fuzz(
 async def _fuzz(node: NodeProcess, count: int, seed: str, only: Sequence[str]) -> Result:
     result, began_s = Result(), time.monotonic()
     addresses = (node.ready["listen"], node.ready["admin"])
-    found = [each for address in addresses for each in await asyncio.to_thread(methods, address)]
+    found = [
+        each for address in addresses for each in await asyncio.to_thread(list_methods, address)
+    ]
     chosen = [each for each in found if not only or any(part in each.path for part in only)]
     async with AsyncExitStack() as stack:
         channels = {
@@ -97,7 +98,8 @@ async def _fuzz(node: NodeProcess, count: int, seed: str, only: Sequence[str]) -
             ]
             for address in addresses
         }
-        caller = Caller(channels, seed, result.calls)
+        caller = Caller(channels, seed)
+        result.calls = caller.results
         for each in chosen:
             if each.path.endswith("/Reconcile"):
                 caller.add_sample(each, opening())
@@ -108,8 +110,8 @@ async def _fuzz(node: NodeProcess, count: int, seed: str, only: Sequence[str]) -
             result.faults += await _after(node)
             if node.running:
                 result.memory_mib.append(process.memory_info().rss / MIB)
-            result.faults += map(str, result.calls.findings)
-            _progress(result)
+            result.faults += result.calls.findings
+            sys.stderr.write(f"{result.calls.requests:,} requests, {result.memory_mib[-1:]} MiB\n")
     if result.growth_mib > MOST_GROWTH_MIB:
         result.faults.append(f"the node's memory grew by {result.growth_mib:,.0f} MiB")
     result.seconds = time.monotonic() - began_s
@@ -152,20 +154,15 @@ def _is_error(line: str) -> bool:
     return fields.get("level") in ("error", "critical") or "exception" in fields
 
 
-def _progress(result: Result) -> None:
-    sys.stderr.write(f"{result.calls.requests:,} requests, {result.memory_mib[-1:]} MiB\n")
-
-
 def main() -> int:
     """Run, and print the outcome."""
     given = _arguments()
     result = asyncio.run(fuzz(given.count, given.seed, given.method))
     calls = result.calls
     codes = ", ".join(f"{count:,} {code}" for code, count in calls.codes.most_common())
-    slow = ", ".join(f"{path} {count}" for path, count in calls.slow.most_common()) or "none"
     print(
         f"seed {given.seed}: {calls.requests:,} requests in {result.seconds:,.0f} s; calls:"
-        f" {codes}; still open after 5 s: {slow}; memory {result.memory_mib[0]:.0f} to"
+        f" {codes}; memory {result.memory_mib[0]:.0f} to"
         f" {result.memory_mib[-1]:.0f} MiB; faults: {len(result.faults)}"
     )
     for each in result.faults[:MOST_SHOWN]:

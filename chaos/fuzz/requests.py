@@ -8,16 +8,13 @@ answered are made again with changes.
 from __future__ import annotations
 
 import random
-import struct
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final, TypeAlias
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
-
-from chaos.fuzz.mutations import MUTATIONS, VARINTS, Mutation, flip, pick_position
 
 _Field: TypeAlias = Any
 """A `FieldDescriptor`, which is of another class where protobuf is compiled."""
@@ -27,15 +24,23 @@ MAX_BYTES: Final = 15 * 1024 * 1024
 REMEMBERED: Final = 64
 """Kept values of one name."""
 
-_INTS: Final = (0, 1, 2, 5, 100, 2**31 - 1, 2**31, 2**32 - 1, 2**53, 2**63 - 1, 2**63, 2**64 - 1)
-_FLOATS: Final = (0.0, -0.0, 1.5, 1e308, -1e308, 5e-324, float("inf"), float("-inf"), float("nan"))
+_MAX_REPEATED_BYTES: Final = 200_000
+_LARGE: Final = 200_000
+_SIZES: Final = (0, 1, 8, 31, 32, 33, 64, 255, 1_000)
+_INTS: Final = (
+    *(0, 1, 2, 5, 100, 2**31 - 1, 2**31, 2**32 - 1, 2**53, 2**63 - 1, 2**63, 2**64 - 1),
+    *(-1, -(2**31), -(2**63)),
+)
 _TEXTS: Final = (
     *("", "a", "/fuzz/1/a/b", "/waku/2/rs/1/0", "/waku/2/rs/1/65536", "/", "//", "\0", "\x1b[2J"),
     *("\u202e", "é" * 40, "x" * 300, "/" * 5_000, "../../..", "'; drop table messages;", "%s%n"),
 )
-_SIZES: Final = (0, 1, 8, 31, 32, 33, 64, 255, 1_000)
-_LARGE: Final = 200_000
 _BROKEN_TEXTS: Final = (b"\xff", b"\xc0\x80", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"a\xe2\x82")
+_VARINTS: Final = (
+    *(b"\xff\xff\xff\xff\x0f", b"\xff" * 9 + b"\x01", b"\x80\x80\x80\x80\x10", b"\x80\x00"),
+    *(b"\xff\xff\xff\xff\x7f", b"\xff" * 8 + b"\x7f", b"\xff" * 12, b"\x80\x01", b"\x00", b"\x7f"),
+)
+"""Varints that are small, large, the largest, too large, or longer than needed."""
 
 _WIDTHS: Final = {
     FieldDescriptor.CPPTYPE_INT32: (-(2**31), 2**31 - 1),
@@ -52,7 +57,7 @@ class Requests:
     def __init__(self, now_ns: int) -> None:
         self._now_ns = now_ns
         self._learned: defaultdict[str, deque[Any]] = defaultdict(lambda: deque(maxlen=REMEMBERED))
-        self._sent: deque[bytes] = deque(maxlen=REMEMBERED)
+        self._sent: deque[bytes] = deque([b""], maxlen=REMEMBERED)
         self._good: defaultdict[type[Message], deque[bytes]] = defaultdict(
             lambda: deque(maxlen=8 * REMEMBERED)
         )
@@ -81,12 +86,10 @@ class Requests:
                 self._fill(made, rng, MAX_DEPTH - 1)
         else:
             self._fill(made, rng, 0)
-        sound = made.SerializeToString()
-        if len(sound) > MAX_BYTES:
-            sound = sound[:MAX_BYTES]
+        sound = made.SerializeToString()[:MAX_BYTES]
         broken = sound
         for _ in range(rng.choice((0, 0, 0, 1, 1, 2, 5))):
-            broken = rng.choice(_BREAKS)(broken, rng, self._sent)
+            broken = rng.choice(_MUTATIONS)(broken, rng, self._sent)
         if len(sound) < _LARGE:
             self._sent.append(sound)
         return broken
@@ -94,40 +97,36 @@ class Requests:
     def _fill(self, made: Message, rng: random.Random, depth: int) -> None:
         density = rng.choice((0.2, 0.5, 0.9))
         for described in made.DESCRIPTOR.fields:
-            if rng.random() > density:
+            is_message = described.cpp_type == FieldDescriptor.CPPTYPE_MESSAGE
+            if rng.random() > density or (is_message and depth >= MAX_DEPTH):
                 continue
-            if described.cpp_type == FieldDescriptor.CPPTYPE_MESSAGE:
-                self._fill_message(made, described, rng, depth)
-            elif described.is_repeated:
-                count = self._count(rng)
-                values = [self._value(described, rng) for _ in range(min(count, 8))]
-                getattr(made, described.name).extend((values * (count // 8 + 1))[:count])
+            part = getattr(made, described.name)
+            if described.is_repeated:
+                self._fill_repeated(part, described, rng, depth)
+            elif is_message:
+                part.SetInParent()
+                self._fill(part, rng, depth + 1)
             else:
                 setattr(made, described.name, self._value(described, rng))
 
-    def _fill_message(
-        self, made: Message, described: _Field, rng: random.Random, depth: int
+    def _fill_repeated(
+        self,
+        part: Any,  # noqa: ANN401 - a container of protobuf
+        described: _Field,
+        rng: random.Random,
+        depth: int,
     ) -> None:
-        if depth >= MAX_DEPTH:
-            return
-        part = getattr(made, described.name)
-        if not described.is_repeated:
-            part.SetInParent()
-            self._fill(part, rng, depth + 1)
-            return
-        first = part.add()
-        self._fill(first, rng, depth + 1)
-        for number in range(self._count(rng) - 1):
-            one = part.add()
-            if number < 4:
-                self._fill(one, rng, depth + 1)
-            else:
-                one.CopyFrom(first)
-
-    @staticmethod
-    def _count(rng: random.Random) -> int:
         # Many are rare: they cost as much as thousands of others.
-        return 3_000 if rng.random() < 0.001 else rng.choice((0, 1, 1, 2, 3, 20))
+        count = 3_000 if rng.random() < 0.001 else rng.choice((0, 1, 1, 2, 3, 20))
+        if described.cpp_type != FieldDescriptor.CPPTYPE_MESSAGE:
+            values = [self._value(described, rng) for _ in range(min(count, 8))]
+            part.extend((values * (count // 8 + 1))[:count])
+            return
+        for number in range(count):
+            if number < 5:
+                self._fill(part.add(), rng, depth + 1)
+            else:
+                part.add().CopyFrom(part[0])
 
     def _value(self, described: _Field, rng: random.Random) -> object:
         kind = described.cpp_type
@@ -135,13 +134,9 @@ class Requests:
             return self._text_or_bytes(described, rng)
         if kind == FieldDescriptor.CPPTYPE_BOOL:
             return rng.random() < 0.5
-        if kind in (FieldDescriptor.CPPTYPE_DOUBLE, FieldDescriptor.CPPTYPE_FLOAT):
-            value = rng.choice(_FLOATS)
-            return value if kind == FieldDescriptor.CPPTYPE_DOUBLE else float(f"{value:.3g}")
         least, most = _WIDTHS[kind]
         near = self._now_ns + rng.randrange(-(10**12), 10**9)
-        value = rng.choice((*_INTS, near, near, near, -1, -(2**31), -(2**63)))
-        return max(least, min(most, value))
+        return max(least, min(most, rng.choice((*_INTS, near, near, near))))
 
     def _text_or_bytes(self, described: _Field, rng: random.Random) -> str | bytes:
         is_text = described.type == FieldDescriptor.TYPE_STRING
@@ -149,7 +144,7 @@ class Requests:
         if learned and rng.random() < 0.5:
             value = rng.choice(learned)
             if isinstance(value, bytes) and rng.random() < 0.3:
-                value = flip(value, rng, self._sent)
+                value = _flip(value, rng, self._sent)
             if is_text:
                 return value if isinstance(value, str) else value.hex()
             return value if isinstance(value, bytes) else value.encode()
@@ -162,30 +157,81 @@ class Requests:
         return self._learned[rng.choice(names)] if names and rng.random() < 0.2 else None
 
 
-def _tag(data: bytes, rng: random.Random, _others: Sequence[bytes]) -> bytes:
+Mutation = Callable[[bytes, random.Random, Sequence[bytes]], bytes]
+"""A function that changes bytes, given other requests."""
+
+
+def _cut_at(data: bytes, rng: random.Random) -> tuple[bytes, bytes]:
+    position = rng.randrange(len(data) + 1)
+    return data[:position], data[position:]
+
+
+def _flip(data: bytes, rng: random.Random, _others: Sequence[bytes]) -> bytes:
+    changed = bytearray(data or b"\0")
+    for _ in range(rng.choice((1, 1, 2, 8))):
+        changed[rng.randrange(len(changed))] ^= 1 << rng.randrange(8)
+    return bytes(changed)
+
+
+def _end(data: bytes, rng: random.Random, _others: Sequence[bytes]) -> bytes:
+    return _cut_at(data, rng)[0]
+
+
+def _remove(data: bytes, rng: random.Random, _others: Sequence[bytes]) -> bytes:
+    first, rest = _cut_at(data, rng)
+    return first + rest[rng.randrange(40) :]
+
+
+def _repeat(data: bytes, rng: random.Random, _others: Sequence[bytes]) -> bytes:
+    first, rest = _cut_at(data, rng)
+    middle, last = _cut_at(rest, rng)
+    times = min(rng.choice((2, 3, 100)), 1 + _MAX_REPEATED_BYTES // (len(middle) + 1))
+    return first + middle * times + last
+
+
+def _splice(data: bytes, rng: random.Random, others: Sequence[bytes]) -> bytes:
+    return _cut_at(data, rng)[0] + _cut_at(rng.choice(others), rng)[1]
+
+
+def _claim(data: bytes, rng: random.Random, _others: Sequence[bytes]) -> bytes:
+    first, rest = _cut_at(data, rng)
+    return first + rng.choice(_VARINTS) + rest[rng.randrange(3) :]
+
+
+def _insert_noise(data: bytes, rng: random.Random, _others: Sequence[bytes]) -> bytes:
+    first, rest = _cut_at(data, rng)
+    return first + rng.randbytes(rng.choice((1, 4, 200))) + rest
+
+
+def _insert_field(data: bytes, rng: random.Random, _others: Sequence[bytes]) -> bytes:
     """Insert a field of any number and wire type, also invalid ones."""
     number = rng.choice((0, 1, 2, 3, 7, 15, 2**29 - 1))
-    tag = _varint(number << 3 | rng.randrange(8))
-    value = rng.choice((b"", *VARINTS, struct.pack("<q", -1), b"\x05abcde"))
-    place = pick_position(data, rng)
-    return data[:place] + tag + value + data[place:]
+    value = rng.choice((b"", *_VARINTS, b"\xff" * 8, b"\x05abcde"))
+    first, rest = _cut_at(data, rng)
+    return first + _varint(number << 3 | rng.randrange(8)) + value + rest
 
 
-def _text(data: bytes, rng: random.Random, _others: Sequence[bytes]) -> bytes:
+def _append_text(data: bytes, rng: random.Random, _others: Sequence[bytes]) -> bytes:
     """Append a field with a text that is no UTF-8."""
-    value = rng.choice(_BROKEN_TEXTS) * rng.choice((1, 1, 50))
-    return data + _varint(rng.randrange(1, 16) << 3 | 2) + _varint(len(value)) + value
+    return data + _field(rng.randrange(1, 16), rng.choice(_BROKEN_TEXTS) * rng.choice((1, 1, 50)))
 
 
 def _nest(data: bytes, rng: random.Random, _others: Sequence[bytes]) -> bytes:
     """Wrap the message in itself, often."""
-    tag = _varint(rng.randrange(1, 8) << 3 | 2)
+    number = rng.randrange(1, 8)
     for _ in range(rng.choice((1, 5, 120))):
-        data = tag + _varint(len(data)) + data
+        data = _field(number, data)
     return data
 
 
-_BREAKS: Final[tuple[Mutation, ...]] = (*MUTATIONS, _tag, _text, _nest)
+_MUTATIONS: Final[tuple[Mutation, ...]] = (
+    *(_flip, _end, _remove, _repeat, _splice, _claim, _insert_noise),
+    *(_insert_field, _append_text, _nest),
+)
+
+
+def _field(number: int, value: bytes) -> bytes:
+    return _varint(number << 3 | 2) + _varint(len(value)) + value
 
 
 def _varint(value: int) -> bytes:

@@ -43,9 +43,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         summary = asyncio.run(Soak(options, directory, _say).run())
         kept = given.keep or bool(summary.violations)
-        _say("\n" + "\n".join(summary.lines()))
+        found = json.dumps(summary.as_json(), indent=2)
+        _say(found)
         if given.json is not None:
-            given.json.write_text(json.dumps(summary.as_json(), indent=2) + "\n")
+            given.json.write_text(found + "\n")
         return int(bool(summary.violations))
     except KeyboardInterrupt:
         _say("interrupted")

@@ -6,114 +6,29 @@ import asyncio
 import json
 import shutil
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from enum import Enum
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import psutil
-import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from chaos.node import NodeProcess
 from chaos.soak import clock
-from chaos.waiter import StuckError
-from store.db.schema.migrate import upgrade
 from store.embedded import running_url
-from tests.support.cluster import ClusterServer
+from tests.support.cluster import ClusterServer, Pair, start_server
 from tests.support.command import Command
+from tests.support.polling import eventually
 from tests.support.small_disk import SmallDisk
 
-PATIENCE_S: Final = 300.0
-"""Time for which a wait goes on without a change; a busy machine is slow."""
 
-_POLL_S: Final = 0.2
-_STANDBY: Final = "second"
-"""Name of the standby's connection, as `ClusterServer.copy` sets it."""
+class Kind(Enum):
+    """The database of a node."""
 
-
-class Replicated:
-    """A primary and its synchronous standby; every method blocks."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._made = 0
-        self.primary = start_server(self._next_directory())
-        self.standby = ClusterServer(self._next_directory())
-        self._follow()
-
-    @property
-    def url(self) -> str:
-        """The URL with both hosts; a node uses the one that takes writes."""
-        base, _, database = self.primary.url.rpartition("/")
-        return f"{base},127.0.0.1:{self.standby.port}/{database}"
-
-    def fail_over(self) -> None:
-        """Kill the primary and promote the standby."""
-        self.primary.kill()
-        ((promoted,),) = self.standby.ask("select pg_promote(true, 120)")
-        if not promoted:
-            raise StuckError("the standby was not promoted within 120 s")
-
-    def rebuild(self) -> None:
-        """Make a new standby on the port of the old primary; commits wait for it again."""
-        dead, self.primary = self.primary, self.standby
-        shutil.rmtree(dead.data.path, ignore_errors=True)
-        self.standby = ClusterServer(self._next_directory())
-        # Nodes know the two by their ports.
-        self.standby.take_port(dead)
-        self._follow()
-
-    def kill(self) -> None:
-        """Kill the primary."""
-        self.primary.kill()
-
-    def start(self) -> None:
-        """Start the primary again; the standby reconnects."""
-        self.primary.start()
-        self._wait_for_standby()
-
-    def stop(self) -> None:
-        """Stop both servers."""
-        self.standby.stop()
-        self.primary.stop()
-
-    def _next_directory(self) -> Path:
-        self._made += 1
-        return self._directory / f"server-{self._made}"
-
-    def _follow(self) -> None:
-        self.standby.copy(self.primary)
-        self.standby.start()
-        self.primary.set(synchronous_standby_names=_STANDBY)
-        self.primary.ask("select pg_reload_conf()")
-        self._wait_for_standby()
-
-    def _wait_for_standby(self) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while not self._is_replicating():
-            if time.monotonic() > deadline:
-                raise StuckError(f"the standby does not replicate within {PATIENCE_S:.0f} s")
-            time.sleep(_POLL_S)
-
-    def _is_replicating(self) -> bool:
-        try:
-            states = self.primary.ask("select sync_state from pg_stat_replication")
-        except psycopg.OperationalError:
-            return False
-        return ("sync",) in states
-
-
-def start_server(directory: Path) -> ClusterServer:
-    """Start a server with the schema; blocks."""
-    server = ClusterServer(directory)
-    server.create()
-    server.start()
-    upgrade(server.url)
-    return server
-
-
-Database = Replicated | ClusterServer
+    PAIR = "a primary and its synchronous standby"
+    SERVER = "a server"
+    EMBEDDED = "a server that the node starts"
 
 
 class Machine:
@@ -121,66 +36,71 @@ class Machine:
 
     Attributes:
         name: the node's name.
-        lives: the number of databases that the node has had.
-        database: its server or servers; None: an embedded one.
+        pair: its servers, if it has two.
+        server: the server that takes its writes; None: an embedded one.
         node: its process.
         disk: the small disk of its data directory, if it has one.
+        options: options of the node, from the next start on.
     """
 
     def __init__(
-        self,
-        name: str,
-        directory: Path,
-        make_database: Callable[[Path], Database] | None,
-        disk: SmallDisk | None = None,
+        self, name: str, directory: Path, kind: Kind, disk: SmallDisk | None = None
     ) -> None:
         self.name = name
-        self.lives = 0
         self.disk = disk
-        self.database: Database | None = None
+        self.pair: Pair | None = None
         self.options: Sequence[str] = ()
         self._directory = directory
-        self._make_database = make_database
+        self._kind = kind
+        self._server: ClusterServer | None = None
+        self._place = directory / "life-0"
         self._clock = directory / "clock"
         self._clock.write_bytes(bytes(clock.BYTES))
 
     @property
-    def store(self) -> str:
-        """The name of the database's current life."""
-        return f"{self.name}#{self.lives}"
+    def server(self) -> ClusterServer | None:
+        """The server that takes the node's writes; None if it is embedded."""
+        return self._server if self.pair is None else self.pair.first
 
-    async def install(self) -> None:
+    async def install(self, life: int) -> None:
         """Put a new node with an empty database in the place of the last one."""
-        self.lives += 1
-        place = self._directory / f"life-{self.lives}"
-        place.mkdir(parents=True)
-        if self._make_database is not None:
-            self.database = await asyncio.to_thread(self._make_database, place)
+        self._place = self._directory / f"life-{life}"
+        self._place.mkdir(parents=True)
+        if self._kind is Kind.PAIR:
+            pair = Pair(self._place, self._place)
+            await asyncio.to_thread(pair.__enter__)
+            self.pair = pair
+            await asyncio.to_thread(self._replicate)
+        elif self._kind is Kind.SERVER:
+            self._server = await asyncio.to_thread(start_server, self._place / "server")
         self.node = NodeProcess(
             self.name,
-            place if self.disk is None else self._directory / "disk",
+            self._place if self.disk is None else self._directory / "disk",
             program=(sys.executable, "-P", clock.__file__, str(self._clock)),
             enter=list if self.disk is None else self.disk.enter,
         )
         self.node.log_path = self._directory / f"{self.name}.log"
+        self.set_options(self.options)
 
-    async def start(self) -> None:
-        """Start the node with its options."""
-        where = () if self.database is None else ("--database-url", self.database.url)
-        self.node.options = (*where, *self.options)
-        await self.node.start()
+    def set_options(self, options: Sequence[str]) -> None:
+        """Set the options of the node, from the next start on."""
+        self.options = options
+        if self.pair is not None:
+            options = ("--database-url", self.pair.url, *options)
+        elif self._server is not None:
+            options = ("--database-url", self._server.url, *options)
+        self.node.options = options
 
     async def destroy(self) -> None:
         """Kill the node, and remove its database."""
         await self.node.kill()
-        if self.database is not None:
-            await asyncio.to_thread(self.database.stop)
-        shutil.rmtree(self._directory / f"life-{self.lives}", ignore_errors=True)
+        await self._stop_database()
+        shutil.rmtree(self._place, ignore_errors=True)
 
     async def kill_postgres(self) -> None:
         """Kill all processes of an external server, or the embedded one's postmaster alone."""
-        if self.database is not None:
-            await asyncio.to_thread(self.database.kill)
+        if self.server is not None:
+            await asyncio.to_thread(self.server.kill)
             return
         children = psutil.Process(self.node.pid).children()
         (postmaster,) = [each for each in children if each.name().startswith("postgres")]
@@ -188,8 +108,22 @@ class Machine:
 
     async def start_postgres(self) -> None:
         """Start an external server again; an embedded one is started by its node."""
-        if self.database is not None:
-            await asyncio.to_thread(self.database.start)
+        if self.server is not None:
+            await asyncio.to_thread(self.server.start)
+        if self.pair is not None:
+            await asyncio.to_thread(self._replicate)
+
+    def fail_over(self) -> None:
+        """Kill the primary and promote the standby; blocks."""
+        assert self.pair is not None
+        self.pair.first.kill()
+        self.pair.promote()
+
+    def rebuild(self) -> None:
+        """Make the old primary the standby, for which commits wait again; blocks."""
+        assert self.pair is not None
+        self.pair.rebuild()
+        self._replicate()
 
     def set_clock(self, offset_ns: int) -> None:
         """Set the error of the node's clock."""
@@ -197,8 +131,8 @@ class Machine:
 
     async def run_command(self, *arguments: str) -> tuple[int, dict[str, Any]]:
         """Run ``storenode`` on the node's database; return the exit code and its JSON output."""
-        if self.database is not None:
-            where = ("--database-url", self.database.url)
+        if self.server is not None:
+            where = ("--database-url", self.server.url)
         else:
             where = ("--data-dir", str(self._reachable_data_dir))
         ended = await asyncio.to_thread(Command(), *arguments, "--json", *where)
@@ -206,18 +140,29 @@ class Machine:
 
     def ports(self) -> set[int]:
         """Return the ports of the node's database."""
-        if isinstance(self.database, Replicated):
-            return {self.database.primary.port, self.database.standby.port}
-        if self.database is not None:
-            return {self.database.port}
+        if self.pair is not None:
+            return {self.pair.first.port, self.pair.second.port}
+        if self._server is not None:
+            return {self._server.port}
         url = running_url(self._reachable_data_dir)
         return set() if url is None else {int(conninfo_to_dict(url)["port"] or 0)}
 
     async def close(self) -> None:
         """Stop everything."""
         await self.node.stop()
-        if self.database is not None:
-            await asyncio.to_thread(self.database.stop)
+        await self._stop_database()
+
+    async def _stop_database(self) -> None:
+        if self.pair is not None:
+            await asyncio.to_thread(self.pair.close)
+        elif self._server is not None:
+            await asyncio.to_thread(self._server.stop)
+
+    def _replicate(self) -> None:
+        assert self.pair is not None
+        pair = self.pair
+        pair.synchronous()
+        eventually(lambda: pair.replicating() == "sync")
 
     @property
     def _reachable_data_dir(self) -> Path:

@@ -15,8 +15,7 @@ from typing import Final
 
 from chaos.checker.history import Pruned, Replaced
 from chaos.network import WireState
-from chaos.soak.machine import Replicated
-from chaos.soak.world import DAY_NS, NAMES, PARTICIPANTS, World
+from chaos.soak.scenario import DAY_NS, NAMES, PARTICIPANTS, SoakWorld
 from tests.support.small_disk import SmallDisk
 
 _NS_PER_S: Final = 1_000_000_000
@@ -34,8 +33,8 @@ class Fault:
 
     name: str
     victims: tuple[str, ...]
-    begin: Callable[[World, str, Random], Awaitable[str]]
-    end: Callable[[World, str], Awaitable[None]]
+    begin: Callable[[SoakWorld, str, Random], Awaitable[str]]
+    end: Callable[[SoakWorld, str], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,41 +63,35 @@ def plan(seed: int, names: Sequence[str], minutes: float, every_s: float) -> Ite
         yield Planned(fault, rng.choice(fault.victims), number * every_s + every_s / 4, length_s)
 
 
-async def _kill_node(world: World, name: str, _rng: Random) -> str:
-    await world.machines[name].node.kill()
+async def _kill_node(world: SoakWorld, name: str, _rng: Random) -> str:
+    await world.nodes[name].kill()
     return "SIGKILL"
 
 
-async def _start_node(world: World, name: str) -> None:
+async def _start_node(world: SoakWorld, name: str) -> None:
     await world.start_node(name)
 
 
-async def _kill_postgres(world: World, name: str, _rng: Random) -> str:
+async def _kill_postgres(world: SoakWorld, name: str, _rng: Random) -> str:
     machine = world.machines[name]
     await machine.kill_postgres()
-    return "SIGKILL to " + ("all its processes" if machine.database else "the postmaster")
+    return "SIGKILL to " + ("all its processes" if machine.server else "the postmaster")
 
 
-async def _start_postgres(world: World, name: str) -> None:
+async def _start_postgres(world: SoakWorld, name: str) -> None:
     await world.machines[name].start_postgres()
 
 
-async def _fail_over(world: World, name: str, _rng: Random) -> str:
-    await asyncio.to_thread(_replicated(world, name).fail_over)
+async def _fail_over(world: SoakWorld, name: str, _rng: Random) -> str:
+    await asyncio.to_thread(world.machines[name].fail_over)
     return "SIGKILL to the primary, standby promoted"
 
 
-async def _rebuild(world: World, name: str) -> None:
-    await asyncio.to_thread(_replicated(world, name).rebuild)
+async def _rebuild(world: SoakWorld, name: str) -> None:
+    await asyncio.to_thread(world.machines[name].rebuild)
 
 
-def _replicated(world: World, name: str) -> Replicated:
-    database = world.machines[name].database
-    assert isinstance(database, Replicated)
-    return database
-
-
-async def _cut_off(world: World, name: str, rng: Random) -> str:
+async def _cut_off(world: SoakWorld, name: str, rng: Random) -> str:
     clients, silent = rng.random() < 0.5, rng.random() < 0.5
     for wire in world.network.wires_of(name, clients=clients):
         wire.set(WireState.LOSSY if silent else WireState.CLOSED)
@@ -106,47 +99,47 @@ async def _cut_off(world: World, name: str, rng: Random) -> str:
     return f"{who}, {'nothing passes' if silent else 'connections refused'}"
 
 
-async def _slow_down(world: World, name: str, rng: Random) -> str:
+async def _slow_down(world: SoakWorld, name: str, rng: Random) -> str:
     delay_s = rng.choice(_DELAYS_S)
     for wire in world.network.wires_of(name, clients=True):
         wire.delay_s = delay_s
     return f"{delay_s * 1000:.0f} ms each way, peers and clients"
 
 
-async def _heal(world: World, _name: str) -> None:
+async def _heal(world: SoakWorld, _name: str) -> None:
     world.network.heal()
 
 
-async def _set_clock(world: World, name: str, rng: Random) -> str:
+async def _set_clock(world: SoakWorld, name: str, rng: Random) -> str:
     jump_s = rng.choice(_JUMPS_S)
     world.machines[name].set_clock(jump_s * _NS_PER_S)
     shown = f"{jump_s // _DAY_S:+} days" if abs(jump_s) >= _DAY_S else f"{jump_s:+,} s"
     return f"{shown}, the node's clock alone"
 
 
-async def _correct_clock(world: World, name: str) -> None:
+async def _correct_clock(world: SoakWorld, name: str) -> None:
     world.machines[name].set_clock(0)
 
 
-def _disk(world: World, name: str) -> SmallDisk:
+def _disk(world: SoakWorld, name: str) -> SmallDisk:
     disk = world.machines[name].disk
     assert disk is not None
     return disk
 
 
-async def _fill_disk(world: World, name: str, rng: Random) -> str:
+async def _fill_disk(world: SoakWorld, name: str, rng: Random) -> str:
     spare_kib = rng.choice((0, 64, 2_048))
     _disk(world, name).fill(spare_kib * 1024)
     return f"{spare_kib:,} KiB left"
 
 
-async def _free_disk(world: World, name: str) -> None:
+async def _free_disk(world: SoakWorld, name: str) -> None:
     _disk(world, name).free()
 
 
-async def _prune(world: World, name: str, _rng: Random) -> str:
-    machine, history = world.machines[name], world.history
-    before = sum(each.store == machine.store for each in history.pruned)
+async def _prune(world: SoakWorld, name: str, _rng: Random) -> str:
+    machine, history, store = world.machines[name], world.history, world.store(name)
+    before = sum(each.store == store for each in history.pruned)
     days = max(_LEAST_RETENTION_DAYS, _FIRST_RETENTION_DAYS - before)
     dropped = 0
 
@@ -161,10 +154,10 @@ async def _prune(world: World, name: str, _rng: Random) -> str:
     # A reader may see the drop before the command has ended.
     begun_ns = time.time_ns()
     may_go_ns = _dropped_before_ns(begun_ns + _DAY_S * _NS_PER_S, days)
-    history.pruned.append(Pruned(machine.store, may_go_ns, 0))
+    history.pruned.append(Pruned(store, may_go_ns, 0))
     await world.waiter.until(f"retention at node {name}", is_done)
     history.pruned[-1] = Pruned(
-        machine.store,
+        store,
         _dropped_before_ns(time.time_ns(), days),
         _dropped_before_ns(begun_ns, days),
     )
@@ -176,30 +169,28 @@ def _dropped_before_ns(now_ns: int, days: int) -> int:
     return (now_ns - days * DAY_NS) // DAY_NS * DAY_NS
 
 
-async def _destroy(world: World, name: str, _rng: Random) -> str:
-    machine = world.machines[name]
-    await machine.node.kill()
-    world.history.replaced.append(Replaced(machine.store, time.monotonic()))
-    return f"{machine.store} is gone"
+async def _destroy(world: SoakWorld, name: str, _rng: Random) -> str:
+    await world.nodes[name].kill()
+    world.history.replaced.append(Replaced(world.store(name), time.monotonic()))
+    return f"{world.store(name)} is gone"
 
 
-async def _replace(world: World, name: str) -> None:
-    machine = world.machines[name]
-    await machine.destroy()
-    await machine.install()
+async def _replace(world: SoakWorld, name: str) -> None:
+    await world.machines[name].destroy()
+    await world.install(name)
     await world.start_node(name)
 
 
-async def _leave(world: World, name: str, _rng: Random) -> str:
-    await world.crowd[name].leave()
+async def _leave(world: SoakWorld, name: str, _rng: Random) -> str:
+    await world.participants[name].leave()
     return "left its channel"
 
 
-async def _join(world: World, name: str) -> None:
-    await world.crowd[name].join(world.tasks)
+async def _join(world: SoakWorld, name: str) -> None:
+    await world.participants[name].join(world.tasks)
 
 
-async def _do_nothing(_world: World, _name: str) -> None:
+async def _do_nothing(_world: SoakWorld, _name: str) -> None:
     return
 
 

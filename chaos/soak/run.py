@@ -3,40 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import subprocess
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import psycopg
 
-from chaos.checker.clients import Follower, NoAnswerError, ask, read_holding, scan
-from chaos.checker.growth import Rule, check_growth
-from chaos.checker.logs import Log, check_logs
-from chaos.checker.stores import Holding, Served, check_stores
+from chaos.checker.clients import Follower, NoAnswerError, ask, scan
+from chaos.checker.logs import Log
+from chaos.checker.stores import Served
 from chaos.checker.violation import Violation
 from chaos.node import NodeFailedError
-from chaos.soak.machine import PATIENCE_S
+from chaos.soak.growth import Sampler
 from chaos.soak.nemesis import Planned, plan
-from chaos.soak.sampler import Sampler
-from chaos.soak.summary import FaultRecord, Summary
-from chaos.soak.world import NAMES, PARTICIPANTS, World
+from chaos.soak.scenario import NAMES, PARTICIPANTS, PATIENCE_S, SoakWorld
 from chaos.waiter import StuckError
 from store.embedded.process import EmbeddedPostgresError
-
-RULE: Final = Rule(warm_up_s=60.0, least_s=120.0)
-"""A node fills its caches and pools in its first minute."""
 
 _STUCK: Final = (
     StuckError,
     NoAnswerError,
     NodeFailedError,
     EmbeddedPostgresError,
+    AssertionError,
     psycopg.Error,
     TimeoutError,
     subprocess.TimeoutExpired,
@@ -55,6 +49,38 @@ class Options:
     interval_s: float
 
 
+@dataclass(slots=True)
+class Summary:
+    """The outcome of a run.
+
+    Attributes:
+        faults: what was injected, with times in seconds of the run, and the seconds until all nodes
+            were in sync again, None: never.
+        lost_as_allowed: messages whose acknowledgement no longer binds.
+        stored: the number of messages at each node in the end.
+        outcomes: how often publishers were given each outcome.
+        peaks: the most that each process used of each measure.
+    """
+
+    seed: int
+    seconds: float = 0.0
+    faults: list[dict[str, object]] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
+    published: int = 0
+    acknowledged: int = 0
+    lost_as_allowed: int = 0
+    stored: dict[str, int] = field(default_factory=dict)
+    outcomes: dict[str, int] = field(default_factory=dict)
+    participants: dict[str, int] = field(default_factory=dict)
+    peaks: dict[str, dict[str, float]] = field(default_factory=dict)
+    violations: list[Violation] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the summary as an object."""
+        found = {name: getattr(self, name) for name in self.__slots__}
+        return {**found, "violations": list(map(str, self.violations)), "ok": not self.violations}
+
+
 class Soak:
     """A run in an existing, empty directory; ``say`` prints a line."""
 
@@ -70,11 +96,11 @@ class Soak:
         options = self._options
         async with AsyncExitStack() as stack:
             self._note("starting three nodes")
-            world = World(stack, self._directory, options.seed)
+            world = SoakWorld(stack, self._directory, options.seed)
             self.summary.left_out = world.left_out
             sampler = Sampler(partial(_targets, world), lambda: len(world.history.published))
             try:
-                await world.start(options.seed, options.minutes, options.interval_s)
+                await world.start(options.minutes, options.interval_s)
                 sampling = asyncio.create_task(sampler.run())
                 stack.callback(sampling.cancel)
                 await self._inject_faults(world)
@@ -84,7 +110,7 @@ class Soak:
         self.summary.seconds = time.monotonic() - self._begun_s
         return self.summary
 
-    async def _inject_faults(self, world: World) -> None:
+    async def _inject_faults(self, world: SoakWorld) -> None:
         options, begun_s = self._options, time.monotonic()
         names = [name for name in options.faults if name not in world.left_out]
         for planned in plan(options.seed, names, options.minutes, options.every_s):
@@ -101,12 +127,11 @@ class Soak:
                 return
         await asyncio.sleep(begun_s + options.minutes * 60 - time.monotonic())
 
-    async def _inject(self, world: World, planned: Planned) -> None:
+    async def _inject(self, world: SoakWorld, planned: Planned) -> None:
         fault, name = planned.fault, planned.victim
-        victim = f"node {name}" if name in NAMES else name
         begun_s = time.monotonic()
         what = await fault.begin(world, name, world.rng)
-        self._note(f"{fault.name}, {victim}: {what}")
+        self._note(f"{fault.name}, {name}: {what}")
         await asyncio.sleep(planned.length_s)
         await fault.end(world, name)
         ended_s = time.monotonic()
@@ -118,32 +143,29 @@ class Soak:
             recovered_s = time.monotonic() - ended_s
             self._note(f"in sync {recovered_s:.1f} s after the end of it")
         except StuckError as error:
-            self._break("not in sync", f"after {fault.name}, {victim}: {error}")
+            self._break("not in sync", f"after {fault.name}, {name}: {error}")
         self.summary.faults.append(
-            FaultRecord(
-                fault.name,
-                name,
-                what,
-                begun_s - self._begun_s,
-                ended_s - self._begun_s,
-                recovered_s,
-            )
+            {
+                "fault": fault.name,
+                "victim": name,
+                "what": what,
+                "begun_s": begun_s - self._begun_s,
+                "ended_s": ended_s - self._begun_s,
+                "recovered_s": recovered_s,
+            }
         )
 
-    async def _check(self, world: World, sampler: Sampler) -> None:
+    async def _check(self, world: SoakWorld, sampler: Sampler) -> None:
         self._note("no more load; waiting until all is equal")
         await world.stop_publishers()
-        loaded_s = time.monotonic() - self._begun_s
         logs = await self._end_participants(world)
         await self._attempt("stores are not equal", partial(_wait_until_equal, world))
         await self._attempt("followers are behind", partial(_wait_for_followers, world))
         self._note("checking")
         summary, history = self.summary, world.history
-        holdings = [await _read(world, name) for name in NAMES]
-        lives = sampler.lives()
-        summary.violations += check_stores(history, holdings)
-        summary.violations += check_logs(logs)
-        summary.violations += check_growth(lives, RULE)
+        holdings = await world.read_holdings(PATIENCE_S)
+        summary.violations += world.check(holdings, logs)
+        summary.violations += sampler.check()
         summary.violations += [Violation("strange answer", each) for each in world.failures()]
         summary.published, summary.acknowledged = len(history.published), len(history.acks)
         served = {message.claimed for each in holdings for message in each.scanned}
@@ -151,26 +173,23 @@ class Soak:
             history.may_be_lost(digest) for digest in history.acks.keys() - served
         )
         summary.stored = {each.node: len(each.scanned) for each in holdings}
-        for confirms, answers in world.answers().items():
-            summary.add_answers(f"publishers, {confirms} confirmations", answers, loaded_s)
-        summary.participants = _summarize_participants(world)
-        summary.add_usage(lives, RULE)
+        summary.outcomes = dict(world.outcomes())
+        summary.participants = {
+            "sent": sum(len(each.sent) for each in logs),
+            "reported lost": sum(len(each.lost) for each in logs),
+        }
+        summary.peaks = sampler.peaks()
         for name, machine in world.machines.items():
             code, report = await machine.run_command("db", "check")
             if code != 0:
                 summary.violations.append(Violation("db check", f"node {name}: {report}"))
 
-    async def _end_participants(self, world: World) -> list[Log]:
+    async def _end_participants(self, world: SoakWorld) -> list[Log]:
         """Wait until every log is whole, or its losses are reported; then end all participants."""
-        await world.crowd.stop_talk()
+        await world.stop_talk()
         what = "messages that participants lack or have not published"
-        await self._attempt(
-            "not in step", partial(world.waiter.until_none, what, world.crowd.count_due)
-        )
-        logs = [await each.read_log() for each in world.crowd]
-        # Their sync messages would keep the stores from becoming equal.
-        await world.crowd.leave()
-        return logs
+        await self._attempt("not in step", partial(world.waiter.until_none, what, world.count_due))
+        return await world.read_logs()
 
     async def _attempt(self, rule: str, work: Callable[[], Awaitable[None]]) -> None:
         try:
@@ -186,18 +205,18 @@ class Soak:
         self._say(f"{time.monotonic() - self._begun_s:6.0f}s  {text}")
 
 
-def _targets(world: World) -> dict[str, tuple[int, set[int]]]:
+def _targets(world: SoakWorld) -> dict[str, tuple[int, set[int]]]:
     return {
         f"node {name}": (machine.node.pid, machine.ports())
         for name, machine in world.machines.items()
     }
 
 
-def _is_synced(world: World, participant: str) -> bool:
-    return world.crowd[participant].look().synced
+def _is_synced(world: SoakWorld, participant: str) -> bool:
+    return world.participants[participant].look().synced
 
 
-async def _wait_until_equal(world: World) -> None:
+async def _wait_until_equal(world: SoakWorld) -> None:
     """Wait until all nodes hold the same, except for what retention dropped at any of them."""
     horizon_ns = max(world.history.may_go_ns(world.store(name)) for name in NAMES)
 
@@ -212,7 +231,7 @@ async def _wait_until_equal(world: World) -> None:
     await world.waiter.until_none("messages that are not at all nodes", count_unequal)
 
 
-async def _wait_for_followers(world: World) -> None:
+async def _wait_for_followers(world: SoakWorld) -> None:
     """Wait until every follower has what its node holds."""
     for name, follower in world.followers.items():
         stored = {each.claimed for each in await _scan(world, name)}
@@ -222,25 +241,9 @@ async def _wait_for_followers(world: World) -> None:
         )
 
 
-async def _scan(world: World, name: str) -> list[Served]:
+async def _scan(world: SoakWorld, name: str) -> list[Served]:
     return await ask(world.endpoint(name), partial(scan, timeout_s=PATIENCE_S), PATIENCE_S)
 
 
 def _count_lacking(follower: Follower, stored: set[bytes]) -> int:
     return len(stored - follower.stored)
-
-
-async def _read(world: World, name: str) -> Holding:
-    follower = world.followers[name]
-    return await read_holding(follower, world.store(name), world.history, PATIENCE_S)
-
-
-def _summarize_participants(world: World) -> dict[str, object]:
-    everyone = list(world.crowd)
-    reasons = {re.sub(r"[\d.,]+", "N", reason) for each in everyone for reason in each.refusals}
-    return {
-        "sent": sum(len(each.sent) for each in everyone),
-        "reported lost": sum(len(each.lost) for each in everyone),
-        "refused at first": sum(each.refusals.total() for each in everyone),
-        **({"refused for": sorted(reasons)} if reasons else {}),
-    }

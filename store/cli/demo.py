@@ -83,7 +83,7 @@ def demo(
     require_libraries("demo", LIBRARIES)
     # Imported here, after the library's verbosity is set and its extra was looked for.
     from chaos.checker.clients import NoAnswerError  # noqa: PLC0415
-    from chaos.demo import report, run, story  # noqa: PLC0415
+    from chaos.demo import report, story  # noqa: PLC0415
     from chaos.node import NodeFailedError  # noqa: PLC0415
 
     patience_s = _PATIENCE_S[bool(without)] if patience is None else patience / NS_PER_S
@@ -91,7 +91,7 @@ def demo(
         with _directory(keep) as directory:
             plan = story.Plan(directory, pace, patience_s, limit / NS_PER_S, frozenset(without))
             kept = f"Logs and databases are in {directory}."
-            if not asyncio.run(run.run(plan, report.ConsoleReport(no_color=plain))):
+            if not asyncio.run(story.run(plan, report.ConsoleReport(no_color=plain))):
                 raise CliError(FAILED, f"Something was not brought back. {kept}")
     except asyncio.CancelledError:
         raise click.Abort from None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 from pathlib import Path
 from random import Random
 
@@ -88,9 +87,7 @@ async def _fail_over(composition: Composition, prometheus: Prometheus, pair: Pai
     # Nobody publishes any more: what comes now is waited for, and takes its time.
     await fires(UNREACHABLE, again=False)
     await fires(STANDBY_MISSING)
-    shutil.rmtree(pair.first.data.cluster)
-    await asyncio.to_thread(pair.first.copy, pair.second)
-    await asyncio.to_thread(pair.first.start)
+    await asyncio.to_thread(pair.rebuild)
     await fires(STANDBY_MISSING, again=False)
     stored = await check_node(a, ledger, token, tls)
     assert stored == ledger.sent

@@ -10,8 +10,7 @@ from random import Random
 
 import pytest
 
-from chaos.soak.machine import start_server
-from tests.support.cluster import ClusterServer, Pair
+from tests.support.cluster import ClusterServer, Pair, start_server
 from tests.support.node import NodeProcess
 from tests.support.places import quick_directory
 from tests.support.postgres import copy_cluster

@@ -61,7 +61,7 @@ async def test_a_node_serves_on_under_attack(name: str, shared: NodeProcess) -> 
     pause_s = honest.PAUSE_S if name in LEAST_CALLS else PAUSE_S
     with before as gateway:
         outcome = await attack_node(
-            shared, {name: ATTACKS[name].short}, seed=1, gateway=gateway, pause_s=pause_s
+            shared, name, ATTACKS[name].short, seed=1, gateway=gateway, pause_s=pause_s
         )
     assert outcome.alive
     assert outcome.failures == {}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -48,8 +49,7 @@ class ClusterServer:
     def __init__(self, directory: Path) -> None:
         self.data = DataDir(directory)
         self.data.path.mkdir()
-        # Chosen once: the connection strings of nodes name it before and after a restart. A server
-        # that takes the place of this one is given it.
+        # Chosen once: the connection strings of nodes name it before and after a restart.
         self.leased_port = HeldPort()
         self._installation = programs.chosen()
         self._account = account_for(self.data.cluster)
@@ -98,10 +98,6 @@ class ClusterServer:
         self._server = ServerProcess(self.data, account, found, _SETTINGS, self.port)
         assert self._server.await_ready(START_TIMEOUT_S), self._server.why_it_ended()
 
-    def take_port(self, other: ClusterServer) -> None:
-        """Listen where another server did, which has ended."""
-        self.leased_port = other.leased_port
-
     @property
     def port(self) -> int:
         """The port on which it listens, or will."""
@@ -140,16 +136,26 @@ class ClusterServer:
             return cursor.fetchall() if cursor.description else []
 
 
+def start_server(directory: Path) -> ClusterServer:
+    """Start a server with the schema."""
+    server = ClusterServer(directory)
+    server.create()
+    server.start()
+    upgrade(server.url)
+    return server
+
+
 class Pair:
     """A primary, its standby, and the URL that names both; a context manager.
 
-    Their logs are copied to ``kept`` at the end.
+    Without a ``directory`` of its own it has a quick one, whose logs are copied to ``kept`` at the
+    end.
     """
 
-    def __init__(self, kept: Path) -> None:
+    def __init__(self, kept: Path, directory: Path | None = None) -> None:
         self._places = ExitStack()
         # Not below a directory of pytest's: Postgres's account must get there.
-        self.directory = self._places.enter_context(quick_directory(kept))
+        self.directory = directory or self._places.enter_context(quick_directory(kept))
         self.first = ClusterServer(self.directory / "first")
         self.second = ClusterServer(self.directory / "second")
 
@@ -194,6 +200,16 @@ class Pair:
     def promote(self) -> None:
         """Make the standby the primary."""
         assert self.second.ask("select pg_promote(true, 60)") == [(True,)]
+
+    def rebuild(self) -> None:
+        """Make the first server, which has ended, the standby of the promoted one, and swap them.
+
+        A node knows the two by their ports, which they keep.
+        """
+        shutil.rmtree(self.first.data.cluster)
+        self.first.copy(self.second)
+        self.first.start()
+        self.first, self.second = self.second, self.first
 
     def close(self) -> None:
         """Stop both and remove what they left."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import time
 
 from tests.deploy.runbooks.scene import Incident, World, environment, metric
@@ -100,8 +99,6 @@ def _old_primary(world: World, pair: Pair, node: NodeProcess) -> None:
     refused.do("select max(position)")
     pair.first.stop()
     eventually(lambda: not metric(node, "storenode_database_hosts_refused"))
-    shutil.rmtree(pair.first.data.cluster)
-    pair.first.copy(pair.second)
-    pair.first.start()
+    pair.rebuild()
     eventually(lambda: metric(node, "storenode_database_standbys"))
     refused.resolved()

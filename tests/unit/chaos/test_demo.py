@@ -32,10 +32,10 @@ def end_with(
     async def play(story: Story) -> None:
         (story._plan.directory / "n1.log").write_text("a line")
         story.given_up.extend(given_up)
-        story._logs = []
+        story.logs = []
 
     async def judge(story: Story) -> list[Violation]:
-        story._holdings = [Holding("n1", "n1", (), (), ())]
+        story.holdings = [Holding("n1", "n1", (), (), ())]
         return violations
 
     monkeypatch.setattr(Story, "play", play)

@@ -117,7 +117,7 @@ def demo_fails() -> None:
         raise NodeFailedError(HOSTILE, f"one\n{HOSTILE}")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("chaos.demo.run.run", run)
+        patch.setattr("chaos.demo.story.run", run)
         with pytest.raises(SystemExit):
             main.main(["demo", "--plain"])
 

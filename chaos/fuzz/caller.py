@@ -1,4 +1,4 @@
-"""Calls with fuzzed requests: out of order, cancelled, with the metadata of others."""
+"""The methods of a node, and calls of them: out of order, cancelled, with others' metadata."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import grpc
-from google.protobuf.message import DecodeError
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
+    ProtoReflectionDescriptorDatabase,
+)
 
-from chaos.fuzz.methods import Method
 from chaos.fuzz.requests import Requests
 
 SHOWN: Final = 4_096
 """Bytes of a request that are shown."""
 
 _HASTE_S: Final = 0.3
-_PATIENCE_S: Final = 5.0
 _ONE_ANSWER_S: Final = 30.0
-_PATIENT_SHARE: Final = 0.002
 _MAX_FRAMES: Final = 8
 _MAX_ANSWERS: Final = 4
 _FAULTS: Final = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DATA_LOSS)
@@ -44,38 +46,54 @@ _METADATA: Final[tuple[tuple[tuple[str, str | bytes], ...], ...]] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """A call that ended with a forbidden code; ``frames`` are what it sent."""
+class Method:
+    """A method: the address of its listener, HOST:PORT, and its path in HTTP/2."""
 
-    number: int
+    address: str
     path: str
-    code: str
-    details: str
-    frames: Sequence[bytes]
+    request: type[Message]
+    response: type[Message]
+    takes_many: bool
+    gives_many: bool
 
-    def __str__(self) -> str:
-        sent = " ".join(each[:SHOWN].hex() or "-" for each in self.frames)
-        return f"request {self.number}: {self.path} ended {self.code} ({self.details}): {sent}"
+
+def list_methods(address: str) -> list[Method]:
+    """Return all methods of a listener, as its reflection lists them, by their paths."""
+    with grpc.insecure_channel(address) as channel:
+        database = ProtoReflectionDescriptorDatabase(channel)
+        pool = DescriptorPool(database)
+        found = [
+            Method(
+                address,
+                f"/{name}/{each.name}",
+                GetMessageClass(each.input_type),
+                GetMessageClass(each.output_type),
+                each.client_streaming,
+                each.server_streaming,
+            )
+            for name in database.get_services()
+            for each in pool.FindServiceByName(name).methods
+        ]
+    return sorted(found, key=lambda each: each.path)
 
 
 @dataclass(slots=True)
 class Results:
-    """The results of all calls; ``slow`` counts those that had not ended after the patience."""
+    """The results of all calls; ``findings`` describe those that ended with a forbidden code."""
 
     requests: int = 0
     codes: Counter[str] = field(default_factory=Counter)
-    findings: list[Finding] = field(default_factory=list)
-    slow: Counter[str] = field(default_factory=Counter)
+    findings: list[str] = field(default_factory=list)
 
 
 class Caller:
     """A maker of calls; ``channels`` are by the address of a listener."""
 
-    def __init__(self, channels: dict[str, list[Any]], seed: str, results: Results) -> None:
+    def __init__(self, channels: dict[str, list[Any]], seed: str) -> None:
+        self.results = Results()
         self._channels = channels
         self._seed = seed
         self._requests = Requests(time.time_ns())
-        self.results = results
 
     def add_sample(self, method: Method, frame: bytes) -> None:
         """Add a valid request that is unlikely to be made at random."""
@@ -84,46 +102,31 @@ class Caller:
     async def call(self, method: Method, number: int) -> None:
         """Make the call of this number; it uses values of earlier answers."""
         rng = random.Random(f"{self._seed}/{number}")
-        frames = self._frames(method, rng)
-        patient = rng.random() < _PATIENT_SHARE
+        count = rng.randrange(1, _MAX_FRAMES + 1) if method.takes_many else 1
+        frames = [self._requests.request(method.request, rng) for _ in range(count)]
         channel = rng.choice(self._channels[method.address])
         make = channel.stream_stream if method.takes_many else channel.unary_stream
-        call = make(method.path)(
-            *(() if method.takes_many else (frames[0],)), metadata=rng.choice(_METADATA)
-        )
+        given = () if method.takes_many else (frames[0],)
+        call = make(method.path)(*given, metadata=rng.choice(_METADATA))
         code: grpc.StatusCode | None = None
-        answered = False
-        try:
-            async with asyncio.timeout(_PATIENCE_S if patient else self._haste_s(method)):
+        is_answered = False
+        # A stream may be without end.
+        haste_s = _HASTE_S if method.takes_many or method.gives_many else _ONE_ANSWER_S
+        with suppress(TimeoutError):
+            async with asyncio.timeout(haste_s):
                 sent = frames if method.takes_many else ()
-                answered = await self._converse(call, method, sent, rng)
+                is_answered = await self._converse(call, method, sent, rng)
                 code = await call.code()
-        except TimeoutError:
-            if patient:
-                self.results.slow[method.path] += 1
-        finally:
-            call.cancel()
+        call.cancel()
         self.results.requests += len(frames)
-        if code in _FAULTS:
-            details = await call.details()
-            if details != _OWN_DETAILS:
-                self.results.findings.append(
-                    Finding(number, method.path, code.name, details, frames)
-                )
-            else:
-                code = None
+        if code in _FAULTS and (details := await call.details()) != _OWN_DETAILS:
+            shown = " ".join(each[:SHOWN].hex() or "-" for each in frames)
+            self.results.findings.append(
+                f"request {number}: {method.path} ended {code.name} ({details}): {shown}"
+            )
         self.results.codes["left" if code is None else code.name] += 1
-        if answered or code is grpc.StatusCode.OK:
+        if is_answered or code is grpc.StatusCode.OK:
             self._requests.add_samples(method.request, frames)
-
-    @staticmethod
-    def _haste_s(method: Method) -> float:
-        """Return when a call is left: soon if it may be a stream without end."""
-        return _HASTE_S if method.takes_many or method.gives_many else _ONE_ANSWER_S
-
-    def _frames(self, method: Method, rng: random.Random) -> list[bytes]:
-        count = rng.randrange(1, _MAX_FRAMES + 1) if method.takes_many else 1
-        return [self._requests.request(method.request, rng) for _ in range(count)]
 
     async def _converse(
         self,

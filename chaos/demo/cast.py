@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from random import Random
 from typing import Final
 
-from chaos.crowd import Crowd
 from storenode.sds.bloom import FilterShape
 from storenode.sds.config import ChannelConfig, RepairConfig
 
@@ -27,6 +25,18 @@ class Character:
     channel_id: str
     home: str
     has_bad_link: bool = False
+
+    def configure(self, *, repairs: bool) -> ChannelConfig:
+        """Return a configuration with short intervals, with or without SDS-Repair."""
+        return ChannelConfig(
+            self.channel_id,
+            self.name,
+            filter=FilterShape(1_000, 0.01),
+            history_entries=6,
+            sync_min_ms=1_500,
+            sync_max_ms=3_000,
+            repair=_REPAIR if repairs else None,
+        )
 
 
 READER: Final = "bela"
@@ -58,23 +68,3 @@ CAST: Final = (
     Character(ROAMER, "delta", "n3"),
     Character(NEIGHBOUR, "delta", "n3"),
 )
-
-
-def configure(who: Character, *, repairs: bool) -> ChannelConfig:
-    """Return a configuration with short intervals, with or without SDS-Repair."""
-    return ChannelConfig(
-        who.channel_id,
-        who.name,
-        filter=FilterShape(1_000, 0.01),
-        history_entries=6,
-        sync_min_ms=1_500,
-        sync_max_ms=3_000,
-        repair=_REPAIR if repairs else None,
-    )
-
-
-def set_losses(crowd: Crowd, rng: Random, *, on: bool) -> None:
-    """Let the bad links lose messages, or carry all."""
-    for who in CAST:
-        if who.has_bad_link:
-            crowd[who.name].link.loses = lambda: on and rng.random() < LOSS

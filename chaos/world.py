@@ -1,0 +1,177 @@
+"""The world of a run: nodes, the wires between them, clients, participants, and its history.
+
+The demo and the soak are scenarios of it: each starts nodes of its own kind, breaks some of it, and
+ends with `read_logs`, `read_holdings` and the rules of the checker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Collection, Sequence
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from chaos.checker.clients import Endpoint, Follower, read_holding
+from chaos.checker.history import Ack, History
+from chaos.checker.logs import Log, check_logs
+from chaos.checker.stores import Holding, check_stores
+from chaos.checker.violation import Violation
+from chaos.link import Traffic
+from chaos.network import Network
+from chaos.node import NodeProcess
+from chaos.participant import Participant
+from chaos.tasks import Tasks
+from chaos.waiter import Waiter
+from storenode.connection.channel import TlsIdentity
+from storenode.sds.aio.node import StoreNode
+from storenode.sds.channel import ChannelFullError
+from storenode.sds.config import ChannelConfig
+
+
+class World:
+    """The processes and clients of one run.
+
+    While participants talk, a random one sends a line every ``mean_pause_s``.
+
+    Attributes:
+        nodes: the nodes by name.
+        lives: the number of the database that each node has now.
+        followers: a client that follows each node.
+        participants: the SDS participants by name.
+    """
+
+    def __init__(self, directory: Path, rng: Random, waiter: Waiter, mean_pause_s: float) -> None:
+        self.directory = directory
+        self.rng = rng
+        self.waiter = waiter
+        self.history = History()
+        self.network = Network()
+        self.tasks = Tasks()
+        self.nodes: dict[str, NodeProcess] = {}
+        self.lives: Counter[str] = Counter()
+        self.followers: dict[str, Follower] = {}
+        self.participants: dict[str, Participant] = {}
+        self._mean_pause_s = mean_pause_s
+        self._traffic = Traffic(self.history.publish, self._acknowledge)
+        self._silent = asyncio.Event()
+        self._talking: asyncio.Task[Any] | None = None
+
+    def store(self, name: str) -> str:
+        """Return the store behind a node now: the life of its database."""
+        return f"{name}#{self.lives[name]}"
+
+    async def start_node(self, name: str) -> None:
+        """Start a node, and lead its wires to it.
+
+        Raises:
+            NodeFailedError: It did not start.
+        """
+        await self.nodes[name].start()
+        self.network.move(name, self.nodes[name].ready)
+
+    def follow(self, name: str, endpoint: Endpoint) -> None:
+        """Follow a node from now until the end."""
+        self.followers[name] = Follower(name, endpoint)
+        self.tasks.start(self.followers[name].run())
+
+    async def add_participant(
+        self, config: ChannelConfig, home: str, tls: TlsIdentity | None = None
+    ) -> None:
+        """Add a participant that reaches the node ``home`` first, then the others in turn."""
+        name, names = config.sender_id, list(self.nodes)
+        first = names.index(home)
+        wires = [
+            await self.network.open_client_wire(name, node)
+            for node in names[first:] + names[:first]
+        ]
+        nodes = [StoreNode(wire.address, tls=tls) for wire in wires]
+        state = self.directory / f"{name}.db"
+        self.participants[name] = Participant(config, nodes, state, self._traffic)
+
+    def members(self, channel_id: str) -> list[Participant]:
+        """Return the participants of a channel."""
+        return [each for each in self.participants.values() if each.channel_id == channel_id]
+
+    async def join(self) -> None:
+        """Let all participants join."""
+        await asyncio.gather(*(each.join(self.tasks) for each in self.participants.values()))
+
+    async def leave(self) -> None:
+        """Let all participants leave."""
+        await self.stop_talk()
+        await asyncio.gather(*(each.leave() for each in self.participants.values()))
+
+    def start_talk(self) -> None:
+        """Send lines of random participants until `stop_talk`."""
+        self._silent.clear()
+        self._talking = self.tasks.start(self._talk())
+
+    async def stop_talk(self) -> None:
+        """End the talk; a line that was begun is sent."""
+        self._silent.set()
+        if self._talking is not None:
+            await self._talking
+
+    async def say(self, name: str, text: str = "") -> str:
+        """Send a line, by default the next of many, and return its ID; empty if it is not sent."""
+        who = self.participants[name]
+        with suppress(ChannelFullError):
+            return await who.send((text or f"{name} says {len(who.sent) + 1}").encode())
+        return ""
+
+    def count_due(self) -> int:
+        """Return the number of lines that participants lack, have not published, or wait for."""
+        due = 0
+        for each in self.participants.values():
+            status = each.look()
+            lines = sum(len(other.sent) for other in self.members(each.channel_id))
+            lacking = max(lines - each.length - len(each.lost), 0)
+            due += lacking + status.unpublished + int(not status.synced)
+        return due
+
+    async def read_logs(self) -> list[Log]:
+        """Read the logs of all participants, and let them leave.
+
+        Their sync messages would keep the stores from becoming equal.
+        """
+        logs = [await each.read_log() for each in self.participants.values()]
+        await self.leave()
+        return logs
+
+    async def read_holdings(self, patience_s: float) -> list[Holding]:
+        """Read everything from every node, as clients get it."""
+        reading = (
+            read_holding(each, self.store(name), self.history, patience_s)
+            for name, each in self.followers.items()
+        )
+        return await asyncio.gather(*reading)
+
+    def check(self, holdings: Sequence[Holding], logs: Sequence[Log]) -> list[Violation]:
+        """Return the broken rules of stores and logs."""
+        return [*check_stores(self.history, holdings), *check_logs(logs)]
+
+    async def close(self) -> None:
+        """End everything, the last first; a failure of one part keeps no other one running."""
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self.network.close)
+            stack.push_async_callback(self._stop_nodes)
+            stack.push_async_callback(self.tasks.stop)
+            stack.push_async_callback(self.leave)
+
+    async def _stop_nodes(self) -> None:
+        await asyncio.gather(*(node.stop() for node in self.nodes.values()))
+
+    def _acknowledge(self, link: str, digests: Collection[bytes]) -> None:
+        ack = Ack(self.store(self.network.find_node(link)), time.monotonic(), 0)
+        self.history.acknowledge(digests, ack)
+
+    async def _talk(self) -> None:
+        while not self._silent.is_set():
+            await self.say(self.rng.choice(list(self.participants)))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.rng.expovariate(1 / self._mean_pause_s)):
+                    await self._silent.wait()

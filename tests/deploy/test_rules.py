@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from store.observe.problems import RULES as PROBLEMS
 from store.observe.problems import RUNBOOKS as RUNBOOKS_URL
 from tests.deploy.drills import table
 from tests.deploy.tools import DEPLOY, ROOT, run
-from tests.support.faults import FAULTS, Fault, record
+from tests.support.faults import FAULTS, record
 from tools.generate_rules import OPERATOR_TARGET, TARGET, alert_name, operator_rules, rules
 
 PROMETHEUS = DEPLOY / "prometheus"
@@ -56,22 +57,30 @@ def test_alerts_about_what_no_node_reports_fire_when_they_must() -> None:
 
 
 def test_alerts_fire_when_the_node_reports_the_problem(tmp_path: Path) -> None:
+    """Play all faults at the same time, each at a node of its own."""
     names = set(re.findall(r"storenode_\w+", TARGET.read_text("utf-8")))
-    groups: dict[int, list[dict[str, Any]]] = {}
-    for fault in FAULTS:
-        groups.setdefault(fault.step_min, []).append(_played(fault, names))
-    for step_min, tests in groups.items():
-        path = tmp_path / f"every-{step_min}m.yml"
+    for step_min in {fault.step_min for fault in FAULTS}:
+        series: list[dict[str, str]] = []
+        expected: list[dict[str, Any]] = []
+        for fault in FAULTS:
+            if fault.step_min == step_min:
+                recorded, present = record(fault, names)
+                series += _series(fault.name, recorded)
+                expected += _expected(fault.name, present)
+        path = tmp_path / f"every-{step_min}m.json"
+        test = {
+            "interval": f"{step_min}m",
+            "input_series": series,
+            "promql_expr_test": expected,
+        }
         content = {"rule_files": [str(TARGET)], "evaluation_interval": f"{step_min}m"}
-        path.write_text(yaml.safe_dump({**content, "tests": tests}), "utf-8")
+        path.write_text(json.dumps({**content, "tests": [test]}), "utf-8")
         run("promtool", "test", "rules", str(path))
 
 
-def _played(fault: Fault, names: set[str]) -> dict[str, Any]:
-    """Return a test of promtool: the series of a fault, and the alerts that must fire."""
-    recorded, present = record(fault, names)
-    node = 'job="storenode",instance="a"'
-    series = {
+def _series(instance: str, recorded: Sequence[dict[str, float]]) -> list[dict[str, str]]:
+    node = f'job="storenode",instance="{instance}"'
+    values = {
         f"{each[:-1]},{node}}}".replace("{,", "{"): " ".join(
             # As Prometheus does, a series that a scrape lacks is marked as ended.
             str(taken.get(each, "stale"))
@@ -79,25 +88,24 @@ def _played(fault: Fault, names: set[str]) -> dict[str, Any]:
         )
         for each in {each for taken in recorded for each in taken}
     }
-    series[f"up{{{node}}}"] = " ".join("1" for _ in recorded)
-    return {
-        "name": fault.name,
-        "interval": f"{fault.step_min}m",
-        "input_series": [
-            {"series": name, "values": f"_ {values}"} for name, values in sorted(series.items())
-        ],
-        "promql_expr_test": [
-            {
-                "expr": 'group by (alertname) (ALERTS{alertstate="firing"})',
-                "eval_time": f"{minute}m",
-                "exp_samples": [
-                    {"labels": f'{{alertname="{alert_name(page)}"}}', "value": 1}
-                    for page in sorted(pages)
-                ],
-            }
-            for minute, pages in present.items()
-        ],
-    }
+    values[f"up{{{node}}}"] = " ".join("1" for _ in recorded)
+    return [{"series": name, "values": f"_ {text}"} for name, text in sorted(values.items())]
+
+
+def _expected(instance: str, present: Mapping[int, frozenset[str]]) -> list[dict[str, Any]]:
+    """Return that just the alerts of the present problems fire, at some minutes."""
+    selected = f'ALERTS{{alertstate="firing",instance="{instance}"}}'
+    return [
+        {
+            "expr": f"group by (alertname) ({selected})",
+            "eval_time": f"{minute}m",
+            "exp_samples": [
+                {"labels": f'{{alertname="{alert_name(page)}"}}', "value": 1}
+                for page in sorted(pages)
+            ],
+        }
+        for minute, pages in present.items()
+    ]
 
 
 def test_the_table_of_the_manual_is_that_of_the_drills() -> None:

@@ -82,7 +82,7 @@ def healthy(now_s: float = START_S) -> Metrics:
 def serve(metrics: Metrics) -> None:
     """Publish and query without any failure."""
     metrics.calls.labels("Publish", "OK").inc(1_000)
-    for _ in range(100):
+    for _ in range(10):
         metrics.publish_batch_seconds.observe(0.01)
         metrics.query_seconds.labels("Query").observe(0.01)
 
@@ -414,7 +414,7 @@ def record(
     """
     now_s = [START_S]
     metrics = healthy()
-    problems = Problems(metrics, lambda: now_s[0])
+    problems, named = Problems(metrics, lambda: now_s[0]), _named(metrics, names)
     step = fault.step_min
     over_min = step * (WELL_MIN + fault.minutes // step)
     end_min = over_min + step * fault.settle_min
@@ -435,19 +435,20 @@ def record(
         found = problems.evaluate()
         if minute in (step * (WELL_MIN - 1), over_min - step, end_min):
             present[minute] = frozenset(each.page for each in found)
-        recorded.append(_samples(metrics, names))
+        recorded.append(_samples(named, names))
     return recorded, present
 
 
-def _samples(metrics: Metrics, names: Collection[str]) -> dict[str, float]:
+def _named(metrics: Metrics, names: Collection[str]) -> list[MetricWrapperBase]:
+    """Return the metrics with series of these names."""
+    every = [each for each in vars(metrics).values() if isinstance(each, MetricWrapperBase)]
+    return [each for each in every if any(name.startswith(each._name) for name in names)]
+
+
+def _samples(named: Sequence[MetricWrapperBase], names: Collection[str]) -> dict[str, float]:
     found: dict[str, float] = {}
-    for metric in vars(metrics).values():
-        if not isinstance(metric, MetricWrapperBase) or not any(
-            each.startswith(metric._name) for each in names
-        ):
-            continue
-        for sample in chain.from_iterable(each.samples for each in metric.collect()):
-            if sample.name in names:
-                labels = (f'{name}="{value}"' for name, value in sorted(sample.labels.items()))
-                found[f"{sample.name}{{{','.join(labels)}}}"] = sample.value
+    for sample in chain.from_iterable(each.samples for of in named for each in of.collect()):
+        if sample.name in names:
+            labels = (f'{name}="{value}"' for name, value in sorted(sample.labels.items()))
+            found[f"{sample.name}{{{','.join(labels)}}}"] = sample.value
     return found

@@ -103,7 +103,7 @@ async def attack_node(
     *,
     pause_s: float = PAUSE_S,
 ) -> Outcome:
-    """Attack a node that runs, beside an honest client.
+    """Run an attack on a node beside an honest client.
 
     Args:
         node: the node.

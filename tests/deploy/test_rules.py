@@ -57,7 +57,7 @@ def test_alerts_about_what_no_node_reports_fire_when_they_must() -> None:
 
 
 def test_alerts_fire_when_the_node_reports_the_problem(tmp_path: Path) -> None:
-    """Play all faults at the same time, each at a node of its own."""
+    """Check all faults at the same time, each at a node of its own."""
     names = set(re.findall(r"storenode_\w+", TARGET.read_text("utf-8")))
     for step_min in {fault.step_min for fault in FAULTS}:
         series: list[dict[str, str]] = []

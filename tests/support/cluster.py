@@ -204,7 +204,7 @@ class Pair:
     def rebuild(self) -> None:
         """Make the first server, which has ended, the standby of the promoted one, and swap them.
 
-        A node knows the two by their ports, which they keep.
+        Both keep their ports, by which nodes find them.
         """
         shutil.rmtree(self.first.data.cluster)
         self.first.copy(self.second)

@@ -68,12 +68,9 @@ def test_alerts_fire_when_the_node_reports_the_problem(tmp_path: Path) -> None:
                 series += _series(fault.name, recorded)
                 expected += _expected(fault.name, present)
         path = tmp_path / f"every-{step_min}m.json"
-        test = {
-            "interval": f"{step_min}m",
-            "input_series": series,
-            "promql_expr_test": expected,
-        }
-        content = {"rule_files": [str(TARGET)], "evaluation_interval": f"{step_min}m"}
+        every = f"{step_min}m"
+        test = {"interval": every, "input_series": series, "promql_expr_test": expected}
+        content = {"rule_files": [str(TARGET)], "evaluation_interval": every}
         path.write_text(json.dumps({**content, "tests": [test]}), "utf-8")
         run("promtool", "test", "rules", str(path))
 

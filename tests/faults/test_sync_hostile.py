@@ -49,13 +49,13 @@ LARGE_BYTES = 60 * MIB
 PROMISED = 200_000
 CALLERS = 12
 SILENCE_S = 3
-WARM_ROUNDS, ROUNDS = 6, 10
+WARM_ROUNDS, ROUNDS = 3, 6
 ROUND_BYTES = 16 * MIB
 MAX_GROWTH_BYTES = 64 * MIB
 """Of the memory, beside the copies of a frame."""
 
 MAX_LEFT_BYTES = 2 * ROUND_BYTES
-"""Of what stays in memory: one frame of three that were kept in each round would be eight."""
+"""Of what stays in memory: one frame of three that were kept in each round would be six."""
 
 COPIES = 4
 """Of a frame, in memory while it is looked at."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,11 +23,12 @@ SYSTEM_POSTGRES = [Path("/", pattern.partition("*")[0]) for pattern in SYSTEM_PA
 STATUS_FILES = (STATUS_PATH, "/status.css", "/status.js", "/status.svg", "/status.json")
 
 
-def started(command: Command) -> Iterator[NodeProcess]:
+def started(command: Command, database_url: str | None = None) -> Iterator[NodeProcess]:
     """Yield a node of an environment, which must end cleanly."""
     assert command.cwd is not None
     node = NodeProcess(
         command.cwd / "data",
+        database_url=database_url,
         env=dict(command.env),
         program=command.program,
         cwd=command.cwd,
@@ -55,11 +56,11 @@ def serving(installed_node: Environment) -> Iterator[NodeProcess]:
 
 
 @pytest.fixture(scope="module")
-def without_compiler(dist: Dist, tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """Return the node built from its source distribution where there is no compiler."""
-    environment = Environment.made(tmp_path_factory.mktemp("without-compiler"))
-    source = f"storenode-node[embedded] @ {dist.node_source.as_uri()}"
-    environment.install(dist, library_of(dist), source, CC="/bin/false")
+def bare(dist: Dist, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """Return the node without a Postgres, from its source distribution, without a compiler."""
+    environment = Environment.made(tmp_path_factory.mktemp("bare"))
+    source = f"storenode-node @ {dist.node_source.as_uri()}"
+    environment.install(dist, library_of(dist, "[node]"), source, CC="/bin/false")
     return environment
 
 
@@ -111,12 +112,10 @@ def test_commands_whose_extra_is_missing_name_it(installed_node: Environment) ->
     assert not Path(installed_node.elsewhere, "untouched").exists()
 
 
-def test_without_any_postgres_it_names_the_extra(dist: Dist, tmp_path: Path) -> None:
-    environment = Environment.made(tmp_path)
-    environment.install(dist, library_of(dist, "[node]"))
-    command = environment.storenode
+def test_without_any_postgres_it_names_the_extra(bare: Environment, tmp_path: Path) -> None:
+    command = bare.storenode
     # That of the system is hidden, and nothing but the environment is on the path.
-    program = ["env", f"PATH={environment.path / 'bin'}", *command.program]
+    program = ["env", f"PATH={bare.path / 'bin'}", *command.program]
     for folder in SYSTEM_POSTGRES:
         if folder.is_dir():
             program = [*READ_ONLY, str(folder), *program]
@@ -132,7 +131,9 @@ def test_without_any_postgres_it_names_the_extra(dist: Dist, tmp_path: Path) -> 
     assert "--database-url" in sentence
 
 
-def test_without_a_compiler_it_serves_with_arrays(without_compiler: Environment) -> None:
-    assert without_compiler.run("-c", KERNEL).out == "False\n"
-    for node in started(without_compiler.storenode):
-        serves(without_compiler.calling(node), "without-a-kernel")
+def test_without_a_compiler_it_serves_with_arrays(
+    bare: Environment, new_store: Callable[[], str]
+) -> None:
+    assert bare.run("-c", KERNEL).out == "False\n"
+    for node in started(bare.storenode, new_store()):
+        serves(bare.calling(node), "without-a-kernel")

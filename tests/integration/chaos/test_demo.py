@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
 
-from chaos.node import LOG_TAIL_LINES
 from tests.support import warm
 from tests.support.node import COMMAND, clean_environment
 
@@ -85,45 +81,22 @@ def test_everything_comes_back_and_nothing_stays_behind(tmp_path: Path) -> None:
     assert left_behind(tmp_path) == []
 
 
-@contextmanager
-def started(directory: Path, chapter: str) -> Iterator[subprocess.Popen[str]]:
-    """Start a run, and wait for a chapter."""
+@pytest.mark.timeout(TIMEOUT_S)
+def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
     process = subprocess.Popen(
-        warm.tied([COMMAND, "demo", "--pace", "10"]),
+        warm.tied([COMMAND, "demo"]),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**environment(directory), "PYTHONUNBUFFERED": "1"},
+        env={**environment(tmp_path), "PYTHONUNBUFFERED": "1"},
     )
     try:
         assert process.stdout is not None
-        assert any(chapter in line for line in process.stdout)
-        yield process
+        assert any("One conversation" in line for line in process.stdout)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=TIMEOUT_S)
     finally:
         process.kill()
         process.communicate()
-
-
-@pytest.mark.timeout(TIMEOUT_S)
-def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
-    with started(tmp_path, "participants talk") as process:
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=TIMEOUT_S)
     assert (process.returncode, errors) == (130, "")
     assert left_behind(tmp_path) == []
-
-
-@pytest.mark.timeout(TIMEOUT_S)
-def test_a_node_that_ends_by_itself_is_reported_with_its_log(tmp_path: Path) -> None:
-    with started(tmp_path, "One conversation") as process:
-        (directory,) = tmp_path.iterdir()
-        nodes = [each for each in psutil.Process(process.pid).children() if each.is_running()]
-        victim = next(each for each in nodes if str(directory / "n1") in each.cmdline())
-        os.kill(victim.pid, signal.SIGKILL)
-        _, errors = process.communicate(timeout=TIMEOUT_S)
-    assert process.returncode == 1
-    *tail, sentence = errors.splitlines()
-    log = directory / "n1.log"
-    assert sentence == f"storenode: The node n1 was ended by SIGKILL: see {log}."
-    assert tail == log.read_text().splitlines()[-LOG_TAIL_LINES:]
-    assert tail

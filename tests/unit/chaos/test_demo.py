@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from click.testing import CliRunner, Result
 from chaos.checker.stores import Holding
 from chaos.checker.violation import Violation
 from chaos.demo.story import Story
+from chaos.node import NodeFailedError
 from store.cli.demo import demo
 from storenode.cli.errors import FAILED, OK, CliError
 
@@ -70,3 +72,21 @@ def test_a_demo_without_a_difference_leaves_no_file(
     assert ended.return_value == OK, ended.output
     assert "The 3 stores are equal" in ended.output
     assert list(temporary.iterdir()) == []
+
+
+def test_a_node_that_ends_by_itself_ends_the_demo(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def end() -> None:
+        raise NodeFailedError("The node n1 was ended by SIGKILL.", "a line")
+
+    async def play(story: Story) -> None:
+        story.tasks.start(end())
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Story, "play", play)
+    ended = CliRunner().invoke(demo, ["--plain"], standalone_mode=False)
+    assert isinstance(ended.exception, CliError)
+    assert ended.exception.sentence == "The node n1 was ended by SIGKILL."
+    assert ended.output.endswith("a line\n")
+    assert list(temporary.iterdir()), "the log is kept"

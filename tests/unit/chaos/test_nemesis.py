@@ -26,10 +26,7 @@ def test_every_kind_comes_before_any_comes_again_and_in_time() -> None:
         assert planned[-1].at_s + planned[-1].length_s < 20 * 60
 
 
-def test_a_run_shorter_than_the_interval_has_one_fault_within_it() -> None:
+def test_a_short_run_has_one_fault_within_it_if_any_is_possible() -> None:
     (planned,) = plan(1, SOME, 1, 120)
     assert planned.at_s + planned.length_s < 60
-
-
-def test_without_a_possible_fault_the_plan_is_empty() -> None:
     assert list(plan(1, [], 20, 120)) == []

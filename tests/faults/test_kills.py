@@ -1,13 +1,13 @@
-"""``kill -9`` of the embedded Postgres, whole or in part, while clients publish."""
+"""``kill -9`` of the embedded Postgres, whole or in part, and of a node while it starts."""
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from functools import partial
 from random import Random
 
 import psutil
-import pytest
 
 from storenode.client.types import PublishResult
 from tests.faults.processes import log_size, logged, postmaster_of, until
@@ -25,6 +25,9 @@ from tests.support.ledger import (
 from tests.support.node import NodeProcess
 
 PUBLISHERS = 3
+STARTS = 4
+STEPS = ("postgres_started", "serving", "maintenance_taken")
+"""Events of a start."""
 
 
 def kill_postmaster(node: NodeProcess, _rng: Random) -> bool:
@@ -58,9 +61,18 @@ def kill_backend(node: NodeProcess, rng: Random) -> bool:
     return False
 
 
-@pytest.mark.parametrize("kill", [kill_postmaster, kill_all, kill_backend])
-async def test_the_node_outlives_its_postgres(node: NodeProcess, rng: Random, kill: object) -> None:
-    assert callable(kill)
+async def kill_when(node: NodeProcess, step: str) -> None:
+    """Start a node and kill it when its log names a step; at once when that is empty."""
+    already = log_size(node)
+    node.launch()
+    if step:
+        await logged(node, step, already)
+    node.kill()
+
+
+async def test_a_node_outlives_its_postgres_and_starts_again_where_it_was_killed(
+    node: NodeProcess, rng: Random
+) -> None:
     ledger = Ledger()
     node.start()
     server = psutil.Process(node.process.pid)
@@ -68,32 +80,31 @@ async def test_the_node_outlives_its_postgres(node: NodeProcess, rng: Random, ki
     follower = Follower(node.listen)
     async with following(follower):
         async with publishing(publishers):
-            for _ in range(2):
+            for kill in (kill_postmaster, kill_all, kill_backend):
                 await ledger.more(rng.randint(200, 2_000))
                 await until(lambda: bool(backends_of(node)))
                 logged_bytes = log_size(node)
                 # Backends seen before may have ended with the server that was killed.
-                await until(lambda: kill(node, rng))
+                await until(partial(kill, node, rng))
                 if kill is not kill_backend:
                     await logged(node, "postgres_restarted", logged_bytes)
             await ledger.more(500)
         stored = await check_node(node.listen, ledger)
         await follower.has_all(stored)
         assert set(follower.hashes) == stored == ledger.sent
-    assert server.is_running()
     assert ledger.outcomes.keys() <= {PublishResult.STORED, PublishResult.DUPLICATE}
-    Command().ok("db", "check", "--data-dir", str(node.data_dir))
-
-
-async def test_a_single_publish_is_acknowledged_or_fails(node: NodeProcess, rng: Random) -> None:
-    """Check a client that does not retry: after an error the message may be stored or not."""
-    ledger = Ledger()
-    node.start()
-    publisher = Publisher(node.listen, ledger, rng)
-    for _ in range(3):
-        calls = [asyncio.create_task(attempted(publisher)) for _ in range(8)]
+    # A client that does not retry: after an error the message may be stored or not.
+    for _ in range(2):
+        calls = [asyncio.create_task(attempted(publishers[0])) for _ in range(8)]
         await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
         kill_all(node, rng)
         for error in await asyncio.gather(*calls):
             assert error is None or error.code == "UNAVAILABLE", error
         await check_node(node.listen, ledger)
+    assert server.is_running()
+    for _ in range(STARTS):
+        node.kill()
+        await kill_when(node, rng.choice(["", *STEPS]))
+    await asyncio.to_thread(node.start)
+    assert await check_node(node.listen, ledger) >= stored
+    Command().ok("db", "check", "--data-dir", str(node.data_dir))

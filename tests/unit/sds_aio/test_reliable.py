@@ -32,7 +32,7 @@ from storenode.sds.codec import Entry, SdsMessage
 from storenode.sds.events import Acknowledged, GaveUp, Sent, Signed
 from storenode.sds.limits import MAX_CANDIDATES, MAX_SETS
 from storenode.sds.log import Key
-from storenode.sds.segments import Revision, Segment, SegmentSet, content_hash, split
+from storenode.sds.segments import Revision, Segment, SegmentSet, content_hash, read_segment, split
 from storenode.wire.waku.segmentation.v1.segment_pb2 import SegmentMessageProto
 from tests.support.bus import Bus
 from tests.unit.sds_aio.test_bus import ROUTE, _fetched, _now_ms, has, joined
@@ -117,7 +117,7 @@ def genuine() -> list[Message]:
 
 
 def forged(
-    count: int, index: int = MIDDLE, causes: Sequence[str] = (), **fields: int
+    count: int, index: int = MIDDLE, causes: Sequence[str] = (), **fields: int | bytes
 ) -> Sequence[Message]:
     made = []
     for number in range(count):
@@ -145,24 +145,18 @@ class Log:
         return self.messages.get(key)
 
 
-async def read(messages: Sequence[Message]) -> list[Found]:
+async def read(messages: Sequence[Message], noted: Sequence[Message] = ()) -> list[Found]:
     log = Log()
     reader = ContentReader(cast("Channel", log), 86_400_000)
     found: list[Found] = []
+    for message in noted:
+        log.messages[message.key] = message
+        reader.note(0, message, read_segment(message.content))
     for message in messages:
         log.messages[message.key] = message
         found += await reader.take(0, message)
         reader._reassembly.check()
     return found
-
-
-def with_other_hash(count: int) -> Sequence[Message]:
-    made = forged(count)
-    for message in made:
-        segment = SegmentMessageProto.FromString(message.content)
-        segment.entire_message_hash = content_hash(b"other")
-        object.__setattr__(message, "content", segment.SerializeToString())
-    return made
 
 
 G = genuine()
@@ -191,7 +185,7 @@ CASES: dict[str, Callable[[], Sequence[Message]]] = {
         G[-1],
     ],
     "another count": lambda: [*forged(99, data_segment_count=COUNT + 1), *G],
-    "another hash": lambda: [*with_other_hash(99), *G],
+    "another hash": lambda: [*forged(99, entire_message_hash=content_hash(b"other")), *G],
     "each twice": lambda: [each for message in G for each in (message, message)],
     "in reverse": lambda: [*forged(3), *reversed(G)],
 }
@@ -201,6 +195,11 @@ CASES: dict[str, Callable[[], Sequence[Message]]] = {
 async def test_forged_segments_keep_no_content_away(case: str) -> None:
     found = await read(CASES[case]())
     assert [each.content for each in found if isinstance(each, Content)] == [CONTENT]
+
+
+async def test_what_the_segments_of_an_earlier_run_completed_is_not_reported_again() -> None:
+    copy = of_alice("copy", G[0].content, COUNT)
+    assert await read([copy], noted=G) == []
 
 
 async def test_a_failed_assembly_is_reported_at_once() -> None:

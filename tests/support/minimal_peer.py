@@ -58,7 +58,7 @@ class Peer:
     """The messages of a peer, and its answers to the calls of a node, with one node at a time."""
 
     def __init__(self, items: list[Any]) -> None:
-        self.held: dict[bytes, Any] = {}
+        self.messages: dict[bytes, Any] = {}
         self.sync = SpecPeer([])
         self.lock = threading.Lock()
         self.hold(items)
@@ -67,15 +67,15 @@ class Peer:
         """Store messages, and give their hashes."""
         with self.lock:
             for each in items:
-                if hash_of(each) not in self.held:
-                    self.held[hash_of(each)] = each
+                if hash_of(each) not in self.messages:
+                    self.messages[hash_of(each)] = each
                     tell(hash_of(each).hex())
         return [hash_of(each) for each in items]
 
     def ids(self) -> list[Id]:
         """Return all of it in the order of time."""
         with self.lock:
-            return sorted((each.message.timestamp, hash_) for hash_, each in self.held.items())
+            return sorted((each.message.timestamp, hash_) for hash_, each in self.messages.items())
 
     def reconcile(self, frames: Iterator[Any]) -> Iterator[Any]:
         """Serve a reconciliation until one side has nothing left to send."""
@@ -88,24 +88,24 @@ class Peer:
 
     def transfer(self, frames: Iterator[Any], session: str = SESSION) -> Iterator[Any]:
         """Send all that the node lacks at once, then answer for what it sends."""
-        lacking = [self.held[hash_] for _, hash_ in sorted(self.sync.to_send)]
+        lacking = [self.messages[hash_] for _, hash_ in sorted(self.sync.to_send)]
         yield pb.TransferFrame(session_id=session, messages=lacking, done=True)
         for frame in frames:
             if frame.messages:
                 yield pb.TransferFrame(stored=self.hold(frame.messages))
 
     def gossip(self, frames: Iterator[Any]) -> Iterator[Any]:
-        """Announce all that is held, after the node has spoken; ask for all, answer all."""
+        """Announce all that is stored, after the node has spoken; ask for all, answer all."""
         announced: set[bytes] = set()
         for frame in frames:
             announced_there = {*frame.inv.ids, *frame.sync_leaves.ids}
             self.hold(frame.events.messages)
-            asked = [self.held[each] for each in frame.get_events.ids if each in self.held]
+            asked = [self.messages[each] for each in frame.get_events.ids if each in self.messages]
             if asked:
                 yield pb.GossipFrame(events=pb.Events(messages=asked))
-            if wanted := announced_there - self.held.keys():
+            if wanted := announced_there - self.messages.keys():
                 yield pb.GossipFrame(get_events=pb.Inventory(ids=wanted))
-            if new := self.held.keys() - announced:
+            if new := self.messages.keys() - announced:
                 announced |= new
                 yield pb.GossipFrame(inv=pb.Inventory(ids=new))
 
@@ -117,8 +117,8 @@ class Peer:
             page = [
                 stored.WakuMessageKeyValue(
                     message_hash=hash_,
-                    message=self.held[hash_].message,
-                    pubsub_topic=self.held[hash_].pubsub_topic,
+                    message=self.messages[hash_].message,
+                    pubsub_topic=self.messages[hash_].pubsub_topic,
                 )
                 for _, hash_ in ids[at : at + PAGE]
             ]
@@ -179,7 +179,7 @@ def gossip(peer: Peer, address: str) -> None:
     """Run gossip with a node, and send first, until the process is stopped."""
     with grpc.insecure_channel(address) as channel:
         frames, answers = begin(channel, "Gossip", pb.GossipFrame)
-        frames.put(pb.GossipFrame(inv=pb.Inventory(ids=peer.held)))
+        frames.put(pb.GossipFrame(inv=pb.Inventory(ids=peer.messages)))
         for each in peer.gossip(answers):
             frames.put(each)
 

@@ -17,15 +17,15 @@ class HeldPort:
     """
 
     def __init__(self) -> None:
-        with socket.socket() as held:
+        with socket.socket() as sock:
             # Servers set it too. Linux then lets one of them listen where another socket is bound
             # and does not listen, and passes such a port over where any port will do.
-            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            held.bind(("127.0.0.1", 0))
-            self.number: int = held.getsockname()[1]
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(("127.0.0.1", 0))
+            self.number: int = sock.getsockname()[1]
             # Elsewhere no server could have a port that is bound: there it is only found here.
             if sys.platform == "linux":
-                weakref.finalize(self, os.close, held.detach())
+                weakref.finalize(self, os.close, sock.detach())
 
     @property
     def address(self) -> str:

@@ -129,7 +129,7 @@ class WakuClient:
     def __init__(self, raw: RawClient, multiplexer: str) -> None:
         self.raw = raw
         self.multiplexer = multiplexer
-        self._held = b""
+        self._received = b""
         self._next = 1
 
     @classmethod
@@ -239,7 +239,7 @@ class WakuClient:
                 return value
 
     async def _exactly(self, size: int) -> bytes:
-        while len(self._held) < size:
-            self._held += await self.raw.receive()
-        data, self._held = self._held[:size], self._held[size:]
+        while len(self._received) < size:
+            self._received += await self.raw.receive()
+        data, self._received = self._received[:size], self._received[size:]
         return data

@@ -19,12 +19,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from tests.support.forking import LENGTH
+from tests.support.fork_server import LENGTH
 
 COMMAND: Final = str(Path(sys.executable).with_name("storenode"))
 """The installed command, as an operator runs it."""
 
-_SERVER: Final = str(Path(__file__).with_name("forking.py"))
+_SERVER: Final = str(Path(__file__).with_name("fork_server.py"))
 _OWN: Final = "STORENODE_"
 """How the names of settings begin that a process reads when it runs, not when it is imported."""
 

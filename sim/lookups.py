@@ -132,7 +132,7 @@ async def serve_lookup(process: Process, stream: EndStream) -> None:
 
     def read() -> list[bytes]:
         found = selected(database, request).messages
-        return [transferred(database.stored[digest][1]) for _, _, digest, _ in found]
+        return [transferred(database.stored[digest][1]) for _, _, digest, *_ in found]
 
     messages = await database.look(read)
     if process.node.world.faulty and happens(process.rng, process.scenario.faults.lies):

@@ -29,7 +29,7 @@ from functools import cache
 from struct import Struct
 from typing import Any, Final
 
-from store.domain.ports import HistoryEntry, SyncId
+from store.domain.ports import HistoryEntry
 from storenode.message.limits import HASH_BYTES, MAX_SDS_CLAIMANTS
 from storenode.sds.codec import decode, sds_key
 from storenode.sds.proofs import ID_BYTES
@@ -41,9 +41,6 @@ True if it is proven).
 Parents' keys and hints are ``uuid[]`` and ``bytea[]`` in Postgres's binary format, read by
 `references`.
 """
-
-Found = tuple[bytes, int, bytes, bytes]
-"""The first four columns of a claim: what is kept of a message that is to be sent."""
 
 Child = tuple[bytes, int, bytes]
 """(key, timestamp, hash) of a claim: where references stand."""
@@ -72,7 +69,7 @@ def usable_hint(hint: bytes | None) -> bytes | None:
 
 def rank(claim: Claim) -> tuple[bool, int, bytes]:
     """Return the sort key of the claimants of an ID."""
-    return claim[6] is not True, claim[1], claim[2]
+    return not claim[6], claim[1], claim[2]
 
 
 def parent_bytes(claim: Claim) -> int:
@@ -147,25 +144,20 @@ HintAnswers = Mapping[tuple[bytes, bytes], Hinted | None]
 class ClaimQuery:
     """A read: every claimant of ``keys``, of up to ``ahead`` further keys that are reached from
     these by parents, and the messages that ``hints`` name.
-
-    ``window`` asks for about so many claims of the channel that follow those of the previous
-    window, or are older than position ``before``, newest first.
     """
 
     keys: Sequence[bytes]
     hints: Sequence[HintQuery] = ()
     ahead: int = 0
-    window: int = 0
-    before: SyncId = (0, b"")
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimAnswer:
     """The answer to a `ClaimQuery`.
 
-    ``claims`` hold all claimants of every key in ``asked`` or in ``claims`` (the first in their
-    order, and one more than are returned for an ID, which shows that there are more). ``asked`` may
-    be a part of the keys of the query; the rest is to be asked for again.
+    ``claims`` are the claimants of the keys in ``asked``, those of a key in their order: the first
+    ones, and one more than are returned for an ID, which shows that there are more. ``asked`` may
+    be a part of the keys of the query, with its first key; the rest is to be asked for again.
     """
 
     asked: Sequence[bytes]
@@ -175,130 +167,70 @@ class ClaimAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The messages that a reference selects; ``cut``: there are more claimants than are returned.
-
-    The first ``shared`` are what every reference to the ID selects whose hint is of no use.
-    """
+    """The messages that a reference selects; ``cut``: more claimants than are returned."""
 
     claims: Sequence[Claim]
     cut: bool = False
-    shared: int = 0
-
-
-_UNREAD: Final = object()
 
 
 class ClaimCache:
-    """The claimants and hints that were read and are not used up: complete sets by key."""
+    """The claimants and hints that were read: complete sets by key, in the order of claimants."""
 
     def __init__(self, claimants: int = MAX_SDS_CLAIMANTS) -> None:
+        self.sets: dict[bytes, list[Claim]] = {}
+        self.hinted: dict[tuple[bytes, bytes], Hinted | None] = {}
+        self.read_bytes = 0
+        """The estimated memory of what was added since the last `evict`."""
         self._claimants = claimants
-        self._bytes = 0
-        self._sets: dict[bytes, Claim | list[Claim] | None] = {}
-        self._hinted: dict[tuple[bytes, bytes], Hinted | None] = {}
 
-    def add(self, answer: ClaimAnswer) -> int:
-        """Add an answer, whose sets replace those of the same keys; return its size in bytes."""
-        self._sets.update(dict.fromkeys(answer.asked))
-        self._sets.update(_group_by_key(answer.claims))
-        self._hinted.update(answer.hinted)
+    def add(self, answer: ClaimAnswer) -> None:
+        """Add an answer; sets that were read before stay as they are."""
+        fresh: dict[bytes, list[Claim]] = {key: [] for key in answer.asked if key not in self.sets}
+        for claim in answer.claims:
+            group = fresh.get(claim[0])
+            if group is not None:
+                group.append(claim)
+        self.sets.update(fresh)
+        self.hinted.update(answer.hinted)
         rows = len(answer.asked) + len(answer.claims) + len(answer.hinted)
-        size = rows * CLAIM_BYTES + sum(map(parent_bytes, answer.claims))
-        self._bytes += size
-        return size
+        self.read_bytes += rows * CLAIM_BYTES + sum(map(parent_bytes, answer.claims))
 
-    def limit(self, most_bytes: int) -> None:
-        """Drop everything if it takes more memory; it must be read again when it is needed."""
-        if self._bytes <= most_bytes:
-            return
-        # Until here what was used up is still counted.
-        rows = len(self._hinted) + len(self._sets)
-        claims = (claim for found in self._sets.values() for claim in _listed(found))
-        self._bytes = rows * CLAIM_BYTES + sum(map(parent_bytes, claims))
-        if self._bytes > most_bytes // 2:
-            self.clear()
-
-    def clear(self) -> None:
-        """Drop everything."""
-        self._sets.clear()
-        self._hinted.clear()
-        self._bytes = 0
-
-    def pop_sole(self, key: bytes, hint: bytes | None) -> Claim | None:
-        """Remove and return the only claimant of a key, unless the hint names another message."""
-        found = self._sets.get(key)
-        if type(found) is not tuple or (hint is not None and found[2] != hint):
-            return None
-        del self._sets[key]
-        return found
-
-    def peek(self, key: bytes) -> Claim | None:
-        """Return the claimant of a key if it was read and is the only one."""
-        found = self._sets.get(key)
-        return found if type(found) is tuple else None
-
-    def is_read(self, key: bytes) -> bool:
-        """Return True if the claimants of a key were read, even if there are none."""
-        return key in self._sets
+    def evict(self, is_needed: Callable[[bytes, Sequence[Claim]], bool]) -> None:
+        """Drop hints and the sets that are not needed; they must be read again."""
+        self.sets = {key: found for key, found in self.sets.items() if is_needed(key, found)}
+        self.hinted.clear()
+        self.read_bytes = 0
 
     def lacks_hint(self, key: bytes, hint: bytes) -> bool:
         """Return True if the claimants of a key were read and the hint must still be."""
-        if (key, hint) in self._hinted:
-            return False
-        found = self._sets.get(key, _UNREAD)
-        return found is not _UNREAD and all(claim[2] != hint for claim in _listed(found))
-
-    def is_hint_read(self, key: bytes, hint: bytes) -> bool:
-        """Return True if the message that a hint names was asked for."""
-        return (key, hint) in self._hinted
-
-    def hinted(self, key: bytes, hint: bytes) -> Hinted | None:
-        """Return the message that a hint which was read names."""
-        return self._hinted[key, hint]
+        found = self.sets.get(key)
+        return (
+            found is not None
+            and (key, hint) not in self.hinted
+            and all(claim[2] != hint for claim in found)
+        )
 
     def select(self, key: bytes, hint: bytes | None) -> Selection | None:
         """Return the messages that a reference selects; None if something must be read first."""
-        found = self._sets.get(key, _UNREAD)
-        if found is _UNREAD:
+        found = self.sets.get(key)
+        if found is None:
             return None
-        claims = _listed(found)
+        most = self._claimants
         opaque: tuple[Claim, ...] = ()
         if hint is not None:
-            named = next((claim for claim in claims if claim[2] == hint), None)
+            named = next((claim for claim in found if claim[2] == hint), None)
+            if named is None:
+                if (key, hint) not in self.hinted:
+                    return None
+                hinted = self.hinted[key, hint]
+                if hinted is not None and hinted.readable:
+                    named = hinted.claim
+                elif hinted is not None:
+                    opaque = (hinted.claim,)
             if named is not None:
-                return Selection(self._add_proven(named, claims))
-            if (key, hint) not in self._hinted:
-                return None
-            hinted = self._hinted[key, hint]
-            if hinted is not None and hinted.readable:
-                return Selection(self._add_proven(hinted.claim, claims))
-            opaque = () if hinted is None else (hinted.claim,)
-        most = self._claimants
-        return Selection((*claims[:most], *opaque), len(claims) > most, min(len(claims), most))
-
-    def _add_proven(self, named: Claim, claims: Sequence[Claim]) -> Sequence[Claim]:
-        if named[6] is True:
-            return (named,)
-        return (*(claim for claim in claims[: self._claimants] if claim[6] is True), named)
-
-
-def _group_by_key(claims: Sequence[Claim]) -> Mapping[bytes, Claim | list[Claim]]:
-    sole = {claim[0]: claim for claim in claims}
-    if len(sole) == len(claims):
-        return sole
-    grouped: dict[bytes, list[Claim]] = {}
-    for claim in claims:
-        grouped.setdefault(claim[0], []).append(claim)
-    return {
-        key: group[0] if len(group) == 1 else sorted(group, key=rank)
-        for key, group in grouped.items()
-    }
-
-
-def _listed(found: object) -> Sequence[Claim]:
-    if isinstance(found, list):
-        return found
-    return (found,) if isinstance(found, tuple) else ()
+                proven = () if named[6] else [claim for claim in found[:most] if claim[6]]
+                return Selection((*proven, named))
+        return Selection((*found[:most], *opaque), len(found) > most)
 
 
 class Lookup:
@@ -318,7 +250,7 @@ class Lookup:
         entries: Sequence[HistoryEntry],
         claimants: int = MAX_SDS_CLAIMANTS,
     ) -> None:
-        self.messages: list[Found] = []
+        self.messages: list[Claim] = []
         self.missing: list[HistoryEntry] = []
         self.unproven: list[HistoryEntry] = []
         self.truncated = False
@@ -333,7 +265,7 @@ class Lookup:
         """Process the answer; return the next read, None when the result is complete."""
         if answer is not None:
             self._claims.add(answer)
-        keys = {key: None for key, _ in self._references if not self._claims.is_read(key)}
+        keys = {key: None for key, _ in self._references if key not in self._claims.sets}
         if keys:
             return ClaimQuery(tuple(keys))
         hints = {
@@ -361,7 +293,7 @@ class Lookup:
             for claim in selection.claims:
                 if (key, claim[2]) not in sent:
                     sent.add((key, claim[2]))
-                    self.messages.append(claim[:4])
+                    self.messages.append(claim)
 
 
 class RequestedEntries:

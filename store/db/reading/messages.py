@@ -230,27 +230,37 @@ async def resolve(connection: Connection, wanted: TopicFilter) -> TopicKeys:
     return tuple(row[0] for row in await cursor.fetchall())  # type: ignore[misc]
 
 
-def _matching_topics(wanted: TopicFilter) -> tuple[str, dict[str, object]]:
-    # Every form has an index to begin with: a node may hold millions of topics.
-    source, conditions, parameters = "storenode.topics t", list[str](), dict[str, object]()
+def topic_conditions(wanted: TopicFilter) -> tuple[list[str], dict[str, object]]:
+    """Return the conditions of a filter on a row ``t`` of topics, and their parameters."""
+    conditions, parameters = list[str](), dict[str, object]()
     if wanted.pubsub_topic is not None:
         conditions.append("t.pubsub_topic = %(pubsub)s::text")
         parameters["pubsub"] = wanted.pubsub_topic
     if wanted.content_topics:
         conditions.append("t.content_topic = any(%(contents)s::text[])")
         parameters["contents"] = list(wanted.content_topics)
-    exact = bool(conditions)
-    rights = wanted.rights
-    columns = {"pubsub_topic": rights.pubsub_prefixes, "content_topic": rights.content_prefixes}
-    for column, prefixes in columns.items():
-        if not prefixes:
-            continue
+    for column, prefixes in _prefixes(wanted).items():
         conditions.append(f"t.{column} ^@ any(%({column})s::text[])")
         parameters[column] = list(prefixes)
-        ends = [_end_of_prefix(prefix) for prefix in prefixes]
-        if not exact and None not in ends:
-            source = SQL.messages.topic_spans.format(column=column)
-            parameters |= {"lows": list(prefixes), "highs": ends}
+    return conditions, parameters
+
+
+def _prefixes(wanted: TopicFilter) -> dict[str, tuple[str, ...]]:
+    rights = wanted.rights
+    columns = {"pubsub_topic": rights.pubsub_prefixes, "content_topic": rights.content_prefixes}
+    return {column: prefixes for column, prefixes in columns.items() if prefixes}
+
+
+def _matching_topics(wanted: TopicFilter) -> tuple[str, dict[str, object]]:
+    # Every form has an index to begin with: a node may hold millions of topics.
+    source = "storenode.topics t"
+    conditions, parameters = topic_conditions(wanted)
+    if wanted.pubsub_topic is None and not wanted.content_topics:
+        for column, prefixes in _prefixes(wanted).items():
+            ends = [_end_of_prefix(prefix) for prefix in prefixes]
+            if None not in ends:
+                source = SQL.messages.topic_spans.format(column=column)
+                parameters |= {"lows": list(prefixes), "highs": ends}
     return SQL.messages.match_topics.format(
         source=source, conditions=" and ".join(conditions)
     ), parameters

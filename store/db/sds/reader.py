@@ -21,7 +21,7 @@ from store.db.reading.messages import frames_at
 from store.db.sds.claims import ClaimReader, ParentPlace
 from store.db.turns import Turns
 from store.domain.causal import CausalWalk, WalkState
-from store.domain.claims import ClaimAnswer, ClaimQuery, Found, Lookup
+from store.domain.claims import Claim, ClaimAnswer, ClaimQuery, Lookup
 from store.domain.ports import CausalRequest, HistoryEntry, Outlet, Room, SdsLookup, SdsPage
 from store.domain.query import DEFAULT_PAGE_BYTES
 from store.messages.frames import sds_stored_message
@@ -124,12 +124,13 @@ class DatabaseSdsReader:
             self._database,
             request.channel_id,
             request.heads,
+            request.filter,
             claimants=request.claimants,
             parents=True,
             prefer_proven=request.prefer_proven,
         )
         room = await outlet.room(HANDY_PAGE_BYTES)
-        async with self._walks.turn(outlet.caller, outlet.connection), aclosing(reader):
+        async with self._walks.turn(outlet.caller, outlet.connection):
             walk = await _walk(reader, request)
         _fit(room, len(walk.taken))
         pages = SdsPages(self._page_bytes)
@@ -149,18 +150,19 @@ class DatabaseSdsReader:
             self._database,
             request.channel_id,
             lookup.entries,
+            request.filter,
             claimants=request.claimants,
             parents=False,
             prefer_proven=request.prefer_proven,
         )
-        await reader.prepare(request.filter)
+        await reader.prepare()
         query = lookup.step()
         while query is not None:
             query = lookup.step(await reader.answer(query))
         return lookup
 
     async def _send(
-        self, wanted: Iterator[Found], pages: SdsPages
+        self, wanted: Iterator[Claim], pages: SdsPages
     ) -> AsyncGenerator[SdsPage, None]:
         async with aclosing(_read_portions(self._database, wanted)) as portions:
             async for portion, frames in portions:
@@ -176,7 +178,7 @@ def _fit(room: Room, messages: int) -> None:
 
 async def _walk(reader: ClaimReader, request: CausalRequest) -> CausalWalk:
     """Run a walk; others get the processor between the steps."""
-    await reader.prepare(request.filter)
+    await reader.prepare()
     walk = CausalWalk(request)
     answer: ClaimAnswer | None = None
     while (effect := walk.step(answer)) is not WalkState.DONE:
@@ -208,8 +210,8 @@ async def _read_missing(
 
 
 async def _read_portions(
-    database: Database, wanted: Iterator[Found]
-) -> AsyncGenerator[tuple[Sequence[Found], _Frames], None]:
+    database: Database, wanted: Iterator[Claim]
+) -> AsyncGenerator[tuple[Sequence[Claim], _Frames], None]:
     """Yield messages in their order with their frames, read ahead; None for those not stored."""
     size = _FIRST_READ
     asked = list(islice(wanted, size))
@@ -246,9 +248,9 @@ class SdsPages:
         self._missing: list[HistoryEntry] = []
         self._bytes = 0
 
-    def add(self, portion: Sequence[Found], frames: Sequence[bytes | None]) -> Iterator[SdsPage]:
+    def add(self, portion: Sequence[Claim], frames: Sequence[bytes | None]) -> Iterator[SdsPage]:
         """Add messages with their frames; those without one are missing."""
-        for (_, _, digest, message_id), frame in zip(portion, frames, strict=True):
+        for (_, _, digest, message_id, *_), frame in zip(portion, frames, strict=True):
             if frame is None:
                 yield from self.add_missing(HistoryEntry(message_id, digest))
                 continue

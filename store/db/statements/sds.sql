@@ -190,69 +190,66 @@ case when octet_length(array_send(s.parent_hints)) <= <sds.hash_array>
                       case when octet_length(h.hint) = 32 then h.hint end order by h.n))
            from unnest(s.parent_hints) with ordinality h(hint, n)) end
 
--- claim_name --
--- The columns that name a claim.
-uuid_send(s.key), s.ts, s.hash, s.message_id
+-- visible --
+-- True if the message of a claim is stored and inside the filter; what is newer than the horizon is.
+(s.ts >= %(horizon)b::bigint or exists (
+    select from storenode.messages m where m.ts = s.ts and m.hash = s.hash{topics} offset 0))
 
--- with_parents --
--- The columns of a claim with its parents.
-<sds.claim_name>, array_send(s.parent_keys), <sds.hints>
-
--- without_parents --
--- The columns of a claim without its parents.
-<sds.claim_name>, ''::bytea, ''::bytea
-
--- read_claims --
--- Claims of keys in a channel.
-select {columns} from storenode.sds s
-where s.key = any(%(keys)b::uuid[]) and s.channel = %(channel)b::bytea
-limit %(limit)b::bigint
-
--- read_claims_at --
--- Claims by key and position.
-select {columns}
-from unnest(%(keys)b::uuid[], %(ts)b::bigint[], %(hash)b::bytea[]) as k(key, ts, hash)
-join storenode.sds s on s.key = k.key and s.ts = k.ts and s.hash = k.hash
-where s.ts >= %(low)b::bigint and s.ts <= %(high)b::bigint and s.channel = %(channel)b::bytea
-
--- read_window --
--- The claims of a channel before a position, newest first.
-select {columns} from storenode.sds s
-where s.channel_key = %(channel_key)b::uuid and s.channel = %(channel)b::bytea
-  and s.ts >= 0 and s.ts <= %(ts)b::bigint
-  and (s.ts, substr(s.hash, 1, 7)) <= (%(ts)b::bigint, substr(%(hash)b::bytea, 1, 7))
-  and (s.ts, s.hash) < (%(ts)b::bigint, %(hash)b::bytea)
-order by s.ts desc, substr(s.hash, 1, 7) desc, s.hash desc limit %(limit)b::bigint
-
--- find_crowded --
--- Keys with several claimants.
-select uuid_send(k.key), count(*) from (
-    select s.key from storenode.sds s where s.key = any(%(keys)b::uuid[])
-    limit %(limit)b::bigint
-) k group by k.key having count(*) > 1
-
--- read_crowd --
--- The oldest claimants of a key.
-select s.ts, s.hash from storenode.sds s
-where s.key = %(key)b::uuid and s.channel = %(channel)b::bytea
-order by s.ts, s.hash limit %(limit)b::bigint
-
--- read_proven --
--- Proven claimants of a key.
-select s.ts, s.hash from storenode.sds s
-where s.key = %(key)b::uuid and s.proof and s.channel = %(channel)b::bytea
-limit %(limit)b::bigint
+-- claim --
+-- The columns of a claim behind its key and timestamp.
+s.hash, s.message_id,
+       case when %(parents)s::boolean then array_send(s.parent_keys) else ''::bytea end,
+       case when %(parents)s::boolean then <sds.hints> else ''::bytea end,
+       s.proof and %(prefers)s::boolean
 
 -- reach_parents --
--- Keys that are reached by parents, some at a time of each claimed key.
-with recursive w(key) as (
+-- Keys, and further ones that are reached from them by parents, some claims of each.
+with recursive reached(key) as (
     select unnest(%(keys)b::uuid[])
     union
-    select unnest(s.parent_keys) from w cross join lateral (
-        select p.parent_keys from storenode.sds p where p.key = w.key limit {crowd}
+    select unnest(s.parent_keys) from reached cross join lateral (
+        select p.parent_keys from storenode.sds p where p.key = reached.key limit {crowd}
     ) s
 )
-select uuid_send(w.key) from w limit %(limit)b::bigint
+select uuid_send(reached.key) from reached limit %(limit)b::bigint
+
+-- read_claims --
+-- Claimants of keys, in no order; those that are not visible have no timestamp, and count.
+select uuid_send(s.key), case when <sds.visible> then s.ts end, <sds.claim>
+from storenode.sds s
+where s.key = any(%(keys)b::uuid[]) and s.channel = %(channel)b::bytea limit %(limit)b::bigint
+
+-- read_first --
+-- The first claimants of keys that have many, key by key.
+select uuid_send(k.key), s.ts, <sds.claim>
+from unnest(%(keys)b::uuid[]) as k(key) left join lateral (
+    select * from (
+        select s.* from storenode.sds s where s.key = k.key and s.channel = %(channel)b::bytea
+        order by s.ts, s.hash limit {seen}
+    ) s where <sds.visible> order by s.ts, s.hash limit {crowd}
+) s on true limit %(limit)b::bigint
+
+-- read_proven --
+-- The first proven claimants of keys that have many, by their index.
+select uuid_send(k.key), s.ts, <sds.claim>
+from unnest(%(keys)b::uuid[]) as k(key) cross join lateral (
+    select * from (
+        select s.* from storenode.sds s
+        where s.key = k.key and s.proof and s.channel = %(channel)b::bytea limit {seen}
+    ) s where <sds.visible> order by s.ts, s.hash limit {crowd}
+) s
+
+-- read_hinted --
+-- Messages that hints name: with the claim of the hint's key, else with the payload.
+select uuid_send(k.key), k.ts, k.hash, s.message_id, array_send(s.parent_keys), <sds.hints>,
+       s.proof and %(prefers)s::boolean, case when s.key is null then m.payload end
+from unnest(%(keys)b::uuid[], %(ts)b::bigint[], %(hash)b::bytea[]) as k(key, ts, hash)
+cross join <messages.message_at>
+left join lateral (
+    select n.* from storenode.sds n
+    where n.key = k.key and n.ts = k.ts and n.hash = k.hash and n.channel = %(channel)b::bytea
+      and n.ts >= %(low)b::bigint and n.ts <= %(high)b::bigint offset 0
+) s on true where true{topics}
 
 -- read_parents --
 -- Parents of claims, by slot.

@@ -16,7 +16,7 @@ from tests.integration.sds.channel import (
 )
 from tests.integration.storage.node import Node
 
-CROWDED = db_claims._FURTHER_CLAIMANTS + 100
+CROWDED = db_claims.FURTHER_CLAIMANTS + 100
 ONLY_OTHER = TopicFilter(content_topics=(OTHER[1],))
 
 

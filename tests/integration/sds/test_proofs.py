@@ -13,6 +13,7 @@ from store.db.pool import Connection
 from store.db.sds import claims as db_claims
 from store.db.sds.reader import DatabaseSdsReader
 from store.db.writing import writer as writer_module
+from store.domain.claims import ClaimQuery
 from store.domain.ports import TopicFilter
 from storenode.sds.codec import decode, sds_key
 from tests.integration.sds.channel import (
@@ -34,7 +35,7 @@ NAME = CHANNEL.decode()
 CONTENT = b"what Alice said"
 ID = genuine_id(NAME, CONTENT)
 HASHED = sha256(CONTENT).hexdigest()
-CROWDED = db_claims._FURTHER_CLAIMANTS + 100
+CROWDED = db_claims.FURTHER_CLAIMANTS + 100
 WAYS = ("copied", "inserted")
 
 
@@ -118,7 +119,7 @@ async def test_any_channel_is_read_as_the_rules_say(
                 for hint in (None, rng.choice(channel.stored).hash, bytes(32))
             ]
             world = channel.seen(wanted, prefers=True)
-            with patch.object(db_claims, "_FURTHER_CLAIMANTS", further):
+            with patch.object(db_claims, "FURTHER_CLAIMANTS", further):
                 answered = await look_up(reader, entries, wanted, prefers=True)
                 assert_looked_up(answered, world, entries)
                 heads = request(rng.sample(entries, 3), filter=wanted)
@@ -157,12 +158,20 @@ async def test_what_is_proven_is_found_by_its_index(node: Node, *, analyzed: boo
     if analyzed:
         await node.rows("analyze")
     claims = db_claims.ClaimReader(
-        node.database, CHANNEL, (), claimants=16, parents=False, prefer_proven=True
+        node.database,
+        CHANNEL,
+        (),
+        TopicFilter(),
+        claimants=16,
+        parents=False,
+        prefer_proven=True,
     )
     async with await node.database.connect() as connection:
         explained = Explained(connection)
         key = sds_key(CHANNEL, ID.encode())
-        found = await claims._crowded(cast("Connection", explained), key)
+        (found,) = (
+            await claims._claims(cast("Connection", explained), ClaimQuery((key,)))
+        ).values()
         assert len(found) == 17
         assert [claim[2] for claim in found if claim[6]] == [digest]
         indexes = {name for (name,) in await node.rows(OF_PROVEN)}

@@ -79,7 +79,7 @@ async def test_walks_follow_the_rules(
     with (
         patch.object(causal, "FIRST_AHEAD", prefetched),
         patch.object(causal, "FEWEST_AHEAD", prefetched),
-        patch.object(db_claims, "_FURTHER_CLAIMANTS", rng.choice((1, 3, 1_024))),
+        patch.object(db_claims, "FURTHER_CLAIMANTS", rng.choice((1, 3, 1_024))),
     ):
         for wanted in FILTERS:
             limited = request(
@@ -98,7 +98,7 @@ async def test_look_ups_follow_the_rules(node: Node, reader: DatabaseSdsReader, 
     channel = random_channel(rng)
     await channel.store(node, 60)
     ids = [each.message_id for each in channel.stored if each.message_id is not None]
-    with patch.object(db_claims, "_FURTHER_CLAIMANTS", rng.choice((1, 3, 1_024))):
+    with patch.object(db_claims, "FURTHER_CLAIMANTS", rng.choice((1, 3, 1_024))):
         for wanted in FILTERS:
             entries = [reference(rng, channel, [*ids, b"nobody's"]) for _ in range(120)]
             answered = await look_up(reader, entries, wanted)

@@ -180,7 +180,7 @@ async def test_a_caller_that_leaves_early_gives_its_connections_back(
 def test_entries_are_encoded_as_frames_are_spliced(id_bytes: int) -> None:
     pages = SdsPages()
     frames = {digest(size): b"\x0a" + bytes(size) for size in (1, 20, 127, 16_000, 16_400)}
-    portion = [(b"key", 1, each, b"i" * id_bytes) for each in frames]
+    portion = [(b"key", 1, each, b"i" * id_bytes, b"", b"", False) for each in frames]
     assert not list(pages.add(portion, list(frames.values())))
     (page,) = pages.finish(truncated=False)
     assert page.messages == b"".join(

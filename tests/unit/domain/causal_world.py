@@ -94,13 +94,6 @@ class World:
         if query.ahead:
             limit = len(asked) + min(query.ahead, self.most_prefetched)
             asked.update(dict.fromkeys(self._reachable(query.keys, limit)))
-        if query.window:
-            older = [
-                sds_key(CHANNEL, stored.message_id)
-                for stored in reversed(self.messages)
-                if stored.message_id is not None and (stored.timestamp, stored.hash) < query.before
-            ]
-            asked.update(dict.fromkeys(older[: min(query.window, self.most_prefetched)]))
         claims = [
             claim for key in asked for claim in self.by_key.get(key, ())[: self.claimants + 1]
         ]

@@ -72,14 +72,6 @@ def test_an_accepted_message_fills_every_column() -> None:
     assert batch.topics == {topic_key(PUBSUB, CONTENT): (PUBSUB, CONTENT)}
 
 
-def test_a_bad_message_does_not_hold_up_the_others() -> None:
-    admission = judge(entry(b"1"), entry(b"2", content=""), entry(b"3"))
-    assert admission.verdicts == [Verdict.ACCEPTED, Verdict.REJECTED, Verdict.ACCEPTED]
-    assert admission.positions == [0, -1, 1]
-    assert admission.batch.payloads == [b"1", b"3"]
-    assert admission.refusals.keys() == {1}
-
-
 def test_a_refused_copy_does_not_shadow_a_good_one() -> None:
     admission = judge(entry(b"1", proof=bytes(200_000)), entry(b"1"))
     assert admission.verdicts == [Verdict.REJECTED, Verdict.ACCEPTED]

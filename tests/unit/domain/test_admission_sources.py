@@ -89,15 +89,6 @@ def test_a_refusal_by_topic_names_the_client_and_keeps_the_hash() -> None:
     assert found.hashes == [message_hash("/p/1", b"x", "/else", None, NOW_NS)]
 
 
-def test_ephemeral_messages_carry_their_topics() -> None:
-    found = publish([item(ephemeral=True), item(ephemeral=True)], INSIDE, 1)
-    assert found.verdicts == [Verdict.EPHEMERAL, Verdict.EPHEMERAL]
-    (relayed,) = found.ephemerals
-    assert (relayed.pubsub_topic, relayed.content_topic) == ("/p/1", "/app/chat")
-    assert relayed.message_hash == found.hashes[0]
-    assert not found.batch.hashes
-
-
 @pytest.mark.parametrize(("limit", "verdict"), [(100, Verdict.ACCEPTED), (20, Verdict.REJECTED)])
 def test_a_client_may_have_a_smaller_message_limit(limit: int, verdict: Verdict) -> None:
     client = Client("a", frozenset(Right), limits=ClientLimits(message_bytes=limit))

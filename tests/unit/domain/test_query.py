@@ -106,11 +106,6 @@ def test_repeated_hashes_count_once() -> None:
     assert plan.request.hashes == tuple(hashes)
 
 
-def test_repeated_content_topics_count_once() -> None:
-    plan = plan_query(replace(BY_TOPIC, content_topics=["/a", "/b", "/a"]), EVERYTHING, LIMITS)
-    assert plan.request.filter.content_topics == ("/a", "/b")
-
-
 @pytest.mark.parametrize(
     ("start", "end", "expected", "empty"),
     [
@@ -178,13 +173,6 @@ def test_either_topic_filters_alone_and_beside_hashes(
         request = plan_query(asked, EVERYTHING, LIMITS).request
         assert request.filter == TopicFilter(pubsub, contents)
         assert request.hashes == ((DIGEST,) if query is BY_HASH else None)
-
-
-def test_a_filter_may_set_either_field_alone() -> None:
-    assert filter_by("/p", [], EVERYTHING, LIMITS) == TopicFilter("/p")
-    assert filter_by(None, ["/c"], EVERYTHING, LIMITS) == TopicFilter(None, ("/c",))
-    with pytest.raises(RequestError, match="empty topic"):
-        filter_by("", [], EVERYTHING, LIMITS)
 
 
 def entries(count: int) -> list[HistoryEntry]:

@@ -32,6 +32,7 @@ from itertools import chain, islice
 from typing import Final, NamedTuple
 
 from store.domain.claims import (
+    PARENT_BYTES,
     Child,
     Claim,
     ClaimAnswer,
@@ -39,7 +40,6 @@ from store.domain.claims import (
     ClaimQuery,
     HintQuery,
     Reference,
-    parent_bytes,
     references,
     usable_hint,
 )
@@ -118,7 +118,7 @@ class CausalWalk:
         self._numbers: dict[bytes, int] = {}  # message hash -> number
         self._found_by_hint: set[bytes] = set()  # keys without claimants
         self._frontier: deque[Claim] = deque()  # what is taken and not expanded
-        self._frontier_bytes = 0
+        self._frontier_bytes = 0  # of the keys of parents
         self._edges = array("i")
         self._edge_ends = array("i")
         self._limit = request.max_messages  # 0 where the depth is exhausted
@@ -197,10 +197,10 @@ class CausalWalk:
                 del self._edges[:]
             else:
                 self._edge_ends.append(len(self._edges))
-                self._frontier_bytes -= parent_bytes(self._frontier.popleft())
-            if not self._frontier or self._is_full():
-                break
+                self._frontier_bytes -= len(self._frontier.popleft()[4])
             left -= 1 + len(found) + len(self.taken) - before
+            if not self._frontier or (left <= 0 and self._is_full()):
+                break
             if left <= 0:
                 yield WalkState.PAUSED
                 left = STEP_REFERENCES
@@ -254,20 +254,21 @@ class CausalWalk:
         if number >= self._limit:
             self.truncated = True
             return -1
-        bare = (*claim[:4], b"", b"", claim[6])
+        key, timestamp, digest, message_id, parent_keys, _, is_proven = claim
+        bare = (key, timestamp, digest, message_id, b"", b"", is_proven)
         self.taken.append(bare)
-        self._numbers[claim[2]] = number
+        self._numbers[digest] = number
         self._frontier.append(claim)
-        self._frontier_bytes += parent_bytes(claim)
-        group = self._claims.sets[claim[0]]
+        self._frontier_bytes += len(parent_keys)
+        group = self._claims.sets[key]
         if claim in group:
             group[group.index(claim)] = bare
         return number
 
     def _is_full(self) -> bool:
-        notes = len(self.missing) + len(self._found_by_hint)
-        used = len(self.taken) * _NODE_BYTES + notes * _MISSING_BYTES
-        return used + self._frontier_bytes > MAX_WALK_BYTES or len(self._edges) > MAX_EDGES
+        used = len(self.taken) * _NODE_BYTES + PARENT_BYTES * self._frontier_bytes
+        used += (len(self.missing) + len(self._found_by_hint)) * _MISSING_BYTES
+        return used > MAX_WALK_BYTES or len(self._edges) > MAX_EDGES
 
     def _plan_read(
         self, node: int, found: Sequence[Reference], slot: int, *, reads_ahead: bool

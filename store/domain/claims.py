@@ -51,6 +51,9 @@ Reference = tuple[bytes, bytes | None]
 CLAIM_BYTES: Final = 420
 """Memory of a claim without its parents: tuple, values, entry of a table."""
 
+PARENT_BYTES: Final = 3
+"""Memory of a claim's parents for each byte of their keys."""
+
 _ARRAY_HEADER_BYTES: Final = 20
 _KEY_STRIDE: Final = 20
 _FIRST_KEY: Final = _ARRAY_HEADER_BYTES + 4
@@ -74,7 +77,7 @@ def rank(claim: Claim) -> tuple[bool, int, bytes]:
 
 def parent_bytes(claim: Claim) -> int:
     """Estimate the memory of a claim's parents, as if all their hints were hashes."""
-    return 3 * len(claim[4])
+    return PARENT_BYTES * len(claim[4])
 
 
 def references(parent_keys: bytes, parent_hints: bytes) -> list[Reference]:

@@ -11,7 +11,7 @@ import psutil
 
 from bench.pipeline.cpu import measured
 from store.pipeline.archive import ArchiveJob, archive
-from store.pipeline.audit.audit import AuditJob, audit
+from store.pipeline.audit.audit import audit_recorded
 from store.pipeline.delta import DeltaArchive
 from store.pipeline.message_sets import ArchiveMessages
 from store.pipeline.spark import spark_session
@@ -34,9 +34,7 @@ def night(url: str, path: str, cores: int) -> dict[str, dict[str, float]]:
         jobs: dict[str, Callable[[], Any]] = {
             "archive": lambda: archive(session, ArchiveJob(url, opened)),
             "verify": lambda: verify(session, VerifyJob(opened, url)),
-            "audit": lambda: audit(
-                session, AuditJob(ArchiveMessages(session, opened), record=opened)
-            ),
+            "audit": lambda: audit_recorded(ArchiveMessages(session, opened)),
         }
         for name, job in jobs.items():
             result, used = measured(job)

@@ -45,8 +45,7 @@ _JOB_OPTIONS: Final = with_options(
     option(
         "--master",
         metavar="URL",
-        help="Spark master, such as spark://HOST:7077, or sc://HOST:15002 for a Spark Connect"
-        " server; without it all cores of this machine.",
+        help="Spark master, such as spark://HOST:7077; without it all cores of this machine.",
     ),
     option(
         "--connections",
@@ -92,21 +91,16 @@ class Runner:
         self._quiet = quiet
         self.report_json: dict[str, Any] = {}
 
-    def require_spark(self) -> None:
-        """Raise unless there is what Spark needs, before anything else is checked."""
-        from store.pipeline.spark import require_spark  # noqa: PLC0415
-
-        require_spark(self._master)
-
     @contextmanager
     def session(self) -> Iterator[SparkSession]:
         """Open a Spark session for the length of a block."""
-        from store.pipeline.spark import interrupt_here, spark_session  # noqa: PLC0415
+        from store.pipeline import spark  # noqa: PLC0415
 
+        spark.require_spark(self._master)
         self.say("Spark starts")
         has_bar = not self._quiet and sys.stderr.isatty()
-        with spark_session(self._master, self._settings, has_progress_bar=has_bar) as session:
-            interrupt_here()
+        with spark.spark_session(self._master, self._settings, has_progress_bar=has_bar) as session:
+            spark.interrupt_here()
             yield session
 
     def say(self, line: str) -> None:
@@ -146,16 +140,6 @@ class Runner:
 
 def job(command: Callable[..., int]) -> Callable[..., int]:
     """Return a command that is passed a `Runner`, and whose errors become exit codes."""
-
-    def run(runner: Runner, **options: Any) -> int:  # noqa: ANN401
-        runner.require_spark()
-        return command(runner, **options)
-
-    return job_that_may_need_spark(update_wrapper(run, command))
-
-
-def job_that_may_need_spark(command: Callable[..., int]) -> Callable[..., int]:
-    """Return the same for a command that decides by itself whether it needs Spark."""
 
     def run(
         target: Target,

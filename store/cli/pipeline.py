@@ -7,19 +7,12 @@ that they are there.
 from __future__ import annotations
 
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import click
 
-from store.cli.jobs import (
-    FOREVER,
-    NEW_FILE,
-    Runner,
-    between,
-    job,
-    job_that_may_need_spark,
-)
-from storenode.cli.errors import USAGE, CliError
+from store.cli.jobs import NEW_FILE, Runner, between, job
 from storenode.cli.options.layers import LayeredCommand, option
 
 
@@ -35,36 +28,15 @@ def pipeline() -> None:
 
 @pipeline.command(cls=LayeredCommand)
 @click.argument("archive")
-@option("--follow", is_flag=True, help="Keep archiving new messages until interrupted.")
-@option(
-    "--interval",
-    type=click.IntRange(1, 86_400),
-    metavar="SECONDS",
-    default=60,
-    show_default=True,
-    help="How often --follow looks for messages, and makes a commit of them.",
-)
 @option(
     "--mark-here",
     is_flag=True,
     help="Mark hours as archived although the marks of the database name another archive.",
 )
-@option(
-    "--new-manifest",
-    is_flag=True,
-    help="Begin a new log and manifest where the old manifest is damaged; they are moved aside.",
-)
 @option("--dry-run", is_flag=True, help="Only print how many messages would be archived.")
 @between
 @job
-def archive(
-    runner: Runner,
-    *,
-    archive: str,
-    follow: bool,
-    interval: int,
-    **options: Any,  # noqa: ANN401 - fields of an ArchiveJob
-) -> int:
+def archive(runner: Runner, *, archive: str, dry_run: bool, **options: Any) -> int:  # noqa: ANN401
     """Update ARCHIVE with the messages of the database.
 
     May be killed and run again at any time. Hours that the archive then holds in full are noted in
@@ -74,17 +46,14 @@ def archive(
     from store.pipeline import archive as jobs  # noqa: PLC0415
     from store.pipeline.delta import DeltaArchive  # noqa: PLC0415
 
-    is_whole = (options["low_ns"], options["high_ns"]) == (0, FOREVER)
-    if follow and (options["dry_run"] or not is_whole):
-        raise CliError(
-            USAGE, "--follow takes all that comes: leave --dry-run, --from and --to out."
-        )
     lake = DeltaArchive(archive)
     lake.require_usable()
-    with runner.url() as url, runner.session() as session:
+    with runner.url() as url:
         work = jobs.ArchiveJob(url, lake, connections=runner.connections, say=runner.say, **options)
-        found = jobs.follow(session, work, interval) if follow else jobs.archive(session, work)
-        return runner.finish(found)
+        if dry_run:
+            return runner.finish(jobs.forecast(work))
+        with runner.session() as session:
+            return runner.finish(jobs.archive(session, work))
 
 
 @pipeline.command(cls=LayeredCommand)
@@ -127,58 +96,53 @@ def verify(runner: Runner, *, archive: str, with_database: bool, **options: Any)
     help="Go on where files are gone or changed: name the others. `verify` keeps naming what is"
     " lost.",
 )
-@option("--dry-run", is_flag=True, help="Only check, and print what would be done.")
 @job
-def repair(runner: Runner, *, archive: str, leave_out_lost: bool, dry_run: bool) -> int:
+def repair(runner: Runner, *, archive: str, leave_out_lost: bool) -> int:
     """Restore the Delta log of ARCHIVE from its manifest, which has a copy of each commit.
 
-    For a log that is missing, damaged, or has lost commits. Every file must be the one that the
-    manifest names; otherwise nothing is changed, and the exit code is 1.
+    For a log that is missing, damaged, or has lost commits; and for a manifest that lacks the
+    newest commits of the log. Every file must be the one that the manifest names; otherwise nothing
+    is changed, and the exit code is 1.
     """
     from store.pipeline.delta import DeltaArchive  # noqa: PLC0415
-    from store.pipeline.repair import RepairJob, require_manifest  # noqa: PLC0415
     from store.pipeline.repair import repair as repair_job  # noqa: PLC0415
+    from store.pipeline.repair import require_manifest  # noqa: PLC0415
 
     lake = DeltaArchive(archive)
     require_manifest(lake)
     with runner.session() as session:
-        work = RepairJob(lake, leave_out_lost, dry_run, runner.say)
-        return runner.finish(repair_job(session, work))
+        done = repair_job(session, lake, leave_out=leave_out_lost, say=runner.say)
+        return runner.finish(done)
 
 
 @pipeline.command(cls=LayeredCommand)
 @click.argument("archive", required=False)
 @option(
     "--level",
-    type=click.Choice(["day", "hour", "minute"]),
+    type=click.Choice(["day", "hour"]),
     default="hour",
     show_default=True,
     help="Length of the slices.",
 )
 @between
-@job_that_may_need_spark
+@job
 def fingerprint(
     runner: Runner, *, archive: str | None, level: str, low_ns: int, high_ns: int
 ) -> int:
-    """Print how many messages ARCHIVE holds, and the XOR of their hashes, slice by slice.
+    """Print how many messages each slice of time has, and the XOR of their hashes.
 
-    Without ARCHIVE it prints those of the database. Spark is started only for minutes of ARCHIVE,
-    and if its commits do not record its hours.
+    Of ARCHIVE, whose manifest records it, or without it of the database.
     """
     from store.pipeline import message_sets as sets  # noqa: PLC0415
     from store.pipeline.delta import DeltaArchive  # noqa: PLC0415
 
-    if archive is None:
+    if archive is not None:
+        lake = DeltaArchive(archive).open()
+        name, hours = lake.path, sets.recorded_in(lake)
+    else:
         with runner.url() as url:
-            found = sets.recorded_by(url, level)
-        return runner.finish(sets.fingerprint("the database", level, found, low_ns, high_ns))
-    lake = DeltaArchive(archive).open()
-    recorded = sets.recorded_in(lake, level)
-    if recorded is None:
-        runner.require_spark()
-        with runner.session() as session:
-            recorded = sets.computed_in(session, lake, level)
-    return runner.finish(sets.fingerprint(lake.path, level, recorded, low_ns, high_ns))
+            name, hours = "the database", sets.recorded_by(url)
+    return runner.finish(sets.fingerprint(name, level, hours, low_ns, high_ns))
 
 
 @pipeline.command(cls=LayeredCommand)
@@ -192,8 +156,9 @@ def fingerprint(
 def nightly(runner: Runner, *, archive: str, manifest: str | None) -> int:
     """Archive the database to ARCHIVE, then verify it with the database, then audit it.
 
-    As the three jobs one after the other, with one start of Spark. The exit code is 1 if any of
-    them found anything.
+    As the three jobs one after the other, with one start of Spark. The audit is recorded in the
+    table ARCHIVE/findings, and examines only the channels that have changed since the last one. The
+    exit code is 1 if any of the jobs found anything.
     """
     from store.pipeline.archive import ArchiveJob  # noqa: PLC0415
     from store.pipeline.delta import DeltaArchive  # noqa: PLC0415
@@ -235,49 +200,30 @@ def diff(
 
 @pipeline.command(cls=LayeredCommand)
 @click.argument("archive", required=False)
-@option("--output", metavar="DIR", help="Write all findings there, as Parquet.")
 @option(
     "--missing",
     metavar="FILE",
+    type=NEW_FILE,
     help="Write the missing IDs there, for `storenode sync --ids`.",
-)
-@option(
-    "--record",
-    is_flag=True,
-    help="Write what is found to the table ARCHIVE/findings, as `nightly` does.",
-)
-@option(
-    "--full",
-    is_flag=True,
-    help="Examine everything, also what has not changed since a recorded audit.",
 )
 @between
 @job
 def audit(
-    runner: Runner,
-    *,
-    archive: str | None,
-    record: bool,
-    **options: Any,  # noqa: ANN401 - fields of an AuditJob
+    runner: Runner, *, archive: str | None, missing: Path | None, low_ns: int, high_ns: int
 ) -> int:
     """Look for causal gaps in ARCHIVE, or without it in the database.
 
     Finds parents that are missing, messages whose past is incomplete at any depth, how far each
     channel is complete, and claims that cannot all be true. Parents outside of --from and --to are
-    looked for, too. Of ARCHIVE as a whole, without --output, only channels that have changed since
-    the last recorded audit are examined. The exit code is 1 if anything was found.
+    looked for, too. The exit code is 1 if anything was found.
     """
     from store.pipeline.audit import audit as jobs  # noqa: PLC0415
-    from store.pipeline.delta import DeltaArchive  # noqa: PLC0415
 
-    is_whole = (options["low_ns"], options["high_ns"]) == (0, FOREVER)
-    if record and (archive is None or not is_whole):
-        raise CliError(USAGE, "--record needs ARCHIVE, as a whole: leave --from and --to out.")
-    jobs.require_outputs(options["output"], options["missing"])
+    jobs.require_output(missing)
     with runner.messages(archive) as opened, runner.session() as session:
-        lake = DeltaArchive(archive) if record and archive is not None else None
-        work = jobs.AuditJob(opened(session), say=runner.say, record=lake, **options)
-        return runner.finish(jobs.audit(session, work))
+        bounds = (low_ns, high_ns)
+        found = jobs.audit(opened(session), bounds=bounds, missing=missing, say=runner.say)
+        return runner.finish(found)
 
 
 @pipeline.command(cls=LayeredCommand)
@@ -314,11 +260,6 @@ def restore(runner: Runner, *, archive: str, diff: str | None, **options: Any) -
 @click.argument("archive", required=False)
 @option("--output", metavar="FILE", required=True, type=NEW_FILE, help="The page, which is new.")
 @option(
-    "--with-database",
-    is_flag=True,
-    help="Besides ARCHIVE: how late messages were stored.",
-)
-@option(
     "--without-audit", is_flag=True, help="Do not look for missing parents, which takes longest."
 )
 @between
@@ -327,30 +268,24 @@ def report(
     runner: Runner,
     *,
     archive: str | None,
-    with_database: bool,
+    output: Path,
     without_audit: bool,
-    **options: Any,  # noqa: ANN401 - fields of a ReportJob
+    low_ns: int,
+    high_ns: int,
 ) -> int:
-    """Write an HTML report on ARCHIVE: completeness, traffic, gaps, lateness.
+    """Write an HTML report on ARCHIVE, or without it on the database: completeness and traffic.
 
-    Without ARCHIVE it is about the database. The page needs only a browser. --json prints the
-    figures behind it.
+    The page needs only a browser. --json prints the figures behind it.
     """
-    from store.pipeline.delta import DeltaArchive  # noqa: PLC0415
     from store.pipeline.report import report as jobs  # noqa: PLC0415
 
-    jobs.require_output(options["output"])
-    lake = None if archive is None else DeltaArchive(archive).open()
-    with (
-        runner.url() if with_database or archive is None else nullcontext() as url,
-        runner.session() as session,
-    ):
-        work = jobs.ReportJob(
-            archive=lake,
-            url=url,
-            connections=runner.connections,
+    jobs.require_output(output)
+    with runner.messages(archive) as opened, runner.session() as session:
+        written = jobs.report(
+            opened(session),
+            output,
+            bounds=(low_ns, high_ns),
+            is_audited=not without_audit,
             say=runner.say,
-            audit=not without_audit,
-            **options,
         )
-        return runner.finish(jobs.report(session, work))
+        return runner.finish(written)

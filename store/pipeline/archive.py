@@ -3,18 +3,15 @@
 Hours are compared by their fingerprints. Of those that differ, the messages that the archive does
 not hold are read, written, read back, committed, and then marked in the database, in steps that
 are committed one by one. So it does not matter what was archived before, in which order messages
-arrived, or where another run was killed. `--follow` does the same again and again.
+arrived, or where another run was killed.
 """
 
 from __future__ import annotations
 
-import math
-import signal
-import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import psycopg
@@ -30,16 +27,15 @@ from store.pipeline.database import (
     mark_archived,
     read_marked_archives,
     read_marks,
-    read_position,
     read_state,
-    take_over_marks,
 )
-from store.pipeline.delta import CommitMetadata, DataFile, DeltaArchive, WrittenFile
+from store.pipeline.delta import DataFile, DeltaArchive, WrittenFile
 from store.pipeline.errors import SPARK_ERRORS, PipelineError, of_spark
 from store.pipeline.files import require_visible
 from store.pipeline.fingerprints import NOTHING, Fingerprints, differing
 from store.pipeline.limits import DAY_NS, HOUR_NS, MAX_CONNECTIONS, MAX_LISTED, MIN_PORTION_ROWS
-from store.pipeline.message_sets import known_hours
+from store.pipeline.manifest import CommitMetadata
+from store.pipeline.message_sets import known_hours, recorded_in
 from store.pipeline.parquet import (
     KEPT,
     KEY,
@@ -98,10 +94,6 @@ def _data_file(archive: DeltaArchive, path: str, rows: int) -> DataFile:
     return DataFile(f"{archive.messages}/{path}", number, int(shard), 0, rows)
 
 
-_COMPACT_EVERY_S: Final = 3_600
-_VACUUM_EVERY_S: Final = 24 * 3_600
-
-
 @dataclass
 class ArchiveReport(JobReport):
     """The result of an archive run, or a forecast of it if it was a ``dry_run``.
@@ -111,8 +103,7 @@ class ArchiveReport(JobReport):
     ``hours_marked`` were marked in the database as archived, ``hours_marked_before`` already were.
     ``hours_differing`` hold messages in the archive that the database lacks; ``hours_damaged`` are
     not in the files as they were. ``marked_archive``: no hour was marked, since the marks of the
-    database name that archive. ``marks_taken_over`` of other archives name this one now;
-    ``marks_left_elsewhere`` are of hours that neither the database nor this archive holds.
+    database name that archive.
     """
 
     position: int = 0
@@ -126,8 +117,6 @@ class ArchiveReport(JobReport):
     hours_differing: list[int] = field(default_factory=list)
     hours_damaged: list[int] = field(default_factory=list)
     marked_archive: str | None = None
-    marks_taken_over: int = 0
-    marks_left_elsewhere: int = 0
     dry_run: bool = False
 
     @property
@@ -138,9 +127,8 @@ class ArchiveReport(JobReport):
     def lines(self) -> list[str]:
         """Return the report in words."""
         if self.dry_run:
-            return [
-                f"Would archive {self.messages_to_do:,} messages, up to commit {self.position}."
-            ]
+            to_do = f"{self.messages_to_do:,} messages"
+            return [f"Would archive about {to_do}, up to commit {self.position}."]
         lines = [
             (
                 f"Archived {self.messages:,} messages in {self.files:,} files, up to commit"
@@ -151,15 +139,6 @@ class ArchiveReport(JobReport):
                 " already were."
             ),
         ]
-        if self.marks_taken_over:
-            lines.append(
-                f"{self.marks_taken_over:,} marks that named other archives name this one now."
-            )
-        if self.marks_left_elsewhere:
-            lines.append(
-                f"{self.marks_left_elsewhere:,} marks still name other archives: this one does not"
-                " hold what they say, and neither does the database any more."
-            )
         if self.compacted_files:
             lines.append(f"Made {self.compacted_files:,} small files into larger ones.")
         if self.marked_archive is not None:
@@ -186,7 +165,6 @@ class ArchiveJob:
     """A database, an archive, and a range of time in nanoseconds, the end exclusive.
 
     ``mark_here``: mark hours also if all marks of the database name other archives.
-    ``new_manifest``: begin the manifest anew in place of the one that there is.
     """
 
     url: str
@@ -194,10 +172,8 @@ class ArchiveJob:
     low_ns: int = 0
     high_ns: int = FOREVER
     connections: int = MAX_CONNECTIONS
-    dry_run: bool = False
     say: Say = silent
     mark_here: bool = False
-    new_manifest: bool = False
 
     @property
     def is_whole(self) -> bool:
@@ -209,110 +185,49 @@ def archive(session: SparkSession, job: ArchiveJob) -> ArchiveReport:
     """Append the messages that the archive lacks, and mark complete hours as archived."""
     with connected(job.url) as connection:
         lock_archiving(connection)
-        archiver = Archiver(session, job, connection)
-        return archiver.forecast() if job.dry_run else archiver.step()
+        return _Archiver(session, job, connection).run()
 
 
-def follow(session: SparkSession, job: ArchiveJob, interval_s: int = 60) -> ArchiveReport:
-    """Archive what the database holds, then what is published, until interrupted.
+def forecast(job: ArchiveJob) -> ArchiveReport:
+    """Return about how many messages `archive` would append; change nothing.
 
-    A commit that is under way is ended first.
+    Hours are compared as a whole, so a range of time counts from and to whole hours.
     """
-    stop = threading.Event()
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, lambda *_: stop.set()) for number in numbers]
-    try:
-        with connected(job.url) as connection:
-            lock_archiving(connection)
-            archiver = Archiver(session, job, connection, stop)
-            total = archiver.step()
-            while not stop.wait(interval_s):
-                messages = total.messages
-                if read_position(connection) != total.position:
-                    archiver.step()
-                if new := total.messages - messages:
-                    job.say(f"archive: {new:,} messages more, {total.messages:,} in all")
-            return total
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
+    stored: Fingerprints = recorded_in(job.archive.open()) if job.archive.exists else {}
+    with connected(job.url) as connection:
+        state = read_state(connection, job.low_ns // HOUR_NS * HOUR_NS, job.high_ns)
+    messages = _missing(_hours_to_do(state, stored), stored)
+    return ArchiveReport(state.position, messages, dry_run=True)
 
 
-class Archiver:
-    """Archive runs one after the other; ``report`` sums them up.
-
-    The connection holds the archiving lock. After ``stop`` is set, a run commits no further
-    messages, and leaves marks to the next one.
-    """
+class _Archiver:
+    """A run of `archive`; the connection holds the archiving lock."""
 
     def __init__(
-        self,
-        session: SparkSession,
-        job: ArchiveJob,
-        connection: psycopg.Connection[Any],
-        stop: threading.Event | None = None,
+        self, session: SparkSession, job: ArchiveJob, connection: psycopg.Connection[Any]
     ) -> None:
         self._session = session
         self._job = job
-        self._archive = job.archive
+        self._archive = job.archive.open_for_writing()
         self._connection = connection
-        self._stop = stop or threading.Event()
-        self._stored: Fingerprints = {}
+        self._stored = known_hours(session, self._archive)
         self._read_back: set[int] = set()
-        self._compacted_s = self._vacuumed_s = -math.inf
-        self.report = ArchiveReport()
+        self._report = ArchiveReport()
 
-    def step(self) -> ArchiveReport:
+    def run(self) -> ArchiveReport:
         """Archive what the database holds and the archive lacks."""
-        archive, result = self._archive, self.report
-        if self._job.new_manifest and not result.position and archive.exists:
-            self._begin_manifest()
-        if not result.position or archive.renew().version != archive.manifest.version:
-            archive.open_for_writing()  # the first step, or another job has committed
-        self._stored, self._read_back = known_hours(self._session, archive), set()
-        state = self._state()
-        to_do = _hours_to_do(state, self._stored)
-        result.position = state.position
-        if not self._append(state, in_steps(to_do)):
-            return result
+        low_ns = self._job.low_ns // HOUR_NS * HOUR_NS
+        state = read_state(self._connection, low_ns, self._job.high_ns)
+        self._report.position = state.position
+        self._append(state, in_steps(_hours_to_do(state, self._stored)))
         self._mark(state)
-        now_s = time.monotonic()
-        if now_s - self._compacted_s >= _COMPACT_EVERY_S:
-            result.compacted_files += self._compact()
-            self._compacted_s = now_s
-        if now_s - self._vacuumed_s >= _VACUUM_EVERY_S:
-            result.removed_files += archive.vacuum()
-            archive.manifest.roll()
-            self._vacuumed_s = now_s
-        return result
+        self._compact()
+        self._report.removed_files = self._archive.vacuum()
+        return self._report
 
-    def forecast(self) -> ArchiveReport:
-        """Return how many messages a step would archive, and change nothing.
-
-        Only hours of which some messages are archived, or not wanted, are read.
-        """
-        job, state = self._job, self._state()
-        if self._archive.exists:
-            self._stored = known_hours(self._session, self._archive.open())
-        to_do = _hours_to_do(state, self._stored)
-        within = range(job.low_ns, job.high_ns - HOUR_NS + 1)
-        cut = [hour for hour in to_do if hour in self._stored or hour not in within]
-        messages = sum(each.messages for hour, each in to_do.items() if hour not in cut)
-        try:
-            messages += self._missing_rows(KEY, cut, state).count() if cut else 0
-        except SPARK_ERRORS as error:
-            raise of_spark(error) from error
-        return ArchiveReport(state.position, messages, dry_run=True)
-
-    def _state(self) -> DatabaseState:
-        low = self._job.low_ns // HOUR_NS * HOUR_NS
-        return read_state(self._connection, low, self._job.high_ns)
-
-    def _append(self, state: DatabaseState, steps: list[Fingerprints]) -> bool:
-        """Archive hours step by step; return False if this was stopped before the end."""
+    def _append(self, state: DatabaseState, steps: list[Fingerprints]) -> None:
+        """Archive hours step by step."""
         for number, hours in enumerate(steps, 1):
-            if self._stop.is_set():
-                return False
             what = f"archive, step {number} of {len(steps)}" if len(steps) > 1 else "archive"
             messages = _missing(hours, self._stored)
             with shown(self._job.say, what, messages):
@@ -321,7 +236,6 @@ class Archiver:
             if written:
                 is_last = self._job.is_whole and number == len(steps)
                 self._commit(written, added, state if is_last else None)
-        return True
 
     def _missing_rows(
         self, names: Sequence[str], hours: Iterable[int], state: DatabaseState
@@ -365,17 +279,16 @@ class Archiver:
         self._archive.commit(written, (), CommitMetadata(digests, grown, *known))
         self._read_back |= added.keys() - self._stored.keys()
         self._stored |= grown
-        self.report.messages += sum(each.rows for each in written)
-        self.report.files += len(written)
+        self._report.messages += sum(each.rows for each in written)
+        self._report.files += len(written)
 
     def _mark(self, state: DatabaseState) -> None:
         """Mark complete hours that are the same on both sides; a mark that still holds stays.
 
         Retention drops hours by their marks. So an archive that the marks do not name marks nothing
-        unless ``mark_here`` is set; then it takes over the marks of hours that it holds in full,
-        also of hours that were dropped.
+        unless ``mark_here`` is set.
         """
-        connection, job, stored, result = self._connection, self._job, self._stored, self.report
+        connection, job, stored, result = self._connection, self._job, self._stored, self._report
         path = self._archive.path
         marked = read_marked_archives(connection)
         if marked and path not in marked and not job.mark_here:
@@ -384,41 +297,35 @@ class Archiver:
         high_ns = min(job.high_ns, time.time_ns())
         sealed = {
             hour: each
-            for hour, each in state.fingerprints.items()
+            for hour, each in state.hours.items()
             if job.low_ns <= hour and hour + HOUR_NS <= high_ns
         }
-        before = read_marks(connection)
-        result.hours_marked_before = sum(before.get(hour) == each for hour, each in sealed.items())
-        new = [hour for hour, each in sealed.items() if before.get(hour) != each]
-        equal = [hour for hour in new if stored.get(hour) == sealed[hour]]
-        others = before.keys() - read_marks(connection, path) if job.mark_here else set()
-        moved = [hour for hour in others if stored.get(hour) == before[hour]]
-        result.marks_left_elsewhere = len(others - sealed.keys() - set(moved))
-        now = self._confirmed({*equal, *moved})
+        before = read_marks(connection, path if job.mark_here else None)
+        new = {hour for hour, each in sealed.items() if before.get(hour) != each}
+        equal = {hour for hour in new if stored.get(hour) == sealed[hour]}
+        now = self._confirmed(equal)
+        result.hours_marked_before = len(sealed) - len(new)
+        result.hours_marked = mark_archived(connection, now, path)
         result.hours_damaged = sorted(hour for hour in now if now[hour] != stored[hour])
-        result.hours_marked += len(mark_archived(connection, now, equal, path))
-        sound = [hour for hour in moved if now[hour] == stored[hour]]
-        result.marks_taken_over += take_over_marks(connection, sound, path)
-        result.hours_differing = sorted(hour for hour in new if stored.get(hour) != sealed[hour])
+        result.hours_differing = sorted(new - equal)
 
     def _confirmed(self, hours: set[int]) -> Fingerprints:
         """Return what the files hold of some hours; those that this has not written are read."""
         days = {hour // DAY_NS for hour in hours - self._read_back}
-        found = fingerprints_of(self._session, self._archive.files(days), HOUR_NS)
+        found = fingerprints_of(self._session, self._archive.files(days))
         return {
             hour: self._stored[hour] if hour in self._read_back else found.get(hour, NOTHING)
             for hour in hours
         }
 
-    def _compact(self) -> int:
-        """Compact small files; return how many are gone."""
-        gone = 0
+    def _compact(self) -> None:
+        """Compact small files."""
         while files := self._archive.crowded():
             messages = sum(each.rows for each in files)
             with shown(self._job.say, "compact", messages):
                 rows = read_files(self._session, files, NAMES)
                 written, added = self._write(rows, messages, by_hour=False)
-                before = fingerprints_of(self._session, files, HOUR_NS)
+                before = fingerprints_of(self._session, files)
             if added != before:
                 raise PipelineError(
                     "Small files that were compacted did not hold the same, so they stay:"
@@ -426,19 +333,12 @@ class Archiver:
                 )
             metadata = CommitMetadata({each.path: each.digest for each in written})
             self._archive.commit(written, files, metadata, is_new=False)
-            gone += len(files)
-        return gone
-
-    def _begin_manifest(self) -> None:
-        """Begin the manifest anew from what the files hold."""
-        archive = self._archive.open()
-        rows_of = {archive.within(each): each.rows for each in archive.files()}
-        archive.begin_manifest(*read_back(self._session, archive, rows_of))
+            self._report.compacted_files += len(files)
 
 
 def _hours_to_do(state: DatabaseState, stored: Fingerprints) -> Fingerprints:
     """Return the hours of which the database holds something else than the archive."""
-    wanted = state.fingerprints
+    wanted = state.hours
     return {hour: wanted[hour] for hour in differing(stored, wanted) if hour in wanted}
 
 

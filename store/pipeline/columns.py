@@ -48,19 +48,6 @@ PARTITIONS: Final = ("day", "shard")
 """Columns that are directories in an archive."""
 
 NAMES: Final = tuple(ARROW.names)
-SOURCE: Final = pa.schema(
-    [
-        *ARROW,
-        pa.field("timestamp", pa.timestamp("us", "UTC"), nullable=False),
-        pa.field("committed_ns", pa.int64()),
-        pa.field("source", pa.string()),
-    ]
-)
-"""The columns of the data source: those of the files, ``ts`` as a timestamp in microseconds, and
-time and source of a message's commit (null: the commit is gone), which are read only by name."""
-
-DEFAULT_NAMES: Final = (*NAMES, "timestamp")
-COMMIT_COLUMNS: Final = frozenset({"committed_ns", "source"})
 
 TAIL_COLUMNS: Final = frozenset({"version", "meta", "rate_limit_proof", "ephemeral"})
 SDS_COLUMNS: Final = frozenset({"channel", "message_id", "sender", "lamport", "parents"})
@@ -73,14 +60,9 @@ def spark_schema(names: Iterable[str] = NAMES) -> StructType:
     Raises:
         KeyError: there is no column of a name.
     """
-    return from_arrow_schema(pa.schema(map(SOURCE.field, names)))
+    return from_arrow_schema(pa.schema(map(ARROW.field, names)))
 
 
 def empty(session: SparkSession, schema: pa.Schema) -> DataFrame:
-    """Return a DataFrame without rows; Spark Connect has none of an empty Arrow table."""
+    """Return a DataFrame without rows."""
     return session.createDataFrame([], from_arrow_schema(schema))
-
-
-def file_columns() -> list[str]:
-    """Return the columns that are in the files of an archive."""
-    return [name for name in NAMES if name not in PARTITIONS]

@@ -6,7 +6,7 @@ position and the fingerprints of everything that was committed up to it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final, LiteralString
@@ -19,13 +19,12 @@ from store.db.locks import ARCHIVING, RESTORING
 from store.db.schema.migrate import require_served
 from store.db.summaries.buckets import between, coarser, of_rows, unpack
 from store.pipeline.errors import FAILED, PipelineError, of_database
-from store.pipeline.fingerprints import LEVELS_NS, Fingerprint, Fingerprints, of_buckets
+from store.pipeline.fingerprints import Fingerprint, Fingerprints, of_buckets
 from store.pipeline.limits import HOUR_NS
 
 Connection = psycopg.Connection[Any]
 
 FOREVER: Final = 2**63 - 1
-_BUCKET_LEVELS: Final[Mapping[str, int]] = {"minute": 0, "hour": 1, "day": 2}
 
 _SNAPSHOT: Final[LiteralString] = "set transaction isolation level repeatable read"
 _STORE: Final[LiteralString] = (
@@ -33,7 +32,7 @@ _STORE: Final[LiteralString] = (
 )
 _BUCKETS: Final[LiteralString] = """
 select start_ns, count, x0, x1, x2, x3 from storenode.export_buckets
-where level = %s and start_ns >= %s and start_ns < %s
+where level = 1 and start_ns >= %s and start_ns < %s
 """
 _UNFOLDED: Final[LiteralString] = """
 select summary from storenode.export_commits
@@ -54,9 +53,6 @@ on conflict (start_ns) do update set
     x3 = excluded.x3, position = excluded.position, archive = excluded.archive,
     archived_at = excluded.archived_at
 """
-_TAKE_OVER: Final[LiteralString] = """
-update storenode.archived set archive = %s where start_ns = any(%s) and archive <> %s
-"""
 _RESTORED: Final[LiteralString] = """
 select coalesce(sum(messages), 0)::bigint from storenode.export_commits
 where position > %s and source = 'restore'
@@ -68,12 +64,12 @@ _TRY_LOCK: Final[LiteralString] = "select pg_try_advisory_lock(%s)"
 class DatabaseState:
     """A moment of a database: everything committed up to ``position``, and nothing else.
 
-    ``fingerprints`` are those of the level that was asked for. Times are in nanoseconds.
+    ``hours`` are the fingerprints by hour.
     """
 
     store_id: str
     position: int
-    fingerprints: Fingerprints
+    hours: Fingerprints
 
 
 @contextmanager
@@ -94,15 +90,13 @@ def connected(url: str, what: str = "The database") -> Iterator[Connection]:
         raise of_database(error, what) from error
 
 
-def read_state(
-    connection: Connection, low_ns: int = 0, high_ns: int = FOREVER, level: str = "hour"
-) -> DatabaseState:
-    """Read one moment: fingerprints of the slices that begin in a range of time."""
+def read_state(connection: Connection, low_ns: int = 0, high_ns: int = FOREVER) -> DatabaseState:
+    """Read one moment: fingerprints of the hours that begin in a range of time."""
     with connection.transaction():
         connection.execute(_SNAPSHOT)
         store_id, folded, position = _store(connection)
-        buckets = _buckets(connection, level, low_ns, high_ns, folded)
-    return DatabaseState(store_id, position, of_buckets(buckets))
+        hours = _hours(connection, low_ns, high_ns, folded)
+    return DatabaseState(store_id, position, hours)
 
 
 def read_as_of(
@@ -116,7 +110,7 @@ def read_as_of(
     with connection.transaction():
         connection.execute(_SNAPSHOT)
         store_id, folded, newest = _store(connection)
-        now = of_buckets(_buckets(connection, "hour", low_ns, high_ns, folded))
+        now = _hours(connection, low_ns, high_ns, folded)
         start = positions.get(store_id, newest)
         rows = connection.execute(_UNFOLDED, (start, low_ns, high_ns)).fetchall()
     deltas = (coarser(unpack([bytes(summary)]), HOUR_NS) for (summary,) in rows)
@@ -128,15 +122,12 @@ def read_as_of(
     return now, later
 
 
-def _buckets(
-    connection: Connection, level: str, low_ns: int, high_ns: int, folded: int
-) -> TimeBuckets:
-    length_ns = LEVELS_NS[level]
-    rows = connection.execute(_BUCKETS, (_BUCKET_LEVELS[level], low_ns, high_ns)).fetchall()
-    stored = of_rows(length_ns, rows)
+def _hours(connection: Connection, low_ns: int, high_ns: int, folded: int) -> Fingerprints:
+    rows = connection.execute(_BUCKETS, (low_ns, high_ns)).fetchall()
+    stored = of_rows(HOUR_NS, rows)
     deltas = connection.execute(_UNFOLDED, (folded, low_ns, high_ns)).fetchall()
-    added = coarser(unpack(bytes(summary) for (summary,) in deltas), length_ns)
-    return TimeBuckets.join(length_ns, [stored, between(added, low_ns, high_ns)])
+    added = coarser(unpack(bytes(summary) for (summary,) in deltas), HOUR_NS)
+    return of_buckets(TimeBuckets.join(HOUR_NS, [stored, between(added, low_ns, high_ns)]))
 
 
 def read_marks(connection: Connection, archive: str | None = None) -> Fingerprints:
@@ -150,30 +141,23 @@ def read_marked_archives(connection: Connection) -> list[str]:
     return [archive for (archive,) in connection.execute(_MARKED)]
 
 
-def mark_archived(
-    connection: Connection, stored: Fingerprints, hours: Iterable[int], archive: str
-) -> list[int]:
-    """Note those hours of which an archive holds exactly what the database does; returns them.
+def mark_archived(connection: Connection, stored: Fingerprints, archive: str) -> int:
+    """Mark those hours of which an archive holds exactly what the database does; return how many.
 
     ``stored`` is what the archive holds, by hour. A message that arrives later takes an hour's mark
     away, since the mark counts only while it agrees with the summaries.
     """
-    wanted = sorted(hours)
-    if not wanted:
-        return []
-    now = read_state(connection, wanted[0], wanted[-1] + HOUR_NS)
-    equal = [
-        hour for hour in wanted if hour in stored and now.fingerprints.get(hour) == stored[hour]
+    if not stored:
+        return 0
+    now = read_state(connection, min(stored), max(stored) + HOUR_NS)
+    rows = [
+        (hour, *each, now.position, archive)
+        for hour, each in sorted(stored.items())
+        if now.hours.get(hour) == each
     ]
     with connection.transaction(), connection.cursor() as cursor:
-        rows = [(hour, *stored[hour], now.position, archive) for hour in equal]
         cursor.executemany(_MARK, rows)
-    return equal
-
-
-def take_over_marks(connection: Connection, hours: Iterable[int], archive: str) -> int:
-    """Rename the archive of the marks of some hours; return how many marks were changed."""
-    return connection.execute(_TAKE_OVER, (archive, list(hours), archive)).rowcount
+    return len(rows)
 
 
 def lock_archiving(connection: Connection) -> None:

@@ -4,36 +4,26 @@
 
     ARCHIVE/messages/_delta_log/           the log of the table, written by delta-rs
     ARCHIVE/messages/day=…/shard=…/        its files
-    ARCHIVE/manifest/00000000000000001007.json      a copy of commit 1007 of the log
-    ARCHIVE/manifest/00000000000000000000-00000000000000000999.jsonl      commits 0 to 999
+    ARCHIVE/manifest/                      copies of its commits, see `store.pipeline.manifest`
 
 A commit succeeds only if no other job has committed since this job read the table's state. So the
 table holds what its last commit says, whatever is killed, and files that no commit names are not
 part of it.
-
-The metadata of a commit has the SHA-256 of the commit before it, the SHA-256 of each file that it
-adds, and count and XOR of the hours that it changes, as they are afterwards. So a commit that is
-removed or altered breaks the chain, and a file or an hour that is lost is named by the commits that
-remain. The log may forget commits; copies are never changed, and only replaced by one file that has
-many of them, each as a JSON string in a line of its own.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import accumulate
 from operator import attrgetter
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 from urllib.parse import unquote
 
-import numpy as np
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
@@ -43,7 +33,6 @@ from store.pipeline.columns import ARROW, PARTITIONS
 from store.pipeline.errors import USAGE, PipelineError, of_store
 from store.pipeline.files import (
     checked,
-    chunks,
     create,
     delete,
     delta_options,
@@ -55,7 +44,7 @@ from store.pipeline.files import (
     require_visible,
     settle,
 )
-from store.pipeline.fingerprints import NOTHING, Fingerprint, Fingerprints
+from store.pipeline.fingerprints import NOTHING, Fingerprints
 from store.pipeline.limits import (
     COMPACT_AT_FILES,
     COMPACT_BELOW_BYTES,
@@ -65,297 +54,16 @@ from store.pipeline.limits import (
     MAX_PARQUET_FILES,
     VACUUM_AFTER_HOURS,
 )
-
-FIRST_BEFORE: Final = "0" * 64
-"""What the first commit has in place of the digest of the commit before it."""
-
-_PREFIX: Final = "storenode."
-_BEFORE: Final = f"{_PREFIX}before"
-_FILES: Final = f"{_PREFIX}files"
-_HOURS: Final = f"{_PREFIX}hours"
-_POSITION: Final = f"{_PREFIX}position"
-_STORE: Final = f"{_PREFIX}store"
-_REPLACES: Final = f"{_PREFIX}replaces"
-_COPY: Final = re.compile(r"\A[0-9]{20}\.json\Z")
-_PATH: Final = re.compile(
-    r"\Aday=\d{4}-\d\d-\d\d/shard=-?\d{1,9}/[\w.-]+\.(?:zstd\.)?parquet\Z", re.ASCII
+from store.pipeline.manifest import (
+    FIRST_BEFORE,
+    CommitMetadata,
+    Manifest,
+    commit_name,
+    content,
+    read_commits,
+    read_manifest,
+    write_copy,
 )
-_ROLLED: Final = re.compile(r"\A([0-9]{20})-([0-9]{20})\.jsonl\Z")
-ROLL_AT: Final = 1_000
-"""So many copies become one file."""
-
-KEPT_SINGLE: Final = 100
-"""The newest copies stay files of their own, which can be signed."""
-
-_UNREADABLE: Final = b"\0"
-_MALFORMED: Final = (
-    *(ValueError, TypeError, LookupError),
-    *(AttributeError, ArithmeticError, RecursionError),
-)
-"""What reading a commit raises that is none."""
-
-_FOLDERS: Final = 3
-"""Directories above a copy that are synced: the manifest, the archive, and what that lies in."""
-
-
-class FileRecord(NamedTuple):
-    """A file of the table: its day since the epoch, and its SHA-256, None if it is not recorded."""
-
-    day: int
-    digest: str | None
-
-
-@dataclass(frozen=True)
-class CommitMetadata:
-    """The metadata that a commit records besides the actions of Delta Lake.
-
-    ``files`` are the digests of the files that it adds; ``hours`` whole hours as they are after it,
-    None: those of the days of its files must be read. ``position`` is the commit of the database of
-    the store ``store_id`` up to which all of its messages are archived. ``replaces``: it begins a
-    manifest in place of one with so many commits.
-    """
-
-    files: Mapping[str, str] = field(default_factory=dict)
-    hours: Fingerprints | None = field(default_factory=dict)
-    store_id: str | None = None
-    position: int | None = None
-    replaces: int = 0
-
-    def encoded(self, before: str) -> dict[str, str]:
-        """Return the metadata of Delta Lake; ``before`` is the digest of the commit before."""
-        found = {
-            _BEFORE: before,
-            _FILES: json.dumps(dict(self.files), separators=(",", ":")),
-            _REPLACES: str(self.replaces),
-        }
-        if self.hours is not None:
-            rows = [[start, *each] for start, each in sorted(self.hours.items())]
-            found[_HOURS] = json.dumps(rows, separators=(",", ":"))
-        if self.store_id is not None and self.position is not None:
-            found |= {_STORE: self.store_id, _POSITION: str(self.position)}
-        return found
-
-
-@dataclass(frozen=True)
-class _Commit:
-    """A parsed commit; without ``before`` it is one of another program.
-
-    ``is_lossy``: messages of the removed files are not in those that it adds.
-    """
-
-    added: list[tuple[str, int]]
-    removed: list[str]
-    is_lossy: bool
-    before: str | None
-    metadata: CommitMetadata
-
-    @classmethod
-    def parse(cls, data: bytes) -> _Commit:
-        actions: Sequence[dict[str, Any]] = [json.loads(line) for line in data.splitlines()]
-        added = [_added(each["add"]) for each in actions if "add" in each]
-        removals = [each["remove"] for each in actions if "remove" in each]
-        removed = [unquote(each["path"]) for each in removals]
-        is_lossy = any(each.get("dataChange", True) for each in removals)
-        info: dict[str, Any] = next(
-            (each["commitInfo"] for each in actions if "commitInfo" in each), {}
-        )
-        files: dict[str, str] = dict(json.loads(info.get(_FILES, "{}")))
-        hours = position = None
-        if _HOURS in info:
-            rows = json.loads(info[_HOURS])
-            hours = {int(start): Fingerprint(*map(int, rest)) for start, *rest in rows}
-        if _POSITION in info:
-            position = int(info[_POSITION])
-        replaces = int(info.get(_REPLACES, 0))
-        store_id = str(info[_STORE]) if _STORE in info else None
-        metadata = CommitMetadata(files, hours, store_id, position, replaces)
-        return cls(added, removed, is_lossy, info.get(_BEFORE), metadata)
-
-
-def _added(action: Mapping[str, Any]) -> tuple[str, int]:
-    day = np.datetime64(action["partitionValues"]["day"], "D").astype(np.int64)
-    return unquote(action["path"]), int(day)
-
-
-@dataclass
-class Manifest:
-    """The sum of all commits of an archive, as their copies in a directory record them.
-
-    ``files`` are those of the newest state, ``removed`` those of earlier ones. ``required`` are the
-    hours that the archive must hold, and ``stored`` those of its newest commits, except on
-    ``unknown_days``: a commit that does not record hours has changed their files.
-    ``digests`` are those of the commits in order, and ``days`` those whose files each has changed;
-    None: messages were removed, or nothing is known. ``broken`` has a line for each place where the
-    chain is broken, ``foreign`` the commits that another program made. ``positions`` are by store
-    those of the newest commit that has one.
-    """
-
-    path: str
-    files: dict[str, FileRecord] = field(default_factory=dict)
-    required: Fingerprints = field(default_factory=dict)
-    stored: Fingerprints = field(default_factory=dict)
-    unknown_days: set[int] = field(default_factory=set)
-    removed: set[str] = field(default_factory=set)
-    digests: list[str] = field(default_factory=list)
-    days: list[set[int] | None] = field(default_factory=list)
-    broken: list[str] = field(default_factory=list)
-    foreign: list[int] = field(default_factory=list)
-    strange: list[str] = field(default_factory=list)
-    positions: dict[str, int] = field(default_factory=dict)
-    replaces: int = 0
-
-    @property
-    def version(self) -> int:
-        """The number of the newest commit; -1: there is none."""
-        return len(self.digests) - 1
-
-    @property
-    def before(self) -> str:
-        """The digest of the newest commit, which the next one records."""
-        return self.digests[-1] if self.digests else FIRST_BEFORE
-
-    def append(self, data: bytes) -> None:
-        """Write the copy of the next commit, on the disk before this returns."""
-        name = commit_name(len(self.digests))
-        try:
-            create(f"{self.path}/{name}", data, _FOLDERS)
-        except FileExistsError as error:
-            if _content(f"{self.path}/{name}") != data:
-                raise PipelineError(
-                    f"Another job has written to {self.path} meanwhile: run this one again when the"
-                    " other has ended."
-                ) from error
-        except OSError as error:
-            raise of_store(self.path, error, "manifest") from error
-        self.add(name, data)
-
-    def roll(self) -> None:
-        """Replace old copies by one file that has them, if there are many."""
-        try:
-            names = sorted(listed(self.path))
-            rolled = _newest_rolled(names)
-            copies = [each for each in names if _COPY.match(each)]
-            # A job that was killed between the two has left copies that a file has already.
-            delete(self.path, [each for each in copies if int(each[:20]) <= rolled])
-            old = [each for each in copies if int(each[:20]) > rolled][:-KEPT_SINGLE]
-            if len(old) < ROLL_AT:
-                return
-            texts = (_content(f"{self.path}/{name}").decode() for name in old)
-            data = "".join(f"{json.dumps(text)}\n" for text in texts).encode()
-            path = f"{self.path}/{old[0][:20]}-{old[-1][:20]}.jsonl"
-            create(path, data, _FOLDERS)
-            delete(self.path, old)
-        except OSError as error:
-            raise of_store(self.path, error, "manifest") from error
-
-    def add(self, name: str, data: bytes) -> None:
-        """Take in the next commit."""
-        expected = commit_name(len(self.digests))
-        if name != expected and not self.broken:
-            self.broken.append(f"{expected} is missing")
-        try:
-            commit = _Commit.parse(data)
-        except (
-            ValueError,
-            TypeError,
-            LookupError,
-            AttributeError,
-            ArithmeticError,
-            RecursionError,
-        ):
-            self.broken.append(f"{name} cannot be read")
-            self.days.append(None)
-        else:
-            if commit.before is None:
-                self.foreign.append(len(self.digests))
-            elif commit.before != self.before and not self.broken:
-                self.broken.append(f"{name} does not follow the commit before it")
-            days = self._apply(commit)
-            self.days.append(None if commit.is_lossy else days)
-        self.digests.append(sha256(data).hexdigest())
-
-    def _apply(self, commit: _Commit) -> set[int]:
-        metadata = commit.metadata
-        days = set()
-        for path in commit.removed:
-            known = self.files.pop(path, None)
-            self.removed.add(path)
-            if known is not None:
-                days.add(known.day)
-        for path, day in commit.added:
-            if not _PATH.match(path):
-                self.strange.append(repr(path))
-            self.removed.discard(path)
-            self.files[path] = FileRecord(day, metadata.files.get(path))
-            days.add(day)
-        if metadata.hours is None:
-            self.unknown_days |= days
-            return days
-        self.stored |= metadata.hours
-        self.required |= {
-            hour: each
-            for hour, each in metadata.hours.items()
-            if each.messages >= self.required.get(hour, NOTHING).messages
-        }
-        if metadata.store_id is not None and metadata.position is not None:
-            self.positions[metadata.store_id] = metadata.position
-        self.replaces = self.replaces or metadata.replaces
-        return days
-
-
-def read_manifest(path: str) -> Manifest:
-    """Read the manifest in a directory; an empty one if there is none."""
-    found = Manifest(path)
-    for name, data in read_commits(path):
-        found.add(name, data)
-    return found
-
-
-def read_commits(path: str) -> Iterator[tuple[str, bytes]]:
-    """Yield the commits of the manifest in a directory: the name of each in the log, its bytes."""
-    try:
-        names = sorted(listed(path))
-        last = -1
-        for match in filter(None, map(_ROLLED.match, names)):
-            first, last = int(match[1]), int(match[2])
-            try:
-                lines = _content(f"{path}/{match[0]}").splitlines()
-                commits = [json.loads(line).encode() for line in lines]
-            except (ValueError, AttributeError, RecursionError):
-                commits = []
-            if len(commits) != last + 1 - first:
-                commits.append(_UNREADABLE)
-            for version, data in enumerate(commits, first):
-                yield commit_name(version), data
-        for name in names:
-            if _COPY.match(name) and int(name[:20]) > last:
-                yield name, _content(f"{path}/{name}")
-    except OSError as error:
-        raise of_store(path, error, "manifest") from error
-
-
-def _newest_rolled(names: Iterable[str]) -> int:
-    """Return the newest commit in a file of many; -1: there is none."""
-    return max((int(match[2]) for match in map(_ROLLED.match, names) if match), default=-1)
-
-
-def _content(path: str) -> bytes:
-    return b"".join(chunks(path))
-
-
-def commit_name(version: int) -> str:
-    """Return the file name of a commit, in the log and in the manifest."""
-    return f"{version:020}.json"
-
-
-def short_hours(wanted: Fingerprints, stored: Fingerprints) -> list[int]:
-    """Return the hours that lack something: they have fewer messages, or as many others."""
-    return sorted(
-        hour
-        for hour, each in wanted.items()
-        if stored.get(hour, NOTHING).messages <= each.messages and stored.get(hour) != each
-    )
-
 
 _COLUMNS: Final = ("path", "partition.day", "partition.shard", "size_bytes", "num_records")
 _NAMES: Final = ("path", "day", "shard", "size_bytes", "rows")
@@ -375,8 +83,7 @@ FORMAT_VERSION: Final = "2"
 _NAME: Final = "storenode messages"
 _FORMAT: Final = "messages of a store node, format "
 _CONFIGURATION: Final = {
-    # Of the log as long as of the files: a follower reads commits every minute. Tombstones stay
-    # longer than files, since only files that have one are deleted.
+    # Tombstones stay longer than files, since only files that have one are deleted.
     "delta.logRetentionDuration": f"interval {VACUUM_AFTER_HOURS} hours",
     "delta.deletedFileRetentionDuration": f"interval {4 * VACUUM_AFTER_HOURS} hours",
     # Without it, delta-rs takes columns without bounds for columns without values, and filters of
@@ -421,6 +128,7 @@ class DeltaArchive:
         self._table: DeltaTable | None = None
         self._files: list[DataFile] | None = None
         self._manifest: Manifest | None = None
+        self._copied = -1
 
     @property
     def exists(self) -> bool:
@@ -458,21 +166,20 @@ class DeltaArchive:
         self._check()
         return self
 
-    def renew(self) -> DeltaArchive:
-        """Read what was committed since the state was read."""
-        with self._translated():
-            self._opened.update_incremental()
-        self._files = None
-        return self
-
-    def open_if_readable(self) -> bool:
-        """Read the newest state and return True, unless the log is missing or damaged."""
+    def open_if_readable(self) -> None:
+        """Read the newest state, unless the log is missing or damaged."""
         try:
             self._table = self._delta()
         except (DeltaError, OSError, ValueError):
-            return False
+            return
         self._check()
-        return True
+
+    @property
+    def agrees(self) -> bool:
+        """True if the log has the commits and files of the manifest, and no others."""
+        if self._table is None or self.version != self.manifest.version or self.log_faults():
+            return False
+        return set(map(self.within, self.files())) == self.manifest.files.keys()
 
     def require_usable(self) -> None:
         """Raise unless an archive is here, or may be begun."""
@@ -485,45 +192,27 @@ class DeltaArchive:
     def open_for_writing(self) -> DeltaArchive:
         """Begin an archive where there is none, read its state, and complete its manifest.
 
-        Commits of the log that the manifest lacks are copied: a job was killed in between.
+        A commit of the log that the manifest lacks is copied: a job was killed in between.
         """
         self._require_conditional_writes()
         if not self.exists:
             self._require_no_files()
-            manifest = read_manifest(f"{self.path}/manifest")
-            if manifest.digests:
-                raise self._behind(-1, manifest.version)
-            self._begin([], CommitMetadata())
+            if self.manifest.digests:
+                raise self._damaged("The log is gone")
+            self._begin()
         self.open()
         manifest = self.manifest
-        newest = min(self.version, manifest.version)
-        faults = [*manifest.broken, *self.log_faults(manifest, [newest])]
+        newest = min(self.version, self._copied)
+        faults = [*manifest.broken, *self.log_faults([newest]), *self.uncopied_faults()]
         if faults:
-            raise PipelineError(
-                f"The manifest in {manifest.path} is damaged ({faults[0]}): put the directory back"
-                " from a copy. If there is none, check the archive with `storenode pipeline"
-                " verify`, and begin a new one with `storenode pipeline archive --new-manifest`."
-                " Nothing was changed."
+            raise self._damaged(faults[0])
+        if manifest.version != self.version:
+            raise self._damaged(
+                f"The newest commit of the log is {self.version}, that of the manifest"
+                f" {manifest.version}"
             )
-        if manifest.version > self.version:
-            raise self._behind(self.version, manifest.version)
-        self._copy_commits()
+        self.copy_commits()
         return self
-
-    def begin_manifest(self, written: Sequence[WrittenFile], hours: Fingerprints) -> None:
-        """Begin log and manifest anew from the present state, and move the old ones aside.
-
-        ``written`` are all files that the log names, ``hours`` what they hold.
-        """
-        old = self.manifest
-        replaces = max(old.replaces, 0) + max(len(old.digests), self.version + 1)
-        files = {each.path: each.digest for each in written}
-        with self._translated():
-            self._move_aside("messages/_delta_log", "log-before")
-            self._move_aside("manifest", "manifest-before")
-        self._begin(written, CommitMetadata(files, hours, replaces=replaces))
-        self.open()
-        self._copy_commits()
 
     def commit(
         self,
@@ -551,38 +240,57 @@ class DeltaArchive:
                 list(PARTITIONS),
                 commit_properties=properties,
             )
-        self.renew()
+            self._opened.update_incremental()
+        self._files = None
         self._settle_log(version + 1)
         # Files of another job that are in the state by now were never looked at here.
         if self.version != version + 1:
             raise self._conflict()
-        self._copy_commits()
+        self.manifest.add(commit_name(version + 1), self._read_commit(version + 1))
+        self.copy_commits()
 
-    def log_faults(self, manifest: Manifest, versions: Iterable[int] | None = None) -> list[str]:
+    def log_faults(self, versions: Iterable[int] | None = None) -> list[str]:
         """Return a line for each commit of the log that is another than in the manifest.
 
         ``versions`` are the commits to compare; None: all that the log still has.
         """
-        there = self._logged_versions() if versions is None else list(versions)
-        found = [
+        digests = self.manifest.digests
+        there = self._logged_versions() if versions is None else versions
+        return [
             f"{commit_name(version)} is another commit than in the log"
             for version in there
-            if 0 <= version <= manifest.version
-            and sha256(self._read_commit(version)).hexdigest() != manifest.digests[version]
+            if 0 <= version < len(digests)
+            and sha256(self._read_commit(version)).hexdigest() != digests[version]
         ]
-        # A job that is killed between a commit and its copy leaves one commit without.
-        if manifest.version < 0 < self.version:
-            found.append(f"{commit_name(0)} is missing")
-        return found
 
-    def restore_log(self, manifest: Manifest) -> str | None:
-        """Write the commits of a manifest to the log, in place of what there is of it.
+    def uncopied_faults(self) -> list[str]:
+        """Return a line if the manifest lacks commits that the log has.
+
+        A job that is killed between a commit and its copy leaves one commit without.
+        """
+        first = self._copied + 1
+        return [f"{commit_name(first)} is missing"] if first < self.manifest.version else []
+
+    def copy_commits(self) -> int:
+        """Copy the commits that the manifest lacks; return how many these were."""
+        first = self._copied + 1
+        for version in range(first, self.manifest.version + 1):
+            write_copy(self.manifest.path, version, self._read_commit(version))
+            self._copied = version
+        return self._copied + 1 - first
+
+    def restore_log(self) -> str | None:
+        """Write the commits of the manifest to the log, in place of what there is of it.
 
         Returns where the old log is now, if there was one.
         """
+        aside = None
         with self._translated():
-            aside = self._move_aside("messages/_delta_log", "damaged-log")
-            for name, data in read_commits(manifest.path):
+            if listed(self._log):
+                name = f"damaged-log-{time.time_ns()}"
+                move_folder(self.path, "messages/_delta_log", name)
+                aside = f"{self.path}/{name}"
+            for name, data in read_commits(self.manifest.path):
                 create(f"{self._log}/{name}", data, _LOG_FOLDERS)
         self.open()
         return aside
@@ -639,10 +347,26 @@ class DeltaArchive:
 
     @property
     def manifest(self) -> Manifest:
-        """The manifest, read once."""
+        """The manifest, read once, with the commits of the log that continue it."""
         if self._manifest is None:
-            self._manifest = read_manifest(f"{self.path}/manifest")
+            found = self._manifest = read_manifest(f"{self.path}/manifest")
+            self._copied = found.version
+            if self._table is not None and not found.broken:
+                for version in range(found.version + 1, self.version + 1):
+                    data = self._read_commit(version)
+                    if not found.is_next(data):
+                        break
+                    found.add(commit_name(version), data)
         return self._manifest
+
+    def recorded_hours(self) -> Fingerprints | None:
+        """Return what the archive holds by hour, as its commits record it.
+
+        None: the manifest is damaged, or the log has commits that are not those of jobs.
+        """
+        if self.manifest.broken or self.manifest.version != self.version:
+            return None
+        return {hour: each for hour, each in self.manifest.stored.items() if each != NOTHING}
 
     @property
     def version(self) -> int:
@@ -651,9 +375,8 @@ class DeltaArchive:
 
     @property
     def commit_digest(self) -> str:
-        """The digest of the newest commit of that state of which there is a copy."""
-        digests = self.manifest.digests[: self.version + 1]
-        return digests[-1] if digests else FIRST_BEFORE
+        """The digest of the newest commit of that state."""
+        return self.manifest.before
 
     def changed_since(self, commit: str) -> set[int] | None:
         """Return the days whose files have changed since a commit, given by its digest.
@@ -661,7 +384,7 @@ class DeltaArchive:
         None: the commits do not say so, or messages were removed since.
         """
         manifest, found = self.manifest, set[int]()
-        if manifest.version != self.version or manifest.broken or commit not in manifest.digests:
+        if self.recorded_hours() is None or commit not in manifest.digests:
             return None
         for days in manifest.days[manifest.digests.index(commit) + 1 :]:
             if days is None:
@@ -695,44 +418,34 @@ class DeltaArchive:
             delete(self.messages, old)
         return len(old)
 
-    def _copy_commits(self) -> None:
-        """Copy the commits to the manifest that it lacks."""
-        for version in range(self.manifest.version + 1, self.version + 1):
-            self.manifest.append(self._read_commit(version))
-            if self.manifest.broken:
-                raise PipelineError(
-                    f"The manifest in {self.manifest.path} is damaged"
-                    f" ({self.manifest.broken[0]}): put the directory back from a copy."
-                )
-
     def _read_commit(self, version: int) -> bytes:
         with self._translated():
-            return _content(f"{self._log}/{commit_name(version)}")
+            return content(f"{self._log}/{commit_name(version)}")
 
     def _logged_versions(self) -> list[int]:
         with self._translated():
             names = [each.partition(".") for each in listed(self._log)]
         return sorted(int(name) for name, _, end in names if end == "json" and name.isdigit())
 
-    def _begin(self, written: Sequence[WrittenFile], metadata: CommitMetadata) -> None:
+    def _begin(self) -> None:
         """Write the first commit of a log."""
+        metadata = CommitMetadata().encoded(FIRST_BEFORE)
         try:
             create_table_with_add_actions(
                 self.messages,
                 Schema.from_arrow(ARROW),
-                [each.add_action(is_new=True) for each in written],
+                [],
                 mode="error",
                 partition_by=list(PARTITIONS),
                 name=_NAME,
                 description=f"{_FORMAT}{FORMAT_VERSION}",
                 configuration=_CONFIGURATION,
                 storage_options=self._options,
-                commit_properties=CommitProperties(custom_metadata=metadata.encoded(FIRST_BEFORE)),
+                commit_properties=CommitProperties(custom_metadata=metadata),
             )
         except (DeltaError, OSError, ValueError) as error:
-            if written or not self.exists:  # otherwise another job was faster
+            if not self.exists:  # otherwise another job was faster
                 raise of_store(self.path, error) from error
-        self._table = self._delta()
         self._settle_log(0)
 
     def _require_conditional_writes(self) -> None:
@@ -769,14 +482,6 @@ class DeltaArchive:
                 " put it back from a copy of the archive. Nothing was changed.",
                 USAGE,
             )
-
-    def _move_aside(self, name: str, kind: str) -> str | None:
-        """Move a directory of the archive to a new name; return its path, None if it is empty."""
-        if not listed(f"{self.path}/{name}"):
-            return None
-        aside = f"{kind}-{time.time_ns()}"
-        move_folder(self.path, name, aside)
-        return f"{self.path}/{aside}"
 
     @property
     def _options(self) -> dict[str, str] | None:
@@ -820,10 +525,10 @@ class DeltaArchive:
             " ended; what it had committed stays. Run it again when the other has ended."
         )
 
-    def _behind(self, logged: int, copied: int) -> PipelineError:
+    def _damaged(self, fault: str) -> PipelineError:
         return PipelineError(
-            f"The log of the archive in {self.path} has lost commits: its newest is {logged}, and"
-            f" that of the manifest {copied}. Run `storenode pipeline repair` first."
+            f"Log and manifest of the archive in {self.path} do not agree ({fault}): run"
+            " `storenode pipeline repair`, or put both back from a copy. Nothing was changed."
         )
 
     def _settle_log(self, version: int) -> None:

@@ -13,9 +13,10 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 
+from store.pipeline.columns import ARROW
 from store.pipeline.database import FOREVER
-from store.pipeline.errors import SPARK_ERRORS, of_spark
-from store.pipeline.files import require_new_directory
+from store.pipeline.errors import SPARK_ERRORS, of_spark, of_store
+from store.pipeline.files import delete, listed, require_new_directory
 from store.pipeline.fingerprints import differing
 from store.pipeline.limits import HOUR_NS
 from store.pipeline.message_sets import MessageSet
@@ -28,6 +29,9 @@ SIDES: Final = ("first", "second")
 
 ID_COLUMNS: Final = (*KEY, "hash")
 """The columns of an ID: the timestamp, and the hash as words and as bytes."""
+
+
+_WRITTEN: Final = pa.schema([*map(ARROW.field, ID_COLUMNS), pa.field("lacks", pa.string())])
 
 
 @dataclass
@@ -101,11 +105,22 @@ def diff(
             counts: dict[str, int] = dict(found.groupBy("lacks").count().toLocalIterator())
             result.first_lacks, result.second_lacks = (counts.get(side, 0) for side in SIDES)
             if target is not None:
-                write_rows(found, target, "lacks", SIDES)
+                _write(found, target)
             found.unpersist()
     except SPARK_ERRORS as error:
         raise of_spark(error) from error
     return result
+
+
+def _write(found: DataFrame, target: str) -> None:
+    written = {
+        row["path"]
+        for row in write_rows(found.sortWithinPartitions("lacks"), target, _WRITTEN, ["lacks"])
+    }
+    try:
+        delete(target, set(listed(target)) - written)  # what failed tasks have left
+    except OSError as error:
+        raise of_store(target, error, "output") from error
 
 
 def require_output(output: str) -> str:

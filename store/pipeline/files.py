@@ -2,8 +2,8 @@
 
 On object stores the file system of delta-rs for pyarrow reads and writes files; obstore, which is
 made of the same library, adds conditional writes. Both get the same settings: credentials come from
-the environment, the roles of machines and pods, and static keys of ``~/.aws``. So neither the
-command nor a worker needs anything of Spark or Hadoop to reach an archive.
+the environment, and the roles of machines and pods. So neither the command nor a worker needs
+anything of Spark or Hadoop to reach an archive.
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ import errno
 import os
 import re
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from configparser import ConfigParser
-from configparser import Error as ConfigParserError
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
@@ -44,22 +42,6 @@ _DATABASE: Final = ("postgresql:", "postgres:")
 _UNUSABLE: Final = re.compile(r"[][\\%\x00-\x1f\x7f]")
 _SCHEME: Final = re.compile(r"\A[A-Za-z][A-Za-z0-9+.-]*://")
 _ENDPOINTS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
-_ROLES: Final = (
-    "AWS_ACCESS_KEY_ID",
-    "AWS_WEB_IDENTITY_TOKEN_FILE",
-    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
-    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
-)
-"""Variables that select credentials: then ``~/.aws`` is not read."""
-
-_PROFILE: Final[Mapping[str, tuple[str, ...]]] = {
-    "aws_access_key_id": _ROLES,
-    "aws_secret_access_key": _ROLES,
-    "aws_session_token": _ROLES,
-    "region": ("AWS_REGION", "AWS_DEFAULT_REGION"),
-    "endpoint_url": _ENDPOINTS,
-}
-"""Settings that are taken from a profile, each unless one of these variables is set."""
 
 
 def checked(path: str, what: str = "An archive") -> str:
@@ -179,19 +161,6 @@ def for_reading(path: str) -> pa.NativeFile:
                 return pa.BufferReader(pa.py_buffer(tail.bytes()))
         system, key = file_system(path)
         return system.open_input_file(key)
-
-
-def for_writing(path: str) -> pa.NativeFile:
-    """Open a file that is not there yet for a Parquet writer; directories are made.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    if not on_store(path):
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-    with _translated(path):
-        system, key = file_system(path)
-        return system.open_output_stream(key)
 
 
 def chunks(path: str) -> Iterator[bytes]:
@@ -364,42 +333,15 @@ def require_reachable(path: str) -> None:
 
 
 def delta_options(path: str, retries: int = _MAX_RETRIES) -> dict[str, str] | None:
-    """Return the storage options of delta-rs for a path.
-
-    Raises:
-        OSError: the profile of the AWS tools cannot be read.
-    """
+    """Return the storage options of delta-rs for a path."""
     if not on_store(path):
         return None
     found = {**_TIMEOUTS, "max_retries": str(retries), "retry_timeout": "60s"}
     found["allow_http"] = "true"  # of an endpoint that was named so; the usual ones have TLS
     if path.startswith("s3://"):
-        for name, value in _profile().items():
-            if not any(each in os.environ for each in _PROFILE[name]):
-                found[name if name.startswith("aws_") else f"aws_{name}"] = value
         named = [os.environ[name] for name in _ENDPOINTS if os.environ.get(name)]
         if named:
             found["aws_endpoint_url"] = named[0]
-    return found
-
-
-def _profile() -> dict[str, str]:
-    """Return static keys, region and endpoint of the profile that ``AWS_PROFILE`` names."""
-    home = Path.home() / ".aws"
-    name = os.environ.get("AWS_PROFILE", "default")
-    config = os.environ.get("AWS_CONFIG_FILE", home / "config")
-    keys = os.environ.get("AWS_SHARED_CREDENTIALS_FILE", home / "credentials")
-    found: dict[str, str] = {}
-    for file, sections in ((config, (name, f"profile {name}")), (keys, (name,))):
-        parser = ConfigParser(interpolation=None)
-        try:
-            with suppress(FileNotFoundError), Path(file).open(encoding="utf-8") as opened:
-                parser.read_file(opened)
-        except (ConfigParserError, UnicodeDecodeError) as error:
-            raise StoreError(str(file), f"it cannot be read ({error})") from error
-        for section in sections:
-            if section in parser:
-                found |= {key: text for key, text in parser[section].items() if key in _PROFILE}
     return found
 
 

@@ -6,19 +6,15 @@ A hash is four 64-bit words, ``h0`` to ``h3``, each little-endian and signed, as
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from pyspark.sql import Row
 
 from reconcile.summaries.buckets import TimeBuckets
-from store.pipeline.limits import DAY_NS, HOUR_NS, MINUTE_NS
 
 HASH_WORDS: Final = ("h0", "h1", "h2", "h3")
 XOR_WORDS: Final = ("x0", "x1", "x2", "x3")
-LEVELS_NS: Final[Mapping[str, int]] = {"day": DAY_NS, "hour": HOUR_NS, "minute": MINUTE_NS}
-"""Lengths of slices by name, coarsest first."""
-
 _WORD_BYTES: Final = 8
 
 
@@ -87,3 +83,12 @@ def differing(one: Fingerprints, other: Fingerprints) -> list[int]:
     """Return the starts of the slices that are not the same on both sides, ascending."""
     starts = one.keys() | other.keys()
     return sorted(start for start in starts if one.get(start) != other.get(start))
+
+
+def short_hours(wanted: Fingerprints, stored: Fingerprints) -> list[int]:
+    """Return the hours that lack something: they have fewer messages, or as many others."""
+    return sorted(
+        hour
+        for hour, each in wanted.items()
+        if stored.get(hour, NOTHING).messages <= each.messages and stored.get(hour) != each
+    )

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from pyspark.sql import DataFrame, SparkSession
 
 from store.pipeline.columns import spark_schema
 from store.pipeline.database import FOREVER, connected, read_state
 from store.pipeline.delta import DeltaArchive
-from store.pipeline.fingerprints import LEVELS_NS, NOTHING, Fingerprints, coarser
+from store.pipeline.errors import PipelineError
+from store.pipeline.fingerprints import NOTHING, Fingerprints, coarser
 from store.pipeline.limits import DAY_NS, HOUR_NS, MAX_CONNECTIONS
 from store.pipeline.parquet import fingerprints_of, read_files, shuffle_partitions
 from store.pipeline.reports import JobReport, time_text
@@ -19,18 +20,15 @@ from store.pipeline.source import read_database
 
 
 def known_hours(session: SparkSession, archive: DeltaArchive) -> Fingerprints:
-    """Return what an archive holds by hour, as its commits record it.
+    """Return what an archive holds by hour: its commits record it, else its files are read."""
+    recorded = archive.recorded_hours()
+    if recorded is not None:
+        return recorded
+    return fingerprints_of(session, archive.files())
 
-    Days that another program has changed are read.
-    """
-    manifest = archive.manifest
-    unknown = manifest.unknown_days
-    if manifest.version < archive.version or manifest.broken:
-        unknown = {each.day for each in archive.files()}
-    hours = {
-        hour: each for hour, each in manifest.stored.items() if hour // DAY_NS not in unknown
-    } | fingerprints_of(session, archive.files(unknown), HOUR_NS)
-    return {hour: each for hour, each in hours.items() if each != NOTHING}
+
+LEVELS_NS: Final[Mapping[str, int]] = {"day": DAY_NS, "hour": HOUR_NS}
+"""Lengths of slices by name."""
 
 
 class MessageSet(Protocol):
@@ -83,7 +81,7 @@ class DatabaseMessages:
         self._connections = min(connections, shuffle_partitions(session))
         with connected(url, name) as connection:
             state = read_state(connection)
-        self.hours, self._position = state.fingerprints, state.position
+        self.hours, self._position = state.hours, state.position
 
     def messages(
         self, names: Sequence[str], low_ns: int, high_ns: int, hours: Sequence[int] | None = None
@@ -125,11 +123,11 @@ class FingerprintReport(JobReport):
 
 
 def fingerprint(
-    name: str, level: str, found: Fingerprints, low_ns: int = 0, high_ns: int = FOREVER
+    name: str, level: str, hours: Fingerprints, low_ns: int = 0, high_ns: int = FOREVER
 ) -> FingerprintReport:
     """Return the report of slices of a level that begin in a range of time."""
     total, slices = NOTHING, []
-    for start, each in sorted(found.items()):
+    for start, each in sorted(coarser(hours, LEVELS_NS[level]).items()):
         if low_ns <= start < high_ns:
             total = total.joined(each)
             times = {"start": time_text(start), "start_ns": start}
@@ -137,21 +135,18 @@ def fingerprint(
     return FingerprintReport(name, level, total.messages, total.hex, slices)
 
 
-def recorded_in(archive: DeltaArchive, level: str) -> Fingerprints | None:
-    """Return what the commits of an archive record, without Spark; None: it must be computed."""
-    manifest, length_ns = archive.manifest, LEVELS_NS[level]
-    is_current = manifest.version == archive.version and not manifest.broken
-    if length_ns < HOUR_NS or manifest.unknown_days or not is_current:
-        return None
-    return coarser(manifest.stored, length_ns)
+def recorded_in(archive: DeltaArchive) -> Fingerprints:
+    """Return what the commits of an archive record by hour."""
+    hours = archive.recorded_hours()
+    if hours is None:
+        raise PipelineError(
+            f"The manifest of {archive.path} does not say what the archive holds: `storenode"
+            " pipeline verify` says why."
+        )
+    return hours
 
 
-def computed_in(session: SparkSession, archive: DeltaArchive, level: str) -> Fingerprints:
-    """Compute the fingerprints of an archive from its files."""
-    return fingerprints_of(session, archive.files(), LEVELS_NS[level])
-
-
-def recorded_by(url: str, level: str) -> Fingerprints:
-    """Return the summaries of a database, without Spark."""
+def recorded_by(url: str) -> Fingerprints:
+    """Return the summaries of a database by hour."""
     with connected(url) as connection:
-        return read_state(connection, level=level).fingerprints
+        return read_state(connection).hours

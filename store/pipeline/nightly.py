@@ -9,7 +9,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from store.pipeline.archive import ArchiveJob, archive
-from store.pipeline.audit.audit import AuditJob, audit
+from store.pipeline.audit.audit import audit_recorded
 from store.pipeline.errors import FAILED, PipelineError
 from store.pipeline.message_sets import ArchiveMessages
 from store.pipeline.reports import JobReport
@@ -53,9 +53,7 @@ def nightly(session: SparkSession, job: ArchiveJob, manifest: str | None = None)
     result = NightlyReport({"archive": archive(session, job)}, {})
     checks: dict[str, Callable[[], JobReport]] = {
         "verify": lambda: verify(session, VerifyJob(found, job.url, say=say, manifest=manifest)),
-        "audit": lambda: audit(
-            session, AuditJob(ArchiveMessages(session, found), say=say, record=found)
-        ),
+        "audit": lambda: audit_recorded(ArchiveMessages(session, found), say),
     }
     for name, check in checks.items():
         try:

@@ -10,18 +10,17 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from hashlib import sha256
-from itertools import chain
 from typing import Final, TypeVar
 
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
-from pyspark import StorageLevel, TaskContext
+from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema
 
-from store.pipeline.columns import ARROW, NAMES, PARTITIONS, file_columns
+from store.pipeline.columns import ARROW, NAMES, PARTITIONS
 from store.pipeline.database import FOREVER
 from store.pipeline.delta import DataFile
 from store.pipeline.errors import SPARK_ERRORS, StoreError, of_file, of_spark, of_store
@@ -29,7 +28,6 @@ from store.pipeline.files import (
     chunks,
     file_system,
     for_reading,
-    for_writing,
     listed,
     on_store,
     settle,
@@ -173,13 +171,11 @@ def joined_by_hour(parts: DataFrame) -> Fingerprints:
     return collected(parts.groupBy("start_ns").agg(F.sum("count").alias("count"), *words).collect())
 
 
-def fingerprints_of(
-    session: SparkSession, files: Sequence[DataFile], length_ns: int
-) -> Fingerprints:
-    """Compute the fingerprints of the messages in some files, by slice."""
+def fingerprints_of(session: SparkSession, files: Sequence[DataFile]) -> Fingerprints:
+    """Compute the fingerprints of the messages in some files, by hour."""
     if not files:
         return {}
-    rows = read_files(session, files, KEY).groupBy(start_of(length_ns)).agg(*sums())
+    rows = read_files(session, files, KEY).groupBy(start_of(HOUR_NS)).agg(*sums())
     try:
         return collected(rows.collect())
     except SPARK_ERRORS as error:
@@ -210,35 +206,25 @@ def _digests(files: list[DataFile]) -> Batches:
         yield pa.RecordBatch.from_pylist([row], _DIGESTS)
 
 
-WRITTEN: Final = pa.schema([("path", pa.string()), ("rows", pa.int64())])
-"""A file that was written: its path relative to the table, and its number of rows."""
-
-_PARENTS: Final = ("parents.list.element.id", "parents.list.element.hint")
-_LEAVES: Final = (*(name for name in file_columns() if name != "parents"), *_PARENTS)
-_RANDOM: Final = frozenset({"hash", *HASH_WORDS})
-"""Columns whose bytes are as good as random: they cannot be compressed."""
-
-_DISTINCT: Final = _RANDOM | {"ts", "payload"}
-"""Columns whose values seldom repeat: no dictionary is tried for them."""
-
-_BOUNDED: Final = ("ts", "pubsub_topic", "content_topic", "channel", "message_id", "lamport")
-"""Columns with statistics."""
+WRITTEN: Final = pa.schema(
+    [("path", pa.string()), ("rows", pa.int64()), ("size_bytes", pa.int64())]
+)
+"""A file that was written: its path relative to the folder, its number of rows and its size."""
 
 _OPTIONS: Final = _FORMAT.make_write_options(
-    compression={name: "none" if name in _RANDOM else "zstd" for name in _LEAVES},
+    compression="zstd",
     # Payloads are mostly encrypted: a higher level costs half as much again, and saves nothing.
-    compression_level={name: 1 for name in _LEAVES if name not in _RANDOM},
-    use_dictionary=[name for name in _LEAVES if name not in _DISTINCT],
-    write_statistics=list(_BOUNDED),
+    compression_level=1,
+    use_dictionary=["pubsub_topic", "content_topic", "channel", "sender", "meta", "version"],
+    write_statistics=["ts", "pubsub_topic", "content_topic", "channel", "message_id", "lamport"],
     store_schema=False,
 )
-_DIRECTORIES: Final = ds.partitioning(pa.schema(map(ARROW.field, PARTITIONS)), flavor="hive")
 _MAX_OPEN_FILES: Final = 8
 _FOLDERS: Final = 3
-"""Directories above a file that are synced: its shard, its day, and the table."""
+"""Directories above a file that are synced: in an archive its shard, its day, and the table."""
 
 
-def write_files(rows: DataFrame, folder: str, partitions: int, *, by_hour: bool) -> dict[str, int]:
+def write_files(rows: DataFrame, folder: str, tasks: int, *, by_hour: bool) -> dict[str, int]:
     """Write rows with all columns below a folder; return the paths within it and their rows.
 
     The rows of an hour of a day and shard are in one file, in the order of time; those of the whole
@@ -247,15 +233,27 @@ def write_files(rows: DataFrame, folder: str, partitions: int, *, by_hour: bool)
     hour = F.expr(f"ts div {HOUR_NS}" if by_hour else "0")
     ordered = (
         rows.select(*NAMES)
-        .repartition(partitions, *PARTITIONS, hour)
+        .repartition(tasks, *PARTITIONS, hour)
         .sortWithinPartitions(*PARTITIONS, "ts", "hash")
     )
-    done = ordered.mapInArrow(partial(write_batches, folder), from_arrow_schema(WRITTEN))
-    return {row["path"]: row["rows"] for row in done.collect()}
+    return {row["path"]: row["rows"] for row in write_rows(ordered, folder, ARROW, PARTITIONS)}
 
 
-def write_batches(folder: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Write rows that are sorted by day and shard to one file for each; yield `WRITTEN`.
+def write_rows(
+    rows: DataFrame, folder: str, schema: pa.Schema, partitions: Sequence[str] = ()
+) -> list[Row]:
+    """Write rows that have a schema to new files of a folder; return rows as `WRITTEN`.
+
+    Columns that are ``partitions`` become directories. What failed tasks have written stays.
+    """
+    work = partial(write_batches, folder, schema, tuple(partitions))
+    return rows.mapInArrow(work, from_arrow_schema(WRITTEN)).collect()
+
+
+def write_batches(
+    folder: str, schema: pa.Schema, partitions: Sequence[str], batches: Batches
+) -> Batches:
+    """Write rows that are sorted by their partitions to one file for each; yield `WRITTEN`.
 
     A batch becomes a row group in each of its files.
 
@@ -267,16 +265,16 @@ def write_batches(folder: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa
 
     def visit(file: ds.WrittenFile) -> None:
         name = file.path.removeprefix(f"{root}/")
-        written.append({"path": name, "rows": file.metadata.num_rows})
+        written.append({"path": name, "rows": file.metadata.num_rows, "size_bytes": file.size})
 
-    rows = (batch.select(NAMES).cast(ARROW) for batch in batches)
+    rows = (batch.select(schema.names).cast(schema) for batch in batches)
     ds.write_dataset(
-        pa.RecordBatchReader.from_batches(ARROW, rows),
+        pa.RecordBatchReader.from_batches(schema, rows),
         root,
         filesystem=system,
         format=_FORMAT,
         file_options=_OPTIONS,
-        partitioning=_DIRECTORIES,
+        partitioning=ds.partitioning(pa.schema(map(schema.field, partitions)), flavor="hive"),
         basename_template=f"part-{uuid.uuid4().hex}-{{i}}.parquet",
         existing_data_behavior="overwrite_or_ignore",
         file_visitor=visit,
@@ -288,52 +286,6 @@ def write_batches(folder: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa
     settle((f"{folder}/{each['path']}" for each in written), _FOLDERS)
     if written:
         yield pa.RecordBatch.from_pylist(written, WRITTEN)
-
-
-_WRITTEN: Final = pa.schema([*WRITTEN, ("size_bytes", pa.int64())])
-
-
-def write_rows(
-    rows: DataFrame,
-    folder: str,
-    column: str | None = None,
-    values: Sequence[str] = (),
-    *,
-    name: str = "part",
-) -> list[Row]:
-    """Write rows to a folder; return paths, rows and sizes of the files.
-
-    A ``column`` that has some ``values`` becomes directories. Files of the same ``name`` are
-    replaced.
-    """
-    if column is None:
-        work = partial(_written, f"{folder}/{name}", to_arrow_schema(rows.schema))
-        return rows.mapInArrow(work, from_arrow_schema(_WRITTEN)).collect()
-    parts = ((value, rows.where(F.col(column) == value).drop(column)) for value in values)
-    return [
-        file
-        for value, some in parts
-        for file in write_rows(some, f"{folder}/{column}={value}", name=name)
-    ]
-
-
-def _written(prefix: str, schema: pa.Schema, batches: Batches) -> Batches:
-    """Write a file for the task, which a repeated task replaces."""
-    context = TaskContext.get()
-    number = 0 if context is None else context.partitionId()
-    first = next(batches, None)
-    if first is None and number > 0:
-        return
-    path, rows = f"{prefix}-{number:05}.parquet", 0
-    with for_writing(path) as sink:
-        with pq.ParquetWriter(sink, schema, compression="zstd") as file:
-            for batch in () if first is None else chain([first], batches):
-                file.write_batch(batch.cast(schema))
-                rows += batch.num_rows
-        size_bytes = sink.tell()
-    yield pa.RecordBatch.from_pylist(
-        [{"path": path, "rows": rows, "size_bytes": size_bytes}], _WRITTEN
-    )
 
 
 def read_rows(

@@ -1,21 +1,24 @@
 """`repair`: the Delta log of an archive, restored from the copies of its commits.
 
-The files that the restored log names must be the ones whose digests the commits record. Where files
-are lost nothing is changed, unless they are to be left out: then a further commit removes them, and
-`verify` keeps naming the hours that are no longer here in full.
+Copies that the manifest lacks are made from the log first, if it continues them. The files that the
+restored log names must be the ones whose digests the commits record. Where files are lost nothing
+is changed, unless they are to be left out: then a further commit removes them, and `verify` keeps
+naming the hours that are no longer here in full.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from pyspark.sql import SparkSession
 
-from store.pipeline.delta import CommitMetadata, DataFile, DeltaArchive, Manifest
+from store.pipeline.delta import DataFile, DeltaArchive
 from store.pipeline.errors import USAGE, PipelineError
-from store.pipeline.parquet import file_digests
+from store.pipeline.fingerprints import NOTHING
+from store.pipeline.limits import DAY_NS
+from store.pipeline.manifest import CommitMetadata, Manifest
+from store.pipeline.parquet import file_digests, fingerprints_of
 from store.pipeline.spark import Say, shown, silent
 from store.pipeline.verify import CHANGED_FILE, UNREADABLE, FaultList
 
@@ -23,87 +26,75 @@ _REFUSED: Final = (
     "Nothing was changed: put files or log back from a copy of the archive, or leave out what is"
     " lost with --leave-out-lost."
 )
-STRANGE: Final = "commit of the manifest names a file that is none of an archive"
 
 
 @dataclass
 class RepairReport(FaultList):
-    """The result of a repair run, or a forecast of it if it was a ``dry_run``.
+    """The result of a repair run.
 
-    ``commits_restored`` are in the log again; ``files_removed`` are lost, and no longer named.
-    ``damaged_log`` is where the old log is. ``refused``: nothing was changed because of the faults.
+    ``commits_restored`` are in the log again, ``commits_copied`` in the manifest; ``files_removed``
+    are lost, and no longer named. ``damaged_log`` is where the old log is. ``refused``: nothing was
+    changed because of the faults.
     """
 
     commits: int = 0
     files: int = 0
     commits_restored: int = 0
+    commits_copied: int = 0
     files_removed: int = 0
     damaged_log: str | None = None
     refused: bool = False
-    dry_run: bool = False
 
     def lines(self) -> list[str]:
         """Return the report in words."""
         found = self.fault_lines()
         if self.refused:
             return [*found, _REFUSED]
-        if not (self.commits_restored or self.files_removed):
-            return [
-                *found,
-                "The log has every commit of the manifest: there is nothing to repair.",
-            ]
-        verb = "Would restore" if self.dry_run else "Restored"
-        found.append(
-            f"{verb} {self.commits_restored:,} commits of the log, which names {self.files:,}"
-            " files."
-        )
+        if self.commits_copied:
+            found.append(f"Copied {self.commits_copied:,} commits of the log to the manifest.")
+        if self.commits_restored:
+            found.append(
+                f"Restored {self.commits_restored:,} commits of the log, which names"
+                f" {self.files:,} files."
+            )
         if self.files_removed:
-            verb = "Would remove" if self.dry_run else "Removed"
-            found.append(f"{verb} {self.files_removed:,} lost files from the table.")
+            found.append(f"Removed {self.files_removed:,} lost files from the table.")
         if self.damaged_log is not None:
             found.append(f"The old log is in {self.damaged_log}.")
-        return found
+        return found or ["Log and manifest agree: there is nothing to repair."]
 
 
-@dataclass(frozen=True)
-class RepairJob:
-    """An archive; ``leave_out``: remove files that are lost instead of changing nothing."""
+def repair(
+    session: SparkSession, archive: DeltaArchive, *, leave_out: bool = False, say: Say = silent
+) -> RepairReport:
+    """Restore the log of an archive from its manifest.
 
-    archive: DeltaArchive
-    leave_out: bool = False
-    dry_run: bool = False
-    say: Say = silent
-
-
-def repair(session: SparkSession, job: RepairJob) -> RepairReport:
-    """Restore the log of an archive from its manifest."""
-    archive, manifest = job.archive, require_manifest(job.archive)
-    is_readable = archive.open_if_readable()
-    damaged = not is_readable or bool(archive.log_faults(manifest))
-    is_short = damaged or archive.version < manifest.version
-    result = RepairReport(
-        commits=manifest.version + 1, files=len(manifest.files), dry_run=job.dry_run
-    )
-    result.commits_restored = manifest.version + 1 if is_short else 0
-    files = {
-        path: DataFile(f"{archive.messages}/{path}", each.day, 0, 0, 0)
+    ``leave_out``: remove files that are lost instead of changing nothing.
+    """
+    manifest = require_manifest(archive)
+    files = [
+        DataFile(f"{archive.messages}/{path}", each.day, 0, 0, 0)
         for path, each in manifest.files.items()
-    }
-    with shown(job.say, "repair"):
-        lost = _lost_files(session, manifest, files, result)
-    result.files_removed = len(lost)
-    result.refused = bool(manifest.strange) or (bool(lost) and not job.leave_out)
-    if result.refused or job.dry_run:
-        return result
-    if is_short:
-        result.damaged_log = archive.restore_log(manifest)
-    if lost:
-        archive.open_for_writing().commit([], lost, CommitMetadata(hours=None))
+    ]
+    result = RepairReport(commits=manifest.version + 1, files=len(files))
+    with shown(say, "repair"):
+        lost = _lost_files(session, archive, files, result)
+        result.refused = bool(lost) and not leave_out
+        if result.refused:
+            return result
+        result.commits_copied = archive.copy_commits()
+        if not archive.agrees:
+            result.commits_restored = manifest.version + 1
+            result.damaged_log = archive.restore_log()
+        if lost:
+            _leave_out(session, archive.open_for_writing(), lost)
+            result.files_removed = len(lost)
     return result
 
 
 def require_manifest(archive: DeltaArchive) -> Manifest:
-    """Return the manifest of an archive."""
+    """Return the manifest of an archive, whose log may be missing or damaged."""
+    archive.open_if_readable()
     manifest = archive.manifest
     if not manifest.digests:
         raise PipelineError(
@@ -114,28 +105,34 @@ def require_manifest(archive: DeltaArchive) -> Manifest:
     if manifest.broken:
         raise PipelineError(
             f"The manifest in {manifest.path} is damaged ({manifest.broken[0]}): put the directory"
-            " back from a copy. Nothing was changed."
+            " back from a copy; or remove it, if the log still has all commits from the first one"
+            " on. Nothing was changed."
         )
     return manifest
 
 
 def _lost_files(
-    session: SparkSession,
-    manifest: Manifest,
-    files: Mapping[str, DataFile],
-    result: RepairReport,
+    session: SparkSession, archive: DeltaArchive, files: list[DataFile], result: RepairReport
 ) -> list[DataFile]:
     """Return the files that cannot be read, or are others than the commits record."""
-    result.add(STRANGE, manifest.strange)
-    if manifest.strange:
-        return []
-    digests = file_digests(session, files.values())
-    gone = sorted(path for path, each in files.items() if each.path not in digests)
-    changed = sorted(
-        path
-        for path, each in files.items()
-        if each.path in digests and manifest.files[path].digest not in {None, digests[each.path][1]}
-    )
-    result.add(UNREADABLE, gone)
-    result.add(CHANGED_FILE, changed)
-    return [files[path] for path in (*gone, *changed)]
+    known, digests = archive.manifest.files, file_digests(session, files)
+    gone = [each for each in files if each.path not in digests]
+    changed = [
+        each
+        for each in files
+        if each.path in digests and known[archive.within(each)].digest != digests[each.path][1]
+    ]
+    result.add(UNREADABLE, sorted(map(archive.within, gone)))
+    result.add(CHANGED_FILE, sorted(map(archive.within, changed)))
+    return [*gone, *changed]
+
+
+def _leave_out(session: SparkSession, archive: DeltaArchive, lost: list[DataFile]) -> None:
+    """Commit that files are gone, and what is left of the hours of their days."""
+    days = {each.day for each in lost}
+    paths = {each.path for each in lost}
+    kept = [each for each in archive.files(days) if each.path not in paths]
+    hours = dict.fromkeys(
+        (hour for hour in archive.manifest.stored if hour // DAY_NS in days), NOTHING
+    ) | fingerprints_of(session, kept)
+    archive.commit([], lost, CommitMetadata(hours=hours))

@@ -27,8 +27,14 @@ from store.db.writing.writer import DatabaseWriter
 from store.domain.admission import Admission
 from store.domain.ports import Source, StoreBusy, StoreUnavailable
 from store.messages.transfer import MalformedMessage
-from store.pipeline.columns import file_columns
-from store.pipeline.database import FOREVER, connected, lock_restoring, read_state, restored_since
+from store.pipeline.columns import NAMES
+from store.pipeline.database import (
+    FOREVER,
+    connected,
+    lock_restoring,
+    read_position,
+    restored_since,
+)
 from store.pipeline.delta import DeltaArchive
 from store.pipeline.errors import (
     SPARK_ERRORS,
@@ -218,7 +224,7 @@ def restore(session: SparkSession, job: RestoreJob) -> RestoreReport:
             return RestoreReport(given, 0, dry_run=job.dry_run)
         with connected(job.url) as connection:
             lock_restoring(connection)
-            before = read_state(connection, FOREVER).position
+            before = read_position(connection)
             with shown(job.say, "restore", given):
                 conflicts = _store(rows, job)
             return RestoreReport(given, restored_since(connection, before), conflicts)
@@ -230,7 +236,7 @@ def _wanted(session: SparkSession, job: RestoreJob) -> DataFrame | None:
     files = job.archive.open().files_between(job.low_ns, job.high_ns)
     if not files:
         return None
-    rows = read_files(session, files, (*file_columns(), "shard"), job.low_ns, job.high_ns)
+    rows = read_files(session, files, NAMES, job.low_ns, job.high_ns)
     if job.diff is None:
         return rows
     return rows.join(_ids(session, job.diff), list(KEY), "left_semi")

@@ -1,7 +1,7 @@
 """The Spark data source `storenode`: the messages of a store node's database.
 
 Options of a read: ``url`` of the database; ``columns``, a list with commas (default: all of
-`store.pipeline.columns.DEFAULT_NAMES`); ``from`` and ``to`` in nanoseconds, the end exclusive;
+`store.pipeline.columns.NAMES`); ``from`` and ``to`` in nanoseconds, the end exclusive;
 ``position``, the commit up to which messages are read (default: the newest); ``hours``, a list with
 commas of the starts of hours, of which alone messages are read; ``connections``, how many tasks may
 read at a time.
@@ -17,7 +17,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import date, datetime
+from datetime import date
 from functools import lru_cache
 from itertools import pairwise
 from types import MappingProxyType
@@ -25,7 +25,6 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from adbc_driver_manager import AdbcConnection, AdbcDatabase, AdbcStatement, Error
 from adbc_driver_postgresql import StatementOptions, connect
 from google.protobuf.message import DecodeError
@@ -44,12 +43,11 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from store.pipeline.columns import (
-    COMMIT_COLUMNS,
-    DEFAULT_NAMES,
+    ARROW,
     HASH_WORDS,
+    NAMES,
     PARENT,
     SDS_COLUMNS,
-    SOURCE,
     TAIL_COLUMNS,
     spark_schema,
 )
@@ -149,12 +147,6 @@ _TOPICS: Final = """
 _SDS: Final = """
  left join storenode.export_sds s on s.ts = m.ts and s.hash = m.hash
  and s.ts >= {low} and s.ts < {high}"""
-_COMMITS: Final = """
- left join (
-   select batch, min_ts, max_ts, source,
-          (extract(epoch from committed_at) * 1000000000)::bigint as committed_ns
-   from storenode.export_commits
- ) c on c.batch = m.batch and c.max_ts >= {low} and c.min_ts < {high}"""
 _MESSAGES: Final = """
 select {columns} from storenode.export_messages m{joins}
 where m.ts >= {low} and m.ts < {high}{condition}"""
@@ -211,9 +203,6 @@ def _statement(each: Slice, position: int, names: tuple[str, ...], equal: Mappin
     if wanted & SDS_COLUMNS:
         columns += [f"s.{name}" for name in _SDS_READ]
         joins += _SDS.format(**bounds)
-    if wanted & COMMIT_COLUMNS:
-        columns += ["c.committed_ns", "c.source"]
-        joins += _COMMITS.format(**bounds)
     conditions = itertools.starmap(_is_equal, equal.items())
     condition = _UP_TO.format(position=position) + "".join(conditions)
     return _MESSAGES.format(columns=", ".join(columns), joins=joins, condition=condition, **bounds)
@@ -275,7 +264,7 @@ def _first_line(error: Exception) -> str:
 def _decoded(rows: pa.RecordBatch, names: tuple[str, ...]) -> pa.RecordBatch:
     """Return the wanted columns of rows that `_statement` reads."""
     wanted, given = set(names), set(rows.schema.names)
-    found: dict[str, pa.Array] = {name: rows[name] for name in given & set(SOURCE.names)}
+    found: dict[str, pa.Array] = {name: rows[name] for name in given & set(ARROW.names)}
     if "day" in wanted:
         days = rows["ts"].to_numpy(zero_copy_only=False) // DAY_NS
         found["day"] = pa.array(days.astype(np.int32)).view(pa.date32())
@@ -291,14 +280,12 @@ def _decoded(rows: pa.RecordBatch, names: tuple[str, ...]) -> pa.RecordBatch:
         topics = rows["pubsub_topic"].dictionary_encode()
         shards = pa.array(map(shard_of, topics.dictionary.to_pylist()), pa.int32())
         found["shard"] = shards.take(topics.indices)
-    if "timestamp" in wanted:
-        found["timestamp"] = pc.divide(rows["ts"], 1_000)
     if wanted & TAIL_COLUMNS:
         found |= _optional_fields(rows)
     if "parents" in wanted:
         found["parents"] = _parents(rows)
-    columns = [found[name].cast(SOURCE.field(name).type) for name in names]
-    return pa.RecordBatch.from_arrays(columns, schema=pa.schema(map(SOURCE.field, names)))
+    columns = [found[name].cast(ARROW.field(name).type) for name in names]
+    return pa.RecordBatch.from_arrays(columns, schema=pa.schema(map(ARROW.field, names)))
 
 
 def _optional_fields(rows: pa.RecordBatch) -> dict[str, pa.Array]:
@@ -317,7 +304,7 @@ def _optional_fields(rows: pa.RecordBatch) -> dict[str, pa.Array]:
         for field, value in message.ListFields():
             if field.name in values:
                 values[field.name][place] = value
-    return {name: pa.array(column, SOURCE.field(name).type) for name, column in values.items()}
+    return {name: pa.array(column, ARROW.field(name).type) for name, column in values.items()}
 
 
 def _parents(rows: pa.RecordBatch) -> pa.Array:
@@ -372,7 +359,7 @@ class StorenodeSource(DataSource):
     def schema(self) -> StructType:
         """Return the wanted columns, in the wanted order."""
         text = self.options.get("columns")
-        names = DEFAULT_NAMES if text is None else [name.strip() for name in text.split(",")]
+        names = NAMES if text is None else [name.strip() for name in text.split(",")]
         return spark_schema(known_columns(names))
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -434,7 +421,7 @@ class StorenodeReader(DataSourceReader):
             low_ns, high_ns = max(low_ns, self._hours[0]), min(high_ns, self._hours[-1] + HOUR_NS)
         with connected(self._url) as connection:
             state = read_state(connection, low_ns // HOUR_NS * HOUR_NS, high_ns)
-        hours = state.fingerprints
+        hours = state.hours
         if self._hours is not None:
             hours = {hour: hours[hour] for hour in self._hours if hour in hours}
         # Without any partition Spark has one of its own read.
@@ -445,7 +432,7 @@ class StorenodeReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read the rows of one partition, with the nullability that Spark was given."""
         assert isinstance(partition, SlicesPartition)
-        fields = [SOURCE.field(name) for name in self._names]
+        fields = [ARROW.field(name) for name in self._names]
         schema = pa.schema(
             each.with_nullable(each.nullable or each.name in self._nullable) for each in fields
         )
@@ -475,19 +462,16 @@ def _span_ns(name: str, value: object) -> tuple[int, int] | None:
     if name == "day" and isinstance(value, date):
         start = (value - _EPOCH).days * DAY_NS
         return start, start + DAY_NS
-    if name == "timestamp" and isinstance(value, datetime) and value.tzinfo is not None:
-        start = int(pa.scalar(value, SOURCE.field("timestamp").type).value) * 1_000
-        return start, start + 1_000
     return None
 
 
 def known_columns(names: Sequence[str]) -> tuple[str, ...]:
     """Return the names, all of which must be columns of the data source."""
-    unknown = [name for name in names if name not in SOURCE.names]
+    unknown = [name for name in names if name not in ARROW.names]
     if unknown:
         raise PipelineError(
             f"The data source storenode has no column {unknown[0]!r}: it has"
-            f" {', '.join(SOURCE.names)}.",
+            f" {', '.join(ARROW.names)}.",
             USAGE,
         )
     return tuple(names)

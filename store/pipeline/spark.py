@@ -1,4 +1,4 @@
-"""Spark of a job: checked, started here or behind a Spark Connect server, its progress and end."""
+"""Spark of a job: what it needs, its start, its progress and its end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from types import FrameType
 from typing import Final
 from urllib.parse import urlsplit
 
-import pyspark
 from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
@@ -96,16 +95,9 @@ def shown(say: Say, what: str, messages: int = 0) -> Iterator[None]:
 
 
 LOCAL: Final = "local[*]"
-
-SCHEME: Final = "sc://"
-"""How the address of a Spark Connect server begins."""
-
-_CONNECT_PORT: Final = 15_002
 _STANDALONE: Final = "spark://"
 _MASTER_PORT: Final = 7077
 _TIMEOUT_S: Final = 20
-_VARIABLE: Final = "SPARK_REMOTE"
-_SHELL: Final = "pyspark-shell"
 
 _VERSION: Final = re.compile(r'version "(?:1\.)?(\d+)')
 _JAVA_TIMEOUT_S: Final = 60
@@ -136,11 +128,7 @@ SETTINGS: Final[Mapping[str, str]] = {
     "spark.sql.autoBroadcastJoinThreshold": "-1",
     "spark.sql.adaptive.autoBroadcastJoinThreshold": "10MB",
 }
-LOGGING: Final = Path(__file__).with_name("log4j2.properties")
-_JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
-_DRIVER_FLAGS: Final = (f"-Dlog4j2.configurationFile={LOGGING.as_uri()}", *_JAVA_FLAGS)
-_COLLECTOR: Final = "-XX:+UseParallelGC"
-"""A job needs throughput; G1 takes more processor time for shorter pauses."""
+_LOGGING: Final = Path(__file__).with_name("log4j2.properties")
 
 _RELAY_BYTES: Final = 65_536
 _STRAY: Final = re.compile(rb"WARNING: Using incubator modules: [^\n]*\n")
@@ -148,6 +136,15 @@ _STRAY: Final = re.compile(rb"WARNING: Using incubator modules: [^\n]*\n")
 
 _STDERR: Final = 2
 _LAST_WORDS_S: Final = 10.0
+
+_STARTED_SETTINGS: Final[Mapping[str, str]] = {
+    "spark.driver.defaultJavaOptions": " ".join(
+        (f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}", *_JAVA_FLAGS)
+    ),
+    # A job needs throughput; G1 takes more processor time for shorter pauses.
+    "spark.driver.extraJavaOptions": "-XX:+UseParallelGC",
+}
+"""Settings of a driver that is started here, and not by spark-submit."""
 
 _LOCAL_SETTINGS: Final[Mapping[str, str]] = {
     "spark.ui.enabled": "false",
@@ -169,22 +166,16 @@ def spark_session(
 ) -> Iterator[SparkSession]:
     """Open a session with the data source `storenode`, and stop it unless it was there before.
 
-    ``master`` None: that of a program which is run by spark-submit, the Spark Connect server that
-    ``SPARK_REMOTE`` names, else all cores of this machine. ``settings`` win over those of the
-    pipeline.
+    ``master`` None: that of a program which is run by spark-submit, else all cores of this machine.
+    ``settings`` win over those of the pipeline.
     """
-    remote = remote_url(master)
-    active = None if remote else SparkSession.getActiveSession()
+    active = SparkSession.getActiveSession()
     if active is not None:
         yield prepared(active)
         return
     require_spark(master)
-    given = dict(settings or {})
-    if remote is None:
-        given.setdefault("spark.ui.showConsoleProgress", str(has_progress_bar).lower())
-        session = _start(master, given)
-    else:
-        session = _connect(remote, given)
+    progress = {"spark.ui.showConsoleProgress": str(has_progress_bar).lower()}
+    session = _start(master, {**progress, **(settings or {})})
     try:
         yield prepared(session)
     finally:
@@ -200,22 +191,6 @@ def prepared(session: SparkSession) -> SparkSession:
     return session
 
 
-def _connect(url: str, settings: Mapping[str, str]) -> SparkSession:
-    """Open a session of a server, whose own settings were made when it was started."""
-    try:
-        session = SparkSession.builder.remote(url).getOrCreate()
-        if session.version != pyspark.__version__:
-            raise PipelineError(
-                f"The Spark Connect server has version {session.version} of Spark, and PySpark here"
-                f" is {pyspark.__version__}: install the same on both."
-            )
-        for name, value in {**SETTINGS, **settings}.items():
-            session.conf.set(name, value)
-    except SPARK_ERRORS as error:
-        raise of_spark(error) from error
-    return session
-
-
 def _start(master: str | None, settings: Mapping[str, str]) -> SparkSession:
     _choose_python(master)
     builder = SparkSession.builder
@@ -224,10 +199,8 @@ def _start(master: str | None, settings: Mapping[str, str]) -> SparkSession:
     given = {"spark.app.name": "storenode pipeline", **SETTINGS, **executors, **settings}
     if master is not None or not _submitted():
         chosen = master or LOCAL
-        if chosen.startswith("local"):
-            given = {**_LOCAL_SETTINGS, **given}
-        given[_JAVA_OPTIONS] = _java_options(given.get(_JAVA_OPTIONS, ""))
-        given["spark.master"] = chosen
+        local = _LOCAL_SETTINGS if chosen.startswith("local") else {}
+        given = {**_STARTED_SETTINGS, **local, **given, "spark.master": chosen}
     for name, value in given.items():
         builder = builder.config(name, value)
     try:
@@ -288,92 +261,35 @@ def _choose_python(master: str | None) -> None:
         os.environ["PYSPARK_PYTHON"] = sys.executable
 
 
-def _java_options(given: str) -> str:
-    """Return options of the driver's JVM, which does not start with two collectors."""
-    elsewhere = (os.environ.get(name, "") for name in ("JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS"))
-    chosen = any(re.search(r"-XX:\+Use\w+GC", text) for text in (given, *elsewhere))
-    return " ".join([*_DRIVER_FLAGS, *([] if chosen else [_COLLECTOR]), given]).strip()
-
-
 def _submitted() -> bool:
     """Return True if spark-submit runs this program, and chooses where and how."""
     return "SPARK_ENV_LOADED" in os.environ
 
 
-def remote_url(master: str | None) -> str | None:
-    """Return the address of the Spark Connect server that runs a job, if one does.
-
-    ``master`` None: the address is that of Spark's own variable ``SPARK_REMOTE``, if it is set.
-    """
-    chosen = os.environ.get(_VARIABLE) if master is None else master
-    return chosen if chosen is not None and chosen.startswith(SCHEME) else None
-
-
 def require_spark(master: str | None) -> None:
     """Raise, before anything starts, unless there is what Spark needs."""
-    url = remote_url(master)
-    if url is None:
-        require_java()
-        _require_environment()
-        _require_master(master or "")
-    else:
-        _require_server(url)
+    require_java()
+    # If no master is there, Spark itself would try for a minute.
+    if master is not None and master.startswith(_STANDALONE):
+        addresses = master.removeprefix(_STANDALONE).split(",")
+        reasons = [_unreachable(each) for each in addresses]
+        if all(reasons):
+            raise PipelineError(
+                f"The Spark master {reasons[0]}: check that it runs, and the address."
+            )
 
 
-def _require_environment() -> None:
-    """Raise if PySpark would start the wrong Spark, or wait for ever for one that has ended."""
-    home = os.environ.get("SPARK_HOME")
-    if home is not None and (found := _spark_in(Path(home))) != pyspark.__version__:
-        raise PipelineError(
-            f"SPARK_HOME names {home}, which holds {f'Spark {found}' if found else 'no Spark'}, and"
-            f" PySpark here is {pyspark.__version__}: unset it, or let it name the same version.",
-            USAGE,
-        )
-    arguments = os.environ.get("PYSPARK_SUBMIT_ARGS")
-    if arguments is not None and arguments.split()[-1:] != [_SHELL]:
-        raise PipelineError(
-            f"PYSPARK_SUBMIT_ARGS must end with {_SHELL}, and is {arguments!r}: unset it, or append"
-            " that.",
-            USAGE,
-        )
-
-
-def _spark_in(home: Path) -> str | None:
-    """Return the version of Spark in a directory."""
-    for jar in home.glob("jars/spark-core_*.jar"):
-        return jar.stem.rpartition("-")[2]
-    return None
-
-
-def _require_master(master: str) -> None:
-    """Raise if no master is there, for which Spark itself would try for a minute."""
-    if not master.startswith(_STANDALONE):
-        return
-    addresses = master.removeprefix(_STANDALONE).split(",")
-    said = [_unreachable(_STANDALONE + each, _MASTER_PORT, "a Spark master") for each in addresses]
-    if all(said):
-        raise PipelineError(f"The Spark master {said[0]}: check that it runs, and the address.")
-
-
-def _require_server(url: str) -> None:
-    """Raise if the server is not there, for which the client itself would try for minutes."""
-    said = _unreachable(url, _CONNECT_PORT, "a Spark Connect server")
-    if said:
-        raise PipelineError(
-            f"The Spark Connect server {said}: check that it runs, and the address."
-        )
-
-
-def _unreachable(url: str, default_port: int, what: str) -> str | None:
-    """Return why an address cannot be reached; None: it can."""
+def _unreachable(address: str) -> str | None:
+    """Return why a Spark master cannot be reached; None: it can."""
     try:
-        parts = urlsplit(url)
-        host, port = parts.hostname, parts.port or default_port
+        parts = urlsplit(_STANDALONE + address)
+        host, port = parts.hostname, parts.port or _MASTER_PORT
     except ValueError:
         host = None
     if not host:
         raise PipelineError(
-            f"{url} is no address of {what}: it is {url.partition('://')[0]}://HOST:PORT.", USAGE
+            f"{_STANDALONE}{address} is no address of a Spark master: it is spark://HOST:PORT.",
+            USAGE,
         )
     try:
         with socket.create_connection((host, port), _TIMEOUT_S):

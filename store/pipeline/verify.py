@@ -3,8 +3,9 @@
 Every hash is computed anew, and every hour's count and XOR. Rows must be messages that a node may
 store, in the directory of their day and shard, and each there once. The files, hours and commits
 that the manifest names must be there unchanged, and so must the hours that the database has marked
-as archived here. The database is compared as of the archive's newest commit: messages that came
-later are not archived yet, which is no fault.
+as archived here. The rows of files that are not as they were are not looked at. The database is
+compared as of the archive's newest commit: messages that came later are not archived yet, which is
+no fault.
 """
 
 from __future__ import annotations
@@ -15,25 +16,23 @@ from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
 from typing import Any, Final
 
-from pyspark.sql import Column, DataFrame, Row, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 
 from store.pipeline.database import FOREVER, connected, read_as_of, read_marks
-from store.pipeline.delta import DataFile, DeltaArchive, Manifest, read_manifest, short_hours
+from store.pipeline.delta import DataFile, DeltaArchive
 from store.pipeline.errors import SPARK_ERRORS, USAGE, PipelineError, of_spark
 from store.pipeline.files import checked
-from store.pipeline.fingerprints import HASH_WORDS, NOTHING, Fingerprints
-from store.pipeline.limits import DAY_NS, HOUR_NS, MAX_LISTED, SHARD_PARTITIONS
-from store.pipeline.parquet import (
-    KEPT,
-    PATH,
-    batches_of,
-    file_digests,
-    joined_by_hour,
-    read_files,
-    start_of,
-    sums,
+from store.pipeline.fingerprints import (
+    HASH_WORDS,
+    NOTHING,
+    Fingerprints,
+    collected,
+    short_hours,
 )
+from store.pipeline.limits import DAY_NS, HOUR_NS, MAX_LISTED, SHARD_PARTITIONS
+from store.pipeline.manifest import Manifest, read_manifest
+from store.pipeline.parquet import KEPT, PATH, file_digests, read_files, start_of, sums
 from store.pipeline.reports import JobReport, time_text
 from store.pipeline.source import NO_SHARD
 from store.pipeline.spark import Say, shown, silent
@@ -41,9 +40,8 @@ from storenode.message.limits import HASH_BYTES, MAX_TOPIC_BYTES
 
 WRONG_HASH: Final = "hash is not that of the message"
 WRONG_WORDS: Final = "h0 to h3 are not the hash"
-WRONG_PLACE: Final = "in the directory of another shard"
+WRONG_PLACE: Final = "in the directory of another day or shard"
 NOT_ELIGIBLE: Final = "no message that a node stores"
-TOO_LONG: Final = "a topic is longer than may be"
 
 CHECKED: Final = (
     "ts",
@@ -54,6 +52,7 @@ CHECKED: Final = (
     "payload",
     "meta",
     "ephemeral",
+    "day",
     "shard",
 )
 """The columns that are checked."""
@@ -72,8 +71,10 @@ def row_faults() -> Mapping[str, Column]:
         WRONG_WORDS: _unless(
             (_words_hex() == F.hex("hash")) & (F.octet_length("hash") == HASH_BYTES)
         ),
-        TOO_LONG: _unless(_all_topics(lambda name: F.octet_length(name) <= MAX_TOPIC_BYTES)),
-        WRONG_PLACE: _unless(_shard_of_topic() == F.col("shard")),
+        WRONG_PLACE: _unless(
+            (_shard_of_topic() == F.col("shard"))
+            & (F.expr(f"ts div {DAY_NS}") == F.unix_date("day"))
+        ),
     }
 
 
@@ -94,7 +95,7 @@ def _is_eligible() -> Column:
 
 
 def _is_topic(name: str) -> Column:
-    whole = F.is_valid_utf8(name) & (F.octet_length(name) > 0)
+    whole = F.is_valid_utf8(name) & F.octet_length(name).between(1, MAX_TOPIC_BYTES)
     return whole & ~F.contains(name, F.lit("\0"))
 
 
@@ -127,14 +128,13 @@ def _shard_of_topic() -> Column:
     return F.when(F.col("pubsub_topic").isNotNull(), number)
 
 
-WRONG_DAY: Final = "hour in the directory of another day"
 TWICE: Final = "there more than once"
 UNREADABLE: Final = "file cannot be read"
-WRONG_ROWS: Final = "file has another number of rows than the table says"
 DIFFERENT: Final = "hour is not the same in the database"
 LOST_MARKED: Final = "hour was marked as archived here, and is no longer here in full"
 LOST_HOUR: Final = "hour of the manifest is no longer here in full"
 LOST_FILE: Final = "file of the manifest is not in the table"
+UNKNOWN_FILE: Final = "file of the table is not in the manifest"
 CHANGED_FILE: Final = "file is not the one that the manifest names"
 LOST_COMMIT: Final = "commit of the manifest is missing from the log"
 BROKEN_MANIFEST: Final = "manifest is damaged"
@@ -230,112 +230,72 @@ def verify(session: SparkSession, job: VerifyJob) -> VerifyReport:
     result = VerifyReport(files=len(files), compared_with_database=job.url is not None)
     try:
         with shown(job.say, "verify", sum(each.rows for each in files)):
-            digests = {path: each for path, (_, each) in file_digests(session, files).items()}
-            stored = _check_files(session, job, files, digests, result)
+            sound = _check_files(session, archive, files, result)
+            stored = _check_rows(session, archive, sound, result) if sound else {}
     except SPARK_ERRORS as error:
         raise of_spark(error) from error
     result.hours = len(stored)
-    _check_manifest(job, copy, digests, stored, result)
+    _check_manifest(job, copy, stored, result)
     if job.url is not None:
         _check_database(job.url, job, stored, result)
     return result
 
 
 def _check_files(
-    session: SparkSession,
-    job: VerifyJob,
-    files: list[DataFile],
-    digests: Mapping[str, str],
-    result: VerifyReport,
+    session: SparkSession, archive: DeltaArchive, files: list[DataFile], result: FaultList
+) -> list[DataFile]:
+    """Return the files that are those that the manifest names, or that it does not name."""
+    digests = file_digests(session, files)
+    known = archive.manifest.files
+    faults: dict[str, list[str]] = {UNREADABLE: [], CHANGED_FILE: [], UNKNOWN_FILE: []}
+    sound = []
+    for file in files:
+        path = archive.within(file)
+        if file.path not in digests:
+            faults[UNREADABLE].append(path)
+        elif path in known and known[path].digest != digests[file.path][1]:
+            faults[CHANGED_FILE].append(path)
+        else:
+            sound.append(file)
+            if path not in known:
+                faults[UNKNOWN_FILE].append(path)
+    for kind, paths in faults.items():
+        result.add(kind, sorted(paths))
+    return sound
+
+
+def _check_rows(
+    session: SparkSession, archive: DeltaArchive, files: list[DataFile], result: VerifyReport
 ) -> Fingerprints:
-    """Check the rows of all files that can be read; return what they hold by hour."""
-    unreadable = [each for each in files if not _is_readable(job.archive, each, digests)]
-    result.add(UNREADABLE, map(job.archive.within, unreadable))
-    lost = {each.path for each in unreadable}
-    readable = {each.path: each for each in files if each.path not in lost}
-    if not readable:
-        return {}
-    read = read_files(session, readable.values(), (*CHECKED, "day", PATH.name))
-    faults = [fault.alias(kind) for kind, fault in row_faults().items()]
-    rows = read.select(PATH.name, start_of(HOUR_NS), "day", "ts", "hash", *HASH_WORDS, *faults)
-    counts = [F.count_if(F.col(f"`{kind}`")).alias(kind) for kind in row_faults()]
-    parts = rows.groupBy(PATH.name, "day", "start_ns").agg(*sums(), *counts).persist(KEPT)
-    _check_counts(job.archive, readable, parts, result)
-    _list_faults(job.archive, rows, parts, result)
-    stored = joined_by_hour(parts)
-    parts.unpersist()
-    keys = read_files(session, readable.values(), ("ts", "hash"))
-    counted = keys.groupBy("ts", "hash").agg(F.count(F.lit(1)).alias("count"))
-    again = counted.where("count > 1").persist(KEPT)
-    several = again.count()
-    if several:
+    """Check all rows of some files; return what they hold by hour."""
+    kinds = row_faults()
+    read = read_files(session, files, (*CHECKED, PATH.name))
+    faults = [fault.alias(kind) for kind, fault in kinds.items()]
+    rows = read.select(PATH.name, start_of(HOUR_NS), "ts", "hash", *HASH_WORDS, *faults)
+    counts = [F.count_if(F.col(f"`{kind}`")).alias(kind) for kind in kinds]
+    hours = rows.groupBy("start_ns").agg(*sums(), *counts).collect()
+    result.messages = sum(row["count"] for row in hours)
+    for kind in kinds:
+        if count := sum(row[kind] for row in hours):
+            few = rows.where(F.col(f"`{kind}`")).select("ts", "hash", "path").limit(MAX_LISTED)
+            prefix = f"{archive.messages}/"
+            where = (
+                f"{_hex(row['hash'])} at {row['ts']} in {row['path'].removeprefix(prefix)}"
+                for row in few.collect()
+            )
+            result.add(kind, where, count)
+    keys = read_files(session, files, ("ts", "hash")).groupBy("ts", "hash")
+    again = keys.agg(F.count(F.lit(1)).alias("count")).where("count > 1").persist(KEPT)
+    if several := again.count():
         listed = again.orderBy("ts", "hash").limit(MAX_LISTED).collect()
-        where = (f"{_hex(row)} at {row['ts']}: {row['count']} times" for row in listed)
+        where = (f"{_hex(row['hash'])} at {row['ts']}: {row['count']} times" for row in listed)
         result.add(TWICE, where, several)
     again.unpersist()
-    return stored
+    return collected(hours)
 
 
-def _is_readable(archive: DeltaArchive, file: DataFile, digests: Mapping[str, str]) -> bool:
-    """Return True if a file can be read: it is the one that was read back, or it is read now."""
-    digest = digests.get(file.path)
-    record = archive.manifest.files.get(archive.within(file))
-    if digest is None:
-        return False
-    if record is not None and record.digest == digest:
-        return True
-    try:
-        for _ in batches_of(file.path, CHECKED[:-1]):
-            pass
-    except PipelineError:
-        return False
-    return True
-
-
-def _check_counts(
-    archive: DeltaArchive, files: Mapping[str, DataFile], parts: DataFrame, result: VerifyReport
-) -> None:
-    """Check the rows of each file; ``parts`` are aggregates of files by hour."""
-    counted = parts.groupBy(PATH.name).agg(F.sum("count").alias("count")).collect()
-    counts = dict.fromkeys(files, 0) | {row["path"]: row["count"] for row in counted}
-    result.messages = sum(counts.values())
-    result.add(
-        WRONG_ROWS,
-        (
-            f"{archive.within(files[path])}: {count:,} rows, {files[path].rows:,} in the table"
-            for path, count in counts.items()
-            if count != files[path].rows
-        ),
-    )
-    misplaced = parts.where(
-        F.col("start_ns").isNotNull() & (F.expr(f"start_ns div {DAY_NS}") != F.unix_date("day"))
-    )
-    where = (
-        f"{row['count']:,} messages of {time_text(row['start_ns'])} in"
-        f" {archive.within(files[row['path']])}"
-        for row in misplaced.limit(MAX_LISTED).collect()
-    )
-    result.add(WRONG_DAY, where, misplaced.count())
-
-
-def _list_faults(
-    archive: DeltaArchive, rows: DataFrame, parts: DataFrame, result: VerifyReport
-) -> None:
-    (counts,) = parts.agg(*(F.sum(f"`{kind}`").alias(kind) for kind in row_faults())).collect()
-    for kind in row_faults():
-        if not counts[kind]:
-            continue
-        few = rows.where(F.col(f"`{kind}`")).select("ts", "hash", "path").limit(MAX_LISTED)
-        prefix = f"{archive.messages}/"
-        where = (
-            f"{_hex(row)} at {row['ts']} in {row['path'].removeprefix(prefix)}"
-            for row in few.collect()
-        )
-        result.add(kind, where, counts[kind])
-
-
-def _hex(row: Row) -> str:
-    return bytes(row["hash"] or b"").hex()
+def _hex(digest: bytes | None) -> str:
+    return bytes(digest or b"").hex()
 
 
 def _read_copy(path: str | None) -> Manifest | None:
@@ -353,38 +313,23 @@ def _read_copy(path: str | None) -> Manifest | None:
 
 
 def _check_manifest(
-    job: VerifyJob,
-    copy: Manifest | None,
-    digests: Mapping[str, str],
-    stored: Fingerprints,
-    result: VerifyReport,
+    job: VerifyJob, copy: Manifest | None, stored: Fingerprints, result: VerifyReport
 ) -> None:
     """Compare log, files and hours with the manifest, and with a copy of it."""
     archive, own = job.archive, job.archive.manifest
-    manifests = [own] if copy is None else [copy, own]
-    broken = [f"{each.path}/{line}" for each in manifests for line in each.broken]
-    result.add(BROKEN_MANIFEST, broken + [f"{own.path}/{line}" for line in archive.log_faults(own)])
-    is_cut = copy is not None and own.digests[: len(copy.digests)] != copy.digests
-    if copy is not None and is_cut:
+    wanted = [own]
+    if copy is not None and own.digests[: len(copy.digests)] != copy.digests:
         result.add(CUT_MANIFEST, [_first_difference(own, copy)])
-    # Where the archive's own manifest continues the copy, the copy says nothing more.
-    wanted = manifests if is_cut else [own]
+        wanted = [copy, own]
+    broken = [f"{each.path}/{line}" for each in wanted for line in each.broken]
+    faults = [*archive.uncopied_faults(), *archive.log_faults()]
+    result.add(BROKEN_MANIFEST, broken + [f"{own.path}/{line}" for line in faults])
     newest = max(each.version for each in wanted)
     if newest > archive.version:
         result.add(LOST_COMMIT, [f"{newest}: the newest commit of the log is {archive.version}"])
     paths = set(map(archive.within, archive.files()))
-    files = {path: each for some in wanted for path, each in some.files.items()}
-    files = {path: each for path, each in files.items() if job.covers(each.day)}
-    result.add(LOST_FILE, sorted(files.keys() - paths))
-    result.add(
-        CHANGED_FILE,
-        sorted(
-            path
-            for path, each in files.items()
-            if each.digest != digests.get(f"{archive.messages}/{path}", each.digest)
-            and each.digest is not None
-        ),
-    )
+    files = {path for some in wanted for path, each in some.files.items() if job.covers(each.day)}
+    result.add(LOST_FILE, sorted(files - paths))
     hours: Fingerprints = {}
     for each in wanted:
         hours |= {
@@ -393,7 +338,13 @@ def _check_manifest(
             if job.covers(hour // DAY_NS) and sum_.messages >= hours.get(hour, NOTHING).messages
         }
     result.add(LOST_HOUR, hours_in_words(hours, stored, "in the manifest"))
-    result.notes += _notes(archive, own)
+    unnamed = sum(path not in paths and path not in own.removed for path in archive.stored())
+    result.notes.append(f"The manifest has {len(own.digests):,} commits.")
+    if unnamed:
+        result.notes.append(
+            f"{unnamed:,} files below {archive.path}/messages are named by no commit: jobs that"
+            " were killed left them."
+        )
 
 
 def _first_difference(own: Manifest, copy: Manifest) -> str:
@@ -401,28 +352,6 @@ def _first_difference(own: Manifest, copy: Manifest) -> str:
     first = next(number for number, (one, other) in enumerate(pairs) if one != other)
     what = "is not here" if first > own.version else "is another here"
     return f"commit {first:,} of {len(copy.digests):,} in {copy.path} {what}"
-
-
-def _notes(archive: DeltaArchive, own: Manifest) -> list[str]:
-    if not own.digests:
-        return ["The manifest of the archive is gone."]
-    found = f"The manifest has {len(own.digests):,} commits."
-    missing = archive.version - own.version
-    if missing > 0:
-        found += f" The next job copies {missing:,} more to it."
-    if own.replaces:
-        found += f" It was begun in place of one with {own.replaces:,}."
-    if own.foreign:
-        found += f" Other programs made {len(own.foreign):,} of them."
-    named = set(map(archive.within, archive.files()))
-    unnamed = sum(path not in named and path not in own.removed for path in archive.stored())
-    notes = [found]
-    if unnamed:
-        notes.append(
-            f"{unnamed:,} files below {archive.path}/messages are named by no commit: jobs that"
-            " were killed left them."
-        )
-    return notes
 
 
 def hours_in_words(wanted: Fingerprints, stored: Fingerprints, where: str) -> list[str]:

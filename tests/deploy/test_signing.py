@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from store.pipeline.delta import CommitMetadata, DeltaArchive, read_manifest
+from store.pipeline.delta import DeltaArchive
+from store.pipeline.manifest import CommitMetadata, read_manifest
 from tests.deploy.tools import ROOT, run
 from tests.support.pages import blocks, section
 

@@ -32,16 +32,14 @@ class ObjectStore:
         self.s3, self.metrics = self.ports[0], self.ports[1]
         self.url = f"s3://{BUCKET}"
 
-    def profile(self, **changed: str) -> str:
-        """Return the file of a profile that reaches it, but for what is changed."""
-        given = {
-            "endpoint_url": f"http://{self.s3.address}",
-            "aws_access_key_id": _KEY,
-            "aws_secret_access_key": _SECRET,
-            "region": "us-east-1",
-            **changed,
+    def environment(self) -> dict[str, str]:
+        """Return the variables with which a process reaches it."""
+        return {
+            "AWS_ENDPOINT_URL": f"http://{self.s3.address}",
+            "AWS_ACCESS_KEY_ID": _KEY,
+            "AWS_SECRET_ACCESS_KEY": _SECRET,
+            "AWS_REGION": "us-east-1",
         }
-        return "\n".join(["[default]", *(f"{name} = {text}" for name, text in given.items())])
 
     def requests(self) -> int:
         """Return how many requests it has answered."""
@@ -90,15 +88,14 @@ class ObjectStore:
 
 
 @contextmanager
-def running_store(folder: Path) -> Iterator[ObjectStore]:
-    """Yield a server with its data in a folder."""
-    store = ObjectStore()
+def running_store(store: ObjectStore, folder: Path) -> Iterator[None]:
+    """Run a server with its data in a folder for the length of a block."""
     log = folder / "log"
     with log.open("wb") as output:
         server = subprocess.Popen(store.command(folder), stdout=output, stderr=output)
     try:
         store.wait(server)
-        yield store
+        yield
     finally:
         server.kill()  # it takes ten seconds to end by itself, and leaves nothing behind
         server.wait()

@@ -1,4 +1,4 @@
-"""A Spark standalone cluster, and a Spark Connect server on it, as processes of this machine."""
+"""A Spark standalone cluster as processes of this machine."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -25,7 +24,6 @@ CORES: Final = 2
 
 _MASTER: Final = re.compile(r"Starting Spark master at (spark://\S+)")
 _JOINED: Final = re.compile(r"Successfully registered with master")
-_CONNECT: Final = re.compile(r"Spark Connect server started at: (\S+)")
 _APPLICATION: Final = {
     "spark.cores.max": "2",
     "spark.executor.cores": "1",
@@ -149,22 +147,6 @@ class Cluster:
         """Let a worker's machine fail."""
         self.workers.remove(worker)
         worker.kill()
-
-    @contextmanager
-    def connect_server(self) -> Iterator[str]:
-        """Yield a Spark Connect server whose jobs are run by the cluster; its address."""
-        server = self._service(
-            "connect",
-            *("spark-submit", "--class", "org.apache.spark.sql.connect.service.SparkConnectServer"),
-            *("--master", self.url, *self._settings),
-            "--conf=spark.connect.grpc.binding.address=127.0.0.1",
-            "--conf=spark.connect.grpc.binding.port=0",
-            "spark-internal",
-        )
-        try:
-            yield f"sc://{server.logged(_CONNECT)[1]}"
-        finally:
-            server.stop()
 
     def submit(self, *arguments: str) -> subprocess.Popen[bytes]:
         """Start ``storenode pipeline`` by spark-submit."""

@@ -2,213 +2,160 @@
 
 A message is identified by its ID in its channel, regardless of the claimant. Its causal past are
 its parents and theirs, at any depth; the past is incomplete if something in it is not held. A
-parent is held if a message claims its ID in this channel, or if a retrieval hint names a held
-message whose payload is not of SDS.
+parent is held if a message claims its ID in this channel.
 
-Of an archive whose last audit was recorded, only the channels that have changed since are examined.
+The results of a night are recorded beside the archive; the next night examines only the channels
+that have changed since.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Final
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 
-from store.pipeline.audit.examine import CYCLE, HEAD, INCOMPLETE, ORPHAN, VIOLATION
-from store.pipeline.audit.results import SUMS, RecordedAudit, read_recorded, record
+from store.pipeline.audit.results import RecordedAudit, read_recorded, record
 from store.pipeline.audit.summary import AuditReport, summarized
 from store.pipeline.audit.tables import (
-    ALWAYS,
     CLAIMS_READ,
     SUMMED,
-    WRITTEN,
     AuditTables,
-    History,
     audit_tables,
     checkpointed,
-    counts_of,
+    parents_outside,
     require_bounded,
     sums_by_channel,
 )
-from store.pipeline.columns import empty
 from store.pipeline.database import FOREVER
-from store.pipeline.delta import DeltaArchive
 from store.pipeline.errors import SPARK_ERRORS, of_spark
-from store.pipeline.files import checked, require_new, require_new_directory, write_text
+from store.pipeline.files import require_new, write_text
 from store.pipeline.fingerprints import XOR_WORDS
-from store.pipeline.message_sets import ArchiveMessages, MessageSet
-from store.pipeline.parquet import read_files, write_rows
+from store.pipeline.message_sets import ArchiveMessages, DatabaseMessages, MessageSet
+from store.pipeline.parquet import read_files
 from store.pipeline.spark import Say, shown, silent
 
 _SUM: Final = ("channel", "day", "count", *XOR_WORDS)
-_RECORDED: Final = ("faults", "channels", "references", "conflicts")
+_ALL: Final = (0, FOREVER)
+_OUTSIDE: Final = ("ts", "channel", "message_id", "lamport")
 
 
-@dataclass(frozen=True)
-class AuditJob:
-    """A range of a set of messages, in nanoseconds, the end exclusive.
+def audit(
+    messages: MessageSet,
+    *,
+    bounds: tuple[int, int] = _ALL,
+    missing: Path | None = None,
+    say: Say = silent,
+) -> AuditReport:
+    """Audit a range of a history; change nothing in it.
 
-    ``output`` is a directory for all findings, ``missing`` a file for the missing IDs, which
-    ``storenode sync --ids`` reads; both must not exist. ``record``: the archive beside which the
-    results are kept, from which the next audit continues. ``full``: examine everything.
+    ``bounds`` are times in nanoseconds, the end exclusive. ``missing`` is a new file for the
+    missing IDs, which ``storenode sync --ids`` reads.
     """
-
-    messages: MessageSet
-    low_ns: int = 0
-    high_ns: int = FOREVER
-    output: str | None = None
-    missing: str | None = None
-    say: Say = silent
-    record: DeltaArchive | None = None
-    full: bool = False
-
-    @property
-    def is_whole(self) -> bool:
-        """True if no time is left out."""
-        return (self.low_ns, self.high_ns) == (0, FOREVER)
-
-
-def audit(session: SparkSession, job: AuditJob) -> AuditReport:
-    """Audit a history; change nothing in it."""
-    require_outputs(job.output, job.missing)
-    total = sum(each.messages for each in job.messages.hours.values())
-    is_continued = job.is_whole and job.output is None and not job.full
-    changed: set[int] | None = None
-    last, commit = None, ""
+    require_output(missing)
     try:
-        with shown(job.say, "audit", total):
-            if isinstance(job.messages, ArchiveMessages):
-                archive = job.messages.archive
-                commit = archive.commit_digest
-                last = read_recorded(session, archive) if is_continued else None
-                changed = archive.changed_since(last.commit) if last is not None else None
-            if last is None or changed is None:
-                sums_, tables = _whole(job)
-            else:
-                sums_, tables = _continued(job, last, changed)
-            result = summarized(job.messages.name, tables)
-        if job.output is not None or job.missing is not None:
-            with shown(job.say, "write"):
-                _write(job, tables)
-        if job.record is not None and changed != set():
-            record(job.record, {"sums": sums_, **_recorded(tables)}, commit)
+        with shown(say, "audit", _count(messages)):
+            tables = _audited(messages, bounds, _sums(messages, bounds))
+            result = summarized(messages.name, tables)
+        if missing is not None:
+            lines = (f"{line}\n" for line in _ids(tables.references))
+            write_text(missing, "The missing IDs", lambda file: file.writelines(lines))
+            result.missing_file = str(missing)
     except SPARK_ERRORS as error:
         raise of_spark(error) from error
-    result.output, result.missing_file = job.output, job.missing
     return result
 
 
-def _whole(job: AuditJob) -> tuple[DataFrame, AuditTables]:
-    """Examine everything; return the sums by channel and day, and the tables."""
-    sums_ = checkpointed(sums_by_channel(job.messages.messages(SUMMED, job.low_ns, job.high_ns)))
-    kinds = ALWAYS if job.output is None else ALWAYS | WRITTEN
-    history = History(job.messages, job.low_ns, job.high_ns, kinds)
-    return sums_, audit_tables(history, require_bounded(sums_))
+def audit_recorded(messages: ArchiveMessages, say: Say = silent) -> AuditReport:
+    """Audit an archive as a whole and record the results in it.
+
+    Only the channels that have changed since the last recorded audit are examined.
+    """
+    archive = messages.archive
+    try:
+        with shown(say, "audit", _count(messages)):
+            last = read_recorded(messages.session, archive)
+            days = None if last is None else archive.changed_since(last.commit)
+            if last is None or days is None:
+                sums_ = _sums(messages)
+                tables = _audited(messages, _ALL, sums_)
+            elif not days:
+                return summarized(messages.name, last.tables())
+            else:
+                sums_, tables = _continued(messages, last, days)
+            result = summarized(messages.name, tables)
+            record(archive, sums_, tables, archive.commit_digest)
+    except SPARK_ERRORS as error:
+        raise of_spark(error) from error
+    return result
 
 
-def _continued(job: AuditJob, last: RecordedAudit, days: set[int]) -> tuple[DataFrame, AuditTables]:
+def require_output(missing: Path | None) -> None:
+    """Raise unless the file of missing IDs, if it is wanted, can be written."""
+    if missing is not None:
+        require_new(missing, "the missing IDs")
+
+
+def _count(messages: MessageSet) -> int:
+    return sum(each.messages for each in messages.hours.values())
+
+
+def _sums(messages: MessageSet, bounds: tuple[int, int] = _ALL) -> DataFrame:
+    return checkpointed(sums_by_channel(messages.messages(SUMMED, *bounds)))
+
+
+def _audited(messages: MessageSet, bounds: tuple[int, int], sums_: DataFrame) -> AuditTables:
+    """Examine the messages of a range; their parents may be outside of it."""
+    read, (low_ns, high_ns) = messages.messages, bounds
+    claims = read(CLAIMS_READ, low_ns, high_ns).where(F.col("channel").isNotNull())
+    if isinstance(messages, DatabaseMessages):
+        # They are used several times, and a database should be read once.
+        claims = checkpointed(claims)
+    ranges = [(low, high) for low, high in ((0, low_ns), (high_ns, FOREVER)) if low < high]
+    outside = None
+    if ranges:
+        others = reduce(DataFrame.unionByName, (read(_OUTSIDE, *each) for each in ranges))
+        outside = parents_outside(claims, others)
+    return audit_tables(messages, claims, require_bounded(sums_), outside)
+
+
+def _continued(
+    messages: ArchiveMessages, last: RecordedAudit, days: set[int]
+) -> tuple[DataFrame, AuditTables]:
     """Examine the channels that have changed, and keep the other rows of the last audit.
 
     ``days`` are those whose files have changed since, in which nothing was removed.
     """
-    session, before = last.session, last.frame("sums")
-    files = last.archive.files(days)
-    is_changed = F.col("day").isin(*days) if days else F.lit(False)
-    new = (
-        checkpointed(sums_by_channel(read_files(session, files, SUMMED)))
-        if files
-        else empty(session, SUMS)
-    )
+    session, archive, before = messages.session, messages.archive, last.frame("sums")
+    is_changed = F.col("day").isin(*days)
+    new = checkpointed(sums_by_channel(read_files(session, archive.files(days), SUMMED)))
     sums_ = before.where(~is_changed).unionByName(new)
-    names = _changed_channels(before.where(is_changed), new)
-    references = last.frame("references")
-    if files:
-        found = read_files(session, files, ("hash", "channel", "message_id"))
-        names = names.unionByName(_affected(references, found))
-    changed = checkpointed(names.distinct())
-    entries = require_bounded(sums_.join(changed, "channel", "semi"))
-    job.say(f"audit: {changed.count():,} channels have changed")
-    kept = {name: last.frame(name).join(changed, "channel", "anti") for name in _RECORDED}
-    if entries:
-        wanted = sums_.join(changed, "channel", "semi").select("day").distinct().collect()
-        files = last.archive.files({row["day"] for row in wanted})
-        rows = read_files(session, files, CLAIMS_READ).join(changed, "channel", "semi")
-        again = _recorded(audit_tables(History(job.messages, rows=rows), entries))
-        kept = {name: rows.unionByName(again[name]) for name, rows in kept.items()}
-    now = {name: checkpointed(rows) for name, rows in kept.items()}
+    old, fresh = before.where(is_changed).select(*_SUM), new.select(*_SUM)
+    differing = old.exceptAll(fresh).unionByName(fresh.exceptAll(old))
+    changed = checkpointed(
+        differing.where(F.col("channel").isNotNull()).select("channel").distinct()
+    )
+    again = sums_.join(changed, "channel", "semi")
+    entries = require_bounded(again)
+    wanted = {row["day"] for row in again.select("day").distinct().collect()}
+    claims = read_files(session, archive.files(wanted), CLAIMS_READ)
+    found = audit_tables(messages, claims.join(changed, "channel", "semi"), entries)
+
+    def joined(kept: DataFrame, rows: DataFrame) -> DataFrame:
+        return checkpointed(kept.join(changed, "channel", "anti").unionByName(rows))
+
+    kept = last.tables()
     tables = AuditTables(
-        now["faults"],
-        now["channels"],
-        now["references"],
-        now["conflicts"],
-        counts_of(now["channels"]),
+        joined(kept.channels, found.channels),
+        joined(kept.references, found.references),
+        joined(kept.faults, found.faults),
+        joined(kept.conflicts, found.conflicts),
     )
     return sums_, tables
-
-
-def _recorded(tables: AuditTables) -> dict[str, DataFrame]:
-    """Return the tables that are recorded, by name."""
-    faults = tables.findings.where(F.col("kind").isin(VIOLATION, CYCLE))
-    frames = (faults, tables.channels, tables.references, tables.conflicts)
-    return dict(zip(_RECORDED, frames, strict=True))
-
-
-def _changed_channels(old: DataFrame, new: DataFrame) -> DataFrame:
-    """Return the channels whose sums by day differ."""
-    old, new = old.select(*_SUM), new.select(*_SUM)
-    differing = old.exceptAll(new).unionByName(new.exceptAll(old))
-    return differing.where(F.col("channel").isNotNull()).select("channel")
-
-
-def _affected(references: DataFrame, messages: DataFrame) -> DataFrame:
-    """Return the channels whose missing parents some messages are, by their ID or by a hint."""
-    claimed = messages.where(F.col("channel").isNotNull()).select(
-        F.col("message_id").alias("parent")
-    )
-    by_id = references.join(claimed.distinct(), "parent", "semi")
-    plain = messages.where(F.col("channel").isNull()).select(F.col("hash").alias("hint"))
-    by_hint = references.join(plain.distinct(), "hint", "semi")
-    return by_id.select("channel").unionByName(by_hint.select("channel"))
-
-
-def require_outputs(output: str | None, missing: str | None) -> None:
-    """Raise unless the outputs that are wanted can be written."""
-    if output is not None:
-        require_new_directory(output, "what is found")
-    if missing is not None:
-        require_new(Path(missing), "the missing IDs")
-
-
-def _write(job: AuditJob, tables: AuditTables) -> None:
-    if job.output is not None:
-        folder = checked(job.output, "The output")
-        for name, rows in _tables(tables).items():
-            write_rows(rows, f"{folder}/{name}")
-    if job.missing is not None:
-        lines = (f"{line}\n" for line in _ids(tables.references))
-        write_text(Path(job.missing), "The missing IDs", lambda file: file.writelines(lines))
-
-
-def _tables(tables: AuditTables) -> dict[str, DataFrame]:
-    """Return what is written, by the name of its directory."""
-    findings = tables.findings
-    about = ("channel", "message_id", "lamport", "ts")
-    found = {
-        "channels": tables.channels,
-        "missing": tables.references.withColumnRenamed("parent", "missing_id"),
-        "conflicts": tables.conflicts,
-    }
-    for name, kind in (("incomplete", INCOMPLETE), ("heads", HEAD), ("orphans", ORPHAN)):
-        found[name] = findings.where(F.col("kind") == kind).select(*about)
-    for name, kind, other in (("violations", VIOLATION, "parent"), ("cycles", CYCLE, "cycle")):
-        rows = findings.where(F.col("kind") == kind)
-        found[name] = rows.select(*about, F.col("other").alias(other))
-    return found
 
 
 def _ids(references: DataFrame) -> Iterator[str]:

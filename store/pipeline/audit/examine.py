@@ -55,19 +55,14 @@ CHANNEL: Final = "channel"
 MISSING: Final = "missing"
 """``other`` is the parent that is not held."""
 
-INCOMPLETE: Final = "incomplete"
-HEAD: Final = "head"
 VIOLATION: Final = "violation"
 """``other`` is the parent whose Lamport timestamp is not before the child's."""
 
-ORPHAN: Final = "orphan"
 CLAIMED: Final = "claimed"
 """One of several claimants of an ID."""
 
 CYCLE: Final = "cycle"
 """An ID on a cycle; ``other`` is the least ID of the cycle, which names it."""
-
-Kinds = frozenset[str]
 
 FINDINGS: Final = pa.schema(
     [
@@ -94,11 +89,9 @@ REFERENCES: Final = pa.schema(
         ("lamport", pa.int64()),
         ("ts", pa.int64()),
         ("hash", pa.binary()),
-        ("elsewhere", pa.string()),
     ]
 )
-"""The messages that name missing parents; ``elsewhere`` is another channel that holds the parent.
-"""
+"""The messages that name missing parents."""
 
 CONFLICTS: Final = pa.schema(
     [
@@ -124,27 +117,13 @@ CHANNELS: Final = pa.schema(
 """Each channel's counts, and its last complete point (null: there is none)."""
 
 
-def examine(rows: pa.RecordBatch, kinds: Kinds) -> Iterator[pa.RecordBatch]:
-    """Yield the findings of some ``kinds`` in rows of whole channels.
+def examine(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Yield the findings in rows of whole channels.
 
     Rows are as `ROWS`, findings as `FINDINGS`. Nothing is raised, whatever is claimed.
     """
     look = _Examination(rows, graph_of(rows))
-    makers = {
-        MISSING: look.missing,
-        VIOLATION: look.violations,
-        INCOMPLETE: lambda: look.listed(INCOMPLETE, look.graph.incomplete),
-        HEAD: lambda: look.listed(HEAD, look.heads),
-        ORPHAN: lambda: look.listed(ORPHAN, look.orphans),
-        CLAIMED: look.claimed,
-        CYCLE: look.cycles,
-        CHANNEL: look.channels,
-    }
-    for kind, make in makers.items():
-        if kind in kinds:
-            found = make()
-            if found.num_rows:
-                yield found
+    yield from (look.missing(), look.violations(), look.claimed(), look.cycles(), look.channels())
 
 
 @dataclass(frozen=True)
@@ -175,10 +154,6 @@ class _Examination:
         """Return a finding for every edge of an own node to a parent that is not before it."""
         edges = np.flatnonzero(self.graph.backward & self.graph.own[self.graph.child])
         return self._found(VIOLATION, self.graph.child[edges], self._named(edges))
-
-    def listed(self, kind: str, which: Flags) -> pa.RecordBatch:
-        """Return a finding for every own node that is marked."""
-        return self._found(kind, np.flatnonzero(which & self.graph.own))
 
     def claimed(self) -> pa.RecordBatch:
         """Return a finding for every claimant of an own ID that has several."""

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import time
-import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from deltalake.transaction import AddAction, create_table_with_add_actions
 from pyspark.sql import DataFrame, SparkSession
 
 from store.pipeline.audit.examine import CHANNELS, CONFLICTS, FINDINGS, REFERENCES
+from store.pipeline.audit.tables import AuditTables
 from store.pipeline.delta import DeltaArchive
 from store.pipeline.errors import PipelineError, of_store
 from store.pipeline.files import delete, delta_options, listed
@@ -36,7 +36,7 @@ from store.pipeline.fingerprints import XOR_WORDS
 from store.pipeline.limits import VACUUM_AFTER_HOURS
 from store.pipeline.parquet import read_rows, write_rows
 
-FORMAT: Final = "results of audits, format 5"
+FORMAT: Final = "results of audits, format 6"
 """Results of another format are ignored."""
 
 SUMS: Final = pa.schema(
@@ -59,6 +59,9 @@ SCHEMAS: Final[Mapping[str, pa.Schema]] = {
 }
 """The results of the last audit; a result has nulls in the columns of the others."""
 
+TABLES: Final = ("channels", "references", "faults", "conflicts")
+"""The results other than the sums, as `AuditTables` has them."""
+
 _RESULT: Final = pa.field("result", pa.string(), nullable=False)
 _FINDINGS: Final = pa.unify_schemas([pa.schema([_RESULT]), *SCHEMAS.values()])
 
@@ -74,7 +77,6 @@ class RecordedAudit:
     """The results of the last audit, of an archive up to the commit with the digest ``commit``."""
 
     session: SparkSession
-    archive: DeltaArchive
     paths: Mapping[str, list[str]]
     commit: str
 
@@ -82,6 +84,10 @@ class RecordedAudit:
         """Return one of `SCHEMAS`, which workers read."""
         schema = SCHEMAS[name]
         return read_rows(self.session, self.paths.get(name, []), schema.names, schema)
+
+    def tables(self) -> AuditTables:
+        """Return the results without the sums."""
+        return AuditTables(*(self.frame(name) for name in TABLES))
 
 
 def read_recorded(session: SparkSession, archive: DeltaArchive) -> RecordedAudit | None:
@@ -107,19 +113,20 @@ def read_recorded(session: SparkSession, archive: DeltaArchive) -> RecordedAudit
             if path not in there:
                 raise OSError(f"{path} is missing")
             paths.setdefault(file[f"partition.{_RESULT.name}"], []).append(f"{folder}/{path}")
-    return RecordedAudit(session, archive, paths, newest[_COMMIT])
+    return RecordedAudit(session, paths, newest[_COMMIT])
 
 
-def record(archive: DeltaArchive, frames: Mapping[str, DataFrame], commit: str) -> None:
+def record(archive: DeltaArchive, sums_: DataFrame, tables: AuditTables, commit: str) -> None:
     """Replace the results of the last audit, which workers write.
 
     ``commit`` is the digest of the newest commit that was audited.
     """
     folder, added = f"{archive.path}/findings", []
+    frames = {"sums": sums_, **{name: getattr(tables, name) for name in TABLES}}
     for name, schema in SCHEMAS.items():
         part, rows = f"{_RESULT.name}={name}", frames[name].select(*schema.names)
-        for file in write_rows(rows, f"{folder}/{part}", name=uuid.uuid4().hex):
-            path = file["path"].removeprefix(f"{folder}/")
+        for file in write_rows(rows, f"{folder}/{part}", schema):
+            path = f"{part}/{file['path']}"
             stats = json.dumps({"numRecords": file["rows"]})
             values = {_RESULT.name: name}
             now_ms = time.time_ns() // 1_000_000

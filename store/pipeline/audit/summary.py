@@ -9,7 +9,7 @@ from typing import Any, Final
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 
-from store.pipeline.audit.examine import CYCLE, VIOLATION
+from store.pipeline.audit.examine import COUNTS, CYCLE, VIOLATION
 from store.pipeline.audit.tables import AuditTables
 from store.pipeline.limits import MAX_LISTED
 from store.pipeline.reports import JobReport, time_text
@@ -45,7 +45,6 @@ class AuditReport(JobReport):
     name: str
     counts: dict[str, int]
     listed: dict[str, list[dict[str, Any]]]
-    output: str | None = None
     missing_file: str | None = None
 
     @property
@@ -73,8 +72,6 @@ class AuditReport(JobReport):
                 lines += self._listed(name)
         if not self.sound:
             lines += ["channels, the least complete first:", *self._listed("channels")]
-        if self.output is not None:
-            lines.append(f"All of it is in {self.output}.")
         if self.missing_file is not None:
             lines.append(
                 f"The missing IDs are in {self.missing_file}: ask peers for them with"
@@ -91,37 +88,39 @@ class AuditReport(JobReport):
 
 
 def summarized(name: str, tables: AuditTables) -> AuditReport:
-    """Return the report on a history called ``name``.
-
-    A query of a table takes Spark a while, so tables without rows are not queried.
-    """
-    findings, references, counts = tables.findings, tables.references, dict(tables.counts)
+    """Return the report on a history called ``name``."""
+    references, faults = tables.references, tables.faults
     channels = _first(tables.channels, F.expr(_FAULTY).desc(), "channel")
     named = _naming_senders(references, [row["channel"] for row in channels if row["missing"]])
+    violations = faults.where(F.col("kind") == VIOLATION)
+    late = violations.selectExpr("channel", "message_id", "lamport", "ts", "other as parent")
+    cycles = faults.where(F.col("kind") == CYCLE).groupBy("channel", F.col("other").alias("cycle"))
+    circles = cycles.agg(F.count_distinct("message_id").alias("messages"))
+    counts = counts_of(tables.channels) | {"conflicts": tables.conflicts.count()}
+    order = ("ts", "channel", "message_id")
 
     def of(kind: str, rows: DataFrame, *order: str) -> list[dict[str, Any]]:
-        return _first(rows, *order) if counts[kind] else []
+        return _first(rows, *order) if counts[kind] else []  # a query takes Spark a while
 
-    order = ("ts", "channel", "message_id")
-    violations = findings.where(F.col("kind") == VIOLATION)
-    cycles = findings.where(F.col("kind") == CYCLE).groupBy(
-        "channel", F.col("other").alias("cycle")
-    )
-    # Conflicting IDs are claimed several times.
-    conflicts = of("copies", tables.conflicts, *order)
-    many = len(conflicts) == MAX_LISTED
-    counts["conflicts"] = tables.conflicts.count() if many else len(conflicts)
-    past = [{**_with_point(row), **named.get(row["channel"], _NOTHING_MISSING)} for row in channels]
-    late = violations.selectExpr("channel", "message_id", "lamport", "ts", "other as parent")
-    circles = cycles.agg(F.count_distinct("message_id").alias("messages"))
     listed = {
-        "channels": past,
+        "channels": [
+            {**_with_point(row), **named.get(row["channel"], _NOTHING_MISSING)} for row in channels
+        ],
         "missing": of("missing", _missing(references), *order),
         "violations": of("violations", late, *order, "parent"),
         "cycles": of("cycles", circles, "channel", "cycle"),
-        "conflicts": conflicts,
+        "conflicts": of("conflicts", tables.conflicts, *order),
     }
     return AuditReport(name, counts, listed)
+
+
+def counts_of(channels: DataFrame) -> dict[str, int]:
+    """Return the number of channels, and the sums of everything that is counted of them."""
+    names = (*COUNTS, "missing", "cycles")
+    sums_ = [F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in names]
+    (row,) = channels.agg(F.count(F.lit(1)).alias("channels"), *sums_).collect()
+    found: dict[str, int] = row.asDict()
+    return found
 
 
 def _first(rows: DataFrame, *order: Any) -> list[dict[str, Any]]:  # noqa: ANN401 - columns or names
@@ -150,13 +149,12 @@ def _missing(references: DataFrame) -> DataFrame:
     first = F.min_by(F.struct("message_id", "sender"), F.struct("ts", "hash"))
     found = references.groupBy("channel", "parent").agg(
         F.min("hint").alias("hint"),
-        F.min("elsewhere").alias("held_in_channel"),
         F.count_distinct("message_id").alias("named_by"),
         first.alias("first"),
         F.min("ts").alias("ts"),
     )
     return found.selectExpr(
-        *("channel", "parent as message_id", "hint", "held_in_channel", "named_by"),
+        *("channel", "parent as message_id", "hint", "named_by"),
         *("first.message_id as first_named_by", "first.sender as sender", "ts"),
     )
 
@@ -214,8 +212,6 @@ def _missing_line(each: dict[str, Any]) -> str:
         line += f" of {printable(each['sender'])}"
     if each["ts"] is not None:
         line += f" at {time_text(each['ts'])}"
-    if each["held_in_channel"] is not None:
-        line += f"; held in the channel {printable(each['held_in_channel'])}"
     return line
 
 

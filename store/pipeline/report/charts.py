@@ -19,7 +19,6 @@ from matplotlib.patches import PathPatch
 from matplotlib.path import Path
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from store.pipeline.limits import HOUR_NS
 from store.pipeline.report.figures import Figures, axis_in
 from store.pipeline.report.text import moment, shard_name
 
@@ -39,7 +38,6 @@ _COLOURS: Final[Mapping[str, str]] = {
     "muted": "#020304",
     "grid": "#030405",
     "series": "#040506",
-    "gap": "#060708",
     **{f"level{level}": f"#08090{level}" for level in range(1, LEVELS + 1)},
 }
 _STYLE: Final[dict[str, Any]] = {
@@ -79,7 +77,7 @@ def draw_steps(traffic: Figures) -> str:
 
 
 def draw_heat(traffic: Figures) -> str:
-    """Return a heat map of shards by time, with marks for gaps."""
+    """Return a heat map of shards by time."""
     axis = axis_in(traffic)
     shards = sorted({cell["shard"] for cell in traffic["cells"]})
     most = max(map(_rate, traffic["cells"]))
@@ -89,10 +87,6 @@ def draw_heat(traffic: Figures) -> str:
         start_ns = cell["start_ns"]
         box = (shards.index(cell["shard"]), start_ns, start_ns + axis.step_ns)
         boxes.setdefault(f"level{max(1, level)}", []).append(box)
-    for gap in traffic["gaps"]:
-        end_ns = min(gap["start_ns"] + gap["hours"] * HOUR_NS, axis.high_ns)
-        for shard in shards if gap["shard"] is None else [gap["shard"]]:
-            boxes.setdefault("gap", []).append((shards.index(shard), gap["start_ns"], end_ns))
 
     def draw(ax: Axes) -> None:
         for colour in _COLOURS.keys() & boxes.keys():

@@ -14,7 +14,6 @@ from store.pipeline.source import NO_SHARD
 from storenode.message.limits import NS_PER_S
 
 MAX_NAME_CHARS: Final = 120
-MINUTE_S: Final = 60
 HOUR_S: Final = 3_600
 DAY_S: Final = 86_400
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -40,31 +39,19 @@ def shown(name: str | None, otherwise: str = "(empty)") -> str:
     return "".join(text) if name.strip() else otherwise
 
 
-def shard_name(shard: int | None) -> str:
-    """Return the name of a shard; None: of all shards."""
-    if shard is None:
-        return "all shards"
+def shard_name(shard: int) -> str:
+    """Return the name of a shard."""
     return "other topics" if shard == NO_SHARD else f"shard {shard}"
 
 
 def count(number: float, one: str, many: str | None = None) -> str:
-    """Return a number of things, such as `1 gap` and `12 gaps`."""
+    """Return a number of things, such as `1 message` and `12 messages`."""
     return f"{number:,.0f} {one if number == 1 else many or one + 's'}"
 
 
-def span(seconds: float) -> str:
-    """Return a length of time in the unit that fits it, such as `2.5 h`; negative: `-30 ms`."""
-    sign, rest = ("-" if seconds < 0 else ""), abs(seconds)
-    if rest < 1:
-        return f"{sign}{rest * 1_000:.0f} ms"
-    for limit_s, unit_s, unit in (
-        (2 * MINUTE_S, 1, "s"),
-        (2 * HOUR_S, MINUTE_S, "min"),
-        (2 * DAY_S, HOUR_S, "h"),
-    ):
-        if rest < limit_s:
-            return f"{sign}{rest / unit_s:.3g} {unit}"
-    return f"{sign}{rest / DAY_S:,.0f} days"
+def span(seconds: int) -> str:
+    """Return a length of time of whole hours, such as `12 h` or `28 days`."""
+    return f"{seconds // HOUR_S} h" if seconds < 2 * DAY_S else f"{seconds // DAY_S} days"
 
 
 def moment(ns: int) -> datetime:

@@ -17,15 +17,16 @@ from store.pipeline.delta import DeltaArchive
 from store.pipeline.spark import spark_session
 from tests.integration.database.filling import admitted, write
 from tests.integration.pipeline.world import batches
+from tests.support.object_store import ObjectStore
 from tests.support.ports import HeldPort
 from tests.support.postgres import PostgresServer
 
 QUICK_JVM = (
-    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
+    "-XX:TieredStopAtLevel=1 -Xshare:auto"
     " -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 )
 QUICK_SQL = {
-    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.shuffle.partitions": "1",
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
@@ -37,7 +38,7 @@ QUICK_PATH = ":".join(str(jar) for each in _MOST_CLASSES for jar in _JARS.glob(f
 """Jars with most of the classes, before the 250 others: each class is looked for in one by one."""
 
 QUICK_START = {
-    "spark.driver.extraJavaOptions": QUICK_JVM,
+    "spark.driver.extraJavaOptions": f"{QUICK_JVM} -XX:+UseSerialGC",
     "spark.driver.extraClassPath": QUICK_PATH,
     **QUICK_SQL,
 }
@@ -65,20 +66,28 @@ def azure() -> HeldPort:
 
 
 @pytest.fixture(scope="session")
-def profile(tmp_path_factory: pytest.TempPathFactory, azure: HeldPort) -> Iterator[Path]:
-    """Return the file that says how this process and Spark's workers reach an object store."""
-    path = tmp_path_factory.mktemp("aws") / "config"
+def s3() -> ObjectStore:
+    """Return the tests' S3 server, if it runs."""
+    return ObjectStore()
+
+
+@pytest.fixture(scope="session")
+def google_account(
+    tmp_path_factory: pytest.TempPathFactory, azure: HeldPort, s3: ObjectStore
+) -> Iterator[Path]:
+    """Set how this process and Spark's workers reach object stores; return Google's file."""
+    path = tmp_path_factory.mktemp("google") / "account.json"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AWS_CONFIG_FILE", str(path))
-        patch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(path.with_name("none")))
-        patch.setenv("GOOGLE_SERVICE_ACCOUNT", str(path.with_name("google.json")))
+        for name, value in s3.environment().items():
+            patch.setenv(name, value)
+        patch.setenv("GOOGLE_SERVICE_ACCOUNT", str(path))
         patch.setenv("AZURE_STORAGE_USE_EMULATOR", "true")
         patch.setenv("AZURITE_BLOB_STORAGE_URL", f"http://{azure.address}")
         yield path
 
 
 @pytest.fixture(scope="session")
-def spark(profile: Path) -> Iterator[SparkSession]:  # noqa: ARG001 - workers inherit it
+def spark(google_account: Path) -> Iterator[SparkSession]:  # noqa: ARG001 - workers inherit it
     """Return the session that all tests share."""
     with spark_session("local[2]", QUICK_START) as session:
         yield session

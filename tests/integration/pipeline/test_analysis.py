@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import duckdb
@@ -14,7 +16,7 @@ from pyspark.sql.classic.dataframe import DataFrame
 from store.pipeline import archive as archiving
 from store.pipeline import parquet
 from store.pipeline.archive import ArchiveJob, archive
-from store.pipeline.audit.audit import AuditJob, audit
+from store.pipeline.audit.audit import audit
 from store.pipeline.delta import DeltaArchive
 from store.pipeline.message_sets import ArchiveMessages
 from store.pipeline.verify import VerifyJob, verify
@@ -55,6 +57,24 @@ def test_the_lines_of_the_page_read_an_archive(
     assert "alice" in capsys.readouterr().out
 
 
+def test_the_cells_of_the_notebook_read_an_archive(
+    spark: SparkSession,
+    archived: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ARCHIVE", str(archived))
+    assert SparkSession.getActiveSession() is spark
+    names: dict[str, object] = {}
+    for cell in json.loads((ROOT / "examples" / "archive.ipynb").read_text("utf-8"))["cells"]:
+        if cell["cell_type"] == "code":
+            exec("".join(cell["source"]), names)
+    printed = capsys.readouterr().out
+    assert " messages of channels on " in printed
+    assert "PartitionFilters: [" in printed
+    assert "PushedFilters: [IsNotNull(channel)]" in printed
+
+
 def simplified(plan: str) -> str:
     """Return a plan without numbers of columns and of stages, its branches as plain lines."""
     lines = (re.sub(r"^[\s:+*-]*(\(\d+\) )?", "", line) for line in plan.splitlines())
@@ -62,8 +82,11 @@ def simplified(plan: str) -> str:
 
 
 @pytest.fixture
-def plans(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return a list to which the plan of whatever a job computes is added."""
+def plans(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Return a list to which the plan of whatever a job computes is added, of several tasks."""
+    partitions = "spark.sql.shuffle.partitions"
+    before = str(spark.conf.get(partitions))
+    spark.conf.set(partitions, "2")
     found: list[str] = []
     for name in ("collect", "count", "localCheckpoint"):
         compute = getattr(DataFrame, name)
@@ -73,7 +96,8 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             return _compute(rows, *given, **named)
 
         monkeypatch.setattr(DataFrame, name, computed)
-    return found
+    yield found
+    spark.conf.set(partitions, before)
 
 
 def test_the_plans_of_the_page_are_those_of_the_jobs(
@@ -89,7 +113,7 @@ def test_the_plans_of_the_page_are_those_of_the_jobs(
     more(url, *(plain(90_000 + number, TODAY + number) for number in range(9)))
     archive(spark, ArchiveJob(url, opened))
     verify(spark, VerifyJob(opened, url))
-    audit(spark, AuditJob(ArchiveMessages(spark, opened)))
+    audit(ArchiveMessages(spark, opened))
     shown = [part for block in blocks(JOBS, "text") for part in block.split("\n\n")]
     assert len(shown) == 4
     for part in shown:

@@ -16,31 +16,20 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from store.pipeline import delta
 from store.pipeline.archive import ArchiveJob, archive
 from store.pipeline.audit import results, tables
-from store.pipeline.audit.audit import AuditJob, audit
+from store.pipeline.audit.audit import audit, audit_recorded
 from store.pipeline.audit.summary import AuditReport
-from store.pipeline.delta import DeltaArchive
+from store.pipeline.delta import DataFile, DeltaArchive
 from store.pipeline.errors import PipelineError
+from store.pipeline.manifest import CommitMetadata
 from store.pipeline.message_sets import ArchiveMessages, DatabaseMessages, MessageSet
-from storenode.message.hashing import message_hash
 from storenode.message.text import printable
 from storenode.sds import codec
 from storenode.sds.limits import MAX_ID_BYTES
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
-from tests.integration.pipeline.world import (
-    DAY,
-    HOUR,
-    NOW,
-    TODAY,
-    asked,
-    documented_columns,
-    more,
-    rows,
-    written_columns,
-)
-from tests.support.audited import Claim, audited
+from tests.integration.pipeline.world import DAY, HOUR, NOW, TODAY, asked, more
+from tests.support.audit_oracle import Claim, audited
 from tests.support.pages import ROOT
 from tests.unit.builders import entry
 
@@ -96,45 +85,25 @@ def strange_history(seed: int, count: int) -> list[Claim]:
     return made
 
 
-def table(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a directory of Parquet, read by DuckDB."""
-    with duckdb.connect() as connection:
-        found = connection.read_parquet([str(each) for each in path.glob("*.parquet")])
-        return [dict(zip(found.columns, row, strict=True)) for row in found.fetchall()]
-
-
-def unsigned(lamport: int | None) -> int | None:
-    return None if lamport is None else lamport % 2**64
-
-
-def check(output: Path, result: AuditReport, claims: list[Claim]) -> None:
-    """Assert that the output and the report are those of a plain audit."""
+def check(missing: Path, result: AuditReport, claims: list[Claim]) -> None:
+    """Assert that the report and the file of missing IDs are those of a plain audit."""
     wanted = audited(claims)
-    for folder in output.iterdir():
-        assert written_columns(folder) == documented_columns(folder.name), folder.name
-    pair = ("channel", "message_id")
-
-    def names(name: str, *columns: str) -> list[tuple[Any, ...]]:
-        return sorted(tuple(row[each] for each in columns) for row in table(output / name))
-
-    assert {(c, n, p) for c, n, p in names("missing", *pair, "missing_id")} == wanted.missing
-    assert names("incomplete", *pair) == sorted(wanted.incomplete)
-    assert names("heads", *pair) == sorted(wanted.heads)
-    assert names("orphans", *pair) == sorted(wanted.orphans)
-    assert names("violations", *pair, "parent") == sorted(wanted.violations)
-    assert names("cycles", *pair, "cycle") == sorted(
-        (c, n, cycle) for (c, n), cycle in wanted.cycles.items()
-    )
-    found = {row["channel"]: row for row in table(output / "channels")}
+    lines = [json.loads(line) for line in missing.read_text().splitlines()]
+    assert {(each["channel"], each["message_id"]) for each in lines} == {
+        (channel, parent) for channel, _, parent in wanted.missing
+    }
+    found = {each["channel"]: each for each in result.listed["channels"]}
     assert found.keys() == wanted.channels.keys()
     for name, channel in wanted.channels.items():
-        row = found[name]
-        assert {each: row[each] for each in channel.counts} == channel.counts
-        lamport = unsigned(row["point_lamport"])
-        point = None if lamport is None else (lamport, row["point_message_id"], row["point_ts"])
-        assert point == channel.point
+        assert {each: found[name][each] for each in channel.counts} == channel.counts
+        point = found[name]["last_complete"]
+        assert channel.point == (point and (point["lamport"], point["message_id"], point["ts"]))
     for each in ("missing", "incomplete", "violations", "heads", "messages", "cycles"):
         assert result.counts[each] == sum(c.counts[each] for c in wanted.channels.values())
+    late = {(e["channel"], e["message_id"], e["parent"]) for e in result.listed["violations"]}
+    assert late == wanted.violations
+    cycles = Counter((channel, name) for (channel, _), name in wanted.cycles.items())
+    assert {(e["channel"], e["cycle"]): e["messages"] for e in result.listed["cycles"]} == cycles
 
 
 def test_archive_and_database_are_audited_as_a_plain_audit_does(
@@ -154,38 +123,32 @@ def test_archive_and_database_are_audited_as_a_plain_audit_does(
     lake = DeltaArchive(str(tmp_path / "lake"))
     archive(spark, ArchiveJob(url, lake))
     in_archive: MessageSet = ArchiveMessages(spark, lake)
-    sides = (in_archive, DatabaseMessages(spark, url, "the database"))
-    for number, side in enumerate(sides):
-        output = tmp_path / f"found-{number}"
-        result = audit(spark, AuditJob(side, output=str(output)))
-        check(output, result, strange)
-        assert (result.sound, result.counts["channels"]) == (False, len(entries))
+    for number, side in enumerate((in_archive, DatabaseMessages(spark, url, "the database"))):
+        missing = tmp_path / f"missing-{number}"
+        result = audit(side, missing=missing)
+        check(missing, result, strange)
+        assert not result.sound
     monkeypatch.setattr(tables, "MAX_CHANNEL_ENTRIES", most - 1)
     named = re.escape(printable(largest))
     with pytest.raises(PipelineError, match=rf"{named} has {most:,} IDs.*--from"):
-        audit(spark, AuditJob(in_archive))
+        audit(in_archive)
 
 
-def test_hints_ranges_and_payloads_decide_what_is_missing(
+def test_ranges_payloads_and_odd_names_decide_what_is_missing(
     spark: SparkSession, new_database: Callable[[], str], tmp_path: Path
 ) -> None:
     url, long = new_database(), "ж" * 40_000
-    sealed = entry(b"\0sealed", timestamp=FIRST)
-    more(url, sealed)
-    ((digest,),) = rows(url, "select hash from storenode.messages")
-    other = message("den", "elsewhere", 1, FIRST + 1, [])
-    hint = {"sealed": bytes(digest), "lost": b"\1" * 32}
     more(
         url,
-        other,
         message("room", "early", 1, FIRST + 2, []),
-        message("room", "late", 5, FIRST + HOUR, ["early", "sealed"], hints=hint),
+        message("room", "late", 5, FIRST + HOUR, ["early"]),
         message("room", "again", 6, FIRST + HOUR + 1, ["late"], content=b"same"),
         message("room", "again", 6, FIRST + HOUR + 2, ["late"], content=b"same"),
         message("room", "twice", 7, FIRST + HOUR + 3, ["again"], content=b"one"),
         message("room", "twice", 7, FIRST + HOUR + 4, ["again"], content=b"other"),
         message(
-            "room", "end", 9, FIRST + HOUR + 5, ["twice", "lost", "elsewhere", "tip"], hints=hint
+            *("room", "end", 9, FIRST + HOUR + 5, ["twice", "lost", "tip"]),
+            hints={"lost": b"\1" * 32, "tip": b"short"},
         ),
         message("room", "tip\x1b[2J", 8, FIRST + HOUR + 6, ["\x1bnever"]),
         message("z", "x", 1, FIRST, ["y", long]),
@@ -193,11 +156,10 @@ def test_hints_ranges_and_payloads_decide_what_is_missing(
     )
     side = DatabaseMessages(spark, url, "the database")
     file = tmp_path / "missing.jsonl"
-    result = audit(spark, AuditJob(side, missing=str(file)))
+    result = audit(side, missing=file)
     *lines, shortened = [json.loads(line) for line in file.read_text().splitlines()]
     assert lines == [
         {"channel": "room", "message_id": "\x1bnever"},
-        {"channel": "room", "message_id": "elsewhere"},
         {"channel": "room", "message_id": "lost", "hint": "01" * 32},
         {"channel": "room", "message_id": "tip"},
     ]
@@ -205,62 +167,42 @@ def test_hints_ranges_and_payloads_decide_what_is_missing(
     assert shortened["message_id"].startswith("ж" * (MAX_ID_BYTES // 2) + "… (80000 bytes")
     assert MAX_ID_BYTES < len(shortened["message_id"].encode()) < 2 * MAX_ID_BYTES
     named = {each["message_id"]: each for each in result.listed["missing"]}
-    assert named["elsewhere"]["held_in_channel"] == "den"
     assert (named["lost"]["first_named_by"], named["lost"]["sender"]) == ("end", "sender")
     assert result.counts["copies"] == 2
     (conflict,) = result.listed["conflicts"]
     assert (conflict["message_id"], conflict["contents"]) == ("twice", 2)
     room = next(each for each in result.listed["channels"] if each["channel"] == "room")
-    assert room["last_complete"] == {
-        "message_id": "twice",
-        "lamport": 7,
-        "ts": FIRST + HOUR + 3,
-    }
+    point = {"message_id": "twice", "lamport": 7, "ts": FIRST + HOUR + 3}
+    assert room["last_complete"] == point
     assert result.counts["incomplete"] == 3
     assert all(line.isprintable() for line in result.lines())
-    assert json.loads(json.dumps(result.as_json()))["missing"] == 5
+    assert json.loads(json.dumps(result.as_json()))["missing"] == 4
 
-    within = audit(spark, AuditJob(side, FIRST + HOUR, FIRST + HOUR + 3))
+    within = audit(side, bounds=(FIRST + HOUR, FIRST + HOUR + 3))
     assert within.sound, within.lines()
     assert within.counts["messages"] == 2
     assert within.lines()[-1] == "Every past is complete."
 
 
 CHANNELS = ("kitchen", "Küche", "λ")
-HINTED = "λ"
-"""The only one of them in which hints name encrypted messages."""
 
 
 def talk(rng: random.Random, day: int, count: int) -> list[WakuMessageAndTopic]:
-    """Return a day of chains with forks, gaps, copies, wrong clocks, hints and cycles."""
+    """Return a day of chains with forks, gaps, copies, wrong clocks and cycles."""
     made: list[WakuMessageAndTopic] = []
     for number in range(day * count, (day + 1) * count):
         channel, name, lamport = CHANNELS[number % 3], f"{number}", number
         parents = [f"{max(number % 3, number - 3 * rng.randrange(1, 5))}" for _ in range(2)]
-        hints: dict[str, bytes] = {}
         ts, roll = TODAY - (20 - day) * DAY + rng.randrange(DAY), rng.random()
-        if roll < 0.3 and channel == HINTED:
-            encrypted = entry(b"\0encrypted %d" % number, timestamp=ts)
-            hints[f"unread {number}"] = hash_of(encrypted)
-            made.append(encrypted)
-        elif roll < 0.06:
+        if roll < 0.06:
             parents.append(f"{number + 3 * rng.randrange(5)}")
         elif roll < 0.1:
             lamport = rng.choice([0, 2**63 - 1, max(0, number - 20)])
         elif roll < 0.14:
             name = f"{max(number % 3, number - 6)}"
         content = b"said %d" % number
-        made.append(
-            message(channel, name, lamport, ts, [*parents, *hints], hints=hints, content=content)
-        )
+        made.append(message(channel, name, lamport, ts, parents, content=content))
     return made
-
-
-def hash_of(item: WakuMessageAndTopic) -> bytes:
-    given = item.message
-    return message_hash(
-        item.pubsub_topic, given.payload, given.content_topic, None, given.timestamp
-    )
 
 
 def test_continuing_is_the_same_as_examining_everything(
@@ -269,9 +211,8 @@ def test_continuing_is_the_same_as_examining_everything(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Let messages and parents come late, compact, and then lose a day and a half of another."""
+    """Let messages and parents come late, and then lose a day."""
     url, lake, rng = new_database(), tmp_path / "lake", random.Random(3)
-    monkeypatch.setattr(delta, "COMPACT_AT_FILES", 2)
     made = [each for day in range(3) for each in talk(rng, day, 60)]
     rng.shuffle(made)
 
@@ -279,26 +220,19 @@ def test_continuing_is_the_same_as_examining_everything(
         more(url, *messages)
         archive(spark, ArchiveJob(url, DeltaArchive(str(lake))))
 
-    def lose() -> None:
-        table = DeltaTable(lake / "messages")
-        first, second, *_ = sorted({str(each["day"]) for each in table.partitions()})
-        table.delete(f"day = '{first}'")
-        table.delete(f"day = '{second}' and ts % 2 = 0")
+    def continued() -> dict[str, Any]:
+        return audit_recorded(ArchiveMessages(spark, DeltaArchive(str(lake)))).as_json()
 
-    def come_late() -> None:
-        grow(*made[-40:], *talk(rng, 3, 60))
-
-    def continued() -> AuditJob:
-        opened = DeltaArchive(str(lake)).open()
-        return AuditJob(ArchiveMessages(spark, opened), record=opened)
+    def whole() -> dict[str, Any]:
+        return audit(ArchiveMessages(spark, DeltaArchive(str(lake)))).as_json()
 
     grow(*made[:-40])
-    audit(spark, continued())
-    for change in (come_late, lose):
-        change()
-        found = audit(spark, continued()).as_json()
-        assert found == audit(spark, AuditJob(continued().messages, full=True)).as_json()
-        assert dashboard(lake, "kitchen") == coverage(lake, "kitchen") != []
+    assert continued() == continued(), "nothing has changed"
+    grow(*made[-40:], *talk(rng, 3, 60))
+    assert continued() == whole()
+    assert dashboard(lake, "kitchen") == coverage(lake, "kitchen") != []
+    remove_day(lake)
+    assert continued() == whole()
     findings = lake / "findings"
     only = [("result", "=", "sums")]
     sums = DeltaTable(findings).to_pyarrow_table(filters=only, columns=["day"])
@@ -313,9 +247,17 @@ def test_continuing_is_the_same_as_examining_everything(
     for file in findings.glob("result=references/*.parquet"):
         file.unlink()
     with pytest.raises(PipelineError, match=r"remove .*/findings: the next"):
-        audit(spark, continued())
+        continued()
     shutil.rmtree(findings)
     assert results.read_recorded(spark, opened) is None
+
+
+def remove_day(lake: Path) -> None:
+    """Remove the files of the first day, as `repair` leaves out what is lost."""
+    opened = DeltaArchive(str(lake)).open_for_writing()
+    first = min(each.day for each in opened.files())
+    gone: list[DataFile] = opened.files({first})
+    opened.commit([], gone, CommitMetadata())
 
 
 def dashboard(path: Path, channel: str) -> list[tuple[int, int, int]]:

@@ -1,20 +1,19 @@
-"""Reports: their figures are those of DuckDB and of Postgres, whatever the messages are."""
+"""Reports: their figures are those of DuckDB, whatever the messages are."""
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 from pyspark.sql import SparkSession
 
+from store.pipeline.database import FOREVER
 from store.pipeline.delta import DeltaArchive
-from store.pipeline.report.figures import EDGES_S, MAX_NAMES, Figures
-from store.pipeline.report.report import ReportJob, report
+from store.pipeline.message_sets import ArchiveMessages, DatabaseMessages, MessageSet
+from store.pipeline.report.figures import MAX_NAMES, Figures
+from store.pipeline.report.report import report
 from store.pipeline.report.text import MAX_NAME_CHARS
 from storenode.sds import codec
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
@@ -24,27 +23,16 @@ from tests.integration.pipeline.world import (
     TODAY,
     admitted,
     asked,
-    marks,
     messages,
-    more,
-    plain,
-    rows,
     stored_ids,
     write,
 )
 from tests.unit.builders import entry
 
 
-def reported(
-    spark: SparkSession,
-    page: Path,
-    lake: Path | None,
-    url: str | None,
-    **options: Any,  # noqa: ANN401
-) -> Figures:
+def reported(page: Path, side: MessageSet, **options: Any) -> Figures:  # noqa: ANN401
     """Return a report's figures; an audit takes several times as long as all others."""
-    opened = None if lake is None else DeltaArchive(str(lake))
-    return report(spark, ReportJob(page, opened, url, **{"audit": False, **options})).figures
+    return report(side, page, **{"is_audited": False, **options}).figures
 
 
 def cut(name: str) -> str:
@@ -53,15 +41,15 @@ def cut(name: str) -> str:
 
 
 def test_the_figures_of_an_archive_are_those_of_duckdb(
-    spark: SparkSession, archived: Path, url: str, tmp_path: Path
+    spark: SparkSession, archived: Path, tmp_path: Path
 ) -> None:
-    found = reported(spark, tmp_path / "page.html", archived, url, audit=True)
-    traffic = found["traffic"]
-    assert traffic["messages"] == len(messages())
+    lake = ArchiveMessages(spark, DeltaArchive(str(archived)))
+    traffic = reported(tmp_path / "page.html", lake, bounds=(2, FOREVER))["traffic"]
+    assert traffic["messages"] == len(messages()) - 1
     sums = "count(*), sum(octet_length(payload))::bigint, min(ts), max(ts)"
     day = "select strftime(day, '%Y-%m-%d'), count(*), sum(octet_length(payload))::bigint"
     assert [tuple(each.values()) for each in traffic["days"]] == asked(
-        archived, f"{day} from lake group by 1 order by 1"
+        archived, f"{day} from lake where ts > 1 group by 1 order by 1"
     )
     cells = asked(
         archived,
@@ -69,98 +57,38 @@ def test_the_figures_of_an_archive_are_those_of_duckdb(
     )
     assert traffic["step_s"] == 3_600
     assert {(c["start_ns"], c["shard"], c["messages"]) for c in traffic["cells"]} == set(cells)
-    assert traffic["not_drawn"] == 1
     channels = asked(archived, f"select channel, {sums} from lake where channel <> '' group by 1")
     assert {tuple(each.values()) for each in traffic["channels"]["top"]} == set(channels)
-    (not_sds,) = asked(archived, "select count(*) from lake where channel is null")
+    (not_sds,) = asked(archived, "select count(*) from lake where channel is null and ts > 1")
     assert (traffic["messages_not_sds"],) == not_sds
-    topics = asked(archived, f"select pubsub_topic, content_topic, {sums} from lake group by 1, 2")
+    topics = asked(
+        archived,
+        f"select pubsub_topic, content_topic, {sums} from lake where ts > 1 group by 1, 2",
+    )
     assert {tuple(each.values()) for each in traffic["topics"]["top"]} == {
         (cut(pubsub), cut(content), *rest) for pubsub, content, *rest in topics
     }
-    names = "select count(distinct channel) from lake"
-    assert [(found["completeness"]["channels"],)] == asked(archived, names)
 
 
 def test_archive_and_database_have_the_same_figures(
     spark: SparkSession, archived: Path, url: str, tmp_path: Path
 ) -> None:
-    within = {"low_ns": TODAY - DAY, "high_ns": TODAY}
-    page = tmp_path / "one.html"
-    of_lake = reported(spark, page, archived, None, **within)
+    within, page = {"bounds": (TODAY - DAY, TODAY)}, tmp_path / "one.html"
+    lake = ArchiveMessages(spark, DeltaArchive(str(archived)))
+    of_lake = reported(page, lake, **within)
     assert page.stat().st_mode & 0o777 == 0o644
     assert list(tmp_path.iterdir()) == [page], "nothing is left beside it"
-    of_database = reported(spark, tmp_path / "two.html", None, url, **within)
+    database = DatabaseMessages(spark, url, "the database")
+    of_database = reported(tmp_path / "two.html", database, **within)
     assert of_lake["traffic"] == of_database["traffic"]
     expected = sum(TODAY - DAY <= ts < TODAY for ts, _ in stored_ids(url))
     assert of_lake["traffic"]["messages"] == expected
-    assert of_lake["lateness"] is None
-    nothing = {"low_ns": TODAY + 9 * DAY, "high_ns": 2**62}
-    assert reported(spark, tmp_path / "none.html", archived, None, **nothing)["traffic"] is None
-
-
-def test_late_messages_are_found(
-    spark: SparkSession, archived: Path, url: str, tmp_path: Path
-) -> None:
-    more(url, *(plain(70_000 + number, TODAY - DAY + number * HOUR) for number in range(3)))
-    marks(url)  # What a commit has added is kept elsewhere before it may go.
-    rows(url, "update storenode.commits set committed_at = to_timestamp(max_ts / 1e9) + '2 s'")
-    rows(url, "update storenode.commits set source = 'transfer' where position = 2")
-    rows(url, "delete from storenode.commits where position = 3")
-    found = reported(spark, tmp_path / "page.html", archived, url)
-    assert found["completeness"] is None
-    late = [
-        (source, float(late_s))
-        for source, late_s in rows(
-            url,
-            "select c.source, extract(epoch from c.committed_at) - m.ts / 1e9"
-            " from storenode.messages m join storenode.commits c using (batch)",
-        )
-    ]
-    lateness = found["lateness"]
-    assert {source: each["messages"] for source, each in lateness["sources"].items()} == Counter(
-        source for source, _ in late
-    )
-    assert lateness["unknown"] == len(messages()) + 3 - len(late) == 200
-    client = sorted(late_s for source, late_s in late if source == "client")
-    wanted = Counter(sum(late_s > edge for edge in EDGES_S) for late_s in client)
-    classes = [each["messages"] for each in lateness["classes"]]
-    assert classes == [wanted[place] for place in range(len(EDGES_S) + 1)]
-    one = lateness["sources"]["client"]
-    for share, name in ((0.5, "median_s"), (0.9, "p90_s"), (0.99, "p99_s")):
-        near = [client[int(share * len(client)) + offset] for offset in (-3, 2)]
-        assert near[0] <= one[name] <= near[1]
-    assert one["most_s"] == pytest.approx(client[-1], abs=1e-3)
-
-
-SHARDS = 3
-SPAN_HOURS = 60
-SILENT = {1: range(20, 24), 2: range(50, SPAN_HOURS), None: range(30, 32)}
-"""Hours without messages, by shard; None: in all."""
-
-
-def hourly() -> list[WakuMessageAndTopic]:
-    """Return twelve messages an hour in each shard but for silent hours, and a seldom used one."""
-    start = TODAY - 3 * DAY
-    made = [
-        entry(
-            f"{shard} {hour} {number}".encode(),
-            timestamp=start + hour * HOUR + number * 1_000,
-            pubsub=f"/waku/2/rs/1/{shard}",
-        )
-        for hour in range(SPAN_HOURS)
-        for shard in range(SHARDS)
-        if hour not in SILENT[None] and hour not in SILENT.get(shard, ())
-        for number in range(12)
-    ]
-    seldom = range(0, SPAN_HOURS, 9)
-    return made + [
-        entry(b"%d" % hour, timestamp=start + hour * HOUR, pubsub="named") for hour in seldom
-    ]
+    nothing = {"bounds": (TODAY + 9 * DAY, 2**62)}
+    assert reported(tmp_path / "none.html", lake, **nothing)["traffic"] is None
 
 
 def conversation() -> list[WakuMessageAndTopic]:
-    """Return a channel of one shard in which a parent is missing, and one in which none is."""
+    """Return a channel in which a parent is missing, and one in which none is."""
     at, shard = TODAY - DAY, "/waku/2/rs/1/60"
     made = [codec.encode("room", f"m-{n}", sender_id="alice", lamport=n) for n in range(5)]
     parents: list[tuple[str, bytes | None]] = [("m-4", None), ("lost", None)]
@@ -181,23 +109,13 @@ def crowd() -> list[WakuMessageAndTopic]:
     return [entry(each, timestamp=at + n, pubsub=shard) for n, each in enumerate(made)]
 
 
-def test_gaps_missing_parents_and_hostile_channels_are_found_and_nothing_else(
+def test_missing_parents_and_hostile_channels_are_found_and_nothing_else(
     spark: SparkSession, new_database: Callable[[], str], tmp_path: Path
 ) -> None:
-    url, start, page = new_database(), TODAY - 3 * DAY, tmp_path / "page.html"
-    asyncio.run(write(url, [admitted([*hourly(), *conversation(), *crowd()])]))
-    until_ns = start + SPAN_HOURS * HOUR + 1
-    found = reported(spark, page, None, url, high_ns=until_ns, audit=True)
+    url, page = new_database(), tmp_path / "page.html"
+    asyncio.run(write(url, [admitted([*conversation(), *crowd()])]))
+    found = reported(page, DatabaseMessages(spark, url, "the database"), is_audited=True)
     traffic, completeness = found["traffic"], found["completeness"]
-    gaps = {
-        each["shard"]: ((each["start_ns"] - start) // HOUR, each["hours"])
-        for each in traffic["gaps"]
-    }
-    assert gaps == {shard: (hours.start, len(hours)) for shard, hours in SILENT.items()}
-    assert traffic["gap_count"] == len(SILENT)
-    (cost,) = [each["expected_messages"] for each in traffic["gaps"] if each["shard"] == 2]
-    assert cost == 120
-
     channels = len(HOSTILE) + len(CROWD) + 2
     counts = [completeness[name] for name in ("channels", "missing", "incomplete", "faults")]
     assert counts == [channels, 1, 1, 0]
@@ -218,8 +136,3 @@ def test_gaps_missing_parents_and_hostile_channels_are_found_and_nothing_else(
     assert "<script" not in text
     assert "\u202e" not in text
     assert len(text) < 800_000
-
-    silent = reported(spark, tmp_path / "silent.html", None, url)["traffic"]
-    last = next(each for each in silent["gaps"] if each["shard"] is None)
-    assert last["start_ns"] == start + SPAN_HOURS * HOUR
-    assert 0 <= time.time_ns() - last["start_ns"] - last["hours"] * HOUR < 2 * HOUR, "it lasts"

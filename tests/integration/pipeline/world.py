@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -17,19 +16,15 @@ from storenode.sds import codec
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 from tests.integration.database.filling import ANY_AGE, admitted, plain, sds, write
 from tests.integration.database.rows import NOW, TODAY, opened
-from tests.support.pages import ROOT
 from tests.unit.builders import entry
 
 HOUR = 3_600_000_000_000
 DAY = 24 * HOUR
-COUNT = 1_200
+COUNT = 400
 FIRST = TODAY - 2 * DAY - 11 * HOUR
 """The messages are spread from here up to some minutes before `NOW`, over four days."""
 
 STEP = (NOW - FIRST) // COUNT
-
-_ANALYSIS = ROOT / "docs" / "pipeline-analysis.md"
-_TYPES = {"VARCHAR": "string", "BIGINT": "long", "BLOB": "binary", "BLOB[]": "list of binary"}
 
 __all__ = ["ANY_AGE", "NOW", "TODAY", "admitted", "plain", "sds", "write"]
 
@@ -82,7 +77,7 @@ def note(name: str, lamport: int, sender: str, *parents: str) -> bytes:
 def batches() -> list[list[WakuMessageAndTopic]]:
     """Return the messages as they are published, in several commits."""
     made = messages()
-    return [made[start : start + 200] for start in range(0, len(made), 200)]
+    return [made[start : start + 100] for start in range(0, len(made), 100)]
 
 
 def more(url: str, *published: WakuMessageAndTopic) -> None:
@@ -131,22 +126,6 @@ def marks(url: str) -> dict[int, int]:
         " and (a.count, a.x0, a.x1, a.x2, a.x3) = (b.count, b.x0, b.x1, b.x2, b.x3)",
     )
     return dict(found)
-
-
-def written_columns(folder: Path) -> list[tuple[str, str]]:
-    """Return names and types of the columns of a directory of Parquet, as pages have them."""
-    with duckdb.connect() as connection:
-        files = [str(each) for each in folder.glob("*.parquet")]
-        found = connection.read_parquet(files, hive_partitioning=False)
-        return [
-            (name, _TYPES[str(kind)]) for name, kind in zip(found.columns, found.types, strict=True)
-        ]
-
-
-def documented_columns(folder: str) -> list[tuple[str, str]]:
-    """Return the columns of a directory that a job writes by the page about analysing."""
-    (row,) = re.findall(rf"^\| `{folder}`.* \| (.*) \|$", _ANALYSIS.read_text(), re.MULTILINE)
-    return re.findall(r"`(\w+)` ([\w ]+)", row)
 
 
 async def _fold(url: str) -> None:

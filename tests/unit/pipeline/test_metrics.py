@@ -67,7 +67,7 @@ def test_a_check_that_is_refused_does_not_hide_what_another_has_found(
     monkeypatch.setattr(nightly, "archive", lambda *_: ArchiveReport())
     monkeypatch.setattr(nightly, "verify", lambda *_: VerifyReport(messages=7))
     monkeypatch.setattr(nightly, "ArchiveMessages", lambda *_: None)
-    monkeypatch.setattr(nightly, "audit", refuse)
+    monkeypatch.setattr(nightly, "audit_recorded", refuse)
     session: Any = None
     job = ArchiveJob("", DeltaArchive(str(tmp_path)))
     if code != FAILED:

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from store.pipeline import files
-from store.pipeline.columns import ARROW
+from store.pipeline.columns import ARROW, PARTITIONS
 from store.pipeline.parquet import WRITTEN, batches_of, write_batches
 
 NAMES = ("ts", "payload", "meta", "parents")
@@ -46,57 +46,41 @@ def rows() -> list[Row]:
 
 def written(folder: Path, rows: list[Row], size: int) -> list[Row]:
     batches = (batch(rows[start : start + size]) for start in range(0, len(rows), size))
-    made = [each for found in write_batches(str(folder), batches) for each in
+    made = [each for found in write_batches(str(folder), ARROW, PARTITIONS, batches) for each in
             found.cast(WRITTEN).to_pylist()]  # fmt: skip
     for each in made:
         assert pq.read_metadata(folder / each["path"]).num_rows == each["rows"]
     return made
 
 
-def read(folder: Path, made: list[Row]) -> list[tuple[str, Row]]:
-    """Read every row, with its directory."""
-    return [
-        (str(Path(each["path"]).parent), found)
-        for each in made
-        for rows in batches_of(f"{folder}/{each['path']}", NAMES)
-        for found in rows.to_pylist()
-    ]
-
-
-def expected(rows: list[Row]) -> list[tuple[str, Row]]:
-    days = {20_000 + number: f"2024-10-0{4 + number}" for number in range(4)}
-    found = [
-        (f"day={days[each['day']]}/shard={each['shard']}", {name: each[name] for name in NAMES})
-        for each in rows
-    ]
-    return by_time(found)
-
-
 def by_time(found: list[tuple[str, Row]]) -> list[tuple[str, Row]]:
     return sorted(found, key=lambda each: int(each[1]["ts"]))
 
 
-def test_every_row_is_in_the_file_of_its_directory(tmp_path: Path, rows: list[Row]) -> None:
-    made = written(tmp_path, rows, 33)
-    assert len(made) == 28
-    assert by_time(read(tmp_path, made)) == expected(rows)
-
-
-def test_every_file_and_its_folders_reach_the_disk(
+def test_every_row_is_in_the_file_of_its_directory_and_on_the_disk(
     tmp_path: Path, rows: list[Row], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: dict[Path, int] = {}
-
-    def sync(place: Path) -> None:
-        synced[place] = place.stat().st_size
-
-    monkeypatch.setattr(files, "_sync", sync)
+    monkeypatch.setattr(files, "_sync", lambda place: synced.update({place: place.stat().st_size}))
     made = written(tmp_path / "messages", rows, 33)
+    assert len(made) == 28
+    found = [
+        (str(Path(each["path"]).parent), row)
+        for each in made
+        for part in batches_of(f"{tmp_path}/messages/{each['path']}", NAMES)
+        for row in part.to_pylist()
+    ]
+    days = {20_000 + number: f"2024-10-0{4 + number}" for number in range(4)}
+    assert by_time(found) == by_time(
+        [
+            (f"day={days[each['day']]}/shard={each['shard']}", {name: each[name] for name in NAMES})
+            for each in rows
+        ]
+    )
     for each in made:
         file = tmp_path / "messages" / each["path"]
-        assert synced[file] == file.stat().st_size
+        assert synced[file] == file.stat().st_size == each["size_bytes"]
         assert set(file.parents[:3]) <= synced.keys()
-    assert tmp_path / "messages" in synced
 
 
 def test_of_nothing_there_is_no_file(tmp_path: Path) -> None:

@@ -39,16 +39,6 @@ class Turns:
         Raises:
             StoreBusy: too many calls wait already.
         """
-        await self._begin(caller, connection)
-        try:
-            yield
-        finally:
-            self._leave(caller)
-
-    async def _begin(self, caller: str, connection: str) -> None:
-        if not self._counts and self._may_work(caller):
-            self._working[caller] += 1
-            return
         for waiting, most in (
             (self._counts[caller], self._most_waiting // 2),
             (self._counts.total(), self._most_waiting),
@@ -61,21 +51,14 @@ class Turns:
         self._serve()
         try:
             await turn
-        except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
-                self._leave(caller)
-            else:
+            yield
+        finally:
+            if turn.cancelled():
                 self._forget(caller, connection, turn)
-            raise
-
-    def _may_work(self, caller: str) -> bool:
-        return self._working.total() < self._places and self._working[caller] < self._of_caller
-
-    def _leave(self, caller: str) -> None:
-        self._working[caller] -= 1
-        if not self._working[caller]:
-            del self._working[caller]
-        self._serve()
+            else:
+                self._working[caller] -= 1
+                self._working += Counter()  # without those at 0
+            self._serve()
 
     def _serve(self) -> None:
         while caller := self._next():
@@ -94,7 +77,9 @@ class Turns:
             turn.set_result(None)
 
     def _next(self) -> str | None:
-        allowed = [caller for caller in self._waiting if self._may_work(caller)]
+        if self._working.total() >= self._places:
+            return None
+        allowed = [each for each in self._waiting if self._working[each] < self._of_caller]
         return min(allowed, key=lambda caller: self._working[caller], default=None)
 
     def _forget(self, caller: str, connection: str, turn: asyncio.Future[None]) -> None:

@@ -47,6 +47,7 @@ from store.domain.hub import (
     Place,
     Row,
     Subscriber,
+    at_most,
 )
 from store.domain.ports import (
     CursorOutOfRange,
@@ -254,8 +255,11 @@ class DatabaseFeed:
             )
             if self._on_commits is not None:
                 self._on_commits(commits)
-            for some in _portions(commits):
+            left = commits
+            while left:
+                some = at_most(left, _MESSAGES_AT_ONCE)
                 await self._pass_on(connection, some)
+                left = left[len(some) :]
             self._tails_well = True
             if len(commits) < _COMMITS_AT_ONCE:
                 await self._wait_for_news(connection)
@@ -351,7 +355,7 @@ class DatabaseFeed:
             page = await self._database.read_page(
                 partial(read_feed_page, wanted=request.filter, after=before, shape=shape), outlet
             )
-            rows = max(2 * page.count, _FEWEST_ROWS)
+            rows = max(2 * page.count, _FEWEST_ROWS) if page.count else rows
             room.fit(len(page.frames))
             position = page.position
             live = live or self._reached(position)
@@ -449,17 +453,3 @@ def _new_rows(committed: OwnCommit, topics: set[bytes]) -> list[Row]:
     ]
     places.sort(key=lambda place: (batch.timestamps[place], batch.hashes[place]))
     return [(batch.topic_keys[place], batch.hashes[place], batch.frame(place)) for place in places]
-
-
-def _portions(commits: Sequence[CommitRow]) -> Iterator[list[CommitRow]]:
-    """Split commits so that the rows of each portion are bounded."""
-    portion: list[CommitRow] = []
-    messages = 0
-    for commit in commits:
-        if portion and messages + commit.messages > _MESSAGES_AT_ONCE:
-            yield portion
-            portion, messages = [], 0
-        portion.append(commit)
-        messages += commit.messages
-    if portion:
-        yield portion

@@ -102,15 +102,16 @@ class GossipReads:
         None stands for a message that is not held.
         """
         wanted = hashes[:MAX_LOADED_IDS]
-        found: dict[bytes, bytes | None] = {digest: self._recent.get(digest) for digest in wanted}
-        absent = [digest for digest in wanted if found[digest] is None]
-        size = sum(len(body) for body in found.values() if body is not None)
-        if absent and size < max_bytes:
-            for digest in absent:
-                del found[digest]
-            await self._read_into(found, absent, max_bytes - size)
+        found: dict[bytes, bytes | None] = {}
+        for digest in wanted:
+            if (body := self._recent.get(digest)) is not None:
+                found[digest] = body
+        absent = [digest for digest in wanted if digest not in found]
+        left = max_bytes - sum(len(body or b"") for body in found.values())
+        if absent and left > 0:
+            found |= await self._read(absent, left)
         if wanted and wanted[0] not in found:
-            await self._read_into(found, wanted[:1], 1)
+            found |= await self._read(wanted[:1], 1)
         return _prefix(wanted, found, max_bytes)
 
     async def content_digests(self, hashes: Sequence[bytes]) -> list[bytes | None]:
@@ -157,17 +158,13 @@ class GossipReads:
         contents = [digests.get(digest, b"") for digest in hashes]
         return Committed(hashes, events, content_digests=contents)
 
-    async def _read_into(
-        self, found: dict[bytes, bytes | None], hashes: Sequence[bytes], max_bytes: int
-    ) -> None:
+    async def _read(self, hashes: Sequence[bytes], max_bytes: int) -> dict[bytes, bytes | None]:
         """Read some messages; what has no place in the given bytes is left out."""
         ids = await self._locate(hashes)
         located = {digest for _, digest in ids}
-        found |= {digest: None for digest in hashes if digest not in located}
-        if ids:
-            bodies = await self._reader.load(SyncIds.of(ids), max_bytes)
-            for (_, digest), body in zip(ids, bodies, strict=False):
-                found[digest] = body
+        found: dict[bytes, bytes | None] = {each: None for each in hashes if each not in located}
+        bodies = await self._reader.load(SyncIds.of(ids), max_bytes) if ids else []
+        return found | {digest: body for (_, digest), body in zip(ids, bodies, strict=False)}
 
     async def _locate(self, hashes: Sequence[bytes]) -> list[SyncId]:
         pool = self._database.bulk_pool

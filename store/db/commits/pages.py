@@ -19,7 +19,7 @@ from store.db.reading.messages import (
 )
 from store.db.reading.pages import PageShape, build, show
 from store.db.statements import SQL
-from store.domain.hub import START, CommitRow, Place
+from store.domain.hub import START, CommitRow, Place, at_most
 from store.domain.hub import Row as LiveRow
 from store.domain.ports import CursorOutOfRange, SyncId, TopicFilter
 from storenode.message.limits import MAX_TIMESTAMP_NS
@@ -149,7 +149,7 @@ async def read_feed_page(
     if head[0] - first > MAX_POSITIONS:
         head = await _first_from(connection, first + MAX_POSITIONS)
     commits = await commits_between(connection, first, head[0], topics)
-    some = _up_to(commits, MAX_PAGE_MESSAGES)
+    some = at_most(commits, MAX_PAGE_MESSAGES)
     complete = len(some) == len(commits) < _MAX_COMMITS
     end = FeedPosition(head if complete else some[-1].place)
     if not some:
@@ -178,16 +178,6 @@ async def read_feed_page(
     ts, digest, *_, position = found[len(shown) - 1]
     place = next(commit.place for commit in some if commit.place[0] == position)
     return FeedPage(b"".join(frames), len(frames), FeedPosition(place, (ts, digest)))
-
-
-def _up_to(commits: Sequence[CommitRow], messages: int) -> list[CommitRow]:
-    chosen: list[CommitRow] = []
-    for commit in commits:
-        chosen.append(commit)
-        messages -= commit.messages
-        if messages <= 0:
-            break
-    return chosen
 
 
 def _batch_parameters(commits: Sequence[CommitRow], topics: TopicKeys) -> dict[str, object]:

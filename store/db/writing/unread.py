@@ -230,10 +230,9 @@ class ConfirmationTracker:
 
     async def write(self, connection: Connection, written: Sequence[WrittenBatch]) -> None:
         """Add the unread events of a transaction, and store its batches until they are seen."""
-        wanted = self._planned(written)
-        if wanted:
-            await track(connection, wanted)
-        self._note(written, wanted)
+        with self.all_or_nothing(written) as wanted:
+            if wanted:
+                await track(connection, wanted)
 
     @contextmanager
     def all_or_nothing(self, written: Sequence[WrittenBatch]) -> Iterator[Sequence[Wanted]]:
@@ -241,9 +240,16 @@ class ConfirmationTracker:
 
         Does what `write` does, and takes it back where the block fails.
         """
-        wanted = self._planned(written)
+        wanted = list(self._wanted(written))
+        if self._unread.count + len(wanted) > MAX_UNREAD_EVENTS:
+            wanted = []
         fresh = [row[0] for row in wanted if row[0] not in self._tracked]
-        self._note(written, wanted)
+        self._unread.count += len(wanted)
+        self.remember([row[0] for row in wanted])
+        needed = {row[0]: row[2] for row in wanted}
+        for each in written if self._keeps else ():
+            if each.added.count:
+                self._keep(each, needed)
         try:
             yield wanted
         except BaseException:
@@ -252,19 +258,6 @@ class ConfirmationTracker:
             for each in written:
                 self.take(each.token)
             raise
-
-    def _planned(self, written: Sequence[WrittenBatch]) -> list[Wanted]:
-        wanted = list(self._wanted(written))
-        return wanted if self._unread.count + len(wanted) <= MAX_UNREAD_EVENTS else []
-
-    def _note(self, written: Sequence[WrittenBatch], wanted: Sequence[Wanted]) -> None:
-        if wanted:
-            self._unread.count += len(wanted)
-            self.remember([row[0] for row in wanted])
-        needed = {row[0]: row[2] for row in wanted}
-        for each in written if self._keeps else ():
-            if each.added.count:
-                self._keep(each, needed)
 
     def is_tracked(self, digest: bytes) -> bool:
         """Return True if a message is known to have become unread."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,6 +15,7 @@ from store.db.schema.names import HASH_KEY
 from store.db.schema.partitions import read_catalog
 from store.domain.partitioning import DAY_NS
 from tests.support.polling import until
+from tests.support.postgres import PostgresServer
 
 NOW = int(datetime(2026, 11, 20, 12, tzinfo=UTC).timestamp()) * 1_000_000_000
 """Midday of a Friday."""
@@ -80,6 +82,21 @@ async def horizon(connection: Connection) -> int:
 async def opened(url: str) -> Connection:
     """Open a connection in autocommit mode."""
     return await psycopg.AsyncConnection.connect(url, autocommit=True)
+
+
+def filled_database(
+    postgres: PostgresServer, template: str, fill: Callable[[Connection], Awaitable[None]]
+) -> Iterator[str]:
+    """Yield the name of a copy of a template that was filled, to be copied by tests."""
+
+    async def work() -> None:
+        async with await opened(postgres.url(name)) as connection:
+            await fill(connection)
+
+    name = postgres.create_database(template)
+    asyncio.run(work())
+    yield name
+    postgres.drop_database(name)
 
 
 async def until_some(connection: Connection, statement: str, *parameters: object) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -11,7 +11,15 @@ from store.db.maintenance.retention import prune, read_inventory
 from store.db.schema.partitions import ensure_ahead, ensure_for
 from store.domain.partitioning import DAY_NS
 from store.domain.retention import RetentionPolicy
-from tests.integration.database.rows import NOW, TODAY, Connection, horizon, insert, opened
+from tests.integration.database.rows import (
+    NOW,
+    TODAY,
+    Connection,
+    filled_database,
+    horizon,
+    insert,
+)
+from tests.support.postgres import PostgresServer
 
 STORED_DAYS = 40
 KEEP_ALL = RetentionPolicy()
@@ -21,13 +29,15 @@ def days(number: float) -> RetentionPolicy:
     return RetentionPolicy(age_ns=int(number * DAY_NS))
 
 
-@pytest.fixture
-async def connection(database_url: str) -> AsyncIterator[Connection]:
-    async with await opened(database_url) as connection:
-        times = [NOW - day * DAY_NS for day in range(STORED_DAYS)]
-        await ensure_for(connection, times, NOW, None)
-        await insert(connection, times)
-        yield connection
+async def fill(connection: Connection) -> None:
+    times = [NOW - day * DAY_NS for day in range(STORED_DAYS)]
+    await ensure_for(connection, times, NOW, None)
+    await insert(connection, times)
+
+
+@pytest.fixture(scope="module")
+def filled(postgres: PostgresServer, template_database: str) -> Iterator[str]:
+    yield from filled_database(postgres, template_database, fill)
 
 
 async def start(

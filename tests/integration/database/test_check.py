@@ -42,14 +42,6 @@ def filled(postgres: PostgresServer, template_database: str) -> Iterator[str]:
     postgres.drop_database(name)
 
 
-@pytest.fixture
-def filled_url(postgres: PostgresServer, filled: str) -> Iterator[str]:
-    """Return the URL of a copy of it."""
-    name = postgres.create_database(filled)
-    yield postgres.url(name)
-    postgres.drop_database(name)
-
-
 def execute(url: str, statement: str) -> None:
     with psycopg.connect(url) as connection:
         connection.execute(statement)
@@ -59,8 +51,8 @@ async def checked(url: str, sample: int | None = None) -> CheckReport:
     return await asyncio.to_thread(check, url, now_ns=lambda: NOW, sample=sample)
 
 
-async def test_what_a_node_wrote_is_in_order(filled_url: str) -> None:
-    report = await checked(filled_url)
+async def test_what_a_node_wrote_is_in_order(database_url: str) -> None:
+    report = await checked(database_url)
     assert report.findings == []
     assert report.full
     assert report.checked == {
@@ -75,14 +67,14 @@ async def test_what_a_node_wrote_is_in_order(filled_url: str) -> None:
 
 
 async def test_small_chunks_see_everything_too(
-    filled_url: str, monkeypatch: pytest.MonkeyPatch
+    database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(check_rows, "MESSAGE_CHUNK_ROWS", 7)
     monkeypatch.setattr(check_rows, "INDEX_CHUNK_ROWS", 4)
     seen: list[tuple[str, int]] = []
     report = await asyncio.to_thread(
         check,
-        filled_url,
+        database_url,
         now_ns=lambda: NOW,
         progress=lambda table, rows: seen.append((table, rows)),
     )
@@ -91,9 +83,9 @@ async def test_small_chunks_see_everything_too(
     assert [rows for table, rows in seen if table == "sds"] == [4, 8, 12, 16, 20]
 
 
-async def test_a_sample_checks_less(filled_url: str) -> None:
-    execute(filled_url, "analyze")
-    report = await checked(filled_url, sample=10_000)
+async def test_a_sample_checks_less(database_url: str) -> None:
+    execute(database_url, "analyze")
+    report = await checked(database_url, sample=10_000)
     assert report.findings == []
     assert not report.full
     assert report.checked == {
@@ -103,16 +95,16 @@ async def test_a_sample_checks_less(filled_url: str) -> None:
         "unread": 0,
         "buckets": 0,
     }
-    execute(filled_url, "update storenode.messages set payload = payload || 'x'")
-    found = (await checked(filled_url, sample=10_000)).findings
+    execute(database_url, "update storenode.messages set payload = payload || 'x'")
+    found = (await checked(database_url, sample=10_000)).findings
     assert {each.kind for each in found} == {RowFault.FRAME, RowFault.STRANGE_SDS_ROW}
 
 
-async def test_messages_that_were_pruned_are_not_missed(filled_url: str) -> None:
-    async with await opened(filled_url) as connection:
+async def test_messages_that_were_pruned_are_not_missed(database_url: str) -> None:
+    async with await opened(database_url) as connection:
         report = await prune(connection, RetentionPolicy(age_ns=2 * DAY_NS), NOW)
         assert report.dropped != ()
-    found = await checked(filled_url)
+    found = await checked(database_url)
     assert found.findings == []
     assert found.checked["messages"] < found.checked["hashes"] == COUNT + 1
 
@@ -216,12 +208,12 @@ TOGETHER: tuple[dict[str, Found], ...] = (
 
 
 @pytest.mark.parametrize("changes", TOGETHER, ids=range(len(TOGETHER)))
-async def test_what_is_wrong_is_found(filled_url: str, changes: dict[str, Found]) -> None:
+async def test_what_is_wrong_is_found(database_url: str, changes: dict[str, Found]) -> None:
     expected: Found = {}
     for change, kinds in changes.items():
-        execute(filled_url, change)
+        execute(database_url, change)
         expected |= kinds
-    report = await checked(filled_url)
+    report = await checked(database_url)
     assert all(each.examples and each.advice for each in report.findings)
     found: Found = {(each.kind, each.where): each.count for each in report.findings}
     assert {
@@ -230,38 +222,39 @@ async def test_what_is_wrong_is_found(filled_url: str, changes: dict[str, Found]
     } == {(str(kind), where): count for (kind, where), count in expected.items()}
 
 
-async def test_missing_tables_are_found_and_end_the_check(filled_url: str) -> None:
-    execute(filled_url, "drop table storenode.sds cascade")
-    report = await checked(filled_url)
+async def test_missing_tables_are_found_and_end_the_check(database_url: str) -> None:
+    execute(database_url, "drop table storenode.sds cascade")
+    report = await checked(database_url)
     assert "wrong schema" in {each.kind for each in report.findings}
     assert not report.full
 
 
-async def test_an_index_that_was_not_finished_is_found(filled_url: str) -> None:
+async def test_an_index_that_was_not_finished_is_found(database_url: str) -> None:
     execute(
-        filled_url,
+        database_url,
         "create table storenode.apart (like storenode.messages including all);"
         "create unique index apart_idx on only storenode.commits (position, batch)",
     )
-    found = {each.kind: each for each in (await checked(filled_url)).findings}
+    found = {each.kind: each for each in (await checked(database_url)).findings}
     assert "apart_idx" in found["invalid index"].examples
 
 
 async def test_missing_partitions_are_a_fault_only_under_maintenance(
-    database_url: str,
+    new_database: Callable[[], str],
 ) -> None:
-    async with await opened(database_url) as maintainer:
-        assert (await checked(database_url)).findings == []
+    url = new_database()
+    async with await opened(url) as maintainer:
+        assert (await checked(url)).findings == []
         await maintainer.execute("select pg_advisory_lock(%s)", (MAINTENANCE,))
-        found = (await checked(database_url)).findings
+        found = (await checked(url)).findings
         assert {(each.kind, each.where) for each in found} == {
             ("missing partition", table) for table in ("messages", "hashes", "sds", "topics")
         }
         await ensure_ahead(maintainer, NOW, DAY_NS)
-        assert (await checked(database_url)).findings == []
+        assert (await checked(url)).findings == []
 
 
-async def test_a_check_neither_waits_nor_blocks(filled_url: str) -> None:
+async def test_a_check_neither_waits_nor_blocks(database_url: str) -> None:
     def during(act: Callable[[], None]) -> CheckReport:
         acted: list[bool] = []
 
@@ -270,11 +263,11 @@ async def test_a_check_neither_waits_nor_blocks(filled_url: str) -> None:
                 acted.append(True)
                 act()
 
-        return check(filled_url, now_ns=lambda: NOW, progress=progress)
+        return check(database_url, now_ns=lambda: NOW, progress=progress)
 
     def prune_everything() -> None:
         async def run() -> None:
-            async with await opened(filled_url) as connection:
+            async with await opened(database_url) as connection:
                 policy = RetentionPolicy(age_ns=1)
                 report = await prune(connection, policy, NOW, lock_timeout_ms=5_000)
                 assert report.problems == ()

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
-import pytest
-
 from store.db.maintenance.condition import read_condition
 from store.db.schema.partitions import ensure_ahead
 from store.db.summaries.fold import fold
@@ -17,17 +13,10 @@ from tests.integration.database.rows import (
     TODAY,
     Connection,
     counted,
-    opened,
     values,
 )
 
 HOUR_NS = DAY_NS // 24
-
-
-@pytest.fixture
-async def connection(database_url: str) -> AsyncIterator[Connection]:
-    async with await opened(database_url) as connection:
-        yield connection
 
 
 async def test_partitions_ahead_are_seen_to_run_out(connection: Connection) -> None:

@@ -182,20 +182,6 @@ async def stop_in_charge(url: str) -> None:
         )
 
 
-async def test_it_survives_the_loss_of_its_connection(database_url: str) -> None:
-    events = Events()
-    node = maintainer(lambda: opened(database_url), events)
-    async with running(node):
-        await events.wait_for("maintenance_taken")
-        await stop_in_charge(database_url)
-        node.wake()
-        fields = await events.wait_for("maintenance_disconnected")
-        assert fields["error"]
-        events.seen.clear()
-        node.wake()
-        await events.wait_for("maintenance_taken")
-
-
 async def test_it_goes_on_when_the_database_cannot_be_reached(database_url: str) -> None:
     events, failures = Events(), [2]
 

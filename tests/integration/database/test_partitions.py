@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import psycopg
 import pytest
@@ -24,12 +23,6 @@ from tests.integration.database.rows import (
     opened,
     values,
 )
-
-
-@pytest.fixture
-async def connection(database_url: str) -> AsyncIterator[Connection]:
-    async with await opened(database_url) as connection:
-        yield connection
 
 
 async def test_a_migrated_database_has_partitions_of_commits_only(connection: Connection) -> None:

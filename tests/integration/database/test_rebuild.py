@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -12,7 +12,14 @@ from store.db.maintenance import rebuild as rebuild_module
 from store.db.maintenance.rebuild import ENTRY_BYTES, SETTLED_NS, find_bloated, rebuild
 from store.db.schema import partitions
 from store.domain.partitioning import DAY_NS
-from tests.integration.database.rows import NOW, TODAY, Connection, opened, values
+from tests.integration.database.rows import (
+    NOW,
+    TODAY,
+    Connection,
+    filled_database,
+    opened,
+    values,
+)
 from tests.integration.database.test_maintainer import Events, maintainer, running
 from tests.support.polling import PAUSE_S
 from tests.support.postgres import PostgresServer
@@ -46,36 +53,18 @@ _LEFT = "select relname from pg_class where relkind = 'i' and relname ~ '_cc(new
 _BROKEN = "select count(*) from pg_index where not indisvalid"
 
 
-async def fill(url: str) -> None:
+async def fill(connection: Connection) -> None:
     """Insert rows of yesterday, with partitions of their own."""
     first = TODAY - DAY_NS
-    async with await opened(url) as connection:
-        await partitions.ensure_for(connection, [first], NOW, DAY_NS)
-        given = {"first": first, "step": DAY_NS // ROWS // 2, "rows": ROWS}
-        await connection.execute(_FILL, given)
-        await connection.execute("analyze")
+    await partitions.ensure_for(connection, [first], NOW, DAY_NS)
+    given = {"first": first, "step": DAY_NS // ROWS // 2, "rows": ROWS}
+    await connection.execute(_FILL, given)
+    await connection.execute("analyze")
 
 
 @pytest.fixture(scope="module")
-def filled(postgres: PostgresServer, template_database: str) -> str:
-    """Name of a database with these rows, to be copied with its indexes as they are."""
-    name = postgres.create_database(template_database)
-    asyncio.run(fill(postgres.url(name)))
-    return name
-
-
-@pytest.fixture
-def database_url(postgres: PostgresServer, filled: str) -> Iterator[str]:
-    """Return a copy of it."""
-    name = postgres.create_database(filled)
-    yield postgres.url(name)
-    postgres.drop_database(name)
-
-
-@pytest.fixture
-async def connection(database_url: str) -> AsyncIterator[Connection]:
-    async with await opened(database_url) as connection:
-        yield connection
+def filled(postgres: PostgresServer, template_database: str) -> Iterator[str]:
+    yield from filled_database(postgres, template_database, fill)
 
 
 async def indexes(connection: Connection) -> dict[str, tuple[str, int]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,6 +21,7 @@ from tests.integration.database.rows import (
     commit,
     counted,
     counter_of,
+    filled_database,
     horizon,
     insert,
     names,
@@ -28,22 +29,25 @@ from tests.integration.database.rows import (
     until_some,
     values,
 )
+from tests.support.postgres import PostgresServer
 
 TWO_DAYS = RetentionPolicy(age_ns=2 * DAY_NS)
 LOCK_TIMEOUT_MS = 40
 STORED_DAYS = 9
 
 
-@pytest.fixture
-async def connection(database_url: str) -> AsyncIterator[Connection]:
-    """Return a database that has been in use for some days, with one coarse partition a day."""
-    async with await opened(database_url) as connection:
-        for days in range(STORED_DAYS, -1, -1):
-            now = NOW - days * DAY_NS
-            await ensure_ahead(connection, now, DAY_NS)
-            await insert(connection, [now])
-            await prune(connection, RetentionPolicy(age_ns=5 * DAY_NS), now)
-        yield connection
+async def fill(connection: Connection) -> None:
+    """Use a database for some days, with one coarse partition a day."""
+    for days in range(STORED_DAYS, -1, -1):
+        now = NOW - days * DAY_NS
+        await ensure_ahead(connection, now, DAY_NS)
+        await insert(connection, [now])
+        await prune(connection, RetentionPolicy(age_ns=5 * DAY_NS), now)
+
+
+@pytest.fixture(scope="module")
+def filled(postgres: PostgresServer, template_database: str) -> Iterator[str]:
+    yield from filled_database(postgres, template_database, fill)
 
 
 def dropped(report: PruneReport, table: str) -> list[str]:

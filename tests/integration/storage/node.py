@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 
@@ -14,7 +14,7 @@ from store.db.pool import Database, PoolSettings
 from store.db.reading.reader import DatabaseReader
 from store.db.schema.partitions import PartitionMap
 from store.db.writing.writer import DatabaseWriter
-from store.domain.hub import Place
+from store.domain.hub import CommitRow, Place, WrittenIds
 from store.domain.ports import Source
 from store.messages.record import RecordBatch
 from tests.integration.storage.world import DAY, NOW, random_batch
@@ -121,16 +121,29 @@ class Node:
 
 @asynccontextmanager
 async def running(
-    url: str, settings: PoolSettings = SETTINGS, now_ns: Callable[[], int] = lambda: NOW
+    url: str,
+    settings: PoolSettings = SETTINGS,
+    now_ns: Callable[[], int] = lambda: NOW,
+    *,
+    written_ids: WrittenIds | None = None,
+    on_commits: Callable[[Sequence[CommitRow]], None] = lambda _: None,
 ) -> AsyncIterator[Node]:
     """Open a node's storage on a database."""
     database = await Database.open(url, settings)
     partitions = PartitionMap(now_ns, RETENTION)
     stored: list[tuple[RecordBatch, Source, int]] = []
     lost: list[tuple[Place, Place]] = []
-    feed = DatabaseFeed(database, on_lost=lambda reached, left: lost.append((reached, left)))
+    feed = DatabaseFeed(
+        database,
+        on_lost=lambda reached, left: lost.append((reached, left)),
+        on_commits=on_commits,
+    )
     writer = DatabaseWriter(
-        database, partitions, feed=feed, on_stored=lambda *each: stored.append(each)
+        database,
+        partitions,
+        written_ids=written_ids,
+        feed=feed,
+        on_stored=lambda *each: stored.append(each),
     )
     try:
         await writer.start()

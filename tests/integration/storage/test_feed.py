@@ -9,8 +9,6 @@ from itertools import accumulate
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from psycopg import OperationalError
 
 from store.db.commits import feed as feed_module
@@ -30,7 +28,7 @@ from store.domain.ports import (
     TopicRights,
 )
 from store.messages.cursor import FollowCursor
-from storenode.message.limits import MAX_MESSAGE_BYTES, MAX_RESPONSE_BYTES
+from storenode.message.limits import MAX_RESPONSE_BYTES
 from storenode.message.topics import topic_key
 from tests.integration.database.rows import until_some
 from tests.integration.storage.following import (
@@ -79,7 +77,6 @@ select (count(*) >= 2)::int from pg_locks where locktype = 'advisory' and grante
 and database = (select oid from pg_database where datname = current_database())
 """
 FORGET = "delete from storenode.commits where position > %s"
-READ_BYTES = 16 * 1024 * 1024
 
 
 async def store_one(node: Node, text: str = "end", topic: Topic = TOPICS[0]) -> bytes:
@@ -434,16 +431,6 @@ async def test_followers_get_everything_past_a_fault_of_the_tail(
         assert await follower.until_given(await store_one(node)) == await commit_order(node)
     await feed.stop()
     assert failed == expected
-
-
-@given(st.lists(st.integers(1, 200), max_size=20))
-def test_the_tail_reads_a_bounded_number_of_messages_at_once(sizes: list[int]) -> None:
-    commits = [CommitRow((n, 0), n, size, NOW, NOW, None) for n, size in enumerate(sizes)]
-    portions = list(feed_module._portions(commits))
-    assert [each for portion in portions for each in portion] == commits
-    for portion in portions:
-        messages = sum(each.messages for each in portion)
-        assert len(portion) == 1 or messages * MAX_MESSAGE_BYTES <= READ_BYTES
 
 
 async def test_a_cursor_is_served_if_its_commit_is_there_or_was_pruned(node: Node) -> None:

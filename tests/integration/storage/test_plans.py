@@ -334,7 +334,7 @@ async def test_a_backlog_looks_for_each_batch_where_it_lies(
         assert_each_partition_once(explained, len(batches))
 
 
-@pytest.mark.parametrize(("payload_bytes", "commits"), [(100, 40), (20_000, 10)])
+@pytest.mark.parametrize(("payload_bytes", "commits"), [(100, 40), (20_000, 4)])
 async def test_a_backlog_is_read_by_about_as_many_rows_as_its_pages_show(
     node: Node, payload_bytes: int, commits: int
 ) -> None:

@@ -579,6 +579,11 @@ async def test_two_messages_whose_hashes_begin_alike_are_both_found(node: Node) 
     expected = [transferred(batch.frame(0)), transferred(batch.frame(1)), None]
     assert await reads.load(asked, 2**20) == expected
     assert [(await reads.load([each], 2**20))[0] for each in asked] == expected
+    # What is not looked for, since the newest messages fill the answer, is not taken for absent.
+    newest = random_batch(random.Random(SEED), 2, [NOW])
+    reads.cache(newest, range(2), 100)
+    assert await reads.load([newest.hashes[0], *asked], 1) == [transferred(newest.frame(0))]
+    assert await reads.load([asked[0], *newest.hashes], 1) == expected[:1]
     async with await node.database.connect() as connection:
         for position in zip(batch.timestamps, batch.hashes, strict=True):
             assert await locate(connection, [position[1]]) == [position]

@@ -327,19 +327,6 @@ async def test_a_view_does_not_say_what_would_take_too_long_or_is_contradicted(
 # Retention
 
 
-async def test_a_drop_that_is_put_off_changes_no_summary(
-    node: Node, connection: Connection
-) -> None:
-    await node.store(random_batch(random.Random(SEED), 100, SPREAD))
-    async with await node.database.connect() as reader, reader.transaction():
-        await reader.execute("select from storenode.messages where ts = %s", (min(SPREAD),))
-        report = await prune(connection, TWO_DAYS, NOW, lock_timeout_ms=40)
-        assert report.problems != ()
-        assert len(await assert_folded(connection)) > 60
-    assert (await prune(connection, TWO_DAYS, NOW)).problems == ()
-    await assert_folded(connection)
-
-
 async def test_commits_are_folded_before_they_go(node: Node, connection: Connection) -> None:
     rng = random.Random(SEED)
     old = [TODAY - 5 * DAY, TODAY - 5 * DAY + 1]

@@ -1,14 +1,13 @@
 """The index in memory, and views of what a database holds: every answer that of a list.
 
 The simulator runs the same index over databases that lag, fail and lose commits; here it is that
-of Postgres: what is read, locked and left behind.
+of Postgres: what is read, locked and left behind. Lags, losses and failures are the simulator's.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any
@@ -17,23 +16,18 @@ import numpy as np
 import pytest
 
 from reconcile import kernel
-from reconcile.ids import END, LOWEST, SyncId, SyncIds
+from reconcile.ids import END, LOWEST, SyncId
 from reconcile.view import Spans
 from reconcile.view import ViewRead as Read
-from store.db import reconciliation
 from store.db.maintenance.retention import prune
-from store.db.pool import Connection
-from store.db.reconciliation import DatabaseIds, ids_of
 from store.db.summaries.buckets import DAY_NS, HOUR_NS, MINUTE_NS
 from store.db.summaries.fold import fold_until
-from store.domain.hub import MAX_WRITTEN_IDS, CommitRow, Place, WrittenIds
+from store.domain.hub import MAX_WRITTEN_IDS, CommitRow, WrittenIds
 from store.domain.ports import StoreBusy, StoreUnavailable
 from store.domain.retention import RetentionPolicy
-from store.domain.view import Newest, StoredIds
-from store.sync.index import hot
-from store.sync.index.hot import HotView, Warm, warm_up
+from store.sync.index.hot import HotView
 from store.sync.index.views import StoredView
-from store.sync.limits import FLOOR_STEP_NS, FRESH_NS, MAX_COLD_VIEWS, IndexLimits
+from store.sync.limits import FLOOR_STEP_NS, FRESH_NS, MAX_COLD_VIEWS
 from tests.integration.storage.following import LongTransaction
 from tests.integration.storage.view_node import (
     PATIENT,
@@ -42,7 +36,7 @@ from tests.integration.storage.view_node import (
     check_view,
     viewing,
 )
-from tests.integration.storage.world import DAY, NOW, TOPICS, batch_of, random_batch
+from tests.integration.storage.world import DAY, NOW, random_batch
 
 EDGES = (NOW, NOW - HOUR_NS, NOW - MINUTE_NS, NOW - DAY_NS, NOW - 3 * DAY_NS, NOW - 12 * HOUR_NS)
 FLOOR = (NOW - WINDOW, bytes(32))
@@ -54,9 +48,6 @@ select count(*) from pg_stat_activity
 where datname = current_database() and state = 'idle in transaction'
 """
 TAMPER = "update storenode.buckets set count = count + 1 where level = 1"
-FORGET = "delete from storenode.commits where position > %s"
-LOSE = "delete from storenode.messages where batch in"
-LOSE += " (select batch from storenode.commits where position > %s)"
 NEWEST = "select position, token from storenode.commits order by 1 desc limit 1"
 
 
@@ -196,59 +187,6 @@ async def test_an_index_of_everything_needs_no_statement(
         assert await node.hot.recent_view() is None
 
 
-async def test_an_index_that_lags_is_not_waited_for_long_and_not_used(database_url: str) -> None:
-    rng = random.Random(5)
-    async with viewing(database_url, limits=IndexLimits(patience_s=0.05)) as node:
-        await store(node, rng)
-        await check(node)
-        position = node.hot.place[0]
-        assert await node.hot.view_at((position + 1, 0), 0) is None
-        async with node.views.open_view(RECENT, END) as view:
-            before = await count_of(view, RECENT)
-        await node.feed.stop()
-        await node.store(random_batch(rng, 7, [NOW]))
-        async with node.views.open_view(RECENT, END) as view:
-            assert await count_of(view, RECENT) == before + 7
-            await check_view(view, await node.stored_view(), rng)
-
-
-@pytest.mark.parametrize("seen", ["by the view", "by the feed", "meanwhile"])
-async def test_an_index_of_what_the_database_lost_is_not_used(
-    database_url: str, monkeypatch: pytest.MonkeyPatch, seen: str
-) -> None:
-    """Remove the newest commit, as after a standby that lagged was promoted."""
-    rng = random.Random(6)
-    async with viewing(database_url) as node:
-        await store(node, rng)
-        kept = (await check(node), node.hot.place[0])[1]
-        if seen == "meanwhile":
-            await node.feed.stop()
-        await store(node, rng)
-        if seen == "meanwhile":
-            look = DatabaseIds.newest
-
-            async def look_and_go_on(stored: DatabaseIds, place: Place) -> Newest:
-                found = await look(stored, place)
-                lost = CommitRow((found.place[0], 0), 0, 1, NOW, NOW, None)
-                node.hot.commits([lost])
-                await node.until(lambda: node.hot.place == lost.place)
-                return found
-
-            monkeypatch.setattr(DatabaseIds, "newest", look_and_go_on)
-        else:
-            await check(node)
-            await node.rows(LOSE, kept)
-            await node.rows(FORGET, kept)
-        if seen == "by the feed":
-            node.hot.lost()
-            assert node.hot.entries == 0
-            await node.until_warm()
-            await check(node)
-            assert [name for name, _ in node.events] == ["index_warm", "index_lost", "index_warm"]
-        async with node.views.open_view(RECENT, END) as view:
-            await check_view(view, await node.stored_view(), rng)
-
-
 async def test_retention_waits_for_a_view_and_shows_in_the_next(database_url: str) -> None:
     rng = random.Random(7)
     async with viewing(database_url, window_ns=5 * DAY) as node, viewing(database_url) as cold:
@@ -324,24 +262,6 @@ async def test_few_views_read_from_the_database_and_leave_nothing_behind(
 # The index
 
 
-async def test_what_this_node_writes_is_not_read_and_views_of_it_do_not_change(
-    database_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def fail(*_: object) -> SyncIds:
-        raise AssertionError
-
-    monkeypatch.setattr(reconciliation, "ids_of", fail)
-    messages = [(NOW - number, TOPICS[0], bytes([number])) for number in range(30)]
-    async with viewing(database_url) as node:
-        await node.store(batch_of(messages[:20]))
-        before = (await check(node)).view
-        ids = before.rows.between(0, len(before)).pairs()
-        assert (await node.store(batch_of(messages[10:]))).count(True) == 10
-        assert len((await check(node)).view) == 30
-        assert before.rows.between(0, len(before)).pairs() == ids
-        assert [name for name, _ in node.events] == ["index_warm"]
-
-
 async def test_it_never_holds_more_than_there_is_room_for(database_url: str) -> None:
     rng = random.Random(8)
     limits = replace(PATIENT, entries=100)
@@ -359,56 +279,6 @@ async def test_it_never_holds_more_than_there_is_room_for(database_url: str) -> 
         assert len((await check(node)).view) == 0
         await node.store(random_batch(rng, 5, [NOW + 3 * MINUTE_NS]))
         assert len((await check(node)).view) == 5
-
-
-async def test_after_a_failure_there_is_no_index_until_one_is_made(
-    database_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    faults: list[Exception] = [StoreUnavailable("away"), ZeroDivisionError(), KeyError("x")]
-    seen: list[int] = []
-    async with viewing(database_url, started=False) as node:
-
-        async def faulty(stored: StoredIds, limits: IndexLimits) -> Warm:
-            seen.append(node.hot.floor_ns)
-            assert await hot_view(node) is None
-            if faults:
-                raise faults.pop(0)
-            return await warm_up(stored, limits)
-
-        monkeypatch.setattr(hot, "warm_up", faulty)
-        await store_recent(node, random.Random(11))
-        node.hot.start()
-        await node.until_warm()
-        await check(node)
-        assert seen == [0, 0, 0, 0]
-        assert [name for name, _ in node.events] == ["index_failed"] * 3 + ["index_warm"]
-        assert [fields["retry_s"] for _, fields in node.events[:3]] == [0.01, 0.02, 0.04]
-
-
-@pytest.mark.parametrize("fault", [StoreUnavailable("away"), ZeroDivisionError()], ids=type)
-async def test_it_outlives_a_fault_and_passes_over_commits_that_come_again(
-    database_url: str, monkeypatch: pytest.MonkeyPatch, fault: Exception
-) -> None:
-    faults, read = [fault], list[int]()
-
-    async def faulty(connection: Connection, commits: Sequence[CommitRow]) -> SyncIds:
-        if faults:
-            raise faults.pop()
-        read.extend(commit.batch for commit in commits)
-        return await ids_of(connection, commits)
-
-    monkeypatch.setattr(reconciliation, "ids_of", faulty)
-    rng = random.Random(12)
-    async with viewing(database_url) as node, viewing(database_url, started=False) as other:
-        await store_recent(other, rng)
-        await node.until(lambda: node.hot.entries == 20)
-        await check(node)
-        node.hot.commits([CommitRow(node.hot.place, 1, 20, NOW - WINDOW, NOW, None)])
-        await store_recent(other, rng)
-        await check(node)
-        assert len(read) == len(set(read))
-        again = ["index_failed", "index_warm"] * isinstance(fault, ZeroDivisionError)
-        assert [name for name, _ in node.events] == ["index_warm", *again]
 
 
 async def test_too_many_commits_in_line_make_it_anew(database_url: str) -> None:

@@ -7,29 +7,22 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 
 from reconcile.ids import SyncId
 from reconcile.view import Spans
 from reconcile.view import ViewRead as Read
-from store.db.commits.feed import DatabaseFeed
-from store.db.pool import Database
-from store.db.reading.reader import DatabaseReader
 from store.db.reconciliation import DatabaseIds
-from store.db.schema.partitions import PartitionMap
-from store.db.writing.writer import DatabaseWriter
 from store.domain.environment import Environment
 from store.domain.hub import WrittenIds
-from store.domain.ports import Source
-from store.messages.record import RecordBatch
 from store.observe.metrics import Metrics
 from store.sync.index.hot import HotIndex
 from store.sync.index.views import IndexedReconcilable, StoredView
 from store.sync.limits import IndexLimits
 from storenode.message.limits import NS_PER_S
-from tests.integration.storage.node import RETENTION, SETTINGS, Node
+from tests.integration.storage.node import Node, running
 from tests.integration.storage.world import NOW
 from tests.support.naive_view import NaiveView
 from tests.unit.reconcile.answers import check_answer, random_read
@@ -113,50 +106,34 @@ async def viewing(
     started: bool = True,
 ) -> AsyncIterator[ViewingNode]:
     """Open a node's storage with views; without an index unless it is ``started``."""
-    database = await Database.open(url, SETTINGS)
-    clock, written_ids = Clock(), WrittenIds()
-    partitions = PartitionMap(lambda: NOW, RETENTION)
-    reported: list[tuple[RecordBatch, Source, int]] = []
-    log, stored = Log(), DatabaseIds(database)
+    clock, steady, log, written_ids = Clock(), Steady(), Log(), WrittenIds()
     limits = replace(limits or PATIENT, backoff_s=0.01, lowest_ns=NOW - window_ns)
-    steady = Steady()
     environment = Environment(clock, steady, random.Random(0), log, Metrics("1.0"))
-    hot = HotIndex(stored, written_ids, environment, limits)
-    feed = DatabaseFeed(database, on_lost=lambda *_: hot.lost(), on_commits=hot.commits)
-    writer = DatabaseWriter(
-        database,
-        partitions,
+    async with running(
+        url,
         written_ids=written_ids,
-        feed=feed,
-        on_stored=lambda *each: reported.append(each),
-    )
-    try:
-        await writer.start()
-        await feed.start()
-        node = ViewingNode(
-            database,
-            partitions,
-            writer,
-            DatabaseReader(database),
-            feed,
-            [],
-            reported,
-            hot,
-            written_ids,
-            IndexedReconcilable(stored, hot, limits),
-            clock,
-            steady,
-            log.events,
+        on_commits=lambda commits: hot.commits(commits),  # noqa: PLW0108 - it is made below
+    ) as node:
+        stored = DatabaseIds(node.database)
+        hot = HotIndex(stored, written_ids, environment, limits)
+        views = IndexedReconcilable(stored, hot, limits)
+        parts = {each.name: getattr(node, each.name) for each in fields(node)}
+        made = ViewingNode(
+            **parts,
+            hot=hot,
+            written_ids=written_ids,
+            views=views,
+            clock=clock,
+            steady=steady,
+            events=log.events,
         )
-        if started:
-            hot.start()
-            await node.until_warm()
-        yield node
-    finally:
-        await hot.stop()
-        await feed.stop()
-        await writer.stop()
-        await database.close()
+        try:
+            if started:
+                hot.start()
+                await made.until_warm()
+            yield made
+        finally:
+            await hot.stop()
 
 
 async def check_view(

@@ -6,9 +6,21 @@ import tracemalloc
 from unittest.mock import Mock
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from store.domain import hub as hub_module
-from store.domain.hub import MAX_QUEUED_BYTES, Commit, Delivery, Hub, Place, Row, Subscriber
+from store.domain.hub import (
+    MAX_QUEUED_BYTES,
+    Commit,
+    CommitRow,
+    Delivery,
+    Hub,
+    Place,
+    Row,
+    Subscriber,
+    at_most,
+)
 from store.domain.ports import Ephemeral, TopicFilter
 from storenode.message.topics import topic_key
 
@@ -136,16 +148,6 @@ def test_the_longest_queues_go_when_too_much_waits_for_all(
     hub.check()
 
 
-def test_who_leaves_leaves_no_trace(hub: Hub) -> None:
-    followers = [followed(hub, wanted)[0] for wanted in (CHAT_ONLY, CHAT_ONLY, TopicFilter())]
-    for follower in followers:
-        hub.unsubscribe(follower)
-        hub.unsubscribe(follower)
-        hub.check()
-    assert len(hub) == 0
-    assert hub.wanted([topic_key(PUBSUB, CHAT)]) == []
-
-
 def test_check_finds_damage(hub: Hub) -> None:
     follower, _ = followed(hub)
     hub.dispatch(commit(1, row(CHAT, b"abc")))
@@ -169,3 +171,12 @@ def test_check_finds_damage(hub: Hub) -> None:
     hub.frontier = (0, 0)
     with pytest.raises(ValueError, match="frontier"):
         hub.check()
+
+
+@given(st.lists(st.integers(1, 9), max_size=9), st.integers(1, 20))
+def test_commits_are_taken_up_to_a_number_of_messages(sizes: list[int], most: int) -> None:
+    commits = [CommitRow((n, 0), n, size, 1, 1, None) for n, size in enumerate(sizes)]
+    some = at_most(commits, most)
+    assert some == commits[: len(some)]
+    assert len(some) == min(len(sizes), 1) or sum(sizes[: len(some)]) <= most
+    assert len(some) == len(sizes) or sum(sizes[: len(some) + 1]) > most

@@ -55,7 +55,7 @@ class FeedPosition:
 
 
 @dataclass(frozen=True, slots=True)
-class FeedPage:
+class BacklogPage:
     """Joined frames, their number, and the position after them."""
 
     frames: bytes
@@ -128,7 +128,7 @@ async def read_feed_page(
     wanted: TopicFilter,
     after: FeedPosition,
     shape: PageShape,
-) -> FeedPage:
+) -> BacklogPage:
     """Read the page after a position, in commits of about `MAX_PAGE_MESSAGES`.
 
     The position of an empty page is the head, or nearer to it.
@@ -145,7 +145,7 @@ async def read_feed_page(
     topics = await resolve(connection, wanted)
     first = after.place[0] if after.inside else after.place[0] + 1
     if first > head[0] or topics == ():
-        return FeedPage(b"", 0, FeedPosition(max(after.place, head)))
+        return BacklogPage(b"", 0, FeedPosition(max(after.place, head)))
     if head[0] - first > MAX_POSITIONS:
         head = await _first_from(connection, first + MAX_POSITIONS)
     commits = await commits_between(connection, first, head[0], topics)
@@ -153,7 +153,7 @@ async def read_feed_page(
     complete = len(some) == len(commits) < _MAX_COMMITS
     end = FeedPosition(head if complete else some[-1].place)
     if not some:
-        return FeedPage(b"", 0, end)
+        return BacklogPage(b"", 0, end)
     at, limit = after.inside or (MAX_TIMESTAMP_NS, b""), min(shape.size, MAX_PAGE_MESSAGES)
     parameters = _batch_parameters(some, topics) | {
         "positions": bigints([commit.place[0] for commit in some]),
@@ -174,10 +174,10 @@ async def read_feed_page(
     shown = await show(connection, rows, shape)
     frames = list(filter(None, shown))
     if len(shown) == len(rows) < limit:
-        return FeedPage(b"".join(frames), len(frames), end)
+        return BacklogPage(b"".join(frames), len(frames), end)
     ts, digest, *_, position = found[len(shown) - 1]
     place = next(commit.place for commit in some if commit.place[0] == position)
-    return FeedPage(b"".join(frames), len(frames), FeedPosition(place, (ts, digest)))
+    return BacklogPage(b"".join(frames), len(frames), FeedPosition(place, (ts, digest)))
 
 
 def _batch_parameters(commits: Sequence[CommitRow], topics: TopicKeys) -> dict[str, object]:

@@ -18,8 +18,8 @@ from store.db.schema.partitions import ensure_ahead
 from store.domain.audit import RowFault
 from store.domain.partitioning import DAY_NS
 from store.domain.retention import RetentionPolicy
-from tests.integration.database.filling import admitted, plain, sds, write
 from tests.integration.database.rows import NOW, TODAY, opened
+from tests.integration.database.sample_messages import admitted, plain, sds, write
 from tests.support.postgres import PostgresServer
 
 COUNT = 60

@@ -18,7 +18,7 @@ from store.domain.partitioning import DAY_NS
 from store.embedded import EmbeddedPostgres, EmbeddedSettings
 from storenode.cli.client.text import format_time
 from storenode.cli.main import main
-from tests.integration.database.filling import admitted, plain, sds, write
+from tests.integration.database.sample_messages import admitted, plain, sds, write
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ from store.db.maintenance.condition import read_condition
 from store.db.schema.partitions import ensure_ahead
 from store.db.summaries.fold import fold
 from store.domain.partitioning import DAY_NS
-from tests.integration.database.filling import admitted, plain, write
 from tests.integration.database.rows import (
     MONTH_NS,
     NOW,
@@ -15,6 +14,7 @@ from tests.integration.database.rows import (
     counted,
     values,
 )
+from tests.integration.database.sample_messages import admitted, plain, write
 
 HOUR_NS = DAY_NS // 24
 

@@ -17,8 +17,8 @@ from store.domain.partitioning import DAY_NS
 from store.domain.ports import Source
 from store.domain.retention import RetentionPolicy
 from store.messages.record import RecordBatch
-from tests.integration.database.filling import admitted, plain, sds
 from tests.integration.database.rows import MONTH_NS, NOW, horizon, opened, values
+from tests.integration.database.sample_messages import admitted, plain, sds
 
 NODES = 3
 BATCHES = 25

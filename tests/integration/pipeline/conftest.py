@@ -15,7 +15,7 @@ from store.db.schema.migrate import upgrade
 from store.pipeline.archive import ArchiveJob, archive
 from store.pipeline.delta import DeltaArchive
 from store.pipeline.spark import spark_session
-from tests.integration.database.filling import admitted, write
+from tests.integration.database.sample_messages import admitted, write
 from tests.integration.pipeline.world import batches
 from tests.support.object_store import ObjectStore
 from tests.support.ports import HeldPort

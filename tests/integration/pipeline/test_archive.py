@@ -46,7 +46,7 @@ from tests.integration.pipeline.world import (
     rows,
     stored_ids,
 )
-from tests.integration.storage.following import LongTransaction
+from tests.integration.storage.followers import LongTransaction
 from tests.integration.storage.node import running
 from tests.integration.storage.world import random_batch
 from tests.support.spark import wait_for

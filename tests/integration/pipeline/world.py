@@ -14,8 +14,8 @@ from deltalake import DeltaTable
 from store.db.summaries.fold import fold_until
 from storenode.sds import codec
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
-from tests.integration.database.filling import ANY_AGE, admitted, plain, sds, write
 from tests.integration.database.rows import NOW, TODAY, opened
+from tests.integration.database.sample_messages import ANY_AGE, admitted, plain, sds, write
 from tests.unit.builders import entry
 
 HOUR = 3_600_000_000_000

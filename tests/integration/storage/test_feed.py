@@ -31,7 +31,7 @@ from store.messages.cursor import FollowCursor
 from storenode.message.limits import MAX_RESPONSE_BYTES
 from storenode.message.topics import topic_key
 from tests.integration.database.rows import until_some
-from tests.integration.storage.following import (
+from tests.integration.storage.followers import (
     PATIENCE_S,
     TERMINATE_OTHERS,
     Following,

@@ -27,7 +27,7 @@ from store.domain.hub import START
 from store.domain.partitioning import MAX_COARSE
 from store.domain.ports import PageRequest, ScanRequest, TopicFilter, TopicRights
 from storenode.message.topics import topic_key
-from tests.integration.storage.following import from_beginning
+from tests.integration.storage.followers import from_beginning
 from tests.integration.storage.node import SETTINGS, Node, running
 from tests.integration.storage.world import (
     DAY,

@@ -45,7 +45,7 @@ from store.messages.record import RecordBatch
 from store.messages.transfer import transferred
 from storenode.message.limits import MAX_RESPONSE_BYTES
 from storenode.message.topics import topic_key
-from tests.integration.storage.following import following, from_beginning
+from tests.integration.storage.followers import following, from_beginning
 from tests.integration.storage.node import Node, running
 from tests.integration.storage.world import (
     CONTENTS,

@@ -30,7 +30,7 @@ from store.domain.ports import Source
 from store.domain.retention import RetentionPolicy
 from store.messages.record import COLUMNS, RecordBatch
 from tests.integration.storage import lattices
-from tests.integration.storage.following import LongTransaction
+from tests.integration.storage.followers import LongTransaction
 from tests.integration.storage.lattices import known, stored_sums, unknown
 from tests.integration.storage.node import Node
 from tests.integration.storage.summaries import LENGTHS, MINUTE, assert_folded, assert_true

@@ -22,7 +22,7 @@ from store.db.summaries.fold import fold_until
 from store.domain.ports import StoreUnavailable
 from store.sync.index.view_reads import worked_through
 from storenode.message.limits import MAX_TIMESTAMP_NS
-from tests.integration.storage.following import TERMINATE_OTHERS
+from tests.integration.storage.followers import TERMINATE_OTHERS
 from tests.integration.storage.node import SETTINGS, Node
 from tests.integration.storage.world import DAY, NOW, random_batch
 from tests.support.naive_view import NaiveView

@@ -28,7 +28,7 @@ from store.domain.retention import RetentionPolicy
 from store.sync.index.hot import HotView
 from store.sync.index.views import StoredView
 from store.sync.limits import FLOOR_STEP_NS, FRESH_NS, MAX_COLD_VIEWS
-from tests.integration.storage.following import LongTransaction
+from tests.integration.storage.followers import LongTransaction
 from tests.integration.storage.view_node import (
     PATIENT,
     WINDOW,

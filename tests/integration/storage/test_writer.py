@@ -22,7 +22,7 @@ from store.db.writing.insert import CommitPart, Inserted
 from store.domain.ports import Source, StoreBusy
 from store.messages.record import RecordBatch
 from storenode.sds.codec import channel_key, encode, sds_key
-from tests.integration.storage.following import (
+from tests.integration.storage.followers import (
     LongTransaction,
     commit_order,
     following,

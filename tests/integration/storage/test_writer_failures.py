@@ -16,7 +16,7 @@ from store.db.writing.writer import DatabaseWriter
 from store.domain.ports import PageRequest, Source, StoreUnavailable, TopicFilter
 from store.messages.conflicts import Conflict
 from store.messages.record import RecordBatch
-from tests.integration.storage.following import TERMINATE_OTHERS, LongTransaction, commit_order
+from tests.integration.storage.followers import TERMINATE_OTHERS, LongTransaction, commit_order
 from tests.integration.storage.node import WORKERS, Node, running
 from tests.integration.storage.proxy import proxied
 from tests.integration.storage.test_writer import (

@@ -7,15 +7,11 @@ FINE_TABLE: Final = "messages"
 COARSE_TABLES: Final = ("hashes", "sds", "topics")
 COMMITS_TABLE: Final = "commits"
 BUCKETS_TABLE: Final = "buckets"
-UNREAD_TABLE: Final = "unread"
 PARTITIONED_TABLES: Final = (FINE_TABLE, *COARSE_TABLES, COMMITS_TABLE)
 """In the order in which their locks are taken."""
 
 HASH_KEY_BYTES: Final = 8
 """Bytes of a hash in ``hashes.key``, a big-endian signed integer; several hashes may have one."""
-
-HASH_KEY: Final = "('x' || encode(substr({hash}, 1, 8), 'hex'))::bit(64)::bigint"
-"""The key of a hash in SQL."""
 
 OLDEST_POSTGRES: Final = 140_000
 """``server_version_num`` of the oldest supported release."""

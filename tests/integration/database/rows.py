@@ -11,7 +11,6 @@ import psycopg
 from psycopg import AsyncConnection
 
 from store.db.maintenance.retention import read_inventory
-from store.db.schema.names import HASH_KEY
 from store.db.schema.partitions import read_catalog
 from store.domain.partitioning import DAY_NS
 from tests.support.polling import until
@@ -31,8 +30,9 @@ _MESSAGE = """
 insert into storenode.messages
 values (%(ts)s, %(batch)s, gen_random_uuid(), %(hash)s, '', '', %(data)s, '')
 """
-_HASH = f"""
-insert into storenode.hashes select {HASH_KEY.format(hash="%(hash)s::bytea")}, %(ts)s
+_HASH = """
+insert into storenode.hashes
+select ('x' || encode(substr(%(hash)s::bytea, 1, 8), 'hex'))::bit(64)::bigint, %(ts)s
 """
 _TOPIC = "insert into storenode.topics values (gen_random_uuid(), %(ts)s, 'p', 'c')"
 _SDS = """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, fields, replace
 
@@ -16,7 +16,7 @@ from reconcile.view import Spans
 from reconcile.view import ViewRead as Read
 from store.db.reconciliation import DatabaseIds
 from store.domain.environment import Environment
-from store.domain.hub import WrittenIds
+from store.domain.hub import CommitRow, WrittenIds
 from store.observe.metrics import Metrics
 from store.sync.index.hot import HotIndex
 from store.sync.index.views import IndexedReconcilable, StoredView
@@ -109,13 +109,16 @@ async def viewing(
     clock, steady, log, written_ids = Clock(), Steady(), Log(), WrittenIds()
     limits = replace(limits or PATIENT, backoff_s=0.01, lowest_ns=NOW - window_ns)
     environment = Environment(clock, steady, random.Random(0), log, Metrics("1.0"))
-    async with running(
-        url,
-        written_ids=written_ids,
-        on_commits=lambda commits: hot.commits(commits),  # noqa: PLW0108 - it is made below
-    ) as node:
+    indexes: list[HotIndex] = []
+
+    def note(commits: Sequence[CommitRow]) -> None:
+        for index in indexes:
+            index.commits(commits)
+
+    async with running(url, written_ids=written_ids, on_commits=note) as node:
         stored = DatabaseIds(node.database)
         hot = HotIndex(stored, written_ids, environment, limits)
+        indexes.append(hot)
         views = IndexedReconcilable(stored, hot, limits)
         parts = {each.name: getattr(node, each.name) for each in fields(node)}
         made = ViewingNode(

@@ -11,7 +11,6 @@ import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
-from store.db.schema.migrate import upgrade
 from store.pipeline.archive import ArchiveJob, archive
 from store.pipeline.delta import DeltaArchive
 from store.pipeline.spark import spark_session
@@ -94,10 +93,9 @@ def spark(google_account: Path) -> Iterator[SparkSession]:  # noqa: ARG001 - wor
 
 
 @pytest.fixture(scope="session")
-def filled_database(postgres: PostgresServer) -> str:
+def filled_database(postgres: PostgresServer, template_database: str) -> str:
     """Return the name of a database with the messages of `world`, to be copied."""
-    name = postgres.create_database()
-    upgrade(postgres.url(name))
+    name = postgres.copy_store(template_database)
     asyncio.run(write(postgres.url(name), [admitted(batch) for batch in batches()]))
     return name
 

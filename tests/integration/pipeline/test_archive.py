@@ -189,7 +189,7 @@ from store.pipeline.spark import spark_session
 
 with spark_session("local[2]", QUICK_START) as session:
     job = ArchiveJob(sys.argv[1], DeltaArchive(sys.argv[2]))
-    run_until(50, session, job, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    run_until(50, session, job, lambda: os.kill(os.getpid(), signal.SIGKILL), 110)
 """
 
 
@@ -198,6 +198,7 @@ def run_until(
     spark: SparkSession,
     work: ArchiveJob,
     end: Callable[[], None],
+    step: int = 40,
 ) -> ArchiveReport:
     """Archive in small steps, and end before the commit that follows a share of the messages."""
     commit, committed = DeltaArchive.commit, list[int]()
@@ -209,7 +210,7 @@ def run_until(
         committed.extend(each.rows for each in added)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(source, "MIN_STEP_MESSAGES", 40)
+        patch.setattr(source, "MIN_STEP_MESSAGES", step)
         patch.setattr(DeltaArchive, "commit", commit_or_end)
         return archive(spark, work)
 

@@ -18,7 +18,7 @@ BASELINE := tests/vectors/proto-0.1.0.binpb
 # MORE: what is tried in the same run, such as tests/browser and tests/deploy where their programs are.
 # LONG=1: with the tests that are marked as long.
 TESTS := tests/faults tests/install tests/integration tests/calls tests/embedded \
-	tests/sim tests/unit tests/interop tests/layering
+	tests/ports tests/sim tests/unit tests/interop tests/layering
 # Ends what an interrupted run leaves behind.
 PYTEST := $(BIN)/python tests/support/reaper.py $(BIN)/python -m pytest
 IN_PROCESSES := --numprocesses auto --dist loadfile --no-loadscope-reorder

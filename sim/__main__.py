@@ -11,12 +11,8 @@ from sim.run import KINDS, SimulationFailure, simulate
 from sim.scenario import MAX_NODES, MIN_NODES
 
 _SIZES: Final = {
-    "nodes": (MIN_NODES, MAX_NODES),
-    "gossip": (MIN_NODES, MAX_NODES),
-    "gossip-and-sync": (MIN_NODES, MAX_NODES),
-    "group": (2, MAX_GROUP),
-    "group-with-store": (2, MAX_GROUP),
-    "fixed-group": (2, MAX_GROUP),
+    **dict.fromkeys(("nodes", "gossip", "gossip-and-sync"), (MIN_NODES, MAX_NODES)),
+    **dict.fromkeys(("group", "group-with-store", "fixed-group"), (2, MAX_GROUP)),
     "year": (36, 3_650),
 }
 """The least and the largest size of each kind of run."""

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Final, Protocol, TypeVar
+from typing import Final, Protocol, TypeAlias, TypeVar
 
 from reconcile.ids import SyncId, SyncIds
 from sim.claims import claim_of
@@ -33,6 +33,9 @@ from store.messages.record import RecordBatch
 from store.messages.transfer import transferred
 
 _T = TypeVar("_T")
+
+Row: TypeAlias = tuple[int, bytes]
+"""A timestamp, and a frame as it is stored."""
 
 _NO_HASH = bytes(32)
 
@@ -120,7 +123,7 @@ class Database:
     ) -> None:
         self.store_id = store_id
         self.weather = DiskWeather()
-        self.stored: dict[bytes, tuple[int, bytes]] = {}
+        self.stored: dict[bytes, Row] = {}
         self.ids: list[SyncId] = []
         self.digests: dict[bytes, bytes] = {}
         self.lost: set[bytes] = set()
@@ -174,11 +177,18 @@ class Database:
             message is not None and (digest in self.lost or message.timestamp_ns < self.horizon_ns)
         )
 
-    def read(self, hashes: Iterable[bytes], max_bytes: int) -> list[bytes | None]:
-        """Read encoded messages, as many as fit and at least one; None for missing ones."""
+    def stored_at(self, ids: Iterable[SyncId]) -> Iterator[Row | None]:
+        """Yield what is stored at each position."""
+        for timestamp, digest in ids:
+            row = self.stored.get(digest)
+            yield row if row is not None and row[0] == timestamp else None
+
+    @staticmethod
+    def read(rows: Iterable[Row | None], max_bytes: int) -> list[bytes | None]:
+        """Return encoded messages, as many as fit and at least one; None for missing ones."""
         left, found = max_bytes, list[bytes | None]()
-        for found_row in map(self.stored.get, hashes):
-            message = None if found_row is None else transferred(found_row[1])
+        for row in rows:
+            message = None if row is None else transferred(row[1])
             left -= len(message or b"")
             if left < 0 and found:
                 break

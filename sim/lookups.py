@@ -119,7 +119,8 @@ class SimSds:
     async def doubtful(
         self, request: SdsLookup
     ) -> tuple[Sequence[HistoryEntry], Sequence[HistoryEntry]]:
-        """Return the entries that are missing or not proven."""
+        """Return the entries that are missing or not proven; proven claims are preferred."""
+        assert request.prefer_proven
         found = await self._database.look(partial(selected, self._database, request))
         return found.missing, found.unproven
 

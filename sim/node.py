@@ -182,7 +182,7 @@ async def keep(process: Process, age_ns: int) -> None:
     while True:
         reading = retention_clock.read(clock.unix_ns(), clock.steady_ns())
         try:
-            dropped = await database.look(partial(_prune, process, policy, reading.time_ns))
+            dropped = await database.look(partial(drop_old, process, policy, reading.time_ns))
         except Unavailable:
             dropped = 0
         if dropped:
@@ -191,7 +191,8 @@ async def keep(process: Process, age_ns: int) -> None:
         await asyncio.sleep(clock.true_delay_ns(every_ns) / NS_PER_S)
 
 
-def _prune(process: Process, policy: RetentionPolicy, now_ns: int) -> int:
+def drop_old(process: Process, policy: RetentionPolicy, now_ns: int) -> int:
+    """Drop the partitions that the rules of retention give up; return how many messages."""
     database, width_ns = process.database, process.scenario.partition_ns
     lows = sorted({time_ns - time_ns % width_ns for time_ns, _ in database.ids})
     fine = [Partition(FINE_TABLE, str(low), Bounds(low, low + width_ns)) for low in lows]

@@ -80,22 +80,23 @@ class SimStore:
         min_confirms: int = 0,
     ) -> StoreResult:
         """Store a batch durably; per record True if it is new."""
-        del source, min_confirms
         self._database.admit_write()
         if not len(batch):
             return StoreResult()
-        return StoreResult(await self._database.write(self._process, batch))
+        return StoreResult(await self._database.write(self._process, batch, source, min_confirms))
 
     async def load(self, ids: SyncIds, max_bytes: int) -> list[bytes | None]:
         """Return encoded messages of the first IDs, as many as fit, at least one."""
         return await self._database.look(
-            lambda: self._database.read((digest for _, digest in ids.pairs()), max_bytes)
+            lambda: self._database.read(self._database.stored_at(ids.pairs()), max_bytes)
         )
 
     async def held(self, ids: SyncIds) -> list[bool]:
         """Return for each ID whether the message is stored."""
-        found = self._database.stored
-        return await self._database.look(lambda: [digest in found for _, digest in ids.pairs()])
+        stored_at = self._database.stored_at
+        return await self._database.look(
+            lambda: [each is not None for each in stored_at(ids.pairs())]
+        )
 
     async def last(self) -> int:
         """Return when the store was last online."""

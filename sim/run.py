@@ -17,7 +17,6 @@ from sim.world import Summary, World
 from sim.year import YEAR_DAYS, YearWorld
 
 Sink = Callable[[str], None]
-"""Takes the lines of a trace."""
 
 
 class SimulationFailure(AssertionError):

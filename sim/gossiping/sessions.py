@@ -66,12 +66,16 @@ class Session:
 
     async def load(self, hashes: Sequence[bytes], max_bytes: int) -> Sequence[bytes | None]:
         """Read messages."""
-        return await self.look("load", lambda: self.database.read(hashes, max_bytes))
+        return await self.look(
+            "load", lambda: self.database.read(map(self.database.stored.get, hashes), max_bytes)
+        )
 
     async def content_digests(self, hashes: Sequence[bytes]) -> Sequence[bytes | None]:
-        """Look messages up; their content digests are not simulated."""
-        known = self.database.stored
-        return await self.look("held", lambda: [b"" if each in known else None for each in hashes])
+        """Read the content digest of each message; None: it is not stored."""
+        stored, digests = self.database.stored, self.database.digests
+        return await self.look(
+            "held", lambda: [digests[each] if each in stored else None for each in hashes]
+        )
 
     async def arrived(self, commits: Sequence[CommitRow]) -> Committed:
         """Read what commits have added."""

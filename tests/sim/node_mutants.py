@@ -8,9 +8,11 @@ from functools import partial
 from reconcile.index import Index
 from reconcile.session import ReconcileSession as Session
 from reconcile.summaries.summary import SummaryView
+from sim import node
 from store.domain import coverage
 from store.domain.admission import Admission, Verdict
-from store.domain.ports import Source
+from store.domain.ports import Source, SyncOutcome
+from store.domain.retention import PrunePlan
 from store.messages.record import RecordBatch
 from store.sync import resume
 from store.sync.index import hot
@@ -22,6 +24,7 @@ from store.sync.session import exchange, initiator, reconciliation, responder
 from store.sync.session.agreement import Agreement
 from store.sync.session.exchange import Exchange
 from store.sync.session.registry import Sessions
+from store.sync.session.report import SessionReport
 from store.sync.session.responder import Responder
 from store.sync.session.sum_search import Search
 from store.sync.transfer.policy_memory import PolicyMemory
@@ -411,3 +414,33 @@ OTHERS = {
 }
 
 NODE_MUTANTS = CORES | TRANSFERS | SESSIONS | STATEMENTS | OTHERS
+
+# Faults that show with the days
+
+DAYS = 36
+
+_ENDED = Exchange.ended
+
+
+def _hoard(exchange: Exchange, report: SessionReport) -> SyncOutcome:
+    """Keep every session for as long as the node runs."""
+    outcome = _ENDED(exchange, report)
+    exchange.__dict__.setdefault("hoard", []).append((report, outcome, [[] for _ in range(20)]))
+    return outcome
+
+
+def _drop_nothing(*_tables: object, **_given: object) -> PrunePlan:
+    """Leave all partitions where they are."""
+    return PrunePlan(())
+
+
+YEAR_MUTANTS = {
+    "keeps what it knew of each session": Mutant(
+        replace_with(Exchange, "ended", _hoard), "memory of n0 .* grows", size=DAYS
+    ),
+    "drops no partition": Mutant(
+        replace_with(node, "plan_prune", _drop_nothing),
+        "(messages|commits) of .* grows",
+        size=DAYS,
+    ),
+}

@@ -10,9 +10,8 @@ from sim.node_world import NodeWorld
 from tests.sim.gossip_mutants import GOSSIP_MUTANTS
 from tests.sim.group_mutants import WITH_STORE, WITHOUT_STORE
 from tests.sim.mutant import Mutant
-from tests.sim.node_mutants import NODE_MUTANTS
+from tests.sim.node_mutants import NODE_MUTANTS, YEAR_MUTANTS
 from tests.sim.relay_mutants import RECOVERY_MUTANTS, RELAY_MUTANTS
-from tests.sim.year_mutants import YEAR_MUTANTS
 
 MUTANTS: Final[Mapping[str, Mapping[str, Mutant]]] = {
     "nodes": NODE_MUTANTS,

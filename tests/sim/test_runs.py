@@ -1,28 +1,20 @@
 """Runs without planted faults: all comes right, each rare thing happens, and seeds repeat."""
 
 import os
-import random
 import subprocess
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Final
 
 import pytest
 
-from sim import __main__ as program
-from sim.gossiping.scenario import GossipScenario
 from sim.groups.scenario import FIXED_MESSAGES
-from sim.limits import NS_PER_S
 from sim.marks import Mark
-from sim.node_world import NodeWorld
 from sim.run import simulate
-from sim.scenario import Faults, Scenario, draw_with_gossip
 from sim.world import Summary
 from store.gossip.events import GossipCounter
-from store.gossip.limits import GossipLimits
-from tests.sim.year_mutants import DAYS
+from tests.sim.node_mutants import DAYS
 from tools.rooms import ROOT
 
 BATCH = 10
@@ -159,51 +151,3 @@ def test_a_seed_gives_the_same_run_in_every_process() -> None:
     )
     runs = [simulate(kind, seed, size) for kind, seed, size in REPEATED]
     assert done.stdout.splitlines() == [str(run) for run in runs]
-
-
-def test_the_command_prints_a_trace_and_a_line_for_each_seed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(
-        sys, "argv", ["sim", "--seed", "20", "--count", "2", "--size", "2", "--trace"]
-    )
-    assert program.main() == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert "n0     starts" in lines[0]
-    assert sum("is calm from now on" in line for line in lines) == 2
-    assert [line[:24] for line in lines if line.startswith("seed ")] == [
-        "seed 20: Summary(digest=",
-        "seed 21: Summary(digest=",
-    ]
-
-
-def connected_nodes(nodes: int, degree: int, rng: random.Random) -> Scenario:
-    """Draw a connected random graph of nodes without faults but broken links."""
-    peers = [tuple(rng.sample(range(each), min(each, degree // 2))) for each in range(nodes)]
-    return replace(
-        draw_with_gossip(rng, beside=False),
-        stores=tuple(range(nodes)),
-        peers=tuple(peers),
-        retention_ns=(None,) * nodes,
-        clients=1,
-        publish_every_ns=3 * NS_PER_S,
-        faults_ns=20 * NS_PER_S,
-        faults=Faults(breaks=0.05),
-        gossip=GossipScenario(
-            beside=False, limits=GossipLimits(), max_confirms=0, min_confirms=(0,)
-        ),
-    )
-
-
-@pytest.mark.parametrize(("nodes", "degree"), [(5, 4), (40, 6)])
-def test_an_event_spreads_over_each_link_at_most_once(nodes: int, degree: int) -> None:
-    rng = random.Random(nodes)
-    scenario = connected_nodes(nodes, degree, rng)
-    counts = NodeWorld(scenario, rng).run().counts
-    links, events = sum(map(len, scenario.peers)), counts["messages"]
-    bodies = sum(
-        counts.get(each, 0) for each in (GossipCounter.BODIES_PUSHED, GossipCounter.BODIES_ANSWERED)
-    )
-    assert events > nodes
-    assert events * (nodes - 1) <= bodies <= 1.2 * events * links
-    assert counts["ids_sent"] <= events * (2 * links + counts.get(Mark.TORN, 0) * nodes)

@@ -13,6 +13,7 @@ from store.db.locks import COMMIT_ORDER
 from store.db.pool import Database, PoolSettings
 from store.db.reading.reader import DatabaseReader
 from store.db.schema.partitions import PartitionMap
+from store.db.writing.unread import ConfirmationTracker, UnreadRows
 from store.db.writing.writer import DatabaseWriter
 from store.domain.hub import CommitRow, Place, WrittenIds
 from store.domain.ports import Source
@@ -127,6 +128,7 @@ async def running(
     *,
     written_ids: WrittenIds | None = None,
     on_commits: Callable[[Sequence[CommitRow]], None] = lambda _: None,
+    max_confirms: int = 0,
 ) -> AsyncIterator[Node]:
     """Open a node's storage on a database."""
     database = await Database.open(url, settings)
@@ -144,6 +146,7 @@ async def running(
         written_ids=written_ids,
         feed=feed,
         on_stored=lambda *each: stored.append(each),
+        tracking=ConfirmationTracker(UnreadRows(database), max_confirms) if max_confirms else None,
     )
     try:
         await writer.start()

@@ -54,7 +54,6 @@ from tests.integration.storage.world import (
     batch_of,
     hashes_in,
     messages_of,
-    part_of,
     random_batch,
 )
 from tests.support.outlet import WideOutlet
@@ -259,25 +258,6 @@ async def test_a_follower_that_takes_nothing_is_cut_off_and_catches_up(
         await pages.aclose()
         assert quick.hashes == await commit_order(node)
         assert given == quick.hashes[1:]
-
-
-async def test_own_commits_are_not_read(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feed_module, "POLL_S", 3_600.0)
-    wanted = [TopicFilter(), TopicFilter(None, CONTENTS[:2])]
-    async with following(node.feed, *map(from_now, wanted)) as followers:
-        await all_live(*followers)
-        await node.until_tail_waits()
-        reads: list[str] = []
-        for name in ("commits_between", "rows_of", "topic_names"):
-            monkeypatch.setattr(feed_module, name, lambda *_, name=name: reads.append(name))
-        await publish(node, SEED, 8, (1, 3, 150))
-        # Queued before the writer begins, these share its transaction.
-        shared = random_batch(random.Random(SEED + 1), 20, TIMES)
-        await asyncio.gather(*map(node.store, (shared, part_of(shared, [3, 5]), shared)))
-        end = await store_one(node)
-        for follower, each in zip(followers, wanted, strict=True):
-            assert await follower.until_given(end) == await selected(node, each)
-        assert reads == []
 
 
 @pytest.mark.parametrize("fault", ["lost answer", "other server"])

@@ -25,7 +25,7 @@ from store.db.checks.check import check
 from store.db.commits.gossip_reads import GossipReads
 from store.db.maintenance.retention import prune
 from store.db.reading import lookups, reader
-from store.db.reading.messages import frames_at, locate, resolve
+from store.db.reading.messages import locate, resolve
 from store.db.reading.pages import MessagePage, read_page
 from store.db.reading.reader import MAX_LOADED_IDS, TransferReader
 from store.db.summaries.fold import fold, fold_until
@@ -341,35 +341,6 @@ async def test_every_way_to_read_gives_the_bytes_that_were_admitted(
     # No node makes partitions ahead here.
     assert [each for each in report.findings if "partition" not in each.kind] == []
     assert report.checked["messages"] == report.checked["hashes"] == len(world)
-
-
-@pytest.mark.parametrize("most_bytes", [1, 120_000, 2**40])
-async def test_a_transfer_reads_a_prefix_of_what_was_asked_for(
-    shared: Node, world: World, most_bytes: int
-) -> None:
-    known = {each.at: each.frame for each in world[:: 1 if most_bytes > 1 else 20]}
-    strangers = [(timestamp, bytes(32)) for timestamp, _ in list(known)[::2]]
-    strangers += [(timestamp + 1, digest) for timestamp, digest in list(known)[::3]]
-    positions = sorted({*known, *strangers})
-    frames = [known.get(at) for at in positions]
-    bodies = [None if frame is None else transferred(frame) for frame in frames]
-    ids, reads = SyncIds.of(positions), TransferReader(shared.database)
-    found: list[bytes | None] = []
-    while len(found) < len(ids):
-        part = await reads.load(ids[len(found) :], most_bytes)
-        sizes = [len(body) for body in part if body is not None]
-        assert part
-        assert sum(sizes) <= most_bytes or len(sizes) == 1
-        found += part
-    assert found == bodies, "of the messages"
-    assert await reads.held(ids) == [body is not None for body in bodies]
-    assert await reads.load(SyncIds.empty(), most_bytes) == []
-    assert await reads.held(SyncIds.empty()) == []
-    async with await shared.database.connect() as connection:
-        read: list[bytes | None] = []
-        while part := await frames_at(connection, positions[len(read) :], most_bytes):
-            read += part
-    assert read == frames, "of the messages"
 
 
 @pytest.mark.parametrize("include_data", [True, False])

@@ -21,7 +21,7 @@ from store.domain.retention import RetentionPolicy
 from store.domain.unread import Confirmed
 from store.messages.record import RecordBatch
 from tests.integration.storage.node import SETTINGS
-from tests.integration.storage.world import DAY, NOW, TOPICS, batch_of, part_of, random_batch
+from tests.integration.storage.world import DAY, NOW, TOPICS, batch_of, random_batch
 
 SEED = 20261122
 
@@ -64,47 +64,6 @@ async def store(database: Database) -> AsyncIterator[Store]:
 
 def batch(count: int, seed: int = SEED) -> RecordBatch:
     return random_batch(random.Random(seed), count, [NOW - number for number in range(50)])
-
-
-@pytest.mark.parametrize("seed", range(3))
-async def test_events_are_those_of_a_plain_account(database: Database, seed: int) -> None:
-    """Let two nodes, one with a rule of its own, store and confirm in any order."""
-    rng = random.Random(seed)
-    world = batch(150)
-    stores = {usual: Store(database, usual) for usual in (0, 1)}
-    for each in stores.values():
-        await each.writer.start()
-    stored: set[bytes] = set()
-    events: dict[bytes, tuple[int, set[str]]] = {}
-    for _ in range(30):
-        usual, store = rng.choice([*stores.items()])
-        if rng.random() < 0.5:
-            calls = [
-                (part_of(world, rng.sample(range(150), rng.choice((1, 3, 120)))), rng.randrange(4))
-                for _ in range(rng.choice((1, 1, 3)))
-            ]
-            async with asyncio.TaskGroup() as group:
-                for part, asked in calls:
-                    group.create_task(store.store(part, asked))
-            for digest in {each for part, _ in calls for each in part.hashes}:
-                asked = max(asked for part, asked in calls if digest in part.hashes)
-                wanted = max(asked, 0 if digest in stored else usual)
-                needed, by = events.get(digest, (0, set()))
-                if wanted:
-                    events[digest] = max(needed, wanted), by
-                assert wanted == 0 or store.tracking.is_tracked(digest)
-                stored.add(digest)
-        else:
-            confirmed = [(rng.choice(world.hashes), rng.choice("abcd")) for _ in range(90)]
-            await store.unread.confirm([Confirmed(*each) for each in confirmed])
-            for digest in {digest for digest, _ in confirmed} & events.keys():
-                needed, by = events.pop(digest)
-                by = by | {peer for each, peer in confirmed if each == digest}
-                if len(by) < needed:
-                    events[digest] = needed, by
-        assert await store.state() == events
-    for each in stores.values():
-        await each.writer.stop()
 
 
 async def test_nodes_on_one_database_note_confirmations_side_by_side(store: Store) -> None:
@@ -230,13 +189,3 @@ async def test_a_batch_is_kept_until_its_commit_is_seen(
     assert store.tracking._kept
     store.tracking.rest()
     assert not store.tracking._kept
-
-
-async def test_what_is_confirmed_is_tracked_no_longer(store: Store) -> None:
-    messages = batch(3)
-    await store.store(messages, 1)
-    assert all(map(store.tracking.is_tracked, messages.hashes))
-    store.tracking.forget(messages.hashes[:2])
-    assert [store.tracking.is_tracked(each) for each in messages.hashes] == [False, False, True]
-    await store.store(messages, 2)
-    assert all(map(store.tracking.is_tracked, messages.hashes)), "somebody wants more confirmations"

@@ -22,12 +22,12 @@ from reconcile.view import ViewRead as Read
 from store.db.maintenance.retention import prune
 from store.db.summaries.buckets import DAY_NS, HOUR_NS, MINUTE_NS
 from store.db.summaries.fold import fold_until
-from store.domain.hub import MAX_WRITTEN_IDS, CommitRow, WrittenIds
+from store.domain.hub import MAX_WRITTEN_IDS, WrittenIds
 from store.domain.ports import StoreBusy, StoreUnavailable
 from store.domain.retention import RetentionPolicy
 from store.sync.index.hot import HotView
 from store.sync.index.views import StoredView
-from store.sync.limits import FLOOR_STEP_NS, FRESH_NS, MAX_COLD_VIEWS
+from store.sync.limits import FRESH_NS, MAX_COLD_VIEWS
 from tests.integration.storage.followers import LongTransaction
 from tests.integration.storage.view_node import (
     PATIENT,
@@ -260,38 +260,6 @@ async def test_few_views_read_from_the_database_and_leave_nothing_behind(
 
 
 # The index
-
-
-async def test_it_never_holds_more_than_there_is_room_for(database_url: str) -> None:
-    rng = random.Random(8)
-    limits = replace(PATIENT, entries=100)
-    async with viewing(database_url, limits=limits) as node:
-        for _ in range(6):
-            await store_recent(node, rng, 50)
-            assert len((await check(node)).view) <= 100
-    async with viewing(database_url, limits=limits) as node:
-        view = await check(node)
-        assert 50 <= len(view.view) <= 100
-        assert view.floor[0] > NOW - WINDOW
-        assert view.floor[0] % FLOOR_STEP_NS == 0
-        # More in one moment than there is room for is left to the database.
-        await node.store(random_batch(rng, 150, [NOW + MINUTE_NS]))
-        assert len((await check(node)).view) == 0
-        await node.store(random_batch(rng, 5, [NOW + 3 * MINUTE_NS]))
-        assert len((await check(node)).view) == 5
-
-
-async def test_too_many_commits_in_line_make_it_anew(database_url: str) -> None:
-    rng = random.Random(14)
-    async with viewing(database_url, limits=replace(PATIENT, waiting_commits=3)) as node:
-        await store_recent(node, rng)
-        await check(node)
-        newest = node.hot.place[0]
-        node.hot.commits([CommitRow((newest + n, 0), 0, 1, NOW, NOW, None) for n in range(1, 5)])
-        assert node.hot.entries == 0
-        await node.until_warm()
-        assert len((await check(node)).view) == 20
-        assert [name for name, _ in node.events] == ["index_warm", "index_lost", "index_warm"]
 
 
 def test_written_ids_are_handed_over_once_or_dropped_in_time() -> None:

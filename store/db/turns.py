@@ -61,7 +61,7 @@ class Turns:
             self._serve()
 
     def _serve(self) -> None:
-        while caller := self._next():
+        while (caller := self._next()) is not None:
             connections = self._waiting[caller]
             connection, turns = next(iter(connections.items()))
             turn = turns[0]

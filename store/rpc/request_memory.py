@@ -113,11 +113,7 @@ class IncompleteRequests:
         self._is_filling = self._has_grown = False
         self._awaited = 0
         self._begun = asyncio.Event()
-
-    @property
-    def unread_bytes(self) -> int:
-        """The bytes of all connections in the last round."""
-        return sum(each.unread_bytes for each in self._connections.values() if each.awaited)
+        self._alarm: asyncio.TimerHandle | None = None
 
     async def read(
         self,
@@ -134,7 +130,8 @@ class IncompleteRequests:
         Raises:
             CallError: it has not come in time, or gave way to others.
         """
-        name, gave_way, began_s = context.peer(), False, asyncio.get_running_loop().time()
+        name, gave_way, loop = context.peer(), False, asyncio.get_running_loop()
+        began_s = loop.time()
         try:
             async with asyncio.timeout(None if slots is None else REQUEST_TIMEOUT_S) as limit:
                 if slots is not None:
@@ -146,11 +143,15 @@ class IncompleteRequests:
                 connection.owner = owner
                 connection.awaited[limit] = self._round
                 self._awaited += 1
-                self._begun.set()
+                alarm = self._alarm
+                if alarm is None or alarm.cancelled() or alarm.when() < loop.time():
+                    alarm = self._alarm = loop.call_later(PAUSE_S, self._begun.set)
                 try:
                     request: object = await context.read()
                 finally:
                     self._awaited -= 1
+                    if not self._awaited:
+                        alarm.cancel()
                     gave_way = connection.awaited.pop(limit, None) is None
                     if slots is not None:
                         slots.leave(name, limit)
@@ -170,17 +171,16 @@ class IncompleteRequests:
         )
 
     async def run(self) -> None:
-        """Measure again and again while a request is awaited, for a small part of the time."""
+        """Measure again and again while requests are awaited that did not come in `PAUSE_S`."""
         loop, pause_s, least_s = asyncio.get_running_loop(), PAUSE_S, PAUSE_S
         while True:
             if not self._is_filling:
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(pause_s - PAUSE_S if self._awaited else None):
+                    async with asyncio.timeout(pause_s if self._awaited else None):
                         await self._begun.wait()
             begun = self._begun.is_set()
             self._begun.clear()
-            # The request of most calls has come by then.
-            await asyncio.sleep(FILLING_PAUSE_S if self._is_filling else least_s)
+            await asyncio.sleep(FILLING_PAUSE_S if self._is_filling else least_s - PAUSE_S)
             began_s = loop.time()
             await self.measure()
             pause_s = PAUSE_S if begun or self._has_grown else min(2 * pause_s, MAX_PAUSE_S)

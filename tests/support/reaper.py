@@ -22,7 +22,6 @@ import psutil
 PATIENCE_S: Final = 10.0
 """How long a process may take to end before it is killed."""
 
-POLL_S: Final = 0.05
 _PR_SET_CHILD_SUBREAPER: Final = 36
 
 
@@ -61,7 +60,7 @@ def _end_descendants() -> list[str]:
                 with suppress(psutil.NoSuchProcess):
                     left[process.pid] = f"{process.pid} {process.name()}"
                     process.send_signal(ending)
-            time.sleep(POLL_S)
+            time.sleep(0.05)
     return list(left.values())
 
 

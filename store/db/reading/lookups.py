@@ -67,7 +67,7 @@ class HashLookups:
         return await answer
 
     async def _read(self, connection: Connection, request: PageRequest) -> MessagePage:
-        positions = await locate(connection, request.hashes or ())
+        positions = _selected(request, await locate(connection, request.hashes or ()))
         if not request.filter.everything:
             topics = await topics_of(connection, positions)
             allowed = await select_topics(connection, topics, request.filter)
@@ -122,8 +122,7 @@ class HashLookups:
         ]
 
     def _take(self) -> list[_Waiting]:
-        group: list[_Waiting] = []
-        hashes = 0
+        group, hashes = list[_Waiting](), 0
         while self._queue:
             hashes += len(self._queue[0][0].hashes or ())
             if group and hashes > MAX_SHARED_HASHES:

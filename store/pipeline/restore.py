@@ -246,7 +246,11 @@ def require_diff(path: str) -> str:
     """Return the path of the output of a diff, checked without Spark."""
     found = checked(path, "A diff")
     if found.startswith("/") and not Path(found).is_dir():
-        raise _no_diff(path)
+        raise PipelineError(
+            f"{path} cannot be read as the output of a diff: name a directory that"
+            " `storenode pipeline diff --output` has written.",
+            USAGE,
+        )
     return found
 
 
@@ -255,14 +259,6 @@ def _ids(session: SparkSession, path: str) -> DataFrame:
         return read_rows(session, files_with(require_diff(path), KEY), KEY)
     except KeyError as error:
         raise PipelineError(f"{path} is not the output of a diff.", USAGE) from error
-
-
-def _no_diff(path: str) -> PipelineError:
-    return PipelineError(
-        f"{path} cannot be read as the output of a diff: name a directory that"
-        " `storenode pipeline diff --output` has written.",
-        USAGE,
-    )
 
 
 def _checked(rows: DataFrame) -> int:

@@ -41,16 +41,24 @@ class TerminatedError(KeyboardInterrupt):
 def ended_by_signals() -> Iterator[None]:
     """Let SIGTERM end a block as Ctrl-C does, by an exception: what is temporary is removed.
 
-    It works only in the main thread.
+    It works only in the main thread. What it interrupts may fail in a way of its own.
     """
-    before = signal.signal(signal.SIGTERM, _terminate)
-    interrupt = signal.getsignal(signal.SIGINT)
-    root = logging.getLogger()
-    root.addFilter(_is_relevant)
+    came = list[int]()
+
+    def terminate(number: int, _frame: FrameType | None) -> None:
+        came.append(number)
+        raise TerminatedError
+
+    before, interrupt = signal.signal(signal.SIGTERM, terminate), signal.getsignal(signal.SIGINT)
+    logging.getLogger().addFilter(_is_relevant)
     try:
         yield
+    except Exception as error:
+        if came:
+            raise TerminatedError from error
+        raise
     finally:
-        root.removeFilter(_is_relevant)
+        logging.getLogger().removeFilter(_is_relevant)
         signal.signal(signal.SIGTERM, before)
         signal.signal(signal.SIGINT, interrupt)
 
@@ -61,10 +69,6 @@ def interrupt_here() -> None:
     The handler of PySpark calls the JVM first, on the connection that waits for its answer.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def _terminate(_signal: int, _frame: FrameType | None) -> None:
-    raise TerminatedError
 
 
 def _is_relevant(record: logging.LogRecord) -> bool:

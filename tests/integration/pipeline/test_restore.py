@@ -162,7 +162,7 @@ def test_a_restore_that_is_ended_is_run_again(
         assert process.poll() is None, process.communicate()
         process.terminate()
         out, err = process.communicate(timeout=PATIENCE_S)
-        assert (process.returncode, out) == (TERMINATED, b"")
+        assert (process.returncode, out) == (TERMINATED, b""), err
         assert not [word for word in (b"Traceback", b"WARNING") if word in err], err
     wait_for(lambda: not locked(url), "the lock is gone")
     assert before <= stored_ids(url) <= set(in_lake(archived))

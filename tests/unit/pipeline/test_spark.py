@@ -104,9 +104,7 @@ def test_stray_lines_of_a_jvm_are_not_shown(capfd: pytest.CaptureFixture[str]) -
     assert capfd.readouterr().err == "wrong\n[Stage 1:==> 2 of 8]\r"
 
 
-def test_both_signals_are_exceptions_within_the_block_only(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_both_signals_are_exceptions_within_the_block(caplog: pytest.LogCaptureFixture) -> None:
     before = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
     with pytest.raises(TerminatedError), ended_by_signals():
         terminated_while_py4j_waits()
@@ -119,7 +117,9 @@ def test_both_signals_are_exceptions_within_the_block_only(
 def terminated_while_py4j_waits() -> None:
     logging.getLogger().error("KeyboardInterrupt while sending command.")
     logging.getLogger().error("something else")
-    os.kill(os.getpid(), signal.SIGTERM)
+    with pytest.raises(TerminatedError):
+        os.kill(os.getpid(), signal.SIGTERM)
+    raise ValueError("the library fails in its own way")
 
 
 def interrupted_after_a_library_took_the_signal() -> None:

@@ -7,8 +7,8 @@ peer is left that announced it.
 
 A *round* is what one ``get_events`` asks for. Its peer is judged only while it talks: the clock of
 a round begins with the first frame of the peer after it was asked, and anew with each body that it
-delivers. When that has gone on for `PATIENCE_NS`, what is left was not delivered. A
-peer that is silent is no liar; after `SILENCE_NS` another one may be asked.
+delivers. After `PATIENCE_NS` the rest of the round counts as not delivered. A peer that
+is silent is no liar; after `SILENCE_NS` another one may be asked.
 
 A *guess* is a parent of an event: its peers are asked although they did not announce it, so that
 not to deliver it is no fault. A peer is asked for guesses in rounds of their own, one at a time,
@@ -53,7 +53,7 @@ _MOVES: Final = {
     FetchState.OPEN: {FetchState.ASKED, FetchState.OPEN},  # a peer that announced it is asked
     FetchState.ASKED: {FetchState.OPEN},  # the peer does not deliver, or has gone
 }
-"""The next states; in any state a message is removed when it has come or nobody can deliver it."""
+"""The next states. A message leaves from any state once it has come, or nobody can deliver it."""
 
 
 @dataclass(slots=True)

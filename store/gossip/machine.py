@@ -188,7 +188,7 @@ class Gossip:
             BodiesLoaded: self._loaded,
             Known: self._looked_up,
             Failed: self._failed,
-            TimerDue: lambda _: None,  # what is due is done with every input
+            TimerDue: lambda _: None,  # each input does what is due
         }
 
     def step(self, now_ns: int, given: Input) -> list[Effect]:

@@ -73,15 +73,14 @@ class HashLookups:
             allowed = await select_topics(connection, topics, request.filter)
             positions = [at for at in positions if at[1] in allowed]
         most = largest_of(self._page_bytes, max(1, len(positions))) if request.include_data else 0
-        return await self._page(connection, request, await rows_at(connection, positions, most))
+        found = {row[:2]: row for row in await rows_at(connection, positions, most)}
+        return await self._page(connection, request, [found[at] for at in positions if at in found])
 
     async def _page(
         self, connection: Connection, request: PageRequest, rows: Sequence[Row]
     ) -> MessagePage:
-        found = {row[:2]: row for row in rows}
-        chosen = [found[at] for at in _selected(request, [*found])]
         shape = PageShape(request.limit, self._page_bytes, request.include_data)
-        return await page_of(connection, chosen, shape)
+        return await page_of(connection, rows, shape)
 
     async def _work(self) -> None:
         """Serve what waits, until nothing does."""
@@ -114,12 +113,12 @@ class HashLookups:
     ) -> list[MessagePage]:
         hashes = {digest for request in group for digest in request.hashes or ()}
         found = await rows_of_hashes(connection, [*hashes], recent_ns())
-        return [
-            await self._page(
-                connection, each, [found[it] for it in each.hashes or () if it in found]
-            )
-            for each in group
-        ]
+        pages = []
+        for each in group:
+            stored = {found[it][:2]: found[it] for it in each.hashes or () if it in found}
+            rows = [stored[at] for at in _selected(each, [*stored])]
+            pages.append(await self._page(connection, each, rows))
+        return pages
 
     def _take(self) -> list[_Waiting]:
         group, hashes = list[_Waiting](), 0

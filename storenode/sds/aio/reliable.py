@@ -261,7 +261,7 @@ class ContentReader:
         self._reassembly = Reassembly(patience_ms)
 
     def note(self, now_ms: int, message: Message, segment: Segment) -> None:
-        """Add a segment from before; what it completes was reported then."""
+        """Add a segment of an earlier run, which has reported what it completes."""
         complete = self._add(now_ms, message, segment)
         if complete is not None:
             self._reassembly.remove(complete)

@@ -730,7 +730,7 @@ class Gossip:
                 repeated += 1
                 peer.answer(digest, self._bounds.queued_ids)
         if repeated:
-            reason = "what is announced was announced before: announce unread events, at intervals"
+            reason = "messages are announced again and again: announce unread ones, at intervals"
             self._fault(peer.key, scores.REPEATED_ID_POINTS * repeated, reason)
         self._fetch(peer, unknown)
 
@@ -821,7 +821,7 @@ class Gossip:
             self._fetches.delivered(self._now_ns, peer.key)
         if repeated:
             self._count(GossipCounter.BODIES_REPEATED, repeated)
-            reason = "bodies come again that nobody has asked for: send each once"
+            reason = "messages are sent again that were received before: send each once"
             self._fault(peer.key, scores.REPEATED_BODY_POINTS * repeated, reason)
         return fresh
 

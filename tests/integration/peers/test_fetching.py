@@ -121,12 +121,3 @@ async def test_a_forged_message_here_does_not_keep_the_genuine_one_away(
     assert hash_of(real) in held(asking)
     # Now that what is held is proven, nobody is asked.
     assert fetch(asking, path)[2]["messages_stored"] == 0
-
-
-async def test_a_node_without_peers_says_so(fleet: Fleet, tmp_path: Path) -> None:
-    alone = fleet.start()
-    path = write(tmp_path / "ids", [wanted("id-1")])
-    for arguments in ([], ["--peer", UNREACHABLE]):
-        ended = Command.of(alone)("sync", "--ids", str(path), *arguments)
-        assert (ended.code, len(ended.err.splitlines())) == (1, 1), ended
-        assert "has no peers" in ended.err

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 import pytest
 
 from sim.messages import CANDIDATES, forged_halves
-from store.sync.limits import COMPACT_FROM_IDS
 from storenode.client import AsyncClient
 from storenode.client.messages import hash_of
 from storenode.client.types import WakuMessageAndTopic
@@ -17,11 +15,9 @@ from storenode.wire.storenode.v1.store_pb2 import StoreCoverage
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 from tests.integration.peers.test_processes import events
 from tests.integration.run.helpers import get
-from tests.support.command import Command
 from tests.support.fleet import Fleet, hashes, held, made, publish, synchronize
 from tests.support.node import NodeProcess
 from tests.support.polling import until
-from tests.support.secured import Pki
 
 MINUTE_NS = 60 * 10**9
 SHARED = 200
@@ -122,28 +118,3 @@ async def test_two_contents_of_one_hash_are_a_conflict_and_not_in_sync(fleet: Fl
         return states == [StoreCoverage.DIFFERS]
 
     await until(differs)  # statements of a session are written after its report
-
-
-async def test_the_session_after_one_that_differed_is_compact(tmp_path: Path, fleet: Fleet) -> None:
-    pki = Pki(tmp_path)
-    first = fleet.start(*pki.peer("a.example", "--allow-peer", "b.example"))
-    second = fleet.start(
-        *pki.peer("b.example", "--allow-peer", "a.example"), peers=[f"a.example@{first.peer}"]
-    )
-    identity = TlsIdentity(pki.authority.cert_pem.bytes())
-    newest_ns = time.time_ns() - MINUTE_NS
-    messages = made(COMPACT_FROM_IDS + 40, newest_ns, seed=3)
-    for node, own in ((first, messages[:-20]), (second, messages[20:])):
-        await publish(node, own, identity)
-
-    ended, report = synchronize(second, "--tls-ca", str(pki.ca))
-
-    assert ended.code == 0, ended
-    assert held(first) == held(second) == hashes(messages)
-    assert (report["in_sync"], report["equality"], report["compact"]) == (True, "keyed", True)
-    assert (report["missing_here"], report["missing_there"], report["round_trips"]) == (20, 20, 2)
-    assert 'storenode_sync_modes_total{mode="compact"} 1.0' in get(first.metrics, "/metrics")[1]
-    again = Command.of(second).ok("sync", "--tls-ca", str(pki.ca)).out
-    assert "mode      compact\n" in again
-    _, report = synchronize(second, "--tls-ca", str(pki.ca))
-    assert (report["in_sync"], report["equality"], report["compact"]) == (True, "keyed", False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -158,16 +157,6 @@ def test_the_peers_of_any_node_on_the_database_confirm(fleet: Fleet) -> None:
     for node in (asked, quiet):
         ended, result = publish(node, f"at {node.listen}", "--min-confirms", "2", *LONG)
         assert (ended.code, result["outcome"], result["confirms"]) == (0, "STORED", 2)
-
-
-def test_a_node_without_peers_waits_for_callers(fleet: Fleet) -> None:
-    lone = fleet.start(*ON)
-    with ThreadPoolExecutor() as threads:
-        publishing = threads.submit(publish, lone, "alone as yet", "--min-confirms", "1", *LONG)
-        eventually(lambda: gossip(lone)["unread"] == 1)
-        fleet.start(*ON, peers=[lone])
-        ended, result = publishing.result()
-    assert (ended.code, result["outcome"], result["confirms"]) == (0, "STORED", 1)
 
 
 async def test_what_is_unread_survives_and_is_confirmed_when_the_store_is_back(

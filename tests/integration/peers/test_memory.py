@@ -88,19 +88,6 @@ async def test_callers_that_say_nothing_give_their_place_back(node: PeerNode) ->
             assert (await within(honest))[1].rounds == 1
 
 
-async def test_callers_that_are_refused_give_their_place_back(node: PeerNode) -> None:
-    async with raw_peer(node) as caller:
-        begun = caller.begin(RECONCILE)
-        await begun.write(Honest(Role.INITIATOR, items(range(60))).first())
-        assert await begun.read_reconcile() is not None
-        for _ in range(3 * SLOTS):
-            again = caller.begin(RECONCILE, METADATA)
-            await again.write(Honest(Role.INITIATOR, items(range(60))).first())
-            await within(again.status())
-        begun.call.cancel()
-        assert (await node.observer.ended()).ending is SyncEnding.ABORTED
-
-
 async def test_one_silent_peer_does_not_keep_the_others_out(
     node: PeerNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:

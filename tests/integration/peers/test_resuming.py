@@ -6,10 +6,8 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import psycopg
-import pytest
 
 from store.db.maintenance.online import DatabaseOnlineTimes
 from store.db.pool import Database
@@ -17,13 +15,9 @@ from store.domain.ports import PeerAddress
 from store.runtime.services import system_environment
 from store.runtime.tasks import BackgroundTasks
 from store.sync.resume import OnlineRecorder, ResumeConfig, Resumer
-from storenode.wire.storenode.v1.store_pb2 import ScanPage
-from storenode.wire.waku.store.v3.store_pb2 import WakuMessageKeyValue
-from tests.integration.peers.harness import NOW_NS, PeerNode, hash_of, item, items
-from tests.integration.peers.hostile import Script, Scripts, hostile_server
+from tests.integration.peers.harness import NOW_NS, PeerNode, items
 from tests.integration.rpc.harness import within
-from tests.support.fleet import Fleet, pretend_last_online, status
-from tests.support.polling import PAUSE_S, eventually
+from tests.support.polling import PAUSE_S
 
 HOUR_NS = 3_600 * 10**9
 
@@ -74,58 +68,6 @@ async def test_a_database_that_takes_nothing_for_a_while(first: PeerNode, second
     finally:
         await tasks.stop()
         await database.close()
-
-
-def page(digest: bytes) -> bytes:
-    """Return a page with one message under a hash."""
-    one = item(1, timestamp=NOW_NS - HOUR_NS // 2)
-    entry = WakuMessageKeyValue(
-        message_hash=digest or hash_of(one), message=one.message, pubsub_topic=one.pubsub_topic
-    )
-    return ScanPage(messages=[entry], cursor=b"mine").SerializeToString()
-
-
-async def over_and_over(context: Any) -> None:  # noqa: ANN401 - grpc.aio's
-    """Send one message for ever, under hashes that ascend."""
-    number = 0
-    while True:
-        number += 1
-        await context.write(page(number.to_bytes(32, "big")))
-
-
-async def once(context: Any) -> None:  # noqa: ANN401 - grpc.aio's
-    """Send a page, and end the call before the end of the range."""
-    await context.write(page(b""))
-    raise ConnectionError
-
-
-@pytest.mark.parametrize("lie", [over_and_over, once])
-async def test_peers_that_lie_hold_up_no_reconciliation(first: PeerNode, lie: Script) -> None:
-    database = await Database.open(first.url)
-    await DatabaseOnlineTimes(database).note(NOW_NS - HOUR_NS, time.time_ns())
-    proceeds, tasks = asyncio.Event(), BackgroundTasks()
-    async with hostile_server(Scripts(scan=lie)) as one, hostile_server(Scripts(scan=lie)) as other:
-        resumer = resuming(first, database, (one, other), proceeds.set)
-        tasks.start("resume", resumer.run)
-        try:
-            await within(proceeds.wait())
-        finally:
-            await tasks.stop()
-            await database.close()
-
-
-async def test_a_node_says_which_peer_lied_to_it(fleet: Fleet) -> None:
-    async with hostile_server(Scripts(scan=over_and_over)) as liar:
-        node = await asyncio.to_thread(fleet.start, "--peer", str(liar))
-        await asyncio.to_thread(node.terminate)
-        await asyncio.to_thread(pretend_last_online, node, NOW_NS - HOUR_NS)
-        await asyncio.to_thread(node.start)
-
-        def reported() -> str:
-            return str(status(node)["peers"][0].get("last_error", ""))
-
-        said = await asyncio.to_thread(eventually, reported)
-    assert "do not have the hashes" in said
 
 
 async def test_time_without_the_database_or_the_clock_is_not_called_online(first: PeerNode) -> None:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
-from store.domain.places import Caller
 from store.domain.ports import SyncEnding, SyncRole, Window
 from store.sync.limits import LARGE_PAYLOAD_BYTES
-from store.sync.session.registry import Accepted
 from tests.integration.peers.harness import (
     NOW_NS,
     PeerNode,
@@ -164,20 +161,6 @@ async def test_nodes_of_one_store_and_the_node_itself_are_not_reconciled_with(
         assert third.idle()
 
 
-async def test_a_busy_node_refuses_and_says_so(first: PeerNode, second: PeerNode) -> None:
-    for number in range(4):
-        caller = Caller(f"n{number}", f"s{number}", trusted=True)
-        accepted = second.exchange.sessions.accept(time.monotonic_ns(), caller, f"{number}")
-        assert isinstance(accepted, Accepted)
-    outcome = await first.synchronize(second)
-    assert outcome.ending is SyncEnding.REFUSED
-    assert "busy" in outcome.error
-    assert "busy" in (await second.observer.ended()).error
-    for session in second.exchange.sessions:
-        second.exchange.sessions.end(session)
-    assert (await first.synchronize(second)).in_sync
-
-
 async def test_a_peer_that_is_not_ready_or_not_there(first: PeerNode, second: PeerNode) -> None:
     second.rules.unready = "the database is away"
     outcome = await first.synchronize(second)
@@ -189,33 +172,6 @@ async def test_a_peer_that_is_not_ready_or_not_there(first: PeerNode, second: Pe
     assert str(second.address) in outcome.error
     assert not first.caller.connected(second.address)
     assert first.idle()
-
-
-async def test_a_cancelled_session_frees_both_sides_at_once(
-    first: PeerNode, second: PeerNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await second.hold(items(range(2_000)))
-    stored = asyncio.Event()
-
-    async def never(*_args: object) -> list[bool]:
-        stored.set()
-        await asyncio.Event().wait()
-        return []
-
-    monkeypatch.setattr(first.services.writer, "store", never)
-    session = asyncio.create_task(first.caller.synchronize(second.address, Window()))
-    await stored.wait()
-    session.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await session
-    assert first.idle()
-    mirror = await second.observer.ended()
-    assert mirror.ending is SyncEnding.FAILED
-    assert not mirror.in_sync
-    assert second.idle()
-    monkeypatch.undo()
-    assert (await first.synchronize(second)).in_sync
-    assert await first.hashes() == await second.hashes()
 
 
 async def test_a_node_that_drains_lets_a_transfer_end(

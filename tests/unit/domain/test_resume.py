@@ -28,12 +28,17 @@ from store.observe.metrics import Metrics
 from store.sync.resume import LONGEST_FETCH_NS, SHORTEST_GAP_NS, ResumeConfig, Resumer
 from storenode.message.limits import NS_PER_S
 from storenode.message.rules import Policy
+from tests.unit.builders import entry
 
 NOW = 1_800_000_000 * NS_PER_S
 GAP = 3_600 * NS_PER_S
 SLACK = 20 * NS_PER_S
 MIDDLE = NOW - GAP // 2
 PEERS = tuple(PeerAddress("127.0.0.1", port) for port in (1, 2, 3))
+
+
+Step = int | ScannedPage | Exception
+"""The time that an empty page reaches, a page, or the error that ends a scan."""
 
 
 class FilledError(Exception):
@@ -44,7 +49,7 @@ class FilledError(Exception):
 class World:
     """The surroundings of a resumer; ``scans`` are consumed: the pages of each, or its end."""
 
-    scans: list[list[int | Exception]] = field(default_factory=list)
+    scans: list[list[Step]] = field(default_factory=list)
     peers: tuple[PeerAddress, ...] = PEERS
     last_ns: int = NOW - GAP
     shortest_ns: int = SHORTEST_GAP_NS
@@ -56,6 +61,7 @@ class World:
     resumed: list[Interval] = field(default_factory=list)
     pauses: list[float] = field(default_factory=list)
     proceeded: list[int] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
 
     async def scan(
         self, peer: PeerAddress, start_ns: int, end_ns: int, cursor: bytes
@@ -67,7 +73,7 @@ class World:
             if isinstance(step, Exception):
                 raise step
             self.steady_ns += self.page_ns
-            yield ScannedPage([], [], b"cursor", step)
+            yield step if isinstance(step, ScannedPage) else ScannedPage([], [], b"cursor", step)
 
     async def store(self, batch: RecordBatch, source: Source) -> StoreResult:
         """Store nothing."""
@@ -99,6 +105,11 @@ class World:
         """Resume until the gap is filled."""
         monkeypatch.setattr(asyncio, "sleep", self.sleep)
         log, counts = get_logger("test"), Metrics("1")
+
+        def failed(_: PeerAddress, error: str) -> None:
+            resumer.check()
+            self.errors.append(error)
+
         resumer = Resumer(
             ResumeConfig(
                 peers=self.peers,
@@ -114,7 +125,7 @@ class World:
                 lambda: NOW, lambda: self.steady_ns, random.Random(1), log, counts
             ),
             proceed=lambda: self.proceeded.append(len(self.asked)),
-            failed=lambda _peer, _error: resumer.check(),
+            failed=failed,
         )
         with pytest.raises(FilledError):
             await resumer.run()
@@ -184,7 +195,7 @@ async def test_the_only_peer_goes_on_after_the_last_page(
 async def test_peers_that_fail_hold_up_nothing_and_are_asked_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    down: list[list[int | Exception]] = [[PeerFailed("down")] for _ in range(30)]
+    down: list[list[Step]] = [[PeerFailed("down")] for _ in range(30)]
     world = World([*down, [NOW]])
     await world.run(monkeypatch)
     assert world.proceeded == [3], "once each has failed"
@@ -196,11 +207,21 @@ async def test_peers_that_fail_hold_up_nothing_and_are_asked_again(
 async def test_a_peer_whose_pages_never_end_holds_up_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    endless: list[int | Exception] = [NOW - GAP] * 100
+    endless: list[Step] = [NOW - GAP] * 100
     world = World([list(endless), [NOW]], page_ns=LONGEST_FETCH_NS // 50)
     await world.run(monkeypatch)
     assert world.proceeded == [1]
     assert len({peer for peer, *_ in world.asked}) == 2
+
+
+async def test_a_page_whose_messages_have_other_hashes_ends_the_scan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lie = ScannedPage([entry(b"one").SerializeToString()], [bytes(32)], b"cursor", MIDDLE)
+    world = World([[lie], [NOW]])
+    await world.run(monkeypatch)
+    assert "do not have the hashes" in world.errors[0]
+    assert world.asked[1][1:] == (NOW - GAP - SLACK, b""), "nothing of it counts"
 
 
 @pytest.mark.parametrize("error", [True, False])
@@ -209,7 +230,7 @@ async def test_after_a_peer_that_was_off_each_other_is_asked_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     early = NOW - GAP + NS_PER_S
-    rest: list[list[int | Exception]] = [[PeerFailed("down")] if error else [] for _ in range(9)]
+    rest: list[list[Step]] = [[PeerFailed("down")] if error else [] for _ in range(9)]
     world = World([[early], *rest])
     await world.run(monkeypatch)
     assert sorted((peer for peer, *_ in world.asked), key=str) == sorted(PEERS, key=str)

@@ -226,7 +226,6 @@ def _config(
         missing_every_ms=1_000 * unit,
         lost_after_ms=lost_after_ms,
         max_waiting=rng.choice((10_000, 6)) if lost_after_ms else 10_000,
-        release_at_sweep=happens(rng, 0.2),
         repair=RepairConfig(500 * unit, 2_000 * unit, groups=groups) if repair else None,
     )
 

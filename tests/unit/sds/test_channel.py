@@ -16,20 +16,12 @@ from storenode.sds.events import (
     Lost,
     Message,
     Missing,
-    Packet,
     PossiblyAcknowledged,
-    Published,
     Reason,
-    Receive,
     Received,
-    Send,
-    SendEphemeral,
-    SendSync,
     Sent,
-    Tick,
 )
 from storenode.sds.limits import MAX_CLOCK
-from storenode.sds.snapshot import restore, snapshot
 from tests.unit.sds.worlds import (
     CHANNEL,
     NOW,
@@ -193,17 +185,6 @@ def test_ticks_before_the_next_due_time_do_nothing() -> None:
         now = due
 
 
-def test_step_takes_every_input() -> None:
-    me, rng = channel(), make_rng()
-    assert of(Broadcast, me.step(NOW, Send(b"text", "a"), rng))
-    assert me.step(NOW, Published("a", b"h"), rng) == [Sent("a", b"h")]
-    assert me.step(NOW, Published("unknown", b"h"), rng) == []
-    assert of(Broadcast, me.step(NOW, SendSync(), rng))
-    assert of(Broadcast, me.step(NOW, SendEphemeral(b"e"), rng))
-    assert delivered(me.step(NOW, Receive([Packet(wire("b"))]), rng)) == ["b"]
-    assert me.step(NOW, Tick(), rng) == []
-
-
 def test_what_cannot_be_sent_is_refused_and_changes_nothing() -> None:
     me = channel(max_outgoing=2)
     me.send(NOW, b"text", "a")
@@ -263,13 +244,10 @@ def test_what_came_after_it_was_given_up_is_not_named_as_unmet() -> None:
     assert (reported.message_id, reported.unmet) == ("c", ())
 
 
-@pytest.mark.parametrize("restarted", [False, True])
-def test_what_is_missing_is_looked_for_after_a_rest_before_it_is_lost(restarted: bool) -> None:
+def test_what_is_missing_is_looked_for_after_a_rest_before_it_is_lost() -> None:
     me = channel(missing_every_ms=1_000, lost_after_ms=60_000)
     take(me, wire("b", after=["a"]))
     me.tick(NOW + 1_000, make_rng())
-    if restarted:
-        me = restore(me.config, snapshot(me))
     later = NOW + 3_600_000
     events = me.tick(later, make_rng())
     assert of(Missing, events)

@@ -21,7 +21,6 @@ from storenode.sds.events import (
 )
 from storenode.sds.log import MessageLog
 from storenode.sds.naming import content_id
-from storenode.sds.snapshot import restore, snapshot
 from tests.unit.sds.worlds import (
     CHANNEL,
     NOW,
@@ -93,15 +92,13 @@ def test_an_id_that_is_the_hash_of_the_content_proves_the_content() -> None:
     assert of(Message, events)[-1].proof is Proof.CONTENT
 
 
-@pytest.mark.parametrize("restarted", [False, True])
-def test_a_copy_with_invented_causes_does_not_hold_the_content_up(restarted: bool) -> None:
+def test_a_copy_with_invented_causes_does_not_hold_the_content_up() -> None:
     message_id = sha256(b"yes").hexdigest()
     invented = wire(message_id, sender="mallory", content=b"yes", after=["invented"])
     true = wire(message_id, content=b"yes", after=["cause"])
     me = channel(repair=QUICK_REPAIR)
     events = take(me, wire("reply", after=[message_id]), invented, true)
     assert [each.message_id for each in me.missing()] == ["invented"]
-    me = restore(me.config, snapshot(me)) if restarted else me
     events += take(me, invented, wire("cause"), true, invented)
     reported = [(each.message_id, each.sender_id, each.unmet) for each in of(Message, events)]
     assert reported == [("cause", "peer", ()), (message_id, "peer", ()), ("reply", "peer", ())]
@@ -111,10 +108,9 @@ def test_a_copy_with_invented_causes_does_not_hold_the_content_up(restarted: boo
     me.check()
 
 
-@pytest.mark.parametrize("release_at_sweep", [False, True])
-def test_a_copy_takes_no_place_in_the_log_nor_of_one_that_is_ready(release_at_sweep: bool) -> None:
+def test_a_copy_takes_no_place_in_the_log() -> None:
     message_id = sha256(b"yes").hexdigest()
-    me = channel(release_at_sweep=release_at_sweep)
+    me = channel()
     events = take(me, wire(message_id, content=b"yes", after=["cause"]), wire("cause"))
     events += take(me, wire(message_id, sender="mallory", content=b"yes"))
     events += me.tick(NOW + 1, make_rng())
@@ -188,14 +184,12 @@ def test_a_forged_one_that_waits_makes_room_together_with_what_it_asked_for() ->
     assert me.counts.forged == 1
 
 
-@pytest.mark.parametrize("restarted", [False, True])
-def test_one_that_left_memory_is_replaced_too(restarted: bool) -> None:
+def test_one_that_left_memory_is_replaced_too() -> None:
     trues = [genuine(b"m%d" % number, lamport=NOW + 10 * number) for number in range(300)]
     me = channel()
     me.log = MessageLog(me.log.salt, kept=10)
     take(me, forged(trues[0]), *trues[1:200], forged(trues[200]), *trues[201:])
     assert len(me.log.older) > 200
-    me = restore(me.config, snapshot(me)) if restarted else me
     events = take(me, trues[0], trues[200])
     assert len(of(Withdrawn, events)) == 2
     assert len(me.log) == len(trues)

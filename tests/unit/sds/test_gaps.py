@@ -15,7 +15,6 @@ from storenode.sds.limits import (
     MAX_COMPARED_PEERS,
     MAX_EXPLAINED_IDS,
 )
-from storenode.sds.snapshot import restore, snapshot
 from tests.unit.sds.worlds import NOW, SMALL, channel, later, make_rng, of, take, wire
 
 TINY = FilterShape(40, 1e-6)
@@ -86,10 +85,6 @@ def test_a_filter_that_reaches_further_back_than_ours_proves_nothing() -> None:
     take(me, wire("newest", content=None, bloom_filter=seen))
     assert len(of(Behind, later(me, 10, 20))) == 1
     assert not me.lacks.incomparable
-    again = restore(me.config, snapshot(me))
-    take(again, wire("all", content=None, bloom_filter=filter_of(TINY, ids)), now=NOW + 20_000)
-    later(again, 21)
-    assert (again.lacks.peers, list(again.lacks.incomparable)) == ({}, ["peer"])
 
 
 def test_a_peer_whose_filter_has_another_size_is_counted_until_it_can_be_compared() -> None:

@@ -21,7 +21,6 @@ from storenode.sds.limits import (
     MAX_PENDING_ANSWERS,
     MAX_WAITING_SYNCS,
 )
-from storenode.sds.snapshot import restore, snapshot
 from tests.unit.sds.worlds import (
     NOW,
     QUICK_REPAIR,
@@ -252,7 +251,6 @@ def test_hints_that_are_too_long_are_not_kept() -> None:
     me.send(NOW, b"text", "mine")
     with pytest.raises(ValueError, match="hint"):
         me.published("mine", bytes(257))
-    assert len(restore(me.config, snapshot(me)).log) == 2
 
 
 def test_unavailable_parents_are_given_up_past_a_bound_for_the_sender_and_in_all() -> None:

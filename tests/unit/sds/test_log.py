@@ -79,9 +79,6 @@ def test_a_rolling_filter_holds_the_newest(
     assert encoded == filter_of(shape, kept)
     assert (other in rolling) == (set(shape.positions(other)) <= positions)
     assert holds(encoded, shape.probe(other)) == (other in rolling)
-    again = RollingFilter(shape)
-    again.fill(rolling.pairs())
-    assert (again.encode(), len(again)) == (encoded, len(kept))
 
 
 def test_the_error_probability_follows_from_fill_and_hashes() -> None:
@@ -100,12 +97,3 @@ def test_the_error_probability_follows_from_fill_and_hashes() -> None:
 def test_a_shape_that_cannot_be_is_refused(capacity: int, rate: float) -> None:
     with pytest.raises(ValueError, match=r"filter|rate"):
         FilterShape(capacity, rate)
-
-
-def test_pairs_of_another_shape_are_refused() -> None:
-    large, small = FilterShape(100), FilterShape(10)
-    rolling = RollingFilter(large)
-    for number in range(20):
-        rolling.add(str(number))
-    with pytest.raises(ValueError, match="shape"):
-        RollingFilter(small).fill(rolling.pairs())

@@ -14,7 +14,6 @@ from storenode.sds.limits import (
 )
 from storenode.sds.log import MessageLog
 from storenode.sds.repair import answer_delay_ms, may_answer, number_of, request_delay_ms
-from storenode.sds.snapshot import restore, snapshot
 from tests.unit.sds.worlds import (
     NOW,
     QUICK_REPAIR,
@@ -157,7 +156,6 @@ def test_an_answer_that_has_become_too_large_is_left_out() -> None:
     causes = [f"c{number}" for number in range(200)]
     take(me, *map(wire, causes), grows_when_written(causes))
     take(me, wire("ask", content=None, sender="carol", asks=["full", "c0"]))
-    me = restore(me.config, snapshot(me))
     answers = of(RepairAnswered, me.tick(NOW + 400, make_rng()))
     assert [event.message_id for event in answers] == ["c0"]
 

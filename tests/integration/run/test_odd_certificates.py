@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
@@ -147,30 +147,21 @@ def channel_of(
         yield channel
 
 
-def scan_code(channel: grpc.Channel, node_id: str) -> grpc.StatusCode:
-    """Return the status of a scan of a peer."""
-    scan = StoreStub(channel).Scan
-    metadata = (
-        ("storenode-node-id", node_id),
-        ("storenode-store-id", "00000000-0000-0000-0000-000000000001"),
-        ("storenode-version", "1"),
-    )
-    call = scan(ScanRequest(), metadata=metadata, timeout=60)
-    try:
-        for _page in call:
-            continue
-    except grpc.RpcError as error:
-        code: grpc.StatusCode = error.code()
-        return code
-    return grpc.StatusCode.OK
-
-
 def code_of(
     node: NodeProcess, authority: Path, identity: tuple[Path, Path] | None, claimed: str = PEER
 ) -> grpc.StatusCode:
-    """Return the status of a call of a certificate's holder that names itself as the peer."""
+    """Return the status of a scan by a certificate's holder that names itself as the peer."""
+    metadata = (
+        ("storenode-node-id", claimed),
+        ("storenode-store-id", "00000000-0000-0000-0000-000000000001"),
+        ("storenode-version", "1"),
+    )
     with channel_of(node.peer, authority, identity) as channel:
-        return scan_code(channel, claimed)
+        call = StoreStub(channel).Scan(ScanRequest(), metadata=metadata, timeout=60)
+        with suppress(grpc.RpcError):
+            list(call)
+        code: grpc.StatusCode = call.code()
+        return code
 
 
 OTHER_KINDS = x509.SubjectAlternativeName(
@@ -214,7 +205,9 @@ def test_an_invalid_certificate_is_refused(
 ) -> None:
     names = dns(PEER.encode())
     cert, key = maker.make(names, subject=PEER)
-    leaf = Signer(common_name(PEER), _key(key))
+    secret = load_pem_private_key(key.read_bytes(), None)
+    assert isinstance(secret, ec.EllipticCurvePrivateKey)
+    leaf = Signer(common_name(PEER), secret)
     stranger = Signer(maker.signer.name, ec.generate_private_key(ec.SECP256R1()))
     wrong = [
         maker.make(names, starts=-3 * DAY, ends=-DAY),
@@ -246,9 +239,3 @@ def test_clients_show_certificates_when_an_authority_for_them_is_named(
     ):
         health_of(channel)
     assert refused.value.code() is UNREACHABLE
-
-
-def _key(path: Path) -> ec.EllipticCurvePrivateKey:
-    found = load_pem_private_key(path.read_bytes(), None)
-    assert isinstance(found, ec.EllipticCurvePrivateKey)
-    return found

@@ -83,16 +83,6 @@ def test_database_connections_are_divided_among_the_pools(
     assert command_line.run(f"--database-connections={connections}").pool_sizes == sizes
 
 
-def test_words_switch_limits_off(command_line: CommandLine) -> None:
-    config = command_line.run(
-        "--retention=off", "--max-clock-drift=off", "--sync-range=all", "--gossip=off"
-    )
-    assert config.retention is None
-    assert config.max_clock_drift is None
-    assert config.sync_range is None
-    assert config.gossip is False
-
-
 def test_repeated_options_are_collected(command_line: CommandLine) -> None:
     config = command_line.run(
         *("--peer=b.example@10.0.0.2:1", "--peer=10.0.0.3:2"),

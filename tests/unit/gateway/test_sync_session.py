@@ -27,6 +27,7 @@ from store.gateway.sync_codec import (
 from store.gateway.sync_session import MessageIds, SyncSession
 from storenode.message.limits import HASH_BYTES
 from storenode.message.varint import varint
+from tests.sim.mutant import Plant, edit
 from tests.support.nwaku import SimulatedNwaku
 
 VECTORS: Final = Path("tests/vectors/nwaku")
@@ -245,6 +246,13 @@ def ids_of(rng: random.Random, span_ns: int, count: int) -> set[Id]:
 def test_two_sides_find_what_the_other_lacks(
     *, seed: int, span_ns: int, shared: int, only: int, nwaku: str, is_clipped: bool
 ) -> None:
+    check_sides(seed, span_ns, shared, only, nwaku, is_clipped=is_clipped)
+
+
+def check_sides(
+    seed: int, span_ns: int, shared: int, only: int, nwaku: str, *, is_clipped: bool
+) -> None:
+    """Let two sides compare random sets, and verify what both find, in few frames and bytes."""
     rng = random.Random(seed)
     both, high_ns = ids_of(rng, span_ns, shared), NOW_NS + span_ns
     mine, theirs = (both | ids_of(rng, span_ns, only) for _ in range(2))
@@ -268,6 +276,45 @@ def test_two_sides_find_what_the_other_lacks(
     if span_ns == HOUR_NS and not is_clipped:
         differences = sum(map(len, lacking))
         assert sum(map(len, frames)) <= BYTES + BYTES_PER_DIFFERENCE * differences
+    for side, lacked in zip((begins, answers), reversed(lacking), strict=True):
+        if isinstance(side, SyncSession):
+            # What an empty range lacks is transferred without having been listed.
+            assert bool(lacked and shared) <= side.missing <= len(lacked)
+
+
+def in_session(name: str, *texts: str) -> Plant:
+    """Plant a fault in a session."""
+    return edit(SyncSession, name, *texts)
+
+
+PLANTED: Final = {
+    "a bound belongs to both ranges": edit(MessageIds, "_places", "high_ns))", "high_ns + 1))"),
+    "ranges of few nanoseconds are divided": in_session(
+        "_show", "high_ns - low_ns < PARTS or", "", "end_ns - low_ns < PARTS or", ""
+    ),
+    "the rest of a division is left out": in_session("_show", " + (number < rest)", ""),
+    "a final set is answered": in_session("_answer_items", "theirs.reconciled or ", ""),
+    "listed IDs are not counted": in_session("_answer_items", "+= unknown", "+= 0"),
+    "listed IDs are sent": in_session("_answer_items", "if each not in listed", ""),
+    "fingerprints are equal": in_session("_answer", "== asked.content", "!= b''"),
+}
+
+
+@pytest.mark.parametrize("plant", PLANTED.values(), ids=PLANTED)
+def test_a_planted_fault_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+    with pytest.raises(AssertionError):
+        check_often()
+
+
+def check_often() -> None:
+    for seed, span_ns in enumerate((5, 20, 1_000, HOUR_NS) * 2):
+        for nwaku in ("none", "begins", "answers"):
+            check_sides(seed, span_ns, 1_500, 40, nwaku, is_clipped=seed > 3)
+
+
+def test_no_fault_is_found_where_none_is_planted() -> None:
+    check_often()
 
 
 @settings(max_examples=80, deadline=None)

@@ -53,15 +53,6 @@ def test_a_json_line_has_time_level_event_component_and_request(stream: io.Strin
     }
 
 
-def test_lower_levels_are_left_out(stream: io.StringIO) -> None:
-    observed.configure("json", "warning", stream)
-    log = observed.get_logger("a")
-    log.info("no")
-    log.debug("no")
-    log.warning("yes")
-    assert [line["event"] for line in lines(stream)] == ["yes"]
-
-
 def test_secrets_are_hidden_and_long_texts_cut(stream: io.StringIO) -> None:
     observed.configure("json", "info", stream)
     observed.get_logger("a").info("x", token="t0p", password="s3cret", text="y" * 10_000)
@@ -96,13 +87,6 @@ def test_a_log_begins_without_the_flood_of_the_one_before(stream: io.StringIO) -
         for number in range(LOG_BURST_EVENTS + 1):
             observed.get_logger("a").warning("bad_input", number=number)
     assert [line["number"] for line in lines(stream)] == list(range(LOG_BURST_EVENTS))
-
-
-def test_routine_events_are_never_cut(stream: io.StringIO) -> None:
-    observed.configure("json", "info", stream)
-    for _ in range(100):
-        observed.get_logger("a").info("call")
-    assert len(lines(stream)) == 100
 
 
 def test_libraries_log_in_the_same_form_and_are_cut_too(stream: io.StringIO) -> None:

@@ -51,22 +51,6 @@ def test_attempts_of_maintenance_within_an_outage_are_one_event() -> None:
     assert total(events, event={"maintenance_failed"}) == 2
 
 
-def test_the_policy_is_that_of_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    policy = source(
-        monkeypatch,
-        "--shard=2",
-        "--cluster=5",
-        "--max-clock-drift=off",
-        "--max-message-size=1KiB",
-    ).current()
-    assert policy.cluster == 5
-    assert policy.shards == {2}
-    assert policy.max_drift_ns is None
-    assert policy.max_message_bytes == 1024
-    assert policy.publisher
-    assert not policy.below_horizon
-
-
 def test_the_horizon_is_the_later_of_retention_and_what_was_dropped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

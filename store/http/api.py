@@ -12,11 +12,11 @@ from typing import Annotated, Any, Final
 from google.protobuf.message import Message
 from msgspec import UNSET, DecodeError, Meta, Struct, UnsetType, ValidationError
 
+from store.domain.query import NOT_FOUND, TOO_MANY_REQUESTS, UNAVAILABLE
 from store.http import codec
 from store.http.codec import encode, to_json, to_lines, to_message
 from store.http.endpoint import TOKEN_PARAMETER
 from store.http.exchange import HttpExchange
-from store.http.failure import bad_request, of_query
 from store.http.limits import (
     COUNTED_BODY_BYTES,
     MAX_QUOTED_CHARS,
@@ -26,7 +26,7 @@ from store.http.limits import (
 )
 from store.messages.frames import end_of_entry
 from store.serving.call import Call, StreamMethod
-from store.serving.failure import over_limit
+from store.serving.failure import CallError, Code, malformed, over_limit
 from store.serving.methods.publish import publish as store_batch
 from store.serving.methods.reads import follow as follow_pages
 from store.serving.methods.reads import query as serve_query
@@ -43,6 +43,11 @@ EVENTS: Final = b"text/event-stream"
 UNBUFFERED: Final = [(b"x-accel-buffering", b"no")]
 """Proxies that hold answers back are told not to."""
 
+_CODES: Final = {
+    NOT_FOUND: Code.NOT_FOUND,
+    TOO_MANY_REQUESTS: Code.RESOURCE_EXHAUSTED,
+    UNAVAILABLE: Code.UNAVAILABLE,
+}
 _HEARTBEAT: Final = b": still here\n\n"
 _MESSAGES_TAG: Final = b"\x0a"
 """The tag before each entry of ``FollowPage.messages``."""
@@ -66,8 +71,7 @@ def read(kind: type[Message] | None, call: Call, exchange: HttpExchange, body: b
     """Read a request from the body of a POST or from the parameters of a GET.
 
     Raises:
-        HttpError: it is not as the schema says.
-        CallError: it has far more parts than the node's limits allow.
+        CallError: it is not as the schema says, or has far more parts than the limits allow.
     """
     wanted = codec.request_type(kind)
     try:
@@ -79,9 +83,9 @@ def read(kind: type[Message] | None, call: Call, exchange: HttpExchange, body: b
         return codec.from_parameters(wanted, given)
     except ValidationError as error:
         # It may quote a name or a value that is as long as the body.
-        raise bad_request(f"the request is wrong: {str(error)[:MAX_QUOTED_CHARS]}") from None
+        raise malformed(f"the request is wrong: {str(error)[:MAX_QUOTED_CHARS]}") from None
     except (DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise bad_request(f"the body is no JSON: {error}") from None
+        raise malformed(f"the body is no JSON: {error}") from None
 
 
 def _check_parts(call: Call, body: bytes) -> None:
@@ -153,11 +157,14 @@ async def query_page(call: Call, request: bytes) -> StoreQueryResponse:
     """Return the answer of ``Query``.
 
     Raises:
-        HttpError: it is an error.
+        CallError: it is an error.
     """
     response = StoreQueryResponse.FromString(await serve_query(call, request))
     if response.status_code != 200:
-        raise of_query(response.status_code, response.status_desc)
+        status = response.status_code
+        is_later = status in (TOO_MANY_REQUESTS, UNAVAILABLE)
+        code = _CODES.get(status, Code.INVALID_ARGUMENT)
+        raise CallError(code, response.status_desc, retry=is_later)
     return response
 
 

@@ -23,6 +23,7 @@ from store.http.sites import SiteCheck, Sites
 from store.observe.http import STATUS_HEADERS
 from store.serving.call import Method, StreamMethod
 from store.serving.context import NodeContext
+from store.serving.failure import Code
 from store.serving.methods import reads
 from store.serving.methods.coverage import coverage
 from store.serving.queue import RequestSlots
@@ -72,7 +73,7 @@ def build_app(node: NodeContext, *, sites: Sites, with_page: bool = False) -> AS
         shown = partial(HttpExchange.respond, body=body, content_type=kind, headers=_PAGE_HEADERS)
         routes.append(Route(path, OpenEndpoint(shown)))
     sentence = f"no such path: there are {', '.join(here)}"
-    nowhere = partial(refuse, failure=HttpError(404, "NOT_FOUND", sentence))
+    nowhere = partial(refuse, failure=HttpError(404, Code.NOT_FOUND, sentence))
     router = Router(routes, redirect_slashes=False, default=OpenEndpoint(nowhere))
     return SiteCheck(router, sites, node.metrics)
 

@@ -20,7 +20,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 from msgspec import UNSET, Meta, Struct
 
-from store.http.failure import bad_request
+from store.serving.failure import malformed
 from storenode.message.limits import MAX_TIMESTAMP_NS
 from storenode.sds.codec import decode as decode_sds
 from storenode.wire.storenode.v1.store_pb2 import SdsStoredMessage
@@ -211,7 +211,7 @@ def from_parameters(kind: type[Struct], given: Mapping[str, list[str]]) -> Struc
     """Read the parameters of a URL.
 
     Raises:
-        HttpError: a parameter that is no list is given twice.
+        CallError: a parameter that is no list is given twice.
         msgspec.ValidationError: they are not of this type.
     """
     lists = {
@@ -220,7 +220,7 @@ def from_parameters(kind: type[Struct], given: Mapping[str, list[str]]) -> Struc
     found: dict[str, Any] = {}
     for name, values in given.items():
         if name not in lists and len(values) > 1:
-            raise bad_request(f"the parameter `{name[:64]}` is given twice: send it once")
+            raise malformed(f"the parameter `{name[:64]}` is given twice: send it once")
         found[name] = values if name in lists else values[0]
     return msgspec.convert(found, kind, strict=False)
 
@@ -229,7 +229,7 @@ def to_message(kind: type[Message], asked: Struct) -> bytes:
     """Encode a request; a field that its message lacks is that of a message within it.
 
     Raises:
-        HttpError: a cursor cannot be read.
+        CallError: a cursor cannot be read.
     """
     return kind(**_values(cast("Descriptor", kind.DESCRIPTOR), asked)).SerializeToString()
 
@@ -278,7 +278,7 @@ def _read_cursor(text: str) -> bytes:
     try:
         return b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
     except (BinasciiError, ValueError):
-        raise bad_request(
+        raise malformed(
             "the cursor is none of this node's: pass it as it was sent, or leave it out"
         ) from None
 

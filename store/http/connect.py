@@ -48,7 +48,7 @@ _STATUSES: Final = {
     Code.FAILED_PRECONDITION: 400,
     Code.ABORTED: 409,
     Code.OUT_OF_RANGE: 400,
-    "UNIMPLEMENTED": 501,
+    Code.UNIMPLEMENTED: 501,
     Code.INTERNAL: 500,
     Code.UNAVAILABLE: 503,
     Code.UNAUTHENTICATED: 401,
@@ -117,7 +117,7 @@ async def _answer_stream(
 async def _refuse_unary(exchange: HttpExchange, failure: HttpError) -> None:
     # Connect's error also where it is not known which protocol it would be.
     is_known = exchange.content_type == _UNARY and failure.status != 405
-    status = _STATUSES[failure.name] if is_known else failure.status
+    status = _STATUSES[failure.code] if is_known else failure.status
     await exchange.respond(_error(failure), status=status, headers=failure.headers)
 
 
@@ -129,8 +129,8 @@ async def _refuse_stream(exchange: HttpExchange, failure: HttpError) -> None:
         await _send_end(exchange, b'{"error":%b}' % _error(failure), failure)
 
 
-def _unsupported(sentence: str) -> HttpError:
-    return HttpError(501, "UNIMPLEMENTED", sentence)
+def _unsupported(sentence: str) -> CallError:
+    return CallError(Code.UNIMPLEMENTED, sentence)
 
 
 @asynccontextmanager
@@ -188,4 +188,4 @@ async def _send_end(
 
 
 def _error(failure: HttpError) -> bytes:
-    return encode({"code": failure.name.lower(), "message": failure.sentence})
+    return encode({"code": failure.code.lower(), "message": failure.sentence})

@@ -17,12 +17,11 @@ from starlette.types import Receive, Scope, Send
 
 from store.domain.access import Client, Denied
 from store.http.exchange import JSON, HttpExchange, refuse
-from store.http.failure import HttpError, bad_request, translate
+from store.http.failure import HttpError, translate
 from store.observe.logging import get_logger, request_context
-from store.serving.call import Call, Method, open_call
-from store.serving.connections import remote
+from store.serving.call import Call, Method
 from store.serving.context import NodeContext
-from store.serving.failure import CallerGoneError, Code
+from store.serving.failure import CallerGoneError, Code, malformed
 from store.serving.queue import RequestSlots
 
 _LOG = get_logger("store.http")
@@ -68,6 +67,32 @@ class Operation:
     wrong_type: str = "the body must be JSON: send the header `content-type: application/json`"
 
 
+class _HttpCall(Call):
+    """A call over HTTP, whose caller is identified by the headers."""
+
+    def __init__(self, node: NodeContext, operation: Operation, exchange: HttpExchange) -> None:
+        super().__init__(node, operation.served, exchange.caller)
+        self._operation = operation
+        self._exchange = exchange
+
+    def identify(self) -> Client:
+        """Return the bearer of the token, where one is needed."""
+        exchange, right = self._exchange, self.method.right
+        given = exchange.headers.getlist("authorization")
+        if len(given) > 1:
+            raise malformed("the header `authorization` is given twice: send it once")
+        token = given[0] if given else None
+        in_url = self._operation.token_in_url and TOKEN_PARAMETER in exchange.parameters
+        if token is None and in_url:
+            token = f"Bearer {exchange.parameters[TOKEN_PARAMETER][-1]}"
+        assert right is not None, "every operation needs a right"
+        try:
+            return self.node.access().authorize(token, right, self.remote.name)
+        except Denied as denied:
+            # What gRPC calls metadata is a header here.
+            raise type(denied)(str(denied).replace("metadata", "header")) from None
+
+
 class Endpoint:
     """An ASGI application that answers the requests of one path."""
 
@@ -95,9 +120,9 @@ class Endpoint:
     async def _serve(self, operation: Operation, exchange: HttpExchange) -> None:
         node, began_ns, code = self._node, self._node.monotonic_ns(), _GONE
         request_context(request_id=exchange.request_id)
-        call: Call | None = None
+        call = _HttpCall(node, operation, exchange)
         try:
-            call = self._admit(operation, exchange)
+            call.admit()
             code = "200"
             await self._answer(operation, exchange, call)
         except (CallerGoneError, asyncio.CancelledError):
@@ -107,14 +132,14 @@ class Endpoint:
         except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets a status
             failure, known = translate(error, exchange.request_id)
             code = str(failure.status)
-            _report(operation, call, failure, None if known else error)
-            if call is not None and call.sender.ended_s is not None:
+            _report(call, failure, None if known else error)
+            if call.is_admitted and call.sender.ended_s is not None:
                 exchange.abort()  # the caller does not read: it would not read the status either
             else:
                 await _fail(exchange, operation, failure)
             del failure  # its traceback has this frame: each would keep the other
         finally:
-            if call is not None:
+            if call.is_admitted:
                 call.account.end(operation.served.kind)
                 call.sender.close()
             seconds = (node.monotonic_ns() - began_ns) / _NS_PER_S
@@ -122,16 +147,6 @@ class Endpoint:
             if not operation.served.endless:
                 node.metrics.http_seconds.labels(operation.served.name).observe(seconds)
             _LOG.debug("request_ended", operation=operation.served.name, code=code, seconds=seconds)
-
-    def _admit(self, operation: Operation, exchange: HttpExchange) -> Call:
-        access = self._node.access()
-
-        def identify() -> Client:
-            return self._identify(operation, exchange)
-
-        return open_call(
-            self._node, operation.served, identify(), exchange.caller, access, identify=identify
-        )
 
     async def _answer(self, operation: Operation, exchange: HttpExchange, call: Call) -> None:
         call.check_ready()
@@ -146,21 +161,6 @@ class Endpoint:
         with exchange.watched(), endless, call.sender.ending():
             await operation.handle(call, exchange, body)
 
-    def _identify(self, operation: Operation, exchange: HttpExchange) -> Client:
-        given = exchange.headers.getlist("authorization")
-        if len(given) > 1:
-            raise bad_request("the header `authorization` is given twice: send it once")
-        token = given[0] if given else None
-        if token is None and operation.token_in_url and TOKEN_PARAMETER in exchange.parameters:
-            token = f"Bearer {exchange.parameters[TOKEN_PARAMETER][-1]}"
-        right, origin = operation.served.right, remote(exchange.caller).name
-        assert right is not None, "every operation needs a right"
-        try:
-            return self._node.access().authorize(token, right, origin)
-        except Denied as denied:
-            # What gRPC calls metadata is a header here.
-            raise type(denied)(str(denied).replace("metadata", "header")) from None
-
 
 async def _fail(exchange: HttpExchange, operation: Operation, failure: HttpError) -> None:
     """Send an error; an answer that has begun is broken off: no caller takes it as whole."""
@@ -174,12 +174,10 @@ async def _fail(exchange: HttpExchange, operation: Operation, failure: HttpError
         exchange.abort()
 
 
-def _report(
-    operation: Operation, call: Call | None, failure: HttpError, error: Exception | None
-) -> None:
+def _report(call: Call, failure: HttpError, error: Exception | None) -> None:
     fields = {
-        "operation": operation.served.name,
-        "client": None if call is None else call.client.name,
+        "operation": call.method.name,
+        "client": call.client.name if call.is_admitted else None,
         "status": failure.status,
         "reason": failure.sentence,
     }

@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 
 from store.http import codec
-from store.http.failure import HttpError, bad_request
+from store.http.failure import HttpError
 from store.http.limits import (
     BUFFER_BYTES,
     HEARTBEAT_S,
@@ -29,7 +29,7 @@ from store.http.limits import (
 from store.serving.call import REQUEST_IDS, is_request_id
 from store.serving.connections import connection_name
 from store.serving.drain import endable
-from store.serving.failure import CallerGoneError, CallError, over_limit
+from store.serving.failure import CallerGoneError, CallError, malformed, over_limit
 from store.serving.queue import RequestSlots
 
 if TYPE_CHECKING:
@@ -66,13 +66,13 @@ class HttpExchange:
         """The parameters of the URL, by name.
 
         Raises:
-            HttpError: there are too many.
+            CallError: there are too many.
         """
         try:
             text = self._query.decode("latin-1")
             return parse_qs(text, keep_blank_values=True, max_num_fields=MAX_PARAMETERS)
         except ValueError:
-            raise bad_request(
+            raise malformed(
                 f"the URL has more than {MAX_PARAMETERS} parameters: send longer lists in a body"
             ) from None
 
@@ -218,6 +218,6 @@ def _too_large(size_bytes: int, largest_bytes: int) -> CallError:
 
 async def refuse(exchange: HttpExchange, failure: HttpError) -> None:
     """Send an error of ``/api/v1``."""
-    detail = codec.ErrorDetail(failure.name, failure.sentence, exchange.request_id)
+    detail = codec.ErrorDetail(failure.code, failure.sentence, exchange.request_id)
     body = codec.encode(codec.Error(detail))
     await exchange.respond(body, status=failure.status, headers=failure.headers)

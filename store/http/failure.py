@@ -1,10 +1,9 @@
-"""Errors of requests: the status and the sentence that each becomes."""
+"""Errors of requests: the status and the headers that each becomes."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from store.domain.query import NOT_FOUND, TOO_MANY_REQUESTS, UNAVAILABLE
 from store.http.limits import RETRY_AFTER_S
 from store.serving.failure import CallError, Code, expected, unexpected
 
@@ -19,40 +18,28 @@ _STATUS: Final = {
     Code.OUT_OF_RANGE: 410,
     Code.RESOURCE_EXHAUSTED: 413,
     Code.INTERNAL: 500,
+    Code.UNIMPLEMENTED: 501,
     Code.UNAVAILABLE: 503,
 }
-_NAMES: Final = {
-    NOT_FOUND: "NOT_FOUND",
-    TOO_MANY_REQUESTS: Code.RESOURCE_EXHAUSTED.value,
-    UNAVAILABLE: Code.UNAVAILABLE.value,
-}
-
 Headers = list[tuple[bytes, bytes]]
 
 
-class HttpError(Exception):
-    """The status that a request ends with, the name of the error, and a sentence."""
+class HttpError(CallError):
+    """A failure of a call, with the status and the headers of its answer."""
 
     def __init__(
-        self, status: int, name: str, sentence: str, headers: Headers | None = None
+        self, status: int, code: Code, sentence: str, headers: Headers | None = None
     ) -> None:
-        super().__init__(sentence)
+        super().__init__(code, sentence)
         self.status = status
-        self.name = name
-        self.sentence = sentence
         self.headers = headers or []
-
-
-def bad_request(sentence: str) -> HttpError:
-    """Return the error of a request that fails whenever it is sent."""
-    return HttpError(400, Code.INVALID_ARGUMENT, sentence)
 
 
 def translate(error: Exception, request_id: str) -> tuple[HttpError, bool]:
     """Return the status for an error, and True if the error was expected."""
-    if isinstance(error, HttpError):
-        return error, True
     failure = expected(error)
+    if isinstance(failure, HttpError):
+        return failure, True
     return _as_status(failure or unexpected(request_id)), failure is not None
 
 
@@ -65,8 +52,3 @@ def _as_status(failure: CallError) -> HttpError:
     if status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     return HttpError(status, failure.code, failure.sentence, headers)
-
-
-def of_query(status: int, sentence: str) -> HttpError:
-    """Return the status of an error of the store protocol, which has numbers of its own."""
-    return HttpError(status, _NAMES.get(status, Code.INVALID_ARGUMENT.value), sentence)

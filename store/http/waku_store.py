@@ -16,9 +16,10 @@ from store.domain.query import NWAKU_PAGE_MESSAGES
 from store.http.api import query_page
 from store.http.codec import encode, hex_of
 from store.http.exchange import HttpExchange
-from store.http.failure import HttpError, bad_request
+from store.http.failure import HttpError
 from store.http.limits import MAX_WAKU_INTEGER_DIGITS, MAX_WAKU_PAGE_MESSAGES
 from store.serving.call import Call
+from store.serving.failure import malformed
 from storenode.message.limits import HASH_BYTES, MAX_TIMESTAMP_NS
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest, WakuMessageKeyValue
 
@@ -97,7 +98,7 @@ async def refuse(exchange: HttpExchange, failure: HttpError) -> None:
 def _wanted(exchange: HttpExchange) -> StoreQueryRequest:
     given = {name: exchange.parameters.get(name, [""])[-1] for name in PARAMETERS}
     if given["peerAddr"]:
-        raise bad_request(
+        raise malformed(
             "peerAddr is not served: this node answers from its own store, so leave it out"
         )
     topics = unquote(given["contentTopics"])
@@ -135,17 +136,17 @@ def _page_size(text: str) -> int | None:
 def _integer(text: str, what: str, least: int, most: int) -> int:
     digits = text.removeprefix("-").removeprefix("+").replace("_", "")
     if not digits.isascii() or not digits.isdecimal():
-        raise bad_request(f"{what} parsing error: invalid integer: {text[:100]}")
+        raise malformed(f"{what} parsing error: invalid integer: {text[:100]}")
     sign = -1 if text.startswith("-") else 1
     if len(digits) > MAX_WAKU_INTEGER_DIGITS or not least <= (value := sign * int(digits)) <= most:
-        raise bad_request(f"{what} parsing error: Parsed integer outside of valid range")
+        raise malformed(f"{what} parsing error: Parsed integer outside of valid range")
     return value
 
 
 def _flag(text: str) -> bool:
     word = text.lower().replace("_", "")
     if text and word not in _TRUE | _FALSE:
-        raise bad_request(f"include data parsing error: cannot interpret as a bool: {text[:100]}")
+        raise malformed(f"include data parsing error: cannot interpret as a bool: {text[:100]}")
     return word in _TRUE
 
 
@@ -156,11 +157,11 @@ def _hash(text: str) -> bytes:
     except ValueError:
         found = b""
     if not digits.isascii() or len(digits) != 2 * len(found):
-        raise bad_request(
+        raise malformed(
             f"Exception converting hex string to bytes: {text[:100]} is not a hex string"
         )
     if len(found) != HASH_BYTES:
-        raise bad_request(f"waku message hash parsing error: invalid hash length: {len(found)}")
+        raise malformed(f"waku message hash parsing error: invalid hash length: {len(found)}")
     return found
 
 

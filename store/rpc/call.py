@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import aclosing, nullcontext, suppress
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, Final, Literal, TypeAlias, cast
 
 import grpc
@@ -32,7 +32,6 @@ from store.rpc.identity import (
     own_metadata,
     refuse_client,
 )
-from store.rpc.request_memory import NoRequestError
 from store.serving.call import (
     REQUEST_IDS,
     Call,
@@ -40,9 +39,7 @@ from store.serving.call import (
     StreamMethod,
     UnaryMethod,
     is_request_id,
-    open_call,
 )
-from store.serving.connections import Remote, remote
 from store.serving.failure import CallerGoneError, CallError, Code, expected, malformed, unexpected
 from store.serving.limits import COUNTED_REQUEST_BYTES
 from store.sync.errors import (
@@ -95,14 +92,21 @@ def translate(error: Exception, request_id: str) -> tuple[CallError, bool]:
     return unexpected(request_id), False
 
 
+class NoRequestError(CallError):
+    """The caller has hung up, or closed its side, before it sent a request."""
+
+    def __init__(self) -> None:
+        super().__init__(Code.INVALID_ARGUMENT, "the call ended before its request: send one")
+
+
 ListenerKind = Literal["client", "peer", "admin"]
 Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
-BidiMethod = Callable[["RpcCall", Call], Awaitable[None]]
+BidiMethod = Callable[["RpcCall"], Awaitable[None]]
 
 Refuse = Callable[[bytes, CallError], bytes]
 """Makes a response to a request that may be sent again later."""
 
-_Answer = Callable[["RpcCall", Call], Awaitable[bytes | None]]
+_Answer = Callable[["RpcCall"], Awaitable[bytes | None]]
 _Serve = Callable[[object, Context], Any]
 Handler = tuple[str, "grpc.RpcMethodHandler[bytes, bytes]"]
 """The name of a method, and the handler that gRPC calls."""
@@ -112,35 +116,83 @@ _CACHED_HOSTS: Final = 512
 _COUNTED_FROM_0: Final = ("OK", "UNAVAILABLE", "INTERNAL")
 
 
-class RpcCall:
-    """A call over gRPC and its metadata, before and after it is admitted.
+class RpcCall(Call):
+    """A call over gRPC.
 
-    ``fields``: the metadata that identify the caller, by name; ``repeated`` is one that is given
-    twice. ``request_id``: the caller's if it is fit for a log, else one of this node's.
-    ``reading``: its one request is read, or was. ``received``: it has come, at ``received_ns`` of
+    ``fields``: the metadata that identify the caller, by name. ``request_id``: the caller's if it
+    is fit for a log, else one of this node's. ``received_ns``: when its one request had come, of
     the monotonic clock.
     """
 
-    def __init__(self, node: RpcContext, method: Method, context: Context) -> None:
+    node: RpcContext
+
+    def __init__(
+        self, node: RpcContext, method: Method, context: Context, listener: ListenerKind
+    ) -> None:
         """Read the metadata of a call."""
-        self.node, self.method, self.context = node, method, context
+        super().__init__(node, method, context.peer())
+        self.context = context
         self.fields: dict[str, str] = {}
-        self.repeated = self.request_id = ""
-        self.is_peer = self.reading = False
-        self.admitted: Call | None = None
-        self.received: bytes | None = None
+        self.request_id = self._repeated = ""
+        self._is_reading = False
+        self._received: bytes | None = None
         self.received_ns: int | None = None
         # A tuple of pairs, whatever the type stubs say.
         for name, value in cast("Iterable[tuple[str, str]]", context.invocation_metadata() or ()):
             if name in WANTED:
                 if name in self.fields:
-                    self.repeated = self.repeated or name
+                    self._repeated = self._repeated or name
                 else:
                     self.fields[name] = value
             elif name == REQUEST_ID and not self.request_id and is_request_id(value):
                 self.request_id = str(value)
         if not self.request_id:
             self.request_id = next(REQUEST_IDS)
+        self._open_admin = node.open_admin and listener == "admin"
+        self._is_peer = (
+            node.peers is not None
+            and method.right is not None
+            and not self._repeated
+            and (
+                listener == "peer"
+                or (method.peers and is_accepted_peer(self.fields, node.peers, self.remote))
+            )
+        )
+
+    def identify(self) -> Client:
+        """Return the client that calls: a peer, or the bearer of the token, where one is needed."""
+        method, node = self.method, self.node
+        if method.right is None:
+            return _open_client(self.remote.name)
+        if self._is_peer and node.peers is not None:
+            return identify_peer(self.fields, self.context, node.peers, node.peer_limits)
+        if self._repeated:
+            raise malformed(f"the metadata `{self._repeated}` is given twice: send it once")
+        if method.peers_only:
+            raise refuse_client(self.fields, node.peers)
+        token = self.fields.get(AUTHORIZATION)
+        return node.access().authorize(
+            token, method.right, self.remote.name, open_admin=self._open_admin
+        )
+
+    async def begin(self) -> None:
+        """Admit the call, and send a peer the metadata that name this node."""
+        self.admit()
+        sender, node = self.sender, self.node
+        # Without the call itself, which has its request: each would keep the other.
+        self.context.add_done_callback(lambda _: sender.close())  # type: ignore[arg-type]
+        if self._is_peer:
+            self.note_peer()
+            node.clocks.note(self.fields[NODE_ID], parse_time(self.fields.get(TIME)))
+            own = (*own_metadata(node.identity), (TIME, str(node.now_ns())))
+            await self.context.send_initial_metadata(own)
+            # Once more: a caller may learn of the end of a call without responses first.
+            self.context.set_trailing_metadata(own)
+
+    def note_peer(self) -> None:
+        """Note that a peer begins or ends a call."""
+        if self._is_peer:
+            self.node.callers[self.fields[NODE_ID]] = self.node.now_ns() / _NS_PER_S
 
     async def next_request(self) -> bytes | None:
         """Read the next request of a stream, without charging it; return None after the last.
@@ -148,24 +200,35 @@ class RpcCall:
         Raises:
             CallError: it gave way to others before it had come in full.
         """
-        assert self.admitted is not None
-        return await self.node.incomplete.read(self.context, self.admitted.client.name)
+        return await self.node.incomplete.read(self.context, self.client.name)
 
-    async def read_request(self, call: Call) -> bytes:
+    async def read_request(self) -> bytes:
         """Read and charge the one request of the call.
 
         Raises:
             CallError: it is too large, or has not come in time.
             Exceeded: too much was sent lately.
         """
-        node, self.reading = self.node, True
+        node, self._is_reading = self.node, True
         slots = node.open_requests if self.method.right is None else node.requests
-        request = await node.incomplete.read(self.context, call.client.name, slots)
+        async with slots.slot(self.connection):
+            request = await self.next_request()
         if request is None:
             raise NoRequestError
-        self.received, self.received_ns = request, node.monotonic_ns()
-        call.charge(len(request), counted=True)
+        self._received, self.received_ns = request, node.monotonic_ns()
+        self.charge(len(request), counted=True)
         return request
+
+    async def refusable_request(self) -> bytes | None:
+        """Return the request of a call that is refused, once; None where it has not come in full.
+
+        Raises:
+            CallError: there is no room for it.
+        """
+        if self._is_reading:
+            return self._received
+        async with self.node.requests.slot(self.connection, wait=False):
+            return await self.node.incomplete.read(self.context, self.remote.name)
 
     async def send(self, response: bytes | None) -> None:
         """Write one response, or the initial metadata; waits while the caller does not read.
@@ -181,6 +244,21 @@ class RpcCall:
         except (grpc.aio.BaseError, asyncio.InvalidStateError):
             raise CallerGoneError from None
 
+    async def send_pages(self, handle: StreamMethod) -> None:
+        """Read the request, and send the pages that answer it; each waits for the reader."""
+        request, is_begun = await self.read_request(), self._is_peer
+        with self.reserve(len(request)), self.sender.ending():
+            async with aclosing(handle(self, request)) as pages:
+                async for page in pages:
+                    async with self.sender.sending(len(page)):
+                        self.check_rights()
+                        if not is_begun:
+                            # By itself: else gRPC fails where the first page is broken off.
+                            await self.send(None)
+                            is_begun = True
+                        await self.send(page)
+                    del page  # which would be held while the next one waits
+
     def fail(self, failure: CallError) -> None:
         """Set the status that the call ends with when its handler returns.
 
@@ -192,26 +270,13 @@ class RpcCall:
         later = ((RETRY_PUSHBACK, RETRY_AFTER_MS),) if failure.retry else ()
         self.context.set_trailing_metadata(((REQUEST_ID, self.request_id), *later))
 
-    async def refusable_request(self) -> bytes | None:
-        """Return the request of a call that is refused, once; None where it has not come in full.
-
-        Raises:
-            CallError: there is no room for it.
-        """
-        if self.reading:
-            return self.received
-        owner = remote(self.context.peer()).name
-        return await self.node.incomplete.read(self.context, owner, self.node.requests, wait=False)
-
 
 class CallWrapper:
     """The wrapper of the handlers of one listener."""
 
     def __init__(self, listener: ListenerKind, node: RpcContext) -> None:
         self._listener = listener
-        self._service = f"storenode.v1.{'Admin' if listener == 'admin' else 'Store'}"
         self._node = node
-        self._own_metadata = own_metadata(node.identity)
         # Bound once: the lazy logger of a module costs more than the rest of this wrapper.
         self._log = get_logger("store.rpc").bind()
 
@@ -222,8 +287,8 @@ class CallWrapper:
         identified.
         """
 
-        async def answer(rpc: RpcCall, call: Call) -> bytes:
-            request = await rpc.read_request(call)
+        async def answer(call: RpcCall) -> bytes:
+            request = await call.read_request()
             size = len(request)
             with call.reserve(size) if size > COUNTED_REQUEST_BYTES else _NOTHING:
                 response = await handle(call, request)
@@ -234,24 +299,8 @@ class CallWrapper:
         return method.name, grpc.stream_unary_rpc_method_handler(serve)
 
     def stream(self, method: Method, handle: StreamMethod) -> Handler:
-        """Wrap a method that answers one request by a stream; each page waits for the reader."""
-
-        async def answer(rpc: RpcCall, call: Call) -> None:
-            request = await rpc.read_request(call)
-            begun = rpc.is_peer
-            with call.reserve(len(request)), call.sender.ending():
-                async with aclosing(handle(call, request)) as pages:
-                    async for page in pages:
-                        async with call.sender.sending(len(page)):
-                            call.check_rights()
-                            if not begun:
-                                # By itself: else gRPC fails where the first page is broken off.
-                                await rpc.send(None)
-                                begun = True
-                            await rpc.send(page)
-                        del page  # which would be held while the next one waits
-
-        return self.bidi(method, answer)
+        """Wrap a method that answers one request by a stream."""
+        return self.bidi(method, lambda call: call.send_pages(handle))
 
     def bidi(self, method: Method, handle: BidiMethod) -> Handler:
         """Wrap a method that reads and writes as it likes."""
@@ -266,41 +315,36 @@ class CallWrapper:
         # No method and `partial`, which gRPC would take apart at every call.
         async def serve(_requests: object, context: Context) -> bytes | None:
             began_ns, code = node.monotonic_ns(), "OK"
-            rpc = RpcCall(node, method, context)
-            request_context(request_id=rpc.request_id)
+            call = RpcCall(node, method, context, self._listener)
+            request_context(request_id=call.request_id)
             try:
-                call = await self._admit(rpc)
+                await call.begin()
                 with node.drain.endless() if method.endless else _NOTHING:
                     call.check_ready()
-                    return await answer(rpc, call)
+                    return await answer(call)
             except (asyncio.CancelledError, CallerGoneError):
                 code = "CANCELLED"
                 raise asyncio.CancelledError from None
-            except NoRequestError as error:
-                code = error.code
-                rpc.fail(error)
-                return None
             except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets a status
-                failure, is_expected = translate(error, rpc.request_id)
+                failure, is_expected = translate(error, call.request_id)
                 try:
                     if refuse is not None and failure.retry:
                         with suppress(CallError):
-                            if (request := await rpc.refusable_request()) is not None:
+                            if (request := await call.refusable_request()) is not None:
                                 return refuse(request, failure)
                     code = failure.code
-                    self._report(rpc, failure, None if is_expected else error)
-                    rpc.fail(failure)
+                    self._report(call, failure, None if is_expected else error)
+                    call.fail(failure)
                     return None
                 finally:
                     # Its traceback has this frame: each would keep the other, and the request.
                     del failure
             finally:
-                if rpc.admitted is not None:
+                if call.is_admitted:
                     # A caller may take its time to send a request.
-                    began_ns = began_ns if rpc.received_ns is None else rpc.received_ns
-                    rpc.admitted.account.end(method.kind)
-                    if rpc.is_peer:
-                        node.callers[rpc.fields[NODE_ID]] = node.now_ns() / _NS_PER_S
+                    began_ns = began_ns if call.received_ns is None else call.received_ns
+                    call.account.end(method.kind)
+                    call.note_peer()
                 seconds = (node.monotonic_ns() - began_ns) / _NS_PER_S
                 count = counts.get(code) or counts.setdefault(code, calls(method.name, code).inc)
                 count()
@@ -310,64 +354,17 @@ class CallWrapper:
 
         return serve
 
-    async def _admit(self, rpc: RpcCall) -> Call:
-        """Identify the caller, and admit the call by all quotas."""
-        node, method, context = self._node, rpc.method, rpc.context
-        rules, fields, connection = node.peers, rpc.fields, context.peer()
-        access, origin = node.access(), remote(connection)
-        if rules is not None and method.right is not None and not rpc.repeated:
-            rpc.is_peer = self._listener == "peer" or (
-                method.peers and is_accepted_peer(fields, rules, origin)
-            )
-        if rules is not None and rpc.is_peer:
-            client = identify_peer(fields, context, rules, node.peer_limits)
-            identify = None
-            node.callers[fields[NODE_ID]] = node.now_ns() / _NS_PER_S
-            node.clocks.note(fields[NODE_ID], parse_time(fields.get(TIME)))
-            own = (*self._own_metadata, (TIME, str(node.now_ns())))
-            await context.send_initial_metadata(own)
-            # Once more: a caller may learn of the end of a call without responses first.
-            context.set_trailing_metadata(own)
-        else:
-            # Without the call itself, which has its request: each would keep the other.
-            identify = partial(self._identify, method, fields, rpc.repeated, origin)
-            client = identify()
-        call = rpc.admitted = open_call(node, method, client, connection, access, identify=identify)
-        sender = call.sender
-        context.add_done_callback(lambda _: sender.close())  # type: ignore[arg-type]
-        return call
-
-    def _identify(
-        self, method: Method, fields: dict[str, str], repeated: str, origin: Remote
-    ) -> Client:
-        """Return the client that calls: the bearer of the token, where one is needed.
-
-        Raises:
-            Denied: the caller is not known, or lacks the right.
-            CallError: only peers may call, or the metadata name the caller twice.
-        """
-        if method.right is None:
-            return _open_client(origin.name)
-        if repeated:
-            raise malformed(f"the metadata `{repeated}` is given twice: send it once")
-        if method.peers_only:
-            raise refuse_client(fields, self._node.peers)
-        open_admin = self._node.open_admin and self._listener == "admin"
-        return self._node.access().authorize(
-            fields.get(AUTHORIZATION), method.right, origin.name, open_admin=open_admin
-        )
-
-    def _report(self, rpc: RpcCall, failure: CallError, error: Exception | None) -> None:
+    def _report(self, call: RpcCall, failure: CallError, error: Exception | None) -> None:
         fields = {
-            "method": rpc.method.name,
-            "client": None if rpc.admitted is None else rpc.admitted.client.name,
+            "method": call.method.name,
+            "client": call.client.name if call.is_admitted else None,
             "code": failure.code.value,
             "reason": failure.sentence,
         }
-        if error is None:
-            self._log.warning("call_failed", **fields)
-        else:
+        if error is not None:
             self._log.error("call_crashed", exc_info=error, **fields)
+        elif not isinstance(failure, NoRequestError):
+            self._log.warning("call_failed", **fields)
 
 
 @lru_cache(maxsize=_CACHED_HOSTS)

@@ -32,7 +32,6 @@ from store.rpc.gossip_frames import decode_gossip, encode_gossip
 from store.rpc.identity import CLUSTER
 from store.rpc.limits import GREETING_GRACE_S, GREETING_PAUSE_S
 from store.rpc.peer import CallerStream, calling_peer
-from store.serving.call import Call
 from store.serving.failure import CallError, Code
 from storenode.wire.storenode.v1 import peer_pb2
 
@@ -125,7 +124,7 @@ class GossipService:
     def __init__(self, gossip: tuple[PeerStreams, GossipTransport] | None) -> None:
         self._gossip = gossip
 
-    async def gossip(self, rpc: RpcCall, _call: Call) -> None:
+    async def gossip(self, call: RpcCall) -> None:
         """Serve ``Gossip``."""
         if self._gossip is None:
             raise CallError(
@@ -133,14 +132,14 @@ class GossipService:
                 "this node exchanges nothing live: start it with --gossip on",
             )
         streams, transport = self._gossip
-        theirs, own = rpc.fields.get(CLUSTER), rpc.node.identity.cluster
+        theirs, own = call.fields.get(CLUSTER), call.node.identity.cluster
         if theirs is not None and own is not None and theirs != str(own):
             raise CallError(
                 Code.FAILED_PRECONDITION,
                 f"this node is of cluster {own} and the caller of another: give both one --cluster",
             )
-        caller = calling_peer(rpc)
-        frames = transport.frames(CallerStream(rpc))
+        caller = calling_peer(call)
+        frames = transport.frames(CallerStream(call))
         try:
             await streams.serve(frames, caller)
         except _UnreadableFrameError as error:

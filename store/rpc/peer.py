@@ -10,8 +10,6 @@ from store.domain.places import Caller
 from store.domain.ports import PeerFailed
 from store.rpc.call import RpcCall
 from store.rpc.identity import NODE_ID, STORE_ID
-from store.serving.call import Call
-from store.serving.connections import remote
 from store.serving.failure import CallerGoneError, CallError
 from store.sync.session.exchange import Exchange
 from store.sync.session.responder import Responder
@@ -22,13 +20,13 @@ _GONE = "the peer is gone"
 class CallerStream:
     """The stream of a call that this node serves: `store.domain.ports.FrameStream`."""
 
-    def __init__(self, rpc: RpcCall) -> None:
-        self._rpc = rpc
+    def __init__(self, call: RpcCall) -> None:
+        self._call = call
 
     async def read(self) -> bytes | None:
         """Return the caller's next frame; None when it has half-closed."""
         try:
-            return await self._rpc.next_request()
+            return await self._call.next_request()
         except (grpc.aio.BaseError, asyncio.InvalidStateError):
             raise PeerFailed(_GONE) from None
         except CallError as gave_way:
@@ -37,7 +35,7 @@ class CallerStream:
     async def write(self, frame: bytes) -> None:
         """Send a frame to the caller."""
         try:
-            await self._rpc.send(frame)
+            await self._call.send(frame)
         except CallerGoneError:
             raise PeerFailed(_GONE) from None
 
@@ -51,17 +49,17 @@ class PeerService:
     def __init__(self, exchange: Exchange) -> None:
         self._responder = Responder(exchange)
 
-    async def reconcile(self, rpc: RpcCall, _call: Call) -> None:
+    async def reconcile(self, call: RpcCall) -> None:
         """Serve ``Reconcile``."""
-        await self._responder.reconcile(calling_peer(rpc), CallerStream(rpc))
+        await self._responder.reconcile(calling_peer(call), CallerStream(call))
 
-    async def transfer(self, rpc: RpcCall, _call: Call) -> None:
+    async def transfer(self, call: RpcCall) -> None:
         """Serve ``Transfer``."""
-        await self._responder.transfer(calling_peer(rpc), CallerStream(rpc))
+        await self._responder.transfer(calling_peer(call), CallerStream(call))
 
 
-def calling_peer(rpc: RpcCall) -> Caller:
+def calling_peer(call: RpcCall) -> Caller:
     """Return the peer whose call has been admitted."""
-    fields, rules = rpc.fields, rpc.node.peers
+    fields, rules = call.fields, call.node.peers
     trusted = rules is not None and rules.trusted
-    return Caller(fields[NODE_ID], fields[STORE_ID], remote(rpc.context.peer()).name, trusted)
+    return Caller(fields[NODE_ID], fields[STORE_ID], call.remote.name, trusted)

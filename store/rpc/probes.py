@@ -16,7 +16,6 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from store.rpc.call import BidiMethod, RpcCall
 from store.rpc.context import RpcContext
-from store.serving.call import Call
 from store.serving.failure import CallError, Code, malformed
 
 HEALTH: Final = "grpc.health.v1.Health"
@@ -100,19 +99,20 @@ def reflect(services: Collection[str]) -> BidiMethod:
     library: Any = reflection
     servicer = library.aio.ReflectionServicer(sorted(services), _Pool())
 
-    async def info(rpc: RpcCall, call: Call) -> None:
-        async for answer in servicer.ServerReflectionInfo(_requests(rpc, call), rpc.context):
-            await rpc.send(answer.SerializeToString())
+    async def info(call: RpcCall) -> None:
+        async for answer in servicer.ServerReflectionInfo(_requests(call), call.context):
+            await call.send(answer.SerializeToString())
 
     return info
 
 
-async def _requests(rpc: RpcCall, call: Call) -> AsyncGenerator[Any, None]:
+async def _requests(call: RpcCall) -> AsyncGenerator[Any, None]:
     """Yield the requests, read where others are that need no token."""
-    node, name = rpc.node, call.client.name
-    while (
-        request := await node.incomplete.read(rpc.context, name, node.open_requests)
-    ) is not None:
+    while True:
+        async with call.node.open_requests.slot(call.connection):
+            request = await call.next_request()
+        if request is None:
+            return
         call.charge(len(request), counted=False)
         try:
             parsed = reflection_pb2.ServerReflectionRequest.FromString(request)

@@ -13,22 +13,20 @@ from collections.abc import Iterator
 
 from store.rpc.call import RpcCall
 from store.rpc.limits import STREAM_WINDOW_BYTES, STREAM_WINDOW_REQUESTS
-from store.serving.call import Call
 from store.serving.methods.encode import publish_response
 from store.serving.methods.publish import PublishBatch, admit, confirm, store
 from store.serving.queue import FairQueue, memory_queue
 
 
-async def publish_stream(rpc: RpcCall, call: Call) -> None:
+async def publish_stream(call: RpcCall) -> None:
     """Serve ``PublishStream``."""
-    await _Stream(rpc, call).run()
+    await _Stream(call).run()
 
 
 class _Stream:
     """A task that reads and judges, and the call's own, which answers."""
 
-    def __init__(self, rpc: RpcCall, call: Call) -> None:
-        self._rpc = rpc
+    def __init__(self, call: RpcCall) -> None:
         self._call = call
         self._slots = asyncio.Semaphore(STREAM_WINDOW_REQUESTS)
         self._window = memory_queue(STREAM_WINDOW_BYTES, "requests")
@@ -39,7 +37,7 @@ class _Stream:
         answer: asyncio.Task[bytes] | None = None
         try:
             while (answer := await self._answers.get()) is not None:
-                await self._rpc.send(await answer)
+                await self._call.send(await answer)
                 self._slots.release()
             await reader
         finally:
@@ -62,7 +60,7 @@ class _Stream:
             while True:
                 await self._slots.acquire()
                 with call.node.drain.endless():
-                    request = await self._rpc.next_request()
+                    request = await self._call.next_request()
                 if request is None:
                     return
                 call.charge(len(request), counted=False)
@@ -72,7 +70,7 @@ class _Stream:
             self._answers.put_nowait(None)
 
     async def _accept(self, request: bytes) -> None:
-        size, connection = len(request), self._call.sender.connection
+        size, connection = len(request), self._call.connection
         taken: list[FairQueue] = []
 
         def release() -> None:

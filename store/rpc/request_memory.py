@@ -28,9 +28,8 @@ import grpc
 
 from store.rpc.limits import LOOKAHEAD_BYTES, MAX_PEER_FRAME_BYTES, MAX_UNFINISHED_BYTES
 from store.serving.connections import ReceivedBytes
-from store.serving.failure import CallError, Code
-from store.serving.limits import REQUEST_TIMEOUT_S
-from store.serving.queue import RequestSlots, late
+from store.serving.drain import End, endable
+from store.serving.failure import unready
 
 FORGET_BEYOND: Final = 1_024
 """Connections that are remembered before the closed ones are looked for."""
@@ -43,29 +42,22 @@ PAUSE_ROUNDS: Final = 10
 """Between two measurements: so long, or so many times the duration of the last one."""
 
 MAX_PAUSE_S: Final = 0.5
-"""The pause grows to this while nothing comes over connections that await a request, such as the
-streams of peers."""
+"""The pause while no read begins and nothing comes over connections that await a request, such as
+the streams of peers."""
 
 FILLING_PAUSE_S: Final = 0.01
 FILLING_SHARE: Final = 8
 """The pause while connections that grow hold this share of the budget."""
 
 
-class NoRequestError(CallError):
-    """The caller has hung up, or closed its side, before it sent a request."""
-
-    def __init__(self) -> None:
-        super().__init__(Code.INVALID_ARGUMENT, "the call ended before its request: send one")
-
-
 @dataclass(slots=True)
 class MeasuredConnection:
     """The bytes of a connection.
 
-    ``read_bytes``: of all requests that were read. ``awaited``: timeouts of the calls that await a
-    request, with the round in which they began. ``came_bytes``: all that had come in the last
-    round. ``rest_bytes``: the least that had come and was not read. ``unread_bytes``: at most so
-    much is in gRPC. ``grew``: since the round before.
+    ``read_bytes``: of all requests that were read. ``awaited``: what ends each call that awaits a
+    request, with the round in which it began. ``came_bytes``: all that had come in the last round.
+    ``rest_bytes``: the least that had come and was not read. ``unread_bytes``: at most so much is
+    in gRPC. ``grew``: since the round before.
     """
 
     name: str
@@ -75,7 +67,7 @@ class MeasuredConnection:
     rest_bytes: int = 0
     unread_bytes: int = 0
     grew: bool = False
-    awaited: dict[asyncio.Timeout, int] = field(default_factory=dict)
+    awaited: dict[End, int] = field(default_factory=dict)
 
     def measure(self, came_bytes: int, last_round: int) -> None:
         """Compute what is in gRPC, now that so much has come."""
@@ -88,13 +80,11 @@ class MeasuredConnection:
         self.unread_bytes = min(rest - self.rest_bytes, most)
         self.grew, self.came_bytes = since > 0, came_bytes
 
-    def end(self, now_s: float) -> None:
+    def end(self, error: Exception) -> None:
         """End every call whose request is awaited; its bytes are given up with it."""
         self.rest_bytes = self.came_bytes - self.read_bytes
         while self.awaited:
-            limit, _ = self.awaited.popitem()
-            if not limit.expired():
-                limit.reschedule(now_s)
+            self.awaited.popitem()[0](error)
 
 
 class IncompleteRequests:
@@ -109,105 +99,74 @@ class IncompleteRequests:
         self._count = count or ReceivedBytes().count
         self._connections: dict[str, MeasuredConnection] = {}
         self._forget_at = FORGET_BEYOND
-        self._round = 0
-        self._is_filling = self._has_grown = False
-        self._awaited = 0
-        self._begun = asyncio.Event()
-        self._alarm: asyncio.TimerHandle | None = None
+        self._round = self._awaited = 0
+        self._is_filling = False
+        self._active = asyncio.Event()
 
     async def read(
-        self,
-        context: grpc.aio.ServicerContext[bytes, bytes],
-        owner: str,
-        slots: RequestSlots | None = None,
-        *,
-        wait: bool = True,
+        self, context: grpc.aio.ServicerContext[bytes, bytes], owner: str
     ) -> bytes | None:
         """Read the next request of a call of ``owner``; return None after the last.
 
-        Without ``slots`` it has no limit of time; without ``wait`` a slot must be free.
-
         Raises:
-            CallError: it has not come in time, or gave way to others.
+            CallError: it gave way to others before it had come in full.
         """
-        name, gave_way, loop = context.peer(), False, asyncio.get_running_loop()
-        began_s = loop.time()
-        try:
-            async with asyncio.timeout(None if slots is None else REQUEST_TIMEOUT_S) as limit:
-                if slots is not None:
-                    await slots.enter(name, limit, wait=wait)
-                # Looked up now: while the call waited for its slot, it might have been forgotten.
-                connection = self._connections.get(name)
-                if connection is None:
-                    connection = self._connections[name] = MeasuredConnection(name)
-                connection.owner = owner
-                connection.awaited[limit] = self._round
-                self._awaited += 1
-                alarm = self._alarm
-                if alarm is None or alarm.cancelled() or alarm.when() < loop.time():
-                    alarm = self._alarm = loop.call_later(PAUSE_S, self._begun.set)
-                try:
-                    request: object = await context.read()
-                finally:
-                    self._awaited -= 1
-                    if not self._awaited:
-                        alarm.cancel()
-                    gave_way = connection.awaited.pop(limit, None) is None
-                    if slots is not None:
-                        slots.leave(name, limit)
-                if isinstance(request, bytes):
-                    connection.read_bytes += len(request)
-        except TimeoutError:
-            raise self._gave_way() if gave_way else late(began_s) from None
-        return request if isinstance(request, bytes) else None
-
-    def _gave_way(self) -> CallError:
-        return CallError(
-            Code.UNAVAILABLE,
-            f"requests that have not come in full hold more than {self._limit_bytes:,} bytes of"
-            " this node, and that of this call had not come: make the call again, and send"
-            " what has no answer",
-            retry=True,
-        )
+        name = context.peer()
+        connection = self._connections.get(name)
+        if connection is None:
+            connection = self._connections[name] = MeasuredConnection(name)
+        connection.owner = owner
+        with endable() as end:
+            connection.awaited[end] = self._round
+            self._awaited += 1
+            self._active.set()
+            try:
+                request: object = await context.read()
+            finally:
+                self._awaited -= 1
+                connection.awaited.pop(end, None)
+        if not isinstance(request, bytes):
+            return None
+        connection.read_bytes += len(request)
+        return request
 
     async def run(self) -> None:
-        """Measure again and again while requests are awaited that did not come in `PAUSE_S`."""
-        loop, pause_s, least_s = asyncio.get_running_loop(), PAUSE_S, PAUSE_S
+        """Measure again and again while requests are awaited, seldom while nothing comes."""
+        loop, pause_s = asyncio.get_running_loop(), PAUSE_S
         while True:
-            if not self._is_filling:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(pause_s if self._awaited else None):
-                        await self._begun.wait()
-            begun = self._begun.is_set()
-            self._begun.clear()
-            await asyncio.sleep(FILLING_PAUSE_S if self._is_filling else least_s - PAUSE_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(MAX_PAUSE_S - PAUSE_S if self._awaited else None):
+                    await self._active.wait()
+            self._active.clear()
+            await asyncio.sleep(FILLING_PAUSE_S if self._is_filling else pause_s)
             began_s = loop.time()
             await self.measure()
-            pause_s = PAUSE_S if begun or self._has_grown else min(2 * pause_s, MAX_PAUSE_S)
-            least_s = max(PAUSE_S, (loop.time() - began_s) * PAUSE_ROUNDS)
+            pause_s = max(PAUSE_S, (loop.time() - began_s) * PAUSE_ROUNDS)
 
     async def measure(self) -> None:
         """Measure, and end calls where there are too many bytes."""
-        waiting = [each for each in self._connections.values() if each.awaited]
-        self._is_filling = self._has_grown = False
-        if not waiting:
-            return
-        last, self._round = self._round, self._round + 1
         if len(self._connections) > self._forget_at:
-            names = list(self._connections)
-            still_open = await self._count(names)
-            for name in names:
-                if name not in still_open and not self._connections[name].awaited:
-                    del self._connections[name]
-            self._forget_at = max(FORGET_BEYOND, 2 * len(self._connections))
-        came = await self._count([each.name for each in waiting])
+            await self._forget_closed()
+        last, self._round = self._round, self._round + 1
+        waiting = [each for each in self._connections.values() if each.awaited]
+        came = await self._count([each.name for each in waiting]) if waiting else {}
+        waiting = [each for each in waiting if each.awaited]
         for each in waiting:
-            if each.name in came and each.awaited:
+            if each.name in came:
                 each.measure(came[each.name], last)
-        self._has_grown = any(each.grew for each in waiting)
-        growing_bytes = sum(each.unread_bytes for each in waiting if each.awaited and each.grew)
-        self._is_filling = growing_bytes > self._limit_bytes // FILLING_SHARE
-        self._end_excess([each for each in waiting if each.awaited])
+        growing = [each.unread_bytes for each in waiting if each.grew]
+        self._is_filling = sum(growing) > self._limit_bytes // FILLING_SHARE
+        if growing:
+            self._active.set()
+        self._end_excess(waiting)
+
+    async def _forget_closed(self) -> None:
+        names = list(self._connections)
+        still_open = await self._count(names)
+        for name in names:
+            if name not in still_open and not self._connections[name].awaited:
+                del self._connections[name]
+        self._forget_at = max(FORGET_BEYOND, 2 * len(self._connections))
 
     def _end_excess(self, waiting: list[MeasuredConnection]) -> None:
         excess = sum(each.unread_bytes for each in waiting) - self._limit_bytes
@@ -216,7 +175,6 @@ class IncompleteRequests:
         owners: Counter[str] = Counter()
         for each in waiting:
             owners[each.owner] += each.unread_bytes
-        now_s = asyncio.get_running_loop().time()
         waiting.sort(
             key=lambda each: (
                 *(-owners[each.owner], each.unread_bytes < LARGE_BYTES),
@@ -224,8 +182,12 @@ class IncompleteRequests:
             )
         )
         for each in waiting:
-            if excess <= 0:
-                return
-            excess -= each.unread_bytes
-            if each.unread_bytes:
-                each.end(now_s)
+            if excess > 0 and each.unread_bytes:
+                excess -= each.unread_bytes
+                each.end(
+                    unready(
+                        f"requests that have not come in full hold more than"
+                        f" {self._limit_bytes:,} bytes of this node, and that of this call had not"
+                        " come: make the call again, and send what has no answer"
+                    )
+                )

@@ -201,7 +201,7 @@ class AnswerSender:
         budget = self._budget
         if refusable and more_bytes > COPIES * SMALL_ANSWER_BYTES:
             if budget.growing >= MAX_GROWING:
-                raise budget.full()
+                raise budget.full(budget.limit, "")
             budget.growing += 1
             try:
                 await self.take(more_bytes)
@@ -263,7 +263,7 @@ class UnsentBudget(FairQueue):
     """
 
     def __init__(self, now_s: Callable[[], float], limit_bytes: int = DEFAULT_UNSENT_BYTES) -> None:
-        super().__init__(limit_bytes, lambda: busy(FULL.format(limit=limit_bytes)), now_s=now_s)
+        super().__init__(limit_bytes, lambda *_: busy(FULL.format(limit=limit_bytes)), now_s=now_s)
         self.senders: dict[AnswerSender, None] = {}
         self.ended: set[AnswerSender] = set()
         self.connections: dict[str, dict[str, int]] = {}

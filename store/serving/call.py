@@ -1,6 +1,6 @@
 """A call of a client under way, over any protocol: admission, rights and charges.
 
-Every call passes the same steps: its caller is identified, `open_call` admits it by all quotas,
+Every call passes the same steps: `Call.admit` identifies its caller and admits it by all quotas,
 `Call.charge` counts its request, its method runs, and its account and sender count the end.
 """
 
@@ -9,14 +9,16 @@ from __future__ import annotations
 import itertools
 import re
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Final
 
-from store.domain.access import Access, Client, Right
+from store.domain.access import Client, Right
 from store.domain.quota import Account, CallKind
 from store.serving.answer_budget import AnswerSender
+from store.serving.connections import remote
 from store.serving.context import NodeContext
 from store.serving.failure import CallError, Code, over_limit, unready
 from store.serving.limits import (
@@ -56,33 +58,59 @@ class Method:
     max_request_bytes: int = MAX_SMALL_REQUEST_BYTES
 
 
-@dataclass(slots=True, eq=False)
-class Call:
+class Call(ABC):
     """A call under way; ``access`` are the rules by which it was admitted last.
 
-    ``identify`` identifies the caller anew; None for a peer, which has no token. ``sender`` counts
-    its answer. ``is_abandoned``: its caller has hung up while a batch waited for its commit.
+    ``connection`` has the form that gRPC gives names. ``client``, ``account``, ``sender``, which
+    counts its answer, and ``max_request_bytes`` are there once it is admitted. ``is_abandoned``:
+    its caller has hung up while a batch waited for its commit.
     """
 
-    node: NodeContext
-    method: Method
     client: Client
     account: Account
     sender: AnswerSender
-    access: Access
-    identify: Callable[[], Client] | None
     max_request_bytes: int
-    is_abandoned: bool = False
+
+    def __init__(self, node: NodeContext, method: Method, connection: str) -> None:
+        self.node = node
+        self.method = method
+        self.connection = connection
+        self.remote = remote(connection)
+        self.access = node.access()
+        self.is_admitted = self.is_abandoned = False
+
+    @abstractmethod
+    def identify(self) -> Client:
+        """Return the caller, by the rules in force.
+
+        Raises:
+            Denied: it is not known, or lacks the right.
+            CallError: it does not say who it is as it should.
+        """
+
+    def admit(self) -> None:
+        """Identify the caller, and admit the call by the quotas of its caller and of the node.
+
+        Raises:
+            Exceeded: too many calls are under way, or too many came lately.
+            Exception: as `identify` does.
+        """
+        client, now_ns = self.identify(), self.node.monotonic_ns()
+        account = self.node.quota.account(client.name, client.limits, now_ns, named=client.named)
+        account.begin(self.method.kind, now_ns)
+        self.client, self.account, self.is_admitted = client, account, True
+        self.sender = AnswerSender(self.node.answers, client.name, self.connection)
+        self.max_request_bytes = min(client.limits.request_bytes, self.method.max_request_bytes)
 
     def check_rights(self) -> None:
         """Identify the caller again, if the token file has changed.
 
         Raises:
             CallError: the topics of the caller are others now.
-            Exception: what ``identify`` raises where it has no token any more.
+            Exception: as `identify` does, where the caller has no token any more.
         """
         access = self.node.access()
-        if access is self.access or self.identify is None:
+        if access is self.access:
             return
         if self.identify().topics != self.client.topics:
             raise CallError(
@@ -105,8 +133,7 @@ class Call:
             CallError: it is too large, or `check_rights` fails.
             Exceeded: too much was sent lately.
         """
-        if self.access is not self.node.access():
-            self.check_rights()
+        self.check_rights()
         if size_bytes > self.max_request_bytes:
             raise over_limit(
                 f"the request has {size_bytes:,} bytes: at most {self.max_request_bytes:,}"
@@ -129,25 +156,3 @@ class Call:
 
 UnaryMethod = Callable[[Call, bytes], Awaitable[bytes]]
 StreamMethod = Callable[[Call, bytes], AsyncGenerator[bytes, None]]
-
-
-def open_call(
-    node: NodeContext,
-    method: Method,
-    client: Client,
-    connection: str,
-    access: Access,
-    *,
-    identify: Callable[[], Client] | None,
-) -> Call:
-    """Admit a call by the quotas of its caller and of the node.
-
-    Raises:
-        Exceeded: too many calls are under way, or too many came lately.
-    """
-    now_ns = node.monotonic_ns()
-    account = node.quota.account(client.name, client.limits, now_ns, named=client.named)
-    account.begin(method.kind, now_ns)
-    sender = AnswerSender(node.answers, client.name, connection)
-    largest = min(client.limits.request_bytes, method.max_request_bytes)
-    return Call(node, method, client, account, sender, access, identify, largest)

@@ -19,6 +19,7 @@ from store.observe.metrics import Metrics
 from store.observe.problems import Problem
 from store.serving.answer_budget import UnsentBudget
 from store.serving.drain import Drain
+from store.serving.failure import CallError, busy
 from store.serving.limits import (
     MAX_FOLLOWED_BYTES,
     MAX_IN_FLIGHT_PUBLISH_BYTES,
@@ -119,6 +120,13 @@ class ServedDatabase:
     oldest_unarchived_ns: int
 
 
+def _too_many_topics(limit: int, owner: str) -> CallError:
+    return busy(
+        f"limit of {limit:,} bytes for the topics of all followers of {owner} is reached: follow"
+        " fewer topics, or by pubsub topic alone"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class NodeContext:
     """The parts of a node that client calls use, over any protocol.
@@ -163,5 +171,5 @@ class NodeContext:
         default_factory=lambda: memory_queue(MAX_LARGE_READ_BYTES, "large requests")
     )
     followed: FairQueue = field(
-        default_factory=lambda: memory_queue(MAX_FOLLOWED_BYTES, "followed topics")
+        default_factory=lambda: FairQueue(MAX_FOLLOWED_BYTES, _too_many_topics)
     )

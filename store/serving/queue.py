@@ -39,14 +39,15 @@ class FairQueue:
     """A number of units, such as bytes, that calls take and give back.
 
     One request that is larger than the whole passes when nothing else is under way. ``full`` makes
-    the error of a call that is refused; ``max_waiting`` calls wait, and of more the heaviest is
-    refused. ``asked``: units by connection, taken by `acquire` or waited for.
+    the error of a call that is refused from the limit and its owner, "one client" or "this node";
+    ``max_waiting`` calls wait, and of more the heaviest is refused. ``asked``: units by connection,
+    taken by `acquire` or waited for.
     """
 
     def __init__(
         self,
         limit: int,
-        full: Callable[[], CallError],
+        full: Callable[[int, str], CallError],
         *,
         max_waiting: int | None = None,
         now_s: Callable[[], float] = lambda: 0.0,
@@ -71,35 +72,16 @@ class FairQueue:
         return size <= self.free or self.free == self.limit
 
     @contextmanager
-    def reserve(self, size: int) -> Iterator[None]:
-        """Take units for a while, without waiting.
+    def reserve(self, size: int, owner: str = "") -> Iterator[None]:
+        """Take units for a while, without waiting; one ``owner`` gets half at most.
 
         Raises:
             CallError: there is no room, or calls wait already.
         """
-        if self.waiting or (size > self.free and self.free < self.limit):
-            raise self.full()
-        self.free -= size
-        try:
-            yield
-        finally:
-            self.release(size)
-
-    @contextmanager
-    def reserve_share(
-        self, owner: str, size: int, full: Callable[[int, str], str]
-    ) -> Iterator[None]:
-        """Take units for a while, of which one owner gets half at most.
-
-        Raises:
-            CallError: there is no room; ``full`` makes the sentence from the limit and its owner.
-        """
-        for used, most, whose in (
-            (self._by_owner[owner], self.limit // 2, "one client"),
-            (self.used, self.limit, "this node"),
-        ):
-            if size and used + size > most:
-                raise busy(full(most, whose))
+        if owner and self._by_owner[owner] + size > self.limit // 2:
+            raise self.full(self.limit // 2, "one client")
+        if self.waiting or not self.fits(size):
+            raise self._full_node()
         self._by_owner[owner] += size
         self.free -= size
         try:
@@ -110,6 +92,9 @@ class FairQueue:
                 del self._by_owner[owner]
             self.release(size)
 
+    def _full_node(self) -> CallError:
+        return self.full(self.limit, "this node")
+
     async def acquire(self, connection: str, size: int, factor: int = 1) -> None:
         """Take units when it is the call's turn; `release` must follow.
 
@@ -117,7 +102,7 @@ class FairQueue:
             CallError: too many calls wait, or `refuse` was called.
         """
         self.asked[connection] += size
-        if not self.waiting and (size <= self.free or self.fits(size)):
+        if not self.waiting and self.fits(size):
             self.free -= size
             return
         if self._max_waiting is not None and len(self.waiting) >= self._max_waiting:
@@ -167,7 +152,7 @@ class FairQueue:
         """End the wait of some calls."""
         for call in calls:
             if not call.turn.done():
-                call.turn.set_exception(self.full())
+                call.turn.set_exception(self._full_node())
                 self._forget(call.connection, call.size)
         self.waiting = [each for each in self.waiting if not each.turn.done()]
         heapq.heapify(self.waiting)
@@ -181,10 +166,10 @@ class FairQueue:
 def memory_queue(limit_bytes: int, what: str) -> FairQueue:
     """Return a queue for the bytes of requests under way, which ``what`` names in errors."""
 
-    def full() -> CallError:
+    def full(limit: int, owner: str) -> CallError:
         return busy(
-            f"limit of {limit_bytes:,} bytes of {what} under way on this node is reached: retry"
-            " with backoff"
+            f"limit of {limit:,} bytes of {what} under way on {owner} is reached: retry with"
+            " backoff"
         )
 
     return FairQueue(limit_bytes, full)
@@ -198,68 +183,51 @@ class RequestSlots(FairQueue):
     """
 
     def __init__(self, slots: int, max_waiting: int = MAX_WAITING_REQUESTS) -> None:
-        super().__init__(slots, _crowded, max_waiting=max_waiting)
+        super().__init__(slots, lambda *_: _crowded(), max_waiting=max_waiting)
         self._unhurried: dict[asyncio.Timeout, float] = {}
 
-    async def enter(self, connection: str, limit: asyncio.Timeout, *, wait: bool = True) -> None:
-        """Take a slot for a request, whose ``limit`` may be shortened; `leave` must follow.
-
-        Raises:
-            CallError: too many requests wait; or, without ``wait``, no slot is free.
-        """
-        if self.free:
-            self.free -= 1
-            self.asked[connection] += 1
-        elif wait:
-            for other, other_began_s in self._unhurried.items():
-                _shorten(other, other_began_s)
-            self._unhurried.clear()
-            await self.acquire(connection, 1)
-        else:
-            raise _crowded()
-        now_s = asyncio.get_running_loop().time()
-        if self.waiting or not wait:
-            _shorten(limit, now_s)
-        else:
-            self._unhurried[limit] = now_s
-
-    def leave(self, connection: str, limit: asyncio.Timeout) -> None:
-        """Return a slot."""
-        self._unhurried.pop(limit, None)
-        self.release(1, connection)
-
     @asynccontextmanager
-    async def slot(self, connection: str, *, needed: bool = True) -> AsyncIterator[None]:
+    async def slot(
+        self, connection: str, *, needed: bool = True, wait: bool = True
+    ) -> AsyncIterator[None]:
         """Read a request in the block, which has a limit of time.
 
         A request that costs no more than its connection is read without a slot, not ``needed``.
 
         Raises:
-            CallError: It has not come in time.
+            CallError: it has not come in time; too many wait; or, without ``wait``, no slot is
+                free.
         """
-        began_s = asyncio.get_running_loop().time()
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
         try:
             async with asyncio.timeout(REQUEST_TIMEOUT_S) as limit:
-                if needed:
-                    await self.enter(connection, limit)
+                if not needed:
+                    yield
+                    return
+                if not self.free:
+                    if not wait:
+                        raise _crowded()
+                    for other, other_began_s in self._unhurried.items():
+                        _shorten(other, other_began_s)
+                    self._unhurried.clear()
+                await self.acquire(connection, 1)
+                self._unhurried[limit] = loop.time()
+                if self.waiting or not wait:
+                    _shorten(limit, self._unhurried.pop(limit))
                 try:
                     yield
                 finally:
-                    if needed:
-                        self.leave(connection, limit)
+                    self._unhurried.pop(limit, None)
+                    self.release(1, connection)
         except TimeoutError:
-            raise late(began_s) from None
-
-
-def late(began_s: float) -> CallError:
-    """Return the error of a request that began to come in then, and whose time is over."""
-    if asyncio.get_running_loop().time() - began_s < REQUEST_TIMEOUT_S:
-        return _crowded()
-    return CallError(
-        Code.DEADLINE_EXCEEDED,
-        f"the request has not come in full within {REQUEST_TIMEOUT_S:g} s: send it faster,"
-        " or a smaller one",
-    )
+            if loop.time() - began_s < REQUEST_TIMEOUT_S:
+                raise _crowded() from None
+            raise CallError(
+                Code.DEADLINE_EXCEEDED,
+                f"the request has not come in full within {REQUEST_TIMEOUT_S:g} s: send it faster,"
+                " or a smaller one",
+            ) from None
 
 
 def _shorten(limit: asyncio.Timeout, began_s: float) -> None:

@@ -168,7 +168,7 @@ async def follow(call: Call, request: bytes) -> AsyncGenerator[bytes, None]:
     )
     size = sum(ROUTE_BYTES + len(name) for name in wanted.filter.content_topics)
     with (
-        node.followed.reserve_share(call.client.name, size, _too_many_topics),
+        node.followed.reserve(size, call.client.name),
         node.metrics.followers.track_inprogress(),
     ):
         async for page in services.feed.follow(wanted, call.sender):
@@ -258,13 +258,6 @@ def query_input(request: waku_store_pb2.StoreQueryRequest) -> QueryInput:
         forward=request.pagination_forward,
         limit=request.pagination_limit if has("pagination_limit") else None,
         nwaku_rules=request.nwaku_rules,
-    )
-
-
-def _too_many_topics(most: int, owner: str) -> str:
-    return (
-        f"limit of {most:,} bytes for the topics of all followers of {owner} is reached: follow"
-        " fewer topics, or by pubsub topic alone"
     )
 
 

@@ -8,11 +8,15 @@ from random import Random
 import pytest
 
 from store.serving.failure import CallError, Code, busy
-from store.serving.queue import FairQueue, memory_queue
+from store.serving.limits import CROWDED_TIMEOUT_S, REQUEST_TIMEOUT_S
+from store.serving.queue import FairQueue, RequestSlots
+from tests.support.virtual_time import virtual_time
 
 
 def queue(limit: int = 10, max_waiting: int | None = None) -> FairQueue:
-    return FairQueue(limit, lambda: busy("full"), max_waiting=max_waiting)
+    return FairQueue(
+        limit, lambda limit, owner: busy(f"{limit} of {owner}"), max_waiting=max_waiting
+    )
 
 
 def ask(of: FairQueue, connection: str, size: int) -> asyncio.Task[None]:
@@ -93,17 +97,14 @@ async def test_one_that_is_larger_than_the_whole_passes_alone() -> None:
 async def test_one_owner_gets_half_and_all_get_the_whole() -> None:
     shared = queue()
 
-    def full(most: int, owner: str) -> str:
-        return f"{most} of {owner}"
-
-    with shared.reserve_share("a", 5, full):
-        with pytest.raises(CallError, match="5 of one client"), shared.reserve_share("a", 1, full):
+    with shared.reserve(5, "a"):
+        with pytest.raises(CallError, match="5 of one client"), shared.reserve(1, "a"):
             pass
         with (
-            shared.reserve_share("b", 5, full),
-            shared.reserve_share("c", 0, full),
+            shared.reserve(5, "b"),
+            shared.reserve(0, "c"),
             pytest.raises(CallError, match="10 of this node"),
-            shared.reserve_share("c", 1, full),
+            shared.reserve(1, "c"),
         ):
             pass
     assert shared.used == 0
@@ -153,7 +154,52 @@ async def test_every_unit_comes_back_however_calls_end(seed: int) -> None:
     assert not [each for each in shared.waiting if not each.turn.done()]
 
 
-def test_the_memory_of_requests_is_named_in_the_refusal() -> None:
-    shared = memory_queue(1_000, "large requests")
-    with shared.reserve(900), pytest.raises(CallError, match="1,000 bytes of large requests"):
-        shared.reserve(200).__enter__()
+@virtual_time
+async def test_a_request_keeps_its_slot_unless_others_wait() -> None:
+    slots, loop = RequestSlots(1), asyncio.get_running_loop()
+    came = asyncio.Event()
+
+    async def receive(connection: str = "a", *, wait: bool = True) -> None:
+        async with slots.slot(connection, wait=wait):
+            await came.wait()
+
+    alone = asyncio.create_task(receive())
+    await asyncio.sleep(2 * CROWDED_TIMEOUT_S)
+    assert not alone.done(), "no other call wants the slot"
+    with pytest.raises(CallError, match="have not come in full is reached"):
+        await receive(wait=False)
+    waiting = asyncio.create_task(receive())
+    with pytest.raises(CallError) as refused:
+        await alone
+    assert (refused.value.code, refused.value.retry) == (Code.RESOURCE_EXHAUSTED, True)
+    began_s = loop.time()
+    with pytest.raises(CallError) as refused:
+        await waiting
+    assert refused.value.code is Code.DEADLINE_EXCEEDED
+    assert loop.time() - began_s == REQUEST_TIMEOUT_S
+    # A small request needs no slot, and has its time all the same.
+    async with slots.slot("a"), slots.slot("b", needed=False):
+        assert slots.free == 0
+    with pytest.raises(CallError, match="within 60 s"):
+        async with slots.slot("b", needed=False):
+            await asyncio.Event().wait()
+    assert (slots.used, slots.asked) == (0, {})
+
+
+async def test_slots_come_back_however_a_call_ends() -> None:
+    slots = RequestSlots(1)
+
+    async def receive() -> None:
+        async with slots.slot("a"):
+            await asyncio.Event().wait()
+
+    for _ in range(3):
+        holder, waiter = (asyncio.create_task(receive()) for _ in range(2))
+        await asyncio.sleep(0)
+        holder.cancel()
+        await asyncio.sleep(0)
+        waiter.cancel()
+        await asyncio.gather(holder, waiter, return_exceptions=True)
+    async with slots.slot("a", wait=False):
+        assert slots.free == 0
+    assert (slots.used, slots.asked) == (0, {})

@@ -16,15 +16,15 @@ from sim.rng import Rng, happens
 from store.domain.coverage import (
     BLOCK_NS,
     HOUR_NS,
+    Coverage,
     Span,
     Statement,
     aligned,
-    answered,
-    updated,
+    overlapping,
+    replaced,
 )
 from store.domain.partitioning import DAY_NS
 from store.domain.ports import StoreBusy, StoreUnavailable
-from store.sync.coverage import Coverage
 
 if TYPE_CHECKING:
     from sim.database import Database
@@ -69,26 +69,15 @@ class SimStatements:
         stated, horizon_ns = self._process.database.stated, self._process.database.horizon_ns
         for store, found in stated.items():
             stated[store] = [each for each in found if each.end_ns > horizon_ns]
-        old = stated.get(store_id, [])
-        start_ns, end_ns = statements[0].start_ns, statements[-1].end_ns
-        about = [each for each in old if each.start_ns < end_ns and each.end_ns > start_ns]
-        gone, made = updated(about, statements, now_ns)
-        stated[store_id] = [*(each for each in old if each not in gone), *made]
+        stated[store_id] = replaced(stated.get(store_id, ()), statements, now_ns)
 
     async def between(self, start_ns: int, end_ns: int) -> Mapping[str, Sequence[Statement]]:
         """Return by store the statements that overlap a range, ascending."""
 
         def read() -> dict[str, list[Statement]]:
             stated = self._process.database.stated
-            about = {
-                store: [each for each in found if each.start_ns < end_ns and each.end_ns > start_ns]
-                for store, found in stated.items()
-            }
-            return {
-                store: sorted(found, key=lambda each: (each.start_ns, -each.end_ns))
-                for store, found in about.items()
-                if found
-            }
+            about = {store: overlapping(all_, (start_ns, end_ns)) for store, all_ in stated.items()}
+            return {store: found for store, found in about.items() if found}
 
         return await self._process.database.look(read, rng=self._rng)
 
@@ -176,7 +165,7 @@ async def _ask_messages(process: Process, coverage: Coverage, rng: Rng) -> None:
     stored = await database.look(lambda: list(database.ids), rng=rng)
     await asyncio.sleep(rng.choice(_SLOW_S) * rng.random())
     lost, horizon_ns = await coverage.lost_since(known.places)
-    found = answered((start_ns, end_ns), known, horizon_ns, lost=lost)
+    found = known.answer((start_ns, end_ns), horizon_ns, lost=lost)
     if found.until_ns > found.from_ns:
         process.mark(Mark.COVERED)
         span = found.from_ns, found.until_ns

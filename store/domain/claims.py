@@ -75,11 +75,6 @@ def rank(claim: Claim) -> tuple[bool, int, bytes]:
     return not claim[6], claim[1], claim[2]
 
 
-def parent_bytes(claim: Claim) -> int:
-    """Estimate the memory of a claim's parents, as if all their hints were hashes."""
-    return PARENT_BYTES * len(claim[4])
-
-
 def references(parent_keys: bytes, parent_hints: bytes) -> list[Reference]:
     """Read the parents of a claim from its columns."""
     layout = _layout(len(parent_keys))
@@ -196,7 +191,9 @@ class ClaimCache:
         self.sets.update(fresh)
         self.hinted.update(answer.hinted)
         rows = len(answer.asked) + len(answer.claims) + len(answer.hinted)
-        self.read_bytes += rows * CLAIM_BYTES + sum(map(parent_bytes, answer.claims))
+        # As if all hints of parents were hashes.
+        parents = PARENT_BYTES * sum(len(claim[4]) for claim in answer.claims)
+        self.read_bytes += rows * CLAIM_BYTES + parents
 
     def evict(self, is_needed: Callable[[bytes, Sequence[Claim]], bool]) -> None:
         """Drop hints and the sets that are not needed; they must be read again."""

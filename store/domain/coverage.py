@@ -1,14 +1,14 @@
 """Coverage: what sessions found other stores to hold, what of that still holds, and when this store
 took messages in.
 
-A session that this node began compared two fixed sets. For every span of its window it leaves one
-`Statement` about the peer's store. A statement of equality goes with the count and the XOR of the
-messages that are stored here in the span; it holds only while they are the same, so nothing has to
-withdraw it.
-
-``GetCoverage`` returns `CoverageStep` records. Answers of other reads carry an `AnswerCoverage`:
-statements are read before the first message of the answer. Messages that are stored meanwhile make
-the answer more complete; lost or dropped ones are looked for after the last message.
+- *Stated.* A session that this node began compared two fixed sets. For every `Span` of its window
+  it leaves one `Statement` about the peer's store. A statement of equality goes with the count and
+  the XOR of the messages that are stored here in the span.
+- *Believed.* `KnownCoverage` has statements beside the same figures as they are now. A statement of
+  equality holds while they are the same, so nothing has to withdraw it.
+- *Answered.* ``GetCoverage`` returns `CoverageStep` records, other reads an `AnswerCoverage`.
+  Statements are read before the first message of an answer. Messages that are stored meanwhile make
+  the answer more complete; lost or dropped ones are looked for after the last message.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from reconcile.ids import SyncIds, ordered
-from reconcile.view import Measured
+from reconcile.ids import HASH_WORDS, LOWEST, SyncIds, ordered
+from reconcile.view import Spans, ViewRead
 from store.domain.hub import Place
 from store.domain.partitioning import DAY_NS
+from store.domain.view import OpenView, Reconcilable, StoredIds
 from storenode.message.limits import NS_PER_S
 
 MINUTE_NS: Final = 60 * NS_PER_S
@@ -52,7 +53,35 @@ Span = tuple[int, int]
 """A half-open range of timestamps in Unix nanoseconds."""
 
 Sums = Mapping[Span, tuple[int, bytes]]
-"""The count and the XOR (32 bytes) of the messages that are stored here now, by span."""
+"""The count and the XOR (32 bytes) of the messages that are stored here, by span."""
+
+
+async def measure_spans(view: OpenView, where: Iterable[Span]) -> Sums:
+    """Return the sums of spans, which may overlap, in their order; raises as `OpenView.answer`."""
+    spans = list(where)
+    if not spans:
+        return {}
+    edges, places = np.unique(np.array(spans, np.int64), return_inverse=True)
+    pieces = Spans(SyncIds.at_times(edges[:-1]), SyncIds.at_times(edges[1:]))
+    measured = (await view.answer(ViewRead(measure=pieces))).measured
+    assert measured is not None
+    counts, prints = np.zeros(len(edges), np.int64), np.zeros((len(edges), HASH_WORDS), np.uint64)
+    np.cumsum(measured.counts, out=counts[1:])
+    np.bitwise_xor.accumulate(measured.fingerprints, out=prints[1:])
+    first, last = places.reshape(-1, 2).T
+    within = (counts[last] - counts[first]).tolist()
+    sums = zip(within, prints[last] ^ prints[first], strict=True)
+    return {span: (count, each.tobytes()) for span, (count, each) in zip(spans, sums, strict=True)}
+
+
+def aligned(start_ns: int, end_ns: int, step_ns: int) -> Iterator[Span]:
+    """Yield the steps that a range touches, whole."""
+    for lower_ns in range(start_ns // step_ns * step_ns, end_ns, step_ns):
+        yield lower_ns, lower_ns + step_ns
+
+
+def _overlap(left: Span, right: Span) -> bool:
+    return left[0] < right[1] and right[0] < left[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +135,133 @@ class Comparison:
         """The beginnings of the days of all that differs."""
         every = (self.to_send, self.to_receive, self.conflicts)
         return set().union(*((ids.timestamps // DAY_NS * DAY_NS).tolist() for ids in every))
+
+
+def eras(start_ns: int, end_ns: int, now_ns: int, found: Comparison) -> list[Span]:
+    """Return long spans of a range without differences, which may be `spans` if they are empty."""
+    first = -(-start_ns // _ERA_NS)
+    last = min(end_ns, now_ns - _FINE_NS) // _ERA_NS
+    differing = {day // _ERA_NS for day in found.differing_days}
+    return [
+        (era * _ERA_NS, (era + 1) * _ERA_NS) for era in range(first, last) if era not in differing
+    ]
+
+
+def spans(
+    start_ns: int, end_ns: int, now_ns: int, found: Comparison, empty: Sequence[Span] = ()
+) -> list[Span]:
+    """Divide a range into the spans of its statements: days, hours, and blocks of ten minutes.
+
+    The newest block may end at any full minute. Days with differences are divided into hours;
+    ``empty`` are `eras` that become one span each.
+    """
+    ends = dict(empty)
+    end_ns = min(end_ns, now_ns) // MINUTE_NS * MINUTE_NS
+    fine = set(sorted(found.differing_days)[-_MAX_FINE_DAYS:])
+    made: list[Span] = []
+    upper_ns = -(-start_ns // BLOCK_NS) * BLOCK_NS
+    while upper_ns < end_ns:
+        lower_ns = upper_ns
+        day_ends = lower_ns + DAY_NS
+        if lower_ns in ends:
+            upper_ns = ends[lower_ns]
+        elif not lower_ns % DAY_NS and day_ends <= now_ns - _FINE_NS and day_ends <= end_ns:
+            upper_ns = lower_ns + (HOUR_NS if lower_ns in fine else DAY_NS)
+        elif not lower_ns % HOUR_NS and lower_ns + HOUR_NS <= end_ns:
+            upper_ns = lower_ns + HOUR_NS
+        else:
+            upper_ns = min(lower_ns + BLOCK_NS, end_ns)
+        made.append((lower_ns, upper_ns))
+    return made[-MAX_SPANS:]
+
+
+def stated(measured: Sums, found: Comparison) -> list[Statement]:
+    """Make the statements about ascending spans, measured when they were compared."""
+    received, sent = ordered(found.to_receive), ordered(found.to_send)
+    bounds = np.array(list(measured), np.int64)
+    differing = [
+        np.searchsorted(ids.timestamps, bounds).tolist()
+        for ids in (received, sent, found.conflicts)
+    ]
+    made = []
+    for ((start_ns, end_ns), sums), (first, last), (from_, to), (begin, end) in zip(
+        measured.items(), *differing, strict=True
+    ):
+        count, fingerprint = sums
+        if found.resolved and first < last:
+            words = received.words[first:last]
+            came = np.bitwise_xor.reduce(words, axis=0)
+            fingerprint = (np.frombuffer(fingerprint, np.uint64) ^ came).tobytes()
+            count += last - first
+        keyed = found.keyed_from_ns is not None and found.keyed_from_ns <= start_ns
+        here, there = (0, 0) if found.resolved else (last - first, to - from_)
+        conflicts = end - begin
+        differs = here + conflicts, there + conflicts
+        made.append(
+            Statement(start_ns, end_ns, found.compared_ns, keyed, *differs, count, fingerprint)
+        )
+    return made
+
+
+def updated(
+    old: Sequence[Statement], new: Sequence[Statement], now_ns: int
+) -> tuple[list[Statement], list[Statement]]:
+    """Return which of the overlapping statements go, and which of a session's are stored.
+
+    ``new`` ascends and touches. It replaces statements within it, and those that a difference
+    contradicts; one that it overlaps only in part stays as true as it was. A comparison never
+    replaces a later one, unless that lies ahead of the clock. Days without messages become one
+    statement.
+    """
+    later = [each for each in old if new[0].compared_ns < each.compared_ns <= now_ns]
+    if later:
+        start_ns, end_ns = min(each.start_ns for each in later), max(each.end_ns for each in later)
+        new = [each for each in new if each.end_ns <= start_ns or each.start_ns >= end_ns]
+    if not new:
+        return [], []
+    start_ns, end_ns = new[0].start_ns, new[-1].end_ns
+    differing = [each for each in new if not each.equal]
+    gone = [
+        each
+        for each in old
+        if each not in later
+        and (
+            (start_ns <= each.start_ns and each.end_ns <= end_ns)
+            or any(_overlap(each.span, other.span) for other in differing)
+        )
+    ]
+    return gone, _merge_empty_days(new)
+
+
+def replaced(old: Sequence[Statement], new: Sequence[Statement], now_ns: int) -> list[Statement]:
+    """Return the statements that are there after `updated`, ascending by their starts."""
+    gone, made = updated(old, new, now_ns)
+    left = [each for each in old if each not in gone]
+    return sorted([*left, *made], key=lambda each: (each.start_ns, -each.end_ns))
+
+
+def overlapping(statements: Iterable[Statement], span: Span) -> list[Statement]:
+    """Return the statements that are about a part of a span."""
+    return [each for each in statements if _overlap(each.span, span)]
+
+
+def _merge_empty_days(statements: Sequence[Statement]) -> list[Statement]:
+    made: list[Statement] = []
+    for each in statements:
+        if made and _are_empty_days(made[-1], each):
+            made[-1] = replace(made[-1], end_ns=each.end_ns)
+        else:
+            made.append(each)
+    return made
+
+
+def _are_empty_days(left: Statement, right: Statement) -> bool:
+    days = all(
+        each.equal and not (each.count or each.start_ns % DAY_NS or each.end_ns % DAY_NS)
+        for each in (left, right)
+    )
+    same = (left.compared_ns, left.keyed) == (right.compared_ns, right.keyed)
+    return days and same and left.end_ns == right.start_ns
 
 
 class CoverageState(StrEnum):
@@ -187,222 +343,98 @@ class KnownCoverage:
 
     ``stated``: by store, ascending by their starts. ``sums``: of their spans, as they were after
     the statements had been read. ``places``: the newest commits that ``sums`` include, at least
-    one.
+    one. ``horizon_ns``: as it was then.
     """
 
     stated: Mapping[str, Sequence[Statement]]
     sums: Sums
     places: Sequence[Place]
+    horizon_ns: int = 0
 
-    def of(self, span: Span) -> list[StoreCoverage]:
-        """Compare a span with each store."""
-        return [
-            covered(span, store, self.stated[store], self.sums) for store in sorted(self.stated)
-        ]
+    def of(self, step: Span) -> list[StoreCoverage]:
+        """Compare a step with each store."""
+        return [self._compare(step, store_id) for store_id in sorted(self.stated)]
 
-
-class Statements(Protocol):
-    """The store of statements."""
-
-    async def note(self, store_id: str, statements: Sequence[Statement], now_ns: int) -> None:
-        """Persist them in place of older ones about the same time.
-
-        Raises:
-            StoreUnavailable, StoreBusy: the database does not serve.
-        """
-
-    async def between(self, start_ns: int, end_ns: int) -> Mapping[str, Sequence[Statement]]:
-        """Return those that overlap a range, by store, ascending; raise `StoreUnavailable`."""
-
-
-class CoverageReads(Protocol):
-    """The reads of ``GetCoverage``, and of answers with their completeness.
-
-    All methods raise `StoreUnavailable` or `StoreBusy` where the database does not serve.
-    """
-
-    async def steps(self, bounds: Sequence[Span]) -> list[CoverageStep]:
-        """Return the coverage of ascending, disjoint spans."""
-
-    async def known(self, start_ns: int, end_ns: int) -> KnownCoverage:
-        """Return the statements about a range now."""
-
-    async def lost_since(self, places: Sequence[Place]) -> tuple[bool, int]:
-        """Return True if one of some commits is lost, and the horizon now."""
-
-
-class MissingParents(Protocol):
-    """The parents that messages of SDS channels name and that are not stored."""
-
-    async def missing_parents(self, channel_id: bytes, bounds: Sequence[Span]) -> Sequence[int]:
-        """Count the missing parents that messages of the channel name, by span.
-
-        As of some seconds ago. A parent that retention has dropped is not missing to messages that
-        named it before.
-
-        Raises:
-            StoreUnavailable, StoreBusy: the database does not serve.
-        """
-
-
-def eras(start_ns: int, end_ns: int, now_ns: int, found: Comparison) -> list[Span]:
-    """Return long spans of a range without differences, which may be `spans` if they are empty."""
-    first = -(-start_ns // _ERA_NS)
-    last = min(end_ns, now_ns - _FINE_NS) // _ERA_NS
-    differing = {day // _ERA_NS for day in found.differing_days}
-    return [
-        (era * _ERA_NS, (era + 1) * _ERA_NS) for era in range(first, last) if era not in differing
-    ]
-
-
-def spans(
-    start_ns: int, end_ns: int, now_ns: int, found: Comparison, empty: Sequence[Span] = ()
-) -> list[Span]:
-    """Divide a range into the spans of its statements: days, hours, and blocks of ten minutes.
-
-    The newest block may end at any full minute. Days with differences are divided into hours;
-    ``empty`` are `eras` that become one span each.
-    """
-    ends = dict(empty)
-    end_ns = min(end_ns, now_ns) // MINUTE_NS * MINUTE_NS
-    fine = set(sorted(found.differing_days)[-_MAX_FINE_DAYS:])
-    made: list[Span] = []
-    upper_ns = -(-start_ns // BLOCK_NS) * BLOCK_NS
-    while upper_ns < end_ns:
-        lower_ns = upper_ns
-        day_ends = lower_ns + DAY_NS
-        if lower_ns in ends:
-            upper_ns = ends[lower_ns]
-        elif not lower_ns % DAY_NS and day_ends <= now_ns - _FINE_NS and day_ends <= end_ns:
-            upper_ns = lower_ns + (HOUR_NS if lower_ns in fine else DAY_NS)
-        elif not lower_ns % HOUR_NS and lower_ns + HOUR_NS <= end_ns:
-            upper_ns = lower_ns + HOUR_NS
-        else:
-            upper_ns = min(lower_ns + BLOCK_NS, end_ns)
-        made.append((lower_ns, upper_ns))
-    return made[-MAX_SPANS:]
-
-
-def stated(where: Sequence[Span], measured: Measured, found: Comparison) -> list[Statement]:
-    """Make the statements about spans, of which ``measured`` was stored when they were compared."""
-    counts, prints = measured.counts.tolist(), np.ascontiguousarray(measured.fingerprints)
-    received, sent = ordered(found.to_receive), ordered(found.to_send)
-    made = []
-    bounds = np.array(where, np.int64)
-    differing = [
-        np.searchsorted(ids.timestamps, bounds).tolist()
-        for ids in (received, sent, found.conflicts)
-    ]
-    for index, ((first, last), (from_, to), (begin, end)) in enumerate(
-        zip(*differing, strict=True)
-    ):
-        start_ns, end_ns = where[index]
-        fingerprint, count = prints[index], counts[index]
-        if found.resolved and first < last:
-            fingerprint = fingerprint ^ np.bitwise_xor.reduce(received.words[first:last], axis=0)
-            count += last - first
-        keyed = found.keyed_from_ns is not None and found.keyed_from_ns <= start_ns
-        here, there = (0, 0) if found.resolved else (last - first, to - from_)
-        conflicts = end - begin
-        made.append(
-            Statement(
-                start_ns,
-                end_ns,
-                found.compared_ns,
-                keyed,
-                here + conflicts,
-                there + conflicts,
-                count,
-                fingerprint.tobytes(),
+    def _compare(self, step: Span, store_id: str) -> StoreCoverage:
+        about = overlapping(self.stated[store_id], step)
+        differing = [each for each in about if not each.equal]
+        if differing:
+            inside = all(step[0] <= each.start_ns and each.end_ns <= step[1] for each in about)
+            apart = all(left.end_ns <= right.start_ns for left, right in pairwise(about))
+            return StoreCoverage(
+                store_id,
+                CoverageState.DIFFERS,
+                min(each.compared_ns for each in differing),
+                keyed=all(each.keyed for each in differing),
+                missing_here=sum(each.missing_here for each in differing),
+                missing_there=sum(each.missing_there for each in differing),
+                stored_here=sum(each.count for each in about) if inside and apart else None,
             )
-        )
-    return made
-
-
-def updated(
-    old: Sequence[Statement], new: Sequence[Statement], now_ns: int
-) -> tuple[list[Statement], list[Statement]]:
-    """Return which of the overlapping statements go, and which of a session's are stored.
-
-    ``new`` ascends and touches. It replaces statements within it, and those that a difference
-    contradicts; one that it overlaps only in part stays as true as it was. A comparison never
-    replaces a later one, unless that lies ahead of the clock. Days without messages become one
-    statement.
-    """
-    later = [each for each in old if new[0].compared_ns < each.compared_ns <= now_ns]
-    if later:
-        start_ns, end_ns = min(each.start_ns for each in later), max(each.end_ns for each in later)
-        new = [each for each in new if each.end_ns <= start_ns or each.start_ns >= end_ns]
-    if not new:
-        return [], []
-    start_ns, end_ns = new[0].start_ns, new[-1].end_ns
-    differing = [each for each in new if not each.equal]
-    gone = [
-        each
-        for each in old
-        if each not in later
-        and (
-            (start_ns <= each.start_ns and each.end_ns <= end_ns)
-            or any(_overlap(each.span, other.span) for other in differing)
-        )
-    ]
-    return gone, _merge_empty_days(new)
-
-
-def _overlap(left: Span, right: Span) -> bool:
-    return left[0] < right[1] and right[0] < left[1]
-
-
-def _merge_empty_days(statements: Sequence[Statement]) -> list[Statement]:
-    made: list[Statement] = []
-    for each in statements:
-        if made and _are_empty_days(made[-1], each):
-            made[-1] = replace(made[-1], end_ns=each.end_ns)
-        else:
-            made.append(each)
-    return made
-
-
-def _are_empty_days(left: Statement, right: Statement) -> bool:
-    days = all(
-        each.equal and not (each.count or each.start_ns % DAY_NS or each.end_ns % DAY_NS)
-        for each in (left, right)
-    )
-    same = (left.compared_ns, left.keyed) == (right.compared_ns, right.keyed)
-    return days and same and left.end_ns == right.start_ns
-
-
-def covered(
-    step: Span, store_id: str, statements: Sequence[Statement], sums: Sums
-) -> StoreCoverage:
-    """Compare a step with another store by statements, ascending by their starts."""
-    about = [each for each in statements if _overlap(each.span, step)]
-    differing = [each for each in about if not each.equal]
-    if differing:
-        inside = all(step[0] <= each.start_ns and each.end_ns <= step[1] for each in about)
-        apart = all(left.end_ns <= right.start_ns for left, right in pairwise(about))
+        run = next(_runs(step, filter(self._holds, about)), None)
+        if run is None or run.start_ns > step[0]:
+            run = _Run(0, 0, 0, keyed=False)
+        is_equal = run.end_ns == step[1]
+        once = run if is_equal else next(_runs(step, about), run)
         return StoreCoverage(
             store_id,
-            CoverageState.DIFFERS,
-            min(each.compared_ns for each in differing),
-            keyed=all(each.keyed for each in differing),
-            missing_here=sum(each.missing_here for each in differing),
-            missing_there=sum(each.missing_there for each in differing),
-            stored_here=sum(each.count for each in about) if inside and apart else None,
+            CoverageState.EQUAL if is_equal else CoverageState.UNCONFIRMED,
+            run.compared_ns,
+            run.end_ns,
+            run.keyed,
+            last_equal_ns=once.compared_ns if (once.start_ns, once.end_ns) == step else 0,
         )
-    run = next(_runs(step, about, sums), None)
-    if run is None or run.start_ns > step[0]:
-        run = _Run(0, 0, 0, keyed=False)
-    is_equal = run.end_ns == step[1]
-    once = run if is_equal else next(_runs(step, about, None), run)
-    return StoreCoverage(
-        store_id,
-        CoverageState.EQUAL if is_equal else CoverageState.UNCONFIRMED,
-        run.compared_ns,
-        run.end_ns,
-        run.keyed,
-        last_equal_ns=once.compared_ns if (once.start_ns, once.end_ns) == step else 0,
-    )
+
+    def answer(self, span: Span, horizon_ns: int, *, lost: bool) -> AnswerCoverage:
+        """Evaluate an answer about a range that is not empty.
+
+        ``horizon_ns`` and ``lost``: as they were after the last message had been read.
+        """
+        part = max(span[0], horizon_ns), span[1]
+        if lost or part[0] >= part[1]:
+            return AnswerCoverage(span, AnswerState.UNCONFIRMED, _LOST if lost else _DROPPED)
+        lacking = {
+            store_id: [each for each in overlapping(found, part) if each.missing_here]
+            for store_id, found in self.stated.items()
+        }
+        if every := [each for found in lacking.values() for each in found]:
+            return AnswerCoverage(
+                span,
+                AnswerState.INCOMPLETE,
+                _DIFFERS,
+                tuple(sorted(store_id for store_id, found in lacking.items() if found)),
+                min(each.compared_ns for each in every),
+                keyed=all(each.keyed for each in every),
+            )
+        return self._confirm(span, part)
+
+    def _confirm(self, span: Span, part: Span) -> AnswerCoverage:
+        """Return the longest run within a part over which stores are equal by lattice sums."""
+        longest: dict[str, _Run] = {}
+        for store_id, found in self.stated.items():
+            runs = _runs(part, (each for each in found if each.keyed and self._holds(each)))
+            if (run := max(runs, key=lambda run: run.rank, default=None)) is not None:
+                longest[store_id] = run
+        if not longest:
+            by_xor = any(not each.keyed for found in self.stated.values() for each in found)
+            reason = _BY_XOR if by_xor else _UNKNOWN
+            return AnswerCoverage(span, AnswerState.UNCONFIRMED, reason)
+        best = max(longest.values(), key=lambda run: run.rank)
+        agreeing = {store_id: run for store_id, run in longest.items() if run.rank == best.rank}
+        run_span = best.start_ns, best.end_ns
+        reason = "" if run_span == span else (_DROPPED if run_span == part else _PARTLY)
+        return AnswerCoverage(
+            span,
+            AnswerState.PARTIAL if reason else AnswerState.COMPLETE,
+            reason,
+            tuple(sorted(agreeing)),
+            min(run.compared_ns for run in agreeing.values()),
+            *run_span,
+            keyed=True,
+        )
+
+    def _holds(self, said: Statement) -> bool:
+        """Return True for a statement of equality whose span has not changed since."""
+        return said.equal and self.sums.get(said.span) == (said.count, said.fingerprint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -420,13 +452,12 @@ class _Run:
         return self.end_ns - self.start_ns, self.end_ns
 
 
-def _runs(step: Span, statements: Sequence[Statement], sums: Sums | None) -> Iterator[_Run]:
-    """Yield runs, ascending, within the step; ``sums`` None: whether they still hold or not."""
+def _runs(step: Span, statements: Iterable[Statement]) -> Iterator[_Run]:
+    """Yield the runs of ascending statements of equality, within the step."""
     found: _Run | None = None
     for each in statements:
         start_ns, end_ns = max(each.start_ns, step[0]), min(each.end_ns, step[1])
-        unchanged = sums is None or sums.get(each.span) == (each.count, each.fingerprint)
-        if start_ns >= end_ns or not (each.equal and unchanged):
+        if start_ns >= end_ns:
             continue
         if found is None or start_ns > found.end_ns:
             if found is not None:
@@ -439,81 +470,54 @@ def _runs(step: Span, statements: Sequence[Statement], sums: Sums | None) -> Ite
         yield found
 
 
-def answered(span: Span, known: KnownCoverage, horizon_ns: int, *, lost: bool) -> AnswerCoverage:
-    """Evaluate an answer about a range that is not empty.
+class Statements(Protocol):
+    """The store of statements. Both methods raise `StoreUnavailable` or `StoreBusy`."""
 
-    ``horizon_ns`` and ``lost``: as they were after the last message had been read.
+    async def note(self, store_id: str, statements: Sequence[Statement], now_ns: int) -> None:
+        """Persist them in place of older ones about the same time."""
+
+    async def between(self, start_ns: int, end_ns: int) -> Mapping[str, Sequence[Statement]]:
+        """Return those that overlap a range, by store, ascending."""
+
+
+class Coverage:
+    """The reads of ``GetCoverage``, and of answers with their completeness.
+
+    All methods raise `StoreUnavailable` or `StoreBusy` where the database does not serve.
     """
-    from_ns = max(span[0], horizon_ns)
-    if lost or from_ns >= span[1]:
-        return AnswerCoverage(span, AnswerState.UNCONFIRMED, _LOST if lost else _DROPPED)
-    lacking = [
-        each
-        for each in known.of((from_ns, span[1]))
-        if each.state is CoverageState.DIFFERS and each.missing_here
-    ]
-    if lacking:
-        return AnswerCoverage(
-            span,
-            AnswerState.INCOMPLETE,
-            _DIFFERS,
-            tuple(each.store_id for each in lacking),
-            min(each.compared_ns for each in lacking),
-            keyed=all(each.keyed for each in lacking),
-        )
-    return _confirm(span, from_ns, known)
 
+    def __init__(
+        self, reconcilable: Reconcilable, statements: Statements, stored: StoredIds
+    ) -> None:
+        self._reconcilable = reconcilable
+        self._statements = statements
+        self._stored = stored
 
-def _confirm(span: Span, from_ns: int, known: KnownCoverage) -> AnswerCoverage:
-    """Return the longest part of a range over which stores are equal by lattice sums."""
-    runs: dict[str, _Run] = {}
-    for store, statements in known.stated.items():
-        keyed = [each for each in statements if each.keyed]
-        found = list(_runs((from_ns, span[1]), keyed, known.sums))
-        if found:
-            runs[store] = max(found, key=lambda run: run.rank)
-    if not runs:
-        by_xor = any(not each.keyed for said in known.stated.values() for each in said)
-        reason = _BY_XOR if by_xor else _UNKNOWN
-        return AnswerCoverage(span, AnswerState.UNCONFIRMED, reason)
-    longest = max(runs.values(), key=lambda run: run.rank)
-    agreeing = {store: run for store, run in runs.items() if run.rank == longest.rank}
-    part = longest.start_ns, longest.end_ns
-    is_dropped = part == (from_ns, span[1]) and from_ns > span[0]
-    return AnswerCoverage(
-        span,
-        AnswerState.COMPLETE if part == span else AnswerState.PARTIAL,
-        "" if part == span else (_DROPPED if is_dropped else _PARTLY),
-        tuple(sorted(agreeing)),
-        min(run.compared_ns for run in agreeing.values()),
-        *part,
-        keyed=True,
-    )
+    async def steps(self, bounds: Sequence[Span]) -> list[CoverageStep]:
+        """Return the coverage of ascending, disjoint spans at one moment."""
+        known = await self.known(bounds[0][0], bounds[-1][1], bounds)
+        above = known.horizon_ns
+        return [
+            CoverageStep(*span, *known.sums[span], span[0] >= above, tuple(known.of(span)))
+            for span in bounds
+        ]
 
+    async def known(
+        self, start_ns: int, end_ns: int, measured: Sequence[Span] = ()
+    ) -> KnownCoverage:
+        """Return the statements about a range that is not empty, and the sums of further spans."""
+        # Read first: what is stored meanwhile withdraws statements, and none is believed too long.
+        stated = await self._statements.between(start_ns, end_ns)
+        spans = [*measured, *(each.span for found in stated.values() for each in found)]
+        lower_ns = max(0, min([start_ns, *(span[0] for span in spans)]))
+        async with self._reconcilable.open_view((lower_ns, LOWEST[1]), (end_ns, LOWEST[1])) as view:
+            sums = await measure_spans(view, spans)
+            return KnownCoverage(stated, sums, view.places, view.horizon[0])
 
-def measured_by_span(where: Sequence[Span], measured: Measured) -> dict[Span, tuple[int, bytes]]:
-    """Return the count and XOR (32 bytes) of each span."""
-    prints = np.ascontiguousarray(measured.fingerprints)
-    counts = measured.counts.tolist()
-    return {span: (counts[index], prints[index].tobytes()) for index, span in enumerate(where)}
-
-
-def layers(where: Iterable[Span]) -> list[list[Span]]:
-    """Return distinct spans in lists that ascend without overlap."""
-    made: list[list[Span]] = []
-    for span in sorted(set(where)):
-        layer = next((layer for layer in made if layer[-1][1] <= span[0]), None)
-        if layer is None:
-            made.append([span])
-        else:
-            layer.append(span)
-    return made
-
-
-def aligned(start_ns: int, end_ns: int, step_ns: int) -> Iterator[Span]:
-    """Return the steps that a range touches, whole."""
-    for lower_ns in range(start_ns // step_ns * step_ns, end_ns, step_ns):
-        yield lower_ns, lower_ns + step_ns
+    async def lost_since(self, places: Sequence[Place]) -> tuple[bool, int]:
+        """Return True if one of some commits is lost, and the horizon now."""
+        found = [await self._stored.newest(place) for place in places]
+        return not all(each.served for each in found), max(each.horizon_ns for each in found)
 
 
 class Intake(StrEnum):

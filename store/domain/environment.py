@@ -43,19 +43,15 @@ class EventLog(Protocol):
         """Log a fault of this node."""
 
 
-class IntakeCounts(Protocol):
-    """A counter of received messages that were not stored; the writer counts the others."""
-
-    def count_intake(self, source: str, duplicate: int, rejected: Mapping[str, int]) -> None:
-        """Count messages; ``rejected`` by label of the reason."""
-
-
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """The clocks ``now_ns`` (Unix) and ``steady_ns`` (monotonic), in nanoseconds, and the rest."""
+    """The clocks ``now_ns`` (Unix) and ``steady_ns`` (monotonic), in nanoseconds, and the rest.
+
+    ``count_intake`` counts duplicates and rejected messages, by label of the reason, of a source.
+    """
 
     now_ns: Callable[[], int]
     steady_ns: Callable[[], int]
     random: Random
     log: EventLog
-    counts: IntakeCounts
+    count_intake: Callable[[str, int, Mapping[str, int]], None]

@@ -22,12 +22,13 @@ from store.db.pool import Database, Guard, PoolSettings
 from store.db.reading.reader import DatabaseReader, TransferReader
 from store.db.reconciliation import DatabaseIds
 from store.db.schema.partitions import PartitionMap
-from store.db.sds.missing_parents import DatabaseMissingParents
+from store.db.sds.missing_parents import count_missing_parents
 from store.db.sds.reader import DatabaseSdsReader
 from store.db.summaries.statements import DatabaseStatements
 from store.db.writing.unread import MAX_NEEDED, ConfirmationTracker, UnreadRows
 from store.db.writing.writer import DatabaseWriter
 from store.domain.admission import Admission
+from store.domain.coverage import Coverage
 from store.domain.environment import Environment
 from store.domain.hub import CommitRow, Place, WrittenIds
 from store.domain.ports import (
@@ -59,7 +60,7 @@ from store.runtime.policy import PolicySource
 from store.runtime.resources import DiskSpace
 from store.runtime.tasks import BackgroundTasks, finish
 from store.serving.context import NodeIdentity
-from store.sync.coverage import Coverage, StatementBuffer
+from store.sync.coverage import StatementBuffer
 from store.sync.index.hot import HotIndex
 from store.sync.index.views import IndexedReconcilable
 from store.sync.limits import TransferLimits
@@ -183,7 +184,7 @@ class NodeParts:
         stack.push_async_callback(finish, self.statements.flush)
         self.coverage = Coverage(self.reconcilable, self.statements, ids)
         self.online = DatabaseOnlineTimes(database)
-        self.missing_parents = DatabaseMissingParents(database)
+        self.missing_parents = lambda *asked: count_missing_parents(database, *asked)
         self.maintainer = Maintainer(
             database.connect,
             lambda: self.policy.brake.policy,
@@ -410,5 +411,5 @@ def system_environment(component: str, metrics: Metrics) -> Environment:
         steady_ns=time.monotonic_ns,
         random=random.SystemRandom(),
         log=get_logger(component),
-        counts=metrics,
+        count_intake=metrics.count_intake,
     )

@@ -18,7 +18,7 @@ from store.db.summaries.timeline import (
     Timeline,
     read_timeline,
 )
-from store.domain.coverage import HOUR_NS, CoverageReads, CoverageStep, StoreCoverage, aligned
+from store.domain.coverage import HOUR_NS, Coverage, CoverageStep, StoreCoverage, aligned
 from store.domain.partitioning import DAY_NS
 from store.domain.ports import PeerState, ResumeState, StoreSummary, SyncDone
 from store.domain.unread import GossipPeerState, GossipState, UnreadSummary
@@ -221,14 +221,13 @@ class _Database:
         summary = await telemetry.stored.get(patience_s())
         unread = None if summary is None else telemetry.unread
         timeline = await self.timeline.get(patience_s())
-        coverage = await self.coverage.get(patience_s())
         condition = await telemetry.condition.get(patience_s())
         return {
             "node_id": parts.identity.node_id,
             "store_id": parts.identity.store_id,
             "held": _stored(summary, telemetry.stored.age_s, parts),
             "history": _history(timeline),
-            "coverage": coverage,
+            "coverage": await self.coverage.get(patience_s()),
             "database": _condition(condition, parts.metrics),
             "archive": _archive(condition),
             "gossip": None if parts.gossip is None else _gossip(unread),
@@ -396,7 +395,7 @@ MAX_STORES: Final = 16
 """Stores that are shown; a node has fewer peers."""
 
 
-async def read_hour_coverage(reads: CoverageReads, now_ns: int) -> Fields:
+async def read_hour_coverage(reads: Coverage, now_ns: int) -> Fields:
     """Return by store the runs of hours of which the same is known.
 
     A run is its first hour, their number, the state, as of when, up to when it is equal, how many

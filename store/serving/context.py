@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from store.domain.access import Access
-from store.domain.coverage import CoverageReads, IntakeRecord, MissingParents
+from store.domain.coverage import Coverage, IntakeRecord, Span
 from store.domain.ports import Services
 from store.domain.query import RequestLimits
 from store.domain.quota import Quota
@@ -150,9 +150,9 @@ class NodeContext:
     health: Callable[[], HealthValue]
     state: Callable[[], Awaitable[NodeState]]
     metrics: Metrics
-    coverage: CoverageReads
+    coverage: Coverage
     intake: IntakeRecord
-    missing_parents: MissingParents
+    missing_parents: Callable[[bytes, Sequence[Span]], Awaitable[Sequence[int]]]
     limits: RequestLimits = field(default_factory=RequestLimits)
     quota: Quota = field(default_factory=Quota)
     confirmations: Confirmations = field(default_factory=NoConfirmations)

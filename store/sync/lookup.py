@@ -120,9 +120,7 @@ class Fetcher:
         new = await self._writer.store(published.batch, Source.TRANSFER)
         published.refuse_conflicts(new)
         counted = published.count(new)
-        self._environment.counts.count_intake(
-            Source.TRANSFER.value, counted.duplicate, counted.rejected
-        )
+        self._environment.count_intake(Source.TRANSFER.value, counted.duplicate, counted.rejected)
         taken.stored += counted.stored
         for place, refusal in published.refusals.items():
             name = name_of(decode_message(encoded[place]).payload, published.hashes[place])

@@ -274,7 +274,7 @@ class Resumer:
         stored = await self._writer.store(admission.admitted.batch, Source.RESUME)
         admission.admitted.refuse_conflicts(stored)
         counted = admission.admitted.count(stored)
-        environment.counts.count_intake(Source.RESUME.value, counted.duplicate, counted.rejected)
+        environment.count_intake(Source.RESUME.value, counted.duplicate, counted.rejected)
         if counted.rejected:
             self._log.warning("resume_refused", peer=str(peer), messages=dict(counted.rejected))
         self._cursor, self._error, self._pauses = page.cursor, "", 0

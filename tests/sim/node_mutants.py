@@ -14,13 +14,14 @@ from store.domain.admission import Admission, Verdict
 from store.domain.ports import Source, SyncOutcome
 from store.domain.retention import PrunePlan
 from store.messages.record import RecordBatch
+from store.sync import coverage as session_coverage
 from store.sync import resume
 from store.sync.index import hot
 from store.sync.index.hot import HotIndex
 from store.sync.lookup import Fetcher
 from store.sync.resume import Resumer
 from store.sync.schedule import Synchronizer
-from store.sync.session import exchange, initiator, reconciliation, responder
+from store.sync.session import initiator, reconciliation, responder
 from store.sync.session.agreement import Agreement
 from store.sync.session.exchange import Exchange
 from store.sync.session.registry import Sessions
@@ -35,8 +36,8 @@ from tests.sim.mutant import Mutant, asyncio_with, edit, replace_with, sleep_not
 in_transfer = partial(edit, Transfer)
 in_exchange = partial(edit, Exchange)
 in_agreement = partial(edit, Agreement)
-in_statements = partial(edit, exchange)
-in_coverage = partial(edit, coverage)
+in_statements = partial(edit, session_coverage)
+in_coverage = partial(edit, coverage.KnownCoverage)
 in_schedule = partial(edit, Synchronizer)
 in_resume = partial(edit, Resumer)
 in_index = partial(edit, HotIndex)
@@ -261,36 +262,33 @@ SESSIONS = {
     ),
 }
 
-_CLAIM = "resolved=resolved"
-_HOLDS = "sums is None or sums.get(each.span) == (each.count, each.fingerprint)"
+_HOLDS = "self.sums.get(said.span) == (said.count, said.fingerprint)"
 
 STATEMENTS = {
     "states equality whatever was transferred": Mutant(
-        in_statements("statements_of", _CLAIM, "resolved=True"), "states equality", first_seed=1
+        in_statements("_comparison", "resolved=resolved", "resolved=True"),
+        "states equality",
+        first_seed=1,
     ),
     "states counts without what came": Mutant(
-        in_statements(
-            "statements_of", _CLAIM, f"{_CLAIM}, to_receive=compared.found.to_receive[:0]"
-        ),
+        in_statements("_comparison", "result.to_receive", "result.to_receive[:0]"),
         "states equality",
         first_seed=1,
     ),
     "dates statements later than it read": Mutant(
-        in_statements(
-            "statements_of", _CLAIM, f"{_CLAIM}, compared_ns=compared.found.compared_ns + 10**9"
-        ),
+        in_statements("_comparison", "report.opened_ns", "report.opened_ns + 10**9"),
         "dated too late",
     ),
     "never withdraws a statement": Mutant(
-        in_coverage("_runs", _HOLDS, "True"), "is equal over", first_seed=83
+        in_coverage("_holds", _HOLDS, "True"), "is equal over", first_seed=83
     ),
     "withdraws no statement after a late message": Mutant(
-        in_coverage("_runs", _HOLDS, "sums is None or sums[each.span][0] >= each.count"),
+        in_coverage("_holds", _HOLDS, "self.sums[said.span][0] >= said.count"),
         "is equal over",
         145,
     ),
     "keeps statements after commits were lost": Mutant(
-        in_coverage("_runs", _HOLDS, "sums is None or sums[each.span][0] <= each.count"),
+        in_coverage("_holds", _HOLDS, "self.sums[said.span][0] <= said.count"),
         "is equal over",
         20_201,
     ),

@@ -66,21 +66,21 @@ _ADD_ALL: Final = _add_missing(SQL.sds.all_in_time)
 _ADD_AGAIN: Final = _add_missing(SQL.sds.again)
 
 
-class DatabaseMissingParents:
-    """Implements `store.domain.coverage.MissingParents`."""
+async def count_missing_parents(
+    database: Database, channel_id: bytes, bounds: Sequence[Span]
+) -> list[int]:
+    """Count the parents that messages of a channel name in each span and that are not stored.
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    async def missing_parents(self, channel_id: bytes, bounds: Sequence[Span]) -> Sequence[int]:
-        """Count the parents that are named in each span and not stored; see the protocol."""
-        parameters = {
-            "channel": UUID(bytes=channel_key(channel_id)),
-            "low": arrays.bigints([low for low, _ in bounds]),
-            "end": arrays.bigints([end for _, end in bounds]),
-            "most": MAX_COUNTED,
-        }
-        return [count for (count,) in await self._database.rows(SQL.sds.count_missing, parameters)]
+    As of some seconds ago. A parent that retention has dropped is not missing to messages that
+    named it before. Raises `StoreUnavailable` or `StoreBusy`.
+    """
+    parameters = {
+        "channel": UUID(bytes=channel_key(channel_id)),
+        "low": arrays.bigints([low for low, _ in bounds]),
+        "end": arrays.bigints([end for _, end in bounds]),
+        "most": MAX_COUNTED,
+    }
+    return [count for (count,) in await database.rows(SQL.sds.count_missing, parameters)]
 
 
 async def follow_claims(connection: AsyncConnection[Any]) -> None:

@@ -62,7 +62,7 @@ async def answer(database: DriverDatabase, environment: Environment, request: Re
                 conflicts = len(new.conflicts)
                 rejected = {str(Reason.CONFLICT): conflicts} if conflicts else {}
                 duplicate = new.count(False) - conflicts
-                environment.counts.count_intake(Source.GOSSIP.value, duplicate, rejected)
+                environment.count_intake(Source.GOSSIP.value, duplicate, rejected)
                 return BatchPersisted(request.token, new, new.conflicts)
             case LoadBodies():
                 found = await database.messages.load(request.ids, request.max_bytes)

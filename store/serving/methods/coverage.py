@@ -14,14 +14,13 @@ from store.domain.coverage import (
     HOUR_NS,
     AnswerCoverage,
     AnswerState,
-    CoverageReads,
+    Coverage,
     CoverageStep,
     Intake,
     KnownCoverage,
     Span,
     StoreCoverage,
     aligned,
-    answered,
     intake_of,
 )
 from store.domain.partitioning import DAY_NS
@@ -54,7 +53,7 @@ async def coverage(call: Call, request: bytes) -> AsyncGenerator[bytes, None]:
             intervals = await node.intake.overlapping(bounds[0][0], bounds[-1][1])
             missing: Sequence[int | None] = [None] * len(bounds)
             if channel is not None:
-                missing = await node.missing_parents.missing_parents(channel, bounds)
+                missing = await node.missing_parents(channel, bounds)
         now_ns = node.now_ns()
         answer = [
             _step(step, intake_of(span, intervals, now_ns), lacking, counted=counted)
@@ -125,7 +124,7 @@ class AnswerReport:
     """
 
     def __init__(
-        self, reads: CoverageReads, span: Span, known: KnownCoverage | str, *, all_kept: bool
+        self, reads: Coverage, span: Span, known: KnownCoverage | str, *, all_kept: bool
     ) -> None:
         self._reads = reads
         self._span = span
@@ -151,7 +150,7 @@ class AnswerReport:
             return None
         if isinstance(known, str):
             return AnswerCoverage((start_ns, end_ns), AnswerState.UNCONFIRMED, known)
-        return answered((start_ns, end_ns), known, horizon_ns, lost=lost)
+        return known.answer((start_ns, end_ns), horizon_ns, lost=lost)
 
 
 async def open_report(

@@ -29,6 +29,7 @@ from store.domain.ports import (
     SyncRole,
 )
 from store.domain.view import OpenView, Reconcilable
+from store.sync.coverage import measure, statements_of
 from store.sync.errors import GaveWayError, SeatLostError
 from store.sync.index.view_reads import in_thread_if
 from store.sync.limits import (
@@ -47,7 +48,6 @@ from store.sync.session.conflicts import ConflictMemory
 from store.sync.session.reconciliation import Reconciliation
 from store.sync.session.registry import PeerSession, SessionRefusal, Sessions, SessionState
 from store.sync.session.report import SessionReport
-from store.sync.session.statements import measure, statements_of
 from store.sync.transfer.policy_memory import PolicyMemory
 from store.sync.transfer.transfer import DEFAULT_LIMITS, Transfer, TransferWork
 from storenode.common.bounded import BoundedDict
@@ -243,16 +243,16 @@ class Exchange:
         if self.work.statements is None or not report.store_id:
             return
         try:
-            report.compared = await measure(view, report, self.environment.now_ns())
+            report.measured = await measure(view, report, self.environment.now_ns())
         except (StoreUnavailable, StoreBusy) as error:
             self.environment.log.warning("coverage_not_measured", reason=str(error))
 
     async def state(self, report: SessionReport) -> None:
         """Keep the statements of a session that has ended."""
-        statements, compared = self.work.statements, report.compared
-        if statements is None or compared is None:
+        statements, measured = self.work.statements, report.measured
+        if statements is None or measured is None:
             return
-        made = await statements_of(report, compared)
+        made = await statements_of(report, measured)
         try:
             await statements.note(report.store_id, made, self.environment.now_ns())
         except (StoreUnavailable, StoreBusy) as error:

@@ -11,8 +11,7 @@ import numpy as np
 
 from reconcile.ids import SyncId, SyncIds
 from reconcile.session import Result
-from reconcile.view import Measured
-from store.domain.coverage import Comparison, Span
+from store.domain.coverage import Sums
 from store.domain.ports import ContentConflict, Equality, Hidden, SyncEnding, SyncOutcome, SyncRole
 from store.sync.errors import shown
 from store.sync.limits import MAX_SHOWN_HIDDEN
@@ -21,15 +20,6 @@ from storenode.message.limits import NS_PER_S
 
 _COUNTED: Final = (None, SyncEnding.FAILED, SyncEnding.UNAVAILABLE)
 """Endings of sessions whose counts are reported."""
-
-
-@dataclass(frozen=True, slots=True)
-class Comparisons:
-    """The spans that a session compared, what was held here in them, and what it found."""
-
-    spans: list[Span]
-    measured: Measured
-    found: Comparison
 
 
 @dataclass(slots=True)
@@ -41,8 +31,8 @@ class SessionReport:
     were equal in the end, but for the conflicts; None: nowhere. ``hidden``: differences that the
     fingerprints of WAKU-SYNC did not show. ``compact``: the differences were found in the compact
     mode, ``compact_failed``: why it was given up in the middle. ``transfer`` is complete as far as
-    the transfer came. ``compared``: what statements of coverage are made from. ``error``: what
-    ended the session before its end, and ``ending`` how.
+    the transfer came. ``measured``: the spans that it makes statements about, as they were stored
+    when it compared. ``error``: what ended the session before its end, and ``ending`` how.
     """
 
     role: SyncRole
@@ -60,7 +50,7 @@ class SessionReport:
     compact: bool = False
     compact_failed: str = ""
     transfer: Report = field(default_factory=Report)
-    compared: Comparisons | None = None
+    measured: Sums | None = None
     error: str = ""
     ending: SyncEnding | None = None
 

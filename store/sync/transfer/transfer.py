@@ -423,11 +423,11 @@ def _count(
     work.observer.transferred(direction, outcome, count)
     if direction is not Direction.RECEIVED:
         return
-    counts, source = work.environment.counts, Source.TRANSFER.value
+    count_intake, source = work.environment.count_intake, Source.TRANSFER.value
     if outcome is MessageOutcome.DUPLICATE:
-        counts.count_intake(source, count, {})
+        count_intake(source, count, {})
     elif reason:
-        counts.count_intake(source, 0, {reason: count})
+        count_intake(source, 0, {reason: count})
 
 
 async def patiently(work: Callable[[], Awaitable[_T]]) -> _T:

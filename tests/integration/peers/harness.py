@@ -17,6 +17,7 @@ from store.db.reading.reader import TransferReader
 from store.db.reconciliation import DatabaseIds
 from store.db.summaries.statements import DatabaseStatements
 from store.domain.admission import Admission
+from store.domain.coverage import Coverage
 from store.domain.ports import (
     PeerAddress,
     Services,
@@ -36,7 +37,6 @@ from store.runtime.services import system_environment
 from store.serving.addresses import ListenerAddress
 from store.serving.context import NodeIdentity
 from store.serving.tls import TlsFiles
-from store.sync.coverage import Coverage
 from store.sync.limits import TransferLimits
 from store.sync.session.exchange import Exchange, ExchangeWork
 from store.sync.transfer.transfer import DEFAULT_LIMITS, TransferWork

@@ -9,7 +9,7 @@ import grpc.aio
 import psycopg
 import pytest
 
-from store.domain.coverage import AnswerState, answered
+from store.domain.coverage import AnswerState
 from storenode.client import AsyncClient, LimitExceeded
 from storenode.client.types import AnswerCoverage
 from storenode.message.rules import Policy
@@ -171,6 +171,6 @@ async def test_an_answer_is_not_complete_if_its_commits_are_lost_meanwhile(
         await connection.execute("update storenode.store set horizon_ns = %s", (HOUR + 5,))
     lost, horizon_ns = await coverage.lost_since([place])
     assert (lost, horizon_ns) == (True, HOUR + 5)
-    assert answered((HOUR, END), known, 0, lost=False).state is AnswerState.COMPLETE
-    assert answered((HOUR, END), known, 0, lost=lost).state is AnswerState.UNCONFIRMED
-    assert answered((HOUR, END), known, horizon_ns, lost=False).from_ns == horizon_ns
+    assert known.answer((HOUR, END), 0, lost=False).state is AnswerState.COMPLETE
+    assert known.answer((HOUR, END), 0, lost=lost).state is AnswerState.UNCONFIRMED
+    assert known.answer((HOUR, END), horizon_ns, lost=False).from_ns == horizon_ns

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 import grpc
@@ -18,11 +19,12 @@ from store.db.pool import Database
 from store.db.reading.reader import DatabaseReader
 from store.db.reconciliation import DatabaseIds
 from store.db.schema.partitions import PartitionMap
-from store.db.sds.missing_parents import DatabaseMissingParents
+from store.db.sds.missing_parents import count_missing_parents
 from store.db.sds.reader import DatabaseSdsReader
 from store.db.summaries.statements import DatabaseStatements
 from store.db.writing.writer import DatabaseWriter
 from store.domain.access import Access
+from store.domain.coverage import Coverage
 from store.domain.hub import WrittenIds
 from store.domain.ports import Services
 from store.domain.query import DEFAULT_PAGE_BYTES, RequestLimits
@@ -37,7 +39,7 @@ from store.rpc.server import build_handlers
 from store.runtime.services import system_environment
 from store.serving.addresses import ListenerAddress
 from store.serving.context import HealthValue, NodeIdentity, NodeState
-from store.sync.coverage import Coverage, StatementBuffer
+from store.sync.coverage import StatementBuffer
 from store.sync.index.hot import HotIndex
 from store.sync.index.views import IndexedReconcilable
 from storenode.message.rules import Policy
@@ -239,7 +241,7 @@ def context_of(
         services=services,
         coverage=Coverage(IndexedReconcilable(ids, index), statements, ids),
         intake=DatabaseOnlineTimes(database),
-        missing_parents=DatabaseMissingParents(database),
+        missing_parents=partial(count_missing_parents, database),
         policy=lambda: rules.policy,
         access=lambda: rules.access,
         now_ns=time.time_ns,

@@ -17,7 +17,7 @@ from store.db.sds import missing_parents as missing_module
 from store.db.sds.missing_parents import (
     MAX_MISSING_OF_DAY,
     MAX_MISSING_OF_MESSAGE,
-    DatabaseMissingParents,
+    count_missing_parents,
     follow_claims,
 )
 from store.db.summaries.resummarize import resummarize
@@ -101,9 +101,9 @@ async def store(node: Node, messages: Iterable[Message], source: Source = Source
 
 
 async def counted(node: Node) -> dict[str, list[int]]:
-    reads = DatabaseMissingParents(node.database)
     return {
-        channel: list(await reads.missing_parents(channel.encode(), STEPS)) for channel in CHANNELS
+        channel: await count_missing_parents(node.database, channel.encode(), STEPS)
+        for channel in CHANNELS
     }
 
 
@@ -201,8 +201,7 @@ async def test_invented_parents_take_few_rows_of_a_message_and_of_a_day(
     assert await rows_of(connection) <= MAX_MISSING_OF_DAY + 2 * len(invented)
     assert await findings(database_url) == set()
     seconds = [(TODAY + number, TODAY + number + 1) for number in range(len(invented))]
-    reads = DatabaseMissingParents(node.database)
-    assert min(await reads.missing_parents(b"kitchen", seconds)) > 0
+    assert min(await count_missing_parents(node.database, b"kitchen", seconds)) > 0
 
 
 async def test_a_message_is_complete_when_the_last_of_many_parents_has_come(

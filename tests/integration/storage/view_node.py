@@ -108,7 +108,7 @@ async def viewing(
     """Open a node's storage with views; without an index unless it is ``started``."""
     clock, steady, log, written_ids = Clock(), Steady(), Log(), WrittenIds()
     limits = replace(limits or PATIENT, backoff_s=0.01, lowest_ns=NOW - window_ns)
-    environment = Environment(clock, steady, random.Random(0), log, Metrics("1.0"))
+    environment = Environment(clock, steady, random.Random(0), log, Metrics("1.0").count_intake)
     indexes: list[HotIndex] = []
 
     def note(commits: Sequence[CommitRow]) -> None:

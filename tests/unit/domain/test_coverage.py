@@ -5,13 +5,12 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from itertools import pairwise
-from typing import Final
+from types import SimpleNamespace
+from typing import Any, Final
 
-import numpy as np
 import pytest
 
 from reconcile.ids import SyncId, SyncIds
-from reconcile.view import Measured
 from store.domain.coverage import (
     BLOCK_NS,
     HOUR_NS,
@@ -25,16 +24,16 @@ from store.domain.coverage import (
     KnownCoverage,
     Span,
     Statement,
-    answered,
-    covered,
+    Sums,
     intake_of,
-    layers,
-    measured_by_span,
+    measure_spans,
+    replaced,
     spans,
     stated,
     updated,
 )
 from store.domain.partitioning import DAY_NS
+from tests.support.naive_view import NaiveView, fingerprint
 
 TODAY: Final = 20_000 * DAY_NS
 NOW: Final = TODAY + 10 * HOUR_NS + 25 * MINUTE_NS + 7
@@ -46,33 +45,39 @@ def message(time_ns: int, number: int) -> SyncId:
     return time_ns, number.to_bytes(32, "big")
 
 
-def xor(ids: list[SyncId]) -> bytes:
-    total = 0
-    for _, digest in ids:
-        total ^= int.from_bytes(digest, "big")
-    return total.to_bytes(32, "big")
-
-
-def measured(stored: list[SyncId], where: list[tuple[int, int]]) -> Measured:
-    inside = [[each for each in stored if start <= each[0] < end] for start, end in where]
-    prints = b"".join(xor(each) for each in inside)
-    counts = np.array([len(each) for each in inside], np.int64)
-    return Measured(counts, np.frombuffer(prints, np.uint64).reshape(-1, 4))
+def sums_of(stored: list[SyncId], where: list[Span]) -> Sums:
+    inside = {span: [each for each in stored if span[0] <= each[0] < span[1]] for span in where}
+    return {span: (len(ids), fingerprint(ids)) for span, ids in inside.items()}
 
 
 def statements(
     stored: list[SyncId], start_ns: int, end_ns: int, found: Comparison, now_ns: int = NOW
 ) -> list[Statement]:
-    where = spans(start_ns, end_ns, now_ns, found)
-    return stated(where, measured(stored, where), found)
+    return stated(sums_of(stored, spans(start_ns, end_ns, now_ns, found)), found)
 
 
-def verdict(
-    stored: list[SyncId], kept: list[Statement], start_ns: int, length_ns: int = HOUR_NS
-) -> CoverageState:
-    where = [(each.start_ns, each.end_ns) for each in kept]
-    about = measured_by_span(where, measured(stored, where))
-    return covered((start_ns, start_ns + length_ns), "b", kept, about).state
+def known_of(stored: list[SyncId], kept: list[Statement]) -> KnownCoverage:
+    return KnownCoverage({"b": kept}, sums_of(stored, [each.span for each in kept]), [(1, 1)])
+
+
+def verdict(stored: list[SyncId], kept: list[Statement], start_ns: int) -> CoverageState:
+    return known_of(stored, kept).of((start_ns, start_ns + HOUR_NS))[0].state
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_spans_are_measured_however_they_overlap(seed: int) -> None:
+    rng = random.Random(seed)
+    stored = [message(rng.randrange(100), number) for number in range(40)]
+    starts = [rng.randrange(100) for _ in range(rng.randrange(20))]
+    where = [(start, rng.randrange(start + 1, 102)) for start in starts]
+    naive = NaiveView(stored)
+
+    async def answer(read: Any) -> Any:  # noqa: ANN401 - of the view
+        read.measure.check()
+        return naive.answer(read)
+
+    view: Any = SimpleNamespace(answer=answer)
+    assert await measure_spans(view, where) == sums_of(stored, where)
 
 
 def test_spans_are_days_then_hours_then_blocks_and_touch() -> None:
@@ -95,14 +100,6 @@ def test_a_day_with_a_difference_is_divided_into_hours() -> None:
     assert [(each.start_ns, each.missing_here) for each in differing] == [(TODAY - 4 * DAY_NS, 1)]
 
 
-def test_what_was_transferred_counts_as_stored() -> None:
-    here, there = message(TODAY + 1, 1), message(TODAY + 2, 2)
-    found = replace(EQUAL, to_send=SyncIds.of([here]), to_receive=SyncIds.of([there]))
-    made = statements([here], TODAY, TODAY + HOUR_NS, found)
-    assert verdict([here, there], made, TODAY) is CoverageState.EQUAL
-    assert verdict([here], made, TODAY) is CoverageState.UNCONFIRMED
-
-
 def test_a_conflict_differs_although_all_else_was_transferred() -> None:
     here, there = message(TODAY + 1, 1), message(TODAY + HOUR_NS + 2, 2)
     conflicts = SyncIds.of([here])
@@ -123,30 +120,14 @@ def test_a_late_or_a_lost_message_withdraws_equality(late: bool) -> None:
     assert verdict(changed, made, TODAY + HOUR_NS) is CoverageState.EQUAL
 
 
-def test_a_difference_stays_until_a_later_session() -> None:
-    lacks = message(TODAY + 1, 1)
-    open_end = replace(EQUAL, to_receive=SyncIds.of([lacks]), resolved=False)
-    made = statements([], TODAY, TODAY + HOUR_NS, open_end)
-    assert verdict([lacks], made, TODAY) is CoverageState.DIFFERS
-    later = replace(EQUAL, compared_ns=NOW + 1)
-    _, kept = updated(made, statements([lacks], TODAY, TODAY + HOUR_NS, later), NOW + 2)
-    assert verdict([lacks], kept, TODAY) is CoverageState.EQUAL
-
-
 def test_the_counts_of_a_difference_are_those_of_its_comparison() -> None:
     stored = [message(TODAY + number * BLOCK_NS, number) for number in range(1, 5)]
     lacks = replace(EQUAL, to_receive=SyncIds.of([message(TODAY + 1, 9)]), resolved=False)
     made = statements(stored, TODAY, TODAY + HOUR_NS, lacks)
-    late = [*stored, message(TODAY + 2, 10)]
-
-    def compare(start_ns: int, end_ns: int) -> tuple[CoverageState, int | None]:
-        where = [(each.start_ns, each.end_ns) for each in made]
-        about = measured_by_span(where, measured(late, where))
-        found = covered((start_ns, end_ns), "b", made, about)
-        return found.state, found.stored_here
-
-    assert compare(TODAY, TODAY + HOUR_NS) == (CoverageState.DIFFERS, 4)
-    assert compare(TODAY, TODAY + BLOCK_NS) == (CoverageState.DIFFERS, None), "a part of the hour"
+    known = known_of([*stored, message(TODAY + 2, 10)], made)
+    for end_ns, stored_here in ((TODAY + HOUR_NS, 4), (TODAY + BLOCK_NS, None)):
+        (found,) = known.of((TODAY, end_ns))
+        assert (found.state, found.stored_here) == (CoverageState.DIFFERS, stored_here)
 
 
 def test_an_earlier_comparison_replaces_no_later_one() -> None:
@@ -165,16 +146,15 @@ def test_sessions_of_the_last_hour_cover_every_hour() -> None:
     for minutes in range(10, 180, 5):
         now_ns = TODAY + minutes * MINUTE_NS
         found = replace(EQUAL, compared_ns=now_ns)
-        known = [each for each in stored if each[0] < now_ns]
-        made = statements(known, now_ns - HOUR_NS, now_ns, found, now_ns)
-        gone, new = updated(kept, made, now_ns)
-        kept = _kept(kept, gone, new)
+        earlier = [each for each in stored if each[0] < now_ns]
+        made = statements(earlier, now_ns - HOUR_NS, now_ns, found, now_ns)
+        kept = replaced(kept, made, now_ns)
     assert verdict(stored, kept, TODAY) is CoverageState.EQUAL
     assert verdict(stored, kept, TODAY + HOUR_NS) is CoverageState.EQUAL
     assert len(kept) <= 30
 
 
-def test_what_a_session_covers_in_part_stays() -> None:
+def test_a_statement_of_which_a_session_covers_a_part_stays_until_it_differs() -> None:
     day = statements([], TODAY - 4 * DAY_NS, TODAY - 3 * DAY_NS, EQUAL)
     later = replace(EQUAL, compared_ns=NOW + 1)
     part = statements([], TODAY - 4 * DAY_NS, TODAY - 4 * DAY_NS + HOUR_NS, later)
@@ -185,81 +165,78 @@ def test_what_a_session_covers_in_part_stays() -> None:
 
 
 def test_days_without_messages_are_one_statement() -> None:
-    _, made = updated([], statements([], 0, TODAY, EQUAL), NOW)
+    made = replaced([], statements([], 0, TODAY, EQUAL), NOW)
     assert made[0].end_ns - made[0].start_ns > 19_000 * DAY_NS
     assert len(made) < 60
 
 
 def test_a_part_of_a_step_is_not_the_step() -> None:
-    made = statements([], TODAY, TODAY + 30 * MINUTE_NS, EQUAL)
-    where = {(each.start_ns, each.end_ns): (0, bytes(32)) for each in made}
-    found = covered((TODAY, TODAY + HOUR_NS), "b", made, where)
+    known = known_of([], statements([], TODAY, TODAY + 30 * MINUTE_NS, EQUAL))
+    (found,) = known.of((TODAY, TODAY + HOUR_NS))
     assert found.state is CoverageState.UNCONFIRMED
     assert found.equal_until_ns == TODAY + 30 * MINUTE_NS
 
 
+Sides = tuple[set[SyncId], set[SyncId]]
+
+
 @pytest.mark.parametrize("seed", range(20))
-def test_a_step_is_equal_only_if_it_was(seed: int) -> None:
+def test_a_step_is_equal_and_an_answer_complete_only_if_it_is_so(seed: int) -> None:
     """Let two stores drift, and compare them over random windows: no statement is false."""
     rng = random.Random(seed)
-    sides: tuple[set[SyncId], set[SyncId]] = (set(), set())
+    sides: Sides = (set(), set())
     kept: list[Statement] = []
-    moments: dict[int, tuple[set[SyncId], set[SyncId]]] = {}
+    moments: dict[int, Sides] = {}
     for number in range(1, 60):
         at_ns = NOW + number
         for side in rng.sample(sides, rng.randrange(3)):
             side.add(message(TODAY + rng.randrange(6 * HOUR_NS), rng.getrandbits(200)))
+        if sides[0] and rng.random() < 0.1:
+            sides[0].remove(rng.choice(sorted(sides[0])))
         if rng.random() < 0.5:
             start_ns = TODAY + rng.randrange(5 * HOUR_NS)
             end_ns = start_ns + rng.randrange(6 * HOUR_NS)
-            here, there = (
-                {each for each in side if start_ns <= each[0] < end_ns} for side in sides
-            )
+            here, there = (_within(side, start_ns, end_ns) for side in sides)
             moments[at_ns] = set(sides[0]), set(sides[1])
             resolved = rng.random() < 0.7
             found = Comparison(
                 SyncIds.of(sorted(here - there)),
                 SyncIds.of(sorted(there - here)),
                 resolved or here == there,
-                None,
+                rng.choice((None, TODAY, TODAY + HOUR_NS)),
                 at_ns,
             )
             made = statements(sorted(sides[0]), start_ns, end_ns, found, NOW)
             if resolved:
                 sides[0].update(there)
                 sides[1].update(here)
-            if not made:
-                continue
-            gone, new = updated(kept, made, at_ns)
-            kept = _kept(kept, gone, new)
+            kept = replaced(kept, made, at_ns) if made else kept
+        known = known_of(sorted(sides[0]), kept)
         for hour in range(6):
-            _hold_to_the_truth(kept, sides, moments, TODAY + hour * HOUR_NS)
+            step = TODAY + hour * HOUR_NS, TODAY + (hour + 1) * HOUR_NS
+            (step_found,) = known.of(step)
+            if step_found.state is CoverageState.EQUAL:
+                assert _then(moments, step_found.compared_ns, step) <= sides[0]
+            if step_found.last_equal_ns:
+                assert _then(moments, step_found.last_equal_ns, step, of_either=True) <= sides[1]
+        asked = TODAY + rng.randrange(3 * HOUR_NS), TODAY + rng.randrange(3, 7) * HOUR_NS
+        answer = known.answer(asked, TODAY + rng.randrange(2) * HOUR_NS, lost=False)
+        part = answer.from_ns, answer.until_ns
+        assert (answer.state is AnswerState.COMPLETE) == (part == asked)
+        if answer.state in {AnswerState.COMPLETE, AnswerState.PARTIAL}:
+            assert _then(moments, answer.compared_ns, part) <= sides[0]
 
 
-def _kept(kept: list[Statement], gone: list[Statement], new: list[Statement]) -> list[Statement]:
-    return sorted([*(set(kept) - set(gone)), *new], key=lambda each: (each.start_ns, -each.end_ns))
+def _within(ids: set[SyncId], start_ns: int, end_ns: int) -> set[SyncId]:
+    return {each for each in ids if start_ns <= each[0] < end_ns}
 
 
-def _hold_to_the_truth(
-    kept: list[Statement],
-    sides: tuple[set[SyncId], set[SyncId]],
-    moments: dict[int, tuple[set[SyncId], set[SyncId]]],
-    start_ns: int,
-) -> None:
-    where = [(each.start_ns, each.end_ns) for each in kept]
-    about = measured_by_span(where, measured(sorted(sides[0]), where))
-    found = covered((start_ns, start_ns + HOUR_NS), "b", kept, about)
-    if not found.last_equal_ns:
-        assert found.state is not CoverageState.EQUAL
-        return
-    then = {
-        each
-        for side in moments[found.last_equal_ns]
-        for each in side
-        if start_ns <= each[0] < start_ns + HOUR_NS
-    }
-    assert then <= sides[0]
-    assert then <= sides[1]
+def _then(
+    moments: dict[int, Sides], at_ns: int, span: Span, *, of_either: bool = False
+) -> set[SyncId]:
+    """Return what the other store, or one of the two, held of a span at a moment."""
+    own, other = moments[at_ns]
+    return _within(own | other if of_either else other, *span)
 
 
 PRINT: Final = bytes(32)
@@ -278,7 +255,7 @@ def known(**stores: list[Statement]) -> KnownCoverage:
 
 
 def answer(of: KnownCoverage, span: Span = DAY, horizon_ns: int = 0) -> AnswerCoverage:
-    return answered(span, of, horizon_ns, lost=False)
+    return of.answer(span, horizon_ns, lost=False)
 
 
 EVERY: Final = [statement(hour) for hour in range(24)]
@@ -340,7 +317,7 @@ def test_below_the_horizon_nothing_is_complete() -> None:
 def test_nothing_is_claimed_without_a_statement_or_after_a_loss(
     *, stores: dict[str, list[Statement]], lost: bool, reason: str
 ) -> None:
-    found = answered(hours(0, 1), known(**stores), 0, lost=lost)
+    found = known(**stores).answer(hours(0, 1), 0, lost=lost)
     assert found.state is AnswerState.UNCONFIRMED
     assert reason in found.reason
     assert not found.store_ids
@@ -378,10 +355,3 @@ def test_a_span_is_what_all_of_it_is_recorded_as(span: Span, expected: Intake) -
 def test_nothing_recorded_is_never() -> None:
     assert intake_of(hours(5, 6), [], TEN) is Intake.NEVER
     assert intake_of(hours(9, 10), RECORD[:3], TEN) is Intake.OFFLINE
-
-
-def test_layers_hold_each_span_once_and_do_not_overlap() -> None:
-    where = [(5, 9), (0, 5), (0, 10), (0, 5), (2, 6), (9, 12)]
-    found = layers(where)
-    assert sorted(span for layer in found for span in layer) == sorted(set(where))
-    assert all(left[1] <= right[0] for layer in found for left, right in pairwise(layer))

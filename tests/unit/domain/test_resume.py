@@ -122,7 +122,7 @@ class World:
             writer=cast("Writer", self),
             policy=lambda: Policy(max_drift_ns=None, horizon_ns=self.horizon_ns),
             environment=Environment(
-                lambda: NOW, lambda: self.steady_ns, random.Random(1), log, counts
+                lambda: NOW, lambda: self.steady_ns, random.Random(1), log, counts.count_intake
             ),
             proceed=lambda: self.proceeded.append(len(self.asked)),
             failed=failed,

@@ -158,7 +158,7 @@ class Side:
             lambda: 5 * NS_PER_S + self.passed_ns,
             self._rng,
             cast("EventLog", None),
-            self,
+            self.count_intake,
         )
         observer, writer = cast("SyncObserver", self), cast("Writer", self)
         reads = cast("TransferReads", SimpleNamespace(load=self.load, held=self.find))

@@ -22,8 +22,8 @@ from click.core import ParameterSource
 
 from store.config.node import NodeConfig
 from store.config.options import options_of
-from store.db.checks.check import CheckReport
-from store.db.checks.check import check as check_database
+from store.db.check import CheckReport
+from store.db.check import check as check_database
 from store.db.errors import SchemaError, sentence
 from store.db.maintenance.brake import (
     RetentionReview,

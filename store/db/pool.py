@@ -19,7 +19,7 @@ import psycopg
 from psycopg import AsyncConnection, conninfo
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 
-from store.db.arrays import register
+from store.db.connection import Connection, fetch_row, fetch_rows, prepare
 from store.db.errors import NO_CONNECTION, Failure, find_failure, sentence
 from store.db.schema.migrate import APPLICATION_NAME
 from store.db.statements import SQL
@@ -27,7 +27,6 @@ from store.db.turns import Turns
 from store.domain.ports import Outlet, StoreUnavailable
 from storenode.common.backoff import Backoff
 
-Connection = AsyncConnection[tuple[object, ...]]
 MAX_WAITING_PAGES: Final = 40_000
 """Pages of streams that wait to be read: as many as there may be streams, and half of one caller.
 """
@@ -35,14 +34,6 @@ MAX_WAITING_PAGES: Final = 40_000
 _Result = TypeVar("_Result")
 _Given = TypeVarTuple("_Given")
 
-# Every statement here has an index to go by, and plans are kept: a plan that was made while a
-# partition was new and empty must still be right when it is full.
-_SESSION_SETTINGS: Final = (
-    "set plan_cache_mode = force_generic_plan; set enable_seqscan = off; set jit = off;"
-    " set max_parallel_workers_per_gather = 0; set timezone = 'UTC';"
-    " set idle_in_transaction_session_timeout = '60s';"
-    " select pg_postmaster_start_time()::text"
-)
 _MAX_PORT: Final = 65535
 _RETRY_FIRST_S: Final = 0.05
 _RETRY_MOST_S: Final = 1.0
@@ -117,20 +108,6 @@ def _require_ports(ports: str) -> None:
             raise ValueError(f"the database URL cannot be read: no port has the number {port!r}")
 
 
-async def prepare(connection: Connection) -> str:
-    """Set up a session as every statement here expects it; return the start of its server."""
-    await connection.set_autocommit(True)
-    connection.prepare_threshold = 1
-    connection.prepared_max = 200
-    register(connection)
-    cursor = await connection.execute(_SESSION_SETTINGS)
-    while cursor.nextset():
-        pass
-    row = await cursor.fetchone()
-    assert row is not None
-    return str(row[0])
-
-
 def reconnecting() -> Backoff:
     """Return the pauses between attempts to reach the database."""
     return Backoff(_RETRY_FIRST_S, _RETRY_MOST_S)
@@ -176,7 +153,7 @@ class Pool(AsyncConnectionPool[Connection]):
         self._limits: set[asyncio.Timeout] = set()
         super().__init__(
             url,
-            connection_class=AsyncConnection[tuple[object, ...]],
+            connection_class=AsyncConnection[Any],
             min_size=1,
             max_size=size,
             timeout=patience_s,
@@ -287,11 +264,13 @@ class Database:
         for pool in database.pools:
             await pool.open(wait=False)
         try:
-            (
-                database.store_id,
-                database.cursor_key,
-                database.last_online_ns,
-            ) = await database.read(_read_store)
+            row = await database.read(fetch_row, SQL.stores.read_store)
+            if row is None:
+                raise StoreUnavailable(
+                    "the table storenode.store is empty; restore the database from a backup,"
+                    " or create a new one with `storenode db upgrade`"
+                )
+            database.store_id, database.cursor_key, database.last_online_ns = row
         except BaseException:
             await database.close()
             raise
@@ -369,12 +348,7 @@ class Database:
         Raises:
             StoreUnavailable: as `read`.
         """
-
-        async def select(connection: Connection) -> list[Any]:
-            cursor = await connection.execute(statement, parameters, binary=True)
-            return await cursor.fetchall()
-
-        return await self.read(select, pool=pool)
+        return await self.read(fetch_rows, statement, parameters, pool=pool)
 
     async def write(
         self, work: Callable[[Connection, *_Given], Awaitable[_Result]], *given: *_Given
@@ -452,14 +426,3 @@ class Database:
                 await connection.close()
             finally:
                 await owner.putconn(connection)
-
-
-async def _read_store(connection: Connection) -> tuple[bytes, bytes, int]:
-    cursor = await connection.execute(SQL.stores.read_store, binary=True)
-    row = await cursor.fetchone()
-    if row is None:
-        raise StoreUnavailable(
-            "the table storenode.store is empty; restore the database from a backup,"
-            " or create a new one with `storenode db upgrade`"
-        )
-    return row  # type: ignore[return-value]

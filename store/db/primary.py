@@ -33,7 +33,8 @@ from psycopg import AsyncConnection, conninfo
 from psycopg import errors as pg
 
 from store.db.commits.pages import is_served, newest
-from store.db.pool import Connection, HostRefusedError
+from store.db.connection import Connection
+from store.db.pool import HostRefusedError
 from store.db.statements import SQL
 from store.domain.hub import Place
 
@@ -183,7 +184,7 @@ async def read_server(connection: Connection) -> DatabaseServer | None:
     info = connection.info
     host = label({"host": info.host or info.hostaddr, "port": str(info.port)})
     head = await newest(connection)
-    return DatabaseServer(host, bytes(store_id), system, timeline, str(started), head)  # type: ignore[call-overload]
+    return DatabaseServer(host, bytes(store_id), system, timeline, str(started), head)
 
 
 async def _timeline(connection: Connection) -> tuple[int, int]:

@@ -40,8 +40,9 @@ from reconcile.summaries.summary import Loaded, NeedBuckets, NeedHashes, NeedIds
 from reconcile.view import Spans
 from store.db.arrays import bigint_column, bigints, hash_column
 from store.db.commits.pages import is_served, newest
+from store.db.connection import Connection
 from store.db.errors import find_failure
-from store.db.pool import Connection, Database
+from store.db.pool import Database
 from store.db.reading.messages import content_digests_at
 from store.db.statements import SQL
 from store.db.summaries.buckets import DAY_NS, HOUR_NS, LEVELS_NS, MINUTE_NS, of_rows, unpack
@@ -110,11 +111,11 @@ async def _fetch(
         return SyncIds.empty()
     digests = None
     if contents:
-        digests = np.frombuffer(contents[0], np.uint8)  # type: ignore[call-overload]
+        digests = np.frombuffer(contents[0], np.uint8)
         digests = digests.reshape(-1, CONTENT_DIGEST_BYTES)
     return SyncIds(
-        np.frombuffer(timestamps, ">i8").astype(np.int64),  # type: ignore[call-overload]
-        np.frombuffer(hashes, np.uint8).reshape(-1, HASH_BYTES),  # type: ignore[call-overload]
+        np.frombuffer(timestamps, ">i8").astype(np.int64),
+        np.frombuffer(hashes, np.uint8).reshape(-1, HASH_BYTES),
         digests,
     )
 
@@ -392,7 +393,7 @@ async def _open(connection: Connection, deadline_s: float) -> SnapshotView:
     row = await cursor.fetchone()
     assert row is not None
     position, horizon_ns = row
-    minutes = await _unfolded(connection, position)  # type: ignore[arg-type]
+    minutes = await _unfolded(connection, position)
     length_ns = await _top_length(connection)
     level: dict[str, object] = {"level": LEVELS_NS.index(length_ns)}
     folded = await _read_buckets(connection, length_ns, SQL.buckets.read_level, level)
@@ -400,9 +401,9 @@ async def _open(connection: Connection, deadline_s: float) -> SnapshotView:
         connection,
         TimeBuckets.join(length_ns, [folded, minutes]),
         minutes,
-        folded=position,  # type: ignore[arg-type]
+        folded=position,
         place=await newest(connection),
-        horizon_ns=horizon_ns,  # type: ignore[arg-type]
+        horizon_ns=horizon_ns,
         deadline_s=deadline_s,
     )
 
@@ -426,8 +427,8 @@ async def _unfolded(connection: Connection, position: int) -> TimeBuckets:
         cursor = await connection.execute(SQL.commits.read_deltas, parameters, binary=True)
         rows = await cursor.fetchall()
         if rows:
-            position = int(rows[-1][0])  # type: ignore[call-overload]
-            some = unpack(bytes(summary) for _, summary in rows)  # type: ignore[call-overload]
+            position = int(rows[-1][0])
+            some = unpack(bytes(summary) for _, summary in rows)
             total = TimeBuckets.join(MINUTE_NS, [total, some])
         if len(rows) < _DELTAS_AT_ONCE:
             return total
@@ -447,7 +448,7 @@ async def _read_buckets(
     assert row is not None
     if row[0] is None:
         return TimeBuckets.empty(length_ns)
-    return of_rows(length_ns, np.frombuffer(row[0], ">i8"))  # type: ignore[call-overload]
+    return of_rows(length_ns, np.frombuffer(row[0], ">i8"))
 
 
 class DatabaseIds:
@@ -468,7 +469,7 @@ class DatabaseIds:
             row = await cursor.fetchone()
             assert row is not None
             served = await is_served(connection, seen)
-            return Newest(await newest(connection), row[0], served)  # type: ignore[arg-type]
+            return Newest(await newest(connection), row[0], served)
 
         return await self._database.read(look)
 

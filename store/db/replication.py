@@ -18,8 +18,8 @@ import psycopg
 from psycopg import sql
 from psycopg.errors import Diagnostic
 
+from store.db.connection import Connection
 from store.db.locks import COMMIT_ORDER
-from store.db.pool import Connection
 from store.db.statements import SQL
 
 _WAITER: Final = "SyncRepWaitForLSN"

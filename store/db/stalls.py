@@ -6,8 +6,8 @@ that holds a lock it sees the process ID and the role.
 
 from __future__ import annotations
 
+from store.db.connection import Connection
 from store.db.locks import COMMIT_ORDER
-from store.db.pool import Connection
 from store.db.statements import SQL
 
 

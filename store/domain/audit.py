@@ -1,6 +1,6 @@
 """Checks of a stored message against its own columns and the rows that find it.
 
-Pure: rows come in, faults come out. `store.db.checks.check` reads the rows.
+Pure: rows come in, faults come out. `store.db.check` reads the rows.
 """
 
 from collections.abc import Iterator

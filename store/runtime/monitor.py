@@ -17,8 +17,9 @@ from typing import Final
 import psycopg
 from psycopg_pool import PoolTimeout
 
+from store.db.connection import Connection, fetch_rows
 from store.db.errors import UNREACHABLE, Failure, find_failure, sentence
-from store.db.pool import Connection, Database
+from store.db.pool import Database
 from store.observe.logging import get_logger
 
 _LOG = get_logger("store.runtime.monitor")
@@ -187,12 +188,9 @@ class DatabaseMonitor:
     async def _ask(self, connection: Connection) -> DatabaseHealth:
         async with asyncio.timeout(CHECK_TIMEOUT_S):
             asked_ns = time.monotonic_ns()
-            cursor = await connection.execute(_ASK)
-            row = await cursor.fetchone()
-            assert row is not None
-            is_standby, time_ns = row
+            ((is_standby, time_ns),) = await fetch_rows(connection, _ASK)
         if self._on_time is not None:
-            self._on_time("database", int(str(time_ns)), (time.monotonic_ns() - asked_ns) // 2)
+            self._on_time("database", time_ns, (time.monotonic_ns() - asked_ns) // 2)
         return DatabaseHealth("it is a standby" if is_standby and not self._read_only else None)
 
     async def _connect(self) -> Exception | None:

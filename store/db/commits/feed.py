@@ -33,8 +33,9 @@ from store.db.commits.pages import (
     read_feed_page,
     rows_of,
 )
+from store.db.connection import Connection
 from store.db.locks import NODES
-from store.db.pool import Connection, Database, reconnecting
+from store.db.pool import Database, reconnecting
 from store.db.reading.messages import TopicKeys, topic_names
 from store.db.reading.pages import PageShape
 from store.domain.hub import (

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final, LiteralString
 
 from store.db.arrays import bigints, split_uuids
-from store.db.pool import Connection
+from store.db.connection import Connection
 from store.db.reading.messages import (
     Row,
     TopicKeys,
@@ -91,7 +91,7 @@ async def is_served(connection: Connection, place: Place) -> bool:
     if row is not None and _place(place[0], row[0]) == place:
         return True
     row = await (await connection.execute(SQL.commits.read_oldest, binary=True)).fetchone()
-    return row is not None and place[0] < row[0]  # type: ignore[operator]
+    return row is not None and place[0] < row[0]
 
 
 async def commits_between(
@@ -197,8 +197,8 @@ async def rows_of(
     cursor = await connection.execute(statement, parameters, binary=True)
     found: dict[int, list[LiveRow]] = {}
     for batch, topic, digest, body in await cursor.fetchall():
-        frame = frame_of(digest, body)  # type: ignore[arg-type]
-        found.setdefault(batch, []).append((topic, digest, frame))  # type: ignore[arg-type]
+        frame = frame_of(digest, body)
+        found.setdefault(batch, []).append((topic, digest, frame))
     return found
 
 

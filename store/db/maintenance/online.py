@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from store.db.pool import Connection, Database
+from store.db.connection import Connection
+from store.db.pool import Database
 from store.db.statements import SQL
 from store.domain.coverage import Interval
 

@@ -12,7 +12,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-from store.db.pool import Connection, Database
+from store.db.connection import Connection
+from store.db.pool import Database
 from store.db.reading.messages import (
     Row,
     largest_of,

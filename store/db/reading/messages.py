@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, TypeVar
 
 from store.db.arrays import bigints, fixed_bytes, uuids
-from store.db.pool import Connection
+from store.db.connection import Connection
 from store.db.schema.names import HASH_KEY_BYTES
 from store.db.statements import SQL
 from store.domain.hub import TopicName
@@ -88,13 +88,13 @@ async def rows_at(
         return []
     parameters = position_parameters(positions) | {"most": most}
     cursor = await connection.execute(_ROWS_AT, parameters, binary=True)
-    return await cursor.fetchall()  # type: ignore[return-value]
+    return await cursor.fetchall()
 
 
 async def stored_at(connection: Connection, positions: Sequence[SyncId]) -> set[SyncId]:
     """Return those of some positions, at least one, at which a message is stored."""
     cursor = await connection.execute(_IDS_AT, position_parameters(positions), binary=True)
-    return set(await cursor.fetchall())  # type: ignore[arg-type]
+    return set(await cursor.fetchall())
 
 
 async def frames_at(
@@ -138,7 +138,7 @@ async def _values_at(
     for start in range(0, len(positions), MAX_POSITIONS):
         parameters = position_parameters(positions[start : start + MAX_POSITIONS])
         cursor = await connection.execute(statement, parameters, binary=True)
-        found.update(await cursor.fetchall())  # type: ignore[arg-type]
+        found.update(await cursor.fetchall())
     return found
 
 
@@ -151,7 +151,7 @@ async def locate(connection: Connection, hashes: Sequence[bytes]) -> list[SyncId
     cursor = await connection.execute(
         SQL.messages.locate, (bigints([*map(hash_key, hashes)]),), binary=True
     )
-    found = _positions(await cursor.fetchall(), dict.fromkeys(hashes))  # type: ignore[arg-type]
+    found = _positions(await cursor.fetchall(), dict.fromkeys(hashes))
     if len({digest for _, digest in found}) == len(found):
         return found
     # Several hashes begin alike, and only the messages tell them apart.
@@ -165,7 +165,7 @@ async def rows_of_hashes(
     """Return the rows of few messages by hash, whole; those from ``recent_ns`` on at once."""
     parameters = {"keys": bigints([*map(hash_key, hashes)]), "recent": recent_ns}
     cursor = await connection.execute(SQL.messages.read_by_hash, parameters, binary=True)
-    found: list[tuple[int, int, bytes, bytes, int]] = await cursor.fetchall()  # type: ignore[assignment]
+    found: list[tuple[int, int, bytes, bytes, int]] = await cursor.fetchall()
     wanted = set(hashes)
     rows: list[Row] = [(ts, *row) for ts, _, *row in found if row[0] in wanted]  # type: ignore[misc]
     older = _positions([(ts, key) for ts, key, *_ in found if ts < recent_ns], hashes)
@@ -200,7 +200,7 @@ def position_parameters(positions: Sequence[SyncId]) -> dict[str, object]:
 async def topic_names(connection: Connection, keys: Iterable[bytes]) -> dict[bytes, TopicName]:
     """Return the names of topic keys."""
     cursor = await connection.execute(SQL.messages.read_topic_names, (uuids([*keys]),), binary=True)
-    return {key: (pubsub, content) for key, pubsub, content in await cursor.fetchall()}  # type: ignore[misc]
+    return {key: (pubsub, content) for key, pubsub, content in await cursor.fetchall()}
 
 
 async def select_topics(
@@ -227,7 +227,7 @@ async def resolve(connection: Connection, wanted: TopicFilter) -> TopicKeys:
         return None
     statement, parameters = _matching_topics(wanted)
     cursor = await connection.execute(statement, parameters, binary=True)
-    return tuple(row[0] for row in await cursor.fetchall())  # type: ignore[misc]
+    return tuple(row[0] for row in await cursor.fetchall())
 
 
 def topic_conditions(wanted: TopicFilter) -> tuple[list[str], dict[str, object]]:

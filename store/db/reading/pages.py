@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
-from store.db.pool import Connection
+from store.db.connection import Connection
 from store.db.reading.messages import (
     Row,
     TopicKeys,
@@ -112,7 +112,7 @@ async def read_page(
     }
     parameters |= topics_parameters(topics)
     cursor = await connection.execute(statement, parameters, binary=True)
-    rows: list[Row] = await cursor.fetchall()  # type: ignore[assignment]
+    rows: list[Row] = await cursor.fetchall()
     if (
         shape.looks_beyond
         and source is SQL.messages.page_of_topics
@@ -121,7 +121,7 @@ async def read_page(
     ):
         # One topic had more than its share, which hides what the others have behind it.
         cursor = await connection.execute(statement, parameters | {"each": limit}, binary=True)
-        rows = await cursor.fetchall()  # type: ignore[assignment]
+        rows = await cursor.fetchall()
     page = await page_of(connection, rows, shape)
     if rows and not page.frames:  # all of them were pruned meanwhile
         return await read_page(connection, topics, window, shape)

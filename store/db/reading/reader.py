@@ -12,7 +12,8 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Final
 
 from reconcile.ids import SyncIds
-from store.db.pool import Connection, Database
+from store.db.connection import Connection
+from store.db.pool import Database
 from store.db.reading.lookups import HashLookups
 from store.db.reading.messages import frames_at, hash_key, resolve, select_topics, stored_at
 from store.db.reading.pages import (
@@ -76,7 +77,7 @@ class DatabaseReader:
         async def look(connection: Connection) -> SyncId | None:
             key = (hash_key(message_hash),)
             cursor = await connection.execute(SQL.messages.locate_one, key, binary=True)
-            times: list[tuple[int]] = await cursor.fetchall()  # type: ignore[assignment]
+            times: list[tuple[int]] = await cursor.fetchall()
             for (timestamp,) in times:
                 topics = await _topics_beginning_like(connection, timestamp, message_hash)
                 allowed = await select_topics(connection, topics, wanted)
@@ -188,7 +189,7 @@ async def _topics_beginning_like(
         (timestamp, key, key + end),
         binary=True,
     )
-    return dict(await cursor.fetchall())  # type: ignore[arg-type]
+    return dict(await cursor.fetchall())
 
 
 class TransferReader:

@@ -4,28 +4,20 @@
 Partitions are not listed: Postgres's own catalog is the truth about them.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final
-
-import psycopg
-
-from store.db.statements import SQL
+from typing import Final
 
 EXPECTED: Final = Path(__file__).with_name("schema.txt")
 
 
-def describe(connection: psycopg.Connection[Any]) -> list[tuple[str, str, str]]:
-    """Return the relation, its kind (``pg_class.relkind``) and the line of each object."""
-    return connection.execute(SQL.partitions.describe).fetchall()
-
-
-def differences(connection: psycopg.Connection[Any]) -> list[str]:
+def differences(objects: Iterable[tuple[str, str, str]]) -> list[str]:
     """Return what a database's schema has otherwise than the newest revision, in any order.
 
-    Tables that are not the store's, and checks that were added, are left out.
+    Tables that are not the store's, and checks that were added, are left out. ``objects`` are what
+    ``partitions.describe`` selects: relation, kind (``pg_class.relkind``) and line.
     """
-    expected = set(EXPECTED.read_text().splitlines())
-    rows = describe(connection)
+    expected, rows = set(EXPECTED.read_text().splitlines()), list(objects)
     found = {line for _, _, line in rows}
     tables = {line.split()[1].split(".")[0] for line in expected if line.startswith("column ")}
     unexpected = {

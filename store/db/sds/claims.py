@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from store.db.arrays import bigints, fixed_bytes, uuids
-from store.db.pool import Connection, Database
+from store.db.connection import Connection
+from store.db.pool import Database
 from store.db.reading.messages import locate, topic_conditions
 from store.db.statements import SQL
 from store.domain.claims import (
@@ -177,7 +178,7 @@ class ClaimReader:
         self, connection: Connection, statement: str, parameters: dict[str, object]
     ) -> list[Claim]:
         cursor = await connection.execute(statement, self._parameters | parameters, binary=True)
-        return await cursor.fetchall()  # type: ignore[return-value]
+        return await cursor.fetchall()
 
     async def _hinted(self, connection: Connection, queries: Sequence[HintQuery]) -> HintAnswers:
         found: dict[tuple[bytes, bytes], Hinted | None] = {
@@ -201,7 +202,7 @@ class ClaimReader:
                 self._read_hinted, self._parameters | parameters, binary=True
             )
             rows: list[tuple[Claim, bytes | None]]
-            rows = [(row[:7], row[7]) for row in await cursor.fetchall()]  # type: ignore[misc]
+            rows = [(row[:7], row[7]) for row in await cursor.fetchall()]
             for claim, payload in rows:
                 if payload is None:
                     found[claim[0], claim[2]] = Hinted(claim, readable=True)
@@ -241,7 +242,7 @@ async def _parents(connection: Connection, places: Sequence[ParentPlace]) -> Par
     parameters["slots"] = bigints([slot + 1 for _, slot in places])
     cursor = await connection.execute(SQL.sds.read_parents, parameters, binary=True)
     rows: list[tuple[bytes, int, bytes, bytes | None]]
-    rows = await cursor.fetchall()  # type: ignore[assignment]
+    rows = await cursor.fetchall()
     return {
         (digest, slot - 1): HistoryEntry(message_id, hint)
         for digest, slot, message_id, hint in rows

@@ -227,11 +227,6 @@ select max(m.ts), string_agg(<messages.element>, ''::bytea) from (
     order by ts, hash limit %(limit)s::bigint
 ) as m
 
--- read_elements_of_hour --
--- Elements of the lattice sum of an hour, a value for each minute.
-select string_agg(<messages.element>, ''::bytea) from {table} m where ts >= {low} and ts <= {last}
-group by ts / 60000000000
-
 -- check_following --
 -- Keys of the next chunk of a partition.
 select {keys} from storenode.{table} where {bounds} and ({keys}) > ({after})

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any, Final
 
+from store.db.connection import Connection
 from store.db.locks import COVERAGE
-from store.db.pool import Connection, Database
+from store.db.pool import Database
 from store.db.statements import SQL
 from store.domain.coverage import Statement, updated
 

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from store.db.pool import Connection
+from store.db.connection import Connection
 from store.db.statements import SQL
 from store.db.summaries.buckets import DAY_NS, HOUR_NS
 from store.db.summaries.fold import is_pending

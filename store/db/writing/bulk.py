@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from store.db.pool import Connection
+from store.db.connection import Connection
 from store.db.schema.names import HASH_KEY_BYTES
 from store.db.statements import SQL
 from store.messages.record import COLUMNS, RecordBatch

@@ -30,8 +30,8 @@ from typing import Final
 import numpy as np
 
 from store.db import arrays
+from store.db.connection import Connection
 from store.db.locks import COMMIT_ORDER
-from store.db.pool import Connection
 from store.db.reading.messages import position_parameters
 from store.db.schema.partitions import PartitionMap
 from store.db.statements import SQL
@@ -183,13 +183,13 @@ async def insert(connection: Connection, parts: Sequence[CommitPart]) -> list[In
     inserted = [Inserted(0, 0)] * len(parts)
     for row in await cursor.fetchall():
         number, batch_id, count, low, high, joined, topics = row
-        batch = parts[number - 1].batch  # type: ignore[operator]
-        hashes = None if joined is None else _split(bytes(joined))  # type: ignore[call-overload]
-        inserted[number - 1] = Inserted(  # type: ignore[operator]
-            batch_id=batch_id,  # type: ignore[arg-type]
-            count=count,  # type: ignore[arg-type]
-            min_ts=low,  # type: ignore[arg-type]
-            max_ts=high,  # type: ignore[arg-type]
+        batch = parts[number - 1].batch
+        hashes = None if joined is None else _split(bytes(joined))
+        inserted[number - 1] = Inserted(
+            batch_id=batch_id,
+            count=count,
+            min_ts=low,
+            max_ts=high,
             hashes=hashes,
             topics=_listed(topics),
             summary=_summary(batch, hashes),
@@ -217,7 +217,7 @@ async def find_conflicts(
         "content_digest": arrays.fixed_bytes(digests, CONTENT_DIGEST_BYTES)
     }
     cursor = await connection.execute(SQL.messages.find_conflicts, parameters, binary=True)
-    rows: list[tuple[bytes, bytes]] = await cursor.fetchall()  # type: ignore[assignment]
+    rows: list[tuple[bytes, bytes]] = await cursor.fetchall()
     return dict(rows)
 
 
@@ -228,7 +228,7 @@ async def copy(connection: Connection, parts: Sequence[CommitPart]) -> list[Inse
         psycopg.errors.UniqueViolation: a message is there already, or was and was pruned.
     """
     cursor = await connection.execute(SQL.messages.next_batches, (len(parts),))
-    numbers: list[int] = [row[0] for row in await cursor.fetchall()]  # type: ignore[misc]
+    numbers: list[int] = [row[0] for row in await cursor.fetchall()]
     batch = join([part.batch for part in parts])
     sizes = [len(part.batch) for part in parts]
     await copy_new(connection, batch, np.repeat(np.array(numbers, np.int64), sizes))
@@ -265,7 +265,7 @@ async def insert_at_once(
     }
     statement = _at_once(with_sds="s_key" in parameters, with_unread=unread is not None)
     cursor = await connection.execute(statement, parameters | (unread or {}), binary=True)
-    rows: list[tuple[int, int, int]] = await cursor.fetchall()  # type: ignore[assignment]
+    rows: list[tuple[int, int, int]] = await cursor.fetchall()
     if not rows:
         raise NothingNewError
     found = {token: (position, batch_id) for position, batch_id, token in rows}
@@ -301,9 +301,9 @@ async def find_committed(connection: Connection, part: CommitPart) -> Inserted |
     cursor = await connection.execute(
         SQL.messages.read_hashes_of_batch, (row[0], first, last), binary=True
     )
-    hashes = frozenset(bytes(digest) for (digest,) in await cursor.fetchall())  # type: ignore[call-overload]
+    hashes = frozenset(bytes(digest) for (digest,) in await cursor.fetchall())
     # The commit that was found has its summary and claims already.
-    return Inserted(row[0], len(hashes), first, last, hashes)  # type: ignore[arg-type]
+    return Inserted(row[0], len(hashes), first, last, hashes)
 
 
 def all_new(batch: RecordBatch, batch_id: int) -> Inserted:
@@ -389,7 +389,7 @@ async def assign_commit_position(
         cursor = await connection.execute(SQL.commits.insert_commit, (*counts, topics, *said))
         row = await cursor.fetchone()
         assert row is not None
-        committed.append(OwnCommit(row[0], part, added))  # type: ignore[arg-type]
+        committed.append(OwnCommit(row[0], part, added))
     return committed
 
 

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from store.db.arrays import bigints, fixed_bytes, texts
+from store.db.connection import Connection
 from store.db.locks import NODES
-from store.db.pool import Connection, Database
+from store.db.pool import Database
 from store.db.statements import SQL
 from store.domain.partitioning import Bounds
 from store.domain.ports import Source

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
 
-from store.db.checks import rows as check_rows
-from store.db.checks.check import CheckReport, check
-from store.db.checks.findings import ADVICE
-from store.db.checks.summaries import WRONG_SUMMARY
+from store.db.check import ADVICE, WRONG_SUMMARY, CheckReport, check
 from store.db.locks import MAINTENANCE
 from store.db.maintenance.retention import prune
 from store.db.schema.partitions import ensure_ahead
@@ -69,8 +67,8 @@ async def test_what_a_node_wrote_is_in_order(database_url: str) -> None:
 async def test_small_chunks_see_everything_too(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(check_rows, "MESSAGE_CHUNK_ROWS", 7)
-    monkeypatch.setattr(check_rows, "INDEX_CHUNK_ROWS", 4)
+    monkeypatch.setattr("store.db.check.MESSAGE_CHUNK_ROWS", 7)
+    monkeypatch.setattr("store.db.check.INDEX_CHUNK_ROWS", 4)
     seen: list[tuple[str, int]] = []
     report = await asyncio.to_thread(
         check,
@@ -272,7 +270,8 @@ async def test_a_check_neither_waits_nor_blocks(database_url: str) -> None:
                 report = await prune(connection, policy, NOW, lock_timeout_ms=5_000)
                 assert report.problems == ()
 
-        asyncio.run(run())
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(asyncio.run, run()).result()
 
     report = await asyncio.to_thread(during, prune_everything)
     assert report.findings == []

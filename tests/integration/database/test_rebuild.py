@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from store.db.checks.check import check
+from store.db.check import check
 from store.db.maintenance import rebuild as rebuild_module
 from store.db.maintenance.rebuild import ENTRY_BYTES, SETTLED_NS, find_bloated, rebuild
 from store.db.schema import partitions

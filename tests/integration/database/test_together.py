@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from store.db.checks.check import check
+from store.db.check import check
 from store.db.maintenance.retention import prune
 from store.db.pool import Database
 from store.db.schema import partitions

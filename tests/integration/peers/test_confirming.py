@@ -8,8 +8,9 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
+from store.db.connection import Connection
 from store.db.locks import NODES
-from store.db.pool import Connection, Database
+from store.db.pool import Database
 from store.db.schema.partitions import PartitionMap
 from store.db.writing.unread import MAX_NEEDED, ConfirmationTracker, UnreadRows
 from store.db.writing.writer import DatabaseWriter

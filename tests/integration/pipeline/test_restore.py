@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from store.db.checks.check import check
+from store.db.check import check
 from store.db.locks import COMMIT_ORDER
 from store.db.maintenance.retention import prune
 from store.domain.retention import RetentionPolicy

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from store.db.pool import Connection
+from store.db.connection import Connection
 from tests.integration.storage.node import Node, running
 
 

@@ -14,8 +14,8 @@ from psycopg import OperationalError
 from store.db.commits import feed as feed_module
 from store.db.commits import pages as commit_pages
 from store.db.commits.feed import DatabaseFeed
+from store.db.connection import Connection
 from store.db.locks import NODES
-from store.db.pool import Connection
 from store.db.writing import insert as insert_module
 from store.db.writing import writer as writer_module
 from store.db.writing.insert import OwnCommit

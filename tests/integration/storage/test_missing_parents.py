@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from store.db.checks.check import NOT_COUNTED, NOT_MISSING, check
+from store.db.check import NOT_COUNTED, NOT_MISSING, check
+from store.db.connection import Connection
 from store.db.maintenance.retention import PruneReport, prune
-from store.db.pool import Connection
 from store.db.schema.names import FINE_TABLE
 from store.db.sds import missing_parents as missing_module
 from store.db.sds.missing_parents import (

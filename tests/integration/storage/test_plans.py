@@ -17,7 +17,8 @@ from psycopg import sql
 
 from store.db.commits import pages as commit_pages
 from store.db.commits.feed import DatabaseFeed
-from store.db.pool import Connection, Database, Pool
+from store.db.connection import Connection
+from store.db.pool import Database, Pool
 from store.db.reading import lookups as lookups_module
 from store.db.reading.messages import resolve
 from store.db.reading.pages import PageShape

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from psycopg_pool import AsyncConnectionPool
 
-from store.db.pool import Connection
+from store.db.connection import Connection
 from store.domain.ports import PageRequest, ScanRequest, StoreUnavailable, TopicFilter
 from tests.integration.storage.node import SETTINGS, running
 from tests.integration.storage.world import NOW, random_batch

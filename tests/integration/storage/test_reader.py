@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from reconcile.ids import SyncIds
-from store.db.checks.check import check
+from store.db.check import check
 from store.db.commits.gossip_reads import GossipReads
 from store.db.maintenance.retention import prune
 from store.db.reading import lookups, reader

@@ -7,10 +7,16 @@ import random
 
 import pytest
 
-from store.db.checks.check import CheckReport, check
-from store.db.checks.findings import Finding
-from store.db.checks.summaries import FOLDED_BEYOND, WRONG_LATTICE, WRONG_LEVEL, WRONG_SUMMARY
-from store.db.pool import Connection
+from store.db.check import (
+    FOLDED_BEYOND,
+    WRONG_LATTICE,
+    WRONG_LEVEL,
+    WRONG_SUMMARY,
+    CheckReport,
+    Finding,
+    check,
+)
+from store.db.connection import Connection
 from store.db.summaries import fold as fold_module
 from store.db.summaries.fold import fold_until
 from store.db.summaries.lattices import seal

@@ -13,10 +13,10 @@ import pytest
 
 from reconcile.lattice import LatticeSum
 from store.db import reconciliation
+from store.db.connection import Connection
 from store.db.maintenance import maintainer as maintainer_module
 from store.db.maintenance.maintainer import Maintainer
 from store.db.maintenance.retention import PruneReport, prune
-from store.db.pool import Connection
 from store.db.reconciliation import cold_view
 from store.db.schema import partitions
 from store.db.summaries import fold as fold_module

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from store.db.checks.check import check
+from store.db.check import check
 from store.db.commits.pages import TOKEN_SPAN
 from store.db.maintenance.retention import prune
 from store.db.pool import Database
@@ -174,7 +174,7 @@ async def test_a_batch_is_kept_until_its_commit_is_seen(
     connection = await store.database.connect()
     async with connection:
         cursor = await connection.execute("select token from storenode.commits order by position")
-        _, first, second = [row[0] % TOKEN_SPAN for row in await cursor.fetchall()]  # type: ignore[operator]
+        _, first, second = [row[0] % TOKEN_SPAN for row in await cursor.fetchall()]
     kept = store.tracking.take(second)
     assert kept is not None
     assert list(kept.new) == [3, 4]

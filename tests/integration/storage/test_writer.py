@@ -14,7 +14,7 @@ import pytest
 
 from store.db.arrays import split_uuids
 from store.db.commits import feed as feed_module
-from store.db.pool import Connection
+from store.db.connection import Connection
 from store.db.reading.messages import frame_of, locate, rows_of_hashes
 from store.db.writing import insert as insert_module
 from store.db.writing import writer as writer_module

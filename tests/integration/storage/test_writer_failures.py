@@ -9,7 +9,7 @@ from collections.abc import Callable
 import psycopg
 import pytest
 
-from store.db.checks.check import check
+from store.db.check import check
 from store.db.schema.partitions import PartitionMap
 from store.db.writing.unread import ConfirmationTracker, UnreadRows
 from store.db.writing.writer import DatabaseWriter

@@ -22,9 +22,7 @@ from store.db.arrays import (
     uuids,
     varied_bytes,
 )
-from store.db.pool import Connection, prepare
-from store.db.writing.bulk import hash_block, in_order
-from store.messages.record import RecordBatch
+from store.db.connection import Connection, prepare
 from tests.support.postgres import PostgresServer
 
 ask = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -32,8 +30,6 @@ ask = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scop
 INT64: Final = st.integers(-(2**63), 2**63 - 1)
 NUMBERS = st.lists(INT64, max_size=50)
 HASHES = st.lists(st.binary(min_size=32, max_size=32), max_size=50)
-UNIQUE_HASHES = st.lists(st.binary(min_size=32, max_size=32), max_size=20, unique=True)
-TIMES = st.lists(st.integers(1, 3), min_size=20, max_size=20)
 KEYS = st.lists(st.binary(min_size=16, max_size=16), max_size=50)
 TEXTS = st.lists(st.text(st.characters(exclude_characters="\0", codec="utf-8")), max_size=50)
 BYTES = st.lists(st.binary(max_size=300), max_size=50)
@@ -96,50 +92,9 @@ async def test_keys_come_back_whole(connection: Connection, values: list[bytes])
     assert first == (values[0] if values else None)
 
 
-async def test_extremes(connection: Connection) -> None:
-    numbers = [-(2**63), -1, 0, 2**63 - 1]
-    assert await taken(connection, "bigint", bigints(numbers)) == numbers
-    big = [b"", b"\0" * 5_000_000, b"x", b""]
-    assert await taken(connection, "bytea", varied_bytes(big)) == big
-    many = list(range(-10_000, 10_000))
-    assert await taken(connection, "bigint", bigints(many)) == many
-
-
-async def test_an_empty_column_is_an_empty_array_not_null(connection: Connection) -> None:
-    for array in (bigints([]), fixed_bytes([], 32), varied_bytes([]), uuids([])):
-        cursor = await connection.execute("select cardinality(%b), %b is null", (array, array))
-        assert await cursor.fetchall() == [(0, False)]
-
-
 @pytest.mark.parametrize("wrong", [[b"x" * 31], [b"x" * 32, b"x" * 33], [b"", b"x" * 32]])
 async def test_a_byte_string_of_another_size_is_refused(
     connection: Connection, wrong: list[bytes]
 ) -> None:
     with pytest.raises(psycopg.DataError):
         await taken(connection, "bytea", fixed_bytes(wrong, 32))
-
-
-def cells(row: bytes) -> list[bytes]:
-    """Return the values of one row."""
-    values, at = [], 2
-    for _ in range(int.from_bytes(row[:2], "big")):
-        size = int.from_bytes(row[at : at + 4], "big")
-        values.append(row[at + 4 : at + 4 + size])
-        at += 4 + size
-    assert at == len(row)
-    return values
-
-
-@given(UNIQUE_HASHES, TIMES)
-def test_rows_of_hashes_are_whole_and_in_the_order_of_the_key(
-    hashes: list[bytes], times: list[int]
-) -> None:
-    n, empty = len(hashes), [b""] * len(hashes)
-    batch = RecordBatch(times[:n], hashes, hashes, hashes, empty, empty, empty)
-    block = hash_block(in_order(batch, np.ones(n, np.int64)))
-    row_bytes = 2 + 2 * (4 + 8)
-    rows = [cells(block[at : at + row_bytes]) for at in range(0, len(block), row_bytes)]
-    given = zip(hashes, times, strict=False)
-    assert sorted(rows) == sorted([digest[:8], at.to_bytes(8)] for digest, at in given)
-    keys = [int.from_bytes(row[0], signed=True) for row in rows]
-    assert keys == sorted(keys)

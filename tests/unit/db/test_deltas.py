@@ -91,18 +91,6 @@ def test_ranges_are_cut_out_and_left_out(
     assert said(outside(minutes, low, high)) == summed(rest, MINUTE_NS)
 
 
-def test_ranges_may_have_no_end() -> None:
-    minutes = unpack([packed([(1, bytes(32)), (LAST, bytes(32))])])
-    assert len(between(minutes, -(2**63), 2**63)) == 2
-    assert len(outside(minutes, -(2**63), 2**63)) == 0
-
-
-def test_nothing_is_nothing() -> None:
-    assert pack([], []) == b""
-    assert said(unpack([])) == said(unpack([b"", b""])) == {}
-    assert said(coarser(unpack([]), DAY_NS)) == {}
-
-
 @pytest.mark.parametrize("cut", [1, RECORD_BYTES // 2, RECORD_BYTES - 1])
 def test_a_delta_that_is_cut_is_refused(cut: int) -> None:
     delta = packed([(1, bytes(32))])

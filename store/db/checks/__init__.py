@@ -1,1 +1,0 @@
-"""Checks of a database against itself and its schema."""

@@ -45,14 +45,14 @@ COMMANDS: Final[Mapping[str, Command]] = {
     ),
     "publish": Command("storenode.cli.client.publish:publish", "Publish messages."),
     "query": Command(
-        "storenode.cli.client.query:query", "Fetch messages by hash, topic and time, in pages."
+        "storenode.cli.client.read:query", "Fetch messages by hash, topic and time, in pages."
     ),
-    "scan": Command("storenode.cli.client.scan:scan", "Fetch a whole time range in order."),
+    "scan": Command("storenode.cli.client.read:scan", "Fetch a whole time range in order."),
     "coverage": Command(
         "storenode.cli.client.coverage:coverage",
         "Show what is stored by hour, and which stores are equal.",
     ),
-    "follow": Command("storenode.cli.client.follow:follow", "Receive messages as they are stored."),
+    "follow": Command("storenode.cli.client.read:follow", "Receive messages as they are stored."),
     "get": Command("storenode.cli.client.sds:get", "Fetch SDS messages by message ID."),
     "causal-history": Command(
         "storenode.cli.client.sds:causal_history",
@@ -67,11 +67,6 @@ COMMANDS: Final[Mapping[str, Command]] = {
         "store.cli.pipeline:pipeline",
         "Archive, verify, compare, restore and audit, on Spark.",
         "pipeline",
-    ),
-    "capacity": Command(
-        "store.cli.capacity:capacity_command",
-        "Compute the machines for a number of participants.",
-        "node",
     ),
     "db": Command("store.cli.db:db", "Upgrade, check and prune the database.", "node"),
 }

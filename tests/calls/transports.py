@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -64,7 +65,7 @@ def check_query(page: Message) -> Message:
 
 
 @dataclass
-class Transport:
+class Transport(ABC):
     """A caller of one node; ``token`` is that of its client."""
 
     grpc_address: str
@@ -75,9 +76,9 @@ class Transport:
     takes_bytes = True
     """True if a request may be any bytes."""
 
+    @abstractmethod
     def pages(self, method: str, request: bytes) -> AsyncGenerator[Any, None]:
         """Yield the pages of an answer; raise `Refused` where it ends with an error."""
-        raise NotImplementedError
 
     async def call(self, method: str, request: Message | bytes) -> list[Any]:
         """Return all pages of an answer; of a follower, those up to the first live one."""

@@ -10,7 +10,7 @@ import click
 
 from storenode.cli.client.completeness import coverage_option, tell
 from storenode.cli.client.output import Output
-from storenode.cli.client.session import ENTRY, HEX, CommandSession, connected, topic_options
+from storenode.cli.client.session import ENTRY, HASH, CommandSession, connected, topic_options
 from storenode.cli.client.text import note, safe
 from storenode.cli.errors import FAILED, OK
 from storenode.cli.options.layers import LayeredCommand, option
@@ -31,7 +31,7 @@ _WALK = "Walk"
 @click.command(cls=LayeredCommand)
 @click.argument("entries", nargs=-1, required=True, type=ENTRY, metavar="ID[@HINT]...")
 @option("--channel", required=True, metavar="CHANNEL", help="The channel of the IDs.")
-@option("--hint", type=HEX, help="Retrieval hint, a message hash; only with a single ID.")
+@option("--hint", type=HASH, help="Retrieval hint, a message hash; only with a single ID.")
 @coverage_option
 @topic_options
 @connected(has_payloads=True)

@@ -33,6 +33,24 @@ DEFAULT_NODE = "127.0.0.1:7420"
 DEFAULT_ADMIN = "127.0.0.1:7421"
 
 HEX = Parsed("hex", "HEX", parse_hex)
+
+
+def parse_hash(text: str) -> bytes:
+    """Parse the 64 hexadecimal digits of a message hash.
+
+    Raises:
+        ValueError: It holds something else, or has another length.
+    """
+    digest = parse_hex(text)
+    if len(digest) != HASH_BYTES:
+        raise ValueError(
+            f"{text!r} has {2 * len(digest)} hexadecimal digits: write all {2 * HASH_BYTES} of the"
+            " message hash, as `storenode query` prints them"
+        )
+    return digest
+
+
+HASH = Parsed("hash", "HASH", parse_hash)
 _HINTED = re.compile(rf"(.+)@((?:0x)?[0-9a-fA-F]{{{2 * HASH_BYTES}}})", re.DOTALL)
 
 _CONNECTION = "Connection"

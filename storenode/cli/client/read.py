@@ -1,0 +1,261 @@
+"""`storenode query`, `scan` and `follow`: stored messages, page by page."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+from storenode.cli.client.completeness import coverage_option, tell
+from storenode.cli.client.output import Output
+from storenode.cli.client.session import (
+    HASH,
+    HEX,
+    CommandSession,
+    connected,
+    time_options,
+    topic_options,
+)
+from storenode.cli.client.text import note
+from storenode.cli.errors import FAILED, OK
+from storenode.cli.options.layers import LayeredCommand, option, with_options
+from storenode.client.messages import query_request
+from storenode.client.node import content_filter
+
+if TYPE_CHECKING:
+    from storenode.client.types import AnswerCoverage, FollowPage, ScanPage
+
+_PAGE = "Page"
+_STREAM = "Stream"
+
+
+@click.command(cls=LayeredCommand)
+@topic_options
+@time_options
+@option(
+    "--hash",
+    "hashes",
+    multiple=True,
+    type=HASH,
+    section="Filter",
+    help="The message with this hash; may be repeated, and excludes the other filters.",
+)
+@option(
+    "--forward/--backward",
+    default=False,
+    section=_PAGE,
+    help="Start with the oldest match, or with the newest.  [default: backward]",
+)
+@option("--cursor", type=HASH, section=_PAGE, help="Continue after this message hash.")
+@option(
+    "--limit",
+    type=click.IntRange(min=0),
+    section=_PAGE,
+    help="Messages per page; 100 by default, at most 1,000.",
+)
+@option("--all", "every_page", is_flag=True, section=_PAGE, help="Fetch all pages, not only one.")
+@option(
+    "--no-data",
+    is_flag=True,
+    section=_PAGE,
+    help="Print only hashes, to see which messages the node stores.",
+)
+@option(
+    "--cursors",
+    is_flag=True,
+    section=_PAGE,
+    help="Print the cursor of the next page, if there is one.",
+)
+@coverage_option
+@connected(has_payloads=True)
+async def query(
+    session: CommandSession,
+    *,
+    pubsub_topic: str | None,
+    content_topics: tuple[str, ...],
+    time_start: int | None,
+    time_end: int | None,
+    hashes: tuple[bytes, ...],
+    forward: bool,
+    cursor: bytes | None,
+    limit: int | None,
+    every_page: bool,
+    no_data: bool,
+    cursors: bool,
+    with_coverage: bool,
+) -> int:
+    """Fetch stored messages by topic and time, or by hash.
+
+    The messages of a page are in ascending order of time, in either direction. The exit code is 1
+    if the node does not store a message that is given by its hash.
+    """
+    request = query_request(
+        pubsub_topic=pubsub_topic,
+        content_topics=content_topics,
+        time_start=time_start,
+        time_end=time_end,
+        message_hashes=hashes,
+        forward=forward,
+        cursor=cursor,
+        limit=limit,
+        include_data=not no_data,
+        coverage=with_coverage,
+    )
+    said: list[AnswerCoverage] = []
+    missing = dict.fromkeys(hashes)
+    async with aclosing(session.client.query_pages(request)) as pages:
+        async for page in pages:
+            session.out.stored(page.messages)
+            for item in page.messages:
+                missing.pop(item.message_hash, None)
+            if page.HasField("coverage"):
+                said.append(page.coverage)
+            more = page.HasField("pagination_cursor")
+            if more and cursors:
+                session.out.cursor("pagination_cursor", page.pagination_cursor)
+            if not every_page and not hashes:
+                if more and not cursors and not session.out.as_json:
+                    note(f"More match: add --cursor {page.pagination_cursor.hex()} or --all.")
+                break
+    if with_coverage:
+        tell(session.out, said)
+    if missing:
+        note(f"Not held: {', '.join(digest.hex() for digest in missing)}.")
+    return FAILED if missing else OK
+
+
+@dataclass
+class _PagePrinter:
+    """A printer of pages, up to a number of messages; ``resume`` is the last page's cursor."""
+
+    out: Output
+    left: int | None
+    cursors: bool
+    resume: bytes = b""
+
+    def show(self, page: ScanPage | FollowPage, **more: object) -> bool:
+        """Print a page, and return True if the limit is reached."""
+        self.out.stored(page.messages[: self.left])
+        # The cursor of a page that is cut short would skip the rest of it.
+        if self.left is None or len(page.messages) <= self.left:
+            self.resume = page.cursor
+            if self.cursors:
+                self.out.cursor("cursor", page.cursor, **more)
+        self.out.flush()
+        if self.left is not None:
+            self.left -= len(page.messages)
+        return self.left is not None and self.left <= 0
+
+
+_stream_options = with_options(
+    option(
+        "--cursor",
+        type=HEX,
+        section=_STREAM,
+        help="Continue after the page with this cursor, at any node on the same database.",
+    ),
+    option("--limit", type=click.IntRange(min=1), section=_STREAM, help="Stop after N messages."),
+    option("--no-data", is_flag=True, section=_STREAM, help="Print only hashes."),
+    option("--cursors", is_flag=True, section=_STREAM, help="Print the cursor after every page."),
+)
+
+
+@click.command(cls=LayeredCommand)
+@topic_options
+@time_options
+@_stream_options
+@option(
+    "--page-size",
+    type=click.IntRange(min=0),
+    default=0,
+    section=_STREAM,
+    help="Messages per page.  [default: the node's choice]",
+)
+@coverage_option
+@connected(has_payloads=True)
+async def scan(
+    session: CommandSession,
+    *,
+    pubsub_topic: str | None,
+    content_topics: tuple[str, ...],
+    time_start: int | None,
+    time_end: int | None,
+    cursor: bytes | None,
+    limit: int | None,
+    page_size: int,
+    no_data: bool,
+    cursors: bool,
+    with_coverage: bool,
+) -> int:
+    """Stream every stored message that matches, the oldest first.
+
+    After a short outage of the node it reconnects and continues.
+    """
+    pages = session.client.scan(
+        filter=content_filter(pubsub_topic, content_topics),
+        time_start=time_start,
+        time_end=time_end,
+        include_data=not no_data,
+        cursor=cursor or b"",
+        page_size=page_size,
+        coverage=with_coverage,
+    )
+    printer = _PagePrinter(session.out, limit, cursors)
+    said: list[AnswerCoverage] = []
+    async with aclosing(pages):
+        async for page in pages:
+            if page.HasField("coverage"):
+                said.append(page.coverage)
+            elif printer.show(page):
+                break
+    if with_coverage:
+        tell(session.out, said)
+    return OK
+
+
+@click.command(cls=LayeredCommand)
+@topic_options
+@_stream_options
+@option(
+    "--from-beginning",
+    is_flag=True,
+    section=_STREAM,
+    help="Start with everything the node stores, not with new messages.",
+)
+@option("--until-live", is_flag=True, section=_STREAM, help="Stop when the backlog is exhausted.")
+@connected(interrupt_ends=True, has_payloads=True)
+async def follow(
+    session: CommandSession,
+    *,
+    pubsub_topic: str | None,
+    content_topics: tuple[str, ...],
+    cursor: bytes | None,
+    from_beginning: bool,
+    limit: int | None,
+    until_live: bool,
+    no_data: bool,
+    cursors: bool,
+) -> int:
+    """Stream messages in the order in which they were stored, and go on as they arrive.
+
+    Ctrl-C ends it. After a short outage of the node it reconnects and continues; no message is
+    missed or printed twice. Each message is printed as soon as it arrives.
+    """
+    pages = session.client.follow(
+        filter=content_filter(pubsub_topic, content_topics),
+        cursor=cursor or b"",
+        from_beginning=from_beginning,
+        include_data=not no_data,
+    )
+    printer = _PagePrinter(session.out, limit, cursors)
+    try:
+        async with aclosing(pages):
+            async for page in pages:
+                if printer.show(page, live=page.live) or (until_live and page.live):
+                    break
+    finally:
+        if printer.resume and not cursors and not session.out.as_json:
+            note(f"To go on from here: --cursor {printer.resume.hex()}")
+    return OK

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ class Summary:
     counts: Mapping[str, float]
 
 
-class World:
+class World(ABC):
     """The world of one run; `run` is called once.
 
     ``network_delay_ns``: about how long a frame takes; ``sink`` is given the trace.
@@ -79,11 +80,11 @@ class World:
             counts=dict(sorted(self.counts.items())),
         )
 
+    @abstractmethod
     def play(self) -> int:
-        """Let everything happen; return how long it took to settle."""
-        raise NotImplementedError
+        """Let everything happen; return how long it took to settle, in nanoseconds."""
 
-    def look_around(self) -> None:
+    def look_around(self) -> None:  # noqa: B027 - a world may have nothing to verify
         """Verify what must hold at any moment."""
 
     def connect(self, hosts: Iterable[Host]) -> None:

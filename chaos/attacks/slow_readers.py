@@ -14,9 +14,13 @@ import grpc
 
 from chaos.attacks.http2 import MESSAGE_HEAD, Connection, connected
 from chaos.attacks.target import Target
+from storenode.sds.codec import encode
+from storenode.wire.sds.v1.message_pb2 import HistoryEntry
 from storenode.wire.storenode.v1.store_pb2 import (
     ContentFilter,
     FollowRequest,
+    GetCausalHistoryRequest,
+    GetSdsMessagesRequest,
     PublishRequest,
     ScanRequest,
 )
@@ -37,10 +41,18 @@ _STORE: Final = "/storenode.v1.Store/"
 _PEER: Final = "/storenode.v1.Peer/"
 _SENT: Final = (_PEER + "Reconcile", _PEER + "Transfer", _PEER + "Gossip", _STORE + "Publish")
 _FILTER: Final = ContentFilter(content_topics=[_TOPIC])
+_CHANNEL: Final = "unread"
+_ENTRIES: Final = [HistoryEntry(message_id=str(number)) for number in range(_BATCH)]
 _READ: Final = {
     _STORE + "Scan": ScanRequest(filter=_FILTER, include_data=True).SerializeToString(),
     _STORE + "Follow": FollowRequest(
         filter=_FILTER, from_beginning=True, include_data=True
+    ).SerializeToString(),
+    _STORE + "GetSdsMessages": GetSdsMessagesRequest(
+        channel_id=_CHANNEL, entries=_ENTRIES
+    ).SerializeToString(),
+    _STORE + "GetCausalHistory": GetCausalHistoryRequest(
+        channel_id=_CHANNEL, heads=_ENTRIES[-1:]
     ).SerializeToString(),
 }
 
@@ -81,18 +93,24 @@ async def dripping_streams(target: Target, rng: random.Random, count: int) -> st
 
 
 async def _plant(target: Target, rng: random.Random) -> None:
-    """Publish 20 MiB, the answer of each call, unless the node has them."""
+    """Publish 20 MiB of SDS messages, each with the one before as parent, unless they are held."""
     async with grpc.aio.insecure_channel(target.address) as channel:
         wanted = StoreQueryRequest(content_topics=[_TOPIC], pagination_limit=1)
         if (await StoreStub(channel).Query(wanted)).messages:
             return
         for start in range(0, _MESSAGES, _BATCH):
             request, now_ns = PublishRequest(), time.time_ns()
-            for number in range(_BATCH):
+            for number in range(start, start + _BATCH):
                 item = request.messages.add(pubsub_topic="/waku/2/rs/1/0")
                 item.message.content_topic = _TOPIC
-                item.message.payload = rng.randbytes(_PAYLOAD_BYTES)
-                item.message.timestamp = now_ns + start + number
+                item.message.payload = encode(
+                    _CHANNEL,
+                    str(number),
+                    lamport=number,
+                    parents=[(str(number - 1), None)] if number else [],
+                    content=rng.randbytes(_PAYLOAD_BYTES),
+                )
+                item.message.timestamp = now_ns + number
             await StoreStub(channel).Publish(request)
 
 

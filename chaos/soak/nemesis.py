@@ -1,22 +1,22 @@
 """The faults of a soak, and their schedule by a seed.
 
-A fault begins, lasts and ends; nodes and participants then recover from it. Each has a name and the
-nodes or participants that it can befall. ``begin`` returns a description of what was done.
+A fault lasts for as long as the block of its context manager, whose value describes what was done;
+after the block every process that should run does. Nodes and participants then recover from it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from random import Random
 from typing import Final
 
 from chaos.checker.history import Pruned, Replaced
 from chaos.network import WireState
-from chaos.soak.scenario import DAY_NS, NAMES, PARTICIPANTS, SoakWorld
-from tests.support.small_disk import SmallDisk
+from chaos.soak.world import DAY_NS, NAMES, PARTICIPANTS, SoakWorld
 
 _NS_PER_S: Final = 1_000_000_000
 _DAY_S: Final = 86_400
@@ -29,19 +29,17 @@ _MAX_LENGTH_S: Final = 40.0
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A kind of fault. ``end`` undoes it; afterwards every process that should run does."""
+    """A kind of fault, and the nodes or participants that it can befall."""
 
-    name: str
     victims: tuple[str, ...]
-    begin: Callable[[SoakWorld, str, Random], Awaitable[str]]
-    end: Callable[[SoakWorld, str], Awaitable[None]]
+    injected: Callable[[SoakWorld, str, Random], AbstractAsyncContextManager[str]]
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
     """A fault of a schedule: its victim, the earliest time of its begin, and its length."""
 
-    fault: Fault
+    name: str
     victim: str
     at_s: float
     length_s: float
@@ -58,86 +56,78 @@ def plan(seed: int, names: Sequence[str], minutes: float, every_s: float) -> Ite
     for number in range(int(minutes * 60 / every_s) if names else 0):
         if not deck:
             deck = rng.sample(list(names), len(names))
-        fault = FAULTS[deck.pop()]
+        name = deck.pop()
         length_s = min(_MAX_LENGTH_S, every_s / 3) * rng.uniform(0.4, 1.0)
-        yield Planned(fault, rng.choice(fault.victims), number * every_s + every_s / 4, length_s)
+        victim = rng.choice(FAULTS[name].victims)
+        yield Planned(name, victim, number * every_s + every_s / 4, length_s)
 
 
-async def _kill_node(world: SoakWorld, name: str, _rng: Random) -> str:
+@asynccontextmanager
+async def _node_killed(world: SoakWorld, name: str, _rng: Random) -> AsyncIterator[str]:
     await world.nodes[name].kill()
-    return "SIGKILL"
-
-
-async def _start_node(world: SoakWorld, name: str) -> None:
+    yield "SIGKILL"
     await world.start_node(name)
 
 
-async def _kill_postgres(world: SoakWorld, name: str, _rng: Random) -> str:
+@asynccontextmanager
+async def _postgres_killed(world: SoakWorld, name: str, _rng: Random) -> AsyncIterator[str]:
     machine = world.machines[name]
     await machine.kill_postgres()
-    return "SIGKILL to " + ("all its processes" if machine.server else "the postmaster")
+    yield "SIGKILL to " + ("all its processes" if machine.server else "the postmaster")
+    await machine.start_postgres()
 
 
-async def _start_postgres(world: SoakWorld, name: str) -> None:
-    await world.machines[name].start_postgres()
+@asynccontextmanager
+async def _failover(world: SoakWorld, name: str, _rng: Random) -> AsyncIterator[str]:
+    pair = world.machines[name].pair
+    assert pair is not None
+    await asyncio.to_thread(pair.first.kill)
+    await asyncio.to_thread(pair.promote)
+    yield "SIGKILL to the primary, standby promoted"
+    # The old primary becomes the standby, for which commits wait again.
+    await asyncio.to_thread(pair.rebuild)
+    await asyncio.to_thread(pair.synchronous)
 
 
-async def _fail_over(world: SoakWorld, name: str, _rng: Random) -> str:
-    await asyncio.to_thread(world.machines[name].fail_over)
-    return "SIGKILL to the primary, standby promoted"
-
-
-async def _rebuild(world: SoakWorld, name: str) -> None:
-    await asyncio.to_thread(world.machines[name].rebuild)
-
-
-async def _cut_off(world: SoakWorld, name: str, rng: Random) -> str:
+@asynccontextmanager
+async def _partition(world: SoakWorld, name: str, rng: Random) -> AsyncIterator[str]:
     clients, silent = rng.random() < 0.5, rng.random() < 0.5
     for wire in world.network.wires_of(name, clients=clients):
         wire.set(WireState.LOSSY if silent else WireState.CLOSED)
     who = "peers and clients" if clients else "peers"
-    return f"{who}, {'nothing passes' if silent else 'connections refused'}"
-
-
-async def _slow_down(world: SoakWorld, name: str, rng: Random) -> str:
-    delay_s = rng.choice(_DELAYS_S)
-    for wire in world.network.wires_of(name, clients=True):
-        wire.delay_s = delay_s
-    return f"{delay_s * 1000:.0f} ms each way, peers and clients"
-
-
-async def _heal(world: SoakWorld, _name: str) -> None:
+    yield f"{who}, {'nothing passes' if silent else 'connections refused'}"
     world.network.heal()
 
 
-async def _set_clock(world: SoakWorld, name: str, rng: Random) -> str:
+@asynccontextmanager
+async def _slow_link(world: SoakWorld, name: str, rng: Random) -> AsyncIterator[str]:
+    delay_s = rng.choice(_DELAYS_S)
+    for wire in world.network.wires_of(name, clients=True):
+        wire.delay_s = delay_s
+    yield f"{delay_s * 1000:.0f} ms each way, peers and clients"
+    world.network.heal()
+
+
+@asynccontextmanager
+async def _clock_jump(world: SoakWorld, name: str, rng: Random) -> AsyncIterator[str]:
     jump_s = rng.choice(_JUMPS_S)
     world.machines[name].set_clock(jump_s * _NS_PER_S)
     shown = f"{jump_s // _DAY_S:+} days" if abs(jump_s) >= _DAY_S else f"{jump_s:+,} s"
-    return f"{shown}, the node's clock alone"
-
-
-async def _correct_clock(world: SoakWorld, name: str) -> None:
+    yield f"{shown}, the node's clock alone"
     world.machines[name].set_clock(0)
 
 
-def _disk(world: SoakWorld, name: str) -> SmallDisk:
-    disk = world.machines[name].disk
+@asynccontextmanager
+async def _disk_full(world: SoakWorld, name: str, rng: Random) -> AsyncIterator[str]:
+    disk, spare_kib = world.machines[name].disk, rng.choice((0, 64, 2_048))
     assert disk is not None
-    return disk
+    disk.fill(spare_kib * 1024)
+    yield f"{spare_kib:,} KiB left"
+    disk.free()
 
 
-async def _fill_disk(world: SoakWorld, name: str, rng: Random) -> str:
-    spare_kib = rng.choice((0, 64, 2_048))
-    _disk(world, name).fill(spare_kib * 1024)
-    return f"{spare_kib:,} KiB left"
-
-
-async def _free_disk(world: SoakWorld, name: str) -> None:
-    _disk(world, name).free()
-
-
-async def _prune(world: SoakWorld, name: str, _rng: Random) -> str:
+@asynccontextmanager
+async def _retention(world: SoakWorld, name: str, _rng: Random) -> AsyncIterator[str]:
     machine, history, store = world.machines[name], world.history, world.store(name)
     before = sum(each.store == store for each in history.pruned)
     days = max(_LEAST_RETENTION_DAYS, _FIRST_RETENTION_DAYS - before)
@@ -161,7 +151,7 @@ async def _prune(world: SoakWorld, name: str, _rng: Random) -> str:
         _dropped_before_ns(time.time_ns(), days),
         _dropped_before_ns(begun_ns, days),
     )
-    return f"{days} days, {dropped} partitions dropped"
+    yield f"{days} days, {dropped} partitions dropped"
 
 
 def _dropped_before_ns(now_ns: int, days: int) -> int:
@@ -169,44 +159,33 @@ def _dropped_before_ns(now_ns: int, days: int) -> int:
     return (now_ns - days * DAY_NS) // DAY_NS * DAY_NS
 
 
-async def _destroy(world: SoakWorld, name: str, _rng: Random) -> str:
+@asynccontextmanager
+async def _node_replaced(world: SoakWorld, name: str, _rng: Random) -> AsyncIterator[str]:
     await world.nodes[name].kill()
     world.history.replaced.append(Replaced(world.store(name), time.monotonic()))
-    return f"{world.store(name)} is gone"
-
-
-async def _replace(world: SoakWorld, name: str) -> None:
+    yield f"{world.store(name)} is gone"
     await world.machines[name].destroy()
     await world.install(name)
     await world.start_node(name)
 
 
-async def _leave(world: SoakWorld, name: str, _rng: Random) -> str:
+@asynccontextmanager
+async def _participant_away(world: SoakWorld, name: str, _rng: Random) -> AsyncIterator[str]:
     await world.participants[name].leave()
-    return "left its channel"
-
-
-async def _join(world: SoakWorld, name: str) -> None:
+    yield "left its channel"
     await world.participants[name].join(world.tasks)
 
 
-async def _do_nothing(_world: SoakWorld, _name: str) -> None:
-    return
-
-
 FAULTS: Final[Mapping[str, Fault]] = {
-    fault.name: fault
-    for fault in (
-        Fault("node-killed", NAMES, _kill_node, _start_node),
-        Fault("postgres-killed", NAMES, _kill_postgres, _start_postgres),
-        Fault("failover", ("a",), _fail_over, _rebuild),
-        Fault("partition", NAMES, _cut_off, _heal),
-        Fault("slow-link", NAMES, _slow_down, _heal),
-        Fault("clock-jump", NAMES, _set_clock, _correct_clock),
-        Fault("disk-full", ("c",), _fill_disk, _free_disk),
-        Fault("retention", NAMES, _prune, _do_nothing),
-        Fault("node-replaced", ("b",), _destroy, _replace),
-        Fault("participant-away", tuple(PARTICIPANTS), _leave, _join),
-    )
+    "node-killed": Fault(NAMES, _node_killed),
+    "postgres-killed": Fault(NAMES, _postgres_killed),
+    "failover": Fault(("a",), _failover),
+    "partition": Fault(NAMES, _partition),
+    "slow-link": Fault(NAMES, _slow_link),
+    "clock-jump": Fault(NAMES, _clock_jump),
+    "disk-full": Fault(("c",), _disk_full),
+    "retention": Fault(NAMES, _retention),
+    "node-replaced": Fault(("b",), _node_replaced),
+    "participant-away": Fault(tuple(PARTICIPANTS), _participant_away),
 }
 """The faults by name, as given on the command line."""

@@ -70,8 +70,12 @@ async def until(check: Callable[[], object]) -> None:
 
 def metrics(node: NodeProcess) -> dict[tuple[str, ...], float]:
     """Return the node's metrics by name and label values, in the order of the labels."""
+    return metrics_at(node.metrics)
+
+
+def metrics_at(address: str) -> dict[tuple[str, ...], float]:
     return {
         (sample.name, *(value for _, value in sorted(sample.labels.items()))): sample.value
-        for family in text_string_to_metric_families(get(node.metrics, "/metrics")[1])
+        for family in text_string_to_metric_families(get(address, "/metrics")[1])
         for sample in family.samples
     }

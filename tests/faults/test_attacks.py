@@ -1,5 +1,6 @@
 """Short runs of all attacks: the node lives, and an honest client gets what it is owed.
 
+Attackers vanish in the middle of their calls; nothing is kept for them.
 What an attack costs in memory is bounded; how long an honest call takes is a figure of the
 benchmark, and no test.
 """
@@ -16,6 +17,7 @@ from chaos.attacks import honest
 from chaos.attacks.catalog import ATTACKS
 from chaos.attacks.run import OPTIONS, attack_node, gateway_before, run_node
 from chaos.node import NodeProcess
+from tests.faults.processes import metrics_at, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -70,3 +72,12 @@ async def test_a_node_serves_on_under_attack(name: str, shared: NodeProcess) -> 
     assert outcome.growth_mib < MOST_MIB.get(name, MOST_OTHERS_MIB), outcome.saw
     assert "failed with code" not in outcome.saw
     assert SAW.get(name, "") in outcome.saw
+    await until(lambda: is_nothing_kept(shared))
+
+
+def is_nothing_kept(node: NodeProcess) -> bool:
+    """Return True if no stream, batch or connection of the database is in use."""
+    seen = metrics_at(node.ready["metrics"])
+    used = [seen["storenode_pool_connections", pool, "used"] for pool in ("write", "bulk")]
+    streams = seen["storenode_followers",], seen["storenode_publishes_in_flight",]
+    return not any((*streams, *used))

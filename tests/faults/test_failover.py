@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from random import Random
 
 import pytest
 
 from storenode.client.messages import new_message
-from storenode.client.node import NodeClient, connect, content_filter
+from storenode.client.node import connect, content_filter
 from storenode.client.types import PublishResult, WakuMessageAndTopic
 from storenode.connection.errors import NodeError
 from tests.faults.processes import until
@@ -18,6 +18,7 @@ from tests.support.cluster import Pair
 from tests.support.command import Command
 from tests.support.ledger import (
     PATIENCE_S,
+    PATIENT,
     PUBSUB,
     TOPICS,
     Follower,
@@ -30,7 +31,6 @@ from tests.support.ledger import (
     publishing,
 )
 from tests.support.node import NodeProcess
-from tests.support.polling import PAUSE_S
 from tests.support.postgres import COMMITTING
 
 
@@ -46,7 +46,6 @@ async def test_a_promoted_standby_holds_everything(
 ) -> None:
     ledger = Ledger()
     pair.synchronous()
-    await until(lambda: pair.replicating() == "sync")
     start(pair, nodes)
     publishers = [
         Publisher(node.listen, ledger, Random(rng.random())) for node in nodes for _ in range(2)
@@ -72,7 +71,6 @@ async def test_a_commit_that_did_not_wait_for_the_standby_is_not_acknowledged(
     """Check a commit that is visible on the primary, and is lost with it."""
     ledger = Ledger()
     pair.synchronous()
-    await until(lambda: pair.replicating() == "sync")
     start(pair, nodes)
     # Makes partitions and the names of topics, so that only messages are waited for.
     await asyncio.gather(*(publish_everywhere(node) for node in nodes))
@@ -84,7 +82,6 @@ async def test_a_commit_that_did_not_wait_for_the_standby_is_not_acknowledged(
             ledger.answered(request, results)
 
     pair.cut()
-    await until(lambda: pair.replicating() is None)
     calls = [asyncio.create_task(publish(nodes[0]))]
     await until(lambda: len(pair.first.ask(COMMITTING)) == 1)
     ((pid, since),) = pair.first.ask(COMMITTING)
@@ -100,20 +97,8 @@ async def test_a_commit_that_did_not_wait_for_the_standby_is_not_acknowledged(
     await asyncio.gather(*calls)
     assert ledger.outcomes[PublishResult.STORED] == len(ledger.sent), "lost, and stored again"
     for node in nodes:
-        async with connect(node.listen) as client:
-            assert await found_when_ready(client, ledger.sent) == ledger.sent
-
-
-async def found_when_ready(client: NodeClient, wanted: Iterable[bytes]) -> set[bytes]:
-    """Return which messages a node finds, once it is connected to the current primary."""
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            try:
-                return await found_by_hash(client, wanted)
-            except NodeError as error:
-                if not error.unreachable:
-                    raise
-                await asyncio.sleep(PAUSE_S)
+        async with connect(node.listen, retry=PATIENT) as client:
+            assert await found_by_hash(client, ledger.sent) == ledger.sent
 
 
 async def test_cursors_beyond_lost_commits_are_refused(
@@ -127,14 +112,8 @@ async def test_cursors_beyond_lost_commits_are_refused(
         async with publishing([Publisher(nodes[0].listen, kept, rng)]):
             await kept.more(300)
         await reader.has_all(kept.sent)
-    replayed = pair.first.ask("select pg_current_wal_flush_lsn()")[0][0]
-    await until(
-        lambda: (
-            pair.second.ask("select pg_last_wal_replay_lsn() >= %s::pg_lsn", replayed) == [(True,)]
-        )
-    )
+    pair.catch_up()
     pair.cut()
-    await until(lambda: pair.replicating() is None)
     beyond = Follower(nodes[1].listen, reader.cursor)
     async with following(beyond):
         async with publishing([Publisher(nodes[0].listen, lost, rng)]):

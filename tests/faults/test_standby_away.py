@@ -205,7 +205,6 @@ async def test_a_stop_of_publishing_is_reported_with_its_cause_until_it_ends(
 
 async def test_a_transfer_waits_until_the_standby_has_the_message(pair: Pair) -> None:
     pair.synchronous()
-    await until(lambda: pair.replicating() == "sync")
     batch = judged(1)
     ids = SyncIds.of(zip(batch.timestamps, batch.hashes, strict=True))
     async with writing(pair.first.url) as (database, writer), AsyncExitStack() as stack:
@@ -214,7 +213,6 @@ async def test_a_transfer_waits_until_the_standby_has_the_message(pair: Pair) ->
         assert await TransferReader(database).held(ids) == [False]
         stack.callback(pair.synchronous, on=False)
         pair.cut()
-        await until(lambda: pair.replicating() is None)
         storing = asyncio.create_task(writer.store(batch, Source.CLIENT))
         await until(lambda: len(pair.first.ask(COMMITTING)) == 1)
         pair.first.ask("select pg_cancel_backend(%s)", pair.first.ask(COMMITTING)[0][0])

@@ -26,6 +26,7 @@ from store.embedded.process import Launch
 from store.embedded.supervisor import ServerProcess
 from tests.support import programs
 from tests.support.places import quick_directory
+from tests.support.polling import eventually
 from tests.support.ports import HeldPort
 from tests.support.postgres import ROLE, SUPERUSER, copy_cluster
 
@@ -184,6 +185,7 @@ class Pair:
         """Let every commit of the primary wait for the standby's disk, or for none."""
         self.first.set(synchronous_standby_names=_STANDBY_NAME if on else "")
         self.first.ask("select pg_reload_conf()")
+        eventually(lambda: not on or self.replicating() == "sync")
 
     def replicating(self) -> str | None:
         """Return how the standby replicates: `sync`, `async`, or None while it is not connected."""
@@ -196,6 +198,13 @@ class Pair:
         """Break the replication and keep it broken."""
         self.second.set(primary_conninfo="")
         self.second.ask("select pg_reload_conf()")
+        eventually(lambda: self.replicating() is None)
+
+    def catch_up(self) -> None:
+        """Wait until the standby shows what the primary has now."""
+        ((reached,),) = self.first.ask("select pg_current_wal_flush_lsn()")
+        query = "select pg_last_wal_replay_lsn() >= %s::pg_lsn"
+        eventually(lambda: self.second.ask(query, reached) == [(True,)])
 
     def promote(self) -> None:
         """Make the standby the primary."""

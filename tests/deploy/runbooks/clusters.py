@@ -74,7 +74,6 @@ def _promoted(world: World, pair: Pair, node: NodeProcess) -> None:
     lost.left = {"storenode sync": "the store has no peer", "storenode pipeline": "nor an archive"}
     lost.well()
     pair.cut()
-    eventually(lambda: pair.replicating() is None)
     asyncio.run(publish(node, made(10, time.time_ns())))
     pair.first.kill()
     pair.promote()

@@ -18,8 +18,8 @@ def test_every_kind_comes_before_any_comes_again_and_in_time() -> None:
     for seed in range(20):
         planned = list(plan(seed, list(FAULTS), 20, 120))
         assert len(planned) == 10
-        assert {each.fault.name for each in planned[: len(FAULTS)]} == FAULTS.keys()
-        assert all(each.victim in each.fault.victims for each in planned)
+        assert {each.name for each in planned[: len(FAULTS)]} == FAULTS.keys()
+        assert all(each.victim in FAULTS[each.name].victims for each in planned)
         assert all(
             earlier.at_s + earlier.length_s < later.at_s for earlier, later in pairwise(planned)
         )

@@ -196,13 +196,6 @@ def test_one_difference_breaks_one_rule(
     assert words in found[rule]
 
 
-def test_many_cases_of_one_kind_are_one_violation(world: World) -> None:
-    for number in range(COUNT):
-        world.lose(number, "c")
-    assert world.violations()["lost"].startswith("10 acknowledged messages of other nodes")
-    assert world.violations()["lost"].endswith(", …")
-
-
 @pytest.mark.parametrize("reader", ["stored", "by_hash", "followed"])
 @pytest.mark.parametrize(
     "field",

@@ -8,26 +8,34 @@ wires of their own; clients and participants have one wire to each node.
 from __future__ import annotations
 
 import asyncio
+import json
+import shutil
+import sys
 import time
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Final
+from typing import Any, Final
 
-from chaos.checker.clients import Endpoint, Publisher, ask, new_messages, query
+import psutil
+from psycopg.conninfo import conninfo_to_dict
+
+from chaos.checker.clients import Endpoint, Follower, Publisher, ask, new_messages, query, scan
 from chaos.checker.history import Synced
-from chaos.soak.machine import Kind, Machine
+from chaos.node import NodeProcess
+from chaos.soak import clock
 from chaos.waiter import Waiter
 from chaos.world import World
+from store.embedded import running_url
 from storenode.sds.bloom import FilterShape
 from storenode.sds.config import ChannelConfig, RepairConfig
+from tests.support.cluster import ClusterServer, Pair, start_server
+from tests.support.command import Command
 from tests.support.small_disk import CannotMountError, SmallDisk
 
-KINDS: Final = {"a": Kind.PAIR, "b": Kind.SERVER, "c": Kind.EMBEDDED}
-NAMES: Final = tuple(KINDS)
+NAMES: Final = ("a", "b", "c")
 CHANNELS: Final = ("kitchen", "garden")
 PARTICIPANTS: Final = {
     f"{channel}-{number}": channel for channel in CHANNELS for number in range(3)
@@ -43,11 +51,8 @@ MEAN_PAUSE_S: Final = 0.25
 MAX_CONFIRMS: Final = len(NAMES) - 1
 DAY_NS: Final = 86_400 * 10**9
 _CLIENTS: Final = "clients"
-_OPTIONS: Final = (
-    *("--log-format", "json", "--log-level", "info"),
-    # So that a run has many sessions; other options are the defaults.
-    *("--sync-interval", "10s"),
-)
+# So that a run has many sessions; other options are the defaults.
+_OPTIONS: Final = ("--log-format", "json", "--log-level", "info", "--sync-interval", "10s")
 _ANY_CLOCK: Final = ("--max-clock-drift", "off")
 _DISK_MIB: Final = 384
 _DISK_MIB_PER_MINUTE: Final = 24
@@ -57,6 +62,120 @@ _SMALL_LOG: Final = (
 _OLDEST_DAYS: Final = 10.0
 _NEWEST_DAYS: Final = 2.0
 _OLD_MESSAGES: Final = 2_000
+
+
+class Machine:
+    """A node with its database: a pair of servers (node a), one (b), or an embedded one (c).
+
+    Attributes:
+        pair: its servers, if it has two.
+        node: its process.
+        disk: the small disk of its data directory, if it has one.
+        options: options of the node, from the next start on.
+    """
+
+    def __init__(self, name: str, directory: Path, disk: SmallDisk | None = None) -> None:
+        self.disk = disk
+        self.pair: Pair | None = None
+        self.options: Sequence[str] = ()
+        self._name = name
+        self._directory = directory
+        self._server: ClusterServer | None = None
+        self._place = directory
+        self._clock = directory / "clock"
+        self._clock.write_bytes(bytes(clock.BYTES))
+
+    @property
+    def server(self) -> ClusterServer | None:
+        """The server that takes the node's writes; None if it is embedded."""
+        return self._server if self.pair is None else self.pair.first
+
+    async def install(self, life: int) -> None:
+        """Put a new node with an empty database in the place of the last one."""
+        self._place = self._directory / f"life-{life}"
+        self._place.mkdir(parents=True)
+        if self._name == "a":
+            self.pair = Pair(self._place, self._place)
+            await asyncio.to_thread(self.pair.__enter__)
+            await asyncio.to_thread(self.pair.synchronous)
+        elif self._name == "b":
+            self._server = await asyncio.to_thread(start_server, self._place / "server")
+        self.node = NodeProcess(
+            self._name,
+            self._place if self.disk is None else self._directory / "disk",
+            program=(sys.executable, "-P", clock.__file__, str(self._clock)),
+            enter=list if self.disk is None else self.disk.enter,
+        )
+        self.node.log_path = self._directory / f"{self._name}.log"
+        self.set_options(self.options)
+
+    def set_options(self, options: Sequence[str]) -> None:
+        """Set the options of the node, from the next start on."""
+        self.options = options
+        database = self.pair or self._server
+        where = () if database is None else ("--database-url", database.url)
+        self.node.options = (*where, *options)
+
+    async def destroy(self) -> None:
+        """Kill the node, and remove its database."""
+        await self.node.kill()
+        await self._stop_database()
+        shutil.rmtree(self._place, ignore_errors=True)
+
+    async def kill_postgres(self) -> None:
+        """Kill all processes of an external server, or the embedded one's postmaster alone."""
+        if self.server is not None:
+            await asyncio.to_thread(self.server.kill)
+            return
+        children = psutil.Process(self.node.pid).children()
+        (postmaster,) = [each for each in children if each.name().startswith("postgres")]
+        postmaster.kill()
+
+    async def start_postgres(self) -> None:
+        """Start an external server again; an embedded one is started by its node."""
+        if self.server is not None:
+            await asyncio.to_thread(self.server.start)
+        if self.pair is not None:
+            await asyncio.to_thread(self.pair.synchronous)
+
+    def set_clock(self, offset_ns: int) -> None:
+        """Set the error of the node's clock."""
+        clock.set_offset(self._clock, offset_ns)
+
+    async def run_command(self, *arguments: str) -> tuple[int, dict[str, Any]]:
+        """Run ``storenode`` on the node's database; return the exit code and its JSON output."""
+        if self.server is not None:
+            where = ("--database-url", self.server.url)
+        else:
+            where = ("--data-dir", str(self._reachable_data_dir))
+        ended = await asyncio.to_thread(Command(), *arguments, "--json", *where)
+        return ended.code, json.loads(ended.out) if ended.out else {"error": ended.err}
+
+    def ports(self) -> set[int]:
+        """Return the ports of the node's database."""
+        if self.pair is not None:
+            return {self.pair.first.port, self.pair.second.port}
+        if self._server is not None:
+            return {self._server.port}
+        url = running_url(self._reachable_data_dir)
+        return set() if url is None else {int(conninfo_to_dict(url)["port"] or 0)}
+
+    async def close(self) -> None:
+        """Stop everything."""
+        await self.node.stop()
+        await self._stop_database()
+
+    async def _stop_database(self) -> None:
+        if self.pair is not None:
+            await asyncio.to_thread(self.pair.close)
+        elif self._server is not None:
+            await asyncio.to_thread(self._server.stop)
+
+    @property
+    def _reachable_data_dir(self) -> Path:
+        """The data directory, as other programs reach it."""
+        data_dir = self.node.data_dir
+        return data_dir if self.disk is None else self.disk.path / data_dir.name
 
 
 class SoakWorld(World):
@@ -88,9 +207,7 @@ class SoakWorld(World):
             endpoint = Endpoint((await self.network.open_client_wire(_CLIENTS, name)).address)
             self.follow(name, endpoint)
             for confirms in range(MAX_CONFIRMS + 1):
-                self.publishers.append(
-                    self._new_publisher(name, endpoint, interval_s, min_confirms=confirms)
-                )
+                self.publishers.append(self._new_publisher(name, endpoint, interval_s, confirms))
         for number, (participant, channel) in enumerate(PARTICIPANTS.items()):
             home = NAMES[number % len(NAMES)]
             await self.add_participant(_configure(channel, participant), home)
@@ -114,10 +231,6 @@ class SoakWorld(World):
         """End the publishers once each call is answered; followers go on."""
         self._stop_publishers.set()
         await asyncio.gather(*self._publishing)
-
-    def outcomes(self) -> Counter[str]:
-        """Return how often publishers were given each outcome."""
-        return sum((each.answers.outcomes for each in self.publishers), Counter())
 
     def failures(self) -> list[str]:
         """Return answers that no client should ever get."""
@@ -144,6 +257,40 @@ class SoakWorld(World):
             )
         self.history.synced.append(Synced(begun_s, time.monotonic()))
 
+    async def wait_until_equal(self) -> None:
+        """Wait until all nodes hold the same, but for what retention dropped at any of them.
+
+        Raises:
+            StuckError: They differ.
+        """
+        horizon_ns = max(self.history.may_go_ns(self.store(name)) for name in NAMES)
+
+        async def count_unequal() -> int:
+            recent = [await self._scan(name, horizon_ns) for name in NAMES]
+            return len(set().union(*recent)) - len(set.intersection(*recent))
+
+        await self.wait_until_synced()
+        await self.waiter.until_none("messages that are not at all nodes", count_unequal)
+
+    async def wait_for_followers(self) -> None:
+        """Wait until every follower has what its node holds.
+
+        Raises:
+            StuckError: A follower lacks messages.
+        """
+        for name, follower in self.followers.items():
+            stored = await self._scan(name)
+
+            def count(lacking: set[bytes] = stored, follower: Follower = follower) -> int:
+                return len(lacking - follower.stored)
+
+            await self.waiter.until_none(f"messages that the follower of node {name} lacks", count)
+
+    async def _scan(self, name: str, since_ns: int = 0) -> set[bytes]:
+        reading = partial(scan, timeout_s=PATIENCE_S)
+        found = await ask(self.endpoint(name), reading, PATIENCE_S)
+        return {each.claimed for each in found if each.timestamp_ns >= since_ns}
+
     async def _count_missing(self, name: str, owed: Sequence[bytes]) -> int:
         store = self.store(name)
         seen = self._seen.setdefault(store, set())
@@ -160,17 +307,16 @@ class SoakWorld(World):
         return sum(digest not in seen for digest in rest)
 
     async def _start_machines(self, minutes: float) -> None:
-        disk = self._open_disk(minutes)
-        for name, kind in KINDS.items():
+        for name in NAMES:
             place = self.directory / name
-            place.mkdir(exist_ok=True)
-            machine = Machine(name, place, kind, disk if kind is Kind.EMBEDDED else None)
-            self.machines[name] = machine
+            place.mkdir()
+            disk = self._open_disk(place / "disk", minutes) if name == "c" else None
+            self.machines[name] = machine = Machine(name, place, disk)
             await self.install(name)
             self._stack.push_async_callback(machine.close)
         for name, machine in self.machines.items():
             peers = await self.network.open_peer_wires(name, NAMES)
-            small_log = _SMALL_LOG if KINDS[name] is Kind.EMBEDDED else ()
+            small_log = _SMALL_LOG if machine.server is None else ()
             named = [part for each in peers.values() for part in ("--peer", each)]
             machine.set_options((*_OPTIONS, *small_log, *named))
 
@@ -185,7 +331,7 @@ class SoakWorld(World):
         times_ns = [
             now_ns - int((_NEWEST_DAYS + number * step) * DAY_NS) for number in range(_OLD_MESSAGES)
         ]
-        publisher = self._new_publisher("a", self.endpoint("a"), 1.0)
+        publisher = self._new_publisher("a", self.endpoint("a"), 1.0, 0)
         await publisher.publish(new_messages(self.rng, _OLD_MESSAGES, times_ns))
         assert len(self.history.acks) == _OLD_MESSAGES, publisher.answers
         await self.wait_until_synced()
@@ -195,25 +341,23 @@ class SoakWorld(World):
             await self.start_node(name)
 
     def _new_publisher(
-        self, name: str, endpoint: Endpoint, interval_s: float, min_confirms: int = 0
+        self, name: str, endpoint: Endpoint, interval_s: float, confirms: int
     ) -> Publisher:
-        own = f"{name}/{min_confirms}"
-        rng = Random(f"{self._seed}/{own}")
+        own = f"{name}/{confirms}"
         return Publisher(
             own,
             endpoint,
             partial(self.store, name),
             self.history,
-            rng,
+            Random(f"{self._seed}/{own}"),
             interval_s,
-            min_confirms=min_confirms,
+            min_confirms=confirms,
         )
 
-    def _open_disk(self, minutes: float) -> SmallDisk | None:
-        place = self.directory / "c" / "disk"
-        place.mkdir(parents=True)
+    def _open_disk(self, directory: Path, minutes: float) -> SmallDisk | None:
+        directory.mkdir()
         try:
-            disk = SmallDisk(place, int(_DISK_MIB + minutes * _DISK_MIB_PER_MINUTE))
+            disk = SmallDisk(directory, int(_DISK_MIB + minutes * _DISK_MIB_PER_MINUTE))
         except (CannotMountError, OSError) as error:
             self.left_out["disk-full"] = f"no disk could be mounted: {error}"
             return None

@@ -4,7 +4,6 @@ import hashlib
 import re
 import tomllib
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -128,15 +127,6 @@ def test_every_extra_that_a_text_names_exists() -> None:
     assert named
 
 
-def test_distributions_are_marked_as_typed() -> None:
-    for package in ("storenode", "store", "reconcile"):
-        assert (ROOT / package / "py.typed").is_file(), package
-
-
-def test_proto_holds_schemas_only() -> None:
-    assert {path.suffix for path in (ROOT / "proto").rglob("*") if path.is_file()} == {".proto"}
-
-
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_lock_meets_every_declared_requirement(level: str) -> None:
     found = pins(level)
@@ -183,12 +173,3 @@ def test_a_change_of_the_compiled_source_has_a_version_of_its_own() -> None:
     assert (kernel.VERSION, digest.hexdigest()) == KERNEL, (
         "raise VERSION in reconcile/kernel.py and KERNEL_VERSION in kernel.h, and note both here"
     )
-
-
-def test_a_file_of_another_version_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    built: Any = SimpleNamespace(VERSION=kernel.VERSION)
-    monkeypatch.setattr(kernel, "_built", built)
-    assert kernel.usable() is built
-    for other in (None, SimpleNamespace(), SimpleNamespace(VERSION=kernel.VERSION - 1)):
-        monkeypatch.setattr(kernel, "_built", other)
-        assert kernel.usable() is None

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from store.domain.admission import Admitted, Verdict
 from store.messages.conflicts import StoreResult
 from storenode.client.messages import hash_of
-from storenode.message.hashing import content_digest, message_hash
-from storenode.message.limits import MAX_CACHED_TOPICS, MAX_TIMESTAMP_NS
+from storenode.message.limits import MAX_TIMESTAMP_NS
 from storenode.message.rules import Policy, Reason, Refusal
 from storenode.message.topics import topic_key
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
@@ -58,18 +57,6 @@ def refusal(message: WakuMessageAndTopic, policy: Policy = CLIENT) -> Refusal:
 
 def accepts(message: WakuMessageAndTopic, policy: Policy) -> bool:
     return judge(message, policy=policy).verdicts == [Verdict.ACCEPTED]
-
-
-def test_an_accepted_message_fills_every_column() -> None:
-    admission = judge(entry(b"data", meta=b"m", version=0))
-    batch = admission.batch
-    digest = message_hash(PUBSUB, b"data", CONTENT, b"m", NOW_NS)
-    assert admission.verdicts == [Verdict.ACCEPTED]
-    assert admission.hashes == batch.hashes == [digest]
-    assert batch.timestamps == [NOW_NS]
-    assert batch.payloads == [b"data"]
-    assert batch.topic_keys == [topic_key(PUBSUB, CONTENT)]
-    assert batch.topics == {topic_key(PUBSUB, CONTENT): (PUBSUB, CONTENT)}
 
 
 def test_a_refused_copy_does_not_shadow_a_good_one() -> None:
@@ -184,11 +171,6 @@ def test_the_refusals_of_a_timestamp_tell_the_numbers() -> None:
 SHARDED = Policy(DRIFT_NS, cluster=1, shards=frozenset({4, 7}))
 
 
-@pytest.mark.parametrize("topic", ["/waku/2/rs/1/4", "/waku/2/rs/1/7"])
-def test_configured_shards_are_accepted(topic: str) -> None:
-    assert accepts(entry(pubsub=topic), SHARDED)
-
-
 @pytest.mark.parametrize(
     ("topic", "words"),
     [
@@ -202,12 +184,6 @@ def test_other_shards_and_named_topics_are_refused(topic: str, words: str) -> No
     found = refusal(entry(pubsub=topic), SHARDED)
     assert found.label is Reason.WRONG_SHARD
     assert words in found.sentence
-
-
-def test_a_long_list_of_shards_is_cut_in_the_sentence() -> None:
-    policy = Policy(DRIFT_NS, cluster=1, shards=frozenset(range(100)))
-    found = refusal(entry(pubsub="/waku/2/rs/1/100"), policy)
-    assert "shards 0, 1, 2, 3, 4, 5, 6, 7 and 92 more of cluster 1" in found.sentence
 
 
 def test_limits_of_the_policy_are_obeyed() -> None:
@@ -227,12 +203,6 @@ def test_an_ephemeral_message_is_relayed_once_and_not_stored() -> None:
     (relayed,) = admission.ephemerals
     assert relayed.topic_key == topic_key(PUBSUB, CONTENT)
     assert b"now" in relayed.frame
-
-
-def test_an_ephemeral_copy_does_not_make_a_stored_message_a_duplicate() -> None:
-    admission = judge(entry(b"1", ephemeral=True), entry(b"1", ephemeral=False))
-    assert admission.verdicts == [Verdict.EPHEMERAL, Verdict.ACCEPTED]
-    assert admission.hashes[0] == admission.hashes[1]
 
 
 @pytest.mark.parametrize(
@@ -283,23 +253,6 @@ def test_what_the_writer_finds_in_conflict_is_rejected_wherever_it_stands() -> N
     admission.refuse_conflicts(stored)
     assert admission.verdicts == [Verdict.REJECTED, Verdict.ACCEPTED, Verdict.REJECTED]
     assert admission.count(stored) == (1, 0, 0, {"conflict": 2})
-
-
-@given(entries)
-def test_each_message_is_kept_with_its_content_digest(message: WakuMessageAndTopic) -> None:
-    batch = judge(message, policy=RESTORE).batch
-    waku = message.message
-    named = (message.pubsub_topic, waku.payload, waku.content_topic, waku.meta, waku.timestamp)
-    assert batch.content_digests == [content_digest(*named)] * len(batch)
-
-
-def test_more_topics_than_are_cached_change_nothing() -> None:
-    count = MAX_CACHED_TOPICS + 10
-    messages = [entry(content=f"/topic/{n % count}") for n in range(2 * count)]
-    admission = judge(*messages)
-    assert admission.verdicts.count(Verdict.ACCEPTED) == count
-    assert admission.verdicts.count(Verdict.DUPLICATE) == count
-    assert len(admission.batch.topics) == count
 
 
 def test_topics_are_judged_by_the_policy_of_each_call() -> None:

@@ -74,32 +74,10 @@ def test_a_client_s_topics_only_add_refusals(
     assert all(INSIDE.topics.allows(e.pubsub_topic, e.content_topic) for e in bound.ephemerals)
 
 
-def test_accepted_positions_name_the_record_in_the_batch() -> None:
-    messages = [item(b"a"), item(b"b", content="/else"), item(b"c"), item(b"a")]
-    found = publish(messages, INSIDE, 2)
-    accepted, rejected = Verdict.ACCEPTED, Verdict.REJECTED
-    assert found.verdicts == [accepted, rejected, accepted, Verdict.DUPLICATE]
-    assert [found.positions[index] for index in (0, 2, 3)] == [0, 1, 0]
-    assert found.batch.payloads == [b"a", b"c"]
-
-
-def test_a_refusal_by_topic_names_the_client_and_keeps_the_hash() -> None:
-    found = publish([item(content="/else")], INSIDE)
-    assert "client alice" in found.refusals[0].sentence
-    assert found.hashes == [message_hash("/p/1", b"x", "/else", None, NOW_NS)]
-
-
 @pytest.mark.parametrize(("limit", "verdict"), [(100, Verdict.ACCEPTED), (20, Verdict.REJECTED)])
 def test_a_client_may_have_a_smaller_message_limit(limit: int, verdict: Verdict) -> None:
     client = Client("a", frozenset(Right), limits=ClientLimits(message_bytes=limit))
     assert publish([item(b"x" * 50)], client).verdicts == [verdict]
-
-
-def test_a_client_s_message_limit_does_not_lift_the_node_s() -> None:
-    client = Client("a", frozenset(Right), limits=ClientLimits(message_bytes=100))
-    admission = Admission(Policy(None, max_message_bytes=20), NOW_NS, Source.CLIENT, client)
-    admission.admit(encoded([item(b"x" * 50)]))
-    assert admission.admitted.verdicts == [Verdict.REJECTED]
 
 
 def test_sds_messages_are_indexed_at_their_place_in_the_whole_batch() -> None:

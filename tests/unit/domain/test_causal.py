@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import struct
 from unittest.mock import patch
 
@@ -149,35 +148,12 @@ def test_edges_are_bounded_where_nothing_is_read_between_them() -> None:
     assert len(list(walked.parents_first())) == len(walked.taken)
 
 
-def test_known_ids_are_hashed_in_steps() -> None:
-    with patch.object(causal, "STEP_KNOWN_IDS", 2):
-        known = frozenset(b"%d" % number for number in range(90, 95))
-        walked = walk(chain(100), request([(b"99", None)], known_ids=known))
-    assert taken_by(walked) == [digest(number) for number in range(99, 94, -1)]
-
-
 def test_a_deep_chain_takes_few_reads_however_thin_it_is_in_its_channel() -> None:
     for depth, every in ((20_000, 1), (2_000, 60)):
         world, last = chain(depth * every, every), (depth - 1) * every
         assert len(walk(world, request([(b"%d" % last, digest(last))])).taken) == depth
         assert len(world.queries) <= 10 + depth // MOST_AHEAD
         assert sum(query.ahead for query in world.queries) < 2 * depth
-
-
-def test_scattered_missing_parents_cost_no_read_each() -> None:
-    rng = random.Random(5)
-    messages, head = [], (b"", digest(0))
-    for number in range(20_000):
-        parents: list[Parent] = [head] if number else []
-        if rng.random() < 0.05:
-            parents.append((b"lost%d" % number, digest(500_000 + number)))
-        head = (b"%d" % number, digest(number))
-        messages.append(Stored(1 + number, digest(number), head[0], tuple(parents)))
-    world = World(messages)
-    walked = walk(world, request([head]))
-    assert len(walked.taken) == 20_000
-    assert 800 < len(walked.missing) < 1_200
-    assert len(world.queries) < 40
 
 
 def test_limits_bound_what_is_read_ahead() -> None:

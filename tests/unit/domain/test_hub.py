@@ -58,30 +58,6 @@ def name(hub: Hub, *contents: str, pubsub: str = PUBSUB) -> None:
     hub.learn({topic_key(pubsub, content): (pubsub, content) for content in contents})
 
 
-def test_an_idle_follower_is_not_woken_and_stands_at_the_head(hub: Hub) -> None:
-    follower, woken = followed(hub)
-    for position in range(1, 1_000):
-        hub.dispatch(commit(position, row(NEWS, b"n")))
-    assert woken.call_count == 0
-    assert hub.place_of(follower) == hub.head == (999, 6_993)
-    hub.dispatch(commit(1_000, row(CHAT, b"c")))
-    assert woken.call_count == 1
-    assert hub.place_of(follower) == START
-    assert follower.take(EVERYTHING) == Delivery(b"c", 1, (1_000, 7_000))
-
-
-def test_names_are_asked_for_only_when_a_follower_needs_them(hub: Hub) -> None:
-    key = topic_key(PUBSUB, CHAT)
-    followed(hub)
-    assert hub.unnamed([key]) == []
-    wide, _ = followed(hub, TopicFilter(PUBSUB))
-    assert hub.unnamed([key]) == [key]
-    name(hub, CHAT)
-    assert hub.unnamed([key]) == []
-    hub.unsubscribe(wide)
-    assert hub.unnamed([topic_key(PUBSUB, NEWS)]) == []
-
-
 def test_names_in_use_outlive_those_that_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_module, "MAX_NAMED_TOPICS", 10)
     hub = Hub(START)
@@ -146,31 +122,6 @@ def test_the_longest_queues_go_when_too_much_waits_for_all(
         hub.check()
     hub.unsubscribe(crowd[0])
     hub.check()
-
-
-def test_check_finds_damage(hub: Hub) -> None:
-    follower, _ = followed(hub)
-    hub.dispatch(commit(1, row(CHAT, b"abc")))
-    hub.check()
-    follower.queued_bytes += 1
-    with pytest.raises(ValueError, match="counted wrong"):
-        hub.check()
-    follower.queued_bytes -= 1
-    follower.place = (7, 0)
-    with pytest.raises(ValueError, match="order"):
-        hub.check()
-    follower.place = START
-    follower.lagging = True
-    with pytest.raises(ValueError, match="too much"):
-        hub.check()
-    follower.lagging = False
-    follower.filter = TopicFilter()
-    with pytest.raises(ValueError, match="wrong kind"):
-        hub.check()
-    follower.filter = CHAT_ONLY
-    hub.frontier = (0, 0)
-    with pytest.raises(ValueError, match="frontier"):
-        hub.check()
 
 
 @given(st.lists(st.integers(1, 9), max_size=9), st.integers(1, 20))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from datetime import UTC, datetime, timedelta
 from itertools import count, pairwise
 
@@ -25,7 +24,6 @@ from store.domain.partitioning import (
     Cover,
     ahead,
     coarse_name,
-    coarse_width_ns,
     commits_name,
     fine_name,
     parse_bounds,
@@ -67,11 +65,6 @@ def test_a_cover_answers_as_a_list_does(bounds: list[Bounds], one: int, other: i
     assert found == sorted(set(range(first, last + 1)) - inside)
     asked = Bounds(first, last + 1)
     assert cover.overlaps(asked) == bool(set(range(first, last + 1)) & inside)
-
-
-def test_overlapping_partitions_are_an_error_of_a_cover() -> None:
-    with pytest.raises(ValueError, match="overlap"):
-        Cover([Bounds(0, 10), Bounds(9, 12)]).check()
 
 
 @pytest.mark.parametrize(
@@ -151,17 +144,6 @@ def test_where_nothing_is_dropped_months_follow_on_many_days() -> None:
     assert len(stored) - len(by_day) <= 10 * 12
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_who_brings_messages_of_all_years_makes_few_partitions(seed: int) -> None:
-    days, stored = list(range(NOW // DAY_NS)), list[Bounds]()
-    random.Random(seed).shuffle(days)
-    for day in days[:400]:
-        stored += plan_messages(stored, [NOW - day * DAY_NS], NOW)
-    stored += plan_messages(stored, [NOW - day * DAY_NS for day in days], NOW)
-    Cover(stored).check()
-    assert len(stored) < CROWDED_AT
-
-
 def test_a_timestamp_that_is_never_legal_gets_no_partition() -> None:
     for ts in (0, -1):
         with pytest.raises(ValueError, match="positive"):
@@ -233,14 +215,6 @@ def applied(stored: list[Bounds], plan: CoarsePlan) -> list[Bounds]:
     return sorted([*stored, *plan.create])
 
 
-def test_the_width_of_coarse_partitions() -> None:
-    day = DAY_NS
-    widths = {retention: coarse_width_ns(retention * day) // day for retention in (1, 4, 30, 365)}
-    assert widths == {1: 1, 4: 2, 30: 8, 365: 92}
-    assert coarse_width_ns(None) == 92 * day
-    assert coarse_width_ns(1) == day
-
-
 def test_the_first_coarse_partition_starts_today_and_older_ones_have_no_lower_bound() -> None:
     today = ns(2026, 11, 20)
     plan = plan_coarse([], [NOW - 500 * DAY_NS, NOW], NOW, 30 * DAY_NS)
@@ -249,14 +223,6 @@ def test_the_first_coarse_partition_starts_today_and_older_ones_have_no_lower_bo
         "sds_before_20261120",
         "sds_20261120",
     ]
-
-
-def test_a_long_pause_makes_one_partition_and_not_hundreds() -> None:
-    stored = [Bounds(ns(2025, 1, 1), ns(2025, 1, 2))]
-    plan = plan_coarse(stored, ahead(NOW), NOW, DAY_NS)
-    (made,) = plan.create
-    assert made.low == stored[0].high
-    assert NOW + 2 * DAY_NS < made.high <= NOW + 4 * DAY_NS
 
 
 def test_many_partitions_make_wide_ones_and_the_most_of_them_are_extended() -> None:
@@ -272,16 +238,6 @@ def test_many_partitions_make_wide_ones_and_the_most_of_them_are_extended() -> N
         Bounds(UNBOUNDED_LOW, 11 * day),
         Bounds(22 * day, 58 * day),
     ]
-
-
-def test_a_hole_between_coarse_partitions_is_filled() -> None:
-    day = DAY_NS
-    stored = [Bounds(10 * day, 11 * day), Bounds(14 * day, 15 * day)]
-    plan = plan_coarse(stored, [12 * day], NOW, day)
-    assert plan.create == (Bounds(11 * day, 14 * day),)
-    full = [*stored, *(Bounds(number * day, (number + 1) * day) for number in range(15, 21))]
-    (extension,) = plan_coarse(full, [12 * day], NOW, day).extensions
-    assert extension.new == Bounds(10 * day, 14 * day)
 
 
 @given(

@@ -9,8 +9,6 @@ from hypothesis import strategies as st
 
 from store.domain.places import FREE, Places, Standing
 
-PLACES = Places(limit=4, reserved=1, patience_ns=50, least_wait_ns=10)
-
 
 def naive(places: Places, newcomer: Standing, holders: list[Standing]) -> int | None:
     """Apply the rules in the order of the module."""
@@ -76,17 +74,3 @@ def test_places_are_shared_out_as_the_oracle_says(seed: int) -> None:
             holders.pop(rng.randrange(len(holders)))
         assert len(holders) <= limit
         assert sum(not each.trusted for each in holders) <= limit - places.reserved
-
-
-@given(st.lists(st.tuples(st.sampled_from("abc"), st.none() | st.integers(0, 99))))
-def test_strangers_never_keep_a_trusted_peer_out(callers: list[tuple[str, int | None]]) -> None:
-    holders: list[Standing] = []
-    for address, waits_ns in callers:
-        each = Standing(trusted=False, useful=False, address=address, waits_ns=waits_ns)
-        chosen = PLACES.choose(each, holders)
-        if chosen == FREE:
-            holders.append(each)
-        elif chosen is not None:
-            holders[chosen] = each
-    trusted = Standing(trusted=True, useful=False, address="t", waits_ns=None)
-    assert PLACES.choose(trusted, holders) == FREE

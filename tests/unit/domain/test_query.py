@@ -100,12 +100,6 @@ def test_what_the_standard_leaves_open_is_read_as_nwaku_reads_it(
     assert caught.value.status == 400
 
 
-def test_repeated_hashes_count_once() -> None:
-    hashes = [n.to_bytes(32, "big") for n in range(1000)]
-    plan = plan_query(QueryInput(message_hashes=hashes * 3), EVERYTHING, LIMITS)
-    assert plan.request.hashes == tuple(hashes)
-
-
 @pytest.mark.parametrize(
     ("start", "end", "expected", "empty"),
     [
@@ -179,14 +173,6 @@ def entries(count: int) -> list[HistoryEntry]:
     return [HistoryEntry(str(n).encode()) for n in range(count)]
 
 
-def test_sds_look_ups() -> None:
-    lookup = sds_lookup("channel", [*entries(3), *entries(3)], TopicFilter(), LIMITS)
-    assert lookup.entries == tuple(entries(3))
-    assert lookup.channel_id == b"channel"
-    hinted = [HistoryEntry(b"a", DIGEST), HistoryEntry(b"a")]
-    assert sds_lookup("c", hinted, TopicFilter(), LIMITS).entries == tuple(hinted)
-
-
 @pytest.mark.parametrize(
     ("channel", "asked", "named"),
     [
@@ -249,11 +235,6 @@ def test_the_limits_of_the_contract_are_the_defaults() -> None:
 def test_other_limits_of_a_page(asked: int | None, given_out: int, cursor: bytes | None) -> None:
     query = QueryInput(limit=asked, cursor=cursor)
     assert plan_query(query, EVERYTHING, OTHERS).request.limit == given_out
-
-
-def test_a_default_page_is_no_larger_than_any_page() -> None:
-    limits = replace(OTHERS, default_page_messages=100)
-    assert plan_query(QueryInput(), EVERYTHING, limits).request.limit == 7
 
 
 def test_other_limits_of_a_query() -> None:

@@ -32,14 +32,6 @@ def refused(limit: str, wait_ns: int = 0) -> Iterator[None]:
     assert caught.value.retry_after_ns == wait_ns
 
 
-def test_a_bucket_holds_one_second_and_fills_at_its_rate() -> None:
-    bucket = Bucket(10, "apples")
-    assert [wait_ns(bucket, 1, 0) for _ in range(10)] == [0] * 10
-    assert wait_ns(bucket, 1, 0) == NS_PER_S // 10
-    assert wait_ns(bucket, 1, NS_PER_S // 10) == 0
-    assert wait_ns(bucket, 5, NS_PER_S // 10) == NS_PER_S // 2
-
-
 def test_an_amount_above_the_burst_passes_when_the_bucket_is_full_and_is_paid_back() -> None:
     bucket = Bucket(10, "apples")
     assert wait_ns(bucket, 50, 0) == 0
@@ -71,19 +63,6 @@ def test_a_bucket_never_gives_more_than_its_rate(rate: int, steps: list[tuple[in
     assert bucket.is_full(now_ns + 10_000 * NS_PER_S)
 
 
-def test_calls_and_streams_are_counted_apart() -> None:
-    quota = Quota()
-    account = quota.account("a", ClientLimits(calls=1, streams=1), 0, named=False)
-    account.begin(CALL, 0)
-    account.begin(STREAM, 0)
-    with refused("1 concurrent calls of one client"):
-        account.begin(CALL, 0)
-    account.end(CALL)
-    account.begin(CALL, 0)
-    with refused("1 concurrent streams of one client"):
-        account.begin(STREAM, 0)
-
-
 def test_the_node_bounds_the_calls_of_all() -> None:
     quota = Quota(max_calls=2, max_streams=1)
     accounts = [open_account(quota, name) for name in "abc"]
@@ -107,19 +86,6 @@ def test_requests_messages_and_bytes_have_rates_of_their_own() -> None:
     account.messages.take(10, 0)
     with refused("10 messages per second", NS_PER_S // 10):
         account.messages.take(1, 0)
-
-
-def test_no_rate_means_no_limit() -> None:
-    limits = ClientLimits(requests_per_s=None, messages_per_s=None, received_bytes_per_s=None)
-    account = Quota().account("a", limits, 0, named=False)
-    for bucket in (account.requests, account.received, account.messages):
-        bucket.take(2**60, 0)
-
-
-def test_sentences_name_the_limit_its_value_and_the_retry() -> None:
-    waiting = str(Exceeded("messages per second", 1000, 1_500_001))
-    assert waiting == "limit of 1,000 messages per second is used up: retry in 2 ms"
-    assert "3 concurrent calls" in str(Exceeded("concurrent calls of one client", 3))
 
 
 def test_strangers_are_bounded_and_share_what_is_left() -> None:

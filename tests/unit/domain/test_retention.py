@@ -56,41 +56,6 @@ def gone(plan: PrunePlan) -> list[tuple[str, str]]:
     return [(each.partition.name, each.reason.value) for step in plan.steps for each in step.drops]
 
 
-def test_without_limits_nothing_goes() -> None:
-    assert prune(days(-900, 2), [], RetentionPolicy()) == PrunePlan(())
-
-
-def test_by_age_what_ended_before_goes_oldest_first() -> None:
-    plan = prune(days(-4, 2), [], RetentionPolicy(age_ns=2 * DAY_NS))
-    # Midday: the partition that ended two days and a half ago is the newest that may go.
-    assert gone(plan) == [("messages_-4", "age"), ("messages_-3", "age")]
-    assert [step.horizon_ns for step in plan.steps] == [
-        (DAY_0 - 3) * DAY_NS,
-        (DAY_0 - 2) * DAY_NS,
-    ]
-
-
-def test_a_partition_goes_at_the_moment_when_its_end_is_old_enough() -> None:
-    policy = RetentionPolicy(age_ns=DAY_NS)
-    end = (DAY_0 - 1) * DAY_NS
-    assert gone(prune([part(-2, -1)], [], policy, now_ns=end + DAY_NS - 1)) == []
-    assert gone(prune([part(-2, -1)], [], policy, now_ns=end + DAY_NS)) != []
-
-
-def test_the_current_partition_never_goes() -> None:
-    tiny = RetentionPolicy(age_ns=1, size_bytes=1)
-    assert gone(prune(days(-1, 3), [], tiny)) == [("messages_-1", "age")]
-    year = part(-200, 165)
-    plan = prune([year], [], tiny)
-    assert gone(plan) == []
-    assert plan.left_over_bytes == MIB - 1
-
-
-def test_a_clock_that_was_set_back_protects_more() -> None:
-    plan = prune(days(-4, 2), [], RetentionPolicy(age_ns=1), now_ns=NOW - 3 * DAY_NS)
-    assert gone(plan) == [("messages_-4", "age")]
-
-
 def test_everything_counts_towards_the_size() -> None:
     fine = days(-2, 1)
     plan = plan_prune(
@@ -102,23 +67,6 @@ def test_everything_counts_towards_the_size() -> None:
         other_bytes=MIB,
     )
     assert gone(plan) == [("messages_-2", "size")]
-
-
-def test_coarse_partitions_go_one_later_and_in_the_same_step() -> None:
-    tables = [
-        [part(-9, -6, table), part(-6, -3, table), part(-3, 3, table)]
-        for table in ("hashes", "sds", "topics")
-    ]
-    plan = prune(days(-9, 2), tables, RetentionPolicy(age_ns=2 * DAY_NS))
-    with_coarse = [step for step in plan.steps if len(step.drops) > 1]
-    assert [each.partition.name for each in with_coarse[0].drops] == [
-        "messages_-4",
-        "hashes_-9",
-        "sds_-9",
-        "topics_-9",
-    ]
-    assert len(with_coarse) == 1
-    assert with_coarse[0].horizon_ns == (DAY_0 - 3) * DAY_NS
 
 
 def test_a_message_that_is_still_stored_keeps_its_coarse_partition() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from store.cli.db import Target, on_database
-from storenode.cli.client.text import TIME, note, safe
+from storenode.cli.client.text import TIME, note
 from storenode.cli.errors import FAILED, OK, USAGE, CliError
 from storenode.cli.options.layers import option, with_options
 
@@ -40,6 +41,9 @@ LIBRARIES: Final = (
 )
 """Libraries of the extra."""
 
+
+PROGRESS: Final = logging.getLogger("storenode.pipeline")
+"""The log of a job's progress."""
 
 _JOB_OPTIONS: Final = with_options(
     option(
@@ -96,17 +100,12 @@ class Runner:
         """Open a Spark session for the length of a block."""
         from store.pipeline import spark  # noqa: PLC0415
 
-        spark.require_spark(self._master)
-        self.say("Spark starts")
+        spark.require_java()
+        PROGRESS.info("Spark starts")
         has_bar = not self._quiet and sys.stderr.isatty()
         with spark.spark_session(self._master, self._settings, has_progress_bar=has_bar) as session:
             spark.interrupt_here()
             yield session
-
-    def say(self, line: str) -> None:
-        """Show a line about the progress."""
-        if not self._quiet:
-            click.echo(safe(line), err=True)
 
     @contextmanager
     def url(self) -> Iterator[str]:
@@ -159,6 +158,9 @@ def job(command: Callable[..., int]) -> Callable[..., int]:
         settings = dict(_setting(each) for each in spark_conf)
         runner = Runner(target, master, connections, settings, quiet=quiet)
         code, began_s, metrics = FAILED, time.time(), None
+        shown = logging.StreamHandler()
+        PROGRESS.addHandler(shown)
+        PROGRESS.setLevel(logging.WARNING if quiet else logging.INFO)
         try:
             if metrics_file is not None:
                 require_metrics_file(metrics_file)
@@ -171,6 +173,7 @@ def job(command: Callable[..., int]) -> Callable[..., int]:
             code = error.code
             raise CliError(code, error.sentence) from error
         finally:
+            PROGRESS.removeHandler(shown)
             if metrics is not None:
                 ran = JobRun(command.__name__, began_s, time.time(), code, runner.report_json)
                 try:

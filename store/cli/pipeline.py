@@ -49,7 +49,7 @@ def archive(runner: Runner, *, archive: str, dry_run: bool, **options: Any) -> i
     lake = DeltaArchive(archive)
     lake.require_usable()
     with runner.url() as url:
-        work = jobs.ArchiveJob(url, lake, connections=runner.connections, say=runner.say, **options)
+        work = jobs.ArchiveJob(url, lake, connections=runner.connections, **options)
         if dry_run:
             return runner.finish(jobs.forecast(work))
         with runner.session() as session:
@@ -84,7 +84,7 @@ def verify(runner: Runner, *, archive: str, with_database: bool, **options: Any)
         runner.url() if with_database else nullcontext() as url,
         runner.session() as session,
     ):
-        work = jobs.VerifyJob(lake, url, say=runner.say, **options)
+        work = jobs.VerifyJob(lake, url, **options)
         return runner.finish(jobs.verify(session, work))
 
 
@@ -111,7 +111,7 @@ def repair(runner: Runner, *, archive: str, leave_out_lost: bool) -> int:
     lake = DeltaArchive(archive)
     require_manifest(lake)
     with runner.session() as session:
-        done = repair_job(session, lake, leave_out=leave_out_lost, say=runner.say)
+        done = repair_job(session, lake, leave_out=leave_out_lost)
         return runner.finish(done)
 
 
@@ -167,7 +167,7 @@ def nightly(runner: Runner, *, archive: str, manifest: str | None) -> int:
     lake = DeltaArchive(archive)
     lake.require_usable()
     with runner.url() as url, runner.session() as session:
-        work = ArchiveJob(url, lake, connections=runner.connections, say=runner.say)
+        work = ArchiveJob(url, lake, connections=runner.connections)
         return runner.finish(nightly_job(session, work, manifest))
 
 
@@ -194,7 +194,7 @@ def diff(
         runner.session() as session,
     ):
         sides = (one(session), other(session))
-        found = jobs.diff(session, *sides, output=output, bounds=(low_ns, high_ns), say=runner.say)
+        found = jobs.diff(session, *sides, output=output, bounds=(low_ns, high_ns))
         return runner.finish(found)
 
 
@@ -222,7 +222,7 @@ def audit(
     jobs.require_output(missing)
     with runner.messages(archive) as opened, runner.session() as session:
         bounds = (low_ns, high_ns)
-        found = jobs.audit(opened(session), bounds=bounds, missing=missing, say=runner.say)
+        found = jobs.audit(opened(session), bounds=bounds, missing=missing)
         return runner.finish(found)
 
 
@@ -250,9 +250,7 @@ def restore(runner: Runner, *, archive: str, diff: str | None, **options: Any) -
     if diff is not None:
         jobs.require_diff(diff)
     with runner.url() as url, runner.session() as session:
-        work = jobs.RestoreJob(
-            lake, url, diff=diff, connections=runner.connections, say=runner.say, **options
-        )
+        work = jobs.RestoreJob(lake, url, diff=diff, connections=runner.connections, **options)
         return runner.finish(jobs.restore(session, work))
 
 
@@ -286,6 +284,5 @@ def report(
             output,
             bounds=(low_ns, high_ns),
             is_audited=not without_audit,
-            say=runner.say,
         )
         return runner.finish(written)

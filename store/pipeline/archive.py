@@ -51,7 +51,7 @@ from store.pipeline.parquet import (
 )
 from store.pipeline.reports import JobReport, time_text
 from store.pipeline.source import in_steps, read_database
-from store.pipeline.spark import Say, shown, silent
+from store.pipeline.spark import logged
 
 
 def read_back(
@@ -172,7 +172,6 @@ class ArchiveJob:
     low_ns: int = 0
     high_ns: int = FOREVER
     connections: int = MAX_CONNECTIONS
-    say: Say = silent
     mark_here: bool = False
 
     @property
@@ -230,7 +229,7 @@ class _Archiver:
         for number, hours in enumerate(steps, 1):
             what = f"archive, step {number} of {len(steps)}" if len(steps) > 1 else "archive"
             messages = _missing(hours, self._stored)
-            with shown(self._job.say, what, messages):
+            with logged(what, messages):
                 rows = self._missing_rows(NAMES, hours, state)
                 written, added = self._write(rows, messages)
             if written:
@@ -322,7 +321,7 @@ class _Archiver:
         """Compact small files."""
         while files := self._archive.crowded():
             messages = sum(each.rows for each in files)
-            with shown(self._job.say, "compact", messages):
+            with logged("compact", messages):
                 rows = read_files(self._session, files, NAMES)
                 written, added = self._write(rows, messages, by_hour=False)
                 before = fingerprints_of(self._session, files)

@@ -22,7 +22,7 @@ from store.pipeline.limits import HOUR_NS
 from store.pipeline.message_sets import MessageSet
 from store.pipeline.parquet import KEY, start_of, write_rows
 from store.pipeline.reports import JobReport
-from store.pipeline.spark import Say, shown, silent
+from store.pipeline.spark import PROGRESS, logged
 
 SIDES: Final = ("first", "second")
 """The values of the column ``lacks``: the set that lacks the message."""
@@ -74,7 +74,6 @@ def diff(
     *,
     output: str | None = None,
     bounds: tuple[int, int] = (0, FOREVER),
-    say: Say = silent,
 ) -> DiffReport:
     """Compare two sets, and write the IDs that either lacks to a directory.
 
@@ -90,11 +89,11 @@ def diff(
         if hour + HOUR_NS > low_ns and hour < high_ns
     ]
     result.hours_differing = len(hours)
-    say(f"diff: {len(hours):,} hours differ")
+    PROGRESS.info("diff: %s hours differ", f"{len(hours):,}")
     if not hours:
         return result
     try:
-        with shown(say, "diff"):
+        with logged("diff"):
             wanted = session.createDataFrame(pa.table({"start_ns": pa.array(hours, pa.int64())}))
             sides = [
                 each.messages(ID_COLUMNS, *bounds, hours).withColumn("side", F.lit(side))

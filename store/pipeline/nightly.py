@@ -49,11 +49,11 @@ def nightly(session: SparkSession, job: ArchiveJob, manifest: str | None = None)
 
     ``manifest`` is the directory of a copy of the archive's manifest.
     """
-    found, say = job.archive, job.say
+    found = job.archive
     result = NightlyReport({"archive": archive(session, job)}, {})
     checks: dict[str, Callable[[], JobReport]] = {
-        "verify": lambda: verify(session, VerifyJob(found, job.url, say=say, manifest=manifest)),
-        "audit": lambda: audit_recorded(ArchiveMessages(session, found), say),
+        "verify": lambda: verify(session, VerifyJob(found, job.url, manifest=manifest)),
+        "audit": lambda: audit_recorded(ArchiveMessages(session, found)),
     }
     for name, check in checks.items():
         try:

@@ -19,7 +19,7 @@ from store.pipeline.fingerprints import NOTHING
 from store.pipeline.limits import DAY_NS
 from store.pipeline.manifest import CommitMetadata, Manifest
 from store.pipeline.parquet import file_digests, fingerprints_of
-from store.pipeline.spark import Say, shown, silent
+from store.pipeline.spark import logged
 from store.pipeline.verify import CHANGED_FILE, UNREADABLE, FaultList
 
 _REFUSED: Final = (
@@ -65,7 +65,7 @@ class RepairReport(FaultList):
 
 
 def repair(
-    session: SparkSession, archive: DeltaArchive, *, leave_out: bool = False, say: Say = silent
+    session: SparkSession, archive: DeltaArchive, *, leave_out: bool = False
 ) -> RepairReport:
     """Restore the log of an archive from its manifest.
 
@@ -77,7 +77,7 @@ def repair(
         for path, each in manifest.files.items()
     ]
     result = RepairReport(commits=manifest.version + 1, files=len(files))
-    with shown(say, "repair"):
+    with logged("repair"):
         lost = _lost_files(session, archive, files, result)
         result.refused = bool(lost) and not leave_out
         if result.refused:

@@ -48,7 +48,7 @@ from store.pipeline.files import checked
 from store.pipeline.limits import MAX_CONNECTIONS, RESTORE_BATCH_BYTES, RESTORE_BATCH_MESSAGES
 from store.pipeline.parquet import KEY, files_with, read_files, read_rows
 from store.pipeline.reports import JobReport
-from store.pipeline.spark import Say, shown, silent
+from store.pipeline.spark import logged
 from store.pipeline.verify import count_faults
 from storenode.message.rules import CONFLICT, Policy
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
@@ -209,7 +209,6 @@ class RestoreJob:
     diff: str | None = None
     connections: int = MAX_CONNECTIONS
     dry_run: bool = False
-    say: Say = silent
 
 
 def restore(session: SparkSession, job: RestoreJob) -> RestoreReport:
@@ -218,14 +217,14 @@ def restore(session: SparkSession, job: RestoreJob) -> RestoreReport:
         rows = _wanted(session, job)
         if rows is None:
             return RestoreReport(0, 0, dry_run=job.dry_run)
-        with shown(job.say, "check"):
+        with logged("check"):
             given = _checked(rows)
         if job.dry_run or not given:
             return RestoreReport(given, 0, dry_run=job.dry_run)
         with connected(job.url) as connection:
             lock_restoring(connection)
             before = read_position(connection)
-            with shown(job.say, "restore", given):
+            with logged("restore", given):
                 conflicts = _store(rows, job)
             return RestoreReport(given, restored_since(connection, before), conflicts)
     except SPARK_ERRORS as error:

@@ -7,17 +7,15 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Final
-from urllib.parse import urlsplit
 
 from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
@@ -76,32 +74,25 @@ def _is_relevant(record: logging.LogRecord) -> bool:
     return record.msg != _SENDING
 
 
-Say = Callable[[str], None]
-"""Shows a line about the progress."""
-
-
-def silent(_line: str) -> None:
-    """Show nothing."""
+PROGRESS: Final = logging.getLogger("storenode.pipeline")
+"""The log of a job's progress."""
 
 
 @contextmanager
-def shown(say: Say, what: str, messages: int = 0) -> Iterator[None]:
-    """Show that ``what`` begins, with about so many messages, and that it has ended.
+def logged(what: str, messages: int = 0) -> Iterator[None]:
+    """Log that ``what`` begins, with about so many messages, and that it has ended.
 
     In between Spark itself shows its tasks, on a terminal.
     """
     started = time.monotonic()
-    say(f"{what}: begins" + (f", {messages:,} messages" if messages else ""))
+    PROGRESS.info("%s: begins%s", what, f", {messages:,} messages" if messages else "")
     yield
     seconds = time.monotonic() - started
     rate = f", {messages / seconds:,.0f} messages/s" if messages and seconds else ""
-    say(f"{what}: done in {seconds:.1f} s{rate}")
+    PROGRESS.info("%s: done in %.1f s%s", what, seconds, rate)
 
 
 LOCAL: Final = "local[*]"
-_STANDALONE: Final = "spark://"
-_MASTER_PORT: Final = 7077
-_TIMEOUT_S: Final = 20
 
 _VERSION: Final = re.compile(r'version "(?:1\.)?(\d+)')
 _JAVA_TIMEOUT_S: Final = 60
@@ -134,7 +125,6 @@ SETTINGS: Final[Mapping[str, str]] = {
 }
 _LOGGING: Final = Path(__file__).with_name("log4j2.properties")
 
-_RELAY_BYTES: Final = 65_536
 _STRAY: Final = re.compile(rb"WARNING: Using incubator modules: [^\n]*\n")
 """What a JVM prints about options that Spark itself starts it with."""
 
@@ -177,7 +167,6 @@ def spark_session(
     if active is not None:
         yield prepared(active)
         return
-    require_spark(master)
     progress = {"spark.ui.showConsoleProgress": str(has_progress_bar).lower()}
     session = _start(master, {**progress, **(settings or {})})
     try:
@@ -219,18 +208,17 @@ def _start(master: str | None, settings: Mapping[str, str]) -> SparkSession:
 
 
 def _launch(settings: Mapping[str, str]) -> None:
-    """Start a JVM whose stray lines are not shown; a session then uses it."""
+    """Start a JVM, which a session then uses; standard output is for the result of a job."""
     conf = SparkConf(loadDefaults=False).setAll([*settings.items()])
     read, write = os.pipe()
     relay = threading.Thread(target=_relay, args=(read,), name="spark-stderr", daemon=True)
     relay.start()
     try:
-        # Standard output is for the result; a JVM that cannot start says why there.
         streams = {"stdout": write, "stderr": write}
         gateway = launch_gateway(conf, streams)  # type: ignore[no-untyped-call]
     except Exception:
         os.close(write)
-        relay.join(_LAST_WORDS_S)  # why it has not started is told before we say that it has not
+        relay.join(_LAST_WORDS_S)  # the JVM's reason comes before our sentence
         raise
     os.close(write)
     SparkContext(conf=conf, gateway=gateway)
@@ -239,7 +227,7 @@ def _launch(settings: Mapping[str, str]) -> None:
 def _relay(source: int) -> None:
     """Copy the output of a JVM to standard error as it comes, without stray lines."""
     with os.fdopen(source, "rb", buffering=0) as output:
-        while data := output.read(_RELAY_BYTES):
+        while data := output.read(65_536):
             os.write(_STDERR, _STRAY.sub(b"", data))
 
 
@@ -252,8 +240,9 @@ def _not_started(error: Exception) -> PipelineError:
         )
     if "stopped SparkContext" in str(error):
         return PipelineError(
-            "The Spark master did not take the job within a minute: it must have the same version"
-            " of Spark, and the same spark.authenticate.secret if there is one."
+            "The Spark master did not take the job within a minute: check that it runs, and the"
+            " address; it must have the same version of Spark, and the same"
+            " spark.authenticate.secret if there is one."
         )
     return of_spark(error)
 
@@ -268,38 +257,6 @@ def _choose_python(master: str | None) -> None:
 def _submitted() -> bool:
     """Return True if spark-submit runs this program, and chooses where and how."""
     return "SPARK_ENV_LOADED" in os.environ
-
-
-def require_spark(master: str | None) -> None:
-    """Raise, before anything starts, unless there is what Spark needs."""
-    require_java()
-    # If no master is there, Spark itself would try for a minute.
-    if master is not None and master.startswith(_STANDALONE):
-        addresses = master.removeprefix(_STANDALONE).split(",")
-        reasons = [_unreachable(each) for each in addresses]
-        if all(reasons):
-            raise PipelineError(
-                f"The Spark master {reasons[0]}: check that it runs, and the address."
-            )
-
-
-def _unreachable(address: str) -> str | None:
-    """Return why a Spark master cannot be reached; None: it can."""
-    try:
-        parts = urlsplit(_STANDALONE + address)
-        host, port = parts.hostname, parts.port or _MASTER_PORT
-    except ValueError:
-        host = None
-    if not host:
-        raise PipelineError(
-            f"{_STANDALONE}{address} is no address of a Spark master: it is spark://HOST:PORT.",
-            USAGE,
-        )
-    try:
-        with socket.create_connection((host, port), _TIMEOUT_S):
-            return None
-    except OSError as error:
-        return f"{host}:{port} could not be reached ({error.strerror or error})"
 
 
 def require_java() -> None:

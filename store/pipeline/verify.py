@@ -35,7 +35,7 @@ from store.pipeline.manifest import Manifest, read_manifest
 from store.pipeline.parquet import KEPT, PATH, file_digests, read_files, start_of, sums
 from store.pipeline.reports import JobReport, time_text
 from store.pipeline.source import NO_SHARD
-from store.pipeline.spark import Say, shown, silent
+from store.pipeline.spark import logged
 from storenode.message.limits import HASH_BYTES, MAX_TOPIC_BYTES
 
 WRONG_HASH: Final = "hash is not that of the message"
@@ -214,7 +214,6 @@ class VerifyJob:
     url: str | None = None
     low_ns: int = 0
     high_ns: int = FOREVER
-    say: Say = silent
     manifest: str | None = None
 
     def covers(self, day: int) -> bool:
@@ -229,7 +228,7 @@ def verify(session: SparkSession, job: VerifyJob) -> VerifyReport:
     files = [each for each in archive.files() if job.covers(each.day)]
     result = VerifyReport(files=len(files), compared_with_database=job.url is not None)
     try:
-        with shown(job.say, "verify", sum(each.rows for each in files)):
+        with logged("verify", sum(each.rows for each in files)):
             sound = _check_files(session, archive, files, result)
             stored = _check_rows(session, archive, sound, result) if sound else {}
     except SPARK_ERRORS as error:

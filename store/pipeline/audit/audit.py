@@ -37,7 +37,7 @@ from store.pipeline.files import require_new, write_text
 from store.pipeline.fingerprints import XOR_WORDS
 from store.pipeline.message_sets import ArchiveMessages, DatabaseMessages, MessageSet
 from store.pipeline.parquet import read_files
-from store.pipeline.spark import Say, shown, silent
+from store.pipeline.spark import logged
 
 _SUM: Final = ("channel", "day", "count", *XOR_WORDS)
 _ALL: Final = (0, FOREVER)
@@ -49,7 +49,6 @@ def audit(
     *,
     bounds: tuple[int, int] = _ALL,
     missing: Path | None = None,
-    say: Say = silent,
 ) -> AuditReport:
     """Audit a range of a history; change nothing in it.
 
@@ -58,7 +57,7 @@ def audit(
     """
     require_output(missing)
     try:
-        with shown(say, "audit", _count(messages)):
+        with logged("audit", _count(messages)):
             tables = _audited(messages, bounds, _sums(messages, bounds))
             result = summarized(messages.name, tables)
         if missing is not None:
@@ -70,14 +69,14 @@ def audit(
     return result
 
 
-def audit_recorded(messages: ArchiveMessages, say: Say = silent) -> AuditReport:
+def audit_recorded(messages: ArchiveMessages) -> AuditReport:
     """Audit an archive as a whole and record the results in it.
 
     Only the channels that have changed since the last recorded audit are examined.
     """
     archive = messages.archive
     try:
-        with shown(say, "audit", _count(messages)):
+        with logged("audit", _count(messages)):
             last = read_recorded(messages.session, archive)
             days = None if last is None else archive.changed_since(last.commit)
             if last is None or days is None:

@@ -1,15 +1,14 @@
 """The figures of a report, gathered by Spark SQL as plain values.
 
 Names of times end in ``_ns``. What reaches the driver is bounded: a row for each day, for each step
-of the time axis and shard, and the largest topics and channels.
+of the time axis, for each shard, and the largest topics and channels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from store.pipeline.audit.summary import AuditReport
 from store.pipeline.limits import DAY_NS, HOUR_NS
@@ -40,10 +39,13 @@ group by grouping sets ((start_ns, shard), (pubsub_topic, content_topic), (chann
 _DAYS: Final = """
 select start_ns div {day} as day, sum(messages) as messages, sum(payload_bytes) as payload_bytes
 from {hours} group by 1 order by 1"""
-_CELLS: Final = """
-select start_ns - pmod(start_ns, {step}) as step_ns, shard, sum(messages) as messages,
+_STEPS: Final = """
+select start_ns - pmod(start_ns, {step}) as start_ns, sum(messages) as messages
+from {hours} group by 1"""
+_SHARDS: Final = """
+select shard, sum(messages) as messages, sum(payload_bytes) as payload_bytes,
     count(*) as active_hours
-from {hours} group by 1, 2 order by 1, 2"""
+from {hours} group by 1 order by 1"""
 _LARGEST: Final = """
 select *, count(*) over () as names, sum(messages) over () as total,
     sum(payload_bytes) over () as total_bytes
@@ -74,13 +76,8 @@ def axis_of(first_ns: int, last_ns: int) -> Axis:
     return Axis(low_ns, high_ns, step_ns)
 
 
-def axis_in(traffic: Mapping[str, Any]) -> Axis:
-    """Return the axis of the figures of `traffic_of`."""
-    return axis_of(traffic["from_ns"], traffic["to_ns"] - 1)
-
-
 def traffic_of(session: SparkSession, messages: DataFrame) -> Figures | None:
-    """Return messages by time and shard, and the largest topics and channels.
+    """Return messages by time and by shard, and the largest topics and channels.
 
     ``messages`` have ``ts``, ``shard``, both topics, ``payload`` and ``channel``. None: there are
     none.
@@ -95,7 +92,8 @@ def traffic_of(session: SparkSession, messages: DataFrame) -> Figures | None:
             return None
         ((first_ns, last_ns),) = hours.selectExpr("min(start_ns)", "max(start_ns)").collect()
         axis = axis_of(first_ns, last_ns)
-        cells = session.sql(_CELLS, hours=hours, step=axis.step_ns).collect()
+        found = session.sql(_STEPS, hours=hours, step=axis.step_ns).collect()
+        steps: dict[int, int] = dict(found)
         channels = groups.where("not by_hour and not by_topic")
         ((not_sds,),) = (
             channels.where("channel is null").selectExpr("coalesce(sum(messages), 0)").collect()
@@ -108,8 +106,8 @@ def traffic_of(session: SparkSession, messages: DataFrame) -> Figures | None:
             "to_ns": last_ns + HOUR_NS,
             "step_s": axis.step_ns // NS_PER_S,
             "days": [_day(*row) for row in days],
-            "steps": _steps(axis, cells),
-            "cells": [_cell(*row) for row in cells],
+            "steps": [{"start_ns": at, "messages": steps.get(at, 0)} for at in axis.starts],
+            "shards": [row.asDict() for row in session.sql(_SHARDS, hours=hours).collect()],
             "topics": _ranking(session, groups.where("by_topic"), "pubsub_topic", "content_topic"),
             "channels": _ranking(session, named, "channel"),
             "messages_not_sds": not_sds,
@@ -121,18 +119,6 @@ def traffic_of(session: SparkSession, messages: DataFrame) -> Figures | None:
 def _day(day: int, messages: int, size: int) -> Figures:
     text = f"{moment(day * DAY_NS):%Y-%m-%d}"
     return {"day": text, "messages": messages, "payload_bytes": size}
-
-
-def _cell(start_ns: int, shard: int, messages: int, active_hours: int) -> Figures:
-    found = {"start_ns": start_ns, "shard": shard, "messages": messages}
-    return {**found, "active_hours": active_hours}
-
-
-def _steps(axis: Axis, cells: list[Row]) -> list[Figures]:
-    steps = dict.fromkeys(axis.starts, 0)
-    for row in cells:
-        steps[row["step_ns"]] += row["messages"]
-    return [{"start_ns": start, "messages": messages} for start, messages in steps.items()]
 
 
 def _ranking(session: SparkSession, groups: DataFrame, *keys: str) -> Figures:

@@ -7,13 +7,14 @@ script runs, and the page's own policy forbids it to load any resource.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from store.pipeline.limits import HOUR_NS
-from store.pipeline.report import charts, text
+from store.pipeline.report import text
+from store.pipeline.report.charts import draw_steps
 from store.pipeline.report.figures import Figures
 from store.pipeline.report.text import count, shown, time
 
@@ -46,26 +47,15 @@ def page_of(figures: Figures) -> str:
     environment.filters |= {"number": lambda value: f"{value:,.0f}", "percent": "{:.1%}".format}
     environment.globals |= {"count": text.count, "top": _TOP}
     context = {**figures, "finding": finding_of(figures["completeness"])}
-    if figures["traffic"] is not None:
-        context |= _drawn(figures["traffic"])
+    traffic = figures["traffic"]
+    if traffic is not None:
+        context |= {
+            "chart": Markup(draw_steps(traffic)),  # noqa: S704 - no name of a stranger is in it
+            "hours": (traffic["to_ns"] - traffic["from_ns"]) // HOUR_NS,
+            "step": text.span(traffic["step_s"]),
+            "busiest": max(traffic["steps"], key=lambda each: each["messages"]),
+        }
     return environment.get_template("page.html").render(context) + "\n"
-
-
-def _drawn(traffic: Figures) -> dict[str, Any]:
-    """Return the charts, which contain nothing that strangers chose, and what belongs to them."""
-    drawn = {"steps": charts.draw_steps(traffic), "heat": charts.draw_heat(traffic)}
-    shards = {cell["shard"]: [0, 0] for cell in traffic["cells"]}
-    for cell in traffic["cells"]:
-        shards[cell["shard"]][0] += cell["messages"]
-        shards[cell["shard"]][1] += cell["active_hours"]
-    return {
-        "charts": {name: Markup(chart) for name, chart in drawn.items()},  # noqa: S704 - see above
-        "levels": charts.level_edges(traffic),
-        "hours": (traffic["to_ns"] - traffic["from_ns"]) // HOUR_NS,
-        "shards": sorted(shards.items()),
-        "step": text.span(traffic["step_s"]),
-        "busiest": max(traffic["steps"], key=lambda each: each["messages"]),
-    }
 
 
 def finding_of(found: Figures | None) -> ReportFinding:

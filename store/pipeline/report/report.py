@@ -15,7 +15,7 @@ from store.pipeline.message_sets import MessageSet
 from store.pipeline.report.figures import Figures, completeness_of, to_json, traffic_of
 from store.pipeline.report.page import page_of
 from store.pipeline.reports import JobReport
-from store.pipeline.spark import Say, shown, silent
+from store.pipeline.spark import logged
 
 _TRAFFIC: Final = ("ts", "shard", "pubsub_topic", "content_topic", "payload", "channel")
 
@@ -44,7 +44,6 @@ def report(
     *,
     bounds: tuple[int, int] = (0, FOREVER),
     is_audited: bool = True,
-    say: Say = silent,
 ) -> PageReport:
     """Gather the figures of a range of a set of messages, and write the page, whole or not at all.
 
@@ -53,9 +52,9 @@ def report(
     require_output(output)
     completeness = None
     if is_audited:
-        completeness = completeness_of(audit(messages, bounds=bounds, say=say))
+        completeness = completeness_of(audit(messages, bounds=bounds))
     try:
-        with shown(say, "report"):
+        with logged("report"):
             traffic = traffic_of(messages.session, messages.messages(_TRAFFIC, *bounds))
     except SPARK_ERRORS as error:
         raise of_spark(error) from error

@@ -18,7 +18,7 @@ import structlog
 
 from chaos.demo.report import ConsoleReport, SafeConsole
 from chaos.node import NodeFailedError
-from store.cli import db, jobs
+from store.cli import db
 from store.cli.run import announce
 from store.domain.partitioning import Bounds
 from store.observe import logging as observed
@@ -44,7 +44,6 @@ KNOWN = {
     "store/cli/check_config.py": {"check_config"},
     "store/cli/db.py": {"Target.print", "partitions", "_progress.show"},
     "store/cli/demo.py": {"demo"},
-    "store/cli/jobs.py": {"Runner.say"},
     "store/cli/run.py": {"announce"},
     "chaos/demo/report.py": {"ConsoleReport._line", "ConsoleReport._print"},
     "store/embedded/launcher.py": {"main"},
@@ -176,10 +175,6 @@ OUTPUTS: dict[str, Callable[[], None]] = {
     "a report as JSON": lambda: db.Target(None, Path(), as_json=True).print({"x": HOSTILE}, []),
     "problems of a configuration": checked,
     "partitions": partitions,
-    "the progress of a job": lambda: jobs.Runner.say(
-        SimpleNamespace(_quiet=False),  # type: ignore[arg-type]
-        HOSTILE,
-    ),
     "the ready line": lambda: announce(json.dumps({"node_id": HOSTILE})),
     "a node of the demo that fails": demo_fails,
     "the demo": on_console,

@@ -5,12 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import socket
 import sys
 
 import pytest
 
-from store.pipeline.errors import PipelineError
 from store.pipeline.spark import (
     TerminatedError,
     _choose_python,
@@ -18,37 +16,13 @@ from store.pipeline.spark import (
     _relay,
     ended_by_signals,
     interrupt_here,
-    require_spark,
-    shown,
+    logged,
 )
 
 
 @pytest.fixture(autouse=True)
 def no_submission(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SPARK_ENV_LOADED", raising=False)
-    monkeypatch.setattr("store.pipeline.spark.require_java", lambda: None)
-
-
-@pytest.mark.parametrize(
-    ("url", "sentence"),
-    [
-        ("spark://127.0.0.1:1", "The Spark master 127.0.0.1:1 could not be reached"),
-        ("spark://127.0.0.1:1,127.0.0.1:2", "The Spark master 127.0.0.1:1 could not be reached"),
-        ("spark://", "is no address of a Spark master: it is spark://HOST:PORT"),
-        ("spark://127.0.0.1:odd", "is no address of a Spark master: it is spark://HOST:PORT"),
-    ],
-)
-def test_an_absent_master_is_an_error(url: str, sentence: str) -> None:
-    with pytest.raises(PipelineError) as caught:
-        require_spark(url)
-    assert caught.value.code in {1, 2}
-    assert len(caught.value.sentence.splitlines()) == 1
-    assert sentence in caught.value.sentence
-
-
-def test_of_several_masters_one_is_enough() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        require_spark(f"spark://127.0.0.1:1,127.0.0.1:{server.getsockname()[1]}")
 
 
 @pytest.mark.parametrize(
@@ -88,12 +62,12 @@ def test_why_spark_did_not_start_is_reported(said: str, sentence: str) -> None:
     assert sentence in _not_started(Exception(said)).sentence
 
 
-def test_the_begin_and_the_end_are_shown() -> None:
-    said: list[str] = []
-    with shown(said.append, "verify", 1_000):
-        assert said == ["verify: begins, 1,000 messages"]
-    assert said[-1].startswith("verify: done in ")
-    assert said[-1].endswith(" messages/s")
+def test_the_begin_and_the_end_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    with logged("verify", 1_000):
+        assert caplog.messages == ["verify: begins, 1,000 messages"]
+    assert caplog.messages[-1].startswith("verify: done in ")
+    assert caplog.messages[-1].endswith(" messages/s")
 
 
 def test_stray_lines_of_a_jvm_are_not_shown(capfd: pytest.CaptureFixture[str]) -> None:

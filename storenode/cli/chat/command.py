@@ -1,16 +1,19 @@
-"""`storenode chat`: people in one SDS channel, each in a terminal."""
+"""`storenode chat`: people in one SDS channel, each in a terminal or behind a pipe."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import sys
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
-from storenode.cli.chat.plain import PlainChat, not_sent
+from storenode.cli.chat.transcript import Line, LineKind, Transcript, now_ms
+from storenode.cli.client.output import Output
 from storenode.cli.client.session import (
     DEFAULT_NODE,
     credential_options,
@@ -20,16 +23,30 @@ from storenode.cli.client.session import (
     tls_of,
     token_of,
 )
-from storenode.cli.errors import OK, USAGE, CliError, mute_library
+from storenode.cli.client.source import lines
+from storenode.cli.client.text import counted, note, safe
+from storenode.cli.errors import FAILED, OK, UNREACHABLE, USAGE, CliError, mute_library
 from storenode.cli.options.layers import LayeredCommand, option
 from storenode.common.errors import StorenodeError
 from storenode.message.topics import DEFAULT_PUBSUB_TOPIC
 from storenode.sds.aio.channel import Channel
 from storenode.sds.aio.node import StoreNode
+from storenode.sds.aio.status import Status
+from storenode.sds.channel import ChannelFullError
 from storenode.sds.config import DEFAULT_CHANNEL_ID
 
 _CHAT = "Chat"
 _CURSORLESS: Final = ("", "dumb", "unknown")
+_STANDARD_INPUT: Final = 0
+
+CATCH_UP_TIMEOUT_S: Final = 5.0
+"""The longest wait of lines of a pipe for the history, which they name as their cause."""
+
+CONNECT_TIMEOUT_S: Final = 3.0
+"""The longest wait of lines of a pipe for a node while none is reachable."""
+
+LEAVE_TIMEOUT_S: Final = 20.0
+"""The longest wait at the end of a pipe for lines that no node has stored."""
 
 
 @click.command(cls=LayeredCommand)
@@ -82,8 +99,8 @@ def chat(
     leaves. The line above the prompt shows whether anything is missing, and the state of your last
     lines; /missing shows more.
 
-    "(not verified)" marks a line whose ID is not the hash of its content. Lines that arrive under
-    the ID of another line are shown as FORGED; /forged lists them.
+    "(not verified)" marks a line whose ID is not the hash of its content: another sender may have
+    made it. A line that arrives under the ID of another line is shown as FORGED.
 
     Without a terminal, or if TERM is `dumb`, each line of the input is sent as it is, and messages
     are printed as they arrive, with times in UTC and continuation lines indented.
@@ -112,7 +129,7 @@ async def _talk(
     pubsub_topic: str,
     content_topic: str | None,
 ) -> None:
-    keeps = state is not None
+    is_kept = state is not None
     async with Channel.join(
         places,
         channel_id,
@@ -122,12 +139,12 @@ async def _talk(
         state=state,
     ) as channel:
         if _has_terminal():
-            await _on_terminal(channel, name, channel_id, keeps=keeps)
+            await _run_on_terminal(channel, name, channel_id)
         else:
-            await PlainChat(channel, name, keeps=keeps).run()
+            await _run_on_pipe(channel, name, is_kept=is_kept)
     # Leaving has waited for what is on its way.
     if channel.status.unpublished:
-        raise not_sent(channel.status, keeps=keeps)
+        raise _not_sent(channel.status, is_kept=is_kept)
 
 
 def _has_terminal() -> bool:
@@ -136,11 +153,98 @@ def _has_terminal() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty() and terminal not in _CURSORLESS
 
 
-async def _on_terminal(channel: Channel, name: str, channel_id: str, *, keeps: bool) -> None:
+async def _run_on_terminal(channel: Channel, name: str, channel_id: str) -> None:
     try:
         from storenode.cli.chat.terminal import TerminalChat  # noqa: PLC0415 - an extra may lack it
     except ModuleNotFoundError as error:
         raise CliError(
             USAGE, "The chat needs prompt-toolkit: install storenode with its extra `chat`."
         ) from error
-    await TerminalChat(channel, name, channel_id, keeps=keeps).run()
+    await TerminalChat(channel, name, channel_id).run()
+
+
+async def _run_on_pipe(channel: Channel, name: str, *, is_kept: bool) -> None:
+    """Send every line of the input, print what comes, and wait at the end until all is published.
+
+    Raises:
+        CliError: A line reached no node in time.
+    """
+    async with channel.events() as events:
+        transcript, show = Transcript(name, now_ms()), partial(_print, Output())
+        printer = asyncio.create_task(transcript.follow(channel, events, show))
+        try:
+            await _connect(channel, is_kept=is_kept)
+            async for some in lines(_STANDARD_INPUT):
+                for line in filter(bytes.strip, some):
+                    await _send(channel, line)
+            await _settle(channel, is_kept=is_kept)
+            events.close()
+            await printer
+        finally:
+            printer.cancel()
+            await asyncio.wait({printer})
+
+
+def _print(out: Output, said: list[Line]) -> None:
+    for line in said:
+        for row in line.plain():
+            (out.shown if line.kind is LineKind.MESSAGE else note)(row)
+        out.flush()
+
+
+async def _connect(channel: Channel, *, is_kept: bool) -> None:
+    """Wait a little for a node and its history; print at once why none is reachable.
+
+    Raises:
+        CliError: None is, and lines would be lost.
+    """
+    try:
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            status = await channel.wait_for(lambda status: bool(status.node or status.trouble))
+            if status.node is None:
+                note(f"{safe(status.trouble)} Trying for {CONNECT_TIMEOUT_S:.0f} s.")
+                await channel.wait_for(lambda status: status.node is not None)
+    except TimeoutError:
+        if not is_kept:
+            raise _offline("Nothing was sent", channel.status) from None
+        return
+    with suppress(TimeoutError):
+        await channel.wait_for(lambda status: status.synced, CATCH_UP_TIMEOUT_S)
+
+
+async def _send(channel: Channel, line: bytes) -> None:
+    try:
+        await channel.send(line)
+    except (ChannelFullError, ValueError) as error:
+        raise CliError(FAILED, f"A line was not sent: {safe(str(error))}.") from error
+
+
+async def _settle(channel: Channel, *, is_kept: bool) -> None:
+    """Wait until everything is published, and everything of others is printed."""
+    with suppress(TimeoutError):
+        # Without a node, a state keeps the lines for the next run.
+        if not is_kept or channel.status.node is not None:
+            await channel.wait_for(
+                lambda status: status.synced and not status.unpublished, LEAVE_TIMEOUT_S
+            )
+            # What is saved by now was handed out.
+            await channel.log(1)
+            return
+    status = channel.status
+    if status.node is None:
+        raise _not_sent(status, is_kept=is_kept)
+    raise CliError(
+        FAILED, f"The chat ends as it is ({status}): {safe(status.trouble) or 'try again'}"
+    )
+
+
+def _not_sent(status: Status, *, is_kept: bool) -> CliError:
+    lines_left = counted(status.unpublished, "line")
+    if is_kept:
+        return _offline(f"{lines_left} kept in the state, to be sent by the next run", status)
+    return _offline(f"{lines_left} not sent", status)
+
+
+def _offline(said: str, status: Status) -> CliError:
+    trouble = safe(status.trouble) or "No node has answered."
+    return CliError(UNREACHABLE, f"{said}: {trouble}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from hashlib import blake2b
 from itertools import islice
 from math import inf
@@ -18,12 +18,18 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.patch_stdout import patch_stdout
 from wcwidth import wcswidth
 
-from storenode.cli.chat.commands import KEYS, CommandAnswer, Commands
-from storenode.cli.chat.limits import AWAY_S, MAX_MARKED_LINES, MAX_QUOTED_CHARS, REFRESH_S
-from storenode.cli.chat.plain import PlainChat
-from storenode.cli.chat.transcript import Line, LineKind, Mark
-from storenode.cli.chat.words import clock_of, state_of
-from storenode.cli.client.text import safe
+from storenode.cli.chat.transcript import (
+    MAX_QUOTED_CHARS,
+    ChatMember,
+    Line,
+    LineKind,
+    Mark,
+    Transcript,
+    clock_of,
+    now_ms,
+    remark,
+)
+from storenode.cli.client.text import counted, safe
 from storenode.sds.channel import ChannelFullError
 
 if TYPE_CHECKING:
@@ -31,7 +37,21 @@ if TYPE_CHECKING:
     from prompt_toolkit.document import Document
 
     from storenode.sds.aio.channel import Channel
+    from storenode.sds.aio.status import Status
 
+AWAY_S: Final = 60.0
+"""Without a key for so long, the user is taken not to read what comes."""
+
+_REFRESH_S: Final = 0.5
+"""The longest time between two drawings of the line of the status."""
+
+_MAX_LISTED: Final = 20
+"""The names or messages that one command lists; it says how many more there are."""
+
+_MAX_MARKED: Final = 3
+"""The own lines whose marks are above the prompt."""
+
+_SHORT_ID_CHARS: Final = 16
 _ENDING: Final = (signal.SIGTERM, signal.SIGHUP)
 """Signals that end the chat as `/quit` does, so that the terminal is left as it was."""
 
@@ -43,24 +63,41 @@ _COLOURS: Final = (
 _STYLES: Final = {LineKind.MESSAGE: "", LineKind.REMARK: _DIM, LineKind.WARNING: "fg:ansired bold"}
 _MARK_STYLES: Final = {Mark.FAILED: "fg:ansired bold", Mark.ACKNOWLEDGED: "fg:ansigreen"}
 _INDENT: Final = len("10:31 ✓ ")
+_QUIT: Final = "/quit"
+_COMMANDS: Final = {
+    "/help": "this list",
+    "/names": "who takes part, who has what is not here, and who lacks what is",
+    "/missing": "what is missing, and what is done about it",
+    _QUIT: "leave",
+    "//…": "say a line that begins with a slash",
+}
+_KEYS: Final = (
+    (
+        "Keys: Enter sends, Alt-Enter begins a new row, Tab completes names and commands, Up and"
+        " Down recall what was written, Ctrl-C discards what is being written, or leaves."
+    ),
+    (
+        "Marks of your own lines: … not sent yet, · stored by a node, ? probably received, ✓"
+        " received by somebody, ✗ refused or given up."
+    ),
+)
 
 
-class TerminalChat(PlainChat):
+class TerminalChat:
     """A chat by prompt and lines that runs until the user leaves."""
 
-    def __init__(self, channel: Channel, name: str, channel_id: str, *, keeps: bool) -> None:
-        super().__init__(channel, name, keeps=keeps)
+    def __init__(self, channel: Channel, name: str, channel_id: str) -> None:
+        self._channel = channel
+        self._transcript = Transcript(name, now_ms())
         self._title = f"{safe(name)} in {safe(channel_id)}"
-        self._people = self._transcript.people
-        self._commands = Commands(channel, self._transcript, KEYS)
         self._pressed_s = time.monotonic()
         self._unread_s = -inf
         self._refused = ""
         self._session: PromptSession[str] = PromptSession(
             self._message,
-            completer=_Names(self._words),
+            completer=NameCompleter(self._words),
             complete_while_typing=False,
-            refresh_interval=REFRESH_S,
+            refresh_interval=_REFRESH_S,
             key_bindings=_keys(),
             prompt_continuation="  ",
             erase_when_done=True,
@@ -74,38 +111,28 @@ class TerminalChat(PlainChat):
             loop.add_signal_handler(number, self._leave)
         with patch_stdout():
             async with self._channel.events() as events:
-                tasks = [
-                    asyncio.create_task(self._print(events)),
-                    asyncio.create_task(self._introduce()),
-                ]
-                for task in tasks:
-                    task.add_done_callback(self._leave)
+                printer = asyncio.create_task(
+                    self._transcript.follow(self._channel, events, self._show)
+                )
+                warner = asyncio.create_task(self._warn_without_node())
+                printer.add_done_callback(self._leave)
                 try:
                     await self._prompt()
-                    for task in tasks:
-                        if task.done():
-                            await task
+                    if printer.done():
+                        await printer
                 finally:
                     for number in _ENDING:
                         loop.remove_signal_handler(number)
-                    for task in tasks:
-                        task.cancel()
-                    await asyncio.wait(tasks)
+                    printer.cancel()
+                    warner.cancel()
+                    await asyncio.wait({printer, warner})
 
-    async def _introduce(self) -> None:
-        """Show why no node is reachable, and warn of foreign lines once the history is read."""
-        status = await self._channel.wait_for(
-            lambda status: status.node is not None or bool(status.trouble)
-        )
+    async def _warn_without_node(self) -> None:
+        status = await self._channel.wait_for(lambda status: bool(status.node or status.trouble))
         if status.node is None:
             reason = safe(status.trouble).removesuffix(".")
             said = f"{reason}. What you write is sent when a node is reached."
-            self._show([self._transcript.remark(said, warning=True)])
-        await self._channel.wait_for(lambda status: status.synced)
-        while True:
-            # What was said before may still be on its way to the printer.
-            self._show(self._transcript.caught_up())
-            await asyncio.sleep(REFRESH_S)
+            self._show([remark(said, warning=True)])
 
     async def _prompt(self) -> None:
         while True:
@@ -118,22 +145,21 @@ class TerminalChat(PlainChat):
             except EOFError:
                 return
             self._refused = ""
-            said = self._commands.said(text.rstrip())
-            if not isinstance(said, CommandAnswer):
-                await self._send(said)
-            elif said.leave:
+            text = text.rstrip()
+            name = text.partition(" ")[0].lower()
+            if name == _QUIT:
                 return
-            else:
-                self._show([self._transcript.remark(*said.rows)])
+            if name.startswith("/") and not name.startswith("//"):
+                rows = answer_command(name, self._channel, self._transcript)
+                self._show([remark(*rows)])
+            elif text:
+                await self._send(text.removeprefix("/"))
 
     async def _send(self, text: str) -> None:
-        if not text.strip():
-            return
         try:
             await self._channel.send(text.encode("utf-8", "replace"))
         except (ChannelFullError, ValueError) as error:
-            said = self._transcript.remark(f"not sent: {safe(str(error))}", warning=True)
-            self._show([said])
+            self._show([remark(f"not sent: {safe(str(error))}", warning=True)])
             self._refused = text
 
     def _leave(self, _: object = None) -> None:
@@ -144,55 +170,150 @@ class TerminalChat(PlainChat):
     def _key_pressed(self, _: object) -> None:
         self._pressed_s = time.monotonic()
 
-    def _show(self, said: list[Line], more: str = "") -> None:
+    def _show(self, said: list[Line]) -> None:
         for line in said:
             is_away = time.monotonic() - self._pressed_s > AWAY_S
             if line.kind is LineKind.MESSAGE and not line.own and self._channel.status.live:
                 if is_away and self._unread_s < self._pressed_s:
                     self._unread_s = time.monotonic()
-                    columns = self._session.output.get_size().columns
-                    row = " unread ".center(columns - 1, "─")
+                    row = " unread ".center(self._columns(), "─")
                     print_formatted_text(FormattedText([("fg:ansired", row)]))
                 if line.mention:
                     self._session.output.bell()
-            print_formatted_text(FormattedText(formatted(line, more)))
+            print_formatted_text(FormattedText(formatted(line)))
+
+    def _columns(self) -> int:
+        return self._session.output.get_size().columns - 1
 
     def _words(self, first: bool) -> list[str]:
         """Return what Tab may complete: names, and commands at the beginning of a line."""
-        names = [safe(name) for name, _ in self._people.by_name()]
-        return [*self._commands.names, *(f"{name}: " for name in names)] if first else names
+        names = [safe(name) for name, _ in self._transcript.members_by_name()]
+        return [*_COMMANDS, *(f"{name}: " for name in names)] if first else names
 
     def _message(self) -> StyleAndTextTuples:
         """Return the state of the channel, the marks of own lines, and the prompt below them.
 
         They are part of the prompt, since not every terminal has a toolbar below it.
         """
-        columns = self._session.output.get_size().columns - 1
-        marks = " ".join(self._marks())[:columns]
-        shown: StyleAndTextTuples = [(_DIM, f"{marks}\n")] if marks else []
+        columns = self._columns()
+        own = (line for line in reversed(self._transcript.messages.values()) if line.own)
+        marks = " ".join(
+            f"{line.mark.value} {line.rows[0][:MAX_QUOTED_CHARS]}"
+            for line in islice(own, _MAX_MARKED)
+        )
+        shown: StyleAndTextTuples = [(_DIM, f"{marks[:columns]}\n")] if marks else []
         return [*shown, ("reverse", f"{self._bar(columns):<{columns}}"), ("", "\n> ")]
 
     def _bar(self, columns: int) -> str:
         """Return the state, who has or lacks something, and the channel, as far as they fit."""
-        said = ["NAME USED TWICE"] if self._people.namesakes else []
+        said = ["NAME USED TWICE"] if self._transcript.has_namesake else []
         said.append(state_of(self._channel.status))
         lacking = self._channel.lacking()
-        for name, person in self._people.by_name():
-            more = f" +{person.ahead}" if person.ahead else ""
+        for name, member in self._transcript.members_by_name():
+            more = f" +{member.ahead}" if member.ahead else ""
             less = f" -{lacking[name]}" if name in lacking else ""
             said += [f"{safe(name)}{more}{less}"] if more or less else []
         return fitting(" " + " | ".join([*said, self._title]), columns)
 
-    def _marks(self) -> list[str]:
-        """Return the last own lines with their marks, the newest first."""
-        own = (line for line in reversed(self._transcript.lines) if line.own)
-        return [
-            f"{line.mark.value} {line.rows[0][:MAX_QUOTED_CHARS]}"
-            for line in islice(own, MAX_MARKED_LINES)
+
+def answer_command(name: str, channel: Channel, transcript: Transcript) -> Iterator[str]:
+    """Yield the rows that a command prints."""
+    match name:
+        case "/help":
+            yield from (f"{known:<9} {what}" for known, what in _COMMANDS.items())
+            yield from _KEYS
+        case "/names":
+            members, lacking = transcript.members_by_name(), channel.lacking()
+            yield f"{counted(len(members) + 1, 'participant')} heard so far:"
+            other = ", and somebody else who writes under the same name"
+            yield f"{safe(transcript.own)}: you{other if transcript.has_namesake else ''}"
+            yield from _listed([standing(*each, lacking.get(each[0], 0)) for each in members])
+        case "/missing":
+            yield from _missing(channel, transcript)
+        case _:
+            hint = f"To say a line that begins with a slash, write /{safe(name)}."
+            yield f"There is no command {safe(name)}: /help lists them. {hint}"
+
+
+def _missing(channel: Channel, transcript: Transcript) -> Iterator[str]:
+    status, missing = channel.status, channel.missing()
+    lacks = _lacks_of(status)
+    more = "" if status.live else "; the history is still being read"
+    yield f"{'; '.join(lacks) or f'Nothing is missing as far as is known here{more}'}."
+    yield from _listed(
+        [
+            f"  {safe(each.message_id)[:_SHORT_ID_CHARS]}"
+            f"{f' of {safe(each.sender_id)}' if each.sender_id else ''}"
+            f"{'' if each.hints else ', known by its ID alone'}"
+            for each in missing
         ]
+    )
+    if status.waiting:
+        yield f"Not shown until then: {counted(status.waiting, 'message')} in answer to it."
+    if missing:
+        yield "The node is asked for them, and participants that have them send them again."
+    ahead = [each for each in transcript.members_by_name() if each[1].ahead]
+    yield from _listed([standing(*each) for each in ahead])
+    if status.incomparable:
+        peers = counted(status.incomparable, "participant")
+        yield f"{peers} send nothing by which it shows whether something is missing here."
 
 
-class _Names(Completer):
+def _listed(rows: list[str]) -> Iterator[str]:
+    yield from rows[:_MAX_LISTED]
+    if len(rows) > _MAX_LISTED:
+        yield f"  and {len(rows) - _MAX_LISTED:,} more"
+
+
+def standing(name: str, member: ChatMember, lacks: int = 0) -> str:
+    """Describe a participant; ``lacks`` counts messages of this one that it has not received."""
+    seen = (
+        f"last heard at {clock_of(member.last_seen_ms)}" if member.last_seen_ms else "not heard yet"
+    )
+    said = [f"{safe(name)}: {seen}"]
+    if member.ahead:
+        said.append(f"has {counted(member.ahead, 'message')} or more that are not here: searching")
+    if lacks:
+        here = "is" if lacks == 1 else "are"
+        said.append(f"lacks {counted(lacks, 'message')} that {here} here: being sent again")
+    return ", ".join(said)
+
+
+def state_of(status: Status) -> str:
+    """Describe the state of a participant, the most important first."""
+    if status.node is None:
+        said = ["offline" if status.trouble else "connecting"]
+    elif not status.live:
+        said = ["catching up"]
+    else:
+        lacks = status.missing or status.waiting or status.behind
+        said = ["incomplete" if lacks else "up to date"]
+    said += _lacks_of(status)
+    if status.unpublished:
+        said.append(f"{status.unpublished:,} not sent yet")
+    if (unconfirmed := status.unacknowledged - status.unpublished) > 0:
+        said.append(f"{unconfirmed:,} not confirmed by anybody yet")
+    if reason := safe(status.trouble).removesuffix("."):
+        said.append(reason)
+    elif status.node is not None:
+        said.append(f"connected to {safe(status.node)}")
+    return ", ".join(said)
+
+
+def _lacks_of(status: Status) -> list[str]:
+    """Describe the messages that are missing here."""
+    said = []
+    if status.missing or status.waiting:
+        fetching = "being fetched" if status.node else "fetched when a node is reachable"
+        said.append(f"{max(status.missing, 1):,} missing, {fetching}")
+    if status.behind:
+        said.append(f"others have {status.behind:,} or more that are not here: searching")
+    if status.lost:
+        said.append(f"{status.lost:,} lost for good")
+    return said
+
+
+class NameCompleter(Completer):
     """A completer of names and commands."""
 
     def __init__(self, words: Callable[[bool], list[str]]) -> None:
@@ -211,8 +332,8 @@ class _Names(Completer):
                 yield Completion(each, -len(word))
 
 
-def formatted(line: Line, more: str = "") -> StyleAndTextTuples:
-    """Return a line of the transcript with its time, mark and colours; ``more`` ends it."""
+def formatted(line: Line) -> StyleAndTextTuples:
+    """Return a line of the transcript with its time, mark and colours."""
     style = "bold" if line.mention else _STYLES[line.kind]
     first, *rest = line.rows
     shown: StyleAndTextTuples = [(_DIM, f"{clock_of(line.when_ms)} ")]
@@ -222,8 +343,7 @@ def formatted(line: Line, more: str = "") -> StyleAndTextTuples:
         shown.append((style, f": {first}"))
     else:
         shown.append((style, f"* {first}"))
-    shown += [(style, f"\n{' ' * _INDENT}{row}") for row in rest]
-    return [*shown, (_DIM, more)]
+    return [*shown, *((style, f"\n{' ' * _INDENT}{row}") for row in rest)]
 
 
 def colour_of(name: str) -> str:

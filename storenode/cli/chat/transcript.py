@@ -1,31 +1,28 @@
-"""Lines that a chat prints: messages as they come, and remarks in between."""
+"""Lines of a chat: messages as they come, and remarks in between.
+
+Nothing of a stranger's text moves the cursor, and emoji stay whole.
+"""
 
 from __future__ import annotations
 
 import re
-from collections import deque
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING, Final
 
-from storenode.cli.chat.limits import (
-    FAR_UP_ENTRIES,
-    MAX_FORGED,
-    MAX_QUOTED_CHARS,
-    MAX_REPORTED_IDS,
-    MAX_SHOWN_LINES,
-)
-from storenode.cli.chat.words import (
-    NOT_VERIFIED,
-    ChatMembers,
-    clock_of,
-    now_ms,
-    remark_of,
-    rows_of,
-)
 from storenode.cli.client.text import counted, format_time, safe
 from storenode.common.bounded import BoundedDict
 from storenode.message.limits import NS_PER_S
-from storenode.sds.aio.events import ChannelEvent, Message, NotStored
+from storenode.sds.aio.events import (
+    ChannelEvent,
+    Connected,
+    Disconnected,
+    Message,
+    NotStored,
+    Repaired,
+)
 from storenode.sds.claims import Proof
 from storenode.sds.events import (
     Acknowledged,
@@ -33,15 +30,43 @@ from storenode.sds.events import (
     CaughtUp,
     Forged,
     GaveUp,
-    Missing,
+    Lost,
     PossiblyAcknowledged,
     Received,
     Sent,
     Withdrawn,
 )
 
-_MAX_TIME_MS = 253_402_300_799_000
-_NS_PER_MS = NS_PER_S // 1_000
+if TYPE_CHECKING:
+    from storenode.sds.aio.channel import Channel
+    from storenode.sds.aio.events import Events
+
+MAX_SHOWN_LINES: Final = 500
+"""Messages that are shown at the start, and whose marks are kept."""
+
+MAX_MEMBERS: Final = 500
+"""Participants that are remembered; the one that was silent longest makes room."""
+
+MAX_TEXT_CHARS: Final = 64_000
+MAX_TEXT_ROWS: Final = 1_000
+"""The longest text of one message that is shown; the line says how much is left out."""
+
+MAX_QUOTED_CHARS: Final = 200
+"""The longest quote of another message."""
+
+_MAX_TAG_CHARS: Final = 8
+_MAX_TIME_MS: Final = 253_402_300_799_000
+_NS_PER_MS: Final = NS_PER_S // 1_000
+_TAB_COLUMNS: Final = 4
+_ROW_ENDS: Final = re.compile(r"\r\n|\r|\n")
+_FLAG: Final = f"\U0001f3f4[\U000e0020-\U000e007e]{{1,{_MAX_TAG_CHARS}}}\U000e007f"
+_JOINED: Final = r"(?<=[^\x00-\x7f\s\u200c\u200d])[\u200c\u200d](?=[^\x00-\x7f\s\u200c\u200d])"
+_INVISIBLE: Final = re.compile(f"({_FLAG}|{_JOINED})")
+"""Invisible characters that belong to their neighbours: joiners between two characters of a script
+or two emoji, and the letters of a region after a black flag."""
+
+NOT_VERIFIED: Final = "(not verified)"
+"""Below a message whose ID cannot be recomputed."""
 
 
 class Mark(Enum):
@@ -50,12 +75,19 @@ class Mark(Enum):
     WAITING = "…"
     STORED = "·"
     POSSIBLY = "?"
-    ACKNOWLEDGED = "✓"
     FAILED = "✗"
+    ACKNOWLEDGED = "✓"
     NONE = " "
 
 
-_RANK = [Mark.WAITING, Mark.STORED, Mark.POSSIBLY, Mark.FAILED, Mark.ACKNOWLEDGED]
+_RANK: Final = list(Mark)
+_MARKS: Final[dict[type, Mark]] = {
+    Sent: Mark.STORED,
+    PossiblyAcknowledged: Mark.POSSIBLY,
+    Acknowledged: Mark.ACKNOWLEDGED,
+    GaveUp: Mark.FAILED,
+    NotStored: Mark.FAILED,
+}
 
 
 class LineKind(Enum):
@@ -90,159 +122,166 @@ class Line:
         return [head + self.rows[0], *(" " * len(head) + row for row in self.rows[1:])]
 
 
-class Transcript:
-    """Lines in the order of their coming: 500 at most, the oldest make room.
+@dataclass(slots=True)
+class ChatMember:
+    """A participant: the time of its last message, and its messages that are missing here."""
 
-    ``own`` is the name of the user, from ``since_ms`` on.
-    """
+    last_seen_ms: int = 0
+    ahead: int = 0
+
+
+class Transcript:
+    """The lines and the other participants of a chat of ``own``, who joined at ``since_ms``."""
 
     def __init__(self, own: str, since_ms: int) -> None:
-        self.lines: deque[Line] = deque(maxlen=MAX_SHOWN_LINES)
-        self.people = ChatMembers(own)
-        self.forged: deque[str] = deque(maxlen=MAX_FORGED)
-        """What was said of forged messages, with the time of it."""
+        self.own = own
+        self.members = BoundedDict[str, ChatMember](MAX_MEMBERS)
+        self.has_namesake = False
+        """True if another participant writes under the own name."""
+        self.messages = BoundedDict[str, Line](MAX_SHOWN_LINES)
+        """The latest messages by ID."""
         self._since_ms = since_ms
-        self._by_id = BoundedDict[str, Line](MAX_SHOWN_LINES)
-        self._missing: set[str] = set()
-        self._earlier: bool | None = None
         self._name = re.compile(rf"(?<!\w){re.escape(own)}(?!\w)", re.IGNORECASE)
 
+    async def follow(
+        self, channel: Channel, events: Events[ChannelEvent], show: Callable[[list[Line]], None]
+    ) -> None:
+        """Show the latest messages of a channel, then each event as it comes."""
+        for message in await channel.log(MAX_SHOWN_LINES):
+            show(self.stored(message))
+        async for event in events:
+            show(self.take(event, live=channel.status.live))
+
     def stored(self, message: Message) -> list[Line]:
-        """Take a message of the log; the lines that are new."""
+        """Take a message of the log, and return the lines that are new."""
         return self._message(message, message.own)
 
     def take(self, event: ChannelEvent, *, live: bool = False) -> list[Line]:
-        """Note an event; the lines that are new. ``live``: what was said before is through."""
+        """Take an event, and return the lines that are new; ``live`` after the history was read."""
         match event:
             case Message():
-                return self._came(event, live=live)
-            case Sent():
-                self._mark(event.message_id, Mark.STORED)
-            case PossiblyAcknowledged():
-                self._mark(event.message_id, Mark.POSSIBLY)
-            case Acknowledged():
-                self._mark(event.message_id, Mark.ACKNOWLEDGED)
-            case GaveUp() | NotStored():
-                self._mark(event.message_id, Mark.FAILED)
+                return self._received(event, live=live)
             case Received():
-                self.people.received(event.sender_id, now_ms())
+                self._see(event.sender_id, now_ms())
             case Behind():
-                self.people.ahead(event.sender_id, event.at_least)
-            case CaughtUp():
-                self.people.level(event.sender_id)
-            case Missing():
-                return self._lacking(event)
+                self._member(event.sender_id).ahead = event.at_least
+            case CaughtUp() if event.sender_id in self.members:
+                self.members[event.sender_id].ahead = 0
             case Forged():
-                genuine = self._by_id.get(event.message_id)
-                return [self._warning_of_forgery(_rejected(event, genuine))]
+                return [remark(self._describe_forgery(event), warning=True)]
+            case Sent() | PossiblyAcknowledged() | Acknowledged() | GaveUp() | NotStored():
+                self._mark(event.message_id, _MARKS[type(event)])
             case Withdrawn():
-                return self._withdrawn(event.message_id)
-        said = remark_of(event)
-        return [] if said is None else [self.remark(said)]
+                line = self.messages.pop(event.message_id, None)
+                return [] if line is None else [remark(_describe_withdrawal(line), warning=True)]
+        said = _remark_of(event)
+        return [] if said is None else [remark(said)]
 
-    def remark(self, *rows: str, warning: bool = False) -> Line:
-        """Add a remark at the end."""
-        line = Line(LineKind.WARNING if warning else LineKind.REMARK, now_ms(), list(rows))
-        self.lines.append(line)
-        return line
+    def members_by_name(self) -> list[tuple[str, ChatMember]]:
+        """Return the other participants in the order of their names."""
+        return sorted(self.members.items(), key=lambda item: item[0].casefold())
 
-    def _came(self, message: Message, *, live: bool) -> list[Line]:
-        # Own messages that this participant sent come unpublished, and then once more as an echo
-        # that is not told: what comes published under the own name was sent by another one.
-        known = message.message_id in self._by_id
+    def _received(self, message: Message, *, live: bool) -> list[Line]:
+        # Own messages come unpublished, and their echo is not an event: what comes published
+        # under the own name was sent by another participant.
         mine = message.own and not message.published
         lines = self._message(message, mine)
-        if message.own and not mine and not known:
-            lines += self._namesake(message, live=live)
-        elif lines and live and message.entries_after >= FAR_UP_ENTRIES:
-            above = counted(message.entries_after, "message")
-            who, when = lines[0].sender, clock_of(lines[0].when_ms)
-            lines.append(
-                self.remark(f"a late message of {who}, said at {when}, is {above} further up")
+        is_foreign = bool(lines) and message.own and not mine
+        if is_foreign and live and message.lamport > self._since_ms and not self.has_namesake:
+            self.has_namesake = True
+            said = (
+                f"Somebody else writes as {safe(self.own)} right now, and what either says is taken"
+                " for the other's. One of you has to leave and come back under another name"
+                " (--name)."
             )
+            lines.append(remark(said, warning=True))
         return lines
 
     def _message(self, message: Message, mine: bool) -> list[Line]:
-        if message.message_id in self._by_id:
+        if message.message_id in self.messages:
             return []
-        self.people.received(message.sender_id, message.lamport)
-        own = _mark_of(message)
+        self._see(message.sender_id, message.lamport)
         rows = rows_of(message.content)
         if message.unmet:
             rows.append("(answers something that is lost)")
         if message.proof is Proof.NONE and not mine:
             rows.append(NOT_VERIFIED)
+        if message.entries_after:
+            rows[-1] += f" ({message.entries_after:,} above)"
         sender = safe(message.sender_id) or "somebody"
         line = Line(
             LineKind.MESSAGE,
             min(message.lamport, _MAX_TIME_MS),
             rows,
             sender if mine or not message.own else f"{sender} (not here)",
-            own if mine else Mark.NONE,
+            _mark_of(message) if mine else Mark.NONE,
             mine,
             not message.own and any(map(self._name.search, rows)),
         )
-        self._by_id[message.message_id] = line
-        self.lines.append(line)
+        self.messages[message.message_id] = line
         return [line]
 
-    def _namesake(self, message: Message, *, live: bool) -> list[Line]:
-        if not live or message.lamport <= self._since_ms:
-            if self._earlier is None:
-                self._earlier = True
-            return []
-        if self.people.namesakes:
-            return []
-        self.people.namesakes = True
-        name = safe(self.people.own)
-        return [
-            self.remark(
-                f"Somebody else writes as {name} right now, and what either says is taken for the "
-                "other's. One of you has to leave and come back under another name (--name).",
-                warning=True,
-            )
-        ]
+    def _see(self, name: str, when_ms: int) -> None:
+        if name and name != self.own:
+            member = self._member(name)
+            member.last_seen_ms = max(member.last_seen_ms, min(when_ms, now_ms()))
 
-    def caught_up(self) -> list[Line]:
-        """Warn once, after the history was read, of earlier lines under the own name."""
-        if not self._earlier:
-            return []
-        self._earlier = False
-        name = safe(self.people.own)
-        return [
-            self.remark(
-                f"Earlier lines under the name {name} were not said from here. If they are not "
-                "yours, from a run without --state, choose another name (--name).",
-                warning=True,
-            )
-        ]
-
-    def _withdrawn(self, message_id: str) -> list[Line]:
-        line = self._by_id.pop(message_id, None)
-        if line is None:
-            return []
-        if line in self.lines:
-            self.lines.remove(line)
-        return [self._warning_of_forgery(_replaced(line))]
-
-    def _warning_of_forgery(self, said: str) -> Line:
-        line = self.remark(said, warning=True)
-        self.forged.append(f"{clock_of(line.when_ms)} {said}")
-        return line
-
-    def _lacking(self, event: Missing) -> list[Line]:
-        names = {each.message_id for each in event.messages}
-        fresh = len(names - self._missing)
-        self._missing = names if len(self._missing) > MAX_REPORTED_IDS else self._missing | names
-        if not fresh:
-            return []
-        noun = counted(fresh, "message")
-        return [self.remark(f"{noun} that others answer to {_is(fresh)} missing: being fetched")]
+    def _member(self, name: str) -> ChatMember:
+        member = self.members[name] = self.members.get(name) or ChatMember()
+        return member
 
     def _mark(self, message_id: str, mark: Mark) -> None:
-        line = self._by_id.get(message_id)
+        line = self.messages.get(message_id)
         if line is not None and line.own and _RANK.index(mark) > _RANK.index(line.mark):
             line.mark = mark
+
+    def _describe_forgery(self, event: Forged) -> str:
+        """Describe a message that came under the ID of another one."""
+        quoted, genuine = _quoted(rows_of(event.content)), self.messages.get(event.message_id)
+        which = "a line"
+        if genuine is not None:
+            which = f"the line of {genuine.sender} at {clock_of(genuine.when_ms)}"
+        if event.certain:
+            return f"FORGED: {quoted} came under the ID of {which}, and is not taken"
+        return f"{quoted} came under the ID of {which}; which of the two is genuine cannot be told"
+
+
+def remark(*rows: str, warning: bool = False) -> Line:
+    """Return a line that is no message."""
+    return Line(LineKind.WARNING if warning else LineKind.REMARK, now_ms(), list(rows))
+
+
+def now_ms() -> int:
+    """Return the Unix time in milliseconds."""
+    return time.time_ns() // _NS_PER_MS
+
+
+def clock_of(when_ms: int) -> str:
+    """Return a time of the day on the clock of the user: hours and minutes."""
+    return time.strftime("%H:%M", time.localtime(when_ms / 1_000))
+
+
+def rows_of(content: bytes) -> list[str]:
+    """Return a message as rows that may be printed, at most 64,000 characters in 1,000 rows."""
+    text = content.decode("utf-8", "replace")
+    rows = _ROW_ENDS.split(text[:MAX_TEXT_CHARS].rstrip())
+    shown = [_printable(row) for row in rows[:MAX_TEXT_ROWS]]
+    left = [len(text) - MAX_TEXT_CHARS, len(rows) - MAX_TEXT_ROWS]
+    said = [
+        f"{count:,} more {noun}"
+        for count, noun in zip(left, ("characters", "rows"), strict=True)
+        if count > 0
+    ]
+    return [*shown, f"[{' and '.join(said)} not shown]"] if said else shown
+
+
+def _printable(row: str) -> str:
+    row = row.expandtabs(_TAB_COLUMNS)
+    if row.isprintable():
+        return row
+    # Every second part is one that the pattern found.
+    parts = _INVISIBLE.split(row)
+    return "".join(part if at % 2 else safe(part) for at, part in enumerate(parts))
 
 
 def _mark_of(message: Message) -> Mark:
@@ -251,24 +290,36 @@ def _mark_of(message: Message) -> Mark:
     return Mark.STORED if message.published else Mark.WAITING
 
 
-def _is(count: int) -> str:
-    return "is" if count == 1 else "are"
+def _remark_of(event: ChannelEvent) -> str | None:
+    """Return the remark about an event; None for most."""
+    said: str | None = None
+    match event:
+        case Connected():
+            said = f"connected to {safe(event.node)}"
+        case Disconnected():
+            said = f"{safe(event.node)} is unreachable: {safe(event.sentence)}"
+        case NotStored():
+            said = f"a message was refused: {safe(event.reason)}"
+        case GaveUp():
+            said = f"nobody has confirmed a message that was sent {event.sends} times"
+        case Repaired() if event.found:
+            said = f"fetched {event.found:,} of {counted(event.asked, 'missing message')}"
+        case Behind() if event.searches == 1:
+            lacking = counted(event.at_least, "message")
+            said = f"{safe(event.sender_id)} has {lacking} or more that are not here: searching"
+        case CaughtUp():
+            said = f"everything that {safe(event.sender_id)} has is here now"
+        case Lost():
+            lost = counted(len(event.message_ids), "message")
+            said = f"{lost} could not be had from anybody: lost for good"
+            if event.early:
+                said = f"{lost} were too many to wait for: searching the node for them"
+    return said
 
 
-def _rejected(event: Forged, genuine: Line | None) -> str:
-    """Return the warning of a message under the ID of another one."""
-    quoted = _quoted(rows_of(event.content))
-    which = "a line"
-    if genuine is not None:
-        which = f"the line of {genuine.sender} at {clock_of(genuine.when_ms)}"
-    if event.certain:
-        return f"FORGED: {quoted} came under the ID of {which}, and is not taken"
-    return f"{quoted} came under the ID of {which}; which of the two is genuine cannot be told"
-
-
-def _replaced(forged: Line) -> str:
-    """Return the warning of a printed line whose ID is another message's."""
-    rows = [row for row in forged.rows if row != NOT_VERIFIED]
+def _describe_withdrawal(forged: Line) -> str:
+    """Describe a printed line whose ID is another message's."""
+    rows = [row for row in forged.rows if not row.startswith(NOT_VERIFIED)]
     return f"FORGED: {_quoted(rows)} was not said by {forged.sender}: the genuine line follows"
 
 

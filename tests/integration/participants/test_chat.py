@@ -91,7 +91,7 @@ def test_a_paste_commands_and_a_second_participant_of_one_name(
         assert "/help" not in shown
         assert "/nonsense" not in shown
         with chatting(node, room, "bob") as other:
-            other.wait(partial(contains, "Earlier lines under the name bob were not said from"))
+            other.wait(partial(contains, "bob (not here): hi"))
             other.type("me too\r")
             reported = "Somebody else writes as bob right now"
             bob.wait(partial(contains_all, (reported, "bob (not here): me too", "NAME USED TWICE")))
@@ -134,8 +134,6 @@ def test_a_forged_line_is_shown_as_forged(node: NodeProcess, room: str, tmp_path
         alice.wait(lambda text: "carol: pay alice" in text and found_out in text)
         publish(replace(genuine, content=b"pay eve"))
         alice.wait(partial(contains, 'FORGED: "pay eve" came under the ID of the line of carol'))
-        alice.type("/forged\r")
-        alice.wait(partial(contains, "2 forged lines since the first run"))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -165,11 +163,11 @@ def test_who_leaves_without_a_node_learns_what_was_not_sent(node: NodeProcess, r
 
 def test_a_terminal_whose_cursor_cannot_be_moved_gets_lines(node: NodeProcess, room: str) -> None:
     with chatting(node, room, "alice", term="dumb") as alice:
-        alice.type("hello\n/names\n/quit\n")
+        alice.type("hello\n/names\n\x04")
         code, shown, _ = alice.left()
         assert (code, b"\x1b" in shown) == (0, False)
         assert b"alice: hello\r\n" in shown
-        assert b"1 participant heard so far" in shown
+        assert b"alice: /names\r\n" in shown
 
 
 def test_closed_streams_are_empty_ones(node: NodeProcess, room: str) -> None:

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.document import Document
 
-from storenode.cli.chat.limits import FAR_UP_ENTRIES, MAX_SHOWN_LINES, MAX_TEXT_ROWS
-from storenode.cli.chat.terminal import _Names, fitting, formatted
-from storenode.cli.chat.transcript import LineKind, Mark, Transcript
-from storenode.cli.chat.words import (
+from storenode.cli.chat.terminal import NameCompleter, fitting, formatted, standing, state_of
+from storenode.cli.chat.transcript import (
+    MAX_MEMBERS,
+    MAX_SHOWN_LINES,
+    MAX_TEXT_ROWS,
     NOT_VERIFIED,
     ChatMember,
+    Line,
+    LineKind,
+    Mark,
+    Transcript,
     rows_of,
-    standing,
-    state_of,
 )
-from storenode.sds.aio.events import Message, Repaired
+from storenode.sds.aio.events import ChannelEvent, Message, Repaired
 from storenode.sds.aio.status import Status
 from storenode.sds.claims import Proof
 from storenode.sds.events import (
@@ -27,8 +31,6 @@ from storenode.sds.events import (
     Forged,
     GaveUp,
     Lost,
-    Missing,
-    MissingMessage,
     PossiblyAcknowledged,
     Sent,
     Withdrawn,
@@ -47,8 +49,8 @@ def said(name: str, lamport: int, text: str = "x", after: int = 0) -> Message:
     return Message(name, "bob", lamport, text.encode(), entries_after=after, proof=Proof.MESSAGE)
 
 
-def texts(transcript: Transcript) -> list[str]:
-    return [line.rows[0] for line in transcript.lines]
+def text_of(line: Line) -> str:
+    return "".join(part[1] for part in formatted(line))[6:]
 
 
 def test_marks_never_go_back() -> None:
@@ -68,71 +70,68 @@ def test_marks_never_go_back() -> None:
     assert seen[3:] == [Mark.POSSIBLY, Mark.ACKNOWLEDGED, Mark.ACKNOWLEDGED]
 
 
-def test_a_late_line_is_pointed_out_and_a_line_comes_once() -> None:
+def test_a_line_comes_once_with_its_time_mark_rows_and_place() -> None:
     transcript = Transcript("alice", 0)
-    transcript.take(own("first", 1))
-    transcript.take(own("third", 3))
-    transcript.take(Repaired(2, 1, 1))
-    transcript.take(own("second", 2))
-    transcript.take(own("second", 2))
-    assert texts(transcript) == ["first", "third", "fetched 1 of 2 missing messages", "second"]
-    late = transcript.take(said("far", 1, after=FAR_UP_ENTRIES), live=True)
-    assert [line.kind for line in late] == [LineKind.MESSAGE, LineKind.REMARK]
-
-
-def test_old_lines_make_room() -> None:
-    transcript = Transcript("alice", 0)
-    for number in range(MAX_SHOWN_LINES + 10):
-        transcript.take(own(str(number), number))
-    assert len(transcript.lines) == MAX_SHOWN_LINES
-    assert transcript.lines[0].rows == ["10"]
+    (line,) = transcript.take(own("first\nsecond", 3))
+    transcript.take(Sent("first\nsecond", None))
+    assert text_of(line) == "· alice: first\n        second"
+    (late,) = transcript.take(said("far", 1, after=2))
+    assert text_of(late) == "  bob: x (2 above)"
+    assert transcript.take(said("far", 1)) == []
     # The largest clock there is has no date, and is a line all the same.
-    (far,) = transcript.take(own("far", 2**64 - 1))
+    (far,) = transcript.take(own("far away", 2**64 - 1))
     assert formatted(far)
+
+
+def test_old_lines_and_silent_participants_make_room() -> None:
+    transcript = Transcript("alice", 0)
+    for number in range(MAX_MEMBERS + 10):
+        transcript.take(Message(str(number), f"name {number}", number, b"x"))
+    assert next(iter(transcript.messages)) == str(MAX_MEMBERS + 10 - MAX_SHOWN_LINES)
+    assert len(transcript.members) == MAX_MEMBERS
+    assert "name 9" not in transcript.members
 
 
 def test_lines_under_the_own_name_that_were_not_said_here_are_marked() -> None:
     transcript = Transcript("alice", since_ms=100)
-    (earlier,) = transcript.take(Message("1", "alice", 50, b"x", own=True))
+    (earlier,) = transcript.take(Message("1", "alice", 50, b"x", own=True), live=True)
     assert (earlier.sender, earlier.mark, earlier.own) == ("alice (not here)", Mark.NONE, False)
-    assert [line.kind for line in transcript.caught_up()] == [LineKind.WARNING]
-    assert transcript.caught_up() == []
-    reported = [transcript.people.namesakes]
+    assert not transcript.has_namesake
     _, warning = transcript.take(Message("2", "alice", 150, b"x", own=True), live=True)
-    assert warning.kind is LineKind.WARNING
-    assert [*reported, transcript.people.namesakes] == [False, True]
+    assert (warning.kind, transcript.has_namesake) == (LineKind.WARNING, True)
     assert len(transcript.take(Message("3", "alice", 151, b"x", own=True), live=True)) == 1
     # What is said from here, or was in the state, is our own.
-    assert [each.sender for each in transcript.take(own("4", 152), live=True)] == ["alice"]
-    assert [each.own for each in transcript.stored(Message("5", "alice", 1, b"x", own=True))] == [
-        True
-    ]
+    (mine,) = transcript.take(own("4", 152), live=True)
+    (kept,) = transcript.stored(Message("5", "alice", 1, b"x", own=True))
+    assert [(each.sender, each.own) for each in (mine, kept)] == [("alice", True)] * 2
 
 
-def test_who_is_ahead_and_what_is_missing_is_reported_once() -> None:
+@pytest.mark.parametrize(
+    ("event", "remark"),
+    [
+        (Repaired(2, 1, 1), "fetched 1 of 2 missing messages"),
+        (Repaired(2, 0, 1), None),
+        (Behind("bob", 0, 4, 1), "bob has 4 messages or more that are not here: searching"),
+        (Behind("bob", 0, 4, 2), None),
+        (CaughtUp("bob"), "everything that bob has is here now"),
+        (Lost(("a",)), "1 message could not be had from anybody: lost for good"),
+        (Lost(("a", "b"), early=True), "2 messages were too many to wait for: searching the node"),
+    ],
+)
+def test_remarks_about_events(event: ChannelEvent, remark: str | None) -> None:
+    lines = Transcript("alice", 0).take(event)
+    assert [line.rows[0][: len(remark or "")] for line in lines] == ([remark] if remark else [])
+
+
+def test_who_is_ahead_or_lacks_messages_is_described() -> None:
     transcript = Transcript("alice", 0)
-    missing = Missing((MissingMessage("a"), MissingMessage("b")))
-    (remark,) = transcript.take(missing)
-    assert remark.rows == ["2 messages that others answer to are missing: being fetched"]
-    assert transcript.take(missing) == []
-    assert len(transcript.take(Behind("bob", 0, 4, 1))) == 1
-    assert transcript.people.others["bob"].ahead == 4
-    assert transcript.take(Behind("bob", 0, 3, 2)) == []
-    assert len(transcript.take(CaughtUp("bob"))) == 1
-    assert transcript.people.others["bob"].ahead == 0
-
-
-def test_who_lacks_what_is_here_is_reported() -> None:
-    person = ChatMember(last_seen_ms=0, ahead=1)
-    assert standing("bob", person, 2) == (
+    for event, ahead in ((Behind("bob", 0, 1, 1), 1), (CaughtUp("bob"), 0)):
+        transcript.take(event)
+        assert transcript.members["bob"].ahead == ahead
+    assert standing("bob", ChatMember(last_seen_ms=0, ahead=1), 2) == (
         "bob: not heard yet, has 1 message or more that are not here: searching, "
         "lacks 2 messages that are here: being sent again"
     )
-
-
-def test_what_was_too_much_to_wait_for_is_not_called_lost_for_good() -> None:
-    (remark,) = Transcript("alice", 0).take(Lost(("a", "b"), early=True))
-    assert remark.rows == ["2 messages were too many to wait for: searching the node for them"]
 
 
 def test_forged_lines_are_shown_as_forged_wherever_they_come() -> None:
@@ -140,21 +139,19 @@ def test_forged_lines_are_shown_as_forged_wherever_they_come() -> None:
     false = replace(said("a", 1, "pay mallory"), proof=Proof.NONE)
     (line,) = transcript.take(false)
     assert line.rows == ["pay mallory", NOT_VERIFIED]
-    (warning,) = transcript.take(Withdrawn("a", 1))
-    transcript.take(replace(said("a", 2, "pay\x1b[2J carol"), proof=Proof.MESSAGE))
+    (withdrawn,) = transcript.take(Withdrawn("a", 1))
+    assert transcript.take(Withdrawn("a", 1)) == []
+    (genuine,) = transcript.take(said("a", 2, "pay\x1b[2J carol"))
     (second,) = transcript.take(Forged("a", "bob", 3, b"pay \x1b[2Jeve", None))
-    transcript.take(Forged("b", "bob", 3, b"x" * 1_000, None, certain=False))
-    assert line not in transcript.lines
-    assert [warning.kind, second.kind] == [LineKind.WARNING, LineKind.WARNING]
-    assert texts(transcript)[:2] == [
-        'FORGED: "pay mallory" was not said by bob: the genuine line follows',
-        "pay\\x1b[2J carol",
-    ]
+    (doubtful,) = transcript.take(Forged("b", "bob", 3, b"x" * 1_000, None, certain=False))
+    assert {each.kind for each in (withdrawn, second, doubtful)} == {LineKind.WARNING}
+    assert withdrawn.rows == ['FORGED: "pay mallory" was not said by bob: the genuine line follows']
+    assert genuine.rows == ["pay\\x1b[2J carol"]
     assert second.rows[0].startswith(
         'FORGED: "pay \\x1b[2Jeve" came under the ID of the line of bob'
     )
-    assert "cannot be told" in transcript.lines[-1].rows[0]
-    assert len(transcript.forged) == 3
+    assert "cannot be told" in doubtful.rows[0]
+    assert len(doubtful.rows[0]) < 400
 
 
 def test_mentions_are_whole_words() -> None:
@@ -179,7 +176,7 @@ def test_rows_of_a_message_keep_emoji_and_nothing_else_that_does_not_print() -> 
 
 
 def test_names_and_commands_are_completed() -> None:
-    names = _Names(lambda first: ["/names", "Bob: ", "carl: "] if first else ["Bob", "carl"])
+    names = NameCompleter(lambda first: ["/names", "Bob: ", "carl: "] if first else ["Bob", "carl"])
 
     def after(text: str) -> list[str]:
         return [each.text for each in names.get_completions(Document(text), CompleteEvent())]
@@ -187,14 +184,6 @@ def test_names_and_commands_are_completed() -> None:
     assert [after(text) for text in ("bo", "ask bo", "x\nBO", "/n", "x /n", "", "x ")] == [
         *(["Bob: "], ["Bob"], ["Bob"], ["/names"], [], [], [])
     ]
-
-
-def test_a_line_has_its_time_mark_and_rows() -> None:
-    transcript = Transcript("alice", 0)
-    (line,) = transcript.take(own("first\nsecond", 1))
-    transcript.take(Sent("first\nsecond", None))
-    text = "".join(part[1] for part in formatted(line, " (2 above)"))
-    assert text[5:] == " · alice: first\n        second (2 above)"
 
 
 def test_the_state_in_words() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from storenode.cli.chat.commands import CommandAnswer, Commands
+from storenode.cli.chat.terminal import answer_command
 from storenode.cli.chat.transcript import Transcript
 from storenode.common.errors import ArgumentError, StorenodeError
 from storenode.message.hashing import message_hash
@@ -378,9 +378,8 @@ async def test_who_lacks_messages_is_known() -> None:
         assert bob.lacking() == {"cy": 1}
         transcript = Transcript("bob", 0)
         transcript.take(event)
-        answer = Commands(bob, transcript).said("/names")
-        assert isinstance(answer, CommandAnswer)
-        assert answer.rows[-1].endswith(", lacks 1 message that is here: being sent again")
+        *_, row = answer_command("/names", bob, transcript)
+        assert row.endswith(", lacks 1 message that is here: being sent again")
 
 
 async def test_what_cannot_be_decoded_is_counted_beside_synced() -> None:

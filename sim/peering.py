@@ -26,8 +26,7 @@ from store.domain.ports import (
 from store.sync.index.hot import HotIndex
 from store.sync.resume import ResumeConfig, Resumer
 from store.sync.schedule import ScheduleConfig, Synchronizer
-from store.sync.session.initiator import RECONCILE, TRANSFER
-from store.sync.session.responder import Responder
+from store.sync.session.exchange import RECONCILE, TRANSFER
 
 _ENDLESS: Final = ("resume", "feed", "retention")
 _RETRY_S: Final = 1.0
@@ -52,7 +51,6 @@ class Peering:
         self._store = SimStore(process)
         views = JudgedViews(process, self._ids, self.index)
         self.exchange = JudgedExchange(process, self._store, views)
-        self._responder = Responder(self.exchange)
         caller = SimCaller(process, self.exchange, self._store)
         self._synchronizer = Synchronizer(
             ScheduleConfig(
@@ -143,10 +141,10 @@ class Peering:
         self.exchange.check_empty()
 
     async def _reconcile(self, stream: EndStream) -> None:
-        await self._responder.reconcile(_caller(stream), stream)
+        await self.exchange.serve_reconcile(_caller(stream), stream)
 
     async def _transfer(self, stream: EndStream) -> None:
-        await self._responder.transfer(_caller(stream), stream)
+        await self.exchange.serve_transfer(_caller(stream), stream)
 
     async def _resume(self) -> None:
         while True:

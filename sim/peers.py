@@ -46,7 +46,6 @@ from store.messages.transfer import MalformedMessage, decode_message
 from store.sync.errors import ProtocolBrokenError
 from store.sync.session import exchange as shipped
 from store.sync.session.exchange import ExchangeWork
-from store.sync.session.initiator import initiate
 from store.sync.session.reconciliation import Reconciliation, in_time
 from store.sync.session.registry import PeerSession, SessionState
 from store.sync.session.report import SessionReport
@@ -174,7 +173,7 @@ class JudgedExchange(shipped.Exchange):
                 shown, asked_ns = work.view.shown, work.view.asked_ns
             side = Side(self.process.database, shown, report.horizon or LOWEST, asked_ns)
             judge.meet(name, role, side)
-            judge.found(name, role, result, work.summed_from_ns)
+            judge.found(name, role, result, report.summed_from_ns)
             if role is Role.INITIATOR:
                 self._names[asyncio.current_task()] = name
         super().concluded(report, work, result)
@@ -292,7 +291,7 @@ class SimCaller:
 
     async def synchronize(self, peer: PeerAddress, window: Window) -> SyncOutcome:
         """Run a session with a peer."""
-        return await initiate(self._connector, self._exchange, peer, window)
+        return await self._exchange.initiate(self._connector, peer, window)
 
     async def scan(
         self, peer: PeerAddress, start_ns: int, end_ns: int, cursor: bytes

@@ -29,7 +29,7 @@ from store.sync.errors import (
     TransferFailedError,
 )
 from store.sync.frames import pieces
-from store.sync.session.initiator import TRANSFER
+from store.sync.session.exchange import TRANSFER
 from store.sync.transfer.report import TransferFault
 
 NOTICE_NS: Final = 1_000_000_000

@@ -1,4 +1,4 @@
-"""``Peer``, as this node serves it: hands calls to `store.sync.session.responder.Responder`."""
+"""``Peer``, as this node serves it: hands calls to `store.sync.session.exchange`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from store.rpc.call import RpcCall
 from store.rpc.identity import NODE_ID, STORE_ID
 from store.serving.failure import CallerGoneError, CallError
 from store.sync.session.exchange import Exchange
-from store.sync.session.responder import Responder
 
 _GONE = "the peer is gone"
 
@@ -47,15 +46,15 @@ class PeerService:
     """The handlers of the two methods; calls have been admitted, so their metadata are there."""
 
     def __init__(self, exchange: Exchange) -> None:
-        self._responder = Responder(exchange)
+        self._exchange = exchange
 
     async def reconcile(self, call: RpcCall) -> None:
         """Serve ``Reconcile``."""
-        await self._responder.reconcile(calling_peer(call), CallerStream(call))
+        await self._exchange.serve_reconcile(calling_peer(call), CallerStream(call))
 
     async def transfer(self, call: RpcCall) -> None:
         """Serve ``Transfer``."""
-        await self._responder.transfer(calling_peer(call), CallerStream(call))
+        await self._exchange.serve_transfer(calling_peer(call), CallerStream(call))
 
 
 def calling_peer(call: RpcCall) -> Caller:

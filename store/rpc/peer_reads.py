@@ -40,7 +40,6 @@ from store.serving.limits import COUNTED_REQUEST_BYTES
 from store.serving.methods.decode import clip, decode
 from store.sync.errors import ProtocolBrokenError
 from store.sync.session.exchange import Exchange
-from store.sync.session.initiator import initiate
 from store.sync.session.reconciliation import in_time
 from storenode.message.hashing import message_hash
 from storenode.message.limits import HASH_BYTES
@@ -77,7 +76,7 @@ class PeerReader:
 
     async def synchronize(self, peer: PeerAddress, window: Window) -> SyncOutcome:
         """Run one session with a peer."""
-        return await initiate(self._connector, self._exchange, peer, window)
+        return await self._exchange.initiate(self._connector, peer, window)
 
     async def scan(
         self, peer: PeerAddress, start_ns: int, end_ns: int, cursor: bytes

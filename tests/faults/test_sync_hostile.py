@@ -19,7 +19,7 @@ from chaos.attacks.peers import channel_to, reconcile
 from reconcile.ids import SyncIds
 from reconcile.index import IndexView
 from reconcile.session import Role
-from store.sync.session.initiator import RECONCILE
+from store.sync.session.exchange import RECONCILE
 from storenode.client.messages import hash_of
 from storenode.connection.call_status import BROKEN_WRITE, Ending
 from storenode.message.varint import varint

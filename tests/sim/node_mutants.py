@@ -21,12 +21,11 @@ from store.sync.index.hot import HotIndex
 from store.sync.lookup import Fetcher
 from store.sync.resume import Resumer
 from store.sync.schedule import Synchronizer
-from store.sync.session import initiator, reconciliation, responder
+from store.sync.session import exchange, reconciliation
 from store.sync.session.agreement import Agreement
-from store.sync.session.exchange import Exchange
+from store.sync.session.exchange import Exchange, FirstFrames
 from store.sync.session.registry import Sessions
 from store.sync.session.report import SessionReport
-from store.sync.session.responder import Responder
 from store.sync.session.sum_search import Search
 from store.sync.transfer.policy_memory import PolicyMemory
 from store.sync.transfer.receive_half import Receiving
@@ -213,15 +212,15 @@ SESSIONS = {
         together(
             *(
                 edit(module, "in_time", "asyncio.timeout(silence_s)", "asyncio.timeout(None)")
-                for module in (reconciliation, responder)
+                for module in (reconciliation, exchange)
             )
         ),
         "waited",
     ),
     "keeps the slots of callers": Mutant(
         edit(
-            Responder,
-            "_slot",
+            FirstFrames,
+            "slot",
             "if not caller.trusted:",
             "if False:",
             ">= MAX_OPENING_CALLS_OF_PEER",
@@ -253,9 +252,9 @@ SESSIONS = {
     ),
     "leaves the transfer out": Mutant(
         edit(
-            initiator,
-            "_run",
-            "await _transfer(exchange, call, report, session, session_id)",
+            Exchange,
+            "initiate",
+            "await self._move_differences(call, report, session, session_id)",
             "pass",
         ),
         f"calls itself in sync|{UNEQUAL}|waits too long",

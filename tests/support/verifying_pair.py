@@ -18,12 +18,13 @@ from reconcile.session import Result, Role, SessionConfig
 from reconcile.view import ViewAnswer as Answer
 from reconcile.view import ViewRead as Read
 from store.domain.hub import START
-from store.domain.ports import PeerFailed, SyncObserver
+from store.domain.ports import PeerFailed, SyncObserver, SyncRole
 from store.domain.view import Times
 from store.sync.frames import parse_reconcile
 from store.sync.session.agreement import Agreement
 from store.sync.session.conflicts import ConflictMemory
 from store.sync.session.reconciliation import Reconciliation, asked_range
+from store.sync.session.report import SessionReport
 from storenode.wire.storenode.v1.peer_pb2 import ReconcileFrame
 
 TIMEOUT_S = 60.0
@@ -103,6 +104,7 @@ class Side:
     sent: list[ReconcileFrame] = field(default_factory=list)
     conflicts: ConflictMemory = field(default_factory=ConflictMemory)
     work: Reconciliation | None = None
+    report: SessionReport = field(default_factory=lambda: SessionReport(SyncRole.INITIATOR, 0))
     result: Result | None = None
     error: BaseException | None = None
 
@@ -196,10 +198,11 @@ def _verifying(
         config,
         stream,
         MemoryView(side) if has_view else None,
-        observer,
-        5.0,
-        _no_turn,
-        agreement,
+        side.report,
+        observer=observer,
+        silence_s=5.0,
+        turn=_no_turn,
+        agreement=agreement,
         compact_from=side.compact_from,
         offers=side.offers,
         session_id="0" * 32 if role is Role.RESPONDER else "",

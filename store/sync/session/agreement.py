@@ -65,7 +65,6 @@ class Agreement:
     memory.
 
     Attributes:
-        received: the extension of the peer's last frame.
         compact: frames of the compact mode may come after the first one.
         takes_slices: this initiator takes slices of the mode as an answer.
     """
@@ -80,7 +79,6 @@ class Agreement:
         self._is_in_memory = memory_start is not None and memory_start <= lower
         self._phase = Phase.FIRST
         self._theirs: ReconcileExtension | None = None
-        self.received = ReconcileExtension()
         self.compact = False
         self.takes_slices = False
 
@@ -132,20 +130,19 @@ class Agreement:
         """Set which frame of the peer comes next."""
         self._phase = phase
 
-    def receive(self, frame: ReconcileFrame) -> None:
-        """Take the extension of a frame of the peer.
+    def receive(self, frame: ReconcileFrame) -> ReconcileExtension:
+        """Return the extension of a frame of the peer; an empty one if there is no agreement.
 
         Raises:
             ProtocolBrokenError: a part of it does not belong there, or has another size.
         """
-        self.received = ReconcileExtension()
         phase, extension = self._phase, frame.extension
         if phase is Phase.FIRST:
             self._phase = Phase.LATER
             if extension.version == VERSION:
                 self._accept(extension)
         if self._theirs is None:
-            return
+            return ReconcileExtension()
         holds = {
             _When.NEVER: False,
             _When.ALWAYS: True,
@@ -160,7 +157,7 @@ class Agreement:
         _require(search or not extension.HasField("search"), "a search before sums that differ")
         compact = phase is Phase.FIRST or self.compact
         _require(compact or not compact_bytes(extension), "a compact frame nobody asked for")
-        self.received = extension
+        return extension
 
     def _accept(self, offer: ReconcileExtension) -> None:
         _require(len(offer.nonce) == NONCE_BYTES, f"a nonce of {len(offer.nonce)} bytes")

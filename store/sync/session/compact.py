@@ -32,7 +32,7 @@ from store.sync.index.view_reads import in_thread_if
 from store.sync.limits import MAX_OFFER_PAYLOAD_BYTES, THREADED_ROWS
 from store.sync.session.agreement import Agreement
 from storenode.message.limits import HASH_BYTES
-from storenode.wire.storenode.v1.peer_pb2 import ReconcileFrame
+from storenode.wire.storenode.v1.peer_pb2 import ReconcileExtension, ReconcileFrame
 
 FAILED: Final = encode(Plain(Kind.FAILED))
 """The frame that announces a base session to the peer."""
@@ -119,13 +119,17 @@ def initiator_side(
 
 
 def responder_side(
-    agreement: Agreement, view: OpenView, first: ReconcileFrame, config: SessionConfig
+    agreement: Agreement,
+    view: OpenView,
+    first: ReconcileFrame,
+    extension: ReconcileExtension,
+    config: SessionConfig,
 ) -> CompactSide | None:
-    """Return a responder's side; None: there is no offer, or none that can be taken up.
+    """Return a responder's side for a first frame; None: there is no offer that can be taken up.
 
     Where the initiator offers nothing and takes slices, an equal side does not use the mode.
     """
-    index, offered = view.indexed, agreement.received.compact_frame
+    index, offered = view.indexed, extension.compact_frame
     is_wanted = bool(offered or agreement.peer_takes_slices)
     is_possible = is_available() and agreement.whole and is_wanted
     if not agreement.peer_knows or index is None or not is_possible:

@@ -1,59 +1,120 @@
-"""The sessions of a node with its peers: what both roles share.
+"""The sessions of a node with its peers: both roles, and what they share.
 
-Every session is driven by one task at a time: that of the caller, or that of the call it serves.
-`Exchange.driving` notes the task, so that a session that gives way to another is ended at once, and
-frees what a session holds however it ends. Between its two calls a session of a peer waits here.
+Source: the contract, "Peers", and the schema of the service.
+
+- The initiator names itself, reconciles over one fixed view, gives the view back, and transfers. It
+  learns who answers with the first answer at the latest, before it uses or transfers anything.
+  Whatever the peer does becomes a `SyncOutcome`.
+- A session of a peer takes its place among the node's only when its first frame has come; a caller
+  that sends nothing holds none (`FirstFrames`). Between its two calls the session waits here.
+- Every session is driven by one task at a time: that of the caller, or that of the call it serves.
+  `Exchange.driving` notes the task, so that a session that gives way to another is ended at once,
+  and frees what a session holds however it ends.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+)
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from reconcile.algorithm.plan import Tuning
 from reconcile.compact.keys import NONCE_BYTES
+from reconcile.errors import MalformedPayloadError as MalformedPayload
+from reconcile.errors import PayloadLimitError as LimitExceeded
 from reconcile.ids import LOWEST, SyncId, SyncIds
 from reconcile.limits import DEFAULT_SESSION_LIMITS, SessionLimits
 from reconcile.session import Bounds, Result, Role, SessionConfig
 from store.domain.coverage import Statements
 from store.domain.environment import Environment
+from store.domain.places import Caller
 from store.domain.ports import (
+    CallFailed,
+    Connector,
     FrameStream,
+    Named,
+    PeerAddress,
+    PeerFailed,
     StoreBusy,
     StoreUnavailable,
+    SyncEnding,
     SyncObserver,
     SyncOutcome,
     SyncRole,
+    Window,
 )
 from store.domain.view import OpenView, Reconcilable
 from store.sync.coverage import measure, statements_of
-from store.sync.errors import GaveWayError, SeatLostError
+from store.sync.errors import (
+    EXPECTED,
+    FrameTooLargeError,
+    GaveWayError,
+    MalformedFrameError,
+    ProtocolBrokenError,
+    SeatLostError,
+    SessionUnknownError,
+    TooManyCallsError,
+    TransferFailedError,
+)
+from store.sync.frames import parse_reconcile, pieces, reconcile_bytes
 from store.sync.index.view_reads import in_thread_if
 from store.sync.limits import (
     COMPACT_FROM_IDS,
+    FIRST_FRAME_S,
     LARGE_PAYLOAD_BYTES,
     MAX_HORIZON_STEP_NS,
     MAX_NOTED_PEERS,
+    MAX_OPENING_CALLS,
+    MAX_OPENING_CALLS_OF_PEER,
     MAX_SESSIONS,
+    MAX_STRANGE_OPENING_CALLS,
     MIN_KEPT_STEPS,
     RANDOM_CUTS,
+    SESSION_ID_BYTES,
     THREADED_ROWS,
     TransferLimits,
 )
 from store.sync.session.agreement import Agreement
 from store.sync.session.conflicts import ConflictMemory
-from store.sync.session.reconciliation import Reconciliation
-from store.sync.session.registry import PeerSession, SessionRefusal, Sessions, SessionState
+from store.sync.session.reconciliation import (
+    GOES_ON,
+    Reconciliation,
+    asked_range,
+    in_time,
+    time_limit,
+)
+from store.sync.session.registry import (
+    Accepted,
+    PeerSession,
+    RefusalKind,
+    SessionRefusal,
+    Sessions,
+    SessionState,
+)
 from store.sync.session.report import SessionReport
 from store.sync.transfer.policy_memory import PolicyMemory
 from store.sync.transfer.transfer import DEFAULT_LIMITS, Transfer, TransferWork
 from storenode.common.bounded import BoundedDict
-from storenode.message.limits import NS_PER_S
+from storenode.message.limits import MAX_TIMESTAMP_NS, NS_PER_S
+from storenode.wire.storenode.v1 import peer_pb2
+from storenode.wire.storenode.v1.peer_pb2 import ReconcileFrame
+
+_PEER: Final = peer_pb2.DESCRIPTOR.services_by_name["Peer"].full_name
+RECONCILE: Final = f"/{_PEER}/Reconcile"
+TRANSFER: Final = f"/{_PEER}/Transfer"
 
 _DISPLACED: Final = "the session only waited for the peer, and its place went to another peer"
+
+_Call = Callable[[str, Callable[[Named], None]], AbstractAsyncContextManager[FrameStream]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +177,14 @@ class _PeerNotes:
     not_compact: bool = False
 
 
+class _DeclinedError(Exception):
+    """The registry of this node, or the peer, refuses the session."""
+
+    def __init__(self, refusal: SessionRefusal) -> None:
+        super().__init__(refusal.sentence)
+        self.refusal = refusal
+
+
 class Exchange:
     """The sessions of one node; all on the event loop's thread."""
 
@@ -130,6 +199,7 @@ class Exchange:
         self.memory = PolicyMemory()
         self.conflicts = ConflictMemory()
         self._notes = BoundedDict[str, _PeerNotes](MAX_NOTED_PEERS)
+        self._first_frames = FirstFrames()
         self._large_turn = asyncio.Semaphore()
         self._tasks: dict[PeerSession, asyncio.Task[Any]] = {}
         self._gave_way: set[PeerSession] = set()
@@ -139,6 +209,243 @@ class Exchange:
         """Forget the sessions that wait; those under way end with their tasks."""
         for session in list(self._waiting):
             self._forget(session, "this node is shutting down")
+
+    # Sessions that this node begins
+
+    async def initiate(
+        self, connector: Connector, peer: PeerAddress, window: Window
+    ) -> SyncOutcome:
+        """Run one session with a peer; raise only for the cancellation of this task."""
+        end_ns = min(window.time_end_ns, MAX_TIMESTAMP_NS)
+        bounds = (max(0, window.time_start_ns), LOWEST[1]), (end_ns, LOWEST[1])
+        began_ns, node_id = self.environment.steady_ns(), connector.node_id(peer)
+        report = SessionReport(
+            SyncRole.INITIATOR, began_ns, peer=str(peer), node_id=node_id, asked_from=bounds[0]
+        )
+        call = partial(connector.call, peer)
+        try:
+            opened = self.sessions.begin(began_ns, peer.target, node_id)
+            session = self._accepted(opened).session
+            with self.driving(session):
+                session_id = await self._find_differences(call, report, session, bounds)
+                if session.state is SessionState.READY:
+                    await self._move_differences(call, report, session, session_id)
+        except asyncio.CancelledError:
+            report.error = "the node stopped the session"
+            self.ended(report)
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is, the operator is told
+            report.ending, report.error = self._failure(report.peer, error)
+        outcome = self.ended(report)
+        await self.state(report)
+        return outcome
+
+    def _accepted(self, opened: Accepted | SessionRefusal) -> Accepted:
+        if isinstance(opened, SessionRefusal):
+            raise _DeclinedError(opened)
+        self.stop(opened.ended)
+        return opened
+
+    async def _find_differences(
+        self, call: _Call, report: SessionReport, session: PeerSession, bounds: Bounds
+    ) -> str:
+        """Reconcile as the initiator; return the responder's name of the session."""
+        work, steady_ns = self.work, self.environment.steady_ns
+
+        def identify(callee: Named) -> None:
+            report.node_id, report.store_id = callee.node_id, callee.store_id
+            self._accepted(
+                self.sessions.identify(steady_ns(), session, callee.node_id, callee.store_id)
+            )
+
+        async with time_limit(), call(RECONCILE, identify) as stream:
+            report.opened_ns = self.environment.now_ns()
+            async with work.reconcilable.open_view(*bounds, recent=True) as view:
+                report.horizon = work.horizon(view)
+                side = self.reconciliation(Role.INITIATOR, stream, view, report, window=bounds)
+                result = await side.initiate()
+                self.concluded(report, side, result)
+                await self.measure(report, view)
+            # The view is given back by now: the peer may take its time to end the call.
+            if result.rounds:
+                await stream.half_close()
+                if await in_time(stream.read(), work.silence_s) is not None:
+                    raise ProtocolBrokenError(GOES_ON)
+        if result.refusal:
+            sentence = f"the peer at {report.peer} will not reconcile: {result.refusal}"
+            raise _DeclinedError(SessionRefusal(RefusalKind.BUSY, sentence))
+        if (len(result.to_send) or len(result.to_receive)) and not side.session_id:
+            raise ProtocolBrokenError("the peer has not named the session")
+        self.sessions.reconciled(steady_ns(), session, result.to_send, result.to_receive)
+        return side.session_id
+
+    async def _move_differences(
+        self, call: _Call, report: SessionReport, session: PeerSession, session_id: str
+    ) -> None:
+        def require_same(callee: Named) -> None:
+            if callee.node_id != session.node_id:
+                raise ProtocolBrokenError(
+                    f"the node at {report.peer} was {session.node_id} and is {callee.node_id} now"
+                )
+
+        async with call(TRANSFER, require_same) as stream:
+            self.sessions.transferring(self.environment.steady_ns(), session, session_id)
+            transfer = await self.transfer(session, report)
+            await transfer.run(stream)
+
+    def _failure(self, peer: str, error: Exception) -> tuple[SyncEnding, str]:
+        """Return the ending and the sentence for an error; yielding to another session is none."""
+        match error:
+            case GaveWayError():
+                return SyncEnding.ABORTED, ""
+            case CallFailed() if error.aborted:
+                return SyncEnding.ABORTED, ""
+            case _DeclinedError() if error.refusal.kind is RefusalKind.ABORTED:
+                return SyncEnding.ABORTED, ""
+            case _DeclinedError():
+                return SyncEnding.REFUSED, str(error)
+            case CallFailed():
+                sentence = str(error)
+            case (
+                MalformedPayload() | LimitExceeded() | MalformedFrameError() | FrameTooLargeError()
+            ):
+                sentence = f"what the peer at {peer} sends is refused: {error}"
+            case PeerFailed():
+                sentence = f"the session with {peer} failed: {error}"
+            case StoreUnavailable() | StoreBusy():
+                sentence = f"the database of this node does not serve: {error}"
+                return SyncEnding.UNAVAILABLE, sentence
+            case _:
+                self.environment.log.error("session_crashed", peer=peer, exc_info=error)
+                sentence = "this node failed on the session: its log says where"
+        return SyncEnding.FAILED, sentence
+
+    # Sessions that peers begin
+
+    async def serve_reconcile(self, caller: Caller, stream: FrameStream) -> None:
+        """Serve ``Reconcile`` of this caller.
+
+        Raises:
+            PeerFailed: the peer failed, or must wait; `GaveWayError`: another session goes first.
+            MalformedPayload, LimitExceeded: what it sent is refused.
+            StoreUnavailable, StoreBusy: the database does not serve.
+        """
+        steady_ns = self.environment.steady_ns
+        report = SessionReport(
+            SyncRole.RESPONDER, steady_ns(), node_id=caller.node_id, store_id=caller.store_id
+        )
+        async with self._first_frames.slot(caller):
+            data = await in_time(stream.read(), FIRST_FRAME_S)
+            if data is None:
+                return
+            frame = parse_reconcile(data)
+            del data
+            self.observer.sync_bytes("received", reconcile_bytes(frame))
+            name = f"{self.environment.random.getrandbits(8 * SESSION_ID_BYTES):032x}"
+            opened = self.sessions.accept(steady_ns(), caller, name)
+        if isinstance(opened, SessionRefusal):
+            del frame
+            await self._refuse(opened, report, stream)
+            return
+        self.stop(opened.ended)
+        session = opened.session
+        with self._reporting(report), self.driving(session):
+            watched = SessionStream(stream, session, self)
+            async with time_limit():
+                result = await self._answer(session, report, watched, frame)
+            if result.refusal:
+                report.ending, report.error = SyncEnding.REFUSED, result.refusal
+                self.ended(report)
+                return
+            self.sessions.reconciled(steady_ns(), session, result.to_send, result.to_receive)
+            if session.state is SessionState.WAITING:
+                self.keep(session, report)
+            else:
+                self.ended(report)
+
+    async def serve_transfer(self, caller: Caller, stream: FrameStream) -> None:
+        """Serve ``Transfer``; raises as `serve_reconcile`, and `TransferFailedError`."""
+        node_id = caller.node_id
+        async with self._first_frames.slot(caller):
+            frame = await in_time(stream.read(), FIRST_FRAME_S)
+            if frame is None:
+                raise ProtocolBrokenError(
+                    "a transfer begins with a frame that names its session: send it"
+                )
+            session_id = next(pieces(frame)).session_id
+            nothing = self.found_nothing(node_id, session_id)
+            found = None if nothing is not None else self.claim(node_id, session_id)
+            if isinstance(found, SessionRefusal):
+                raise SessionUnknownError(found.sentence)
+        session, report = found or (None, None)
+        resumed = SessionStream(stream, session, self, first=frame)
+        del frame
+        if nothing is not None:
+            await nothing.run(resumed)
+        if session is None or report is None:
+            return
+        with self._reporting(report), self.driving(session):
+            transfer = await self.transfer(session, report)
+            await transfer.run(resumed)
+            self.ended(report)
+        if report.transfer.fault:
+            raise TransferFailedError(report.transfer.fault, report.transfer.error)
+        if report.transfer.stored or report.transfer.stored_by_peer:
+            self.sessions.useful(session)
+
+    async def _refuse(
+        self, refusal: SessionRefusal, report: SessionReport, stream: FrameStream
+    ) -> None:
+        if refusal.kind is RefusalKind.ABORTED:
+            report.ending = SyncEnding.ABORTED
+            self.ended(report)
+            raise GaveWayError(refusal.sentence)
+        report.ending, report.error = SyncEnding.REFUSED, refusal.sentence
+        self.ended(report)
+        refused = ReconcileFrame(refusal=refusal.sentence).SerializeToString()
+        await in_time(stream.write(refused), self.work.silence_s)
+
+    async def _answer(
+        self,
+        session: PeerSession,
+        report: SessionReport,
+        stream: FrameStream,
+        frame: ReconcileFrame,
+    ) -> Result:
+        work = self.work
+        async with self.turn(len(frame.ranges_data)):
+            asked = await asked_range(frame.ranges_data, work.limits.payload)
+        async with AsyncExitStack() as stack:
+            view = None
+            if asked is not None:
+                opening = work.reconcilable.open_view(*asked, recent=True)
+                view = await stack.enter_async_context(opening)
+                report.asked_from, report.horizon = asked[0], work.horizon(view)
+            side = self.reconciliation(
+                Role.RESPONDER, stream, view, report, session_id=session.session_id
+            )
+            result = await side.respond(frame)
+            self.concluded(report, side, result)
+            return result
+
+    @contextmanager
+    def _reporting(self, report: SessionReport) -> Iterator[None]:
+        """Report a session of a peer that fails."""
+        try:
+            yield
+        except asyncio.CancelledError:
+            report.error = "the peer left in the middle of the session"
+            self.ended(report)
+            raise
+        except GaveWayError:
+            report.ending = SyncEnding.ABORTED
+            self.ended(report)
+            raise GaveWayError("a session that this node began with you goes first") from None
+        except Exception as error:
+            crashed = "this node failed on the session: its log says where"
+            report.error = str(error) if isinstance(error, EXPECTED) else crashed
+            self.ended(report)
+            raise
 
     # Reconciliation
 
@@ -174,10 +481,11 @@ class Exchange:
             config,
             stream,
             view,
-            self.observer,
-            work.silence_s,
-            self.turn,
-            self._agreement(role, view, report),
+            report,
+            observer=self.observer,
+            silence_s=work.silence_s,
+            turn=self.turn,
+            agreement=self._agreement(role, view, report),
             compact_from=work.compact_from if is_responder or not notes.not_compact else None,
             # An offer costs more than a session that finds nothing: none after such a one. A peer
             # whose count or XOR is another one begins with the mode all the same.
@@ -188,11 +496,7 @@ class Exchange:
 
     def concluded(self, report: SessionReport, work: Reconciliation, result: Result) -> None:
         """Note what a reconciliation came to."""
-        report.result, report.summed_from_ns = result, work.summed_from_ns
-        report.hidden, report.conflicts = work.hidden, work.conflicts
-        report.compact = work.is_compact
-        if work.compact is not None and not work.is_compact:
-            report.compact_failed = work.compact.reason
+        report.result = result
         if result.refusal:
             return
         notes = self._notes.get(report.node_id) or _PeerNotes()
@@ -203,7 +507,7 @@ class Exchange:
             notes.plain = not work.agreement.peer_knows
         self._notes[report.node_id] = notes
         now_ns = self.environment.steady_ns()
-        self.conflicts.update(report.node_id, now_ns, work.conflicts, work.settled)
+        self.conflicts.update(report.node_id, now_ns, report.conflicts, report.settled)
 
     def _agreement(
         self, role: Role, view: OpenView | None, report: SessionReport
@@ -368,3 +672,108 @@ class Exchange:
             timer.cancel()
             report.error = reason
             self.ended(report)
+
+
+class FirstFrames:
+    """Slots for calls of peers whose first frames are read: few at a time.
+
+    Trusted callers wait for their turn; of the others the one that is silent for longest loses it.
+    """
+
+    def __init__(self) -> None:
+        self._opening = asyncio.Semaphore(MAX_OPENING_CALLS)
+        self._strangers: dict[asyncio.Timeout, None] = {}
+        self._openers: Counter[str] = Counter()
+
+    @asynccontextmanager
+    async def slot(self, caller: Caller) -> AsyncIterator[None]:
+        """Hold a slot until the first frame of a call has come."""
+        if not caller.trusted:  # its name may be another's, who must not be refused for it
+            async with self._strange():
+                yield
+            return
+        node_id = caller.node_id
+        if self._openers[node_id] >= MAX_OPENING_CALLS_OF_PEER:
+            raise TooManyCallsError(
+                f"limit of {MAX_OPENING_CALLS_OF_PEER} calls of one peer that wait for their first "
+                "frame is reached: send the frames first"
+            )
+        self._openers[node_id] += 1
+        try:
+            async with self._opening:
+                yield
+        finally:
+            self._openers[node_id] -= 1
+            self._openers += Counter()
+
+    @asynccontextmanager
+    async def _strange(self) -> AsyncIterator[None]:
+        wait = asyncio.timeout(None)
+        try:
+            async with wait:
+                self._strangers[wait] = None
+                if len(self._strangers) > MAX_STRANGE_OPENING_CALLS:
+                    longest = next(iter(self._strangers))
+                    del self._strangers[longest]
+                    longest.reschedule(asyncio.get_running_loop().time())
+                yield
+        except TimeoutError:
+            if not wait.expired():
+                raise
+            raise TooManyCallsError(
+                f"limit of {MAX_STRANGE_OPENING_CALLS} calls that wait for their first frame is "
+                "reached, and newer ones came: send the frame with the call, or retry"
+            ) from None
+        finally:
+            self._strangers.pop(wait, None)
+
+
+class SessionStream:
+    """The stream of a session; it records since when the session waits for its peer.
+
+    ``first``: a frame that was read already, and comes again.
+    """
+
+    def __init__(
+        self,
+        stream: FrameStream,
+        session: PeerSession | None,
+        exchange: Exchange,
+        first: bytes | None = None,
+    ) -> None:
+        self._stream = stream
+        self._session = session
+        self._steady_ns = exchange.environment.steady_ns
+        self._first = first
+        self._waits = 0
+        self.half_close = stream.half_close
+
+    async def read(self) -> bytes | None:
+        """Return the next frame; None after the last."""
+        if self._first is not None:
+            frame, self._first = self._first, None
+            return frame
+        with self._waiting():
+            return await self._stream.read()
+
+    async def write(self, frame: bytes) -> None:
+        """Send a frame."""
+        with self._waiting():
+            await self._stream.write(frame)
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        self._change_waits(1)
+        try:
+            yield
+        finally:
+            self._change_waits(-1)
+
+    def _change_waits(self, by: int) -> None:
+        self._waits += by
+        if self._session is None:
+            return
+        if not self._waits:
+            self._session.awaits_ns = None
+        elif by < 0 or self._waits == 1:
+            self._session.awaits_ns = self._steady_ns()

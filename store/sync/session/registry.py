@@ -17,7 +17,8 @@ Rules.
    yet. While it reconciles or transfers, the new one is answered ABORTED. An untrusted session that
    has waited for `WAIT_PATIENCE_NS` gives way to any of the node or store that it names.
 5. What a session found is bound to it, to the node that began it, and to one transfer.
-6. A session that waits for its transfer ends after a minute, or what the node calls silence.
+6. A session that waits for its transfer ends after a minute, or what the node calls silence: see
+   `store.sync.session.exchange.Exchange.keep`.
 7. A session that found nothing ends at once, and takes no place. For as long as it would have
    waited its peer may transfer nothing, once; of each node the last one is known.
 
@@ -100,7 +101,7 @@ _MOVES: Final = {
 
 @dataclass(slots=True, eq=False)
 class PeerSession:
-    """A session; only `Sessions` changes it.
+    """A session; only `Sessions` changes it, and the stream of the session `awaits_ns`.
 
     ``own``: this node began it. ``node_id`` and ``store_id`` are the peer's, empty while unknown.
     ``address``: which this node calls, or where the peer calls from. ``awaits_ns``: since when
@@ -220,14 +221,6 @@ class Sessions:
         )
         return self._admit(now_ns, session, others)
 
-    def awaits(self, now_ns: int, session: PeerSession) -> None:
-        """Note that from now on the peer is to send or to take a frame."""
-        session.awaits_ns = now_ns
-
-    def works(self, session: PeerSession) -> None:
-        """Note that it has, and that this node works on the session."""
-        session.awaits_ns = None
-
     def useful(self, session: PeerSession) -> None:
         """Note that a transfer moved messages: its peer is worth more for a while."""
         self._useful[session.node_id, session.address] = None
@@ -253,7 +246,6 @@ class Sessions:
 
     def claim(self, now_ns: int, node_id: str, session_id: str) -> PeerSession | SessionRefusal:
         """Return the session that a peer names in `Transfer`, only once."""
-        self.expire(now_ns)
         for session in self._sessions:
             if (
                 session.state is SessionState.WAITING
@@ -283,17 +275,6 @@ class Sessions:
         self._sessions.remove(session)
         session.state = SessionState.ENDED
         session.to_send = session.to_receive = SyncIds.empty()
-
-    def expire(self, now_ns: int) -> tuple[PeerSession, ...]:
-        """End the sessions whose transfer has not come in time, and return them."""
-        return self._end_all(
-            [
-                session
-                for session in self._sessions
-                if session.state is SessionState.WAITING
-                and now_ns - session.since_ns >= self._silence_ns
-            ]
-        )
 
     def check(self) -> None:
         """Verify the invariants of the registry.

@@ -13,6 +13,7 @@ from reconcile.ids import SyncId, SyncIds
 from reconcile.session import Result
 from store.domain.coverage import Sums
 from store.domain.ports import ContentConflict, Equality, Hidden, SyncEnding, SyncOutcome, SyncRole
+from store.domain.view import Times
 from store.sync.errors import shown
 from store.sync.limits import MAX_SHOWN_HIDDEN
 from store.sync.transfer.report import Report
@@ -29,7 +30,8 @@ class SessionReport:
     ``asked_from``: the lower bound that the initiator wanted; below ``horizon`` nothing was
     compared. ``opened_ns``: the clock before the view was opened. From ``summed_from_ns`` on sums
     were equal in the end, but for the conflicts; None: nowhere. ``hidden``: differences that the
-    fingerprints of WAKU-SYNC did not show. ``compact``: the differences were found in the compact
+    fingerprints of WAKU-SYNC did not show. ``settled``: the spans whose conflicts are all in
+    ``conflicts``. ``compact``: the differences were found in the compact
     mode, ``compact_failed``: why it was given up in the middle. ``transfer`` is complete as far as
     the transfer came. ``measured``: the spans that it makes statements about, as they were stored
     when it compared. ``error``: what ended the session before its end, and ``ending`` how.
@@ -47,6 +49,7 @@ class SessionReport:
     summed_from_ns: int | None = None
     hidden: SyncIds = field(default_factory=SyncIds.empty)
     conflicts: tuple[ContentConflict, ...] = ()
+    settled: tuple[Times, ...] = ()
     compact: bool = False
     compact_failed: str = ""
     transfer: Report = field(default_factory=Report)

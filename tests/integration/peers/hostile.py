@@ -14,7 +14,7 @@ from reconcile.ids import END, LOWEST, SyncIds
 from reconcile.index import IndexView
 from reconcile.session import PayloadFrame, ReconcileSession, Result, Role, SessionConfig
 from store.domain.ports import PeerAddress
-from store.sync.session.initiator import RECONCILE, TRANSFER
+from store.sync.session.exchange import RECONCILE, TRANSFER
 from storenode.wire.storenode.v1.peer_pb2 import ReconcileFrame, TransferFrame
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 from tests.integration.peers.harness import PeerNode, hash_of

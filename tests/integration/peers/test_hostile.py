@@ -16,8 +16,8 @@ from reconcile.limits import CodecLimits, SessionLimits
 from reconcile.session import Role
 from store.domain.ports import PeerAddress, SyncEnding, SyncOutcome, Window
 from store.sync.limits import TransferLimits
-from store.sync.session import reconciliation
-from store.sync.session.initiator import RECONCILE, TRANSFER
+from store.sync.session import exchange, reconciliation
+from store.sync.session.exchange import RECONCILE, TRANSFER
 from store.sync.transfer import transfer as transferring
 from storenode.message.varint import varint
 from storenode.wire.storenode.v1.peer_pb2 import ReconcileFrame, TransferFrame, TransferRefusal
@@ -163,7 +163,7 @@ async def test_callers_that_send_nothing_take_no_session(
         assert "--peer-silence" in sentence
         await failed(impatient)
         silent.call.cancel()
-        monkeypatch.setattr(reconciliation, "FIRST_FRAME_S", 0.1)
+        monkeypatch.setattr(exchange, "FIRST_FRAME_S", 0.1)
         code, sentence = await peer.begin(RECONCILE).status()
         assert code is grpc.StatusCode.DEADLINE_EXCEEDED, "others wait for its place"
         assert "said nothing" in sentence

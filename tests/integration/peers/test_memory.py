@@ -14,8 +14,8 @@ import pytest
 from reconcile.session import Role
 from store.domain.ports import SyncEnding, Window
 from store.rpc.context import PeerRules
-from store.sync.session import exchange, responder
-from store.sync.session.initiator import RECONCILE
+from store.sync.session import exchange
+from store.sync.session.exchange import RECONCILE
 from store.sync.transfer import transfer as transferring
 from storenode.wire.storenode.v1.peer_pb2 import TransferFrame
 from tests.integration.peers.harness import PeerNode, items, peer_node
@@ -39,8 +39,8 @@ async def node(
     new_database: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[PeerNode]:
     """Serve a node that holds messages 0 to 49 and reads few first frames at a time."""
-    monkeypatch.setattr(responder, "MAX_OPENING_CALLS", SLOTS)
-    monkeypatch.setattr(responder, "MAX_OPENING_CALLS_OF_PEER", SLOTS + 1)
+    monkeypatch.setattr(exchange, "MAX_OPENING_CALLS", SLOTS)
+    monkeypatch.setattr(exchange, "MAX_OPENING_CALLS_OF_PEER", SLOTS + 1)
     # Their names are believed: those of strangers have other places.
     rules = PeerRules(allowed=frozenset({"hostile.example", "c.example"}))
     async with peer_node("a.example", new_database(), peers=rules) as opened:
@@ -91,7 +91,7 @@ async def test_callers_that_say_nothing_give_their_place_back(node: PeerNode) ->
 async def test_one_silent_peer_does_not_keep_the_others_out(
     node: PeerNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(responder, "MAX_OPENING_CALLS_OF_PEER", 1)
+    monkeypatch.setattr(exchange, "MAX_OPENING_CALLS_OF_PEER", 1)
     async with raw_peer(node) as caller:
         silent = caller.begin(RECONCILE)
         await within(silent.call.initial_metadata())

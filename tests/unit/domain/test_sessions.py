@@ -277,9 +277,9 @@ def test_a_session_whose_peer_stalls_gives_way(state: SessionState) -> None:
             sessions.reconciled(NOW, each, IDS, NONE)
             assert sessions.claim(NOW, each.node_id, each.node_id) is each
     for each in stored:
-        sessions.awaits(NOW, each)
-    sessions.awaits(NOW + 1, stored[0])
-    sessions.works(stored[1])
+        each.awaits_ns = NOW
+    stored[0].awaits_ns = NOW + 1
+    stored[1].awaits_ns = None
     assert refused(strange(sessions, "e", now_ns=NOW + STALLED_NS - 1)) is RefusalKind.BUSY
     taken = strange(sessions, "e", now_ns=NOW + STALLED_NS)
     assert isinstance(taken, Accepted)
@@ -290,7 +290,7 @@ def test_a_reconciliation_that_drips_gives_way_too() -> None:
     sessions, now_ns = registry(), NOW + SLOW_RECONCILE_NS
     stored = [made(strange(sessions, node)) for node in ("b", "c", "d")]
     for each in stored:
-        sessions.awaits(now_ns, each)
+        each.awaits_ns = now_ns
     assert refused(strange(sessions, "e", now_ns=now_ns - 1)) is RefusalKind.BUSY
     made(strange(sessions, "e", now_ns=now_ns))
 
@@ -335,20 +335,6 @@ def test_only_a_finished_reconciliation_can_be_claimed(old: Make) -> None:
     sessions = registry()
     old(sessions, "a")
     assert refused(sessions.claim(NOW, "a", "1")) is RefusalKind.UNKNOWN
-
-
-def test_a_session_waits_a_minute_for_its_transfer() -> None:
-    sessions = registry()
-    first = waiting(sessions, "a")
-    later = came(sessions, "b", "2")
-    sessions.reconciled(NOW + 1, later, NONE, IDS)
-    reconciling = came(sessions, "c", "3")
-    assert sessions.expire(NOW + MINUTE_NS - 1) == ()
-    assert sessions.expire(NOW + MINUTE_NS) == (first,)
-    assert (first.state, len(first.to_send)) == (SessionState.ENDED, 0)
-    assert refused(sessions.claim(NOW + MINUTE_NS + 1, "b", "2")) is RefusalKind.UNKNOWN
-    assert list(sessions) == [reconciling]
-    assert sessions.expire(NOW + 10 * MINUTE_NS) == ()
 
 
 @pytest.mark.parametrize("old", [called, came])

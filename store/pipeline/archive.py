@@ -9,13 +9,12 @@ arrived, or where another run was killed.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import psycopg
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 
 from store.pipeline.columns import NAMES
@@ -29,20 +28,17 @@ from store.pipeline.database import (
     read_marks,
     read_state,
 )
-from store.pipeline.delta import DataFile, DeltaArchive, WrittenFile
+from store.pipeline.delta import DataFile, DeltaArchive
 from store.pipeline.errors import SPARK_ERRORS, PipelineError, of_spark
-from store.pipeline.files import require_visible
-from store.pipeline.fingerprints import NOTHING, Fingerprints, differing
+from store.pipeline.fingerprints import NOTHING, Fingerprints, collected, differing
 from store.pipeline.limits import DAY_NS, HOUR_NS, MAX_CONNECTIONS, MAX_LISTED, MIN_PORTION_ROWS
-from store.pipeline.manifest import CommitMetadata
+from store.pipeline.manifest import day_of
 from store.pipeline.message_sets import known_hours, recorded_in
 from store.pipeline.parquet import (
-    KEPT,
     KEY,
     PATH,
     file_digests,
     fingerprints_of,
-    joined_by_hour,
     read_files,
     shuffle_partitions,
     start_of,
@@ -55,43 +51,38 @@ from store.pipeline.spark import logged
 
 
 def read_back(
-    session: SparkSession, archive: DeltaArchive, rows_of: Mapping[str, int]
-) -> tuple[list[WrittenFile], Fingerprints]:
-    """Read files by their paths in the table; return them, and what they hold by hour."""
-    if not rows_of:
+    session: SparkSession, archive: DeltaArchive, written: Iterable[Row]
+) -> tuple[list[DataFile], Fingerprints]:
+    """Read files that `write_files` has written; return them, and what they hold by hour."""
+    files: dict[str, DataFile] = {}
+    for row in written:
+        path = f"{archive.messages}/{row['path']}"
+        _, shard = (part.partition("=")[2] for part in row["path"].split("/")[:2])
+        size, rows = row["size_bytes"], row["rows"]
+        files[path] = DataFile(path, day_of(row["path"]), int(shard), size, rows)
+    if not files:
         return [], {}
-    require_visible(archive.path, [f"messages/{path}" for path in rows_of])
-    files = {path: _data_file(archive, path, rows) for path, rows in rows_of.items()}
     digests = file_digests(session, files.values())
+    messages = read_files(session, files.values(), (*KEY, PATH.name))
     ends = [F.min("ts").alias("low"), F.max("ts").alias("high")]
-    rows = read_files(session, files.values(), (*KEY, PATH.name))
-    parts = rows.groupBy(PATH.name, start_of(HOUR_NS)).agg(*sums(), *ends).persist(KEPT)
     try:
-        totals = parts.groupBy(PATH.name).agg(
-            F.sum("count").alias("count"), F.min("low").alias("low"), F.max("high").alias("high")
-        )
-        found = {row["path"]: row for row in totals.collect()}
-        hours = joined_by_hour(parts)
+        parts = messages.groupBy(PATH.name, start_of(HOUR_NS)).agg(*sums(), *ends).collect()
     except SPARK_ERRORS as error:
         raise of_spark(error) from error
-    finally:
-        parts.unpersist()
-    written = []
+    found: dict[str, list[Row]] = {}
+    for part in parts:
+        found.setdefault(part["path"], []).append(part)
+    done = []
     for path, file in sorted(files.items()):
-        row = found.get(file.path)
-        if row is None or row["count"] != file.rows or file.path not in digests:
+        hours = found.get(path, [])
+        if sum(each["count"] for each in hours) != file.rows or path not in digests:
             raise PipelineError(
-                f"{file.path} does not hold what was written to it: nothing was committed."
+                f"{path} does not hold what was written to it: nothing was committed."
             )
-        size, digest = digests[file.path]
-        written.append(WrittenFile(path, size, file.rows, row["low"], row["high"], digest))
-    return written, hours
-
-
-def _data_file(archive: DeltaArchive, path: str, rows: int) -> DataFile:
-    day, shard = (part.split("=", 1)[1] for part in path.split("/")[:2])
-    number = int(np.datetime64(day, "D").astype(np.int64))
-    return DataFile(f"{archive.messages}/{path}", number, int(shard), 0, rows)
+        low, high = min(each["low"] for each in hours), max(each["high"] for each in hours)
+        size, digest = digests[path]
+        done.append(file._replace(size_bytes=size, min_ts=low, max_ts=high, digest=digest))
+    return done, collected(parts)
 
 
 @dataclass
@@ -258,7 +249,7 @@ class _Archiver:
 
     def _write(
         self, rows: DataFrame, messages: int, *, by_hour: bool = True
-    ) -> tuple[list[WrittenFile], Fingerprints]:
+    ) -> tuple[list[DataFile], Fingerprints]:
         """Write about so many messages, and read them back; few of them by one task."""
         wanted = max(1, messages // MIN_PORTION_ROWS)
         tasks = min(wanted, shuffle_partitions(self._session))
@@ -269,13 +260,12 @@ class _Archiver:
             raise of_spark(error) from error
 
     def _commit(
-        self, written: list[WrittenFile], added: Fingerprints, last: DatabaseState | None
+        self, written: list[DataFile], added: Fingerprints, last: DatabaseState | None
     ) -> None:
         """Commit new files; ``last``: with them, all of that state is archived."""
         grown = {hour: self._stored.get(hour, NOTHING).joined(each) for hour, each in added.items()}
-        digests = {each.path: each.digest for each in written}
-        known = (None, None) if last is None else (last.store_id, last.position)
-        self._archive.commit(written, (), CommitMetadata(digests, grown, *known))
+        as_of = None if last is None else (last.store_id, last.position)
+        self._archive.commit(written, (), grown, as_of)
         self._read_back |= added.keys() - self._stored.keys()
         self._stored |= grown
         self._report.messages += sum(each.rows for each in written)
@@ -330,8 +320,7 @@ class _Archiver:
                     "Small files that were compacted did not hold the same, so they stay:"
                     " `storenode pipeline verify` says whether the archive is sound."
                 )
-            metadata = CommitMetadata({each.path: each.digest for each in written})
-            self._archive.commit(written, files, metadata, is_new=False)
+            self._archive.commit(written, files, is_new=False)
             self._report.compacted_files += len(files)
 
 

@@ -37,7 +37,6 @@ from store.pipeline.files import (
     delete,
     delta_options,
     listed,
-    move_folder,
     on_store,
     require_reachable,
     require_room,
@@ -51,15 +50,14 @@ from store.pipeline.limits import (
     COMPACT_FILES_AT_ONCE,
     DAY_NS,
     MAX_COMPACTED_BYTES,
-    MAX_PARQUET_FILES,
     VACUUM_AFTER_HOURS,
 )
 from store.pipeline.manifest import (
     FIRST_BEFORE,
-    CommitMetadata,
     Manifest,
     commit_name,
     content,
+    encode_metadata,
     read_commits,
     read_manifest,
     write_copy,
@@ -70,13 +68,19 @@ _NAMES: Final = ("path", "day", "shard", "size_bytes", "rows")
 
 
 class DataFile(NamedTuple):
-    """A file of the table: its path, day since the epoch, shard, size and rows."""
+    """A file of the table: its path, day since the epoch, shard, size and rows.
+
+    One that a job has written and read back has times and a digest, too.
+    """
 
     path: str
     day: int
     shard: int
     size_bytes: int
     rows: int
+    min_ts: int = 0
+    max_ts: int = 0
+    digest: str = ""
 
 
 FORMAT_VERSION: Final = "2"
@@ -92,29 +96,6 @@ _CONFIGURATION: Final = {
 }
 _LOG_FOLDERS: Final = 4
 """Directories above a commit that are synced: log, table, archive, and what that lies in."""
-
-
-class WrittenFile(NamedTuple):
-    """A file that a job has written and read back; ``path`` is relative to the table."""
-
-    path: str
-    size_bytes: int
-    rows: int
-    min_ts: int
-    max_ts: int
-    digest: str
-
-    def add_action(self, *, is_new: bool) -> AddAction:
-        """Return the Delta `add` action; ``is_new``: its messages were not in the table before."""
-        stats = {
-            "numRecords": self.rows,
-            "minValues": {"ts": self.min_ts},
-            "maxValues": {"ts": self.max_ts},
-            "nullCount": {"ts": 0},
-        }
-        day, shard = (part.split("=", 1)[1] for part in self.path.split("/")[:2])
-        values = {"day": day, "shard": shard}
-        return AddAction(self.path, self.size_bytes, values, _now_ms(), is_new, json.dumps(stats))
 
 
 class DeltaArchive:
@@ -216,22 +197,31 @@ class DeltaArchive:
 
     def commit(
         self,
-        added: Sequence[WrittenFile],
+        added: Sequence[DataFile],
         removed: Iterable[DataFile],
-        metadata: CommitMetadata,
+        hours: Fingerprints | None = None,
+        as_of: tuple[str, int] | None = None,
         *,
         is_new: bool = True,
     ) -> None:
-        """Add files to the table and remove others, all or none, and copy the commit."""
-        require_visible(self.path, [f"messages/{each.path}" for each in added])
+        """Add files to the table and remove others, all or none, and copy the commit.
+
+        Args:
+            added: files that were read back.
+            removed: files of the table.
+            hours: what the archive then holds of the hours that change.
+            as_of: a store ID, and the commit position up to which it is then archived.
+            is_new: False if the added files hold what the removed ones do.
+        """
+        require_visible(each.path for each in added)
         version = self.version
+        digests = {self.within(each): each.digest for each in added}
+        metadata = encode_metadata(self.manifest.before, digests, hours or {}, as_of)
         actions: list[AddAction | RemoveAction] = [
-            RemoveAction(self.within(each), not added or is_new, _now_ms()) for each in removed
+            RemoveAction(self.within(each), is_new, _now_ms()) for each in removed
         ]
-        actions += [each.add_action(is_new=is_new) for each in added]
-        properties = CommitProperties(
-            custom_metadata=metadata.encoded(self.manifest.before), max_commit_retries=0
-        )
+        actions += [self._add_action(each, is_new=is_new) for each in added]
+        properties = CommitProperties(custom_metadata=metadata, max_commit_retries=0)
         with self._translated():
             self._opened.create_write_transaction(
                 actions,
@@ -248,6 +238,17 @@ class DeltaArchive:
             raise self._conflict()
         self.manifest.add(commit_name(version + 1), self._read_commit(version + 1))
         self.copy_commits()
+
+    def _add_action(self, file: DataFile, *, is_new: bool) -> AddAction:
+        stats = {
+            "numRecords": file.rows,
+            "minValues": {"ts": file.min_ts},
+            "maxValues": {"ts": file.max_ts},
+            "nullCount": {"ts": 0},
+        }
+        path = self.within(file)
+        values = {"day": path[4:14], "shard": str(file.shard)}
+        return AddAction(path, file.size_bytes, values, _now_ms(), is_new, json.dumps(stats))
 
     def log_faults(self, versions: Iterable[int] | None = None) -> list[str]:
         """Return a line for each commit of the log that is another than in the manifest.
@@ -286,10 +287,11 @@ class DeltaArchive:
         """
         aside = None
         with self._translated():
-            if listed(self._log):
-                name = f"damaged-log-{time.time_ns()}"
-                move_folder(self.path, "messages/_delta_log", name)
-                aside = f"{self.path}/{name}"
+            if names := listed(self._log):
+                aside = f"{self.path}/damaged-log-{time.time_ns()}"
+                for name in names:
+                    create(f"{aside}/{name}", content(f"{self._log}/{name}"), 2)
+                delete(self._log, names)
             for name, data in read_commits(self.manifest.path):
                 create(f"{self._log}/{name}", data, _LOG_FOLDERS)
         self.open()
@@ -306,11 +308,6 @@ class DeltaArchive:
 
     def _listed(self) -> list[DataFile]:
         found = pa.table(self._opened.get_add_actions(flatten=True)).select(_COLUMNS)
-        if len(found) > MAX_PARQUET_FILES:
-            raise PipelineError(
-                f"The archive has {len(found)} files, and at most {MAX_PARQUET_FILES} can be read"
-                " at once: split it by time."
-            )
         found = found.rename_columns(_NAMES)
         days = found["day"].cast(pa.date32()).cast(pa.int32()).to_pylist()
         names = ("path", "shard", "size_bytes", "rows")
@@ -381,22 +378,12 @@ class DeltaArchive:
     def changed_since(self, commit: str) -> set[int] | None:
         """Return the days whose files have changed since a commit, given by its digest.
 
-        None: the commits do not say so, or messages were removed since.
+        None: the commits do not say so.
         """
-        manifest, found = self.manifest, set[int]()
-        if self.recorded_hours() is None or commit not in manifest.digests:
+        digests = self.manifest.digests
+        if self.recorded_hours() is None or commit not in digests:
             return None
-        for days in manifest.days[manifest.digests.index(commit) + 1 :]:
-            if days is None:
-                return None
-            found |= days
-        return found
-
-    @property
-    def changed_ns(self) -> int:
-        """The time of the newest commit of the state that was read."""
-        (entry,) = self._opened.history(1)
-        return int(entry["timestamp"]) * 1_000_000
+        return set[int]().union(*self.manifest.days[digests.index(commit) + 1 :])
 
     def within(self, file: DataFile) -> str:
         """Return the path of a file relative to the table."""
@@ -429,7 +416,7 @@ class DeltaArchive:
 
     def _begin(self) -> None:
         """Write the first commit of a log."""
-        metadata = CommitMetadata().encoded(FIRST_BEFORE)
+        metadata = encode_metadata(FIRST_BEFORE, {}, {})
         try:
             create_table_with_add_actions(
                 self.messages,

@@ -72,13 +72,14 @@ def on_store(path: str) -> bool:
     return path.startswith(STORES)
 
 
-def require_visible(path: str, files: Iterable[str]) -> None:
-    """Raise unless this process sees files that workers have written below a path."""
-    if not on_store(path) and not all(Path(path, each).is_file() for each in files):
-        raise PipelineError(
-            f"What Spark has written to {path} is not there for this process: name a directory"
-            " that both share, or one of an object store. Nothing was published."
-        )
+def require_visible(paths: Iterable[str]) -> None:
+    """Raise unless this process sees files that workers have written."""
+    for path in paths:
+        if not on_store(path) and not Path(path).is_file():
+            raise PipelineError(
+                f"What Spark has written to {path} is not there for this process: name a directory"
+                " that both share, or one of an object store. Nothing was published."
+            )
 
 
 def require_new(path: Path, what: str, kind: str = "file") -> None:
@@ -255,26 +256,6 @@ def delete(folder: str, names: Iterable[str]) -> None:
         Path(folder, name).unlink(missing_ok=True)
     if Path(folder).is_dir():
         sync_folder(Path(folder))
-
-
-def move_folder(parent: str, name: str, target: str) -> None:
-    """Move a folder to another path within the same one; on an object store file by file.
-
-    Raises:
-        OSError: something cannot be moved.
-    """
-    if on_store(parent):
-        import obstore  # noqa: PLC0415
-
-        for path in listed(f"{parent}/{name}"):
-            with _translated(f"{parent}/{name}/{path}"):
-                keys = (f"{_key(parent)}/{each}/{path}".lstrip("/") for each in (name, target))
-                obstore.rename(_store(parent), *keys)
-        return
-    source = Path(parent, name)
-    source.rename(Path(parent, target))
-    sync_folder(source.parent)
-    sync_folder(Path(parent))
 
 
 def settle(paths: Iterable[str], folders: int) -> None:

@@ -50,9 +50,6 @@ VACUUM_AFTER_HOURS: Final = 7 * 24
 MAX_LISTED: Final = 100
 """Rows, hours or files that a report lists of each kind; the number of all is said."""
 
-MAX_PARQUET_FILES: Final = 1_000_000
-"""Files of one archive."""
-
 RESTORE_BATCH_MESSAGES: Final = 10_000
 RESTORE_BATCH_BYTES: Final = 8 * 1024 * 1024
 """Messages, and bytes of them, that a restore stores in one transaction."""

@@ -17,11 +17,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from datetime import date
 from hashlib import sha256
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
-
-import numpy as np
 
 from store.pipeline.errors import PipelineError, of_store
 from store.pipeline.files import chunks, create, listed
@@ -48,100 +47,86 @@ _MALFORMED: Final = (
 )
 """What reading a commit raises that is none."""
 
+_EPOCH: Final = date(1970, 1, 1).toordinal()
 _FOLDERS: Final = 3
 """Directories above a copy that are synced: the manifest, the archive, and what that lies in."""
 
 
-class FileRecord(NamedTuple):
-    """A file of the table: its day since the epoch, and its SHA-256."""
-
-    day: int
-    digest: str
-
-
-@dataclass(frozen=True)
-class CommitMetadata:
-    """The metadata that a commit records besides the actions of Delta Lake.
-
-    ``files`` are the digests of the files that it adds, ``hours`` those that it changes, as they
-    are after it. ``position`` is the commit of the database of the store ``store_id`` up to which
-    all of its messages are archived.
-    """
-
-    files: Mapping[str, str] = field(default_factory=dict)
-    hours: Fingerprints = field(default_factory=dict)
-    store_id: str | None = None
-    position: int | None = None
-
-    def encoded(self, before: str) -> dict[str, str]:
-        """Return the metadata of Delta Lake; ``before`` is the digest of the commit before."""
-        rows = [[start, *each] for start, each in sorted(self.hours.items())]
-        found = {
-            _BEFORE: before,
-            _FILES: json.dumps(dict(self.files), separators=(",", ":")),
-            _HOURS: json.dumps(rows, separators=(",", ":")),
-        }
-        if self.store_id is not None and self.position is not None:
-            found |= {_STORE: self.store_id, _POSITION: str(self.position)}
-        return found
-
-    @classmethod
-    def decoded(cls, info: Mapping[str, Any]) -> CommitMetadata:
-        """Return the metadata of the action ``commitInfo``."""
-        hours = {
-            int(start): Fingerprint(*map(int, rest)) for start, *rest in json.loads(info[_HOURS])
-        }
-        store_id = str(info[_STORE]) if _STORE in info else None
-        position = int(info[_POSITION]) if _POSITION in info else None
-        return cls(dict(json.loads(info[_FILES])), hours, store_id, position)
-
-
 class _Commit(NamedTuple):
-    """A parsed commit; ``is_lossy``: messages of removed files are not in those that it adds."""
+    """A parsed commit; ``added`` has the digests of files, ``as_of`` a store and its position."""
 
-    added: dict[str, FileRecord]
+    added: dict[str, str]
     removed: list[str]
-    is_lossy: bool
     before: str
-    metadata: CommitMetadata
+    hours: Fingerprints
+    as_of: tuple[str, int] | None
+
+
+def encode_metadata(
+    before: str,
+    digests: Mapping[str, str],
+    hours: Fingerprints,
+    as_of: tuple[str, int] | None = None,
+) -> dict[str, str]:
+    """Return the metadata of a commit besides the actions of Delta Lake.
+
+    Args:
+        before: the digest of the commit before.
+        digests: those of the files that it adds, by path in the table.
+        hours: what the archive holds after it of the hours that it changes.
+        as_of: a store ID, and the position of its database up to which all is archived.
+    """
+    rows = [[start, *each] for start, each in sorted(hours.items())]
+    found = {
+        _BEFORE: before,
+        _FILES: json.dumps(dict(digests), separators=(",", ":")),
+        _HOURS: json.dumps(rows, separators=(",", ":")),
+    }
+    if as_of is not None:
+        found |= {_STORE: as_of[0], _POSITION: str(as_of[1])}
+    return found
+
+
+def day_of(path: str) -> int:
+    """Return the day since the epoch of a file, given by its path in the table."""
+    return date.fromisoformat(path[4:14]).toordinal() - _EPOCH
 
 
 def _parse(data: bytes) -> _Commit:
     actions: Sequence[dict[str, Any]] = [json.loads(line) for line in data.splitlines()]
     info: dict[str, Any]
     (info,) = (each["commitInfo"] for each in actions if "commitInfo" in each)
-    metadata = CommitMetadata.decoded(info)
-    added = {}
-    for action in (each["add"] for each in actions if "add" in each):
-        path = unquote(action["path"])
+    digests = json.loads(info[_FILES])
+    hours = {int(start): Fingerprint(*map(int, rest)) for start, *rest in json.loads(info[_HOURS])}
+    paths = [unquote(each["add"]["path"]) for each in actions if "add" in each]
+    for path in paths:
         if not _PATH.match(path):
             raise ValueError(path)
-        day = int(np.datetime64(path[4:14], "D").astype(np.int64))
-        added[path] = FileRecord(day, str(metadata.files[path]))
-    removals = [each["remove"] for each in actions if "remove" in each]
-    is_lossy = any(each.get("dataChange", True) for each in removals)
-    removed = [unquote(each["path"]) for each in removals]
-    return _Commit(added, removed, is_lossy, str(info[_BEFORE]), metadata)
+        day_of(path)
+    added = {path: str(digests[path]) for path in paths}
+    removed = [unquote(each["remove"]["path"]) for each in actions if "remove" in each]
+    as_of = (str(info[_STORE]), int(info[_POSITION])) if _POSITION in info else None
+    return _Commit(added, removed, str(info[_BEFORE]), hours, as_of)
 
 
 @dataclass
 class Manifest:
     """The sum of all commits of an archive.
 
-    ``files`` are those of the newest state, ``removed`` those of earlier ones. ``required`` are the
-    hours that the archive must hold, and ``stored`` those of its newest commits. ``digests`` are
-    those of the commits in order, and ``days`` those whose files each has changed; None: messages
-    were removed, or nothing is known. ``broken`` has a line for each commit that does not continue
-    the chain. ``positions`` are by store those of the newest commit that has one.
+    ``files`` are the digests of the newest state's, ``removed`` the files of earlier ones.
+    ``required`` are the hours that the archive must hold, and ``stored`` those of its newest
+    commits. ``digests`` are those of the commits in order, and ``days`` those whose files each has
+    changed. ``broken`` has a line for each commit that does not continue the chain. ``positions``
+    are by store those of the newest commit that has one.
     """
 
     path: str
-    files: dict[str, FileRecord] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
     required: Fingerprints = field(default_factory=dict)
     stored: Fingerprints = field(default_factory=dict)
     removed: set[str] = field(default_factory=set)
     digests: list[str] = field(default_factory=list)
-    days: list[set[int] | None] = field(default_factory=list)
+    days: list[set[int]] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
     positions: dict[str, int] = field(default_factory=dict)
 
@@ -167,36 +152,34 @@ class Manifest:
         expected = commit_name(len(self.digests))
         if name != expected and not self.broken:
             self.broken.append(f"{expected} is missing")
+        self.days.append(set())
         try:
             commit = _parse(data)
         except _MALFORMED:
             self.broken.append(f"{name} is no commit of an archive")
-            self.days.append(None)
         else:
             if commit.before != self.before and not self.broken:
                 self.broken.append(f"{name} does not follow the commit before it")
-            self.days.append(self._apply(commit))
+            self._apply(commit)
         self.digests.append(sha256(data).hexdigest())
 
-    def _apply(self, commit: _Commit) -> set[int] | None:
-        """Apply a commit; return the days whose files it changes, None if messages are removed."""
-        metadata, days = commit.metadata, {each.day for each in commit.added.values()}
-        for path in commit.removed:
-            known = self.files.pop(path, None)
-            self.removed.add(path)
-            if known is not None:
-                days.add(known.day)
+    def _apply(self, commit: _Commit) -> None:
+        gone = self.files.keys() & commit.removed
+        self.days[-1].update(map(day_of, [*gone, *commit.added]))
+        for path in gone:
+            del self.files[path]
+        self.removed.update(commit.removed)
         self.removed -= commit.added.keys()
         self.files |= commit.added
-        self.stored |= metadata.hours
+        self.stored |= commit.hours
         self.required |= {
             hour: each
-            for hour, each in metadata.hours.items()
+            for hour, each in commit.hours.items()
             if each.messages >= self.required.get(hour, NOTHING).messages
         }
-        if metadata.store_id is not None and metadata.position is not None:
-            self.positions[metadata.store_id] = metadata.position
-        return None if commit.is_lossy else days
+        if commit.as_of is not None:
+            store_id, position = commit.as_of
+            self.positions[store_id] = position
 
 
 def write_copy(path: str, version: int, data: bytes) -> None:

@@ -165,12 +165,6 @@ def sums() -> list[Column]:
     return [F.count(F.lit(1)).alias("count"), *(F.bit_xor(h).alias(x) for h, x in words)]
 
 
-def joined_by_hour(parts: DataFrame) -> Fingerprints:
-    """Compute the fingerprints by slice of `sums` that are split further."""
-    words = (F.bit_xor(word).alias(word) for word in XOR_WORDS)
-    return collected(parts.groupBy("start_ns").agg(F.sum("count").alias("count"), *words).collect())
-
-
 def fingerprints_of(session: SparkSession, files: Sequence[DataFile]) -> Fingerprints:
     """Compute the fingerprints of the messages in some files, by hour."""
     if not files:
@@ -224,8 +218,8 @@ _FOLDERS: Final = 3
 """Directories above a file that are synced: in an archive its shard, its day, and the table."""
 
 
-def write_files(rows: DataFrame, folder: str, tasks: int, *, by_hour: bool) -> dict[str, int]:
-    """Write rows with all columns below a folder; return the paths within it and their rows.
+def write_files(rows: DataFrame, folder: str, tasks: int, *, by_hour: bool) -> list[Row]:
+    """Write rows with all columns below a folder; return rows as `WRITTEN`.
 
     The rows of an hour of a day and shard are in one file, in the order of time; those of the whole
     day unless ``by_hour``.
@@ -236,7 +230,7 @@ def write_files(rows: DataFrame, folder: str, tasks: int, *, by_hour: bool) -> d
         .repartition(tasks, *PARTITIONS, hour)
         .sortWithinPartitions(*PARTITIONS, "ts", "hash")
     )
-    return {row["path"]: row["rows"] for row in write_rows(ordered, folder, ARROW, PARTITIONS)}
+    return write_rows(ordered, folder, ARROW, PARTITIONS)
 
 
 def write_rows(

@@ -17,7 +17,7 @@ from store.pipeline.delta import DataFile, DeltaArchive
 from store.pipeline.errors import USAGE, PipelineError
 from store.pipeline.fingerprints import NOTHING
 from store.pipeline.limits import DAY_NS
-from store.pipeline.manifest import CommitMetadata, Manifest
+from store.pipeline.manifest import Manifest, day_of
 from store.pipeline.parquet import file_digests, fingerprints_of
 from store.pipeline.spark import logged
 from store.pipeline.verify import CHANGED_FILE, UNREADABLE, FaultList
@@ -73,8 +73,7 @@ def repair(
     """
     manifest = require_manifest(archive)
     files = [
-        DataFile(f"{archive.messages}/{path}", each.day, 0, 0, 0)
-        for path, each in manifest.files.items()
+        DataFile(f"{archive.messages}/{path}", day_of(path), 0, 0, 0) for path in manifest.files
     ]
     result = RepairReport(commits=manifest.version + 1, files=len(files))
     with logged("repair"):
@@ -120,7 +119,7 @@ def _lost_files(
     changed = [
         each
         for each in files
-        if each.path in digests and known[archive.within(each)].digest != digests[each.path][1]
+        if each.path in digests and known[archive.within(each)] != digests[each.path][1]
     ]
     result.add(UNREADABLE, sorted(map(archive.within, gone)))
     result.add(CHANGED_FILE, sorted(map(archive.within, changed)))
@@ -135,4 +134,4 @@ def _leave_out(session: SparkSession, archive: DeltaArchive, lost: list[DataFile
     hours = dict.fromkeys(
         (hour for hour in archive.manifest.stored if hour // DAY_NS in days), NOTHING
     ) | fingerprints_of(session, kept)
-    archive.commit([], lost, CommitMetadata(hours=hours))
+    archive.commit([], lost, hours)

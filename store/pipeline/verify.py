@@ -31,7 +31,7 @@ from store.pipeline.fingerprints import (
     short_hours,
 )
 from store.pipeline.limits import DAY_NS, HOUR_NS, MAX_LISTED, SHARD_PARTITIONS
-from store.pipeline.manifest import Manifest, read_manifest
+from store.pipeline.manifest import Manifest, day_of, read_manifest
 from store.pipeline.parquet import KEPT, PATH, file_digests, read_files, start_of, sums
 from store.pipeline.reports import JobReport, time_text
 from store.pipeline.source import NO_SHARD
@@ -252,7 +252,7 @@ def _check_files(
         path = archive.within(file)
         if file.path not in digests:
             faults[UNREADABLE].append(path)
-        elif path in known and known[path].digest != digests[file.path][1]:
+        elif path in known and known[path] != digests[file.path][1]:
             faults[CHANGED_FILE].append(path)
         else:
             sound.append(file)
@@ -327,7 +327,7 @@ def _check_manifest(
     if newest > archive.version:
         result.add(LOST_COMMIT, [f"{newest}: the newest commit of the log is {archive.version}"])
     paths = set(map(archive.within, archive.files()))
-    files = {path for some in wanted for path, each in some.files.items() if job.covers(each.day)}
+    files = {path for each in wanted for path in each.files if job.covers(day_of(path))}
     result.add(LOST_FILE, sorted(files - paths))
     hours: Fingerprints = {}
     for each in wanted:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from store.pipeline.delta import DeltaArchive
-from store.pipeline.manifest import CommitMetadata, read_manifest
+from store.pipeline.manifest import read_manifest
 from tests.deploy.tools import ROOT, run
 from tests.support.pages import blocks, section
 
@@ -21,7 +21,7 @@ def signed(tmp_path: Path) -> Path:
     """Return a directory with the manifest of an archive, an exported copy, and a signature."""
     archive = DeltaArchive(str(tmp_path / "archive")).open_for_writing()
     for number in range(2):
-        archive.commit([], [], CommitMetadata(store_id="mine", position=number))
+        archive.commit([], [], as_of=("mine", number))
     for commands in (EXPORT, MAKE_KEY, SIGN):
         run("bash", "-euc", commands, cwd=tmp_path)
     return tmp_path

@@ -110,7 +110,7 @@ def test_an_archive_recomputed_row_by_row_by_duckdb_is_what_its_commits_record(
     files = {path: archived / "messages" / path for path in recorded.files}
     assert sorted(map(str, files.values())) == sorted(published(archived))
     for path, file in files.items():
-        assert recorded.files[path].digest == sha256(file.read_bytes()).hexdigest()
+        assert recorded.files[path] == sha256(file.read_bytes()).hexdigest()
     assert in_lake(archived) == sorted(stored_ids(url))
     assert set(asked(archived, "select distinct shard, pubsub_topic from lake")) >= {
         (0, "/waku/2/rs/1/0"),

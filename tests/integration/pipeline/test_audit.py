@@ -22,7 +22,6 @@ from store.pipeline.audit.audit import audit, audit_recorded
 from store.pipeline.audit.summary import AuditReport
 from store.pipeline.delta import DataFile, DeltaArchive
 from store.pipeline.errors import PipelineError
-from store.pipeline.manifest import CommitMetadata
 from store.pipeline.message_sets import ArchiveMessages, DatabaseMessages, MessageSet
 from storenode.message.text import printable
 from storenode.sds import codec
@@ -257,7 +256,7 @@ def remove_day(lake: Path) -> None:
     opened = DeltaArchive(str(lake)).open_for_writing()
     first = min(each.day for each in opened.files())
     gone: list[DataFile] = opened.files({first})
-    opened.commit([], gone, CommitMetadata())
+    opened.commit([], gone)
 
 
 def dashboard(path: Path, channel: str) -> list[tuple[int, int, int]]:

@@ -24,7 +24,7 @@ from store.pipeline.audit.audit import audit_recorded
 from store.pipeline.delta import DeltaArchive
 from store.pipeline.diff import diff
 from store.pipeline.errors import PipelineError
-from store.pipeline.manifest import CommitMetadata, write_copy
+from store.pipeline.manifest import write_copy
 from store.pipeline.message_sets import ArchiveMessages, DatabaseMessages
 from store.pipeline.parquet import KEY, batches_of
 from store.pipeline.repair import repair
@@ -97,7 +97,8 @@ def test_an_archive_from_the_first_message_to_an_empty_database(
     more(url, *(plain(10_000 + number, when(number) + 1) for number in range(3)))
     second = archive(spark, ArchiveJob(url, DeltaArchive(path)))
     assert (second.messages, second.marked_archive) == (3, None)
-    files.move_folder(path, "messages/_delta_log", "gone")
+    log = f"{path}/messages/_delta_log"
+    files.delete(log, files.listed(log))
     with pytest.raises(PipelineError, match="log that names them"):
         archive(spark, ArchiveJob(url, DeltaArchive(path)))
     assert repair(spark, DeltaArchive(path)).commits_restored > 0
@@ -127,9 +128,9 @@ def test_of_two_writers_one_is_refused_by_the_store(
         files.create(f"{path}/{file.relative_to(archived)}", file.read_bytes())
     one, other = DeltaArchive(path).open_for_writing(), DeltaArchive(path).open_for_writing()
     (first, *_) = one.files()
-    one.commit([], [first], CommitMetadata())
+    one.commit([], [first])
     with pytest.raises(PipelineError, match="Another job has written to the archive"):
-        other.commit([], [first], CommitMetadata())
+        other.commit([], [first])
     write_copy(f"{path}/manifest", 9, b"{}")
     with pytest.raises(PipelineError, match="Another job has written to"):
         write_copy(f"{path}/manifest", 9, b"[]")

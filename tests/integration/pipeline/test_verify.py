@@ -18,9 +18,8 @@ from pyspark.sql import SparkSession
 from store.pipeline import verify as kinds
 from store.pipeline.archive import ArchiveJob, ArchiveReport, archive
 from store.pipeline.audit.audit import audit
-from store.pipeline.delta import DeltaArchive, WrittenFile
+from store.pipeline.delta import DeltaArchive
 from store.pipeline.errors import PipelineError
-from store.pipeline.manifest import CommitMetadata
 from store.pipeline.message_sets import ArchiveMessages
 from store.pipeline.repair import RepairReport, repair
 from store.pipeline.reports import time_text
@@ -169,7 +168,7 @@ DAMAGE: list[tuple[Callable[[Rows], Rows], bool, dict[str, int]]] = [
 
 def commit_damage(lake: Path, *changes: Callable[[Rows], Rows]) -> dict[Path, Callable[..., Rows]]:
     """Change the rows of files, and commit the new digests, as a faulty program would."""
-    opened, digests = DeltaArchive(str(lake)).open_for_writing(), dict[str, str]()
+    opened = DeltaArchive(str(lake)).open_for_writing()
     files = dict(zip(by_size(lake), changes, strict=False))
     written, gone = [], []
     for old in opened.files():
@@ -177,11 +176,11 @@ def commit_damage(lake: Path, *changes: Callable[[Rows], Rows]) -> dict[Path, Ca
             file = Path(old.path).with_name("part-changed.parquet")
             shutil.copy(old.path, file)
             rewrite(file, files[Path(old.path)])
-            path = str(file.relative_to(opened.messages))
-            digests[path] = sha256(file.read_bytes()).hexdigest()
-            written.append(WrittenFile(path, file.stat().st_size, old.rows, 0, 0, digests[path]))
+            digest = sha256(file.read_bytes()).hexdigest()
+            size = file.stat().st_size
+            written.append(old._replace(path=str(file), size_bytes=size, digest=digest))
             gone.append(old)
-    opened.commit(written, gone, CommitMetadata(digests))
+    opened.commit(written, gone)
     return {file.with_name("part-changed.parquet"): change for file, change in files.items()}
 
 

@@ -14,16 +14,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from store.pipeline import delta, files
-from store.pipeline.delta import DataFile, DeltaArchive, WrittenFile
+from store.pipeline.delta import DataFile, DeltaArchive
 from store.pipeline.errors import PipelineError
 from store.pipeline.fingerprints import Fingerprint
 from store.pipeline.limits import HOUR_NS
-from store.pipeline.manifest import CommitMetadata, Manifest, read_manifest
+from store.pipeline.manifest import Manifest, read_manifest
 from store.pipeline.repair import require_manifest
 from store.pipeline.verify import catch_up
 
 DAY = 20_000
-FILE = WrittenFile("day=2024-10-04/shard=0/part-1.parquet", 4, 1, 5, 5, "0" * 64)
+FILE = DataFile("day=2024-10-04/shard=0/part-1.parquet", DAY, 0, 4, 1, 5, 5, "0" * 64)
 
 
 @pytest.fixture
@@ -47,12 +47,11 @@ def copies(lake: DeltaArchive) -> Path:
     return Path(lake.path, "manifest")
 
 
-def publish(archive: DeltaArchive, added: list[WrittenFile], *removed: DataFile) -> None:
-    digests = {each.path: each.digest for each in added}
-    archive.commit(added, removed, CommitMetadata(digests), is_new=not removed)
+def publish(archive: DeltaArchive, added: list[DataFile], *removed: DataFile) -> None:
+    archive.commit(added, removed, is_new=not removed)
 
 
-def named(number: int, day: int) -> WrittenFile:
+def named(number: int, day: int) -> DataFile:
     return FILE._replace(path=f"day=2024-10-{day:02}/shard=0/part-{number}.parquet")
 
 
@@ -91,8 +90,8 @@ def test_a_commit_and_its_copy_are_on_the_disk_when_it_is_done(
 
 def test_the_commits_are_a_chain_that_names_files_and_hours(lake: DeltaArchive) -> None:
     hour, less = Fingerprint(2, 2, 3, 4, 5), Fingerprint(1, 2, 3, 4, 5)
-    lake.commit([FILE], (), CommitMetadata({FILE.path: FILE.digest}, {0: hour}, "me", 7))
-    lake.commit([], lake.files(), CommitMetadata(hours={0: less}))
+    lake.commit([FILE], (), {0: hour}, ("me", 7))
+    lake.commit([], lake.files(), {0: less})
     found = read_manifest(f"{lake.path}/manifest")
     assert (found.version, found.broken, found.positions) == (2, [], {"me": 7})
     assert (found.files, found.removed) == ({}, {FILE.path})
@@ -100,7 +99,7 @@ def test_the_commits_are_a_chain_that_names_files_and_hours(lake: DeltaArchive) 
     assert (lake.log_faults(), lake.agrees) == ([], True)
 
 
-def test_days_that_changed_are_known_until_messages_are_removed(lake: DeltaArchive) -> None:
+def test_days_that_changed_since_a_commit_are_known(lake: DeltaArchive) -> None:
     commits = [lake.commit_digest]
     publish(lake, [FILE])
     commits.append(lake.commit_digest)
@@ -109,8 +108,9 @@ def test_days_that_changed_are_known_until_messages_are_removed(lake: DeltaArchi
     assert [lake.changed_since(each) for each in commits] == [{DAY, DAY + 1}] * 2
     assert lake.changed_since(lake.commit_digest) == set()
     assert lake.changed_since("0" * 64) is None
-    lake.commit([], lake.files(), CommitMetadata())
-    assert [lake.changed_since(each) for each in commits] == [None, None]
+    before = lake.commit_digest
+    lake.commit([], lake.files({DAY}))
+    assert lake.changed_since(before) == {DAY}
 
 
 def test_a_copy_that_is_altered_or_missing_stops_writers_until_it_is_there_again(

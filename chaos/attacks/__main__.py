@@ -11,45 +11,195 @@ import argparse
 import asyncio
 import json
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final
 
-from chaos.attacks.catalog import ATTACKS
-from chaos.attacks.run import Outcome, run_attack
+import psutil
+
+from chaos.attacks.catalog import ATTACKS, Target
+from chaos.attacks.honest import PAUSE_S, HonestClient
+from chaos.node import PROGRAM, NodeProcess
+from tests.support.gateway import GENEROUS, GatewayProcess, running_gateway
+
+MIB: Final = 1024 * 1024
+_SAMPLE_S: Final = 0.05
+_SETTLE_S: Final = 1.0
+_ORPHANS_END_S: Final = 30.0
+OPTIONS: Final = ("--log-level", "error", "--sync-interval", "0", "--gossip", "on")
+"""Options of a node that is attacked."""
 
 
-def main(arguments: Sequence[str]) -> int:
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The outcome of an attack; ``growth_mib`` is the most memory above that before it.
+
+    ``alive`` is True if the node still serves, ``saw`` describes what the attack has seen, and
+    ``violations`` are the rules that what the honest client got has broken.
+    """
+
+    name: str
+    count: int
+    growth_mib: float
+    processor_s: float
+    slowest_s: float
+    calls: int
+    failures: dict[str, int]
+    alive: bool
+    saw: str
+    violations: Sequence[str]
+
+    def __str__(self) -> str:
+        failed = ", ".join(f"{count} {what}" for what, count in self.failures.items()) or "none"
+        return (
+            f"{self.name} ({self.count}): {'' if self.alive else 'the node DIED; '}"
+            f"memory +{self.growth_mib:.0f} MiB, processor {self.processor_s:.1f} s; honest: "
+            f"slowest {self.slowest_s:.2f} s, {self.calls} calls, failures: {failed}; "
+            f"{'; '.join((self.saw, *self.violations))}"
+        )
+
+
+async def run_attack(name: str, count: int, seed: int) -> Outcome:
+    """Start a node with a database of its own, and attack it."""
+    attack = ATTACKS[name]
+    async with run_node([*OPTIONS, *attack.options]) as node:
+        with gateway_before(node) if attack.on_gateway else nullcontext() as gateway:
+            return await attack_node(node, name, count, seed, gateway)
+
+
+@contextmanager
+def gateway_before(node: NodeProcess) -> Iterator[GatewayProcess]:
+    """Run a gateway in a temporary directory."""
+    with (
+        tempfile.TemporaryDirectory(prefix="storenode-") as directory,
+        running_gateway(
+            Path(directory), node.ready["listen"], *GENEROUS, "--relay", "router"
+        ) as gateway,
+    ):
+        yield gateway
+
+
+@asynccontextmanager
+async def run_node(
+    options: Sequence[str], program: Sequence[str] = PROGRAM
+) -> AsyncIterator[NodeProcess]:
+    """Run a node in a temporary directory, and kill it at the end."""
+    with tempfile.TemporaryDirectory(prefix="storenode-chaos-") as directory:
+        node = NodeProcess("node", Path(directory), options, program=program)
+        await node.start()
+        try:
+            yield node
+        finally:
+            family = psutil.Process(node.pid).children(recursive=True) if node.running else []
+            await node.kill()
+            # Its Postgres ends later, and uses the directory until then.
+            await asyncio.to_thread(psutil.wait_procs, family, _ORPHANS_END_S)
+
+
+def target_of(node: NodeProcess, gateway: GatewayProcess | None = None) -> Target:
+    """Return the addresses of a node, and of the gateway before it."""
+    ready = node.ready
+    target = Target(ready["listen"], ready["peer"], ready["metrics"], ready.get("http", ""))
+    if gateway is None:
+        return target
+    return replace(target, gateway=gateway.address("tcp"), gateway_ws=gateway.address("ws"))
+
+
+async def attack_node(
+    node: NodeProcess,
+    name: str,
+    count: int,
+    seed: int,
+    gateway: GatewayProcess | None = None,
+    *,
+    pause_s: float = PAUSE_S,
+) -> Outcome:
+    """Run an attack on a node beside an honest client.
+
+    Args:
+        node: the node.
+        name: the name of the attack.
+        count: how many calls, connections or requests.
+        seed: decides the random choices of the attack.
+        gateway: the gateway before the node, which is measured in place of the node.
+        pause_s: pause between two calls of a kind of the honest client.
+    """
+    target = target_of(node, gateway)
+    honest, ended = HonestClient(target, pause_s), asyncio.Event()
+    asking = asyncio.create_task(honest.run(ended))
+    await asyncio.sleep(_SETTLE_S)
+    process = psutil.Process(node.pid if gateway is None else gateway.process.pid)
+    before, before_s = process.memory_info().rss, sum(process.cpu_times()[:2])
+    peak = [before]
+    watching = asyncio.create_task(_watch_memory(process, peak))
+    saw = await _attack({"target": asdict(target), "seed": seed, "name": name, "count": count})
+    watching.cancel()
+    spent_s = 0.0
+    with suppress(psutil.Error):
+        spent_s = sum(process.cpu_times()[:2]) - before_s
+    ended.set()
+    await asking
+    return Outcome(
+        name=name,
+        count=count,
+        growth_mib=round((peak[0] - before) / MIB, 1),
+        processor_s=round(spent_s, 1),
+        slowest_s=round(max(honest.seconds, default=0.0), 2),
+        calls=honest.calls,
+        failures=dict(honest.failures),
+        alive=node.running and (gateway is None or gateway.process.poll() is None),
+        saw=saw,
+        violations=[str(each) for each in await honest.judge()] if node.running else [],
+    )
+
+
+async def _watch_memory(process: psutil.Process, peak: list[int]) -> None:
+    """Keep the most memory of a process until it has ended, or this is cancelled."""
+    with suppress(psutil.Error):
+        while True:
+            peak[0] = max(peak[0], process.memory_info().rss)
+            await asyncio.sleep(_SAMPLE_S)
+
+
+async def _attack(given: dict[str, Any]) -> str:
+    """Run an attack in a process of its own, and return what it has seen."""
+    deadline_s = ATTACKS[given["name"]].deadline_s
+    attacker = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "chaos.attacks.catalog"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(deadline_s):
+            said, _ = await attacker.communicate(json.dumps(given).encode() + b"\n")
+    except TimeoutError:
+        attacker.kill()
+        await attacker.wait()
+        return f"the attack was stopped after {deadline_s:.0f} s"
+    if attacker.returncode:
+        return f"the attack failed with code {attacker.returncode}"
+    return said.decode().strip()
+
+
+def main() -> int:
     """Run the attacks that are named, or all, and print a line for each."""
-    given = _parser().parse_args(arguments)
-    is_right = True
-    for name in given.attack or sorted(ATTACKS):
-        count = given.count or (ATTACKS[name].short if given.short else ATTACKS[name].count)
-        outcome = asyncio.run(run_attack(name, count, given.seed))
-        print(json.dumps(asdict(outcome)) if given.json else _line(outcome), flush=True)
-        is_right = is_right and outcome.alive and not outcome.violations
-    return int(not is_right)
-
-
-def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, prog="make hostile")
     names = sorted(ATTACKS)
     parser.add_argument("--attack", action="append", choices=names, help="one of them; repeatable")
     parser.add_argument("--count", type=int, help="how many calls, connections or requests")
     parser.add_argument("--short", action="store_true", help="as in the tests")
     parser.add_argument("--seed", type=int, default=1, help="default: %(default)s")
-    parser.add_argument("--json", action="store_true", help="one object for each attack")
-    return parser
-
-
-def _line(outcome: Outcome) -> str:
-    failed = ", ".join(f"{count} {what}" for what, count in outcome.failures.items()) or "none"
-    return (
-        f"{outcome.name} ({outcome.count}): {'' if outcome.alive else 'the node DIED; '}"
-        f"memory +{outcome.growth_mib:.0f} MiB, processor {outcome.processor_s:.1f} s; honest: "
-        f"slowest {outcome.slowest_s:.2f} s, {outcome.calls} calls, failures: {failed}; "
-        f"{'; '.join((outcome.saw, *outcome.violations))}"
-    )
+    given, is_right = parser.parse_args(), True
+    for name in given.attack or names:
+        count = given.count or (ATTACKS[name].short if given.short else ATTACKS[name].count)
+        outcome = asyncio.run(run_attack(name, count, given.seed))
+        print(outcome, flush=True)
+        is_right = is_right and outcome.alive and not outcome.violations
+    return int(not is_right)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    raise SystemExit(main())

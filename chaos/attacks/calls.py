@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import grpc
 
+from chaos.attacks.catalog import Target
 from chaos.attacks.http2 import MESSAGE_HEAD, Connection, connected
-from chaos.attacks.target import Target
 
 STORE: Final = "/storenode.v1.Store/"
 _MESSAGE_BYTES: Final = 16 * 1024 * 1024

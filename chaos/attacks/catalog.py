@@ -16,7 +16,20 @@ from importlib import import_module
 from operator import attrgetter
 from typing import Final
 
-from chaos.attacks.target import Target
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The addresses of a node, HOST:PORT; ``http_address`` is empty without such a listener.
+
+    ``gateway`` and ``gateway_ws`` are multiaddrs of a gateway before the node, if there is one.
+    """
+
+    address: str
+    peer_address: str
+    metrics_address: str
+    http_address: str
+    gateway: str = ""
+    gateway_ws: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +47,6 @@ class Attack:
     options: tuple[str, ...] = ()
     on_gateway: bool = False
     deadline_s: float = 300.0
-
-    async def run(self, target: Target, rng: random.Random, count: int) -> str:
-        """Import the program, which the others need not be for, and run it."""
-        module, _, name = self.work.partition(".")
-        work = attrgetter(name)(import_module(f"chaos.attacks.{module}"))
-        return str(await work(target, rng, count))
 
 
 _HTTP: Final = ("--http-listen", "127.0.0.1:0")
@@ -73,15 +80,12 @@ ATTACKS: Final[Mapping[str, Attack]] = {
 
 
 def main() -> None:
-    """Run one attack."""
+    """Run one attack; its module is imported here, so that the others need not be."""
     given = json.loads(sys.stdin.readline())
-    rng = random.Random(given["seed"])
-    target = Target(**given["target"])
-
-    async def attack() -> str:
-        return await ATTACKS[given["name"]].run(target, rng, given["count"])
-
-    print(asyncio.run(attack()))
+    module, _, name = ATTACKS[given["name"]].work.partition(".")
+    work = attrgetter(name)(import_module(f"chaos.attacks.{module}"))
+    target, rng = Target(**given["target"]), random.Random(given["seed"])
+    print(asyncio.run(work(target, rng, given["count"])))
 
 
 if __name__ == "__main__":

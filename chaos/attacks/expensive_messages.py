@@ -11,8 +11,8 @@ from typing import Final
 
 import grpc
 
+from chaos.attacks.catalog import Target
 from chaos.attacks.peers import channel_to, give
-from chaos.attacks.target import Target
 from storenode.sds.codec import encode
 from storenode.wire.sds.v1.message_pb2 import HistoryEntry
 from storenode.wire.storenode.v1.store_pb2 import GetCausalHistoryRequest, PublishRequest

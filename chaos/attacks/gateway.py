@@ -7,7 +7,7 @@ import random
 from collections import Counter
 from typing import Final
 
-from chaos.attacks.target import Target
+from chaos.attacks.catalog import Target
 from tests.support.waku_attacks import GONE, HOSTILE, HOSTILE_WEBSOCKETS
 
 _ATTACKERS: Final = 8

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import grpc
 
-from chaos.attacks.target import Target
+from chaos.attacks.catalog import Target
 from chaos.checker.clients import (
     PUBSUB,
     Endpoint,

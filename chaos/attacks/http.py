@@ -11,7 +11,7 @@ from itertools import product
 from string import ascii_lowercase
 from typing import Final
 
-from chaos.attacks.target import Target
+from chaos.attacks.catalog import Target
 
 _CHUNKS: Final = b"1\r\nx\r\n" * 2_000
 _DEADLINE_S: Final = 10.0

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import grpc
 
+from chaos.attacks.catalog import Target
 from chaos.attacks.peers import answer, begin, channel_to, reconcile, transfer
-from chaos.attacks.target import Target
 from storenode.wire.storenode.v1.peer_pb2 import GossipFrame, Inventory
 
 _AT_ONCE: Final = 4

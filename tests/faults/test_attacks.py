@@ -14,8 +14,8 @@ import pytest
 import pytest_asyncio
 
 from chaos.attacks import honest
+from chaos.attacks.__main__ import OPTIONS, attack_node, gateway_before, run_node
 from chaos.attacks.catalog import ATTACKS
-from chaos.attacks.run import OPTIONS, attack_node, gateway_before, run_node
 from chaos.node import NodeProcess
 from tests.faults.processes import metrics_at, until
 

@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, closing
-from dataclasses import dataclass
 from pathlib import Path
 
 import psycopg
@@ -24,7 +23,6 @@ from storenode.client.types import PublishResult
 from storenode.message.rules import Policy
 from storenode.wire.storenode.v1.store_pb2 import FollowPage
 from tests.faults.processes import logged, metrics, until
-from tests.integration.storage.node import Node as Storage
 from tests.integration.storage.node import running
 from tests.support.admission import admit
 from tests.support.command import Command
@@ -42,37 +40,40 @@ REJECTED = PublishResult.REJECTED
 ABSENT_SINCE = "storenode_peer_absent_since_timestamp_seconds"
 
 
-@dataclass
-class Clock:
-    """A clock that can be set, and a steady one."""
+class Node:
+    """The storage of a node with a clock that can be set, whose maintenance the test runs.
 
-    offset_ns: int = 0
-    passed_ns: int = 0
+    The clock shows the time; in the last hour of a day, that of an hour ago: partitions are made
+    ahead by the day, so that none must end while a test compares them.
+    """
+
+    def __init__(self) -> None:
+        self.offset_ns = 0
+        is_late = time.time_ns() % DAY_NS > DAY_NS - HOUR_NS
+        self.passed_ns = -HOUR_NS if is_late else 0
+        self.events: list[str] = []
+
+    @asynccontextmanager
+    async def opened(self, url: str) -> AsyncIterator[Node]:
+        async with running(url, now_ns=self.now) as self.storage:
+            self.maintainer = Maintainer(
+                self.storage.database.connect,
+                lambda: RetentionPolicy(RETENTION_NS),
+                now_ns=self.now,
+                on_event=lambda name, /, **_: self.events.append(name),
+                steady_ns=lambda: time.monotonic_ns() + self.passed_ns,
+                last_online_ns=0,
+            )
+            yield self
 
     def now(self) -> int:
         return time.time_ns() + self.passed_ns + self.offset_ns
 
-    def steady(self) -> int:
-        return time.monotonic_ns() + self.passed_ns
-
-
-@dataclass
-class Node:
-    """The storage of a node with a clock that can be set."""
-
-    clock: Clock
-    storage: Storage
-    maintainer: Maintainer
-    events: list[str]
-
     async def publish(self, number: int) -> bytes:
         """Store a message of the node's current time, and return its hash."""
-        message = new_message(b"%d" % number, TOPICS[0], PUBSUB, self.clock.now())
-        admission = admit(
-            [message],
-            self.clock.now(),
-            Policy(max_drift_ns=DRIFT_NS, horizon_ns=self.clock.now() - RETENTION_NS),
-        )
+        message, now_ns = new_message(b"%d" % number, TOPICS[0], PUBSUB, self.now()), self.now()
+        policy = Policy(max_drift_ns=DRIFT_NS, horizon_ns=now_ns - RETENTION_NS)
+        admission = admit([message], now_ns, policy)
         assert not admission.refusals
         assert await self.storage.store(admission.batch) == [True]
         return hash_of(message)
@@ -97,40 +98,14 @@ class Node:
         return found
 
 
-@asynccontextmanager
-async def storage(url: str, clock: Clock, last_online_ns: int = 0) -> AsyncIterator[Node]:
-    """Open a node's storage, whose maintenance the test runs."""
-    async with running(url, now_ns=clock.now) as opened:
-        events: list[str] = []
-        maintainer = Maintainer(
-            opened.database.connect,
-            lambda: RetentionPolicy(RETENTION_NS),
-            now_ns=clock.now,
-            on_event=lambda name, /, **_: events.append(name),
-            steady_ns=clock.steady,
-            last_online_ns=last_online_ns,
-        )
-        yield Node(clock, opened, maintainer, events)
-
-
-@pytest.fixture
-def clock() -> Clock:
-    """Return a clock that shows the time; in the last hour of a day, that of an hour ago.
-
-    Partitions are made ahead by the day, so that none must end while a test compares them.
-    """
-    is_late = time.time_ns() % DAY_NS > DAY_NS - HOUR_NS
-    return Clock(passed_ns=-HOUR_NS if is_late else 0)
-
-
 async def test_a_clock_set_back_changes_neither_messages_nor_their_order(
-    database_url: str, clock: Clock
+    database_url: str,
 ) -> None:
-    async with storage(database_url, clock) as node:
+    async with Node().opened(database_url) as node:
         await node.maintain()
         sent = [await node.publish(1)]
         for number, offset_ns in enumerate((-5 * DAY_NS, -DAY_NS, 0, -3_600 * 10**9)):
-            clock.offset_ns = offset_ns
+            node.offset_ns = offset_ns
             await node.maintain()
             sent.append(await node.publish(2 + number))
         assert await node.fed() == sent, "positions make the order, not clocks"
@@ -138,68 +113,34 @@ async def test_a_clock_set_back_changes_neither_messages_nor_their_order(
 
 
 async def test_a_leap_of_a_year_drops_nothing_until_it_has_lasted_a_day(
-    database_url: str, clock: Clock
+    database_url: str,
 ) -> None:
-    async with storage(database_url, clock) as node:
+    async with Node().opened(database_url) as node:
         # First, since a commit shows the maintenance that the time has been reached.
         sent = [await node.publish(1)]
         await node.maintain()
         before = await node.partitions()
-        clock.offset_ns = 365 * DAY_NS
+        node.offset_ns = 365 * DAY_NS
         for _ in range(3):
-            clock.passed_ns += 60 * 10**9
+            node.passed_ns += 60 * 10**9
             await node.maintain()
         assert await node.partitions() == before
         assert node.events == ["clock_doubted"], "reported once"
         # Messages of the same wrong clock are stored: the writer makes their partitions.
         sent.append(await node.publish(2))
-        clock.offset_ns = 0
+        node.offset_ns = 0
         await node.maintain()
         assert node.events == ["clock_doubted", "clock_believed"]
         sent.append(await node.publish(3))
         assert await node.fed() == sent
-        clock.offset_ns = 365 * DAY_NS
+        node.offset_ns = 365 * DAY_NS
         await node.maintain()
-        clock.passed_ns += MAX_DOUBT_NS
+        node.passed_ns += MAX_DOUBT_NS
         await node.maintain()
         after = await node.partitions()
         assert not set(before) & set(after)
         assert after, "the current partition and those ahead of need are there"
         await node.publish(4)
-
-
-@pytest.mark.parametrize(
-    ("offset_ns", "online_ns", "events"),
-    [
-        (365 * DAY_NS, None, ["clock_doubted"]),
-        # A store that was stopped for less than a day.
-        (42 * HOUR_NS, 40 * HOUR_NS, ["retention_waits"]),
-        # Longer than a day is no pause.
-        (365 * DAY_NS, 40 * HOUR_NS, ["clock_doubted"]),
-    ],
-)
-async def test_a_leap_while_a_store_was_stopped_is_a_pause_or_doubted(
-    database_url: str, clock: Clock, offset_ns: int, online_ns: int | None, events: list[str]
-) -> None:
-    async with storage(database_url, clock) as node:
-        await node.maintain()
-        await node.publish(1)
-    last_online_ns = 0 if online_ns is None else clock.now() + online_ns
-    clock.offset_ns = offset_ns
-    async with storage(database_url, clock, last_online_ns) as node:
-        before = await node.partitions()
-        await node.maintain()
-        assert node.events == events
-        assert set(before) <= set(await node.partitions())
-
-
-async def test_a_store_made_long_before_its_first_node_raises_no_alarm(
-    database_url: str, clock: Clock
-) -> None:
-    clock.offset_ns = 42 * HOUR_NS
-    async with storage(database_url, clock) as node:
-        await node.maintain()
-        assert node.events == ["retention_waits"]
 
 
 @pytest.mark.parametrize(

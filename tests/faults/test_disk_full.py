@@ -61,12 +61,6 @@ class NodeOnSmallDisk(NodeProcess):
         return url
 
 
-@pytest.fixture
-def small(tmp_path: Path) -> Iterator[NodeOnSmallDisk]:
-    with on_small_disk(tmp_path, *WITHOUT_FLOOR) as node:
-        yield node
-
-
 @contextmanager
 def on_small_disk(
     directory: Path, *options: str, size_mib: int = DISK_MIB
@@ -121,24 +115,6 @@ async def check_after(node: NodeOnSmallDisk, publisher: Publisher) -> None:
     Command().ok("db", "check", "--data-dir", str(node.mounted.path / "data"))
 
 
-async def test_publishing_reports_a_full_disk_and_reading_goes_on(
-    small: NodeOnSmallDisk, rng: Random
-) -> None:
-    ledger = Ledger()
-    publisher = Publisher(small.listen, ledger, rng, payload_bytes=20_000)
-    assert await attempted(publisher) is None
-    to_next_segment(small)
-    small.mounted.fill(SPARE_MIB * MIB)
-    for error in [await refused(publisher), await attempted(publisher)]:
-        assert error is not None
-        assert error.code == "UNAVAILABLE"
-        assert "disk is full; free space" in error.sentence
-    stored = await check_node(small.listen, ledger)
-    assert len(stored) >= len(ledger.acknowledged) > 0
-    small.mounted.free()
-    await check_after(small, publisher)
-
-
 async def test_publishing_stops_before_the_log_has_no_space_and_goes_on_by_itself(
     tmp_path: Path, rng: Random
 ) -> None:
@@ -169,12 +145,26 @@ def prune_stopped(node: NodeOnSmallDisk) -> None:
     subprocess.run(node.mounted.enter(command), env=clean_environment(), timeout=120, check=True)
 
 
-async def test_a_log_without_space_ends_postgres_alone_and_prune_frees_the_disk(
-    small: NodeOnSmallDisk, rng: Random
+async def test_a_full_disk_is_reported_and_a_log_without_space_ends_postgres_alone(
+    tmp_path: Path, rng: Random
 ) -> None:
-    # With the node stopped; tests/deploy/runbooks does it with a running node.
-    publisher = Publisher(small.listen, Ledger(), rng)
-    assert await attempted(publisher) is None
+    with on_small_disk(tmp_path, *WITHOUT_FLOOR) as small:
+        publisher = Publisher(small.listen, Ledger(), rng, payload_bytes=20_000)
+        assert await attempted(publisher) is None
+        to_next_segment(small)
+        small.mounted.fill(SPARE_MIB * MIB)
+        for error in [await refused(publisher), await attempted(publisher)]:
+            assert error is not None
+            assert error.code == "UNAVAILABLE"
+            assert "disk is full; free space" in error.sentence
+        assert await check_node(small.listen, publisher.ledger) >= publisher.ledger.acknowledged
+        small.mounted.free()
+        await accepted(publisher)
+        await end_postgres_and_prune(small, Publisher(small.listen, publisher.ledger, rng))
+
+
+async def end_postgres_and_prune(small: NodeOnSmallDisk, publisher: Publisher) -> None:
+    """Prune with the node stopped; tests/deploy/runbooks does it with a running node."""
     reserve = small.mounted.path / "data" / "reserve"
     while not reserve.exists():
         assert await attempted(publisher) is None

@@ -13,8 +13,8 @@ import grpc
 import pytest
 
 from chaos.attacks.calls import STORE, UNFINISHED_REQUESTS
+from chaos.attacks.catalog import Target
 from chaos.attacks.http2 import MESSAGE_HEAD, connected
-from chaos.attacks.target import Target
 from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
 from tests.support.node import NodeProcess, running_node

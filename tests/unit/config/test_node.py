@@ -14,6 +14,7 @@ from storenode.cli.options.types import Address, Peer
 from tests.unit.config.cases import CommandLine
 
 DAY_NS = 86_400 * 1_000_000_000
+READS = ("--read-only", "--database-url=postgresql://u@h/d")
 TLS = ("--tls-cert=c.pem", "--tls-key=k.pem")
 
 
@@ -156,6 +157,8 @@ def test_the_database_url_is_never_shown(command_line: CommandLine) -> None:
         (["--database-connections=2"], "Invalid value for --database-connections"),
         (["--cluster=1", "--cluster=2"], "--cluster is given 2 times: give it once."),
         (["--read-only", "--read-only"], "--read-only is given 2 times"),
+        (["--read-only"], "--read-only needs --database-url"),
+        ([*READS, "--peer=127.0.0.1:1"], "--peer is given with --read-only"),
         (["--lisen=127.0.0.1:1"], "No such option '--lisen'. (Did you mean one of"),
         (["--maintenance-intervall=1m"], "intervall'. Did you mean '--sync-interval'?"),
         (["extra"], "Got unexpected extra argument"),

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from sim.calls import Closed, End, Identity
 from sim.database import Database, Unavailable
-from sim.gossiping.node import Gossiping
-from sim.gossiping.streams import GOSSIP, serve_gossip
+from sim.gossip import GOSSIP, Gossiping, serve_gossip
 from sim.intake import Publish, take
 from sim.limits import NS_PER_S
 from sim.marks import Mark

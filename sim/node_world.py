@@ -12,10 +12,8 @@ from reconcile.session import Result
 from sim.coverage import ask_coverage, read_coverage
 from sim.database import Database
 from sim.faults import FaultInjector
-from sim.gossiping.checker import GossipChecker
-from sim.gossiping.liars import Liar
-from sim.gossiping.node import SPREAD_S
-from sim.gossiping.scenario import GossipScenario
+from sim.gossip import SPREAD_S
+from sim.gossip_judge import GossipChecker, Liar
 from sim.intake import PUBSUB, Client, Publish, ask_nodes
 from sim.judge import Judge, Violation
 from sim.limits import (
@@ -33,7 +31,7 @@ from sim.messages import CANDIDATES, Message, forged_halves, message_of
 from sim.node import MAX_DRIFT_NS, Node
 from sim.peers import described
 from sim.rng import Rng, happens
-from sim.scenario import Scenario
+from sim.scenario import GossipScenario, Scenario
 from sim.world import LOOK_EVERY_NS, World
 from store.domain.admission import Admission
 from store.domain.ports import PeerAddress, Source, SyncEnding, SyncOutcome

@@ -9,8 +9,7 @@ from typing import Final
 from sim.groups.scenario import drawn_group, fixed_group
 from sim.groups.world import GroupWorld
 from sim.node_world import NodeWorld
-from sim.relaying.scenario import drawn_relay, without_pushes
-from sim.relaying.world import RelayWorld
+from sim.relay import RelayWorld, drawn_relay, without_pushes
 from sim.rng import Rng
 from sim.scenario import draw_with_gossip, drawn
 from sim.world import Summary, World

@@ -83,7 +83,8 @@ async def test_reads_come_from_the_standby_and_writes_go_elsewhere(
         assert await publish(both, b"one") == PublishResult.STORED
         pair.catch_up()
         assert await scanned(there) == [b"one"] == await scanned(here)
-        assert not [page async for page in there.get_sds("room", [("unknown", None)])]
+        (answer,) = [page async for page in there.get_sds("room", [("unknown", None)])]
+        assert [each.message_id for each in answer.missing] == ["unknown"]
         pair.second.ask("select pg_wal_replay_pause()")
         await until(
             lambda: pair.second.ask("select pg_get_wal_replay_pause_state()") == [("paused",)]

@@ -16,8 +16,7 @@ from reconcile.ids import SyncId, SyncIds
 from reconcile.summaries.summary import NeedIds
 from reconcile.view import Spans
 from sim.coverage import SimStatements
-from sim.gossiping.scenario import GossipScenario
-from sim.gossiping.sessions import Session, UnreadSession
+from sim.gossip import Session, UnreadSession
 from sim.index import SimFeed, SimIds
 from sim.lookups import SimSds
 from sim.messages import Message, message_of
@@ -25,7 +24,7 @@ from sim.node import drop_old
 from sim.node_world import NodeWorld
 from sim.peers import SimStore
 from sim.process import Process
-from sim.scenario import Faults, draw_with_gossip
+from sim.scenario import Faults, GossipScenario, draw_with_gossip
 from sim.timeline import Timeline
 from store.db.commits.gossip_reads import GossipReads
 from store.db.maintenance.online import DatabaseOnlineTimes

@@ -78,6 +78,8 @@ async def test_a_closed_wire_breaks_and_refuses() -> None:
         assert await (await Caller.on(wire)).echo_of(b"three") == b""
         wire.set(WireState.OPEN)
         assert await (await Caller.on(wire)).echo_of(b"four") == b"four"
+        wire.target = ""
+        assert await (await Caller.on(wire)).echo_of(b"five") == b""
 
 
 async def test_a_lossy_wire_reports_no_error_and_resets_its_connections_at_its_end() -> None:
@@ -95,12 +97,6 @@ async def test_a_lossy_wire_reports_no_error_and_resets_its_connections_at_its_e
         wire.set(WireState.OPEN)
         assert await asyncio.gather(*waiting) == [b"", b""]
         assert await (await Caller.on(wire)).echo_of(b"three") == b"three"
-
-
-async def test_a_wire_without_a_target_resets_connections() -> None:
-    async with wired() as wire:
-        wire.target = ""
-        assert await (await Caller.on(wire)).echo_of(b"one") == b""
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,510 @@
+"""The gossip of a simulated node: the shipped driver on the simulated network and database."""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from sim.calls import Closed, End, Ended, Status
+from sim.database import MAX_NEEDED, Database
+from sim.limits import NS_PER_MS
+from sim.process import Process, SimLog, environment_of
+from sim.promise import Promise
+from sim.rng import happens
+from store.domain.admission import Admission
+from store.domain.hub import CommitRow
+from store.domain.places import Caller
+from store.domain.ports import PeerAddress, PeerFailed, Source, StoreBusy, StoreUnavailable
+from store.domain.unread import Confirmed, OwnBatch, UnreadEvent
+from store.gossip.driver import node as shipped
+from store.gossip.driver.ports import DriverDatabase, GossipConnection
+from store.gossip.driver.streams import (
+    FrameRejectedError,
+    PeerHasStreamError,
+    PeerRefusedError,
+    PeerStreams,
+    StreamClosedError,
+    StreamSupersededError,
+    TurnedAwayError,
+)
+from store.gossip.events import (
+    Bodies,
+    Committed,
+    FrameIn,
+    FrameOut,
+    GetEvents,
+    GossipCount,
+    Inventory,
+    OutgoingBodies,
+    SyncLeaves,
+)
+from store.gossip.machine import Gossip
+from store.messages.conflicts import StoreResult
+from store.messages.record import RecordBatch
+from store.messages.transfer import MalformedMessage
+from storenode.common.bounded import BoundedDict
+
+if TYPE_CHECKING:
+    from sim.node import Node
+    from sim.node_world import NodeWorld
+
+_T = TypeVar("_T")
+
+GOSSIP: Final = "Gossip"
+SPREAD_S: Final = 30.0
+"""In peace, what is published is everywhere, and confirmed, within so long."""
+
+_TIMEOUTS_S: Final = (0.5, 5.0, 60.0)
+_CHECK_EVERY_STEPS: Final = 17
+_REPORT_NS: Final = 20 * NS_PER_MS
+_CALL: Final = "call"
+_CALLS: Final = (_CALL, "publish")
+_FAILURES = {Status.ABORTED: PeerHasStreamError, Status.FAILED_PRECONDITION: PeerRefusedError}
+
+
+class Frames:
+    """An end of a call as a `store.gossip.driver.ports.GossipStream`."""
+
+    def __init__(self, node: Node, end: End) -> None:
+        self._node = node
+        self._process = node.process
+        self._end = end
+
+    async def read(self) -> FrameIn | None:
+        """Return the next frame, its messages judged."""
+        frame = await self._kept(self._end.read())
+        if not isinstance(frame, Ended):
+            return self._judged(frame)
+        if frame.status is Status.OK:
+            return None
+        raise _failure(frame.status, frame.sentence)
+
+    async def write(self, frame: FrameOut) -> None:
+        """Send a frame; what it says must be true."""
+        self._node.world.counts["frames"] += 1
+        self._node.world.gossip_checker.sends(self._node, frame)
+        await self._kept(self._end.send(frame))
+
+    async def _kept(self, promise: Promise[Any]) -> Any:  # noqa: ANN401 - a frame, or nothing
+        if self._process is None or not self._process.alive:
+            raise asyncio.CancelledError
+        try:
+            return await promise
+        except Closed as error:
+            raise _failure(error.status, error.sentence) from None
+
+    def _judged(self, frame: object) -> FrameIn:
+        """Return a frame as the transport decodes it.
+
+        Raises:
+            FrameRejectedError: it is no frame of gossip.
+        """
+        if isinstance(frame, Inventory | GetEvents | SyncLeaves):
+            return frame
+        if not isinstance(frame, OutgoingBodies):
+            raise FrameRejectedError("this is no frame")
+        node = self._node
+        admission = Admission(node.policy(), node.clock.unix_ns(), Source.GOSSIP)
+        try:
+            admission.admit(frame.messages)
+        except MalformedMessage as error:
+            raise FrameRejectedError(str(error)) from None
+        published = admission.admitted
+        refused = [
+            (published.hashes[index], refusal.label)
+            for index, refusal in published.refusals.items()
+        ]
+        return Bodies(published.batch, refused, sum(map(len, frame.messages)))
+
+
+class Connector:
+    """Begins streams with peers: a `store.gossip.driver.ports.GossipConnector`."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._answered: dict[PeerAddress, str] = {}
+
+    @asynccontextmanager
+    async def connect(
+        self, peer: PeerAddress, greeting: Callable[[], Awaitable[FrameOut]]
+    ) -> AsyncIterator[GossipConnection]:
+        """Begin a stream; the peer is known at once, and needs no greeting."""
+        del greeting
+        node, process = self._node, self._node.process
+        node.world.gossip_checker.connects(node.name, peer.host)
+        try:
+            end = await node.world.network.call(node.name, peer.host, GOSSIP, node.who)
+        except Closed as error:
+            raise _failure(error.status, error.sentence) from None
+        self._answered[peer] = end.there.node_id
+        try:
+            yield GossipConnection(Frames(node, end), end.there.node_id, end.there.store_id)
+        finally:
+            if process is not None and process.alive:
+                end.cancel()
+
+    def node_id(self, peer: PeerAddress) -> str:
+        """Return the ID that is known of a peer."""
+        return self._answered.get(peer, peer.node_id)
+
+
+async def serve_gossip(node: Node, streams: PeerStreams, end: End) -> None:
+    """Serve the stream that a peer has begun, and end it with the reason."""
+    process, status, sentence = node.process, Status.OK, ""
+    try:
+        caller = Caller(end.there.node_id, end.there.store_id, end.there.node_id)
+        await streams.serve(Frames(node, end), caller)
+    except StreamSupersededError as error:
+        status, sentence = Status.ABORTED, str(error)
+    except (TurnedAwayError, FrameRejectedError) as error:
+        status, sentence = Status.FAILED_PRECONDITION, str(error)
+    except (StreamClosedError, PeerFailed) as error:
+        status, sentence = Status.UNAVAILABLE, str(error)
+    finally:
+        if process is not None and process.alive:
+            end.finish(status, sentence)
+
+
+def _failure(status: Status, sentence: str) -> PeerFailed:
+    return _FAILURES.get(status, PeerFailed)(sentence)
+
+
+class Session:
+    """The messages of a store, and the transactions of one life of a node."""
+
+    def __init__(self, world: NodeWorld, process: Process, database: Database) -> None:
+        self.database = database
+        self._world = world
+        self.process = process
+        self._own = BoundedDict[int, OwnBatch](world.gossip.kept_batches)
+        self._keeps = False
+        self._tracked: dict[bytes, None] = {}
+        database.listeners[process] = self.note
+        process.at_end.append(self._end)
+
+    async def call(self, name: str, begin: Callable[[], Promise[_T]]) -> _T:
+        """Call the store; report a refusal to the checker."""
+        if not self.process.alive:
+            raise asyncio.CancelledError
+        try:
+            self.database.admit_write()
+            return await begin()
+        except (StoreBusy, StoreUnavailable):
+            if self.process.alive:
+                self._world.gossip_checker.store_failed(self.process, name)
+            raise
+
+    def _end(self) -> None:
+        del self.database.listeners[self.process]
+
+    # Messages
+
+    async def persist(self, batch: RecordBatch, peer: str) -> StoreResult:  # noqa: ARG002
+        """Store what a peer has sent."""
+        return StoreResult(await self.write(batch, Source.GOSSIP, 0))
+
+    async def write(self, batch: RecordBatch, source: Source, asked: int) -> list[bool]:
+        """Store a batch durably; per message True if it was new."""
+        write = partial(self.database.write, self.process, batch, source, asked)
+        return await self.call("write", write)
+
+    async def load(self, hashes: Sequence[bytes], max_bytes: int) -> Sequence[bytes | None]:
+        """Read messages."""
+        return await self.look(
+            "load", lambda: self.database.read(map(self.database.stored.get, hashes), max_bytes)
+        )
+
+    async def content_digests(self, hashes: Sequence[bytes]) -> Sequence[bytes | None]:
+        """Read the content digest of each message; None: it is not stored."""
+        stored, digests = self.database.stored, self.database.digests
+        return await self.look(
+            "held", lambda: [digests[each] if each in stored else None for each in hashes]
+        )
+
+    async def arrived(self, commits: Sequence[CommitRow]) -> Committed:
+        """Read what commits have added."""
+        added = self.database.ids_of
+        return await self._messages("arrived", lambda: [each for _, each in added(commits).pairs()])
+
+    async def newest(self, limit: int) -> Committed:
+        """Read the newest messages."""
+        most = min(limit, self._world.gossip.replayed)
+        return await self._messages("newest", lambda: self.database.log[-most:])
+
+    def cache(self, batch: RecordBatch, places: Sequence[int], size_bytes: int) -> None:
+        """Ignore messages: reading takes no time here."""
+
+    async def _messages(self, name: str, find: Callable[[], list[bytes]]) -> Committed:
+        def read() -> Committed:
+            ids = [digest for digest in find() if digest in self.database.stored]
+            graph = self.database.graph
+            return Committed(ids, [graph[each] for each in ids if each in graph])
+
+        return await self.look(name, read)
+
+    async def look(self, name: str, work: Callable[[], _T]) -> _T:
+        """Read something, all of it at one moment."""
+        return await self.call(name, lambda: self.database.look(work))
+
+    # Tracking
+
+    def wake(self) -> None:
+        """Keep batches from now on."""
+        self._keeps = True
+
+    def rest(self) -> None:
+        """Keep none any more."""
+        self._keeps = False
+        self._own.clear()
+
+    def take(self, token: int) -> OwnBatch | None:
+        """Pop a batch of this life when its commit is reported."""
+        return self._own.pop(token, None)
+
+    def is_tracked(self, digest: bytes) -> bool:
+        """Return True if a message became unread in this life."""
+        return digest in self._tracked
+
+    def remember(self, hashes: Iterable[bytes]) -> None:
+        """Remember unread messages."""
+        self._tracked.update(dict.fromkeys(hashes))
+
+    def forget(self, hashes: Iterable[bytes]) -> None:
+        """Forget messages that are confirmed."""
+        for digest in hashes:
+            self._tracked.pop(digest, None)
+
+    def note(self, token: int, batch: RecordBatch, new: Sequence[bool], source: Source) -> None:
+        """Note a batch that this life has committed."""
+        rows = self.database.unread
+        needed = {digest: rows[digest].needed for digest in batch.hashes if digest in rows}
+        self.remember(needed)
+        places = [place for place, is_new in enumerate(new) if is_new]
+        if self._keeps and places:
+            self._own[token] = OwnBatch(batch, places, source, needed, 1)
+
+
+class UnreadSession:
+    """The table of unread events of one life of a node; ``confirmed`` is called with pairs."""
+
+    def __init__(self, session: Session, confirmed: Callable[[Confirmed], None]) -> None:
+        self._session = session
+        self._database = session.database
+        self._confirmed = confirmed
+
+    async def newest(self, limit: int) -> Sequence[UnreadEvent]:
+        """Read the newest unread events."""
+        rows = self._database.unread
+        return await self._read(
+            "unread.newest",
+            lambda: islice((each for each in reversed(rows) if not rows[each].expired), limit),
+        )
+
+    async def of(self, hashes: Sequence[bytes]) -> Sequence[UnreadEvent]:
+        """Read the unread events of some messages."""
+        rows = self._database.unread
+        return await self._read("unread.of", lambda: (each for each in hashes if each in rows))
+
+    async def is_shared(self) -> bool:
+        """Return True if another node shares the database."""
+        database = self._database
+        return await self._session.look("unread.is_shared", lambda: len(database.listeners) > 1)
+
+    async def confirm(self, confirmed: Sequence[Confirmed]) -> None:
+        """Note confirmations."""
+
+        def note() -> None:
+            for each in confirmed:
+                self._confirmed(each)
+                self._database.confirmed.setdefault(each.message_hash, {})[each.store_id] = None
+                if each.message_hash in self._database.unread:
+                    self._database.unread[each.message_hash].stores[each.store_id] = None
+
+        await self._change("confirm", note)
+
+    async def expire(self, hashes: Sequence[bytes]) -> None:
+        """Expire unread events."""
+
+        def note() -> None:
+            for digest in self._database.unread.keys() & set(hashes):
+                self._database.unread[digest].expired = True
+
+        await self._change("expire", note)
+
+    async def sweep(self) -> object:
+        """Return 0: no event grows old enough in a run."""
+        return 0
+
+    async def _read(self, name: str, find: Callable[[], Iterable[bytes]]) -> Sequence[UnreadEvent]:
+        def read() -> list[UnreadEvent]:
+            now_ns = self._session.process.timeline.now_ns
+            return [self._database.unread[each].event(each, now_ns) for each in find()]
+
+        return await self._session.look(name, read)
+
+    async def _change(self, name: str, work: Callable[[], None]) -> None:
+        def change() -> None:
+            work()
+            rows = self._database.unread
+            for digest in [digest for digest, row in rows.items() if row.is_done]:
+                del rows[digest]
+
+        process = self._session.process
+        await self._session.call(name, lambda: self._database.change(process, change))
+
+
+class Gossiping:
+    """The gossip of one process, whose publishers wait for confirmations; `Meter` of the driver."""
+
+    def __init__(self, owner: Node, process: Process) -> None:
+        self._process = process
+        world = self._world = owner.world
+        self._owner = owner
+        self._works: list[asyncio.Task[None]] = []
+        self._steps = 0
+        self._reported_ns = 0
+        session = Session(world, process, owner.database)
+        unread = UnreadSession(session, partial(world.gossip_checker.confirms, owner, process.life))
+        self.node = shipped.GossipNode(
+            self._make,
+            owner.who.node_id,
+            owner.peers,
+            database=DriverDatabase(session, session, unread, session.persist),
+            connector=Connector(owner),
+            environment=replace(environment_of(process), log=_Log(owner, process)),
+            meter=self,
+            max_needed=MAX_NEEDED,
+        )
+
+    def start(self) -> None:
+        """Begin all work."""
+        database = self._owner.database
+        self._place = database.place
+        database.followers[self] = self._hear
+        self._process.at_end.append(self._unfollow)
+        for name, work in self.node.work():
+            self._works.append(self._process.begin_task(name, _do(work)))
+
+    def check(self) -> None:
+        """Verify the bounds of what it keeps."""
+        self._world.gossip_checker.check_bounds(self._owner.name, self.node)
+
+    async def stop(self) -> None:
+        """End all work, in the order in which a node does."""
+        self._unfollow()
+        self.node.close()
+        calls = [task for task in self._process.life.tasks if task.get_name() in _CALLS]
+        ended = (*self._works, *calls)
+        for task in ended:
+            task.cancel()
+        await asyncio.gather(*ended, return_exceptions=True)
+        self.node.driver.stop()
+        # The streams that peers began end by themselves.
+        await asyncio.sleep(0.001)
+
+    async def store(self, process: Process, batch: RecordBatch) -> None:
+        """Make what was accepted durable; who wants confirmations waits for them."""
+        world, hashes = self._world, batch.hashes
+        asked, timeout_s = (
+            world.rng.choice(world.gossip.min_confirms),
+            world.rng.choice(_TIMEOUTS_S),
+        )
+        if hashes and hashes[0] in world.gossip_checker.in_peace:
+            asked, timeout_s = len(world.reached(self._owner)), SPREAD_S
+        write = self._owner.database.write(process, batch, Source.CLIENT, asked)
+        stored = await write
+        if asked and hashes and process.alive:
+            process.begin_task(_CALL, self._confirm(batch, stored, asked, timeout_s))
+
+    async def _confirm(
+        self, batch: RecordBatch, stored: Sequence[bool], asked: int, timeout_s: float
+    ) -> None:
+        hashes = batch.hashes
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        found = await self.node.waits.confirmed(
+            hashes, batch.content_digests, stored, asked, timeout_s
+        )
+        late_s = loop.time() - began_s - timeout_s
+        self._world.gossip_checker.confirmed(self._owner, hashes, found, asked, late_s)
+
+    # The commit feed
+
+    def _hear(self) -> None:
+        """Report commits a little later, in order; some again, or as lost."""
+        timeline, rng, database = self._process.timeline, self._process.rng, self._owner.database
+        rows = database.commits_after(self._place)
+        if rows:
+            self._place = rows[-1].place
+            delay_ns = int(rng.uniform(0, _REPORT_NS))
+            self._reported_ns = max(self._reported_ns, timeline.now_ns + delay_ns)
+            is_lost = happens(rng, self._world.gossip.retold)
+            rows = database.commits[-4:] if is_lost else rows
+            timeline.at(self._reported_ns, partial(self._report, rows, is_lost))
+
+    def _report(self, rows: Sequence[CommitRow], is_lost: bool) -> None:
+        if self._process.alive:
+            with self._process.life.inside():
+                if is_lost:
+                    self.node.driver.lost()
+                self.node.driver.commits(rows)
+
+    def _unfollow(self) -> None:
+        self._owner.database.followers.pop(self, None)
+
+    # What the machine counts
+
+    def count(self, counted: GossipCount) -> None:
+        """Sum up what all machines count."""
+        self._world.counts[str(counted.what)] += counted.count
+
+    def body_bytes(self, direction: str, count: int) -> None:
+        """Count nothing."""
+
+    def _make(self) -> Gossip:
+        gossip = self._world.gossip
+        machine = Gossip(self._owner.database.store_id, gossip.max_confirms, gossip.limits)
+        step = machine.step
+
+        def checked(*args: Any) -> Any:  # noqa: ANN401 - those of a step
+            effects = step(*args)
+            self._steps += 1
+            if not self._steps % _CHECK_EVERY_STEPS:
+                machine.check()
+            return effects
+
+        machine.step = checked  # type: ignore[assignment,method-assign]
+        return machine
+
+
+class _Log(SimLog):
+    """Fails the run when the driver is at fault, or cuts an honest peer off."""
+
+    def __init__(self, owner: Node, process: Process) -> None:
+        super().__init__(process)
+        self._owner = owner
+
+    def warning(self, event: str, **fields: object) -> None:
+        """Fail the run if an honest peer is cut off."""
+        self.info(event, **fields)
+        if event == "gossip_peer_cut_off":
+            checker = self._owner.world.gossip_checker
+            checker.cuts_off(self._owner, str(fields["peer"]), str(fields["reason"]))
+
+    def error(self, event: str, **fields: object) -> None:
+        """Fail the run: the driver, or the machine, is at fault."""
+        del fields
+        if self._process.alive:
+            raised = traceback.format_exc(limit=-4)
+            error = raised.rstrip().rpartition("\n")[2]
+            self._owner.world.judge.fail(f"{self._owner.name}: {event}: {error}\n{raised}")
+
+
+async def _do(work: Callable[[], Awaitable[None]]) -> None:
+    await work()

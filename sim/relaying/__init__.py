@@ -1,1 +1,0 @@
-"""Relay in the simulator: networks of gossipsub routers with faults, some of whose peers lie."""

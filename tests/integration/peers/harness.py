@@ -12,12 +12,14 @@ from typing import Literal
 
 import psycopg
 
+from reconcile.ids import SyncId
 from reconcile.limits import DEFAULT_SESSION_LIMITS, SessionLimits
 from store.db.reading.reader import TransferReader
 from store.db.reconciliation import DatabaseIds
 from store.db.summaries.statements import DatabaseStatements
 from store.domain.admission import Admission
 from store.domain.coverage import Coverage
+from store.domain.hub import WrittenIds
 from store.domain.ports import (
     PeerAddress,
     Services,
@@ -26,7 +28,6 @@ from store.domain.ports import (
     SyncRole,
     Window,
 )
-from store.domain.view import Reconcilable
 from store.observe.metrics import Metrics
 from store.rpc.connector import PeerConnector
 from store.rpc.context import PeerRules, RpcContext
@@ -37,6 +38,8 @@ from store.runtime.services import system_environment
 from store.serving.addresses import ListenerAddress
 from store.serving.context import NodeIdentity
 from store.serving.tls import TlsFiles
+from store.sync.index.hot import HotIndex
+from store.sync.index.views import IndexedReconcilable, StoredView
 from store.sync.limits import TransferLimits
 from store.sync.session.exchange import Exchange, ExchangeWork
 from store.sync.transfer.transfer import DEFAULT_LIMITS, TransferWork
@@ -46,7 +49,6 @@ from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 from tests.integration.rpc.harness import CONTENT, PUBSUB, Rules, context_of, opened, within
 from tests.support.admission import encoded
-from tests.support.naive_reconcilable import NaiveReconcilable
 
 NOW_NS = time.time_ns()
 EVERYTHING = Window()
@@ -83,6 +85,21 @@ class Observer:
         return await within(self._queue.get())
 
 
+class CountedViews(IndexedReconcilable):
+    """The shipped views, from summaries alone; ``open_views`` shows leaks."""
+
+    open_views = 0
+
+    @asynccontextmanager
+    async def open_view(self, *bounds: SyncId, recent: bool = False) -> AsyncIterator[StoredView]:
+        self.open_views += 1
+        try:
+            async with super().open_view(*bounds, recent=recent) as view:
+                yield view
+        finally:
+            self.open_views -= 1
+
+
 @dataclass
 class PeerNode:
     """A node that serves its peers on 127.0.0.1 and calls them."""
@@ -97,19 +114,13 @@ class PeerNode:
     caller: PeerReader
     observer: Observer
     rules: Rules
-    reconcilable: Reconcilable
+    reconcilable: CountedViews
 
     @property
     def address(self) -> PeerAddress:
         """The address at which its peers call it."""
         host, _, port = self.listener.address.rpartition(":")
         return PeerAddress(host, int(port))
-
-    @property
-    def naive(self) -> NaiveReconcilable:
-        """The views it opens."""
-        assert isinstance(self.reconcilable, NaiveReconcilable)
-        return self.reconcilable
 
     async def hold(self, messages: Sequence[WakuMessageAndTopic]) -> None:
         """Store messages, however old."""
@@ -134,7 +145,7 @@ class PeerNode:
 
     def idle(self) -> bool:
         """Return True when no session holds anything."""
-        return not len(self.exchange.sessions) and not self.naive.open_views
+        return not len(self.exchange.sessions) and not self.reconcilable.open_views
 
 
 @asynccontextmanager
@@ -159,13 +170,14 @@ async def peer_node(
         identity = NodeIdentity(name, store_id or f"store of {name}".replace(" ", "-"), "1.0")
         rules, observer = Rules(), Observer()
         context = context_of(identity, database, services, rules, metrics)
-        naive = NaiveReconcilable(database_url)
+        ids, environment = DatabaseIds(database), system_environment("test", metrics)
+        reconcilable = CountedViews(ids, HotIndex(ids, WrittenIds(), environment))
         work = TransferWork(
             reads,
             services.writer,
             lambda: rules.policy,
             observer,
-            system_environment("test", metrics),
+            environment,
         )
         exchange = Exchange(
             ExchangeWork(
@@ -173,14 +185,14 @@ async def peer_node(
                 store_id=identity.store_id,
                 cluster=1,
                 shards=shards,
-                reconcilable=naive,
+                reconcilable=reconcilable,
                 transfer=work,
                 limits=limits,
                 transfer_limits=transfer_limits,
                 statements=statements,
             )
         )
-        coverage = Coverage(naive, statements, DatabaseIds(database))
+        coverage = Coverage(reconcilable, statements, ids)
         context = replace(context, sessions=exchange, peers=peers or PeerRules(), coverage=coverage)
         context = replace(context, now_ns=lambda: time.time_ns() + ahead_ns)
         kind: Literal["client", "peer"] = "client" if tls is None else "peer"
@@ -206,7 +218,7 @@ async def peer_node(
             caller,
             observer,
             rules,
-            naive,
+            reconcilable,
         )
 
 

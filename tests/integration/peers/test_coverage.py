@@ -63,10 +63,6 @@ async def test_a_session_confirms_hours_and_a_late_message_withdraws_its_own(
     assert (await first.synchronize(second)).in_sync
     assert await states(first) == [equal, equal]
 
-    async with await psycopg.AsyncConnection.connect(first.url) as connection:
-        await connection.execute("delete from storenode.messages where ts = %s", (HOUR + HOUR_NS,))
-    assert await states(first) == [equal, unconfirmed]
-
 
 async def test_what_is_asked_for_is_bounded_and_counts_need_every_topic(first: PeerNode) -> None:
     await first.hold([item(1, timestamp=HOUR + 1)])

@@ -144,18 +144,6 @@ def test_a_channel_is_shown_with_what_is_missing(page: Page, node: NodeProcess) 
     assert len(rows(page)) == 3
 
 
-def test_a_parent_outside_of_the_list_is_fetched_by_its_link(page: Page, node: NodeProcess) -> None:
-    topic = "/page/1/linked/proto"
-    publish(node, sds("l-1", topic="/page/1/elsewhere/proto", channel="linked"))
-    publish(node, sds("l-2", "l-1", "l-none", topic=topic, channel="linked"))
-    show(page, node, topic=topic)
-    until(page, lambda: len(rows(page)) == 1, "the message that references it")
-    click(page, "#messages a", "l-1")
-    until(page, lambda: len(rows(page)) == 2, "the referenced message")
-    click(page, "#messages a", "l-none")
-    until(page, lambda: "l-none (missing)" in page.text("#messages"), "the other one is missing")
-
-
 def test_what_others_publish_causes_no_requests_of_the_page(page: Page, node: NodeProcess) -> None:
     topic, channels = "/page/1/crowd/proto", range(60)
     crowd = [sds(f"c-{n}", f"nowhere-{n}", topic=topic, channel=f"crowd-{n}") for n in channels]
@@ -221,14 +209,6 @@ def test_what_its_id_does_not_prove_is_marked_and_forged_beside_what_it_proves(
     until(page, lambda: len(rows(page)) == 10, "all of them")
     assert [each for each in rows(page) if "FORGED" in each] == [forged]
     assert page.complaints() == []
-
-
-def test_a_topic_without_messages_says_so(page: Page, node: NodeProcess) -> None:
-    show(page, node, topic="/page/1/empty/proto")
-    is_hidden = "return document.getElementById('none').hidden"
-    until(page, lambda: not page.run(is_hidden), "the empty list")
-    publish(node, message("/page/1/empty/proto", b"the first"))
-    until(page, lambda: len(rows(page)) == 1 and page.run(is_hidden), "the message alone")
 
 
 def test_a_wrong_token_is_said(page: Page, node: NodeProcess) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import httpx
 import pytest
 
-from tests.browser.browser import REBOUND, Page, until
+from tests.browser.browser import REBOUND, Page
 from tests.integration.http.api import PUBSUB
 from tests.support.node import NodeProcess, running_node
 
@@ -60,19 +60,6 @@ def test_a_page_of_another_site_publishes_nothing(page: Page, node: NodeProcess)
     page.driver.get(f"http://{node.http}/")
     assert publish(page, node, "application/json") == 200
     assert publish(page, node, "text/plain") == 415
-
-
-def test_an_image_of_another_site_has_the_node_read_nothing(page: Page, node: NodeProcess) -> None:
-    refused = 'storenode_http_requests_total{code="403",operation="refused"} '
-
-    def count() -> float:
-        lines = httpx.get(f"http://{node.metrics}/metrics").text.splitlines()
-        return sum(float(each.split()[-1]) for each in lines if each.startswith(refused))
-
-    page.driver.get(f"http://localhost:{node.http.rpartition(':')[2]}/openapi.json")
-    before = count()
-    page.run(f"new Image().src = 'http://{node.http}/api/v1/scan'")
-    until(page, lambda: count() == before + 1, "the image was refused")
 
 
 def test_a_page_whose_name_leads_to_the_node_reads_nothing(page: Page, node: NodeProcess) -> None:

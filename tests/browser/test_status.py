@@ -14,7 +14,7 @@ from typing import Any, Final
 import pytest
 from selenium.webdriver.common.keys import Keys
 
-from store.observe.http import STATUS_DATA_PATH, STATUS_HEADERS, STATUS_PATH, asset
+from store.observe.http import STATUS_DATA_PATH, STATUS_HEADERS, asset
 from tests.browser.browser import (
     HOSTILE,
     LEAST_CONTRAST,
@@ -140,33 +140,6 @@ def test_it_shows_what_the_node_holds_and_loads_nothing_from_elsewhere(
     assert page.run("return document.cookie") == ""
 
 
-def test_what_is_published_appears_by_itself(page: Page, node: NodeProcess) -> None:
-    page.open(node.metrics)
-    until(page, lambda: tile(page, "messages") == stored_count(node), "the messages are counted")
-    before = int(stored_count(node).replace(",", ""))
-    page.run("window.stays = true")
-    asyncio.run(publish(node, made(12, time.time_ns(), span_s=1, seed=before)))
-    until(page, lambda: tile(page, "messages") == f"{before + 12:,}", "the new ones are there")
-    now_hour = int(time.time()) // HOUR_S * HOUR_S
-    until(
-        page,
-        lambda: any("message" in label_of(page, now_hour - back * HOUR_S) for back in (0, 1)),
-        "their hour is there",
-    )
-    assert page.run("return window.stays") is True, "the page was loaded anew"
-
-
-def test_a_peer_that_cannot_be_reached_is_described_in_words(
-    page: Page, node: NodeProcess, closed_port: HeldPort
-) -> None:
-    page.open(node.metrics)
-    until(page, lambda: "attempt failed" in page.text("#peers"), "the failures are counted")
-    text = page.text("#peers")
-    assert closed_port.address in text
-    assert "could not be reached" in text
-    assert "Last reconciled: never." in text
-
-
 def test_what_is_wrong_comes_first_and_leads_to_its_runbook(
     page: Page, node: NodeProcess, closed_port: HeldPort
 ) -> None:
@@ -287,33 +260,6 @@ def test_texts_of_peers_are_shown_and_never_obeyed(page: Page, node: NodeProcess
             assert "owned" not in page.driver.title.replace(HOSTILE, "")
             assert page.run("return document.querySelectorAll('script').length") == 1
             assert page.run("return document.documentElement.scrollWidth") <= width
-        page.driver.get("about:blank")
-
-
-def test_the_policy_keeps_out_what_might_be_slipped_in(page: Page, node: NodeProcess) -> None:
-    page.open(node.metrics)
-    page.run(
-        "const made = document.createElement('div');"
-        "made.innerHTML = '<img src=x onerror=\"window.owned = 1\">';"
-        "document.body.append(made);"
-        "const script = document.createElement('script');"
-        "script.textContent = 'window.owned = 2'; document.body.append(script);"
-    )
-    until(page, lambda: any("Content Security" in each for each in page.complaints()), "it is told")
-    assert page.run("return window.owned") is None
-    assert STATUS_PATH in page.driver.current_url
-
-
-def test_a_new_node_draws_today_alone_and_no_gap(page: Page, node: NodeProcess) -> None:
-    data = json.loads(get(node.metrics, STATUS_DATA_PATH)[1])
-    data["held"] = {"messages": 0, "oldest": None, "newest": None}
-    data["history"].update(hours=[0] * len(data["history"]["hours"]), slots=[])
-    with showing(json.dumps(data).encode()) as origin:
-        page.driver.get(f"{origin}/status")
-        until(page, lambda: tile(page, "messages") == "0", "the page is filled")
-        drawn = page.run("return document.querySelectorAll('#map tbody tr:not([hidden])').length")
-        assert (drawn, page.text("#gaps")) == (1, "No messages yet.")
-        assert page.run("return document.getElementById('whole').hidden")
         page.driver.get("about:blank")
 
 

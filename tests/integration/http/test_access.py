@@ -117,15 +117,6 @@ def test_a_body_without_a_token_is_refused_before_it_has_come(
         assert (refused.status_code, refused.headers["connection"]) == (401, "close")
 
 
-@pytest.mark.parametrize("kind", ["application/grpc", "application/grpc+proto", "text/plain", ""])
-def test_callers_of_neither_protocol_get_a_refusal(
-    caller: Callable[[str | None], Api], kind: str
-) -> None:
-    path = "/storenode.v1.Store/Scan"
-    refused = caller(None).client.post(path, headers={"content-type": kind}, content=b"{}")
-    assert (refused.status_code, refused.json()["code"]) == (401, "unauthenticated")
-
-
 def test_other_topics_are_not_there_on_paths_of_http_alone(
     caller: Callable[[str | None], Api],
 ) -> None:

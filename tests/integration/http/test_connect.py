@@ -16,7 +16,6 @@ from storenode.wire.storenode.v1.store_pb2 import (
 )
 from tests.calls.transports import STORE, framed
 from tests.integration.http.api import Api
-from tests.integration.http.conftest import ORIGIN
 from tests.integration.run.helpers import get
 from tests.support.node import NodeProcess
 
@@ -121,14 +120,3 @@ def test_what_is_no_protobuf_is_refused_before_it_is_read(api: Api, content_type
     got = api.client.get(f"{STORE}/Scan", headers=CONNECT)
     assert (got.status_code, got.headers["allow"]) == (405, "POST")
     assert api.client.post(f"{STORE}/PublishStream", headers=CONNECT).status_code == 404
-
-
-def test_pages_of_named_origins_may_call(api: Api) -> None:
-    asking = {
-        "origin": ORIGIN,
-        "access-control-request-method": "POST",
-        "access-control-request-headers": "content-type, connect-protocol-version",
-    }
-    assert api.client.options(f"{STORE}/Query", headers=asking).status_code == 200
-    assert call(api, "Query", b"", {**UNARY, "origin": ORIGIN}).status_code == 200
-    assert call(api, "Query", b"", {**UNARY, "origin": "https://other.example"}).status_code == 403

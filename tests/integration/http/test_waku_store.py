@@ -5,8 +5,6 @@ from __future__ import annotations
 import base64
 import gzip
 import json
-import shlex
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -136,18 +134,3 @@ def entry(recorded: dict[str, Any], *, with_data: bool) -> dict[str, Any]:
     if recorded["meta"]:
         stored["meta"] = base64.b64encode(bytes.fromhex(recorded["meta"])).decode()
     return digest | {"message": stored, "pubsubTopic": recorded["pubsub"]}
-
-
-LINE: Final = (
-    'curl -v -X GET "http://{}/store/v3/messages?includeData=true&pubsubTopic={}&pageSize=20'
-    '&ascending=true"'
-)
-"""The command in the documentation of nwaku's users."""
-
-
-@pytest.mark.parametrize("topic", [TOPIC, TOPIC.replace("/", "%2F")])
-def test_documented_lines_are_answered(recorded_node: NodeProcess, topic: str) -> None:
-    command = shlex.split(LINE.format(recorded_node.http, topic))
-    ended = subprocess.run(command, check=True, capture_output=True, timeout=90)
-    assert b"< HTTP/1.1 200 OK" in ended.stderr
-    assert ended.stdout.count(f'"pubsubTopic":"{TOPIC}"'.encode()) == 20

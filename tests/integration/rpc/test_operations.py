@@ -1,4 +1,3 @@
-import asyncio
 import gc
 import json
 import weakref
@@ -233,18 +232,6 @@ async def test_an_unexpected_error_is_internal_with_the_request_id_only(
             assert (request_id in sentence) == (code is grpc.StatusCode.INTERNAL)
     (line,) = lines(log, "call_crashed")
     assert "a secret of the node" in line["exception"]
-
-
-async def test_many_idle_followers_share_one_connection(node: Node) -> None:
-    calls = [node.store.Follow(FollowRequest()) for _ in range(300)]
-    pages = await asyncio.gather(*(within(call.read()) for call in calls))
-    assert all(page.live for page in pages)
-    assert node.count("storenode_followers") == len(calls)
-    (result,) = (await node.publish(item())).results
-    for page in await asyncio.gather(*(within(call.read()) for call in calls)):
-        assert [entry.message_hash for entry in page.messages] == [result.message_hash]
-    for call in calls:
-        call.cancel()
 
 
 @pytest.fixture

@@ -1,5 +1,4 @@
 import asyncio
-from typing import Any
 
 import grpc
 import pytest
@@ -52,11 +51,6 @@ async def test_a_message_that_was_in_time_may_be_published_again_when_it_is_late
     assert outcomes(await node.publish(early)) == [Result.REJECTED]
 
 
-async def test_the_largest_batch_is_stored(node: Node) -> None:
-    response = await node.publish(*[item(b"%d" % n, timestamp=NOW_NS + n) for n in range(5_000)])
-    assert outcomes(response) == [Result.STORED] * 5_000
-
-
 def requests(count: int, size: int = 3) -> list[PublishRequest]:
     return [
         PublishRequest(messages=[item(b"%d/%d" % (n, m)) for m in range(size)])
@@ -98,15 +92,6 @@ async def test_a_bad_request_ends_a_stream_after_the_answers_before_it(
     assert node.context.in_flight.used == 0
 
 
-async def test_a_stream_is_answered_while_it_is_open(node: Node) -> None:
-    call = node.store.PublishStream()
-    for request in requests(3):
-        await call.write(request)
-        assert outcomes(await within(call.read())) == [Result.STORED] * 3
-    await call.done_writing()
-    assert await within(call.code()) is grpc.StatusCode.OK
-
-
 async def test_a_client_that_reads_no_answers_is_not_read_any_more(node: Node) -> None:
     # Answers of 5,000 rejections each fill what gRPC buffers; then the window is full. That is so
     # after about 50 requests.
@@ -146,17 +131,6 @@ async def test_a_node_with_too_much_under_way_refuses_calls_and_holds_streams(no
     assert outcomes(await within(waiting)) == [Result.STORED] * 3
     assert outcomes(await node.publish(item())) == [Result.STORED]
     call.cancel()
-
-
-async def test_a_client_that_vanishes_leaves_nothing_behind(node: Node) -> None:
-    channel: Any = grpc.aio.insecure_channel(node.address)
-    call = channel.stream_stream(STORE + "PublishStream")()
-    for request in requests(30, size=200):
-        await call.write(request.SerializeToString())
-    await channel.close()
-    assert outcomes(await node.publish(item())) == [Result.STORED]
-    await node.server.stop(20)
-    assert node.context.in_flight.used == 0
 
 
 async def test_unknown_fields_are_ignored_by_reads_and_dropped_from_messages(node: Node) -> None:

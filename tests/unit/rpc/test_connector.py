@@ -18,11 +18,6 @@ def test_texts_of_peers_are_cut_and_made_printable() -> None:
     assert cut.endswith("…")
 
 
-def test_addresses_as_operators_write_them() -> None:
-    assert str(PeerAddress("127.0.0.1", 7420)) == "127.0.0.1:7420"
-    assert str(PeerAddress("::1", 7420, "a.example")) == "a.example@[::1]:7420"
-
-
 async def named() -> Callee:
     return Callee("b.example", "b", "0.1.0")
 

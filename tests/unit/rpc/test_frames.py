@@ -94,13 +94,6 @@ def test_any_bytes_are_a_frame_or_are_refused(data: bytes, large: bool) -> None:
     assert [digest for part in parts for digest in part.stored] == read.stored
 
 
-def test_a_large_frame_is_judged_in_portions() -> None:
-    frame = TransferFrame(messages=messages(5_000, 200), done=True)
-    parts = list(pieces(frame.SerializeToString()))
-    assert [len(part.messages) for part in parts] == [1_000] * 5
-    assert [part.done for part in parts] == [False] * 4 + [True]
-
-
 def test_a_frame_of_very_many_entries_is_cut_before_it_is_decoded() -> None:
     data = b"\x12\x00" * 200_000
     first = next(pieces(data))

@@ -16,7 +16,6 @@ from store.serving.failure import CallError
 from storenode.client.messages import hash_of, new_message
 from storenode.message.rules import Policy
 from storenode.wire.storenode.v1 import peer_pb2
-from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 
 IDS = st.lists(st.binary(min_size=32, max_size=32), max_size=5)
 LEAVES = st.builds(
@@ -86,22 +85,6 @@ async def test_bodies_are_judged_and_counted_once_each() -> None:
         (hash_of(nameless), "missing_topic"),
     ]
     assert bodies.size_bytes == len(encoded)
-
-
-def some(count: int) -> list[WakuMessageAndTopic]:
-    now_ns = time.time_ns()
-    return [new_message(b"%d" % n, "/a/1/b/proto", "/p", now_ns - n) for n in range(count)]
-
-
-async def test_traces_of_a_peer_are_ignored() -> None:
-    messages = some(3)
-    frame = peer_pb2.GossipFrame(
-        events=peer_pb2.Events(messages=messages),
-        traces=[peer_pb2.FrameTrace(traceparent="00-zz", messages=[0, 2**32 - 1])],
-    )
-    bodies = await decode_gossip(frame.SerializeToString(), admission())
-    assert isinstance(bodies, Bodies)
-    assert bodies.batch.hashes == [hash_of(message) for message in messages]
 
 
 @given(st.binary(max_size=200))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from functools import cache
-from itertools import pairwise
 from typing import Any, Final
 
 import pytest
@@ -19,13 +18,11 @@ from reconcile.compact.frames import FrameKind, PlainFrame, encode
 from reconcile.ids import LOWEST, SyncId
 from reconcile.limits import SessionLimits
 from sim.messages import CANDIDATES, forged_halves
-from store.domain.view import Times
 from store.sync.errors import EXPECTED, ProtocolBrokenError
-from store.sync.frames import compact_bytes
 from store.sync.session import sum_search
 from store.sync.session.conflicts import ConflictMemory
 from store.sync.session.reconciliation import Reconciliation
-from store.sync.session.sum_search import HOUR_NS, has_spans, parts_of
+from store.sync.session.sum_search import HOUR_NS, has_spans
 from storenode.wire.storenode.v1.peer_pb2 import ReconcileExtension, ReconcileFrame, SumSearch
 from tests.support.verifying_pair import Side, Tamper, reconcile
 
@@ -140,8 +137,8 @@ def set_to(**fields: object) -> Lie:
         (0, (400, 300)),
         (1, (1, 0)),
         (30, (0, 1)),
-        (3_000, (0, 0)),
-        (3_000, (400, 300)),
+        (1_000, (0, 0)),
+        (1_000, (400, 300)),
     ],
 )
 async def test_both_sides_find_exactly_the_differences_and_conclude_by_sums(
@@ -199,15 +196,6 @@ async def test_a_side_without_the_extension_is_met_as_ever(
         assert extended == agrees[0], "a responder offers nothing to who does not"
 
 
-async def test_an_agreement_costs_no_payload() -> None:
-    frames = []
-    for agrees in (False, True):
-        one, other = (Side(some(400, 1), agrees=agrees) for _ in range(2))
-        await reconcile(one, other)
-        frames.append([frame.ranges_data for side in (one, other) for frame in side.sent])
-    assert frames[1] == [*frames[0][:1], b"", *frames[0][1:]]
-
-
 @pytest.mark.parametrize("sums", [(True, False), (False, True), (False, False)])
 async def test_a_side_without_sums_gives_no_proof(sums: tuple[bool, bool]) -> None:
     one, other = differing("base")
@@ -239,47 +227,7 @@ async def test_nodes_of_different_clusters_exchange_nothing() -> None:
         assert not len(side.result.to_send)
 
 
-async def test_a_frame_of_skips_is_an_empty_payload() -> None:
-    def tamper(frame: ReconcileFrame) -> None:
-        frame.Clear()
-        frame.ranges_data = SKIPS
-
-    one, other = Side(some(9, 1), tamper=tamper), Side(some(9, 1))
-    await reconcile(one, other)
-    assert other.error is None
-    assert other.result is not None
-    assert not len(other.result.to_send) + len(other.result.to_receive)
-    assert [frame.ranges_data for frame in other.sent] == [b""]
-
-
 # The compact mode
-
-
-async def test_the_compact_mode_takes_fewer_bytes() -> None:
-    costs = []
-    every = sorted(some(9_000, 1))
-    for mode in MODES:
-        one, other = sides(mode, set(every) - set(every[7::150]), set(every) - set(every[99::150]))
-        await reconcile(one, other)
-        check_exact(one, other)
-        assert one.result is not None
-        costs.append(one.result.bytes_sent + one.result.bytes_received)
-    assert max(costs[1:]) < costs[0] / 2
-
-
-async def test_a_responder_begins_with_slices_where_it_differs() -> None:
-    one, other = sides("unoffered", some(30, 1), some(30, 1) | some(90, 3))
-    await reconcile(one, other)
-    check_exact(one, other)
-    assert not one.sent[0].extension.compact_frame
-    assert other.sent[0].extension.compact_frame[0] == FrameKind.SLICES
-    one, other = sides("unoffered", some(3_000, 1), some(3_000, 1))
-    await reconcile(one, other)
-    check_exact(one, other)
-    assert [len(side.sent) for side in (one, other)] == [2, 1]
-    frames = [*one.sent, *other.sent]
-    assert not any(compact_bytes(frame.extension) for frame in frames)
-    assert not any(work_of(side).compact_failed for side in (one, other))
 
 
 @pytest.mark.parametrize("offers", [True, False])
@@ -338,9 +286,8 @@ def conflicts(side: Side) -> set[tuple[SyncId, bytes, bytes]]:
         (0, (0, 0), "base"),
         (0, (40, 60), "offered"),
         (1, (1, 0), "base"),
-        (1, (0, 0), "offered"),
-        (3_000, (1, 0), "offered"),
-        (3_000, (40, 60), "base"),
+        (1_000, (0, 0), "offered"),
+        (1_000, (40, 60), "base"),
     ],
 )
 async def test_one_hash_with_two_contents_is_a_conflict(
@@ -480,16 +427,6 @@ async def test_a_side_that_has_forgotten_conflicts_searches_for_them(forgetful: 
         assert side.report.summed_from_ns is None
     for side in await world.until_known():
         world.check_known(side)
-
-
-@pytest.mark.parametrize("span", [(5, 3 * 365 * DAY_NS + 7), (0, 2), (2**40 - 1, 2**40 + 1)])
-def test_parts_of_a_span_touch_and_are_at_most_64_times_shorter(span: Times) -> None:
-    while span[1] - span[0] > 1:
-        parts = parts_of(span)
-        assert [parts[0][0], parts[-1][1]] == list(span)
-        assert all(one[1] == other[0] for one, other in pairwise(parts))
-        assert 2 <= len(parts) <= 65
-        span = parts[len(parts) // 2]
 
 
 # Liars
@@ -640,19 +577,6 @@ async def test_no_frame_of_the_compact_mode_harms_an_honest_side(
             assert set(honest.result.to_receive) == peer.ids - honest.ids
 
 
-@pytest.mark.parametrize("mode", ["offered", "unoffered"])
-async def test_a_frame_that_is_none_ends_in_a_base_session_that_says_why(mode: str) -> None:
-    one, other = differing(mode)
-    other.tamper = lies(set_to(compact_frame=b"\xff"), is_first)
-    await reconcile(one, other)
-    check_exact(one, other)
-    assert not is_compact(one, other)
-    compact = work_of(one).compact
-    assert work_of(one).compact_failed
-    assert compact is not None
-    assert "docs/spec/compact.md" in compact.reason
-
-
 @pytest.mark.parametrize("liar", [0, 1])
 @pytest.mark.parametrize(
     "change",
@@ -733,7 +657,7 @@ def change_message(rng: random.Random, message: Message) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("liar", [0, 1], ids=["initiator", "responder"])
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(nth=st.integers(0, 5), seed=st.integers(0, 2**32))
 async def test_any_changed_frame_ends_the_session_or_is_answered(
     mode: str, liar: int, nth: int, seed: int
@@ -754,26 +678,3 @@ async def test_any_changed_frame_ends_the_session_or_is_answered(
     await reconcile(*pair)
     for side in pair:
         assert side.result is not None or isinstance(side.error, EXPECTED)
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("liar", [0, 1], ids=["initiator", "responder"])
-async def test_a_frame_of_before_sent_again_ends_the_session_or_is_answered(
-    mode: str, liar: int
-) -> None:
-    for nth in range(1, 4):
-        frames: list[ReconcileFrame] = []
-
-        def tamper(frame: ReconcileFrame, nth: int = nth, frames: list[Any] = frames) -> None:
-            kept = ReconcileFrame.FromString(frame.SerializeToString())
-            if len(frames) == nth:
-                frame.CopyFrom(frames[-1])
-            frames.append(kept)
-
-        pair = differing(mode)
-        pair[liar].tamper = tamper
-        await reconcile(*pair)
-        honest, peer = pair[1 - liar], pair[liar]
-        assert honest.result is not None or isinstance(honest.error, EXPECTED)
-        if honest.result is not None and len(frames) > nth:
-            assert set(honest.result.to_send) <= honest.ids - peer.ids

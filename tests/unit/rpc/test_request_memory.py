@@ -103,16 +103,6 @@ async def measure(requests: IncompleteRequests) -> None:
         await asyncio.sleep(0)
 
 
-async def test_streams_that_send_nothing_stay_however_many_they_are() -> None:
-    kernel = Kernel()
-    requests = IncompleteRequests(MIB, kernel.count)
-    streams = [Stream(requests, kernel, f"ipv4:192.0.2.1:{n}", "a") for n in range(500)]
-    for _ in range(3):
-        await measure(requests)
-    assert not any(each.task.done() for each in streams)
-    await stop(streams)
-
-
 async def test_the_caller_with_the_most_bytes_gives_way() -> None:
     kernel = Kernel()
     requests = IncompleteRequests(10 * MIB, kernel.count)

@@ -261,20 +261,3 @@ async def test_a_call_that_leaves_gives_everything_back(world: World) -> None:
     holder.close()
     assert world.answers.used == 0
     assert not world.answers.asked
-
-
-async def test_the_callers_own_end_is_no_stall(world: World) -> None:
-    stalled = world.stall(AnswerSender(world.answers, "a", "1"))
-    await settled()
-    stalled.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await stalled
-    assert world.answers.used == 0
-
-
-async def test_a_page_gives_back_what_it_took_where_its_share_was_less() -> None:
-    answers = UnsentBudget(lambda: 0.0, 4 * PAGE)
-    room = await AnswerSender(answers, "caller", "connection").room(FIRST_PAGE_BYTES)
-    assert answers.used == PAGE // 2
-    room.close()
-    assert answers.used == 0

@@ -48,6 +48,7 @@ def test_the_newest_connections_of_a_host_are_closed_and_no_others() -> None:
     [
         ("ipv4:127.0.0.1:4000", Remote("host 127.0.0.1", loopback=True)),
         ("ipv4:10.1.2.3:4000", Remote("host 10.1.2.3", loopback=False)),
+        ("ipv4:10.1.2.3:4001", Remote("host 10.1.2.3", loopback=False)),
         ("ipv6:%5B::1%5D:4000", Remote("host ::1", loopback=True)),
         ("ipv6:[::1]:4000", Remote("host ::1", loopback=True)),
         ("ipv6:%5B2001:db8:1:2:3:4:5:6%5D:9", Remote("host 2001:db8:1:2::/64", loopback=False)),
@@ -62,7 +63,3 @@ def test_the_newest_connections_of_a_host_are_closed_and_no_others() -> None:
 )
 def test_where_a_call_comes_from(address: str, expected: Remote) -> None:
     assert remote(address) == expected
-
-
-def test_the_port_does_not_matter() -> None:
-    assert remote("ipv4:10.0.0.1:1").name == remote("ipv4:10.0.0.1:2").name

@@ -15,7 +15,6 @@ import grpc
 import pytest
 import pytest_asyncio
 
-from chaos.attacks.peers import channel_to, reconcile
 from reconcile.ids import SyncIds
 from reconcile.index import IndexView
 from reconcile.session import Role
@@ -37,9 +36,8 @@ from tests.integration.peers.hostile import (
     frames,
     honest_reconcile,
     hostile_server,
-    ids_of,
 )
-from tests.support.fleet import NS_PER_S, Fleet, held, publish, status
+from tests.support.fleet import NS_PER_S, Fleet, held, publish
 from tests.support.node import NodeProcess
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -48,7 +46,6 @@ MIB = 1024 * 1024
 LARGE_BYTES = 60 * MIB
 PROMISED = 200_000
 CALLERS = 12
-SILENCE_S = 3
 WARM_ROUNDS, ROUNDS = 3, 6
 ROUND_BYTES = 16 * MIB
 MAX_GROWTH_BYTES = 64 * MIB
@@ -60,7 +57,6 @@ MAX_LEFT_BYTES = 2 * ROUND_BYTES
 COPIES = 4
 """Of a frame, in memory while it is looked at."""
 
-FAILED_SESSIONS = ("storenode_sync_sessions_total", "failed", "initiator")
 REFUSED = {
     grpc.StatusCode.OK: "",
     grpc.StatusCode.INVALID_ARGUMENT: "at byte",
@@ -74,14 +70,10 @@ sessions are taken. The last are those that come slowly, and clients that learn 
 
 @dataclass
 class Siege:
-    """A node, a peer that is honest, and one that does what the scripts say.
-
-    ``impatient`` works on the database of the honest one, and gives up who says nothing.
-    """
+    """A node, a peer that is honest, and one that does what the scripts say."""
 
     node: NodeProcess
     honest: NodeProcess
-    impatient: NodeProcess
     hostile: str
     scripts: Scripts
     maker: Maker
@@ -151,34 +143,16 @@ async def siege(
         hostile = await stack.enter_async_context(hostile_server(scripts))
         fleet = Fleet(tmp_path_factory.mktemp("siege"), new_database=new_store)
         stack.callback(fleet.close)
-        honest = fleet.start(database_url=(url := new_store()))
-        # Not the honest one: a machine that stalls must not end its sessions.
-        impatient = fleet.start("--peer-silence", f"{SILENCE_S}s", database_url=url)
+        honest = fleet.start()
         node = fleet.start(peers=[hostile.target, honest.peer])
         await publish(node, maker.some(2_000))
-        yield Siege(node, honest, impatient, hostile.target, scripts, maker)
+        yield Siege(node, honest, hostile.target, scripts, maker)
 
 
 async def check_unharmed(siege: Siege) -> None:
     """Check that the node has its messages, and reconciles with the honest peer."""
     assert (await request_sync(siege.node, siege.honest.peer)).in_sync
     assert held(siege.node) == held(siege.honest) == siege.maker.made
-
-
-async def test_a_frame_above_the_limit_is_refused_reported_and_counted(siege: Siege) -> None:
-    siege.play(frames(payload(bytes(66 * MIB))))
-    node, logged_bytes, counter = siege.node, log_size(siege.node), FAILED_SESSIONS
-    counted = metrics(node).get(counter, 0)
-    report = await request_sync(node, siege.hostile)
-    assert (report.outcome, report.in_sync) == ("failed", False)
-    assert "larger than max" in report.error
-    line = await event(node, "session_ended", logged_bytes, outcome="failed", role="initiator")
-    assert (line["error"], line["level"]) == (report.error, "warning")
-    assert metrics(node)[counter] == counted + 1
-    (peer,) = [each for each in status(node)["peers"] if each["address"] == siege.hostile]
-    assert peer["failures"] >= 1
-    assert peer["last_error"] == report.error
-    await check_unharmed(siege)
 
 
 async def test_hundreds_of_thousands_of_promises(siege: Siege) -> None:
@@ -248,26 +222,6 @@ async def test_many_callers_with_the_largest_frames(siege: Siege) -> None:
     assert not others, "refused for what it is, as one of too many, or for want of memory"
     assert any("at byte" in sentence for _, sentence in ends)
     assert peak() - before < COPIES * CALLERS * LARGE_BYTES // 2
-    await check_unharmed(siege)
-
-
-async def test_a_silent_peer_is_given_up(siege: Siege) -> None:
-    async with grpc.aio.insecure_channel(siege.impatient.peer, options=LARGEST) as channel:
-        call = RawPeer(channel).begin(RECONCILE)
-        await call.write(Honest(Role.INITIATOR, Maker(time.time_ns()).some(1_000)).first())
-        code, sentence = await call.status()
-    assert code is grpc.StatusCode.DEADLINE_EXCEEDED
-    assert f"said nothing for {SILENCE_S} s" in sentence
-    await check_unharmed(siege)
-
-
-async def test_a_session_without_a_transfer_gives_way_to_the_next(siege: Siege) -> None:
-    logged_bytes, ids = log_size(siege.node), ids_of(Maker(siege.maker.newest_ns - 1).some(10))
-    async with channel_to(siege.node.peer) as channel:
-        for _ in range(2):
-            assert await reconcile(channel, "hasty-peer", ids)
-    line = await event(siege.node, "session_ended", logged_bytes, outcome="failed")
-    assert line["error"] == "the peer began a new session before it transferred"
     await check_unharmed(siege)
 
 

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from store.db.connection import Connection
 from store.db.locks import NODES
 from store.db.pool import Database
 from store.db.schema.partitions import PartitionMap
@@ -21,7 +20,6 @@ from store.gossip.driver.confirmations import ConfirmationWaits
 from store.messages.record import RecordBatch
 from store.runtime.services import SharedConfirmations
 from tests.integration.storage.world import DAY, NOW, random_batch
-from tests.support.polling import until
 
 LONG_S = 60.0
 
@@ -81,19 +79,6 @@ async def test_who_has_confirmed_a_new_message_is_not_awaited_again(publisher: P
     assert len(publisher.waits) == 0
 
 
-async def test_stores_that_are_away_may_have_confirmed_a_duplicate(publisher: Publisher) -> None:
-    messages = batch()
-    await publisher.store(messages, 3)
-    publisher.waits.confirm(messages.hashes, [1, 1, 1])
-    again = await publisher.store(messages, 3)
-    assert again == [False] * 3
-    waiting = asyncio.create_task(publisher.confirmed(messages, again, 3))
-    await asyncio.sleep(0)
-    assert len(publisher.waits) == 1
-    publisher.waits.confirm(messages.hashes, [3, 3, 3])
-    assert [each.reason for each in await waiting] == [""] * 3
-
-
 async def test_a_wait_ends_with_the_last_confirmation_that_it_lacks(publisher: Publisher) -> None:
     messages = batch()
     stored = await publisher.store(messages, 2)
@@ -120,23 +105,6 @@ async def test_what_another_node_on_the_database_was_reported_counts(publisher: 
     pairs = [Confirmed(digest, store) for digest in messages.hashes for store in ("a", "b")]
     await other.confirm(pairs)
     assert [each.confirms for each in await waiting] == [2, 2, 2]
-
-
-async def test_the_peers_of_another_node_on_the_database_may_confirm(publisher: Publisher) -> None:
-    messages = batch()
-    stored = await publisher.store(messages, 3)
-    database = publisher.table._database
-    async with await database.connect() as one, await database.connect() as another:
-        for node in (one, another):
-            await node.execute("select pg_advisory_lock_shared(%s)", (NODES,))
-        found = await publisher.confirmed(messages, stored, 3, 0.05)
-        assert "no more have within 0.05 s" in found[0].reason
-        servers = [node.info.backend_pid for node in (one, another)]
-    async with await database.connect() as observer:
-        # A server process lets go of its locks some time after its client has left.
-        await until(lambda: _have_ended(observer, servers))
-    found = await publisher.confirmed(messages, stored, 3)
-    assert "with 2 other stores" in found[0].reason, "it is alone again"
 
 
 async def test_a_node_without_gossip_waits_where_another_node_may_have_peers(
@@ -167,12 +135,6 @@ async def test_a_node_without_gossip_and_alone_answers_at_once_and_leaves_nothin
     assert (await publisher.table.summary()).count == 0
 
 
-async def _have_ended(observer: Connection, servers: list[int]) -> bool:
-    statement = "select not exists (select from pg_stat_activity where pid = any(%s))"
-    row = await (await observer.execute(statement, (servers,))).fetchone()
-    return row == (True,)
-
-
 async def test_what_was_given_up_counts_for_nothing(publisher: Publisher) -> None:
     messages = batch()
     stored = await publisher.store(messages, 2)
@@ -182,17 +144,6 @@ async def test_what_was_given_up_counts_for_nothing(publisher: Publisher) -> Non
     found = await publisher.confirmed(messages, stored, 2, limit_s)
     assert {each.confirms for each in found} <= {0, 1}
     assert "of 2 stores confirmed: no more have within 0.75 s" in found[0].reason
-
-
-async def test_what_is_not_tracked_is_never_taken_for_confirmed(
-    publisher: Publisher, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("store.db.writing.unread.MAX_UNREAD_EVENTS", 0)
-    messages = batch()
-    stored = await publisher.store(messages, 1)
-    limit_s = 3 * confirmations.POLL_S
-    found = await publisher.confirmed(messages, stored, 1, limit_s)
-    assert [each.confirms for each in found] == [0, 0, 0]
 
 
 async def test_too_few_stores_end_a_wait_before_it_begins(publisher: Publisher) -> None:
@@ -238,27 +189,6 @@ async def test_waits_are_bounded_and_a_client_that_leaves_costs_nothing(
     await asyncio.gather(waiting, return_exceptions=True)
     assert len(publisher.waits) == 0
     assert not publisher.waits._waits
-
-
-async def test_a_node_that_stops_while_it_looks_for_other_nodes_answers(
-    publisher: Publisher, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    messages = batch()
-    stored = await publisher.store(messages, 3)
-    looks, stopped = asyncio.Event(), asyncio.Event()
-
-    async def is_shared() -> bool:
-        looks.set()
-        await stopped.wait()
-        return True
-
-    monkeypatch.setattr(publisher.table, "is_shared", is_shared)
-    waiting = asyncio.create_task(publisher.confirmed(messages, stored, 3))
-    await looks.wait()
-    publisher.waits.stop()
-    stopped.set()
-    async with asyncio.timeout(LONG_S / 2):
-        assert all("the node is stopping" in each.reason for each in await waiting)
 
 
 async def test_a_node_that_stops_answers_all_who_wait(publisher: Publisher) -> None:

@@ -23,7 +23,6 @@ from tests.support.fleet import (
 from tests.support.node import COMMAND, NodeProcess, clean_environment
 from tests.support.pages import ROOT, matches, steps
 from tests.support.polling import PATIENCE_S, eventually
-from tests.support.ports import HeldPort
 
 ON = ("--gossip", "on")
 LONG = ("--confirm-timeout", "60s")
@@ -145,18 +144,6 @@ def test_more_confirmations_than_there_are_stores_are_refused_at_once(
     assert bytes.fromhex(result["message_hash"]) in held(caller)
     ended, result = publish(caller, "now", *many, "--ephemeral")
     assert (ended.code, result["outcome"]) == (0, "EPHEMERAL")
-
-
-def test_the_peers_of_any_node_on_the_database_confirm(fleet: Fleet) -> None:
-    others = [fleet.start(*ON) for _ in range(2)]
-    absent = HeldPort()
-    asked = fleet.start(*ON, "--peer", absent.address)
-    connected = fleet.start(*ON, peers=others, database_url=asked.database_url)
-    quiet = fleet.start("--gossip", "off", database_url=asked.database_url)
-    exchanging(connected, 2)
-    for node in (asked, quiet):
-        ended, result = publish(node, f"at {node.listen}", "--min-confirms", "2", *LONG)
-        assert (ended.code, result["outcome"], result["confirms"]) == (0, "STORED", 2)
 
 
 async def test_what_is_unread_survives_and_is_confirmed_when_the_store_is_back(

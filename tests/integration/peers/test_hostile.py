@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -13,19 +12,16 @@ import pytest
 import pytest_asyncio
 
 from reconcile.limits import CodecLimits, SessionLimits
-from reconcile.session import Role
 from store.domain.ports import PeerAddress, SyncEnding, SyncOutcome, Window
-from store.sync.limits import TransferLimits
-from store.sync.session import exchange, reconciliation
+from store.sync.session import exchange
 from store.sync.session.exchange import RECONCILE, TRANSFER
 from store.sync.transfer import transfer as transferring
 from storenode.message.varint import varint
 from storenode.wire.storenode.v1.peer_pb2 import ReconcileFrame, TransferFrame, TransferRefusal
-from tests.integration.peers.harness import PeerNode, hash_of, item, items, peer_node
+from tests.integration.peers.harness import PeerNode, hash_of, items, peer_node
 from tests.integration.peers.hostile import (
     METADATA,
     SESSION_ID,
-    Honest,
     RawPeer,
     Script,
     Scripts,
@@ -44,8 +40,6 @@ SMALL = SessionLimits(
     payload=CodecLimits(max_payload_bytes=65_536, max_ranges=64, max_elements=100), max_rounds=8
 )
 END_OF_TIME = varint(2**63 - 1)
-IMPATIENT_NS = 3_000_000_000
-"""More than a busy machine takes for an honest frame."""
 
 MALFORMED = b"\x01\x00\x80\x00"
 CLAIM = b"\x01\x00" + END_OF_TIME + b"\x02" + varint(2**40)
@@ -128,45 +122,17 @@ async def test_a_first_frame_that_cannot_be_taken(
     assert (await peer.reconcile(items(range(50))))[1].rounds == 1, "the node goes on"
 
 
-async def test_callers_that_leave_are_forgotten_at_once(node: PeerNode, peer: RawPeer) -> None:
-    for is_cancelled in (True, False):
-        call = peer.begin(RECONCILE)
-        await call.write(Honest(Role.INITIATOR, items(range(60))).first())
-        assert await call.read_reconcile() is not None
-        assert len(node.exchange.sessions) == 1
-        if is_cancelled:
-            call.call.cancel()
-            await failed(node)
-        else:
-            await call.call.done_writing()
-            assert (await call.status())[0] is INVALID
-            assert "its turn" in (await failed(node)).error
-
-
 async def test_callers_that_send_nothing_take_no_session(
-    new_database: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+    node: PeerNode, peer: RawPeer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limits = TransferLimits(silence_ns=IMPATIENT_NS)
-    async with (
-        peer_node("a.example", new_database(), transfer_limits=limits) as impatient,
-        raw_peer(impatient) as peer,
-    ):
-        await impatient.hold(items(range(50)))
-        silent = peer.begin(RECONCILE)
-        await silent.call.initial_metadata()
-        assert not len(impatient.exchange.sessions)
-        call = peer.begin(RECONCILE)
-        await call.write(Honest(Role.INITIATOR, items(range(60))).first())
-        code, sentence = await call.status()
-        assert code is grpc.StatusCode.DEADLINE_EXCEEDED
-        assert "said nothing" in sentence
-        assert "--peer-silence" in sentence
-        await failed(impatient)
-        silent.call.cancel()
-        monkeypatch.setattr(exchange, "FIRST_FRAME_S", 0.1)
-        code, sentence = await peer.begin(RECONCILE).status()
-        assert code is grpc.StatusCode.DEADLINE_EXCEEDED, "others wait for its place"
-        assert "said nothing" in sentence
+    monkeypatch.setattr(exchange, "FIRST_FRAME_S", 0.1)
+    call = peer.begin(RECONCILE)
+    await call.call.initial_metadata()
+    assert not len(node.exchange.sessions)
+    code, sentence = await call.status()
+    assert code is grpc.StatusCode.DEADLINE_EXCEEDED, "others wait for its place"
+    assert "said nothing" in sentence
+    assert "--peer-silence" in sentence
 
 
 @pytest.mark.parametrize(
@@ -316,18 +282,6 @@ async def test_a_session_that_gives_way_is_no_error_and_a_refusal_is_one_line(
     assert len(outcome.error) < 1_000
 
 
-async def test_a_callee_that_sends_nothing(node: PeerNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reconciliation, "MAX_RECONCILE_S", 2.0)
-    outcome = await called(node, Scripts(reconcile=silent))
-    assert "not done within" in outcome.error
-    monkeypatch.undo()
-    limits = TransferLimits(silence_ns=200_000_000)
-    monkeypatch.setattr(node.exchange, "work", replace(node.exchange.work, transfer_limits=limits))
-    outcome = await called(node, Scripts(reconcile=silent))
-    assert "said nothing" in outcome.error
-    assert "--peer-silence" in outcome.error
-
-
 async def test_a_callee_that_does_not_name_itself_or_is_another(node: PeerNode) -> None:
     malformed = (("storenode-node-id", "no good"), *METADATA[1:])
     for metadata in ((), METADATA[:2], malformed):
@@ -351,27 +305,6 @@ async def moved(node: PeerNode, transfer: Script, **scripts: Any) -> SyncOutcome
 def transfer_frame(**fields: Any) -> TransferFrame:  # noqa: ANN401
     """Return a frame of the session."""
     return TransferFrame(session_id=SESSION_ID, **fields)
-
-
-@pytest.mark.parametrize(
-    ("script", "words"),
-    [
-        (frames(b"\xff\xff"), "TransferFrame"),
-        (leaves, "before everything was answered"),
-        (ends_with(grpc.StatusCode.FAILED_PRECONDITION), "so there"),
-    ],
-    ids=["garbage", "leaves", "fails"],
-)
-async def test_a_transfer_of_a_callee_that_breaks_the_rules(
-    node: PeerNode, script: Script, words: str
-) -> None:
-    before = await node.hashes()
-    outcome = await moved(node, script)
-    assert outcome.ending is SyncEnding.FAILED
-    assert not outcome.in_sync
-    assert words in outcome.error
-    assert (outcome.missing_here, outcome.missing_there) == (10, 10)
-    assert await node.hashes() == before
 
 
 async def test_a_transfer_by_another_node(node: PeerNode) -> None:
@@ -415,32 +348,3 @@ async def test_a_peer_may_name_itself_with_its_first_answer(fresh: PeerNode) -> 
     assert (outcome.error, outcome.in_sync) == ("", True)
     assert (outcome.messages_received, outcome.messages_sent) == (10, 10)
     assert outcome.peer_node_id == "hostile.example"
-
-
-async def deaf(context: Any) -> None:  # noqa: ANN401
-    """Name the session, then neither read nor write."""
-    await context.write(transfer_frame().SerializeToString())
-    await asyncio.Event().wait()
-
-
-@pytest.mark.parametrize("script", [silent, deaf], ids=["silent", "deaf"])
-async def test_a_peer_that_falls_silent_in_a_transfer(
-    new_database: Callable[[], str], monkeypatch: pytest.MonkeyPatch, script: Script
-) -> None:
-    """Check that what is sent piles up nowhere, and that the session ends."""
-    monkeypatch.setattr(transferring, "TRANSFER_TICK_S", 0.05)
-    async with peer_node("a.example", new_database()) as node:
-        await node.hold([item(number, size=100_000) for number in range(200)])
-        claim = honest_reconcile([item(number, size=100_000) for number in range(100)])
-
-        async def reconcile(context: Any) -> None:  # noqa: ANN401
-            await claim(context)
-            # Not sooner: a busy machine may take longer than this for an honest frame.
-            limits = TransferLimits(silence_ns=500_000_000)
-            node.exchange.work = replace(node.exchange.work, transfer_limits=limits)
-
-        outcome = await called(node, Scripts(reconcile=reconcile, transfer=script))
-        assert outcome.ending is SyncEnding.FAILED
-        assert "said nothing" in outcome.error
-        assert outcome.missing_there == 100
-        assert outcome.messages_sent == 0

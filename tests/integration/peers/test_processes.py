@@ -66,16 +66,6 @@ async def test_three_nodes_with_losses_are_equal_after_one_round_each(fleet: Fle
         assert (peer["lacks"], peer["has"], peer["failures"]) == (0, 0, 0)
         assert peer["last_report"]["in_sync"]
 
-    await publish(first, made(30, time.time_ns() - 60 * 10**9, seed=5))
-    shown = Command.of(second).ok("sync").out
-    assert "result    in sync\n" in shown
-    assert "found     30 missing here, 0 missing there\n" in shown
-    assert "moved     30 received, 0 sent\n" in shown
-    assert f"held      {len(everything):,} here, {len(everything) + 30:,} there before\n" in shown
-    listed = Command.of(second).ok("status").out
-    assert f"@{first.peer}  connected" in listed
-    assert "nothing missing then" in listed
-
 
 async def test_the_whole_history_is_reconciled_when_asked_for(fleet: Fleet) -> None:
     first = fleet.start()

@@ -1,4 +1,3 @@
-import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -22,14 +21,6 @@ def test_every_hash_is_found_at_its_place(stored: list[bytes], wanted: list[byte
     lookup = IdLookup(SyncIds.of((number, digest) for number, digest in enumerate(stored)))
     found = lookup.find(hash_column(wanted)).tolist()
     assert found == [stored.index(digest) if digest in stored else -1 for digest in wanted]
-
-
-def test_many_are_found_in_portions() -> None:
-    noise = np.random.default_rng(3).integers(0, 256, (100_000, 32), np.uint8)
-    lookup = IdLookup(SyncIds(np.arange(len(noise)), noise))
-    shuffled = np.random.default_rng(4).permutation(len(noise))
-    assert np.array_equal(lookup.find(noise[shuffled]), shuffled)
-    assert (lookup.find(noise ^ np.uint8(1)) == -1).all()
 
 
 def test_hashes_have_one_size() -> None:

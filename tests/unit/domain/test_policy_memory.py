@@ -39,14 +39,6 @@ def test_refusals_are_forgotten_when_they_may_have_passed() -> None:
     memory.check()
 
 
-def test_a_peer_and_a_side_have_nothing_to_do_with_another() -> None:
-    memory = PolicyMemory()
-    memory.book("p", Side.THEIRS).add(NOW, ids(1), ["too_large"])
-    memory.book("q", Side.OURS).add(NOW, ids(2), ["too_large"])
-    assert known(memory) == {}
-    assert known(memory, side=Side.THEIRS) == {1: "too_large"}
-
-
 def test_a_peer_with_many_refusals_does_not_displace_the_others() -> None:
     memory = PolicyMemory(limit=100)
     memory.book("p", Side.OURS).add(NOW, ids(*range(10)), ["too_large"] * 10)

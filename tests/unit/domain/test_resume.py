@@ -154,14 +154,6 @@ async def test_without_a_gap_reconciliation_begins_at_once(
     assert (world.asked, world.proceeded) == ([], [0])
 
 
-async def test_without_reconciliations_the_shortest_gap_is_fetched(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    world = World([[NOW - 1]], last_ns=NOW - 1, shortest_ns=0)
-    await world.run(monkeypatch)
-    assert world.asked[0][1] == NOW - 1 - SLACK
-
-
 async def test_nothing_behind_the_horizon_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World([[NOW]], horizon_ns=MIDDLE)
     await world.run(monkeypatch)

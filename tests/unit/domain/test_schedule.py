@@ -229,16 +229,6 @@ async def test_a_wide_session_that_failed_is_tried_again_before_its_interval() -
 
 
 @virtual_time
-async def test_wide_sessions_that_always_fail_are_not_hurried() -> None:
-    each = world(lambda session: FAILED if session.is_wide else WELL, wide_interval_ns=RANGE_NS)
-    begun = await each.pass_time(6 * HOUR)
-    wide = [session for session in begun if session.is_wide]
-    assert 8 <= len(wide) <= 16
-    assert pauses(wide)[-1] > 0.8 * HOUR
-    assert max(pauses([each for each in begun if not each.is_wide])) < 6 * MINUTE
-
-
-@virtual_time
 async def test_a_wide_session_that_gave_way_is_tried_again_soon() -> None:
     each = world(lambda session: ABORTED if session.is_wide else WELL, wide_interval_ns=RANGE_NS)
     wide = [session for session in await each.pass_time(4 * MINUTE) if session.is_wide]
@@ -299,32 +289,6 @@ async def test_what_a_session_left_over_is_fetched_at_once(kind: bool) -> None:
     assert len([session for session in begun if session.is_wide is kind]) == 3
 
 
-def test_halves_of_a_window() -> None:
-    assert halves(Window(10, 20), 13) == (Window(10, 13), Window(13, 20))
-    assert halves(Window(10, 20), 10) == halves(Window(10, 20), 20) == ()
-
-
-@pytest.mark.parametrize("refused", [10, 95, 300])
-@virtual_time
-async def test_what_policy_refuses_hides_nothing_for_ever(refused: int) -> None:
-    """Let a session report 10 differences, the oldest first; all but the newest stay."""
-    reached = []
-
-    def end(session: Begun) -> SyncOutcome:
-        window = session.window
-        times = range(window.time_start_ns, window.time_end_ns)
-        found = [moment for moment in range(1_000, 1_000 + refused) if moment in times][:10]
-        if len(found) < 10:
-            reached.append(window.time_end_ns > 1_000 + refused)
-            return WELL
-        return replace(WELL, left_over=True, middle_ns=found[5])
-
-    each = world(end, peers=PEERS[:2], range_ns=2**62)
-    begun = await each.pass_time(20 * MINUTE)
-    assert any(reached), "the newest was in a window that was not full"
-    assert len(begun) < 2_000
-
-
 @virtual_time
 async def test_parts_of_a_window_are_few_and_wait_for_their_own_peer() -> None:
     def end(session: Begun) -> SyncOutcome:
@@ -372,20 +336,6 @@ async def test_never_two_sessions_with_one_peer_and_few_in_all() -> None:
     assert len(each.running) == MAX_SESSIONS
     each.gate.set()
     assert {done.peer for done in await asyncio.gather(*asked)} == set(PEERS)
-
-
-@virtual_time
-async def test_a_request_does_not_wait_for_a_backoff_and_avoids_failing_peers() -> None:
-    each = world(
-        lambda session: FAILED if session.peer == PEERS[0] else WELL,
-        peers=PEERS[:2],
-        interval_ns=0,
-    )
-    assert (await each.ask(str(PEERS[0]))).outcome == FAILED
-    for _ in range(10):
-        assert (await each.ask()).peer == PEERS[1]
-    assert (await each.ask(str(PEERS[0]))).outcome == FAILED
-    assert each.passed_s < 1
 
 
 @virtual_time

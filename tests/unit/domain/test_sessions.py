@@ -1,13 +1,9 @@
 """The registry of sessions: every case of its table, and two registries that begin at once."""
 
-import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 
 from reconcile.ids import SyncIds
 from store.domain.places import Caller
@@ -208,15 +204,6 @@ def test_a_node_and_its_own_database_are_no_peers(node: str, store: str, kind: R
     assert not len(sessions)
 
 
-def test_a_refusal_counts_the_sessions_that_are_under_way() -> None:
-    sessions = registry()
-    for node in ("b", "c", "d"):
-        came(sessions, node)
-    busy = sessions.accept(NOW, Caller("e", "store-e"), "5")
-    assert isinstance(busy, SessionRefusal)
-    assert busy.sentence.startswith("busy: 3 sessions are under way of 4, and the others are for")
-
-
 def test_a_node_has_four_sessions_at_most() -> None:
     sessions = registry()
     for node in ("a", "b"):
@@ -381,88 +368,3 @@ def test_what_a_session_s_state_does_not_allow_changes_nothing(old: str, ended: 
         with pytest.raises(SessionError):
             sessions.identify(NOW, session, "a", "store-a")
     assert session.state is state
-
-
-@dataclass
-class Call:
-    """A call between two registries, and its progress."""
-
-    caller: Sessions
-    callee: Sessions
-    names: tuple[str, str]
-    here: PeerSession | None = None
-    there: PeerSession | None = None
-
-
-@dataclass
-class Line:
-    """A pair of nodes that call each other; answers and cancellations arrive late, in any order."""
-
-    nodes: dict[str, Sessions]
-    events: list[Callable[[], None]] = field(default_factory=list)
-    calls: list[Call] = field(default_factory=list)
-
-    def begin(self, caller: str, callee: str, knows: bool) -> None:
-        call = Call(self.nodes[caller], self.nodes[callee], (caller, callee))
-        name = (callee, f"store-{callee}") if knows else ("", "")
-        result = call.caller.begin(NOW, f"{callee}:1", *name)
-        if isinstance(result, Accepted):
-            call.here = result.session
-            self.calls.append(call)
-            self.events.append(partial(self._arrive, call))
-
-    def _arrive(self, call: Call) -> None:
-        assert call.here is not None
-        if call.here.state is SessionState.ENDED:
-            return
-        caller = call.names[0]
-        result = call.callee.accept(NOW, Caller(caller, f"store-{caller}"), "1")
-        if isinstance(result, Accepted):
-            call.there = result.session
-            self._stop(result.ended)
-            self.events.append(partial(self._answer, call))
-        else:
-            assert result.kind is RefusalKind.ABORTED
-            self.events.append(partial(call.caller.end, call.here))
-
-    def _answer(self, call: Call) -> None:
-        assert call.here is not None
-        callee = call.names[1]
-        result = call.caller.identify(NOW, call.here, callee, f"store-{callee}")
-        self._stop(result.ended if isinstance(result, Accepted) else (call.here,))
-
-    def _stop(self, ended: tuple[PeerSession, ...]) -> None:
-        """End the other side of a session that has ended, as a driver does."""
-        for call in self.calls:
-            if call.here in ended and call.there is not None:
-                self.events.append(partial(call.callee.end, call.there))
-            if call.there in ended and call.here is not None:
-                self.events.append(partial(call.caller.end, call.here))
-
-
-@settings(max_examples=400)
-@given(st.integers(0, 2**32), st.booleans(), st.booleans(), st.booleans())
-@example(0, False, False, True)
-def test_two_that_begin_at_once_have_one_session(
-    seed: int, knows_a: bool, knows_z: bool, at_once: bool
-) -> None:
-    rng = random.Random(seed)
-    line = Line({name: Sessions(name, f"store-{name}") for name in ("a", "z")})
-    begins = [partial(line.begin, "a", "z", knows_z), partial(line.begin, "z", "a", knows_a)]
-    rng.shuffle(begins)
-    if at_once:
-        for begin in begins:
-            begin()
-    else:
-        line.events += begins
-    while line.events:
-        line.events.pop(rng.randrange(len(line.events)))()
-        for sessions in line.nodes.values():
-            sessions.check()
-    (call,) = [
-        each for each in line.calls if each.here and each.here.state is SessionState.RECONCILING
-    ]
-    assert list(call.caller) == [call.here]
-    assert list(call.callee) == [call.there]
-    if at_once:
-        assert call.names == ("a", "z")

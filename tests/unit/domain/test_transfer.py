@@ -26,7 +26,6 @@ from tests.unit.domain.transfer_world import (
     Side,
     Store,
     finish,
-    ids_of,
     join,
     messages,
     pair,
@@ -65,48 +64,6 @@ async def test_both_sides_end_with_everything(
             assert side.sent == [TransferFrame(session_id=SESSION, done=True)]
 
 
-@settings(max_examples=40)
-@given(seeds, st.integers(0, 30), st.integers(0, 30), st.floats(0, 0.3))
-@virtual_time
-async def test_a_lost_connection_costs_nothing_that_was_stored(
-    seed: int, only_left: int, only_right: int, seconds: float
-) -> None:
-    left, right = store_of(messages(only_left)), store_of(messages(only_right, 500))
-    everything = left.frames | right.frames
-    first = pair(left, right, seed=seed)
-    await asyncio.sleep(seconds)
-    for side, other in (first, first[::-1]):
-        # What was acknowledged is durable at that moment, whatever happens next.
-        assert all(digest in side.contents.frames for digest in side.stored())
-        assert other.report.stored_by_peer <= len(side.stored())
-        side.peer = None
-        side.lose()
-    for report in await finish(*first):
-        assert report.fault in (TransferFault.NONE, TransferFault.LOST)
-        assert report.error in ("", "the connection broke")
-    missing = [len(everything) - len(store.frames) for store in (left, right)]
-    second = await finish(*pair(left, right, seed=seed))
-    assert left.frames == right.frames == everything
-    assert [report.stored for report in second] == missing
-    assert sum(report.sent for report in second) == sum(missing)
-
-
-@settings(max_examples=25)
-@given(seeds, st.integers(1, 12), st.integers(1, 12))
-@virtual_time
-async def test_messages_that_were_pruned_are_passed_over(seed: int, count: int, gone: int) -> None:
-    left, right = store_of(messages(count)), Store()
-    one, other = pair(left, right, seed=seed)
-    for digest in list(left.frames)[:gone]:
-        del left.frames[digest]
-    sent, received = await finish(one, other)
-    assert right.frames == left.frames
-    lost = min(gone, count)
-    assert (sent.pruned, sent.sent, sent.equal) == (lost, count - lost, True)
-    assert received.undelivered == lost
-    assert [reason for _, reason in other.refusals()] == ["not received"] * lost
-
-
 @settings(max_examples=25)
 @given(seeds, st.integers(1, 12), st.integers(0, 12), st.floats(0, 0.1))
 @virtual_time
@@ -124,23 +81,6 @@ async def test_what_came_another_way_is_answered_as_stored(
     assert report.equal
     assert sorted(other.stored()) == sorted(right.frames)
     assert not other.refusals()
-
-
-@settings(max_examples=25)
-@given(seeds, st.integers(1, 12), st.integers(0, 12))
-@virtual_time
-async def test_an_answer_that_comes_first_saves_the_message(
-    seed: int, count: int, early: int
-) -> None:
-    store = store_of(messages(count))
-    known = [digest for _, digest in store.ids.pairs()]
-    side = Side(store, store.ids, seed=seed)
-    await side.receive(raw(stored=known[:early]))
-    assert sum(len(frame.messages) for frame in side.sent) == count - len(known[:early])
-    await side.receive(raw(stored=known[early:], done=True))
-    report = await side.ended()
-    assert report.stored_by_peer == count
-    assert report.equal
 
 
 @virtual_time
@@ -167,16 +107,6 @@ async def test_a_large_message_does_not_share_a_frame_with_many_answers() -> Non
     await asyncio.sleep(1)
     assert sorted(len(frame.refused) for frame in side.sent) == [0, 0, 3_000]
     assert [len(frame.messages) * len(frame.refused) for frame in side.sent] == [0, 0, 0]
-
-
-@virtual_time
-async def test_frames_of_large_messages_stay_small_enough() -> None:
-    left = store_of(messages(30, size=150_000), messages(2, 700, 2_500_000))
-    right = store_of(messages(30, 900, size=150_000), messages(1, 800, 4_000_000))
-    rules = replace(POLICY, max_message_bytes=4_100_000)
-    reports = await finish(*pair(left, right, limits=TransferLimits(), policies=(rules, rules)))
-    assert left.frames == right.frames
-    assert all(report.equal for report in reports)
 
 
 # What policy refuses
@@ -357,21 +287,3 @@ async def test_a_stream_that_closes_when_all_is_answered_was_only_closed() -> No
     side.inbox.put_nowait(None)
     report = await side.ended()
     assert (report.fault, report.error, report.equal) == (TransferFault.NONE, "", True)
-
-
-@virtual_time
-async def test_a_cancelled_transfer_ends_though_its_reader_loses_the_cancellation() -> None:
-    side = Side(Store(), None, ids_of(store := store_of(messages(1)), store.frames))
-    read = side.read
-
-    async def deaf() -> bytes | None:
-        try:
-            return await read()
-        except asyncio.CancelledError:
-            return None
-
-    side.read = deaf  # type: ignore[method-assign]
-    await asyncio.sleep(1)
-    side.task.cancel()
-    await asyncio.wait({side.task})
-    assert side.task.cancelled()

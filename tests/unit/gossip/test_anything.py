@@ -157,7 +157,7 @@ class Anything:
         )
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(16))
 def test_nothing_that_happens_breaks_it(seed: int) -> None:
     anything = Anything(seed)
     for _ in range(STEPS):

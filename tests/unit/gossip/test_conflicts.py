@@ -81,16 +81,6 @@ def test_a_body_with_other_content_is_not_stored_and_confirms_nothing() -> None:
     assert not of(PersistBatch, effects)
 
 
-def test_of_two_peers_that_announced_a_message_the_one_with_its_content_confirms_it() -> None:
-    node, (one,) = single(), ids(1)
-    node.join("c")
-    node.receive("b", Inventory([one], [OWN]))
-    node.receive("c", Inventory([one], [OTHER]))
-    effects = node.step(Committed([one], content_digests=[OWN]))
-    assert [each.store_id for each in of(Confirm, effects)] == ["store of b"]
-    assert conflicts(effects) == [("c", Conflict(one, OWN, OTHER))]
-
-
 def test_while_a_body_is_being_stored_another_one_is_a_conflict() -> None:
     node, (one,) = single(), ids(1)
     node.join("c")
@@ -125,20 +115,3 @@ def test_a_message_that_is_looked_up_is_compared_with_what_was_announced() -> No
     effects = node.step(Known(look_up.token, [True], [OWN]))
     assert conflicts(effects) == [("b", Conflict(one, OWN, OTHER))]
     assert not of(Confirm, node.step(ConfirmationsWanted([one], 1, [OWN])))
-
-
-def test_a_peer_that_joins_gets_the_digests_of_what_is_announced() -> None:
-    node, (one,) = Single(), ids(1)
-    node.step(Committed([one], content_digests=[OWN]))
-    assert frames(node.join("b")) == [Inventory([one], [OWN])]
-
-
-def test_an_unread_message_is_announced_with_its_digest_after_it_was_forgotten() -> None:
-    node, (one, *others) = Single(max_confirms=1, seen_ids=4), ids(9)
-    node.step(Committed([one], content_digests=[OWN]))
-    node.step(Committed(others[:2], content_digests=[OTHER] * 2))
-    node.step(Committed(others[2:], content_digests=[OTHER] * 6))
-    (sent,) = frames(node.join("b"))
-    assert isinstance(sent, Inventory)
-    announced = dict(zip(sent.ids, sent.content_digests, strict=True))
-    assert announced == {one: OWN} | dict.fromkeys(others, OTHER)

@@ -11,9 +11,7 @@ from store.gossip.events import (
     ConfirmationsWanted,
     CutOff,
     Effect,
-    GetEvents,
     Inventory,
-    LoadBodies,
     OutgoingBodies,
     PeerJoined,
     Read,
@@ -44,17 +42,6 @@ def test_what_a_client_publishes_is_pushed_and_confirmed_by_those_who_got_it() -
     fleet.check()
 
 
-def test_what_others_stored_is_announced_and_fetched_along_a_line() -> None:
-    fleet, messages = Fleet("abcd", max_confirms=1), ids(10)
-    for one, other in ("ab", "bc", "cd"):
-        fleet.connect(one, other)
-    fleet["a"].publish(messages)
-    fleet.run()
-    assert sorted(fleet["d"].stored) == sorted(messages)
-    assert fleet.bodies() == 30
-    assert [len(member.confirms) for member in fleet.members.values()] == [10] * 4
-
-
 def test_of_two_nodes_on_one_database_one_gets_the_body() -> None:
     single = Single()
     for peer in ("b1", "b2"):
@@ -71,23 +58,6 @@ def test_a_node_on_the_same_database_is_turned_away() -> None:
     assert "same database" in cut.reason
     assert not cut.fault
     assert not single.is_reading("b")
-
-
-def test_many_bodies_for_a_slow_peer_give_way_to_announcements() -> None:
-    single, messages = Single(pushed_ids=10), ids(50)
-    single.join("b")
-    effects = single.answer(single.publish(messages), messages)
-    pushed = [
-        each
-        for frame in frames(effects)
-        if isinstance(frame, OutgoingBodies)
-        for each in frame.messages
-    ]
-    reported = [
-        each for frame in frames(effects) if isinstance(frame, Inventory) for each in frame.ids
-    ]
-    assert sorted(pushed + reported) == sorted(messages)
-    assert len(pushed) == 10
 
 
 def announced(effects: list[Effect]) -> list[bytes]:
@@ -107,17 +77,6 @@ def test_no_more_news_are_out_than_the_peer_can_deal_with() -> None:
     assert not single.answer(single.after(NEWS_PATIENCE_NS - 1))
     late = announced(single.answer(single.after(1)))
     assert len(late) == NEWS_WINDOW
-
-
-def test_a_body_that_a_peer_got_elsewhere_meanwhile_is_not_pushed() -> None:
-    single, messages = Single(), ids(3)
-    single.join("b")
-    loads = single.publish(messages)
-    assert of(LoadBodies, loads)
-    inventory = single.receive("b", Inventory(messages[:2]))
-    effects = single.answer([*loads, *inventory], messages)
-    events = [frame for frame in frames(effects) if isinstance(frame, OutgoingBodies)]
-    assert [list(frame.messages) for frame in events] == [messages[2:]]
 
 
 def test_who_asks_again_is_reported_again_and_that_ends_there() -> None:
@@ -151,23 +110,6 @@ def test_unread_events_are_announced_again_until_they_are_confirmed() -> None:
     assert frame == Inventory(messages[2:])
 
 
-def test_who_joins_is_reported_of_what_it_may_have_missed() -> None:
-    fleet, messages = Fleet("ab"), ids(30)
-    fleet["a"].publish(messages[:10])
-    fleet.connect("a", "b")
-    fleet.run()
-    fleet.disconnect("a", "b")
-    fleet["a"].publish(messages[10:20])
-    fleet["b"].publish(messages[20:])
-    fleet.connect("a", "b")
-    fleet.run()
-    assert sorted(fleet["a"].stored) == sorted(fleet["b"].stored) == sorted(messages)
-    announced = [
-        each for *_, frame in fleet.sent if isinstance(frame, Inventory) for each in frame.ids
-    ]
-    assert announced.count(messages[0]) == 1 + 1  # once by each
-
-
 def test_leaves_bring_what_follows_on_them() -> None:
     fleet, messages = Fleet("ab", catch_up_ids=0), ids(40)
     fleet.parents = {each: (before,) for before, each in pairwise(messages)}
@@ -182,19 +124,7 @@ def test_leaves_bring_what_follows_on_them() -> None:
     assert sorted(fleet["b"].stored) == sorted(messages[:30])
 
 
-def test_missing_parents_are_fetched_and_the_event_waits_meanwhile() -> None:
-    fleet, messages = Fleet("ab"), ids(20)
-    fleet.parents = {each: (before,) for before, each in pairwise(messages)}
-    fleet["a"].stored.update(dict.fromkeys(messages[:-1]))
-    fleet.connect("a", "b")
-    fleet["a"].publish(messages[-1:])
-    fleet.run()
-    assert sorted(fleet["b"].stored) == sorted(messages)
-    assert entries(fleet["b"], "missing") == 0
-    assert any(isinstance(frame, GetEvents) for *_, frame in fleet.sent)
-
-
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(16))
 def test_whatever_happens_first_all_hold_the_same_in_the_end(seed: int) -> None:
     # Any connected topology, any order of events, breaks and failures of databases.
     rng = random.Random(seed)

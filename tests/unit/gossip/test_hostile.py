@@ -17,20 +17,17 @@ from store.gossip.events import (
     FrameSent,
     GetEvents,
     GossipCounter,
-    GraphEvent,
     Inventory,
     Known,
     Listen,
-    LoadBodies,
     LookUp,
-    OutgoingBodies,
     PeerJoined,
     PeerLeft,
     PersistBatch,
     SyncLeaves,
 )
 from store.gossip.limits import MAX_TRIES
-from store.gossip.machine import Gossip, GossipStateError
+from store.gossip.machine import GossipStateError
 from tests.unit.gossip.gossip_world import S, Single, counted, entries, frames, ids, of, records
 
 
@@ -68,11 +65,6 @@ def test_a_million_ids_in_one_frame_are_refused() -> None:
     number, cut = flood(single, lambda _: Inventory([bytes(32)] * 1_000_000), 0)
     assert number == 0
     assert "a frame has 1,000,000 IDs: send at most 8,192 at once" in cut.reason
-
-
-def test_an_id_of_another_size_is_a_fault() -> None:
-    _, cut = flood(Single(), lambda _: GetEvents([b"short"]), 0)
-    assert "not 32 bytes" in cut.reason
 
 
 def test_who_announces_and_does_not_deliver_is_slowed_then_cut_off() -> None:
@@ -117,16 +109,6 @@ def test_a_body_that_comes_late_or_from_two_is_no_fault() -> None:
         single.answer(single.receive(peer, Inventory(messages)))
     for peer in "yx":
         assert not counted(single.receive(peer, bodies(messages)), GossipCounter.BODIES_REPEATED)
-
-
-def test_bodies_that_cross_are_no_fault_and_their_repetition_is() -> None:
-    single, messages = Single(), ids(400)
-    single.answer(single.join("x"))
-    effects = single.answer(single.publish(messages), messages)
-    assert any(isinstance(frame, OutgoingBodies) for frame in frames(effects, "x"))
-    for repeated in (0, 400):
-        effects = single.receive("x", bodies(messages))
-        assert counted(effects, GossipCounter.BODIES_REPEATED) == repeated
 
 
 @pytest.mark.parametrize("frame", [GetEvents(ids(2_000)), SyncLeaves(ids(3))])
@@ -192,18 +174,6 @@ def test_what_was_refused_is_asked_for_again_only_later_but_from_others() -> Non
     assert not frames(single.answer(single.receive("y", Inventory(messages))), "y")
 
 
-def test_a_parent_that_was_refused_is_not_asked_for_with_every_child() -> None:
-    single, (parent, one, two) = Single(), ids(3)
-    single.answer(single.join("x"))
-    for child in (one, two):
-        batch = records([child], {child: [parent]})
-        effects = single.answer(single.receive("x", Bodies(batch, (), 100)))
-        asked = [frame for frame in frames(effects) if isinstance(frame, GetEvents)]
-        assert asked == ([GetEvents([parent])] if child is one else [])
-        single.receive("x", Bodies(records(()), [(parent, "below_horizon")], 100))
-    assert entries(single, "missing") == 1
-
-
 def test_unknown_parents_delay_nothing_that_is_announced() -> None:
     single, (child, *unknown) = Single(round_ids=2), ids(7)
     announced = ids(2, "announced")
@@ -213,32 +183,6 @@ def test_unknown_parents_delay_nothing_that_is_announced() -> None:
     assert GetEvents(unknown[:2]) in guessed
     asked = frames(single.answer(single.receive("x", Inventory(announced))), "x")
     assert asked == [GetEvents(announced)]
-
-
-def test_guesses_that_a_silent_peer_does_not_answer_make_room_for_others() -> None:
-    single, (child, *unknown) = Single(round_ids=2), ids(7)
-    single.answer(single.join("x"))
-    event = Bodies(records([child], {child: unknown}), (), 100)
-    asked = frames(single.answer(single.receive("x", event)), "x")
-    for _ in range(3):
-        asked += frames(single.answer(single.after(5 * S)), "x")
-    guessed = [frame.ids for frame in asked if isinstance(frame, GetEvents)]
-    assert guessed == [unknown[:2], unknown[2:4], unknown[4:]]
-    assert not counted(single.after(0), GossipCounter.UNDELIVERED)
-
-
-def test_a_parent_is_asked_of_those_who_announce_it_before_those_who_may_have_it() -> None:
-    single, (child, parent) = Single(), ids(2)
-    for peer in "xyz":
-        single.answer(single.join(peer))
-    asked = frames(
-        single.answer(single.step(Committed([child], [GraphEvent(child, 1, (parent,))])))
-    )
-    assert asked.count(GetEvents([parent])) == 1
-    assert not frames(single.answer(single.receive("z", Inventory([parent]))))
-    later = single.answer(single.after(5 * S))
-    assert GetEvents([parent]) in frames(later, "z")
-    assert GetEvents([parent]) not in frames(later, "y")
 
 
 def test_a_peer_confirms_once_in_however_many_names() -> None:
@@ -294,30 +238,6 @@ def test_what_can_never_be_stored_is_given_up_and_may_come_again() -> None:
     assert of(PersistBatch, single.receive("x", bodies(messages)))
 
 
-def test_a_failure_for_a_peer_that_has_left_is_soon_forgotten() -> None:
-    single, messages = Single(max_confirms=1, unread_interval_ns=5 * S), ids(1)
-    single.step(Committed(messages))
-    single.answer(single.join("x"), messages)
-    single.answer(single.join("y"), messages)
-    (load,) = of(LoadBodies, single.receive("x", GetEvents(messages)))
-    single.step(Failed(load.token))
-    single.step(PeerLeft("x"))
-    assert not single.after(S)
-    assert frames(single.after(4 * S), "y") == [Inventory(messages)]
-
-
-def test_while_the_database_fails_nothing_is_announced_again() -> None:
-    single, messages = Single(max_confirms=1, unread_interval_ns=S), ids(2)
-    single.step(Committed(messages))
-    single.answer(single.join("x"), messages)
-    (look,) = of(LookUp, single.receive("x", Inventory(ids(1, "other"))))
-    for _ in range(10):
-        single.step(Failed(look.token))
-        assert not frames(single.after(S))
-    single.answer(single.step(Known(look.token, [True])))
-    assert frames(single.answer(single.after(S)))
-
-
 @pytest.mark.parametrize(
     "given",
     [BodiesLoaded(99, [None]), BatchPersisted(1, []), Known(2, [True]), Failed(3), FrameSent("x")],
@@ -329,15 +249,3 @@ def test_an_answer_to_nothing_is_refused(
     single.join("x")
     with pytest.raises(GossipStateError, match="not allowed now"):
         single.step(given)
-
-
-def test_inputs_about_peers_that_have_left_are_passed_over() -> None:
-    single, messages = Single(), ids(2)
-    single.join("x")
-    (look,) = of(LookUp, single.receive("x", Inventory(messages)))
-    single.step(PeerLeft("x"))
-    for given in (PeerLeft("x"), FrameSent("x"), Known(look.token, [False, False])):
-        assert not single.step(given)
-    assert not single.receive("x", Inventory(messages))
-    assert not single.receive("x", OutgoingBodies([]))  # type: ignore[arg-type]
-    assert isinstance(single.machine, Gossip)

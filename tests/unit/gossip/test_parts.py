@@ -5,34 +5,14 @@ import random
 import pytest
 
 from store.gossip.events import Confirm, GraphEvent, Read
-from store.gossip.graph import Graph, graph_events
+from store.gossip.graph import Graph
 from store.gossip.limits import MAX_OFFENDERS, MAX_STORES
-from store.gossip.recent_messages import Bits, RecentMessages
 from store.gossip.scores import CUT_POINTS, HALF_LIFE_NS, SLOW_POINTS, PeerStanding, Scores
 from store.gossip.stores import Stores
 from store.gossip.unread import UnreadEvents
-from tests.unit.gossip.gossip_world import S, ids, records
+from tests.unit.gossip.gossip_world import S, ids
 
 # Seen
-
-
-def test_seen_ids_are_a_ring() -> None:
-    seen, messages = RecentMessages(3), ids(5)
-    for digest in messages:
-        place = seen.add(digest, quiet=False)
-        seen.notified[place] |= 2
-    seen.check()
-    assert [digest for digest, _ in seen.newest()] == messages[:1:-1]
-    assert seen.place(messages[0]) == -1
-    seen.forget_peer(2)
-    assert set(seen.notified) == {0}
-
-
-def test_the_lowest_free_bit_is_given_out() -> None:
-    bits = Bits()
-    assert [bits.take() for _ in range(3)] == [1, 2, 4]
-    bits.free(2)
-    assert [bits.take(), bits.take()] == [2, 8]
 
 
 # Stores
@@ -48,15 +28,6 @@ def test_a_store_that_is_forgotten_leaves_no_trace() -> None:
     assert forgotten == [2]
     assert other.bit == 2
     assert stores.of_mask(first.bit | other.bit) == [first, other]
-    stores.check()
-
-
-def test_a_peer_has_one_voice() -> None:
-    stores = Stores(lambda _: None)
-    assert stores.meet("s1", "p", set()).voice == "s1"
-    assert stores.meet("s2", "p", set()).voice == "s1"
-    for number in range(MAX_OFFENDERS + 10):
-        stores.meet("s3", f"p{number}", set())
     stores.check()
 
 
@@ -83,13 +54,6 @@ def test_cut_offs_that_follow_each_other_last_longer_up_to_an_hour() -> None:
     assert lengths == [60, 120, 240, 480, 960, 1920, 3600, 3600]
     scores.add(now_ns + 3_600 * S, "x", CUT_POINTS, "why")
     assert scores.sentence("x")[0] == now_ns + 3_660 * S
-
-
-def test_light_faults_never_cut_off() -> None:
-    scores = Scores(S)
-    for _ in range(1_000):
-        assert scores.add(0, "x", 3.0) is not PeerStanding.CUT_OFF
-    assert scores.standing(0, "x") is PeerStanding.SLOWED
 
 
 def test_the_least_offender_is_forgotten() -> None:
@@ -142,7 +106,7 @@ def naive_leaves(events: list[GraphEvent]) -> set[bytes]:
     return {event.id for event in events} - named
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(16))
 def test_leaves_are_events_that_are_no_parents(seed: int) -> None:
     rng = random.Random(seed)
     graph, names = Graph(1_000), ids(30)
@@ -190,9 +154,3 @@ def test_descendants_are_found_a_generation_at_a_time_and_circles_end() -> None:
     assert graph.descendants([names[0]], 2) == names[1:3]
     graph.add(GraphEvent(names[0], 1, (names[4],)))
     assert set(graph.descendants([names[0]], 99)) == set(names[:5])
-
-
-def test_events_of_a_batch_are_its_messages_with_metadata() -> None:
-    one, two, three = ids(3)
-    batch = records([one, two, three], {two: [one, b"short", one, two, three]})
-    assert graph_events(batch) == [GraphEvent(two, 2, (one, three), two[:16])]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import gc
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
@@ -94,23 +93,6 @@ async def test_the_reason_of_an_end_is_raised_where_the_stream_is_run() -> None:
     with pytest.raises(NodeStoppingError, match="the node is stopping"):
         await running
     await stream.ended()
-
-
-async def test_a_stream_that_is_closed_and_cancelled_at_once_leaves_no_complaint() -> None:
-    # As at the end of a node: asyncio logs exceptions that nobody has looked at.
-    complaints: list[dict[str, Any]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
-    await closed_and_cancelled()
-    gc.collect()
-    assert complaints == []
-
-
-async def closed_and_cancelled() -> None:
-    stream, running = await begun()
-    stream.close(STOPPING)
-    running.cancel()
-    await asyncio.wait({running})
-    assert running.cancelled()
 
 
 async def test_no_stream_begins_when_the_node_has_closed_them() -> None:

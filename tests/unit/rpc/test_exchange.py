@@ -25,15 +25,16 @@ from store.domain.ports import (
 from store.domain.view import OpenView, Reconcilable
 from store.observe.metrics import Metrics
 from store.runtime.services import system_environment
-from store.sync.errors import GaveWayError
+from store.sync.errors import GaveWayError, PeerSilentError
 from store.sync.limits import MAX_HORIZON_STEP_NS, RANDOM_CUTS, SILENCE_NS, TransferLimits
 from store.sync.session.compact import CompactSide
 from store.sync.session.exchange import Exchange, ExchangeWork, common_horizon
-from store.sync.session.reconciliation import Reconciliation
+from store.sync.session.reconciliation import Reconciliation, in_time, time_limit
 from store.sync.session.registry import Accepted, PeerSession, SessionRefusal
 from store.sync.session.report import SessionReport
 from store.sync.transfer.transfer import TransferWork
 from storenode.message.rules import Policy
+from tests.support.virtual_time import virtual_time
 
 ONE = SyncIds.of([(1, bytes(32))])
 DAY_NS = 86_400 * 10**9
@@ -129,6 +130,15 @@ async def test_a_driver_that_gives_way_ends(world: World) -> None:
     assert await task == "gave way"
     assert not task.cancelling()
     assert not len(world.sessions)
+
+
+@virtual_time
+async def test_a_reconciliation_and_a_silent_peer_have_limits_of_time() -> None:
+    with pytest.raises(PeerSilentError, match="not done within 600 s"):
+        async with time_limit():
+            await asyncio.Event().wait()
+    with pytest.raises(PeerSilentError, match=r"said nothing for 5 s: .*--peer-silence"):
+        await in_time(asyncio.Event().wait(), 5.0)
 
 
 async def test_cancelling_the_task_itself_counts_for_more(world: World) -> None:

@@ -43,7 +43,7 @@ from bench.support import (
     used,
 )
 from store.db.statements import SQL
-from store.db.writing.bulk import HEADER, TRAILER, hash_block, in_order, message_blocks
+from store.db.writing.insert import HEADER, TRAILER, hash_block, in_order, message_blocks
 from storenode.message.rules import Policy
 from tests.support.admission import admit
 
@@ -87,8 +87,8 @@ def own_tables_seconds(bench: Bench, data: list[Row]) -> float:
         request = publish_request(data[start : start + BATCH])
         batch = admit(request.messages, data[-1].timestamp, Policy(max_drift_ns=None)).batch
         ordered = in_order(batch, np.zeros(len(batch), np.int64))
-        messages += message_blocks(ordered)
-        located.append(hash_block(ordered))
+        messages += message_blocks(*ordered)
+        located.append(hash_block(ordered[0]))
     messages.append(TRAILER)
     located.append(TRAILER)
     return seconds(lambda: copy_in(bench, SQL.messages.copy_messages, messages)) + seconds(

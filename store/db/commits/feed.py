@@ -25,7 +25,6 @@ from store.db.commits.pages import (
     BEHIND,
     FOREIGN,
     LOST,
-    TOKEN_SPAN,
     FeedPosition,
     commits_between,
     is_served,
@@ -64,7 +63,7 @@ from storenode.common.bounded import BoundedDict
 from storenode.message.limits import MAX_MESSAGE_BYTES
 
 if TYPE_CHECKING:
-    from store.db.writing.insert import OwnCommit
+    from store.db.writing.insert import CommitPart
 
 POLL_S: Final = 10.0
 """How often commits are looked for without a notification: a connection may be dead unnoticed."""
@@ -168,7 +167,7 @@ class DatabaseFeed:
         self._own_notices.pop(notice, None)
         self._news.set()
 
-    def take_own(self, connection: Connection, committed: Sequence[OwnCommit]) -> None:
+    def take_own(self, connection: Connection, committed: Sequence[CommitPart]) -> None:
         """Take the commits of a transaction that is durable.
 
         They are read from the database, like those of others, unless nothing can lie between the
@@ -191,10 +190,10 @@ class DatabaseFeed:
                     self._on_failed(error)
                 return
 
-    def _dispatch_own(self, committed: OwnCommit) -> None:
-        batch, added = committed.part.batch, committed.added
+    def _dispatch_own(self, part: CommitPart) -> None:
+        batch, added = part.batch, part.added
         commit = CommitRow(
-            place=(committed.position, committed.part.token % TOKEN_SPAN),
+            place=part.place,
             batch=added.batch_id,
             messages=added.count,
             min_ts=added.min_ts,
@@ -206,7 +205,7 @@ class DatabaseFeed:
         rows: list[Row] = []
         if len(self._hub):
             self._hub.learn(batch.topics)
-            rows = _new_rows(committed, set(self._hub.wanted(batch.topics)))
+            rows = _new_rows(part, set(self._hub.wanted(batch.topics)))
         self._hub.dispatch(Commit(commit.place, rows))
 
     # Tailing
@@ -444,13 +443,9 @@ class _Subscription:
         return True
 
 
-def _new_rows(committed: OwnCommit, topics: set[bytes]) -> list[Row]:
+def _new_rows(part: CommitPart, topics: set[bytes]) -> list[Row]:
     """Return the new messages of a commit on some topics, in the order of time."""
-    batch, hashes = committed.part.batch, committed.added.hashes
-    places = [
-        place
-        for place, (topic, digest) in enumerate(zip(batch.topic_keys, batch.hashes, strict=True))
-        if topic in topics and (hashes is None or digest in hashes)
-    ]
+    batch = part.batch
+    places = [place for place in part.new_places() if batch.topic_keys[place] in topics]
     places.sort(key=lambda place: (batch.timestamps[place], batch.hashes[place]))
     return [(batch.topic_keys[place], batch.hashes[place], batch.frame(place)) for place in places]

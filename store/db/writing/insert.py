@@ -14,36 +14,45 @@ Either all messages are new, or nothing is stored. The parts of the statement ru
 which they refer to each other (PostgreSQL manual, "WITH Queries", "Data-Modifying Statements in
 WITH"): the rows first, then the lock of the commit order, then the position.
 
-`copy` is for many new messages, at half of what an insert costs
-(`store.db.writing.bulk`).
+`copy` is for many new messages, at half of what an insert costs. COPY inserts a page of rows at a
+time, and fails as a whole when one of them is there already. Rows are laid out in COPY's binary
+format a column at a time (PostgreSQL manual, "COPY", "Binary Format"), in the order of each table's
+primary key.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import chain
 from typing import Final
 
 import numpy as np
+from numpy.typing import DTypeLike, NDArray
 
 from store.db import arrays
-from store.db.connection import Connection
+from store.db.commits.pages import TOKEN_SPAN
+from store.db.connection import Connection, fetch_rows
 from store.db.locks import COMMIT_ORDER
 from store.db.reading.messages import position_parameters
+from store.db.schema.names import HASH_KEY_BYTES
 from store.db.schema.partitions import PartitionMap
 from store.db.statements import SQL
 from store.db.summaries.buckets import pack
-from store.db.writing.bulk import copy_new
+from store.domain.hub import Place
 from store.domain.ports import Source
 from store.messages.record import RecordBatch
-from storenode.message.limits import CONTENT_DIGEST_BYTES, HASH_BYTES
+from storenode.message.limits import CONTENT_DIGEST_BYTES, HASH_BYTES, TOPIC_KEY_BYTES
 from storenode.sds.codec import SdsMetadata, channel_key, sds_key
 
 MAX_LISTED_TOPICS: Final = 64
 """A commit lists its topics up to this many, so that followers can pass over it unread."""
+
+FEWEST_COPIED: Final = 100
+"""Below so many messages an insert is quicker: it has one statement where COPY has two."""
 
 MAX_INLINE_PARENTS: Final = 4_096
 """Parents of a batch that are laid out on the event loop, in 10 ms; more are left to a thread."""
@@ -64,6 +73,9 @@ _TRACKED: Final = f", tracked as ({SQL.stores.track.format(stored=_IF_STORED)} r
 _INSERT: Final = SQL.messages.insert_messages + SQL.messages.return_inserted
 _INSERT_WITH_SDS: Final = SQL.messages.insert_messages + _DESCRIBED + SQL.messages.return_inserted
 
+Share = tuple[RecordBatch, int]
+"""A batch of one caller, and how many stores must confirm it."""
+
 TopicRow = tuple[bytes, int, str, str]
 """Topic key, lower bound of the coarse partition (ns, at least 0), pubsub and content topic."""
 
@@ -71,15 +83,6 @@ TopicRow = tuple[bytes, int, str, str]
 def new_token() -> int:
     """Draw the random signed 64-bit number that identifies a commit."""
     return secrets.randbits(64) - (1 << 63)
-
-
-@dataclass(frozen=True, slots=True)
-class CommitPart:
-    """The messages of one source in a transaction, which become the commit with this token."""
-
-    batch: RecordBatch
-    source: Source
-    token: int = field(default_factory=new_token)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +95,8 @@ class Inserted:
     when they are known from an earlier attempt or there are none.
     """
 
-    batch_id: int
-    count: int
+    batch_id: int = 0
+    count: int = 0
     min_ts: int = 0
     max_ts: int = 0
     hashes: frozenset[bytes] | None = None
@@ -102,13 +105,58 @@ class Inserted:
     claims: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class OwnCommit:
-    """A commit of this node: its position, and what it added of its part."""
+NOTHING: Final = Inserted()
 
-    position: int
-    part: CommitPart
-    added: Inserted
+
+@dataclass(slots=True, eq=False)
+class CommitPart:
+    """The messages of one source in a transaction, each once, which become a commit.
+
+    Attributes:
+        shares: The messages by callers.
+        token: The random signed 64-bit number that identifies the commit.
+        added: The effect of the latest attempt, if that succeeds.
+        conflicts: The content digests of stored messages that differ from this part's, by hash.
+        position: The position of the commit; 0: there is none.
+    """
+
+    batch: RecordBatch
+    source: Source
+    shares: Sequence[Share] = ()
+    token: int = field(default_factory=new_token)
+    added: Inserted = NOTHING
+    conflicts: Mapping[bytes, bytes] = field(default_factory=dict)
+    position: int = 0
+
+    @property
+    def place(self) -> Place:
+        """The place of the commit."""
+        return self.position, self.token % TOKEN_SPAN
+
+    def is_new(self, digest: bytes) -> bool:
+        """Return True if the transaction has added a message."""
+        hashes = self.added.hashes
+        return self.added.count > 0 if hashes is None else digest in hashes
+
+    def new_places(self) -> Sequence[int]:
+        """Return the indexes of the new messages in the batch."""
+        if self.added.count == len(self.batch):
+            return range(len(self.batch))
+        return [place for place, digest in enumerate(self.batch.hashes) if self.is_new(digest)]
+
+    def confirmable(self) -> Sequence[Share]:
+        """Return the shares without the messages that are conflicts, for which nothing waits."""
+        if not self.conflicts:
+            return self.shares
+        return [
+            (
+                batch.select(
+                    [n for n, each in enumerate(batch.hashes) if each not in self.conflicts]
+                ),
+                asked,
+            )
+            for batch, asked in self.shares
+        ]
 
 
 class NothingNewError(Exception):
@@ -175,83 +223,79 @@ def _array_literal(elements: Iterable[str]) -> str:
     return "{" + ",".join(elements) + "}"
 
 
-async def insert(connection: Connection, parts: Sequence[CommitPart]) -> list[Inserted]:
+async def insert(connection: Connection, parts: Sequence[CommitPart]) -> None:
     """Insert what is new of each part; the caller's transaction is open."""
     parameters = await _lay_out(parts)
     statement = _INSERT_WITH_SDS if "s_key" in parameters else _INSERT
-    cursor = await connection.execute(statement, parameters, binary=True)
-    inserted = [Inserted(0, 0)] * len(parts)
-    for row in await cursor.fetchall():
-        number, batch_id, count, low, high, joined, topics = row
-        batch = parts[number - 1].batch
-        hashes = None if joined is None else _split(bytes(joined))
-        inserted[number - 1] = Inserted(
-            batch_id=batch_id,
-            count=count,
-            min_ts=low,
-            max_ts=high,
-            hashes=hashes,
-            topics=_listed(topics),
-            summary=_summary(batch, hashes),
-            claims=_claims(batch, hashes),
+    for part in parts:
+        part.added = NOTHING
+    for number, batch_id, count, low, high, joined, topics in await fetch_rows(
+        connection, statement, parameters
+    ):
+        part = parts[number - 1]
+        hashes = None if joined is None else _split(joined)
+        part.added = Inserted(
+            batch_id,
+            count,
+            low,
+            high,
+            hashes,
+            _listed(topics),
+            _summary(part.batch, hashes),
+            _claims(part.batch, hashes),
         )
-    return inserted
 
 
-async def find_conflicts(
-    connection: Connection, batch: RecordBatch, places: Sequence[int]
-) -> dict[bytes, bytes]:
-    """Find the messages of a batch whose hash is stored with other content.
+async def find_conflicts(connection: Connection, part: CommitPart) -> None:
+    """Find the messages of a part whose hash is stored with other content.
 
     Runs after the insert of the same transaction, which has waited for concurrent ones with these
     hashes: so this statement sees what they have committed.
-
-    Returns:
-        The content digest of the stored message, by hash.
     """
-    if not places:
-        return {}
+    batch, part.conflicts = part.batch, {}
+    if part.added.count == len(batch):
+        return
+    places = [place for place, digest in enumerate(batch.hashes) if not part.is_new(digest)]
     digests = [batch.content_digests[place] for place in places]
     positions = [(batch.timestamps[place], batch.hashes[place]) for place in places]
     parameters = position_parameters(positions) | {
         "content_digest": arrays.fixed_bytes(digests, CONTENT_DIGEST_BYTES)
     }
-    cursor = await connection.execute(SQL.messages.find_conflicts, parameters, binary=True)
-    rows: list[tuple[bytes, bytes]] = await cursor.fetchall()
-    return dict(rows)
+    part.conflicts = dict(await fetch_rows(connection, SQL.messages.find_conflicts, parameters))
 
 
-async def copy(connection: Connection, parts: Sequence[CommitPart]) -> list[Inserted]:
+async def copy(connection: Connection, parts: Sequence[CommitPart]) -> None:
     """Insert parts all of which are new; the caller's transaction is open.
 
     Raises:
         psycopg.errors.UniqueViolation: a message is there already, or was and was pruned.
     """
-    cursor = await connection.execute(SQL.messages.next_batches, (len(parts),))
-    numbers: list[int] = [row[0] for row in await cursor.fetchall()]
+    rows = await fetch_rows(connection, SQL.messages.next_batches, (len(parts),))
+    numbers = [number for (number,) in rows]
     batch = join([part.batch for part in parts])
     sizes = [len(part.batch) for part in parts]
-    await copy_new(connection, batch, np.repeat(np.array(numbers, np.int64), sizes))
+    ordered, batch_ids = in_order(batch, np.repeat(np.array(numbers, np.int64), sizes))
+    await _copy(connection, SQL.messages.copy_messages, message_blocks(ordered, batch_ids))
+    await _copy(connection, SQL.messages.copy_hashes, (hash_block(ordered),))
     if batch.sds:
         await connection.execute(SQL.sds.insert_sds.format(stored=""), await _lay_out_sds(batch))
-    return [all_new(part.batch, number) for part, number in zip(parts, numbers, strict=True)]
+    for part, number in zip(parts, numbers, strict=True):
+        part.added = all_new(part.batch, number)
 
 
 async def insert_at_once(
-    connection: Connection,
-    parts: Sequence[CommitPart],
-    new: Sequence[Inserted],
-    unread: dict[str, object] | None,
-) -> list[OwnCommit]:
+    connection: Connection, parts: Sequence[CommitPart], unread: dict[str, object] | None
+) -> None:
     """Insert parts and commit them; the caller has no transaction open.
 
-    ``new`` is what each part adds if all of it is new; ``unread`` are the parameters of the unread
-    events that are added with them.
+    ``added`` of each part is what it adds if all of it is new; ``unread`` are the parameters of the
+    unread events that are added with them.
 
     Raises:
         NothingNewError: nothing was written.
         psycopg.errors.NotNullViolation: some messages are there already, and nothing was written.
     """
+    new = [part.added for part in parts]
     parameters = await _lay_out(parts) | {
         "commit_order": COMMIT_ORDER,
         "notice": notice_of(parts),
@@ -264,16 +308,13 @@ async def insert_at_once(
         "claims": arrays.varied_bytes([each.claims for each in new]),
     }
     statement = _at_once(with_sds="s_key" in parameters, with_unread=unread is not None)
-    cursor = await connection.execute(statement, parameters | (unread or {}), binary=True)
-    rows: list[tuple[int, int, int]] = await cursor.fetchall()
+    rows = await fetch_rows(connection, statement, parameters | (unread or {}))
     if not rows:
         raise NothingNewError
     found = {token: (position, batch_id) for position, batch_id, token in rows}
-    committed = []
-    for part, added in zip(parts, new, strict=True):
-        position, batch_id = found[part.token]
-        committed.append(OwnCommit(position, part, replace(added, batch_id=batch_id)))
-    return committed
+    for part in parts:
+        part.position, batch_id = found[part.token]
+        part.added = replace(part.added, batch_id=batch_id)
 
 
 @cache
@@ -291,19 +332,18 @@ def _at_once(*, with_sds: bool, with_unread: bool) -> str:
     )
 
 
-async def find_committed(connection: Connection, part: CommitPart) -> Inserted | None:
-    """Return what an earlier attempt has committed of a part; None: nothing."""
-    cursor = await connection.execute(SQL.commits.find_batch, (part.token,))
-    row = await cursor.fetchone()
-    if row is None:
-        return None
+async def find_committed(connection: Connection, part: CommitPart) -> None:
+    """Find what an earlier attempt has committed of a part, if it has."""
+    rows = await fetch_rows(connection, SQL.commits.find_batch, (part.token,))
+    if not rows:
+        return
+    ((batch_id,),) = rows
     first, last = min(part.batch.timestamps), max(part.batch.timestamps)
-    cursor = await connection.execute(
-        SQL.messages.read_hashes_of_batch, (row[0], first, last), binary=True
-    )
-    hashes = frozenset(bytes(digest) for (digest,) in await cursor.fetchall())
+    given = (batch_id, first, last)
+    stored = await fetch_rows(connection, SQL.messages.read_hashes_of_batch, given)
+    hashes = frozenset(digest for (digest,) in stored)
     # The commit that was found has its summary and claims already.
-    return Inserted(row[0], len(hashes), first, last, hashes)
+    part.added = Inserted(batch_id, len(hashes), first, last, hashes)
 
 
 def all_new(batch: RecordBatch, batch_id: int) -> Inserted:
@@ -370,27 +410,130 @@ def notice_of(parts: Sequence[CommitPart]) -> str:
     return str(parts[0].token) if parts else ""
 
 
-async def assign_commit_position(
-    connection: Connection, parts: Sequence[CommitPart], inserted: Sequence[Inserted]
-) -> list[OwnCommit]:
+async def assign_commit_position(connection: Connection, parts: Sequence[CommitPart]) -> None:
     """Insert the commits of the parts that added something, in commit order.
 
     The transaction must commit right after.
     """
     idle = f"{MAX_IDLE_IN_PLACE_MS}ms"
     await connection.execute(SQL.commits.take_place, (COMMIT_ORDER, notice_of(parts), idle))
-    committed: list[OwnCommit] = []
-    for part, added in zip(parts, inserted, strict=True):
+    for part in parts:
+        added = part.added
         if not added.count:
             continue
         topics = None if added.topics is None else arrays.uuids(added.topics)
         counts = (added.batch_id, part.token, added.count, added.min_ts, added.max_ts)
         said = (part.source.value, added.summary, added.claims)
-        cursor = await connection.execute(SQL.commits.insert_commit, (*counts, topics, *said))
-        row = await cursor.fetchone()
-        assert row is not None
-        committed.append(OwnCommit(row[0], part, added))
-    return committed
+        given = (*counts, topics, *said)
+        ((part.position,),) = await fetch_rows(connection, SQL.commits.insert_commit, given)
+
+
+# Rows for COPY
+
+HEADER: Final = b"PGCOPY\n\xff\r\n\x00" + bytes(8)
+TRAILER: Final = b"\xff\xff"
+
+
+_BLOCK_ROWS: Final = 500
+_LENGTH: Final = ">i4"
+_BIGINT: Final = ">i8"
+
+
+def _row(*values: tuple[str, DTypeLike]) -> np.dtype[np.void]:
+    fields: list[tuple[str, DTypeLike]] = [("columns", ">i2")]
+    for name, kind in values:
+        fields += [(f"{name}_bytes", _LENGTH), (name, kind)]
+    return np.dtype(fields)
+
+
+_MESSAGE: Final = np.dtype(
+    [
+        (
+            "fixed",
+            _row(
+                ("ts", _BIGINT),
+                ("hash", f"V{HASH_BYTES}"),
+                ("topic", f"V{TOPIC_KEY_BYTES}"),
+                ("batch", _BIGINT),
+                ("content_digest", f"V{CONTENT_DIGEST_BYTES}"),
+            ),
+        ),
+        ("head_bytes", _LENGTH),
+    ]
+)
+"""A row of ``messages`` up to the head; its length is the last."""
+
+_HASH: Final = _row(("key", _BIGINT), ("ts", _BIGINT))
+
+
+def in_order(
+    batch: RecordBatch, batch_ids: NDArray[np.int64]
+) -> tuple[RecordBatch, NDArray[np.int64]]:
+    """Return messages, and the ID of the batch of each, ascending by timestamp and hash."""
+    timestamps = np.array(batch.timestamps, np.int64)
+    if bool((timestamps[1:] > timestamps[:-1]).all()):
+        return batch, batch_ids
+    keys = list(zip(batch.timestamps, batch.hashes, strict=True))
+    order = sorted(range(len(keys)), key=keys.__getitem__)
+    return batch.select(order), batch_ids[order]
+
+
+def message_blocks(rows: RecordBatch, batch_ids: NDArray[np.int64]) -> Iterator[bytes]:
+    """Lay out rows of ``messages``, without header and trailer."""
+    for start in range(0, len(rows), _BLOCK_ROWS):
+        part = slice(start, start + _BLOCK_ROWS)
+        heads, payloads, tails = rows.heads[part], rows.payloads[part], rows.tails[part]
+        begins = np.empty(len(heads), _MESSAGE)
+        fixed = begins["fixed"]
+        _fill(fixed, 8)
+        fixed["ts"], fixed["batch"] = rows.timestamps[part], batch_ids[part]
+        fixed["hash"] = _joined(rows.hashes[part], HASH_BYTES)
+        fixed["topic"] = _joined(rows.topic_keys[part], TOPIC_KEY_BYTES)
+        fixed["content_digest"] = _joined(rows.content_digests[part], CONTENT_DIGEST_BYTES)
+        begins["head_bytes"] = list(map(len, heads))
+        columns = (_cells(begins), heads, _lengths(payloads), payloads, _lengths(tails), tails)
+        yield b"".join(chain.from_iterable(zip(*columns, strict=True)))
+
+
+def hash_block(rows: RecordBatch) -> bytes:
+    """Lay out rows of ``hashes``, without header and trailer, ascending by the key.
+
+    In any other order the index is entered at random: that costs Postgres an eighth more of all.
+    """
+    laid_out = np.empty(len(rows), _HASH)
+    _fill(laid_out, 2)
+    keys = np.frombuffer(b"".join(rows.hashes), _BIGINT)[:: HASH_BYTES // HASH_KEY_BYTES]
+    laid_out["key"], laid_out["ts"] = keys, rows.timestamps
+    return laid_out[np.argsort(keys.astype(np.int64))].tobytes()
+
+
+def _fill(rows: NDArray[np.void], columns: int) -> None:
+    rows["columns"] = columns
+    names = rows.dtype.names
+    assert names is not None
+    for name in names:
+        if name.endswith("_bytes"):
+            rows[name] = rows.dtype[name.removesuffix("_bytes")].itemsize
+
+
+def _joined(values: Sequence[bytes], size: int) -> NDArray[np.void]:
+    return np.frombuffer(b"".join(values), f"V{size}")
+
+
+def _lengths(values: Sequence[bytes]) -> list[bytes]:
+    return _cells(np.array(list(map(len, values)), _LENGTH))
+
+
+def _cells(values: NDArray[np.generic]) -> list[bytes]:
+    return values.view(f"V{values.itemsize}").tolist()  # type: ignore[no-any-return]
+
+
+async def _copy(connection: Connection, statement: str, blocks: Iterable[bytes]) -> None:
+    async with connection.cursor() as cursor, cursor.copy(statement) as copy:
+        await copy.write(HEADER)
+        for block in blocks:
+            await copy.write(block)
+        await copy.write(TRAILER)
 
 
 async def insert_topics(connection: Connection, rows: Iterable[TopicRow]) -> None:

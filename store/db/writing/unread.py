@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from store.db.arrays import bigints, fixed_bytes, texts
@@ -21,14 +20,12 @@ from store.db.locks import NODES
 from store.db.pool import Database
 from store.db.statements import SQL
 from store.domain.partitioning import Bounds
-from store.domain.ports import Source
 from store.domain.unread import Confirmed, OwnBatch, UnreadEvent, UnreadSummary
-from store.messages.record import RecordBatch
 from storenode.common.bounded import BoundedDict
 from storenode.message.limits import CONTENT_DIGEST_BYTES, HASH_BYTES
 
 if TYPE_CHECKING:
-    from store.db.writing.insert import Inserted
+    from store.db.writing.insert import CommitPart
 
 MAX_UNREAD_EVENTS: Final = 100_000
 """Unread events of one database, 20 MB at most; what comes beyond is stored and not waited for."""
@@ -61,23 +58,15 @@ _EVENTS_AT_ONCE: Final = 4_096
 
 _T = TypeVar("_T")
 
-Share = tuple[RecordBatch, int]
-"""A batch of one caller, and how many stores must confirm it."""
-
 Wanted = tuple[bytes, int, int, bytes]
 """Hash, timestamp, how many stores must confirm, and the content digest."""
 
 
-_TRACK_ALONE: Final = SQL.stores.track.format(stored="")
-
-
-async def track(connection: Connection, wanted: Iterable[Wanted]) -> None:
-    """Add unread events; what is unread already waits for the larger number of stores."""
-    await connection.execute(_TRACK_ALONE, track_parameters(wanted))
+_TRACK: Final = SQL.stores.track.format(stored="")
 
 
 def track_parameters(wanted: Iterable[Wanted]) -> dict[str, object]:
-    """Return the parameters of `TRACK`."""
+    """Return the parameters of the statement ``track``."""
     rows = sorted(wanted)
     return {
         "u_hash": fixed_bytes([row[0] for row in rows], HASH_BYTES),
@@ -164,14 +153,7 @@ class UnreadRows:
 
 def _events(rows: Iterable[Any]) -> list[UnreadEvent]:
     return [
-        UnreadEvent(
-            bytes(digest),
-            bytes(content),
-            needed,
-            tuple(stores),
-            age_ns,
-            expired,
-        )
+        UnreadEvent(digest, content, needed, tuple(stores), age_ns, expired)
         for digest, content, needed, stores, age_ns, expired in rows
     ]
 
@@ -183,33 +165,6 @@ def _portions(items: Sequence[_T]) -> Iterator[Sequence[_T]]:
 
 def _parameters(hashes: Sequence[bytes]) -> dict[str, object]:
     return {"hash": fixed_bytes(hashes, HASH_BYTES)}
-
-
-@dataclass(frozen=True, slots=True)
-class WrittenBatch:
-    """A batch in its transaction, and what of it was new; ``token`` is that of its commit.
-
-    ``shares`` are its messages by callers, without those that conflict with stored ones.
-    """
-
-    token: int
-    batch: RecordBatch
-    source: Source
-    added: Inserted
-    shares: Sequence[Share]
-
-    def is_new(self, digest: bytes) -> bool:
-        """Return True if this transaction has added a message."""
-        hashes = self.added.hashes
-        return self.added.count > 0 if hashes is None else digest in hashes
-
-    def new_places(self) -> Sequence[int]:
-        """Return the indexes of the new messages in the batch, each once."""
-        batch, hashes = self.batch, self.added.hashes
-        if hashes is None and self.added.count == len(batch):
-            return range(len(batch))
-        places = {digest: place for place, digest in enumerate(batch.hashes) if self.is_new(digest)}
-        return sorted(places.values())
 
 
 class ConfirmationTracker:
@@ -229,35 +184,35 @@ class ConfirmationTracker:
         self._keeps = False
         self._tracked = BoundedDict[bytes, None](MAX_TRACKED)
 
-    async def write(self, connection: Connection, written: Sequence[WrittenBatch]) -> None:
+    async def write(self, connection: Connection, parts: Sequence[CommitPart]) -> None:
         """Add the unread events of a transaction, and store its batches until they are seen."""
-        with self.all_or_nothing(written) as wanted:
+        with self.all_or_nothing(parts) as wanted:
             if wanted:
-                await track(connection, wanted)
+                await connection.execute(_TRACK, track_parameters(wanted))
 
     @contextmanager
-    def all_or_nothing(self, written: Sequence[WrittenBatch]) -> Iterator[Sequence[Wanted]]:
+    def all_or_nothing(self, parts: Sequence[CommitPart]) -> Iterator[Sequence[Wanted]]:
         """Return the unread events of a transaction, which the statement in this block adds.
 
         Does what `write` does, and takes it back where the block fails.
         """
-        wanted = list(self._wanted(written))
+        wanted = list(self._wanted(parts))
         if self._unread.count + len(wanted) > MAX_UNREAD_EVENTS:
             wanted = []
         fresh = [row[0] for row in wanted if row[0] not in self._tracked]
         self._unread.count += len(wanted)
         self.remember([row[0] for row in wanted])
         needed = {row[0]: row[2] for row in wanted}
-        for each in written if self._keeps else ():
-            if each.added.count:
-                self._keep(each, needed)
+        for part in parts if self._keeps else ():
+            if part.added.count:
+                self._keep(part, needed)
         try:
             yield wanted
         except BaseException:
             self._unread.count -= len(wanted)
             self.forget(fresh)
-            for each in written:
-                self.take(each.token)
+            for part in parts:
+                self.take(part.place[1])
             raise
 
     def is_tracked(self, digest: bytes) -> bool:
@@ -290,26 +245,25 @@ class ConfirmationTracker:
             self._kept_bytes -= kept.size_bytes
         return kept
 
-    def _wanted(self, written: Sequence[WrittenBatch]) -> Iterator[Wanted]:
+    def _wanted(self, parts: Sequence[CommitPart]) -> Iterator[Wanted]:
         usual = self._max_confirms
-        if not usual and not any(asked for each in written for _, asked in each.shares):
+        if not usual and not any(asked for part in parts for _, asked in part.shares):
             return
         needed: dict[bytes, Wanted] = {}
-        shares = [(each.is_new, *share) for each in written for share in each.shares]
-        for is_new, batch, asked in shares:
-            columns = zip(batch.timestamps, batch.hashes, batch.content_digests, strict=True)
-            for ts, digest, content in columns:
-                most = min(max(asked, usual if is_new(digest) else 0), MAX_NEEDED)
-                if most > (needed[digest][2] if digest in needed else 0):
-                    needed[digest] = digest, ts, most, content
+        for part in parts:
+            for batch, asked in part.confirmable():
+                columns = zip(batch.timestamps, batch.hashes, batch.content_digests, strict=True)
+                for ts, digest, content in columns:
+                    most = min(max(asked, usual if part.is_new(digest) else 0), MAX_NEEDED)
+                    if most > (needed[digest][2] if digest in needed else 0):
+                        needed[digest] = digest, ts, most, content
         yield from needed.values()
 
-    def _keep(self, written: WrittenBatch, needed: Mapping[bytes, int]) -> None:
-        batch = written.batch
-        new = written.new_places()
+    def _keep(self, part: CommitPart, needed: Mapping[bytes, int]) -> None:
+        batch, token = part.batch, part.place[1]
         size = batch.frame_bytes + MESSAGE_OVERHEAD_BYTES * len(batch)
-        self.take(written.token)
-        self._kept[written.token] = OwnBatch(batch, new, written.source, needed, size)
+        self.take(token)
+        self._kept[token] = OwnBatch(batch, part.new_places(), part.source, needed, size)
         self._kept_bytes += size
         while self._kept_bytes > MAX_KEPT_BYTES:
             _, oldest = self._kept.popitem(last=False)

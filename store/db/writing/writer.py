@@ -22,7 +22,7 @@ import asyncio
 import contextlib
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Final
@@ -32,19 +32,16 @@ from psycopg import errors as pg
 from psycopg_pool import PoolTimeout
 
 from store.db.commits.feed import DatabaseFeed
-from store.db.commits.pages import TOKEN_SPAN
 from store.db.connection import Connection
 from store.db.errors import DISK_FULL, find_failure, is_missing_partition, is_transient
 from store.db.pool import Database, RetryPatience
 from store.db.replication import commit_canary, cover_what_is_visible, waiting_for_standby
 from store.db.schema.partitions import PartitionMap
-from store.db.writing.bulk import FEWEST_COPIED
 from store.db.writing.insert import (
+    FEWEST_COPIED,
     CommitPart,
-    Inserted,
     KnownTopics,
     NothingNewError,
-    OwnCommit,
     all_new,
     assign_commit_position,
     copy,
@@ -56,7 +53,7 @@ from store.db.writing.insert import (
     join,
     notice_of,
 )
-from store.db.writing.unread import ConfirmationTracker, Share, WrittenBatch, track_parameters
+from store.db.writing.unread import ConfirmationTracker, track_parameters
 from store.domain.hub import WrittenIds
 from store.domain.ports import Source, StoreBusy, StoreUnavailable
 from store.messages.conflicts import Conflict, StoreResult
@@ -106,65 +103,47 @@ class _Group:
     """An earlier attempt may have committed."""
     careful: bool = False
     """An earlier attempt failed, perhaps because some of the messages are there already."""
-    conflicts: Mapping[bytes, bytes] = field(default_factory=dict)
-    """The content digests of stored messages that differ from this group's, by hash."""
 
     def __post_init__(self) -> None:
         # The canary of the writer has no messages, and is part of no commit.
         sources = {member.source for member in self.members if member.batch.hashes}
-        self.parts = [CommitPart(_distinct(self.members, each), each) for each in sorted(sources)]
+        self.parts = []
+        for source in sorted(sources):
+            shares = [(each.batch, each.min_confirms) for each in self._of(source)]
+            self.parts.append(CommitPart(_distinct([each for each, _ in shares]), source, shares))
 
     @property
     def hashes(self) -> list[bytes]:
         """The hashes of all messages, in the order of the parts."""
         return [digest for part in self.parts for digest in part.batch.hashes]
 
-    def written(self, inserted: Sequence[Inserted]) -> list[WrittenBatch]:
-        """Return the parts with what each has added."""
-        return [
-            WrittenBatch(
-                part.token % TOKEN_SPAN, part.batch, part.source, added, self._shares(part.source)
-            )
-            for part, added in zip(self.parts, inserted, strict=True)
-        ]
+    def _of(self, source: Source) -> list[_Waiting]:
+        return [member for member in self.members if member.source is source]
 
-    def _shares(self, source: Source) -> list[Share]:
-        """Return the messages of each member that may be confirmed: all but conflicts."""
-        return [
-            (_without(each.batch, self.conflicts), each.min_confirms)
-            for each in self.members
-            if each.source is source
-        ]
+    def answer(self) -> None:
+        """Set the outcomes of the callers; a message is new to the first who has it."""
+        for part in self.parts:
+            new = {part.batch.hashes[place] for place in part.new_places()}
+            for member in self._of(part.source):
+                hashes = member.batch.hashes
+                places = enumerate(hashes) if part.conflicts else ()
+                conflicts = {
+                    at: part.conflicts[each] for at, each in places if each in part.conflicts
+                }
+                result = StoreResult([digest in new for digest in hashes], conflicts)
+                new.difference_update(hashes)
+                if not member.answer.done():
+                    member.answer.set_result(result)
+        for member in self.members:
+            if not member.answer.done():  # the canary, which is part of no commit
+                member.answer.set_result(StoreResult())
 
 
-def _distinct(members: Sequence[_Waiting], source: Source) -> RecordBatch:
+def _distinct(batches: Sequence[RecordBatch]) -> RecordBatch:
     """Join the batches of a source, with each message once: two peers may send the same one."""
-    batch = join([member.batch for member in members if member.source is source])
+    batch = join(batches)
     first = dict(zip(reversed(batch.hashes), range(len(batch) - 1, -1, -1), strict=True))
     return batch if len(first) == len(batch) else batch.select(sorted(first.values()))
-
-
-def _without(batch: RecordBatch, conflicts: Mapping[bytes, bytes]) -> RecordBatch:
-    """Return the messages of a batch whose hashes are no conflicts."""
-    if not conflicts:
-        return batch
-    kept = [place for place, digest in enumerate(batch.hashes) if digest not in conflicts]
-    return batch.select(kept)
-
-
-def _answer(group: _Group, part: CommitPart, added: Inserted) -> None:
-    """Set the outcomes of the callers of a part; a message is new to the first who has it."""
-    new = set(part.batch.hashes if added.count == len(part.batch) else added.hashes or ())
-    for member in group.members:
-        if member.source is not part.source:
-            continue
-        hashes = member.batch.hashes
-        places = enumerate(hashes) if group.conflicts else ()
-        conflicts = {at: group.conflicts[each] for at, each in places if each in group.conflicts}
-        result = StoreResult([digest in new for digest in hashes], conflicts)
-        new.difference_update(hashes)
-        if not member.answer.done():
-            member.answer.set_result(result)
 
 
 def _warn_of_conflict(source: Source, conflict: Conflict) -> None:
@@ -394,30 +373,26 @@ class DatabaseWriter:
 
     async def _serve(self, group: _Group) -> None:
         try:
-            inserted = await self._write_until_known(group)
+            await self._write_until_known(group)
         except asyncio.CancelledError:
             self._fail(group, StoreBusy(_STOPPING))
             raise
         except Exception as error:  # noqa: BLE001 - whoever waits is told
             await self._isolate(group, error)
         else:
-            if not group.parts or any(added.count for added in inserted):
+            if not group.parts or any(part.added.count for part in group.parts):
                 self.committed_s = asyncio.get_running_loop().time()
-            for part, added in zip(group.parts, inserted, strict=True):
-                self._on_stored(part.batch, part.source, added.count)
-                self._report_conflicts(part, group.conflicts)
-                _answer(group, part, added)
-            for member in group.members:
-                if not member.answer.done():  # the canary, which is part of no commit
-                    member.answer.set_result(StoreResult())
+            for part in group.parts:
+                self._on_stored(part.batch, part.source, part.added.count)
+                self._report_conflicts(part)
+            group.answer()
 
-    def _report_conflicts(self, part: CommitPart, conflicts: Mapping[bytes, bytes]) -> None:
-        if not conflicts:
+    def _report_conflicts(self, part: CommitPart) -> None:
+        if not part.conflicts:
             return
-        columns = zip(part.batch.hashes, part.batch.content_digests, strict=True)
-        for digest, received in columns:
-            if digest in conflicts:
-                self._on_conflict(part.source, Conflict(digest, conflicts[digest], received))
+        for digest, received in zip(part.batch.hashes, part.batch.content_digests, strict=True):
+            if digest in part.conflicts:
+                self._on_conflict(part.source, Conflict(digest, part.conflicts[digest], received))
 
     async def _isolate(self, group: _Group, error: Exception) -> None:
         """Keep what one member did from failing the others that shared its transaction."""
@@ -447,12 +422,13 @@ class DatabaseWriter:
         if failure is not None:
             raise StoreUnavailable(failure.sentence)
 
-    async def _write_until_known(self, group: _Group) -> list[Inserted]:
+    async def _write_until_known(self, group: _Group) -> None:
         patience = RetryPatience(self._database.settings.write_patience_s)
         while True:
             try:
                 async with self._database.connection(self._database.write_pool) as connection:
-                    return await self._attempt(connection, group)
+                    await self._attempt(connection, group)
+                    return
             except NothingNewError:
                 group.careful = True
             except (pg.UniqueViolation, pg.NotNullViolation):
@@ -479,12 +455,32 @@ class DatabaseWriter:
                 return
         raise error
 
-    async def _attempt(self, connection: Connection, group: _Group) -> list[Inserted]:
+    async def _attempt(self, connection: Connection, group: _Group) -> None:
         hashes = group.hashes
         if not hashes:
             with waiting_for_standby(connection):
                 await commit_canary(connection)
-            return []
+            return
+        await self._prepare(connection, group)
+        may_be_new = not group.careful and len(set(hashes)) == len(hashes)
+        if may_be_new and len(hashes) > 1 and self._careful_groups:
+            self._careful_groups -= 1
+            may_be_new = False
+        with self._handing_over(connection, group), waiting_for_standby(connection):
+            if may_be_new and len(hashes) < FEWEST_COPIED:
+                await self._write_at_once(connection, group.parts)
+                return
+            async with connection.transaction():
+                if may_be_new:
+                    await copy(connection, group.parts)
+                else:
+                    await insert(connection, group.parts)
+                    for part in group.parts:
+                        await find_conflicts(connection, part)
+                await self._finish(connection, group)
+
+    async def _prepare(self, connection: Connection, group: _Group) -> None:
+        """Make sure that there are partitions for the messages, and names of their topics."""
         for part in group.parts:
             await self._partitions.ensure(connection, part.batch.timestamps)
         # A new connection may lead to a server that has lost the newest names.
@@ -497,93 +493,57 @@ class DatabaseWriter:
         if unnamed:
             await insert_topics(connection, unnamed)
             self._topics.remember(unnamed, era)
-        may_be_new = not group.careful and len(set(hashes)) == len(hashes)
-        if may_be_new and len(hashes) > 1 and self._careful_groups:
-            self._careful_groups -= 1
-            may_be_new = False
-        with (
-            self._handing_over(connection, group) as committed,
-            waiting_for_standby(connection),
-        ):
-            if may_be_new and len(hashes) < FEWEST_COPIED:
-                committed.extend(await self._write_at_once(connection, group))
-                return [each.added for each in committed]
-            async with connection.transaction():
-                if may_be_new:
-                    inserted = await copy(connection, group.parts)
-                else:
-                    inserted = await insert(connection, group.parts)
-                    group.conflicts = await self._find_conflicts(connection, group, inserted)
-                return await self._finish(connection, group, inserted, committed)
 
     @contextmanager
-    def _handing_over(self, connection: Connection, group: _Group) -> Iterator[list[OwnCommit]]:
-        """Pass what is added to the list to the feed after this block, if it does not fail."""
-        committed: list[OwnCommit] = []
+    def _handing_over(self, connection: Connection, group: _Group) -> Iterator[None]:
+        """Pass the commits of this block to the feed, if the block does not fail."""
+        for part in group.parts:
+            part.position = 0
         if self._feed is None:
-            yield committed
+            yield
             return
         notice = notice_of(group.parts)
         self._feed.expect_own(notice)
         try:
-            yield committed
+            yield
         except (NothingNewError, psycopg.IntegrityError):
             raise  # and nothing was committed
         except BaseException:
             self._feed.look_for_own(notice)
             raise
+        committed = [part for part in group.parts if part.position]
         if group.uncertain and not committed:
             self._feed.look_for_own(notice)
         self._feed.take_own(connection, committed)
 
-    @staticmethod
-    async def _find_conflicts(
-        connection: Connection, group: _Group, inserted: Sequence[Inserted]
-    ) -> dict[bytes, bytes]:
-        conflicts: dict[bytes, bytes] = {}
-        for part, added in zip(group.parts, inserted, strict=True):
-            if added.count < len(part.batch):
-                new = added.hashes or frozenset()
-                places = [
-                    place for place, digest in enumerate(part.batch.hashes) if digest not in new
-                ]
-                conflicts |= await find_conflicts(connection, part.batch, places)
-        return conflicts
-
-    async def _write_at_once(self, connection: Connection, group: _Group) -> list[OwnCommit]:
+    async def _write_at_once(self, connection: Connection, parts: Sequence[CommitPart]) -> None:
+        for part in parts:
+            part.added = all_new(part.batch, 0)
         with ExitStack() as attempt:
             unread: dict[str, object] | None = None
-            new = [all_new(part.batch, 0) for part in group.parts]
             if self._tracking is not None:
-                wanted = attempt.enter_context(self._tracking.all_or_nothing(group.written(new)))
+                wanted = attempt.enter_context(self._tracking.all_or_nothing(parts))
                 unread = track_parameters(wanted) if wanted else None
-            if self._written_ids is not None:
-                for part in group.parts:
-                    self._written_ids.offer(part.token % TOKEN_SPAN, part.batch, None)
-            return await insert_at_once(connection, group.parts, new, unread)
+            self._offer_ids(parts)
+            await insert_at_once(connection, parts, unread)
 
-    async def _finish(
-        self,
-        connection: Connection,
-        group: _Group,
-        inserted: list[Inserted],
-        committed: list[OwnCommit],
-    ) -> list[Inserted]:
+    def _offer_ids(self, parts: Sequence[CommitPart]) -> None:
+        if self._written_ids is not None:
+            for part in parts:
+                if part.added.count:
+                    self._written_ids.offer(part.place[1], part.batch, part.added.hashes)
+
+    async def _finish(self, connection: Connection, group: _Group) -> None:
         """Write what goes with the messages; the commit comes right after."""
         if self._tracking is not None:
-            await self._tracking.write(connection, group.written(inserted))
-        if any(added.count for added in inserted):
-            committed += await assign_commit_position(connection, group.parts, inserted)
-            if self._written_ids is not None:
-                for each in committed:
-                    token = each.part.token % TOKEN_SPAN
-                    self._written_ids.offer(token, each.part.batch, each.added.hashes)
-            return inserted
+            await self._tracking.write(connection, group.parts)
+        if any(part.added.count for part in group.parts):
+            await assign_commit_position(connection, group.parts)
+            self._offer_ids(group.parts)
+            return
         await cover_what_is_visible(connection)
         if group.uncertain:
             # An earlier attempt may have committed. To look before the insert would be too
             # soon: a commit can be under way still, and it is the insert that waits for it.
-            for number, part in enumerate(group.parts):
-                earlier = await find_committed(connection, part)
-                inserted[number] = earlier or inserted[number]
-        return inserted
+            for part in group.parts:
+                await find_committed(connection, part)

@@ -9,7 +9,6 @@ from contextlib import aclosing, asynccontextmanager
 from store.db.commits.feed import DatabaseFeed
 from store.db.writing.insert import (
     CommitPart,
-    Inserted,
     KnownTopics,
     assign_commit_position,
     insert,
@@ -133,15 +132,13 @@ class LongTransaction:
         await connection.execute("set idle_in_transaction_session_timeout = 0")
         await connection.execute("begin")
         self._parts = [CommitPart(batch, Source.RESTORE) for batch in batches]
-        self._inserted: list[Inserted] = []
         for part in self._parts:
-            (added,) = await insert(connection, [part])
-            assert added.count == len(part.batch)
-            self._inserted.append(added)
+            await insert(connection, [part])
+            assert part.added.count == len(part.batch)
 
     async def commit(self) -> None:
         """Take the places in the commit order, and commit."""
-        await assign_commit_position(self._connection, self._parts, self._inserted)
+        await assign_commit_position(self._connection, self._parts)
         await self._connection.execute("commit")
         await self._connection.close()
 

@@ -18,7 +18,7 @@ from store.db.connection import Connection
 from store.db.reading.messages import frame_of, locate, rows_of_hashes
 from store.db.writing import insert as insert_module
 from store.db.writing import writer as writer_module
-from store.db.writing.insert import CommitPart, Inserted
+from store.db.writing.insert import CommitPart
 from store.domain.ports import Source, StoreBusy
 from store.messages.record import RecordBatch
 from storenode.sds.codec import channel_key, encode, sds_key
@@ -304,7 +304,7 @@ async def test_who_falls_silent_before_its_commit_does_not_hold_up_the_others(
     monkeypatch.setattr(insert_module, "MAX_IDLE_IN_PLACE_MS", 50)
     async with await node.database.connect() as silent:
         await silent.execute("begin")
-        await insert_module.assign_commit_position(silent, [], [])
+        await insert_module.assign_commit_position(silent, [])
         async with asyncio.timeout(90):
             assert all(await node.store(random_batch(random.Random(SEED), 3, [NOW])))
         with pytest.raises(psycopg.Error, match="idle-in-transaction"):
@@ -431,9 +431,9 @@ async def test_copies_that_fail_grow_rare_and_their_messages_are_stored_all_the_
 ) -> None:
     tried: list[bytes] = []
 
-    async def copy(connection: Connection, parts: Sequence[CommitPart]) -> list[Inserted]:
+    async def copy(connection: Connection, parts: Sequence[CommitPart]) -> None:
         tried.append(parts[0].batch.hashes[0])
-        return await insert_module.copy(connection, parts)
+        await insert_module.copy(connection, parts)
 
     monkeypatch.setattr(writer_module, "copy", copy)
     monkeypatch.setattr(writer_module, "_CAREFUL_GROUPS", 4)

@@ -19,8 +19,7 @@ from psycopg import AsyncConnection
 
 from bench.data import PAYLOAD_BYTES, PUBSUB_TOPIC, Row, rows
 from bench.support import bench_node, options, publish, report, seconds, settle
-from store.db.maintenance.condition import Sizes, read_sizes
-from store.db.maintenance.rebuild import find_bloated, rebuild
+from store.db.maintenance.condition import Sizes, find_bloated, read_sizes, rebuild
 from storenode.message.hashing import message_hash
 from storenode.sds.codec import encode
 

@@ -25,20 +25,23 @@ from store.config.options import options_of
 from store.db.check import CheckReport
 from store.db.check import check as check_database
 from store.db.errors import SchemaError, sentence
-from store.db.maintenance.brake import (
+from store.db.maintenance.condition import Column, Part, Sizes, read_sizes
+from store.db.maintenance.maintainer import database_ns, newest_commit_ns
+from store.db.maintenance.retention import (
+    PruneReport,
     RetentionReview,
+    StoreInventory,
     agree,
+    prune,
     read_agreed,
+    read_inventory,
     reopen,
     review,
 )
-from store.db.maintenance.condition import Column, Part, Sizes, read_sizes
-from store.db.maintenance.maintainer import database_ns, newest_commit_ns
-from store.db.maintenance.retention import PruneReport, StoreInventory, prune, read_inventory
 from store.db.pool import complete_url
 from store.db.primary import DatabaseServer, PrimaryGuard, hosts_of, probed, seen_on
 from store.db.schema import migrate
-from store.db.summaries.resummarize import Resummarized, resummarize
+from store.db.summaries.fold import Resummarized, resummarize
 from store.domain.partitioning import DAY_NS, UNBOUNDED_HIGH, UNBOUNDED_LOW, Bounds
 from store.domain.retention import Excess, Partition, Reading, RetentionClock, RetentionPolicy
 from store.embedded.datadir import DataDir, release_reserve

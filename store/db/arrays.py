@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
+import psycopg
 from numpy.typing import NDArray
 from psycopg.abc import AdaptContext
 from psycopg.types.string import ByteaBinaryLoader, BytesBinaryDumper
@@ -63,6 +64,9 @@ _OIDS: Final = {
     TextArray: 1009,
     UuidArray: _UUID_ARRAY_OID,
 }
+for _kind, _oid in _OIDS.items():
+    _dumper = type(f"{_kind.__name__}Dumper", (BytesBinaryDumper,), {"oid": _oid})
+    psycopg.adapters.register_dumper(_kind, _dumper)
 
 
 def bigints(values: Sequence[int]) -> BigintArray:
@@ -124,15 +128,12 @@ def uuids(values: Sequence[bytes]) -> UuidArray:
 
 
 def register(context: AdaptContext) -> None:
-    """Register these arrays with a connection; ``uuid`` values load as their 16 bytes.
+    """Let ``uuid`` values of a connection load as their 16 bytes.
 
     ``uuid[]`` loads in Postgres's binary array format: see `split_uuids`.
     """
     adapters = context.adapters
     assert adapters is not None
-    for kind, oid in _OIDS.items():
-        dumper = type(f"{kind.__name__}Dumper", (BytesBinaryDumper,), {"oid": oid})
-        adapters.register_dumper(kind, dumper)
     adapters.register_loader("uuid", ByteaBinaryLoader)
     # By its number: a name with brackets stands for the type of the elements.
     adapters.register_loader(_UUID_ARRAY_OID, ByteaBinaryLoader)

@@ -28,11 +28,10 @@ import psycopg
 from psycopg import AsyncConnection, sql
 
 from reconcile.lattice import LatticeSum
-from store.db.arrays import BigintArray, register
-from store.db.connection import fetch_rows
+from store.db.arrays import BigintArray
+from store.db.connection import Connection, fetch_rows
 from store.db.locks import MAINTENANCE
-from store.db.schema.description import differences
-from store.db.schema.migrate import require_served
+from store.db.schema.migrate import differences, require_served
 from store.db.schema.names import (
     BUCKETS_TABLE,
     COARSE_TABLES,
@@ -57,7 +56,6 @@ from store.domain.partitioning import (
 )
 from storenode.message.limits import MAX_TIMESTAMP_NS, NS_PER_S
 
-Connection = AsyncConnection[Any]
 Progress = Callable[[str, int], None]
 """Receives the table and how many rows of it were compared so far."""
 
@@ -561,9 +559,7 @@ class _DatabaseCheck:
                 await connection.execute(sql.SQL(_KEEP).format(name))
                 unfolded = await self._unfolded(bounds)
                 ((buckets,),) = await self._rows(SQL.buckets.check_count, (low, last))
-                cursor = connection.cursor()
-                register(cursor)
-                rows = await (await cursor.execute(statement, unfolded)).fetchall()
+                rows = await fetch_rows(connection, statement, unfolded)
                 wrong = await self._wrong_hours(bounds)
         except psycopg.errors.UndefinedTable:
             return 0  # retention was faster

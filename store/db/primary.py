@@ -33,7 +33,7 @@ from psycopg import AsyncConnection, conninfo
 from psycopg import errors as pg
 
 from store.db.commits.pages import is_served, newest
-from store.db.connection import Connection
+from store.db.connection import Connection, fetch_row, fetch_rows
 from store.db.pool import HostRefusedError
 from store.db.statements import SQL
 from store.domain.hub import Place
@@ -176,7 +176,7 @@ def label(host: dict[str, str]) -> str:
 
 async def read_server(connection: Connection) -> DatabaseServer | None:
     """Return a server as it describes itself; None if it takes no writes, or has no store."""
-    row = await (await connection.execute(SQL.stores.read_server, binary=True)).fetchone()
+    row = await fetch_row(connection, SQL.stores.read_server)
     if row is None:
         return None
     store_id, started = row
@@ -184,16 +184,15 @@ async def read_server(connection: Connection) -> DatabaseServer | None:
     info = connection.info
     host = label({"host": info.host or info.hostaddr, "port": str(info.port)})
     head = await newest(connection)
-    return DatabaseServer(host, bytes(store_id), system, timeline, str(started), head)
+    return DatabaseServer(host, store_id, system, timeline, started, head)
 
 
 async def _timeline(connection: Connection) -> tuple[int, int]:
     try:
-        row = await (await connection.execute(SQL.stores.read_timeline)).fetchone()
+        ((system, timeline),) = await fetch_rows(connection, SQL.stores.read_timeline)
     except _UNREADABLE:
         return 0, 0
-    assert row is not None
-    return int(str(row[0])), int(str(row[1]), 16)
+    return system, int(timeline, 16)
 
 
 @asynccontextmanager

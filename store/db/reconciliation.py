@@ -24,12 +24,11 @@ from bisect import bisect_right
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import numpy as np
 import psycopg
 from numpy.typing import NDArray
-from psycopg import AsyncCursor
 from psycopg import errors as pg
 from psycopg_pool import PoolTimeout
 
@@ -38,9 +37,9 @@ from reconcile.lattice import LatticeSum, most_summed
 from reconcile.summaries.buckets import TimeBuckets
 from reconcile.summaries.summary import Loaded, NeedBuckets, NeedHashes, NeedIds, Needs, SummaryView
 from reconcile.view import Spans
-from store.db.arrays import bigint_column, bigints, hash_column
-from store.db.commits.pages import is_served, newest
-from store.db.connection import Connection
+from store.db.arrays import bigint_column, hash_column
+from store.db.commits.pages import batch_parameters, is_served, newest
+from store.db.connection import Connection, fetch_row, fetch_rows
 from store.db.errors import find_failure
 from store.db.pool import Database
 from store.db.reading.messages import content_digests_at
@@ -92,31 +91,20 @@ async def ids_with(connection: Connection, hashes: NDArray[np.uint8]) -> SyncIds
 
 async def ids_of(connection: Connection, commits: Sequence[CommitRow]) -> SyncIds:
     """Return the IDs that some commits have added and that are stored, with their digests."""
-    parameters = {
-        "batches": bigints([commit.batch for commit in commits]),
-        "lows": bigints([commit.min_ts for commit in commits]),
-        "highs": bigints([commit.max_ts for commit in commits]),
-    }
-    return await _fetch(connection, SQL.messages.read_ids_of_batches, parameters)
+    return await _fetch(connection, SQL.messages.read_ids_of_batches, batch_parameters(commits))
 
 
 async def _fetch(
     connection: Connection, statement: str, parameters: Mapping[str, object]
 ) -> SyncIds:
-    cursor = await connection.execute(statement, parameters, binary=True)
-    row = await cursor.fetchone()
-    assert row is not None
-    timestamps, hashes, *contents = row
+    timestamps, hashes, *contents = await fetch_row(connection, statement, parameters)
     if timestamps is None:
         return SyncIds.empty()
-    digests = None
-    if contents:
-        digests = np.frombuffer(contents[0], np.uint8)
-        digests = digests.reshape(-1, CONTENT_DIGEST_BYTES)
+    digests = [np.frombuffer(each, np.uint8).reshape(-1, CONTENT_DIGEST_BYTES) for each in contents]
     return SyncIds(
         np.frombuffer(timestamps, ">i8").astype(np.int64),
         np.frombuffer(hashes, np.uint8).reshape(-1, HASH_BYTES),
-        digests,
+        digests[0] if digests else None,
     )
 
 
@@ -164,13 +152,11 @@ class LatticeReader:
         unknown: dict[int, int] = {}
         given = {"lows": [low for low, _ in whole], "highs": [high for _, high in whole]}
         for statement in (SQL.buckets.read_known_days, SQL.buckets.read_hours):
-            cursor: AsyncCursor[Any] = self._connection.cursor(binary=True)
-            await cursor.execute(statement, given)
-            async for start_ns, count, state in cursor:
+            for start_ns, count, state in await fetch_rows(self._connection, statement, given):
                 if state is None:
                     unknown[start_ns] = count
                 else:
-                    add(start_ns, LatticeSum.stored(count, bytes(state)))
+                    add(start_ns, LatticeSum.stored(count, state))
         self._spend(sum(unknown.values()), taken=False)
         return unknown
 
@@ -389,13 +375,10 @@ def _closing_at(connection: Connection, deadline_s: float) -> Iterator[None]:
 
 async def _open(connection: Connection, deadline_s: float) -> SnapshotView:
     await connection.execute(_BEGIN, prepare=False)
-    cursor = await connection.execute(SQL.stores.read_folded, binary=True)
-    row = await cursor.fetchone()
-    assert row is not None
-    position, horizon_ns = row
+    ((position, horizon_ns),) = await fetch_rows(connection, SQL.stores.read_folded)
     minutes = await _unfolded(connection, position)
     length_ns = await _top_length(connection)
-    level: dict[str, object] = {"level": LEVELS_NS.index(length_ns)}
+    level = {"level": LEVELS_NS.index(length_ns)}
     folded = await _read_buckets(connection, length_ns, SQL.buckets.read_level, level)
     return SnapshotView(
         connection,
@@ -410,10 +393,8 @@ async def _open(connection: Connection, deadline_s: float) -> SnapshotView:
 
 async def _fold_much(connection: Connection) -> None:
     """Fold when there is so much to fold that adding it up here would take too long."""
-    cursor = await connection.execute(
-        SQL.commits.count_unfolded, (MAX_DELTA_COMMITS + 1,), binary=True
-    )
-    if await cursor.fetchone() == (MAX_DELTA_COMMITS + 1,):
+    most = (MAX_DELTA_COMMITS + 1,)
+    if await fetch_row(connection, SQL.commits.count_unfolded, most) == most:
         # Another node may be folding, or this is a standby; what is left to add up is only more
         # work then.
         with contextlib.suppress(pg.LockNotAvailable, pg.ReadOnlySqlTransaction):
@@ -424,31 +405,28 @@ async def _unfolded(connection: Connection, position: int) -> TimeBuckets:
     total = TimeBuckets.empty(MINUTE_NS)
     while True:
         parameters = (position, _DELTAS_AT_ONCE)
-        cursor = await connection.execute(SQL.commits.read_deltas, parameters, binary=True)
-        rows = await cursor.fetchall()
+        rows = await fetch_rows(connection, SQL.commits.read_deltas, parameters)
         if rows:
-            position = int(rows[-1][0])
-            some = unpack(bytes(summary) for _, summary in rows)
+            position = rows[-1][0]
+            some = unpack(summary for _, summary in rows)
             total = TimeBuckets.join(MINUTE_NS, [total, some])
         if len(rows) < _DELTAS_AT_ONCE:
             return total
 
 
 async def _top_length(connection: Connection) -> int:
-    cursor = await connection.execute(SQL.buckets.count_hours, (MAX_TOP_BUCKETS + 1,), binary=True)
-    few = await cursor.fetchone() != (MAX_TOP_BUCKETS + 1,)
-    return HOUR_NS if few else DAY_NS
+    most = (MAX_TOP_BUCKETS + 1,)
+    is_many = await fetch_row(connection, SQL.buckets.count_hours, most) == most
+    return DAY_NS if is_many else HOUR_NS
 
 
 async def _read_buckets(
-    connection: Connection, length_ns: int, statement: str, parameters: dict[str, object]
+    connection: Connection, length_ns: int, statement: str, parameters: Mapping[str, object]
 ) -> TimeBuckets:
-    cursor = await connection.execute(statement, parameters, binary=True)
-    row = await cursor.fetchone()
-    assert row is not None
-    if row[0] is None:
+    ((joined,),) = await fetch_rows(connection, statement, parameters)
+    if joined is None:
         return TimeBuckets.empty(length_ns)
-    return of_rows(length_ns, np.frombuffer(row[0], ">i8"))
+    return of_rows(length_ns, np.frombuffer(joined, ">i8"))
 
 
 class DatabaseIds:
@@ -465,11 +443,9 @@ class DatabaseIds:
         """Return the newest commit now, and whether the database still has one that was seen."""
 
         async def look(connection: Connection) -> Newest:
-            cursor = await connection.execute(SQL.stores.read_horizon, binary=True)
-            row = await cursor.fetchone()
-            assert row is not None
+            ((horizon_ns,),) = await fetch_rows(connection, SQL.stores.read_horizon)
             served = await is_served(connection, seen)
-            return Newest(await newest(connection), row[0], served)
+            return Newest(await newest(connection), horizon_ns, served)
 
         return await self._database.read(look)
 

@@ -16,8 +16,8 @@ from prometheus_client import Gauge
 from psycopg_pool import PoolTimeout
 
 from store.db.errors import NO_CONNECTION, Failure, find_failure, sentence
+from store.db.locks import read_stall
 from store.db.pool import Database
-from store.db.stalls import read_stall
 from store.domain.ports import StoreBusy, StoreUnavailable
 from store.observe.logging import get_logger
 

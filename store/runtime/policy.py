@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from store.config.node import NodeConfig
-from store.db.maintenance.brake import RetentionBrake
+from store.db.maintenance.retention import RetentionBrake
 from store.db.pool import Database
 from store.domain.quota import ClientLimits
 from store.domain.retention import RetentionPolicy

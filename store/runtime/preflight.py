@@ -18,7 +18,7 @@ import psycopg
 
 from store.config.node import NodeConfig
 from store.db.errors import SchemaError, sentence
-from store.db.maintenance.brake import review
+from store.db.maintenance.retention import review
 from store.db.schema import migrate
 from store.domain.ports import StoreUnavailable
 from store.domain.retention import RetentionPolicy

@@ -35,8 +35,7 @@ from store.db.commits.pages import (
 from store.db.connection import Connection
 from store.db.locks import NODES
 from store.db.pool import Database, reconnecting
-from store.db.reading.messages import TopicKeys, topic_names
-from store.db.reading.pages import PageShape
+from store.db.reading.messages import PageShape, TopicKeys, topic_names
 from store.domain.hub import (
     MAX_QUEUED_BYTES,
     START,

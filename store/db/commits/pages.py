@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, LiteralString
+from typing import Final, LiteralString
 
 from store.db.arrays import bigints, split_uuids
-from store.db.connection import Connection
+from store.db.connection import Connection, fetch_row, fetch_rows
 from store.db.reading.messages import (
+    PageShape,
     Row,
     TopicKeys,
+    build,
     frame_of,
     largest_of,
     resolve,
+    show,
     topics_clause,
     topics_parameters,
 )
-from store.db.reading.pages import PageShape, build, show
 from store.db.statements import SQL
 from store.domain.hub import START, CommitRow, Place, at_most
 from store.domain.hub import Row as LiveRow
@@ -65,15 +67,13 @@ class BacklogPage:
 
 async def newest(connection: Connection) -> Place:
     """Return the place of the newest commit; `START` when there is none."""
-    row = await (await connection.execute(SQL.commits.read_newest, binary=True)).fetchone()
+    row = await fetch_row(connection, SQL.commits.read_newest)
     return START if row is None else _place(row[0], row[1])
 
 
 async def _first_from(connection: Connection, position: int) -> Place:
     """Return the place of the first commit from a position on; there must be one."""
-    row = await (
-        await connection.execute(SQL.commits.read_first_from, (position,), binary=True)
-    ).fetchone()
+    row = await fetch_row(connection, SQL.commits.read_first_from, (position,))
     assert row is not None, "the newest commit is there"
     return _place(row[0], row[1])
 
@@ -85,12 +85,10 @@ async def is_served(connection: Connection, place: Place) -> bool:
     """
     if place == START:
         return True
-    row = await (
-        await connection.execute(SQL.commits.read_commit, (place[0],), binary=True)
-    ).fetchone()
+    row = await fetch_row(connection, SQL.commits.read_commit, (place[0],))
     if row is not None and _place(place[0], row[0]) == place:
         return True
-    row = await (await connection.execute(SQL.commits.read_oldest, binary=True)).fetchone()
+    row = await fetch_row(connection, SQL.commits.read_oldest)
     return row is not None and place[0] < row[0]
 
 
@@ -98,36 +96,31 @@ async def commits_between(
     connection: Connection, first: int, last: int, topics: TopicKeys, limit: int = _MAX_COMMITS
 ) -> list[CommitRow]:
     """Read commits from ``first`` to ``last``, those that may hold a topic of a selection."""
-    filtered = topics is not None
-    cursor = await connection.execute(
-        SQL.commits.read_between.format(topics=f" {SQL.commits.touching}" if filtered else ""),
+    touching = "" if topics is None else f" {SQL.commits.touching}"
+    rows = await fetch_rows(
+        connection,
+        SQL.commits.read_between.format(topics=touching),
         {"first": first, "last": last, "limit": limit} | topics_parameters(topics),
-        binary=True,
     )
-    return [_commit_row(row) for row in await cursor.fetchall()]
+    return [
+        CommitRow(
+            _place(position, token),
+            batch,
+            count,
+            first_ns,
+            last_ns,
+            None if keys is None else tuple(split_uuids(keys)),
+        )
+        for position, token, batch, count, first_ns, last_ns, keys in rows
+    ]
 
 
-def _commit_row(row: tuple[object, ...]) -> CommitRow:
-    position, token, batch, messages, min_ts, max_ts, topics = row
-    return CommitRow(
-        place=_place(position, token),
-        batch=batch,  # type: ignore[arg-type]
-        messages=messages,  # type: ignore[arg-type]
-        min_ts=min_ts,  # type: ignore[arg-type]
-        max_ts=max_ts,  # type: ignore[arg-type]
-        topics=None if topics is None else tuple(split_uuids(topics)),  # type: ignore[arg-type]
-    )
-
-
-def _place(position: object, token: object) -> Place:
-    return position, token % TOKEN_SPAN  # type: ignore[operator,return-value]
+def _place(position: int, token: int) -> Place:
+    return position, token % TOKEN_SPAN
 
 
 async def read_feed_page(
-    connection: Connection,
-    wanted: TopicFilter,
-    after: FeedPosition,
-    shape: PageShape,
+    connection: Connection, wanted: TopicFilter, after: FeedPosition, shape: PageShape
 ) -> BacklogPage:
     """Read the page after a position, in commits of about `MAX_PAGE_MESSAGES`.
 
@@ -155,7 +148,7 @@ async def read_feed_page(
     if not some:
         return BacklogPage(b"", 0, end)
     at, limit = after.inside or (MAX_TIMESTAMP_NS, b""), min(shape.size, MAX_PAGE_MESSAGES)
-    parameters = _batch_parameters(some, topics) | {
+    parameters = batch_parameters(some, topics) | {
         "positions": bigints([commit.place[0] for commit in some]),
         "at_position": after.place[0],
         "at_ts": at[0],
@@ -163,13 +156,9 @@ async def read_feed_page(
         "limit": limit,
         "most": largest_of(shape.max_bytes, limit),
     }
-    statement = build(
-        SQL.messages.page_in_commit_order,
-        include_data=shape.include_data,
-        topics=topics_clause(topics),
-    )
-    cursor = await connection.execute(statement, parameters, binary=True)
-    found: list[tuple[Any, ...]] = await cursor.fetchall()
+    source, clause = SQL.messages.page_in_commit_order, topics_clause(topics)
+    statement = build(source, include_data=shape.include_data, topics=clause)
+    found = await fetch_rows(connection, statement, parameters)
     rows: list[Row] = [row[:4] for row in found]
     shown = await show(connection, rows, shape)
     frames = list(filter(None, shown))
@@ -180,7 +169,8 @@ async def read_feed_page(
     return BacklogPage(b"".join(frames), len(frames), FeedPosition(place, (ts, digest)))
 
 
-def _batch_parameters(commits: Sequence[CommitRow], topics: TopicKeys) -> dict[str, object]:
+def batch_parameters(commits: Sequence[CommitRow], topics: TopicKeys = None) -> dict[str, object]:
+    """Return parameters that name the batches of commits and their spans of time."""
     return topics_parameters(topics) | {
         "batches": bigints([commit.batch for commit in commits]),
         "lows": bigints([commit.min_ts for commit in commits]),
@@ -193,12 +183,10 @@ async def rows_of(
 ) -> dict[int, list[LiveRow]]:
     """Read the messages of some commits on some topics, by batch, each in order of time."""
     statement = SQL.messages.read_batches.format(topics=topics_clause(topics))
-    parameters = _batch_parameters(commits, topics)
-    cursor = await connection.execute(statement, parameters, binary=True)
+    parameters = batch_parameters(commits, topics)
     found: dict[int, list[LiveRow]] = {}
-    for batch, topic, digest, body in await cursor.fetchall():
-        frame = frame_of(digest, body)
-        found.setdefault(batch, []).append((topic, digest, frame))
+    for batch, topic, digest, body in await fetch_rows(connection, statement, parameters):
+        found.setdefault(batch, []).append((topic, digest, frame_of(digest, body)))
     return found
 
 

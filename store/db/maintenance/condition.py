@@ -1,26 +1,34 @@
-"""The size and the condition of a database, from the catalog and from counters.
+"""The size and the condition of a database, and what is done about statistics and indexes.
 
 Reading the condition takes milliseconds, however much is stored. Statistics for the planner are
 kept up with bulk loads here: autovacuum comes by once a minute and has a bounded number of workers;
 until then a partition that has just been filled looks empty, and a plan made for an empty table can
 take a second instead of a tenth.
+
+Indexes of partitions that are over are rebuilt where their pages are half empty. Messages of many
+topics come in turn, so pages of an index by topic split in the middle, and stay so when a partition
+gets nothing more: a rebuilt index takes a little over half the room. It is built beside the old
+one, which locks out neither readers nor writers (PostgreSQL manual, "REINDEX", "Rebuilding Indexes
+Concurrently").
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass
-from typing import Any, Final, LiteralString
+from typing import Final, LiteralString
 
-from psycopg import AsyncConnection, sql
+from psycopg import errors, sql
 
+from store.db.connection import Connection, fetch_rows
 from store.db.maintenance.retention import ArchiveState, read_archive_state
 from store.db.primary import label
 from store.db.schema.names import COARSE_TABLES, FINE_TABLE, SCHEMA
 from store.db.schema.partitions import read_catalog
 from store.db.statements import SQL
 from store.domain.partitioning import Cover
+from storenode.message.limits import NS_PER_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,20 +66,20 @@ class StoreCondition:
     slots_unused: int
 
 
-async def read_condition(connection: AsyncConnection[Any], now_ns: int) -> StoreCondition:
+async def read_condition(connection: Connection, now_ns: int) -> StoreCondition:
     """Read it; raises `psycopg.Error`."""
-    ((standby, size_bytes),) = await _select(connection, SQL.partitions.read_server)
+    ((standby, size_bytes),) = await fetch_rows(connection, SQL.partitions.read_server)
     tables = {
         name: TableCondition(size, live, dead)
-        for name, size, live, dead in await _select(connection, SQL.partitions.read_tables)
+        for name, size, live, dead in await fetch_rows(connection, SQL.partitions.read_tables)
     }
     catalog = await read_catalog(connection)
-    rows = await _select(connection, SQL.partitions.read_standbys)
+    rows = await fetch_rows(connection, SQL.partitions.read_standbys)
     lags: dict[str, int] = {}
     for name, lag_bytes in rows:
         if lag_bytes is not None:
             lags[name] = max(lag_bytes, lags.get(name, 0))
-    ((in_use, unused),) = await _select(connection, SQL.partitions.read_slots)
+    ((in_use, unused),) = await fetch_rows(connection, SQL.partitions.read_slots)
     info = connection.info
     return StoreCondition(
         host=label({"host": info.host or info.hostaddr, "port": str(info.port)}),
@@ -135,25 +143,25 @@ class Sizes:
     log_bytes: int | None
 
 
-async def read_sizes(connection: AsyncConnection[Any]) -> Sizes:
+async def read_sizes(connection: Connection) -> Sizes:
     """Read the sizes of all tables of the store and of their indexes.
 
     Raises:
         psycopg.Error: the database refused.
     """
-    parts = tuple(Part(*row) for row in await _select(connection, SQL.partitions.read_files))
+    parts = tuple(Part(*row) for row in await fetch_rows(connection, SQL.partitions.read_files))
     columns = tuple([each async for each in _columns(connection)])
-    ((messages,),) = await _select(connection, _MESSAGES)
-    ((database_bytes, may_see_log),) = await _select(connection, SQL.partitions.read_database_size)
-    log_bytes = (
-        (await _select(connection, SQL.partitions.read_log_size))[0][0] if may_see_log else None
-    )
+    ((messages,),) = await fetch_rows(connection, _MESSAGES)
+    sizes = await fetch_rows(connection, SQL.partitions.read_database_size)
+    ((database_bytes, may_see_log),), log_bytes = sizes, None
+    if may_see_log:
+        ((log_bytes,),) = await fetch_rows(connection, SQL.partitions.read_log_size)
     total = sum(part.size_bytes for part in parts)
     return Sizes(messages, total, parts, columns, max(database_bytes - total, 0), log_bytes)
 
 
-async def _columns(connection: AsyncConnection[Any]) -> AsyncIterator[Column]:
-    for table, names, pages in await _select(connection, SQL.partitions.read_columns):
+async def _columns(connection: Connection) -> AsyncIterator[Column]:
+    for table, names, pages in await fetch_rows(connection, SQL.partitions.read_columns):
         percent = min(100.0, 100.0 * _SAMPLE_PAGES / max(pages or 0, 1))
         statement = sql.SQL("select {} from {} tablesample system ({})").format(
             sql.SQL(", ").join(
@@ -163,31 +171,103 @@ async def _columns(connection: AsyncConnection[Any]) -> AsyncIterator[Column]:
             sql.Identifier(SCHEMA, table),
             sql.Literal(percent),
         )
-        (means,) = await _select(connection, statement)
+        (means,) = await fetch_rows(connection, statement)
         for name, mean in zip(names, means, strict=True):
             if mean is not None:
                 yield Column(table, name, mean)
-
-
-async def _select(
-    connection: AsyncConnection[Any], statement: LiteralString | sql.Composed
-) -> list[Any]:
-    return await (await connection.execute(statement)).fetchall()
 
 
 MIN_PAGES: Final = 32
 """Below this size no plan is a bad one."""
 
 
-async def analyze_stale(connection: AsyncConnection[Any]) -> list[str]:
+async def analyze_stale(connection: Connection) -> list[str]:
     """Analyze the partitions that are twice as large as their statistics say; returns their names.
 
     ``connection`` must not be in a transaction. A partition that another session has locked is left
     out. Raises `psycopg.Error`.
     """
-    cursor = await connection.execute(SQL.partitions.read_stale, (MIN_PAGES,))
-    names = [name for (name,) in await cursor.fetchall()]
+    rows = await fetch_rows(connection, SQL.partitions.read_stale, (MIN_PAGES,))
+    names = [name for (name,) in rows]
     for name in names:
         statement = sql.SQL("ANALYZE (SKIP_LOCKED) {}").format(sql.Identifier(SCHEMA, name))
         await connection.execute(statement, prepare=False)
     return names
+
+
+# Indexes
+
+SETTLED_NS: Final = 24 * 3_600 * NS_PER_S
+"""How long after its end a partition is left alone: most of what comes late has come by then."""
+
+MIN_BYTES: Final = 1 << 20
+"""Smaller indexes are not worth it."""
+
+WASTE: Final = 1.16
+"""An index is rebuilt that takes so many times the room that its rows need. What Postgres builds by
+its default, with a tenth of each page free, takes 1.15 times as much."""
+
+LOCK_TIMEOUT_MS: Final = 10_000
+"""How long older transactions are waited for, each time that all of them have to end."""
+
+ENTRY_BYTES: Final = {
+    "messages_topic_idx": 44,
+    "messages_pkey": 60,
+    "hashes_key_idx": 20,
+    "sds_channel_idx": 44,
+    "sds_pkey": 76,
+}
+"""Of an entry with its line pointer, aligned, by index (PostgreSQL manual, "Database Page
+Layout")."""
+
+CORRUPTING: Final = range(140_000, 140_004)
+"""Releases whose concurrent builds may lose entries (PostgreSQL 14.4, release notes)."""
+
+
+async def find_bloated(
+    connection: Connection, now_ns: int, tried: Collection[str] = ()
+) -> tuple[str, int] | None:
+    """Return name and size of the index that wastes the most; None: none is worth a rebuild.
+
+    ``tried`` are left out.
+    """
+    if connection.info.server_version in CORRUPTING:
+        return None
+    catalog = await read_catalog(connection)
+    over = {each.oid for each in catalog.partitions if each.bounds.high <= now_ns - SETTLED_NS}
+    rows = await fetch_rows(connection, SQL.partitions.read_indexes, (MIN_BYTES,))
+    bloated = [
+        (size - count * ENTRY_BYTES[root], name, size)
+        for root, name, table, count, size in rows
+        if root in ENTRY_BYTES and table in over and size >= WASTE * count * ENTRY_BYTES[root]
+    ]
+    _, *worst = max((each for each in bloated if each[1] not in tried), default=(0,))
+    return (worst[0], worst[1]) if worst else None
+
+
+async def rebuild(connection: Connection, name: str) -> int | None:
+    """Rebuild an index, and return its size then in bytes; None: it is in use for too long.
+
+    What another rebuild has left goes first. ``connection`` is in autocommit mode and has no lock
+    timeout of its own.
+
+    Raises:
+        psycopg.Error: the database did not serve; the old index is as it was.
+    """
+    await connection.execute(SQL.partitions.set_session_lock_timeout, (f"{LOCK_TIMEOUT_MS}ms",))
+    leftovers = await fetch_rows(connection, SQL.partitions.read_leftovers)
+    # Concurrently too: readers would queue behind a lock that waits for a transaction to end.
+    work = [("DROP INDEX CONCURRENTLY IF EXISTS {}", left) for (left,) in leftovers]
+    # Hardly anything comes between the entries any more: no room need be left for it.
+    work += [("ALTER INDEX {} SET (fillfactor = 100)", name)]
+    work += [("REINDEX INDEX CONCURRENTLY {}", name)]
+    try:
+        for statement, index in work:
+            text = sql.SQL(statement).format(sql.Identifier(SCHEMA, index))
+            await connection.execute(text, prepare=False)
+    except (errors.LockNotAvailable, errors.UndefinedTable, errors.UndefinedObject):
+        # A transaction that lasts, so that another index is next; or retention was quicker.
+        return None
+    given = (f"{SCHEMA}.{name}",)
+    ((size,),) = await fetch_rows(connection, SQL.partitions.read_index_size, given)
+    return int(size or 0)

@@ -14,15 +14,14 @@ follow a leap of the clock before it has lasted (`store.domain.retention`).
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import Final
 
 import psycopg
-from psycopg import AsyncConnection
 
+from store.db.connection import Connection, fetch_row, fetch_rows
 from store.db.errors import sentence
 from store.db.locks import MAINTENANCE
-from store.db.maintenance.condition import analyze_stale
-from store.db.maintenance.rebuild import find_bloated, rebuild
+from store.db.maintenance.condition import analyze_stale, find_bloated, rebuild
 from store.db.maintenance.retention import DEFAULT_LOCK_TIMEOUT_MS, prune, read_inventory
 from store.db.schema.names import FINE_TABLE
 from store.db.schema.partitions import ensure_ahead
@@ -39,8 +38,6 @@ from store.domain.retention import (
 )
 from storenode.common.backoff import Backoff
 from storenode.message.limits import NS_PER_S
-
-Connection = AsyncConnection[Any]
 
 DEFAULT_INTERVAL_S: Final = 60.0
 FOLD_INTERVAL_S: Final = 2.0
@@ -152,7 +149,8 @@ class Maintainer:
                 await self._fold_meanwhile(connection)
                 continue
             if not self._in_charge:
-                self._in_charge = await _obtained(connection)
+                lock = await fetch_row(connection, SQL.partitions.try_lock, (MAINTENANCE,))
+                self._in_charge = lock == (True,)
                 if self._in_charge:
                     self._on_event("maintenance_taken")
             if self._in_charge:
@@ -242,7 +240,7 @@ class Maintainer:
         reading = self._clock.read(clock_ns, steady_ns)
         if reading.doubted and not self._doubted:
             absent_ns = clock_ns - self._last_online_ns - (steady_ns - self._made_at_ns)
-            if starts and await _is_new(connection):
+            if starts and await fetch_row(connection, SQL.commits.is_empty) == (True,):
                 absent_ns = 0  # no node has ever served this store
             name, problem = _doubt(reading, absent_ns if starts else None)
             self._is_waiting = name == "retention_waits"
@@ -341,29 +339,16 @@ def _doubt(reading: Reading, absent_ns: int | None) -> tuple[str, str]:
     return "clock_doubted", problem
 
 
-async def _is_new(connection: Connection) -> bool:
-    row = await (await connection.execute(SQL.commits.is_empty)).fetchone()
-    return row == (True,)
-
-
-async def _obtained(connection: Connection) -> bool:
-    row = await (await connection.execute(SQL.partitions.try_lock, (MAINTENANCE,))).fetchone()
-    return row == (True,)
-
-
 async def newest_commit_ns(connection: Connection) -> int:
     """Return the time of the newest commit, or of the first upgrade, which is certainly over.
 
     In nanoseconds since the epoch, by the clock of the server as it was then.
     """
-    return await _read_ns(connection, SQL.commits.read_newest_time)
+    ((time_ns,),) = await fetch_rows(connection, SQL.commits.read_newest_time)
+    return int(time_ns)
 
 
 async def database_ns(connection: Connection) -> int:
     """Return the clock of the database's server, in nanoseconds since the epoch."""
-    return await _read_ns(connection, SQL.partitions.read_clock)
-
-
-async def _read_ns(connection: Connection, statement: str) -> int:
-    ((time_ns,),) = await (await connection.execute(statement)).fetchall()
+    ((time_ns,),) = await fetch_rows(connection, SQL.partitions.read_clock)
     return int(time_ns)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from store.db.connection import Connection
+from store.db.connection import Connection, fetch_row
 from store.db.pool import Database
 from store.db.statements import SQL
 from store.domain.coverage import Interval
@@ -46,8 +46,7 @@ class DatabaseOnlineTimes:
         }
 
         async def write(connection: Connection) -> None:
-            cursor = await connection.execute(SQL.stores.record_online, row, binary=True)
-            if await cursor.fetchone() == (True,):
+            if await fetch_row(connection, SQL.stores.record_online, row) == (True,):
                 await connection.execute(SQL.stores.prune_online, {"rows": MAX_INTERVALS})
 
         await self._database.write(write)

@@ -1,4 +1,4 @@
-"""Retention: dropping whole partitions, in short transactions, or not at all.
+"""Retention: dropping whole partitions, in short transactions, or not at all; and its brake.
 
 `store.domain.retention` decides which partitions go. One transaction per partition of messages
 drops that, what follows from it in the other tables, its summaries and unread events, and raises
@@ -8,18 +8,27 @@ meanwhile; a later round tries again.
 A job of the pipeline notes in ``storenode.archived`` what an hour was when the archive had exactly
 that. The note is valid as long as it agrees with the hour's bucket, so a message that arrives late
 makes it invalid.
+
+A dropped partition does not come back, and ``--retention 30m`` for ``30d`` is a slip of one letter:
+lower limits drop much only after a confirmation. So the database holds the limits that its store
+has agreed to. A node whose options keep as much, or more, replaces them at its start. One whose
+options keep less goes on with the agreed limits where its own would drop much at once
+(`store.domain.retention.find_excess`), until an operator confirms them. What falls due day by day
+under agreed limits is never held. A node that starts and finds more than a week due under agreed
+limits holds it as well: a backup of last month may have been restored to save what is in it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, LiteralString
+from typing import Final
 
-from psycopg import AsyncConnection, sql
 from psycopg import errors as pg
+from psycopg import sql
 
+from store.db.connection import Connection, fetch_rows
 from store.db.locks import lock_exclusively, set_lock_timeout
 from store.db.schema.names import (
     COARSE_TABLES,
@@ -36,12 +45,15 @@ from store.db.summaries.fold import delete_buckets, fold_rest, fold_until, lock_
 from store.db.writing.unread import drop_unread
 from store.domain.partitioning import UNBOUNDED_HIGH, UNBOUNDED_LOW, Bounds
 from store.domain.retention import (
+    MAX_EXCESS_NS,
     Drop,
     DropReason,
+    Excess,
     Partition,
     PrunePlan,
     PruneStep,
     RetentionPolicy,
+    find_excess,
     plan_prune,
 )
 from storenode.message.limits import NS_PER_S
@@ -66,7 +78,7 @@ class NotArchivedError(Exception):
     """A partition must stay; the text says why, and what to do."""
 
 
-async def require_archived(connection: AsyncConnection[Any], partition: Partition) -> None:
+async def require_archived(connection: Connection, partition: Partition) -> None:
     """Make sure that every hour with messages of a partition is archived as it is now.
 
     To be sure until the end of a transaction, no session may be able to write to the partition, and
@@ -78,9 +90,7 @@ async def require_archived(connection: AsyncConnection[Any], partition: Partitio
     bounds = partition.bounds
     low = max(bounds.low, UNBOUNDED_LOW + HOUR_NS) - HOUR_NS
     given = {"low": low, "high": min(bounds.high, UNBOUNDED_HIGH - 1)}
-    ((hours, first_ns),) = await (
-        await connection.execute(SQL.buckets.count_unarchived, given)
-    ).fetchall()
+    ((hours, first_ns),) = await fetch_rows(connection, SQL.buckets.count_unarchived, given)
     if hours:
         moment = _EPOCH + timedelta(seconds=first_ns // NS_PER_S)
         raise NotArchivedError(
@@ -90,19 +100,17 @@ async def require_archived(connection: AsyncConnection[Any], partition: Partitio
         )
 
 
-async def read_archive_state(connection: AsyncConnection[Any], now_ns: int) -> ArchiveState:
+async def read_archive_state(connection: Connection, now_ns: int) -> ArchiveState:
     """Return how far archives have come; what is not folded yet is not counted.
 
     Raises `psycopg.Error`.
     """
     given = {"low": UNBOUNDED_LOW, "high": now_ns - HOUR_NS + 1}
-    ((hours, oldest_ns, newest_ns),) = await (
-        await connection.execute(SQL.buckets.read_archive_state, given)
-    ).fetchall()
+    ((hours, oldest_ns, newest_ns),) = await fetch_rows(
+        connection, SQL.buckets.read_archive_state, given
+    )
     return ArchiveState(hours, oldest_ns, newest_ns + HOUR_NS if newest_ns else 0)
 
-
-Connection = AsyncConnection[Any]
 
 DEFAULT_LOCK_TIMEOUT_MS: Final = 250
 """How long queries may queue behind a drop."""
@@ -154,7 +162,7 @@ class PruneReport:
 async def read_inventory(connection: Connection) -> StoreInventory:
     """Read which partitions there are and how large they are."""
     catalog = await read_catalog(connection, with_sizes=True)
-    ((horizon_ns, summaries_bytes),) = await _rows(connection, SQL.stores.read_size)
+    ((horizon_ns, summaries_bytes),) = await fetch_rows(connection, SQL.stores.read_size)
     return StoreInventory(catalog.partitions, catalog.position, horizon_ns, summaries_bytes)
 
 
@@ -243,7 +251,7 @@ class _Prune:
         Below a position that is visible none can appear any more, so a partition below the newest
         commit's is complete.
         """
-        ((newest,),) = await _rows(self._connection, SQL.commits.read_newest_position)
+        ((newest,),) = await fetch_rows(self._connection, SQL.commits.read_newest_position)
         found: list[Partition] = []
         for each in self._commits:
             if newest is None or each.bounds.high > newest:
@@ -315,5 +323,102 @@ class _Prune:
             await delete_buckets(self._connection, bounds)
 
 
-async def _rows(connection: Connection, statement: LiteralString) -> list[tuple[Any, ...]]:
-    return await (await connection.execute(statement)).fetchall()
+# The brake
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionReview:
+    """The effect that limits would have on a store.
+
+    Attributes:
+        agreed: The limits that the store has agreed to; None: none yet.
+        due: All partitions of messages that the limits would drop.
+        excess: What must be confirmed before; None: nothing.
+        horizon_ns: The horizon of the store.
+    """
+
+    agreed: RetentionPolicy | None
+    due: Excess | None
+    excess: Excess | None
+    horizon_ns: int
+
+    def has_backlog(self, policy: RetentionPolicy) -> bool:
+        """Return True if more than a week is due, and needs no archive before it goes."""
+        is_long = self.due is not None and self.due.span_ns > MAX_EXCESS_NS
+        return is_long and not policy.requires_archive
+
+
+async def read_agreed(connection: Connection) -> RetentionPolicy | None:
+    """Return the limits that the store has agreed to; None: none yet."""
+    ((age_ns, size_bytes),) = await fetch_rows(connection, SQL.stores.read_agreed)
+    return None if age_ns is None else RetentionPolicy(age_ns or None, size_bytes or None)
+
+
+async def agree(connection: Connection, policy: RetentionPolicy) -> None:
+    """Let the store agree to limits; raises `psycopg.Error`."""
+    async with connection.transaction():
+        await connection.execute(SQL.stores.commit_locally)
+        await connection.execute(SQL.stores.agree, (policy.age_ns or 0, policy.size_bytes or 0))
+
+
+async def reopen(connection: Connection, horizon_ns: int) -> None:
+    """Lower the horizon, so that older messages are admitted; raises `psycopg.Error`."""
+    await connection.execute(SQL.stores.lower_horizon, (horizon_ns,))
+
+
+async def review(connection: Connection, policy: RetentionPolicy, now_ns: int) -> RetentionReview:
+    """Return what limits would drop now; reads the catalog alone. Raises `psycopg.Error`."""
+    agreed = await read_agreed(connection)
+    inventory = await read_inventory(connection)
+    fine, plan = inventory.of(FINE_TABLE), inventory.plan(policy, now_ns)
+    expected = None if agreed is None else inventory.plan(agreed, now_ns)
+    due = Excess.of(plan.messages(), fine)
+    return RetentionReview(agreed, due, find_excess(plan, expected, fine), inventory.horizon_ns)
+
+
+class RetentionBrake:
+    """The limits of retention that a node applies.
+
+    Attributes:
+        policy: These limits: those of the node's options, or the agreed ones while these are held.
+        excess: The partitions that the options would drop, and that wait for a confirmation;
+            None: there are none.
+    """
+
+    def __init__(self, wanted: RetentionPolicy, *, confirmed: bool = False) -> None:
+        """Make a brake, which must be settled before anything is dropped.
+
+        Args:
+            wanted: The limits of the node's options.
+            confirmed: An operator has confirmed them.
+        """
+        self._wanted = wanted
+        self._confirmed = confirmed
+        self._is_settled = self._is_backlog = False
+        self.policy = wanted
+        self.excess: Excess | None = None
+
+    async def settle(self, connection: Connection, now_ns: int) -> None:
+        """Decide which limits apply: at the start, and again every few seconds.
+
+        Raises:
+            psycopg.Error: The database refused; the decision stays what it was.
+        """
+        starts, wanted = not self._is_settled, self._wanted
+        agreed = await read_agreed(connection)
+        is_agreed = agreed is not None and wanted.keeps(agreed) and agreed.keeps(wanted)
+        excess, is_backlog = None, False
+        if not self._confirmed and (starts or not is_agreed or self._is_backlog):
+            found = await review(connection, wanted, now_ns)
+            # While a node runs, much may be due because a lock has held it.
+            is_backlog = is_agreed and (starts or self._is_backlog) and found.has_backlog(wanted)
+            excess = found.due if is_backlog else found.excess
+        is_longer = agreed is not None and wanted.keeps(agreed)
+        # Another node may have agreed to less meanwhile: only a start replaces that.
+        if excess is None and not is_agreed and (starts or not is_longer):
+            await agree(connection, wanted)
+        keeps_all = excess is not None and (is_backlog or agreed is None)
+        applied = RetentionPolicy() if keeps_all else wanted if excess is None else agreed
+        assert applied is not None
+        self.policy = replace(applied, requires_archive=wanted.requires_archive)
+        self.excess, self._is_backlog, self._is_settled = excess, is_backlog, True

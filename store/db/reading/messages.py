@@ -3,6 +3,9 @@
 A read of rows limits the size of one message, so that a page is bounded before it is read;
 `read_frames` reads larger ones by position, as far as they fit.
 
+A page in SyncID order is merged from the index by topic, or read by time. Where some messages are
+too large for their share of a page, those that fit are read by a second statement.
+
 Every statement names its bounds in time, so that partitions outside are left out when it starts.
 Frames are joined from columns in Python, which costs no more than in SQL.
 """
@@ -10,16 +13,19 @@ Frames are joined from columns in Python, which costs no more than in SQL.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from typing import Final, TypeVar
 
 from store.db.arrays import bigints, fixed_bytes, uuids
-from store.db.connection import Connection
+from store.db.connection import Connection, fetch_rows
 from store.db.schema.names import HASH_KEY_BYTES
 from store.db.statements import SQL
 from store.domain.hub import TopicName
 from store.domain.ports import SyncId, TopicFilter
+from store.messages.frames import presence
 from store.messages.record import frame_prefix
-from storenode.message.limits import HASH_BYTES
+from storenode.message.limits import HASH_BYTES, MAX_TIMESTAMP_NS
 from storenode.message.topics import topic_key
 
 _Key = TypeVar("_Key")
@@ -37,7 +43,6 @@ TopicKeys = tuple[bytes, ...] | None
 
 _IDS_AT: Final = SQL.messages.read_at.format(columns="m.ts, m.hash")
 _TOPICS_AT: Final = SQL.messages.read_at.format(columns="m.hash, m.topic")
-_PAYLOADS_AT: Final = SQL.messages.read_at.format(columns="m.hash, m.payload")
 _CONTENTS_AT: Final = SQL.messages.read_at.format(columns="m.hash, m.content_digest")
 _ROWS_AT: Final = SQL.messages.read_at.format(columns=SQL.messages.data_columns)
 
@@ -87,14 +92,12 @@ async def rows_at(
     if not positions:
         return []
     parameters = position_parameters(positions) | {"most": most}
-    cursor = await connection.execute(_ROWS_AT, parameters, binary=True)
-    return await cursor.fetchall()
+    return await fetch_rows(connection, _ROWS_AT, parameters)
 
 
 async def stored_at(connection: Connection, positions: Sequence[SyncId]) -> set[SyncId]:
     """Return those of some positions, at least one, at which a message is stored."""
-    cursor = await connection.execute(_IDS_AT, position_parameters(positions), binary=True)
-    return set(await cursor.fetchall())
+    return set(await fetch_rows(connection, _IDS_AT, position_parameters(positions)))
 
 
 async def frames_at(
@@ -119,11 +122,6 @@ async def topics_of(connection: Connection, positions: Sequence[SyncId]) -> dict
     return await _values_at(connection, _TOPICS_AT, positions)
 
 
-async def payloads_at(connection: Connection, positions: Sequence[SyncId]) -> dict[bytes, bytes]:
-    """Return the payloads of stored messages, by hash."""
-    return await _values_at(connection, _PAYLOADS_AT, positions)
-
-
 async def content_digests_at(
     connection: Connection, positions: Sequence[SyncId]
 ) -> dict[bytes, bytes]:
@@ -137,8 +135,7 @@ async def _values_at(
     found: dict[bytes, bytes] = {}
     for start in range(0, len(positions), MAX_POSITIONS):
         parameters = position_parameters(positions[start : start + MAX_POSITIONS])
-        cursor = await connection.execute(statement, parameters, binary=True)
-        found.update(await cursor.fetchall())
+        found.update(await fetch_rows(connection, statement, parameters))
     return found
 
 
@@ -148,10 +145,9 @@ async def locate(connection: Connection, hashes: Sequence[bytes]) -> list[SyncId
     A message that is stored has one position. A stored hash that begins like a given one that is
     not stored is returned as the given one; no message is at that position.
     """
-    cursor = await connection.execute(
-        SQL.messages.locate, (bigints([*map(hash_key, hashes)]),), binary=True
-    )
-    found = _positions(await cursor.fetchall(), dict.fromkeys(hashes))
+    keys = (bigints([*map(hash_key, hashes)]),)
+    rows = await fetch_rows(connection, SQL.messages.locate, keys)
+    found = _positions(rows, dict.fromkeys(hashes))
     if len({digest for _, digest in found}) == len(found):
         return found
     # Several hashes begin alike, and only the messages tell them apart.
@@ -164,10 +160,9 @@ async def rows_of_hashes(
 ) -> dict[bytes, Row]:
     """Return the rows of few messages by hash, whole; those from ``recent_ns`` on at once."""
     parameters = {"keys": bigints([*map(hash_key, hashes)]), "recent": recent_ns}
-    cursor = await connection.execute(SQL.messages.read_by_hash, parameters, binary=True)
-    found: list[tuple[int, int, bytes, bytes, int]] = await cursor.fetchall()
+    found = await fetch_rows(connection, SQL.messages.read_by_hash, parameters)
     wanted = set(hashes)
-    rows: list[Row] = [(ts, *row) for ts, _, *row in found if row[0] in wanted]  # type: ignore[misc]
+    rows: list[Row] = [(ts, *row) for ts, _, *row in found if row[0] in wanted]
     older = _positions([(ts, key) for ts, key, *_ in found if ts < recent_ns], hashes)
     rows += await rows_at(connection, older)
     return {row[1]: row for row in rows}
@@ -199,8 +194,8 @@ def position_parameters(positions: Sequence[SyncId]) -> dict[str, object]:
 
 async def topic_names(connection: Connection, keys: Iterable[bytes]) -> dict[bytes, TopicName]:
     """Return the names of topic keys."""
-    cursor = await connection.execute(SQL.messages.read_topic_names, (uuids([*keys]),), binary=True)
-    return {key: (pubsub, content) for key, pubsub, content in await cursor.fetchall()}
+    rows = await fetch_rows(connection, SQL.messages.read_topic_names, (uuids([*keys]),))
+    return {key: (pubsub, content) for key, pubsub, content in rows}
 
 
 async def select_topics(
@@ -226,8 +221,7 @@ async def resolve(connection: Connection, wanted: TopicFilter) -> TopicKeys:
     if wanted.everything:
         return None
     statement, parameters = _matching_topics(wanted)
-    cursor = await connection.execute(statement, parameters, binary=True)
-    return tuple(row[0] for row in await cursor.fetchall())
+    return tuple(key for (key,) in await fetch_rows(connection, statement, parameters))
 
 
 def topic_conditions(wanted: TopicFilter) -> tuple[list[str], dict[str, object]]:
@@ -283,3 +277,123 @@ def topics_clause(topics: TopicKeys) -> str:
 def topics_parameters(topics: TopicKeys) -> dict[str, object]:
     """Return the parameters of `topics_clause` and of pages that merge topics."""
     return {} if topics is None else {"topics": uuids(topics)}
+
+
+# Pages
+
+MAX_MERGED_TOPICS: Final = 200
+"""Up to so many topics are merged from the topic index; beyond, the time index is filtered."""
+
+BEFORE_ALL: Final[SyncId] = (0, b"")
+AFTER_ALL: Final[SyncId] = (MAX_TIMESTAMP_NS, b"\xff" * 33)
+
+_FEWEST_PER_TOPIC: Final = 16
+_PRESENCE_BYTES: Final = len(presence(bytes(HASH_BYTES)))
+
+
+@dataclass(frozen=True, slots=True)
+class PageWindow:
+    """A range to read: between two timestamps (both inclusive), beyond ``at``, one way."""
+
+    low_ns: int
+    high_ns: int
+    at: SyncId
+    forward: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PageShape:
+    """The limits of a page: at most ``size`` messages, and ``max_bytes`` unless one has more.
+
+    ``looks_beyond``: the page says whether there is more, for which one more row is read.
+    """
+
+    size: int
+    max_bytes: int
+    include_data: bool
+    looks_beyond: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MessagePage:
+    """Frames in reading order, and the positions of their messages.
+
+    ``is_last``: no row that was read is left out.
+    """
+
+    frames: list[bytes]
+    positions: list[SyncId]
+    is_last: bool
+
+
+NO_PAGE: Final = MessagePage([], [], is_last=True)
+
+
+@cache
+def build(source: str, *, include_data: bool, **parts: str) -> str:
+    """Return the statement of a source of rows, which ``parts`` fill in."""
+    columns = SQL.messages.data_columns if include_data else SQL.messages.id_columns
+    return source.format(columns=columns, **parts)
+
+
+async def read_page(
+    connection: Connection, topics: TopicKeys, window: PageWindow, shape: PageShape
+) -> MessagePage:
+    """Read one page of a selection of topics."""
+    if topics == () or window.low_ns > window.high_ns:
+        return NO_PAGE
+    limit = shape.size + shape.looks_beyond
+    source, each = SQL.messages.page_by_time, limit
+    if topics is not None and len(topics) <= MAX_MERGED_TOPICS:
+        source = SQL.messages.page_of_topic if len(topics) == 1 else SQL.messages.page_of_topics
+        # About ``limit`` rows of all topics together if they are even.
+        share = limit // len(topics)
+        each = min(limit, share + share // 2 + _FEWEST_PER_TOPIC)
+    statement = build(
+        source,
+        include_data=shape.include_data,
+        beyond=">" if window.forward else "<",
+        until="<=" if window.forward else ">=",
+        way="asc" if window.forward else "desc",
+        topics=topics_clause(topics),
+    )
+    parameters: dict[str, object] = {
+        "low": window.low_ns,
+        "high": window.high_ns,
+        "at_ts": window.at[0],
+        "at_hash": window.at[1],
+        "limit": limit,
+        "each": each,
+        "most": largest_of(shape.max_bytes, limit),
+    }
+    parameters |= topics_parameters(topics)
+    rows: list[Row] = await fetch_rows(connection, statement, parameters)
+    if (
+        shape.looks_beyond
+        and source is SQL.messages.page_of_topics
+        and each < limit
+        and len(rows) < limit
+    ):
+        # One topic had more than its share, which hides what the others have behind it.
+        rows = await fetch_rows(connection, statement, parameters | {"each": limit})
+    page = await page_of(connection, rows, shape)
+    if rows and not page.frames:  # all of them were pruned meanwhile
+        return await read_page(connection, topics, window, shape)
+    return page
+
+
+async def page_of(connection: Connection, rows: Sequence[Row], shape: PageShape) -> MessagePage:
+    """Return the page that begins with some rows, in their order."""
+    frames = await show(connection, rows[: shape.size], shape)
+    shown = [(frame, row[:2]) for frame, row in zip(frames, rows, strict=False) if frame]
+    is_last = len(frames) == len(rows)
+    return MessagePage([frame for frame, _ in shown], [at for _, at in shown], is_last)
+
+
+async def show(
+    connection: Connection, rows: Sequence[Row], shape: PageShape
+) -> Sequence[bytes | None]:
+    """Return the frames of the first rows that fit: `read_frames`, or those of hashes alone."""
+    if shape.include_data:
+        return await read_frames(connection, rows, shape.max_bytes)
+    return [presence(row[1]) for row in rows[: max(1, shape.max_bytes // _PRESENCE_BYTES)]]

@@ -1,4 +1,4 @@
-"""The schema's version: its revision, the revision that this program needs, and the upgrade.
+"""The schema: its revision, the revision that this program needs, the upgrade, its description.
 
 Migrations are additive (``docs/upgrading.md``): nodes of the version before work on through an
 upgrade. The revision of a migration is the name of its file, so that revisions sort by age.
@@ -8,9 +8,13 @@ URLs are libpq's, so several hosts and ``target_session_attrs`` are allowed. Bes
 are named below, everything here raises `psycopg.OperationalError` when the database cannot be
 reached. Alembic and SQLAlchemy, which take longer to import than all else that a node needs, are
 imported only when there is something to migrate.
+
+``schema.txt`` describes the schema that the migrations leave: a line for each column, index, check,
+partition key, sequence and view. Partitions are not listed: Postgres's own catalog is the truth
+about them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -47,6 +51,7 @@ LOCATION: Final = str(
 )
 """The migrations: inside the package where it is installed, beside it in the repository."""
 
+EXPECTED: Final = Path(__file__).with_name("schema.txt")
 APPLICATION_NAME: Final = "storenode"
 """The name of a node's connections."""
 
@@ -113,18 +118,43 @@ def upgrade(url: str) -> str:
 
 
 def _migrate(url: str) -> None:
-    from store.db.schema import apply  # noqa: PLC0415 - see above
+    """Run the migrations with Alembic, over a connection of SQLAlchemy."""
+    import sqlalchemy as sa  # noqa: PLC0415 - see above
+    from alembic import command  # noqa: PLC0415
+    from alembic.config import Config  # noqa: PLC0415
 
-    with apply.connect(url) as connection, connection.begin():
-        raw = apply.driver_connection(connection)
-        raw.execute("SELECT pg_advisory_xact_lock(%s)", (MIGRATION,))
-        if _revision(raw) is not None:
-            raw.execute(f"SET LOCAL lock_timeout = '{_LOCK_TIMEOUT_S}s'")
-            # Before the tables that a node locks after them: see `store.db.locks`.
-            for lock in (FOLDING, PARTITIONS):
-                raw.execute("SELECT pg_advisory_xact_lock(%s)", (lock,))
-        _create_schema(raw)
-        apply.upgrade(connection, LOCATION, head())
+    # SQLAlchemy's URLs know one host only; libpq reads its own.
+    engine = sa.create_engine(
+        "postgresql+psycopg://", creator=lambda: _connect_alembic(url), poolclass=sa.NullPool
+    )
+    try:
+        with engine.connect() as connection, connection.begin():
+            raw = connection.connection.driver_connection
+            assert isinstance(raw, psycopg.Connection)
+            raw.execute("SELECT pg_advisory_xact_lock(%s)", (MIGRATION,))
+            if _revision(raw) is not None:
+                raw.execute(f"SET LOCAL lock_timeout = '{_LOCK_TIMEOUT_S}s'")
+                # Before the tables that a node locks after them: see `store.db.locks`.
+                for lock in (FOLDING, PARTITIONS):
+                    raw.execute("SELECT pg_advisory_xact_lock(%s)", (lock,))
+            _create_schema(raw)
+            config = Config(attributes={"connection": connection})
+            config.set_main_option("script_location", LOCATION.replace("%", "%%"))
+            config.set_main_option("path_separator", "newline")
+            command.upgrade(config, head())
+    except sa.exc.DBAPIError as error:
+        if isinstance(error.orig, psycopg.Error):
+            raise error.orig from error
+        raise
+
+
+def _connect_alembic(url: str) -> psycopg.Connection[tuple[object, ...]]:
+    connection = psycopg.connect(url, autocommit=True)
+    # Alembic treats the tables of the default schema differently, and ours would be in that when
+    # the role has the schema's name.
+    connection.execute("SET search_path = pg_catalog")
+    connection.autocommit = False
+    return connection
 
 
 @contextmanager
@@ -195,3 +225,25 @@ def _denied(error: psycopg.Error) -> str:
         f"the schema could not be upgraded ({sentence(error)}): grant the role CREATE on the"
         f" database, or let the owner of the schema {SCHEMA} run `storenode db upgrade`"
     )
+
+
+def differences(objects: Iterable[tuple[str, str, str]]) -> list[str]:
+    """Return what a database's schema has otherwise than the newest revision, in any order.
+
+    Tables that are not the store's, and checks that were added, are left out. ``objects`` are what
+    ``partitions.describe`` selects: relation, kind (``pg_class.relkind``) and line.
+    """
+    expected, rows = set(EXPECTED.read_text().splitlines()), list(objects)
+    found = {line for _, _, line in rows}
+    tables = {line.split()[1].split(".")[0] for line in expected if line.startswith("column ")}
+    unexpected = {
+        line
+        for name, kind, line in rows
+        if line not in expected
+        and (kind in {"v", "S"} or name in tables)
+        and not line.startswith("check ")
+    }
+    return [
+        *(f"missing: {line}" for line in sorted(expected - found)),
+        *(f"unexpected: {line}" for line in sorted(unexpected)),
+    ]

@@ -14,16 +14,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, LiteralString
 
-from psycopg import AsyncConnection, errors, sql
+from psycopg import errors, sql
 
+from store.db.connection import Connection, fetch_rows
 from store.db.locks import PARTITIONS, lock_exclusively, set_lock_timeout
 from store.db.schema.names import COARSE_TABLES, COMMITS_TABLE, FINE_TABLE, SCHEMA
 from store.db.statements import SQL
 from store.domain import partitioning as rules
 from store.domain.partitioning import Bounds, Cover, Extension
 from store.domain.retention import Partition
-
-Connection = AsyncConnection[Any]
 
 CREATE_LOCK_TIMEOUT_MS: Final = 2_000
 """How long the creation of partitions waits for a lock before it gives up."""
@@ -152,14 +151,10 @@ class PartitionMap:
 
 async def read_catalog(connection: Connection, *, with_sizes: bool = False) -> Catalog:
     """Read which partitions exist; their sizes and estimates of their rows only where asked for."""
-    cursor = await connection.execute(
-        SQL.partitions.read_catalog.format(
-            size=SQL.partitions.sizes if with_sizes else SQL.partitions.no_sizes
-        )
-    )
-    found = read_partitions(await cursor.fetchall(), with_sizes=with_sizes)
-    row = await (await connection.execute(SQL.commits.read_last_position)).fetchone()
-    return Catalog(tuple(found), row[0] if row else 0)
+    size = SQL.partitions.sizes if with_sizes else SQL.partitions.no_sizes
+    rows = await fetch_rows(connection, SQL.partitions.read_catalog.format(size=size))
+    ((position,),) = await fetch_rows(connection, SQL.commits.read_last_position)
+    return Catalog(tuple(read_partitions(rows, with_sizes=with_sizes)), position)
 
 
 def read_partitions(rows: Iterable[Sequence[Any]], *, with_sizes: bool = True) -> list[Partition]:
@@ -282,8 +277,8 @@ async def _laid_out(connection: Connection) -> tuple[sql.Composed, list[sql.Comp
     # The columns of a partition of messages in the order of `_LAYOUT`, with the checks of the
     # table: a partition must have all of them, also those that an operator has added.
     table = (f"{SCHEMA}.{FINE_TABLE}",)
-    rows = await (await connection.execute(SQL.partitions.read_layout, table)).fetchall()
-    checks = await (await connection.execute(SQL.partitions.read_checks, table)).fetchall()
+    rows = await fetch_rows(connection, SQL.partitions.read_layout, table)
+    checks = await fetch_rows(connection, SQL.partitions.read_checks, table)
     columns = [
         sql.SQL("{} {} {}").format(
             sql.Identifier(name), sql.SQL(kind), sql.SQL("NOT NULL" if required else "")

@@ -21,10 +21,10 @@ from typing import Any, Final
 from uuid import UUID
 
 import numpy as np
-from psycopg import AsyncConnection
 
 from store.db import arrays
 from store.db.commits.pages import following_commits
+from store.db.connection import Connection, fetch_rows
 from store.db.locks import CLAIMING, lock_unhurried
 from store.db.pool import Database
 from store.db.statements import SQL
@@ -83,7 +83,7 @@ async def count_missing_parents(
     return [count for (count,) in await database.rows(SQL.sds.count_missing, parameters)]
 
 
-async def follow_claims(connection: AsyncConnection[Any]) -> None:
+async def follow_claims(connection: Connection) -> None:
     """Follow the commits up to now, in short transactions of their own.
 
     ``connection`` must not be in a transaction.
@@ -92,19 +92,19 @@ async def follow_claims(connection: AsyncConnection[Any]) -> None:
         psycopg.Error: the database did not serve, or another session kept the lock for longer than
             `store.db.locks.UNHURRIED_MS`; committed steps stay.
     """
-    ((newest, reached),) = await (await connection.execute(SQL.commits.read_claimed)).fetchall()
+    ((newest, reached),) = await fetch_rows(connection, SQL.commits.read_claimed)
     while reached < newest:
         async with connection.transaction():
             await lock_unhurried(connection, CLAIMING)
             reached = await _follow_next(connection)
 
 
-async def forget_dropped(connection: AsyncConnection[Any]) -> None:
+async def forget_dropped(connection: Connection) -> None:
     """Delete the rows of messages before the horizon."""
     await connection.execute(SQL.sds.delete_dropped)
 
 
-async def find_missing(connection: AsyncConnection[Any], bounds: Bounds) -> None:
+async def find_missing(connection: Connection, bounds: Bounds) -> None:
     """Rebuild the rows of a range of time from ``sds`` alone, in one transaction.
 
     Parents that retention has dropped count as missing.
@@ -116,28 +116,24 @@ async def find_missing(connection: AsyncConnection[Any], bounds: Bounds) -> None
         await connection.execute(_ADD_ALL, span, prepare=False)
 
 
-async def _follow_next(connection: AsyncConnection[Any]) -> int:
+async def _follow_next(connection: Connection) -> int:
     """Follow the next commits; return the position up to which all are."""
-    ((reached,),) = await (await connection.execute(SQL.stores.read_claimed_position)).fetchall()
-    cursor = connection.cursor(binary=True)
-    # The caller may have opened the connection for something else.
-    arrays.register(cursor)
-    most_bytes = MAX_CLAIMED_KEYS * CLAIM_BYTES
-    await cursor.execute(_NEXT, (reached, MAX_CLAIMED_COMMITS, most_bytes))
-    commits = await cursor.fetchall()
+    ((reached,),) = await fetch_rows(connection, SQL.stores.read_claimed_position)
+    given = (reached, MAX_CLAIMED_COMMITS, MAX_CLAIMED_KEYS * CLAIM_BYTES)
+    commits = await fetch_rows(connection, _NEXT, given)
     if not commits:
         return UNBOUNDED_HIGH
-    if joined := b"".join([bytes(claims) for _, claims in commits]):
+    if joined := b"".join([claims for _, claims in commits]):
         claims = np.unique(np.frombuffer(joined, _CLAIM))
         keys = arrays.uuids(claims["key"].tolist())
         ts = claims["ts"].astype(np.int64)
         span = {"low": int(ts.min()), "last": int(ts.max())}
-        await cursor.execute(_ADD_CLAIMED, {"keys": keys, "ts": arrays.bigint_column(ts), **span})
-        await cursor.execute(SQL.sds.delete_stored, (keys,))
-        came = await cursor.fetchall()
-        await cursor.execute(SQL.sds.delete_lone_more, _positions(came))
-        if again := await cursor.fetchall():
-            await cursor.execute(_ADD_AGAIN, _positions(again))
+        added = {"keys": keys, "ts": arrays.bigint_column(ts), **span}
+        await connection.execute(_ADD_CLAIMED, added)
+        came = await fetch_rows(connection, SQL.sds.delete_stored, (keys,))
+        again = await fetch_rows(connection, SQL.sds.delete_lone_more, _positions(came))
+        if again:
+            await connection.execute(_ADD_AGAIN, _positions(again))
     position: int = commits[-1][0]
     await connection.execute(SQL.stores.set_claimed, (position,))
     return position
@@ -145,6 +141,6 @@ async def _follow_next(connection: AsyncConnection[Any]) -> int:
 
 def _positions(rows: Sequence[tuple[Any, ...]]) -> dict[str, object]:
     return {
-        "channels": arrays.uuids([bytes(channel) for channel, _ in rows]),
+        "channels": arrays.uuids([channel for channel, _ in rows]),
         "ts": arrays.bigints([timestamp for _, timestamp in rows]),
     }

@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from psycopg import AsyncConnection, sql
+from psycopg import sql
 
 from reconcile.summaries.buckets import TimeBuckets
 from store.db.arrays import BigintArray, bigint_column
+from store.db.connection import Connection, fetch_rows
 from store.db.statements import SQL
 from store.domain.partitioning import Bounds
 from storenode.message.limits import HASH_BYTES, NS_PER_S
@@ -123,7 +124,7 @@ def columns(summaries: Sequence[TimeBuckets]) -> list[BigintArray]:
     ]
 
 
-async def folded_position(connection: AsyncConnection[Any]) -> int:
+async def folded_position(connection: Connection) -> int:
     """Return the position up to which commits are folded."""
-    ((position,),) = await (await connection.execute(SQL.stores.read_folded_position)).fetchall()
+    ((position,),) = await fetch_rows(connection, SQL.stores.read_folded_position)
     return int(position)

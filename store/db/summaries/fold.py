@@ -7,27 +7,53 @@ Buckets and unfolded deltas together are true in every snapshot of the database:
 remembered outside of it.
 
 A transaction that changes buckets holds the lock FOLDING, and takes it before all others.
+
+Where a check found summaries wrong, they are made anew (`resummarize`), and what is known to be
+missing. One UTC day at a time, while nodes go on publishing: under FOLDING, and in one snapshot, a
+day's buckets become what its messages say without what its unfolded deltas will add. So nothing is
+counted twice or left out, and a run that is cut short has done whole days.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final, LiteralString
 
 import numpy as np
-from psycopg import AsyncConnection
+from psycopg import errors as pg
+from psycopg import sql
 
 from reconcile.summaries.buckets import TimeBuckets
-from store.db import arrays
+from store.db.arrays import bigint_column
 from store.db.commits.pages import following_commits
+from store.db.connection import Connection, fetch_row, fetch_rows
 from store.db.locks import FOLDING, lock_unhurried
+from store.db.schema.names import FINE_TABLE, SCHEMA
+from store.db.schema.partitions import read_catalog
+from store.db.sds.missing_parents import find_missing
 from store.db.statements import SQL
-from store.db.summaries.buckets import LEVELS_NS, coarser, columns, folded_position, outside, unpack
-from store.db.summaries.lattices import late_sums, write_sums
-from store.domain.partitioning import UNBOUNDED_HIGH, Bounds
-
-Connection = AsyncConnection[Any]
+from store.db.summaries.buckets import (
+    DAY_NS,
+    LEVELS_NS,
+    between,
+    coarser,
+    columns,
+    folded_position,
+    minutes_of,
+    outside,
+    unpack,
+)
+from store.db.summaries.lattices import (
+    alone,
+    late_sums,
+    seal_days,
+    seal_hours,
+    unknown_days,
+    unknown_hours,
+    write_sums,
+)
+from store.domain.partitioning import UNBOUNDED_HIGH, UNBOUNDED_LOW, Bounds, Cover
 
 MAX_FOLD_COMMITS: Final = 4_096
 MAX_FOLD_BYTES: Final = 1024 * 1024
@@ -80,25 +106,9 @@ async def fold_until(connection: Connection, position: int = _MAX_BIGINT) -> Fol
             return Folded(folded.position, commits, folded.complete)
 
 
-async def following(
-    connection: Connection,
-    position: int,
-    most_commits: int = MAX_FOLD_COMMITS,
-    most_bytes: int = MAX_FOLD_BYTES,
-) -> list[tuple[int, bytes]]:
-    """Return position and delta of the commits behind a position, in their order.
-
-    There are more when so many came, or so many bytes; one comes at least where there is one.
-    """
-    cursor = connection.cursor(binary=True)
-    await cursor.execute(_NEXT, (position, most_commits, most_bytes))
-    return [(place, bytes(delta)) for place, delta in await cursor.fetchall()]
-
-
 async def is_pending(connection: Connection) -> bool:
     """Return True if there is something to fold."""
-    cursor = await connection.execute(SQL.commits.has_unfolded)
-    return await cursor.fetchone() == (True,)
+    return bool(await fetch_row(connection, SQL.commits.has_unfolded) == (True,))
 
 
 async def lock_folding(connection: Connection) -> None:
@@ -125,7 +135,8 @@ async def _fold_next(
     connection: Connection, most_commits: int, most_bytes: int, without: Sequence[Bounds]
 ) -> Folded:
     before = await folded_position(connection)
-    rows = await following(connection, before, most_commits, most_bytes)
+    # There are more when so many came, or so many bytes; one comes at least where there is one.
+    rows = await fetch_rows(connection, _NEXT, (before, most_commits, most_bytes))
     if not rows:
         return Folded(before, 0, complete=True)
     deltas = [delta for _, delta in rows]
@@ -146,7 +157,101 @@ async def _fold_next(
 async def _add(connection: Connection, levels: Sequence[TimeBuckets]) -> None:
     """Add buckets of every level to those that are kept."""
     numbers = np.repeat(np.arange(len(levels)), [len(each) for each in levels])
-    cursor = connection.cursor()
-    # The caller may have opened the connection for something else.
-    arrays.register(cursor)
-    await cursor.execute(SQL.buckets.add, [arrays.bigint_column(numbers), *columns(levels)])
+    await connection.execute(SQL.buckets.add, [bigint_column(numbers), *columns(levels)])
+
+
+# Making summaries anew
+
+EVERYTHING: Final = Bounds(UNBOUNDED_LOW, UNBOUNDED_HIGH)
+
+# A command that somebody has stopped must not keep nodes from folding.
+_SETTINGS: Final[LiteralString] = "set idle_in_transaction_session_timeout = '30s'"
+
+
+@dataclass(frozen=True, slots=True)
+class Resummarized:
+    """The result: days that have messages, and how many messages they had."""
+
+    days: int
+    messages: int
+
+
+async def resummarize(
+    connection: Connection,
+    bounds: Bounds = EVERYTHING,
+    *,
+    progress: Callable[[str, int], None] = lambda _table, _messages: None,
+) -> Resummarized:
+    """Make the buckets of a range of time anew, which is widened to whole UTC days.
+
+    ``connection`` must be in autocommit mode and is used for nothing else meanwhile; ``progress``
+    receives the table and how many messages were summarised so far.
+
+    Raises:
+        psycopg.Error: the database did not serve; whole days are done, or not.
+    """
+    await connection.execute(_SETTINGS)
+    days = messages = 0
+    wide = _whole_days(bounds)
+    occupied = sorted({day for span in await _occupied(connection, wide) for day in _days(span)})
+    for each in sorted([*occupied, *Cover(occupied).gaps(wide.low, wide.high - 1)]):
+        found = await _rebuild(connection, each)
+        await find_missing(connection, each)
+        messages += found
+        days += found > 0
+        progress(FINE_TABLE, messages)
+    return Resummarized(days, messages)
+
+
+async def _occupied(connection: Connection, wide: Bounds) -> list[Bounds]:
+    found = []
+    for partition in (await read_catalog(connection)).partitions:
+        if partition.table != FINE_TABLE or not _overlap(partition.bounds, wide):
+            continue
+        statement = sql.SQL(SQL.messages.read_ends).format(sql.Identifier(SCHEMA, partition.name))
+        try:
+            ((first, last),) = await fetch_rows(connection, statement, prepare=False)
+        except pg.UndefinedTable:
+            continue  # it was dropped just now, and its buckets with it
+        if first is not None and _overlap(span := _whole_days(Bounds(first, last + 1)), wide):
+            found.append(Bounds(max(span.low, wide.low), min(span.high, wide.high)))
+    return found
+
+
+def _overlap(one: Bounds, other: Bounds) -> bool:
+    return one.low < other.high and other.low < one.high
+
+
+def _whole_days(bounds: Bounds) -> Bounds:
+    low = bounds.low // DAY_NS * DAY_NS
+    high = -(-bounds.high // DAY_NS) * DAY_NS
+    return Bounds(max(low, UNBOUNDED_LOW), min(high, UNBOUNDED_HIGH))
+
+
+def _days(span: Bounds) -> Iterator[Bounds]:
+    for low in range(span.low, span.high, DAY_NS):
+        yield Bounds(low, min(low + DAY_NS, span.high))
+
+
+async def _rebuild(connection: Connection, bounds: Bounds) -> int:
+    """Make the buckets of whole days anew; returns the number of messages in them."""
+    # Nodes that publish faster than this folds must not keep it from going on.
+    ((newest,),) = await fetch_rows(connection, SQL.commits.read_head)
+    await fold_until(connection, newest)
+    async with alone(connection):
+        span = (bounds.low, bounds.high - 1)
+        deltas = await fetch_rows(connection, SQL.commits.read_unfolded, span)
+        minutes = unpack([summary for (summary,) in deltas])
+        unfolded = between(minutes, bounds.low, bounds.high)
+        await delete_buckets(connection, bounds)
+        minutes_now = minutes_of(sql.Identifier(SCHEMA, FINE_TABLE), bounds)
+        statement = sql.SQL(SQL.buckets.insert_minutes).format(minutes=minutes_now)
+        await connection.execute(statement, columns([unfolded]), prepare=False)
+        for level in range(1, len(LEVELS_NS)):
+            given = {"low": span[0], "last": span[1], "level": level, "length": LEVELS_NS[level]}
+            await connection.execute(SQL.buckets.insert_level, given)
+        hours = [start for start, _ in await unknown_hours(connection, bounds)]
+        await seal_hours(connection, hours, await folded_position(connection))
+        await seal_days(connection, await unknown_days(connection, bounds))
+        ((messages,),) = await fetch_rows(connection, SQL.buckets.count_messages, span)
+    return int(messages + unfolded.counts.sum())

@@ -16,20 +16,17 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Final
-
-from psycopg import AsyncConnection
+from typing import Final
 
 from reconcile.ids import ELEMENT_BYTES
 from reconcile.lattice import LatticeSum
 from reconcile.summaries.buckets import TimeBuckets
+from store.db.connection import Connection, fetch_rows
 from store.db.locks import FOLDING
 from store.db.statements import SQL
 from store.db.summaries.buckets import DAY_NS, HOUR_NS, MINUTE_NS, folded_position
 from store.domain.partitioning import UNBOUNDED_HIGH, UNBOUNDED_LOW, Bounds
 from storenode.message.limits import CONTENT_DIGEST_BYTES
-
-Connection = AsyncConnection[Any]
 
 MAX_LATE_MESSAGES: Final = 100_000
 """Messages that are added to known sums at a time; where there are more, the sum is made anew."""
@@ -65,9 +62,8 @@ async def added(
     if not hours:
         return {}
     given = {"after": after, "until": until, "hours": list(hours)}
-    cursor = connection.cursor(binary=True)
-    await cursor.execute(SQL.messages.read_added_elements, given)
-    return {hour: await sum_of(bytes(each)) for hour, each in await cursor.fetchall()}
+    rows = await fetch_rows(connection, SQL.messages.read_added_elements, given)
+    return {hour: await sum_of(elements) for hour, elements in rows}
 
 
 async def late_sums(
@@ -78,9 +74,8 @@ async def late_sums(
     ``hours`` and ``days``: what these commits have added. Under FOLDING, before that is added to
     the buckets.
     """
-    cursor = connection.cursor(binary=True)
-    await cursor.execute(SQL.buckets.read_known_sums, (hours.starts.tolist(), days.starts.tolist()))
-    known = await cursor.fetchall()
+    starts = (hours.starts.tolist(), days.starts.tolist())
+    known = await fetch_rows(connection, SQL.buckets.read_known_sums, starts)
     keys = {(level, start) for level, start, *_ in known}
     changed = [
         (start, count)
@@ -119,12 +114,10 @@ async def sum_of_time(
     A sum of more than ``most`` messages is not that of the whole range.
     """
     total, last_ns, last = LatticeSum(), low_ns, b""
-    cursor = connection.cursor(binary=True)
     while True:
         given = {"ts": last_ns, "hash": last, "high": high_ns, "limit": PAGE_MESSAGES}
-        await cursor.execute(SQL.messages.read_elements, given)
-        ((last_ns, joined),) = await cursor.fetchall()
-        elements = bytes(joined or b"")
+        ((last_ns, joined),) = await fetch_rows(connection, SQL.messages.read_elements, given)
+        elements = joined or b""
         total += await sum_of(elements)
         is_last = len(elements) < PAGE_MESSAGES * ELEMENT_BYTES
         if is_last or (most is not None and total.count > most):
@@ -134,14 +127,15 @@ async def sum_of_time(
 
 async def unknown_hours(connection: Connection, bounds: Bounds) -> list[tuple[int, int]]:
     """Return starts and counts of the hours whose sum is not known; those that never were first."""
-    cursor = await connection.execute(SQL.buckets.read_unknown_hours, (bounds.low, bounds.high - 1))
-    return await cursor.fetchall()
+    given = (bounds.low, bounds.high - 1)
+    return await fetch_rows(connection, SQL.buckets.read_unknown_hours, given)
 
 
 async def unknown_days(connection: Connection, bounds: Bounds) -> list[int]:
     """Return starts of the days whose sum is not known, while those of all their hours are."""
-    cursor = await connection.execute(SQL.buckets.read_unknown_days, (bounds.low, bounds.high - 1))
-    return [start for (start,) in await cursor.fetchall()]
+    given = (bounds.low, bounds.high - 1)
+    rows = await fetch_rows(connection, SQL.buckets.read_unknown_days, given)
+    return [start for (start,) in rows]
 
 
 async def seal_hours(connection: Connection, hours: Sequence[int], folded: int) -> None:
@@ -156,10 +150,8 @@ async def seal_hours(connection: Connection, hours: Sequence[int], folded: int) 
 async def seal_days(connection: Connection, days: Sequence[int]) -> None:
     """Make the sums of days of those of their hours, all of which are known; under FOLDING."""
     for start in days:
-        cursor = connection.cursor(binary=True)
-        await cursor.execute(SQL.buckets.read_hours_of_day, (start, start))
-        hours = [LatticeSum.stored(count, bytes(state)) for count, state in await cursor.fetchall()]
-        total = LatticeSum.total(hours)
+        rows = await fetch_rows(connection, SQL.buckets.read_hours_of_day, (start, start))
+        total = LatticeSum.total([LatticeSum.stored(count, state) for count, state in rows])
         await write_sums(connection, [BucketSum(DAYS, start, total)])
 
 

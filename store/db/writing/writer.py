@@ -34,8 +34,8 @@ from psycopg_pool import PoolTimeout
 from store.db.commits.feed import DatabaseFeed
 from store.db.connection import Connection
 from store.db.errors import DISK_FULL, find_failure, is_missing_partition, is_transient
+from store.db.locks import commit_canary, cover_what_is_visible, waiting_for_standby
 from store.db.pool import Database, RetryPatience
-from store.db.replication import commit_canary, cover_what_is_visible, waiting_for_standby
 from store.db.schema.partitions import PartitionMap
 from store.db.writing.insert import (
     FEWEST_COPIED,

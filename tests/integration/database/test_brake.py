@@ -6,8 +6,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from store.db.maintenance.brake import RetentionBrake, agree, read_agreed, reopen, review
-from store.db.maintenance.retention import prune, read_inventory
+from store.db.maintenance.retention import (
+    RetentionBrake,
+    agree,
+    prune,
+    read_agreed,
+    read_inventory,
+    reopen,
+    review,
+)
 from store.db.schema.partitions import ensure_ahead, ensure_for
 from store.domain.partitioning import DAY_NS
 from store.domain.retention import RetentionPolicy

@@ -12,7 +12,7 @@ from alembic.script import ScriptDirectory
 
 from store.db.errors import SchemaError
 from store.db.schema import migrate
-from store.db.schema.description import EXPECTED, differences
+from store.db.schema.migrate import EXPECTED, differences
 from store.db.statements import SQL
 from tests.support.postgres import SUPERUSER, PostgresServer
 

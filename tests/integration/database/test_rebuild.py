@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from store.db.check import check
-from store.db.maintenance import rebuild as rebuild_module
-from store.db.maintenance.rebuild import ENTRY_BYTES, SETTLED_NS, find_bloated, rebuild
+from store.db.maintenance import condition as rebuild_module
+from store.db.maintenance.condition import ENTRY_BYTES, SETTLED_NS, find_bloated, rebuild
 from store.db.schema import partitions
 from store.domain.partitioning import DAY_NS
 from tests.integration.database.rows import (

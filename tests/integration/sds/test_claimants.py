@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from store.db.sds import claims as db_claims
+from store.db.sds import reader as db_claims
 from store.db.sds.reader import DatabaseSdsReader
 from store.domain.ports import HistoryEntry, TopicFilter
 from tests.integration.sds.channel import (

@@ -10,7 +10,7 @@ from unittest.mock import patch
 import pytest
 
 from store.db.connection import Connection
-from store.db.sds import claims as db_claims
+from store.db.sds import reader as db_claims
 from store.db.sds.reader import DatabaseSdsReader
 from store.db.writing import writer as writer_module
 from store.domain.claims import ClaimQuery

@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import pytest
 
-from store.db.sds import claims as db_claims
+from store.db.sds import reader as db_claims
 from store.db.sds.reader import DatabaseSdsReader
 from store.domain import causal
 from store.domain.ports import TopicFilter, TopicRights

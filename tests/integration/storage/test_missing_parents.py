@@ -20,7 +20,7 @@ from store.db.sds.missing_parents import (
     count_missing_parents,
     follow_claims,
 )
-from store.db.summaries.resummarize import resummarize
+from store.db.summaries.fold import resummarize
 from store.domain.coverage import Span
 from store.domain.partitioning import Cover
 from store.domain.ports import Source

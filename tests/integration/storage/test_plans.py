@@ -19,9 +19,8 @@ from store.db.commits import pages as commit_pages
 from store.db.commits.feed import DatabaseFeed
 from store.db.connection import Connection
 from store.db.pool import Database, Pool
-from store.db.reading import lookups as lookups_module
-from store.db.reading.messages import resolve
-from store.db.reading.pages import PageShape
+from store.db.reading import reader as lookups_module
+from store.db.reading.messages import PageShape, resolve
 from store.db.reading.reader import DatabaseReader
 from store.db.writing.insert import insert_topics
 from store.domain.hub import START

@@ -24,9 +24,9 @@ from reconcile.ids import SyncIds
 from store.db.check import check
 from store.db.commits.gossip_reads import GossipReads
 from store.db.maintenance.retention import prune
-from store.db.reading import lookups, reader
-from store.db.reading.messages import locate, resolve
-from store.db.reading.pages import MessagePage, read_page
+from store.db.reading import reader
+from store.db.reading import reader as lookups
+from store.db.reading.messages import MessagePage, locate, read_page, resolve
 from store.db.reading.reader import MAX_LOADED_IDS, TransferReader
 from store.db.summaries.fold import fold, fold_until
 from store.db.writing import writer as writer_module

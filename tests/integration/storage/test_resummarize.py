@@ -18,9 +18,8 @@ from store.db.check import (
 )
 from store.db.connection import Connection
 from store.db.summaries import fold as fold_module
-from store.db.summaries.fold import fold_until
+from store.db.summaries.fold import Resummarized, fold_until, resummarize
 from store.db.summaries.lattices import seal
-from store.db.summaries.resummarize import Resummarized, resummarize
 from store.domain.partitioning import Bounds
 from tests.integration.storage import lattices
 from tests.integration.storage.node import Node

@@ -21,9 +21,8 @@ from store.db.reconciliation import cold_view
 from store.db.schema import partitions
 from store.db.summaries import fold as fold_module
 from store.db.summaries import lattices as lattices_module
-from store.db.summaries.fold import Folded, fold, fold_until, is_pending
+from store.db.summaries.fold import Folded, fold, fold_until, is_pending, resummarize
 from store.db.summaries.lattices import SETTLING_NS, seal
-from store.db.summaries.resummarize import resummarize
 from store.db.summaries.timeline import MAX_SLOTS, TIMELINE_DAYS, read_timeline
 from store.domain.partitioning import COMMITS_PER_PARTITION
 from store.domain.ports import Source

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from store.db.turns import Turns
+from store.db.pool import Turns
 from store.domain.ports import StoreBusy
 
 

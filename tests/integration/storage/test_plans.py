@@ -64,8 +64,15 @@ class Explained:
         self.nodes: list[Plan] = []
 
     async def execute(
-        self, statement: str, parameters: object = (), *, binary: bool = False
+        self,
+        statement: str,
+        parameters: object = None,
+        *,
+        prepare: bool | None = None,
+        binary: bool = False,
     ) -> object:
+        assert prepare is None
+        parameters = parameters or ()
         if not statement.lstrip().lower().startswith(("select", "with")):
             return await self._connection.execute(statement.encode(), binary=binary)
         self.nodes += list(_nodes(await self._plan(statement, parameters)))

@@ -15,11 +15,13 @@ from reconcile.ids import END, LOWEST, SyncIds
 from reconcile.summaries.summary import NeedBuckets, NeedIds
 from reconcile.view import Spans
 from store.db import reconciliation
+from store.db.maintenance.retention import prune
 from store.db.pool import Database
 from store.db.reconciliation import MAX_VIEW_S, SnapshotView, cold_view, ids_in
 from store.db.summaries.buckets import DAY_NS, HOUR_NS
 from store.db.summaries.fold import fold_until
 from store.domain.ports import StoreUnavailable
+from store.domain.retention import RetentionPolicy
 from store.sync.index.view_reads import worked_through
 from storenode.message.limits import MAX_TIMESTAMP_NS
 from tests.integration.storage.followers import TERMINATE_OTHERS
@@ -71,22 +73,6 @@ async def test_buckets_and_what_is_not_folded_yet_are_one(
     assert longest == (DAY_NS if most_hours == 10 else HOUR_NS)
 
 
-async def test_much_that_is_not_folded_is_folded_first(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reconciliation, "MAX_DELTA_COMMITS", 5)
-    rng = random.Random(3)
-    for _ in range(5):
-        await store(node, rng)
-    async with cold_view(node.database) as cold:
-        await check(cold, await stored_ids(node), rng)
-    assert await node.value("select folded_position from storenode.store") == 0
-    await store(node, rng)
-    async with cold_view(node.database) as cold:
-        await check(cold, await stored_ids(node), rng)
-    assert await node.value("select folded_position from storenode.store") == cold.place[0]
-
-
 async def test_what_cannot_be_folded_where_nothing_is_written_is_added_up(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,16 +101,28 @@ async def test_the_first_and_the_last_moments_of_all_are_read(node: Node) -> Non
         assert len(buckets) == 0
 
 
-async def test_a_portion_of_ids_is_the_first_of_them_in_order(node: Node) -> None:
-    rng = random.Random(5)
-    await store(node, rng, 200, 2 * DAY)
-    ids = (await stored_ids(node)).ids
-    bounds = [LOWEST, ids[20], ids[50], ids[90], ids[91], ids[120], END]
-    spans = Spans.of([(bounds[0], bounds[1]), (bounds[2], bounds[3]), (bounds[4], bounds[6])])
-    wanted = [*ids[:20], *ids[50:90], *ids[91:]]
-    async with node.database.connection(node.database.read_pool) as connection:
-        for limit in (1, 20, 21, 59, len(wanted), 10_000):
-            assert (await ids_in(connection, spans, limit)).pairs() == wanted[:limit]
+async def test_retention_waits_for_a_view(node: Node) -> None:
+    await store(node, random.Random(7), 60, 9 * DAY)
+    two_days, oracle = RetentionPolicy(2 * DAY), await stored_ids(node)
+    async with await node.database.connect() as connection:
+        async with cold_view(node.database) as cold:
+            assert not (await prune(connection, two_days, NOW, lock_timeout_ms=50)).dropped
+            await check(cold, oracle, random.Random(7))
+        await node.no_transaction()
+        report = await prune(connection, two_days, NOW)
+        assert report.dropped
+        async with cold_view(node.database) as cold:
+            assert cold.horizon_ns == report.horizon_ns
+            await check(cold, await stored_ids(node), random.Random(7))
+
+
+async def test_wrong_summaries_are_named(node: Node) -> None:
+    await store(node, random.Random(9))
+    await fold_all(node)
+    await node.rows("update storenode.buckets set count = count + 1 where level = 1")
+    async with cold_view(node.database) as cold:
+        with pytest.raises(InconsistentError):
+            await check(cold, await stored_ids(node), random.Random(9))
 
 
 async def test_a_broken_connection_says_that_the_database_does_not_serve(node: Node) -> None:
@@ -147,13 +145,6 @@ async def test_who_keeps_everybody_from_reading_is_not_waited_for_long(
         with pytest.raises(StoreUnavailable):
             async with cold_view(node.database):
                 pass
-
-
-async def test_a_database_that_is_away_says_so() -> None:
-    database = Database("postgresql://127.0.0.1:1/nothing", SETTINGS)
-    with pytest.raises(StoreUnavailable):
-        async with cold_view(database):
-            pass
 
 
 @pytest.fixture

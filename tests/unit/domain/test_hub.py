@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import tracemalloc
 from unittest.mock import Mock
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from store.domain import hub as hub_module
 from store.domain.hub import (
     MAX_QUEUED_BYTES,
+    MAX_WRITTEN_IDS,
     Commit,
     CommitRow,
     Delivery,
@@ -19,10 +21,12 @@ from store.domain.hub import (
     Place,
     Row,
     Subscriber,
+    WrittenIds,
     at_most,
 )
 from store.domain.ports import Ephemeral, TopicFilter
 from storenode.message.topics import topic_key
+from tests.integration.storage.world import NOW, random_batch
 
 PUBSUB = "/waku/2/rs/1/0"
 CHAT, NEWS = "/app/1/chat/proto", "/app/1/news/proto"
@@ -131,3 +135,21 @@ def test_commits_are_taken_up_to_a_number_of_messages(sizes: list[int], most: in
     assert some == commits[: len(some)]
     assert len(some) == min(len(sizes), 1) or sum(sizes[: len(some)]) <= most
     assert len(some) == len(sizes) or sum(sizes[: len(some) + 1]) > most
+
+
+def test_written_ids_are_handed_over_once_or_dropped_in_time() -> None:
+    written_ids, rng = WrittenIds(), random.Random(16)
+    batch = random_batch(rng, 1_024, range(NOW, NOW + 5))
+    written_ids.offer(1, batch, None)
+    written_ids.offer(2, batch, frozenset(batch.hashes[:3]))
+    pairs = list(zip(batch.timestamps, batch.hashes, strict=True))
+    for number, expected in ((2, pairs[:3]), (1, pairs)):
+        taken = written_ids.take(number)
+        assert taken is not None
+        assert taken.pairs() == expected
+        assert written_ids.take(number) is None
+    offered = 2 * MAX_WRITTEN_IDS // len(batch)
+    for number in range(offered):
+        written_ids.offer(number, batch, None)
+    stored = [number for number in range(offered) if written_ids.take(number) is not None]
+    assert stored == list(range(offered // 2, offered))

@@ -49,39 +49,10 @@ async def checked(url: str, sample: int | None = None) -> CheckReport:
     return await asyncio.to_thread(check, url, now_ns=lambda: NOW, sample=sample)
 
 
-async def test_what_a_node_wrote_is_in_order(database_url: str) -> None:
-    report = await checked(database_url)
-    assert report.findings == []
-    assert report.full
-    assert report.checked == {
-        "messages": COUNT + 1,
-        "hashes": COUNT + 1,
-        "sds": SDS_COUNT,
-        "unread": 0,
-        "commits": 3,
-        "missing_parents": 0,
-        "buckets": 0,
-    }
-
-
-async def test_small_chunks_see_everything_too(
-    database_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_sample_checks_less(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("store.db.check.MESSAGE_CHUNK_ROWS", 7)
     monkeypatch.setattr("store.db.check.INDEX_CHUNK_ROWS", 4)
-    seen: list[tuple[str, int]] = []
-    report = await asyncio.to_thread(
-        check,
-        database_url,
-        now_ns=lambda: NOW,
-        progress=lambda table, rows: seen.append((table, rows)),
-    )
-    assert report.findings == []
-    assert report.checked["messages"] == COUNT + 1
-    assert [rows for table, rows in seen if table == "sds"] == [4, 8, 12, 16, 20]
-
-
-async def test_a_sample_checks_less(database_url: str) -> None:
+    assert (await checked(database_url)).findings == []
     execute(database_url, "analyze")
     report = await checked(database_url, sample=10_000)
     assert report.findings == []
@@ -144,6 +115,17 @@ FEWER_COMMITTED = "update storenode.commits set messages = messages - 1"
 SEQUENCES_BACK = """
 select setval('storenode.position_seq', 1), setval('storenode.batch_seq', 1)
 """
+APART = """
+create table storenode.apart (like storenode.messages including all);
+create unique index apart_idx on only storenode.commits (position, batch)
+"""
+LOST_EVENT = (
+    "insert into storenode.unread (hash, ts, content_digest, needed) values ('lost', 5, '', 1)"
+)
+CONFIRMED_TWICE = """
+insert into storenode.unread (hash, ts, content_digest, needed, stores)
+select hash, ts, content_digest, 3, '{a,a}' from storenode.messages order by ts limit 2
+"""
 NO_STORE = "delete from storenode.store"
 STRAY = "create table storenode.notes (text text)"
 DEFAULT = "create table storenode.rest partition of storenode.messages default"
@@ -192,6 +174,11 @@ TOGETHER: tuple[dict[str, Found], ...] = (
         MOVED: {(F.TIMESTAMP, M): 1, (F.NO_HASH_ROW, H): 1, (F.LOST_MESSAGE, H): 1},
         PLAIN_AS_SDS: {(F.STRANGE_SDS_ROW, S): COUNT - SDS_COUNT},
     },
+    {
+        LOST_EVENT: {("unread event without its message", "unread"): 1},
+        CONFIRMED_TWICE: {("store that has confirmed twice", "unread"): 2},
+        APART: {("invalid index", "commits"): None, ("stray table", "apart"): 1},
+    },
     {SDS_TWICE: {(F.LOST_SDS_MESSAGE, S): SDS_COUNT}},
     {NO_STORE: {("wrong store", "store"): 1}},
     {
@@ -225,16 +212,6 @@ async def test_missing_tables_are_found_and_end_the_check(database_url: str) -> 
     report = await checked(database_url)
     assert "wrong schema" in {each.kind for each in report.findings}
     assert not report.full
-
-
-async def test_an_index_that_was_not_finished_is_found(database_url: str) -> None:
-    execute(
-        database_url,
-        "create table storenode.apart (like storenode.messages including all);"
-        "create unique index apart_idx on only storenode.commits (position, batch)",
-    )
-    found = {each.kind: each for each in (await checked(database_url)).findings}
-    assert "apart_idx" in found["invalid index"].examples
 
 
 async def test_missing_partitions_are_a_fault_only_under_maintenance(

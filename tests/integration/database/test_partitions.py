@@ -25,12 +25,6 @@ from tests.integration.database.rows import (
 )
 
 
-async def test_a_migrated_database_has_partitions_of_commits_only(connection: Connection) -> None:
-    catalog = await read_catalog(connection)
-    assert {each.name for each in catalog.partitions} == {"commits_0", "commits_1"}
-    assert catalog.position == 1
-
-
 async def test_every_legal_timestamp_can_be_written(connection: Connection) -> None:
     day, year = DAY_NS, 366 * DAY_NS
     timestamps = [1, year, NOW - 3 * year, NOW - 200 * day, NOW - 59 * day, NOW - 1, NOW, NOW + day]
@@ -63,20 +57,6 @@ async def test_what_has_no_partition_is_recognised(connection: Connection) -> No
             (NOW,),
         )
     assert not is_missing_partition(other.value)
-
-
-async def test_ahead_covers_the_next_two_days_and_is_idempotent(connection: Connection) -> None:
-    await ensure_ahead(connection, NOW, MONTH_NS)
-    first = await read_catalog(connection)
-    assert await names(connection, "messages") == [
-        "messages_20261120",
-        "messages_20261121",
-        "messages_20261122",
-    ]
-    for table in COARSE_TABLES:
-        assert Cover(first.bounds(table)).spans(NOW, NOW + 2 * DAY_NS)
-    await ensure_ahead(connection, NOW, MONTH_NS)
-    assert await read_catalog(connection) == first
 
 
 async def test_a_partition_is_like_its_table(connection: Connection) -> None:
@@ -154,17 +134,6 @@ async def test_readers_and_writers_in_transactions_do_not_wait(
     assert await values(connection, "select count(*) from storenode.messages") == [3]
 
 
-async def test_creation_gives_up_when_a_lock_is_kept(
-    database_url: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(partitions, "CREATE_LOCK_TIMEOUT_MS", 20)
-    async with await AsyncConnection.connect(database_url) as other:
-        await other.execute("lock table storenode.messages in access exclusive mode")
-        with pytest.raises(psycopg.errors.LockNotAvailable):
-            await ensure_for(connection, [NOW], NOW, MONTH_NS)
-    await ensure_for(connection, [NOW], NOW, MONTH_NS)
-
-
 async def test_commits_have_their_partition_and_the_next(connection: Connection) -> None:
     reach = "select setval('storenode.position_seq', %s)"
     await connection.execute(reach, (COMMITS_PER_PARTITION + 5,))
@@ -235,22 +204,6 @@ async def coarse_ones(connection: Connection) -> int:
                 f" for values from ({low}) to ({low + DAY_NS})"
             )
     return today + MAX_COARSE * DAY_NS
-
-
-@pytest.mark.usefixtures("patient")
-async def test_two_nodes_extend_at_once(database_url: str, connection: Connection) -> None:
-    end = await coarse_ones(connection)
-    wanted = [end]
-
-    async def one() -> None:
-        async with await opened(database_url) as own:
-            await ensure_for(own, wanted, NOW, DAY_NS)
-
-    await asyncio.gather(*(one() for _ in range(4)))
-    catalog = await read_catalog(connection)
-    for table in COARSE_TABLES:
-        assert len(catalog.bounds(table)) == MAX_COARSE
-        assert Cover(catalog.bounds(table)).spans(NOW // DAY_NS * DAY_NS, end)
 
 
 async def test_a_node_that_another_overtakes_while_it_extends_goes_on(

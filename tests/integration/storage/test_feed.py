@@ -283,40 +283,6 @@ async def test_a_commit_whose_messages_cannot_be_handed_over_is_read(
         assert follower.hashes == await commit_order(node)
 
 
-async def test_who_comes_while_commits_are_read_misses_nothing(
-    node: Node, other_node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reading, go_on = asyncio.Event(), asyncio.Event()
-
-    async def gated(*given: Any) -> dict[int, list[Row]]:  # noqa: ANN401
-        reading.set()
-        await go_on.wait()
-        return await commit_pages.rows_of(*given)
-
-    monkeypatch.setattr(feed_module, "rows_of", gated)
-    other = TopicFilter(TOPICS[1][0], (TOPICS[1][1],))
-    async with following(node.feed, from_now(), from_now(other)) as [early, filtered]:
-        await early.until_live()
-        cursor = (await filtered.until_live()).pages[0].cursor
-        await filtered.stop()
-        batch = batch_of((NOW, topic, b"payload") for topic in TOPICS[:3])
-        await other_node.store(batch)
-        await reading.wait()
-        mine = batch.hashes[1]
-        async with following(
-            node.feed, from_cursor(cursor, other), from_cursor(cursor), from_now(other)
-        ) as [late, wide, ahead]:
-            await late.until_given(mine)
-            await wide.until_given(mine)
-            await ahead.until_live()
-            go_on.set()
-            end = await store_one(node)
-            assert await wide.until_given(end) == await early.until_given(end)
-            last = await store_one(node, "last", TOPICS[1])
-            assert await late.until_given(last) == [mine, last]
-            assert await ahead.until_given(last) == [last]
-
-
 async def test_an_idle_followers_cursor_moves_on(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -475,22 +441,6 @@ async def behind(node: Node, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[a
     await waits.wait()
     yield go_on
     go_on.set()
-
-
-async def test_a_follower_ahead_of_the_tail_learns_of_a_loss_as_well(
-    node: Node, behind: asyncio.Event
-) -> None:
-    left = await newest_cursor(node)
-    await store_one(node, "to be lost")
-    async with following(node.feed, from_now(), from_beginning()) as followers:
-        await all_live(*followers)
-        assert followers[0].pages[0].cursor.position > node.feed.head[0]
-        await node.rows(FORGET, left.position)
-        await disconnect(node)
-        behind.set()
-        for follower in followers:
-            assert isinstance(await follower.end(), CursorOutOfRange)
-    assert node.lost == []
 
 
 async def test_the_beginning_holds_what_the_tail_has_not_seen(

@@ -116,7 +116,7 @@ async def findings(url: str) -> set[str]:
     return {finding.kind for finding in report.findings}
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(1, 3))
 async def test_counts_are_right_whatever_comes_late_or_is_dropped(
     node: Node, other_node: Node, connection: Connection, database_url: str, seed: int
 ) -> None:

@@ -17,7 +17,7 @@ from store.db.pool import PoolSettings
 from store.db.schema.partitions import ensure_ahead
 from store.domain.ports import PageRequest, StoreUnavailable, TopicFilter
 from store.runtime.canary import WriteCanary
-from store.runtime.monitor import DatabaseHealth, DatabaseMonitor
+from store.runtime.monitor import DatabaseMonitor
 from tests.integration.storage.node import Node, running
 from tests.integration.storage.world import NOW, random_batch
 from tests.support.polling import PAUSE_S
@@ -145,19 +145,3 @@ async def test_a_lock_that_stops_publishing_stops_the_canary_and_is_named(
             assert watched.node.database.write_failure is None
             assert (await watched.node.reader.query(REQUEST)).count == 1
             holder.rollback()
-
-
-async def test_a_login_that_is_refused_is_the_reason_of_an_outage(watched: Watched) -> None:
-    async def check() -> DatabaseHealth:
-        health = await watched.monitor.check()
-        watched.monitor._change(health)
-        return health
-
-    watched.alter("alter role storenode nologin", DISCONNECT)
-    try:
-        health = await check()
-        assert not health.is_up
-        assert "refuses the node's login" in str(health.reason)
-    finally:
-        watched.alter("alter role storenode login")
-    assert (await check()).is_up

@@ -108,27 +108,6 @@ async def test_what_is_wrong_is_found_and_made_anew(node: Node, connection: Conn
     assert await findings(node) == {}
 
 
-async def test_what_differs_is_named(node: Node, connection: Connection) -> None:
-    await fold_until(connection)
-    right = (await stored_summaries(connection))[0, NOW - NOW % MINUTE][0]
-    await connection.execute(DAMAGES[1][0].encode())
-    found = await findings(node)
-    minute = f"minute 2026-11-20T12:00Z ({NOW - NOW % MINUTE})"
-    assert found[WRONG_SUMMARY].examples == [
-        f"{minute}: {right} messages held, {right + 1} in the summary"
-    ]
-    assert found[WRONG_SUMMARY].count == found[WRONG_LEVEL].count == 1
-    assert found[WRONG_LEVEL].examples[0].startswith("hour 2026-11-20T12:00Z ")
-    restore = f"update storenode.buckets set count = {right}, x2 = x2 # 1 where {A_MINUTE}"
-    await connection.execute(restore.encode())
-    examples = (await findings(node))[WRONG_SUMMARY].examples
-    assert examples == [f"{minute}: {right} messages, but of other hashes"]
-    await resummarize(connection)
-    await connection.execute(DAMAGES[9][0].encode())
-    examples = (await findings(node))[WRONG_LATTICE].examples
-    assert [each.split()[0] for each in examples] == ["hour", "day"]
-
-
 async def test_a_sample_looks_at_some_hours(node: Node, connection: Connection) -> None:
     await fold_until(connection)
     minutes = sum(level == 0 for level, _ in await stored_summaries(connection))

@@ -11,13 +11,14 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
+from reconcile.errors import SummaryMismatchError
 from reconcile.ids import END, LOWEST, SyncIds
 from reconcile.summaries.summary import NeedBuckets, NeedIds
 from reconcile.view import Spans
 from store.db import reconciliation
 from store.db.maintenance.retention import prune
 from store.db.pool import Database
-from store.db.reconciliation import MAX_VIEW_S, SnapshotView, cold_view, ids_in
+from store.db.reconciliation import MAX_VIEW_S, SnapshotView, cold_view
 from store.db.summaries.buckets import DAY_NS, HOUR_NS
 from store.db.summaries.fold import fold_until
 from store.domain.ports import StoreUnavailable
@@ -121,7 +122,7 @@ async def test_wrong_summaries_are_named(node: Node) -> None:
     await fold_all(node)
     await node.rows("update storenode.buckets set count = count + 1 where level = 1")
     async with cold_view(node.database) as cold:
-        with pytest.raises(InconsistentError):
+        with pytest.raises(SummaryMismatchError):
             await check(cold, await stored_ids(node), random.Random(9))
 
 

@@ -18,7 +18,6 @@ from store.db.writing.unread import ConfirmationTracker, UnreadRows
 from store.db.writing.writer import DatabaseWriter
 from store.domain.ports import Source
 from store.domain.retention import RetentionPolicy
-from store.domain.unread import Confirmed
 from store.messages.record import RecordBatch
 from tests.integration.storage.node import SETTINGS
 from tests.integration.storage.world import DAY, NOW, TOPICS, batch_of, random_batch
@@ -66,26 +65,6 @@ def batch(count: int, seed: int = SEED) -> RecordBatch:
     return random_batch(random.Random(seed), count, [NOW - number for number in range(50)])
 
 
-async def test_nodes_on_one_database_note_confirmations_side_by_side(store: Store) -> None:
-    messages = batch(400)
-    await store.store(messages, 8)
-    other = UnreadRows(store.database)
-
-    async def confirm(events: UnreadRows, peer: str) -> None:
-        rng = random.Random(peer)
-        digests = list(messages.hashes)
-        rng.shuffle(digests)
-        await events.confirm([Confirmed(digest, peer) for digest in digests])
-
-    peers = "abcdefg"
-    events = [store.unread, other]
-    work = [confirm(events[number % 2], peer) for number, peer in enumerate(peers)]
-    await asyncio.gather(*work)
-    assert await store.state() == {digest: (8, set(peers)) for digest in messages.hashes}
-    await confirm(other, "h")
-    assert await store.state() == {}
-
-
 async def test_what_expired_is_unread_no_longer_and_known_for_a_while(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,19 +82,6 @@ async def test_what_expired_is_unread_no_longer_and_known_for_a_while(
     # Whoever asks anew begins anew.
     await store.store(messages, 1)
     assert len(await store.state()) == 3
-
-
-async def test_what_a_publisher_asks_for_is_never_overdue(store: Store) -> None:
-    usual = UnreadRows(store.database, max_confirms=1)
-    messages = batch(2)
-    await store.store(messages, 2)
-    await usual.confirm([Confirmed(messages.hashes[0], "a")])
-    assert (await store.unread.summary()).oldest_ns > 0
-    assert (await store.unread.summary()).overdue_ns == 0
-    assert (await usual.summary()).overdue_ns > 0
-    await usual.confirm([Confirmed(messages.hashes[1], "a")])
-    found = await usual.summary()
-    assert (found.count, found.overdue_ns) == (2, 0)
 
 
 async def test_beyond_the_limit_messages_are_stored_and_not_waited_for(
@@ -138,25 +104,6 @@ async def test_what_retention_drops_takes_its_unread_events_along(
         await prune(connection, RetentionPolicy(30 * DAY, None), NOW)
     assert set(await store.state()) == {old.hashes[1]}
     assert (await asyncio.to_thread(check, database_url, now_ns=lambda: NOW)).findings == []
-
-
-async def test_the_check_finds_an_event_without_its_message(
-    store: Store, database_url: str
-) -> None:
-    await store.store(batch(3), 3)
-    connection = await store.database.connect()
-    async with connection:
-        await connection.execute(
-            "insert into storenode.unread (hash, ts, content_digest, needed)"
-            " values ('lost', 5, '', 1)"
-        )
-        await connection.execute("update storenode.unread set stores = '{a,a}' where needed = 3")
-    report = await asyncio.to_thread(check, database_url, now_ns=lambda: NOW)
-    assert {(each.kind, each.count) for each in report.findings} == {
-        ("unread event without its message", 1),
-        ("store that has confirmed twice", 3),
-    }
-    assert report.checked["unread"] == 4
 
 
 async def test_a_batch_is_kept_until_its_commit_is_seen(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from hashlib import sha256
@@ -13,15 +12,14 @@ import psycopg
 import pytest
 
 from store.db.arrays import split_uuids
+from store.db.check import check
 from store.db.commits import feed as feed_module
-from store.db.connection import Connection
 from store.db.reading.messages import frame_of, locate, rows_of_hashes
 from store.db.writing import insert as insert_module
 from store.db.writing import writer as writer_module
-from store.db.writing.insert import CommitPart
 from store.domain.ports import Source, StoreBusy
 from store.messages.record import RecordBatch
-from storenode.sds.codec import channel_key, encode, sds_key
+from storenode.sds.codec import encode
 from tests.integration.storage.followers import (
     LongTransaction,
     commit_order,
@@ -149,8 +147,7 @@ async def test_each_message_of_many_publishers_is_new_once_and_given_once(
     await assert_tables_agree(node, [world])
 
 
-@pytest.mark.parametrize("size", [3, 60])
-@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize(("size", "known"), [(3, False), (3, True), (60, True)])
 async def test_queued_batches_share_a_transaction_with_a_commit_for_each_source(
     node: Node, size: int, known: bool
 ) -> None:
@@ -338,57 +335,27 @@ SDS_CASES = [
 ]
 
 
-@pytest.mark.parametrize(("fewest_copied", "in_thread"), [(1, False), (10**9, True)])
+@pytest.mark.parametrize(("fewest_copied", "inline_parents"), [(1, 10**6), (10**9, 0)])
 async def test_sds_rows_hold_what_messages_claim(
     node: Node,
     monkeypatch: pytest.MonkeyPatch,
     copied_from: Callable[[int], None],
     fewest_copied: int,
-    in_thread: bool,
+    inline_parents: int,
 ) -> None:
-    threads: set[bool] = set()
-
-    def parameters(batch: RecordBatch) -> dict[str, object]:
-        threads.add(threading.current_thread() is not threading.main_thread())
-        return lay_out(batch)
-
-    lay_out = insert_module._sds_parameters
-    monkeypatch.setattr(insert_module, "_sds_parameters", parameters)
     copied_from(fewest_copied)
+    monkeypatch.setattr(insert_module, "MAX_INLINE_PARENTS", inline_parents)
     batch = batch_of(
         (NOW - 40 * DAY * (number % 2), TOPICS[0], payload)
         for number, payload in enumerate([b"no SDS", *SDS_CASES, b"\xff"])
     )
     assert len(batch.sds) == len(SDS_CASES)
-    parents = sum(len(sds.parents) for sds in batch.sds)
-    monkeypatch.setattr(insert_module, "MAX_INLINE_PARENTS", parents - in_thread)
     assert all(await node.store(batch))
     assert not any(await node.store(batch))
-    rows = await node.rows(
-        "select ts, hash, key, channel_key, channel, message_id, sender, lamport, proof,"
-        " parent_ids, parent_hints, parent_keys from storenode.sds"
-    )
-    found = {row[1]: row for row in rows}
-    assert len(rows) == len(found) == len(SDS_CASES)
-    for index, sds in zip(batch.sds_index, batch.sds, strict=True):
-        *values, parent_keys = found[batch.hashes[index]]
-        channel, lamport = sds.channel_id, sds.lamport
-        assert values == [
-            batch.timestamps[index],
-            batch.hashes[index],
-            sds_key(channel, sds.message_id),
-            channel_key(channel),
-            channel,
-            sds.message_id,
-            sds.sender_id,
-            None if lamport is None else (lamport + 2**63) % 2**64 - 2**63,
-            sds.proven,
-            [each for each, _ in sds.parents],
-            [hint for _, hint in sds.parents],
-        ]
-        assert isinstance(parent_keys, bytes)
-        assert split_uuids(parent_keys) == [sds_key(channel, each) for each, _ in sds.parents]
-    assert threads == {in_thread}
+    # The check compares each row with what the payload says.
+    report = await asyncio.to_thread(check, node.database.url, now_ns=lambda: NOW)
+    assert [each for each in report.findings if "partition" not in each.kind] == []
+    assert report.checked["sds"] == len(SDS_CASES)
     await assert_tables_agree(node, [batch])
 
 
@@ -416,36 +383,3 @@ async def test_what_was_dropped_and_comes_again_is_stored_again(
     names = await node.rows("select key from storenode.topics")
     assert {row[0] for row in names} == {*first.topic_keys, *again.topic_keys}
     assert await node.value(STORED) == 10
-
-
-async def test_messages_of_one_request_are_copied_in_the_order_of_their_keys(node: Node) -> None:
-    rng = random.Random(SEED)
-    batch = random_batch(rng, 1_200, [NOW + number % 7 for number in range(1_200)])
-    assert await node.store(batch) == [True] * 1_200
-    written = await node.rows("select ts, hash from storenode.messages order by ctid")
-    assert written == sorted(zip(batch.timestamps, batch.hashes, strict=True))
-
-
-async def test_copies_that_fail_grow_rare_and_their_messages_are_stored_all_the_same(
-    node: Node, monkeypatch: pytest.MonkeyPatch, copied_from: Callable[[int], None]
-) -> None:
-    tried: list[bytes] = []
-
-    async def copy(connection: Connection, parts: Sequence[CommitPart]) -> None:
-        tried.append(parts[0].batch.hashes[0])
-        await insert_module.copy(connection, parts)
-
-    monkeypatch.setattr(writer_module, "copy", copy)
-    monkeypatch.setattr(writer_module, "_CAREFUL_GROUPS", 4)
-    copied_from(2)
-    rng = random.Random(SEED)
-    known = random_batch(rng, 1, [NOW])
-    assert await node.store(known) == [True]
-    batches = [random_batch(rng, 2, [NOW]) for _ in range(25)]
-    for batch in batches[:11]:
-        batch.extend(known)
-        assert await node.store(batch) == [True, True, False]
-    for batch in batches[11:]:
-        assert await node.store(batch) == [True, True]
-    assert tried == [batches[number].hashes[0] for number in (0, 5, 10, *range(15, 25))]
-    assert await node.value(STORED) == 51

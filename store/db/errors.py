@@ -22,6 +22,10 @@ class SchemaError(Exception):
     """The database's schema does not fit this program; the text says what to do about it."""
 
 
+class HostRefusedError(psycopg.OperationalError):
+    """A server must not be used for this store; another host, or it later, may be."""
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """A reason why the database does not serve.

@@ -16,7 +16,7 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeVar, TypeVarTuple
+from typing import Any, Final, TypeVar, TypeVarTuple
 from weakref import WeakKeyDictionary
 
 import psycopg
@@ -24,7 +24,8 @@ from psycopg import AsyncConnection, conninfo
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 
 from store.db.connection import Connection, fetch_row, fetch_rows, prepare
-from store.db.errors import NO_CONNECTION, Failure, find_failure, sentence
+from store.db.errors import NO_CONNECTION, Failure, HostRefusedError, find_failure, sentence
+from store.db.primary import PrimaryGuard
 from store.db.schema.migrate import APPLICATION_NAME
 from store.db.statements import SQL
 from store.domain.ports import Outlet, StoreBusy, StoreUnavailable
@@ -42,20 +43,6 @@ _RETRY_FIRST_S: Final = 0.05
 _RETRY_MOST_S: Final = 1.0
 _RETURN_PATIENCE_S: Final = 0.5
 """How long to wait for a connection to be given back where no other can be made."""
-
-
-class HostRefusedError(psycopg.OperationalError):
-    """A server must not be used for this store; another host, or it later, may be."""
-
-
-class Guard(Protocol):
-    """Decides which servers may be used (see `store.db.primary`)."""
-
-    async def admit(self, connection: Connection) -> None:
-        """Take a new connection; `HostRefusedError` if its server must not be used."""
-
-    def admits(self, connection: Connection) -> bool:
-        """Return False if the server of a connection has been replaced since."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +281,7 @@ class Turns:
 class Database:
     """The pools of one database."""
 
-    def __init__(self, url: str, settings: PoolSettings, guard: Guard | None = None) -> None:
+    def __init__(self, url: str, settings: PoolSettings, guard: PrimaryGuard | None = None) -> None:
         self.url = complete_url(url)
         self.settings = settings
         self._guard = guard
@@ -336,7 +323,7 @@ class Database:
 
     @classmethod
     async def open(
-        cls, url: str, settings: PoolSettings | None = None, guard: Guard | None = None
+        cls, url: str, settings: PoolSettings | None = None, guard: PrimaryGuard | None = None
     ) -> Database:
         """Connect and read the database's identity; without a guard any server is used.
 

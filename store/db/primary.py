@@ -34,7 +34,7 @@ from psycopg import errors as pg
 
 from store.db.commits.pages import is_served, newest
 from store.db.connection import Connection, fetch_row, fetch_rows
-from store.db.pool import HostRefusedError
+from store.db.errors import HostRefusedError
 from store.db.statements import SQL
 from store.domain.hub import Place
 

@@ -14,8 +14,8 @@ from typing import Final
 import psycopg
 
 from store.config.node import NodeConfig
-from store.db.errors import SchemaError, is_login_refused, sentence
-from store.db.pool import Database, HostRefusedError, complete_url
+from store.db.errors import HostRefusedError, SchemaError, is_login_refused, sentence
+from store.db.pool import Database, complete_url
 from store.db.primary import GuardEvent, HostChoice, PrimaryGuard, hosts_of
 from store.db.schema import migrate
 from store.domain.ports import StoreUnavailable

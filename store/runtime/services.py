@@ -18,7 +18,8 @@ from store.db.commits.feed import DatabaseFeed, follow_cursors
 from store.db.commits.gossip_reads import GossipReads
 from store.db.maintenance.maintainer import Maintainer
 from store.db.maintenance.online import DatabaseOnlineTimes
-from store.db.pool import Database, Guard, PoolSettings
+from store.db.pool import Database, PoolSettings
+from store.db.primary import PrimaryGuard
 from store.db.reading.reader import DatabaseReader, TransferReader
 from store.db.reconciliation import DatabaseIds
 from store.db.schema.partitions import PartitionMap
@@ -122,7 +123,7 @@ class NodeParts:
         self.confirmations: Confirmations = NoConfirmations()
         self._listeners: list[HotIndex | GossipDriver] = []
 
-    async def open_database(self, url: str, guard: Guard | None, disk: DiskSpace) -> None:
+    async def open_database(self, url: str, guard: PrimaryGuard | None, disk: DiskSpace) -> None:
         """Open the pools and start what lives on them.
 
         Raises:

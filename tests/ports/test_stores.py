@@ -7,6 +7,7 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from types import SimpleNamespace
 from typing import Any, Final, TypeVar
 
@@ -38,8 +39,11 @@ from store.domain.admission import Admission
 from store.domain.coverage import HOUR_NS, Statement, Statements
 from store.domain.hub import START, CommitRow
 from store.domain.ports import (
+    HistoryEntry,
+    SdsLookup,
     SdsLookups,
     Source,
+    TopicFilter,
     TransferReads,
     Writer,
 )
@@ -49,6 +53,7 @@ from store.domain.view import StoredIds
 from store.gossip.driver.ports import Messages, UnreadTable
 from store.gossip.limits import GossipLimits
 from storenode.message.rules import Policy
+from storenode.sds.codec import encode
 from tests.integration.storage.node import RETENTION, running
 from tests.integration.storage.world import DAY, NOW
 from tests.support.polling import PAUSE_S
@@ -337,6 +342,32 @@ async def test_statements_replace_older_ones_about_the_same_time(stores: Stores)
 async def between(store: Store, start_ns: int, end_ns: int) -> dict[str, list[Statement]]:
     found = await store.statements.between(start_ns, end_ns)
     return {name: list(statements) for name, statements in found.items()}
+
+
+async def test_sds_ids_are_missing_that_no_stored_message_claims(stores: Stores) -> None:
+    rng, channel = random.Random(6), CHANNEL.encode()
+    proven, content = sha256(b"content").hexdigest(), {True: b"content", False: b"other"}
+    present: list[tuple[str, Message]] = []
+    for turn in range(8):
+        names = [*(f"m{number}" for number in rng.sample(range(40), 5)), proven]
+        payloads = [encode(CHANNEL, name, content=content[turn > 5]) for name in names]
+        part = [
+            (name, message_of(PUBSUB, "/a/1/b/proto", payload, rng.choice(MOMENTS)))
+            for name, payload in zip(names, payloads, strict=True)
+        ]
+        await stores.ask(Store.store, [message for _, message in part])
+        present += part
+        if turn == 4:
+            await stores.ask(dropped)
+            present = [each for each in present if not is_old(each[1])]
+        hints = [None, bytes(32), *(message.digest for _, message in present)]
+        asked = [*(f"m{number}" for number in range(45)), proven]
+        entries = tuple(HistoryEntry(name.encode(), rng.choice(hints)) for name in asked)
+        request = SdsLookup(channel, entries, TopicFilter(), prefer_proven=True)
+        missing, unproven = await stores.ask(lambda store, it: store.sds.doubtful(it), request)
+        claimed = {name.encode() for name, _ in present}
+        assert list(missing) == [each for each in entries if each.message_id not in claimed]
+        assert [each.message_id.decode() for each in unproven] == [proven] * (turn < 6)
 
 
 async def test_unread_events_are_confirmed_and_expire(stores: Stores) -> None:

@@ -361,8 +361,8 @@ async def test_sds_ids_are_missing_that_no_stored_message_claims(stores: Stores)
             await stores.ask(dropped)
             present = [each for each in present if not is_old(each[1])]
         hints = [None, bytes(32), *(message.digest for _, message in present)]
-        asked = [*(f"m{number}" for number in range(45)), proven]
-        entries = tuple(HistoryEntry(name.encode(), rng.choice(hints)) for name in asked)
+        asked = [HistoryEntry(b"m%d" % number, rng.choice(hints)) for number in range(45)]
+        entries = (*asked, HistoryEntry(proven.encode()))
         request = SdsLookup(channel, entries, TopicFilter(), prefer_proven=True)
         missing, unproven = await stores.ask(lambda store, it: store.sds.doubtful(it), request)
         claimed = {name.encode() for name, _ in present}

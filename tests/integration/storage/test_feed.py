@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from itertools import accumulate
 from typing import Any
 
@@ -110,10 +111,46 @@ async def all_live(*followers: Following) -> None:
         await follower.until_live()
 
 
-async def test_all_followers_of_all_nodes_see_one_order_past_a_long_transaction(
-    node: Node, other_node: Node
+async def kill_connections(node: Node, _patch: pytest.MonkeyPatch) -> None:
+    async with await node.database.connect() as connection:
+        # Each feed beside the pools of its node.
+        await until_some(connection, BOTH_LISTEN, NODES % 2**32)
+    await disconnect(node)
+
+
+async def lose_an_answer(_node: Node, patch: pytest.MonkeyPatch) -> None:
+    """Let the answer to the next commit of a node get lost."""
+
+    async def insert(*given: Any) -> None:  # noqa: ANN401
+        patch.setattr(writer_module, "insert_at_once", insert_module.insert_at_once)
+        await insert_module.insert_at_once(*given)
+        raise OperationalError("the answer was lost")
+
+    patch.setattr(writer_module, "insert_at_once", insert)
+
+
+async def move_to_another_server(node: Node, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(node.database, "have_one_server", lambda *_: False)
+
+
+async def fail_the_tail(_node: Node, patch: pytest.MonkeyPatch) -> None:
+    async def faulty(*_: object) -> dict[int, list[Row]]:
+        patch.setattr(feed_module, "rows_of", commit_pages.rows_of)
+        raise ZeroDivisionError
+
+    patch.setattr(feed_module, "rows_of", faulty)
+
+
+FAULTS = (kill_connections, lose_an_answer, move_to_another_server, fail_the_tail)
+
+
+@pytest.mark.parametrize("seed", range(2))
+async def test_all_followers_of_all_nodes_see_one_order_whatever_happens(
+    node: Node, other_node: Node, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    rng = random.Random(SEED)
+    monkeypatch.setattr("store.domain.hub.MAX_QUEUED_COMMITS", 4)
+    monkeypatch.setattr(feed_module, "POLL_S", 3_600.0)
+    rng = random.Random(SEED + seed)
     await publish(node, 1, 5, (1, 20))
     before = set(await commit_order(node))
     requests = [
@@ -121,22 +158,32 @@ async def test_all_followers_of_all_nodes_see_one_order_past_a_long_transaction(
         for wanted in FILTERS
         for begin, data in ((from_beginning, True), (from_beginning, False), (from_now, True))
     ]
+    # It takes nothing, is cut off, and catches up.
+    slow = node.feed.follow(from_now(include_data=True), WideOutlet())
     async with (
         following(node.feed, *requests) as here,
         following(other_node.feed, *requests) as there,
+        aclosing(slow),
     ):
         await all_live(*here, *there)
+        assert (await anext(slow)).live
         long = LongTransaction(node)
         await long.open([random_batch(rng, 30, TIMES) for _ in range(3)])
         nodes = (node, other_node, node, other_node)
-        work = [publish(each, 10 + seed, 8, (1, 3, 40)) for seed, each in enumerate(nodes)]
+        work = [publish(each, 10 + number, 8, (1, 3, 40)) for number, each in enumerate(nodes)]
         await asyncio.gather(*work)
         # The long transaction is still open: nobody waits for it.
         middle = await store_one(other_node, "middle")
         for follower in (*here, *there):
             await follower.until_given(middle)
-        work = [publish(each, 20 + seed, 6, (1, 3)) for seed, each in enumerate(nodes)]
+        work = [publish(each, 20 + number, 6, (1, 3)) for number, each in enumerate(nodes)]
         await asyncio.gather(long.commit(), *work)
+        for number, fault in enumerate(rng.sample(FAULTS, len(FAULTS))):
+            with monkeypatch.context() as patch:
+                await fault(node, patch)
+                for each in rng.sample(nodes[:2], 2):
+                    await publish(each, 100 + 2 * number + (each is node), 2, (1, 4))
+                    await there[0].until_given(await store_one(each, f"{number} {each is node}"))
         end = await store_one(node)
         right = {wanted: await selected(node, wanted) for wanted in FILTERS}
         for follower, request in zip((*here, *there), (*requests, *requests), strict=True):
@@ -147,6 +194,12 @@ async def test_all_followers_of_all_nodes_see_one_order_past_a_long_transaction(
             for page in follower.pages:
                 assert page.cursor.store_id == node.database.store_id
                 assert len(page.frames) <= PAGE_BYTES
+        given: list[bytes] = []
+        async with asyncio.timeout(PATIENCE_S):
+            while end not in given:
+                given += hashes_in((await anext(slow)).frames)
+        assert given == [each for each in right[TopicFilter()] if each not in before]
+    assert node.lost == other_node.lost == []
 
 
 @pytest.fixture
@@ -235,54 +288,6 @@ async def test_a_follower_of_few_messages_looks_through_commits_in_parts(
     assert max(spans) <= 4 + 7
 
 
-async def test_a_follower_that_takes_nothing_is_cut_off_and_catches_up(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("store.domain.hub.MAX_QUEUED_COMMITS", 4)
-    async with following(node.feed, from_now()) as [quick]:
-        await quick.until_live()
-        # What has been dispatched shows that the tail is up: who comes now is live by it.
-        await quick.until_given(await store_one(node, "begin"))
-        pages = node.feed.follow(from_now(include_data=True), WideOutlet())
-        assert (await anext(pages)).live
-        await publish(node, SEED, 9)
-        end = await store_one(node)
-        await quick.until_given(end)
-        given: list[bytes] = []
-        async with asyncio.timeout(PATIENCE_S):
-            while end not in given:
-                page = await anext(pages)
-                assert page.live
-                given += hashes_in(page.frames)
-        await pages.aclose()
-        assert quick.hashes == await commit_order(node)
-        assert given == quick.hashes[1:]
-
-
-@pytest.mark.parametrize("fault", ["lost answer", "other server"])
-async def test_a_commit_whose_messages_cannot_be_handed_over_is_read(
-    node: Node, monkeypatch: pytest.MonkeyPatch, fault: str
-) -> None:
-    monkeypatch.setattr(feed_module, "POLL_S", 3_600.0)
-    attempts: list[int] = []
-
-    async def lose_first_answer(*given: Any) -> None:  # noqa: ANN401
-        await insert_module.insert_at_once(*given)
-        attempts.append(1)
-        if len(attempts) == 1:
-            raise OperationalError("the answer was lost")
-
-    if fault == "lost answer":
-        monkeypatch.setattr(writer_module, "insert_at_once", lose_first_answer)
-    else:
-        monkeypatch.setattr(node.database, "have_one_server", lambda *_: False)
-    async with following(node.feed, from_now()) as [follower]:
-        await follower.until_live()
-        for number in range(3):
-            await follower.until_given(await store_one(node, str(number)))
-        assert follower.hashes == await commit_order(node)
-
-
 async def test_an_idle_followers_cursor_moves_on(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -332,49 +337,6 @@ async def refused(node: Node, request: FollowRequest) -> str:
 async def disconnect(node: Node) -> None:
     """End every connection to the database but the one that does it."""
     await node.rows(TERMINATE_OTHERS)
-
-
-async def test_followers_go_on_when_connections_are_killed(node: Node, other_node: Node) -> None:
-    wanted = (TopicFilter(), TopicFilter(PUBSUBS[0], CONTENTS))
-    requests = [*map(from_now, wanted), from_beginning()]
-    async with (
-        following(node.feed, *requests) as here,
-        following(other_node.feed, *requests) as there,
-    ):
-        await all_live(*here, *there)
-        for number in range(4):
-            await publish(node, number)
-            async with await node.database.connect() as connection:
-                # Each feed beside the pools of its node.
-                await until_some(connection, BOTH_LISTEN, NODES % 2**32)
-            await disconnect(node)
-            await publish(other_node, 100 + number)
-        end = await store_one(node)
-        for follower, request in zip((*here, *there), (*requests, *requests), strict=True):
-            assert await follower.until_given(end) == await selected(node, request.filter)
-    assert node.lost == other_node.lost == []
-
-
-async def test_followers_get_everything_past_a_fault_of_the_tail(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    faults: list[Exception] = [ZeroDivisionError(), KeyError("topic"), AssertionError("rows")]
-    expected, failed = list(faults), list[Exception]()
-
-    async def faulty(*given: Any) -> dict[int, list[Row]]:  # noqa: ANN401
-        if faults:
-            raise faults.pop(0)
-        return await commit_pages.rows_of(*given)
-
-    monkeypatch.setattr(feed_module, "rows_of", faulty)
-    feed = DatabaseFeed(node.database, on_failed=failed.append)
-    await feed.start()
-    async with following(feed, from_now()) as [follower]:
-        await follower.until_live()
-        await publish(node, SEED)
-        assert await follower.until_given(await store_one(node)) == await commit_order(node)
-    await feed.stop()
-    assert failed == expected
 
 
 async def test_a_cursor_is_served_if_its_commit_is_there_or_was_pruned(node: Node) -> None:

@@ -428,8 +428,8 @@ async def test_a_maintainer_folds_between_its_rounds_and_after_a_failure(
             await node.rows("alter table storenode.commits drop constraint commits_summary_check")
             await node.rows(
                 "insert into storenode.commits (position, batch, token, messages, min_ts, max_ts,"
-                " source, summary, claims) values (nextval('storenode.position_seq'), 0, 0, 1, 1, 1,"
-                " 'client', '\\x00', '')"
+                " source, summary, claims) values (nextval('storenode.position_seq'), 0, 0, 1, 1,"
+                " 1, 'client', '\\x00', '')"
             )
             await until(has_failed)
             assert "multiple of 48 bytes" in failures[-1]

@@ -177,7 +177,11 @@ TOGETHER: tuple[dict[str, Found], ...] = (
     {
         LOST_EVENT: {("unread event without its message", "unread"): 1},
         CONFIRMED_TWICE: {("store that has confirmed twice", "unread"): 2},
-        APART: {("invalid index", "commits"): None, ("stray table", "apart"): 1},
+        APART: {
+            ("invalid index", "commits"): None,
+            ("stray table", "apart"): 1,
+            ("wrong schema", "storenode"): 1,
+        },
     },
     {SDS_TWICE: {(F.LOST_SDS_MESSAGE, S): SDS_COUNT}},
     {NO_STORE: {("wrong store", "store"): 1}},

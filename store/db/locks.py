@@ -1,4 +1,4 @@
-"""What commits wait for: locks, the same for every node on one database, and a standby.
+"""Waits of commits: for locks, the same for every node on one database, and for a standby.
 
 A transaction takes them in this order: MIGRATION, then FOLDING before anything else, PARTITIONS
 before the tables that it creates or drops, COMMIT_ORDER after the tables' own locks, last of all.

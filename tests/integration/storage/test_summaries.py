@@ -190,11 +190,11 @@ async def test_they_are_true_whatever_happens(
         if not rng.randrange(3):
             await assert_timeline(node, connection)
     summary = await node.reader.summary()
-    held = {digest for (digest,) in await node.rows("select hash from storenode.messages")}
+    kept = {digest for (digest,) in await node.rows("select hash from storenode.messages")}
     for batch in stored:
         for ts, digest in zip(batch.timestamps, batch.hashes, strict=True):
-            assert digest in held or ts < summary.horizon_ns, "what is kept is not lost"
-    assert summary.messages == len(held)
+            assert digest in kept or ts < summary.horizon_ns, "what is kept is not lost"
+    assert summary.messages == len(kept)
     await fold_until(connection)
     await assert_folded(connection)
     while await seal(connection, LATER):

@@ -312,10 +312,12 @@ _TRUST_CLOCK = option(
 )
 
 
-def _given_limits(agreed: RetentionPolicy | None, *, requires_archive: bool) -> RetentionPolicy:
+async def _given_limits(
+    connection: psycopg.AsyncConnection[Any], *, requires_archive: bool
+) -> RetentionPolicy:
     """Return the limits of the command line, and for those that are not given the agreed ones."""
     context = click.get_current_context()
-    agreed = agreed or RetentionPolicy()
+    agreed = await read_agreed(connection) or RetentionPolicy()
     limits = {"retention": agreed.age_ns, "retention_size": agreed.size_bytes}
     for name in limits:
         if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
@@ -361,9 +363,7 @@ def prune_command(
 
     async def work(connection: psycopg.AsyncConnection[Any]) -> tuple[Reading, PruneReport]:
         reading = await _read_clock(connection, trusted=trust_clock)
-        policy = _given_limits(
-            await read_agreed(connection), requires_archive=retention_requires_archive
-        )
+        policy = await _given_limits(connection, requires_archive=retention_requires_archive)
         if not retention_confirm and not dry_run:
             excess = (await review(connection, policy, reading.time_ns)).excess
             if excess is not None:
@@ -426,9 +426,7 @@ def retention_command(
         connection: psycopg.AsyncConnection[Any],
     ) -> tuple[RetentionPolicy, RetentionReview, PruneReport | None]:
         time_ns = (await _read_clock(connection, trusted=trust_clock)).time_ns
-        policy = _given_limits(
-            await read_agreed(connection), requires_archive=retention_requires_archive
-        )
+        policy = await _given_limits(connection, requires_archive=retention_requires_archive)
         found, report = await review(connection, policy, time_ns), None
         if apply or lower_horizon:
             await agree(connection, policy)

@@ -210,12 +210,8 @@ class NodeParts:
         self.identity = identity
         config, metrics, stack = self.config, self.metrics, self._stack
         policy, writer = self.policy.current, self.services.writer
-        self.peers = tuple(
-            dict.fromkeys(
-                PeerAddress(peer.address.host, peer.address.port, peer.node_id or "")
-                for peer in config.peer
-            )
-        )
+        peers = ((peer.address, peer.node_id or "") for peer in config.peer)
+        self.peers = tuple(dict.fromkeys(PeerAddress(at.host, at.port, name) for at, name in peers))
         self.connector = PeerConnector(
             identity,
             tls_files(config, config.tls_ca),

@@ -22,8 +22,7 @@ from click.core import ParameterSource
 
 from store.config.node import NodeConfig
 from store.config.options import options_of
-from store.db.check import CheckReport
-from store.db.check import check as check_database
+from store.db import check as database_check
 from store.db.errors import SchemaError, sentence
 from store.db.maintenance.condition import Column, Part, Sizes, read_sizes
 from store.db.maintenance.maintainer import database_ns, newest_commit_ns
@@ -258,7 +257,7 @@ def check(target: Target, sample: int | None) -> int:
     Changes nothing and can run beside nodes. The exit code is 1 if anything was found.
     """
     with target.url() as url:
-        report = check_database(url, now_ns=time.time_ns, sample=sample, progress=_progress())
+        report = database_check.check(url, now_ns=time.time_ns, sample=sample, progress=_progress())
     target.print(_check_json(report), [*_check_lines(report)])
     return FAILED if report.findings else OK
 
@@ -546,7 +545,7 @@ def _progress() -> Callable[[str, int], None]:
     return show
 
 
-def _check_json(report: CheckReport) -> dict[str, object]:
+def _check_json(report: database_check.CheckReport) -> dict[str, object]:
     return {
         "ok": not report.findings,
         "full": report.full,
@@ -555,7 +554,7 @@ def _check_json(report: CheckReport) -> dict[str, object]:
     }
 
 
-def _check_lines(report: CheckReport) -> Iterator[str]:
+def _check_lines(report: database_check.CheckReport) -> Iterator[str]:
     for each in report.findings:
         yield f"{each.where}: {each.kind} ({each.count:,})"
         for example in each.examples:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from storenode.sds.bloom import FilterShape, RollingFilter, filter_of, holds
+from storenode.sds.bloom import FilterShape, filter_of, holds
 from tests.interop.vectors import Case, case_name, load
 
 VECTORS = load("bloom")
@@ -32,15 +32,6 @@ def test_filters_have_the_same_bytes_and_answers(case: Case) -> None:
         assert holds(encoded, shape.probe(item))
     for item in case["lookup_false"]:
         assert not holds(encoded, shape.probe(item))
-
-
-@pytest.mark.parametrize("case", ASCII, ids=case_name)
-def test_a_rolling_filter_has_the_same_bytes_until_it_is_full(case: Case) -> None:
-    inserted = list(dict.fromkeys(case["inserted"]))[: case["capacity"]]
-    rolling = RollingFilter(_shape(case))
-    for item in inserted:
-        rolling.add(item)
-    assert rolling.encode() == filter_of(_shape(case), inserted)
 
 
 @pytest.mark.parametrize("vector", ASCII_HASHES, ids=lambda vector: repr(vector["item"]))

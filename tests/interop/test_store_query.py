@@ -1,7 +1,7 @@
 from collections.abc import Iterable
 
 import pytest
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest, StoreQueryResponse
 from tests.interop.vectors import Case, case_name, load
@@ -57,24 +57,3 @@ def test_responses_read_and_write_the_same_bytes(case: Case) -> None:
     response = StoreQueryResponse.FromString(raw)
     assert _fields(response) == case["fields"]
     assert response.SerializeToString() == raw
-
-
-@pytest.mark.parametrize("case", VECTORS["decode_only"], ids=case_name)
-def test_odd_bytes_are_read_by_the_rules_of_protobuf(case: Case) -> None:
-    kind, raw = KINDS[case["type"]], bytes.fromhex(case["bytes"])
-    if case["ok"]:
-        message = kind.FromString(raw)
-        message.DiscardUnknownFields()
-        assert _fields(message) == case["decoded"]
-    else:
-        with pytest.raises(DecodeError):
-            kind.FromString(raw)
-
-
-@pytest.mark.parametrize("case", VECTORS["core_request_builder"]["cases"], ids=case_name)
-def test_requests_of_a_client_carry_its_rounded_times(case: Case) -> None:
-    raw = bytes.fromhex(case["bytes"])
-    request = StoreQueryRequest.FromString(raw)
-    assert request.time_start == int(case["js_time_start"])
-    assert request.time_start - int(case["exact_ns"]) == int(case["js_error_ns"])
-    assert request.SerializeToString() == raw

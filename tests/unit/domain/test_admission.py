@@ -69,8 +69,6 @@ def test_a_refused_copy_does_not_shadow_a_good_one() -> None:
     ("message", "reason", "words"),
     [
         (WakuMessageAndTopic(pubsub_topic=PUBSUB), Reason.MISSING_MESSAGE, "no message"),
-        (WakuMessageAndTopic(), Reason.MISSING_MESSAGE, "no message"),
-        (entry(pubsub=None), Reason.MISSING_TOPIC, "pubsub topic is empty"),
         (entry(pubsub=""), Reason.MISSING_TOPIC, "pubsub topic is empty"),
         (entry(content=""), Reason.MISSING_TOPIC, "content topic is empty"),
         (entry(pubsub="/a\0b"), Reason.TOPIC_NUL, "pubsub topic has a NUL character at byte 2"),
@@ -91,18 +89,9 @@ def test_each_fault_has_its_reason_and_sentence(
     assert words in found.sentence
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
-        entry(pubsub="p" * 1024),
-        entry(content="é" * 512),
-        entry(meta=bytes(64)),
-        entry(b""),
-        entry(pubsub="a named topic"),
-    ],
-)
-def test_what_is_just_within_the_limits_is_accepted(message: WakuMessageAndTopic) -> None:
-    assert accepts(message, CLIENT)
+def test_a_message_just_within_the_limits_is_accepted() -> None:
+    for limit in ({"pubsub": "p" * 1024}, {"content": "é" * 512}, {"meta": bytes(64)}):
+        assert accepts(entry(b"", **limit), CLIENT)  # type: ignore[arg-type]
 
 
 def test_the_size_limit_is_that_of_the_encoded_message() -> None:
@@ -139,17 +128,10 @@ def test_unknown_fields_are_dropped_before_anything_is_measured() -> None:
         (-NOW_NS, RESTORE, False),
         (-DRIFT_NS, CLIENT, True),
         (-DRIFT_NS - 1, CLIENT, False),
-        (DRIFT_NS, PEER, True),
-        (DRIFT_NS + 1, PEER, False),
-        (-365 * DAY_NS, PEER, True),
+        (1 - NOW_NS, PEER, True),
         (DAY_NS, Policy(max_drift_ns=None), True),
         (DAY_NS + 1, Policy(max_drift_ns=None), False),
-        (-365 * DAY_NS, Policy(max_drift_ns=None), True),
-        (1 - NOW_NS, PEER, True),
         (MAX_TIMESTAMP_NS - NOW_NS, Policy(max_drift_ns=2**80), True),
-        (1 - NOW_NS, Policy(max_drift_ns=2**80), True),
-        (0, Policy(max_drift_ns=0), True),
-        (1, Policy(max_drift_ns=0), False),
     ],
 )
 def test_a_timestamp_is_bound_by_the_clock(offset_ns: int, policy: Policy, accepted: bool) -> None:
@@ -209,12 +191,9 @@ def test_an_ephemeral_message_is_relayed_once_and_not_stored() -> None:
     ("message", "has_hash"),
     [
         (WakuMessageAndTopic(pubsub_topic=PUBSUB), False),
-        (entry(timestamp=None), False),
         (entry(timestamp=0), False),
-        (entry(timestamp=1), True),
         (entry(timestamp=-1), True),
         (entry(bytes(160_000)), True),
-        (entry(content=""), True),
     ],
 )
 def test_a_refused_message_has_a_hash_when_one_can_be_computed(

@@ -104,7 +104,6 @@ def judge(source: Source, message: WakuMessageAndTopic) -> str:
     [
         (0, "", "", ""),
         (21, "too_old", "", ""),
-        (23 * 3600, "too_old", "", ""),
         (25 * 3600, "too_old", "below_horizon", ""),
         (-19, "", "", ""),
         (-21, "too_new", "too_new", "too_new"),

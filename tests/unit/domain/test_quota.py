@@ -75,19 +75,6 @@ def test_the_node_bounds_the_calls_of_all() -> None:
     assert quota.running[CALL] == 2
 
 
-def test_requests_messages_and_bytes_have_rates_of_their_own() -> None:
-    account = open_account(Quota())
-    account.received.take(100, 0)
-    with refused("100 received bytes per second", NS_PER_S // 100):
-        account.received.take(1, 0)
-    account.requests.take(2, 0)
-    with refused("2 requests per second", NS_PER_S // 2):
-        account.requests.take(1, 0)
-    account.messages.take(10, 0)
-    with refused("10 messages per second", NS_PER_S // 10):
-        account.messages.take(1, 0)
-
-
 def test_strangers_are_bounded_and_share_what_is_left() -> None:
     quota = Quota(max_strangers=2)
     first, second = open_account(quota, "1"), open_account(quota, "2")
@@ -111,17 +98,6 @@ def test_a_stranger_at_rest_makes_room() -> None:
     open_account(quota, "2", later_ns).begin(CALL, later_ns)
     assert open_account(quota, "1", later_ns) is not first
     quota.check()
-
-
-def test_strangers_do_not_touch_named_clients() -> None:
-    quota = Quota(max_strangers=1)
-    for name in range(5):
-        with suppress(Exceeded):
-            open_account(quota, str(name)).begin(CALL, 0)
-    named = quota.account("0", TIGHT, 0, named=True)
-    assert quota.account("0", TIGHT, 0, named=True) is named
-    named.begin(CALL, 0)
-    named.begin(CALL, 0)
 
 
 def test_new_limits_hold_at_once_and_calls_stay_counted() -> None:
@@ -170,3 +146,14 @@ def test_counts_agree_with_a_list_of_calls(
             assert quota.running[counted] == sum(one[1] is counted for one in running)
         for busy, _ in running:
             assert not busy.at_rest(now_ns)
+
+
+def test_strangers_do_not_touch_named_clients() -> None:
+    quota = Quota(max_strangers=1)
+    for name in range(5):
+        with suppress(Exceeded):
+            open_account(quota, str(name)).begin(CALL, 0)
+    named = quota.account("0", TIGHT, 0, named=True)
+    assert quota.account("0", TIGHT, 0, named=True) is named
+    named.begin(CALL, 0)
+    named.begin(CALL, 0)

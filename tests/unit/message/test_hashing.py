@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from storenode.message.hashing import content_digest, message_hash
 from storenode.message.topics import parse_shard, topic_key
-from storenode.message.varint import delimited, varint
+from storenode.message.varint import varint
 from tests.unit.builders import utf8_text
 
 Fields = tuple[bytes, bytes, bytes, bytes, int]
@@ -60,11 +60,6 @@ def test_the_digest_is_the_one_of_the_definition(
 ) -> None:
     fields = pubsub, payload, content, meta, timestamp
     assert content_digest(*fields) == naive(*fields)
-
-
-def test_an_absent_meta_has_the_digest_of_an_empty_one() -> None:
-    one, other = (content_digest("p", b"x", "c", meta, TIME) for meta in (None, b""))
-    assert one == other
 
 
 @pytest.mark.parametrize(
@@ -119,16 +114,6 @@ def test_a_timestamp_without_an_agreed_encoding_is_refused(timestamp: int) -> No
 @example(2**64 - 1)
 def test_a_varint_is_the_one_that_protobuf_writes(value: int) -> None:
     assert varint(value) == _VarintBytes(value)
-
-
-def test_a_negative_number_has_no_varint() -> None:
-    with pytest.raises(ValueError, match="-1"):
-        varint(-1)
-
-
-def test_a_delimited_field_is_tag_length_and_body() -> None:
-    assert delimited(b"\x0a", b"") == b"\x0a\x00"
-    assert delimited(b"\xa2\x01", b"x" * 200) == b"\xa2\x01\xc8\x01" + b"x" * 200
 
 
 @given(st.integers(0, 0xFFFF), st.integers(0, 0xFFFF))

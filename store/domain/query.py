@@ -1,11 +1,8 @@
 """The rules of read requests, checked before the database is asked.
 
-``Query`` (13/WAKU2-STORE v3) in two steps, because the position of a cursor is the database's to
-know:
-
-1. `plan_query` checks the request and gives a `QueryPlan`, or raises `QueryError`.
-2. With ``plan.cursor``, the caller looks its position up and goes on with `QueryPlan.page`; an
-   unknown position is a 404. Without, ``plan.page(None)`` is the request at once.
+``Query`` (13/WAKU2-STORE v3): `plan_query` checks the request and gives a `PageRequest`, or raises
+`QueryError`. The position of a cursor is the database's to know: the caller looks it up and goes on
+with `after_cursor`.
 
 Rules, beside those of the standard: a field that is set counts although it is empty; limit 0 is
 unset; repeated hashes count once; hashes exclude times, while topics select among the messages that
@@ -131,37 +128,8 @@ class QueryInput:
     nwaku_rules: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class QueryPlan:
-    """A request that keeps the rules. ``request`` is complete but for the cursor's position.
-
-    ``cursor``: hash whose position the database is to be asked for. ``empty``: nothing can match.
-    ``unknown_cursor``: the status where the database does not know it.
-    """
-
-    request: PageRequest
-    cursor: bytes | None
-    empty: bool
-    unknown_cursor: int = NOT_FOUND
-
-    def page(self, position: SyncId | None) -> PageRequest:
-        """Return the page to read; ``position`` is that of the cursor.
-
-        Raises:
-            QueryError: the cursor is not known to this node.
-        """
-        if self.cursor is None:
-            return self.request
-        if position is None:
-            raise QueryError(
-                self.unknown_cursor,
-                "the cursor is not known to this node: begin again without one",
-            )
-        return replace(self.request, after=position)
-
-
-def plan_query(query: QueryInput, rights: TopicRights, limits: RequestLimits) -> QueryPlan:
-    """Check a ``Query`` request; ``rights`` are the caller's.
+def plan_query(query: QueryInput, rights: TopicRights, limits: RequestLimits) -> PageRequest:
+    """Check a ``Query`` request, all but the position of its cursor; ``rights`` are the caller's.
 
     Raises:
         QueryError: 400, and what to change.
@@ -176,7 +144,21 @@ def plan_query(query: QueryInput, rights: TopicRights, limits: RequestLimits) ->
     return _plan(query, rights, limits)
 
 
-def _plan_as_nwaku(query: QueryInput, rights: TopicRights, limits: RequestLimits) -> QueryPlan:
+def after_cursor(query: QueryInput, request: PageRequest, position: SyncId | None) -> PageRequest:
+    """Return the page after the cursor of a query, whose position is given.
+
+    Raises:
+        QueryError: the cursor is not known to this node.
+    """
+    if position is None:
+        raise QueryError(
+            BAD_REQUEST if query.nwaku_rules else NOT_FOUND,
+            "the cursor is not known to this node: begin again without one",
+        )
+    return replace(request, after=position)
+
+
+def _plan_as_nwaku(query: QueryInput, rights: TopicRights, limits: RequestLimits) -> PageRequest:
     topics = [topic for topic in query.content_topics if _can_exist(topic)]
     pubsub_topic = query.pubsub_topic
     if pubsub_topic is not None and not _can_exist(pubsub_topic):
@@ -187,12 +169,12 @@ def _plan_as_nwaku(query: QueryInput, rights: TopicRights, limits: RequestLimits
         content_topics=topics,
         limit=query.limit or NWAKU_PAGE_MESSAGES,
     )
-    plan = _plan(changed, rights, limits)
+    request = _plan(changed, rights, limits)
     nothing = pubsub_topic != query.pubsub_topic or (bool(query.content_topics) and not topics)
-    return replace(plan, empty=plan.empty or nothing, unknown_cursor=BAD_REQUEST)
+    return replace(request, time_end_ns=request.time_start_ns) if nothing else request
 
 
-def _plan(query: QueryInput, rights: TopicRights, limits: RequestLimits) -> QueryPlan:
+def _plan(query: QueryInput, rights: TopicRights, limits: RequestLimits) -> PageRequest:
     if query.cursor is not None:
         _check_hash("pagination_cursor", query.cursor)
     try:
@@ -202,10 +184,9 @@ def _plan(query: QueryInput, rights: TopicRights, limits: RequestLimits) -> Quer
     hashes = _checked_hashes(query.message_hashes, limits.query_hashes)
     start_ns, end_ns = time_range(query.time_start, query.time_end)
     limit = min(query.limit or limits.default_page_messages, limits.page_messages)
-    request = PageRequest(
+    return PageRequest(
         topics, hashes, start_ns, end_ns, None, query.forward, limit, query.include_data
     )
-    return QueryPlan(request, query.cursor, start_ns >= end_ns)
 
 
 def time_range(time_start: int | None, time_end: int | None) -> tuple[int, int]:

@@ -28,6 +28,7 @@ from store.domain.ports import PageRequest, QueryPage, StoreBusy, StoreUnavailab
 from store.domain.query import LimitError, RequestError, channel_of, time_range
 from store.serving.call import Call
 from store.serving.methods.decode import decode_read, topic_filter
+from storenode.wire.storenode.coverage.v1 import coverage_pb2
 from storenode.wire.storenode.v1 import store_pb2
 
 MAX_STEPS: Final = 10_000
@@ -131,7 +132,7 @@ class AnswerReport:
         self._known = known
         self._all_kept = all_kept
 
-    async def finish(self, within: Span | None = None) -> AnswerCoverage | None:
+    async def finish(self, within: Span | None = None) -> coverage_pb2.AnswerCoverage | None:
         """Return the coverage after the last message; None where the answer is about no time.
 
         ``within``: the part of the range that the answer turned out to be about.
@@ -149,8 +150,20 @@ class AnswerReport:
         if start_ns >= end_ns:
             return None
         if isinstance(known, str):
-            return AnswerCoverage((start_ns, end_ns), AnswerState.UNCONFIRMED, known)
-        return known.answer((start_ns, end_ns), horizon_ns, lost=lost)
+            found = AnswerCoverage((start_ns, end_ns), AnswerState.UNCONFIRMED, known)
+        else:
+            found = known.answer((start_ns, end_ns), horizon_ns, lost=lost)
+        return coverage_pb2.AnswerCoverage(
+            state=coverage_pb2.AnswerCoverage.State.Value(found.state.name),
+            reason=found.reason,
+            store_ids=found.store_ids,
+            compared_at=found.compared_ns,
+            complete_from=found.from_ns,
+            complete_until=found.until_ns,
+            keyed=found.keyed,
+            time_start=start_ns,
+            time_end=end_ns,
+        )
 
 
 async def open_report(

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from store.domain.admission import Admitted, Verdict
-from store.domain.coverage import AnswerCoverage
 from store.domain.ports import QueryPage, SdsPage
 from store.domain.query import OK
 from store.domain.unread import Confirmation
@@ -97,30 +96,14 @@ def _result(
     return delimited(_FIELD_1, head + _OUTCOME + varint(outcome) + why + tail)
 
 
-def query_page(request_id: str, page: QueryPage, known: AnswerCoverage | None = None) -> bytes:
+def query_page(
+    request_id: str, page: QueryPage, known: coverage_pb2.AnswerCoverage | None = None
+) -> bytes:
     """Encode a ``StoreQueryResponse`` that succeeded, around the spliced entries."""
     echo = delimited(_FIELD_1, request_id.encode())
     cursor = delimited(_FIELD_51, page.next_cursor) if page.next_cursor is not None else b""
-    message = None if known is None else coverage_message(known)
-    said = b"" if message is None else delimited(_FIELD_7420, message.SerializeToString())
+    said = b"" if known is None else delimited(_FIELD_7420, known.SerializeToString())
     return b"".join((echo, _SUCCESS, page.entries, cursor, said))
-
-
-def coverage_message(found: AnswerCoverage | None) -> coverage_pb2.AnswerCoverage | None:
-    """Convert the completeness of an answer to the schema's own class."""
-    if found is None:
-        return None
-    return coverage_pb2.AnswerCoverage(
-        state=coverage_pb2.AnswerCoverage.State.Value(found.state.name),
-        reason=found.reason,
-        store_ids=found.store_ids,
-        compared_at=found.compared_ns,
-        complete_from=found.from_ns,
-        complete_until=found.until_ns,
-        keyed=found.keyed,
-        time_start=found.span[0],
-        time_end=found.span[1],
-    )
 
 
 def sds_response(page: SdsPage) -> bytes:

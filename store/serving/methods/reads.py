@@ -11,15 +11,14 @@ from contextlib import suppress
 from typing import Final
 
 from store.domain.access import Right
-from store.domain.coverage import AnswerCoverage
-from store.domain.ports import FollowRequest, QueryPage, ScanRequest
+from store.domain.ports import FollowRequest, PageRequest, QueryPage, ScanRequest
 from store.domain.query import (
     BAD_REQUEST,
     TOO_MANY_REQUESTS,
     UNAVAILABLE,
     QueryError,
     QueryInput,
-    QueryPlan,
+    after_cursor,
     causal_request,
     plan_query,
     sds_lookup,
@@ -45,8 +44,9 @@ from store.serving.methods.decode import (
     history_entries,
     topic_filter,
 )
-from store.serving.methods.encode import coverage_message, query_page, sds_response
+from store.serving.methods.encode import query_page, sds_response
 from storenode.message.limits import MAX_REQUEST_BYTES
+from storenode.wire.storenode.coverage.v1.coverage_pb2 import AnswerCoverage
 from storenode.wire.storenode.v1 import store_pb2
 from storenode.wire.waku.store.v3 import store_pb2 as waku_store_pb2
 
@@ -83,18 +83,19 @@ async def query(call: Call, request: bytes) -> bytes:
                 BAD_REQUEST,
                 f"request_id has {size} bytes: at most {MAX_QUERY_REQUEST_ID_BYTES}",
             )
-        plan = plan_query(query_input(asked), call.client.topics, limits)
+        query = query_input(asked)
+        wanted = plan_query(query, call.client.topics, limits)
         if not whole:
             raise QueryError(BAD_REQUEST, _TOO_MANY_FIELDS)
         return query_page(
-            asked.request_id, *await _read_page(call, plan, with_coverage=asked.coverage)
+            asked.request_id, *await _read_page(call, query, wanted, with_coverage=asked.coverage)
         )
     except QueryError as error:
         return query_response(_cut(asked.request_id), error.status, error.sentence)
 
 
 async def _read_page(
-    call: Call, plan: QueryPlan, *, with_coverage: bool
+    call: Call, query: QueryInput, wanted: PageRequest, *, with_coverage: bool
 ) -> tuple[QueryPage, AnswerCoverage | None]:
     """Read a page, and where it is wanted how complete it is.
 
@@ -104,14 +105,15 @@ async def _read_page(
         QueryError: the cursor is not known.
         CallError: there is no room.
     """
-    reader, wanted = call.node.services.reader, plan.request
+    reader = call.node.services.reader
     # Counted exactly when it is there.
     messages = wanted.limit if wanted.hashes is None else min(wanted.limit, len(wanted.hashes))
     each = LIKELY_MESSAGE_BYTES if wanted.include_data else LIKELY_PRESENCE_BYTES
     await call.sender.take(COPIES * each * messages)
-    if plan.cursor is not None:
-        wanted = plan.page(await reader.position(plan.cursor, call.client.topics))
-    if plan.empty:
+    if query.cursor is not None:
+        position = await reader.position(query.cursor, call.client.topics)
+        wanted = after_cursor(query, wanted, position)
+    if wanted.is_empty:
         return QueryPage(b"", 0, None), None
     report = None
     if with_coverage:
@@ -152,8 +154,7 @@ async def scan(call: Call, request: bytes) -> AsyncGenerator[bytes, None]:
         yield scan_page(page.frames, ScanCursor(*page.last).encode(), timestamps)
         del page  # which would be held while the next one waits
     if report is not None:
-        found = coverage_message(await report.finish())
-        yield store_pb2.ScanPage(coverage=found).SerializeToString()
+        yield store_pb2.ScanPage(coverage=await report.finish()).SerializeToString()
 
 
 async def follow(call: Call, request: bytes) -> AsyncGenerator[bytes, None]:
@@ -191,8 +192,7 @@ async def sds_messages(call: Call, request: bytes) -> AsyncGenerator[bytes, None
     async for page in call.node.services.sds.messages(wanted, call.sender):
         yield sds_response(page)
     if report is not None:
-        found = coverage_message(await report.finish())
-        yield store_pb2.SdsMessagesPage(coverage=found).SerializeToString()
+        yield store_pb2.SdsMessagesPage(coverage=await report.finish()).SerializeToString()
 
 
 async def causal_history(call: Call, request: bytes) -> AsyncGenerator[bytes, None]:
@@ -213,8 +213,7 @@ async def causal_history(call: Call, request: bytes) -> AsyncGenerator[bytes, No
     async for page in call.node.services.sds.causal_history(wanted, call.sender):
         yield sds_response(page)
     if report is not None:
-        found = coverage_message(await report.finish())
-        yield store_pb2.CausalHistoryPage(coverage=found).SerializeToString()
+        yield store_pb2.CausalHistoryPage(coverage=await report.finish()).SerializeToString()
 
 
 async def _open_full_report(call: Call) -> AnswerReport | None:

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 from openapi_spec_validator import validate
 
-from store.domain.coverage import AnswerCoverage, AnswerState
 from store.http.codec import to_json, to_lines
-from store.serving.methods.encode import coverage_message
+from storenode.client.types import AnswerCoverage
 from storenode.wire.sds.v1.message_pb2 import HistoryEntry
 from storenode.wire.sds.v1.message_pb2 import Message as SdsMessage
 from storenode.wire.storenode.v1.store_pb2 import (
@@ -85,9 +84,16 @@ def test_a_line_says_whether_its_id_is_proven(api: Api, topic: str) -> None:
 
 
 def test_a_confirmed_answer_names_the_stores_and_the_time() -> None:
-    found = AnswerCoverage((5, 9), AnswerState.COMPLETE, "", ("b", "c"), 7, 5, 9, keyed=True)
-    said = coverage_message(found)
-    assert said is not None
+    said = AnswerCoverage(
+        state=AnswerCoverage.COMPLETE,
+        store_ids=["b", "c"],
+        compared_at=7,
+        complete_from=5,
+        complete_until=9,
+        keyed=True,
+        time_start=5,
+        time_end=9,
+    )
     assert to_json(said) == {
         "state": "COMPLETE",
         "timeStart": "5",

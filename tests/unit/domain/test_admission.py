@@ -91,7 +91,7 @@ def test_each_fault_has_its_reason_and_sentence(
 
 def test_a_message_just_within_the_limits_is_accepted() -> None:
     for limit in ({"pubsub": "p" * 1024}, {"content": "é" * 512}, {"meta": bytes(64)}):
-        assert accepts(entry(b"", **limit), CLIENT)  # type: ignore[arg-type]
+        assert accepts(entry(b"", **limit), CLIENT)
 
 
 def test_the_size_limit_is_that_of_the_encoded_message() -> None:

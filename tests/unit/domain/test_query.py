@@ -13,6 +13,7 @@ from store.domain.query import (
     QueryInput,
     RequestError,
     RequestLimits,
+    after_cursor,
     causal_request,
     filter_by,
     plan_query,
@@ -29,23 +30,23 @@ BY_HASH = QueryInput(message_hashes=[DIGEST])
 
 
 def test_nothing_set_asks_for_the_newest_hundred() -> None:
-    plan = plan_query(QueryInput(), EVERYTHING, LIMITS)
-    request = plan.page(None)
+    request = plan_query(QueryInput(), EVERYTHING, LIMITS)
     assert (request.hashes, request.after, request.forward) == (None, None, False)
     assert (request.time_start_ns, request.time_end_ns) == (0, MAX_TIMESTAMP_NS)
     assert request.limit == 100
     assert not request.include_data
     assert request.filter == TopicFilter()
-    assert not plan.empty
+    assert not request.is_empty
 
 
 def test_a_cursor_needs_its_position() -> None:
-    plan = plan_query(QueryInput(cursor=DIGEST, forward=True), EVERYTHING, LIMITS)
-    assert plan.cursor == DIGEST
-    assert plan.page((7, DIGEST)).after == (7, DIGEST)
-    with pytest.raises(QueryError) as caught:
-        plan.page(None)
-    assert caught.value.status == 404
+    query = QueryInput(cursor=DIGEST, forward=True)
+    request = plan_query(query, EVERYTHING, LIMITS)
+    assert after_cursor(query, request, (7, DIGEST)).after == (7, DIGEST)
+    for nwaku_rules, status in ((False, 404), (True, 400)):
+        with pytest.raises(QueryError) as caught:
+            after_cursor(replace(query, nwaku_rules=nwaku_rules), request, None)
+        assert caught.value.status == status
 
 
 @pytest.mark.parametrize(
@@ -87,13 +88,10 @@ def test_a_query_that_breaks_a_rule_is_refused(query: QueryInput, named: str) ->
 def test_what_the_standard_leaves_open_is_read_as_nwaku_reads_it(
     query: QueryInput, differs: dict[str, object] | None
 ) -> None:
-    plan = plan_query(replace(query, nwaku_rules=True), EVERYTHING, LIMITS)
-    assert plan.empty is (differs is None)
+    request = plan_query(replace(query, nwaku_rules=True), EVERYTHING, LIMITS)
+    assert request.is_empty is (differs is None)
     for name, value in (differs or {}).items():
-        assert getattr(plan.request, name) == value
-    with pytest.raises(QueryError) as caught:
-        replace(plan, cursor=DIGEST).page(None)
-    assert caught.value.status == 400
+        assert getattr(request, name) == value
 
 
 @pytest.mark.parametrize(
@@ -107,7 +105,9 @@ def test_what_the_standard_leaves_open_is_read_as_nwaku_reads_it(
 )
 def test_times(start: int | None, end: int | None, expected: tuple[int, int], empty: bool) -> None:
     assert time_range(start, end) == expected
-    assert plan_query(QueryInput(time_start=start, time_end=end), EVERYTHING, LIMITS).empty is empty
+    assert (
+        plan_query(QueryInput(time_start=start, time_end=end), EVERYTHING, LIMITS).is_empty is empty
+    )
 
 
 topics = st.sampled_from(["", "/p", "/c", "/q\0", "x" * 2000])
@@ -128,15 +128,13 @@ inputs = st.builds(
 @given(inputs)
 def test_every_request_is_planned_within_the_limits_or_refused(query: QueryInput) -> None:
     try:
-        plan = plan_query(query, EVERYTHING, LIMITS)
+        request = plan_query(query, EVERYTHING, LIMITS)
     except QueryError as error:
         assert (error.status, len(error.sentence) < 200) == (400, True)  # noqa: PT017 - either way
         return
-    request = plan.request
     assert 1 <= request.limit <= MAX_PAGE_MESSAGES
     assert 0 <= request.time_start_ns <= MAX_TIMESTAMP_NS
     assert 0 <= request.time_end_ns <= MAX_TIMESTAMP_NS
-    assert (plan.cursor is None) == (query.cursor is None)
     by_time = query.time_start is not None or query.time_end is not None
     assert request.hashes is None or not by_time
 
@@ -206,7 +204,7 @@ def test_the_limits_of_the_contract_are_the_defaults() -> None:
 @pytest.mark.parametrize("cursor", [None, DIGEST])
 def test_other_limits_of_a_page(asked: int | None, given_out: int, cursor: bytes | None) -> None:
     query = QueryInput(limit=asked, cursor=cursor)
-    assert plan_query(query, EVERYTHING, OTHERS).request.limit == given_out
+    assert plan_query(query, EVERYTHING, OTHERS).limit == given_out
 
 
 def test_other_limits_of_a_query() -> None:
@@ -251,8 +249,8 @@ def test_an_entry_that_no_response_could_repeat_is_refused() -> None:
 
 def test_the_caller_s_rights_are_part_of_every_filter() -> None:
     rights = TopicRights(("/p",), ("/c",))
-    assert plan_query(BY_HASH, rights, LIMITS).request.filter.rights == rights
-    assert plan_query(BY_TOPIC, rights, LIMITS).request.filter.rights == rights
+    assert plan_query(BY_HASH, rights, LIMITS).filter.rights == rights
+    assert plan_query(BY_TOPIC, rights, LIMITS).filter.rights == rights
     assert filter_by(None, [], rights, LIMITS).rights == rights
 
 
@@ -264,6 +262,6 @@ def test_either_topic_filters_alone_and_beside_hashes(
 ) -> None:
     for query in (QueryInput(), BY_HASH):
         asked = replace(query, pubsub_topic=pubsub, content_topics=contents)
-        request = plan_query(asked, EVERYTHING, LIMITS).request
+        request = plan_query(asked, EVERYTHING, LIMITS)
         assert request.filter == TopicFilter(pubsub, contents)
         assert request.hashes == ((DIGEST,) if query is BY_HASH else None)

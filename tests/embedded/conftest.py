@@ -1,12 +1,11 @@
 """A cluster that is made once; tests that only need some cluster work on copies of it."""
 
-import shutil
 from pathlib import Path
 
 import pytest
 
 from store.embedded import EmbeddedPostgres, EmbeddedSettings
-from tests.embedded.helpers import insert
+from tests.embedded.helpers import copy_owned, insert
 
 
 @pytest.fixture(scope="session")
@@ -22,16 +21,5 @@ def made_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def data_dir(made_once: Path, tmp_path: Path) -> Path:
     """Return a copy of that directory for one test, with owners and modes as they were."""
     copy = tmp_path / "data"
-    _copy(made_once, copy)
+    copy_owned(made_once, copy)
     return copy
-
-
-def _copy(source: Path, target: Path) -> None:
-    shutil.copytree(source, target)
-    for path in [source, *source.rglob("*")]:
-        _own_like(path, target / path.relative_to(source))
-
-
-def _own_like(source: Path, target: Path) -> None:
-    about = source.lstat()
-    shutil.chown(target, about.st_uid, about.st_gid)

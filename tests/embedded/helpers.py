@@ -105,6 +105,14 @@ def reserve_port(data_dir: Path) -> HeldPort:
     return port
 
 
+def copy_owned(source: Path, target: Path) -> None:
+    """Copy a directory with owners and modes as they are."""
+    shutil.copytree(source, target)
+    for path in [source, *source.rglob("*")]:
+        about = path.lstat()
+        shutil.chown(target / path.relative_to(source), about.st_uid, about.st_gid)
+
+
 def insert(url: str, value: int) -> None:
     with psycopg.connect(url) as connection:
         connection.execute("create table if not exists kept (value int)")

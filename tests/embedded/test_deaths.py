@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +17,8 @@ from store.embedded import (
     running_url,
 )
 from store.embedded import supervisor as supervisor_module
-from tests.embedded.helpers import PATIENCE_S, Events, insert, node, reserve_port, values, wait_gone
+from store.embedded.datadir import DataDir
+from tests.embedded.helpers import Events, insert, node, reserve_port, values, wait_gone
 
 
 @pytest.mark.parametrize("watch_by_pipe", [False, True], ids=["kernel", "watchdog"])
@@ -71,7 +71,7 @@ def test_a_server_that_ends_unasked_is_restarted_with_its_data(data_dir: Path) -
         assert server.port == port.number
         url, last = server.url, events.wait_for("started")["pid"]
         insert(url, 2)
-        for number in (signal.SIGQUIT, signal.SIGTERM, signal.SIGKILL):
+        for number in (signal.SIGTERM, signal.SIGKILL):
             assert isinstance(last, int)
             os.kill(last, number)
             exited = events.wait_for("exited")
@@ -144,47 +144,25 @@ def test_stop_breaks_a_start_off(tmp_path: Path) -> None:
         insert(server.url, 1)
 
 
-def test_what_a_killed_initialisation_left_is_removed(data_dir: Path) -> None:
-    left = data_dir / "postgres.new-half" / "cluster"
-    left.mkdir(parents=True)
-    (left / "PG_VERSION").write_text("18\n")
-    (data_dir / "postgres.json-half").write_text("{")
-    with EmbeddedPostgres(EmbeddedSettings(data_dir)) as server:
-        assert values(server.url) == [1]
-    assert not [*data_dir.glob("*half")]
+def test_a_pid_file_without_its_server_is_removed_and_a_foreign_server_is_left_alone(
+    tmp_path: Path,
+) -> None:
+    data = DataDir(tmp_path)
+    data.cluster.mkdir()
+    pid_file = data.cluster / "postmaster.pid"
 
+    def clear(pid: int) -> bool:
+        """Leave a pid file, and return True if it was removed."""
+        pid_file.write_text(f"{pid}\n{data.cluster}\n1\n5432\n\n127.0.0.1\n\nready   \n")
+        supervisor_module.clear_predecessor(data, 1.0, lambda *_, **__: None)
+        return not pid_file.exists()
 
-def test_a_stale_pid_file_is_no_obstacle(data_dir: Path) -> None:
-    pid_file = data_dir / "postgres" / "postmaster.pid"
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait(PATIENCE_S)
-    _leave_pid_file(pid_file, ended.pid)
-    with EmbeddedPostgres(EmbeddedSettings(data_dir)) as server:
-        assert values(server.url) == [1]
-
-
-def test_a_pid_file_whose_process_is_now_another_program_is_no_obstacle(data_dir: Path) -> None:
-    owner = (data_dir / "postgres").stat().st_uid
-    # The same account as the server's, or Postgres would not mistake it for one.
-    other = subprocess.Popen(["sh", "-c", "read end"], stdin=subprocess.PIPE, user=owner)
-    _leave_pid_file(data_dir / "postgres" / "postmaster.pid", other.pid)
-    with EmbeddedPostgres(EmbeddedSettings(data_dir)) as server:
-        assert values(server.url) == [1]
-    assert other.poll() is None
-    other.communicate(b"\n", timeout=PATIENCE_S)
-
-
-def test_a_foreign_server_on_the_cluster_is_left_alone(data_dir: Path) -> None:
+    with subprocess.Popen(["sh", "-c", "read end"], stdin=subprocess.PIPE) as other:
+        assert clear(other.pid), "the ID was given to another program"
+        assert other.poll() is None
+    assert not clear(other.pid), "Postgres itself sees that it has ended"
     # A program with such a name stands for a server that was started by hand.
-    other = subprocess.Popen(["sh", "-c", "read end", "postgres"], stdin=subprocess.PIPE)
-    _leave_pid_file(data_dir / "postgres" / "postmaster.pid", other.pid)
-    with pytest.raises(EmbeddedPostgresError, match=f"Process {other.pid} is a Postgres server"):
-        EmbeddedPostgres(EmbeddedSettings(data_dir)).start()
-    assert other.poll() is None
-    other.communicate(b"\n", timeout=PATIENCE_S)
-
-
-def _leave_pid_file(path: Path, pid: int) -> None:
-    path.write_text(f"{pid}\n{path.parent}\n1\n5432\n\n127.0.0.1\n\nready   \n")
-    os.chown(path, path.parent.stat().st_uid, -1)
-    path.chmod(0o600)
+    with subprocess.Popen(["sh", "-c", "read end", "postgres"], stdin=subprocess.PIPE) as server:
+        with pytest.raises(EmbeddedPostgresError, match=f"Process {server.pid} is a Postgres"):
+            clear(server.pid)
+        assert server.poll() is None

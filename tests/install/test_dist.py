@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import email
-import importlib.resources
 import re
-import subprocess
-import sys
 import tarfile
 import tomllib
 import zipfile
@@ -121,28 +118,3 @@ def test_the_wheel_has_the_schemas_of_the_archive(dist: Dist) -> None:
     folder = "storenode/proto/"
     inside = {name.removeprefix(folder) for name in files_of(dist.library) if folder in name}
     assert inside == {name for name in files_of(dist.schemas) if name.endswith(".proto")}
-
-
-def test_the_schemas_compile_in_an_empty_folder(dist: Dist, tmp_path: Path) -> None:
-    with tarfile.open(dist.schemas) as archive:
-        archive.extractall(tmp_path, filter="data")
-    (folder,) = tmp_path.iterdir()
-    assert folder.name == f"storenode-proto-{VERSION}"
-    assert (folder / "LICENSE").is_file()
-    out = tmp_path / "out"
-    out.mkdir()
-    sources = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.proto"))
-    assert "storenode/v1/store.proto" in sources
-    known = importlib.resources.files("grpc_tools") / "_proto"
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "grpc_tools.protoc", "--proto_path=.", f"--proto_path={known}"),
-            *(f"--python_out={out}", f"--grpc_python_out={out}", *sources),
-        ],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert len(list(out.rglob("*_pb2.py"))) == len(sources)

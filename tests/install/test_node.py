@@ -70,35 +70,25 @@ def serves(command: Command, payload: str) -> None:
     assert payload in command.ok("follow", *TOPIC, "--from-beginning", "--until-live").out
 
 
-def test_it_serves(installed_node: Environment, serving: NodeProcess) -> None:
+def test_it_serves_with_its_kernel_migrations_and_pages(
+    installed_node: Environment, serving: NodeProcess
+) -> None:
     assert serving.ready["database"] == "embedded"
     command = installed_node.calling(serving)
     serves(command, "from-a-wheel")
     assert f'"version": "{VERSION}"' in command.ok("status", "--json").out
+    shown = installed_node.storenode.ok("db", "current", "--data-dir", str(serving.data_dir))
+    assert head() in shown.out
+    for path in STATUS_FILES:
+        code, text = get(serving.metrics, path)
+        assert (code, bool(text)) == (200, True), path
+    assert installed_node.run("-c", KERNEL).out == "True\n"
 
 
 def test_clients_need_no_home(installed_node: Environment, serving: NodeProcess) -> None:
     command = homeless(installed_node.calling(serving))
-    serves(command, "without-a-home")
     chat = ("chat", "--channel", "homeless", "--name", "alice")
     assert "alice: hello" in command.ok(*chat, stdin=b"hello\n").out
-
-
-def test_its_migrations_are_those_of_the_repository(
-    installed_node: Environment, serving: NodeProcess
-) -> None:
-    shown = installed_node.storenode.ok("db", "current", "--data-dir", str(serving.data_dir))
-    assert head() in shown.out
-
-
-@pytest.mark.parametrize("path", STATUS_FILES)
-def test_its_status_page_has_all_files(serving: NodeProcess, path: str) -> None:
-    code, text = get(serving.metrics, path)
-    assert (code, bool(text)) == (200, True)
-
-
-def test_it_uses_the_compiled_kernel(installed_node: Environment) -> None:
-    assert installed_node.run("-c", KERNEL).out == "True\n"
 
 
 def test_commands_whose_extra_is_missing_name_it(installed_node: Environment) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.install.environment import ROOT, Dist
+from tests.install.environment import ROOT
 from tests.support.command import Ended
 from tests.support.node import UV
 from tests.support.small_disk import READ_ONLY
@@ -95,19 +95,6 @@ def test_an_old_python_is_refused_by_make(toolbox: Path) -> None:
     program(toolbox, "python3", "exit 1")
     (sentence,) = sentences(make(toolbox, "run"))
     assert sentence.startswith("storenode needs Python 3.11 or newer and found none")
-
-
-def test_an_old_python_is_refused_by_pip(dist: Dist, tmp_path: Path) -> None:
-    options = ("--python-version", "3.10", "--only-binary=:all:", "--no-deps", "--no-index")
-    done = subprocess.run(
-        [sys.executable, "-m", "pip", "install", "--target", tmp_path, *options, dist.library],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert "requires a different Python: 3.10" in done.stderr
-    assert "not in '>=3.11'" in done.stderr
 
 
 def test_without_java_the_tests_do_not_begin(toolbox: Path) -> None:

@@ -224,5 +224,8 @@ def test_what_is_wrong_is_said_in_a_sentence(node: NodeProcess, room: str, tmp_p
     assert (nameless.code, "--name" in nameless.err) == (2, True)
     folder = command(*chat, "--state", str(tmp_path))
     assert (folder.code, "cannot be used" in folder.err) == (1, True)
+    url = command(*chat, "--state", "postgresql://me:secret@127.0.0.1:1/state")
+    assert (url.code, "is a URL of 'postgresql': name a file." in url.err) == (1, True)
+    assert "secret" not in url.err
     empty = command("chat", "--channel", "", "--name", "alice")
     assert (empty.code, "channel_id has 0 bytes" in empty.err) == (2, True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from typing import Any, ClassVar
 
 import click
@@ -31,8 +30,6 @@ def check_config(**options: Any) -> int:  # noqa: ANN401 - the options, by name
     addresses are not tried then. Prints a sentence for each problem; the exit code is 1 if there is
     one.
     """
-    # As for a node: the library writes lines of its own otherwise.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from store.runtime.preflight import check_start  # noqa: PLC0415
 
     problems = asyncio.run(check_start(NodeConfig.parse(options)))

@@ -10,8 +10,6 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import update_wrapper
-from itertools import groupby
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, TypeVar
 from uuid import UUID
@@ -24,7 +22,7 @@ from store.config.node import NodeConfig
 from store.config.options import options_of
 from store.db import check as database_check
 from store.db.errors import SchemaError, sentence
-from store.db.maintenance.condition import Column, Part, Sizes, read_sizes
+from store.db.maintenance.condition import Sizes, read_sizes
 from store.db.maintenance.maintainer import database_ns, newest_commit_ns
 from store.db.maintenance.retention import (
     PruneReport,
@@ -55,7 +53,6 @@ from storenode.cli.options.types import DURATION_OR_OFF, POSITIVE_DURATION, SIZE
 from storenode.cli.options.units import format_size
 from storenode.message.limits import NS_PER_S
 
-_NS_PER_MS: Final = NS_PER_S // 1_000
 _PROGRESS_ROWS: Final = 10_000
 _Result = TypeVar("_Result")
 
@@ -63,9 +60,10 @@ _Result = TypeVar("_Result")
 RESTART_PATIENCE_S: Final = 60.0
 """For a node to start its database again, once there is space for it."""
 
-_MIN_SHARE: Final = 0.01
-"""Tables that take less are one line for people; JSON has all parts of all tables."""
+_PARTS: Final = {"": "rows", "out of line": "rows, out of line", "maps": "maps of free space"}
+"""What the parts of a table are called for people; the others are its indexes."""
 
+_HEAD: Final = ("TABLE", "PARTITION", "FROM", "TO", "SIZE")
 _POLL_S: Final = 0.1
 _CONNECT_TIMEOUT_S: Final = 5
 
@@ -371,14 +369,13 @@ def prune_command(
                     f"These limits would drop {_excess_text(excess)}, which the agreed ones keep:"
                     " correct them, or add --retention-confirm.",
                 )
-        report = await prune(
+        return reading, await prune(
             connection,
             policy,
             reading.time_ns,
             dry_run=dry_run,
-            lock_timeout_ms=max(1, retention_lock_timeout // _NS_PER_MS),
+            lock_timeout_ms=max(1, retention_lock_timeout * 1_000 // NS_PER_S),
         )
-        return reading, report
 
     with target.url(may_free=True) as url:
         migrate.require_served(url)
@@ -583,23 +580,25 @@ def _partition_json(partition: Partition) -> dict[str, object]:
 
 
 def _partition_lines(inventory: StoreInventory) -> Iterator[str]:
-    rows = [("TABLE", "PARTITION", "FROM", "TO", "SIZE", "ROWS (ABOUT)")]
-    for each in _sorted(inventory):
-        low, high = _ends(each.table, each.bounds)
-        count = "unknown" if each.rows < 0 else f"{each.rows:,}"
-        rows.append((each.table, each.name, low, high, format_size(each.size_bytes), count))
-    yield from _aligned(rows, len(rows[0]))
+    rows = [
+        (*_cells(each), "unknown" if each.rows < 0 else f"{each.rows:,}")
+        for each in _sorted(inventory)
+    ]
+    yield from _aligned([(*_HEAD, "ROWS (ABOUT)"), *rows], len(_HEAD) + 1)
     horizon = format_time(inventory.horizon_ns) if inventory.horizon_ns else "none"
     yield f"{format_size(inventory.size_bytes)} in all; horizon: {horizon}"
 
 
-def _ends(table: str, bounds: Bounds) -> tuple[str, str]:
-    def shown(key: int) -> str:
-        if key in (UNBOUNDED_LOW, UNBOUNDED_HIGH):
-            return "-"
-        return f"{key:,}" if table == "commits" else format_time(key)[: len("2026-11-20")]
+def _cells(partition: Partition) -> tuple[str, ...]:
+    """Return the cells of a partition in a table for people."""
 
-    return shown(bounds.low), shown(bounds.high)
+    def end(key: int) -> str:
+        if key in (UNBOUNDED_HIGH, UNBOUNDED_LOW):
+            return "-"
+        return f"{key:,}" if partition.table == "commits" else format_time(key)[: len("2026-11-20")]
+
+    bounds, size = partition.bounds, format_size(partition.size_bytes)
+    return partition.table, partition.name, end(bounds.low), end(bounds.high), size
 
 
 def _prune_json(report: PruneReport, *, dry_run: bool) -> dict[str, object]:
@@ -634,21 +633,22 @@ def _limits_text(policy: RetentionPolicy) -> str:
     return age + size
 
 
+def _excess_json(excess: Excess | None) -> dict[str, object] | None:
+    if excess is None:
+        return None
+    share, days = round(excess.share, 4), round(excess.days, 3)
+    return {"days": days, "bytes": excess.size_bytes, "share": share}
+
+
 def _retention_json(
     policy: RetentionPolicy, found: RetentionReview, report: PruneReport | None
 ) -> dict[str, object]:
-    def size(excess: Excess | None) -> dict[str, object] | None:
-        if excess is None:
-            return None
-        days = round(excess.days, 3)
-        return {"days": days, "bytes": excess.size_bytes, "share": round(excess.share, 4)}
-
     return {
         "agreed": None if found.agreed is None else _limits_json(found.agreed),
         "limits": _limits_json(policy),
         "horizon_ns": found.horizon_ns if report is None else report.horizon_ns,
-        "due": size(found.due),
-        "to_confirm": size(found.excess),
+        "due": _excess_json(found.due),
+        "to_confirm": _excess_json(found.excess),
         "pruned": None if report is None else _prune_json(report, dry_run=False),
     }
 
@@ -675,14 +675,9 @@ def _clock_lines(reading: Reading) -> Iterator[str]:
 
 
 def _prune_lines(report: PruneReport, *, dry_run: bool) -> Iterator[str]:
-    rows = [("TABLE", "PARTITION", "FROM", "TO", "SIZE", "WHY")]
-    for each in report.dropped:
-        partition = each.partition
-        low, high = _ends(partition.table, partition.bounds)
-        size = format_size(partition.size_bytes)
-        rows.append((partition.table, partition.name, low, high, size, each.reason.value))
-    if report.dropped:
-        yield from _aligned(rows, len(rows[0]))
+    rows = [(*_cells(each.partition), each.reason.value) for each in report.dropped]
+    if rows:
+        yield from _aligned([(*_HEAD, "WHY"), *rows], len(_HEAD) + 1)
     for problem in report.problems:
         yield _sentence(problem)
     what = "would go" if dry_run else "went"
@@ -693,46 +688,28 @@ def _prune_lines(report: PruneReport, *, dry_run: bool) -> Iterator[str]:
 
 
 def _size_lines(sizes: Sizes) -> Iterator[str]:
-    """Yield a table of all files, then the columns of the rows, then what is beside the store."""
+    """Yield a table of the files of the store, then what is beside it."""
+
+    def row(table: str, part: str, size_bytes: int) -> tuple[str, ...]:
+        share = size_bytes / sizes.total_bytes if sizes.total_bytes else 0.0
+        mean = f"{size_bytes / sizes.messages:,.1f}" if sizes.messages else "-"
+        return table, part, format_size(size_bytes), f"{share:.1%}", mean
+
     yield f"{sizes.messages:,} messages in {format_size(sizes.total_bytes)}"
-    yield ""
-    table = [("table", "part", "size", "share", "bytes per message"), *_rows_of(sizes)]
-    yield from _aligned(table, 2)
-    if sizes.columns:
-        yield ""
-        yield "Mean bytes of the columns of a row, in a sample:"
-        yield from _columns_of(sizes.columns)
-    yield ""
+    yield from _aligned(
+        [
+            ("TABLE", "PART", "SIZE", "SHARE", "BYTES PER MESSAGE"),
+            *(
+                row(each.table, _PARTS.get(each.part, each.part), each.size_bytes)
+                for each in sizes.parts
+            ),
+            row("all", "", sizes.total_bytes),
+        ],
+        2,
+    )
     yield f"System catalogs: {format_size(sizes.catalog_bytes)}."
     if sizes.log_bytes is not None:
         yield f"Write-ahead log of the whole server at present: {format_size(sizes.log_bytes)}."
-
-
-def _rows_of(sizes: Sizes) -> Iterator[tuple[str, ...]]:
-    for name, group in groupby(sizes.parts, attrgetter("table")):
-        parts = list(group)
-        yield name, "", *_numbers(sum(map(attrgetter("size_bytes"), parts)), sizes)
-        if sum(map(attrgetter("size_bytes"), parts)) >= _MIN_SHARE * sizes.total_bytes:
-            for part in parts:
-                yield "", _named(part), *_numbers(part.size_bytes, sizes)
-    yield "all", "", *_numbers(sizes.total_bytes, sizes)
-
-
-def _named(part: Part) -> str:
-    plain = {"": "rows", "out of line": "rows, out of line", "maps": "maps of free space"}
-    return plain.get(part.part, f"index {part.part}")
-
-
-def _numbers(size_bytes: int, sizes: Sizes) -> tuple[str, str, str]:
-    share = size_bytes / sizes.total_bytes if sizes.total_bytes else 0.0
-    mean = f"{size_bytes / sizes.messages:,.1f}" if sizes.messages else "-"
-    return format_size(size_bytes), f"{share:.1%}", mean
-
-
-def _columns_of(columns: Sequence[Column]) -> Iterator[str]:
-    for name, group in groupby(columns, attrgetter("table")):
-        means = ", ".join(f"{each.column} {each.mean_bytes:,.0f}" for each in group)
-        yield f"  {name}: {means}"
 
 
 def _aligned(rows: Sequence[Sequence[str]], left: int) -> Iterator[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -77,11 +76,9 @@ def demo(
     about a minute, or later on a busy machine, with a table of what was lost where and how it came
     back. The exit code is 0 when all stores and all logs are equal in the end.
     """
-    # The library writes its own lines to standard error.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     mute_library()
     require_libraries("demo", LIBRARIES)
-    # Imported here, after the library's verbosity is set and its extra was looked for.
+    # Imported here, after its extra was looked for.
     from chaos.checker.clients import NoAnswerError  # noqa: PLC0415
     from chaos.demo import report, story  # noqa: PLC0415
     from chaos.node import NodeFailedError  # noqa: PLC0415
@@ -123,29 +120,23 @@ def _directory(named: Path | None) -> Iterator[Path]:
     Raises:
         CliError: It cannot be used.
     """
-    path = _made(named)
     try:
-        yield path
-    except (asyncio.CancelledError, KeyboardInterrupt, BrokenPipeError):
-        _remove(path, named)
-        raise
-    _remove(path, named)
-
-
-def _made(named: Path | None) -> Path:
-    try:
-        if named is None:
-            return Path(tempfile.mkdtemp(prefix="storenode-demo-"))
-        named.mkdir(parents=True, exist_ok=True)
-        if any(named.iterdir()):
-            raise CliError(USAGE, f"The directory {named} is not empty: name a new one.")
-        return named.absolute()
+        path = Path(tempfile.mkdtemp(prefix="storenode-demo-")) if named is None else named
+        path.mkdir(parents=True, exist_ok=True)
+        if any(path.iterdir()):
+            raise CliError(USAGE, f"The directory {path} is not empty: name a new one.")
     except OSError as error:
         raise CliError(
             USAGE, f"The directory {error.filename} cannot be used: {error.strerror}."
         ) from error
-
-
-def _remove(path: Path, named: Path | None) -> None:
-    if named is None:
-        shutil.rmtree(path, ignore_errors=True)
+    is_kept = named is not None
+    try:
+        yield path.absolute()
+    except (asyncio.CancelledError, KeyboardInterrupt, BrokenPipeError):
+        raise
+    except BaseException:
+        is_kept = True
+        raise
+    finally:
+        if not is_kept:
+            shutil.rmtree(path, ignore_errors=True)

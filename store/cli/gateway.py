@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import importlib.metadata
-import os
 import resource
 import signal
 import sys
@@ -66,7 +65,6 @@ def gateway(
     except ConfigError as error:
         raise CliError(USAGE, str(error)) from error
     configure(config.log_format or ("text" if sys.stderr.isatty() else "json"), config.log_level)
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     _raise_descriptor_limit()
     uvloop.run(_serve(config, node, token_of(token_file), tls_of(tls_ca, tls_cert, tls_key)))
 
@@ -74,7 +72,7 @@ def gateway(
 async def _serve(
     config: GatewayConfig, addresses: tuple[str, ...], token: str | None, tls: TlsIdentity | None
 ) -> None:
-    # Imported here, after the library's verbosity is set, and so that `--help` needs no server.
+    # Imported here, so that `--help` needs no server.
     gc.disable()
     from store.gateway.faults import GatewayError  # noqa: PLC0415
     from store.gateway.service import Gateway, Upstream  # noqa: PLC0415

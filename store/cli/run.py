@@ -43,13 +43,11 @@ def run(**options: Any) -> None:  # noqa: ANN401 - the options, by name
         raise CliError(USAGE, str(error)) from error
     configure(config.log_format or ("text" if sys.stderr.isatty() else "json"), config.log_level)
     _trace_crashes()
-    # What matters of gRPC's own lines on standard error comes as a status or an exception too.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     uvloop.run(_serve(config))
 
 
 async def _serve(config: NodeConfig) -> None:
-    # Imported here, after the library's verbosity is set, and so that `--help` needs no server.
+    # Imported here, so that `--help` needs no server.
     # What is imported stays to the end: the collector need not look at it, now or later.
     gc.disable()
     from store.runtime.node import NodeRuntime  # noqa: PLC0415

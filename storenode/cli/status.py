@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from storenode.cli.client.limits import STATUS_TIMEOUT_S
 from storenode.cli.client.session import DEFAULT_ADMIN, CommandSession, connected
-from storenode.cli.client.text import format_time, labelled, safe
+from storenode.cli.client.text import format_time
 from storenode.cli.errors import FAILED, OK
 from storenode.cli.options.layers import LayeredCommand, option
 from storenode.cli.options.types import POSITIVE_DURATION
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 @option(
     "--timeout",
     type=POSITIVE_DURATION,
-    default=f"{STATUS_TIMEOUT_S:.0f}s",
+    default="10s",
     show_default=True,
     help="Give up if the node has not answered after this time.",
 )
@@ -38,29 +37,27 @@ if TYPE_CHECKING:
 async def status(session: CommandSession, *, timeout: int, check: bool) -> int:  # noqa: ASYNC109 - the option's name
     """Show the problems of a node, and what it stores."""
     answer = await session.client.status(timeout_s=timeout / NS_PER_S)
-    if session.out.as_json:
-        session.out.message(answer)
-    else:
-        for line in (*_problems(answer), *(() if check else labelled(_rows(answer)))):
+    if not session.out.as_json:
+        for line in _problems(answer):
             session.out.line(line)
+    session.out.report(answer, () if check else _rows(answer))
     is_well = answer.ready and not answer.problems
     return OK if is_well or not check else FAILED
 
 
 def _problems(answer: NodeStatus) -> Iterator[str]:
     if not answer.ready and not answer.problems:
-        yield f"WARNING the node is not ready: {safe(answer.unready)}"
+        yield f"WARNING the node is not ready: {answer.unready}"
     for each in answer.problems:
         urgency = "CRITICAL" if each.critical else "WARNING"
         yield (
-            f"{urgency} {safe(each.name)}: {safe(each.sentence)}, since {_time(each.since)};"
-            f" {safe(each.runbook_url)}"
+            f"{urgency} {each.name}: {each.sentence}, since {_time(each.since)}; {each.runbook_url}"
         )
 
 
 def _rows(answer: NodeStatus) -> Iterator[tuple[str, str]]:
-    yield "node", safe(answer.node_id)
-    yield "version", safe(answer.version)
+    yield "node", answer.node_id
+    yield "version", answer.version
     yield "ready", "yes" if answer.ready else "no"
     yield "messages", f"{answer.messages:,}"
     yield "oldest", _time(answer.oldest_timestamp)
@@ -78,7 +75,7 @@ def _rows(answer: NodeStatus) -> Iterator[tuple[str, str]]:
 
 
 def _database(database: DatabaseStatus) -> Iterator[tuple[str, str]]:
-    parts = [safe(database.host), format_size(database.size_bytes)]
+    parts = [database.host, format_size(database.size_bytes)]
     if database.standby:
         parts.insert(1, "a standby")
     if database.timeline:
@@ -87,7 +84,7 @@ def _database(database: DatabaseStatus) -> Iterator[tuple[str, str]]:
     yield "database", ", ".join(parts)
     for disk in database.disks:
         free, size = format_size(disk.free_bytes), format_size(disk.size_bytes)
-        yield "disk", f"{safe(disk.volume)}: {free} of {size} free"
+        yield "disk", f"{disk.volume}: {free} of {size} free"
     if database.archived:
         oldest = database.oldest_unarchived
         left = f"not archived since {_time(oldest)}" if oldest else "all that is over is archived"
@@ -109,24 +106,24 @@ def _gossip(answer: NodeStatus) -> Iterator[tuple[str, str]]:
     for peer in gossip.peers:
         if peer.slowed or peer.cut_off_until:
             state = f"cut off until {_time(peer.cut_off_until)}" if peer.cut_off_until else "slowed"
-            reason = f": {safe(peer.reason)}" if peer.reason else ""
-            yield "", f"{safe(peer.node_id)} {state}{reason}"
+            reason = f": {peer.reason}" if peer.reason else ""
+            yield "", f"{peer.node_id} {state}{reason}"
 
 
 def _resume(resume: ResumeStatus) -> str:
     counts = f"{resume.messages:,} messages, {resume.stored:,} new"
     if resume.peers:
-        counts += f", from {safe(', '.join(resume.peers))}"
+        counts += f", from {', '.join(resume.peers)}"
     if not resume.running:
         return f"finished, {counts}"
     span = resume.time_end - resume.time_start
     share = (resume.reached - resume.time_start) / span if span > 0 else 0.0
-    error = f", {safe(resume.error)}" if resume.error else ""
+    error = f", {resume.error}" if resume.error else ""
     return f"{share:.0%} of the gap since {_time(resume.time_start)}, {counts}{error}"
 
 
 def _peer(peer: PeerStatus) -> str:
-    name = safe(f"{peer.node_id}@{peer.address}" if peer.node_id else peer.address)
+    name = f"{peer.node_id}@{peer.address}" if peer.node_id else peer.address
     parts = ["connected" if peer.connected else "not connected"]
     if peer.in_session:
         parts.append("in a session now")
@@ -134,7 +131,7 @@ def _peer(peer: PeerStatus) -> str:
     if peer.last_sync:
         parts.append(_difference(peer))
     if peer.failures:
-        parts.append(f"failed {peer.failures:,} times in a row: {safe(peer.last_error)}")
+        parts.append(f"failed {peer.failures:,} times in a row: {peer.last_error}")
     return f"{name}  {', '.join(parts)}"
 
 

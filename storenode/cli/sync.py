@@ -1,24 +1,44 @@
-"""`storenode sync`: one reconciliation with a peer, now, or a list of messages asked for."""
+"""`storenode sync`: one reconciliation with a peer, now, or a list of SDS messages asked for.
+
+The list is lines of JSON, as `storenode pipeline audit --missing` writes them. It is read a portion
+at a time, so little of it is in memory however long it is; what is held already is not asked for,
+so it may be gone through again at any time.
+"""
 
 from __future__ import annotations
 
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import groupby, islice
+from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from storenode.cli.client.session import DEFAULT_ADMIN, CommandSession, connected
-from storenode.cli.client.text import TIME, TIME_FORMS, format_time, labelled, safe
+from storenode.cli.client.text import TIME, TIME_FORMS, format_time
 from storenode.cli.errors import FAILED, OK, USAGE, CliError
-from storenode.cli.fetch import fetch_listed
 from storenode.cli.options.layers import LayeredCommand, option
 from storenode.cli.options.types import POSITIVE_DURATION
-from storenode.message.limits import NS_PER_S
+from storenode.message.limits import HASH_BYTES, NS_PER_S
+from storenode.message.text import parse_hex
+from storenode.sds.limits import MAX_ID_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
+    from storenode.client.node import Entry
     from storenode.client.types import SyncReport
+
+PORTION: Final = 500
+"""IDs that are asked for at once; a node takes 1,000."""
+
+MAX_LINE_BYTES: Final = 256 * 1024
+MAX_NOTES: Final = 100
+
+ListedEntry = tuple[str, "Entry"]
+"""A channel, and an ID in it with its hint if any."""
 
 
 @click.command(cls=LayeredCommand)
@@ -76,27 +96,23 @@ async def sync(
     if ids is not None:
         if time_start is not None or time_end is not None:
             raise CliError(USAGE, "--ids asks for listed messages: leave --from and --to out.")
-        return await fetch_listed(session, ids, peer, timeout / NS_PER_S)
+        return await _fetch_listed(session, ids, peer, timeout / NS_PER_S)
     report = await session.client.synchronize(
         peer, time_start=time_start, time_end=time_end, timeout_s=timeout / NS_PER_S
     )
-    if session.out.as_json:
-        session.out.message(report)
-    else:
-        for line in labelled(rows_of(report)):
-            session.out.line(line)
+    session.out.report(report, rows_of(report))
     return OK if report.in_sync or report.outcome == "aborted" else FAILED
 
 
 def rows_of(report: SyncReport) -> Iterator[tuple[str, str]]:
     """Yield the rows of a report for people."""
-    yield "peer", safe(report.peer)
+    yield "peer", report.peer
     yield "window", f"{format_time(report.time_start)} to {format_time(report.time_end)}"
     if report.outcome == "aborted":
         yield "result", "gave way to another session with this peer, which is under way"
         return
     if report.error:
-        yield "result", f"{report.outcome}: {safe(report.error)}"
+        yield "result", f"{report.outcome}: {report.error}"
     else:
         is_partial = any(note.startswith("not compared: ") for note in report.notes)
         extent = ", as far as it was compared" if is_partial else ""
@@ -118,7 +134,7 @@ def rows_of(report: SyncReport) -> Iterator[tuple[str, str]]:
     if report.left_over:
         yield "left over", "a limit was reached: reconcile again"
     for note in report.notes:
-        yield "note", safe(note)
+        yield "note", note
     size = f"{report.bytes_sent:,} bytes sent, {report.bytes_received:,} received"
     yield "cost", f"{report.seconds:.2f} s, {report.round_trips} round trips, {size}"
 
@@ -131,3 +147,150 @@ def _compared(report: SyncReport) -> str:
         start = format_time(report.keyed_from)
         return f"by sums that nobody can forge from {start} on, before that by XOR"
     return "by XOR, which publishers can forge"
+
+
+def listed(file: Path) -> Iterator[ListedEntry]:
+    """Read a list of SDS messages.
+
+    Raises:
+        CliError: it cannot be read, or a line is none of such a list.
+    """
+    try:
+        with file.open("rb") as opened:
+            lines = iter(lambda: opened.readline(MAX_LINE_BYTES + 1), b"")
+            for number, line in enumerate(lines, 1):
+                yield _parsed(line, f"Line {number} of {file}")
+    except OSError as error:
+        raise CliError(
+            USAGE, f"The list {file} cannot be read ({error.strerror}): check the path."
+        ) from error
+
+
+def _parsed(line: bytes, where: str) -> ListedEntry:
+    if len(line) > MAX_LINE_BYTES:
+        raise CliError(USAGE, f"{where} is longer than {MAX_LINE_BYTES:,} bytes.")
+    try:
+        found = json.loads(line)
+        channel, name, hint = found["channel"], found["message_id"], found.get("hint")
+        digest = None if hint is None else parse_hex(hint)
+        usable = all(isinstance(text, str) and text for text in (channel, name))
+        if usable and (digest is None or len(digest) == HASH_BYTES):
+            (channel + name).encode()
+            return channel, (name, digest)
+    except (AttributeError, ValueError, TypeError, KeyError, RecursionError):
+        pass
+    raise CliError(
+        USAGE,
+        f'{where} is not like {{"channel": "…", "message_id": "…"}}, perhaps with a "hint" of'
+        f" {2 * HASH_BYTES} hexadecimal digits: give a list that `storenode pipeline audit"
+        " --missing` has written.",
+    )
+
+
+_OUTCOMES: Final = {
+    "missing": "that none of the peers holds",
+    "refused": "that this node does not take, by its rules",
+    "unasked": "that a peer may hold which could not be asked",
+}
+"""What became of messages that did not come."""
+
+
+@dataclass
+class ListedFetch:
+    """The fetch of a list from peers, and its result so far; ``left`` counts what did not come."""
+
+    session: CommandSession
+    peers: list[str]
+    timeout_s: float
+    present: int = 0
+    stored: int = 0
+    found: Counter[str] = field(default_factory=Counter)
+    left: Counter[str] = field(default_factory=Counter)
+    failed: dict[str, str] = field(default_factory=dict)
+    notes: dict[str, None] = field(default_factory=dict)
+
+    async def run(self, entries: Iterable[ListedEntry]) -> int:
+        """Ask for everything, print the result, and return the exit code."""
+        for channel, group in groupby(entries, key=itemgetter(0)):
+            while portion := [entry for _, entry in islice(group, PORTION)]:
+                await self._fetch(channel, portion)
+        summary = {
+            "complete": not self.left,
+            "held": self.present,
+            "found": dict(self.found),
+            "messages_stored": self.stored,
+            **{name: self.left[name] for name in _OUTCOMES},
+            "peers": self.peers,
+            "failed": self.failed,
+            "notes": list(self.notes),
+        }
+        self.session.out.report(summary, self._rows())
+        return FAILED if self.left else OK
+
+    async def _fetch(self, channel: str, entries: list[Entry]) -> None:
+        """Ask one peer after the other, for what those before it did not have."""
+        # No message has a longer ID, and no node takes one that is much longer.
+        left = [entry for entry in entries if len(entry[0].encode()) <= MAX_ID_BYTES]
+        for entry in entries:
+            if len(entry[0].encode()) > MAX_ID_BYTES:
+                self._leave(channel, entry, "missing")
+        refused: set[str] = set()
+        for peer in self.peers:
+            if left and peer not in self.failed:
+                left = await self._ask(peer, channel, left, refused)
+        for entry in left:
+            absent = "unasked" if self.failed else "missing"
+            self._leave(channel, entry, "refused" if entry[0] in refused else absent)
+
+    async def _ask(
+        self, peer: str, channel: str, entries: list[Entry], refused: set[str]
+    ) -> list[Entry]:
+        """Ask a peer for entries, and return those that did not come."""
+        report = await self.session.client.fetch_messages(
+            peer, channel, entries, timeout_s=self.timeout_s
+        )
+        self.present += len(report.held)
+        self.stored += report.messages_stored
+        if report.found:
+            self.found[peer] += len(report.found)
+        if report.error:
+            self.failed[peer] = report.error
+        self.notes |= dict.fromkeys(report.notes[:MAX_NOTES])
+        refused.update(entry.message_id for entry in report.refused)
+        done = {
+            (each.message_id, each.retrieval_hint if each.HasField("retrieval_hint") else None)
+            for each in (*report.held, *report.found)
+        }
+        return [entry for entry in entries if entry not in done]
+
+    def _leave(self, channel: str, entry: Entry, outcome: str) -> None:
+        self.left[outcome] += 1
+        name, hint = entry
+        given = {} if hint is None else {"hint": hint.hex()}
+        self.session.out.record(
+            {"channel": channel, "message_id": name, **given, "outcome": outcome},
+            f"{outcome}: {name} of {channel}",
+        )
+
+    def _rows(self) -> Iterator[tuple[str, str]]:
+        yield "held", f"{self.present:,} here already"
+        for peer, count in self.found.items():
+            yield "found", f"{count:,} at {peer}"
+        yield "stored", f"{self.stored:,} messages"
+        for name, what in _OUTCOMES.items():
+            if count := self.left[name]:
+                yield name, f"{count:,} {what}"
+        for peer, error in self.failed.items():
+            yield "failed", f"{peer}: {error}"
+        for note in self.notes:
+            yield "note", note
+
+
+async def _fetch_listed(session: CommandSession, file: Path, peer: str, timeout_s: float) -> int:
+    # All of the list is read before a peer is asked.
+    for _ in listed(file):
+        pass
+    peers = [peer] if peer else [each.address for each in (await session.client.status()).peers]
+    if not peers:
+        raise CliError(FAILED, "The node has no peers to ask: start it with --peer HOST:PORT.")
+    return await ListedFetch(session, peers, timeout_s).run(listed(file))

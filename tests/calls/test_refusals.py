@@ -19,6 +19,7 @@ from storenode.wire.storenode.v1.store_pb2 import (
     PublishRequest,
     ScanRequest,
 )
+from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 from tests.calls.conftest import caller
@@ -27,6 +28,7 @@ from tests.calls.transports import (
     PATHS,
     TRANSPORTS,
     UNARY,
+    Command,
     Grpc,
     Json,
     Library,
@@ -51,6 +53,8 @@ BYTES: Final = tuple(each for each in TRANSPORTS if each.takes_bytes)
 """Transports for requests that the others cannot express."""
 
 NOT_IN_A_URL: Final = tuple(each for each in TRANSPORTS if each is not Json)
+AT_ONCE: Final = tuple(each for each in TRANSPORTS if each is not Command)
+"""Transports that send what is asked for as one request, and do not repeat it."""
 
 
 Row = tuple[str, str, Message | bytes, str, str, Sequence[type[Transport]]]
@@ -143,7 +147,14 @@ ROWS: Final = [
         INVALID,
         "ask for one of the two",
     ),
-    row("a short hash", "Query", StoreQueryRequest(message_hashes=[b"short"]), INVALID, "hash"),
+    row(
+        "a short hash",
+        "Query",
+        StoreQueryRequest(message_hashes=[b"short"]),
+        INVALID,
+        "hash",
+        on=AT_ONCE,  # the command itself refuses it
+    ),
     row(
         "an empty cursor", "Query", StoreQueryRequest(pagination_cursor=b""), INVALID, "", on=BYTES
     ),
@@ -170,6 +181,7 @@ ROWS: Final = [
         PublishRequest(messages=[WakuMessageAndTopic()] * 5_001),
         LIMIT,
         "5,000 messages",
+        on=AT_ONCE,
     ),
     row(
         "1,000,000 messages", "Publish", b"\x0a\x00" * 1_000_000, LIMIT, "5,000 messages", on=BYTES
@@ -219,7 +231,7 @@ async def test_a_wrong_request_has_one_status_over_every_transport(
     for kind in on:
         with pytest.raises(Refused) as refused:
             await caller(open_node, kind).call(method, request)
-        assert refused.value.code == code, (kind, refused.value)
+        assert refused.value.code == kind.code_of(code), (kind, refused.value)
         assert sentence in refused.value.sentence, kind
         assert refused.value.sentence
 
@@ -259,6 +271,7 @@ async def test_a_long_request_id_is_echoed_in_part(open_node: Node) -> None:
 REQUESTS: Final[dict[str, Message]] = {
     method: request() for method, (request, _) in METHODS.items()
 } | {
+    "Publish": PublishRequest(messages=[WakuMessageAndTopic(message=WakuMessage())]),
     "Query": StoreQueryRequest(request_id="r"),
     "GetSdsMessages": GetSdsMessagesRequest(channel_id="c"),
     "GetCausalHistory": GetCausalHistoryRequest(channel_id="c"),
@@ -281,12 +294,13 @@ async def test_every_method_needs_a_token_and_its_right(
     for client, (code, sentence) in [*expected.items(), (None, ("UNAUTHENTICATED", "no token"))]:
         with pytest.raises(Refused) as refused:
             await caller(guarded_node, kind, client).call(method, request)
-        assert refused.value.code == code, client
+        assert refused.value.code == kind.code_of(code), client
         assert sentence in refused.value.sentence
         assert "token-of" not in refused.value.sentence
 
 
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("kind", AT_ONCE)
 async def test_a_node_that_is_not_ready_serves_no_call(
     open_node: Node, method: str, kind: type[Transport]
 ) -> None:
@@ -303,7 +317,7 @@ async def test_a_node_that_is_not_ready_serves_no_call(
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("kind", [each for each in TRANSPORTS if each is not Library])
+@pytest.mark.parametrize("kind", [each for each in AT_ONCE if each is not Library])
 async def test_calls_beyond_the_limit_of_the_node_are_refused(
     open_node: Node, method: str, kind: type[Transport]
 ) -> None:

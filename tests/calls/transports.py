@@ -6,22 +6,31 @@ sent over it.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
+import click
 import grpc
 import httpx
+from click.testing import CliRunner
 from google.protobuf.json_format import MessageToDict, ParseDict
 from google.protobuf.message import Message
 
+from storenode.cli.errors import CliError, usage_sentence
+from storenode.cli.main import cli
 from storenode.client.node import NodeClient, connect
+from storenode.client.plain import to_json
 from storenode.client.retry import Retry
 from storenode.connection.errors import NodeError
+from storenode.wire.sds.v1.message_pb2 import HistoryEntry
 from storenode.wire.storenode.v1 import store_pb2
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest, StoreQueryResponse
 
@@ -75,6 +84,11 @@ class Transport(ABC):
     methods = frozenset(METHODS)
     takes_bytes = True
     """True if a request may be any bytes."""
+
+    @classmethod
+    def code_of(cls, code: str) -> str:
+        """Return how the transport reports a status."""
+        return code
 
     @abstractmethod
     def pages(self, method: str, request: bytes) -> AsyncGenerator[Any, None]:
@@ -236,7 +250,142 @@ class Library(Transport):
                 raise Refused(code, error.sentence) from None
 
 
-TRANSPORTS: Final[list[type[Transport]]] = [Grpc, Connect, Json, Library]
+COMMANDS: Final = {
+    "Publish": "publish",
+    "Query": "query",
+    "Scan": "scan",
+    "Follow": "follow",
+    "GetSdsMessages": "get",
+    "GetCausalHistory": "causal-history",
+    "GetCoverage": "coverage",
+}
+_FLAGS: Final = {
+    "channel_id": "--channel",
+    "content_topics": "--content-topic",
+    "coverage": "--coverage",
+    "cursor": "--cursor",
+    "from_beginning": "--from-beginning",
+    "known_ids": "--known",
+    "max_depth": "--max-depth",
+    "max_messages": "--max-messages",
+    "message_hashes": "--hash",
+    "min_confirms": "--min-confirms",
+    "page_size": "--page-size",
+    "pagination_cursor": "--cursor",
+    "pagination_forward": "--forward",
+    "pagination_limit": "--limit",
+    "pubsub_topic": "--pubsub-topic",
+    "step": "--by-day",
+    "time_end": "--to",
+    "time_start": "--from",
+}
+
+
+class Command(Transport):
+    """The command `storenode` in this process, with lines of JSON in and out."""
+
+    takes_bytes = False
+
+    @classmethod
+    def code_of(cls, code: str) -> str:
+        """Return the exit code for a status."""
+        return "3" if code == "UNAVAILABLE" else "1"
+
+    async def pages(self, method: str, request: bytes) -> AsyncGenerator[Any, None]:
+        """Yield the pages of an answer."""
+        asked = METHODS[method][0].FromString(request)
+        with TemporaryDirectory() as folder:
+            arguments = [COMMANDS[method], "--json", f"--node={self.grpc_address}"]
+            if self.token is not None:
+                (Path(folder) / "token").write_text(self.token)
+                arguments.append(f"--token-file={folder}/token")
+            if isinstance(asked, store_pb2.PublishRequest):
+                (Path(folder) / "input").write_text("\n".join(map(to_json, asked.messages)))
+                arguments += ["--json-input", f"--file={folder}/input"]
+            arguments += _flags_of(method, asked)
+            ended = await asyncio.to_thread(
+                CliRunner().invoke, cli, arguments, standalone_mode=False
+            )
+        error = ended.exception
+        if isinstance(error, click.ClickException):
+            raise Refused("2", usage_sentence(error))
+        if isinstance(error, CliError):
+            # A command fails too where the node has answered that a message was not taken.
+            if method != "Publish" or "{" not in ended.stdout:
+                raise Refused(str(error.code), error.sentence)
+        elif error is not None:
+            raise error
+        # The node of this process writes its log there too.
+        lines = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
+        for page in _pages_of_lines(method, lines):
+            yield page
+
+
+def _flags_of(method: str, asked: Any) -> Iterator[str]:  # noqa: ANN401 - of any method
+    """Yield the options and arguments of a command."""
+    names = set(asked.DESCRIPTOR.fields_by_name)
+    if method in ("Query", "Scan", "Follow"):
+        yield "--cursors"
+        yield from () if asked.include_data else ("--no-data",)
+    if method == "Follow":
+        yield "--until-live"
+    fields = [*asked.ListFields(), *(asked.filter.ListFields() if "filter" in names else ())]
+    for field, value in fields:
+        if flag := _FLAGS.get(field.name):
+            for each in value if field.is_repeated else [value]:
+                is_switch = field.type == field.TYPE_BOOL or field.name == "step"
+                text = each.hex() if isinstance(each, bytes) else each
+                yield flag if is_switch else f"{flag}={text}"
+    for name in names & {"entries", "heads"}:
+        yield "--"
+        for entry in getattr(asked, name) or [HistoryEntry(message_id="any")]:
+            hint = f"@{entry.retrieval_hint.hex()}" if entry.HasField("retrieval_hint") else ""
+            yield f"{entry.message_id}{hint}"
+
+
+def _pages_of_lines(method: str, lines: Iterable[dict[str, Any]]) -> Iterator[Message]:
+    """Yield the pages of an answer; each ends where its cursor is printed."""
+    kind = METHODS[method][1]
+    page: Any = kind()
+    for line in lines:
+        if method == "Publish":
+            read_plain(page.results.add(), line)
+        elif method == "GetCoverage":
+            read_plain(page.steps.add(), line)
+        elif "missing" in line:
+            read_plain(page.missing.add(), line["missing"])
+        elif "message_hash" in line or "stored" in line or "entry" in line:
+            line.pop("proven", None)
+            read_plain(page.messages.add(), line)
+        else:
+            read_plain(page, line)
+        if "cursor" in line:
+            yield page
+            page = kind()
+    if page.ListFields() or method in UNARY:
+        yield page
+
+
+def read_plain(message: Message, plain: Mapping[str, Any]) -> None:
+    """Fill a message from what a command prints of it."""
+    for name, value in plain.items():
+        field = message.DESCRIPTOR.fields_by_name[name]
+        if field.message_type is not None:
+            target = getattr(message, name)
+            if not field.is_repeated:
+                target.SetInParent()
+            for each in value if field.is_repeated else [value]:
+                read_plain(target.add() if field.is_repeated else target, each)
+        elif field.is_repeated:
+            getattr(message, name).extend(value)
+        elif field.enum_type is not None:
+            setattr(message, name, field.enum_type.values_by_name[value].number)
+        else:
+            is_bytes = field.type == field.TYPE_BYTES
+            setattr(message, name, bytes.fromhex(value) if is_bytes else value)
+
+
+TRANSPORTS: Final[list[type[Transport]]] = [Grpc, Connect, Json, Library, Command]
 
 
 def _called(client: NodeClient, method: str, asked: Any) -> Any:  # noqa: ANN401 - of any method

@@ -5,7 +5,7 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import psutil
 import psycopg
@@ -41,11 +41,8 @@ FOREIGN_VARIABLES: Final = {
 """Variables of libpq, which are meant for other servers."""
 
 
-class Served(NamedTuple):
-    """A running server and its data directory."""
-
-    server: EmbeddedPostgres
-    data_dir: Path
+Served = tuple[EmbeddedPostgres, Path]
+"""A running server and its data directory."""
 
 
 def _one(url: str, query: str) -> tuple[object, ...]:
@@ -83,11 +80,11 @@ def served(made_once: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         for name, value in FOREIGN_VARIABLES.items():
             patch.setenv(name, value)
         with EmbeddedPostgres(settings) as server:
-            yield Served(server, data_dir)
+            yield server, data_dir
 
 
 def test_the_settings_are_those_of_a_durable_store(served: Served) -> None:
-    server = served.server
+    server, _ = served
     query = "select " + ", ".join(f"current_setting('{name}')" for name in SETTINGS)
     assert _one(server.url, query) == (*SETTINGS.values(),)
     assert _one(server.url, "show server_version") == (server.version,)
@@ -98,7 +95,7 @@ def test_the_settings_are_those_of_a_durable_store(served: Served) -> None:
 
 
 def test_the_role_owns_its_database_and_nothing_else(served: Served) -> None:
-    url = served.server.url
+    url = served[0].url
     rights = "rolsuper or rolcreaterole or rolcreatedb or rolreplication"
     asked = f"select {rights} from pg_roles where rolname = current_user"
     owner = "select pg_get_userbyid(datdba) from pg_database where datname = current_database()"
@@ -120,13 +117,13 @@ def test_the_role_owns_its_database_and_nothing_else(served: Served) -> None:
     ],
 )
 def test_no_other_account_gets_in(served: Served, wrong: dict[str, Any]) -> None:
-    right: dict[str, Any] = psycopg.conninfo.conninfo_to_dict(served.server.url)
+    right: dict[str, Any] = psycopg.conninfo.conninfo_to_dict(served[0].url)
     with pytest.raises(psycopg.OperationalError):
         psycopg.connect(**{**right, **wrong})
 
 
 def test_secrets_files_and_the_process_are_for_their_owner_alone(served: Served) -> None:
-    server, data_dir = served.server, served.data_dir
+    server, data_dir = served
     assert server.pid is not None
     password = str(psycopg.conninfo.conninfo_to_dict(server.url)["password"])
     process = psutil.Process(server.pid)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from hashlib import blake2b
 from itertools import islice
 from math import inf
 from typing import TYPE_CHECKING, Final
 
 from prompt_toolkit import PromptSession, print_formatted_text
-from prompt_toolkit.completion import Completer, Completion
+from prompt_toolkit.completion import WordCompleter
 from prompt_toolkit.formatted_text import FormattedText, StyleAndTextTuples
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.patch_stdout import patch_stdout
@@ -33,9 +33,6 @@ from storenode.cli.client.text import counted, safe
 from storenode.sds.channel import ChannelFullError
 
 if TYPE_CHECKING:
-    from prompt_toolkit.completion import CompleteEvent
-    from prompt_toolkit.document import Document
-
     from storenode.sds.aio.channel import Channel
     from storenode.sds.aio.status import Status
 
@@ -95,7 +92,7 @@ class TerminalChat:
         self._refused = ""
         self._session: PromptSession[str] = PromptSession(
             self._message,
-            completer=NameCompleter(self._words),
+            completer=WordCompleter(self._words, ignore_case=True, WORD=True),
             complete_while_typing=False,
             refresh_interval=_REFRESH_S,
             key_bindings=_keys(),
@@ -185,10 +182,9 @@ class TerminalChat:
     def _columns(self) -> int:
         return self._session.output.get_size().columns - 1
 
-    def _words(self, first: bool) -> list[str]:
-        """Return what Tab may complete: names, and commands at the beginning of a line."""
-        names = [safe(name) for name, _ in self._transcript.members_by_name()]
-        return [*_COMMANDS, *(f"{name}: " for name in names)] if first else names
+    def _words(self) -> list[str]:
+        """Return what Tab completes: commands and names."""
+        return [*_COMMANDS, *(safe(name) for name, _ in self._transcript.members_by_name())]
 
     def _message(self) -> StyleAndTextTuples:
         """Return the state of the channel, the marks of own lines, and the prompt below them.
@@ -311,25 +307,6 @@ def _lacks_of(status: Status) -> list[str]:
     if status.lost:
         said.append(f"{status.lost:,} lost for good")
     return said
-
-
-class NameCompleter(Completer):
-    """A completer of names and commands."""
-
-    def __init__(self, words: Callable[[bool], list[str]]) -> None:
-        self._words = words
-
-    def get_completions(
-        self,
-        document: Document,
-        complete_event: CompleteEvent,  # noqa: ARG002
-    ) -> Iterable[Completion]:
-        """Yield the words that begin as the last one before the cursor does."""
-        before = document.text_before_cursor
-        word = before[max(before.rfind(" "), before.rfind("\n")) + 1 :]
-        for each in self._words(before == word):
-            if word and each.casefold().startswith(word.casefold()):
-                yield Completion(each, -len(word))
 
 
 def formatted(line: Line) -> StyleAndTextTuples:

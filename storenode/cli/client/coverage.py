@@ -1,24 +1,41 @@
-"""`storenode coverage`: what a store holds by hour or day, and what others were found to hold."""
+"""`storenode coverage`, and `--coverage` of the commands that read messages.
+
+`storenode coverage` prints what a store holds by hour or day, and what others were found to hold.
+`--coverage` prints one sentence about an answer, from what the answer itself says.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import aclosing
 from typing import Final
 
 import click
 
+from storenode.cli.client.output import Output
 from storenode.cli.client.session import CommandSession, connected, time_options, topic_options
-from storenode.cli.client.text import counted, format_time, safe
+from storenode.cli.client.text import counted, format_time, note, safe
 from storenode.cli.errors import OK
 from storenode.cli.options.layers import LayeredCommand, option
 from storenode.client.node import content_filter
-from storenode.client.types import CoverageStep, StoreCoverage
+from storenode.client.plain import to_plain
+from storenode.client.types import AnswerCoverage, CoverageStep, StoreCoverage
+
+_MAX_NAMED: Final = 3
 
 _INTAKE: Final = {
     CoverageStep.RESUMED: ", in part resumed from a peer",
     CoverageStep.OFFLINE: ", not online all the time",
     CoverageStep.NEVER: ", before this store was first online",
 }
+
+
+coverage_option = option(
+    "--coverage",
+    "with_coverage",
+    is_flag=True,
+    help="Report on standard error how complete the answer is, as far as other stores know.",
+)
 
 
 @click.command(cls=LayeredCommand)
@@ -56,10 +73,7 @@ async def coverage(
     async with aclosing(pages):
         async for page in pages:
             for step in page.steps:
-                if session.out.as_json:
-                    session.out.message(step)
-                else:
-                    session.out.line(_line(step))
+                session.out.record(to_plain(step), _line(step))
     return OK
 
 
@@ -93,3 +107,54 @@ def _missing(store: StoreCoverage) -> str:
     if not store.HasField("missing_here"):
         return ""
     return f" (missing here {store.missing_here:,}, there {store.missing_there:,})"
+
+
+def tell(out: Output, said: Sequence[AnswerCoverage]) -> None:
+    """Print what the pages of an answer say; with JSON, the statements on standard output too."""
+    if out.as_json:
+        for each in said:
+            out.json({"coverage": to_plain(each)})
+    note(sentence(said))
+
+
+_WORST_LAST: Final = (
+    AnswerCoverage.COMPLETE,
+    AnswerCoverage.PARTIAL,
+    AnswerCoverage.UNCONFIRMED,
+    AnswerCoverage.INCOMPLETE,
+)
+
+
+def sentence(said: Sequence[AnswerCoverage]) -> str:
+    """Describe how complete an answer is: as complete as its least complete page."""
+    if not said:
+        return "Coverage: unknown: the node says nothing about this answer."
+    worst = max(said, key=lambda each: _rank(each.state))
+    reason = safe(worst.reason) or "the node does not say why"
+    if worst.state == AnswerCoverage.INCOMPLETE:
+        as_of, names = format_time(worst.compared_at), _list_stores(set(worst.store_ids))
+        return f"Coverage: incomplete as of {as_of}: {reason}: {names}; see storenode coverage."
+    if worst.state not in (AnswerCoverage.COMPLETE, AnswerCoverage.PARTIAL):
+        return f"Coverage: not confirmed: {reason}."
+    common = set(worst.store_ids).intersection(*(each.store_ids for each in said))
+    stores = _list_stores(common or {name for each in said for name in each.store_ids})
+    as_of = format_time(min(each.compared_at for each in said))
+    method = "" if all(each.keyed for each in said) else ", by XOR"
+    known = f"as far as {stores} knew as of {as_of}{method}"
+    if not common:
+        known = f"on each page {known}"
+    if worst.state == AnswerCoverage.COMPLETE:
+        return f"Coverage: complete {known}."
+    begins, ends = format_time(worst.complete_from), format_time(worst.complete_until)
+    return f"Coverage: complete from {begins} up to {ends} {known}; {reason}."
+
+
+def _rank(state: AnswerCoverage.State.ValueType) -> int:
+    # A state that a newer node added confirms nothing.
+    return _WORST_LAST.index(state if state in _WORST_LAST else AnswerCoverage.UNCONFIRMED)
+
+
+def _list_stores(stores: set[str]) -> str:
+    names = [safe(name) for name in sorted(stores)]
+    more = f" and {len(names) - _MAX_NAMED:,} more" if len(names) > _MAX_NAMED else ""
+    return f"{counted(len(names), 'store')} ({', '.join(names[:_MAX_NAMED])}{more})"

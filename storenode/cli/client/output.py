@@ -5,19 +5,24 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from storenode.cli.client.limits import PROGRESS_COLUMNS, PROGRESS_INTERVAL_S
 from storenode.cli.client.text import counted, format_time, note, preview, safe
 from storenode.cli.errors import FAILED, CliError
-from storenode.client.plain import to_json
+from storenode.client.plain import to_json, to_plain
 from storenode.client.sds_messages import SdsView, sds_view
 from storenode.common.bounded import BoundedDict
 
 if TYPE_CHECKING:
     from storenode.client.types import Message, SdsStoredMessage, WakuMessageKeyValue
 
+PROGRESS_INTERVAL_S: Final = 1.0
+PROGRESS_COLUMNS: Final = 60
+"""The width of the progress, which a shorter one after it overwrites."""
+
+_LABEL_CHARS: Final = 10
 _NOT_VERIFIED: Final = "not verified"
 _FORGED: Final = "FORGED"
 _MAX_PROVEN: Final = 10_000
@@ -55,12 +60,8 @@ class Output:
         self._write(text.encode(self._encoding, "backslashreplace") + b"\n")
 
     def _write(self, data: bytes) -> None:
-        try:
+        with _translate_errors():
             sys.stdout.buffer.write(data)
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            raise _not_written(error) from error
 
     def progress(self, items: Sequence[WakuMessageKeyValue]) -> None:
         """Report on a terminal how far an answer has come whose lines go elsewhere."""
@@ -75,12 +76,8 @@ class Output:
 
     def flush(self) -> None:
         """Write all lines to the reader."""
-        try:
+        with _translate_errors():
             sys.stdout.buffer.flush()
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            raise _not_written(error) from error
 
     def finish(self) -> None:
         """Write all lines to the reader, and clear the progress."""
@@ -92,9 +89,21 @@ class Output:
         """Print one JSON object, in ASCII without control characters."""
         self.shown(_printing(json.dumps(value)))
 
-    def message(self, message: Message) -> None:
-        """Print any message of the schema as JSON."""
-        self.shown(_printing(to_json(message)))
+    def record(self, value: Mapping[str, Any], text: str) -> None:
+        """Print one thing, as a JSON object or as a line for people."""
+        if self.as_json:
+            self.json(value)
+        else:
+            self.line(text)
+
+    def report(self, value: Message | Mapping[str, Any], rows: Iterable[tuple[str, str]]) -> None:
+        """Print a report: as one JSON object, or as rows of labels and texts for people."""
+        if self.as_json:
+            text = json.dumps(value) if isinstance(value, Mapping) else to_json(value)
+            self.shown(_printing(text))
+        else:
+            for label, text in rows:
+                self.line(f"{label:<{_LABEL_CHARS}}{text}")
 
     def stored(self, items: Sequence[WakuMessageKeyValue]) -> None:
         """Print stored messages, or the hashes of those that came without data."""
@@ -125,18 +134,13 @@ class Output:
             elif not self.as_json:
                 is_forged = item.entry.message_id in self._proven
                 self.line(_sds_line(item, view, _FORGED if is_forged else _NOT_VERIFIED))
-            elif view is None:
-                self.message(item)
             else:
-                proven = json.dumps(view.proven)
-                self.shown(_printing(f'{to_json(item).removesuffix("}")}, "proven": {proven}}}'))
+                proven = {} if view is None else {"proven": view.proven}
+                self.json({**to_plain(item), **proven})
 
     def cursor(self, name: str, cursor: bytes, **more: object) -> None:
         """Print where to go on from."""
-        if self.as_json:
-            self.json({name: cursor.hex(), **more})
-        else:
-            self.line(f"cursor: {cursor.hex()}")
+        self.record({name: cursor.hex(), **more}, f"cursor: {cursor.hex()}")
 
 
 def _printing(text: str) -> str:
@@ -178,5 +182,11 @@ def _said(view: SdsView, unproven: str) -> str:
     return f"{sender}{preview(view.content)}{mark}"
 
 
-def _not_written(error: OSError) -> CliError:
-    return CliError(FAILED, f"The output could not be written ({error.strerror}).")
+@contextmanager
+def _translate_errors() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise CliError(FAILED, f"The output could not be written ({error.strerror}).") from error

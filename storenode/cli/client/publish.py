@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
+import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
 
-from storenode.cli.client.message_builder import JsonLines, MessageBuilder
 from storenode.cli.client.output import Output
 from storenode.cli.client.session import ENTRY, HEX, CommandSession, connected, drop_output
 from storenode.cli.client.source import lines, open_input, whole
@@ -19,11 +19,13 @@ from storenode.cli.client.text import TIME, TIME_FORMS, counted, note, safe
 from storenode.cli.errors import FAILED, OK, USAGE, CliError
 from storenode.cli.options.layers import LayeredCommand, option
 from storenode.cli.options.types import POSITIVE_DURATION
-from storenode.client.messages import outcome_name, publish_requests
-from storenode.client.plain import to_plain
-from storenode.client.sds_messages import sds_view
-from storenode.message.limits import NS_PER_S
+from storenode.client.messages import hash_of, new_message, outcome_name, publish_requests
+from storenode.client.plain import message_from_plain, to_plain
+from storenode.client.sds_messages import sds_payload, sds_view
+from storenode.common.errors import ArgumentError
+from storenode.message.limits import MAX_TIMESTAMP_NS, NS_PER_S
 from storenode.message.topics import DEFAULT_PUBSUB_TOPIC
+from storenode.sds.proofs import message_digest
 
 if TYPE_CHECKING:
     from storenode.client.node import Entry
@@ -35,32 +37,13 @@ _MESSAGE = "Message"
 _SDS = "SDS message"
 _CONFIRMATION = "Confirmation"
 _UNWANTED: Final = frozenset({"REJECTED", "UNCONFIRMED"})
+_NS_PER_MS: Final = 1_000_000
+_CURSOR_KEYS: Final = frozenset({"cursor", "pagination_cursor"})
 _Read = Callable[[bytes], "WakuMessageAndTopic | None"]
 _FIELDS_OF_A_MESSAGE: Final = (
     *("payload", "by_line", "pubsub_topic", "content_topic", "timestamp", "meta", "ephemeral"),
     *("channel", "sender", "parents", "message_id"),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class _Input:
-    """A payload, or else the lines of an input, and the function that makes messages of them."""
-
-    payload: bytes | None
-    fd: int
-    read: _Read
-
-    async def messages(self) -> AsyncGenerator[list[WakuMessageAndTopic], None]:
-        """Yield messages, as many together as arrived together."""
-        if self.payload is not None:
-            yield self._read([self.payload])
-        else:
-            async for chunk in lines(self.fd):
-                yield self._read(chunk)
-
-    def _read(self, payloads: list[bytes]) -> list[WakuMessageAndTopic]:
-        made = (self.read(payload) for payload in payloads)
-        return [message for message in made if message is not None]
 
 
 @click.command(cls=LayeredCommand)
@@ -183,10 +166,8 @@ async def publish(
             raise CliError(
                 USAGE, "The input is empty: to publish an empty message, give '' as the payload."
             )
-    source = _Input(content, fd, read)
-    requests = _requests(
-        source, min_confirms, None if confirm_timeout is None else confirm_timeout / NS_PER_S
-    )
+    confirm_timeout_s = None if confirm_timeout is None else confirm_timeout / NS_PER_S
+    requests = _requests(content, fd, read, min_confirms, confirm_timeout_s)
     try:
         return await _publish(session, requests, sds=channel is not None)
     except BrokenPipeError as error:
@@ -218,14 +199,26 @@ def _on_command_line(ctx: click.Context, name: str) -> bool:
 
 
 async def _requests(
-    source: _Input, min_confirms: int, confirm_timeout_s: float | None
+    payload: bytes | None,
+    fd: int,
+    read: _Read,
+    min_confirms: int,
+    confirm_timeout_s: float | None,
 ) -> AsyncGenerator[PublishRequest, None]:
-    async with aclosing(source.messages()) as chunks:
-        async for messages in chunks:
+    """Yield requests for a payload, or for lines: those that arrived together, together."""
+    async with aclosing(lines(fd) if payload is None else _once(payload)) as chunks:
+        async for chunk in chunks:
+            made = (read(each) for each in chunk)
             for request in publish_requests(
-                messages, min_confirms=min_confirms, confirm_timeout_s=confirm_timeout_s
+                (message for message in made if message is not None),
+                min_confirms=min_confirms,
+                confirm_timeout_s=confirm_timeout_s,
             ):
                 yield request
+
+
+async def _once(payload: bytes) -> AsyncGenerator[list[bytes], None]:
+    yield [payload]
 
 
 async def _publish(
@@ -249,14 +242,129 @@ async def _publish(
 
 def _print(out: Output, message: WakuMessageAndTopic, result: PublishResult, *, sds: bool) -> None:
     view = sds_view(message.message.payload) if sds else None
-    if out.as_json:
-        out.json({**to_plain(result), **({"message_id": view.message_id} if view else {})})
-        return
     parts = [f"{outcome_name(result):<9}", result.message_hash.hex()]
     if view is not None:
-        parts.append(safe(view.message_id))
+        parts.append(view.message_id)
     if result.reason:
-        parts.append(safe(result.reason))
+        parts.append(result.reason)
     elif result.confirms:
         parts.append(f"confirmed by {counted(result.confirms, 'other store')}")
-    out.line("  ".join(parts))
+    message_id = {"message_id": view.message_id} if view else {}
+    out.record({**to_plain(result), **message_id}, "  ".join(parts))
+
+
+class MessageBuilder:
+    """Makes one message after the other, each with a timestamp of its own.
+
+    ``timestamp_ns`` is the first one's; None: now. With ``channel_id`` they are SDS messages, of
+    which the first names ``parents``, and each other one the one before.
+    """
+
+    def __init__(
+        self,
+        *,
+        pubsub_topic: str,
+        content_topic: str,
+        timestamp_ns: int | None,
+        meta: bytes | None = None,
+        ephemeral: bool = False,
+        channel_id: str | None = None,
+        sender_id: str = "",
+        parents: tuple[Entry, ...] = (),
+        message_id: str | None = None,
+        clock: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._topics = content_topic, pubsub_topic
+        self._wanted_ns = timestamp_ns
+        self._meta = meta
+        self._ephemeral = ephemeral or None
+        self._channel_id = channel_id
+        self._sender_id = sender_id
+        self._parents = parents
+        self._message_id = message_id
+        self._clock = clock
+        self._last_ns: int | None = None
+        self._last_lamport = 0
+
+    def make(self, payload: bytes) -> WakuMessageAndTopic:
+        """Wrap a payload, in an SDS message where a channel is given.
+
+        Raises:
+            CliError: It would be no SDS message.
+        """
+        message_id = ""
+        if self._channel_id is not None:
+            message_id, payload = self._wrapped(self._channel_id, payload)
+        message = new_message(
+            payload,
+            *self._topics,
+            self._timestamp_ns(),
+            meta=self._meta,
+            ephemeral=self._ephemeral,
+        )
+        if message_id:
+            self._parents = ((message_id, _hint(message)),)
+        return message
+
+    def _timestamp_ns(self) -> int:
+        first = self._clock() if self._wanted_ns is None else self._wanted_ns
+        # Equal payloads must not become one message.
+        if self._last_ns is not None:
+            first = min(max(first, self._last_ns + 1), MAX_TIMESTAMP_NS)
+        self._last_ns = first
+        return first
+
+    def _wrapped(self, channel_id: str, content: bytes) -> tuple[str, bytes]:
+        """Return the ID and the payload of an SDS message; by default its ID is its hash."""
+        lamport = self._last_lamport = max(self._clock() // _NS_PER_MS, self._last_lamport + 1)
+        names = [parent.encode() for parent, _ in self._parents]
+        who = channel_id.encode(), self._sender_id.encode()
+        message_id = self._message_id or message_digest(*who, lamport, names, content)
+        try:
+            return message_id, sds_payload(
+                channel_id,
+                message_id,
+                content,
+                sender_id=self._sender_id,
+                lamport=lamport,
+                parents=self._parents,
+            )
+        except ValueError as error:
+            raise CliError(USAGE, safe(str(error))) from error
+
+
+def _hint(message: WakuMessageAndTopic) -> bytes | None:
+    try:
+        return hash_of(message)
+    except ValueError:
+        # The timestamp that was asked for has no hash; the node says so in its answer.
+        return None
+
+
+class JsonLines:
+    """Reads what `scan --json` prints back into messages."""
+
+    def __init__(self) -> None:
+        self._line = 0
+
+    def read(self, line: bytes) -> WakuMessageAndTopic | None:
+        """Parse the message of one line; ``None`` for a blank one and for a cursor.
+
+        Raises:
+            CliError: The line is something else.
+        """
+        self._line += 1
+        if not line.strip():
+            return None
+        try:
+            value = json.loads(line)
+            if isinstance(value, dict) and _CURSOR_KEYS & value.keys():
+                return None
+            return message_from_plain(value)
+        except ArgumentError as error:
+            raise self._refused(str(error)) from error
+        except (ValueError, RecursionError) as error:
+            raise self._refused("it is not JSON in UTF-8") from error
+
+    def _refused(self, cause: str) -> CliError:
+        return CliError(FAILED, f"Line {self._line} of the input is no message: {safe(cause)}.")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from storenode.cli.client.completeness import coverage_option, tell
+from storenode.cli.client.coverage import coverage_option, tell
 from storenode.cli.client.output import Output
 from storenode.cli.client.session import (
     HASH,

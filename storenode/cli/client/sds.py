@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from storenode.cli.client.completeness import coverage_option, tell
+from storenode.cli.client.coverage import coverage_option, tell
 from storenode.cli.client.output import Output
 from storenode.cli.client.session import ENTRY, HASH, CommandSession, connected, topic_options
-from storenode.cli.client.text import note, safe
+from storenode.cli.client.text import note
 from storenode.cli.errors import FAILED, OK
 from storenode.cli.options.layers import LayeredCommand, option
 from storenode.client.node import Entry, content_filter
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from storenode.client.types import (
         AnswerCoverage,
         CausalHistoryPage,
-        HistoryEntry,
         SdsMessagesPage,
     )
 
@@ -148,8 +147,13 @@ async def _print_pages(
     said: list[AnswerCoverage] = []
     async with aclosing(pages):
         async for page in pages:
-            _print_page(out, page, data=data)
+            out.sds(page.messages, data=data)
+            for entry in page.missing:
+                hint = f"  {entry.retrieval_hint.hex()}" if entry.HasField("retrieval_hint") else ""
+                out.record({"missing": to_plain(entry)}, f"missing: {entry.message_id}{hint}")
             missing += [entry.message_id for entry in page.missing]
+            if page.truncated and out.as_json:
+                out.json({"truncated": True})
             truncated |= page.truncated
             if page.HasField("coverage"):
                 said.append(page.coverage)
@@ -161,19 +165,3 @@ async def _print_pages(
     if with_coverage:
         tell(out, said)
     return set(missing)
-
-
-def _print_page(out: Output, page: SdsMessagesPage | CausalHistoryPage, *, data: bool) -> None:
-    out.sds(page.messages, data=data)
-    for entry in page.missing:
-        _print_missing(out, entry)
-    if page.truncated and out.as_json:
-        out.json({"truncated": True})
-
-
-def _print_missing(out: Output, entry: HistoryEntry) -> None:
-    if out.as_json:
-        out.json({"missing": to_plain(entry)})
-    else:
-        hint = f"  {entry.retrieval_hint.hex()}" if entry.HasField("retrieval_hint") else ""
-        out.line(f"missing: {safe(entry.message_id)}{hint}")

@@ -12,11 +12,10 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import click
 
-from storenode.cli.client.limits import MAX_PEM_FILE_BYTES, MAX_TOKEN_FILE_BYTES
 from storenode.cli.client.output import Output
 from storenode.cli.client.text import TIME, TIME_FORMS, safe
 from storenode.cli.errors import FAILED, OK, UNREACHABLE, USAGE, CliError
@@ -31,6 +30,10 @@ from storenode.message.text import parse_hex
 
 DEFAULT_NODE = "127.0.0.1:7420"
 DEFAULT_ADMIN = "127.0.0.1:7421"
+
+MAX_TOKEN_FILE_BYTES: Final = 16 * 1024
+MAX_PEM_FILE_BYTES: Final = 1024 * 1024
+"""A token or PEM file; anything larger is a mistake."""
 
 HEX = Parsed("hex", "HEX", parse_hex)
 
@@ -149,7 +152,7 @@ async def interruptible(session: Coroutine[Any, Any, _T]) -> _T:
     """
     task = asyncio.current_task()
     assert task is not None
-    with suppress(NotImplementedError):  # Windows
+    with suppress(NotImplementedError, RuntimeError):  # on Windows; in a thread of an application
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, task.cancel)
     return await session
 

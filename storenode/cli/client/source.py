@@ -8,16 +8,21 @@ import threading
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
-from storenode.cli.client.limits import (
-    MAX_INPUT_LINE_BYTES,
-    MAX_INPUT_PAYLOAD_BYTES,
-    MAX_WAITING_CHUNKS,
-    READ_CHUNK_BYTES,
-)
 from storenode.cli.errors import FAILED, USAGE, CliError
 
-STANDARD_INPUT = Path("-")
+MAX_LINE_BYTES: Final = 1024 * 1024
+"""One line of input; a message of 150 KiB has less than half of it as hexadecimal JSON."""
+
+MAX_PAYLOAD_BYTES: Final = 16 * 1024 * 1024
+"""A payload read as a whole; the largest request that a node accepts."""
+
+READ_CHUNK_BYTES: Final = 64 * 1024
+MAX_WAITING_CHUNKS: Final = 4
+"""Chunks of input that are read ahead of the network."""
+
+STANDARD_INPUT: Final = Path("-")
 
 
 def open_input(path: Path | None) -> int:
@@ -45,10 +50,10 @@ async def whole(fd: int) -> bytes:
     data = bytearray()
     async for chunk in _chunks(fd):
         data += chunk
-        if len(data) > MAX_INPUT_PAYLOAD_BYTES:
+        if len(data) > MAX_PAYLOAD_BYTES:
             raise CliError(
                 FAILED,
-                f"The payload has more than {MAX_INPUT_PAYLOAD_BYTES} bytes, which no node takes.",
+                f"The payload has more than {MAX_PAYLOAD_BYTES} bytes, which no node takes.",
             )
     return bytes(data)
 
@@ -62,10 +67,8 @@ async def lines(fd: int) -> AsyncGenerator[list[bytes], None]:
     rest = b""
     async for chunk in _chunks(fd):
         *whole_lines, rest = (rest + chunk).split(b"\n")
-        if len(rest) > MAX_INPUT_LINE_BYTES:
-            raise CliError(
-                FAILED, f"A line of the input has more than {MAX_INPUT_LINE_BYTES} bytes."
-            )
+        if len(rest) > MAX_LINE_BYTES:
+            raise CliError(FAILED, f"A line of the input has more than {MAX_LINE_BYTES} bytes.")
         if whole_lines:
             yield whole_lines
     if rest:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Final
 
-from storenode.cli.client.limits import PREVIEW_CHARS
 from storenode.cli.options.types import Parsed
 from storenode.cli.options.units import parse_duration_ns
 from storenode.message.limits import MAX_TIMESTAMP_NS, NS_PER_S
@@ -18,9 +16,11 @@ from storenode.message.text import check_nanoseconds, printable
 
 safe: Final = printable
 
+PREVIEW_CHARS: Final = 100
+"""The longest preview of a payload for people."""
+
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _NS_DIGITS: Final = 9
-_LABEL_CHARS: Final = 10
 _NUMBER: Final = re.compile(r"-?\d{1,19}", re.ASCII)
 _DATE: Final = re.compile(
     r"(\d{4}-\d\d-\d\d)(?:[Tt ](\d\d:\d\d(?::\d\d)?)(?:\.(\d{1,9}))?([Zz]|[+-]\d\d:\d\d)?)?",
@@ -90,11 +90,6 @@ def _second(seconds: int) -> str:
 def counted(count: int, noun: str) -> str:
     """Return a number with its noun."""
     return f"{count:,} {noun}" + ("" if count == 1 else "s")
-
-
-def labelled(rows: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """Return the lines of a report: each a label and its value."""
-    return (f"{label:<{_LABEL_CHARS}}{value}" for label, value in rows)
 
 
 def preview(payload: bytes) -> str:

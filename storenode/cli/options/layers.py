@@ -227,7 +227,7 @@ def _values_for(ctx: click.Context, document: dict[str, Any], path: Path) -> dic
     """Return the values for the command of `ctx`; refuse those that no command could use."""
     commands = dict(_commands(ctx.find_root()))
     absent = {each for each, command in commands.items() if isinstance(command, NotInstalled)}
-    own_path = getattr(ctx.command, "table", "") or _command_path(ctx)
+    own_path = getattr(ctx.command, "table", "") or ".".join(ctx.command_path.split()[1:])
     top: dict[str, Any] = {}
     of_command: dict[str, Any] = {}
     for name, table in _tables(document):
@@ -242,16 +242,14 @@ def _values_for(ctx: click.Context, document: dict[str, Any], path: Path) -> dic
                 _require_known(key, path, name, known)
             if name in ("", own_path):
                 (of_command if name else top)[key.replace("-", "_")] = value
-    return _by_parameter(ctx, {**top, **of_command}, path)
-
-
-def _by_parameter(ctx: click.Context, values: dict[str, Any], path: Path) -> dict[str, Any]:
-    given: dict[str, Any] = {}
-    for param in _options_of(ctx.command):
-        key = option_name(param)
-        if key in values and key != _CONFIG:
-            given[param.name] = _as_text(values[key], param, path)
-    return given
+    values = {**top, **of_command}
+    params = {option_name(param): param for param in _options_of(ctx.command)}
+    del params[_CONFIG]
+    return {
+        param.name: _as_text(values[key], param, path)
+        for key, param in params.items()
+        if key in values
+    }
 
 
 def _tables(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
@@ -304,25 +302,14 @@ def _unknown(place: str, path: Path, name: str, known: list[str]) -> click.Usage
     return click.UsageError(f"{path} sets {place}, which is no option of storenode{meant}")
 
 
-def _command_path(ctx: click.Context) -> str:
-    names: list[str] = []
-    each: click.Context | None = ctx
-    while each is not None and each.parent is not None:
-        names.append(each.info_name or "")
-        each = each.parent
-    return ".".join(reversed(names))
-
-
 def _commands(ctx: click.Context, prefix: str = "") -> Iterator[tuple[str, click.Command]]:
     """Yield the commands below a group with their paths, such as `db.prune`."""
     group = ctx.command
     if not isinstance(group, click.Group):
         return
     for name in group.list_commands(ctx):
-        command = group.get_command(ctx, name)
-        if command is None:
-            continue
-        path = f"{prefix}{name}"
+        path, command = f"{prefix}{name}", group.get_command(ctx, name)
+        assert command is not None, "it is listed"
         if isinstance(command, click.Group):
             child = click.Context(command, info_name=name, parent=ctx)
             yield from _commands(child, f"{path}.")

@@ -2,8 +2,7 @@
 
 import pytest
 
-from storenode.client.retry import Retry
-from storenode.connection.channel import TlsIdentity, is_loopback, open_channel, parse_address
+from storenode.connection.channel import TlsIdentity, open_channel, parse_address
 from storenode.connection.errors import (
     ClientOptionError,
     NodeUnavailable,
@@ -14,36 +13,12 @@ TLS = TlsIdentity(ca=b"-----BEGIN CERTIFICATE-----\n-----END CERTIFICATE-----\n"
 
 
 @pytest.mark.parametrize(
-    ("text", "address"),
-    [
-        ("127.0.0.1:7420", ("127.0.0.1", 7420)),
-        ("node.example:1", ("node.example", 1)),
-        ("[::1]:65535", ("::1", 65535)),
-    ],
-)
-def test_addresses(text: str, address: tuple[str, int]) -> None:
-    assert parse_address(text) == address
-
-
-@pytest.mark.parametrize(
     "text",
     ["", ":1", "host", "host:", "host:0", "host:65536", "host:-1", "host:x", "::1:7420", "[]:1"],
 )
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(ClientOptionError, match="write HOST:PORT"):
         parse_address(text)
-
-
-@pytest.mark.parametrize("host", ["localhost", "LOCALHOST", "127.0.0.1", "127.9.9.9", "::1"])
-def test_loopback(host: str) -> None:
-    assert is_loopback(host)
-
-
-@pytest.mark.parametrize(
-    "host", ["0.0.0.0", "10.0.0.1", "192.168.1.1", "::", "localhost.example", "127.0.0.1.example"]
-)
-def test_beyond_loopback(host: str) -> None:
-    assert not is_loopback(host)
 
 
 @pytest.mark.parametrize("node", ["10.0.0.1:7420", "node.example:7420", "[2001:db8::1]:7420"])
@@ -73,11 +48,6 @@ def test_a_token_that_is_no_header_value_is_refused(token: str) -> None:
 def test_a_certificate_needs_its_key(cert: bytes | None, key: bytes | None) -> None:
     with pytest.raises(ClientOptionError, match="go together"):
         TlsIdentity(cert=cert, key=key)
-
-
-def test_pauses_double_up_to_a_bound() -> None:
-    retry = Retry(attempts=9, first_delay_s=0.5, max_delay_s=3.0)
-    assert [retry.delay_s(failures) for failures in (1, 2, 3, 4, 500_000)] == [0.5, 1, 2, 3, 3]
 
 
 def test_errors_say_whether_another_attempt_may_help() -> None:

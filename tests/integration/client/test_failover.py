@@ -5,17 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from storenode.client import (
     AsyncClient,
-    ConnectionLost,
     Message,
-    NodeDraining,
-    NodeUnreachable,
     Outcome,
     Retry,
 )
@@ -23,7 +19,6 @@ from storenode.client.streams import AsyncMessageStream
 from tests.support.node import NodeProcess
 
 TOPIC = "/failover/1/all/proto"
-ONCE = Retry(attempts=0)
 PATIENT = Retry(attempts=400, first_delay_s=0.05, max_delay_s=0.25, at_start=True)
 LATE = ("--max-clock-drift", "off", "--drain-timeout", "1s")
 
@@ -89,26 +84,3 @@ async def test_streams_and_calls_go_on_at_another_node_of_the_store(
         )
         assert (await client.query(TOPIC, limit=1)).messages == messages[-1:]
         assert len(await client.get([message.hash for message in messages])) == len(messages)
-
-
-async def queried(client: AsyncClient) -> None:
-    """Query over a connection that may still take calls while gRPC closes it, and then no more."""
-    while True:
-        with suppress(ConnectionLost):
-            await client.query(TOPIC)
-
-
-async def test_the_end_of_the_only_node_has_a_name(two: list[NodeProcess]) -> None:
-    for node, how, error in zip(
-        two, (KILLED, STOPPED), (ConnectionLost, NodeDraining), strict=True
-    ):
-        async with AsyncClient(node.listen, retry=ONCE) as client:
-            await client.publish(Message(b"x", TOPIC))
-            feed = client.follow(TOPIC, from_beginning=True)
-            await taken(feed, 1)
-            waiting = asyncio.create_task(taken(feed, 2))
-            await ended(node, how)
-            with pytest.raises(error):
-                await waiting
-            with pytest.raises(NodeUnreachable):
-                await queried(client)

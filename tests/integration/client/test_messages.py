@@ -17,7 +17,6 @@ from storenode.client.messages import (
 from storenode.client.plain import message_from_plain, to_plain
 from storenode.client.sds_messages import sds_payload, sds_view
 from storenode.common.errors import ArgumentError
-from storenode.message.hashing import message_hash
 from storenode.wire.storenode.v1.admin_pb2 import NodeStatus, PeerStatus, SyncReport
 from storenode.wire.storenode.v1.store_pb2 import PublishResult
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
@@ -69,13 +68,6 @@ def test_a_message_too_large_for_any_request_travels_alone() -> None:
     small, huge = sample(), sample(bytes(5_000_000), 2)
     requests = list(publish_requests([small, huge, small]))
     assert [list(request.messages) for request in requests] == [[small], [huge], [small]]
-
-
-def test_the_hash_of_a_message_is_the_standards() -> None:
-    message = new_message(b"p", "/c", "/p", 7, meta=b"m")
-    assert hash_of(message) == message_hash("/p", b"p", "/c", b"m", 7)
-    with pytest.raises(ValueError, match="no hash"):
-        hash_of(new_message(b"p", "/c", "/p", 0))
 
 
 @given(MESSAGES, st.text(max_size=20))

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storenode.cli.client.limits import MAX_INPUT_LINE_BYTES, MAX_INPUT_PAYLOAD_BYTES
-from storenode.cli.client.message_builder import MessageBuilder
+from storenode.cli.client.publish import MessageBuilder
+from storenode.cli.client.source import MAX_LINE_BYTES, MAX_PAYLOAD_BYTES
 from storenode.client.messages import hash_of
 from storenode.client.sds_messages import sds_view
 from storenode.message.hashing import message_hash
@@ -72,8 +72,8 @@ GOOD = {"message": {"payload": "00", "content_topic": "/a/1/b/proto"}, "pubsub_t
 INPUTS: list[tuple[tuple[str, ...], bytes, str | None, str]] = [
     (("--json-input",), b"\n\n{not json\n", None, "Line 4 of the input is no message: it is"),
     (("--json-input",), b'{"message": {"payload": 1}}', None, "Line 2 of the input is no mes"),
-    (("--lines",), b"x" * (MAX_INPUT_LINE_BYTES + 100_000), "STORED", "line of the input has more"),
-    ((), bytes(MAX_INPUT_PAYLOAD_BYTES + 1), "", "which no node takes"),
+    (("--lines",), b"x" * (MAX_LINE_BYTES + 100_000), "STORED", "line of the input has more"),
+    ((), bytes(MAX_PAYLOAD_BYTES + 1), "", "which no node takes"),
     (("--file", "FOLDER"), b"", "", "The input cannot be read (Is a directory)"),
 ]
 

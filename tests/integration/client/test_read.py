@@ -15,7 +15,6 @@ import pytest
 from tests.support.command import TIMEOUT_S, Command, Ended
 from tests.support.forged import claiming, genuine, genuine_id
 from tests.support.node import COMMAND, NodeProcess, clean_environment
-from tests.support.polling import eventually
 
 PUBSUB_TOPIC: Final = "/waku/2/rs/1/0"
 TOPIC: Final = "/test/1/read/proto"
@@ -39,57 +38,32 @@ def hashes_in(ended: Ended) -> list[str]:
     return [each["message_hash"] for each in ended.objects if "message_hash" in each]
 
 
-def test_query_pages_go_on_from_a_cursor_in_either_direction(
-    command: Command, hashes: list[str]
-) -> None:
-    flags = ("query", "--pubsub-topic", PUBSUB_TOPIC, "--content-topic", TOPIC, "--limit", "10")
-    first = command.ok(*flags, "--forward", "--json", "--cursors").objects
-    assert first[-1] == {"pagination_cursor": hashes[9]}
-    last = command.ok(*flags, "--forward", "--json", "--cursors", "--cursor", hashes[19])
-    assert hashes_in(last) == hashes[20:]
-    assert "pagination_cursor" not in last.objects[-1]
-    forward = command.ok(*flags, "--all", "--forward", "--json")
+def test_query_prints_pages_and_names_what_is_missing(command: Command, hashes: list[str]) -> None:
+    flags = ("query", "--content-topic", TOPIC, "--limit", "10")
     backward = command.ok(*flags, "--all", "--backward", "--json")
-    assert hashes_in(forward) == hashes
     assert hashes_in(backward) == [*hashes[15:], *hashes[5:15], *hashes[:5]]
     ended = command.ok(*flags)
     assert len(ended.lines) == 10
     assert ended.err == f"More match: add --cursor {hashes[-10]} or --all.\n"
     assert command.ok("query", "--content-topic", TOPIC).err == ""
-
-
-def test_query_by_hash_presence_and_time(
-    command: Command, stored: list[dict[str, Any]], hashes: list[str]
-) -> None:
-    flags = ("--hash", hashes[3], "--hash", "0x" + hashes[1])
-    assert hashes_in(command.ok("query", *flags, "--json")) == [hashes[1], hashes[3]]
-    ended = command("query", *flags, "--hash", "00" * 32, "--no-data")
+    named = ("--hash", hashes[3], "--hash", "0x" + hashes[1], "--hash", "00" * 32)
+    ended = command("query", *named, "--no-data")
     assert (ended.code, ended.lines) == (1, [hashes[1], hashes[3]])
     assert ended.err == f"Not held: {'00' * 32}.\n"
-    times = [str(each["message"]["timestamp"]) for each in stored]
-    within = ("--content-topic", TOPIC, "--from", times[5], "--to", times[8], "--json")
-    assert hashes_in(command.ok("query", *within)) == hashes[5:8]
-    ended = command("query", "--cursor", "00" * 32)
-    assert (ended.code, ended.out, ended.err.count("\n")) == (1, "", 1)
-    assert ended.err.startswith("storenode: ")
 
 
-def test_scan_prints_everything_in_order_and_goes_on_from_a_cursor(
+def test_scan_ends_at_its_limit_and_prints_no_cursor_of_a_page_cut_short(
     command: Command, hashes: list[str]
 ) -> None:
     flags = ("scan", "--content-topic", TOPIC, "--page-size", "10")
     assert command.ok(*flags, "--no-data").lines == hashes
     objects = command.ok(*flags, "--json", "--cursors", "--limit", "12").objects
     assert [each.get("message_hash") for each in objects if "cursor" not in each] == hashes[:12]
-    # The second page was cut short: only the first has a cursor.
     assert ["cursor" in each for each in objects] == [False] * 10 + [True] + [False] * 2
-    rest = command.ok(*flags, "--json", "--cursors", "--cursor", objects[10]["cursor"])
-    assert hashes_in(rest) == hashes[10:]
     line = command.ok(*flags, "--limit", "1").lines[0]
     moment, digest, shown_topic, payload = line.split("  ")
     assert moment.endswith("Z")
     assert (digest, shown_topic, payload) == (hashes[0], TOPIC, "message 0")
-    assert command.ok("query", "--hash", digest).lines == [line]
     assert command.ok("query", f"--hash=0X{digest}", "--output=raw").out == f"{payload}\n"
 
 
@@ -193,11 +167,8 @@ def test_get_prints_what_is_stored_and_lists_what_is_missing(command: Command, t
     assert shown.split("  ")[1:] == [digest, "m1", "alice: text m1", "(not verified)"]
     assert (ended.code, missing) == (1, f"missing: m2  {other}")
     assert ended.err == "1 message is missing: this node does not hold what is listed as missing.\n"
-    objects = command("get", "--channel", topic, "m1", f"m2@{other}", "--json").objects
-    assert objects[0]["stored"]["message_hash"] == digest
-    assert objects[1:] == [{"missing": {"message_id": "m2", "retrieval_hint": other}}]
     (by_hint,) = command.ok("get", "--channel", topic, "m1", f"--hint=0x{digest}", "--json").objects
-    assert by_hint == objects[0]
+    assert by_hint["stored"]["message_hash"] == digest
     for walk in ("get", "causal-history"):
         elsewhere = ("--channel", topic, "m1", "--content-topic", topic + "x", "--json")
         ended = command(walk, *elsewhere)
@@ -243,31 +214,9 @@ def test_causal_history_prints_parents_first_then_what_is_missing(
     assert (order[0], order[-1], sorted(order)) == ("a", "d", ["a", "b", "c", "d"])
     assert missing == "missing: lost"
     assert ended.err.startswith("1 message is missing: ")
-    known = command.ok(*walk, "--known", "b", "--json").objects
-    assert [each["entry"]["message_id"] for each in known] == ["a", "c", "d"]
     near = command.ok(*walk, "--max-messages", "1", "--json")
-    assert near.objects[0]["entry"]["message_id"] == "d"
     assert near.objects[-1] == {"truncated": True}
     assert near.err.startswith("A limit ended the walk")
-    shallow = command.ok(*walk, "--max-depth", "1", "--json").objects
-    assert sorted(o["entry"]["message_id"] for o in shallow if "entry" in o) == ["b", "c", "d"]
-    assert command.ok(*walk).lines[0].endswith("  a  alice: text a  (not verified)")
-
-
-def test_coverage_counts_parents_that_are_missing(command: Command, topic: str) -> None:
-    publish = publisher(command, topic)
-    publish("b", "a", "lost")
-
-    def missing(*flags: str) -> set[int]:
-        """Return the counts of the hour of the message, and the one before."""
-        steps = command.ok("coverage", "--channel", topic, "--json", *flags).objects[-2:]
-        return {int(step["missing_parents"]) for step in steps if "missing_parents" in step}
-
-    assert eventually(lambda: 2 in missing())
-    assert missing("--content-topic", topic) == set()
-    publish("lost")
-    assert eventually(lambda: 1 in missing())
-    assert "1 parent missing" in command.ok("coverage", "--channel", topic).out
 
 
 @pytest.mark.usefixtures("stored")

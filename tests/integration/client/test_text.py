@@ -8,9 +8,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from storenode.cli.client.limits import PREVIEW_CHARS
 from storenode.cli.client.session import entry
-from storenode.cli.client.text import TIME, format_time, parse_time_ns, preview, safe
+from storenode.cli.client.text import (
+    PREVIEW_CHARS,
+    TIME,
+    format_time,
+    parse_time_ns,
+    preview,
+    safe,
+)
 from storenode.client.message import nanoseconds
 from storenode.common.errors import ArgumentError
 from storenode.message.limits import MAX_TIMESTAMP_NS

@@ -6,10 +6,8 @@ import asyncio
 import json
 import re
 import time
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import psycopg
 import pytest
@@ -20,19 +18,7 @@ from store.embedded import EmbeddedPostgres, EmbeddedSettings
 from storenode.cli.client.text import format_time
 from storenode.cli.main import main
 from tests.integration.database.sample_messages import admitted, plain, sds, write
-
-
-@dataclass(frozen=True)
-class Ended:
-    code: object
-    out: str
-    err: str
-
-    @property
-    def value(self) -> dict[str, Any]:
-        value = json.loads(self.out)
-        assert isinstance(value, dict)
-        return value
+from tests.support.command import Ended
 
 
 class Storenode:
@@ -45,6 +31,7 @@ class Storenode:
         with pytest.raises(SystemExit) as ended:
             main(["db", *arguments])
         out, err = self._capsys.readouterr()
+        assert isinstance(ended.value.code, int)
         return Ended(ended.value.code, out, err)
 
 
@@ -83,14 +70,14 @@ def filled_url(database_url: str) -> str:
 def test_upgrade_and_current(storenode: Storenode, empty_database_url: str) -> None:
     target = ("--database-url", empty_database_url, "--json")
     newest = migrate.head()
-    assert storenode("current", *target).value == {
+    assert storenode("current", *target).objects[0] == {
         "revision": None,
         "newest": newest,
         "up_to_date": False,
     }
     done = storenode("upgrade", *target)
-    assert (done.code, done.value) == (0, {"previous": None, "revision": newest})
-    now = storenode("current", *target).value
+    assert (done.code, done.objects[0]) == (0, {"previous": None, "revision": newest})
+    now = storenode("current", *target).objects[0]
     assert (now["up_to_date"], now["revision"]) == (True, newest)
     again = storenode("upgrade", "--database-url", empty_database_url)
     assert (again.code, again.out) == (0, f"The schema is at revision {newest} already.\n")
@@ -111,7 +98,7 @@ def test_a_database_without_a_schema_is_named(
 def test_a_sound_database_is_reported_sound(storenode: Storenode, filled_url: str) -> None:
     ended = storenode("check", "--database-url", filled_url, "--json")
     assert ended.code == 0
-    assert ended.value == {
+    assert ended.objects[0] == {
         "ok": True,
         "full": True,
         "checked": {
@@ -135,7 +122,7 @@ def test_a_fault_is_shown_with_what_to_do(storenode: Storenode, filled_url: str)
         connection.execute("delete from storenode.sds")
     ended = storenode("check", "--database-url", filled_url, "--json")
     assert ended.code == 1
-    (finding,) = ended.value["findings"]
+    (finding,) = ended.objects[0]["findings"]
     assert (finding["where"], finding["count"]) == ("sds", 1)
     people = storenode("check", "--database-url", filled_url)
     assert people.code == 1
@@ -172,7 +159,7 @@ def test_sizes_add_up_to_all_files_of_the_store(storenode: Storenode, filled_url
         ).fetchone()
     assert whole is not None
     assert payloads is not None
-    sizes = ended.value
+    sizes = ended.objects[0]
     assert sizes["messages"] == 11
     assert sizes["total_bytes"] == whole[0] == sum(part["size_bytes"] for part in sizes["parts"])
     rows = {part["table"] for part in sizes["parts"] if part["part"] == ""}
@@ -192,16 +179,16 @@ def test_prune_shows_first_and_then_does(storenode: Storenode, filled_url: str) 
     target = ("--database-url", filled_url, "--retention", "2d", "--json")
     reported = storenode("prune", *target, "--dry-run")
     assert reported.code == 0
-    assert reported.value["dry_run"] is True
-    dropped = [each["partition"] for each in reported.value["dropped"]]
+    assert reported.objects[0]["dry_run"] is True
+    dropped = [each["partition"] for each in reported.objects[0]["dropped"]]
     assert dropped != []
-    assert all(each["reason"] == "age" for each in reported.value["dropped"])
+    assert all(each["reason"] == "age" for each in reported.objects[0]["dropped"])
     refused = storenode("prune", *target)
     assert refused.code == 1
     assert "of the messages), which the agreed ones keep: correct them, or add" in refused.err
     done = storenode("prune", *target, "--retention-confirm")
-    assert [each["partition"] for each in done.value["dropped"]] == dropped
-    assert storenode("prune", *target).value["dropped"] == []
+    assert [each["partition"] for each in done.objects[0]["dropped"]] == dropped
+    assert storenode("prune", *target).objects[0]["dropped"] == []
     listed = storenode("partitions", "--database-url", filled_url).out
     assert not any(name in listed for name in dropped)
     assert storenode("check", "--database-url", filled_url).code == 0
@@ -219,13 +206,13 @@ def test_prune_goes_by_no_clock_that_nothing_confirms(
     # A database of the same machine is wrong as well; only its commits show the time.
     shift_commits(filled_url, -year_ns)
     monkeypatch.setattr(time, "time_ns", lambda: now_ns(filled_url))
-    doubted = storenode("prune", *target, "--json").value
+    doubted = storenode("prune", *target, "--json").objects[0]
     assert (doubted["dropped"], doubted["clock_ahead_s"] > 364 * 86_400) == ([], True)
     people = storenode("prune", *target)
     assert (people.code, "ages are counted from it" in people.out) == (0, True)
     monkeypatch.setattr(time, "time_ns", lambda: now_ns(filled_url) + year_ns)
     trust = ("--trust-clock", "--retention-confirm", "--json")
-    trusted = storenode("prune", *target, *trust).value
+    trusted = storenode("prune", *target, *trust).objects[0]
     assert (trusted["dropped"] != [], trusted["clock_ahead_s"]) == (True, 0)
 
 
@@ -249,14 +236,14 @@ def test_what_could_not_be_dropped_is_a_failure(storenode: Storenode, filled_url
 
 def test_limits_of_retention_are_shown_and_agreed_to(storenode: Storenode, filled_url: str) -> None:
     target = ("retention", "--database-url", filled_url)
-    shown = storenode(*target, "--retention", "2d", "--json").value
+    shown = storenode(*target, "--retention", "2d", "--json").objects[0]
     assert (shown["agreed"], shown["pruned"]) == (None, None)
     assert shown["limits"] == {"retention_s": 2 * 86_400, "retention_bytes": None}
     assert shown["due"] == shown["to_confirm"] != None  # noqa: E711 - a chain of comparisons
     people = storenode(*target, "--retention", "2d").out
     assert "agreed      nothing yet\n" in people
     assert "A node with these limits holds that until --apply confirms it." in people
-    applied = storenode(*target, "--retention", "2d", "--apply", "--json").value
+    applied = storenode(*target, "--retention", "2d", "--apply", "--json").objects[0]
     assert applied["agreed"] == shown["limits"]
     assert len(applied["pruned"]["dropped"]) > 0
     assert (applied["due"], applied["horizon_ns"] > 0) == (None, True)
@@ -264,7 +251,7 @@ def test_limits_of_retention_are_shown_and_agreed_to(storenode: Storenode, fille
     assert storenode("prune", "--database-url", filled_url).code == 0
     lowered = ("--retention", "30d", "--lower-horizon")
     assert storenode(*target, *lowered).code == 0
-    reopened = storenode(*target, "--json").value
+    reopened = storenode(*target, "--json").objects[0]
     assert reopened["limits"] == {"retention_s": 30 * 86_400, "retention_bytes": None}
     assert applied["horizon_ns"] - reopened["horizon_ns"] > 27 * DAY_NS
 
@@ -272,7 +259,7 @@ def test_limits_of_retention_are_shown_and_agreed_to(storenode: Storenode, fille
 def test_summaries_are_made_anew(storenode: Storenode, filled_url: str) -> None:
     target = ("--database-url", filled_url)
     later = format_time(now_ns(filled_url) + DAY_NS)
-    nothing = storenode("resummarize", *target, "--from", later, "--json").value
+    nothing = storenode("resummarize", *target, "--from", later, "--json").objects[0]
     assert nothing == {"days": 0, "messages": 0}
     done = storenode("resummarize", *target, "--to", later)
     assert done.code == 0
@@ -327,11 +314,11 @@ def test_an_embedded_database_is_used_whether_it_runs_or_not(
     server = EmbeddedPostgres(EmbeddedSettings(tmp_path / "data"))
     with server:
         assert storenode("upgrade", "--data-dir", data).code == 0
-        assert storenode("check", "--data-dir", data, "--json").value["ok"] is True
+        assert storenode("check", "--data-dir", data, "--json").objects[0]["ok"] is True
         pid = server.pid
         assert pid is not None
     ended = storenode("current", "--data-dir", data, "--json")
-    assert ended.value["up_to_date"] is True
+    assert ended.objects[0]["up_to_date"] is True
     assert server.pid is None
     # It was stopped again, so that a node can start on the directory.
     with EmbeddedPostgres(EmbeddedSettings(tmp_path / "data")) as next_server:

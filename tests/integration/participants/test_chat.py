@@ -84,8 +84,8 @@ def test_a_paste_commands_and_a_second_participant_of_one_name(
         alice.type("/help\r/nonsense\r//literally\r")
         alice.wait(partial(contains_all, ("/missing", "There is no command /nonsense")))
         alice.type("bo\t")
-        alice.wait(partial(contains, "> bob:"))
-        alice.type(f"{family} come\x1b\rto dinner\r")
+        alice.wait(partial(contains, "> bob"))
+        alice.type(f": {family} come\x1b\rto dinner\r")
         said = ("alice: /literally", f"alice: bob: {family} come", "to dinner")
         shown = bob.wait(partial(contains_all, said))
         assert "/help" not in shown

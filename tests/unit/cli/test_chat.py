@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from prompt_toolkit.completion import CompleteEvent
-from prompt_toolkit.document import Document
 
-from storenode.cli.chat.terminal import NameCompleter, fitting, formatted, standing, state_of
+from storenode.cli.chat.terminal import fitting, formatted, standing, state_of
 from storenode.cli.chat.transcript import (
     MAX_MEMBERS,
     MAX_SHOWN_LINES,
@@ -173,17 +171,6 @@ def test_rows_of_a_message_keep_emoji_and_nothing_else_that_does_not_print() -> 
     many = rows_of(b"x\n" * (MAX_TEXT_ROWS + 7))
     assert (len(many), many[-1]) == (MAX_TEXT_ROWS + 1, "[7 more rows not shown]")
     assert rows_of(b"x" * 64_001)[-1] == "[1 more characters not shown]"
-
-
-def test_names_and_commands_are_completed() -> None:
-    names = NameCompleter(lambda first: ["/names", "Bob: ", "carl: "] if first else ["Bob", "carl"])
-
-    def after(text: str) -> list[str]:
-        return [each.text for each in names.get_completions(Document(text), CompleteEvent())]
-
-    assert [after(text) for text in ("bo", "ask bo", "x\nBO", "/n", "x /n", "", "x ")] == [
-        *(["Bob: "], ["Bob"], ["Bob"], ["/names"], [], [], [])
-    ]
 
 
 def test_the_state_in_words() -> None:

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storenode.cli.errors import USAGE, CliError
-from storenode.cli.fetch import listed
 from storenode.cli.main import main
+from storenode.cli.sync import listed
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
 

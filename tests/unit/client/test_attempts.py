@@ -32,6 +32,7 @@ from storenode.client.node import connect
 from storenode.connection.errors import RETRY_PUSHBACK, TlsHandshakeError, WrongProtocolError
 from storenode.wire.storenode.v1 import store_pb2
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryResponse
+from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 from tests.support.ports import HeldPort
 
 ENDLESS: Final = Retry(attempts=None, first_delay_s=0.01, max_delay_s=0.01, at_start=True)
@@ -322,3 +323,26 @@ async def test_a_closed_client_says_so(nodes: Nodes) -> None:
         await client.close()
         with pytest.raises(ClientClosed):
             await status
+
+
+async def test_an_error_of_the_source_comes_after_the_answers_to_what_it_gave(
+    nodes: Nodes,
+) -> None:
+    async def source() -> AsyncIterator[store_pb2.PublishRequest]:
+        for _ in range(3):
+            yield store_pb2.PublishRequest(messages=[WakuMessageAndTopic()])
+        raise LookupError("the source is broken")
+
+    async with connect(await nodes.serve(live)) as client:
+        answers = client.publish_stream(source())
+        for _ in range(3):
+            await anext(answers)
+        with pytest.raises(LookupError, match="the source is broken"):
+            await anext(answers)
+
+
+async def test_a_refusal_is_reported_although_requests_are_on_their_way(nodes: Nodes) -> None:
+    async with connect(await nodes.serve(refusing(LIMITED))) as client:
+        for _ in range(20):
+            with pytest.raises(LimitExceeded, match="no"):
+                await anext(client.publish_stream([store_pb2.PublishRequest()] * 30))

@@ -17,7 +17,7 @@ from storenode.message.rules import Policy, Reason
 from storenode.message.varint import delimited, varint
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 from tests.support.admission import Decoding, admit
-from tests.unit.builders import CONTENT, NOW_NS, PUBSUB, entries, entry
+from tests.unit.builders import NOW_NS, entries, entry
 
 POLICY = Policy(max_drift_ns=20 * 10**9)
 USUAL = entry(b"x" * 200).SerializeToString()
@@ -95,16 +95,6 @@ def test_messages_may_be_duplicates_of_each_other_however_they_are_encoded() -> 
     assert admission.verdicts == [Verdict.ACCEPTED, *[Verdict.DUPLICATE] * 3]
     assert admission.positions == [0] * 4
     assert len(admission.batch) == 1
-
-
-def test_the_lead_says_where_the_parts_are() -> None:
-    lead = read_lead(USUAL[:6])
-    assert lead is not None
-    assert USUAL[lead.payload : lead.before] == b"x" * 200
-    assert USUAL[lead.time : lead.after] == varint(2 * NOW_NS)
-    assert lead.body_bytes == len(WakuMessageAndTopic.FromString(USUAL).message.SerializeToString())
-    before, after = USUAL[lead.before : lead.time], USUAL[lead.after :]
-    assert read_names(before, after) == (PUBSUB, CONTENT)
 
 
 @pytest.mark.parametrize(

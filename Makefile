@@ -71,8 +71,8 @@ bench: $(DEV) ## run the benchmarks; ARGS are names of some and --messages N
 soak: $(DEV) ## three nodes under fire for twenty minutes; ARGS='--help' lists what can be asked
 	@exec $(BIN)/python -m chaos.soak $(ARGS)
 
-fuzz-kernel: $(DEV) ## mutate payloads against the kernel, built with sanitizers; ARGS='--help'
-	@exec $(BIN)/python -m chaos.fuzz.kernel $(ARGS)
+fuzz-kernel: $(DEV) ## mutate payloads against the kernel, built with sanitizers; ARGS are those of pytest
+	@exec sh tools/fuzz_kernel.sh $(BIN)/python $(or $(ARGS),tests/unit/reconcile)
 
 fuzz: $(DEV) ## send broken requests to every method of a node; ARGS='--help'
 	@exec $(BIN)/python -m chaos.fuzz $(ARGS)

@@ -112,9 +112,7 @@ class Pipe:
 
     def read(self) -> Promise[Any]:
         """Return the next frame, or `Ended`."""
-        reader = self._reader
-        waits = reader is not None and not reader.settled and reader.waiter is not None
-        assert not waits, "two read one stream"
+        assert self._reader is None or self._reader.done(), "two read one stream"
         self._reader = Promise()
         self._hand_over()
         return self._reader
@@ -191,7 +189,7 @@ class Pipe:
 
     def _hand_over(self) -> None:
         reader = self._reader
-        if reader is None or reader.settled:
+        if reader is None or reader.done():
             return
         if self._error is not None:
             reader.fail(self._error)

@@ -115,18 +115,14 @@ def batch(judge: Judge, *texts: bytes) -> RecordBatch:
     return admit([each.encoded for each in messages], START_NS, RULES).batch
 
 
-def database(seed: int) -> tuple[Database, Timeline, Judge]:
-    timeline, judge = Timeline(START_NS), Judge(lambda _: None)
-    return Database("store", timeline, random.Random(seed), judge, [10**9]), timeline, judge
-
-
 def test_what_is_committed_is_acknowledged_later() -> None:
-    store, timeline, judge = database(0)
-    done = store.write(writer(), batch(judge, b"one", b"two"))
-    durable = []
-    while timeline.step():
-        durable.append((len(store.stored), done.settled))
-        store.check()
+    timeline, judge, rng = Timeline(START_NS), Judge(lambda _: None), random.Random(0)
+    store, durable = Database("store", timeline, rng, judge, [10**9]), []
+    with TimelineLoop(timeline, rng).running():  # type: ignore[abstract]
+        done = store.write(writer(), batch(judge, b"one", b"two"))
+        while timeline.step():
+            durable.append((len(store.stored), done.done()))
+            store.check()
     assert durable == [(2, False), (2, True)]
 
 

@@ -66,9 +66,6 @@ ATTACKS: Final[Mapping[str, Attack]] = {
     "http_parameters": Attack("http.http_parameters", 20, 3, _HTTP),
     "http_chunks": Attack("http.http_chunks", 10, 3, _HTTP),
     "walks": Attack("expensive_messages.walks", 40, 6),
-    "years_of_messages": Attack(
-        "expensive_messages.years_of_messages", 20_000, 150, ("--retention", "off")
-    ),
     "reconcile_places": Attack("invented_peers.reconcile_places", 400, 40),
     "gossip_places": Attack("invented_peers.gossip_places", 70, 70),
     "false_confirmations": Attack("invented_peers.false_confirmations", 2_000_000, 100_000),

@@ -12,12 +12,10 @@ from typing import Final
 import grpc
 
 from chaos.attacks.catalog import Target
-from chaos.attacks.peers import channel_to, give
 from storenode.sds.codec import encode
 from storenode.wire.sds.v1.message_pb2 import HistoryEntry
 from storenode.wire.storenode.v1.store_pb2 import GetCausalHistoryRequest, PublishRequest
 from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
-from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 
 _CHANNEL: Final = "crowded"
 _IDS: Final = 400
@@ -27,7 +25,6 @@ _HEADS: Final = 100
 _BATCH: Final = 800
 _DEADLINE_S: Final = 120.0
 _PUBSUB: Final = "/waku/2/rs/1/0"
-_DAY_NS: Final = 86_400 * 10**9
 
 
 async def walks(target: Target, rng: random.Random, count: int) -> str:
@@ -50,20 +47,6 @@ async def walks(target: Target, rng: random.Random, count: int) -> str:
 
         ended = Counter(await asyncio.gather(*(walk() for _ in range(count))))
     return "; ".join(f"{number} of {count} walks: {how}" for how, number in sorted(ended.items()))
-
-
-async def years_of_messages(target: Target, rng: random.Random, count: int) -> str:
-    """Send a message of each day since 1970 as a peer; a node makes few partitions for them."""
-    now_ns = time.time_ns()
-    days = rng.sample(range(1, now_ns // _DAY_NS), min(count, now_ns // _DAY_NS - 1))
-    messages = []
-    for day in days:
-        messages.append(WakuMessageAndTopic(pubsub_topic=_PUBSUB))
-        messages[-1].message.content_topic = "/hostile/1/years/proto"
-        messages[-1].message.timestamp = now_ns - day * _DAY_NS
-    async with channel_to(target.peer_address) as channel:
-        stored, refused = await give(channel, "years", messages)
-    return f"{stored:,} of {len(days):,} messages were stored, {refused:,} refused"
 
 
 def _name(number: int) -> str:

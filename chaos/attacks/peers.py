@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
@@ -20,14 +20,11 @@ from reconcile.session import (
     SessionWork,
     advance,
 )
-from storenode.message.hashing import message_hash
 from storenode.wire.storenode.v1.peer_pb2 import ReconcileFrame, TransferFrame
-from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 
 PEER: Final = "/storenode.v1.Peer/"
 _ANSWER_S: Final = 20.0
 _CONFIG: Final = SessionConfig(cluster=1, shards=(), window=(LOWEST, END))
-_MESSAGES_PER_FRAME: Final = 200
 
 
 @asynccontextmanager
@@ -98,40 +95,6 @@ def _frame(work: SessionWork, view: IndexView) -> ReconcileFrame | None:
         found = advance(work, view.answer(found))
     sent = found.frame
     return None if sent is None else ReconcileFrame(ranges_data=sent.payload, count=sent.count)
-
-
-async def give(
-    channel: Any,  # noqa: ANN401 - grpc.aio's
-    name: str,
-    messages: Sequence[WakuMessageAndTopic],
-) -> tuple[int, int]:
-    """Reconcile a store with these messages, and send the missing ones.
-
-    Returns:
-        The numbers of stored and of refused messages.
-    """
-    by_hash = {_hash_of(each): each for each in messages}
-    ids = SyncIds.of(sorted((each.message.timestamp, digest) for digest, each in by_hash.items()))
-    session_id = await reconcile(channel, name, ids)
-    call, stored, refused = begin(channel, "Transfer", name), 0, 0
-    sent = [each for _, each in sorted(by_hash.items())]
-    for start in range(0, len(sent), _MESSAGES_PER_FRAME):
-        portion = sent[start : start + _MESSAGES_PER_FRAME]
-        frame = TransferFrame(session_id=session_id, messages=portion)
-        await call.write(frame.SerializeToString())
-    await call.write(TransferFrame(session_id=session_id, done=True).SerializeToString())
-    while stored + refused < len(sent) and (data := await answer(call)) is not None:
-        frame = TransferFrame.FromString(data)
-        stored, refused = stored + len(frame.stored), refused + len(frame.refused)
-    call.cancel()
-    return stored, refused
-
-
-def _hash_of(item: WakuMessageAndTopic) -> bytes:
-    each = item.message
-    return message_hash(
-        item.pubsub_topic, each.payload, each.content_topic, each.meta, each.timestamp
-    )
 
 
 async def transfer(channel: Any, name: str, session_id: str) -> bool:  # noqa: ANN401 - grpc.aio's

@@ -10,6 +10,8 @@ from typing import Any
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
+from storenode.client.node import connect
+from storenode.connection.errors import NodeError
 from tests.integration.run.helpers import get
 from tests.support import polling
 from tests.support.ledger import PATIENCE_S
@@ -61,6 +63,16 @@ def log_size(node: NodeProcess) -> int:
 def memory_bytes(node: NodeProcess) -> int:
     """Return the memory of a node, without its Postgres."""
     return int(psutil.Process(node.process.pid).memory_info().rss)
+
+
+async def is_refused(node: NodeProcess, cursor: bytes) -> bool:
+    """Return True if a node refuses to follow from a cursor, as one of commits that it lacks."""
+    async with connect(node.listen) as client:
+        try:
+            await anext(client.follow(cursor=cursor))
+        except NodeError as error:
+            return error.code == "OUT_OF_RANGE"
+    return False
 
 
 async def until(check: Callable[[], object]) -> None:

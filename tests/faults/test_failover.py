@@ -12,8 +12,7 @@ import pytest
 from storenode.client.messages import new_message
 from storenode.client.node import connect, content_filter
 from storenode.client.types import PublishResult, WakuMessageAndTopic
-from storenode.connection.errors import NodeError
-from tests.faults.processes import until
+from tests.faults.processes import is_refused, logged, metrics, until
 from tests.support.cluster import Pair
 from tests.support.command import Command
 from tests.support.ledger import (
@@ -32,6 +31,8 @@ from tests.support.ledger import (
 )
 from tests.support.node import NodeProcess
 from tests.support.postgres import COMMITTING
+
+NEWEST = "select max(position) from storenode.commits"
 
 
 def start(pair: Pair, nodes: Sequence[NodeProcess]) -> None:
@@ -101,7 +102,7 @@ async def test_a_commit_that_did_not_wait_for_the_standby_is_not_acknowledged(
             assert await found_by_hash(client, ledger.sent) == ledger.sent
 
 
-async def test_cursors_beyond_lost_commits_are_refused(
+async def test_lost_commits_are_reported_and_cursors_beyond_them_refused(
     pair: Pair, nodes: list[NodeProcess], rng: Random
 ) -> None:
     """Check asynchronous replication, whose failover loses commits."""
@@ -122,15 +123,18 @@ async def test_cursors_beyond_lost_commits_are_refused(
         async with connect(nodes[0].listen) as client:
             await client.publish(new_topic)
         await beyond.has_all(lost.sent)
+    nodes[0].terminate()
+    ((reached,),) = pair.first.ask(NEWEST)
     pair.first.kill()
     await asyncio.to_thread(pair.promote)
+    ((newest,),) = pair.second.ask(NEWEST)
+    nodes[0].start()
+    await logged(nodes[0], f'"reached": {reached}, "newest": {newest}')
+    assert metrics(nodes[0])["storenode_database_events_total", "commits_lost"] == 1
     async with publishing([Publisher(node.listen, after, rng) for node in nodes]):
         await after.more(300)
     for node in nodes:
-        async with connect(node.listen) as client:
-            with pytest.raises(NodeError) as refused:
-                await anext(client.follow(cursor=beyond.cursor))
-        assert refused.value.code == "OUT_OF_RANGE"
+        assert await is_refused(node, beyond.cursor)
         resumed = Follower(node.listen, reader.cursor)
         async with following(resumed):
             await resumed.has_all(after.sent)

@@ -15,8 +15,7 @@ import pytest
 from store.db.schema.migrate import upgrade
 from store.embedded.datadir import DATABASE
 from storenode.client.node import connect
-from storenode.connection.errors import NodeError
-from tests.faults.processes import until
+from tests.faults.processes import is_refused, until
 from tests.faults.two_nodes import Maker
 from tests.support import programs
 from tests.support.cluster import ClusterServer
@@ -127,15 +126,6 @@ async def cursor_at_head(node: NodeProcess) -> bytes:
             if page.live:
                 return page.cursor
     raise AssertionError
-
-
-async def is_refused(node: NodeProcess, cursor: bytes) -> bool:
-    async with connect(node.listen) as client:
-        try:
-            await anext(client.follow(cursor=cursor))
-        except NodeError as error:
-            return error.code == "OUT_OF_RANGE"
-    return False
 
 
 async def read_stored(node: NodeProcess) -> set[bytes]:

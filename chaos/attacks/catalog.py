@@ -62,7 +62,6 @@ ATTACKS: Final[Mapping[str, Attack]] = {
     "rapid_resets": Attack("calls.RAPID_RESETS.run", 200_000, 10_000),
     "compressed_requests": Attack("calls.compressed_requests", 200, 8),
     "idle_connections": Attack("calls.idle_connections", 10_000, 100),
-    "half_sent_probes": Attack("http.half_sent_probes", 64, 64),
     "http_parameters": Attack("http.http_parameters", 20, 3, _HTTP),
     "http_chunks": Attack("http.http_chunks", 10, 3, _HTTP),
     "walks": Attack("expensive_messages.walks", 40, 6),

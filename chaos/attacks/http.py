@@ -1,11 +1,10 @@
-"""Attacks on the HTTP listeners by requests that cost far more than their bytes, or never end."""
+"""Attacks on the HTTP listener by requests that cost far more than their bytes."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 import time
-from collections import Counter
 from contextlib import suppress
 from itertools import product
 from string import ascii_lowercase
@@ -14,9 +13,6 @@ from typing import Final
 from chaos.attacks.catalog import Target
 
 _CHUNKS: Final = b"1\r\nx\r\n" * 2_000
-_DEADLINE_S: Final = 10.0
-_PROBES: Final = 20
-_PAUSE_S: Final = 0.25
 
 
 async def http_parameters(target: Target, _rng: random.Random, count: int) -> str:
@@ -35,17 +31,13 @@ async def http_parameters(target: Target, _rng: random.Random, count: int) -> st
 
 async def http_chunks(target: Target, _rng: random.Random, count: int) -> str:
     """Send bodies in chunks of one byte for as many seconds."""
-    return f"{await _send_chunks(target, count):,} bytes were sent"
-
-
-async def _send_chunks(target: Target, seconds: float) -> int:
     head = (
         b"POST /api/v1/messages HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         b"Transfer-Encoding: chunked\r\n\r\n"
     )
     sent = 0
     with suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(count):
             while True:
                 reader, writer = await _connect(target.http_address)
                 answered = asyncio.create_task(reader.read(1))
@@ -57,36 +49,7 @@ async def _send_chunks(target: Target, seconds: float) -> int:
                         sent += len(_CHUNKS)
                 answered.cancel()
                 writer.close()
-    return sent
-
-
-async def half_sent_probes(target: Target, _rng: random.Random, count: int) -> str:
-    """Send probes that never complete; the oldest give way to complete ones for /healthz."""
-    writers = []
-    for _ in range(count):
-        _, writer = await _connect(target.metrics_address)
-        writer.write(b"GET /healthz HTTP/1.1\r\nHost: node\r\n")
-        writers.append(writer)
-    answers: Counter[str] = Counter()
-    for _ in range(_PROBES):
-        answers[await _probe(target.metrics_address)] += 1
-        await asyncio.sleep(_PAUSE_S)
-    for writer in writers:
-        writer.close()
-    shown = ", ".join(f"{number} with {code}" for code, number in answers.items())
-    return f"{_PROBES} probes of /healthz were answered {shown}"
-
-
-async def _probe(address: str) -> str:
-    reader, writer = await _connect(address)
-    try:
-        writer.write(b"GET /healthz HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n")
-        line = await asyncio.wait_for(reader.readline(), _DEADLINE_S)
-    except (ConnectionError, TimeoutError):
-        return "nothing"
-    finally:
-        writer.close()
-    return line.decode("ascii", "replace").split(" ")[1] if line else "nothing"
+    return f"{sent:,} bytes were sent"
 
 
 async def _connect(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

@@ -39,7 +39,6 @@ PAUSE_S = 0.5
 SAW = {
     "idle_connections": "of 100 connections that could be made the node has closed 90",
     "compressed_requests": "8 of 8 ended UNIMPLEMENTED",
-    "half_sent_probes": "answered 20 with 200",
     "gossip_places": "an honest peer had a stream after",
     "reconcile_places": "an honest peer transferred after",
     "gateway_protocols": "answered wrongly: none",

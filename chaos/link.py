@@ -106,14 +106,12 @@ class LinkState:
     Attributes:
         name: the participant's name.
         loses: returns True if the next message of another is lost.
-        loses_again: the ways by which a lost message is lost again.
         lost: IDs of messages that were lost.
         arrivals: the way by which each message arrived first.
     """
 
     name: str
     loses: Callable[[], bool] = lambda: False
-    loses_again: Collection[Way] = ()
     lost: set[str] = field(default_factory=set)
     arrivals: dict[str, Way] = field(default_factory=dict)
 
@@ -173,8 +171,7 @@ class RecordingLink(PassingLink):
         async with aclosing(self.inner.follow(cursor)) as pages:
             async for page in pages:
                 way = Way.LIVE if live else Way.CURSOR
-                arrived = self._drop_lost(page.messages, way)
-                kept = [each for each in arrived if not (live and self._lose(each))]
+                kept = [each for each in page.messages if not (live and self._lose(each))]
                 self._record_arrivals(kept, way)
                 live = live or page.live
                 yield replace(page, messages=kept)
@@ -202,9 +199,8 @@ class RecordingLink(PassingLink):
     ) -> AsyncGenerator[Sequence[Fetched], None]:
         async with aclosing(pages):
             async for page in pages:
-                kept = self._drop_lost(page, way)
-                self._record_arrivals(kept, way)
-                yield kept
+                self._record_arrivals(page, way)
+                yield page
 
     def _record(self, batch: Sequence[Outbound]) -> None:
         rows = []
@@ -242,16 +238,6 @@ class RecordingLink(PassingLink):
             return False
         self.state.lost.add(message.message_id)
         return True
-
-    def _drop_lost(self, page: Sequence[Fetched], way: Way) -> Sequence[Fetched]:
-        if way not in self.state.loses_again:
-            return page
-        return [
-            fetched
-            for fetched in page
-            if (message := self._from_others(fetched)) is None
-            or message.message_id not in self.state.lost
-        ]
 
     def _record_arrivals(self, page: Sequence[Fetched], way: Way) -> None:
         for fetched in page:

@@ -55,9 +55,6 @@ LOST: Final = 2
 LINE_S: Final = 1.2
 """Pause between two lines of the script."""
 
-GAP_S: Final = 2.0
-"""Time for which every copy of the lost line is lost, so that the gap can be seen."""
-
 TALK_S: Final = 10.0
 PARTITION_S: Final = 14.0
 OUTAGE_S: Final = 8.0
@@ -248,24 +245,15 @@ class Story(World):
         reader = self.participants[READER]
         reader.on_event = self._show_event
         await self._until("all participants follow a node", self._count_offline)
-        # SDS-Repair has its turn later: here a store node brings the line.
-        reader.link.loses_again = tuple(Way)
         for number, (name, text) in enumerate(SCRIPT):
             reader.link.loses = partial(next, iter([number == LOST]), False)
             sent = await self.say(name, text)
-            unlucky = READER if number >= LOST else name  # nothing is lost before a feed is live
+            unlucky = READER if number == LOST else name  # nothing is lost before a feed is live
             for each in self.members(reader.channel_id):
                 if each.name not in (name, unlucky):
                     await self._until("a line arrives", partial(each.count_awaited, [sent]))
             await self._for(LINE_S)
-            if number == LOST + 1:
-                await self._until(f"{READER} misses the line", lambda: int(not reader.missed))
-                await self._for(GAP_S)
-                # Reads by hint precede those by ID: if the hint is used up, the ID would bring it.
-                reader.link.loses_again = [way for way in Way if way is not Way.HINT]
-                self.report.line(f"{READER}'s link loses no more answers of store nodes")
         await self._until(f"{READER} has all lines", lambda: len(SCRIPT) - reader.length)
-        reader.link.loses_again = ()
         reader.on_event = None
 
     def _show_event(self, event: ChannelEvent) -> None:

@@ -14,7 +14,7 @@ from tests.support import warm
 from tests.support.node import COMMAND, clean_environment
 
 TIMEOUT_S = 560.0
-QUICK = ("--pace", "5", "--limit", "9m")
+QUICK = ("--pace", "10", "--limit", "9m")
 
 
 def environment(directory: Path) -> dict[str, str]:

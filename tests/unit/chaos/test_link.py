@@ -14,7 +14,6 @@ from storenode.sds.aio.channel import Channel
 from storenode.sds.aio.transport import Outbound, Route
 from storenode.sds.bloom import FilterShape
 from storenode.sds.config import ChannelConfig, RepairConfig
-from storenode.sds.events import Missing
 from tests.support.bus import Bus
 from tests.unit.sds_aio.test_bus import has
 
@@ -68,24 +67,6 @@ async def test_a_lost_message_arrives_by_its_hint() -> None:
     assert bobs.arrivals == {lost: Way.HINT, other: Way.LIVE}
     assert room.history.acks.keys() <= room.history.published.keys()
     assert not room.traffic.answers
-
-
-async def test_a_message_that_is_lost_again_arrives_by_the_first_free_way() -> None:
-    room, fate = Room(), iter([True])
-    bobs = LinkState("bob", lambda: next(fate, False))
-    bobs.loses_again = tuple(Way)
-    async with room.join("alice", LinkState("alice")) as alice, room.join("bob", bobs) as bob:
-        await live(bob)
-        lost = await alice.send(b"lost")
-        await alice.send(b"other")
-        async with asyncio.timeout(PATIENCE_S), bob.events() as events:
-            while not isinstance(event := await anext(events), Missing):
-                pass
-        assert [each.message_id for each in event.messages] == [lost]
-        assert lost not in bobs.arrivals
-        bobs.loses_again = (Way.LIVE, Way.HINT)
-        await has(bob, 2)
-    assert bobs.arrivals[lost] is Way.ID
 
 
 async def test_a_message_that_no_node_stores_arrives_by_sds_repair() -> None:

@@ -13,7 +13,7 @@ from typing import Any, Final
 import grpc
 
 from chaos.attacks.catalog import Target
-from chaos.attacks.peers import answer, begin, channel_to, reconcile, transfer
+from chaos.attacks.peers import answer, begin_gossip, channel_to, reconcile, transfer
 from storenode.wire.storenode.v1.peer_pb2 import GossipFrame, Inventory
 
 _AT_ONCE: Final = 4
@@ -74,7 +74,7 @@ async def false_confirmations(target: Target, rng: random.Random, count: int) ->
     async def announce(channel: Any) -> None:  # noqa: ANN401 - grpc.aio's
         while counts["ids"] < count:
             counts["names"] += 1
-            call = begin(channel, "Gossip", *_names(rng, 1))
+            call = begin_gossip(channel, *_names(rng, 1))
             try:
                 while counts["ids"] < count:
                     ids = [rng.randbytes(32) for _ in range(_FRAME_IDS)]
@@ -131,7 +131,7 @@ def _names(rng: random.Random, count: int) -> list[str]:
 
 async def _joins(channel: Any) -> bool:  # noqa: ANN401 - grpc.aio's
     """Return True if the node sends something on a new stream of gossip."""
-    call = begin(channel, "Gossip", "honest-peer")
+    call = begin_gossip(channel, "honest-peer")
     joined = await answer(call) is not None
     call.cancel()
     return joined
@@ -147,7 +147,7 @@ async def _hold(
     task = asyncio.current_task()
     # A cancellation may come out of a call as the error with which the call ended meanwhile.
     while task is not None and not task.cancelling():
-        call = begin(channel, "Gossip", name)
+        call = begin_gossip(channel, name)
         try:
             with suppress(grpc.aio.AioRpcError):
                 while isinstance(await call.read(), bytes):

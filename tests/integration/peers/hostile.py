@@ -101,15 +101,17 @@ class RawCall:
         return code, await self.call.details() or ""
 
 
+@dataclass
 class RawPeer:
     """Calls a node with metadata of one's choice."""
 
-    def __init__(self, channel: Any) -> None:  # noqa: ANN401 - grpc.aio's
-        self.channel = channel
+    channel: Any
+    metadata: Sequence[tuple[str, str]] = METADATA
 
-    def begin(self, method: str, metadata: Sequence[tuple[str, str]] = METADATA) -> RawCall:
+    def begin(self, method: str, metadata: Sequence[tuple[str, str]] | None = None) -> RawCall:
         """Open a call."""
-        return RawCall(self.channel.stream_stream(method)(metadata=tuple(metadata)))
+        identity = tuple(self.metadata if metadata is None else metadata)
+        return RawCall(self.channel.stream_stream(method)(metadata=identity))
 
     async def reconcile(self, messages: Sequence[WakuMessageAndTopic]) -> tuple[str, Result]:
         """Reconcile by the book; return the name of the session, and what is found."""

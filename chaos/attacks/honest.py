@@ -81,7 +81,7 @@ class HonestClient:
 
     async def run(self, ended: asyncio.Event) -> None:
         """Make calls until ``ended`` is set, and wait for open calls and the follower."""
-        endpoint, answers = self._follower.endpoint, self._publisher.answers
+        endpoint, publisher = self._follower.endpoint, self._publisher
         following = asyncio.create_task(self._follower.run())
         async with endpoint.open() as channel:
             store: StoreAsyncStub = StoreStub(channel)
@@ -93,15 +93,18 @@ class HonestClient:
             if self._target.gateway:
                 calls["gateway"] = self._query_gateway
             repeating = (self._repeat(*each, ended) for each in calls.items())
-            await asyncio.gather(self._publisher.run(ended), *repeating)
+            await asyncio.gather(publisher.run(ended), *repeating)
         with suppress(StuckError):
             await Waiter(_PATIENCE_S).until_none(
                 "acknowledged messages that were not followed",
                 lambda: len(self._history.acks.keys() - self._follower.stored),
             )
         following.cancel()
-        self.seconds += answers.seconds
-        for counts in (answers.errors, answers.refused, Counter(answers.failures)):
+        self.seconds += publisher.seconds
+        refused = publisher.outcomes.copy()
+        for stored in ("STORED", "DUPLICATE"):
+            del refused[stored]
+        for counts in (publisher.errors, refused, Counter(publisher.failures)):
             self.failures.update({f"publish: {what}": n for what, n in counts.items()})
         self.failures.update(self._follower.failures)
 

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -52,7 +53,6 @@ _STORED: Final = (
     store_pb2.PublishResult.DUPLICATE,
     store_pb2.PublishResult.UNCONFIRMED,
 )
-_STORED_NAMES: Final = tuple(map(store_pb2.PublishResult.Outcome.Name, _STORED))
 _RETRYABLE: Final = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -228,28 +228,18 @@ class Follower:
 
 
 @dataclass(slots=True)
-class AnswerCounts:
-    """The answers that a publisher got, and the seconds until each."""
-
-    outcomes: Counter[str] = field(default_factory=Counter)
-    errors: Counter[str] = field(default_factory=Counter)
-    failures: list[str] = field(default_factory=list)
-    """Answers that no client should ever get."""
-    seconds: list[float] = field(default_factory=list)
-
-    @property
-    def refused(self) -> Counter[str]:
-        """The outcomes of messages that were not stored."""
-        return self.outcomes - Counter(dict.fromkeys(_STORED_NAMES, self.outcomes.total()))
-
-
-@dataclass(slots=True)
 class Publisher:
     """A client that publishes random messages and records what is sent and acknowledged.
 
     ``store`` returns the store that is behind the endpoint now. `run` begins a batch every
     ``interval_s``, answered or not, and skips a turn with `MAX_IN_FLIGHT` unanswered ones. A batch
     is sent again until it is answered or too old.
+
+    Attributes:
+        outcomes: how often each outcome of a message was answered.
+        errors: how often a call ended with each status.
+        failures: answers that no client should ever get.
+        seconds: the times until the answers.
     """
 
     name: str
@@ -262,7 +252,10 @@ class Publisher:
     min_confirms: int = 0
     try_s: float = TRY_S
     content_topics: Sequence[str] = TOPICS
-    answers: AnswerCounts = field(default_factory=AnswerCounts)
+    outcomes: Counter[str] = field(default_factory=Counter)
+    errors: Counter[str] = field(default_factory=Counter)
+    failures: list[str] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Publish until ``stop`` is set, then wait for open calls."""
@@ -270,7 +263,11 @@ class Publisher:
             stub: store_pb2_grpc.StoreAsyncStub = store_pb2_grpc.StoreStub(channel)
             open_calls: set[asyncio.Task[None]] = set()
             due_s = time.monotonic() + self.rng.random() * self.interval_s
-            while not await _is_set_within(stop, due_s - time.monotonic()):
+            while True:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(due_s - time.monotonic()):
+                        await stop.wait()
+                        break
                 due_s += self.interval_s
                 if len(open_calls) >= MAX_IN_FLIGHT:
                     continue
@@ -306,13 +303,13 @@ class Publisher:
             try:
                 answer = await stub.Publish(request, timeout=self.try_s)
             except grpc.aio.AioRpcError as error:
-                self.answers.errors[error.code().name] += 1
+                self.errors[error.code().name] += 1
                 if error.code() not in _RETRYABLE:
                     text = f"{self.name}: {error.code().name}: {error.details()}"
-                    self.answers.failures.append(text)
+                    self.failures.append(text)
                 await asyncio.sleep(_PAUSE_S)
                 continue
-            self.answers.seconds.append(time.monotonic() - begun_s)
+            self.seconds.append(time.monotonic() - begun_s)
             self._take_answer(store, digests, answer)
             return
 
@@ -330,14 +327,14 @@ class Publisher:
     ) -> None:
         now_s = time.monotonic()
         if [result.message_hash for result in answer.results] != list(digests):
-            self.answers.failures.append(f"{self.name}: the answer names other messages")
+            self.failures.append(f"{self.name}: the answer names other messages")
             return
         for digest, result in zip(digests, answer.results, strict=True):
-            self.answers.outcomes[store_pb2.PublishResult.Outcome.Name(result.outcome)] += 1
+            self.outcomes[store_pb2.PublishResult.Outcome.Name(result.outcome)] += 1
             if result.outcome in _STORED:
                 self.history.acknowledge([digest], Ack(store, now_s, result.confirms))
             if result.outcome in _STORED[:2] and result.confirms < self.min_confirms:
-                self.answers.failures.append(
+                self.failures.append(
                     f"{self.name}: {digest.hex()} is stored with {result.confirms} of"
                     f" {self.min_confirms} confirmations"
                 )
@@ -362,11 +359,3 @@ def new_messages(
         )
         for time_ns in times_ns or range(now_ns, now_ns + count)
     ]
-
-
-async def _is_set_within(stop: asyncio.Event, seconds: float) -> bool:
-    try:
-        await asyncio.wait_for(stop.wait(), max(0.0, seconds))
-    except TimeoutError:
-        return stop.is_set()
-    return True

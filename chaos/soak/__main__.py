@@ -156,7 +156,7 @@ class Soak:
             "acknowledged": len(history.acks),
             "lost_as_allowed": sum(map(history.may_be_lost, gone)),
             "stored": {each.node: len(each.scanned) for each in holdings},
-            "outcomes": sum((each.answers.outcomes for each in world.publishers), Counter()),
+            "outcomes": sum((each.outcomes for each in world.publishers), Counter()),
             "participants": {
                 "sent": sum(len(each.sent) for each in logs),
                 "reported lost": sum(len(each.lost) for each in logs),

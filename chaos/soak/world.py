@@ -234,7 +234,7 @@ class SoakWorld(World):
 
     def failures(self) -> list[str]:
         """Return answers that no client should ever get."""
-        found = [failure for each in self.publishers for failure in each.answers.failures]
+        found = [failure for each in self.publishers for failure in each.failures]
         for name, follower in self.followers.items():
             found += follower.failures
             # A failover may lose commits that were not acknowledged.
@@ -333,7 +333,7 @@ class SoakWorld(World):
         ]
         publisher = self._new_publisher("a", self.endpoint("a"), 1.0, 0)
         await publisher.publish(new_messages(self.rng, _OLD_MESSAGES, times_ns))
-        assert len(self.history.acks) == _OLD_MESSAGES, publisher.answers
+        assert len(self.history.acks) == _OLD_MESSAGES, publisher.failures
         await self.wait_until_synced()
         for name, machine in self.machines.items():
             await machine.node.stop()

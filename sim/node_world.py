@@ -104,7 +104,6 @@ class NodeWorld(World):
         self._named: list[tuple[str, bytes]] = []
         self._actors: list[asyncio.Task[None]] = []
         self._lying: list[asyncio.Task[None]] = []
-        self._changed = True
 
     def play(self) -> int:
         """Let faults happen, then wait until all stores are equal."""
@@ -127,10 +126,9 @@ class NodeWorld(World):
         calm_ns = self.timeline.now_ns
         if self.scenario.gossip is None:
             self.pass_for(_UNDER_WAY_NS)
-            self._settle()
-        else:
-            patience_ns = self._patience_ns() if self.gossip.beside else _GOSSIP_PATIENCE_NS
-            self._wait_until_equal(patience_ns)
+        self._wait_until_equal(
+            self._patience_ns() if self.scenario.reconciles else _GOSSIP_PATIENCE_NS
+        )
         settled_ns = self.timeline.now_ns
         if self.scenario.gossip is not None:
             self._publish_in_peace()
@@ -233,7 +231,6 @@ class NodeWorld(World):
         """Count a session that ended, at its initiator."""
         self.counts["sessions"] += 1
         self.counts[f"sessions {outcome.ending}"] += 1
-        self._changed = True
 
     # The phases
 
@@ -310,28 +307,15 @@ class NodeWorld(World):
         for node in self.nodes:
             self._start(node)
 
-    def _settle(self) -> None:
-        """Wait until all are equal."""
-        deadline_ns = self.timeline.now_ns + self._patience_ns()
-        while True:
-            if self._changed:
-                self._changed = False
-                if not (unequal := self._unequal()):
-                    break
-            if self.timeline.now_ns > deadline_ns:
-                raise Violation(f"{_NOT_EQUAL}: {unequal}")
-            self.step()
-        self.trace.note("world", "is equal")
-
     def _wait_until_equal(self, patience_ns: int) -> None:
         """Wait until stores are equal and gossip has nothing left to do."""
         self.wait_until_settled(
             lambda: self._unequal() or self.gossip_checker.unsettled(), _NOT_EQUAL, patience_ns
         )
+        self.trace.note("world", "is equal")
 
     def _publish_in_peace(self) -> None:
         """Publish at each node without faults: messages are soon everywhere, and confirmed."""
-        self.trace.note("world", "is equal")
         for task in self._lying:
             task.cancel()
         self.pass_for(_REST_NS)

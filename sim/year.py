@@ -133,7 +133,7 @@ class YearWorld(NodeWorld):
         self.databases[node.number] = node.database = database
         node.who = Identity(node.who.node_id, database.store_id)
         node.boot()
-        self._settle()
+        self._wait_until_equal(self._patience_ns())
         self.clients = [Client(self, f"later{each}") for each in range(len(self.clients))]
         self.connect(self.clients)
         self._act(client.run() for client in self.clients)
@@ -146,8 +146,7 @@ class YearWorld(NodeWorld):
         for node in self.nodes:
             self._start(node)
         self.pass_for(_UNDER_WAY_NS)
-        self._changed = True
-        self._settle()
+        self._wait_until_equal(self._patience_ns())
 
     def _verify(self) -> None:
         stored = [node.database.stored for node in self.nodes]

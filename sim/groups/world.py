@@ -70,7 +70,7 @@ class GroupWorld(NodeWorld):
             settled_ns = self.timeline.now_ns
             self._part()
             if any(self.scenario.peers):
-                self._settle()
+                self._wait_until_equal(self._patience_ns())
                 self._close()
             self._count_group()
             return settled_ns - calm_ns

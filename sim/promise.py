@@ -17,7 +17,7 @@ class Promise(asyncio.Future[_T]):
             self.set_result(value)
 
     def fail(self, error: Exception) -> None:
-        """Fail the promise with an error, which nobody needs to wait for."""
+        """Fail the promise with an error, which need not be awaited."""
         if not self.done():
             self.set_exception(error)
             self.exception()

@@ -118,6 +118,17 @@ class _Due:
     parts: deque[tuple[PeerAddress, Window]] = field(default_factory=deque)
 
 
+@dataclass(frozen=True, slots=True)
+class _Session:
+    """A session that begins; ``due`` or ``request`` wants it. ``part``: its window is a part."""
+
+    peer: _Peer
+    window: Window
+    due: _Due | None = None
+    part: Window | None = None
+    request: _Request | None = None
+
+
 @dataclass(slots=True, eq=False)
 class _Request:
     """A session that an operator wants.
@@ -302,14 +313,14 @@ class Synchronizer:
             peer = self._free_for(request)
             if peer is not None:
                 self._waiting.remove(request)
-                self._begin(peer, self._window(request=request), request=request)
+                self._begin(_Session(peer, self._window(request=request), request=request))
         now_ns = self._environment.steady_ns()
         for due in self._due:
             ready = [] if due.next_ns is None or due.next_ns > now_ns else self._rested(now_ns)
             if ready:
                 peer, part = self._next_part(due, ready) or (self._rng.choice(ready), None)
                 due.next_ns = now_ns + self._jittered(due.interval_ns)
-                self._begin(peer, part or self._window(due), due, part)
+                self._begin(_Session(peer, part or self._window(due), due, part))
         self._wake_at(self._next_ns(now_ns))
 
     def _free_for(self, request: _Request) -> _Peer | None:
@@ -354,31 +365,16 @@ class Synchronizer:
 
     # A session
 
-    def _begin(
-        self,
-        peer: _Peer,
-        window: Window,
-        due: _Due | None = None,
-        part: Window | None = None,
-        request: _Request | None = None,
-    ) -> None:
-        peer.busy = True
-        work = self._session(peer, window, due, part, request)
-        task = asyncio.create_task(work, name=f"sync with {peer.address}")
+    def _begin(self, session: _Session) -> None:
+        session.peer.busy = True
+        task = asyncio.create_task(self._run(session), name=f"sync with {session.peer.address}")
         self._sessions.add(task)
         task.add_done_callback(self._sessions.discard)
 
-    async def _session(
-        self,
-        peer: _Peer,
-        window: Window,
-        due: _Due | None,
-        part: Window | None,
-        request: _Request | None,
-    ) -> None:
-        """Run a session for ``due`` or a request; ``part``: its window is a part of one."""
+    async def _run(self, session: _Session) -> None:
+        peer, window, request = session.peer, session.window, session.request
         self._book.begun(peer.address)
-        outcome: SyncOutcome | None = None
+        outcome = SyncOutcome(ending=SyncEnding.FAILED, error=_STOPPING)
         try:
             outcome = await self._caller.synchronize(peer.address, window)
         except Exception as error:
@@ -387,28 +383,19 @@ class Synchronizer:
             sentence = f"this node failed ({type(error).__name__}): see its log"
             outcome = SyncOutcome(ending=SyncEnding.FAILED, error=sentence)
         finally:
-            if outcome is None:
-                outcome = SyncOutcome(ending=SyncEnding.FAILED, error=_STOPPING)
             done = SyncDone(peer.address, window, outcome)
             self._book.ended(done)
             if request is not None and not request.done.done():
                 request.done.set_result(done)
             peer.busy = False
-            self._finish(peer, window, due, part, outcome)
+            if session.due is not None:
+                self._come_round(session, session.due, outcome)
+            self._rest(peer, outcome.ending)
             self._go_on()
 
-    def _finish(
-        self,
-        peer: _Peer,
-        window: Window,
-        due: _Due | None,
-        part: Window | None,
-        outcome: SyncOutcome,
-    ) -> None:
-        failed = outcome.ending not in (SyncEnding.DONE, SyncEnding.ABORTED)
-        if due is not None:
-            self._come_round(peer, window, due, part, outcome)
-        if not failed:
+    def _rest(self, peer: _Peer, ending: SyncEnding) -> None:
+        """Let a peer rest that has failed, and try another one soon (rule 4)."""
+        if ending in (SyncEnding.DONE, SyncEnding.ABORTED):
             peer.failures = peer.rests_until_ns = 0
             return
         now_ns = self._environment.steady_ns()
@@ -420,23 +407,17 @@ class Synchronizer:
             if not other.is_wide and other.next_ns is not None:
                 other.next_ns = min(other.next_ns, now_ns + RETRY_NS)
 
-    def _come_round(
-        self,
-        peer: _Peer,
-        window: Window,
-        due: _Due,
-        part: Window | None,
-        outcome: SyncOutcome,
-    ) -> None:
-        aborted = outcome.ending is SyncEnding.ABORTED
-        failed = not aborted and outcome.ending is not SyncEnding.DONE
+    def _come_round(self, session: _Session, due: _Due, outcome: SyncOutcome) -> None:
+        """Set when a session of this kind is due again, and over what (rules 5 and 6)."""
+        is_done, aborted = outcome.ending is SyncEnding.DONE, outcome.ending is SyncEnding.ABORTED
+        failed = not aborted and not is_done
         moved = outcome.messages_sent + outcome.messages_received > 0
         parts: tuple[Window, ...] = ()
-        if part is not None and outcome.ending is not SyncEnding.DONE:
-            parts = (part,)
-        elif outcome.left_over and not moved and outcome.ending is SyncEnding.DONE:
-            parts = halves(window, outcome.middle_ns)
-        due.parts.extendleft((peer.address, each) for each in reversed(parts))
+        if session.part is not None and not is_done:
+            parts = (session.part,)
+        elif outcome.left_over and not moved and is_done:
+            parts = halves(session.window, outcome.middle_ns)
+        due.parts.extendleft((session.peer.address, each) for each in reversed(parts))
         while len(due.parts) > MAX_PARTS:
             due.parts.pop()
         wait_ns = due.interval_ns

@@ -304,10 +304,10 @@ OTHERS = {
         "circles|too much is under way",
     ),
     "answers no operator": Mutant(
-        in_schedule("_session", "request is not None", "False"), "circles|nothing is left", 31
+        in_schedule("_run", "request is not None", "False"), "circles|nothing is left", 31
     ),
     "never ends a session for the schedule": Mutant(
-        in_schedule("_session", "peer.busy = False", "pass"), f"{UNEQUAL}|circles"
+        in_schedule("_run", "peer.busy = False", "pass"), f"{UNEQUAL}|circles"
     ),
     "counts a page before it is stored": Mutant(
         in_resume(

@@ -31,7 +31,7 @@ from reconcile.algorithm.plan import Tuning
 from reconcile.compact.keys import NONCE_BYTES
 from reconcile.errors import MalformedPayloadError as MalformedPayload
 from reconcile.errors import PayloadLimitError as LimitExceeded
-from reconcile.ids import LOWEST, SyncId, SyncIds
+from reconcile.ids import LOWEST, SyncId
 from reconcile.limits import DEFAULT_SESSION_LIMITS, SessionLimits
 from reconcile.session import Bounds, Result, Role, SessionConfig
 from store.domain.coverage import Statements
@@ -365,24 +365,21 @@ class Exchange:
 
     async def serve_transfer(self, caller: Caller, stream: FrameStream) -> None:
         """Serve ``Transfer``; raises as `serve_reconcile`, and `TransferFailedError`."""
-        node_id = caller.node_id
         async with self._first_frames.slot(caller):
             frame = await in_time(stream.read(), FIRST_FRAME_S)
             if frame is None:
                 raise ProtocolBrokenError(
                     "a transfer begins with a frame that names its session: send it"
                 )
-            session_id = next(pieces(frame)).session_id
-            nothing = self.found_nothing(node_id, session_id)
-            found = None if nothing is not None else self.claim(node_id, session_id)
+            found = self.claim(caller.node_id, next(pieces(frame)).session_id)
             if isinstance(found, SessionRefusal):
                 raise SessionUnknownError(found.sentence)
-        session, report = found or (None, None)
+        session, report = found
         resumed = SessionStream(stream, session, self, first=frame)
         del frame
-        if nothing is not None:
-            await nothing.run(resumed)
-        if session is None or report is None:
+        if session.state is SessionState.ENDED:
+            # Source: the contract, "Transfer after a session without differences".
+            await (await self.transfer(session, report)).run(resumed)
             return
         with self._reporting(report), self.driving(session):
             transfer = await self.transfer(session, report)
@@ -615,27 +612,11 @@ class Exchange:
         found = self.sessions.claim(self.environment.steady_ns(), node_id, session_id)
         if isinstance(found, SessionRefusal):
             return found
+        if found.state is SessionState.ENDED:
+            return found, SessionReport(SyncRole.RESPONDER, found.began_ns)
         report, timer = self._waiting.pop(found)
         timer.cancel()
         return found, report
-
-    def found_nothing(self, node_id: str, session_id: str) -> Transfer | None:
-        """Return a transfer of nothing, once, for a session that found nothing.
-
-        Source: the contract, "Transfer after a session without differences".
-        """
-        if not self.sessions.found_nothing(self.environment.steady_ns(), node_id, session_id):
-            return None
-        nothing, work = SyncIds.empty(), self.work
-        return Transfer(
-            session_id,
-            nothing,
-            nothing,
-            work.transfer,
-            memory=self.memory,
-            peer=node_id,
-            limits=work.transfer_limits,
-        )
 
     def ended(self, report: SessionReport) -> SyncOutcome:
         """Report a session that has ended to the observer."""
@@ -737,7 +718,7 @@ class SessionStream:
     def __init__(
         self,
         stream: FrameStream,
-        session: PeerSession | None,
+        session: PeerSession,
         exchange: Exchange,
         first: bytes | None = None,
     ) -> None:
@@ -771,8 +752,6 @@ class SessionStream:
 
     def _change_waits(self, by: int) -> None:
         self._waits += by
-        if self._session is None:
-            return
         if not self._waits:
             self._session.awaits_ns = None
         elif by < 0 or self._waits == 1:

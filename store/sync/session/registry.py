@@ -150,7 +150,7 @@ class Sessions:
         self._useful = BoundedDict[tuple[str, str], None](MAX_USEFUL_PEERS)
         self._silence_ns = silence_ns
         self._sessions: list[PeerSession] = []
-        self._equal = BoundedDict[str, tuple[str, int]](MAX_EQUAL_PEERS)
+        self._equal = BoundedDict[str, PeerSession](MAX_EQUAL_PEERS)
 
     def __iter__(self) -> Iterator[PeerSession]:
         """Return the sessions under way."""
@@ -232,7 +232,8 @@ class Sessions:
         self._demand(session, SessionState.RECONCILING)
         if not len(to_send) and not len(to_receive):
             if not session.own:
-                self._equal[session.node_id] = session.session_id, now_ns
+                self._equal[session.node_id] = session
+                session.since_ns = now_ns
             self.end(session)
             return
         session.to_send, session.to_receive = to_send, to_receive
@@ -245,7 +246,15 @@ class Sessions:
         self._move(now_ns, session)
 
     def claim(self, now_ns: int, node_id: str, session_id: str) -> PeerSession | SessionRefusal:
-        """Return the session that a peer names in `Transfer`, only once."""
+        """Return the session that a peer names in `Transfer`, only once.
+
+        One that found nothing has ended already, and has nothing to transfer (rule 7).
+        """
+        equal = self._equal.get(node_id)
+        if equal is not None and equal.session_id == session_id:
+            del self._equal[node_id]
+            if now_ns - equal.since_ns < self._silence_ns:
+                return equal
         for session in self._sessions:
             if (
                 session.state is SessionState.WAITING
@@ -259,14 +268,6 @@ class Sessions:
             "no session of this peer with this ID waits for a transfer: reconcile first, and "
             f"transfer once, within {self._silence_ns // NS_PER_S} s",
         )
-
-    def found_nothing(self, now_ns: int, node_id: str, session_id: str) -> bool:
-        """Return True, once, if a `Transfer` is for a session that found nothing."""
-        name, ended_ns = self._equal.get(node_id, ("", 0))
-        if name != session_id or now_ns - ended_ns >= self._silence_ns:
-            return False
-        del self._equal[node_id]
-        return True
 
     def end(self, session: PeerSession) -> None:
         """Remove a session, however it ended; may be called twice."""

@@ -335,19 +335,23 @@ def test_a_session_that_found_nothing_ends(old: Make) -> None:
 
 def test_a_peer_may_transfer_nothing_once_after_a_session_that_found_nothing() -> None:
     sessions = registry()
+
+    def found(node: str, name: str, now_ns: int = NOW) -> bool:
+        return isinstance(sessions.claim(now_ns, node, name), PeerSession)
+
     for name in ("1", "2"):
         sessions.reconciled(NOW, came(sessions, "a", name), NONE, NONE)
-    assert not sessions.found_nothing(NOW, "b", "2"), "it is bound to its peer"
-    assert not sessions.found_nothing(NOW, "a", "1"), "of each peer the last one is known"
-    assert not sessions.found_nothing(NOW + MINUTE_NS, "a", "2"), "for a minute"
-    assert sessions.found_nothing(NOW + MINUTE_NS - 1, "a", "2")
-    assert not sessions.found_nothing(NOW, "a", "2")
+    assert not found("b", "2"), "it is bound to its peer"
+    assert not found("a", "1"), "of each peer the last one is known"
+    assert found("a", "2", NOW + MINUTE_NS - 1)
+    assert not found("a", "2")
     for number in range(MAX_EQUAL_PEERS + 1):
         node = f"node-{number}"
         sessions.reconciled(NOW, came(sessions, node, "3"), NONE, NONE)
         sessions.check()
-    assert not sessions.found_nothing(NOW, "node-0", "3"), "they are bounded"
-    assert sessions.found_nothing(NOW, "node-1", "3")
+    assert not found("node-0", "3"), "they are bounded"
+    assert not found("node-1", "3", NOW + MINUTE_NS), "for a minute"
+    assert found("node-2", "3")
 
 
 @pytest.mark.parametrize("old", ["own", "own, unknown", "ready", "own transfer", "reconciling"])

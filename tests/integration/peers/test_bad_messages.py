@@ -17,8 +17,6 @@ from store.messages.transfer import MalformedMessage, decode_message
 from store.runtime.tasks import BackgroundTasks
 from storenode.message.varint import delimited, varint
 from storenode.wire.storenode.v1.peer_pb2 import Events, GossipFrame, TransferFrame
-from storenode.wire.storenode.v1.store_pb2 import PublishResponse
-from storenode.wire.storenode.v1.store_pb2 import PublishResult as Result
 from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
@@ -33,7 +31,7 @@ from tests.integration.peers.hostile import (
 )
 from tests.integration.peers.test_gossip_hostile import stream
 from tests.integration.peers.test_resuming import HOUR_NS, all_stored, resuming
-from tests.integration.rpc.harness import STORE, within
+from tests.integration.rpc.harness import within
 from tests.support.node import NodeProcess, running_node
 from tests.support.polling import PAUSE_S
 
@@ -107,29 +105,12 @@ def request(messages: Sequence[bytes]) -> bytes:
     return b"".join([delimited(b"\x0a", each) for each in messages])
 
 
-async def by_publish(node: NodeProcess, sent: bytes) -> bytes:
-    async with grpc.aio.insecure_channel(node.listen) as channel:
-        method: Any = channel.unary_unary
-        answer: bytes = await method(STORE + "Publish")(sent)
-        return answer
-
-
 async def all_published(node: NodeProcess, messages: Sequence[WakuMessageAndTopic]) -> None:
     wanted = StoreQueryRequest(message_hashes=[hash_of(each) for each in messages])
     async with grpc.aio.insecure_channel(node.listen) as channel:
         store: Any = StoreStub(channel)
         while len((await store.Query(wanted)).messages) < len(messages):  # noqa: ASYNC110
             await asyncio.sleep(PAUSE_S)
-
-
-async def test_a_client_s_bad_message_is_rejected_by_itself(server: NodeProcess) -> None:
-    sent, good = batch(1)
-    found = PublishResponse.FromString(await by_publish(server, request(sent))).results
-    assert [each.outcome for each in found[::2]] == [Result.STORED] * len(good)
-    assert [each.outcome for each in found[1::2]] == [Result.REJECTED] * (len(good) - 1)
-    assert all(each.reason for each in found[1::2])
-    # A topic that is no UTF-8 has bytes, so that the hash can be computed.
-    assert [bool(each.message_hash) for each in found[1::2]][:4] == [True, True, False, False]
 
 
 async def test_a_bad_message_in_gossip_keeps_no_other_out(server: NodeProcess) -> None:

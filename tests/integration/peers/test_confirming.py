@@ -135,17 +135,6 @@ async def test_a_node_without_gossip_and_alone_answers_at_once_and_leaves_nothin
     assert (await publisher.table.summary()).count == 0
 
 
-async def test_what_was_given_up_counts_for_nothing(publisher: Publisher) -> None:
-    messages = batch()
-    stored = await publisher.store(messages, 2)
-    await publisher.table.confirm([Confirmed(digest, "a") for digest in messages.hashes])
-    await publisher.table.expire(messages.hashes)
-    limit_s = 3 * confirmations.POLL_S
-    found = await publisher.confirmed(messages, stored, 2, limit_s)
-    assert {each.confirms for each in found} <= {0, 1}
-    assert "of 2 stores confirmed: no more have within 0.75 s" in found[0].reason
-
-
 async def test_too_few_stores_end_a_wait_before_it_begins(publisher: Publisher) -> None:
     messages = batch()
     stored = await publisher.store(messages, 3)

@@ -15,7 +15,6 @@ from tests.support.fleet import CONTENT, PUBSUB, Fleet, hashes, held, publish
 from tests.support.node import NodeProcess
 
 HOUR_NS = 3_600_000_000_000
-UNREACHABLE = "127.0.0.1:1"
 
 
 def said(number: int, *, channel: str = "room", at: int | None = None) -> WakuMessageAndTopic:
@@ -78,23 +77,3 @@ async def test_exactly_the_listed_messages_come(fleet: Fleet, tmp_path: Path) ->
     reported = Command.of(asking)("sync", "--ids", str(path))
     assert reported.code == 1
     assert "missing: id-6 of room\n" in reported.out
-
-
-async def test_what_a_node_does_not_take_and_whom_it_cannot_ask_are_reported(
-    fleet: Fleet, tmp_path: Path
-) -> None:
-    first = fleet.start("--retention", "off")
-    asking = fleet.start("--retention", "2d", peers=[UNREACHABLE, first])
-    old, young = said(1, at=time.time_ns() - 100 * HOUR_NS), said(2)
-    await publish(first, [old, young])
-    path = write(tmp_path / "ids", [wanted(f"id-{number}") for number in (1, 2, 3)])
-    ended, left, summary = fetch(asking, path)
-    assert ended.code == 1
-    assert held(asking) == hashes([young])
-    assert [(line["message_id"], line["outcome"]) for line in left] == [
-        ("id-1", "refused"),
-        ("id-3", "unasked"),
-    ]
-    assert list(summary["failed"]) == [UNREACHABLE]
-    assert "could not be reached" in summary["failed"][UNREACHABLE]
-    assert "1 refused" in summary["notes"][0]

@@ -5,17 +5,13 @@ from __future__ import annotations
 import time
 
 from sim.messages import CANDIDATES, forged_halves
-from storenode.client import AsyncClient
 from storenode.client.messages import hash_of
 from storenode.client.types import WakuMessageAndTopic
 from storenode.connection.channel import TlsIdentity
-from storenode.wire.storenode.v1.store_pb2 import StoreCoverage
-from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 from tests.integration.peers.test_processes import events
 from tests.integration.run.helpers import get
 from tests.support.fleet import Fleet, hashes, held, made, publish, synchronize
 from tests.support.node import NodeProcess
-from tests.support.polling import until
 
 MINUTE_NS = 60 * 10**9
 SHARED = 200
@@ -65,49 +61,3 @@ async def test_forged_sets_are_found_in_clear_text(fleet: Fleet) -> None:
     _, report = synchronize(second, "--from", "0")
     assert (report["in_sync"], report["equality"], report["hidden"]) == (True, "keyed", 0)
     assert report["round_trips"] == 1
-
-
-async def test_two_contents_of_one_hash_are_a_conflict_and_not_in_sync(fleet: Fleet) -> None:
-    first = fleet.start()
-    second = fleet.start(peers=[first.peer])
-    # Long enough ago that its whole minute is compared.
-    at_ns = time.time_ns() - 2 * MINUTE_NS
-    one, other = (
-        WakuMessageAndTopic(
-            pubsub_topic="/waku/2/rs/1/0",
-            message=WakuMessage(payload=payload, content_topic=topic, timestamp=at_ns),
-        )
-        for payload, topic in (
-            (b"transfer 10 to bob/al", "pha/1/x/proto"),
-            (b"transfer 10 to bob", "/alpha/1/x/proto"),
-        )
-    )
-    assert hash_of(one) == hash_of(other)
-    shared = made(SHARED, at_ns, seed=1)
-    await publish(first, [*shared, one])
-    await publish(second, [*shared, other])
-
-    for _ in range(2):
-        ended, report = synchronize(second)
-
-        assert ended.code == 1, ended
-        assert not report["in_sync"]
-        assert (report["missing_here"], report["missing_there"], report["hidden"]) == (0, 0, 0)
-        assert report["conflicts"] == 1
-        (conflict,) = report["shown_conflicts"]
-        assert conflict["own_digest"] != conflict["peer_digest"]
-        assert "different contents under one hash" in report["notes"][0]
-    for node in (first, second):
-        said = events(node, "content_conflict")[0]
-        assert said["hash"] == hash_of(one).hex()
-        assert said["own_digest"] != said["peer_digest"]
-    left = 'storenode_peer_differences{peer="' + first.peer + '",window="recent"} 1.0'
-    assert left in get(second.metrics, "/metrics")[1]
-
-    async def differs() -> bool:
-        async with AsyncClient(second.listen) as client:
-            steps = [each async for each in client.coverage(start=at_ns, end=at_ns + 1)]
-        states = [each.state for step in steps for each in step.stores]
-        return states == [StoreCoverage.DIFFERS]
-
-    await until(differs)  # statements of a session are written after its report

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -129,21 +128,6 @@ def test_a_message_is_confirmed_by_both_others(triangle: list[NodeProcess]) -> N
     )
     assert "confirmed by " in shown.out
     settle(triangle[0])
-
-
-def test_more_confirmations_than_there_are_stores_are_refused_at_once(
-    triangle: list[NodeProcess],
-) -> None:
-    began = time.monotonic()
-    many, caller = ("--min-confirms", "3"), triangle[2]
-    ended, result = publish(caller, "three", *many, "--confirm-timeout", "300s")
-    assert time.monotonic() - began < 250, "it does not wait for what cannot come"
-    assert ended.code == 1
-    assert result["outcome"] == "UNCONFIRMED"
-    assert "of 3 stores confirmed: this node exchanges messages with 2 other" in result["reason"]
-    assert bytes.fromhex(result["message_hash"]) in held(caller)
-    ended, result = publish(caller, "now", *many, "--ephemeral")
-    assert (ended.code, result["outcome"]) == (0, "EPHEMERAL")
 
 
 async def test_what_is_unread_survives_and_is_confirmed_when_the_store_is_back(

@@ -16,14 +16,11 @@ import pytest
 
 from store.rpc.gossip import GOSSIP
 from store.rpc.limits import MAX_GOSSIP_ENTRIES, MAX_GOSSIP_FRAME_BYTES
-from storenode.client.messages import hash_of, new_message
-from storenode.client.node import connect
 from storenode.connection.call_status import Ending
-from storenode.wire.storenode.v1.peer_pb2 import Events, GossipFrame, Inventory
+from storenode.wire.storenode.v1.peer_pb2 import GossipFrame, Inventory
 from tests.integration.peers.harness import PeerNode
-from tests.integration.run.helpers import get
 from tests.support.command import Command
-from tests.support.fleet import CONTENT, PUBSUB, Fleet, held, made, status
+from tests.support.fleet import CONTENT, Fleet, status
 from tests.support.node import NodeProcess
 from tests.support.polling import PATIENCE_S
 
@@ -143,40 +140,6 @@ async def test_what_cannot_be_read_ends_the_stream_and_keeps_the_peer_out(
     peers = {peer["node_id"]: peer for peer in status(node)["gossip"]["peers"]}
     assert peers[name]["cut_off_until"] > time.time_ns()
     assert reported in peers[name]["reason"]
-
-
-async def test_a_message_of_a_wrong_time_is_refused_by_name(node: NodeProcess) -> None:
-    now_ns = time.time_ns()
-    bad = [
-        new_message(b"future", CONTENT, PUBSUB, now_ns + 25 * 3600 * 10**9),
-        new_message(b"past", CONTENT, PUBSUB, now_ns - 400 * 86_400 * 10**9),
-    ]
-    good = made(1, now_ns - 10**9, seed=2)
-    async with stream(node.peer, "astray") as astray:
-        await astray.send(GossipFrame(events=Events(messages=[*bad, *good])))
-        async with asyncio.timeout(PATIENCE_S):
-            while hash_of(good[0]) not in (await astray.frame()).inv.ids:
-                continue
-    assert held(node) & {hash_of(each) for each in (*bad, *good)} == {hash_of(good[0])}
-    text = get(node.metrics, "/metrics")[1]
-    for reason in ("too_new", "below_horizon"):
-        wanted = f'messages_rejected_total{{reason="{reason}",source="gossip"}} 1.0'
-        assert wanted in text, [line for line in text.splitlines() if "rejected" in line]
-
-
-async def test_a_store_counts_once_however_many_nodes_speak_for_it(node: NodeProcess) -> None:
-    (message,) = made(1, time.time_ns(), seed=8)
-    digest = hash_of(message)
-    async with (
-        stream(node.peer, "first-voice", "one-store") as first,
-        stream(node.peer, "second-voice", "one-store") as second,
-    ):
-        for voice in (first, second):
-            await voice.send(inventory([digest]))
-        async with connect(node.listen) as client:
-            (result,) = await client.publish([message], min_confirms=2, confirm_timeout_s=2)
-    assert result.confirms <= 1
-    assert "of 2 stores confirmed" in result.reason
 
 
 async def test_a_peer_of_another_cluster_gets_no_stream(node: NodeProcess) -> None:

@@ -17,7 +17,7 @@ from store.sync.session import exchange
 from store.sync.session.exchange import RECONCILE, TRANSFER
 from store.sync.transfer import transfer as transferring
 from storenode.message.varint import varint
-from storenode.wire.storenode.v1.peer_pb2 import ReconcileFrame, TransferFrame, TransferRefusal
+from storenode.wire.storenode.v1.peer_pb2 import ReconcileFrame, TransferFrame
 from tests.integration.peers.harness import PeerNode, hash_of, items, peer_node
 from tests.integration.peers.hostile import (
     METADATA,
@@ -51,14 +51,6 @@ FLOOD = items(range(1_000, 7_000))
 async def node(new_store: Callable[[], str]) -> AsyncIterator[PeerNode]:
     """Serve a node with small limits that holds messages 0 to 49, and is to hold no others."""
     async with peer_node("a.example", new_store(), limits=SMALL) as opened:
-        await opened.hold(items(range(50)))
-        yield opened
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def fresh(new_database: Callable[[], str]) -> AsyncIterator[PeerNode]:
-    """Serve such a node for one test."""
-    async with peer_node("a.example", new_database()) as opened:
         await opened.hold(items(range(50)))
         yield opened
 
@@ -302,49 +294,7 @@ async def moved(node: PeerNode, transfer: Script, **scripts: Any) -> SyncOutcome
     return await called(node, Scripts(reconcile=claim, transfer=transfer, **scripts))
 
 
-def transfer_frame(**fields: Any) -> TransferFrame:  # noqa: ANN401
-    """Return a frame of the session."""
-    return TransferFrame(session_id=SESSION_ID, **fields)
-
-
 async def test_a_transfer_by_another_node(node: PeerNode) -> None:
     other = (("storenode-node-id", "c.example"), ("storenode-store-id", "c"), METADATA[2])
     outcome = await moved(node, silent, transfer_metadata=other)
     assert "was hostile.example and is c.example" in outcome.error
-
-
-def by_the_book(*sent: TransferFrame) -> Script:
-    """Return a script that sends frames, acknowledges everything, and waits for the end."""
-
-    async def script(context: Any) -> None:  # noqa: ANN401
-        for each in sent:
-            await context.write(each.SerializeToString())
-        while isinstance(data := await context.read(), bytes):
-            got = [hash_of(message) for message in TransferFrame.FromString(data).messages]
-            if got:
-                await context.write(TransferFrame(stored=got).SerializeToString())
-
-    return script
-
-
-async def test_undelivered_and_untaken_messages_are_reported(node: PeerNode) -> None:
-    outcome = await moved(node, by_the_book(transfer_frame(done=True)))
-    assert (outcome.error, outcome.ending, outcome.in_sync) == ("", SyncEnding.DONE, False)
-    assert (outcome.undelivered, outcome.messages_sent) == (10, 10)
-    assert any("not delivered: 10" in note for note in outcome.notes)
-    refused = [
-        TransferRefusal(message_hash=hash_of(message), reason="not received")
-        for message in items(range(10))
-    ]
-    outcome = await moved(node, frames(transfer_frame(refused=refused, done=True)))
-    assert (outcome.ending, outcome.in_sync) == (SyncEnding.DONE, False)
-    assert outcome.messages_sent == 0
-    assert any("did not get them: 10" in note for note in outcome.notes)
-
-
-async def test_a_peer_may_name_itself_with_its_first_answer(fresh: PeerNode) -> None:
-    book = by_the_book(transfer_frame(messages=items(range(50, 60)), done=True))
-    outcome = await moved(fresh, book, late=True)
-    assert (outcome.error, outcome.in_sync) == ("", True)
-    assert (outcome.messages_received, outcome.messages_sent) == (10, 10)
-    assert outcome.peer_node_id == "hostile.example"

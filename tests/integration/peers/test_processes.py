@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from random import Random
 from typing import Any
 
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
@@ -31,40 +30,6 @@ DAY_NS = DAY_S * 10**9
 def events(node: NodeProcess, name: str) -> list[dict[str, Any]]:
     lines = [json.loads(line) for line in node.log().splitlines() if line.startswith("{")]
     return [line for line in lines if line.get("event") == name]
-
-
-async def test_three_nodes_with_losses_are_equal_after_one_round_each(fleet: Fleet) -> None:
-    first = fleet.start()
-    second = fleet.start(peers=[first])
-    third = fleet.start(peers=[second, first])
-    messages = made(2_000, time.time_ns() - 60 * 10**9)
-    rng = Random(11)
-    for node in fleet.nodes:
-        await publish(node, [each for each in messages if rng.random() >= 0.2])
-    lacking = [len(hashes(messages) - held(node)) for node in fleet.nodes]
-    assert min(lacking) > 300
-
-    reports = [
-        synchronize(second, "--peer", first.peer),
-        synchronize(third, "--peer", second.peer),
-        synchronize(third, "--peer", first.peer),
-    ]
-
-    for ended, report in reports:
-        assert ended.code == 0, ended
-        assert report["in_sync"], report
-        assert report["outcome"] == "done"
-        assert report["messages_received"] == report["missing_here"]
-        assert report["messages_sent"] == report["missing_there"]
-    everything = set().union(*(held(node) for node in fleet.nodes))
-    assert everything <= hashes(messages)
-    assert [held(node) == everything for node in fleet.nodes] == [True] * 3
-    peers = {peer["address"]: peer for peer in status(third)["peers"]}
-    assert set(peers) == {first.peer, second.peer}
-    for peer in peers.values():
-        assert peer["last_sync"] > 0
-        assert (peer["lacks"], peer["has"], peer["failures"]) == (0, 0, 0)
-        assert peer["last_report"]["in_sync"]
 
 
 async def test_the_whole_history_is_reconciled_when_asked_for(fleet: Fleet) -> None:
@@ -201,12 +166,6 @@ async def test_peers_reconcile_by_themselves_and_report_one_that_is_away(fleet: 
     lonely = Command.of(first)("sync")
     assert lonely.code == 1
     assert "this node has no peers: start it with --peer HOST:PORT" in lonely.err
-    unknown = Command.of(second)("sync", "--peer", "127.0.0.1:1")
-    assert unknown.code == 1
-    assert f"name one of {first.peer}" in unknown.err
-    empty = Command.of(second)("sync", "--from", "5", "--to", "5")
-    assert empty.code == 1
-    assert "time_start is not before time_end" in empty.err
     for bound in (("--to", "5"), ("--from", str(2**62))):
         nothing = Command.of(second)("sync", *bound)
         assert nothing.code == 1, "nothing compared is not equality"

@@ -78,39 +78,6 @@ async def test_a_session_compares_the_clocks_of_its_nodes(
         assert (name, round(ahead_s, -3)) == (first.name, 0)
 
 
-async def test_large_payloads_and_many_rounds(
-    new_database: Callable[[], str], second: PeerNode
-) -> None:
-    await second.hold(items(range(0, 20_000, 2)))
-    async with peer_node("c.example", new_database()) as third:
-        await third.hold(items(range(0, 20_000, 3)))
-        outcome = await third.synchronize(second)
-        assert outcome.in_sync, outcome
-        assert max(outcome.bytes_sent, outcome.bytes_received) > 64 * 1024
-        assert await third.hashes() == await second.hashes()
-
-
-async def test_what_policy_refuses_is_reported_and_not_sent_again(
-    first: PeerNode, second: PeerNode
-) -> None:
-    second.rules.policy = replace(second.rules.policy, max_message_bytes=500)
-    await first.hold([item(1, size=1_000), item(2), item(3)])
-    outcome = await first.synchronize(second)
-    assert outcome.in_sync, "policy is no difference"
-    assert outcome.messages_sent == 2
-    assert outcome.refused_by_policy == 1
-    assert any("refused by the peer: too_large 1" in note for note in outcome.notes)
-    mirror = await second.observer.ended()
-    assert any("refused here by policy: too_large 1" in note for note in mirror.notes)
-    assert second.count("storenode_messages_rejected_total", source="transfer", reason="too_large")
-    assert len(await second.hashes()) == 2
-    again = await first.synchronize(second)
-    assert again.in_sync
-    assert again.refused_by_policy == 1
-    assert again.messages_sent == 0
-    assert first.observer.moved["sent", "refused"] == 1
-
-
 async def test_nothing_below_a_horizon_is_compared(first: PeerNode, second: PeerNode) -> None:
     horizon_ns = NOW_NS - 30 * MINUTE_NS
     old, new = item(1, timestamp=horizon_ns - 1), item(2, timestamp=horizon_ns + MINUTE_NS)

@@ -379,12 +379,12 @@ class Judge:
         The peer ``had`` some entries all the time, and the store has ``taken`` some.
         """
         by = database.store_id
-        known = Counter((*done.held, *done.found, *done.missing, *done.refused))
+        known = Counter((*done.already_stored, *done.found, *done.missing, *done.refused))
         whole = known == Counter(entries) if not done.error else known <= Counter(entries)
         self._demand(whole, f"a look-up of {by} does not account for what it was asked for")
         passed_over = had.intersection(done.missing)
         self._demand(not passed_over, f"a look-up of {by} misses {len(passed_over)} SDS messages")
-        pretended = {*done.held, *done.found} - taken
+        pretended = {*done.already_stored, *done.found} - taken
         self._demand(not pretended, f"a look-up of {by} calls found what its store does not hold")
 
     # Resume

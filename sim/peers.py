@@ -90,7 +90,7 @@ class SimStore:
             lambda: self._database.read(self._database.stored_at(ids.pairs()), max_bytes)
         )
 
-    async def held(self, ids: SyncIds) -> list[bool]:
+    async def are_stored(self, ids: SyncIds) -> list[bool]:
         """Return for each ID whether the message is stored."""
         stored_at = self._database.stored_at
         return await self._database.look(

@@ -61,7 +61,7 @@ class Unauthenticated(Denied):
 
 
 @dataclass(frozen=True, slots=True)
-class Client:
+class Principal:
     """A caller that is let in. ``named``: it has its own entry in the token file."""
 
     name: str
@@ -79,12 +79,6 @@ _EVERYBODY: Final = frozenset({Right.READ, Right.PUBLISH, Right.FOLLOW})
 _OPERATOR: Final = frozenset(Right)
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    digest: bytes
-    client: Client
-
-
 class Access:
     """The decision on calls. Immutable: a changed token file makes a new one.
 
@@ -94,31 +88,32 @@ class Access:
     __slots__ = ("_entries", "_stranger_limits")
 
     def __init__(
-        self, entries: Iterable[tuple[bytes, Client]] | None, stranger_limits: ClientLimits
+        self,
+        entries: Iterable[tuple[bytes, Principal]] | None,
+        stranger_limits: ClientLimits,
     ) -> None:
         self._stranger_limits = stranger_limits
-        self._entries: dict[bytes, list[_Entry]] | None = None
+        self._entries: dict[bytes, list[tuple[bytes, Principal]]] | None = None
         if entries is not None:
             self._entries = {}
             for digest, client in entries:
                 # Only the entry of this table depends on the digest, which cannot be chosen
                 # without a token; the comparison itself is constant-time.
-                key = digest[:_INDEX_BYTES]
-                self._entries.setdefault(key, []).append(_Entry(digest, client))
+                self._entries.setdefault(digest[:_INDEX_BYTES], []).append((digest, client))
 
     @classmethod
     def open(cls, limits: ClientLimits | None = None) -> Access:
         """Return the rules without a token file; ``limits`` hold for every caller."""
         return cls(None, limits or ClientLimits())
 
-    def clients(self) -> list[Client]:
+    def clients(self) -> list[Principal]:
         """Return the clients of the token file."""
         groups = (self._entries or {}).values()
-        return [entry.client for group in groups for entry in group]
+        return [client for group in groups for _, client in group]
 
     def authorize(
         self, authorization: str | None, right: Right, stranger: str, *, open_admin: bool = False
-    ) -> Client:
+    ) -> Principal:
         """Return the caller of one call, if it may make it.
 
         ``authorization`` is the call's metadata of that name. ``stranger`` names a caller without
@@ -132,7 +127,7 @@ class Access:
             if right is Right.ADMIN and not open_admin:
                 raise Denied(_ADMIN_ELSEWHERE)
             rights = _OPERATOR if open_admin else _EVERYBODY
-            return Client(stranger, rights, limits=self._stranger_limits)
+            return Principal(stranger, rights, limits=self._stranger_limits)
         client = self._identify(authorization)
         if right not in client.rights:
             raise Denied(
@@ -141,7 +136,7 @@ class Access:
             )
         return client
 
-    def _identify(self, authorization: str | None) -> Client:
+    def _identify(self, authorization: str | None) -> Principal:
         if authorization is None:
             raise Unauthenticated(
                 "the call carries no token: send the metadata `authorization: Bearer TOKEN`"
@@ -155,9 +150,9 @@ class Access:
             )
         digest = sha256(token.encode()).digest()
         assert self._entries is not None
-        for entry in self._entries.get(digest[:_INDEX_BYTES], ()):
-            if hmac.compare_digest(entry.digest, digest):
-                return entry.client
+        for known, client in self._entries.get(digest[:_INDEX_BYTES], ()):
+            if hmac.compare_digest(known, digest):
+                return client
         hmac.compare_digest(_NO_DIGEST, digest)
         raise Unauthenticated(
             "the token is not known to this node: check it, or ask the operator for a new one"
@@ -178,7 +173,7 @@ def parse_token_file(text: str, defaults: ClientLimits | None = None) -> Access:
         raise TokenFileError(f"not a TOML file: {error}") from None
     _only("the file", document, ("limits", "clients"))
     limits = _limits("[limits]", _table("[limits]", document.get("limits", {})), defaults)
-    entries: list[tuple[bytes, Client]] = []
+    entries: list[tuple[bytes, Principal]] = []
     owners: dict[bytes, str] = {}
     for name, entry in _table("[clients]", document.get("clients", {})).items():
         digest, client = _client(name, entry, limits)
@@ -191,7 +186,7 @@ def parse_token_file(text: str, defaults: ClientLimits | None = None) -> Access:
     return Access(entries, limits)
 
 
-def _client(name: str, value: object, limits: ClientLimits) -> tuple[bytes, Client]:
+def _client(name: str, value: object, limits: ClientLimits) -> tuple[bytes, Principal]:
     where = f"[clients.{name}]"
     if not _NAME.fullmatch(name):
         raise TokenFileError(
@@ -201,7 +196,7 @@ def _client(name: str, value: object, limits: ClientLimits) -> tuple[bytes, Clie
     entry = _table(where, value)
     _only(where, entry, ("token_sha256", "rights", "pubsub_topics", "content_topics", "limits"))
     limits = _limits(f"[clients.{name}.limits]", _table(where, entry.get("limits", {})), limits)
-    return _digest(where, entry), Client(
+    return _digest(where, entry), Principal(
         name, _rights(where, entry), _topics(where, entry), limits, named=True
     )
 

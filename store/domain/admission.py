@@ -36,7 +36,7 @@ from enum import IntEnum
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from store.domain.access import Client
+from store.domain.access import Principal
 from store.domain.ports import Ephemeral, Source, TopicRights
 from store.messages.conflicts import StoreResult
 from store.messages.record import (
@@ -167,7 +167,7 @@ class Admission:
         policy: Policy,
         now_ns: int,
         source: Source,
-        client: Client | None = None,
+        client: Principal | None = None,
         is_retry: Callable[[bytes], bool] = lambda _digest: False,
     ) -> None:
         largest = None if client is None else client.limits.message_bytes

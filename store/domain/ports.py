@@ -560,7 +560,7 @@ class TransferReads(Protocol):
         for come also where there are very many; the rest is asked for again.
         """
 
-    async def held(self, ids: SyncIds) -> list[bool]:
+    async def are_stored(self, ids: SyncIds) -> list[bool]:
         """Return for each of ascending IDs if the message is stored."""
 
 
@@ -577,12 +577,12 @@ class SyncDone:
 class FetchDone:
     """The outcome of each entry that a peer was asked for, and of what came.
 
-    ``held`` here already; ``found`` at the peer, and held here now; ``missing`` there; ``refused``
-    by this node's rules, which ``notes`` name. ``error``: why the peer was not asked to the end.
+    ``already_stored`` here; ``found`` at the peer, and stored here now; ``missing`` there;
+    ``refused`` by the rules that ``notes`` name. ``error``: why it was not asked to the end.
     """
 
     peer: PeerAddress
-    held: tuple[HistoryEntry, ...] = ()
+    already_stored: tuple[HistoryEntry, ...] = ()
     found: tuple[HistoryEntry, ...] = ()
     missing: tuple[HistoryEntry, ...] = ()
     refused: tuple[HistoryEntry, ...] = ()

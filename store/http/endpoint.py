@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 from msgspec import Struct
 from starlette.types import Receive, Scope, Send
 
-from store.domain.access import Client, Denied
+from store.domain.access import Denied, Principal
 from store.http.exchange import JSON, HttpExchange, refuse
 from store.http.failure import HttpError, translate
 from store.observe.logging import get_logger, request_context
@@ -75,7 +75,7 @@ class _HttpCall(Call):
         self._operation = operation
         self._exchange = exchange
 
-    def identify(self) -> Client:
+    def identify(self) -> Principal:
         """Return the bearer of the token, where one is needed."""
         exchange, right = self._exchange, self.method.right
         given = exchange.headers.getlist("authorization")

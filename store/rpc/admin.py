@@ -92,7 +92,7 @@ async def fetch_messages(node: RpcContext, _call: Call, request: bytes) -> bytes
     done = await exchange.fetch(asked.peer, lookup)
     return admin_pb2.FetchReport(
         peer=str(done.peer),
-        held=map(_entry, done.held),
+        held=map(_entry, done.already_stored),
         found=map(_entry, done.found),
         missing=map(_entry, done.missing),
         refused=map(_entry, done.refused),

@@ -15,7 +15,7 @@ import grpc
 
 from reconcile.errors import MalformedPayloadError
 from reconcile.errors import PayloadLimitError as ReconcileLimit
-from store.domain.access import Client
+from store.domain.access import Principal
 from store.domain.ports import EmptyWindow, NoPeers, PeerFailed, UnknownPeer
 from store.observe.clocks import parse_time
 from store.observe.logging import get_logger, request_context
@@ -159,7 +159,7 @@ class RpcCall(Call):
             )
         )
 
-    def identify(self) -> Client:
+    def identify(self) -> Principal:
         """Return the client that calls: a peer, or the bearer of the token, where one is needed."""
         method, node = self.method, self.node
         if method.right is None:
@@ -368,5 +368,5 @@ class CallWrapper:
 
 
 @lru_cache(maxsize=_CACHED_HOSTS)
-def _open_client(host: str) -> Client:
-    return Client(host, frozenset())
+def _open_client(host: str) -> Principal:
+    return Principal(host, frozenset())

@@ -15,7 +15,7 @@ from typing import Final
 import grpc
 from cryptography import x509
 
-from store.domain.access import Client, Right
+from store.domain.access import Principal, Right
 from store.domain.quota import ClientLimits
 from store.rpc.context import PeerRules
 from store.rpc.limits import MAX_PEER_FIELD_CHARS
@@ -65,7 +65,7 @@ def identify_peer(
     context: grpc.aio.ServicerContext[bytes, bytes],
     rules: PeerRules,
     limits: ClientLimits,
-) -> Client:
+) -> Principal:
     """Return the peer that calls a method, as a client with the rights of one.
 
     Raises:
@@ -89,7 +89,7 @@ def identify_peer(
         )
     if not (rules.tls or rules.names_suffice):
         raise _forbidden(_NAMES_ALONE)
-    return Client(f"peer {node_id}", PEER_RIGHTS, limits=limits, named=bool(rules.allowed))
+    return Principal(f"peer {node_id}", PEER_RIGHTS, limits=limits, named=bool(rules.allowed))
 
 
 def refuse_client(metadata: dict[str, str], rules: PeerRules | None) -> CallError:

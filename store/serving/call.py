@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Final
 
-from store.domain.access import Client, Right
+from store.domain.access import Principal, Right
 from store.domain.quota import Account, CallKind
 from store.serving.answer_budget import AnswerSender
 from store.serving.connections import remote
@@ -66,7 +66,7 @@ class Call(ABC):
     its caller has hung up while a batch waited for its commit.
     """
 
-    client: Client
+    client: Principal
     account: Account
     sender: AnswerSender
     max_request_bytes: int
@@ -80,7 +80,7 @@ class Call(ABC):
         self.is_admitted = self.is_abandoned = False
 
     @abstractmethod
-    def identify(self) -> Client:
+    def identify(self) -> Principal:
         """Return the caller, by the rules in force.
 
         Raises:

@@ -76,7 +76,7 @@ class Fetcher:
     async def fetch(self, peer: PeerAddress, request: SdsLookup) -> FetchDone:
         """Ask one peer, once; see `store.sync.schedule.Synchronizer.fetch`."""
         wanted, doubtful = await self._missing(request.channel_id, request.entries)
-        done = FetchDone(peer, held=_without(request.entries, wanted))
+        done = FetchDone(peer, already_stored=_without(request.entries, wanted))
         asked = wanted + doubtful
         if not asked:
             return done

@@ -216,7 +216,7 @@ async def test_messages_are_stored_once_and_read_by_position(stores: Stores) -> 
     here = [(each.timestamp_ns, digest) for digest, each in present.items()]
     absent = [(NOW, bytes(32)), *((time_ns + 1, digest) for time_ns, digest in here[:5])]
     ids = SyncIds.of(sorted([*here, *absent]))
-    assert await stores.ask(lambda store: store.transfers.held(ids)) == [
+    assert await stores.ask(lambda store: store.transfers.are_stored(ids)) == [
         at in here for at in ids.pairs()
     ]
     bodies = [present[at[1]].encoded if at in here else None for at in ids.pairs()]

@@ -333,7 +333,7 @@ class TransferReader:
         frames = await self._database.read(frames_at, pairs, max_bytes, pool=pool)
         return [None if frame is None else transferred(frame) for frame in frames]
 
-    async def held(self, ids: SyncIds) -> list[bool]:
+    async def are_stored(self, ids: SyncIds) -> list[bool]:
         """Return which messages are stored (see `store.domain.ports.TransferReads`)."""
         found: set[SyncId] = set()
         for start in range(0, len(ids), MAX_SOUGHT_IDS):

@@ -408,7 +408,7 @@ class Transfer:
             self._go_on()
 
     async def _find(self, ids: SyncIds) -> None:
-        is_stored = await patiently(functools.partial(self._work.reads.held, ids))
+        is_stored = await patiently(functools.partial(self._work.reads.are_stored, ids))
         if self._goes_on():
             self._receiving.found(is_stored)
             self._go_on()

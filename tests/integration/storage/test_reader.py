@@ -437,7 +437,7 @@ async def test_thousands_of_messages_in_one_nanosecond(node: Node) -> None:
     assert found == [each.hash for each in matching(stored, pair)]
     ids, reads = SyncIds.of(each.at for each in stored), TransferReader(node.database)
     assert len(await reads.load(ids, 2**40)) == MAX_LOADED_IDS
-    assert await reads.held(ids) == [True] * count
+    assert await reads.are_stored(ids) == [True] * count
 
 
 async def test_the_size_of_scan_pages_is_bounded(

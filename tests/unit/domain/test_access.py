@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from store.domain.access import (
     Access,
-    Client,
     Denied,
+    Principal,
     Right,
     TokenFileError,
     Unauthenticated,
@@ -27,7 +27,7 @@ def entry(name: str = "alice", token: str = TOKEN, more: str = "", rights: str =
     return f'[clients.{name}]\ntoken_sha256 = "{digest(token)}"\nrights = [{rights}]\n{more}\n'
 
 
-def authorize(access: Access, token: str | None, right: Right = Right.READ) -> Client:
+def authorize(access: Access, token: str | None, right: Right = Right.READ) -> Principal:
     header = None if token is None else f"Bearer {token}"
     return access.authorize(header, right, "host 10.0.0.1")
 
@@ -41,7 +41,7 @@ def test_a_client_of_the_file() -> None:
         "request_bytes = 10\nmessage_bytes = 11",
     )
     client = authorize(parse_token_file(text), TOKEN)
-    assert client == Client(
+    assert client == Principal(
         "alice",
         frozenset(Right),
         TopicRights(("/waku/2/rs/1/",), ("/app/", "/other/1/")),

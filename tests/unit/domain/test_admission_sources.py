@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from store.domain.access import Client, Right
+from store.domain.access import Principal, Right
 from store.domain.admission import Admission, Admitted, Verdict
 from store.domain.ports import Source, TopicRights
 from store.domain.quota import ClientLimits
@@ -17,8 +17,8 @@ from tests.support.admission import encoded
 from tests.unit.builders import NOW_NS, entry
 
 POLICY = Policy(max_drift_ns=20 * 10**9)
-ANYWHERE = Client("anybody", frozenset({Right.PUBLISH}))
-INSIDE = Client("alice", frozenset({Right.PUBLISH}), TopicRights(("/p/1",), ("/app/",)))
+ANYWHERE = Principal("anybody", frozenset({Right.PUBLISH}))
+INSIDE = Principal("alice", frozenset({Right.PUBLISH}), TopicRights(("/p/1",), ("/app/",)))
 
 
 def item(payload: bytes = b"x", content: str = "/app/chat", **more: Any) -> WakuMessageAndTopic:  # noqa: ANN401
@@ -26,7 +26,7 @@ def item(payload: bytes = b"x", content: str = "/app/chat", **more: Any) -> Waku
 
 
 def publish(
-    messages: Sequence[WakuMessageAndTopic], client: Client = ANYWHERE, chunk: int = 500
+    messages: Sequence[WakuMessageAndTopic], client: Principal = ANYWHERE, chunk: int = 500
 ) -> Admitted:
     admission = Admission(POLICY, NOW_NS, Source.CLIENT, client)
     for start in range(0, len(messages), chunk):
@@ -50,7 +50,7 @@ items = st.builds(
 
 @given(st.lists(items, max_size=30), st.integers(1, 31), st.sampled_from([ANYWHERE, INSIDE]))
 def test_the_result_does_not_depend_on_where_a_request_is_cut(
-    messages: list[WakuMessageAndTopic], chunk: int, client: Client
+    messages: list[WakuMessageAndTopic], chunk: int, client: Principal
 ) -> None:
     assert publish(messages, client, chunk) == publish(messages, client)
 
@@ -76,7 +76,7 @@ def test_a_client_s_topics_only_add_refusals(
 
 @pytest.mark.parametrize(("limit", "verdict"), [(100, Verdict.ACCEPTED), (20, Verdict.REJECTED)])
 def test_a_client_may_have_a_smaller_message_limit(limit: int, verdict: Verdict) -> None:
-    client = Client("a", frozenset(Right), limits=ClientLimits(message_bytes=limit))
+    client = Principal("a", frozenset(Right), limits=ClientLimits(message_bytes=limit))
     assert publish([item(b"x" * 50)], client).verdicts == [verdict]
 
 

@@ -161,7 +161,7 @@ class Side:
             self.count_intake,
         )
         observer, writer = cast("SyncObserver", self), cast("Writer", self)
-        reads = cast("TransferReads", SimpleNamespace(load=self.load, held=self.find))
+        reads = cast("TransferReads", SimpleNamespace(load=self.load, are_stored=self.find))
         self.transfer = Transfer(
             SESSION,
             none if to_send is None else to_send,

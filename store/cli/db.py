@@ -112,6 +112,22 @@ class Target:
                 return None
             time.sleep(_POLL_S)
 
+    def run(
+        self,
+        work: Callable[[psycopg.AsyncConnection[Any]], Awaitable[_Result]],
+        *,
+        may_free: bool = False,
+    ) -> _Result:
+        """Run work on a connection to the database, whose schema must be the served one."""
+
+        async def connected(url: str) -> _Result:
+            async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
+                return await work(connection)
+
+        with self.url(may_free=may_free) as url:
+            migrate.require_served(url)
+            return asyncio.run(connected(url))
+
     def print(self, value: dict[str, object], lines: Sequence[str]) -> None:
         """Print a result: as one JSON object, or as lines for people."""
         click.echo(json.dumps(value) if self.as_json else "\n".join(map(safe, lines)))
@@ -264,9 +280,7 @@ def check(target: Target, sample: int | None) -> int:
 @on_database
 def partitions(target: Target) -> int:
     """List the partitions of every table with their sizes."""
-    with target.url() as url:
-        migrate.require_served(url)
-        inventory = asyncio.run(_with_connection(url, read_inventory))
+    inventory = target.run(read_inventory)
     if target.as_json:
         for each in _sorted(inventory):
             click.echo(json.dumps(_partition_json(each)))
@@ -282,9 +296,7 @@ def sizes(target: Target) -> int:
 
     Reads sizes of files, the summaries, and a sample of the rows; nodes may go on meanwhile.
     """
-    with target.url() as url:
-        migrate.require_served(url)
-        found = asyncio.run(_with_connection(url, read_sizes))
+    found = target.run(read_sizes)
     target.print(asdict(found), [*_size_lines(found)])
     return OK
 
@@ -377,9 +389,7 @@ def prune_command(
             lock_timeout_ms=max(1, retention_lock_timeout * 1_000 // NS_PER_S),
         )
 
-    with target.url(may_free=True) as url:
-        migrate.require_served(url)
-        reading, report = asyncio.run(_with_connection(url, work))
+    reading, report = target.run(work, may_free=True)
     target.print(
         {**_prune_json(report, dry_run=dry_run), "clock_ahead_s": reading.ahead_ns // NS_PER_S},
         [*_clock_lines(reading), *_prune_lines(report, dry_run=dry_run)],
@@ -433,9 +443,7 @@ def retention_command(
             report = await prune(connection, policy, time_ns)
         return policy, await review(connection, policy, time_ns) if apply else found, report
 
-    with target.url() as url:
-        migrate.require_served(url)
-        policy, found, report = asyncio.run(_with_connection(url, work))
+    policy, found, report = target.run(work)
     target.print(_retention_json(policy, found, report), [*_retention_lines(policy, found, report)])
     return FAILED if report is not None and report.problems else OK
 
@@ -474,21 +482,12 @@ def resummarize_command(target: Target, first: int | None, end: int | None) -> i
     async def work(connection: psycopg.AsyncConnection[Any]) -> Resummarized:
         return await resummarize(connection, Bounds(low, high), progress=progress)
 
-    with target.url() as url:
-        migrate.require_served(url)
-        done = asyncio.run(_with_connection(url, work))
+    done = target.run(work)
     target.print(
         {"days": done.days, "messages": done.messages},
         [f"Summarised {done.messages:,} messages of {done.days:,} days anew."],
     )
     return OK
-
-
-async def _with_connection(
-    url: str, work: Callable[[psycopg.AsyncConnection[Any]], Awaitable[_Result]]
-) -> _Result:
-    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
-        return await work(connection)
 
 
 def _completed(url: str) -> str:

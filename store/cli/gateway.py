@@ -9,7 +9,6 @@ import resource
 import signal
 import sys
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, Final
 
 import click
@@ -21,8 +20,8 @@ from store.config.node import ConfigError
 from store.config.options import options_of
 from store.gateway.config import GatewayConfig
 from store.observe.logging import configure
-from storenode.cli.client.session import DEFAULT_NODE, credential_options, tls_of, token_of
-from storenode.cli.errors import FAILED, USAGE, CliError
+from storenode.cli.client.session import DEFAULT_NODE, with_credentials
+from storenode.cli.errors import FAILED, OK, USAGE, CliError
 from storenode.cli.options.layers import LayeredCommand, option
 from storenode.connection.channel import TlsIdentity
 from storenode.connection.errors import ClientOptionError
@@ -43,16 +42,14 @@ _LIBRARIES: Final = ("cryptography", "noise", "websockets")
     help="Node to pass queries and messages on to; repeatable: while one does not serve, the next"
     " one does. They should have one store.",
 )
-@credential_options
+@with_credentials
 def gateway(
     *,
     node: tuple[str, ...],
-    token_file: Path | None,
-    tls_ca: Path | None,
-    tls_cert: Path | None,
-    tls_key: Path | None,
+    token: str | None,
+    tls: TlsIdentity | None,
     **options: Any,  # noqa: ANN401 - those of the configuration, by name
-) -> None:
+) -> int:
     """Serve a node's messages to Waku clients over libp2p until SIGTERM or Ctrl-C.
 
     Clients such as js-waku connect by TCP or WebSocket with Noise and mplex or yamux; their queries
@@ -66,7 +63,8 @@ def gateway(
         raise CliError(USAGE, str(error)) from error
     configure(config.log_format or ("text" if sys.stderr.isatty() else "json"), config.log_level)
     _raise_descriptor_limit()
-    uvloop.run(_serve(config, node, token_of(token_file), tls_of(tls_ca, tls_cert, tls_key)))
+    uvloop.run(_serve(config, node, token, tls))
+    return OK
 
 
 async def _serve(

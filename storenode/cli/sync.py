@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from storenode.cli.client.session import DEFAULT_ADMIN, CommandSession, connected
-from storenode.cli.client.text import TIME, TIME_FORMS, format_time
+from storenode.cli.client.session import DEFAULT_ADMIN, CommandSession, connected, time_options
+from storenode.cli.client.text import format_time
 from storenode.cli.errors import FAILED, OK, USAGE, CliError
 from storenode.cli.options.layers import LayeredCommand, option
 from storenode.cli.options.types import POSITIVE_DURATION
@@ -48,18 +48,7 @@ ListedEntry = tuple[str, "Entry"]
     metavar="[ID@]HOST:PORT",
     help="Peer of the node, as shown by `storenode status`; by default a random one.",
 )
-@option(
-    "--from",
-    "time_start",
-    type=TIME,
-    help=f"Reconcile from this time on: {TIME_FORMS}; 0 is everything.",
-)
-@option(
-    "--to",
-    "time_end",
-    type=TIME,
-    help="Reconcile messages before this time, written in the same ways.",
-)
+@time_options
 @option(
     "--timeout",
     type=POSITIVE_DURATION,
@@ -85,7 +74,8 @@ async def sync(
 ) -> int:
     """Reconcile a node with a peer now: each receives the messages that it lacks.
 
-    Without --from and --to, the window is the one of the node's own schedule. The exit code is 0
+    Without --from and --to, the window is the one of the node's own schedule; --from 0 is
+    everything. The exit code is 0
     if both sides have the same messages afterwards, or if another session with this peer is under
     way, which does the same; otherwise it is 1, and the report shows the reason.
 

@@ -7,7 +7,6 @@ import os
 import sys
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 import click
@@ -16,18 +15,17 @@ from storenode.cli.chat.transcript import Line, LineKind, Transcript, now_ms
 from storenode.cli.client.output import Output
 from storenode.cli.client.session import (
     DEFAULT_NODE,
-    credential_options,
     drop_output,
     ended_by,
     interruptible,
-    tls_of,
-    token_of,
+    with_credentials,
 )
 from storenode.cli.client.source import lines
 from storenode.cli.client.text import counted, note, safe
 from storenode.cli.errors import FAILED, OK, UNREACHABLE, USAGE, CliError, mute_library
 from storenode.cli.options.layers import LayeredCommand, option
 from storenode.common.errors import StorenodeError
+from storenode.connection.channel import TlsIdentity
 from storenode.message.topics import DEFAULT_PUBSUB_TOPIC
 from storenode.sds.aio.channel import Channel
 from storenode.sds.aio.node import StoreNode
@@ -82,14 +80,12 @@ LEAVE_TIMEOUT_S: Final = 20.0
     section="Connection",
     help="Node to use; repeatable, the next one is used when one is unreachable.",
 )
-@credential_options
+@with_credentials
 def chat(
     *,
     nodes: tuple[str, ...],
-    token_file: Path | None,
-    tls_ca: Path | None,
-    tls_cert: Path | None,
-    tls_key: Path | None,
+    token: str | None,
+    tls: TlsIdentity | None,
     **chosen: Any,  # noqa: ANN401 - the options of the chat itself
 ) -> int:
     """Open a chat in a channel. All participants see the same lines in the same order.
@@ -105,7 +101,6 @@ def chat(
     Without a terminal, or if TERM is `dumb`, each line of the input is sent as it is, and messages
     are printed as they arrive, with times in UTC and continuation lines indented.
     """
-    token, tls = token_of(token_file), tls_of(tls_ca, tls_cert, tls_key)
     mute_library()
     places = [StoreNode(address, token, tls) for address in nodes]
     try:
@@ -126,18 +121,10 @@ async def _talk(
     channel_id: str,
     name: str,
     state: str | None,
-    pubsub_topic: str,
-    content_topic: str | None,
+    **options: Any,  # noqa: ANN401 - of the channel
 ) -> None:
     is_kept = state is not None
-    async with Channel.join(
-        places,
-        channel_id,
-        name,
-        pubsub_topic=pubsub_topic,
-        content_topic=content_topic,
-        state=state,
-    ) as channel:
+    async with Channel.join(places, channel_id, name, state=state, **options) as channel:
         if _has_terminal():
             await _run_on_terminal(channel, name, channel_id)
         else:

@@ -169,14 +169,12 @@ class TerminalChat:
 
     def _show(self, said: list[Line]) -> None:
         for line in said:
+            is_news = line.kind is LineKind.MESSAGE and not line.own and self._channel.status.live
             is_away = time.monotonic() - self._pressed_s > AWAY_S
-            if line.kind is LineKind.MESSAGE and not line.own and self._channel.status.live:
-                if is_away and self._unread_s < self._pressed_s:
-                    self._unread_s = time.monotonic()
-                    row = " unread ".center(self._columns(), "─")
-                    print_formatted_text(FormattedText([("fg:ansired", row)]))
-                if line.mention:
-                    self._session.output.bell()
+            if is_news and is_away and self._unread_s < self._pressed_s:
+                self._unread_s = time.monotonic()
+                row = " unread ".center(self._columns(), "─")
+                print_formatted_text(FormattedText([("fg:ansired", row)]))
             print_formatted_text(FormattedText(formatted(line)))
 
     def _columns(self) -> int:
@@ -311,7 +309,7 @@ def _lacks_of(status: Status) -> list[str]:
 
 def formatted(line: Line) -> StyleAndTextTuples:
     """Return a line of the transcript with its time, mark and colours."""
-    style = "bold" if line.mention else _STYLES[line.kind]
+    style = _STYLES[line.kind]
     first, *rest = line.rows
     shown: StyleAndTextTuples = [(_DIM, f"{clock_of(line.when_ms)} ")]
     if line.kind is LineKind.MESSAGE:

@@ -111,7 +111,6 @@ class Line:
     sender: str = ""
     mark: Mark = Mark.NONE
     own: bool = False
-    mention: bool = False
 
     def plain(self) -> list[str]:
         """Return the rows for a pipe; all but the first begin with blanks."""
@@ -141,7 +140,6 @@ class Transcript:
         self.messages = BoundedDict[str, Line](MAX_SHOWN_LINES)
         """The latest messages by ID."""
         self._since_ms = since_ms
-        self._name = re.compile(rf"(?<!\w){re.escape(own)}(?!\w)", re.IGNORECASE)
 
     async def follow(
         self, channel: Channel, events: Events[ChannelEvent], show: Callable[[list[Line]], None]
@@ -216,7 +214,6 @@ class Transcript:
             sender if mine or not message.own else f"{sender} (not here)",
             _mark_of(message) if mine else Mark.NONE,
             mine,
-            not message.own and any(map(self._name.search, rows)),
         )
         self.messages[message.message_id] = line
         return [line]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import aclosing
-from typing import Final
+from typing import Any, Final
 
 import click
 
@@ -53,10 +53,8 @@ async def coverage(
     *,
     pubsub_topic: str | None,
     content_topics: tuple[str, ...],
-    time_start: int | None,
-    time_end: int | None,
-    by_day: bool,
     channel: str | None,
+    **asked: Any,  # noqa: ANN401 - further arguments of the call
 ) -> int:
     """Show how complete the store is, in steps of time; by default for the last day.
 
@@ -65,10 +63,8 @@ async def coverage(
     """
     pages = session.client.coverage(
         filter=content_filter(pubsub_topic, content_topics),
-        time_start=time_start,
-        time_end=time_end,
-        by_day=by_day,
         channel_id=channel or "",
+        **asked,
     )
     async with aclosing(pages):
         async for page in pages:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from storenode.cli.client.text import counted, format_time, note, preview, safe
-from storenode.cli.errors import FAILED, CliError
 from storenode.client.plain import to_json, to_plain
 from storenode.client.sds_messages import SdsView, sds_view
 from storenode.common.bounded import BoundedDict
@@ -32,8 +30,8 @@ _MAX_PROVEN: Final = 10_000
 class Output:
     """Standard output as lines for people (``table``), lines of JSON, or ``raw`` payloads.
 
-    Raises `BrokenPipeError` from any method when the reader has left, `CliError` when the output
-    cannot be written.
+    Raises `OSError` from any method when the output cannot be written, `BrokenPipeError` when the
+    reader has left.
     """
 
     def __init__(self, shape: str = "table") -> None:
@@ -60,8 +58,7 @@ class Output:
         self._write(text.encode(self._encoding, "backslashreplace") + b"\n")
 
     def _write(self, data: bytes) -> None:
-        with _translate_errors():
-            sys.stdout.buffer.write(data)
+        sys.stdout.buffer.write(data)
 
     def progress(self, items: Sequence[WakuMessageKeyValue]) -> None:
         """Report on a terminal how far an answer has come whose lines go elsewhere."""
@@ -76,8 +73,7 @@ class Output:
 
     def flush(self) -> None:
         """Write all lines to the reader."""
-        with _translate_errors():
-            sys.stdout.buffer.flush()
+        sys.stdout.buffer.flush()
 
     def finish(self) -> None:
         """Write all lines to the reader, and clear the progress."""
@@ -180,13 +176,3 @@ def _said(view: SdsView, unproven: str) -> str:
     sender = f"{safe(view.sender_id)}: " if view.sender_id else ""
     mark = f"  ({unproven})" if view.content and not view.proven else ""
     return f"{sender}{preview(view.content)}{mark}"
-
-
-@contextmanager
-def _translate_errors() -> Iterator[None]:
-    try:
-        yield
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        raise CliError(FAILED, f"The output could not be written ({error.strerror}).") from error

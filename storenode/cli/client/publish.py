@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -41,8 +41,8 @@ _NS_PER_MS: Final = 1_000_000
 _CURSOR_KEYS: Final = frozenset({"cursor", "pagination_cursor"})
 _Read = Callable[[bytes], "WakuMessageAndTopic | None"]
 _FIELDS_OF_A_MESSAGE: Final = (
-    *("payload", "by_line", "pubsub_topic", "content_topic", "timestamp", "meta", "ephemeral"),
-    *("channel", "sender", "parents", "message_id"),
+    *("payload", "by_line", "pubsub_topic", "content_topic", "timestamp_ns", "meta", "ephemeral"),
+    *("channel_id", "sender_id", "parents", "message_id"),
 )
 
 
@@ -81,14 +81,15 @@ _FIELDS_OF_A_MESSAGE: Final = (
 )
 @option(
     "--timestamp",
+    "timestamp_ns",
     type=TIME,
     section=_MESSAGE,
     help=f"{TIME_FORMS}; each further message is 1 ns later.  [default: now]",
 )
 @option("--meta", type=HEX, section=_MESSAGE, help="At most 64 bytes.")
 @option("--ephemeral", is_flag=True, section=_MESSAGE, help="For live followers only, not stored.")
-@option("--channel", section=_SDS, help="Publish SDS messages of this channel.")
-@option("--sender", default="", section=_SDS, help="Sender ID.")
+@option("--channel", "channel_id", section=_SDS, help="Publish SDS messages of this channel.")
+@option("--sender", "sender_id", default="", section=_SDS, help="Sender ID.")
 @option(
     "--parent",
     "parents",
@@ -123,37 +124,16 @@ async def publish(
     file: Path | None,
     by_line: bool,
     json_input: bool,
-    pubsub_topic: str,
-    content_topic: str | None,
-    timestamp: int | None,
-    meta: bytes | None,
-    ephemeral: bool,
-    channel: str | None,
-    sender: str,
-    parents: tuple[Entry, ...],
-    message_id: str | None,
     min_confirms: int,
     confirm_timeout: int | None,
+    **message: Any,  # noqa: ANN401 - the arguments of `MessageBuilder`
 ) -> int:
     """Publish one or many messages, and print the outcome and the hash of each.
 
     The exit code is 1 when one was rejected or not confirmed as asked.
     """
     _check(click.get_current_context())
-    if json_input:
-        read: _Read = JsonLines().read
-    else:
-        read = MessageBuilder(
-            pubsub_topic=pubsub_topic,
-            content_topic=content_topic or "",
-            timestamp_ns=timestamp,
-            meta=meta,
-            ephemeral=ephemeral,
-            channel_id=channel,
-            sender_id=sender,
-            parents=parents,
-            message_id=message_id,
-        ).make
+    read: _Read = JsonLines().read if json_input else MessageBuilder(**message).make
     fd = open_input(file)
     if payload is not None:
         content: bytes | None = payload.encode("utf-8", "surrogateescape")
@@ -169,7 +149,7 @@ async def publish(
     confirm_timeout_s = None if confirm_timeout is None else confirm_timeout / NS_PER_S
     requests = _requests(content, fd, read, min_confirms, confirm_timeout_s)
     try:
-        return await _publish(session, requests, sds=channel is not None)
+        return await _publish(session, requests, sds=message["channel_id"] is not None)
     except BrokenPipeError as error:
         drop_output()
         raise CliError(FAILED, "Standard output was closed: publishing has stopped.") from error
@@ -187,7 +167,7 @@ def _check(ctx: click.Context) -> None:
         raise click.UsageError("Missing option --content-topic: what is the message about?")
     if "payload" in given and given & {"file", "by_line"}:
         raise click.UsageError("Give a payload, or an input by --file and --lines, not both.")
-    if ctx.params["channel"] is None and given & {"sender", "parents", "message_id"}:
+    if ctx.params["channel_id"] is None and given & {"sender_id", "parents", "message_id"}:
         raise click.UsageError("--sender, --parent and --message-id need a --channel.")
     if ctx.params["by_line"] and "message_id" in given:
         raise click.UsageError("--message-id names a single message: leave out --lines.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -36,7 +36,7 @@ _STREAM = "Stream"
 @time_options
 @option(
     "--hash",
-    "hashes",
+    "message_hashes",
     multiple=True,
     type=HASH,
     section="Filter",
@@ -73,38 +73,21 @@ _STREAM = "Stream"
 async def query(
     session: CommandSession,
     *,
-    pubsub_topic: str | None,
-    content_topics: tuple[str, ...],
-    time_start: int | None,
-    time_end: int | None,
-    hashes: tuple[bytes, ...],
-    forward: bool,
-    cursor: bytes | None,
-    limit: int | None,
     every_page: bool,
     no_data: bool,
     cursors: bool,
     with_coverage: bool,
+    **asked: Any,  # noqa: ANN401 - the arguments of `query_request`
 ) -> int:
     """Fetch stored messages by topic and time, or by hash.
 
     The messages of a page are in ascending order of time, in either direction. The exit code is 1
     if the node does not store a message that is given by its hash.
     """
-    request = query_request(
-        pubsub_topic=pubsub_topic,
-        content_topics=content_topics,
-        time_start=time_start,
-        time_end=time_end,
-        message_hashes=hashes,
-        forward=forward,
-        cursor=cursor,
-        limit=limit,
-        include_data=not no_data,
-        coverage=with_coverage,
-    )
+    request = query_request(include_data=not no_data, coverage=with_coverage, **asked)
     said: list[AnswerCoverage] = []
-    missing = dict.fromkeys(hashes)
+    missing = dict.fromkeys(asked["message_hashes"])
+    every_page |= bool(missing)
     async with aclosing(session.client.query_pages(request)) as pages:
         async for page in pages:
             session.out.stored(page.messages)
@@ -115,7 +98,7 @@ async def query(
             more = page.HasField("pagination_cursor")
             if more and cursors:
                 session.out.cursor("pagination_cursor", page.pagination_cursor)
-            if not every_page and not hashes:
+            if not every_page:
                 if more and not cursors and not session.out.as_json:
                     note(f"More match: add --cursor {page.pagination_cursor.hex()} or --all.")
                 break
@@ -180,14 +163,12 @@ async def scan(
     *,
     pubsub_topic: str | None,
     content_topics: tuple[str, ...],
-    time_start: int | None,
-    time_end: int | None,
     cursor: bytes | None,
     limit: int | None,
-    page_size: int,
     no_data: bool,
     cursors: bool,
     with_coverage: bool,
+    **asked: Any,  # noqa: ANN401 - further arguments of the call
 ) -> int:
     """Stream every stored message that matches, the oldest first.
 
@@ -195,12 +176,10 @@ async def scan(
     """
     pages = session.client.scan(
         filter=content_filter(pubsub_topic, content_topics),
-        time_start=time_start,
-        time_end=time_end,
         include_data=not no_data,
         cursor=cursor or b"",
-        page_size=page_size,
         coverage=with_coverage,
+        **asked,
     )
     printer = _PagePrinter(session.out, limit, cursors)
     said: list[AnswerCoverage] = []

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from storenode.cli.client.coverage import coverage_option, tell
 from storenode.cli.client.output import Output
-from storenode.cli.client.session import ENTRY, HASH, CommandSession, connected, topic_options
+from storenode.cli.client.session import ENTRY, CommandSession, connected, topic_options
 from storenode.cli.client.text import note
 from storenode.cli.errors import FAILED, OK
 from storenode.cli.options.layers import LayeredCommand, option
@@ -30,7 +30,6 @@ _WALK = "Walk"
 @click.command(cls=LayeredCommand)
 @click.argument("entries", nargs=-1, required=True, type=ENTRY, metavar="ID[@HINT]...")
 @option("--channel", required=True, metavar="CHANNEL", help="The channel of the IDs.")
-@option("--hint", type=HASH, help="Retrieval hint, a message hash; only with a single ID.")
 @coverage_option
 @topic_options
 @connected(has_payloads=True)
@@ -39,7 +38,6 @@ async def get(
     *,
     entries: tuple[Entry, ...],
     channel: str,
-    hint: bytes | None,
     pubsub_topic: str | None,
     content_topics: tuple[str, ...],
     with_coverage: bool,
@@ -50,21 +48,13 @@ async def get(
     """
     pages = session.client.get_sds(
         channel,
-        _hinted(entries, hint),
+        entries,
         filter=content_filter(pubsub_topic, content_topics),
         coverage=with_coverage,
     )
     truncated = "An ID has more messages than are returned: give their hashes as hints."
     missing = await _print_pages(session.out, pages, truncated, with_coverage=with_coverage)
     return FAILED if missing else OK
-
-
-def _hinted(entries: tuple[Entry, ...], hint: bytes | None) -> tuple[Entry, ...]:
-    if hint is None:
-        return entries
-    if len(entries) != 1 or entries[0][1] is not None:
-        raise click.UsageError("--hint goes with a single ID: write several as ID@HINT.")
-    return ((entries[0][0], hint),)
 
 
 @click.command("causal-history", cls=LayeredCommand)
@@ -101,13 +91,11 @@ async def causal_history(
     *,
     heads: tuple[Entry, ...],
     channel: str,
-    known_ids: tuple[str, ...],
-    max_messages: int,
-    max_depth: int,
     no_data: bool,
     pubsub_topic: str | None,
     content_topics: tuple[str, ...],
     with_coverage: bool,
+    **asked: Any,  # noqa: ANN401 - further arguments of the call
 ) -> int:
     """Fetch everything that some SDS messages depend on, parents before children.
 
@@ -117,11 +105,9 @@ async def causal_history(
     pages = session.client.causal_history(
         channel,
         heads,
-        known_ids=known_ids,
-        max_messages=max_messages,
-        max_depth=max_depth,
         filter=content_filter(pubsub_topic, content_topics),
         coverage=with_coverage,
+        **asked,
     )
     truncated = "A limit ended the walk: ask again with the missing parents of what came as heads."
     missing = await _print_pages(

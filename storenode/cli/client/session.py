@@ -94,10 +94,8 @@ def connected(
         def run(
             *,
             address: str,
-            token_file: Path | None,
-            tls_ca: Path | None,
-            tls_cert: Path | None,
-            tls_key: Path | None,
+            token: str | None,
+            tls: TlsIdentity | None,
             shape: str,
             as_json: bool,
             **own: Any,  # noqa: ANN401 - the command's own options
@@ -109,8 +107,6 @@ def connected(
                     "redirect the output.",
                 )
             out = Output("json" if as_json else shape)
-            token = token_of(token_file)
-            tls = tls_of(tls_ca, tls_cert, tls_key)
 
             async def session() -> int:
                 async with connect(address, token=token, tls=tls) as client:
@@ -172,7 +168,7 @@ def drop_output() -> None:
     os.close(nowhere)
 
 
-def token_of(path: Path | None) -> str | None:
+def _read_token(path: Path | None) -> str | None:
     """Read the token of `--token-file`.
 
     Raises:
@@ -186,7 +182,7 @@ def token_of(path: Path | None) -> str | None:
         raise CliError(USAGE, f"The file {path} of --token-file is not text.") from error
 
 
-def tls_of(ca: Path | None, cert: Path | None, key: Path | None) -> TlsIdentity | None:
+def _read_tls(ca: Path | None, cert: Path | None, key: Path | None) -> TlsIdentity | None:
     """Read the files of the TLS options; None without any.
 
     Raises:
@@ -223,97 +219,9 @@ def _read(path: Path, flag: str, limit_bytes: int) -> bytes:
     return text
 
 
-topic_options = with_options(
-    option(
-        "--pubsub-topic",
-        metavar="TOPIC",
-        section=_FILTER,
-        help="Only messages on this pubsub topic.",
-    ),
-    option(
-        "-t",
-        "--content-topic",
-        "content_topics",
-        multiple=True,
-        metavar="TOPIC",
-        section=_FILTER,
-        help="Only messages on this content topic; may be repeated.",
-    ),
-)
-"""The options of a content filter."""
-
-
-def time_options(function: Command) -> Command:
-    """Add the options of a time range, which is refused where it ends before it begins."""
-
-    @functools.wraps(function)
-    def run(*, time_start: int | None, time_end: int | None, **options: object) -> int:
-        if time_start is not None and time_end is not None and time_end < time_start:
-            raise CliError(USAGE, "--to is earlier than --from: no message can match.")
-        return function(time_start=time_start, time_end=time_end, **options)
-
-    command: Command = run
-    return with_options(
-        option(
-            "--from",
-            "time_start",
-            type=TIME,
-            section=_FILTER,
-            help=f"Only messages from this time on: {TIME_FORMS}.",
-        ),
-        option(
-            "--to",
-            "time_end",
-            type=TIME,
-            section=_FILTER,
-            help="Only messages before this time, written in the same ways.",
-        ),
-    )(command)
-
-
-def entry(text: str) -> tuple[str, bytes | None]:
-    """Read `ID[@HINT]`; only 64 hexadecimal digits after the last @ are a hint."""
-    match = _HINTED.fullmatch(text)
-    return (text, None) if match is None else (match[1], parse_hex(match[2]))
-
-
-ENTRY = Parsed("entry", "ID[@HINT]", entry)
-
-
-def _connection_options(
-    name: str, default: str, *, has_payloads: bool
-) -> Callable[[Command], Command]:
-    shapes = ("table", "json", "raw") if has_payloads else ("table", "json")
-    raw = "; raw: unchanged payloads, each followed by a line feed" if has_payloads else ""
-    return with_options(
-        option(
-            name,
-            "address",
-            default=default,
-            show_default=True,
-            metavar="HOST:PORT",
-            section=_CONNECTION,
-            help="Address of the node.",
-        ),
-        credential_options,
-        option(
-            "--output",
-            "shape",
-            type=click.Choice(shapes),
-            default="table",
-            show_default=True,
-            section=_OUTPUT,
-            help="table: lines of text; json: one object per line, bytes in lower-case hexadecimal"
-            + raw
-            + ".",
-        ),
-        option("--json", "as_json", is_flag=True, section=_OUTPUT, help="Same as --output json."),
-    )
-
-
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
-credential_options = with_options(
+_credential_options = with_options(
     option(
         "--token-file",
         type=_FILE,
@@ -343,4 +251,110 @@ credential_options = with_options(
         help="PEM file with the key of that certificate.",
     ),
 )
-"""The options of who calls, and how the connection is secured."""
+
+
+def with_credentials(function: Command) -> Command:
+    """Add the options of who calls and how the connection is secured: ``token`` and ``tls``."""
+
+    @functools.wraps(function)
+    def run(
+        *,
+        token_file: Path | None,
+        tls_ca: Path | None,
+        tls_cert: Path | None,
+        tls_key: Path | None,
+        **own: Any,  # noqa: ANN401 - the command's own options
+    ) -> int:
+        token, tls = _read_token(token_file), _read_tls(tls_ca, tls_cert, tls_key)
+        return function(token=token, tls=tls, **own)
+
+    return _credential_options(run)
+
+
+topic_options = with_options(
+    option(
+        "--pubsub-topic",
+        metavar="TOPIC",
+        section=_FILTER,
+        help="Only messages on this pubsub topic.",
+    ),
+    option(
+        "-t",
+        "--content-topic",
+        "content_topics",
+        multiple=True,
+        metavar="TOPIC",
+        section=_FILTER,
+        help="Only messages on this content topic; may be repeated.",
+    ),
+)
+"""The options of a content filter."""
+
+
+def _check_range(ctx: click.Context, param: click.Parameter, value: int | None) -> int | None:
+    bounds = {**ctx.params, param.name: value}
+    start, end = bounds.get("time_start"), bounds.get("time_end")
+    if start is not None and end is not None and end < start:
+        raise click.UsageError("--to is earlier than --from: no message can match.")
+    return value
+
+
+time_options = with_options(
+    option(
+        "--from",
+        "time_start",
+        type=TIME,
+        callback=_check_range,
+        section=_FILTER,
+        help=f"Only messages from this time on: {TIME_FORMS}.",
+    ),
+    option(
+        "--to",
+        "time_end",
+        type=TIME,
+        callback=_check_range,
+        section=_FILTER,
+        help="Only messages before this time, written in the same ways.",
+    ),
+)
+"""The options of a time range."""
+
+
+def entry(text: str) -> tuple[str, bytes | None]:
+    """Read `ID[@HINT]`; only 64 hexadecimal digits after the last @ are a hint."""
+    match = _HINTED.fullmatch(text)
+    return (text, None) if match is None else (match[1], parse_hex(match[2]))
+
+
+ENTRY = Parsed("entry", "ID[@HINT]", entry)
+
+
+def _connection_options(
+    name: str, default: str, *, has_payloads: bool
+) -> Callable[[Command], Command]:
+    shapes = ("table", "json", "raw") if has_payloads else ("table", "json")
+    raw = "; raw: unchanged payloads, each followed by a line feed" if has_payloads else ""
+    return with_options(
+        option(
+            name,
+            "address",
+            default=default,
+            show_default=True,
+            metavar="HOST:PORT",
+            section=_CONNECTION,
+            help="Address of the node.",
+        ),
+        with_credentials,
+        option(
+            "--output",
+            "shape",
+            type=click.Choice(shapes),
+            default="table",
+            show_default=True,
+            section=_OUTPUT,
+            help="table: lines of text; json: one object per line, bytes in lower-case hexadecimal"
+            + raw
+            + ".",
+        ),
+        option("--json", "as_json", is_flag=True, section=_OUTPUT, help="Same as --output json."),
+    )

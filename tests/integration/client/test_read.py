@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -13,7 +12,6 @@ from typing import Any, Final
 import pytest
 
 from tests.support.command import TIMEOUT_S, Command, Ended
-from tests.support.forged import claiming, genuine, genuine_id
 from tests.support.node import COMMAND, NodeProcess, clean_environment
 
 PUBSUB_TOPIC: Final = "/waku/2/rs/1/0"
@@ -167,38 +165,12 @@ def test_get_prints_what_is_stored_and_lists_what_is_missing(command: Command, t
     assert shown.split("  ")[1:] == [digest, "m1", "alice: text m1", "(not verified)"]
     assert (ended.code, missing) == (1, f"missing: m2  {other}")
     assert ended.err == "1 message is missing: this node does not hold what is listed as missing.\n"
-    (by_hint,) = command.ok("get", "--channel", topic, "m1", f"--hint=0x{digest}", "--json").objects
+    (by_hint,) = command.ok("get", "--channel", topic, f"m1@{digest}", "--json").objects
     assert by_hint["stored"]["message_hash"] == digest
     for walk in ("get", "causal-history"):
         elsewhere = ("--channel", topic, "m1", "--content-topic", topic + "x", "--json")
         ended = command(walk, *elsewhere)
         assert (ended.code, ended.objects) == (1, [{"missing": {"message_id": "m1"}}])
-
-
-def test_forged_messages_do_not_hide_the_genuine_one(command: Command, topic: str) -> None:
-    name, now = genuine_id(topic, b"genuine"), time.time_ns()
-    payloads = [claiming(topic, name, b"forged %d" % number) for number in range(17)]
-    lines = [
-        {"payload": payload.hex(), "content_topic": topic, "timestamp": now + number}
-        for number, payload in enumerate([*payloads, genuine(topic, b"genuine")])
-    ]
-    text = "".join(
-        json.dumps({"pubsub_topic": PUBSUB_TOPIC, "message": line}) + "\n" for line in lines
-    )
-    published = command.ok("publish", "--json-input", "--json", stdin=text.encode()).objects
-    hint = published[0]["message_hash"]
-    for given in ("get", "causal-history"):
-        for entry in (name, f"{name}@{hint}"):
-            shown = command.ok(given, "--channel", topic, entry).lines
-            said = [line.split("  ", 3)[3] for line in shown]
-            assert {"alice: genuine", "alice: forged 0  (FORGED)"} <= set(said)
-            assert all(each == "alice: genuine" or each.endswith("(FORGED)") for each in said)
-            objects = command.ok(given, "--channel", topic, entry, "--json").objects
-            assert [each["proven"] for each in objects if "stored" in each].count(True) == 1
-    # What came before the genuine message cannot be called forged.
-    scanned = command.ok("scan", "--content-topic", topic).lines
-    assert scanned[0].endswith("alice: forged 0  (not verified)")
-    assert scanned[-1].endswith("alice: genuine")
 
 
 def test_causal_history_prints_parents_first_then_what_is_missing(

@@ -152,13 +152,6 @@ def test_forged_lines_are_shown_as_forged_wherever_they_come() -> None:
     assert len(doubtful.rows[0]) < 400
 
 
-def test_mentions_are_whole_words() -> None:
-    transcript = Transcript("al", 0)
-    received = ("hi Al!", "@al: you", "also", "Walt", "al")
-    lines = [transcript.stored(said(str(at), at, text))[0] for at, text in enumerate(received)]
-    assert [line.mention for line in lines] == [True, True, False, False, True]
-
-
 def test_rows_of_a_message_keep_emoji_and_nothing_else_that_does_not_print() -> None:
     assert rows_of(b"a\r\nb\rc\n\td\n") == ["a", "b", "c", "    d"]
     emoji = f"x {FAMILY} {PRIDE} {WALES}"

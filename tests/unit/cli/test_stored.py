@@ -15,9 +15,12 @@ from storenode.client.plain import to_json, to_plain
 from storenode.client.sds_messages import sds_payload
 from storenode.client.types import (
     CausalHistoryPage,
+    HistoryEntry,
+    SdsStoredMessage,
     WakuMessage,
     WakuMessageKeyValue,
 )
+from tests.support.forged import claiming, genuine, genuine_id
 
 
 def test_json_of_nested_and_repeated_messages() -> None:
@@ -72,6 +75,34 @@ def test_a_page_is_printed_as_its_messages_one_by_one(
         assert lines[1] == shown
         assert lines[3] == rf"1970-01-01T00:00:00.000Z  {'02' * 32}  /a\x7f/1/é/x  "
         assert lines[5].endswith(r"  [id\x1b] al\u202eice: hello\x07  (not verified)")
+
+
+def test_what_an_id_does_not_prove_is_forged_beside_what_it_proves(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    name = genuine_id("room", b"genuine")
+    payloads = [claiming("room", name, b"first"), genuine("room", b"genuine")]
+    items = [
+        SdsStoredMessage(
+            entry=HistoryEntry(message_id=name),
+            stored=WakuMessageKeyValue(message=WakuMessage(payload=payload)),
+        )
+        for payload in [*payloads, payloads[0]]
+    ]
+    for shape in ("table", "json"):
+        out = Output(shape)
+        # On pages of their own: what came before the genuine message cannot be called forged.
+        for item in items:
+            out.sds([item])
+        out.sds(items)
+        out.flush()
+        lines = capfd.readouterr().out.splitlines()
+        if shape == "json":
+            assert [json.loads(line)["proven"] for line in lines] == [False, True, False] * 2
+        else:
+            said = [line.rpartition("  ")[2] for line in lines]
+            assert said[:3] == ["(not verified)", "alice: genuine", "(FORGED)"]
+            assert said[3:] == ["(FORGED)", "alice: genuine", "(FORGED)"]
 
 
 def test_raw_output_is_the_payloads_and_remarks_go_elsewhere(

@@ -9,7 +9,6 @@ from collections.abc import Callable
 import psycopg
 import pytest
 
-from store.db.check import check
 from store.db.schema.partitions import PartitionMap
 from store.db.writing.unread import ConfirmationTracker, UnreadRows
 from store.db.writing.writer import DatabaseWriter
@@ -22,6 +21,7 @@ from tests.integration.storage.proxy import proxied
 from tests.integration.storage.test_writer import (
     COMMITS,
     HOWEVER_STORED,
+    assert_sound,
     assert_tables_agree,
     copied_from,
 )
@@ -191,10 +191,7 @@ async def assert_stored(node: Node, batch: RecordBatch, count: int) -> None:
         "select content_digest, topic from storenode.messages where hash = %b", batch.hashes[0]
     )
     assert rows == [(batch.content_digests[0], batch.topic_keys[0])]
-    report = await asyncio.to_thread(check, node.database.url, now_ns=lambda: NOW)
-    # No node makes partitions ahead here.
-    assert [each for each in report.findings if "partition" not in each.kind] == []
-    assert report.checked["messages"] == report.checked["hashes"] == count
+    await assert_sound(node, count)
 
 
 @HOWEVER_STORED

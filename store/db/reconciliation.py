@@ -42,7 +42,7 @@ from store.db.commits.pages import batch_parameters, is_served, newest
 from store.db.connection import Connection, fetch_row, fetch_rows
 from store.db.errors import find_failure
 from store.db.pool import Database
-from store.db.reading.messages import content_digests_at
+from store.db.reading.messages import values_at
 from store.db.statements import SQL
 from store.db.summaries.buckets import DAY_NS, HOUR_NS, LEVELS_NS, MINUTE_NS, of_rows, unpack
 from store.db.summaries.fold import MAX_FOLD_COMMITS, fold_until
@@ -77,7 +77,7 @@ async def ids_in(
 async def with_contents(connection: Connection, ids: SyncIds) -> SyncIds:
     """Return IDs, all of which are stored, with their content digests."""
     pairs = ids.pairs()
-    found = await content_digests_at(connection, pairs)
+    found = await values_at(connection, "content_digest", pairs)
     joined = b"".join([found[digest] for _, digest in pairs])
     digests = np.frombuffer(joined, np.uint8).reshape(len(ids), CONTENT_DIGEST_BYTES)
     return SyncIds(ids.timestamps, ids.hashes, digests)

@@ -14,7 +14,7 @@ from typing import Final
 
 from reconcile.ids import SyncIds
 from store.db.pool import Database
-from store.db.reading.messages import content_digests_at, locate
+from store.db.reading.messages import locate, values_at
 from store.db.reading.reader import TransferReader
 from store.db.reconciliation import ids_of
 from store.db.statements import SQL
@@ -118,7 +118,7 @@ class GossipReads:
         """Return the content digest of each message; None: it is not held."""
         ids = await self._locate(hashes)
         pool = self._database.bulk_pool
-        found = await self._database.read(content_digests_at, ids, pool=pool) if ids else {}
+        found = await self._database.read(values_at, "content_digest", ids, pool=pool)
         return [found.get(digest) for digest in hashes]
 
     async def arrived(self, commits: Sequence[CommitRow]) -> Committed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, LiteralString
+from typing import Final
 
 from store.db.arrays import bigints, split_uuids
 from store.db.connection import Connection, fetch_row, fetch_rows
@@ -188,8 +188,3 @@ async def rows_of(
     for batch, topic, digest, body in await fetch_rows(connection, statement, parameters):
         found.setdefault(batch, []).append((topic, digest, frame_of(digest, body)))
     return found
-
-
-def following_commits(column: LiteralString) -> LiteralString:
-    """Return a statement for commits after a position, up to so many, and so many bytes."""
-    return SQL.commits.read_following.format(column=column)

@@ -29,7 +29,7 @@ from psycopg import errors as pg
 from psycopg import sql
 
 from store.db.connection import Connection, fetch_rows
-from store.db.locks import lock_exclusively, set_lock_timeout
+from store.db.locks import FOLDING, lock_exclusively, set_lock_timeout
 from store.db.schema.names import (
     COARSE_TABLES,
     COMMITS_TABLE,
@@ -38,11 +38,10 @@ from store.db.schema.names import (
     SCHEMA,
 )
 from store.db.schema.partitions import Catalog, begin, read_catalog
-from store.db.sds.missing_parents import follow_claims, forget_dropped
+from store.db.sds.missing_parents import follow_claims
 from store.db.statements import SQL
 from store.db.summaries.buckets import HOUR_NS
-from store.db.summaries.fold import delete_buckets, fold_rest, fold_until, lock_folding
-from store.db.writing.unread import drop_unread
+from store.db.summaries.fold import delete_buckets, fold_rest, fold_until
 from store.domain.partitioning import UNBOUNDED_HIGH, UNBOUNDED_LOW, Bounds
 from store.domain.retention import (
     MAX_EXCESS_NS,
@@ -281,7 +280,7 @@ class _Prune:
         await self._require_archived(drops)
         async with self._connection.transaction():
             await set_lock_timeout(self._connection, self._lock_timeout_ms)
-            await lock_folding(self._connection)
+            await self._connection.execute(SQL.partitions.lock, (FOLDING,))
             await begin(self._connection, self._lock_timeout_ms)
             catalog = await read_catalog(self._connection)
             left = [
@@ -307,9 +306,10 @@ class _Prune:
                 statement = sql.SQL("DROP TABLE {}").format(sql.Identifier(SCHEMA, name))
                 await self._connection.execute(statement, prepare=False)
             for bounds in gone:
-                await drop_unread(self._connection, bounds)
+                given = (bounds.low, bounds.high)
+                await self._connection.execute(SQL.stores.drop_unread, given)
             await self._connection.execute(SQL.stores.raise_horizon, (horizon_ns,))
-        await forget_dropped(self._connection)
+        await self._connection.execute(SQL.sds.delete_dropped)
         return left
 
     async def _require_archived(self, drops: Iterable[Drop]) -> None:

@@ -42,8 +42,6 @@ TopicKeys = tuple[bytes, ...] | None
 """The keys of the topics that a filter selects; None: every topic."""
 
 _IDS_AT: Final = SQL.messages.read_at.format(columns="m.ts, m.hash")
-_TOPICS_AT: Final = SQL.messages.read_at.format(columns="m.hash, m.topic")
-_CONTENTS_AT: Final = SQL.messages.read_at.format(columns="m.hash, m.content_digest")
 _ROWS_AT: Final = SQL.messages.read_at.format(columns=SQL.messages.data_columns)
 
 _LAST_CHARACTER: Final = "\U0010ffff"
@@ -117,21 +115,11 @@ async def frames_at(
     return [frames.get(at) for at in positions[:end]]
 
 
-async def topics_of(connection: Connection, positions: Sequence[SyncId]) -> dict[bytes, bytes]:
-    """Return the topic keys of stored messages, by hash."""
-    return await _values_at(connection, _TOPICS_AT, positions)
-
-
-async def content_digests_at(
-    connection: Connection, positions: Sequence[SyncId]
+async def values_at(
+    connection: Connection, column: str, positions: Sequence[SyncId]
 ) -> dict[bytes, bytes]:
-    """Return the content digests of stored messages, by hash."""
-    return await _values_at(connection, _CONTENTS_AT, positions)
-
-
-async def _values_at(
-    connection: Connection, statement: str, positions: Sequence[SyncId]
-) -> dict[bytes, bytes]:
+    """Return a column of stored messages by hash: ``topic`` or ``content_digest``."""
+    statement = SQL.messages.read_at.format(columns=f"m.hash, m.{column}")
     found: dict[bytes, bytes] = {}
     for start in range(0, len(positions), MAX_POSITIONS):
         parameters = position_parameters(positions[start : start + MAX_POSITIONS])

@@ -39,7 +39,7 @@ from store.db.reading.messages import (
     rows_of_hashes,
     select_topics,
     stored_at,
-    topics_of,
+    values_at,
 )
 from store.db.schema.names import HASH_KEY_BYTES
 from store.db.statements import SQL
@@ -119,7 +119,7 @@ class HashLookups:
     async def _read(self, connection: Connection, request: PageRequest) -> MessagePage:
         positions = _selected(request, await locate(connection, request.hashes or ()))
         if not request.filter.everything:
-            topics = await topics_of(connection, positions)
+            topics = await values_at(connection, "topic", positions)
             allowed = await select_topics(connection, topics, request.filter)
             positions = [at for at in positions if at[1] in allowed]
         most = largest_of(self._page_bytes, max(1, len(positions))) if request.include_data else 0

@@ -23,7 +23,6 @@ from uuid import UUID
 import numpy as np
 
 from store.db import arrays
-from store.db.commits.pages import following_commits
 from store.db.connection import Connection, fetch_rows
 from store.db.locks import CLAIMING, lock_unhurried
 from store.db.pool import Database
@@ -49,7 +48,7 @@ _CLAIM: Final = np.dtype([("key", f"V{SDS_KEY_BYTES}"), ("ts", ">i8")])
 CLAIM_BYTES: Final = _CLAIM.itemsize
 """A claim in ``commits.claims``: the key of an SDS message ID, and its message's timestamp."""
 
-_NEXT: Final = following_commits("claims")
+_NEXT: Final = SQL.commits.read_following.format(column="claims")
 
 
 def _add_missing(messages: str, elsewhere: str = "") -> str:
@@ -97,11 +96,6 @@ async def follow_claims(connection: Connection) -> None:
         async with connection.transaction():
             await lock_unhurried(connection, CLAIMING)
             reached = await _follow_next(connection)
-
-
-async def forget_dropped(connection: Connection) -> None:
-    """Delete the rows of messages before the horizon."""
-    await connection.execute(SQL.sds.delete_dropped)
 
 
 async def find_missing(connection: Connection, bounds: Bounds) -> None:

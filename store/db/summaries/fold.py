@@ -26,7 +26,6 @@ from psycopg import sql
 
 from reconcile.summaries.buckets import TimeBuckets
 from store.db.arrays import bigint_column
-from store.db.commits.pages import following_commits
 from store.db.connection import Connection, fetch_row, fetch_rows
 from store.db.locks import FOLDING, lock_unhurried
 from store.db.schema.names import FINE_TABLE, SCHEMA
@@ -63,7 +62,7 @@ _NO_LIMIT: Final = 2**31 - 1
 _MAX_BIGINT: Final = UNBOUNDED_HIGH - 1
 
 
-_NEXT: Final = following_commits("summary")
+_NEXT: Final = SQL.commits.read_following.format(column="summary")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +108,6 @@ async def fold_until(connection: Connection, position: int = _MAX_BIGINT) -> Fol
 async def is_pending(connection: Connection) -> bool:
     """Return True if there is something to fold."""
     return bool(await fetch_row(connection, SQL.commits.has_unfolded) == (True,))
-
-
-async def lock_folding(connection: Connection) -> None:
-    """Take the lock FOLDING until the end of this transaction."""
-    await connection.execute(SQL.partitions.lock, (FOLDING,))
 
 
 async def fold_rest(connection: Connection, *, without: Sequence[Bounds] = ()) -> Folded:

@@ -13,9 +13,8 @@ summed up in a transaction of its own, in which nothing is folded.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Final
 
 from reconcile.ids import ELEMENT_BYTES
@@ -39,13 +38,8 @@ PAGE_MESSAGES: Final = 65_536
 HOURS, DAYS = 1, 2
 
 
-@dataclass(frozen=True, slots=True)
-class BucketSum:
-    """The lattice sum of one hour or day."""
-
-    level: int
-    start_ns: int
-    total: LatticeSum
+Sums = Mapping[tuple[int, int], LatticeSum]
+"""The sums of hours and days by level and start."""
 
 
 async def sum_of(elements: bytes) -> LatticeSum:
@@ -68,7 +62,7 @@ async def added(
 
 async def late_sums(
     connection: Connection, after: int, until: int, hours: TimeBuckets, days: TimeBuckets
-) -> list[BucketSum]:
+) -> Sums:
     """Return the known sums that commits change which are to be folded, as they will be then.
 
     ``hours`` and ``days``: what these commits have added. Under FOLDING, before that is added to
@@ -83,27 +77,28 @@ async def late_sums(
         if (HOURS, start) in keys or (DAYS, start - start % DAY_NS) in keys
     ]
     if sum(count for _, count in changed) > MAX_LATE_MESSAGES:
-        return []
+        return {}
     new: dict[tuple[int, int], LatticeSum] = {}
     for hour, each in (
         await added(connection, after, until, [start for start, _ in changed])
     ).items():
         for key in ((HOURS, hour), (DAYS, hour - hour % DAY_NS)):
             new[key] = new.get(key, LatticeSum()) + each
-    return [
-        BucketSum(level, start, LatticeSum.stored(count, state) + new[level, start])
+    return {
+        (level, start): LatticeSum.stored(count, state) + new[level, start]
         for level, start, count, state in known
         if (level, start) in new
-    ]
+    }
 
 
-async def write_sums(connection: Connection, sums: Sequence[BucketSum]) -> None:
+async def write_sums(connection: Connection, sums: Sums) -> None:
     """Keep the sums of buckets; under FOLDING."""
     if sums:
-        levels, starts = [each.level for each in sums], [each.start_ns for each in sums]
-        counts = [each.total.count for each in sums]
-        states = [each.total.state_bytes() for each in sums]
-        await connection.execute(SQL.buckets.write_sums, (levels, starts, counts, states))
+        levels, starts = zip(*sums, strict=True)
+        counts = [total.count for total in sums.values()]
+        states = [total.state_bytes() for total in sums.values()]
+        given = ([*levels], [*starts], counts, states)
+        await connection.execute(SQL.buckets.write_sums, given)
 
 
 async def sum_of_time(
@@ -144,7 +139,7 @@ async def seal_hours(connection: Connection, hours: Sequence[int], folded: int) 
     for start in hours:
         everything = await sum_of_time(connection, start, start + HOUR_NS)
         total = everything - unfolded.get(start, LatticeSum())
-        await write_sums(connection, [BucketSum(HOURS, start, total)])
+        await write_sums(connection, {(HOURS, start): total})
 
 
 async def seal_days(connection: Connection, days: Sequence[int]) -> None:
@@ -152,7 +147,7 @@ async def seal_days(connection: Connection, days: Sequence[int]) -> None:
     for start in days:
         rows = await fetch_rows(connection, SQL.buckets.read_hours_of_day, (start, start))
         total = LatticeSum.total([LatticeSum.stored(count, state) for count, state in rows])
-        await write_sums(connection, [BucketSum(DAYS, start, total)])
+        await write_sums(connection, {(DAYS, start): total})
 
 
 SETTLING_NS: Final = 10 * MINUTE_NS

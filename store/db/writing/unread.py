@@ -19,7 +19,6 @@ from store.db.connection import Connection
 from store.db.locks import NODES
 from store.db.pool import Database
 from store.db.statements import SQL
-from store.domain.partitioning import Bounds
 from store.domain.unread import Confirmed, OwnBatch, UnreadEvent, UnreadSummary
 from storenode.common.bounded import BoundedDict
 from storenode.message.limits import CONTENT_DIGEST_BYTES, HASH_BYTES
@@ -74,11 +73,6 @@ def track_parameters(wanted: Iterable[Wanted]) -> dict[str, object]:
         "u_content_digest": fixed_bytes([row[3] for row in rows], CONTENT_DIGEST_BYTES),
         "u_needed": bigints([row[2] for row in rows]),
     }
-
-
-async def drop_unread(connection: Connection, bounds: Bounds) -> None:
-    """Delete the unread events of a partition of messages that this transaction drops."""
-    await connection.execute(SQL.stores.drop_unread, (bounds.low, bounds.high))
 
 
 class UnreadRows:

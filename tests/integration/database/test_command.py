@@ -320,6 +320,3 @@ def test_an_embedded_database_is_used_whether_it_runs_or_not(
     ended = storenode("current", "--data-dir", data, "--json")
     assert ended.objects[0]["up_to_date"] is True
     assert server.pid is None
-    # It was stopped again, so that a node can start on the directory.
-    with EmbeddedPostgres(EmbeddedSettings(tmp_path / "data")) as next_server:
-        assert migrate.current(next_server.url) == migrate.head()

@@ -184,10 +184,10 @@ class World:
 async def filled(url: str) -> list[KnownMessage]:
     """Fill a database, and return what it holds then."""
     rng = random.Random(SEED)
-    days = [NOW - number * 11 * DAY for number in range(60)]
+    days = [NOW - number * 11 * DAY for number in range(30)]
     stored = []
     async with running(url) as node:
-        for _ in range(4):
+        for _ in range(2):
             batch = random_batch(rng, 900, days)
             assert all(await node.store(batch))
             stored += messages_of(batch)

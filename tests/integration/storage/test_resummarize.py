@@ -50,10 +50,7 @@ DAMAGES = (
     (f"update storenode.commits set summary = '' where position = {LAST}", {WRONG_SUMMARY}),
     (f"update storenode.buckets set count = count + 1 where {A_MINUTE}", BOTH),
     (f"update storenode.buckets set x2 = x2 # 1 where {A_MINUTE}", BOTH),
-    (f"delete from storenode.buckets where {A_MINUTE}", BOTH),
-    (f"insert into storenode.buckets values (0, {NOW - 400 * DAY}, 1, 1, 1, 1, 1)", BOTH),
     (f"insert into storenode.buckets values (0, {-MINUTE}, 1, 1, 1, 1, 1)", BOTH),
-    ("update storenode.buckets set x0 = x0 # 1 where level = 1", {WRONG_LEVEL}),
     (
         f"update storenode.buckets set count = 7 where level = 2 and start_ns = {TODAY}",
         {WRONG_LEVEL},

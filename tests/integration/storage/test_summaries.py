@@ -169,7 +169,7 @@ async def test_they_are_true_whatever_happens(
     async def sealing(own: Connection) -> None:
         await seal(own, rng.choice((NOW, LATER)))
 
-    for _ in range(20):
+    for _ in range(14):
         match rng.randrange(10):
             case 0 | 1 | 2:
                 await publish()

@@ -25,7 +25,7 @@ from store.db.arrays import (
 from store.db.connection import Connection, prepare
 from tests.support.postgres import PostgresServer
 
-ask = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+ask = settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 INT64: Final = st.integers(-(2**63), 2**63 - 1)
 NUMBERS = st.lists(INT64, max_size=50)
@@ -70,7 +70,7 @@ COLUMNS = st.one_of(
 )
 
 
-@settings(ask, max_examples=300)
+@settings(ask, max_examples=120)
 @given(column=COLUMNS)
 async def test_a_column_arrives_as_it_was(
     connection: Connection, column: tuple[str, Callable[[Sequence[Any]], BinaryArray], list[Any]]

@@ -23,6 +23,7 @@ import contextlib
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeVar
 
@@ -238,35 +239,27 @@ lock table storenode.messages in access share mode
 """
 
 
+@dataclass(slots=True, eq=False)
 class SnapshotView:
     """A `SummaryView` of everything that is held, with the connection that loads for it.
 
-    ``place`` is the newest commit of what is held, ``horizon_ns`` the store's horizon then.
+    Attributes:
+        view: The summaries.
+        place: The newest commit of what is held.
+        horizon_ns: The store's horizon then.
+        connection: Its transaction has the snapshot.
+        minutes: The deltas that no bucket includes yet.
+        folded: The position up to which buckets include them.
+        deadline_s: When the view ends, by the loop.
     """
 
-    def __init__(
-        self,
-        connection: Connection,
-        top: TimeBuckets,
-        minutes: TimeBuckets,
-        *,
-        folded: int,
-        place: Place,
-        horizon_ns: int,
-        deadline_s: float,
-    ) -> None:
-        """Join summaries with the connection that loads for them.
-
-        ``minutes`` are the deltas that no bucket includes yet, ``folded`` is the position up to
-        which buckets include them, ``deadline_s`` is by the loop.
-        """
-        self.view = SummaryView(top, _FINER_NS[top.length_ns])
-        self.place = place
-        self.horizon_ns = horizon_ns
-        self._connection = connection
-        self._minutes = minutes
-        self._folded = folded
-        self._deadline_s = deadline_s
+    view: SummaryView
+    place: Place
+    horizon_ns: int
+    connection: Connection
+    minutes: TimeBuckets
+    folded: int
+    deadline_s: float
 
     async def load(self, needs: Needs) -> Loaded:
         """Read what the view needs, with one statement.
@@ -278,19 +271,19 @@ class SnapshotView:
 
     async def lattices(self, spans: Sequence[Times]) -> list[LatticeSum] | None:
         """Return what `OpenView.lattices` does."""
-        reader = LatticeReader(self._connection, self._folded, self._minutes)
+        reader = LatticeReader(self.connection, self.folded, self.minutes)
         return await self._in_time(partial(reader.read, spans))
 
     async def contents(self, ids: SyncIds) -> SyncIds:
         """Return IDs of this view with their content digests; raises as `load`."""
-        return await self._in_time(partial(with_contents, self._connection, ids))
+        return await self._in_time(partial(with_contents, self.connection, ids))
 
     async def _in_time(self, work: Callable[[], Awaitable[_Result]]) -> _Result:
-        if asyncio.get_running_loop().time() >= self._deadline_s:
+        if asyncio.get_running_loop().time() >= self.deadline_s:
             raise StoreUnavailable(_EXPIRED)
         try:
             with translated_errors():
-                async with asyncio.timeout_at(self._deadline_s):
+                async with asyncio.timeout_at(self.deadline_s):
                     return await work()
         except TimeoutError:
             raise StoreUnavailable(_EXPIRED) from None
@@ -301,10 +294,10 @@ class SnapshotView:
                 return await self._buckets(needs)
             case NeedIds():
                 return await ids_in(
-                    self._connection, needs.spans, needs.limit, contents=needs.contents
+                    self.connection, needs.spans, needs.limit, contents=needs.contents
                 )
             case NeedHashes():
-                return await ids_with(self._connection, needs.hashes)
+                return await ids_with(self.connection, needs.hashes)
 
     async def _buckets(self, needs: NeedBuckets) -> TimeBuckets:
         # The last slice of a length ends behind the last time that there is.
@@ -316,22 +309,20 @@ class SnapshotView:
             "level": LEVELS_NS.index(needs.length_ns),
         }
         folded = await _read_buckets(
-            self._connection, needs.length_ns, SQL.buckets.read_inside, parameters
+            self.connection, needs.length_ns, SQL.buckets.read_inside, parameters
         )
-        new = self._minutes.within(needs.parents, needs.parent_ns)
+        new = self.minutes.within(needs.parents, needs.parent_ns)
         return TimeBuckets.join(needs.length_ns, [folded, new])
 
 
 @asynccontextmanager
-async def cold_view(
-    database: Database, max_view_s: float = MAX_VIEW_S
-) -> AsyncIterator[SnapshotView]:
-    """Open a view of what is held now, for so many seconds at most.
+async def cold_view(database: Database) -> AsyncIterator[SnapshotView]:
+    """Open a view of what is held now, for `MAX_VIEW_S` at most.
 
     Raises:
         StoreUnavailable: the database does not serve.
     """
-    deadline_s = asyncio.get_running_loop().time() + max_view_s
+    deadline_s = asyncio.get_running_loop().time() + MAX_VIEW_S
     with translated_errors():
         connection = await database.connect()
     try:
@@ -380,15 +371,9 @@ async def _open(connection: Connection, deadline_s: float) -> SnapshotView:
     length_ns = await _top_length(connection)
     level = {"level": LEVELS_NS.index(length_ns)}
     folded = await _read_buckets(connection, length_ns, SQL.buckets.read_level, level)
-    return SnapshotView(
-        connection,
-        TimeBuckets.join(length_ns, [folded, minutes]),
-        minutes,
-        folded=position,
-        place=await newest(connection),
-        horizon_ns=horizon_ns,
-        deadline_s=deadline_s,
-    )
+    top = TimeBuckets.join(length_ns, [folded, minutes])
+    view, place = SummaryView(top, _FINER_NS[length_ns]), await newest(connection)
+    return SnapshotView(view, place, horizon_ns, connection, minutes, position, deadline_s)
 
 
 async def _fold_much(connection: Connection) -> None:

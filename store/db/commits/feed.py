@@ -11,9 +11,9 @@ that has been given everything up to a position has missed nothing below it.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
@@ -340,11 +340,13 @@ class DatabaseFeed:
         rows = _FIRST_ROWS
         while True:
             if self._reached(position) and encounter == self._encounters:
-                with self._subscribed(request, position.place) as subscription:
+                async with aclosing(self._deliver(request, position.place)) as deliveries:
+                    # The first one says only that the follower is live.
+                    await anext(deliveries)
                     if not live:
                         live = is_answered = True
                         yield self._page(b"", 0, position, live=True)
-                    async for delivery in subscription.deliveries():
+                    async for delivery in deliveries:
                         position = FeedPosition(delivery.place)
                         yield self._page(delivery.frames, delivery.count, position, live=True)
                 continue
@@ -374,14 +376,37 @@ class DatabaseFeed:
         cursor = FollowCursor(self._database.store_id, *position.place, timestamp, digest)
         return FollowPage(frames, count, cursor, live)
 
-    @contextlib.contextmanager
-    def _subscribed(self, request: FollowRequest, place: Place) -> Iterator[_Subscription]:
-        subscription = _Subscription(self._hub, request, place, self._page_bytes)
-        self._hub.subscribe(subscription.subscriber)
+    async def _deliver(
+        self, request: FollowRequest, place: Place
+    ) -> AsyncGenerator[Delivery, None]:
+        """Subscribe to the hub, yield nothing once, then what arrives until the follower lags."""
+        ready = asyncio.Event()
+        subscriber = Subscriber(
+            request.filter,
+            request.include_data,
+            place,
+            wake=ready.set,
+            most_bytes=min(self._page_bytes, MAX_QUEUED_BYTES),
+        )
+        self._hub.subscribe(subscriber)
         try:
-            yield subscription
+            yield Delivery(b"", 0, place)
+            while not subscriber.lagging:
+                delivery = subscriber.take(self._page_bytes)
+                if delivery is not None:
+                    yield delivery
+                    continue
+                try:
+                    async with asyncio.timeout(IDLE_PAGE_S):
+                        await ready.wait()
+                    ready.clear()
+                except TimeoutError:
+                    head = self._hub.place_of(subscriber)
+                    if not subscriber.queue and head > subscriber.place and not subscriber.lagging:
+                        subscriber.place = head
+                        yield Delivery(b"", 0, head)
         finally:
-            self._hub.unsubscribe(subscription.subscriber)
+            self._hub.unsubscribe(subscriber)
 
     async def _begin(self, request: FollowRequest, outlet: Outlet) -> FeedPosition:
         cursor = request.cursor
@@ -401,45 +426,6 @@ class DatabaseFeed:
             )
 
         return await self._database.read_page(look, outlet)
-
-
-class _Subscription:
-    """A live follower's end of the hub."""
-
-    def __init__(self, hub: Hub, request: FollowRequest, place: Place, page_bytes: int) -> None:
-        self._hub = hub
-        self._page_bytes = page_bytes
-        self._ready = asyncio.Event()
-        self.subscriber = Subscriber(
-            request.filter,
-            request.include_data,
-            place,
-            wake=self._ready.set,
-            most_bytes=min(page_bytes, MAX_QUEUED_BYTES),
-        )
-
-    async def deliveries(self) -> AsyncIterator[Delivery]:
-        """Yield what arrives, until the follower lags and must go on from the database."""
-        subscriber = self.subscriber
-        while not subscriber.lagging:
-            delivery = subscriber.take(self._page_bytes)
-            if delivery is not None:
-                yield delivery
-            elif not await self._wait() and not subscriber.queue:
-                place = self._hub.place_of(subscriber)
-                if place > subscriber.place and not subscriber.lagging:
-                    subscriber.place = place
-                    yield Delivery(b"", 0, place)
-
-    async def _wait(self) -> bool:
-        """Wait for something to take; False when nothing came for long."""
-        try:
-            async with asyncio.timeout(IDLE_PAGE_S):
-                await self._ready.wait()
-        except TimeoutError:
-            return False
-        self._ready.clear()
-        return True
 
 
 def _new_rows(part: CommitPart, topics: set[bytes]) -> list[Row]:

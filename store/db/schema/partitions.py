@@ -132,21 +132,17 @@ class PartitionMap:
         partition was dropped since: the insert then fails (`store.db.errors.is_missing_partition`)
         and `refresh` comes before another try.
         """
-        low_ns, high_ns = min(timestamps, default=1), max(timestamps, default=1)
-        if not self._commits_are_short and (not timestamps or self.covers(low_ns, high_ns)):
-            return
         if self._is_ready_for(timestamps):
             return
         await self.refresh(connection)
-        if self._is_ready_for(timestamps):
-            return
-        await ensure_for(connection, timestamps, self._now_ns(), self._retention_ns)
-        await self.refresh(connection)
+        if not self._is_ready_for(timestamps):
+            await ensure_for(connection, timestamps, self._now_ns(), self._retention_ns)
+            await self.refresh(connection)
 
     def _is_ready_for(self, timestamps: Sequence[int]) -> bool:
-        if self._commits_are_short:
-            return False
-        return not self.missing(timestamps)
+        if self._commits_are_short or not timestamps:
+            return not self._commits_are_short
+        return self.covers(min(timestamps), max(timestamps)) or not self.missing(timestamps)
 
 
 async def read_catalog(connection: Connection, *, with_sizes: bool = False) -> Catalog:

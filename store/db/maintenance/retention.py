@@ -342,11 +342,6 @@ class RetentionReview:
     excess: Excess | None
     horizon_ns: int
 
-    def has_backlog(self, policy: RetentionPolicy) -> bool:
-        """Return True if more than a week is due, and needs no archive before it goes."""
-        is_long = self.due is not None and self.due.span_ns > MAX_EXCESS_NS
-        return is_long and not policy.requires_archive
-
 
 async def read_agreed(connection: Connection) -> RetentionPolicy | None:
     """Return the limits that the store has agreed to; None: none yet."""
@@ -410,8 +405,10 @@ class RetentionBrake:
         excess, is_backlog = None, False
         if not self._confirmed and (starts or not is_agreed or self._is_backlog):
             found = await review(connection, wanted, now_ns)
-            # While a node runs, much may be due because a lock has held it.
-            is_backlog = is_agreed and (starts or self._is_backlog) and found.has_backlog(wanted)
+            # While a node runs, much may be due because a lock has held it; an archive vouches.
+            is_long = found.due is not None and found.due.span_ns > MAX_EXCESS_NS
+            is_held = is_agreed and (starts or self._is_backlog)
+            is_backlog = is_held and is_long and not wanted.requires_archive
             excess = found.due if is_backlog else found.excess
         is_longer = agreed is not None and wanted.keeps(agreed)
         # Another node may have agreed to less meanwhile: only a start replaces that.

@@ -214,17 +214,13 @@ def _mismatch(found: str) -> str:
 
 def _refused(error: psycopg.Error) -> Exception:
     if isinstance(error, psycopg.errors.InsufficientPrivilege):
-        return SchemaError(_denied(error))
+        return SchemaError(
+            f"the schema could not be upgraded ({sentence(error)}): grant the role CREATE on the"
+            f" database, or let the owner of the schema {SCHEMA} run `storenode db upgrade`"
+        )
     if isinstance(error, psycopg.errors.LockNotAvailable):
         return SchemaError(_BUSY.format(seconds=_LOCK_TIMEOUT_S))
     return error
-
-
-def _denied(error: psycopg.Error) -> str:
-    return (
-        f"the schema could not be upgraded ({sentence(error)}): grant the role CREATE on the"
-        f" database, or let the owner of the schema {SCHEMA} run `storenode db upgrade`"
-    )
 
 
 def differences(objects: Iterable[tuple[str, str, str]]) -> list[str]:

@@ -31,6 +31,9 @@ EXTEND_LOCK_TIMEOUT_MS: Final = 250
 """How long queries may queue behind the extension of a partition."""
 
 
+_LIKE: Final = (
+    "LIKE {} INCLUDING DEFAULTS INCLUDING CONSTRAINTS INCLUDING INDEXES INCLUDING STORAGE"
+)
 _STORAGE: Final = {"p": "PLAIN", "e": "EXTERNAL", "m": "MAIN", "x": "EXTENDED"}
 
 # Rows are only ever added. What is hashed or keyed is all but unique; what is never compared needs
@@ -180,10 +183,18 @@ async def ensure_for(
         async with connection.transaction():
             await begin(connection, CREATE_LOCK_TIMEOUT_MS)
             catalog = await read_catalog(connection)
-            fine = await _create_fine(connection, catalog, wanted, now_ns)
+            fine, extensions = catalog.bounds(FINE_TABLE), list[tuple[str, Extension]]()
+            for bounds in rules.plan_messages(fine, wanted, now_ns):
+                await _create(connection, FINE_TABLE, rules.fine_name(bounds), bounds)
+                fine.append(bounds)
             reached = rules.ends(fine, wanted)
-            extensions = await _create_coarse(connection, catalog, reached, now_ns, retention_ns)
-            await _create_commits(connection, catalog)
+            for table in COARSE_TABLES:
+                plan = rules.plan_coarse(catalog.bounds(table), reached, now_ns, retention_ns)
+                extensions += [(table, extension) for extension in plan.extensions]
+                for bounds in plan.create:
+                    await _create(connection, table, rules.coarse_name(table, bounds), bounds)
+            for bounds in rules.plan_commits(catalog.bounds(COMMITS_TABLE), catalog.position):
+                await _create(connection, COMMITS_TABLE, rules.commits_name(bounds), bounds)
         if not extensions:
             return
         for table, extension in extensions:
@@ -201,52 +212,13 @@ async def begin(connection: Connection, lock_timeout_ms: int) -> None:
     await connection.execute(SQL.partitions.lock, (PARTITIONS,))
 
 
-async def _create_fine(
-    connection: Connection, catalog: Catalog, timestamps: Sequence[int], now_ns: int
-) -> list[Bounds]:
-    """Make what the timestamps lack, and return the bounds of all partitions then."""
-    existing = catalog.bounds(FINE_TABLE)
-    made = rules.plan_messages(existing, timestamps, now_ns)
-    for bounds in made:
-        await _create(connection, FINE_TABLE, rules.fine_name(bounds), bounds)
-    return existing + made
-
-
-async def _create_coarse(
-    connection: Connection,
-    catalog: Catalog,
-    timestamps: Sequence[int],
-    now_ns: int,
-    retention_ns: int | None,
-) -> list[tuple[str, Extension]]:
-    extensions = []
-    for table in COARSE_TABLES:
-        plan = rules.plan_coarse(catalog.bounds(table), timestamps, now_ns, retention_ns)
-        extensions += [(table, extension) for extension in plan.extensions]
-        for bounds in plan.create:
-            await _create(connection, table, rules.coarse_name(table, bounds), bounds)
-    return extensions
-
-
-async def _create_commits(connection: Connection, catalog: Catalog) -> None:
-    for bounds in rules.plan_commits(catalog.bounds(COMMITS_TABLE), catalog.position):
-        await _create(connection, COMMITS_TABLE, rules.commits_name(bounds), bounds)
-
-
 async def _create(connection: Connection, table: str, name: str, bounds: Bounds) -> None:
     """Make one partition; an empty table is attached without a scan that matters."""
     parent, partition = sql.Identifier(SCHEMA, table), sql.Identifier(SCHEMA, name)
-    columns, stored = (
-        await _laid_out(connection)
-        if table == FINE_TABLE
-        else (
-            sql.SQL(
-                "LIKE {} INCLUDING DEFAULTS INCLUDING CONSTRAINTS INCLUDING INDEXES"
-                " INCLUDING STORAGE"
-            ).format(parent),
-            [],
-        )
-    )
+    if table == FINE_TABLE:
+        columns, stored = await _laid_out(connection)
+    else:
+        columns, stored = sql.SQL(_LIKE).format(parent), []
     await _run(
         connection,
         sql.SQL("CREATE TABLE {} ({}) WITH ({})").format(partition, columns, sql.SQL(_SETTINGS)),

@@ -237,8 +237,6 @@ class DatabaseWriter:
             return StoreResult()
         if self._stopped:
             raise StoreBusy(_STOPPING)
-        if self._is_disk_full():
-            raise StoreUnavailable(DISK_FULL.sentence)
         self._require_writable()
         return await self._enqueue(batch, source, min_confirms)
 
@@ -250,11 +248,11 @@ class DatabaseWriter:
             PoolTimeout: no connection became free.
             StoreBusy, StoreUnavailable: as `store`.
         """
-        if self._is_disk_full():
-            raise StoreUnavailable(DISK_FULL.sentence)
         await self._enqueue(RecordBatch(), Source.CLIENT, 0)
 
     async def _enqueue(self, batch: RecordBatch, source: Source, min_confirms: int) -> StoreResult:
+        if self._is_disk_full():
+            raise StoreUnavailable(DISK_FULL.sentence)
         size = batch.frame_bytes
         if self._queue and (
             self._queued_bytes + size > MAX_QUEUED_BYTES or len(self._queue) >= MAX_QUEUED_BATCHES

@@ -157,7 +157,7 @@ async def read_catalog(connection: Connection, *, with_sizes: bool = False) -> C
 
 
 def read_partitions(rows: Iterable[Sequence[Any]], *, with_sizes: bool = True) -> list[Partition]:
-    """Return the partitions in rows of `CATALOG` that have bounds and are attached."""
+    """Return the partitions in rows of ``read_catalog`` that have bounds and are attached."""
     found = []
     for table, name, oid, text, is_detaching, size_bytes, row_count in rows:
         # A partition that is dropped meanwhile has no text and no size; a default one no bounds.
@@ -242,7 +242,7 @@ async def _create(connection: Connection, table: str, name: str, bounds: Bounds)
 
 
 async def _laid_out(connection: Connection) -> tuple[sql.Composed, list[sql.Composed]]:
-    # The columns of a partition of messages in the order of `_LAYOUT`, with the checks of the
+    # The columns of a partition of messages in the order of ``read_layout``, with the checks of the
     # table: a partition must have all of them, also those that an operator has added.
     table = (f"{SCHEMA}.{FINE_TABLE}",)
     rows = await fetch_rows(connection, SQL.partitions.read_layout, table)

@@ -23,7 +23,7 @@ order by 1, 2
 pg_total_relation_size(c.oid)
 
 -- no_sizes --
--- In place of `SIZES` where sizes are not needed.
+-- In place of `sizes` where sizes are not needed.
 0::bigint
 
 -- read_layout --

@@ -47,7 +47,6 @@ from store.domain.ports import (
     Room,
     SdsLookup,
     SdsPage,
-    TopicFilter,
 )
 from store.domain.query import DEFAULT_PAGE_BYTES
 from store.messages.frames import sds_stored_message
@@ -124,13 +123,10 @@ class ClaimReader:
     def __init__(
         self,
         database: Database,
-        channel_id: bytes,
+        request: SdsLookup | CausalRequest,
         entries: Sequence[HistoryEntry],
-        wanted: TopicFilter,
         *,
-        claimants: int,
         parents: bool,
-        prefer_proven: bool,
     ) -> None:
         """Prepare the reads of a request with these ``entries``; ``parents``: with their parents.
 
@@ -139,9 +135,9 @@ class ClaimReader:
         """
         self._database = database
         self._entries = entries
-        self._crowd = claimants + 1
-        self._is_filtered = not wanted.everything
-        conditions, named = topic_conditions(wanted)
+        self._crowd = request.claimants + 1
+        self._is_filtered = not request.filter.everything
+        conditions, named = topic_conditions(request.filter)
         topics = (
             " and exists (select from storenode.topics t where t.key = m.topic and "
             + " and ".join(conditions)
@@ -149,16 +145,11 @@ class ClaimReader:
             if conditions
             else ""
         )
-        bounds = {"crowd": self._crowd, "seen": MAX_SEEN_CLAIMANTS, "topics": topics}
-        self._reach = SQL.sds.reach_parents.format(**bounds)
-        self._read_claims = SQL.sds.read_claims.format(**bounds)
-        self._read_first = SQL.sds.read_first.format(**bounds)
-        self._read_proven = SQL.sds.read_proven.format(**bounds)
-        self._read_hinted = SQL.sds.read_hinted.format(**bounds)
+        self._bounds = {"crowd": self._crowd, "seen": MAX_SEEN_CLAIMANTS, "topics": topics}
         self._parameters: dict[str, object] = {
-            "channel": channel_id,
+            "channel": request.channel_id,
             "parents": parents,
-            "prefers": prefer_proven,
+            "prefers": request.prefer_proven,
             "horizon": None,
             **named,
         }
@@ -190,12 +181,14 @@ class ClaimReader:
         keys = list(query.keys)
         if query.ahead:
             most = max(len(keys), min(len(keys) + query.ahead, MAX_ANSWER_KEYS))
-            rows = await self._rows(connection, self._reach, {"keys": uuids(keys), "limit": most})
+            rows = await self._rows(
+                connection, SQL.sds.reach_parents, {"keys": uuids(keys), "limit": most}
+            )
             keys = list(dict.fromkeys([*keys, *(row[0] for row in rows)]))
         limit = len(keys) + FURTHER_CLAIMANTS
         # The index is searched in the order of keys; sorting them costs less here than there.
         rows = await self._rows(
-            connection, self._read_claims, {"keys": uuids(sorted(keys)), "limit": limit}
+            connection, SQL.sds.read_claims, {"keys": uuids(sorted(keys)), "limit": limit}
         )
         if len(rows) == limit:
             return await self._first(connection, query.keys)
@@ -221,7 +214,7 @@ class ClaimReader:
         """Return the first claimants of as many keys as fit into an answer, of any number each."""
         limit = self._crowd + FURTHER_CLAIMANTS
         parameters = {"keys": uuids(keys[:_MAX_CROWDED]), "limit": limit}
-        rows = await self._rows(connection, self._read_first, parameters)
+        rows = await self._rows(connection, SQL.sds.read_first, parameters)
         claims: dict[bytes, list[Claim]] = {row[0]: [] for row in rows}
         for row in rows:
             if row[1] is not None:
@@ -229,7 +222,9 @@ class ClaimReader:
         if len(rows) == limit:  # the last may lack some
             del claims[rows[-1][0]]
         if self._parameters["prefers"]:
-            proven = await self._rows(connection, self._read_proven, {"keys": uuids(list(claims))})
+            proven = await self._rows(
+                connection, SQL.sds.read_proven, {"keys": uuids(list(claims))}
+            )
             for row in proven:
                 claims[row[0]].append(row)
             for key, group in claims.items():
@@ -239,6 +234,7 @@ class ClaimReader:
     async def _rows(
         self, connection: Connection, statement: str, parameters: dict[str, object]
     ) -> list[Any]:
+        statement = statement.format(**self._bounds)
         return await fetch_rows(connection, statement, self._parameters | parameters)
 
     async def _hinted(self, connection: Connection, queries: Sequence[HintQuery]) -> HintAnswers:
@@ -259,7 +255,7 @@ class ClaimReader:
         opaque: dict[tuple[bytes, bytes], int] = {}
         for start in range(0, len(named), _MAX_HINTED):
             parameters = _claim_parameters(named[start : start + _MAX_HINTED])
-            for row in await self._rows(connection, self._read_hinted, parameters):
+            for row in await self._rows(connection, SQL.sds.read_hinted, parameters):
                 claim, payload = row[:7], row[7]
                 if payload is None:
                     found[claim[0], claim[2]] = Hinted(claim, readable=True)
@@ -367,15 +363,7 @@ class DatabaseSdsReader:
         self, request: CausalRequest, outlet: Outlet
     ) -> AsyncGenerator[SdsPage, None]:
         """Yield the causal past of the heads, parents before children; raise as `doubtful`."""
-        reader = ClaimReader(
-            self._database,
-            request.channel_id,
-            request.heads,
-            request.filter,
-            claimants=request.claimants,
-            parents=True,
-            prefer_proven=request.prefer_proven,
-        )
+        reader = ClaimReader(self._database, request, request.heads, parents=True)
         room = await outlet.room(HANDY_PAGE_BYTES)
         async with self._walks.turn(outlet.caller, outlet.connection):
             walk = await _walk(reader, request)
@@ -393,15 +381,7 @@ class DatabaseSdsReader:
 
     async def _look_up(self, request: SdsLookup) -> Lookup:
         lookup = Lookup(request.channel_id, request.entries, request.claimants)
-        reader = ClaimReader(
-            self._database,
-            request.channel_id,
-            lookup.entries,
-            request.filter,
-            claimants=request.claimants,
-            parents=False,
-            prefer_proven=request.prefer_proven,
-        )
+        reader = ClaimReader(self._database, request, lookup.entries, parents=False)
         await reader.prepare()
         query = lookup.step()
         while query is not None:

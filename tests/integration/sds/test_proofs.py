@@ -14,7 +14,7 @@ from store.db.sds import reader as db_claims
 from store.db.sds.reader import DatabaseSdsReader
 from store.db.writing import writer as writer_module
 from store.domain.claims import ClaimQuery
-from store.domain.ports import TopicFilter
+from store.domain.ports import SdsLookup, TopicFilter
 from storenode.sds.codec import decode, sds_key
 from tests.integration.sds.channel import (
     OTHER,
@@ -157,15 +157,8 @@ async def test_what_is_proven_is_found_by_its_index(node: Node, *, analyzed: boo
     await channel.store(node)
     if analyzed:
         await node.rows("analyze")
-    claims = db_claims.ClaimReader(
-        node.database,
-        CHANNEL,
-        (),
-        TopicFilter(),
-        claimants=16,
-        parents=False,
-        prefer_proven=True,
-    )
+    request = SdsLookup(CHANNEL, (), TopicFilter(), claimants=16, prefer_proven=True)
+    claims = db_claims.ClaimReader(node.database, request, (), parents=False)
     async with await node.database.connect() as connection:
         explained = Explained(connection)
         key = sds_key(CHANNEL, ID.encode())

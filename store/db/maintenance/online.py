@@ -31,19 +31,12 @@ class DatabaseOnlineTimes:
 
     async def note(self, online_ns: int, now_ns: int) -> None:
         """Persist that nothing up to ``online_ns`` was missed, by the clock ``now_ns``."""
-
-        async def write(connection: Connection) -> None:
-            await connection.execute(SQL.stores.note_online, {"online": online_ns, "now": now_ns})
-
-        await self._database.write(write)
+        given = {"online": online_ns, "now": now_ns}
+        await self._database.write(lambda it: it.execute(SQL.stores.note_online, given))
 
     async def record(self, interval: Interval) -> None:
         """Keep an interval; one with the same start and kind grows."""
-        row = {
-            "start": interval.start_ns,
-            "end": interval.end_ns,
-            "resumed": interval.resumed,
-        }
+        row = {"start": interval.start_ns, "end": interval.end_ns, "resumed": interval.resumed}
 
         async def write(connection: Connection) -> None:
             if await fetch_row(connection, SQL.stores.record_online, row) == (True,):
@@ -54,7 +47,5 @@ class DatabaseOnlineTimes:
     async def overlapping(self, start_ns: int, end_ns: int) -> Sequence[Interval]:
         """Return the intervals that touch a range, and the first of all."""
         bounds = {"start": start_ns, "end": end_ns}
-        return [
-            Interval(*row)
-            for row in await self._database.rows(SQL.stores.read_online_between, bounds)
-        ]
+        rows = await self._database.rows(SQL.stores.read_online_between, bounds)
+        return [Interval(*row) for row in rows]

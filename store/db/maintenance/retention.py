@@ -407,8 +407,8 @@ class RetentionBrake:
             found = await review(connection, wanted, now_ns)
             # While a node runs, much may be due because a lock has held it; an archive vouches.
             is_long = found.due is not None and found.due.span_ns > MAX_EXCESS_NS
-            is_held = is_agreed and (starts or self._is_backlog)
-            is_backlog = is_held and is_long and not wanted.requires_archive
+            may_wait = is_agreed and (starts or self._is_backlog)
+            is_backlog = may_wait and is_long and not wanted.requires_archive
             excess = found.due if is_backlog else found.excess
         is_longer = agreed is not None and wanted.keeps(agreed)
         # Another node may have agreed to less meanwhile: only a start replaces that.

@@ -6,6 +6,7 @@ import ipaddress
 from dataclasses import dataclass, replace
 from typing import Final
 
+from store.serving.connections import connection_name, remote
 from storenode.message.varint import varint
 
 _IP4, _TCP, _IP6, _TLS, _WS = 4, 6, 41, 448, 477
@@ -122,12 +123,4 @@ def _ip6(text: str) -> ipaddress.IPv6Address:
 
 def network_of(host: str) -> str:
     """Return the network whose clients share limits: an IPv4 address, or a /64 of IPv6."""
-    try:
-        ip = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return host
-    if isinstance(ip, ipaddress.IPv6Address):
-        if ip.ipv4_mapped is not None:
-            return str(ip.ipv4_mapped)
-        return str(ipaddress.IPv6Network((ip, 64), strict=False))
-    return host
+    return remote(connection_name(host, 0)).name.removeprefix("host ")

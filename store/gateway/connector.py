@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import Final
 
 from store.gateway.addresses import PeerMultiaddr
@@ -79,8 +78,9 @@ class WakuConnector:
                 await asyncio.wait({running})
             finally:
                 running.cancel()
-                with suppress(asyncio.CancelledError):
-                    await running
+                # Not awaited itself: its error would take the place of a cancellation of this task.
+                await asyncio.wait({running})
+            running.result()
         finally:
             self._clients.leave(client)
             if writer is not None:

@@ -97,8 +97,6 @@ class GatewayMetrics:
             " because too many waited.",
             ["outcome"],
         )
-        for outcome in RELAY_OUTCOMES:
-            self.relayed.labels(outcome)
         self.sync_sessions = counter(
             "storenode_gateway_sync_sessions_total",
             "Sessions of reconciliation with nwaku, by role and by how they ended: done, refused by"
@@ -112,18 +110,18 @@ class GatewayMetrics:
             " too_large to be sent.",
             ["outcome"],
         )
-        for outcome in SYNC_OUTCOMES:
-            self.synced.labels(outcome)
         self.refusals = counter(
             "storenode_gateway_refusals_total",
             "Connections, streams and queries that were refused or ended, by reason.",
             ["reason"],
         )
-        for reason in REASONS:
-            self.refusals.labels(reason)
         self.node_reachable = gauge(
             "storenode_gateway_node_reachable", "1 while the node is connected."
         )
+        closed = {self.relayed: RELAY_OUTCOMES, self.synced: SYNC_OUTCOMES, self.refusals: REASONS}
+        for metric, labels in closed.items():
+            for label in labels:
+                metric.labels(label)
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=registry)
 
@@ -132,6 +130,6 @@ class GatewayMetrics:
         if reason in REASONS:
             self.refusals.labels(reason).inc()
 
-    def render(self) -> bytes:
+    async def render(self) -> bytes:
         """Render the text that Prometheus reads."""
         return generate_latest(self._registry)

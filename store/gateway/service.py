@@ -7,8 +7,8 @@ import json
 import ssl
 import time
 from collections import defaultdict
-from collections.abc import Callable, Coroutine
-from contextlib import AsyncExitStack, suppress
+from collections.abc import Awaitable, Callable, Collection
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -50,8 +50,12 @@ from storenode.client.nodes import Nodes
 from storenode.connection.channel import TlsIdentity
 from storenode.wire.storenode.v1.store_pb2 import PUBLISH_SOURCE_NWAKU, PUBLISH_SOURCE_RELAY
 
+Work = Callable[[], Awaitable[None]]
+
 _LOOK_EVERY_S: Final = 5.0
 """How often to look for problems."""
+
+_AGAIN_S: Final = 1.0
 
 _log = get_logger("store.gateway")
 
@@ -117,25 +121,25 @@ class _Services:
         """Return a line about each relay peer."""
         return [] if self._relay is None else self._relay.describe()
 
-    def work(self, around: Surroundings) -> list[Coroutine[None, None, None]]:
+    def work(self, around: Surroundings) -> list[Work]:
         """Return what runs as long as the gateway."""
-        work = [self._feed.run(), self._filter.run()]
+        work: list[Work] = [self._feed.run, self._filter.run]
         peers: dict[str, PeerMultiaddr] = {}
         joins: dict[str, list[Callable[[WakuConnection], None]]] = defaultdict(list)
         if self._relay is not None:
-            work += [self._spool.run(), self._relay.run()]
+            work += [self._spool.run, self._relay.run]
             for each in self._config.relay_peer:
                 peers[each.peer_id] = each
                 joins[each.peer_id] = [partial(self._relay.join, is_outbound=True)]
         if self._config.nwaku_sync_peer:
-            work.append(self._sync_spool.run())
+            work.append(self._sync_spool.run)
         for each in self._config.nwaku_sync_peer:
             # nwaku accepts one connection of a peer, which serves both.
             if each.host:
                 peers.setdefault(each.peer_id, each)
             joins[each.peer_id].append(self._sync.join)
         connector = WakuConnector(around, joins)
-        return work + [connector.keep(each) for each in peers.values()]
+        return work + [partial(connector.keep, each) for each in peers.values()]
 
 
 class GatewayStatus:
@@ -219,11 +223,9 @@ class Gateway:
             served[IDENTIFY] = FixedResponse(identify).serve
             around = Surroundings(StaticKey(identity), served, metrics, config.max_streams)
             server = Server(around, Clients(config.rules), tls, config.max_connections)
-            work = [server.accept(each) for each in bound]
-            tasks = [
-                asyncio.create_task(each)
-                for each in (*work, node.watch(), status.watch(), *services.work(around))
-            ]
+            work: list[Work] = [partial(server.accept, each) for each in bound]
+            work += [node.watch, status.watch, *services.work(around)]
+            tasks = [asyncio.create_task(_keep_doing(each)) for each in work]
             stack.push_async_callback(_cancelled, tasks)
             self._say_ready(identity, bound, where)
             await self._stopped.wait()
@@ -241,12 +243,8 @@ class Gateway:
         address = self._config.metrics_listen
         if address is None:
             return None
-
-        async def render() -> bytes:
-            return metrics.render()
-
         listener = MetricsListener(
-            render, None, lambda: node.unready, [ANY], render_text=status.render
+            metrics.render, None, lambda: node.unready, [ANY], render_text=status.render
         )
         try:
             bound = await listener.open(address.host, address.port)
@@ -274,8 +272,19 @@ def _tls(config: GatewayConfig) -> ssl.SSLContext | None:
         raise GatewayError(f"--wss-cert and --wss-key cannot be used: {error}") from error
 
 
-async def _cancelled(tasks: list[asyncio.Task[None]]) -> None:
-    for task in tasks:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
+async def _keep_doing(work: Work) -> None:
+    while True:
+        try:
+            await work()
+        except Exception:  # noqa: BLE001 - a fault of ours, for which no client is cut off
+            _log.exception("task_failed")
+        await asyncio.sleep(_AGAIN_S)
+
+
+async def _cancelled(tasks: Collection[asyncio.Task[None]]) -> None:
+    left = set(tasks)
+    while left:
+        # Again and again: a cancellation that meets the end of a wait may get lost in it.
+        for task in left:
+            task.cancel()
+        _, left = await asyncio.wait(left, timeout=_AGAIN_S)

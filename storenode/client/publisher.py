@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from typing import Final, NamedTuple, Self
 
 from storenode.client.errors import PublishError
@@ -75,8 +75,7 @@ class AsyncPublisher:
         assert self._task is not None
         if error is not None:
             self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+            await asyncio.wait({self._task})
             self._abandon()
             return
         self._closing = True

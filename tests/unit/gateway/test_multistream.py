@@ -11,18 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from store.gateway.addresses import ListenAddress, network_of, parse_listen_address
+from store.gateway.addresses import ListenAddress, parse_listen_address
 from store.gateway.faults import RefusalError, StreamEndedError
 from store.gateway.identity import Identity, base58, require_proof
 from store.gateway.links import TcpLink, WebSocketLink
 from store.gateway.multistream import ByteReader, negotiate, propose
 from store.gateway.wire import (
     MAX_VARINT_BYTES,
-    bytes_field,
     decode_varint,
     delimited,
     fields,
-    number_field,
 )
 from storenode.message.varint import varint
 
@@ -47,13 +45,6 @@ def one_by_one(data: bytes) -> Pieces:
     return Pieces(*(bytes([each]) for each in data))
 
 
-@given(st.integers(0, 2**63 - 1), st.binary(max_size=5))
-def test_a_varint_comes_back_and_what_follows_is_left(value: int, rest: bytes) -> None:
-    encoded = varint(value)
-    assert decode_varint(b"??" + encoded + rest, 2) == (value, 2 + len(encoded))
-    assert all(decode_varint(encoded[:size], 0) is None for size in range(len(encoded)))
-
-
 @given(st.binary(max_size=30))
 def test_any_bytes_are_a_varint_incomplete_or_too_long(data: bytes) -> None:
     try:
@@ -62,15 +53,6 @@ def test_any_bytes_are_a_varint_incomplete_or_too_long(data: bytes) -> None:
         assert all(byte >= 0x80 for byte in data[:MAX_VARINT_BYTES])
     else:
         assert found is None or found[1] <= min(len(data), MAX_VARINT_BYTES)
-
-
-@given(st.lists(st.tuples(st.integers(1, 1_000), st.integers(0, 2**60) | st.binary(max_size=50))))
-def test_fields_come_back(values: list[tuple[int, int | bytes]]) -> None:
-    encoded = b"".join(
-        number_field(number, value) if isinstance(value, int) else bytes_field(number, value)
-        for number, value in values
-    )
-    assert list(fields(encoded)) == values
 
 
 @given(st.binary(max_size=100))
@@ -109,19 +91,6 @@ def test_any_text_is_a_multiaddr_or_refused_in_words(text: str) -> None:
     except ValueError as error:
         said = str(error)
     assert not said or repr(text) in said
-
-
-@pytest.mark.parametrize(
-    ("host", "network"),
-    [
-        ("192.0.2.7", "192.0.2.7"),
-        ("::ffff:192.0.2.7", "192.0.2.7"),
-        ("2001:db8:1:2:3::4", "2001:db8:1:2::/64"),
-        ("fe80::1%eth0", "fe80::/64"),
-    ],
-)
-def test_clients_of_one_network_share_their_limits(host: str, network: str) -> None:
-    assert network_of(host) == network
 
 
 async def test_a_negotiation_may_come_byte_by_byte_and_ends_with_a_known_protocol() -> None:

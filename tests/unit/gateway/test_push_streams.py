@@ -6,10 +6,14 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final, cast
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
+from store.gateway import connector
+from store.gateway.addresses import PeerMultiaddr
 from store.gateway.connection import Handler, WakuConnection
+from store.gateway.connector import WakuConnector
 from store.gateway.faults import StreamEndedError
 from store.gateway.feed import NodeFeed
 from store.gateway.filter import FILTER_PUSH, FILTER_SUBSCRIBE, Filter
@@ -112,3 +116,25 @@ async def test_a_client_that_takes_no_push_has_no_subscription(
             node.publish(b"one")
         await asyncio.wait({pushing})
         assert len(found) == 0
+
+
+async def test_a_cancellation_counts_though_the_connection_ends_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    joined, ended = asyncio.Event(), asyncio.Event()
+
+    async def run() -> None:
+        await ended.wait()
+        raise StreamEndedError
+
+    monkeypatch.setattr(asyncio, "open_connection", AsyncMock(return_value=(Mock(), Mock())))
+    monkeypatch.setattr(connector, "begin_handshake", AsyncMock())
+    monkeypatch.setattr(connector, "WakuConnection", lambda *_: Mock(run=run))
+    kept = WakuConnector(Mock(), {"peer": [lambda _: joined.set()]})
+    keeping = asyncio.create_task(kept.keep(PeerMultiaddr("192.0.2.1", 1, "peer")))
+    await joined.wait()
+    ended.set()
+    await asyncio.sleep(0)
+    keeping.cancel()
+    await asyncio.wait({keeping}, timeout=5)
+    assert keeping.cancelled()

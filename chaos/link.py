@@ -5,8 +5,7 @@ A link stands between a participant and its node, so its records do not depend o
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -37,11 +36,9 @@ class PassingLink(Link):
         """The name of the inner link."""
         return self.inner.name
 
-    def publish(
-        self, batches: AsyncIterator[Sequence[Outbound]]
-    ) -> AsyncGenerator[Sequence[PublishResult], None]:
+    async def publish(self, batch: Sequence[Outbound]) -> Sequence[PublishResult]:
         """Publish through the inner link."""
-        return self.inner.publish(batches)
+        return await self.inner.publish(batch)
 
     def follow(self, cursor: bytes) -> AsyncGenerator[FeedPage, None]:
         """Return the feed of the inner link."""
@@ -142,28 +139,18 @@ class RecordingLink(PassingLink):
     state: LinkState
     traffic: Traffic
 
-    async def publish(
-        self, batches: AsyncIterator[Sequence[Outbound]]
-    ) -> AsyncGenerator[Sequence[PublishResult], None]:
+    async def publish(self, batch: Sequence[Outbound]) -> Sequence[PublishResult]:
         """Publish, and record what is sent and what a node stores."""
-        sent: deque[Sequence[Outbound]] = deque()
-
-        async def recorded() -> AsyncIterator[Sequence[Outbound]]:
-            async for batch in batches:
-                sent.append(batch)
-                self._record(batch)
-                yield batch
-
-        async with aclosing(self.inner.publish(recorded())) as answers:
-            async for results in answers:
-                # No node stores an ephemeral message, whatever it answers.
-                stored = {
-                    result.hint
-                    for outbound, result in zip(sent.popleft(), results, strict=True)
-                    if result.stored and not outbound.ephemeral
-                }
-                self.traffic.acknowledge(self.name, stored)
-                yield results
+        self._record(batch)
+        results = await self.inner.publish(batch)
+        # No node stores an ephemeral message, whatever it answers.
+        stored = {
+            result.hint
+            for outbound, result in zip(batch, results, strict=True)
+            if result.stored and not outbound.ephemeral
+        }
+        self.traffic.acknowledge(self.name, stored)
+        return results
 
     async def follow(self, cursor: bytes) -> AsyncGenerator[FeedPage, None]:
         """Follow the feed, with losses once it is live."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from sim.bridge import Life
@@ -86,23 +86,32 @@ class GroupLink(Link):
     async def close(self) -> None:
         """Close nothing: calls end with the tasks that made them."""
 
-    async def publish(
-        self, batches: AsyncIterator[Sequence[Outbound]]
-    ) -> AsyncGenerator[Sequence[PublishResult], None]:
-        """Let the others hear each batch, and have the store take it."""
-        self._begin(PUBLISH)
-        view = self._member.view
-        view.unanswered = 0
-        answers = self._to_others(batches) if self._node is None else self._to_store(batches)
+    async def publish(self, batch: Sequence[Outbound]) -> Sequence[PublishResult]:
+        """Let the others receive a batch, and have the store take it."""
+        world, member = self._world, self._member
+        member.view.listens = False
         try:
-            async with aclosing(answers):
-                async for verdicts in answers:
-                    view.unanswered -= 1
-                    view.waits_ns = self._world.timeline.now_ns
-                    yield verdicts
-        finally:
-            view.listens = False
-        raise TransportError(f"{self.name} ended the stream of publishing.")
+            if self._life.ended:
+                raise TransportError("The participant has crashed.")
+            messages = [world.taken(each) for each in batch]
+            with world.judging():
+                world.group_judge.left(member.view, member.disk, messages)
+            for message in messages:
+                world.relay(member.name, message)
+            if self._node is not None:
+                async with self._call(PUBLISH) as end:
+                    await end.send(messages)
+                    verdicts: list[PublishResult] = await _next(end, CALL_TIMEOUT_S)
+            elif world.network.breaks_now():
+                raise TransportError("The radio fails.")
+            else:
+                verdicts = [PublishResult(stored=True, hint=each.hint) for each in messages]
+        except TransportError:
+            with world.judging():
+                world.group_judge.tried(member.view, PUBLISH, world.timeline.now_ns)
+            raise
+        member.view.listens, member.view.waits_ns = True, world.timeline.now_ns
+        return verdicts
 
     async def follow(self, cursor: bytes) -> AsyncGenerator[FeedPage, None]:
         """Yield the store's feed, or the broadcasts, which have no past and serve no cursor."""
@@ -172,55 +181,6 @@ class GroupLink(Link):
             while (page := await _next(end, CALL_TIMEOUT_S)) is not None:
                 if page:
                     yield page
-
-    # Publishing
-
-    async def _left(
-        self, batches: AsyncIterator[Sequence[Outbound]]
-    ) -> AsyncGenerator[list[Fetched], None]:
-        """Yield batches as they leave the participant, and broadcast them."""
-        world, member = self._world, self._member
-        view = member.view
-        while True:
-            view.listens, view.waits_ns = True, world.timeline.now_ns
-            batch = await anext(batches)
-            view.listens = False
-            view.unanswered += 1
-            messages = [world.taken(each) for each in batch]
-            with world.judging():
-                world.group_judge.left(view, member.disk, messages)
-            for message in messages:
-                world.relay(member.name, message)
-            yield messages
-
-    async def _to_others(
-        self, batches: AsyncIterator[Sequence[Outbound]]
-    ) -> AsyncGenerator[Sequence[PublishResult], None]:
-        async with aclosing(self._left(batches)) as leaving:
-            async for batch in leaving:
-                if self._world.network.breaks_now():
-                    raise TransportError("The radio fails.")
-                yield [PublishResult(stored=True, hint=each.hint) for each in batch]
-
-    async def _to_store(
-        self, batches: AsyncIterator[Sequence[Outbound]]
-    ) -> AsyncGenerator[Sequence[PublishResult], None]:
-        async with self._call(PUBLISH) as end:
-            writing = asyncio.create_task(self._write(end, batches))
-            try:
-                while (verdicts := await _next(end, None)) is not None:
-                    yield verdicts
-            finally:
-                writing.cancel()
-                await asyncio.wait({writing})
-                if not writing.cancelled():
-                    writing.result()
-
-    async def _write(self, end: End, batches: AsyncIterator[Sequence[Outbound]]) -> None:
-        async with aclosing(self._left(batches)) as leaving:
-            with suppress(Closed):
-                async for batch in leaving:
-                    await end.send(batch)
 
     # Following
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from sim.calls import Closed, End, Ended, Status
+from sim.calls import Closed, End, Status
 from sim.database import Database, Unavailable
 from sim.intake import publish
 from sim.lookups import claims_for, selected
@@ -30,7 +30,7 @@ from storenode.sds.codec import Entry
 if TYPE_CHECKING:
     from sim.groups.world import GroupWorld
 
-PUBLISH: Final = "PublishStream"
+PUBLISH: Final = "Publish"
 FOLLOW: Final = "Follow"
 READ: Final = "Read"
 ROUTE: Final = Route("room", "/waku/2/rs/1/0", "/sds/1/room/proto")
@@ -93,12 +93,12 @@ class StoreNode(Node):
 
     async def _take(self, process: Process, end: End) -> None:
         calls = self._group.counts
-        while not isinstance(batch := await end.read(), Ended):
-            calls["batches published"] += 1
-            calls["messages published"] += len(batch)
-            messages = [encoded(each).encoded for each in batch]
-            verdicts = await publish(process, end.there.node_id, messages)
-            await end.send([self._result(*each) for each in zip(batch, verdicts, strict=True)])
+        batch = await end.read()
+        calls["batches published"] += 1
+        calls["messages published"] += len(batch)
+        messages = [encoded(each).encoded for each in batch]
+        verdicts = await publish(process, end.there.node_id, messages)
+        await end.send([self._result(*each) for each in zip(batch, verdicts, strict=True)])
         end.finish()
 
     def _result(self, message: Fetched, verdict: Verdict) -> PublishResult:

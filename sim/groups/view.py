@@ -30,8 +30,7 @@ class View:
         searched: since when it searches for what peers show; such a scan closes no gap.
         filters: the newest message with a filter of each peer in this life.
         ready: own messages that are written down and have not left -> since when.
-        listens: whether a stream is ready for them; waits_ns: since when at the latest.
-        unanswered: batches that have left.
+        listens: the last batch was taken and no other is under way; waits_ns: since when.
     """
 
     def __init__(self, name: str, config: ChannelConfig) -> None:
@@ -69,7 +68,6 @@ class View:
         self.ready: dict[str, int] = {}
         self.listens = False
         self.waits_ns = 0
-        self.unanswered = 0
         self.tries: dict[str, deque[int]] = {}
 
     def clock_was_set(self, now_ns: int, now_ms: int) -> None:

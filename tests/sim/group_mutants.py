@@ -7,7 +7,7 @@ from contextlib import suppress
 from functools import partial
 
 from storenode.sds import channel
-from storenode.sds.aio import publisher, revive, saver
+from storenode.sds.aio import revive, saver
 from storenode.sds.aio.events import Events
 from storenode.sds.aio.feed import ChannelFeed
 from storenode.sds.aio.ledger import ParticipantLedger
@@ -221,7 +221,7 @@ WITH_STORE = {
     ),
     "tries nodes again without a pause": Mutant(
         edit(Rotation, "failed", "if self._failures % len(self._links)", "if True"),
-        "tries (Follow|PublishStream|Scan)",
+        "tries (Follow|Publish|Scan)",
     ),
     "forgets its failures as soon as it is connected": Mutant(
         in_feed(
@@ -278,11 +278,5 @@ WITH_STORE = {
     "keeps every sync message": Mutant(
         in_publisher("offer_volatile", "if broadcast.reason is Reason.SYNC:", "if False:"),
         "sync messages wait",
-    ),
-    "publishes without a window": Mutant(
-        replace_with(
-            publisher, "asyncio", asyncio_with("Semaphore", lambda _: asyncio.Semaphore(1_000_000))
-        ),
-        "under way",
     ),
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import TYPE_CHECKING
 
 from storenode.message.hashing import message_hash
@@ -130,19 +130,15 @@ class BusLink(Link):
     async def close(self) -> None:
         """Close nothing: no resource is open between calls."""
 
-    async def publish(
-        self, batches: AsyncIterator[Sequence[Outbound]]
-    ) -> AsyncGenerator[Sequence[PublishResult], None]:
+    async def publish(self, batch: Sequence[Outbound]) -> Sequence[PublishResult]:
         """Add each message to the bus at once."""
-        async for batch in batches:
-            self._check("publish")
-            verdicts = []
-            for each in batch:
-                hint = b"" if each.ephemeral else self._hash(each)
-                message = Fetched(each.payload, hint, each.timestamp_ns)
-                self._bus.add(self._route, message)
-                verdicts.append(PublishResult(stored=True, hint=message.hint))
-            yield verdicts
+        self._check("publish")
+        verdicts = []
+        for each in batch:
+            hint = b"" if each.ephemeral else self._hash(each)
+            self._bus.add(self._route, Fetched(each.payload, hint, each.timestamp_ns))
+            verdicts.append(PublishResult(stored=True, hint=hint))
+        return verdicts
 
     async def follow(self, cursor: bytes) -> AsyncGenerator[FeedPage, None]:
         """Yield pages of new messages after a cursor, which is a position on the bus.

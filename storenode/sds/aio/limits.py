@@ -64,9 +64,6 @@ MAX_PUBLISH_MESSAGES: Final = 500
 MAX_PUBLISH_BYTES: Final = 1_000_000
 """One publish request."""
 
-MAX_REQUESTS_IN_FLIGHT: Final = 4
-"""Publish requests that are sent and not yet answered."""
-
 MAX_REPUBLISHED: Final = 256
 REPUBLISH_NS: Final = 60 * 10**9
 """What was published lately, and is given to the next node when one goes away."""
@@ -110,6 +107,9 @@ MAX_TOPICS_PER_FEED: Final = MAX_QUERY_CONTENT_TOPICS
 MAX_CALLS_AT_ONCE: Final = 64
 """Concurrent scans, lookups and feeds of single channels over one connection; others wait. Nodes
 allow 256 calls per connection."""
+
+MAX_PUBLISHES_AT_ONCE: Final = 16
+"""Publish requests of all channels that one connection has at the same time; others wait."""
 
 MAX_QUEUED_PAGES: Final = 256
 MAX_QUEUED_BYTES: Final = 4 * 1024 * 1024

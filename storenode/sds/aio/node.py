@@ -1,6 +1,6 @@
 """A store node as a transport: gRPC calls of ``storenode.v1.Store``, and bounds on the responses.
 
-All links of a `StoreNode` share one connection, one ``PublishStream`` and few calls of ``Follow``
+All links of a `StoreNode` share one connection and few calls of ``Follow``
 (`storenode.sds.aio.feeds`). The connection is opened with the first link and closed with the last.
 
 Hashes are computed here, from the received bytes: a message under another hash than its own, on
@@ -11,8 +11,7 @@ bounds on pages without messages and on bytes.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from functools import partial
 from typing import Any, TypeVar
@@ -23,7 +22,6 @@ from storenode.client.messages import new_message
 from storenode.client.node import connect
 from storenode.client.retry import Retry
 from storenode.common.errors import ClientClosed
-from storenode.connection.call_status import cancelled
 from storenode.connection.channel import TlsIdentity
 from storenode.connection.errors import (
     AccessDenied,
@@ -45,6 +43,7 @@ from storenode.sds.aio.limits import (
     MAX_FETCHED_BYTES,
     MAX_HINTS_PER_CALL,
     MAX_NODE_RESPONSE_BYTES,
+    MAX_PUBLISHES_AT_ONCE,
     MAX_REASON_CHARS,
 )
 from storenode.sds.aio.transport import (
@@ -68,7 +67,6 @@ from storenode.wire.waku.store.v3.store_pb2 import (
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 
 _P = TypeVar("_P")
-_Answers = asyncio.Queue[Sequence[PublishResult] | TransportError]
 _STORED = frozenset(
     {
         store_pb2.PublishResult.STORED,
@@ -118,7 +116,7 @@ class StoreNode:
 
 
 class _Connection:
-    """The connection to a node; ``calls`` bounds the calls of single channels."""
+    """The connection to a node; ``calls`` and ``publishes`` bound the calls of single channels."""
 
     def __init__(self, node: StoreNode) -> None:
         self.name = node.address
@@ -133,17 +131,11 @@ class _Connection:
         )
         self.calls = asyncio.Semaphore(MAX_CALLS_AT_ONCE)
         self.feeds = SharedFeeds(self.follow, self.calls)
-        self._turn = asyncio.Lock()
-        self._requests: asyncio.Queue[store_pb2.PublishRequest] = asyncio.Queue(1)
-        self._sent: deque[tuple[Sequence[bytes], _Answers]] = deque()
-        self._publishing: asyncio.Task[None] | None = None
+        self.publishes = asyncio.Semaphore(MAX_PUBLISHES_AT_ONCE)
 
     async def close(self) -> None:
         """End all calls and the connection."""
         await self.feeds.close()
-        if self._publishing is not None:
-            self._publishing.cancel()
-            await asyncio.wait({self._publishing})
         await self.client.close()
 
     async def follow(
@@ -158,20 +150,6 @@ class _Connection:
                     yield page
         raise TransportError(f"The node at {self.name} ended the feed.")
 
-    async def publish(
-        self, request: store_pb2.PublishRequest, hints: Sequence[bytes], answers: _Answers
-    ) -> None:
-        """Send a request; the verdicts, or the failure of the stream, are put into ``answers``.
-
-        The stream is opened with the first request, and again after it has failed.
-        """
-        async with self._turn:
-            await self._requests.put(request)
-            # Listed in the same step: a request is in the queue and in the list, or in neither.
-            self._sent.append((hints, answers))
-            if self._publishing is None:
-                self._publishing = asyncio.create_task(self._publish())
-
     @contextmanager
     def translated(self) -> Iterator[None]:
         """Translate failures of calls into `TransportError`."""
@@ -184,30 +162,6 @@ class _Connection:
             raise TransportError(sentence, error if isinstance(error, _FINAL) else None) from error
         except (ClientClosed, grpc.aio.UsageError) as error:
             raise TransportError(f"The link to {self.name} is closed.") from error
-
-    async def _publish(self) -> None:
-        """Publish the requests of all channels until the stream fails."""
-        failure = TransportError(f"The node at {self.name} ended the stream of publishing.")
-        try:
-            with self.translated():
-                async with aclosing(self.client.publish_stream(self._taken())) as found:
-                    async for _, response in found:
-                        hints, answers = self._sent.popleft()
-                        answers.put_nowait(_verdicts(response, hints))
-        except TransportError as error:
-            failure = error
-        finally:
-            self._publishing = None
-            waiting = [answers for _, answers in self._sent]
-            self._sent.clear()
-            while not self._requests.empty():
-                self._requests.get_nowait()
-            for answers in dict.fromkeys(waiting):
-                answers.put_nowait(failure)
-
-    async def _taken(self) -> AsyncGenerator[store_pb2.PublishRequest, None]:
-        while True:
-            yield await self._requests.get()
 
 
 class NodeLink(Link):
@@ -235,20 +189,17 @@ class NodeLink(Link):
             self._closed = True
             await self._release()
 
-    async def publish(
-        self, batches: AsyncIterator[Sequence[Outbound]]
-    ) -> AsyncGenerator[Sequence[PublishResult], None]:
-        """Publish through the ``PublishStream`` of all channels, and yield the verdicts."""
-        answers: _Answers = asyncio.Queue()
-        writer = asyncio.create_task(self._write(batches, answers))
-        try:
-            while True:
-                answer = await answers.get()
-                if isinstance(answer, TransportError):
-                    raise answer
-                yield answer
-        finally:
-            await cancelled(writer)
+    async def publish(self, batch: Sequence[Outbound]) -> Sequence[PublishResult]:
+        """Publish a batch by ``Publish``."""
+        messages = [self._message(each) for each in batch]
+        connection = self._connection
+        async with connection.publishes:
+            with connection.translated():
+                results = await connection.client.publish(messages)
+        return [
+            PublishResult(each.outcome in _STORED, self._hash(sent), each.reason[:MAX_REASON_CHARS])
+            for sent, each in zip((item.message for item in messages), results, strict=False)
+        ]
 
     def follow(self, cursor: bytes) -> AsyncGenerator[FeedPage, None]:
         """Follow the channel with a call that it shares with others."""
@@ -346,18 +297,6 @@ class NodeLink(Link):
                 found.append(Fetched(message.payload, stored_hint, message.timestamp))
         return found
 
-    async def _write(self, batches: AsyncIterator[Sequence[Outbound]], answers: _Answers) -> None:
-        try:
-            async for batch in batches:
-                messages = [self._message(each) for each in batch]
-                hints = [self._hash(item.message) for item in messages]
-                request = store_pb2.PublishRequest(messages=messages)
-                await self._connection.publish(request, hints, answers)
-        except Exception:
-            # Else the reader would wait for answers to requests that were never sent.
-            answers.put_nowait(TransportError(f"Publishing at {self.name} has failed."))
-            raise
-
     def _message(self, item: Outbound) -> WakuMessageAndTopic:
         return new_message(
             item.payload,
@@ -397,13 +336,6 @@ class NodeLink(Link):
                         yield messages
                     if empty > MAX_EMPTY_PAGES or taken_bytes > MAX_FETCHED_BYTES:
                         raise TransportError(f"The node at {self.name} gives pages without end.")
-
-
-def _verdicts(response: store_pb2.PublishResponse, hints: Sequence[bytes]) -> list[PublishResult]:
-    return [
-        PublishResult(result.outcome in _STORED, hint, result.reason[:MAX_REASON_CHARS])
-        for result, hint in zip(response.results, hints, strict=True)
-    ]
 
 
 def _named(entries: Sequence[Entry]) -> list[tuple[str, bytes | None]]:

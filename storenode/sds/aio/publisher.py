@@ -14,19 +14,16 @@ from __future__ import annotations
 import asyncio
 from bisect import insort
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from storenode.sds.aio.events import NotStored
 from storenode.sds.aio.limits import (
-    CALL_TIMEOUT_S,
     MAX_PUBLISH_BYTES,
     MAX_PUBLISH_MESSAGES,
     MAX_PUBLISH_TRIES,
     MAX_REPUBLISHED,
-    MAX_REQUESTS_IN_FLIGHT,
     MAX_VOLATILE_ITEMS,
     REPUBLISH_NS,
     RESTAMP_AFTER_NS,
@@ -68,9 +65,6 @@ class OutboxPublisher:
         self._tries: dict[int, int] = {}
         self._refusals: set[str] = set()
         self._lately: deque[_Item] = deque(maxlen=MAX_REPUBLISHED)
-        self._node = ""
-        self._sent: deque[list[_Item]] = deque()
-        self._window = asyncio.Semaphore(MAX_REQUESTS_IN_FLIGHT)
 
     def offer(self, number: int) -> None:
         """Publish a message of the outbox."""
@@ -98,68 +92,31 @@ class OutboxPublisher:
         return broadcast.passes and not refused
 
     async def run(self) -> None:
-        """Publish for ever, at one node after the other."""
+        """Publish for ever, one request after the other, at one node after the other."""
         while True:
+            while not (items := self._next_items()):
+                self._news.clear()
+                await self._news.wait()
+            link = self._rotation.link
             try:
-                self._turn_to(self._rotation.link.name)
-                await self._publish_at_one()
-            except TransportError as error:
-                self._participant.trouble("publishing", error)
-            self._take_back()
-            await asyncio.sleep(self._rotation.failed())
-
-    def _turn_to(self, node: str) -> None:
-        if self._node not in ("", node):
-            since_ns = self._participant.clock() - REPUBLISH_NS
-            again = [each for each in self._lately if each.outbound.timestamp_ns >= since_ns]
-            self._volatile.extend(again)
-        self._node = node
-
-    async def _publish_at_one(self) -> None:
-        self._window = asyncio.Semaphore(MAX_REQUESTS_IN_FLIGHT)
-        async with aclosing(self._rotation.link.publish(self._batches())) as answers:
-            while True:
-                verdicts = await self._answer(answers)
-                if verdicts is None:
-                    return
-                items = self._sent.popleft()
-                self._window.release()
+                verdicts = await link.publish([item.outbound for item in items])
                 if len(items) != len(verdicts):
                     raise TransportError("A node answered what was not published.")
+            except TransportError as error:
+                self._participant.trouble("publishing", error)
+                self._take_back(items)
+                await asyncio.sleep(self._rotation.failed())
+                if self._rotation.link is not link:
+                    self._publish_lately_again()
+            else:
                 self._rotation.worked()
                 self._participant.trouble("publishing", "")
                 self._settle(items, verdicts)
 
-    async def _answer(
-        self, answers: AsyncGenerator[Sequence[PublishResult], None]
-    ) -> Sequence[PublishResult] | None:
-        """Return the next answer. Nothing need come while nothing is asked."""
-        waiting = asyncio.ensure_future(anext(answers, None))
-        try:
-            while True:
-                before = self._sent[0] if self._sent else None
-                done, _ = await asyncio.wait({waiting}, timeout=CALL_TIMEOUT_S)
-                if done:
-                    return waiting.result()
-                if before is not None and self._sent and self._sent[0] is before:
-                    name = self._rotation.link.name
-                    raise TransportError(f"The node at {name} does not answer.")
-        finally:
-            waiting.cancel()
-            await asyncio.wait({waiting})
-            if not waiting.cancelled():
-                # Raised by the result, or of no interest to whoever cancelled us.
-                waiting.exception()
-
-    async def _batches(self) -> AsyncGenerator[Sequence[Outbound], None]:
-        while True:
-            await self._window.acquire()
-            while not (self._ready or self._volatile):
-                self._news.clear()
-                await self._news.wait()
-            items = self._next_items()
-            self._sent.append(items)
-            yield [item.outbound for item in items]
+    def _publish_lately_again(self) -> None:
+        since_ns = self._participant.clock() - REPUBLISH_NS
+        again = [each for each in self._lately if each.outbound.timestamp_ns >= since_ns]
+        self._volatile.extend(again)
 
     def _next_items(self) -> list[_Item]:
         items: list[_Item] = []
@@ -180,11 +137,9 @@ class OutboxPublisher:
                 return _Item(item.number, item.message_id, Reason.CONTENT, outbound)
         return self._volatile.popleft() if self._volatile else None
 
-    def _take_back(self) -> None:
-        for items in reversed(self._sent):
-            numbers = [item.number for item in items if item.number is not None]
-            self._ready.extendleft(reversed(numbers))
-        self._sent.clear()
+    def _take_back(self, items: Sequence[_Item]) -> None:
+        numbers = [item.number for item in items if item.number is not None]
+        self._ready.extendleft(reversed(numbers))
 
     def _settle(self, items: list[_Item], verdicts: Sequence[PublishResult]) -> None:
         events: list[Any] = []

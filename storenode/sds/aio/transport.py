@@ -7,7 +7,7 @@ Participants verify what a link returns: one that returns invalid data loses its
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Protocol
@@ -93,10 +93,8 @@ class Link(Protocol):
     def name(self) -> str:
         """The name for users; cursors are stored under it."""
 
-    def publish(
-        self, batches: AsyncIterator[Sequence[Outbound]]
-    ) -> AsyncGenerator[Sequence[PublishResult], None]:
-        """Publish batches as they come; verdicts on each batch, in order, when it is durable."""
+    async def publish(self, batch: Sequence[Outbound]) -> Sequence[PublishResult]:
+        """Publish a batch, and return the results in its order when it is durable."""
 
     def follow(self, cursor: bytes) -> AsyncGenerator[FeedPage, None]:
         """Yield what is published after a cursor, or from now on; the first page at once.

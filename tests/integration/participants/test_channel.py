@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,7 @@ from storenode.sds.aio.blocking_channel import Channel as BlockingChannel
 from storenode.sds.aio.channel import Channel
 from storenode.sds.aio.events import Message
 from storenode.sds.aio.node import StoreNode
-from storenode.sds.aio.transport import Outbound, Route
+from storenode.sds.aio.transport import Route
 from storenode.sds.config import ChannelConfig
 from storenode.sds.events import Acknowledged, EphemeralReceived
 from tests.support.conversation import Said, conversation
@@ -181,29 +181,6 @@ async def test_killed_at_any_moment_nothing_said_is_lost_and_no_clock_is_used_tw
         log = await bob.log(1_000)
         assert {message.message_id for message in log} == own
         assert len({message.lamport for message in log}) == len(log)
-
-
-@pytest.mark.parametrize("kind", [ZeroDivisionError, asyncio.InvalidStateError])
-async def test_what_goes_wrong_where_messages_come_from_ends_the_publishing(
-    node: NodeProcess, room: str, kind: type[Exception]
-) -> None:
-    async def batches() -> AsyncIterator[list[Outbound]]:
-        yield [Outbound(b"said", time.time_ns())]
-        raise kind(room)
-
-    async def published() -> list[bool]:
-        return [verdict.stored async for (verdict,) in link.publish(batches())]
-
-    link = StoreNode(node.listen).open(Route(room, PUBSUB, topic(room)))
-    publishing = asyncio.create_task(published())
-    try:
-        # To cancel it would have it raise the same.
-        done, _ = await asyncio.wait({publishing}, timeout=PATIENCE_S)
-        assert done, "the publishing goes on"
-        with pytest.raises(kind, match=room):
-            publishing.result()
-    finally:
-        await link.close()
 
 
 @pytest.mark.parametrize(("hints", "calls"), [(True, {"by_hint": 1}), (False, {"by_id": 1})])

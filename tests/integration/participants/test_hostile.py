@@ -138,9 +138,8 @@ class Liar(store_pb2_grpc.StoreServicer):
         for page in self._pages("closure"):
             yield page
 
-    async def PublishStream(self, requests: Any, context: Any) -> AsyncIterator[Any]:  # noqa: ANN401, ARG002, N802
-        async for _ in requests:
-            yield store_pb2.PublishResponse()
+    async def Publish(self, request: Any, context: Any) -> store_pb2.PublishResponse:  # noqa: ANN401, ARG002, N802
+        return store_pb2.PublishResponse()
 
     def _pages(self, call: str) -> Iterable[Any]:
         pages: Iterable[Any] = self._lies.get(call, tuple)()

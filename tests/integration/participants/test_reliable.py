@@ -109,13 +109,13 @@ from storenode.sds.aio import publisher
 from storenode.sds.aio.node import NodeLink
 
 publisher.MAX_PUBLISH_MESSAGES = 7
-publish = NodeLink.publish
+publish, batches = NodeLink.publish, []
 
-async def one_batch(batches):
-    yield await anext(batches)
-    await asyncio.Event().wait()
+async def publish_one_batch(link, batch):
+    batches.append(batch)
+    return await (publish(link, batch) if len(batches) == 1 else asyncio.Event().wait())
 
-NodeLink.publish = lambda link, batches: publish(link, one_batch(batches))
+NodeLink.publish = publish_one_batch
 
 async def main(node, room, state):
     async with ReliableChannel.join(

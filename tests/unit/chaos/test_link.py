@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
@@ -106,13 +105,8 @@ async def test_ephemeral_messages_are_not_recorded_as_stored() -> None:
     history, bus = History(), Bus()
     transport = RecordingTransport(bus.transport("alice"), LinkState("alice"), new_traffic(history))
     link = transport.open(Route("room", "/p", "/c"))
-
-    async def batches() -> AsyncIterator[Sequence[Outbound]]:
-        yield [Outbound(b"kept", 1), Outbound(b"passing", 2, ephemeral=True)]
-
-    answers = link.publish(batches())
-    assert [result.stored for result in await anext(answers)] == [True, True]
-    await answers.aclose()
+    batch = [Outbound(b"kept", 1), Outbound(b"passing", 2, ephemeral=True)]
+    assert [result.stored for result in await link.publish(batch)] == [True, True]
     kept = message_hash("/p", b"kept", "/c", None, 1)
     assert history.acks.keys() == {kept}
     assert [each.ephemeral for each in history.published.values()] == [False, True]

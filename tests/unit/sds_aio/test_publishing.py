@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -59,27 +59,19 @@ class StrictLink(BusLink):
         super().__init__(transport, route)
         self.strict = transport
 
-    async def publish(
-        self, batches: AsyncIterator[Sequence[Outbound]]
-    ) -> AsyncGenerator[Sequence[PublishResult], None]:
-        async for batch in batches:
-            self._check("publish")
-            self.strict.offered += batch
-            if self.strict.is_silent:
-                await asyncio.Event().wait()
-            yield [await self._judge(each) for each in batch]
+    async def publish(self, batch: Sequence[Outbound]) -> Sequence[PublishResult]:
+        self._check("publish")
+        self.strict.offered += batch
+        if self.strict.is_silent:
+            await asyncio.Event().wait()
+        return [await self._judge(each) for each in batch]
 
     async def _judge(self, message: Outbound) -> PublishResult:
         if b"forbidden" in message.payload:
             return PublishResult(stored=False, hint=b"", reason="That word is not allowed.")
         if self.strict.now_ns - message.timestamp_ns > 20 * S:
             return PublishResult(stored=False, hint=b"", reason="It is too old.")
-
-        async def one() -> AsyncIterator[Sequence[Outbound]]:
-            yield [message]
-
-        (verdict,) = [each async for each in super().publish(one())]
-        return verdict[0]
+        return (await super().publish([message]))[0]
 
 
 async def test_what_was_away_for_too_long_is_published_with_a_new_time(tmp_path: Path) -> None:

@@ -239,7 +239,7 @@ class Member(Caller):
             return due_ms
 
         core.receive, core.tick, core.next_due_ms = one_by_one, tick_watched, due_watched
-        for name in ("send", "published"):
+        for name in ("send", "published", "recalled"):
             setattr(core, name, self._watched(core, getattr(core, name)))
         core.abandon = self._watched(core, core.abandon, abandoned=True)
 

@@ -233,7 +233,7 @@ def _config(
 def _limits(rng: Rng) -> RequestLimits:
     return RequestLimits(
         page_messages=3,
-        sds_claimants=rng.choice((1, 2)),
+        sds_claimants=1,
         causal_messages=rng.choice((1, 5)),
     )
 

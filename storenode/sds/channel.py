@@ -259,15 +259,16 @@ class MessageChannel:
         return events
 
     def recalled(self, messages: Iterable[SdsMessage]) -> list[Event]:
-        """Send what the application has of the messages of a `Recall`.
+        """Send again what was read of the messages of a `Recall`.
 
-        What is in the log no longer is left out, and what others are to answer.
+        What others are to answer is left out, and what has left the log meanwhile or was replaced.
         """
         events: list[Event] = []
         repair, own_id = self.config.repair, self.config.sender_id
         for message in messages:
             chosen = repair and may_answer(repair, own_id, message.sender_id, message.message_id)
-            if chosen and message.message_id in self.log:
+            here = message.message_id in self.log
+            if chosen and here and self.claims.judge(message) is Judgement.SAME:
                 self._send_again(message, events)
         return events
 
@@ -354,10 +355,7 @@ class MessageChannel:
         if not proof_of(message):
             self.claims.add(message_id, said_by(message, own=True))
         probe = self.config.filter.probe(message_id)
-        kept = message.bare()
-        self.outgoing.add(Outgoing(kept, probe, now_ms + self.config.resend_ms))
-        if self.answers is not None:
-            self.answers.keep(kept)
+        self.outgoing.add(Outgoing(message.bare(), probe, now_ms + self.config.resend_ms))
         self._settle(message)
 
     def _ask_due_ms(self) -> float:
@@ -519,8 +517,6 @@ class MessageChannel:
         waiters = self.incoming.waiters(message_id)
         if all(waiting.message.sender_id == sender for waiting in waiters):
             self.pace.delivered(message_id, now_ms)
-        if self.answers is not None:
-            self.answers.keep(message.bare())
         self._settle(message)
 
     def _settle(self, message: SdsMessage) -> None:
@@ -634,28 +630,24 @@ class MessageChannel:
         # It may have passed for naming messages that nothing else names.
         self.showing.due = True
         if self.answers is not None:
-            self.answers.drop(message_id)
+            self.answers.seen(message_id)
         events.append(Withdrawn(message_id, lamport))
 
     # --- answering repair requests
 
     def _answer(self, now_ms: int, events: list[Event]) -> None:
-        """Send again what others asked for and is due, and recall what is not in memory."""
-        if self.answers is None:
-            return
-        for message in self.answers.take(now_ms):
-            self._send_again(message, events)
-        ids = self.answers.take_recalls(now_ms)
+        """Ask for what others asked for and is due."""
+        ids = self.answers.take(now_ms) if self.answers is not None else ()
         if ids:
             events.append(Recall(ids))
 
     def _send_again(self, message: SdsMessage, events: list[Event]) -> None:
         assert self.answers is not None
-        requester = self.answers.requester_of(message.message_id)
+        requester = self.answers.requesters.get(message.message_id)
+        if requester is None:  # another participant has answered meanwhile
+            return
         try:
-            sent = replace(
-                self._broadcast(message, Reason.REPAIR, shown=False), requester=requester
-            )
+            sent = self._broadcast(message, Reason.REPAIR, shown=False)
         except ValueError:
             # In the older revision, as it came, its history takes less room.
             self.counts.repair_requests_ignored += 1

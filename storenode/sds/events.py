@@ -43,16 +43,13 @@ class Broadcast:
     """Send these bytes to the channel. `MessageChannel.published` may follow, and need not.
 
     ``passes``: a store need not keep it. It is an ephemeral message, one that it holds, or a sync
-    message that only says again what a former one has said. An answer to a repair request of
-    ``requester`` need not be sent if a store holds the message, since it can be fetched there: then
-    give its bytes back by `AnswerBudget.refund`.
+    message that only says again what a former one has said.
     """
 
     payload: bytes
     message_id: str
     reason: Reason
     passes: bool = False
-    requester: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,9 +258,10 @@ class RepairAnswered:
 
 @dataclass(frozen=True, slots=True)
 class Recall:
-    """A request for messages of the log that have left memory, since others ask for them.
+    """A request for messages of the log, since others ask for them.
 
-    Pass what is stored of them to `MessageChannel.recalled`.
+    Pass what is stored of them to `MessageChannel.recalled`; what a store node holds need not be
+    sent again.
     """
 
     message_ids: tuple[str, ...]

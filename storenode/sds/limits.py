@@ -42,9 +42,6 @@ MAX_REPAIR_ANSWERED: Final = 32
 MAX_PENDING_ANSWERS: Final = 1_024
 """Repair answers that wait for their time."""
 
-MAX_ANSWERS_AT_ONCE: Final = 32
-"""Repair answers of one step; what is left is due at the next."""
-
 ANSWER_EPOCH_MS: Final = 600_000
 MAX_ANSWER_BYTES: Final = 4 * 1024 * 1024
 MAX_ANSWER_BYTES_PER_REQUESTER: Final = 1024 * 1024
@@ -60,11 +57,9 @@ answer it doubles with each four, up to a bound."""
 MAX_REMEMBERED_ANSWERS: Final = 4_096
 """IDs answered lately, which are not answered again so soon."""
 
-MAX_PENDING_RECALLS: Final = 256
-MAX_RECALLED_AT_ONCE: Final = 8
+MAX_RECALLED_AT_ONCE: Final = 32
 RECALL_EVERY_MS: Final = 1_000
-"""Messages that others ask for and that are not in memory: how many may wait to be read, how many
-are read together, and how often."""
+"""Repair answers that are read from the state together, and how often."""
 
 MAX_REPAIR_REQUESTS: Final = 65_536
 """Own repair requests that wait for their time: one per missing message at most."""

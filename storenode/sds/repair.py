@@ -4,29 +4,27 @@ A request waits for a time that depends on who asks for what, so that few ask at
 carried by the next own message after that, and again in the same rhythm until the message came
 or was given up. Seeing another's request for the same message puts ours off. An answer waits
 too, the sender's own being first; seeing the message meanwhile cancels it, and a message that was
-answered lately is not answered again. How many bytes are sent again in an epoch is bounded, for
-each participant that asks and in all.
+answered lately is not answered again. The channel keeps no contents: what is to be answered is read
+from the state by those around it. How many messages are read at once, and how many bytes are sent
+again in an epoch, is bounded, the latter for each participant that asks and in all.
 
 Source: the newest revision's extension SDS-R, and the published implementation for its times.
 """
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import sha256
 from heapq import heappop, heappush
 
 from storenode.common.bounded import BoundedDict
-from storenode.sds.codec import Entry, SdsMessage
+from storenode.sds.codec import Entry
 from storenode.sds.config import RepairConfig
 from storenode.sds.limits import (
     ANSWER_EPOCH_MS,
-    ENTRY_BYTES,
     MAX_ANSWER_BYTES,
     MAX_ANSWER_BYTES_PER_REQUESTER,
-    MAX_ANSWERS_AT_ONCE,
     MAX_PENDING_ANSWERS,
-    MAX_PENDING_RECALLS,
     MAX_RECALLED_AT_ONCE,
     MAX_REMEMBERED_ANSWERS,
     MAX_REPAIR_ANSWERED,
@@ -148,155 +146,67 @@ class AnswerBudget:
         self.spent[requester] += size_bytes
         return True
 
-    def refund(self, requester: str, size_bytes: int) -> None:
-        """Return bytes to the budget that need not be sent."""
-        self.spent[requester] = max(self.spent[requester] - size_bytes, 0)
-
-
-class Recalls:
-    """The IDs of messages to recall from the application, by when their answer is due.
-
-    Eight a second at most are recalled, whatever is asked for: a participant asks for three.
-    """
-
-    __slots__ = ("_next_ms", "due")
-
-    def __init__(self) -> None:
-        self.due: dict[str, int] = {}
-        self._next_ms = 0
-
-    def add(self, message_id: str, due_ms: int) -> bool:
-        """Schedule the recall of a message; return False when too many wait for that."""
-        if len(self.due) >= MAX_PENDING_RECALLS:
-            return False
-        self.due[message_id] = due_ms
-        return True
-
-    def take(self, now_ms: int) -> tuple[str, ...]:
-        """Return what is to be recalled now, the longest due first."""
-        if not self.due or now_ms < self._next_ms:
-            return ()
-        due = sorted((at, key) for key, at in self.due.items() if at <= now_ms)
-        taken = tuple(key for _, key in due[:MAX_RECALLED_AT_ONCE])
-        for message_id in taken:
-            del self.due[message_id]
-        if taken:
-            self._next_ms = now_ms + RECALL_EVERY_MS
-        return taken
-
-    def next_due_ms(self) -> int | None:
-        """Return when something is to be recalled next."""
-        return max(min(self.due.values()), self._next_ms) if self.due else None
-
 
 class RepairAnswers:
-    """Messages that can be sent again, those that will be, and those that were lately."""
+    """The messages that others ask for, by when they are to be sent again."""
 
-    __slots__ = (
-        *("_bytes", "_config", "_own_id"),
-        *("answered", "budget", "kept", "pending", "recalls", "requesters"),
-    )
+    __slots__ = ("_config", "_next_ms", "_own_id", "answered", "budget", "pending", "requesters")
 
     def __init__(self, config: RepairConfig, own_id: str) -> None:
         self._config = config
         self._own_id = own_id
-        self.kept: OrderedDict[str, SdsMessage] = OrderedDict()
+        self._next_ms = 0
         self.pending: dict[str, int] = {}
         self.answered = BoundedDict[str, int](MAX_REMEMBERED_ANSWERS)
-        self.recalls = Recalls()
-        self.budget = AnswerBudget()
         self.requesters = BoundedDict[str, str](MAX_REMEMBERED_ANSWERS)
-        self._bytes = 0
-
-    def keep(self, message: SdsMessage) -> None:
-        """Remember a delivered message; the oldest make room."""
-        if message.message_id in self.kept:
-            return
-        self.kept[message.message_id] = message
-        self._bytes += _size(message)
-        while self.kept and (
-            len(self.kept) > self._config.kept_messages or self._bytes > self._config.kept_bytes
-        ):
-            _, oldest = self.kept.popitem(last=False)
-            self._bytes -= _size(oldest)
-            self.pending.pop(oldest.message_id, None)
-
-    def drop(self, message_id: str) -> None:
-        """Forget a message that turned out not to be the genuine one."""
-        self.recalls.due.pop(message_id, None)
-        message = self.kept.pop(message_id, None)
-        if message is not None:
-            self._bytes -= _size(message)
-            self.pending.pop(message_id, None)
+        self.budget = AnswerBudget()
 
     def asked(self, entries: Sequence[Entry], log: MessageLog, now_ms: int, requester: str) -> int:
-        """Note what another participant asked for; return of how many of these nothing comes.
-
-        Most messages of the ``log`` are not in memory.
-        """
+        """Note what another participant asked for; return of how many of these nothing comes."""
         looked_at = entries[:MAX_REPAIR_ANSWERED]
         return len(entries) - sum(self.offer(each, log, now_ms, requester) for each in looked_at)
 
     def offer(self, entry: Entry, log: MessageLog, now_ms: int, requester: str) -> bool:
         """Note that a participant wants a message; return False if nothing comes of it."""
         message_id = entry.message_id
-        message = self.kept.get(message_id)
-        if (message is None and message_id not in log) or self._is_under_way(message_id, now_ms):
+        known = log.recent(message_id)
+        if (known is None and message_id not in log) or self._is_under_way(message_id, now_ms):
             return False
-        # Of a message that is not in memory the sender is known by the request's word only, until
-        # it is recalled.
-        sender_id = entry.sender_id if message is None else message.sender_id
+        # The sender of an old message is known by the request's word only, until it is read.
+        sender_id = (entry.sender_id if known is None else known.sender_id) or ""
         if sender_id and not may_answer(self._config, self._own_id, sender_id, message_id):
             return False
-        due_ms = now_ms + answer_delay_ms(self._config, self._own_id, sender_id or "", message_id)
-        if message is None:
-            if not self.recalls.add(message_id, due_ms):
-                return False
-        elif len(self.pending) >= MAX_PENDING_ANSWERS:
+        if len(self.pending) >= MAX_PENDING_ANSWERS:
             return False
-        else:
-            self.pending[message_id] = due_ms
+        delay_ms = answer_delay_ms(self._config, self._own_id, sender_id, message_id)
+        self.pending[message_id] = now_ms + delay_ms
         self.requesters[message_id] = requester
         return True
-
-    def requester_of(self, message_id: str) -> str:
-        """Return who was the last to ask for a message; "" if that is forgotten."""
-        return self.requesters.get(message_id, "")
 
     def seen(self, message_id: str) -> None:
         """Cancel the answer with a message that came again: another participant has answered."""
         self.pending.pop(message_id, None)
-        self.recalls.due.pop(message_id, None)
+        self.requesters.pop(message_id, None)
 
-    def take(self, now_ms: int) -> list[SdsMessage]:
-        """Return the messages whose answer is due, the longest due first."""
+    def take(self, now_ms: int) -> tuple[str, ...]:
+        """Return the messages whose answer is due, the longest due first; they are answered."""
+        if not self.pending or now_ms < self._next_ms:
+            return ()
         due = sorted((at, key) for key, at in self.pending.items() if at <= now_ms)
-        due = due[:MAX_ANSWERS_AT_ONCE]
-        for _, message_id in due:
+        taken = tuple(key for _, key in due[:MAX_RECALLED_AT_ONCE])
+        for message_id in taken:
             del self.pending[message_id]
             self.answered[message_id] = now_ms
-        return [self.kept[message_id] for _, message_id in due]
-
-    def take_recalls(self, now_ms: int) -> tuple[str, ...]:
-        """Return the IDs of messages to recall now; they count as answered."""
-        taken = self.recalls.take(now_ms)
-        for message_id in taken:
-            self.answered[message_id] = now_ms
+        if taken:
+            self._next_ms = now_ms + RECALL_EVERY_MS
         return taken
 
     def next_due_ms(self) -> int | None:
         """Return when the next answer is due."""
-        recall_ms = self.recalls.next_due_ms()
-        times = self.pending.values() if recall_ms is None else (*self.pending.values(), recall_ms)
-        return min(times, default=None)
+        return max(min(self.pending.values()), self._next_ms) if self.pending else None
 
     def _is_under_way(self, message_id: str, now_ms: int) -> bool:
         """Return True if a message will be answered, or was lately."""
-        if message_id in self.pending or message_id in self.recalls.due:
-            return True
         at = self.answered.get(message_id)
-        return at is not None and now_ms - at < self._config.request_min_ms
-
-
-def _size(message: SdsMessage) -> int:
-    return len(message.content or b"") + ENTRY_BYTES * (len(message.history) + 1)
+        lately = at is not None and now_ms - at < self._config.request_min_ms
+        return lately or message_id in self.pending

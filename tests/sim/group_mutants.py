@@ -19,7 +19,7 @@ from storenode.sds.bloom import RollingFilter
 from storenode.sds.channel import MessageChannel
 from storenode.sds.claims import IdClaims, Judgement, Proof
 from storenode.sds.clock import Clock
-from storenode.sds.gaps import GapDetector, PeerGaps, _Lack
+from storenode.sds.gaps import GapDetector, PeerGaps, _Lack, _Lacking
 from storenode.sds.incoming_buffer import IncomingBuffer
 from storenode.sds.log import LogEntry, MessageLog
 from storenode.sds.outgoing_buffer import OutgoingBuffer
@@ -116,7 +116,14 @@ WITHOUT_STORE = {
         ),
         "nobody waits for that",
     ),
-    "never asks": Mutant(replace_with(RepairRequests, "add", nothing), UNEQUAL, 33),
+    "never asks": Mutant(
+        together(
+            replace_with(RepairRequests, "add", nothing),
+            # Offers heal what this leaves.
+            replace_with(_Lacking, "is_due", nothing),
+        ),
+        UNEQUAL,
+    ),
     "never looks for gaps of others": Mutant(
         replace_with(PeerGaps, "look", lambda *_: []), UNEQUAL, 9
     ),
@@ -139,9 +146,6 @@ WITHOUT_STORE = {
     ),
     "calls everything forged": Mutant(
         replace_with(IdClaims, "judge", lambda *_: Judgement.FORGED), "calls the genuine .* forged"
-    ),
-    "gives others what it knows to be forged": Mutant(
-        replace_with(RepairAnswers, "drop", nothing), "sends a forged message that it knows", 1
     ),
     "lets a forged message stay in its log": Mutant(
         replace_with(MessageLog, "remove", nothing),

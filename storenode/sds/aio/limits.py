@@ -5,7 +5,6 @@ from typing import Final
 from storenode.message.limits import (
     MAX_CAUSAL_HEADS,
     MAX_CAUSAL_KNOWN_IDS,
-    MAX_QUERY_CONTENT_TOPICS,
     MAX_QUERY_HASHES,
     MAX_SDS_ENTRIES,
 )
@@ -101,24 +100,11 @@ MAX_TICK_S: Final = 1.0
 MAX_TRANSPORTS: Final = 64
 """Nodes of one participant."""
 
-MAX_TOPICS_PER_FEED: Final = MAX_QUERY_CONTENT_TOPICS
-"""Content topics of one call of ``Follow``: a node allows no more in a filter."""
-
-MAX_CALLS_AT_ONCE: Final = 64
-"""Concurrent scans, lookups and feeds of single channels over one connection; others wait. Nodes
-allow 256 calls per connection."""
-
+MAX_LINKS_PER_CONNECTION: Final = 40
+MAX_CALLS_AT_ONCE: Final = 32
 MAX_PUBLISHES_AT_ONCE: Final = 16
-"""Publish requests of all channels that one connection has at the same time; others wait."""
-
-MAX_QUEUED_PAGES: Final = 256
-MAX_QUEUED_BYTES: Final = 4 * 1024 * 1024
-MAX_ALL_QUEUED_BYTES: Final = 64 * 1024 * 1024
-"""The queue of a channel at a shared feed, and of all channels of a node; a channel whose queue is
-full reads the rest by a call of its own."""
-
-GATHER_S: Final = 0.05
-"""How long a shared feed waits for more channels before it begins again with those that joined."""
+"""Channels of one connection, each of which follows, and their other calls at the same time; more
+of them wait. A node allows 100 calls per connection."""
 
 MAX_THREADS: Final = 4
 """Threads that read and write states."""

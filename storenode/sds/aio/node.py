@@ -1,7 +1,7 @@
 """A store node as a transport: gRPC calls of ``storenode.v1.Store``, and bounds on the responses.
 
-All links of a `StoreNode` share one connection and few calls of ``Follow``
-(`storenode.sds.aio.feeds`). The connection is opened with the first link and closed with the last.
+Links of a `StoreNode` share connections, up to `MAX_LINKS_PER_CONNECTION` each, since a node bounds
+the calls of one. A connection is opened with its first link and closed with its last.
 
 Hashes are computed here, from the received bytes: a message under another hash than its own, on
 another topic, or that was not requested is dropped. Streams have a deadline from page to page, and
@@ -33,7 +33,6 @@ from storenode.connection.errors import (
     WrongProtocolError,
 )
 from storenode.message.hashing import message_hash
-from storenode.sds.aio.feeds import SharedFeeds
 from storenode.sds.aio.limits import (
     CALL_TIMEOUT_S,
     MAX_CALLS_AT_ONCE,
@@ -42,6 +41,7 @@ from storenode.sds.aio.limits import (
     MAX_EMPTY_PAGES,
     MAX_FETCHED_BYTES,
     MAX_HINTS_PER_CALL,
+    MAX_LINKS_PER_CONNECTION,
     MAX_NODE_RESPONSE_BYTES,
     MAX_PUBLISHES_AT_ONCE,
     MAX_REASON_CHARS,
@@ -96,27 +96,29 @@ class StoreNode:
         self.token = token
         self.tls = tls
         # By event loop: channels of gRPC belong to one.
-        self._connections: dict[asyncio.AbstractEventLoop, _Connection] = {}
+        self._connections: dict[asyncio.AbstractEventLoop, list[_Connection]] = {}
 
     def open(self, route: Route) -> NodeLink:
         """Make a link of one channel; it connects with its first call."""
         loop = asyncio.get_running_loop()
-        connection = self._connections.get(loop)
+        known = self._connections.setdefault(loop, [])
+        connection = next((each for each in known if each.has_room), None)
         if connection is None:
-            connection = self._connections[loop] = _Connection(self)
+            known.append(connection := _Connection(self))
         connection.links += 1
-        return NodeLink(route, connection, partial(self._release, loop))
+        return NodeLink(route, connection, partial(self._release, loop, connection))
 
-    async def _release(self, loop: asyncio.AbstractEventLoop) -> None:
-        connection = self._connections[loop]
+    async def _release(self, loop: asyncio.AbstractEventLoop, connection: _Connection) -> None:
         connection.links -= 1
         if not connection.links:
-            del self._connections[loop]
-            await connection.close()
+            self._connections[loop].remove(connection)
+            if not self._connections[loop]:
+                del self._connections[loop]
+            await connection.client.close()
 
 
 class _Connection:
-    """The connection to a node; ``calls`` and ``publishes`` bound the calls of single channels."""
+    """A connection to a node; ``calls`` and ``publishes`` bound the calls of its links."""
 
     def __init__(self, node: StoreNode) -> None:
         self.name = node.address
@@ -130,25 +132,12 @@ class _Connection:
             max_response_bytes=MAX_NODE_RESPONSE_BYTES,
         )
         self.calls = asyncio.Semaphore(MAX_CALLS_AT_ONCE)
-        self.feeds = SharedFeeds(self.follow, self.calls)
         self.publishes = asyncio.Semaphore(MAX_PUBLISHES_AT_ONCE)
 
-    async def close(self) -> None:
-        """End all calls and the connection."""
-        await self.feeds.close()
-        await self.client.close()
-
-    async def follow(
-        self, wanted: store_pb2.ContentFilter, cursor: bytes
-    ) -> AsyncGenerator[store_pb2.FollowPage, None]:
-        """Yield the responses to ``Follow``, without end."""
-        with self.translated():
-            async with aclosing(self.client.follow(filter=wanted, cursor=cursor)) as pages:
-                async for page in pages:
-                    if len(page.cursor) > MAX_CURSOR_BYTES:
-                        raise TransportError(f"The node at {self.name} gives no usable cursor.")
-                    yield page
-        raise TransportError(f"The node at {self.name} ended the feed.")
+    @property
+    def has_room(self) -> bool:
+        """True if another link can use the connection."""
+        return self.links < MAX_LINKS_PER_CONNECTION
 
     @contextmanager
     def translated(self) -> Iterator[None]:
@@ -201,15 +190,17 @@ class NodeLink(Link):
             for sent, each in zip((item.message for item in messages), results, strict=False)
         ]
 
-    def follow(self, cursor: bytes) -> AsyncGenerator[FeedPage, None]:
-        """Follow the channel with a call that it shares with others."""
-        return self._connection.feeds.follow(self, cursor)
-
-    async def follow_alone(self, cursor: bytes) -> AsyncGenerator[FeedPage, None]:
-        """Follow the channel with a call of its own."""
-        async with aclosing(self._connection.follow(self._filter, cursor)) as pages:
-            async for page in pages:
-                yield FeedPage(self.fetched(page.messages), page.cursor, page.live)
+    async def follow(self, cursor: bytes) -> AsyncGenerator[FeedPage, None]:
+        """Follow the channel by ``Follow``."""
+        connection = self._connection
+        found = connection.client.follow(filter=self._filter, cursor=cursor)
+        with connection.translated():
+            async with aclosing(found) as pages:
+                async for page in pages:
+                    if len(page.cursor) > MAX_CURSOR_BYTES:
+                        raise TransportError(f"The node at {self.name} gives no usable cursor.")
+                    yield FeedPage(self.fetched(page.messages), page.cursor, page.live)
+        raise TransportError(f"The node at {self.name} ended the feed.")
 
     async def scan(self, since_ns: int) -> AsyncGenerator[Sequence[Fetched], None]:
         """Scan with ``Scan``; a node whose messages go back in time fails."""

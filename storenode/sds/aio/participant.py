@@ -310,8 +310,6 @@ class Participant:
         for thing in things:
             if isinstance(thing, Ready):
                 self.publisher.offer(thing.number)
-            elif isinstance(thing, Broadcast) and thing.reason is Reason.REPAIR:
-                self.answering.offer(thing)
             elif isinstance(thing, Broadcast):
                 if thing.reason is not Reason.EPHEMERAL or self.feed.node is not None:
                     self.publisher.offer_volatile(thing, self._seal(thing.payload))

@@ -1,4 +1,4 @@
-"""Answers to repair requests: read from the state what has left memory, and ask the nodes first.
+"""Answers to repair requests: read from the state, and published if no node stores them.
 
 A message that a node holds is not published again: who asks for it can fetch it there. One that no
 node holds is published with its own time, if that is still known, so that it is the same message
@@ -13,10 +13,10 @@ import asyncio
 from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import aclosing, suppress
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from storenode.common.bounded import BoundedDict
-from storenode.sds.aio.limits import MAX_KNOWN_TIMES, MAX_VOLATILE_ITEMS
+from storenode.sds.aio.limits import MAX_KNOWN_TIMES
 from storenode.sds.aio.state import LAMPORT_OFFSET, Row, StateError
 from storenode.sds.aio.transport import Fetched, TransportError
 from storenode.sds.claims import said_by
@@ -27,15 +27,12 @@ from storenode.sds.codec import (
     decode_history,
     decode_message,
 )
-from storenode.sds.limits import MAX_ANSWERS_AT_ONCE, MAX_PENDING_RECALLS, MAX_RECALLED_AT_ONCE
+from storenode.sds.events import Broadcast
+from storenode.sds.limits import MAX_PENDING_ANSWERS, MAX_RECALLED_AT_ONCE
 
 if TYPE_CHECKING:
     from storenode.sds.aio.participant import Participant
     from storenode.sds.aio.transport import Link
-    from storenode.sds.events import Broadcast
-
-
-_T = TypeVar("_T")
 
 
 class RepairResponder:
@@ -44,9 +41,7 @@ class RepairResponder:
     def __init__(self, participant: Participant) -> None:
         self._participant = participant
         self._core = participant.core
-        self._wanted: deque[str] = deque(maxlen=MAX_PENDING_RECALLS)
-        self._answers: deque[Broadcast] = deque(maxlen=MAX_VOLATILE_ITEMS)
-        self._hints = BoundedDict[str, bytes](MAX_PENDING_RECALLS)
+        self._wanted: deque[str] = deque(maxlen=MAX_PENDING_ANSWERS)
         self._copies = BoundedDict[str, bytes](MAX_KNOWN_TIMES)
         self._times = BoundedDict[bytes, int](MAX_KNOWN_TIMES)
         self._news = asyncio.Event()
@@ -60,73 +55,68 @@ class RepairResponder:
         self._copies[message_id] = hint
 
     def want(self, message_ids: Sequence[str]) -> None:
-        """Queue messages for reading; past the bound, the oldest are dropped."""
+        """Queue messages for answering; past the bound, the oldest are dropped."""
         self._wanted.extend(message_ids)
         self._news.set()
 
-    def offer(self, answer: Broadcast) -> None:
-        """Queue a message for publishing again, unless a node stores it."""
-        self._answers.append(answer)
-        self._news.set()
-
     async def run(self) -> None:
-        """Read and answer until cancelled."""
+        """Answer until cancelled."""
         while True:
             await self._news.wait()
             self._news.clear()
-            while self._wanted or self._answers:
+            while self._wanted:
+                most = min(MAX_RECALLED_AT_ONCE, len(self._wanted))
                 with suppress(StateError, MessageError):
-                    await self._recall(_take(self._wanted, MAX_RECALLED_AT_ONCE))
-                await self.answer(_take(self._answers, MAX_ANSWERS_AT_ONCE))
+                    await self.answer([self._wanted.popleft() for _ in range(most)])
 
-    async def _recall(self, message_ids: list[str]) -> None:
-        if message_ids:
-            rows = await self._participant.saver.messages(message_ids)
-            self._hints.update(
-                (row["message_id"].decode(), row["hint"]) for row in rows if row["hint"]
-            )
-            found = [message_of(self._core.config.channel_id, row) for row in rows]
-            self._participant.tell(self._participant.ledger.recalled(found))
-
-    async def answer(self, answers: list[Broadcast]) -> None:
-        """Publish answers that no node stores; none if no node can be asked."""
-        for link in self._participant.rotation.in_turn() if answers else ():
+    async def answer(self, message_ids: Sequence[str]) -> None:
+        """Publish the messages that no node stores; none if no node can be asked."""
+        found = await self._participant.saver.messages(message_ids)
+        rows = {row["message_id"].decode(): row for row in found}
+        answers: dict[str, Broadcast] | None = None
+        for link in self._participant.rotation.in_turn():
             try:
+                await self._drop_stored(link, rows)
+                if answers is None:
+                    # What is downloaded for a comparison is charged, too.
+                    answers = self._answers(rows.values())
                 stored = await self._stored(link, answers)
             except TransportError:
                 continue
-            for answer in answers:
-                if answer.message_id not in stored:
-                    hint = self._hint(answer.message_id)
+            for message_id, answer in answers.items():
+                if message_id in rows and message_id not in stored:
+                    hint = rows[message_id]["hint"]
                     time_ns = None if hint is None else self._times.get(hint)
                     self._participant.publish_answer(answer, hint, time_ns)
             return
 
-    async def _stored(self, link: Link, answers: list[Broadcast]) -> set[str]:
-        """Return the IDs of the answers that a node stores; known hints cost no budget."""
+    async def _drop_stored(self, link: Link, rows: dict[str, Row]) -> None:
+        """Remove the messages that a node stores under a known hint."""
         hints = {
-            hint: each.message_id
-            for each in answers
-            for hint in (self._hint(each.message_id), self._copies.get(each.message_id))
+            hint: message_id
+            for message_id, row in rows.items()
+            for hint in (row["hint"], self._copies.get(message_id))
             if hint
         }
-        known = await link.holds(list(hints)) if hints else ()
-        stored = {hints[hint] for hint in known if hint in hints}
-        left = {each.message_id: each for each in answers if each.message_id not in stored}
-        if self._core.answers is not None:
-            for each in answers:
-                if each.message_id in stored:
-                    self._core.answers.budget.refund(each.requester, len(each.payload))
-        if left and self._participant.readable:
-            entries = [Entry(message_id) for message_id in left]
+        for hint in await link.holds(list(hints)) if hints else ():
+            rows.pop(hints.get(hint, ""), None)
+
+    def _answers(self, rows: Iterable[Row]) -> dict[str, Broadcast]:
+        found = [message_of(self._core.config.channel_id, row) for row in rows]
+        events = self._participant.ledger.recalled(found)
+        answers = [event for event in events if isinstance(event, Broadcast)]
+        self._participant.tell([event for event in events if not isinstance(event, Broadcast)])
+        return {answer.message_id: answer for answer in answers}
+
+    async def _stored(self, link: Link, answers: dict[str, Broadcast]) -> set[str]:
+        """Return the IDs of the answers that a node stores under whatever hint."""
+        stored: set[str] = set()
+        if answers and self._participant.readable:
+            entries = [Entry(message_id) for message_id in answers]
             async with aclosing(link.by_id(entries)) as pages:
                 async for page in pages:
-                    stored |= {name for each in page if (name := _same(each, left))}
+                    stored |= {name for each in page if (name := _same(each, answers))}
         return stored
-
-    def _hint(self, message_id: str) -> bytes | None:
-        entry = self._core.log.recent(message_id)
-        return self._hints.get(message_id) if entry is None else entry.hint
 
 
 def _same(found: Fetched, answers: dict[str, Broadcast]) -> str | None:
@@ -139,10 +129,6 @@ def _same(found: Fetched, answers: dict[str, Broadcast]) -> str | None:
     if answer is None or said_by(message) != said_by(decode_message(answer.payload)):
         return None
     return message.message_id
-
-
-def _take(queue: deque[_T], most: int) -> list[_T]:
-    return [queue.popleft() for _ in range(min(most, len(queue)))]
 
 
 def message_of(channel_id: str, row: Row) -> SdsMessage:

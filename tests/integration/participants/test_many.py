@@ -10,7 +10,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from storenode.sds.aio import feeds
 from storenode.sds.aio.channel import Channel, Channels
 from storenode.sds.aio.state import StateTaken
 from storenode.sds.config import ChannelConfig
@@ -79,22 +78,6 @@ async def test_hundreds_of_channels_need_few_threads_and_descriptors(
     async with joined(node, room, "bob", CHANNELS) as (_, others):
         for number, channel in enumerate(others):
             assert await received(channel, 1) == [f"{room}-{number}".encode()]
-
-
-async def test_what_a_channel_is_too_slow_for_is_given_by_a_call_of_its_own(
-    node: NodeProcess, room: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(feeds, "MAX_QUEUED_PAGES", 0)
-    async with joined(node, room, "alice", 2) as (_, made):
-        async with joined(node, room, "bob", 1) as (_, (other,)):
-            for number in range(40):
-                await other.send(b"%d" % number)
-                # A node commits requests that it has at the same time in any order, and the
-                # gaps that this makes in the feed would be repaired.
-                await other.wait_for(lambda status: not status.unpublished)
-            assert await received(made[0], 40) == [b"%d" % number for number in range(40)]
-        # The feed had no gap that something else had to fill.
-        assert set(made[0].calls) <= {"follow", "scan"}
 
 
 async def test_all_channels_come_back_when_their_node_does(

@@ -14,11 +14,9 @@ from storenode.sds.codec import (
     encode_message,
     encode_older,
 )
-from storenode.sds.events import Broadcast, Lost, Missing, Packet, Reason, Refusal, Refused
+from storenode.sds.events import Broadcast, Lost, Missing, Packet, Refusal, Refused
 from storenode.sds.limits import (
-    MAX_ANSWERS_AT_ONCE,
     MAX_LOST_IDS,
-    MAX_PENDING_ANSWERS,
     MAX_WAITING_SYNCS,
 )
 from tests.unit.sds.worlds import (
@@ -182,20 +180,6 @@ def test_what_is_lost_is_forgotten_in_the_end() -> None:
         me.tick(now + 50, make_rng())
     assert len(me.lost) == MAX_LOST_IDS
     assert len(me.incoming) == 0
-
-
-def test_a_flood_of_repair_requests_is_bounded() -> None:
-    me = channel(repair=QUICK_REPAIR, max_outgoing=10_000, sync_min_ms=35_000)
-    for number in range(1_500):
-        me.send(NOW, b"text", f"m{number}")
-    for start in range(0, 1_500, 30):
-        asks = [f"m{n}" for n in range(start, min(start + 60, 1_500))]
-        me.receive(NOW, [Packet(wire(f"ask{start}", content=None, asks=asks))])
-    assert me.answers is not None
-    assert len(me.answers.pending) == MAX_PENDING_ANSWERS
-    assert me.counts.repair_requests_ignored > 0
-    answers = [e for e in of(Broadcast, me.tick(NOW + 1, make_rng())) if e.reason is Reason.REPAIR]
-    assert len(answers) == MAX_ANSWERS_AT_ONCE
 
 
 def test_many_circles_end_quickly_and_in_order() -> None:

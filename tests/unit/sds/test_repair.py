@@ -9,7 +9,7 @@ from storenode.sds.limits import (
     ANSWER_EPOCH_MS,
     MAX_ANSWER_BYTES,
     MAX_ANSWER_BYTES_PER_REQUESTER,
-    MAX_PENDING_RECALLS,
+    MAX_PENDING_ANSWERS,
     MAX_RECALLED_AT_ONCE,
 )
 from storenode.sds.log import MessageLog
@@ -17,6 +17,7 @@ from storenode.sds.repair import answer_delay_ms, may_answer, number_of, request
 from tests.unit.sds.worlds import (
     NOW,
     QUICK_REPAIR,
+    answers,
     channel,
     delivered,
     grows_when_written,
@@ -54,10 +55,15 @@ def test_an_answer_is_the_message_itself() -> None:
     original = wire("theirs", after=["cause"], sender="bob", seen=["cause"])
     take(me, wire("cause"), original)
     take(me, wire("ask", sender="carol", content=None, asks=["theirs", "unknown"]))
-    sent = [e for e in of(Broadcast, me.tick(NOW + 400, make_rng())) if e.reason is Reason.REPAIR]
-    assert [decode_message(event.payload) for event in sent] == [decode_message(original).bare()]
-    assert delivered(take(you, wire("cause"), sent[0].payload)) == ["cause", "theirs"]
+    (sent,) = of(Broadcast, answers(me, NOW + 400, original))
+    assert sent.reason is Reason.REPAIR
+    assert decode_message(sent.payload) == decode_message(original).bare()
+    assert delivered(take(you, wire("cause"), sent.payload)) == ["cause", "theirs"]
     assert me.counts.repair_requests_ignored == 1
+    assert me.recalled([decode_message(wire("unknown"))]) == [], "it is not in the log"
+    assert me.recalled([decode_message(wire("theirs", content=b"forged"))]) == []
+    take(me, wire("again", content=None, sender="carol", asks=["theirs"]), now=NOW + 450)
+    assert of(Recall, me.tick(NOW + 499, make_rng())) == [], "it was answered a moment ago"
 
 
 def test_anothers_request_puts_ours_off() -> None:
@@ -85,33 +91,8 @@ def test_requests_ride_on_content_and_name_three_at_most() -> None:
     assert {f"a{n}" for n in range(5)} == {*asked.message_ids, *rest.message_ids}
 
 
-def test_a_message_that_is_no_longer_kept_is_not_answered() -> None:
-    me = channel(repair=RepairConfig(100, 400, kept_messages=3))
-    take(me, *(wire(f"m{n}") for n in range(5)))
-    take(me, wire("ask", content=None, asks=[f"m{n}" for n in range(5)]))
-    answers = of(RepairAnswered, me.tick(NOW + 400, make_rng()))
-    assert sorted(event.message_id for event in answers) == ["m2", "m3", "m4"]
-    me = channel(repair=RepairConfig(100, 400, kept_bytes=1_000))
-    take(me, *(wire(f"m{n}", content=bytes(300)) for n in range(5)))
-    assert me.answers is not None
-    assert list(me.answers.kept) == ["m4"]
-
-
-def test_a_message_that_left_memory_is_recalled_and_answered() -> None:
-    me = channel(repair=RepairConfig(100, 400, kept_messages=1))
-    old = wire("old", after=["cause"], sender="bob")
-    take(me, wire("cause"), old, wire("new"))
-    take(me, wire("ask", content=None, sender="carol", asks=["old", "unknown"]))
-    assert of(Recall, me.tick(NOW + 400, make_rng())) == [Recall(("old",))]
-    (sent,) = of(Broadcast, me.recalled([decode_message(old)]))
-    assert (sent.reason, sent.payload) == (Reason.REPAIR, old)
-    assert me.recalled([decode_message(wire("unknown"))]) == [], "it is not in the log"
-    take(me, wire("again", content=None, sender="carol", asks=["old"]), now=NOW + 450)
-    assert of(Recall, me.tick(NOW + 499, make_rng())) == [], "it was answered a moment ago"
-
-
 def test_a_recall_waits_as_an_answer_does_and_is_cancelled_by_anothers() -> None:
-    me = channel(repair=RepairConfig(100, 400, kept_messages=1))
+    me = channel(repair=QUICK_REPAIR)
     old = wire("old", sender="bob")
     take(me, old, wire("new"))
     asked = wire("ask", content=None, sender="carol", asks=[Entry("old", None, "bob")])
@@ -124,26 +105,32 @@ def test_a_recall_waits_as_an_answer_does_and_is_cancelled_by_anothers() -> None
     assert of(Recall, me.tick(NOW + 400, make_rng())) == []
 
 
-def test_only_the_group_of_the_true_sender_answers_what_is_recalled() -> None:
-    config = RepairConfig(100, 400, groups=64, kept_messages=1)
+def test_only_the_group_of_the_true_sender_answers() -> None:
+    config = RepairConfig(100, 400, groups=64)
     me = channel(repair=config)
-    names = [f"m{number}" for number in range(200)]
-    take(me, *(wire(name, sender="bob") for name in names))
-    messages = [decode_message(wire(name, sender="bob")) for name in names]
-    answered = [event.message_id for event in of(RepairAnswered, me.recalled(messages))]
-    assert answered == [name for name in names if may_answer(config, "me", "bob", name)]
-    assert 0 < len(answered) < 20
-
-
-def test_who_asks_for_everything_has_eight_messages_a_second_recalled() -> None:
-    me = channel(repair=RepairConfig(100, 400, kept_messages=1))
     me.log = MessageLog(me.log.salt, kept=10)
-    names = [f"m{number}" for number in range(600)]
+    names = [f"m{number:03}" for number in range(600)]
+    stored = [wire(name, sender="bob") for name in names]
+    take(me, *stored)
+    asked = [Entry(name) for name in names]
+    for at in range(0, 600, 32):
+        take(me, wire(f"ask{at}", content=None, sender="carol", asks=asked[at : at + 32]))
+    found = [event for at in range(20) for event in answers(me, NOW + 1_000 * at + 400, *stored)]
+    answered = [event.message_id for event in of(RepairAnswered, found)]
+    assert sorted(answered) == [name for name in names if may_answer(config, "me", "bob", name)]
+    assert 0 < len(answered) < 40
+
+
+def test_who_asks_for_everything_has_32_messages_a_second_read() -> None:
+    me = channel(repair=QUICK_REPAIR)
+    me.log = MessageLog(me.log.salt, kept=10)
+    names = [f"m{number}" for number in range(1_500)]
     take(me, *(wire(name, lamport=NOW + at, sender="me") for at, name in enumerate(names)))
-    asks = [names[at : at + 32] for at in range(0, 599, 32)]
+    asks = [names[at : at + 32] for at in range(0, 1_500, 32)]
     take(me, *(wire(f"a{at}", content=None, asks=some) for at, some in enumerate(asks)))
     assert me.answers is not None
-    assert len(me.answers.recalls.due) == MAX_PENDING_RECALLS
+    assert len(me.answers.pending) == MAX_PENDING_ANSWERS
+    assert me.counts.repair_requests_ignored == 1_500 - MAX_PENDING_ANSWERS
     recalled = [of(Recall, me.tick(NOW + 1_000 + ms, make_rng())) for ms in range(0, 3_000, 100)]
     ids = [message_id for events in recalled for each in events for message_id in each.message_ids]
     assert len(ids) == len(set(ids)) == 3 * MAX_RECALLED_AT_ONCE
@@ -154,28 +141,29 @@ def test_an_answer_that_has_become_too_large_is_left_out() -> None:
     # Entries of the older revision take less room than those that we send.
     me = channel(repair=QUICK_REPAIR)
     causes = [f"c{number}" for number in range(200)]
-    take(me, *map(wire, causes), grows_when_written(causes))
+    full = grows_when_written(causes)
+    take(me, *map(wire, causes), full)
     take(me, wire("ask", content=None, sender="carol", asks=["full", "c0"]))
-    answers = of(RepairAnswered, me.tick(NOW + 400, make_rng()))
-    assert [event.message_id for event in answers] == ["c0"]
+    found = of(RepairAnswered, answers(me, NOW + 400, full, wire("c0")))
+    assert [event.message_id for event in found] == ["c0"]
 
 
 def test_what_is_sent_again_is_bounded_for_each_who_asks_and_in_all() -> None:
     me = channel(repair=QUICK_REPAIR)
     names = [f"m{number}" for number in range(64)]
-    take(me, *(wire(name, content=bytes(100_000)) for name in names))
+    stored = [wire(name, content=bytes(100_000)) for name in names]
+    take(me, *stored)
 
     def answered(who: str, now_ms: int) -> int:
         for start in (0, 32):
             asked = names[start : start + 32]
             take(me, wire("ask", sender=who, content=None, asks=asked), now=now_ms)
-        later = (me.tick(now_ms + 400 + step, make_rng()) for step in range(3))
-        sent = [each for events in later for each in of(Broadcast, events)]
-        return sum(len(each.payload) for each in sent if each.reason is Reason.REPAIR)
+        later = (answers(me, now_ms + 400 + step, *stored) for step in (0, 1_000))
+        return sum(len(each.payload) for events in later for each in of(Broadcast, events))
 
     start_ms = (NOW // ANSWER_EPOCH_MS + 1) * ANSWER_EPOCH_MS
     most, of_one = MAX_ANSWER_BYTES, MAX_ANSWER_BYTES_PER_REQUESTER
-    found = [answered(f"p{number}", start_ms + 1_000 * number) for number in range(6)]
+    found = [answered(f"p{number}", start_ms + 3_000 * number) for number in range(6)]
     assert all(of_one - 101_000 < each <= of_one for each in found[:3])
     assert most - 101_000 < sum(found) <= most
     assert answered("p0", start_ms + ANSWER_EPOCH_MS) > of_one - 101_000

@@ -29,6 +29,7 @@ from tests.unit.sds.worlds import (
     CHANNEL,
     NOW,
     SMALL,
+    answers,
     channel,
     config,
     delivered,
@@ -99,14 +100,15 @@ def test_what_a_peer_lacks_is_named_a_few_times() -> None:
 def test_what_a_peer_goes_on_lacking_is_sent_again_a_few_times() -> None:
     repair = RepairConfig(100, 400)
     me = channel(gap_entries=4, repair=repair)
-    take(me, wire("gap", lamport=NOW), wire("newer", after=["gap"], lamport=NOW + 1))
+    stored = wire("gap", lamport=NOW), wire("newer", after=["gap"], lamport=NOW + 1)
+    take(me, *stored)
     answered = []
     for second in range(60, 120):
         now = NOW + second * 1_000
         seen = [] if second == 60 else ["newer"] if second < 100 else ["newer", "gap"]
         sync = wire(f"s{second}", seen=seen, sender="b", content=None, lamport=now)
         take(me, sync, now=now)
-        events = me.tick(now + 500, make_rng())
+        events = answers(me, now + 500, *stored)
         answered += [(second, event.message_id) for event in of(RepairAnswered, events)]
         lacks = {60: 2, 100: 0}.get(second, 1 if second < 100 else 0)
         assert me.gaps.behind() == ({"b": lacks} if lacks else {})

@@ -15,7 +15,7 @@ from storenode.sds.codec import (
     encode_older,
 )
 from storenode.sds.config import ChannelConfig, RepairConfig
-from storenode.sds.events import Broadcast, Event, Message, Packet
+from storenode.sds.events import Broadcast, Event, Message, Packet, Recall
 from storenode.sds.limits import MAX_SDS_MESSAGE_BYTES
 
 NOW = 1_763_625_600_000
@@ -101,3 +101,10 @@ def take(into: MessageChannel, *messages: bytes, now: int = NOW) -> list[Event]:
 def later(me: MessageChannel, *seconds: int) -> list[Event]:
     """Return what a channel does by itself at these moments."""
     return [event for each in seconds for event in me.tick(NOW + each * 1_000, make_rng())]
+
+
+def answers(me: MessageChannel, now_ms: int, *stored: bytes) -> list[Event]:
+    """Return a channel's answers of this moment to repair requests, from what is ``stored``."""
+    known = {message.message_id: message for message in map(decode_message, stored)}
+    wanted = [key for event in of(Recall, me.tick(now_ms, make_rng())) for key in event.message_ids]
+    return me.recalled([known[key] for key in wanted])

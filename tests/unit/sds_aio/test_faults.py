@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any
 
 from storenode.sds.aio.channel import Channel
-from storenode.sds.aio.feeds import _next_before
 from storenode.sds.aio.limits import MAX_HINTS_PER_CALL
 from storenode.sds.aio.transport import Fetched, Route, TransportError
 from storenode.sds.bloom import FilterShape
@@ -82,18 +79,3 @@ async def test_a_scan_that_was_cut_goes_on_where_it_was_after_a_restart(tmp_path
             assert len(late._participant.core.log) == len(said)
     assert breaking.scans[0] == 0
     assert breaking.scans[seen] >= said[MAX_HINTS_PER_CALL - 1].timestamp_ns
-
-
-async def test_a_feed_that_breaks_while_it_is_ended_is_passed_over() -> None:
-    async def breaking() -> AsyncGenerator[Any, None]:
-        try:
-            yield await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            raise TransportError("The line is cut.") from None
-
-    logged: list[object] = []
-    asyncio.get_running_loop().set_exception_handler(lambda *given: logged.append(given))
-    end = asyncio.create_task(asyncio.sleep(0))
-    assert await _next_before(end, breaking()) is None
-    gc.collect()
-    assert logged == []

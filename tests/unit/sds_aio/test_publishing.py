@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,6 +16,9 @@ from storenode.sds.aio.channel import Channel, Channels
 from storenode.sds.aio.events import NotStored
 from storenode.sds.aio.participant import Participant
 from storenode.sds.aio.repair_responses import RepairResponder
+from storenode.sds.aio.revive import revive
+from storenode.sds.aio.saver import Saver
+from storenode.sds.aio.state import SqliteState
 from storenode.sds.aio.transport import (
     Fetched,
     Link,
@@ -27,10 +30,10 @@ from storenode.sds.aio.transport import (
 )
 from storenode.sds.codec import Entry, SdsMessage, encode_message
 from storenode.sds.config import ChannelConfig, RepairConfig
-from storenode.sds.events import Broadcast, Packet, Reason, Sent
+from storenode.sds.events import Broadcast, Packet, Recall, Sent
 from storenode.sds.log import MessageLog
 from tests.support.bus import Bus, BusLink, BusTransport
-from tests.unit.sds.worlds import NOW, QUICK_REPAIR, channel, make_rng, of, take, wire
+from tests.unit.sds.worlds import NOW, QUICK_REPAIR, config, make_rng, of, take, wire
 from tests.unit.sds_aio.test_bus import ROUTE, Reversing, has
 
 PATIENCE_S = 60.0
@@ -202,16 +205,13 @@ class Store:
     hints: frozenset[bytes] = frozenset()
     copies: tuple[bytes, ...] = ()
     fails: bool = False
-    asked: list[str] = field(default_factory=list)
 
     async def holds(self, hints: Sequence[bytes]) -> set[bytes]:
-        self.asked.append("holds")
         if self.fails:
             raise TransportError("It is away.")
         return set(hints) & self.hints
 
     async def by_id(self, _: Sequence[Entry]) -> AsyncGenerator[Sequence[Fetched], None]:
-        self.asked.append("by_id")
         yield [Fetched(each, b"other", NOW) for each in self.copies]
 
 
@@ -224,7 +224,7 @@ class Store:
         ([Store(copies=(FORGED, b"noise"))], True, True),
         ([Store()], True, True),
         ([Store(fails=True), Store(hints=frozenset({HINT}))], False, False),
-        ([Store(fails=True)], False, True),
+        ([Store(fails=True)], False, False),
     ],
     ids=[
         "held",
@@ -237,28 +237,35 @@ class Store:
     ],
 )
 async def test_what_a_store_holds_is_not_published_again(
-    stores: list[Store], *, published: bool, charged: bool
+    tmp_path: Path, stores: list[Store], *, published: bool, charged: bool
 ) -> None:
-    core = channel(repair=QUICK_REPAIR)
-    core.receive(NOW, [Packet(THEIRS, HINT)])
+    state = SqliteState(tmp_path / "me.db", "room", "me")
+    ledger = revive(state, config(repair=QUICK_REPAIR), NOW, make_rng())
+    ledger.receive(NOW, [Packet(THEIRS, HINT)])
+    batch = ledger.take()
+    assert batch is not None
+    state.commit(batch)
+    core = ledger.core
     take(core, wire("ask", sender="carol", content=None, asks=["theirs"]))
-    (answer,) = of(Broadcast, core.tick(NOW + 400, make_rng()))[:1]
-    assert (answer.reason, answer.requester) == (Reason.REPAIR, "carol")
+    (recall,) = of(Recall, core.tick(NOW + 400, make_rng()))
     found: list[tuple[Broadcast, bytes | None, int | None]] = []
-
     participant = SimpleNamespace(
         core=core,
+        ledger=ledger,
+        saver=Saver(ledger, state, None, lambda *_: None, lambda _: None),
         rotation=Rotation([cast("Link", each) for each in stores]),
         publish_answer=lambda *given: found.append(given),
+        tell=lambda _: None,
         readable=True,
     )
     answering = RepairResponder(cast("Participant", participant))
     answering.note([Fetched(THEIRS, HINT, 7)])
     answering.copied("theirs", COPY_HINT)
-    await answering.answer([answer])
-    assert found == ([(answer, HINT, 7)] if published else [])
+    await answering.answer(recall.message_ids)
+    state.close()
+    assert [(each.payload, *rest) for each, *rest in found] == [(THEIRS, HINT, 7)] * published
     assert core.answers is not None
-    assert core.answers.budget.spent_bytes == (len(answer.payload) if charged else 0)
+    assert core.answers.budget.spent_bytes == len(THEIRS) * charged
 
 
 @pytest.mark.parametrize("age_s", [10, 60])

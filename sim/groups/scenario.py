@@ -26,6 +26,7 @@ FIXED_TALK_NS: Final = 180 * NS_PER_S
 
 _CHANNEL: Final = "room"
 _IN_STEP_NS: Final = 3 * NS_PER_S
+_LIMITS: Final = RequestLimits(page_messages=3, sds_claimants=1, causal_messages=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +86,6 @@ def drawn_group(rng: Rng, size: int, *, with_store: bool) -> GroupScenario:
     disk_delay_ms = rng.choice((1, 20))
     repair = not stores or happens(rng, 0.3)
     config = _config(rng, size, messages, lost_after_ms, follow=follow, repair=repair)
-    limits = _limits(rng)
     return GroupScenario(
         nodes=_nodes(
             rng,
@@ -104,7 +104,7 @@ def drawn_group(rng: Rng, size: int, *, with_store: bool) -> GroupScenario:
         drift_ns=drift_s * NS_PER_S,
         config=config,
         filters=(config.filter,),
-        limits=limits,
+        limits=_LIMITS,
     )
 
 
@@ -227,14 +227,6 @@ def _config(
         lost_after_ms=lost_after_ms,
         max_waiting=rng.choice((10_000, 6)) if lost_after_ms else 10_000,
         repair=RepairConfig(500 * unit, 2_000 * unit, groups=groups) if repair else None,
-    )
-
-
-def _limits(rng: Rng) -> RequestLimits:
-    return RequestLimits(
-        page_messages=3,
-        sds_claimants=1,
-        causal_messages=rng.choice((1, 5)),
     )
 
 

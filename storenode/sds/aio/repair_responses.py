@@ -60,7 +60,7 @@ class RepairResponder:
         self._news.set()
 
     async def run(self) -> None:
-        """Answer until cancelled."""
+        """Publish answers until cancelled."""
         while True:
             await self._news.wait()
             self._news.clear()

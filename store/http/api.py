@@ -5,8 +5,7 @@ A stream holds one page: the next is read when the caller has taken the last.
 
 from __future__ import annotations
 
-from contextlib import aclosing
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Annotated, Any, Final
 
 from google.protobuf.message import Message
@@ -17,13 +16,6 @@ from store.http import codec
 from store.http.codec import encode, to_json, to_lines, to_message
 from store.http.endpoint import TOKEN_PARAMETER
 from store.http.exchange import HttpExchange
-from store.http.limits import (
-    COUNTED_BODY_BYTES,
-    MAX_QUOTED_CHARS,
-    MAX_SHARED_FRAMES_BYTES,
-    QUOTES_OF_ENTRY,
-    SHARED_FRAMES,
-)
 from store.messages.frames import end_of_entry
 from store.serving.call import Call, StreamMethod
 from store.serving.failure import CallError, Code, malformed, over_limit
@@ -37,6 +29,19 @@ from storenode.wire.storenode.v1.store_pb2 import (
     PublishResponse,
 )
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest, StoreQueryResponse
+
+COUNTED_BODY_BYTES: Final = 1024 * 1024
+QUOTES_OF_ENTRY: Final = 64
+"""A larger body has its quotation marks counted before it is decoded: so many for each entry of the
+longest list that the node's limits allow. A message with all its fields has 32."""
+
+MAX_QUOTED_CHARS: Final = 200
+"""What an error says of a request that its type refuses."""
+
+SHARED_FRAMES: Final = 256
+MAX_SHARED_FRAMES_BYTES: Final = 4 * 1024
+"""Pages that are kept as JSON, since many followers are sent the same, and their largest size."""
+
 
 LINES: Final = b"application/x-ndjson"
 EVENTS: Final = b"text/event-stream"
@@ -126,10 +131,9 @@ async def follow(call: Call, exchange: HttpExchange, body: bytes) -> None:
     """Send messages as they are committed, as events."""
     asked: Any = read(FollowRequest, call, exchange, body)
     asked.cursor = exchange.headers.get("last-event-id") or asked.cursor
-    pages = follow_pages(call, to_message(FollowRequest, asked))
-    async with exchange.kept_alive(_HEARTBEAT), aclosing(pages):
-        async for page in pages:
-            await _send(call, exchange, _events(page), EVENTS)
+    request, send = to_message(FollowRequest, asked), partial(_send, exchange, EVENTS)
+    async with exchange.kept_alive(_HEARTBEAT):
+        await call.send_pages(follow_pages, request, send, _events)
 
 
 async def send_lines(
@@ -141,13 +145,12 @@ async def send_lines(
 ) -> None:
     """Send the pages of a method as lines; ``types``: its request and a page."""
     request, page = types
+
+    def encode_lines(data: bytes) -> bytes:
+        return b"".join([encode(line) + b"\n" for line in to_lines(page.FromString(data))])
+
     encoded = to_message(request, read(request, call, exchange, body))
-    async with aclosing(method(call, encoded)) as pages:
-        async for each in pages:
-            lines = b"".join([encode(line) + b"\n" for line in to_lines(page.FromString(each))])
-            if lines:
-                await _send(call, exchange, lines, LINES)
-            del each, lines  # which would be held while the next ones wait
+    await call.send_pages(method, encoded, partial(_send, exchange, LINES), encode_lines)
     if not exchange.started:
         await exchange.start(200, LINES, UNBUFFERED)
     await exchange.finish()
@@ -184,13 +187,11 @@ async def send_status(call: Call, exchange: HttpExchange, body: bytes) -> None:
     await exchange.respond(encode(found))
 
 
-async def _send(call: Call, exchange: HttpExchange, chunk: bytes, content_type: bytes) -> None:
+async def _send(exchange: HttpExchange, content_type: bytes, chunk: bytes) -> None:
     """Send a page; the status goes with the first, so that what fails before has its own."""
-    async with call.sender.sending(len(chunk)):
-        call.check_rights()
-        if not exchange.started:
-            await exchange.start(200, content_type, UNBUFFERED)
-        await exchange.send(chunk)
+    if not exchange.started:
+        await exchange.start(200, content_type, UNBUFFERED)
+    await exchange.send(chunk)
 
 
 def _events(page: bytes) -> bytes:

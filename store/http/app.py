@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 from importlib.resources import files
 from typing import Final
@@ -15,21 +16,22 @@ from store.domain.access import Right
 from store.domain.quota import CallKind
 from store.http import api, connect, waku_store
 from store.http.endpoint import Endpoint, Operation
-from store.http.exchange import HttpExchange, OpenEndpoint, refuse
-from store.http.failure import HttpError
-from store.http.limits import MAX_UNFINISHED_BODIES
+from store.http.exchange import HttpError, HttpExchange, OpenEndpoint, refuse
 from store.http.openapi import description
 from store.http.sites import SiteCheck, Sites
 from store.observe.http import STATUS_HEADERS
-from store.serving.call import Method, StreamMethod
+from store.serving.call import Method
 from store.serving.context import NodeContext
 from store.serving.failure import Code
 from store.serving.methods import reads
-from store.serving.methods.coverage import coverage
+from store.serving.methods.publish import PUBLISH
 from store.serving.queue import RequestSlots
-from storenode.message.limits import MAX_REQUEST_BYTES
 from storenode.wire.storenode.v1 import store_pb2
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest, StoreQueryResponse
+
+MAX_UNFINISHED_BODIES: Final = 8
+"""Bodies that may come in at one time, each of the largest size: 128 MiB."""
+
 
 API: Final = "/api/v1"
 WAKU_STORE: Final = "/store/v3/messages"
@@ -79,117 +81,93 @@ def build_app(node: NodeContext, *, sites: Sites, with_page: bool = False) -> AS
 
 
 def _operations() -> list[Operation]:
-    publish = Method("publish", Right.PUBLISH, CallKind.CALL, max_request_bytes=MAX_REQUEST_BYTES)
+    page = StoreQueryRequest, StoreQueryResponse
     return [
         Operation(
             _read("waku_store"),
-            "GET",
-            WAKU_STORE,
+            f"GET {WAKU_STORE}",
             waku_store.messages,
             "A page of messages, as nwaku serves it.",
-            waku_store.WakuStoreResponse,
+            (None, waku_store.WakuStoreResponse),
             refuse=waku_store.refuse,
             parameters=waku_store.PARAMETERS,
         ),
         Operation(
-            publish,
-            "POST",
-            f"{API}/messages",
+            replace(PUBLISH, name="publish"),
+            f"POST {API}/messages",
             api.publish,
             "Stores a batch; the answer comes when every stored message is durable.",
-            store_pb2.PublishResponse,
-            store_pb2.PublishRequest,
+            (store_pb2.PublishRequest, store_pb2.PublishResponse),
         ),
-        Operation(
-            _read("query"),
-            "GET",
-            f"{API}/messages",
-            api.query,
-            "A page of messages.",
-            StoreQueryResponse,
-            StoreQueryRequest,
-        ),
+        Operation(_read("query"), f"GET {API}/messages", api.query, "A page of messages.", page),
         Operation(
             _read("query_post"),
-            "POST",
-            f"{API}/messages/query",
+            f"POST {API}/messages/query",
             api.query,
             "A page of messages, for requests that are too long for a URL.",
-            StoreQueryResponse,
-            StoreQueryRequest,
+            page,
         ),
         _lines(
-            _read("scan", CallKind.STREAM),
-            "GET",
-            f"{API}/scan",
-            reads.scan,
+            reads.SCAN,
+            "scan",
+            f"GET {API}/scan",
             (store_pb2.ScanRequest, store_pb2.ScanPage),
-            summary="Every message that matches, oldest first: a line each, and one with the cursor"
+            "Every message that matches, oldest first: a line each, and one with the cursor"
             " behind each page.",
         ),
         Operation(
-            Method("follow", Right.FOLLOW, CallKind.STREAM, endless=True),
-            "GET",
-            f"{API}/follow",
+            replace(reads.FOLLOW, name="follow"),
+            f"GET {API}/follow",
             api.follow,
             "Server-sent events: each message as it is committed, and an event `page` whose ID"
             " is the cursor behind the messages before it.",
-            store_pb2.FollowPage,
-            store_pb2.FollowRequest,
+            (store_pb2.FollowRequest, store_pb2.FollowPage),
             api.EVENTS,
             token_in_url=True,
         ),
         _lines(
-            _read("sds_messages", CallKind.STREAM, MAX_REQUEST_BYTES),
-            "POST",
-            f"{API}/sds/messages",
-            reads.sds_messages,
+            reads.SDS_MESSAGES,
+            "sds_messages",
+            f"POST {API}/sds/messages",
             (store_pb2.GetSdsMessagesRequest, store_pb2.SdsMessagesPage),
-            summary="SDS messages of a channel, by ID: a line each, and one for each missing one.",
+            "SDS messages of a channel, by ID: a line each, and one for each missing one.",
         ),
         _lines(
-            _read("causal_history", CallKind.STREAM, MAX_REQUEST_BYTES),
-            "POST",
-            f"{API}/sds/causal-history",
-            reads.causal_history,
+            reads.CAUSAL_HISTORY,
+            "causal_history",
+            f"POST {API}/sds/causal-history",
             (store_pb2.GetCausalHistoryRequest, store_pb2.CausalHistoryPage),
-            summary="What SDS messages depend on, every parent before its children: a line each,"
+            "What SDS messages depend on, every parent before its children: a line each,"
             " and one for each that is missing.",
         ),
         Operation(
-            Method("status", Right.READ, CallKind.CALL, always=True),
-            "GET",
-            f"{API}/status",
+            _read("status", always=True),
+            f"GET {API}/status",
             api.send_status,
             "What the node holds.",
-            api.NodeSummary,
+            (None, api.NodeSummary),
         ),
         _lines(
-            _read("coverage", CallKind.STREAM),
-            "GET",
-            f"{API}/coverage",
-            coverage,
+            reads.COVERAGE,
+            "coverage",
+            f"GET {API}/coverage",
             (store_pb2.GetCoverageRequest, store_pb2.CoveragePage),
-            summary="How complete the store is, by hour or day, as far as other stores know: a line"
-            " each.",
+            "How complete the store is, by hour or day, as far as other stores know: a line each.",
         ),
     ]
 
 
-def _read(name: str, kind: CallKind = CallKind.CALL, size_bytes: int | None = None) -> Method:
-    method = Method(name, Right.READ, kind)
-    return Method(name, Right.READ, kind, max_request_bytes=size_bytes or method.max_request_bytes)
+def _read(name: str, *, always: bool = False) -> Method:
+    return Method(name, Right.READ, CallKind.CALL, always=always)
 
 
 def _lines(
     served: Method,
-    method: str,
-    path: str,
-    handler: StreamMethod,
+    name: str,
+    route: str,
     types: tuple[type[Message], type[Message]],
-    *,
     summary: str,
 ) -> Operation:
-    """Return a read that is answered with lines; ``types`` are those of `api.send_lines`."""
-    handle = partial(api.send_lines, handler, types)
-    return Operation(served, method, path, handle, summary, types[1], types[0], api.LINES)
+    """Return a read that is answered with lines."""
+    handle = partial(api.send_lines, reads.STREAMS[served], types)
+    return Operation(replace(served, name=name), route, handle, summary, types, api.LINES)

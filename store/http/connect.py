@@ -11,15 +11,14 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Final
 
 from store.http.codec import encode
 from store.http.endpoint import Handler, Operation, Refuse
-from store.http.exchange import HttpExchange
-from store.http.failure import HttpError
+from store.http.exchange import HttpError, HttpExchange
 from store.serving.call import Call, Method, StreamMethod, UnaryMethod
 from store.serving.failure import CallError, Code, malformed
 from store.serving.methods import publish, reads
@@ -76,12 +75,11 @@ def operations() -> list[Operation]:
 def _operation(served: Method, kind: str, handle: Handler, refuse: Refuse) -> Operation:
     return Operation(
         replace(served, name=f"connect_{served.name}"),
-        "POST",
-        f"/{SERVICE}/{served.name}",
+        f"POST /{SERVICE}/{served.name}",
         handle,
         refuse=refuse,
         in_band=kind == _STREAM,
-        content_types=(kind,),
+        content_type=kind,
         wrong_type=_WRONG_TYPE.format(kind),
     )
 
@@ -104,13 +102,7 @@ async def _answer_stream(
     message = _unframe(body)
     del body
     async with _deadline(exchange):
-        with call.reserve(len(message)):
-            async with aclosing(handle(call, message)) as pages:
-                async for page in pages:
-                    async with call.sender.sending(len(page)):
-                        call.check_rights()
-                        await _send_frame(exchange, page)
-                    del page  # which would be held while the next one waits
+        await call.send_pages(handle, message, partial(_send_frame, exchange))
     await _send_end(exchange, b"{}")
 
 

@@ -16,22 +16,41 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from store.http.limits import (
-    BUFFER_BYTES,
-    HEAD_TIMEOUT_S,
-    LEAST_CHUNK_BYTES,
-    LINGER_S,
-    MAX_HEAD_BYTES,
-    MAX_HEADER_FIELDS,
-    MAX_PIPELINED_REQUESTS,
-    MAX_SMALL_CHUNKS,
-    PROBE_AFTER_S,
-    SEND_TIMEOUT_S,
-)
 from store.observe.metrics import Metrics
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGI3Application
+
+MAX_HEAD_BYTES: Final = 64 * 1024
+"""Request line, headers and trailers, and what frames the chunks of a small body. A connection that
+sends more is closed. All connections together hold as much of unfinished heads at most."""
+
+MAX_HEADER_FIELDS: Final = 100
+"""Headers and trailers of a request, as Apache has it; browsers behind proxies send some 40."""
+
+MAX_SMALL_CHUNKS: Final = 1_024
+LEAST_CHUNK_BYTES: Final = 1_024
+"""Chunks of a body in any size, and how large all further ones are in the mean."""
+
+MAX_PIPELINED_REQUESTS: Final = 16
+"""Requests that are sent before the answer to the one before them."""
+
+LINGER_S: Final = 2.0
+"""A caller that is answered before it has sent all is given this long to read the answer."""
+
+HEAD_TIMEOUT_S: Final = 10
+"""From the first byte of a request, or from the connection on, to the end of the head."""
+
+SEND_TIMEOUT_S: Final = 60.0
+"""A caller that takes nothing of an answer for this long is disconnected."""
+
+PROBE_AFTER_S: Final = 60
+"""The kernel asks the other end of a connection that has been silent for this long whether it is
+there; without an answer the connection ends."""
+
+BUFFER_BYTES: Final = 16 * 1024
+"""What the transport holds of an answer before its sender waits."""
+
 
 _USER_TIMEOUT: Final[int | None] = getattr(socket, "TCP_USER_TIMEOUT", None)
 _PROBE_AFTER: Final[int | None] = getattr(socket, "TCP_KEEPIDLE", None)

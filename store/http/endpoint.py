@@ -6,7 +6,7 @@ Tokens, rights, quotas and budgets are those of gRPC's calls.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Final
@@ -16,8 +16,7 @@ from msgspec import Struct
 from starlette.types import Receive, Scope, Send
 
 from store.domain.access import Denied, Principal
-from store.http.exchange import JSON, HttpExchange, refuse
-from store.http.failure import HttpError, translate
+from store.http.exchange import JSON, HttpError, HttpExchange, refuse, translate
 from store.observe.logging import get_logger, request_context
 from store.serving.call import Call, Method
 from store.serving.context import NodeContext
@@ -43,28 +42,37 @@ Refuse = Callable[[HttpExchange, HttpError], Awaitable[None]]
 class Operation:
     """A method of a path: what the endpoint does with its requests, and how it is described.
 
-    ``served.name`` is that of the metrics. ``refuse`` sends an error; ``in_band``: also one behind
-    the beginning of an answer. ``summary``, ``answer`` (a type, or the message that a page of it
-    is), ``request`` and ``answer_type`` are for the description; ``parameters`` instead of
-    ``request``, where every parameter is a text. ``token_in_url``: browsers send no header.
-    ``content_types``: those of a body; ``wrong_type`` is the error for another.
+    ``served.name`` is that of the metrics. ``route``: the method and the path. ``refuse`` sends an
+    error; ``in_band``: also one behind the beginning of an answer. ``summary``, ``types`` (the
+    request, and a type of the answer or the message that a page of it is) and ``answer_type`` are
+    for the description; ``parameters`` instead of a request, where every parameter is a text.
+    ``token_in_url``: browsers send no header. ``content_type``: that of a body; ``wrong_type`` is
+    the error for another.
     """
 
     served: Method
-    method: str
-    path: str
+    route: str
     handle: Handler
     summary: str = ""
-    answer: type[Struct] | type[Message] = Struct
-    request: type[Message] | None = None
+    types: tuple[type[Message] | None, type[Struct] | type[Message]] = (None, Struct)
     answer_type: bytes = JSON
     _: KW_ONLY
     refuse: Refuse = refuse
     in_band: bool = False
     parameters: Mapping[str, str] = field(default_factory=dict)
     token_in_url: bool = False
-    content_types: Sequence[str] = ("application/json",)
+    content_type: str = "application/json"
     wrong_type: str = "the body must be JSON: send the header `content-type: application/json`"
+
+    @property
+    def method(self) -> str:
+        """The method of HTTP."""
+        return self.route.partition(" ")[0]
+
+    @property
+    def path(self) -> str:
+        """The path of the URL."""
+        return self.route.partition(" ")[2]
 
 
 class _HttpCall(Call):
@@ -152,7 +160,7 @@ class Endpoint:
         call.check_ready()
         body = b""
         if operation.method == "POST":
-            if exchange.content_type not in operation.content_types:
+            if exchange.content_type != operation.content_type:
                 # Pages of other sites may send forms and text without asking the browser.
                 raise HttpError(415, Code.INVALID_ARGUMENT, operation.wrong_type)
             body = await exchange.body(self._slots, call.max_request_bytes)

@@ -19,25 +19,86 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 
 from store.http import codec
-from store.http.failure import HttpError
-from store.http.limits import (
-    BUFFER_BYTES,
-    HEARTBEAT_S,
-    MAX_PARAMETERS,
-    SEND_TIMEOUT_S,
-)
+from store.http.connections import BUFFER_BYTES, SEND_TIMEOUT_S
 from store.serving.call import REQUEST_IDS, is_request_id
 from store.serving.connections import connection_name
 from store.serving.drain import endable
-from store.serving.failure import CallerGoneError, CallError, malformed, over_limit
+from store.serving.failure import (
+    CallerGoneError,
+    CallError,
+    Code,
+    expected,
+    malformed,
+    over_limit,
+    unexpected,
+)
 from store.serving.queue import RequestSlots
 
 if TYPE_CHECKING:
     from store.http.connections import BoundedProtocol
 
+MAX_PARAMETERS: Final = 64
+"""Parameters of a URL; a list of more entries goes into a body."""
+
+HEARTBEAT_S: Final = 10.0
+"""A follower that is sent nothing else gets a comment this often: proxies and browsers end
+connections that are silent for longer."""
+
+
 JSON: Final = b"application/json"
 _NO_STORE: Final = (b"cache-control", b"no-store")
 _NO_SNIFF: Final = (b"x-content-type-options", b"nosniff")
+
+
+RETRY_AFTER_S: Final = 1
+"""``Retry-After`` of what may succeed later."""
+
+
+_STATUS: Final = {
+    Code.INVALID_ARGUMENT: 400,
+    Code.UNAUTHENTICATED: 401,
+    Code.PERMISSION_DENIED: 403,
+    Code.NOT_FOUND: 404,
+    Code.FAILED_PRECONDITION: 400,
+    Code.ABORTED: 409,
+    Code.DEADLINE_EXCEEDED: 408,
+    Code.OUT_OF_RANGE: 410,
+    Code.RESOURCE_EXHAUSTED: 413,
+    Code.INTERNAL: 500,
+    Code.UNIMPLEMENTED: 501,
+    Code.UNAVAILABLE: 503,
+}
+HeaderList = list[tuple[bytes, bytes]]
+
+
+class HttpError(CallError):
+    """A failure of a call, with the status and the headers of its answer."""
+
+    def __init__(
+        self, status: int, code: Code, sentence: str, headers: HeaderList | None = None
+    ) -> None:
+        super().__init__(code, sentence)
+        self.status = status
+        self.headers = headers or []
+
+
+def translate(error: Exception, request_id: str) -> tuple[HttpError, bool]:
+    """Return the status for an error, and True if the error was expected."""
+    failure = expected(error)
+    if isinstance(failure, HttpError):
+        return failure, True
+    return _as_status(failure or unexpected(request_id)), failure is not None
+
+
+def _as_status(failure: CallError) -> HttpError:
+    headers: HeaderList = []
+    status = _STATUS[failure.code]
+    if failure.retry:
+        headers.append((b"retry-after", str(RETRY_AFTER_S).encode()))
+        status = 429 if failure.code is Code.RESOURCE_EXHAUSTED else status
+    if status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    return HttpError(status, failure.code, failure.sentence, headers)
 
 
 class HttpExchange:
@@ -139,7 +200,7 @@ class HttpExchange:
             task.cancel()
 
     async def start(
-        self, status: int, content_type: bytes, headers: list[tuple[bytes, bytes]] | None = None
+        self, status: int, content_type: bytes, headers: HeaderList | None = None
     ) -> None:
         """Send the status and the headers."""
         self.started = True
@@ -174,7 +235,7 @@ class HttpExchange:
         content_type: bytes = JSON,
         *,
         status: int = 200,
-        headers: list[tuple[bytes, bytes]] | None = None,
+        headers: HeaderList | None = None,
     ) -> None:
         """Send a whole response; JSON ends a line, for callers in a terminal."""
         if content_type == JSON:

@@ -18,9 +18,15 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from store.http.connections import BoundedProtocol, OpenConnections
-from store.http.limits import HANDSHAKE_TIMEOUT_S, KEEP_ALIVE_S
 from store.serving.addresses import ListenerAddress, bind_error
 from store.serving.tls import TlsFiles, renewing_context
+
+KEEP_ALIVE_S: Final = 75
+"""How long a connection may be idle between two requests."""
+
+HANDSHAKE_TIMEOUT_S: Final = 10
+"""For TLS."""
+
 
 BACKLOG: Final = 1_024
 

@@ -48,9 +48,9 @@ _ERRORS: Final = {
 
 def description(operations: Sequence[Operation], version: str) -> dict[str, Any]:
     """Return the whole document."""
-    requests = [request_type(each.request) for each in operations if not each.parameters]
+    requests = [request_type(each.types[0]) for each in operations if not each.parameters]
     kinds: dict[type[Struct], None] = dict.fromkeys([Error, *requests])
-    kinds |= {each.answer: None for each in operations if issubclass(each.answer, Struct)}
+    kinds |= {each.types[1]: None for each in operations if issubclass(each.types[1], Struct)}
     described, components = msgspec.json.schema_components(kinds, ref_template=_REFERENCES)
     references = dict(zip(kinds, described, strict=True))
     paths: dict[str, dict[str, Any]] = {}
@@ -81,16 +81,16 @@ def _operation(
     if each.method == "GET":
         found["parameters"] = _parameters(each, components)
     else:
-        body = {"application/json": {"schema": references[request_type(each.request)]}}
+        body = {"application/json": {"schema": references[request_type(each.types[0])]}}
         found["requestBody"] = {"required": True, "content": body}
     if each.parameters:
         failed: dict[str, Any] = {"text/plain": {"schema": {"type": "string"}}}
     else:
         failed = {"application/json": {"schema": references[Error]}}
-    if issubclass(each.answer, Struct):
-        schema = references[each.answer]
+    if issubclass(each.types[1], Struct):
+        schema = references[each.types[1]]
     elif each.answer_type == JSON:
-        schema = _reference(cast("Descriptor", each.answer.DESCRIPTOR), components)
+        schema = _reference(cast("Descriptor", each.types[1].DESCRIPTOR), components)
     else:
         schema = {"anyOf": list(_lines(each, components))}
     found["responses"] = {
@@ -105,7 +105,7 @@ def _operation(
 
 def _lines(each: Operation, components: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the schemas of the lines of a page, as `store.http.convert.to_lines` makes them."""
-    page = cast("Descriptor", each.answer.DESCRIPTOR)  # type: ignore[union-attr]
+    page = cast("Descriptor", each.types[1].DESCRIPTOR)  # type: ignore[union-attr]
     for field in page.fields:
         schema, name = _value(field, components), name_of(field)
         if field.name in ITEMS:
@@ -156,7 +156,7 @@ def _parameters(each: Operation, components: Mapping[str, Any]) -> list[dict[str
     ]
     if each.parameters:
         return found
-    for name, given in components[request_type(each.request).__name__]["properties"].items():
+    for name, given in components[request_type(each.types[0]).__name__]["properties"].items():
         schema = {key: value for key, value in given.items() if key != "description"}
         parameter = {"name": name, "in": "query", "schema": schema}
         if "description" in given:

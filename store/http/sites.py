@@ -25,12 +25,14 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from store.http.connect import ASKED_HEADERS
-from store.http.exchange import OpenEndpoint, refuse
-from store.http.failure import HttpError
-from store.http.limits import CORS_MAX_AGE_S
+from store.http.exchange import HttpError, OpenEndpoint, refuse
 from store.observe.http import ANY, is_served, name_of
 from store.observe.metrics import Metrics
 from store.serving.failure import Code
+
+CORS_MAX_AGE_S: Final = 600
+"""How long a browser may keep what a preflight request has told it."""
+
 
 _ASKED_HEADERS: Final = ("authorization", "content-type", "last-event-id", "x-request-id")
 

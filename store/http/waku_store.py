@@ -15,13 +15,18 @@ from msgspec import UNSET, Struct, UnsetType
 from store.domain.query import NWAKU_PAGE_MESSAGES
 from store.http.api import query_page
 from store.http.codec import encode, hex_of
-from store.http.exchange import HttpExchange
-from store.http.failure import HttpError
-from store.http.limits import MAX_WAKU_INTEGER_DIGITS, MAX_WAKU_PAGE_MESSAGES
+from store.http.exchange import HttpError, HttpExchange
 from store.serving.call import Call
 from store.serving.failure import malformed
 from storenode.message.limits import HASH_BYTES, MAX_TIMESTAMP_NS
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest, WakuMessageKeyValue
+
+MAX_WAKU_PAGE_MESSAGES: Final = 100
+"""``pageSize`` of ``/store/v3/messages`` at most, as nwaku has it."""
+
+MAX_WAKU_INTEGER_DIGITS: Final = 40
+"""Digits of a parameter that are read: the 20 of a number of 64 bits, with zeros before them."""
+
 
 PARAMETERS: Final = {
     "peerAddr": "Not served: this node answers from its own store. Leave it out.",

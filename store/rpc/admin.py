@@ -17,7 +17,7 @@ from store.domain.ports import (
 from store.domain.query import sds_lookup
 from store.domain.unread import GossipState
 from store.observe.problems import Problem
-from store.rpc.context import RpcContext
+from store.rpc.call import RpcContext
 from store.serving.call import Call
 from store.serving.context import ServedDatabase
 from store.serving.failure import CallError, Code, malformed

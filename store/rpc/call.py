@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import aclosing, nullcontext, suppress
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Final, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast
 
 import grpc
 
@@ -17,9 +18,17 @@ from reconcile.errors import MalformedPayloadError
 from reconcile.errors import PayloadLimitError as ReconcileLimit
 from store.domain.access import Principal
 from store.domain.ports import EmptyWindow, NoPeers, PeerFailed, UnknownPeer
+from store.domain.quota import ClientLimits
+from store.gossip.driver.streams import (
+    DriverFailedError,
+    NodeStoppingError,
+    PeerStalledError,
+    PeerStreams,
+    StreamSupersededError,
+    TurnedAwayError,
+)
 from store.observe.clocks import parse_time
 from store.observe.logging import get_logger, request_context
-from store.rpc.context import RpcContext
 from store.rpc.identity import (
     AUTHORIZATION,
     NODE_ID,
@@ -27,11 +36,13 @@ from store.rpc.identity import (
     RETRY_AFTER_MS,
     TIME,
     WANTED,
+    PeerRules,
     identify_peer,
     is_accepted_peer,
     own_metadata,
     refuse_client,
 )
+from store.rpc.request_memory import IncompleteRequests
 from store.serving.call import (
     REQUEST_IDS,
     Call,
@@ -40,8 +51,10 @@ from store.serving.call import (
     UnaryMethod,
     is_request_id,
 )
+from store.serving.context import HealthValue, NodeContext
 from store.serving.failure import CallerGoneError, CallError, Code, expected, malformed, unexpected
-from store.serving.limits import COUNTED_REQUEST_BYTES
+from store.serving.methods.decode import COUNTED_REQUEST_BYTES
+from store.serving.queue import RequestSlots
 from store.sync.errors import (
     FrameTooLargeError,
     GaveWayError,
@@ -52,7 +65,13 @@ from store.sync.errors import (
     TransferFailedError,
 )
 from store.sync.transfer.report import TransferFault
+from storenode.common.bounded import BoundedDict
 from storenode.connection.errors import RETRY_PUSHBACK
+
+if TYPE_CHECKING:
+    from store.rpc.gossip import GossipTransport
+    from store.sync.schedule import Synchronizer
+    from store.sync.session.exchange import Exchange
 
 _CODES: Final[tuple[tuple[type[Exception], Code], ...]] = (
     (MalformedPayloadError, Code.INVALID_ARGUMENT),
@@ -63,6 +82,11 @@ _CODES: Final[tuple[tuple[type[Exception], Code], ...]] = (
     (TooManyCallsError, Code.RESOURCE_EXHAUSTED),
     (SessionUnknownError, Code.FAILED_PRECONDITION),
     (GaveWayError, Code.ABORTED),
+    (TurnedAwayError, Code.RESOURCE_EXHAUSTED),
+    (StreamSupersededError, Code.ABORTED),
+    (DriverFailedError, Code.INTERNAL),
+    (NodeStoppingError, Code.UNAVAILABLE),
+    (PeerStalledError, Code.DEADLINE_EXCEEDED),
     (PeerFailed, Code.UNAVAILABLE),
     (EmptyWindow, Code.INVALID_ARGUMENT),
     (UnknownPeer, Code.INVALID_ARGUMENT),
@@ -90,6 +114,55 @@ def translate(error: Exception, request_id: str) -> tuple[CallError, bool]:
         if isinstance(error, kind):
             return CallError(code, str(error), retry=isinstance(error, RETRYABLE)), True
     return unexpected(request_id), False
+
+
+MAX_UNFINISHED_REQUESTS: Final = 16
+"""Requests that may come in over gRPC at one time, each of the largest size."""
+
+MAX_UNFINISHED_OPEN_REQUESTS: Final = 4
+"""Requests of calls that need no token, such as health checks, that gRPC may hold in part at one
+time, each of the largest size."""
+
+MAX_CALLERS: Final = 64
+"""Peers of which it is remembered when they called: in clear text names are invented easily."""
+
+
+async def _first_revision(since: int) -> int:
+    if since > 0:
+        await asyncio.get_running_loop().create_future()
+    return 1
+
+
+@dataclass(frozen=True, slots=True)
+class RpcContext(NodeContext):
+    """The parts of a node that gRPC's handlers use.
+
+    ``exchange``: the exchange with peers; None while the node starts.
+    ``sessions``: what sessions that peers begin work on; None serves none.
+    ``peers``: None when no peer may call on these listeners.
+    ``gossip``: the streams of live exchange; None while it is switched off.
+    ``open_admin``: the admin listener is on loopback (then it needs no token file).
+    ``requests``, ``open_requests``: slots of requests, and of those of calls without a token.
+    ``callers``: when peers began or ended a call last, in Unix seconds, the oldest first.
+    ``look``: evaluates the node's health, and returns it. ``await_revision``: waits for a
+    revision of it above the given one, and returns that.
+    ``incomplete``: the bytes of requests that have not come in full.
+    """
+
+    exchange: Synchronizer | None = None
+    sessions: Exchange | None = None
+    gossip: tuple[PeerStreams, GossipTransport] | None = None
+    peers: PeerRules | None = None
+    peer_limits: ClientLimits = field(default_factory=ClientLimits)
+    open_admin: bool = False
+    requests: RequestSlots = field(default_factory=lambda: RequestSlots(MAX_UNFINISHED_REQUESTS))
+    open_requests: RequestSlots = field(
+        default_factory=lambda: RequestSlots(MAX_UNFINISHED_OPEN_REQUESTS)
+    )
+    incomplete: IncompleteRequests = field(default_factory=IncompleteRequests)
+    callers: dict[str, float] = field(default_factory=lambda: BoundedDict(MAX_CALLERS))
+    look: Callable[[], HealthValue] = HealthValue
+    await_revision: Callable[[int], Awaitable[int]] = _first_revision
 
 
 class NoRequestError(CallError):
@@ -134,7 +207,7 @@ class RpcCall(Call):
         self.context = context
         self.fields: dict[str, str] = {}
         self.request_id = self._repeated = ""
-        self._is_reading = False
+        self._is_reading = self._has_begun = False
         self._received: bytes | None = None
         self.received_ns: int | None = None
         # A tuple of pairs, whatever the type stubs say.
@@ -188,6 +261,7 @@ class RpcCall(Call):
             await self.context.send_initial_metadata(own)
             # Once more: a caller may learn of the end of a call without responses first.
             self.context.set_trailing_metadata(own)
+            self._has_begun = True
 
     def note_peer(self) -> None:
         """Note that a peer begins or ends a call."""
@@ -244,20 +318,18 @@ class RpcCall(Call):
         except (grpc.aio.BaseError, asyncio.InvalidStateError):
             raise CallerGoneError from None
 
-    async def send_pages(self, handle: StreamMethod) -> None:
-        """Read the request, and send the pages that answer it; each waits for the reader."""
-        request, is_begun = await self.read_request(), self._is_peer
-        with self.reserve(len(request)), self.sender.ending():
-            async with aclosing(handle(self, request)) as pages:
-                async for page in pages:
-                    async with self.sender.sending(len(page)):
-                        self.check_rights()
-                        if not is_begun:
-                            # By itself: else gRPC fails where the first page is broken off.
-                            await self.send(None)
-                            is_begun = True
-                        await self.send(page)
-                    del page  # which would be held while the next one waits
+    async def answer_by_pages(self, handle: StreamMethod) -> None:
+        """Read the request, and send the pages that answer it."""
+        request = await self.read_request()
+        with self.sender.ending():
+            await self.send_pages(handle, request, self._send_page)
+
+    async def _send_page(self, page: bytes) -> None:
+        if not self._has_begun:
+            # By itself: else gRPC fails where the first page is broken off.
+            await self.send(None)
+            self._has_begun = True
+        await self.send(page)
 
     def fail(self, failure: CallError) -> None:
         """Set the status that the call ends with when its handler returns.
@@ -300,7 +372,7 @@ class CallWrapper:
 
     def stream(self, method: Method, handle: StreamMethod) -> Handler:
         """Wrap a method that answers one request by a stream."""
-        return self.bidi(method, lambda call: call.send_pages(handle))
+        return self.bidi(method, lambda call: call.answer_by_pages(handle))
 
     def bidi(self, method: Method, handle: BidiMethod) -> Handler:
         """Wrap a method that reads and writes as it likes."""

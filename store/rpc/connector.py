@@ -29,16 +29,19 @@ from store.domain import ports
 from store.domain.ports import PeerAddress
 from store.observe.clocks import ClockComparison, parse_time
 from store.rpc.identity import NODE_ID, PEER_FIELD, STORE_ID, TIME, VERSION, own_metadata
-from store.rpc.limits import (
-    MAX_PEER_FRAME_BYTES,
-    PEER_ANSWER_TIMEOUT_S,
-    PEER_CONNECT_TIMEOUT_S,
-)
+from store.rpc.listeners import MAX_PEER_FRAME_BYTES
 from store.serving.context import NodeIdentity
 from store.serving.tls import Stamp, TlsError, TlsFiles, check, stamp_of
 from store.sync.errors import shown
 from storenode.connection.call_status import BROKEN_WRITE, STATUS_TIMEOUT_S, Ending
 from storenode.connection.channel import is_loopback
+
+PEER_CONNECT_TIMEOUT_S: Final = 10.0
+"""From a request to a peer to its names, a new connection included."""
+
+PEER_ANSWER_TIMEOUT_S: Final = 20.0
+"""The same for a call whose first frame it may answer before it names itself."""
+
 
 _OPTIONS: Final[tuple[tuple[str, Any], ...]] = (
     ("grpc.max_receive_message_length", MAX_PEER_FRAME_BYTES),
@@ -216,20 +219,6 @@ class PeerConnector:
         for line in lines:
             line.retired = True
             await line.channel.close(None)
-
-    @asynccontextmanager
-    async def converse(
-        self,
-        peer: PeerAddress,
-        method: str,
-        identify: Callable[[PeerCall], Awaitable[Callee]] = PeerCall.identify,
-        *,
-        request: bytes | None = None,
-        patience_s: float | None = None,
-    ) -> AsyncIterator[tuple[PeerCall, Callee]]:
-        """Begin a call as `call` does, and identify the callee."""
-        async with self.call(peer, method, request=request, patience_s=patience_s) as call:
-            yield call, await identify(call)
 
     @asynccontextmanager
     async def call(

@@ -3,47 +3,48 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from functools import partial
 from typing import Final
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from store.domain.admission import Admission
 from store.domain.ports import FrameStream, PeerAddress
 from store.gossip.driver.ports import GossipConnection
 from store.gossip.driver.streams import (
-    DriverFailedError,
     FrameRejectedError,
-    NodeStoppingError,
     PeerHasStreamError,
     PeerRefusedError,
-    PeerStalledError,
-    PeerStreams,
-    StreamClosedError,
-    StreamSupersededError,
-    TurnedAwayError,
 )
-from store.gossip.events import FrameIn, FrameOut
+from store.gossip.events import (
+    Bodies,
+    FrameIn,
+    FrameOut,
+    GetEvents,
+    Inventory,
+    OutgoingBodies,
+    SyncLeaves,
+)
+from store.messages.fields import chunk_messages
 from store.rpc.call import RpcCall
 from store.rpc.connector import Callee, PeerCall, PeerCallError, PeerConnector
-from store.rpc.gossip_frames import decode_gossip, encode_gossip
 from store.rpc.identity import CLUSTER
-from store.rpc.limits import GREETING_GRACE_S, GREETING_PAUSE_S
 from store.rpc.peer import CallerStream, calling_peer
-from store.serving.failure import CallError, Code
+from store.serving.failure import CallError, Code, malformed, over_limit
+from storenode.message.limits import CONTENT_DIGEST_BYTES, HASH_BYTES
+from storenode.message.rules import MALFORMED
+from storenode.wire.storenode.internal.v1.gossip_raw_pb2 import RawEvents, RawGossipFrame
 from storenode.wire.storenode.v1 import peer_pb2
+
+GREETING_GRACE_S: Final = 0.25
+GREETING_PAUSE_S: Final = 2.0
+"""How long a callee of ``Gossip`` may be silent until it is sent something to answer; and again."""
+
 
 GOSSIP: Final = f"/{peer_pb2.DESCRIPTOR.services_by_name['Peer'].full_name}/Gossip"
 
-_CODES: Final[dict[type[Exception], Code]] = {
-    TurnedAwayError: Code.RESOURCE_EXHAUSTED,
-    StreamSupersededError: Code.ABORTED,
-    DriverFailedError: Code.INTERNAL,
-    NodeStoppingError: Code.UNAVAILABLE,
-    PeerStalledError: Code.DEADLINE_EXCEEDED,
-}
 _REFUSALS: Final = frozenset(
     {
         grpc.StatusCode.FAILED_PRECONDITION,
@@ -56,12 +57,11 @@ _REFUSALS: Final = frozenset(
 )
 
 
-class _UnreadableFrameError(FrameRejectedError):
+class _UnreadableFrameError(FrameRejectedError, CallError):
     """A frame that `decode_gossip` has refused."""
 
     def __init__(self, failure: CallError) -> None:
-        super().__init__(failure.sentence)
-        self.failure = failure
+        CallError.__init__(self, failure.code, failure.sentence)
 
 
 class GossipFrames:
@@ -107,45 +107,31 @@ class GossipTransport:
         self, peer: PeerAddress, greeting: Callable[[], Awaitable[FrameOut]]
     ) -> AsyncIterator[GossipConnection]:
         """Call ``Gossip`` of a peer."""
-        identify = partial(_introduced, greeting=greeting)
         with _peer_failures():
-            async with self._connector.converse(peer, GOSSIP, identify) as (call, callee):
-                frames = self.frames(call)
-                yield GossipConnection(frames, callee.node_id, callee.store_id)
+            async with self._connector.call(peer, GOSSIP, patience_s=None) as call:
+                callee = await _introduced(call, greeting)
+                yield GossipConnection(self.frames(call), callee.node_id, callee.store_id)
 
     def frames(self, stream: FrameStream) -> GossipFrames:
         """Return the frames of a call with a peer."""
         return GossipFrames(stream, self._admission)
 
 
-class GossipService:
-    """The handler of ``Gossip``; ``streams`` None: gossip is switched off."""
-
-    def __init__(self, gossip: tuple[PeerStreams, GossipTransport] | None) -> None:
-        self._gossip = gossip
-
-    async def gossip(self, call: RpcCall) -> None:
-        """Serve ``Gossip``."""
-        if self._gossip is None:
-            raise CallError(
-                Code.FAILED_PRECONDITION,
-                "this node exchanges nothing live: start it with --gossip on",
-            )
-        streams, transport = self._gossip
-        theirs, own = call.fields.get(CLUSTER), call.node.identity.cluster
-        if theirs is not None and own is not None and theirs != str(own):
-            raise CallError(
-                Code.FAILED_PRECONDITION,
-                f"this node is of cluster {own} and the caller of another: give both one --cluster",
-            )
-        caller = calling_peer(call)
-        frames = transport.frames(CallerStream(call))
-        try:
-            await streams.serve(frames, caller)
-        except _UnreadableFrameError as error:
-            raise error.failure from None
-        except (StreamClosedError, PeerStalledError) as error:
-            raise CallError(_CODES[type(error)], str(error)) from None
+async def serve_gossip(call: RpcCall) -> None:
+    """Exchange messages live with the peer that calls, until one side ends it."""
+    if call.node.gossip is None:
+        raise CallError(
+            Code.FAILED_PRECONDITION,
+            "this node exchanges nothing live: start it with --gossip on",
+        )
+    streams, transport = call.node.gossip
+    theirs, own = call.fields.get(CLUSTER), call.node.identity.cluster
+    if theirs is not None and own is not None and theirs != str(own):
+        raise CallError(
+            Code.FAILED_PRECONDITION,
+            f"this node is of cluster {own} and the caller of another: give both one --cluster",
+        )
+    await streams.serve(transport.frames(CallerStream(call)), calling_peer(call))
 
 
 async def _introduced(call: PeerCall, greeting: Callable[[], Awaitable[FrameOut]]) -> Callee:
@@ -174,3 +160,111 @@ def _peer_failures() -> Iterator[None]:
         if error.code in _REFUSALS:
             raise PeerRefusedError(str(error)) from error
         raise
+
+
+MAX_GOSSIP_FRAME_BYTES: Final = 4 * 1024 * 1024
+"""A ``GossipFrame``; a larger one ends the stream. What is in one: ``store.gossip.limits``."""
+
+MAX_GOSSIP_ENTRIES: Final = 8_192
+"""Messages or IDs in a ``GossipFrame``."""
+
+
+_NO_REST: Final = bytes(HASH_BYTES)
+_NO_FRAME: Final = "the frame is no GossipFrame: encode it as the schema says"
+
+
+def encode_gossip(frame: FrameOut) -> bytes:
+    """Encode a frame."""
+    raw = RawGossipFrame()
+    match frame:
+        case OutgoingBodies():
+            raw.events.CopyFrom(RawEvents(messages=frame.messages))
+        case Inventory():
+            raw.inv.CopyFrom(
+                peer_pb2.Inventory(ids=frame.ids, content_digests=frame.content_digests)
+            )
+        case GetEvents():
+            raw.get_events.CopyFrom(peer_pb2.Inventory(ids=frame.ids))
+        case SyncLeaves():
+            leaves = peer_pb2.Inventory(ids=frame.ids, content_digests=frame.content_digests)
+            if frame.rest_count:
+                leaves.rest_xor, leaves.rest_count = frame.rest_xor, frame.rest_count
+            raw.sync_leaves.CopyFrom(leaves)
+    return raw.SerializeToString()
+
+
+async def decode_gossip(frame: bytes, admission: Admission) -> FrameIn:
+    """Read a frame; messages are judged, and others have a turn now and then.
+
+    Raises:
+        CallError: INVALID_ARGUMENT, it is none; RESOURCE_EXHAUSTED, it passes a limit.
+    """
+    if len(frame) > MAX_GOSSIP_FRAME_BYTES:
+        raise over_limit(
+            f"the frame has {len(frame):,} bytes: send {MAX_GOSSIP_FRAME_BYTES:,} at most"
+        )
+    try:
+        raw = RawGossipFrame.FromString(frame)
+    except DecodeError:
+        raise malformed(_NO_FRAME) from None
+    match raw.WhichOneof("kind"):
+        case "events":
+            return await _bodies(raw.events.messages, len(frame), admission)
+        case "inv":
+            return Inventory(_checked(raw.inv), _checked_digests(raw.inv))
+        case "get_events":
+            return GetEvents(_checked(raw.get_events))
+        case "sync_leaves":
+            ids, leaves = _checked(raw.sync_leaves), raw.sync_leaves
+            rest = leaves.rest_xor if leaves.HasField("rest_xor") else _NO_REST
+            if len(rest) != HASH_BYTES:
+                raise malformed(f"rest_xor has {len(rest)} bytes: send {HASH_BYTES}")
+            return SyncLeaves(ids, rest, leaves.rest_count, _checked_digests(leaves))
+        case _:
+            raise malformed("the frame holds nothing that this version knows: send one of its kind")
+
+
+def _checked_digests(inventory: peer_pb2.Inventory) -> Sequence[bytes]:
+    digests = list(inventory.content_digests)
+    if digests and len(digests) != len(inventory.ids):
+        raise malformed(
+            f"the frame has {len(inventory.ids):,} IDs and {len(digests):,} content digests: send"
+            " one for each ID, or none"
+        )
+    if set(map(len, digests)) - {0, CONTENT_DIGEST_BYTES}:
+        raise malformed(
+            f"a content digest of the frame has not {CONTENT_DIGEST_BYTES} bytes: send the first"
+            " ones of the digest, or nothing for a message whose digest is not known"
+        )
+    return digests or ()
+
+
+def _checked(inventory: peer_pb2.Inventory) -> list[bytes]:
+    _check_count(len(inventory.ids))
+    ids = list(inventory.ids)
+    if set(map(len, ids)) - {HASH_BYTES}:
+        raise malformed(f"an ID of the frame has not {HASH_BYTES} bytes: send message hashes")
+    return ids
+
+
+def _check_count(count: int) -> None:
+    if count > MAX_GOSSIP_ENTRIES:
+        raise over_limit(f"the frame has {count:,} entries: send {MAX_GOSSIP_ENTRIES:,} at most")
+
+
+async def _bodies(messages: Sequence[bytes], size_bytes: int, admission: Admission) -> Bodies:
+    """Judge the messages of a frame, which is malformed if none of them is a message."""
+    count = len(messages)
+    _check_count(count)
+    step = chunk_messages(count, size_bytes)
+    for start in range(0, count, step):
+        if start:
+            await asyncio.sleep(0)
+        admission.admit(messages[start : start + step])
+    published = admission.admitted
+    if count and list(published.refusals.values()) == [MALFORMED] * count:
+        raise malformed(_NO_FRAME)
+    refused = [
+        (published.hashes[index], refusal.label) for index, refusal in published.refusals.items()
+    ]
+    return Bodies(published.batch, refused, size_bytes)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
@@ -17,12 +18,14 @@ from cryptography import x509
 
 from store.domain.access import Principal, Right
 from store.domain.quota import ClientLimits
-from store.rpc.context import PeerRules
-from store.rpc.limits import MAX_PEER_FIELD_CHARS
 from store.serving.connections import Remote
 from store.serving.context import NodeIdentity
 from store.serving.failure import CallError, Code, malformed
 from store.serving.tls import dns_names
+
+MAX_PEER_FIELD_CHARS: Final = 253
+"""Node ID (a DNS name), store ID and version in a peer's metadata."""
+
 
 AUTHORIZATION: Final = "authorization"
 REQUEST_ID: Final = "x-request-id"
@@ -47,6 +50,32 @@ _NAMES_ALONE: Final = (
     "this node has a token file, and in clear a node's name alone proves nothing: give both nodes "
     "certificates, or name the node by --allow-peer on loopback"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class PeerRules:
+    """The rules that say who may call as a peer.
+
+    ``tls``: the listener demands client certificates, whose first DNS name is the node ID; without
+    it the ID in the metadata is accepted, from loopback, or from anywhere with ``insecure``.
+    ``allowed``: node IDs that may call; without TLS, empty allows every one. ``tokens``: clients
+    need tokens, so that metadata alone make no caller a peer.
+    """
+
+    tls: bool = False
+    insecure: bool = False
+    allowed: frozenset[str] = frozenset()
+    tokens: bool = False
+
+    @property
+    def trusted(self) -> bool:
+        """True if a caller has proven its identity, or the operator has named it."""
+        return self.tls or bool(self.allowed)
+
+    @property
+    def names_suffice(self) -> bool:
+        """True if the name that a caller in clear gives is accepted."""
+        return self.trusted or not self.tokens
 
 
 def is_accepted_peer(fields: Mapping[str, str], rules: PeerRules, origin: Remote) -> bool:

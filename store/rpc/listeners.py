@@ -16,17 +16,31 @@ from typing import Any, Final, cast
 import grpc
 from grpc._cython import cygrpc  # type: ignore[attr-defined] # compiled
 
-from store.rpc.limits import (
-    HANDSHAKE_TIMEOUT_MS,
-    IDLE_CONNECTION_MS,
-    LOOKAHEAD_BYTES,
-    MAX_PEER_FRAME_BYTES,
-    MAX_PENDING_CALLS,
-    MAX_STREAMS_PER_CONNECTION,
-)
 from store.serving.addresses import ListenerAddress, bind_error
 from store.serving.tls import Reloader, TlsCredentials, TlsFiles
-from storenode.message.limits import MAX_REQUEST_BYTES
+from storenode.message.limits import MAX_PEER_REQUEST_BYTES, MAX_REQUEST_BYTES
+
+LOOKAHEAD_BYTES: Final = 128 * 1024
+"""Bytes that a caller may send of a message before it is read. A stream of smaller requests is no
+faster than this in each round trip."""
+
+MAX_STREAMS_PER_CONNECTION: Final = 100
+"""Calls under way over one connection, those included that were dropped and not yet cleared away.
+gRPC's clients keep further ones until one has ended."""
+
+MAX_PENDING_CALLS: Final = 32_768
+"""Calls of one method, of all connections, that the process has not taken up. Beyond this gRPC
+turns any call away with CANCELLED: 300 full connections do not come so far."""
+
+HANDSHAKE_TIMEOUT_MS: Final = 10_000
+"""For TLS and the first frame of HTTP/2, from the connection on."""
+
+IDLE_CONNECTION_MS: Final = 300_000
+"""A connection without a call is closed after this; gRPC's clients connect again when they call."""
+
+MAX_PEER_FRAME_BYTES: Final = MAX_PEER_REQUEST_BYTES + 64 * 1024
+"""A payload of the largest size, and the other fields of its frame."""
+
 
 MAX_METADATA_BYTES: Final = 16 * 1024
 

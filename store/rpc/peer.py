@@ -11,7 +11,6 @@ from store.domain.ports import PeerFailed
 from store.rpc.call import RpcCall
 from store.rpc.identity import NODE_ID, STORE_ID
 from store.serving.failure import CallerGoneError, CallError
-from store.sync.session.exchange import Exchange
 
 _GONE = "the peer is gone"
 
@@ -40,21 +39,6 @@ class CallerStream:
 
     async def half_close(self) -> None:
         """Leave the end to the status of the call, since this side is the callee."""
-
-
-class PeerService:
-    """The handlers of the two methods; calls have been admitted, so their metadata are there."""
-
-    def __init__(self, exchange: Exchange) -> None:
-        self._exchange = exchange
-
-    async def reconcile(self, call: RpcCall) -> None:
-        """Serve ``Reconcile``."""
-        await self._exchange.serve_reconcile(calling_peer(call), CallerStream(call))
-
-    async def transfer(self, call: RpcCall) -> None:
-        """Serve ``Transfer``."""
-        await self._exchange.serve_transfer(calling_peer(call), CallerStream(call))
 
 
 def calling_peer(call: RpcCall) -> Caller:

@@ -26,18 +26,9 @@ from store.domain.ports import (
     SyncOutcome,
     Window,
 )
-from store.rpc.connector import PeerCallError, PeerConnector
-from store.rpc.limits import (
-    MAX_EMPTY_PAGES,
-    MAX_LOOKUP_MESSAGES,
-    MAX_PEER_CURSOR_BYTES,
-    MAX_PEER_PAGE_BYTES,
-    PEER_CONNECT_TIMEOUT_S,
-    PEER_SCAN_PAGE_MESSAGES,
-)
+from store.rpc.connector import PEER_CONNECT_TIMEOUT_S, PeerCallError, PeerConnector
 from store.serving.failure import CallError
-from store.serving.limits import COUNTED_REQUEST_BYTES
-from store.serving.methods.decode import clip, decode
+from store.serving.methods.decode import COUNTED_REQUEST_BYTES, clip, decode
 from store.sync.errors import ProtocolBrokenError
 from store.sync.session.exchange import Exchange
 from store.sync.session.reconciliation import in_time
@@ -50,6 +41,23 @@ from storenode.wire.storenode.v1 import store_pb2
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 from storenode.wire.waku.store.v3.store_pb2 import WakuMessageKeyValue
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
+
+MAX_PEER_CURSOR_BYTES: Final = 4_096
+"""A peer's cursor, which is kept until its next page."""
+
+MAX_PEER_PAGE_BYTES: Final = 16 * 1024 * 1024
+"""A page of a peer's ``Scan``: four times what this node sends in one."""
+
+MAX_EMPTY_PAGES: Final = 8
+"""Pages without messages that a peer may send in a row."""
+
+PEER_SCAN_PAGE_MESSAGES: Final = 2_000
+"""Messages that are asked for in a page of a peer's ``Scan``."""
+
+MAX_LOOKUP_MESSAGES: Final = 20_000
+"""Messages that are taken from a peer for one look-up of SDS message IDs: 1,000 IDs with as many
+claimants as a node returns by default, and one more that a hint names, fit."""
+
 
 _STORE: Final = store_pb2.DESCRIPTOR.services_by_name["Store"].full_name
 SCAN: Final = f"/{_STORE}/Scan"
@@ -152,9 +160,10 @@ class PeerReader:
         self, peer: PeerAddress, method: str, request: bytes
     ) -> AsyncGenerator[bytes, None]:
         silence_s = self._exchange.work.silence_s
-        async with self._connector.converse(
+        async with self._connector.call(
             peer, method, request=request, patience_s=PEER_CONNECT_TIMEOUT_S
-        ) as (call, _):
+        ) as call:
+            await call.identify()
             while (data := await in_time(call.read(), silence_s)) is not None:
                 yield data
 

@@ -14,8 +14,7 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-from store.rpc.call import BidiMethod, RpcCall
-from store.rpc.context import RpcContext
+from store.rpc.call import BidiMethod, RpcCall, RpcContext
 from store.serving.failure import CallError, Code, malformed
 
 HEALTH: Final = "grpc.health.v1.Health"

@@ -10,12 +10,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from typing import Final
 
 from store.rpc.call import RpcCall
-from store.rpc.limits import STREAM_WINDOW_BYTES, STREAM_WINDOW_REQUESTS
 from store.serving.methods.encode import publish_response
 from store.serving.methods.publish import PublishBatch, admit, confirm, store
 from store.serving.queue import FairQueue, memory_queue
+
+STREAM_WINDOW_REQUESTS: Final = 32
+STREAM_WINDOW_BYTES: Final = 16 * 1024 * 1024
+"""Requests of one ``PublishStream`` that are under way at one time: some are written together, and
+those that follow are judged meanwhile."""
 
 
 async def publish_stream(call: RpcCall) -> None:

@@ -26,10 +26,14 @@ from typing import Final
 
 import grpc
 
-from store.rpc.limits import LOOKAHEAD_BYTES, MAX_PEER_FRAME_BYTES, MAX_UNFINISHED_BYTES
+from store.rpc.listeners import LOOKAHEAD_BYTES, MAX_PEER_FRAME_BYTES
 from store.serving.connections import ReceivedBytes
 from store.serving.drain import End, endable
 from store.serving.failure import unready
+
+MAX_UNFINISHED_BYTES: Final = 128 * 1024 * 1024
+"""Bytes that gRPC may hold of all requests; the next request of a stream needs no slot."""
+
 
 FORGET_BEYOND: Final = 1_024
 """Connections that are remembered before the closed ones are looked for."""

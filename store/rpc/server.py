@@ -8,17 +8,19 @@ are everywhere. Methods of the contract that a node does not serve are UNIMPLEME
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final
 
 from store.domain.access import Right
+from store.domain.places import Caller
+from store.domain.ports import FrameStream
 from store.domain.quota import CallKind
 from store.rpc import admin, probes
-from store.rpc.call import CallWrapper, Handler, ListenerKind
-from store.rpc.context import RpcContext
-from store.rpc.gossip import GossipService
+from store.rpc.call import CallWrapper, Handler, ListenerKind, RpcCall, RpcContext
+from store.rpc.gossip import serve_gossip
 from store.rpc.listeners import ServiceHandler
-from store.rpc.peer import PeerService
+from store.rpc.peer import CallerStream, calling_peer
 from store.rpc.publish_stream import publish_stream
 from store.serving.call import Method
 from store.serving.methods import publish, reads
@@ -66,11 +68,10 @@ def build_handlers(listener: ListenerKind, node: RpcContext) -> list[ServiceHand
         served[STORE] = [unary(reads.QUERY, reads.query, reads.refuse_query)]
         served[STORE] += [stream(*each) for each in reads.STREAMS.items()]
         if node.sessions is not None and node.peers is not None:
-            peer, gossip = PeerService(node.sessions), GossipService(node.gossip)
             served[PEER] = [
-                bidi(RECONCILE, peer.reconcile),
-                bidi(TRANSFER, peer.transfer),
-                bidi(GOSSIP, gossip.gossip),
+                bidi(RECONCILE, partial(_serve_frames, node.sessions.serve_reconcile)),
+                bidi(TRANSFER, partial(_serve_frames, node.sessions.serve_transfer)),
+                bidi(GOSSIP, serve_gossip),
             ]
     if listener == "client":
         served[STORE] += [
@@ -85,3 +86,9 @@ def build_handlers(listener: ListenerKind, node: RpcContext) -> list[ServiceHand
     described = probes.reflect({*served, probes.REFLECTION})
     served[probes.REFLECTION] = [bidi(REFLECTION, described)]
     return [ServiceHandler(service, dict(handlers)) for service, handlers in served.items()]
+
+
+async def _serve_frames(
+    serve: Callable[[Caller, FrameStream], Awaitable[None]], call: RpcCall
+) -> None:
+    await serve(calling_peer(call), CallerStream(call))

@@ -14,8 +14,8 @@ from store.http import listener as http
 from store.http.connections import OpenConnections
 from store.http.listener import HttpListener
 from store.observe.logging import get_logger
-from store.rpc.call import ListenerKind
-from store.rpc.context import PeerRules, RpcContext
+from store.rpc.call import ListenerKind, RpcContext
+from store.rpc.identity import PeerRules
 from store.rpc.listeners import Listener, bind
 from store.rpc.server import build_handlers
 from store.serving.addresses import ListenerAddress

@@ -25,8 +25,7 @@ from store.observe.clocks import ClockComparison
 from store.observe.http import MetricsListener
 from store.observe.logging import get_logger, write_suppressed
 from store.observe.metrics import Metrics
-from store.rpc.context import RpcContext
-from store.rpc.limits import MAX_CALLERS
+from store.rpc.call import MAX_CALLERS, RpcContext
 from store.runtime.canary import WriteCanary
 from store.runtime.database import HostWatch, database_host, note_hosts
 from store.runtime.health import NodeHealth, Obstacle

@@ -11,7 +11,7 @@ import re
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, aclosing, nullcontext
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,11 +21,14 @@ from store.serving.answer_budget import AnswerSender
 from store.serving.connections import remote
 from store.serving.context import NodeContext
 from store.serving.failure import CallError, Code, over_limit, unready
-from store.serving.limits import (
-    COUNTED_REQUEST_BYTES,
-    MAX_REQUEST_ID_CHARS,
-    MAX_SMALL_REQUEST_BYTES,
-)
+from store.serving.methods.decode import COUNTED_REQUEST_BYTES
+
+MAX_REQUEST_ID_CHARS: Final = 64
+"""``x-request-id`` of a caller; a longer one is replaced."""
+
+MAX_SMALL_REQUEST_BYTES: Final = 1024 * 1024
+"""A request of a call for which no legal one is half as large, since it has no list but topics."""
+
 
 _SANE_REQUEST_ID: Final = re.compile(rf"[A-Za-z0-9._:-]{{1,{MAX_REQUEST_ID_CHARS}}}")
 
@@ -56,6 +59,10 @@ class Method:
     always: bool = False
     timed: bool = False
     max_request_bytes: int = MAX_SMALL_REQUEST_BYTES
+
+
+UnaryMethod = Callable[["Call", bytes], Awaitable[bytes]]
+StreamMethod = Callable[["Call", bytes], AsyncGenerator[bytes, None]]
 
 
 class Call(ABC):
@@ -143,6 +150,27 @@ class Call(ABC):
             self.account.requests.take(1, now_ns)
         self.account.received.take(size_bytes, now_ns)
 
+    async def send_pages(
+        self,
+        handle: StreamMethod,
+        request: bytes,
+        send: Callable[[bytes], Awaitable[None]],
+        encode: Callable[[bytes], bytes] = bytes,
+    ) -> None:
+        """Send the pages that answer a request, each as ``encode`` makes it, to a reader.
+
+        One page is held: the next is read when the caller has taken the last.
+        """
+        with self.reserve(len(request)):
+            async with aclosing(handle(self, request)) as pages:
+                async for page in pages:
+                    chunk = encode(page)
+                    if chunk:
+                        async with self.sender.sending(len(chunk)):
+                            self.check_rights()
+                            await send(chunk)
+                    del page, chunk  # which would be held while the next one waits
+
     def reserve(self, size_bytes: int) -> AbstractContextManager[None]:
         """Take memory for a large request of a read while it is served.
 
@@ -152,7 +180,3 @@ class Call(ABC):
         if self.method.timed and size_bytes > COUNTED_REQUEST_BYTES:
             return self.node.large_reads.reserve(size_bytes)
         return nullcontext()
-
-
-UnaryMethod = Callable[[Call, bytes], Awaitable[bytes]]
-StreamMethod = Callable[[Call, bytes], AsyncGenerator[bytes, None]]

@@ -20,15 +20,24 @@ from store.observe.problems import Problem
 from store.serving.answer_budget import UnsentBudget
 from store.serving.drain import Drain
 from store.serving.failure import CallError, busy
-from store.serving.limits import (
-    MAX_FOLLOWED_BYTES,
-    MAX_IN_FLIGHT_PUBLISH_BYTES,
-    MAX_LARGE_READ_BYTES,
-    MAX_UNSTORED_MESSAGES,
-)
 from store.serving.queue import FairQueue, memory_queue
 from storenode.common.bounded import BoundedDict
 from storenode.message.rules import Policy
+
+MIB: Final = 1024 * 1024
+
+MAX_IN_FLIGHT_PUBLISH_BYTES: Final = 256 * MIB
+"""Requests of all publishers together that are decoded and not yet answered."""
+
+MAX_FOLLOWED_BYTES: Final = 128 * MIB
+"""Topics of all followers; one caller may take half of it, some 60,000 topics."""
+
+MAX_LARGE_READ_BYTES: Final = 128 * MIB
+"""Requests of all reads together that are large enough to be counted."""
+
+MAX_UNSTORED_MESSAGES: Final = 65_536
+"""Messages that could not be stored and may be published again when they are older than
+``--max-clock-drift``."""
 
 
 @dataclass(frozen=True, slots=True)

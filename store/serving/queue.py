@@ -18,9 +18,16 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Final
 
 from store.serving.failure import CallError, Code, busy
-from store.serving.limits import CROWDED_TIMEOUT_S, MAX_WAITING_REQUESTS, REQUEST_TIMEOUT_S
+
+MAX_WAITING_REQUESTS: Final = 2_048
+"""Calls that wait for such a slot."""
+
+REQUEST_TIMEOUT_S: Final = 60.0
+CROWDED_TIMEOUT_S: Final = 0.5
+"""How long a request may take to come in full; the second one while others wait for its slot."""
 
 
 @dataclass(order=True, slots=True)

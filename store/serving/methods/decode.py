@@ -7,7 +7,7 @@ before the node could report what is wrong.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
@@ -21,9 +21,16 @@ from store.messages.fields import (
     read_varint,
 )
 from store.serving.failure import malformed, over_limit
-from store.serving.limits import COUNTED_REQUEST_BYTES, MAX_READ_FIELDS
 from storenode.wire.sds.v1 import message_pb2
 from storenode.wire.storenode.v1 import store_pb2
+
+COUNTED_REQUEST_BYTES: Final = 1024 * 1024
+"""A larger ``PublishRequest`` has its messages counted before it is decoded, and a larger request
+of a read its fields, since two bytes of it may become an object of fifty."""
+
+MAX_READ_FIELDS: Final = 32_768
+"""Fields of a read's request that is counted, besides the entries that the node's limits allow."""
+
 
 _M = TypeVar("_M", bound=Message)
 

@@ -19,8 +19,7 @@ from store.messages.fields import chunk_messages
 from store.messages.record import RecordBatch
 from store.serving.call import Call, Method
 from store.serving.failure import malformed, over_limit, unready
-from store.serving.limits import COUNTED_REQUEST_BYTES
-from store.serving.methods.decode import clip
+from store.serving.methods.decode import COUNTED_REQUEST_BYTES, clip
 from store.serving.methods.encode import publish_response
 from storenode.message.limits import MAX_REQUEST_BYTES, NS_PER_S
 from storenode.message.rules import Reason

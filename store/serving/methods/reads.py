@@ -28,14 +28,8 @@ from store.domain.quota import CallKind
 from store.messages.cursor import ScanCursor
 from store.messages.frames import follow_page, query_response, scan_page
 from store.serving.answer_budget import COPIES
-from store.serving.call import Call, Method, StreamMethod
+from store.serving.call import MAX_SMALL_REQUEST_BYTES, Call, Method, StreamMethod
 from store.serving.failure import CallError, Code
-from store.serving.limits import (
-    MAX_QUERY_REQUEST_ID_BYTES,
-    MAX_SCAN_PAGE_MESSAGES,
-    MAX_SMALL_REQUEST_BYTES,
-    ROUTE_BYTES,
-)
 from store.serving.methods.coverage import AnswerReport, coverage, open_report, page_span
 from store.serving.methods.decode import (
     decode,
@@ -49,6 +43,16 @@ from storenode.message.limits import MAX_REQUEST_BYTES
 from storenode.wire.storenode.coverage.v1.coverage_pb2 import AnswerCoverage
 from storenode.wire.storenode.v1 import store_pb2
 from storenode.wire.waku.store.v3 import store_pb2 as waku_store_pb2
+
+ROUTE_BYTES: Final = 850
+"""The cost of a followed topic beside its name."""
+
+MAX_SCAN_PAGE_MESSAGES: Final = 10_000
+"""``ScanRequest.page_size``; larger wishes are clamped. A page is cut by its size in any case."""
+
+MAX_QUERY_REQUEST_ID_BYTES: Final = 1024
+"""``StoreQueryRequest.request_id``, which is sent back as it came."""
+
 
 LIKELY_MESSAGE_BYTES: Final = 2 * 1024
 LIKELY_PRESENCE_BYTES: Final = 64

@@ -29,8 +29,9 @@ from store.domain.ports import (
     Window,
 )
 from store.observe.metrics import Metrics
+from store.rpc.call import RpcContext
 from store.rpc.connector import PeerConnector
-from store.rpc.context import PeerRules, RpcContext
+from store.rpc.identity import PeerRules
 from store.rpc.listeners import Listener, bind
 from store.rpc.peer_reads import PeerReader
 from store.rpc.server import build_handlers

@@ -11,7 +11,7 @@ import pytest
 import trustme
 
 from store.domain.ports import PeerAddress, SyncOutcome, Window
-from store.rpc.context import PeerRules
+from store.rpc.identity import PeerRules
 from store.serving.tls import TlsFiles
 from tests.integration.peers.harness import PeerNode, items, peer_node
 from tests.integration.rpc.harness import within

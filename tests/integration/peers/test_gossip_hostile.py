@@ -14,8 +14,7 @@ import grpc
 import psutil
 import pytest
 
-from store.rpc.gossip import GOSSIP
-from store.rpc.limits import MAX_GOSSIP_ENTRIES, MAX_GOSSIP_FRAME_BYTES
+from store.rpc.gossip import GOSSIP, MAX_GOSSIP_ENTRIES, MAX_GOSSIP_FRAME_BYTES
 from storenode.connection.call_status import Ending
 from storenode.wire.storenode.v1.peer_pb2 import GossipFrame, Inventory
 from tests.integration.peers.harness import PeerNode

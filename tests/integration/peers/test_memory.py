@@ -13,7 +13,7 @@ import pytest
 
 from reconcile.session import Role
 from store.domain.ports import SyncEnding, Window
-from store.rpc.context import PeerRules
+from store.rpc.identity import PeerRules
 from store.sync.session import exchange
 from store.sync.session.exchange import RECONCILE
 from store.sync.transfer import transfer as transferring

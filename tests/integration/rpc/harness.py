@@ -34,7 +34,8 @@ from store.http.connections import OpenConnections
 from store.http.listener import bind
 from store.http.sites import Sites
 from store.observe.metrics import Metrics
-from store.rpc.context import PeerRules, RpcContext
+from store.rpc.call import RpcContext
+from store.rpc.identity import PeerRules
 from store.rpc.server import build_handlers
 from store.runtime.services import system_environment
 from store.serving.addresses import ListenerAddress

@@ -3,7 +3,6 @@ import json
 import weakref
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 from io import StringIO
 from typing import Any
 
@@ -13,17 +12,14 @@ import structlog
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
-from store.domain.ports import StoreUnavailable
+from store.db.reading.reader import DatabaseReader
+from store.domain.ports import StoreSummary
 from store.observe.logging import configure
-from store.rpc.call import CallWrapper
-from store.rpc.server import build_handlers
 from store.serving.call import Call
-from store.serving.context import NodeState
 from store.serving.failure import busy
-from store.serving.methods.reads import QUERY, refuse_query
+from store.serving.methods import reads
 from storenode.wire.storenode.v1.admin_pb2 import NodeStatus
 from storenode.wire.storenode.v1.store_pb2 import FollowRequest, PublishRequest, PublishResponse
-from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
 from tests.integration.rpc.harness import ADMIN, STORE, Node, failure, item, serve, within
 
@@ -204,32 +200,19 @@ async def test_a_failure_has_a_request_id_and_one_line_in_the_log(
 
 
 async def test_an_unexpected_error_is_internal_with_the_request_id_only(
-    log: StringIO, database_url: str
+    log: StringIO, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def broken() -> NodeState:
+    async def broken(_reader: DatabaseReader) -> StoreSummary:
         raise RuntimeError("a secret of the node")
 
-    async def away() -> NodeState:
-        raise StoreUnavailable("the database does not answer: retry with backoff")
-
+    monkeypatch.setattr(DatabaseReader, "summary", broken)
     async with serve(database_url, listener="admin", open_admin=True) as node:
-        for state, expected in (
-            (broken, grpc.StatusCode.INTERNAL),
-            (away, grpc.StatusCode.UNAVAILABLE),
-        ):
-            context = replace(node.context, state=state)
-            server = grpc.aio.server(handlers=build_handlers("admin", context))
-            port = server.add_insecure_port("127.0.0.1:0")
-            await server.start()
-            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as opened:
-                channel: Any = opened
-                call = channel.unary_unary(ADMIN + "GetStatus")(b"")
-                code, sentence = await failure(call)
-                request_id = dict(await call.trailing_metadata())["x-request-id"]
-            await server.stop(0)
-            assert code is expected
-            assert "secret" not in sentence
-            assert (request_id in sentence) == (code is grpc.StatusCode.INTERNAL)
+        call = node.channel.unary_unary(ADMIN + "GetStatus")(b"")
+        code, sentence = await failure(call)
+        request_id = dict(await call.trailing_metadata())["x-request-id"]
+        assert code is grpc.StatusCode.INTERNAL
+        assert "secret" not in sentence
+        assert request_id in sentence
     (line,) = lines(log, "call_crashed")
     assert "a secret of the node" in line["exception"]
 
@@ -244,7 +227,9 @@ def by_counting_references() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("by_counting_references")
-async def test_a_request_that_was_refused_is_not_kept(node: Node) -> None:
+async def test_a_request_that_was_refused_is_not_kept(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kept: list[weakref.ref[set[bytes]]] = []
 
     async def refused(_call: Call, _request: bytes) -> bytes:
@@ -252,14 +237,8 @@ async def test_a_request_that_was_refused_is_not_kept(node: Node) -> None:
         kept.append(weakref.ref(decoded))
         raise busy("no room")
 
-    _, query = CallWrapper("client", node.context).unary(QUERY, refused, refuse_query)
-    server = grpc.aio.server()
-    handlers = grpc.method_handlers_generic_handler("storenode.v1.Store", {"Query": query})
-    server.add_generic_rpc_handlers((handlers,))
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        response = await StoreStub(channel).Query(StoreQueryRequest(request_id="one"))
-    await server.stop(None)
-    assert (response.request_id, response.status_desc) == ("one", "no room")
-    assert [each() for each in kept] == [None]
+    monkeypatch.setattr(reads, "query", refused)
+    async with serve(database_url) as node:
+        response = await node.store.Query(StoreQueryRequest(request_id="one"))
+        assert (response.request_id, response.status_desc) == ("one", "no room")
+        assert [each() for each in kept] == [None]

@@ -1,6 +1,6 @@
 import grpc
 
-from store.rpc.context import PeerRules
+from store.rpc.identity import PeerRules
 from tests.calls.conftest import access_of
 from tests.integration.rpc.harness import STORE, Metadata, Node, Rules, failure, serve, within
 

@@ -10,16 +10,14 @@ from typing import Final
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from store.http.connections import OpenConnections
-from store.http.exchange import HttpExchange
-from store.http.failure import HttpError
-from store.http.limits import (
+from store.http.connections import (
     LEAST_CHUNK_BYTES,
     MAX_HEAD_BYTES,
     MAX_HEADER_FIELDS,
-    MAX_PARAMETERS,
     MAX_SMALL_CHUNKS,
+    OpenConnections,
 )
+from store.http.exchange import MAX_PARAMETERS, HttpError, HttpExchange
 from store.http.listener import HttpListener, bind
 from store.observe.metrics import Metrics
 from store.serving.addresses import ListenerAddress

@@ -6,8 +6,9 @@ from store.domain.ports import HistoryEntry
 from store.domain.query import RequestError
 from store.messages.fields import MAX_COUNTED_FIELDS
 from store.serving.failure import CallError, Code
-from store.serving.limits import COUNTED_REQUEST_BYTES, MAX_READ_FIELDS
 from store.serving.methods.decode import (
+    COUNTED_REQUEST_BYTES,
+    MAX_READ_FIELDS,
     clip,
     decode,
     decode_head,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from store.domain.admission import Admission
 from store.domain.ports import Source
 from store.gossip.events import Bodies, FrameOut, GetEvents, Inventory, OutgoingBodies, SyncLeaves
-from store.rpc.gossip_frames import decode_gossip, encode_gossip
+from store.rpc.gossip import decode_gossip, encode_gossip
 from store.serving.failure import CallError
 from storenode.client.messages import hash_of, new_message
 from storenode.message.rules import Policy

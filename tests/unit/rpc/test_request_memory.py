@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from store.rpc import request_memory
-from store.rpc.limits import LOOKAHEAD_BYTES
+from store.rpc.listeners import LOOKAHEAD_BYTES
 from store.rpc.request_memory import IncompleteRequests
 from store.serving.failure import CallError, Code
 from tests.support.virtual_time import virtual_time

@@ -8,8 +8,7 @@ from random import Random
 import pytest
 
 from store.serving.failure import CallError, Code, busy
-from store.serving.limits import CROWDED_TIMEOUT_S, REQUEST_TIMEOUT_S
-from store.serving.queue import FairQueue, RequestSlots
+from store.serving.queue import CROWDED_TIMEOUT_S, REQUEST_TIMEOUT_S, FairQueue, RequestSlots
 from tests.support.virtual_time import virtual_time
 
 

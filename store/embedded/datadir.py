@@ -1,7 +1,7 @@
 """The data directory of an embedded Postgres: its files, its lock, its reserve, and its cluster.
 
 <data_dir>/postgres/           the cluster, owned by the account that Postgres runs under
-<data_dir>/postgres.json       the password of the role `storenode` and the last port; 0600
+<data_dir>/postgres.json       the password of the role `storenode`; 0600
 <data_dir>/postgres.log[.1]    the output of the server, bounded
 <data_dir>/reserve             disk space that is kept back for when the disk is full
 <data_dir>/postgres.new-*/     a cluster in the making; what a crash leaves of it is removed
@@ -18,9 +18,9 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from store.embedded.binaries import Installation, named_user
 from store.embedded.process import (
@@ -42,16 +42,9 @@ _STATUS_LINE = 7
 _PORT_LINE = 3
 
 
-@dataclass(frozen=True)
-class Credentials:
-    """The password of the role `storenode`, and the last port of the server."""
-
-    password: str
-    port: int | None = None
-
-    def url(self, port: int) -> str:
-        """Return a libpq URL for the server on that port of the loopback interface."""
-        return f"postgresql://{ROLE}:{self.password}@127.0.0.1:{port}/{DATABASE}"
+def libpq_url(password: str, port: int) -> str:
+    """Return the URL of the role `storenode` for a server on the loopback interface."""
+    return f"postgresql://{ROLE}:{password}@127.0.0.1:{port}/{DATABASE}"
 
 
 @dataclass(frozen=True)
@@ -69,7 +62,7 @@ class DataDir:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.cluster = path / "postgres"
-        self.access_file = path / "postgres.json"
+        self._access_file = path / "postgres.json"
         self.log = path / "postgres.log"
         self._lock_file = path / "storenode.lock"
         self._lock_fd: int | None = None
@@ -177,24 +170,22 @@ class DataDir:
                 " another data directory with --data-dir."
             )
 
-    def read_access(self) -> Credentials | None:
-        """Return the saved password and port; None if there are none that can be read."""
+    def read_password(self) -> str | None:
+        """Return the saved password; None if there is none that can be read."""
         try:
-            saved: dict[str, Any] = json.loads(self.access_file.read_text())
-            port = saved.get("port")
-            return Credentials(str(saved["password"]), port if isinstance(port, int) else None)
-        except (FileNotFoundError, ValueError, KeyError, AttributeError):
+            return str(json.loads(self._access_file.read_text())["password"])
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
             return None
 
-    def write_access(self, access: Credentials) -> None:
-        """Save password and port for the owner's eyes only, whole or not at all."""
+    def write_password(self, password: str) -> None:
+        """Save the password for the owner's eyes only, whole or not at all."""
         fd, name = tempfile.mkstemp(prefix="postgres.json-", dir=self.path)
         with os.fdopen(fd, "w") as out:
             give_to_owner_of(self.path, fd)
-            json.dump(asdict(access), out)
+            json.dump({"password": password}, out)
             out.flush()
             os.fsync(fd)
-        Path(name).replace(self.access_file)
+        Path(name).replace(self._access_file)
 
     def pid_file(self) -> PidFile | None:
         """Read postmaster.pid; None if there is none or it is half written."""
@@ -307,35 +298,33 @@ def make_cluster(data: DataDir, account: pwd.struct_passwd | None, binaries: Ins
         OSError: The data directory does not take it.
     """
     remove_leftovers(data)
-    access = Credentials(new_password())
+    password = new_password()
     staging = Path(tempfile.mkdtemp(prefix="postgres.new-", dir=data.path))
     try:
         if account is not None:
             os.chown(staging, account.pw_uid, account.pw_gid)
         _initdb(staging, account, binaries)
-        _run_sql(staging / "cluster", account, binaries, _setup_sql(access, binaries.major))
+        _run_sql(staging / "cluster", account, binaries, _setup_sql(password, binaries.major))
         (staging / "cluster" / "pg_hba.conf").write_text(_HBA)
         # The password first: a cluster without one would be of no use.
-        data.write_access(access)
+        data.write_password(password)
         (staging / "cluster").rename(data.cluster)
         _sync(data.path)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def reset_password(
-    data: DataDir, account: pwd.struct_passwd | None, binaries: Installation
-) -> Credentials:
+def reset_password(data: DataDir, account: pwd.struct_passwd | None, binaries: Installation) -> str:
     """Set a new password for the role of a stopped cluster, when the saved one is lost.
 
     Raises:
         ProgramFailedError: The cluster does not start in single-user mode.
     """
-    access = Credentials(new_password())
-    sql = f"ALTER ROLE {ROLE} PASSWORD '{access.password}';\n"
+    password = new_password()
+    sql = f"ALTER ROLE {ROLE} PASSWORD '{password}';\n"
     _run_sql(data.cluster, account, binaries, sql)
-    data.write_access(access)
-    return access
+    data.write_password(password)
+    return password
 
 
 def remove_leftovers(data: DataDir) -> None:
@@ -361,10 +350,10 @@ def _initdb(staging: Path, account: pwd.struct_passwd | None, binaries: Installa
         )
 
 
-def _setup_sql(access: Credentials, major: int) -> str:
+def _setup_sql(password: str, major: int) -> str:
     granted = "pg_monitor, pg_checkpoint" if major >= _CHECKPOINT_ROLE_SINCE else "pg_monitor"
     return (
-        f"CREATE ROLE {ROLE} LOGIN PASSWORD '{access.password}';\n"
+        f"CREATE ROLE {ROLE} LOGIN PASSWORD '{password}';\n"
         f"GRANT {granted} TO {ROLE};\n"
         f"CREATE DATABASE {DATABASE} OWNER {ROLE};\n"
     )

@@ -28,9 +28,9 @@ from typing import Final, Self
 from store.embedded import binaries
 from store.embedded.binaries import NAME, SHARED_NAME, Installation, account_for
 from store.embedded.datadir import (
-    Credentials,
     DataDir,
     child_view,
+    libpq_url,
     make_cluster,
     remove_leftovers,
     reset_password,
@@ -311,33 +311,23 @@ def _forget_zombie(data: DataDir, pid: int) -> None:
 
 
 def _stop_predecessor(data: DataDir, pid: int, timeout_s: float) -> None:
-    steps = (
+    """Stop a process that is not a child of this one, at last by force."""
+    for number, patience_s in (
         (signal.SIGINT, timeout_s),
         (signal.SIGQUIT, QUIT_TIMEOUT_S),
         (signal.SIGKILL, KILL_TIMEOUT_S),
-    )
-    for number, patience_s in steps:
-        try:
+    ):
+        deadline_s = time.monotonic() + patience_s
+        with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
-        except ProcessLookupError:
-            return
-        if _await_end(data, pid, patience_s):
+        while data.is_served_by(pid) and time.monotonic() < deadline_s:
+            time.sleep(POLL_INTERVAL_S)
+        if not data.is_served_by(pid):
             return
     raise EmbeddedPostgresError(
         f"The Postgres server of a previous run, process {pid}, does not end: look at its disk,"
         " end it by hand, then start again."
     )
-
-
-def _await_end(data: DataDir, pid: int, timeout_s: float) -> bool:
-    """Poll a process that is not a child of this one; return False if it does not end."""
-    pause = threading.Event()
-    deadline = time.monotonic() + timeout_s
-    while data.is_served_by(pid):
-        if time.monotonic() > deadline:
-            return False
-        pause.wait(POLL_INTERVAL_S)
-    return True
 
 
 _STOPPING = "stopping"
@@ -358,7 +348,6 @@ class EmbeddedPostgres:
 
     - `initialised` (version, seconds): a new cluster was made
     - `waiting` (pid): the server of a killed supervisor has still to end
-    - `recovering` (pid): the server of that ID did not shut down, so the next one recovers
     - `started`, `restarted` (pid, port, version, seconds): ready
     - `exited` (pid, reason): unasked; a restart follows
     - `stopped`: by `stop`
@@ -374,11 +363,10 @@ class EmbeddedPostgres:
         self._hand_over = threading.Lock()
         self._stopping = threading.Event()
         self._settled = threading.Event()
-        self._gone = threading.Event()
         self._keeper: threading.Thread | None = None
         self._server: ServerProcess | None = None
         self._failure: str | None = None
-        self._access: Credentials | None = None
+        self._password: str | None = None
         self._port: int | None = None
         self._version: str | None = None
 
@@ -396,7 +384,6 @@ class EmbeddedPostgres:
                 return self.url
             self._stopping.clear()
             self._settled.clear()
-            self._gone.clear()
             self._failure = None
             refuse_managed(self._settings.extra)
             ignore_libpq_variables()
@@ -433,12 +420,12 @@ class EmbeddedPostgres:
         Raises:
             EmbeddedPostgresError: The server was not started.
         """
-        access, port = self._access, self._port
-        if access is None or port is None:
+        password, port = self._password, self._port
+        if password is None or port is None:
             raise EmbeddedPostgresError(
                 f"The embedded Postgres in {self._data.path} was not started: call start() first."
             )
-        return access.url(port)
+        return libpq_url(password, port)
 
     @property
     def pid(self) -> int | None:
@@ -505,8 +492,7 @@ class EmbeddedPostgres:
         lz4 = "wal_compression=lz4"
         if "wal_compression" not in extra and binaries.accepts(installation, data.cluster, lz4):
             extra["wal_compression"] = "lz4"
-        self._access = data.read_access() or reset_password(data, account, installation)
-        self._port = self._access.port
+        self._password = data.read_password() or reset_password(data, account, installation)
         return partial(ServerProcess, data, account, installation, extra)
 
     def _keep(self, launch: _Launcher) -> None:
@@ -518,7 +504,6 @@ class EmbeddedPostgres:
             self._failure = _text_of(error)
         finally:
             self._port = None
-            self._gone.set()
             self._settled.set()
 
     def _keep_alive(self, launch: _Launcher) -> None:
@@ -553,9 +538,6 @@ class EmbeddedPostgres:
         return False
 
     def _launched(self, launch: _Launcher) -> ServerProcess:
-        left = self._data.pid_file()
-        if left is not None:
-            self._emit("recovering", pid=left.pid)
         port = choose_port(self._port)
         with self._hand_over:
             self._server = launch(port)
@@ -574,11 +556,6 @@ class EmbeddedPostgres:
 
     def _publish(self, server: ServerProcess, event: str) -> None:
         self._port = server.port
-        if self._access is not None and self._access.port != server.port:
-            self._access = Credentials(self._access.password, server.port)
-            # To find the same port free next time is a convenience; a full disk may forbid it.
-            with contextlib.suppress(OSError):
-                self._data.write_access(self._access)
         seconds = _since(server.launched_at_s)
         self._emit(event, pid=server.pid, port=server.port, version=self._version, seconds=seconds)
         self._settled.set()
@@ -593,10 +570,10 @@ class EmbeddedPostgres:
         if self._keeper is None:
             return
         self._ask_to_stop()
-        if not self._gone.wait(self._settings.stop_timeout_s):
-            server = self._server
-            if server is not None:
-                server.end_by_force()
+        self._keeper.join(self._settings.stop_timeout_s)
+        server = self._server
+        if server is not None and self._keeper.is_alive():
+            server.end_by_force()
         self._keeper.join()
         self._keeper = None
 
@@ -629,10 +606,10 @@ def running_url(data_dir: Path) -> str | None:
     data = DataDir(data_dir.absolute())
     ignore_libpq_variables()
     try:
-        access, found = data.read_access(), data.pid_file()
-        if access is None or found is None or found.port is None or found.status == _STOPPING:
+        password, found = data.read_password(), data.pid_file()
+        if password is None or found is None or found.port is None or found.status == _STOPPING:
             return None
-        return access.url(found.port) if data.is_served_by(found.pid) else None
+        return libpq_url(password, found.port) if data.is_served_by(found.pid) else None
     except PermissionError as error:
         raise EmbeddedPostgresError(
             f"{error.filename} is not readable for this user: run the command as the user that"

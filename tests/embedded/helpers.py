@@ -18,7 +18,6 @@ import psutil
 import psycopg
 
 from store.embedded.binaries import SHARED_NAME, find_nss_wrapper
-from tests.support.ports import HeldPort
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 90.0
@@ -96,13 +95,6 @@ def wait_gone(pid: int) -> None:
             return
         _, alive = psutil.wait_procs([process], timeout=PATIENCE_S)
         assert not [each for each in alive if each.status() != psutil.STATUS_ZOMBIE]
-
-
-def reserve_port(data_dir: Path) -> HeldPort:
-    """Set the port of a stopped directory's servers, and keep it from others between two runs."""
-    last, port = data_dir / "postgres.json", HeldPort()
-    last.write_text(json.dumps({**json.loads(last.read_text()), "port": port.number}))
-    return port
 
 
 def copy_owned(source: Path, target: Path) -> None:

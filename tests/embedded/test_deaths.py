@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
@@ -18,7 +19,8 @@ from store.embedded import (
 )
 from store.embedded import supervisor as supervisor_module
 from store.embedded.datadir import DataDir
-from tests.embedded.helpers import Events, insert, node, reserve_port, values, wait_gone
+from tests.embedded.helpers import Events, insert, node, values, wait_gone
+from tests.support.ports import HeldPort
 
 
 @pytest.mark.parametrize("watch_by_pipe", [False, True], ids=["kernel", "watchdog"])
@@ -65,8 +67,16 @@ def test_a_server_that_outlived_its_node_is_stopped_first(
         assert values(server.url) == [1]
 
 
-def test_a_server_that_ends_unasked_is_restarted_with_its_data(data_dir: Path) -> None:
-    events, port = Events(), reserve_port(data_dir)
+def test_a_server_that_ends_unasked_is_restarted_with_its_data(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events, port, preferred = Events(), HeldPort(), list[int | None]()
+
+    def choose_port(last: int | None) -> int:
+        preferred.append(last)
+        return port.number
+
+    monkeypatch.setattr(supervisor_module, "choose_port", choose_port)
     with EmbeddedPostgres(EmbeddedSettings(data_dir), events) as server:
         assert server.port == port.number
         url, last = server.url, events.wait_for("started")["pid"]
@@ -78,12 +88,12 @@ def test_a_server_that_ends_unasked_is_restarted_with_its_data(data_dir: Path) -
             assert exited["pid"] == last
             if number is signal.SIGKILL:
                 assert exited["reason"] == "killed by SIGKILL"
-                events.wait_for("recovering")
             restarted = events.wait_for("restarted")["pid"]
             assert restarted == server.pid != last
             assert server.url == url
             assert values(url) == [1, 2]
             last = restarted
+    assert preferred == [None, port.number, port.number]
 
 
 def test_stop_comes_through_while_the_server_cannot_restart(data_dir: Path) -> None:
@@ -151,18 +161,33 @@ def test_a_pid_file_without_its_server_is_removed_and_a_foreign_server_is_left_a
     data.cluster.mkdir()
     pid_file = data.cluster / "postmaster.pid"
 
+    def running(*name: str) -> subprocess.Popen[bytes]:
+        """Start a program, and wait until the system shows its command line."""
+        command = ["sh", "-c", "echo; read end", *name]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        process.stdout.readline()
+        return process
+
     def clear(pid: int) -> bool:
         """Leave a pid file, and return True if it was removed."""
         pid_file.write_text(f"{pid}\n{data.cluster}\n1\n5432\n\n127.0.0.1\n\nready   \n")
         supervisor_module.clear_predecessor(data, 1.0, lambda *_, **__: None)
         return not pid_file.exists()
 
-    with subprocess.Popen(["sh", "-c", "read end"], stdin=subprocess.PIPE) as other:
+    with running() as other:
         assert clear(other.pid), "the ID was given to another program"
         assert other.poll() is None
     assert not clear(other.pid), "Postgres itself sees that it has ended"
     # A program with such a name stands for a server that was started by hand.
-    with subprocess.Popen(["sh", "-c", "read end", "postgres"], stdin=subprocess.PIPE) as server:
+    with running("postgres") as server:
         with pytest.raises(EmbeddedPostgresError, match=f"Process {server.pid} is a Postgres"):
             clear(server.pid)
         assert server.poll() is None
+
+
+def test_a_taken_port_is_not_chosen_again() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = int(taken.getsockname()[1])
+        assert supervisor_module.choose_port(port) != port
+    assert supervisor_module.choose_port(port) == port

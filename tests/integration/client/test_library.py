@@ -23,11 +23,8 @@ from storenode.client import (
     AsyncPublisher,
     Client,
     ClientClosed,
-    InvalidRequest,
-    LimitExceeded,
     Message,
     MessageRejected,
-    NotConfirmed,
     NotServed,
     Outcome,
     Published,
@@ -190,20 +187,6 @@ async def test_sds_messages_and_their_past(either: Either, topic: str) -> None:
     for proven, first in ((True, b"genuine"), (False, b"forged")):
         both = await either.do(methodcaller("get_sds", channel, [name], prefer_proven=proven))
         assert (both.messages[0].content, len(both.messages)) == (first, 2)
-
-
-async def test_what_the_node_refuses_is_an_error_with_a_name(either: Either, topic: str) -> None:
-    old, fresh = Message(b"old", topic, timestamp=1), Message(b"x", topic)
-    with pytest.raises(MessageRejected, match="earlier than this node's clock") as rejected:
-        await either.do(lambda client: client.publish(old))
-    assert rejected.value.message is old
-    assert rejected.value.result.outcome is Outcome.REJECTED
-    with pytest.raises(NotConfirmed, match="confirm"):
-        await either.do(lambda client: client.publish(fresh, min_confirms=2, confirm_timeout_s=1))
-    with pytest.raises(InvalidRequest, match="cursor"):
-        await either.take(lambda client: client.follow(cursor=b"none of ours"), 1)
-    with pytest.raises((InvalidRequest, LimitExceeded), match="content_topics"):
-        await either.do(lambda client: client.query([f"/{n}/1/b/c" for n in range(101)]))
 
 
 async def test_a_publisher_batches_and_waits_for_room(either: Either, topic: str) -> None:

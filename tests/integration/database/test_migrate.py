@@ -23,13 +23,10 @@ def execute(url: str, statement: str) -> list[tuple[object, ...]]:
         return cursor.fetchall() if cursor.description else []
 
 
-def test_an_empty_database_has_no_revision_and_is_refused(empty_database_url: str) -> None:
+def test_upgrade_makes_the_newest_schema_once(empty_database_url: str) -> None:
     assert migrate.current(empty_database_url) is None
     with pytest.raises(SchemaError, match="create it with `storenode db upgrade`"):
         migrate.require_served(empty_database_url)
-
-
-def test_upgrade_makes_the_newest_schema_once(empty_database_url: str) -> None:
     assert migrate.upgrade(empty_database_url) == migrate.head()
     first = execute(empty_database_url, "SELECT store_id, horizon_ns FROM storenode.store")
     assert migrate.upgrade(empty_database_url) == migrate.head()
@@ -62,12 +59,6 @@ def test_a_revision_that_is_not_known_is_refused_with_the_ways_to_move(
     for refused in (migrate.require_served, migrate.upgrade):
         with pytest.raises(SchemaError, match=rf"revision {revision}, which.* not know.*{ways}"):
             refused(database_url)
-
-
-def test_a_schema_without_a_revision_is_refused(database_url: str) -> None:
-    execute(database_url, "DELETE FROM storenode.alembic_version")
-    with pytest.raises(SchemaError, match="storenode db upgrade"):
-        migrate.require_served(database_url)
 
 
 def test_an_encoding_that_cannot_hold_topics_is_refused(postgres: PostgresServer) -> None:
@@ -127,13 +118,8 @@ def described(connection: psycopg.Connection[Any]) -> list[Any]:
 CHANGES = {
     "ALTER TABLE storenode.messages ADD COLUMN colour text": "colour",
     "ALTER TABLE storenode.messages DROP COLUMN batch CASCADE": "batch",
-    "DROP VIEW storenode.export_sds": "export_sds",
-    "DROP INDEX storenode.sds_time_idx": "sds_time_idx",
-    "ALTER TABLE storenode.archived DROP COLUMN archive": "archive",
     "ALTER TABLE storenode.hashes ALTER COLUMN key DROP NOT NULL": "hashes.key",
-    "ALTER TABLE storenode.sds ALTER COLUMN channel_key TYPE text": "channel_key",
     "DROP INDEX storenode.messages_topic_idx": "messages_topic_idx",
-    "DROP TABLE storenode.topics": "topics",
     "ALTER TABLE storenode.topics DROP CONSTRAINT topics_pkey": "topics_pkey",
     "ALTER TABLE storenode.topics ALTER pubsub_topic TYPE text": "pubsub_topic",
     "DROP SEQUENCE storenode.batch_seq": "batch_seq",

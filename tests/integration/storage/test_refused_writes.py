@@ -23,7 +23,6 @@ from tests.integration.storage.world import NOW, random_batch
 from tests.support.polling import PAUSE_S
 from tests.support.postgres import PostgresServer
 
-TODAY = time.strftime("%Y%m%d", time.gmtime())
 READ_ONLY = "alter database {database} set default_transaction_read_only = on"
 WRITABLE = "alter database {database} reset default_transaction_read_only"
 DISCONNECT = (
@@ -122,10 +121,9 @@ async def test_a_database_that_refuses_writes_refuses_publishing_alone(
     "lock",
     [
         "lock table storenode.messages in share mode",
-        f"lock table storenode.messages_{TODAY} in share mode",
         f"select pg_advisory_xact_lock({COMMIT_ORDER})",
     ],
-    ids=["table", "partition", "commit-order"],
+    ids=["table", "commit-order"],
 )
 async def test_a_lock_that_stops_publishing_stops_the_canary_and_is_named(
     watched: Watched, monkeypatch: pytest.MonkeyPatch, lock: str

@@ -58,7 +58,7 @@ from store.domain.ports import (
 )
 from store.domain.query import DEFAULT_PAGE_BYTES
 from store.messages.transfer import transferred
-from storenode.message.limits import HASH_BYTES
+from storenode.message.limits import HASH_BYTES, MAX_TIMESTAMP_NS
 
 DEFAULT_SCAN_PAGE: Final = 4_000
 MAX_SCAN_PAGE: Final = 10_000
@@ -222,8 +222,12 @@ class DatabaseReader:
         shape = PageShape(request.limit, self._page_bytes, request.include_data, looks_beyond=True)
 
         async def read(connection: Connection) -> MessagePage:
-            topics = await resolve(connection, request.filter)
-            return await read_page(connection, topics, query_window(request), shape)
+            topics, forward = await resolve(connection, request.filter), request.forward
+            at = request.after or (BEFORE_ALL if forward else AFTER_ALL)
+            low_ns = max(request.time_start_ns, at[0] if forward else 0)
+            high_ns = min(request.time_end_ns - 1, MAX_TIMESTAMP_NS if forward else at[0])
+            window = PageWindow(low_ns, high_ns, at, forward)
+            return await read_page(connection, topics, window, shape)
 
         if request.hashes is not None:
             page = await self._lookups.query(request)
@@ -294,17 +298,6 @@ class DatabaseReader:
             newest_timestamp_ns=newest or 0,
             horizon_ns=horizon,
         )
-
-
-def query_window(request: PageRequest) -> PageWindow:
-    """Return where a page of ``Query`` lies."""
-    start = request.after or (BEFORE_ALL if request.forward else AFTER_ALL)
-    low, high = max(request.time_start_ns, 0), request.time_end_ns - 1
-    if request.forward:
-        low = max(low, start[0])
-    else:
-        high = min(high, start[0])
-    return PageWindow(low, high, start, request.forward)
 
 
 async def _topics_beginning_like(

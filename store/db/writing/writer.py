@@ -109,7 +109,9 @@ class _Group:
         sources = {member.source for member in self.members if member.batch.hashes}
         self.parts = []
         for source in sorted(sources):
-            shares = [(each.batch, each.min_confirms) for each in self._of(source)]
+            shares = [
+                (each.batch, each.min_confirms) for each in self.members if each.source is source
+            ]
             self.parts.append(CommitPart(_distinct([each for each, _ in shares]), source, shares))
 
     @property
@@ -117,14 +119,14 @@ class _Group:
         """The hashes of all messages, in the order of the parts."""
         return [digest for part in self.parts for digest in part.batch.hashes]
 
-    def _of(self, source: Source) -> list[_Waiting]:
-        return [member for member in self.members if member.source is source]
-
     def answer(self) -> None:
         """Set the outcomes of the callers; a message is new to the first who has it."""
         for part in self.parts:
-            new = {part.batch.hashes[place] for place in part.new_places()}
-            for member in self._of(part.source):
+            added, batch = part.added, part.batch
+            new = set(batch.hashes if added.count == len(batch) else added.hashes or ())
+            for member in self.members:
+                if member.source is not part.source:
+                    continue
                 hashes = member.batch.hashes
                 places = enumerate(hashes) if part.conflicts else ()
                 conflicts = {

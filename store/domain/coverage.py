@@ -543,18 +543,8 @@ class Interval:
     resumed: bool
 
 
-class IntakeRecord(Protocol):
-    """The store of intervals. All methods raise `StoreUnavailable` where the database is away."""
-
-    async def record(self, interval: Interval) -> None:
-        """Persist an interval; one with the same start and kind grows."""
-
-    async def overlapping(self, start_ns: int, end_ns: int) -> Sequence[Interval]:
-        """Return those that touch a range, and the first of all."""
-
-
 def intake_of(span: Span, intervals: Iterable[Interval], now_ns: int) -> Intake:
-    """Return the activity in a span that has begun, from `IntakeRecord.overlapping` intervals."""
+    """Return the activity in a span that has begun, from all that touch it and the first."""
     ascending = sorted(intervals, key=lambda each: each.start_ns)
     if not ascending or span[1] <= ascending[0].start_ns:
         return Intake.NEVER

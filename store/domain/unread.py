@@ -120,25 +120,3 @@ class Confirmations(Protocol):
 
     def stop(self) -> None:
         """End the wait of all requests: the node is stopping."""
-
-
-class NoConfirmations:
-    """`Confirmations` of a node that exchanges none."""
-
-    async def confirmed(
-        self,
-        hashes: Sequence[bytes],
-        content_digests: Sequence[bytes],  # noqa: ARG002
-        stored: Sequence[bool],  # noqa: ARG002 - nothing is waited for
-        min_confirms: int,
-        timeout_s: float | None,  # noqa: ARG002
-    ) -> list[Confirmation]:
-        """Return that none came, at once."""
-        reason = (
-            f"0 of {min_confirms} stores confirmed: this node exchanges no read confirmations; the "
-            "message is stored here"
-        )
-        return [Confirmation(0, reason)] * len(hashes)
-
-    def stop(self) -> None:
-        """Ignore the end: no request waits."""

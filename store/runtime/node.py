@@ -295,7 +295,7 @@ class NodeRuntime:
             callers=self._callers,
             look=self._health.look,
             await_revision=self._health.await_revision,
-            intake=parts.online,
+            intake=parts.online.overlapping,
             missing_parents=parts.missing_parents,
             coverage=parts.coverage,
             read_only=self._config.read_only,
@@ -325,7 +325,7 @@ class NodeRuntime:
         self._health.set(Obstacle.DRAINING, present=True)
         await asyncio.sleep(DRAIN_NOTICE_S)
         self._drain.begin()
-        if self._parts is not None:
+        if self._parts is not None and self._parts.confirmations is not None:
             self._parts.confirmations.stop()
         await listeners.stop(self._config.drain_timeout / NS_PER_S)
 

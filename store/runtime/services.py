@@ -40,7 +40,7 @@ from store.domain.ports import (
     StoreBusy,
     StoreUnavailable,
 )
-from store.domain.unread import Confirmations, GossipPeerState, NoConfirmations
+from store.domain.unread import Confirmations, GossipPeerState
 from store.gossip.driver.confirmations import ConfirmationWaits
 from store.gossip.driver.driver import GossipDriver
 from store.gossip.driver.node import GossipNode
@@ -120,7 +120,7 @@ class NodeParts:
         self.clocks = clocks
         self.gossip: GossipNode | None = None
         self.transport: GossipTransport | None = None
-        self.confirmations: Confirmations = NoConfirmations()
+        self.confirmations: Confirmations | None = None
         self._listeners: list[HotIndex | GossipDriver] = []
 
     async def open_database(self, url: str, guard: PrimaryGuard | None, disk: DiskSpace) -> None:

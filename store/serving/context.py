@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from store.domain.access import Access
-from store.domain.coverage import Coverage, IntakeRecord, Span
+from store.domain.coverage import Coverage, Interval, Span
 from store.domain.ports import Services
 from store.domain.query import RequestLimits
 from store.domain.quota import Quota
-from store.domain.unread import Confirmations, GossipState, NoConfirmations
+from store.domain.unread import Confirmations, GossipState
 from store.observe.clocks import ClockComparison
 from store.observe.metrics import Metrics
 from store.observe.problems import Problem
@@ -160,11 +160,11 @@ class NodeContext:
     state: Callable[[], Awaitable[NodeState]]
     metrics: Metrics
     coverage: Coverage
-    intake: IntakeRecord
+    intake: Callable[[int, int], Awaitable[Sequence[Interval]]]
     missing_parents: Callable[[bytes, Sequence[Span]], Awaitable[Sequence[int]]]
     limits: RequestLimits = field(default_factory=RequestLimits)
     quota: Quota = field(default_factory=Quota)
-    confirmations: Confirmations = field(default_factory=NoConfirmations)
+    confirmations: Confirmations | None = None
     drain: Drain = field(default_factory=Drain)
     answers: UnsentBudget = field(default_factory=lambda: UnsentBudget(time.monotonic))
     coverage_turn: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from store.domain.admission import Admission
-from store.domain.coverage import IntakeRecord, Interval
+from store.domain.coverage import Interval
 from store.domain.environment import Environment
 from store.domain.ports import (
     CursorOutOfRange,
@@ -323,8 +323,8 @@ class OnlineRecorder:
     before the resume looks at the clock, so that no time lies between the two.
     """
 
-    def __init__(self, record: IntakeRecord, environment: Environment) -> None:
-        self._record = record
+    def __init__(self, online: OnlineTimes, environment: Environment) -> None:
+        self._online = online
         self._environment = environment
         self._start_ns = self._end_ns = 0
 
@@ -345,7 +345,7 @@ class OnlineRecorder:
             self._start_ns = now_ns
         self._end_ns = now_ns
         try:
-            await self._record.record(Interval(self._start_ns, now_ns, resumed=False))
+            await self._online.record(Interval(self._start_ns, now_ns, resumed=False))
         except StoreUnavailable as error:
             self._environment.log.debug("online_not_noted", error=str(error))
             self._end_ns = 0

@@ -19,7 +19,7 @@ MAX_INTERVALS: Final = 10_000
 
 
 class DatabaseOnlineTimes:
-    """The record of when a node was online: `OnlineTimes` of a resume, and `IntakeRecord`."""
+    """The record of when a node was online: `OnlineTimes` of a resume."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

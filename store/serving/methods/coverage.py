@@ -7,6 +7,7 @@ first message and checked after its last.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
@@ -51,7 +52,7 @@ async def coverage(call: Call, request: bytes) -> AsyncGenerator[bytes, None]:
     while bounds := list(islice(steps, STEPS_A_PAGE)):
         async with node.coverage_turn:
             found = await node.coverage.steps(bounds)
-            intervals = await node.intake.overlapping(bounds[0][0], bounds[-1][1])
+            intervals = await node.intake(bounds[0][0], bounds[-1][1])
             missing: Sequence[int | None] = [None] * len(bounds)
             if channel is not None:
                 missing = await node.missing_parents(channel, bounds)
@@ -117,6 +118,7 @@ def _store(store: StoreCoverage, *, counted: bool) -> store_pb2.StoreCoverage:
     )
 
 
+@dataclass(frozen=True, slots=True)
 class AnswerReport:
     """The coverage of one answer; made before its first message is read.
 
@@ -124,28 +126,25 @@ class AnswerReport:
     the time that the store keeps.
     """
 
-    def __init__(
-        self, reads: Coverage, span: Span, known: KnownCoverage | str, *, all_kept: bool
-    ) -> None:
-        self._reads = reads
-        self._span = span
-        self._known = known
-        self._all_kept = all_kept
+    reads: Coverage
+    span: Span
+    known: KnownCoverage | str
+    all_kept: bool
 
     async def finish(self, within: Span | None = None) -> coverage_pb2.AnswerCoverage | None:
         """Return the coverage after the last message; None where the answer is about no time.
 
         ``within``: the part of the range that the answer turned out to be about.
         """
-        lower_ns, upper_ns = within or self._span
-        start_ns, end_ns = max(lower_ns, self._span[0]), min(upper_ns, self._span[1])
-        known, lost, horizon_ns = self._known, False, 0
+        lower_ns, upper_ns = within or self.span
+        start_ns, end_ns = max(lower_ns, self.span[0]), min(upper_ns, self.span[1])
+        known, lost, horizon_ns = self.known, False, 0
         if not isinstance(known, str):
             try:
-                lost, horizon_ns = await self._reads.lost_since(known.places)
+                lost, horizon_ns = await self.reads.lost_since(known.places)
             except (StoreBusy, StoreUnavailable) as error:
                 known = str(error)
-        if self._all_kept:
+        if self.all_kept:
             start_ns = max(start_ns, horizon_ns)
         if start_ns >= end_ns:
             return None
@@ -178,7 +177,7 @@ async def open_report(
             known: KnownCoverage | str = await reads.known(start_ns, end_ns)
     except (StoreBusy, StoreUnavailable) as error:
         known = str(error)
-    return AnswerReport(reads, (start_ns, end_ns), known, all_kept=all_kept)
+    return AnswerReport(reads, (start_ns, end_ns), known, all_kept)
 
 
 def page_span(request: PageRequest, page: QueryPage) -> Span:

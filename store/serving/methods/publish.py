@@ -173,6 +173,7 @@ async def confirm(call: Call, batch: PublishBatch, stored: StoreResult) -> Seque
     del records
     if not hashes:
         return [Confirmation(0)] * len(stored)
+    assert call.node.confirmations is not None, "only a node that reads alone has none"
     found = await call.node.confirmations.confirmed(
         hashes, digests, [stored[index] for index in positions], wanted, batch.timeout_s
     )

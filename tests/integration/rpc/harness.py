@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal, TypeVar
+from types import SimpleNamespace
+from typing import Any, Literal, TypeVar, cast
 
 import grpc
 import pytest
@@ -29,6 +30,7 @@ from store.domain.hub import WrittenIds
 from store.domain.ports import Services
 from store.domain.query import DEFAULT_PAGE_BYTES, RequestLimits
 from store.domain.quota import ClientLimits, Quota
+from store.domain.unread import Confirmation
 from store.http.app import build_app
 from store.http.connections import OpenConnections
 from store.http.listener import bind
@@ -216,6 +218,11 @@ async def opened(
     return database, Services(writer, reader, feed, sds, cursors)
 
 
+async def confirm_nothing(hashes: Sequence[bytes], *asked: Any) -> list[Confirmation]:  # noqa: ANN401
+    """Return that no store confirmed: the node has no peers."""
+    return [Confirmation(0, f"0 of {asked[2]} stores confirmed")] * len(hashes)
+
+
 def context_of(
     identity: NodeIdentity,
     database: Database,
@@ -241,7 +248,7 @@ def context_of(
         identity=identity,
         services=services,
         coverage=Coverage(IndexedReconcilable(ids, index), statements, ids),
-        intake=DatabaseOnlineTimes(database),
+        intake=DatabaseOnlineTimes(database).overlapping,
         missing_parents=partial(count_missing_parents, database),
         policy=lambda: rules.policy,
         access=lambda: rules.access,
@@ -250,6 +257,7 @@ def context_of(
         health=rules.health,
         state=state,
         metrics=metrics,
+        confirmations=cast("Any", SimpleNamespace(confirmed=confirm_nothing)),
         look=rules.health,
         await_revision=rules.await_revision,
     )

@@ -168,19 +168,6 @@ def test_limits_bound_what_is_read_ahead() -> None:
     assert len(world.queries) < 10
 
 
-def test_branches_of_very_different_speed_are_walked_in_few_reads() -> None:
-    messages: list[Stored] = []
-    tips: dict[str, Parent] = {}
-    for number in range(15_000):
-        branch = "slow" if number % 500 == 0 else "fast"
-        parents = (tips[branch],) if branch in tips else ()
-        tips[branch] = (b"%d" % number, digest(number))
-        messages.append(Stored(1 + number, digest(number), tips[branch][0], parents))
-    world = World(messages)
-    assert len(walk(world, request(tips.values())).taken) == 15_000
-    assert len(world.queries) < 40
-
-
 @given(worlds(), st.lists(parents_of, max_size=8))
 def test_a_look_up_selects_what_the_rules_say(world: World, entries: list[Parent]) -> None:
     lookup = look_up(world, entries)

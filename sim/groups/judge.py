@@ -12,7 +12,7 @@
 7. No clock is further ahead than allowed, and a sender's clock rises with every message.
 8. What is not acknowledged is sent again, in its time; and ends as acknowledged or given up.
 9. No participant answers a request that it did not receive, nor one that another has answered
-   meanwhile; but what a filter of another lacked, and was not sent again, may be offered.
+   meanwhile.
 10. What was written down comes back, with every message that had left or was said to be sent.
 11. No participant sleeps longer than a participant may be silent, whatever its clock does.
 12. Nothing is given up right after a time in which it could not be looked for.
@@ -174,7 +174,6 @@ class GroupJudge:
         view.shown = {key for each in core.incoming.waiting.values() for key in each.unmet}
         view.sent_ns = dict.fromkeys(core.outgoing.by_id, self._now_ns())
         view.asked.clear()
-        view.lacking.clear()
         view.highest = core.clock.value
         view.shown_keys, view.handed, view.scanned = [], {}, []
         view.filters.clear()
@@ -305,7 +304,6 @@ class GroupJudge:
             view.ticks += 1
         elif self.forged_as(received.message_id, received.content) is None:
             view.asked.pop(received.message_id, None)
-            view.lacking.discard(received.message_id)
         ahead = view.latest_ms + view.config.max_clock_ahead_ms + view.ticks
         _demand(
             channel.clock.value <= ahead,
@@ -435,9 +433,6 @@ class GroupJudge:
         if message.sender_id != view.name:
             for entry in message.repair_request[:MAX_REPAIR_ANSWERED]:
                 view.asked[entry.message_id] = None
-            if message.bloom_filter is not None:
-                shape, seen = self.shapes[message.sender_id], message.bloom_filter
-                view.lacking |= {key for key in view.ids if not holds(seen, _probe(shape, key))}
 
     def _delivered(self, view: View, event: Event, _: SdsMessage | None) -> None:
         assert isinstance(event, Message)
@@ -541,7 +536,7 @@ class GroupJudge:
     def _answered(self, view: View, event: Event, _: SdsMessage | None) -> None:
         assert isinstance(event, RepairAnswered)
         key = event.message_id
-        waits = key in view.asked or key in view.lacking
+        waits = key in view.asked
         _demand(waits, f"{view.name} answers for {key[:10]}, and nobody waits for that")
         view.asked.pop(key, None)
 

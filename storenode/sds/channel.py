@@ -586,9 +586,7 @@ class MessageChannel:
         if config.gap_entries and self.gaps.is_time(now_ms):
             unix_ms = self.clock.unix_ms(now_ms)
             entries = self.gaps.entries(self.log, lamport, unix_ms)
-            for key in self.gaps.look(bloom_filter, sender_id, entries, now_ms):
-                if self.answers is not None:
-                    self.answers.offer(Entry(key), self.log, now_ms, sender_id)
+            self.gaps.look(bloom_filter, sender_id, entries, now_ms)
 
     # --- forged messages
     #
@@ -652,7 +650,7 @@ class MessageChannel:
             # In the older revision, as it came, its history takes less room.
             self.counts.repair_requests_ignored += 1
             return
-        if self.answers.budget.spend(self.clock.latest_ms, requester, len(sent.payload)):
+        if self.answers.spend(self.clock.latest_ms, requester, len(sent.payload)):
             events += [sent, RepairAnswered(message.message_id)]
         else:
             self.counts.repair_requests_ignored += 1

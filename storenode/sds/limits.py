@@ -95,7 +95,7 @@ MAX_GAP_IDS: Final = 256
 
 MAX_LACKING_PEERS: Final = 64
 MAX_LACKING_IDS: Final = 64
-"""Participants whose filters lack something, and messages of each, that may be offered to them."""
+"""Participants whose filters lack something, and messages of each."""
 
 MAX_BEHIND_PEERS: Final = 16
 """Peers whose filters show that we lack something; more are not looked at meanwhile."""

@@ -119,38 +119,16 @@ class RepairRequests:
         return request_delay_ms(self._config, self._own_id, message_id)
 
 
-class AnswerBudget:
-    """The bytes that may still be sent again in this epoch, by who asked. Names are claims."""
-
-    __slots__ = ("epoch", "spent")
-
-    def __init__(self) -> None:
-        self.epoch = 0
-        self.spent: Counter[str] = Counter()
-
-    @property
-    def spent_bytes(self) -> int:
-        """The bytes that were sent in the epoch."""
-        return self.spent.total()
-
-    def spend(self, now_ms: int, requester: str, size_bytes: int) -> bool:
-        """Take bytes from the budget; return False where they are not left."""
-        if now_ms // ANSWER_EPOCH_MS != self.epoch:
-            self.epoch = now_ms // ANSWER_EPOCH_MS
-            self.spent.clear()
-        if (
-            self.spent[requester] + size_bytes > MAX_ANSWER_BYTES_PER_REQUESTER
-            or self.spent_bytes + size_bytes > MAX_ANSWER_BYTES
-        ):
-            return False
-        self.spent[requester] += size_bytes
-        return True
-
-
 class RepairAnswers:
-    """The messages that others ask for, by when they are to be sent again."""
+    """The messages that others ask for, by when they are to be sent again.
 
-    __slots__ = ("_config", "_next_ms", "_own_id", "answered", "budget", "pending", "requesters")
+    ``spent`` are the bytes that were sent in this epoch, by who asked. Names are claims.
+    """
+
+    __slots__ = (
+        *("_config", "_epoch", "_next_ms", "_own_id"),
+        *("answered", "pending", "requesters", "spent"),
+    )
 
     def __init__(self, config: RepairConfig, own_id: str) -> None:
         self._config = config
@@ -159,14 +137,15 @@ class RepairAnswers:
         self.pending: dict[str, int] = {}
         self.answered = BoundedDict[str, int](MAX_REMEMBERED_ANSWERS)
         self.requesters = BoundedDict[str, str](MAX_REMEMBERED_ANSWERS)
-        self.budget = AnswerBudget()
+        self._epoch = 0
+        self.spent: Counter[str] = Counter()
 
     def asked(self, entries: Sequence[Entry], log: MessageLog, now_ms: int, requester: str) -> int:
         """Note what another participant asked for; return of how many of these nothing comes."""
         looked_at = entries[:MAX_REPAIR_ANSWERED]
-        return len(entries) - sum(self.offer(each, log, now_ms, requester) for each in looked_at)
+        return len(entries) - sum(self._ask(each, log, now_ms, requester) for each in looked_at)
 
-    def offer(self, entry: Entry, log: MessageLog, now_ms: int, requester: str) -> bool:
+    def _ask(self, entry: Entry, log: MessageLog, now_ms: int, requester: str) -> bool:
         """Note that a participant wants a message; return False if nothing comes of it."""
         message_id = entry.message_id
         known = log.recent(message_id)
@@ -200,6 +179,19 @@ class RepairAnswers:
         if taken:
             self._next_ms = now_ms + RECALL_EVERY_MS
         return taken
+
+    def spend(self, now_ms: int, requester: str, size_bytes: int) -> bool:
+        """Count bytes that are sent again; return False where too many were."""
+        if now_ms // ANSWER_EPOCH_MS != self._epoch:
+            self._epoch = now_ms // ANSWER_EPOCH_MS
+            self.spent.clear()
+        if (
+            self.spent[requester] + size_bytes > MAX_ANSWER_BYTES_PER_REQUESTER
+            or self.spent.total() + size_bytes > MAX_ANSWER_BYTES
+        ):
+            return False
+        self.spent[requester] += size_bytes
+        return True
 
     def next_due_ms(self) -> int | None:
         """Return when the next answer is due."""

@@ -19,7 +19,7 @@ from storenode.sds.bloom import RollingFilter
 from storenode.sds.channel import MessageChannel
 from storenode.sds.claims import IdClaims, Judgement, Proof
 from storenode.sds.clock import Clock
-from storenode.sds.gaps import GapDetector, PeerGaps, _Lack, _Lacking
+from storenode.sds.gaps import GapDetector, PeerGaps, _Lack
 from storenode.sds.incoming_buffer import IncomingBuffer
 from storenode.sds.log import LogEntry, MessageLog
 from storenode.sds.outgoing_buffer import OutgoingBuffer
@@ -105,28 +105,8 @@ WITHOUT_STORE = {
     "answers what was answered": Mutant(
         replace_with(RepairAnswers, "seen", nothing), "nobody waits for that"
     ),
-    "offers what nobody lacks": Mutant(
-        edit(
-            PeerGaps,
-            "look",
-            "offered: list[str] = []",
-            "offered, entries = list[str](), list(entries)",
-            "return offered",
-            "return [entry.message_id for entry in entries]",
-        ),
-        "nobody waits for that",
-    ),
-    "never asks": Mutant(
-        together(
-            replace_with(RepairRequests, "add", nothing),
-            # Offers heal what this leaves.
-            replace_with(_Lacking, "is_due", nothing),
-        ),
-        UNEQUAL,
-    ),
-    "never looks for gaps of others": Mutant(
-        replace_with(PeerGaps, "look", lambda *_: []), UNEQUAL, 9
-    ),
+    "never asks": Mutant(replace_with(RepairRequests, "add", nothing), UNEQUAL),
+    "never looks for gaps of others": Mutant(replace_with(PeerGaps, "look", nothing), UNEQUAL, 9),
     "never shows its filter": Mutant(replace_with(FilterSchedule, "_take", nothing), UNEQUAL, 15),
     "believes that a search has found all": Mutant(
         edit(

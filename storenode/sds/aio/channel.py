@@ -107,10 +107,7 @@ class AsyncChannel:
         return self._participant.core.missing()
 
     def lacking(self) -> dict[str, int]:
-        """Return whose filters lack messages that are here, and how many, up to 64 of each.
-
-        These are named, and later sent again.
-        """
+        """Return whose filters lack messages that are here, and how many, up to 64 of each."""
         return self._participant.core.gaps.behind()
 
     async def wait_for(

@@ -265,7 +265,7 @@ async def test_what_a_store_holds_is_not_published_again(
     state.close()
     assert [(each.payload, *rest) for each, *rest in found] == [(THEIRS, HINT, 7)] * published
     assert core.answers is not None
-    assert core.answers.budget.spent_bytes == len(THEIRS) * charged
+    assert core.answers.spent.total() == len(THEIRS) * charged
 
 
 @pytest.mark.parametrize("age_s", [10, 60])

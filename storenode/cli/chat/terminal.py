@@ -269,7 +269,7 @@ def standing(name: str, member: ChatMember, lacks: int = 0) -> str:
         said.append(f"has {counted(member.ahead, 'message')} or more that are not here: searching")
     if lacks:
         here = "is" if lacks == 1 else "are"
-        said.append(f"lacks {counted(lacks, 'message')} that {here} here: being sent again")
+        said.append(f"lacks {counted(lacks, 'message')} that {here} here")
     return ", ".join(said)
 
 

@@ -14,10 +14,8 @@ from storenode.client.node import connect
 from storenode.message.hashing import message_hash
 from storenode.sds.aio.blocking_channel import Channel as BlockingChannel
 from storenode.sds.aio.channel import Channel
-from storenode.sds.aio.events import Message
 from storenode.sds.aio.node import StoreNode
 from storenode.sds.aio.transport import Route
-from storenode.sds.config import ChannelConfig
 from storenode.sds.events import Acknowledged, EphemeralReceived
 from tests.support.conversation import Said, conversation
 from tests.support.lossy import Lossy
@@ -128,32 +126,6 @@ async def test_ephemeral_content_reaches_those_that_listen_and_is_not_stored(
         assert await contents(bob) == []
 
 
-async def test_a_participant_goes_on_from_its_state_without_gap_or_duplicate(
-    node: NodeProcess, room: str, tmp_path: Path
-) -> None:
-    state = tmp_path / "alice.db"
-    async with Channel.join(node.listen, room, "alice", state=state) as alice:
-        await alice.send(b"before")
-        await synced(alice)
-    async with Channel.join(node.listen, room, "bob") as bob:
-        for number in range(30):
-            await bob.send(b"meanwhile %d" % number)
-    async with Channel.join(node.listen, room, "alice", state=state) as alice:
-        await synced(alice)
-        assert await contents(alice) == [
-            b"before",
-            *(b"meanwhile %d" % number for number in range(30)),
-        ]
-        assert alice.calls == {"follow": 1}, "the cursor was enough"
-        assert alice.counts.duplicates == 0
-        shown: list[Message] = []
-        async for message in alice.messages():
-            shown.append(message)
-            if len(shown) == 31:
-                break
-        assert [message.content for message in shown] == await contents(alice)
-
-
 async def test_killed_at_any_moment_nothing_said_is_lost_and_no_clock_is_used_twice(
     node: NodeProcess, room: str, tmp_path: Path
 ) -> None:
@@ -221,20 +193,6 @@ async def test_what_was_pruned_before_it_was_received_holds_up_no_participant(
         assert [m.message_id for m in log] == [each.message_id for each in said[2:]]
         assert log[0].unmet == tuple(each.message_id for each in said[:2])
         assert str(late.status) == "synced, 2 lost"
-
-
-async def test_a_history_that_does_not_fit_the_buffer_is_taken_in_parts(
-    node: NodeProcess, room: str
-) -> None:
-    # Whatever it depends on is not there, so that all of it would wait.
-    said = conversed(room, 1_000, ago_ns=HOUR_NS)
-    await publish(node, room, said[2:])
-    config = ChannelConfig(room, "late", filter=SHAPE, max_waiting=200, repair=None)
-    async with Channel.join(node.listen, room, "late", config=config) as late:
-        await synced(late)
-        async with asyncio.timeout(PATIENCE_S):
-            await until(late, len(said) - 2)
-        assert late.status.lost == 2
 
 
 def test_a_program_without_an_event_loop_has_the_same_channel(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -29,8 +27,7 @@ from storenode.sds.aio.reliable import (
 from storenode.sds.config import ChannelConfig
 from storenode.sds.segments import Revision, split
 from tests.support.lossy import Lossy
-from tests.support.node import NodeProcess, clean_environment
-from tests.support.pages import ROOT
+from tests.support.node import NodeProcess
 
 PATIENCE_S = 60.0
 SMALL = SegmentationConfig(segment_bytes=1_024)
@@ -100,72 +97,6 @@ async def test_a_large_content_comes_whole_over_a_link_that_loses_half(
 async def _some(messages: AsyncIterator[Content], count: int) -> AsyncIterator[Content]:
     for _ in range(count):
         yield await anext(messages)
-
-
-SENDER = """
-import asyncio, random, sys
-from storenode.sds.aio.reliable import ReliableChannel, SegmentationConfig
-from storenode.sds.aio import publisher
-from storenode.sds.aio.node import NodeLink
-
-publisher.MAX_PUBLISH_MESSAGES = 7
-publish, batches = NodeLink.publish, []
-
-async def publish_one_batch(link, batch):
-    batches.append(batch)
-    return await (publish(link, batch) if len(batches) == 1 else asyncio.Event().wait())
-
-NodeLink.publish = publish_one_batch
-
-async def main(node, room, state):
-    async with ReliableChannel.join(
-        node, room, "alice", state=state,
-        segmentation=SegmentationConfig(segment_bytes=1_024),
-    ) as alice:
-        request = await alice.send(random.Random(2).randbytes(30_000))
-        await alice.channel.wait_for(lambda status: status.unpublished == 23)
-        print(request, flush=True)
-        await asyncio.sleep(3_600)
-
-asyncio.run(main(*sys.argv[1:]))
-"""
-
-
-def killed_between_segments(listen: str, room: str, state: str) -> str:
-    """Kill a sender when seven of thirty segments have left; answers its request ID."""
-    command = [sys.executable, "-c", SENDER, listen, room, state]
-    environment = clean_environment(PYTHONPATH=str(ROOT))
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
-        try:
-            assert process.stdout is not None
-            request = process.stdout.readline().strip()
-        finally:
-            process.kill()
-    assert request
-    return request
-
-
-async def test_a_sender_that_is_killed_between_segments_goes_on_with_its_request(
-    node: NodeProcess, room: str, tmp_path: Path
-) -> None:
-    state = tmp_path / "alice.db"
-    request = await asyncio.to_thread(killed_between_segments, node.listen, room, str(state))
-    async with (
-        asyncio.timeout(PATIENCE_S),
-        ReliableChannel.join(node.listen, room, "bob", config=quick(room, "bob")) as bob,
-    ):
-        arrivals = bob.events()
-        await bob.channel.wait_for(lambda status: status.synced)
-        assert len(await bob.channel.log()) == 7
-        async with ReliableChannel.join(
-            node.listen, room, "alice", config=quick(room, "alice"), state=state
-        ) as alice:
-            reported = alice.events()
-            whole = await received(arrivals)
-            assert whole.request_id == request
-            assert whole.content == random.Random(2).randbytes(30_000)
-            assert await next_of(reported, MessageSent) == MessageSent(request)
-            assert await next_of(reported, MessageDelivered) == MessageDelivered(request)
 
 
 async def test_a_receiver_that_restarts_between_segments_has_the_content_once(

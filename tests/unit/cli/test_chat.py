@@ -128,7 +128,7 @@ def test_who_is_ahead_or_lacks_messages_is_described() -> None:
         assert transcript.members["bob"].ahead == ahead
     assert standing("bob", ChatMember(last_seen_ms=0, ahead=1), 2) == (
         "bob: not heard yet, has 1 message or more that are not here: searching, "
-        "lacks 2 messages that are here: being sent again"
+        "lacks 2 messages that are here"
     )
 
 

@@ -379,7 +379,7 @@ async def test_who_lacks_messages_is_known() -> None:
         transcript = Transcript("bob", 0)
         transcript.take(event)
         *_, row = answer_command("/names", bob, transcript)
-        assert row.endswith(", lacks 1 message that is here: being sent again")
+        assert row.endswith(", lacks 1 message that is here")
 
 
 async def test_what_cannot_be_decoded_is_counted_beside_synced() -> None:

@@ -1,4 +1,4 @@
-"""The durable state of a participant: tables in memory that outlive it, and can fail.
+"""The durable state of a participant: a database in memory that outlives it, and can fail.
 
 A transaction may be refused, or written although it reports an error; it may be the last thing
 before a crash, or the first thing that a crash loses.
@@ -6,20 +6,13 @@ before a crash, or the first thing that a crash loses.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import sqlite3
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from sim.groups.store import ROUTE
 from sim.rng import happens
-from storenode.sds.aio.state import (
-    LAMPORT_OFFSET,
-    TABLES,
-    Row,
-    StateBatch,
-    StateError,
-    StateTaken,
-    StoredEntry,
-)
-from storenode.sds.log import Key
+from storenode.sds.aio.state import TABLES, Row, SqliteState, StateBatch, StateError
 
 if TYPE_CHECKING:
     from sim.bridge import Life
@@ -27,9 +20,10 @@ if TYPE_CHECKING:
 
 
 class Disk:
-    """The durable tables of one participant.
+    """The database of one participant, and a plain account of it for the judge.
 
     Attributes:
+        connection: the database; None before the first life.
         row: the participant's row.
         tables: the small tables: name -> key -> row.
         log: message ID -> row.
@@ -37,7 +31,8 @@ class Disk:
     """
 
     def __init__(self) -> None:
-        self.row: Row = {"commits": 0, "serial": 0, "gap_from_ns": 0, "online_ns": 0}
+        self.connection: sqlite3.Connection | None = None
+        self.row: Row = {"commits": 0, "gap_from_ns": 0}
         self.tables: dict[str, dict[Any, Row]] = {name: {} for name in TABLES}
         self.log: dict[str, Row] = {}
         self.away = False
@@ -64,23 +59,28 @@ class Disk:
         return sorted(self.log.values(), key=_place)
 
 
-class SimState:
-    """A disk as one life of a participant has it: a `storenode.sds.aio.state.DurableState`."""
-
-    in_memory = False
+class SimState(SqliteState):
+    """A disk as one life of a participant has it: the shipped state, whose transactions fail."""
 
     def __init__(self, member: Member, life: Life) -> None:
-        self.shown = f"of {member.name}"
+        super().__init__(None, ROUTE.channel_id, member.name)
+        self._connection = member.disk.connection
         self._member = member
-        self._disk = member.disk
         self._life = life
 
+    @property
+    def in_memory(self) -> bool:
+        """A flag: False, since the disk outlives its participant."""
+        return False
+
     def open(self) -> Row:
-        """Return the participant's row as it was written last."""
-        return dict(self._disk.row)
+        """Open the database, which the first life makes."""
+        row = super().open()
+        self._member.disk.connection = self._connection
+        return row
 
     def close(self) -> None:
-        """Close nothing: there are no files."""
+        """Close nothing: the next life goes on with the database."""
 
     def commit(self, batch: StateBatch) -> None:
         """Write a batch, unless something goes wrong.
@@ -89,14 +89,15 @@ class SimState:
             StateError: it may have been written or not.
             StateTaken: the participant that writes is one of the past.
         """
-        member, disk = self._member, self._disk
+        member, disk = self._member, self._member.disk
         faults, rng = member.world.faults_now, member.world.rng
-        if self._life.ended or batch.number not in (disk.row["commits"], disk.row["commits"] + 1):
-            raise StateTaken("The state has another participant.")
+        if self._life.ended:
+            raise self._taken()
         self._fail(disk.away or happens(rng, faults.refused_saves))
         if happens(rng, faults.save_crashes):
             member.crash_soon("before a transaction")
             self._fail(broken=True)
+        super().commit(batch)
         if batch.number > disk.row["commits"]:
             disk.write(batch)
         if happens(rng, faults.send_crashes):
@@ -104,6 +105,12 @@ class SimState:
         self._fail(happens(rng, faults.doubtful_saves))
         with member.world.judging():
             member.world.group_judge.saved(member.view, disk, batch)
+
+    def messages(self, message_ids: Sequence[str]) -> list[Row]:
+        """Return messages of the log by their IDs."""
+        if self._member.participant is not None:
+            self._member.world.counts["a message was read to answer others"] += 1
+        return super().messages(message_ids)
 
     def _fail(self, broken: bool) -> None:
         if broken:
@@ -113,44 +120,6 @@ class SimState:
                 world.group_judge.tried(view, "a transaction", world.timeline.now_ns)
             raise StateError("The disk fails.")
 
-    def rows(self, name: str) -> list[Row]:
-        """Return all rows of a small table."""
-        table = self._disk.tables[name]
-        return [table[key] for key in sorted(table)]
-
-    def entries(self) -> Iterator[StoredEntry]:
-        """Yield the log in order."""
-        for row in self._disk.in_order():
-            lamport, message_id = _key(row)
-            sender_id = row["sender_id"].decode()
-            yield StoredEntry(
-                lamport, message_id, sender_id, row["hint"], row["serial"], row["proof"]
-            )
-
-    def page(
-        self, limit: int, *, after: Key | None, before: Key | None, committed: int
-    ) -> list[Row]:
-        """Return messages of the log in order."""
-        known = self._disk.tables["acknowledged"]
-        found = [
-            {**row, "acknowledged_by": known.get(row["message_id"], {}).get("sender_id")}
-            for row in self._disk.in_order()
-            if row["committed"] <= committed
-        ]
-        if after is not None:
-            return [row for row in found if _key(row) > after][:limit]
-        return [row for row in found if before is None or _key(row) < before][-limit:]
-
-    def messages(self, message_ids: Sequence[str]) -> list[Row]:
-        """Return messages of the log by their IDs."""
-        if self._member.participant is not None:
-            self._member.world.counts["a message was read to answer others"] += 1
-        return [self._disk.log[name] for name in message_ids if name in self._disk.log]
-
 
 def _place(row: Row) -> tuple[int, bytes]:
     return row["lamport"], row["message_id"]
-
-
-def _key(row: Row) -> Key:
-    return row["lamport"] + LAMPORT_OFFSET, row["message_id"].decode()

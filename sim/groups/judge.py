@@ -98,15 +98,14 @@ class GroupJudge:
 
     Attributes:
         made: every message with content that was broadcast, by ID.
-        shapes: of each participant's filters.
         forged: other messages that were published under the IDs of genuine ones.
         wrong: about acknowledgements by filters.
     """
 
-    def __init__(self, now_ns: Callable[[], int]) -> None:
+    def __init__(self, shape: FilterShape, now_ns: Callable[[], int]) -> None:
         self.made: dict[str, SdsMessage] = {}
         self.forged: dict[tuple[str, bytes], SdsMessage] = {}
-        self.shapes: dict[str, FilterShape] = {}
+        self._shape = shape
         self._now_ns = now_ns
         self._said: dict[bytes, str] = {}
         self._read: dict[bytes, SdsMessage] = {}
@@ -321,7 +320,7 @@ class GroupJudge:
         newest = view.filters.get(event.sender_id)
         if newest is None or newest.bloom_filter is None:
             return
-        shape, bits = self.shapes[event.sender_id], newest.bloom_filter
+        shape, bits = self._shape, newest.bloom_filter
         if not channel.filter.complete:
             return
         known = view.ids | channel.incoming.ids.keys() | channel.incoming.wants.keys() | view.lost

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final
 
@@ -57,12 +58,9 @@ class Member(Caller):
         self.name = f"p{number}"
         self.world = world
         self._hashes = number % 2 == 1
-        scenario = world.group
-        shape = scenario.filters[number % len(scenario.filters)]
-        self.config = replace(scenario.config, sender_id=self.name, filter=shape)
+        self.config = replace(world.group.config, sender_id=self.name)
         self.clock = Clock(world.timeline)
         self.view = View(self.name, self.config)
-        world.group_judge.shapes[self.name] = shape
         self.disk = Disk()
         self.participant: Participant | None = None
         self.crashes = 0
@@ -215,7 +213,7 @@ class Member(Caller):
             self.world.group_judge.scans(self.view, messages, self.participant.ledger.commits)
 
     def _watch(self, core: Any) -> None:  # noqa: ANN401 - a channel, whose methods are replaced
-        receive, tick, next_due_ms = core.receive, core.tick, core.next_due_ms
+        receive, next_due_ms = core.receive, core.next_due_ms
 
         def one_by_one(now_ms: int, packets: Iterable[Packet]) -> list[Event]:
             events: list[Event] = []
@@ -226,11 +224,6 @@ class Member(Caller):
                 events += self._judged(core, receive(now_ms, [packet]), received)
             return events
 
-        def tick_watched(now_ms: int, rng: object) -> list[Event]:
-            events = self._judged(core, tick(now_ms, rng))
-            self.view.ticked_ns = self.world.timeline.now_ns
-            return events
-
         def due_watched(rng: object) -> int:
             due_ms: int = next_due_ms(rng)
             if self.view.ticked_ns == self.world.timeline.now_ns:
@@ -238,22 +231,17 @@ class Member(Caller):
                     self.world.group_judge.slept(self.view, due_ms - self.now_ms)
             return due_ms
 
-        core.receive, core.tick, core.next_due_ms = one_by_one, tick_watched, due_watched
-        for name in ("send", "published", "recalled"):
-            setattr(core, name, self._watched(core, getattr(core, name)))
-        core.abandon = self._watched(core, core.abandon, abandoned=True)
+        core.receive, core.next_due_ms = one_by_one, due_watched
+        for name in ("send", "published", "recalled", "tick", "abandon"):
+            setattr(core, name, partial(self._watched, core, name, getattr(core, name)))
 
     def _watched(
-        self,
-        core: MessageChannel,
-        method: Callable[..., list[Event]],
-        *,
-        abandoned: bool = False,
-    ) -> Callable[..., list[Event]]:
-        def watched(*given: object) -> list[Event]:
-            return self._judged(core, method(*given), abandoned=abandoned)
-
-        return watched
+        self, core: MessageChannel, name: str, method: Callable[..., list[Event]], *given: object
+    ) -> list[Event]:
+        events = self._judged(core, method(*given), abandoned=name == "abandon")
+        if name == "tick":
+            self.view.ticked_ns = self.world.timeline.now_ns
+        return events
 
     def _judged(
         self,

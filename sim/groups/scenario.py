@@ -37,7 +37,7 @@ class GroupScenario:
     participants follow a node, else they receive each other's broadcasts. ``drift_ns``: how far
     from its own time a message's may be. ``joins_ns[i]``: when participant i joins first.
     ``messages`` are said over ``talk_ns``, in bursts of up to ``burst``. ``config`` is of all
-    participants, but for their names and their filters, of which they have ``filters`` in turn.
+    participants, but for their names; ``limits`` are the nodes'.
     """
 
     nodes: Scenario
@@ -48,7 +48,6 @@ class GroupScenario:
     talk_ns: int
     drift_ns: int
     config: ChannelConfig
-    filters: tuple[FilterShape, ...]
     limits: RequestLimits
 
     @property
@@ -103,7 +102,6 @@ def drawn_group(rng: Rng, size: int, *, with_store: bool) -> GroupScenario:
         talk_ns=talk_ns,
         drift_ns=drift_s * NS_PER_S,
         config=config,
-        filters=(config.filter,),
         limits=_LIMITS,
     )
 
@@ -178,7 +176,6 @@ def fixed_group(rng: Rng, size: int) -> GroupScenario:
         talk_ns=FIXED_TALK_NS,
         drift_ns=600 * NS_PER_S,
         config=ChannelConfig(_CHANNEL, "anybody"),
-        filters=(FilterShape(),),
         limits=RequestLimits(),
     )
 

@@ -43,7 +43,7 @@ class GroupWorld(NodeWorld):
     ) -> None:
         self.group = scenario
         super().__init__(scenario.nodes, rng, sink)
-        self.group_judge = GroupJudge(lambda: self.timeline.now_ns)
+        self.group_judge = GroupJudge(scenario.config.filter, lambda: self.timeline.now_ns)
         self.sent: dict[bytes, Fetched] = {}
         self.forger = Forger(self)
         self.members = [Member(self, number) for number in range(scenario.size)]

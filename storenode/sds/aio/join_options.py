@@ -15,7 +15,7 @@ from storenode.connection.arguments import check_content_topic, check_kind, chec
 from storenode.message.topics import DEFAULT_PUBSUB_TOPIC
 from storenode.sds.aio.cipher import Cipher, Clear
 from storenode.sds.aio.signing import Signer
-from storenode.sds.aio.state import DurableState, SqliteState
+from storenode.sds.aio.state import SqliteState
 from storenode.sds.aio.transport import Route
 from storenode.sds.config import ChannelConfig
 from storenode.sds.rng import Rng
@@ -49,7 +49,7 @@ class JoinOptions(TypedDict, total=False):
 class Joining:
     """The parameters of a participant: its channel, route, state, and the means that it uses."""
 
-    state: DurableState
+    state: SqliteState
     route: Route
     config: ChannelConfig
     cipher: Cipher = field(default_factory=Clear)

@@ -13,7 +13,7 @@ from heapq import heappop, heappush
 from typing import Final
 
 from storenode.sds.aio.ledger import OutboxItem, ParticipantLedger
-from storenode.sds.aio.state import LAMPORT_OFFSET, DurableState, Row, StateError
+from storenode.sds.aio.state import LAMPORT_OFFSET, Row, SqliteState, StateError
 from storenode.sds.bloom import FilterShape
 from storenode.sds.channel import MessageChannel
 from storenode.sds.claims import Proof, proof_of, said, said_by
@@ -31,7 +31,7 @@ _ROWS_AT_ONCE: Final = 64
 """Messages whose contents are in memory at a time."""
 
 
-def revive(state: DurableState, config: ChannelConfig, now_ms: int, rng: Rng) -> ParticipantLedger:
+def revive(state: SqliteState, config: ChannelConfig, now_ms: int, rng: Rng) -> ParticipantLedger:
     """Open a state and make its ledger; a new one for a new state.
 
     Raises:
@@ -58,7 +58,7 @@ def filter_length(shape: FilterShape, inserted: int) -> int:
     return kept + 1 + (inserted - shape.capacity - 1) % (shape.capacity - kept)
 
 
-def _fill(state: DurableState, ledger: ParticipantLedger, row: Row) -> None:
+def _fill(state: SqliteState, ledger: ParticipantLedger, row: Row) -> None:
     core = ledger.core
     core.clock.value = row["clock"] + LAMPORT_OFFSET
     core.sends = row["sends"]
@@ -81,7 +81,7 @@ def _fill(state: DurableState, ledger: ParticipantLedger, row: Row) -> None:
     ledger.revived(items)
 
 
-def _fill_log(state: DurableState, ledger: ParticipantLedger, in_filter: dict[int, str]) -> None:
+def _fill_log(state: SqliteState, ledger: ParticipantLedger, in_filter: dict[int, str]) -> None:
     """Read the log once, oldest first; note the IDs that the filter had by their numbers."""
     core, unproven = ledger.core, list[tuple[int, str]]()
 
@@ -106,7 +106,7 @@ def _fill_log(state: DurableState, ledger: ParticipantLedger, in_filter: dict[in
             )
 
 
-def _fill_lost(state: DurableState, ledger: ParticipantLedger) -> None:
+def _fill_lost(state: SqliteState, ledger: ParticipantLedger) -> None:
     names = [each["message_id"].decode() for each in state.rows("lost")]
     ledger.lost_rows.update(names)
     ledger.core.lost = dict.fromkeys(names[-MAX_LOST_IDS:])
@@ -165,7 +165,7 @@ def _fill_filter(ledger: ParticipantLedger, in_filter: dict[int, str]) -> None:
     ledger.core.filter.complete = ledger.serial <= len(in_filter)
 
 
-def _fill_outgoing(state: DurableState, core: MessageChannel) -> None:
+def _fill_outgoing(state: SqliteState, core: MessageChannel) -> None:
     made = []
     for row in state.rows("unacknowledged"):
         message = decode_message(row["payload"], stored=True)

@@ -15,7 +15,7 @@ from typing import Any, Final
 from storenode.common.backoff import Backoff
 from storenode.sds.aio.ledger import ParticipantLedger
 from storenode.sds.aio.limits import FIRST_DELAY_S, MAX_DELAY_S
-from storenode.sds.aio.state import DurableState, Row, StateBatch, StateError, StateTaken
+from storenode.sds.aio.state import Row, SqliteState, StateBatch, StateError, StateTaken
 from storenode.sds.log import Key
 
 MAX_UNSAVED: Final = 5_000
@@ -28,7 +28,7 @@ class Saver:
     def __init__(
         self,
         ledger: ParticipantLedger,
-        state: DurableState,
+        state: SqliteState,
         thread: Executor | None,
         release: Callable[[int, list[Any]], None],
         troubled: Callable[[str], None],
@@ -96,12 +96,12 @@ class Saver:
     async def page(
         self, limit: int, *, after: Key | None, before: Key | None, committed: int
     ) -> list[Row]:
-        """Return a page of the log, as `DurableState.page`."""
+        """Return a page of the log, as `SqliteState.page`."""
         read = partial(self._state.page, limit, after=after, before=before, committed=committed)
         return await asyncio.get_running_loop().run_in_executor(self._thread, read)
 
     async def messages(self, message_ids: Sequence[str]) -> list[Row]:
-        """Return messages of the log, as `DurableState.messages`."""
+        """Return messages of the log, as `SqliteState.messages`."""
         read = partial(self._state.messages, message_ids)
         return await asyncio.get_running_loop().run_in_executor(self._thread, read)
 

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 from storenode.common.errors import StorenodeError
 from storenode.sds.log import Key
@@ -122,50 +122,11 @@ class StateBatch:
     rows: dict[str, Rows]
 
 
-class DurableState(Protocol):
-    """The interface of a participant's state; `SqliteState` is one in a database.
+class SqliteState:
+    """A state in a file, or with None in memory.
 
     Every method blocks, is called from one thread, and may raise `StateError`.
     """
-
-    @property
-    def in_memory(self) -> bool:
-        """A flag: it ends with the process, so a failed transaction is not tried again."""
-
-    @property
-    def shown(self) -> str:
-        """The place, for messages."""
-
-    def open(self) -> Row:
-        """Open the state, and return the participant's row."""
-
-    def close(self) -> None:
-        """Close the state."""
-
-    def commit(self, batch: StateBatch) -> None:
-        """Write a batch whole or not at all; nothing happens when it was written before."""
-
-    def rows(self, name: str) -> list[Row]:
-        """Return all rows of a small table, in the order of their keys."""
-
-    def entries(self) -> Iterator[StoredEntry]:
-        """Yield the log in order."""
-
-    def messages(self, message_ids: Sequence[str]) -> list[Row]:
-        """Return messages of the log by their IDs."""
-
-    def page(
-        self, limit: int, *, after: Key | None, before: Key | None, committed: int
-    ) -> list[Row]:
-        """Return messages of the log in order, of transactions up to ``committed``.
-
-        They are the first after a key, or the last before one, or with neither the last of all.
-        Rows have ``acknowledged_by`` too: None for those without acknowledgement.
-        """
-
-
-class SqliteState:
-    """A state in a file, or with None in memory: a `DurableState`."""
 
     def __init__(self, path: str | Path | None, channel_id: str, sender_id: str) -> None:
         self._path = "" if path is None else str(path)
@@ -178,7 +139,7 @@ class SqliteState:
 
     @property
     def in_memory(self) -> bool:
-        """A flag: it ends with the process."""
+        """A flag: it ends with the process, so a failed transaction is not tried again."""
         return not self._path
 
     @property
@@ -250,7 +211,11 @@ class SqliteState:
     def page(
         self, limit: int, *, after: Key | None, before: Key | None, committed: int
     ) -> list[Row]:
-        """Return as `DurableState.page`."""
+        """Return messages of the log in order, of transactions up to ``committed``.
+
+        They are the first after a key, or the last before one, or with neither the last of all.
+        Rows have ``acknowledged_by`` too: None for those without acknowledgement.
+        """
         values: Row = {"own": self._identity[1].encode(), "committed": committed, "limit": limit}
         where = _LAST if before is None else _BEFORE
         if after is not None:

@@ -15,7 +15,7 @@ from typing import ParamSpec, TypeVar
 from storenode.common.errors import ArgumentError
 from storenode.connection.arguments import check_kind
 from storenode.sds.aio.limits import MAX_THREADS
-from storenode.sds.aio.state import DurableState
+from storenode.sds.aio.state import SqliteState
 
 _T = TypeVar("_T")
 _P = ParamSpec("_P")
@@ -27,9 +27,9 @@ class _Worker:
     def __init__(self, max_open: int) -> None:
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="sds-states")
         self._max_open = max_open
-        self._open: dict[DurableState, None] = {}
+        self._open: dict[SqliteState, None] = {}
 
-    def use(self, state: DurableState) -> None:
+    def use(self, state: SqliteState) -> None:
         """Note the use of a state, after closing those that were unused for longest."""
         self.forget(state)
         while len(self._open) >= self._max_open:
@@ -38,7 +38,7 @@ class _Worker:
             oldest.close()
         self._open[state] = None
 
-    def forget(self, state: DurableState) -> None:
+    def forget(self, state: SqliteState) -> None:
         """Forget a state that is closed."""
         self._open.pop(state, None)
 
@@ -46,7 +46,7 @@ class _Worker:
 class StateThread(Executor):
     """An executor that runs the calls for one state one after the other, in its thread."""
 
-    def __init__(self, state: DurableState, worker: _Worker) -> None:
+    def __init__(self, state: SqliteState, worker: _Worker) -> None:
         self._state = state
         self._worker = worker
 
@@ -75,7 +75,7 @@ class StateFiles:
         self._workers = [_Worker(max_open // count) for _ in range(count)]
         self._next = cycle(self._workers)
 
-    def thread(self, state: DurableState) -> StateThread:
+    def thread(self, state: SqliteState) -> StateThread:
         """Assign a thread to a state."""
         return StateThread(state, next(self._next))
 

@@ -12,7 +12,6 @@ import pytest
 
 from storenode.sds.aio.channel import Channel, Channels
 from storenode.sds.aio.state import StateTaken
-from storenode.sds.config import ChannelConfig
 from tests.support.node import NodeProcess, running_node
 
 PATIENCE_S = 90.0
@@ -119,19 +118,3 @@ async def test_a_state_that_another_takes_while_it_is_closed_ends_one_channel_on
             assert [message.content for message in await taker.log()] == [b"mine"]
         await second.send(b"still here")
         assert len(await second.log()) == 2
-
-
-async def test_what_cannot_be_joined_is_said_and_changes_nothing(
-    node: NodeProcess, room: str
-) -> None:
-    with pytest.raises(ValueError, match="at least one state"):
-        async with Channels.open(node.listen, open_states=0):
-            pass
-    async with Channels.open(node.listen) as channels:
-        with pytest.raises(ValueError, match="another channel or sender"):
-            await channels.join(room, "alice", config=ChannelConfig("other", "alice"))
-        channel = await channels.join(room, "alice")
-        await channels.leave(channel)
-        with pytest.raises(KeyError):
-            await channels.leave(channel)
-        assert len(channels) == 0

@@ -13,7 +13,6 @@ from storenode.sds.codec import Entry, SdsMessage, decode_message, encode_messag
 from storenode.sds.events import (
     Forged,
     Message,
-    Missing,
     Refusal,
     Refused,
     Withdrawn,
@@ -85,14 +84,6 @@ def test_the_proven_message_wins_in_any_order(order: tuple[int, ...]) -> None:
     assert take(me, *claims) == []
 
 
-def test_an_id_that_is_the_hash_of_the_content_proves_the_content() -> None:
-    message_id = sha256(b"yes").hexdigest()
-    me = channel()
-    events = take(me, wire(message_id, content=b"no"), wire(message_id, content=b"yes"))
-    assert contents(me, events) == {message_id: b"yes"}
-    assert of(Message, events)[-1].proof is Proof.CONTENT
-
-
 def test_a_copy_with_invented_causes_does_not_hold_the_content_up() -> None:
     message_id = sha256(b"yes").hexdigest()
     invented = wire(message_id, sender="mallory", content=b"yes", after=["invented"])
@@ -146,31 +137,6 @@ def test_what_we_sent_ourselves_is_never_replaced() -> None:
     assert [each.certain for each in of(Forged, events)] == [True, True]
     assert me.counts.echoes == 2
     assert len(log_ids(me)) == 2
-
-
-def test_the_genuine_one_waits_for_its_own_causes() -> None:
-    cause = genuine(b"cause", lamport=NOW - 5)
-    true = genuine(after=[id_of(cause)])
-    me = channel()
-    events = take(me, forged(true, history=()), true)
-    assert of(Withdrawn, events)
-    assert [each.message_id for each in of(Missing, events)[0].messages] == [id_of(cause)]
-    events += take(me, cause)
-    assert contents(me, events) == {id_of(cause): b"cause", id_of(true): b"pay alice"}
-
-
-def test_what_comes_before_a_withdrawn_cause_says_so() -> None:
-    cause = genuine(b"cause", lamport=NOW - 5)
-    true = genuine(after=[id_of(cause)])
-    second = genuine(b"second", after=[id_of(cause), id_of(true)], lamport=NOW - 1)
-    me = channel()
-    take(me, forged(true, history=()), second, true)
-    reported = of(Message, take(me, cause))
-    assert [(each.message_id, each.unmet) for each in reported] == [
-        (id_of(cause), ()),
-        (id_of(second), (id_of(true),)),
-        (id_of(true), ()),
-    ]
 
 
 def test_a_forged_one_that_waits_makes_room_together_with_what_it_asked_for() -> None:

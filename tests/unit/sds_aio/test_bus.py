@@ -17,7 +17,7 @@ from storenode.common.errors import ArgumentError, StorenodeError
 from storenode.message.hashing import message_hash
 from storenode.sds.aio.channel import Channel, Channels
 from storenode.sds.aio.cipher import CipherError
-from storenode.sds.aio.events import ChannelEvent, EventHub, Events, Message, Repaired
+from storenode.sds.aio.events import ChannelEvent, EventHub, Events, Repaired
 from storenode.sds.aio.limits import MAX_LEAVING_AT_ONCE, MAX_QUEUED_EVENTS
 from storenode.sds.aio.repair import RepairAttempts
 from storenode.sds.aio.transport import Fetched, Route
@@ -25,7 +25,6 @@ from storenode.sds.bloom import FilterShape, filter_of
 from storenode.sds.codec import Entry, SdsMessage, decode_message, encode_message
 from storenode.sds.config import ChannelConfig
 from storenode.sds.events import (
-    Acknowledged,
     Lost,
     MissingMessage,
     Received,
@@ -146,29 +145,6 @@ async def test_with_another_key_messages_are_there_and_cannot_be_read() -> None:
         await bob.wait_for(lambda status: status.synced)
         assert await bob.log() == []
         assert bob.counts.malformed >= 1
-
-
-async def test_events_tell_what_happens_in_order() -> None:
-    bus = Bus()
-    async with (
-        joined(bus.transport("a"), "alice") as alice,
-        joined(bus.transport("b"), "bob") as bob,
-        asyncio.timeout(PATIENCE_S),
-    ):
-        events = alice.events()
-        sent = await alice.send(b"hello")
-        seen: list[object] = []
-        async for event in events:
-            if isinstance(event, Message | Sent | Acknowledged):
-                seen.append(event)
-                if isinstance(event, Acknowledged):
-                    break
-        # It may be sent more than once before it is acknowledged.
-        kinds = dict.fromkeys(type(event) for event in seen)
-        assert list(kinds) == [Message, Sent, Acknowledged]
-        assert isinstance(seen[0], Message)
-        assert (seen[0].message_id, seen[0].own, seen[0].content) == (sent, True, b"hello")
-        await bob.wait_for(lambda status: status.synced)
 
 
 async def test_messages_begin_with_what_the_state_has(tmp_path: Path) -> None:
@@ -314,30 +290,6 @@ async def test_channels_whose_leaving_is_cancelled_are_all_left_at_once() -> Non
         with pytest.raises(asyncio.CancelledError):
             await using
     assert asyncio.all_tasks() <= before
-
-
-async def test_a_store_keeps_one_copy_of_what_is_sent_again() -> None:
-    resends: list[bytes] = []
-
-    def drops(transport: str, message: Fetched) -> bool:
-        if transport == "b" and not message.hint:
-            resends.append(message.payload)
-        return transport == "a"
-
-    bus = Bus(drops=drops)
-    async with (
-        joined(bus.transport("a"), "alice", config=config_of("alice", repair=None)) as alice,
-        joined(bus.transport("b"), "bob") as bob,
-    ):
-        await alice.wait_for(lambda status: status.live)
-        await bob.wait_for(lambda status: status.live)
-        sent = await alice.send(b"text")
-        async with asyncio.timeout(PATIENCE_S):
-            while len(resends) < 3:
-                await bus.news()
-    assert {decode_message(payload).message_id for payload in resends} == {sent}
-    stored = bus.stored(ROUTE)
-    assert [decode_message(each.payload).message_id for each in stored].count(sent) == 1
 
 
 async def test_a_clock_that_is_set_back_does_not_hold_up_what_is_missing() -> None:

@@ -20,7 +20,7 @@ from storenode.sds.aio.transport import Fetched, Route
 from storenode.sds.channel import MessageChannel
 from storenode.sds.claims import Proof
 from storenode.sds.codec import decode_message, encode_message
-from storenode.sds.config import DEFAULT_CHANNEL_ID, ChannelConfig
+from storenode.sds.config import ChannelConfig
 from storenode.sds.events import Broadcast, Signed
 from storenode.sds.limits import MAX_SIGNATURE_BYTES
 from storenode.sds.naming import canonical, content_id
@@ -168,15 +168,3 @@ async def test_a_signature_that_is_too_long_is_refused_to_its_sender() -> None:
         with pytest.raises(ValueError, match=r"a signature has \d+ bytes: 8192 are the most"):
             await alice.send(b"text")
         assert await alice.log() == []
-
-
-async def test_a_group_without_channels_needs_no_name_for_one() -> None:
-    bus = Bus()
-    async with joined(bus.transport("a"), "alice") as alice:
-        await alice.send(b"hello")
-        await alice.wait_for(lambda status: not status.unpublished)
-        (stored,) = bus.stored(ROUTE)
-        assert decode_message(stored.payload).channel_id == DEFAULT_CHANNEL_ID == "0"
-    with pytest.raises(ValueError, match="sender_id has 0 bytes"):
-        async with Channel.join(bus.transport("b")):
-            pass

@@ -84,8 +84,8 @@ from storenode.sds.limits import (
     UNATTENDED_SWEEPS,
 )
 from storenode.sds.log import LogEntry, MessageLog, draw_salt
-from storenode.sds.naming import content_id, ephemeral_id, sync_id
 from storenode.sds.outgoing_buffer import Outgoing, OutgoingBuffer
+from storenode.sds.proofs import content_id, ephemeral_id, sync_id
 from storenode.sds.repair import RepairAnswers, RepairRequests, may_answer
 from storenode.sds.rng import Rng
 from storenode.sds.schedule import FilterSchedule, SyncTimer

@@ -25,8 +25,7 @@ from typing import Final
 from storenode.common.bounded import BoundedDict
 from storenode.sds.codec import SdsMessage
 from storenode.sds.limits import MAX_FORGERIES_REPORTED, MAX_UNPROVEN
-from storenode.sds.naming import content_id
-from storenode.sds.proofs import proves_content
+from storenode.sds.proofs import content_id, proves_content
 
 _DIGEST_BYTES: Final = 16
 
@@ -43,7 +42,7 @@ class Proof(Enum):
     count (`storenode.sds.channel`)."""
 
     MESSAGE = "message"
-    """It covers channel, sender, clock, history and content (`storenode.sds.naming`)."""
+    """It covers channel, sender, clock, history and content (`storenode.sds.proofs`)."""
 
     OWN = "own"
     """It cannot be recomputed, and this participant sent it."""

@@ -49,12 +49,17 @@ class WaitingMessage:
 
 @dataclass(slots=True)
 class Want:
-    """A missing message: since when, how to find it, and whose message named it first."""
+    """A missing message: since when, how to find it, and whose message named it first.
+
+    ``tries`` of those around the channel to fetch it have failed, and the next is at ``ask_ms``.
+    """
 
     since_ms: int
     hints: list[bytes] = field(default_factory=list)
     sender_id: str | None = None
     named_by: str = ""
+    tries: int = 0
+    ask_ms: int = 0
 
 
 class IncomingBuffer:

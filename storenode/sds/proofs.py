@@ -1,18 +1,26 @@
-"""The message IDs that prove their message: those that can be recomputed from its fields.
+"""The IDs of messages, and those that prove their message: they can be recomputed from its fields.
 
-Nodes and participants judge alike. An ID that covers channel, sender, clock, causal history and
-content proves all of that; one that is the SHA-256 of the content, as `@waku/sds` makes it, proves
-the content. Filters, repair requests and hints are in no ID.
+An ID covers the channel, the sender, the clock, the causal history and the content, each after
+its length. A sender's clock rises with every message, so two messages have one ID only if they
+are the same message. Nodes and participants judge alike: an ID that covers all of these proves all
+of them; one that is the SHA-256 of the content, as `@waku/sds` makes it, proves the content.
+Filters, repair requests and hints are in no ID.
 """
+
+from __future__ import annotations
 
 from collections.abc import Iterable
 from hashlib import sha256
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from storenode.sds.codec import Entry
 
 ID_BYTES: Final = 64
 """Of an ID that can be a proof: the hexadecimal digits of a SHA-256."""
 
 _NAMED: Final = b"sds.v1"
+_SIGNED: Final = b"sds.v1.signed"
 
 
 def joined(parts: Iterable[bytes]) -> bytes:
@@ -43,3 +51,40 @@ def proves_content(message_id: str, content: bytes) -> bool:
 
 
 _DIGESTED: Final = joined([_NAMED])
+
+
+def content_id(
+    channel_id: str, sender_id: str, lamport: int, history: Iterable[Entry], content: bytes
+) -> str:
+    """Return the ID of a message with content: 64 lower-case hexadecimal digits."""
+    parents = [entry.message_id.encode() for entry in history]
+    return message_digest(channel_id.encode(), sender_id.encode(), lamport, parents, content)
+
+
+def canonical(
+    channel_id: str, sender_id: str, lamport: int, history: Iterable[Entry], content: bytes
+) -> bytes:
+    """Return the bytes that an application signs: what a `content_id` covers, renamed.
+
+    Each part after its length as four bytes, big-endian: ``sds.v1.signed``, channel, sender, the
+    Lamport timestamp in decimal digits, the IDs of the causal history, nothing, the content.
+    """
+    parts = [_SIGNED, channel_id.encode(), sender_id.encode(), str(lamport).encode()]
+    parts += [entry.message_id.encode() for entry in history]
+    return joined([*parts, b"", content])
+
+
+def sync_id(channel_id: str, sender_id: str, lamport: int) -> str:
+    """Return the ID of a sync message, which need not be unique."""
+    parts = [b"sds.v1.sync", channel_id.encode(), sender_id.encode(), str(lamport).encode()]
+    return f"sync-{_digest(parts)[:24]}"
+
+
+def ephemeral_id(channel_id: str, sender_id: str, number: int, content: bytes) -> str:
+    """Return the ID of an ephemeral message, the ``number``-th of a participant."""
+    parts = [b"sds.v1.ephemeral", channel_id.encode(), sender_id.encode(), str(number).encode()]
+    return _digest([*parts, content])
+
+
+def _digest(parts: list[bytes]) -> str:
+    return sha256(joined(parts)).hexdigest()

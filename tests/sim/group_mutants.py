@@ -188,8 +188,8 @@ WITH_STORE = {
     "publishes before it saves": Mutant(
         in_participant(
             "send",
-            "return message.message_id",
-            "self.publisher.offer(max(self.ledger.outbox))\n    return message.message_id",
+            "return self.ledger.outbox",
+            "self.publisher.offer(number)\n    return self.ledger.outbox",
         ),
         "leaves before it is saved",
     ),

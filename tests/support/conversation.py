@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from storenode.message.hashing import message_hash
 from storenode.sds.bloom import FilterShape, RollingFilter
 from storenode.sds.codec import Entry, SdsMessage, encode_message
-from storenode.sds.naming import content_id
+from storenode.sds.proofs import content_id
 
 NS_PER_MS = 1_000_000
 CONTENT_BYTES = 100

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from storenode.sds.codec import SdsMessage, encode_message
-from storenode.sds.naming import content_id
+from storenode.sds.proofs import content_id
 
 SENDER = "alice"
 CLOCK = 7

@@ -51,17 +51,6 @@ class OutboxItem:
     timestamp_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class OwnMessage:
-    """A message that was just sent; ``number`` is its place in the outbox."""
-
-    number: int
-    message: SdsMessage
-    hint: bytes
-    proof: Proof
-    events: list[Event]
-
-
 @dataclass(slots=True)
 class _Notes:
     gone: dict[str, None] = field(default_factory=dict)
@@ -106,8 +95,8 @@ class ParticipantLedger:
         hint_of: Callable[[bytes, int], bytes],
         *,
         sealed: Sealing | None = None,
-    ) -> OwnMessage:
-        """Send content, and put the message into the outbox.
+    ) -> tuple[int, list[Event]]:
+        """Send content, and put the message into the outbox; return its number there, and events.
 
         ``sealed`` makes the content as it travels, if given; ``seal`` is applied to the whole.
 
@@ -123,8 +112,20 @@ class ParticipantLedger:
         # Known before anybody holds it: what is sent next names it already.
         hint = hint_of(payload, now_ns)
         self._note(self.core.published(sent.message_id, hint))
-        rest: list[Event] = [each for each in events if not isinstance(each, Broadcast)]
-        return OwnMessage(number, message, hint, proof, rest)
+        lamport = message.lamport or 0
+        shown = Message(
+            message.message_id,
+            message.sender_id,
+            lamport,
+            message.content or b"",
+            hint,
+            self.core.log.after((lamport, message.message_id)),
+            own=True,
+            published=False,
+            proof=proof,
+            history=message.history,
+        )
+        return number, [shown, *(each for each in events if not isinstance(each, Broadcast))]
 
     def receive(self, now_ms: int, packets: Iterable[Packet]) -> list[Event]:
         """Run `MessageChannel.receive`."""

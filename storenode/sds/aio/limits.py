@@ -41,9 +41,6 @@ MAX_EMPTY_PAGES: Final = 1_000
 MAX_REPAIR_IDS: Final = 10_000
 """Missing messages of one round of repair."""
 
-MAX_TRACKED_IDS: Final = 65_536
-"""Missing messages whose failed attempts are remembered."""
-
 PACKETS_AT_ONCE: Final = 256
 """Packets that are taken before other tasks get their turn: a few milliseconds."""
 

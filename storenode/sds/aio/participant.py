@@ -18,7 +18,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from storenode.common.errors import ClientClosed, StorenodeError
+from storenode.common.errors import ClientClosed
 from storenode.message.hashing import message_hash
 from storenode.message.text import printable
 from storenode.sds.aio.cipher import CipherError
@@ -91,8 +91,7 @@ class Participant:
         self._rng = joining.rng
         self._lost_from_ns: int | None = None
         self._search_due_s = 0.0
-        self._troubles: dict[str, str] = {}
-        self._finals: dict[str, StorenodeError | None] = {}
+        self._troubles: dict[str, TransportError] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._is_hurried = False
         self.saver = Saver(
@@ -179,24 +178,11 @@ class Participant:
         def sealed(lamport: int, history: Sequence[Entry]) -> bytes:
             return self._seal_content(self._signing.frame(content, lamport, history))
 
-        sent = self.ledger.send(
+        number, events = self.ledger.send(
             self.clock(), content, message_id, self._seal, self._hint, sealed=sealed
         )
-        message, lamport = sent.message, sent.message.lamport or 0
-        shown = Message(
-            message.message_id,
-            message.sender_id,
-            lamport,
-            message.content or b"",
-            sent.hint,
-            self.core.log.after((lamport, message.message_id)),
-            own=True,
-            published=False,
-            proof=sent.proof,
-            history=message.history,
-        )
-        self.tell([shown, *sent.events, Ready(sent.number)])
-        return message.message_id
+        self.tell([*events, Ready(number)])
+        return self.ledger.outbox[number].message_id
 
     def check_room(self, count: int) -> None:
         """Raise `ChannelFullError` where not so many more messages can be sent."""
@@ -401,24 +387,27 @@ class Participant:
 
     def trouble(self, part: str, trouble: str | TransportError) -> None:
         """Note the trouble of a part of the participant; empty: there is none."""
-        sentence = trouble.sentence if isinstance(trouble, TransportError) else trouble
-        if sentence and sentence != self._troubles.get(part):
+        error = trouble if isinstance(trouble, TransportError) else TransportError(trouble)
+        if error.sentence and error.sentence != self._sentence(part):
             name = self._route.channel_id
-            _log.warning("channel %s: %s", printable(name), printable(sentence))
-        self._troubles[part] = sentence
-        self._finals[part] = trouble.final if isinstance(trouble, TransportError) else None
+            _log.warning("channel %s: %s", printable(name), printable(error.sentence))
+        self._troubles[part] = error
         self.refresh()
 
     def check(self) -> None:
         """Raise an error of the nodes that waiting cannot heal."""
-        publishing = self._finals.get("publishing") if self.ledger.unpublished else None
-        if (final := self._finals.get("feed") or publishing) is not None:
-            raise final
+        for part, matters in (("feed", True), ("publishing", bool(self.ledger.unpublished))):
+            known = self._troubles.get(part)
+            if matters and known is not None and known.final is not None:
+                raise known.final
+
+    def _sentence(self, part: str) -> str:
+        known = self._troubles.get(part)
+        return "" if known is None else known.sentence
 
     def _trouble_now(self) -> str:
-        troubles = self._troubles
-        publishing = troubles.get("publishing", "") if self.ledger.outbox else ""
-        return troubles.get("state", "") or troubles.get("feed", "") or publishing
+        publishing = self._sentence("publishing") if self.ledger.outbox else ""
+        return self._sentence("state") or self._sentence("feed") or publishing
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()

@@ -19,7 +19,6 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from storenode.sds.aio.limits import (
@@ -29,7 +28,6 @@ from storenode.sds.aio.limits import (
     MAX_IDS_PER_CALL,
     MAX_KNOWN_IDS,
     MAX_REPAIR_IDS,
-    MAX_TRACKED_IDS,
     REPAIR_FIRST_DELAY_MS,
     REPAIR_MAX_DELAY_MS,
 )
@@ -48,55 +46,12 @@ _GRACE_S = 0.05
 _MAX_DOUBLINGS = 16
 
 
-@dataclass(slots=True)
-class _Attempts:
-    tries: int
-    due_ms: int
-
-
-class RepairAttempts:
-    """A record of the missing messages that were not found, and of when to ask again.
-
-    Times are those of the event loop, in milliseconds.
-    """
-
-    def __init__(self) -> None:
-        self._attempts: dict[str, _Attempts] = {}
-
-    def due(self, missing: Iterable[MissingMessage], now_ms: int) -> list[MissingMessage]:
-        """Return what may be asked for now, 10,000 at most; drop what is not missing any more."""
-        found = list(missing)
-        kept = {each.message_id for each in found}
-        self._attempts = {key: each for key, each in self._attempts.items() if key in kept}
-        return [each for each in found if self._is_due(each.message_id, now_ms)][:MAX_REPAIR_IDS]
-
-    def failed(self, message_ids: Iterable[str], now_ms: int) -> None:
-        """Record that messages were asked for and not found."""
-        for message_id in message_ids:
-            known = self._attempts.get(message_id)
-            if known is None and len(self._attempts) >= MAX_TRACKED_IDS:
-                return
-            tries = 0 if known is None else known.tries + 1
-            delay_ms = REPAIR_FIRST_DELAY_MS * 2 ** min(tries, _MAX_DOUBLINGS)
-            due_ms = now_ms + min(delay_ms, REPAIR_MAX_DELAY_MS)
-            self._attempts[message_id] = _Attempts(tries, due_ms)
-
-    def next_due_ms(self) -> int | None:
-        """Return when the next message may be asked for again."""
-        return min((each.due_ms for each in self._attempts.values()), default=None)
-
-    def _is_due(self, message_id: str, now_ms: int) -> bool:
-        known = self._attempts.get(message_id)
-        return known is None or known.due_ms <= now_ms
-
-
 class Repair:
     """Asks the nodes for what a participant misses."""
 
     def __init__(self, participant: Participant) -> None:
         self._participant = participant
         self._core = participant.core
-        self._book = RepairAttempts()
         self._turn = asyncio.Lock()
         self._news = asyncio.Event()
         self.calls: Counter[str] = Counter()
@@ -116,13 +71,13 @@ class Repair:
     async def round(self) -> bool:
         """Run one round, when no other is under way; return True if messages were found."""
         async with self._turn:
-            wanted = self._book.due(self._core.missing(), _loop_ms())
+            wanted = self._due()
             if not wanted:
                 return False
             calls, ids = self.calls.total(), [each.message_id for each in wanted]
             answered = await self._ask_in_turn(wanted)
             left = [name for name in ids if name in self._core.incoming.wants]
-            self._book.failed(left, _loop_ms())
+            self._failed(left)
             if answered:
                 self._participant.abandon([name for name in left if self._is_old(name)])
             found = len(ids) - len(left)
@@ -130,8 +85,22 @@ class Repair:
             still = self._core.incoming.wants
             return any(name not in still for name in ids)
 
+    def _due(self) -> list[MissingMessage]:
+        """Return what may be asked for now, 10,000 at most."""
+        now_ms, incoming = _loop_ms(), self._core.incoming
+        due = [key for key, want in incoming.wants.items() if want.ask_ms <= now_ms]
+        return list(incoming.missing(due[:MAX_REPAIR_IDS]))
+
+    def _failed(self, message_ids: Iterable[str]) -> None:
+        for message_id in message_ids:
+            want = self._core.incoming.wants[message_id]
+            delay_ms = REPAIR_FIRST_DELAY_MS << min(want.tries, _MAX_DOUBLINGS)
+            want.tries += 1
+            want.ask_ms = _loop_ms() + min(delay_ms, REPAIR_MAX_DELAY_MS)
+
     async def _until_due(self) -> None:
-        due_ms = self._book.next_due_ms()
+        wants = self._core.incoming.wants.values()
+        due_ms = min((want.ask_ms for want in wants if want.tries), default=None)
         timeout_s = None if due_ms is None else max(due_ms - _loop_ms(), 0) / 1_000
         try:
             async with asyncio.timeout(timeout_s):

@@ -1,6 +1,6 @@
 """Signatures are the application's: what it signs and verifies, and how a signature travels.
 
-The canonical bytes of a message (`storenode.sds.naming.canonical`) cover channel, sender, clock,
+The canonical bytes of a message (`storenode.sds.proofs.canonical`) cover channel, sender, clock,
 causal history and content, as its ID does; so a signature cannot be moved to another message. It
 follows the content inside the content field, within the encryption and covered by the ID:
 
@@ -19,7 +19,7 @@ from storenode.common.errors import ArgumentError
 from storenode.sds.codec import Entry
 from storenode.sds.events import Message, Signed
 from storenode.sds.limits import MAX_SIGNATURE_BYTES
-from storenode.sds.naming import canonical
+from storenode.sds.proofs import canonical
 
 _MARK: Final = b"\x00sds-sig"
 _LENGTH_BYTES: Final = 2

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from storenode.sds.codec import SdsMessage, encode_message
-from storenode.sds.naming import content_id
+from storenode.sds.proofs import content_id
 from tests.support.command import Command
 from tests.support.node import COMMAND, NodeProcess, clean_environment
 from tests.support.terminal import Terminal

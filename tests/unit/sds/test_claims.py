@@ -18,7 +18,7 @@ from storenode.sds.events import (
     Withdrawn,
 )
 from storenode.sds.log import MessageLog
-from storenode.sds.naming import content_id
+from storenode.sds.proofs import content_id
 from tests.unit.sds.worlds import (
     CHANNEL,
     NOW,

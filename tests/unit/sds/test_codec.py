@@ -22,8 +22,7 @@ from storenode.sds.codec import (
     encode_older,
     sds_key,
 )
-from storenode.sds.naming import content_id
-from storenode.sds.proofs import joined
+from storenode.sds.proofs import content_id, joined
 from storenode.wire.sds.v1.message_pb2 import Message
 from tests.interop.vectors import load
 from tests.unit.sds.oracle import read

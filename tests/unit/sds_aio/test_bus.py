@@ -19,14 +19,12 @@ from storenode.sds.aio.channel import Channel, Channels
 from storenode.sds.aio.cipher import CipherError
 from storenode.sds.aio.events import ChannelEvent, EventHub, Events, Repaired
 from storenode.sds.aio.limits import MAX_LEAVING_AT_ONCE, MAX_QUEUED_EVENTS
-from storenode.sds.aio.repair import RepairAttempts
 from storenode.sds.aio.transport import Fetched, Route
 from storenode.sds.bloom import FilterShape, filter_of
 from storenode.sds.codec import Entry, SdsMessage, decode_message, encode_message
 from storenode.sds.config import ChannelConfig
 from storenode.sds.events import (
     Lost,
-    MissingMessage,
     Received,
     Sent,
 )
@@ -250,23 +248,6 @@ async def test_a_reader_gets_what_came_after_its_making_and_ends_with_the_hub() 
     hub.put(4, [Sent("after", None)])
     hub.end()
     assert [event async for event in reader] == [Sent("after", None)]
-
-
-def test_missing_messages_are_asked_for_less_and_less() -> None:
-    book = RepairAttempts()
-    wanted = [MissingMessage("a"), MissingMessage("b")]
-    now_ms, gaps = 0, []
-    assert book.due(wanted, now_ms) == wanted
-    for _ in range(9):
-        book.failed(["a"], now_ms)
-        due_ms = book.next_due_ms()
-        assert due_ms is not None
-        assert book.due(wanted, due_ms - 1) == wanted[1:]
-        gaps.append(due_ms - now_ms)
-        now_ms = due_ms
-    assert gaps == [1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 60_000, 60_000, 60_000]
-    assert book.due([], now_ms) == []
-    assert book.next_due_ms() is None
 
 
 async def test_channels_whose_leaving_is_cancelled_are_all_left_at_once() -> None:

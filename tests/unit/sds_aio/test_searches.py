@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncGenerator, Sequence
+from functools import partial
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,10 +15,12 @@ from sim.timeline import Timeline
 from storenode.sds.aio.feed import ChannelFeed
 from storenode.sds.aio.ledger import ParticipantLedger
 from storenode.sds.aio.participant import Participant
-from storenode.sds.aio.transport import Fetched, Rotation, TransportError
+from storenode.sds.aio.repair import Repair
+from storenode.sds.aio.transport import Fetched, Link, Rotation, TransportError
 from storenode.sds.channel import MessageChannel
 from storenode.sds.config import ChannelConfig
 from tests.support.virtual_time import run_virtually
+from tests.unit.sds.worlds import NOW, channel, take, wire
 
 MESSAGES = tuple(Fetched(b"%d" % number, b"", number * 10) for number in range(1, 9))
 PAGE = 2
@@ -115,3 +119,34 @@ def test_requests_of_one_moment_are_one_scan_of_the_longest_time() -> None:
     store, receiver = Store(), Receiver()
     searched([store], receiver, 60, 50, 10, 30)
     assert (store.scans, tuple(receiver.came)) == ([10], MESSAGES)
+
+
+def test_missing_messages_are_asked_for_less_and_less() -> None:
+    core = channel()
+    take(core, wire("b", after=["a"]))
+    asked_s: list[float] = []
+
+    async def nothing(*_: object) -> AsyncGenerator[Sequence[Fetched], None]:
+        asked_s.append(asyncio.get_running_loop().time())
+        yield []
+
+    async def run() -> None:
+        participant = SimpleNamespace(
+            core=core,
+            rotation=Rotation([cast("Link", SimpleNamespace(by_id=nothing))]),
+            feed=SimpleNamespace(quiet=partial(asyncio.sleep, 0)),
+            readable=True,
+            take=Receiver().take,
+            tell=lambda _: None,
+            abandon=lambda _: None,
+            now_ms=lambda: NOW,
+        )
+        repair = Repair(cast("Participant", participant))
+        repair.wake()
+        task = asyncio.create_task(repair.run())
+        await asyncio.sleep(200)
+        task.cancel()
+
+    run_virtually(Timeline(START_NS), run())
+    pauses = [round(after - before) for before, after in pairwise(asked_s)]
+    assert pauses == [1, 2, 4, 8, 16, 32, 60, 60]

@@ -23,7 +23,7 @@ from storenode.sds.codec import decode_message, encode_message
 from storenode.sds.config import ChannelConfig
 from storenode.sds.events import Broadcast, Signed
 from storenode.sds.limits import MAX_SIGNATURE_BYTES
-from storenode.sds.naming import canonical, content_id
+from storenode.sds.proofs import canonical, content_id
 from tests.support.bus import Bus, BusTransport
 from tests.unit.sds_aio.test_bus import Reversing, has
 

@@ -111,15 +111,14 @@ class World:
         self.rng.choice((self.own, self.other, self.other, self.other, self.tick))(ledger)
 
     def own(self, ledger: ParticipantLedger) -> None:
-        sent = ledger.send(
-            self.now_ns, self.rng.randbytes(20), None, bytes, lambda *_: self.rng.randbytes(32)
-        )
+        hint = self.rng.randbytes(32)
+        number, _ = ledger.send(self.now_ns, self.rng.randbytes(20), None, bytes, lambda *_: hint)
         if self.rng.random() < 0.7:
-            payload = ledger.outbox[sent.number].payload
+            item = ledger.outbox[number]
             for other in self.others:
-                other.receive(self.now_ms, [Packet(payload, sent.hint)])
-            ledger.published(sent.message.message_id, sent.hint)
-            ledger.settle(sent.number)
+                other.receive(self.now_ms, [Packet(item.payload, hint)])
+            ledger.published(item.message_id, hint)
+            ledger.settle(number)
 
     def other(self, ledger: ParticipantLedger) -> None:
         speaker, listener = self.rng.sample(self.others, 2)

@@ -6,7 +6,6 @@ before a crash, or the first thing that a crash loses.
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +30,7 @@ class Disk:
     """
 
     def __init__(self) -> None:
-        self.connection: sqlite3.Connection | None = None
+        self.connection: Any = None
         self.row: Row = {"commits": 0, "gap_from_ns": 0}
         self.tables: dict[str, dict[Any, Row]] = {name: {} for name in TABLES}
         self.log: dict[str, Row] = {}

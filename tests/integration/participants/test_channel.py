@@ -20,7 +20,7 @@ from storenode.sds.events import Acknowledged, EphemeralReceived
 from tests.support.conversation import Said, conversation
 from tests.support.lossy import Lossy
 from tests.support.node import NodeProcess
-from tests.support.participant import SHAPE, config_of, sending, until
+from tests.support.participant import SHAPE, config_of, sending
 
 PATIENCE_S = 90.0
 HOUR_NS = 3_600 * 10**9

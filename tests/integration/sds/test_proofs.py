@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import random
 from hashlib import sha256
 from typing import cast
-from unittest.mock import patch
 
 import pytest
 
@@ -15,10 +13,8 @@ from store.db.sds.reader import DatabaseSdsReader
 from store.db.writing import writer as writer_module
 from store.domain.claims import ClaimQuery
 from store.domain.ports import SdsLookup, TopicFilter
-from storenode.sds.codec import decode, sds_key
+from storenode.sds.codec import sds_key
 from tests.integration.sds.channel import (
-    OTHER,
-    TOPIC,
     Channel,
     assert_looked_up,
     assert_walked,
@@ -29,7 +25,7 @@ from tests.integration.sds.channel import (
 from tests.integration.storage.node import Node
 from tests.integration.storage.test_plans import Explained
 from tests.support.forged import claiming, genuine, genuine_id
-from tests.unit.domain.causal_world import CHANNEL, Parent, request
+from tests.unit.domain.causal_world import CHANNEL, request
 
 NAME = CHANNEL.decode()
 CONTENT = b"what Alice said"
@@ -78,66 +74,6 @@ async def test_what_is_proven_comes_before_older_forgeries(
     plain = await look_up(reader, [(reference, None)])
     assert (digest in plain.hashes) == (count < 16), "the bound holds where nothing is asked for"
     assert (await look_up(reader, [(reference, forged)])).hashes == [forged]
-
-
-def random_channel(rng: random.Random) -> Channel:
-    """Return genuine and forged messages of few IDs, with parents whose hints name any of them."""
-    channel = Channel()
-    contents = [b"content %d" % number for number in range(6)]
-    ids = [genuine_id(NAME, content) for content in contents]
-    ids += [sha256(content).hexdigest() for content in contents] + ["chosen", "other"]
-    for at in range(240):
-        name, topic = rng.choice(ids), rng.choice((TOPIC, TOPIC, OTHER))
-        parents: list[Parent] = []
-        for _ in range(rng.randrange(3)):
-            hinted = channel.stored and rng.randrange(2)
-            hint = rng.choice(channel.stored).hash if hinted else None
-            parents.append((rng.choice(ids).encode(), hint))
-        if rng.randrange(3):
-            content = rng.choice(contents)
-            payload = claiming(NAME, name, content)
-            channel.add(payload, at, name.encode(), topic=topic)
-        else:
-            channel.say(name.encode(), parents, at=at, topic=topic, content=b"%d" % at)
-    return channel
-
-
-@pytest.mark.parametrize("seed", range(4))
-async def test_any_channel_is_read_as_the_rules_say(
-    node: Node, reader: DatabaseSdsReader, seed: int
-) -> None:
-    rng = random.Random(seed)
-    channel = random_channel(rng)
-    assert len({each.proven for each in channel.stored}) == 2
-    await channel.store(node, 60)
-    ids = sorted({each.message_id or b"" for each in channel.stored})
-    for wanted in (TopicFilter(), TopicFilter(content_topics=(TOPIC[1],))):
-        for further in (1_024, 3):
-            entries: list[Parent] = [
-                (name, hint)
-                for name in ids
-                for hint in (None, rng.choice(channel.stored).hash, bytes(32))
-            ]
-            world = channel.seen(wanted, prefers=True)
-            with patch.object(db_claims, "FURTHER_CLAIMANTS", further):
-                answered = await look_up(reader, entries, wanted, prefers=True)
-                assert_looked_up(answered, world, entries)
-                heads = request(rng.sample(entries, 3), filter=wanted)
-                assert_walked(await walk(reader, world.complete(heads)), world, heads)
-
-
-async def test_what_is_written_is_what_is_recomputed(node: Node) -> None:
-    channel = random_channel(random.Random(9))
-    await channel.store(node, 100)
-    rows = await node.rows(
-        "select m.payload, s.proof from storenode.sds s join storenode.messages m using (ts, hash)"
-    )
-    assert len(rows) == len(channel.stored)
-    for payload, proof in rows:
-        assert isinstance(payload, bytes)
-        metadata = decode(payload)
-        assert metadata is not None
-        assert proof is metadata.proven
 
 
 OF_PROVEN = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from hashlib import sha256
 from unittest.mock import patch
 
 import pytest
@@ -11,6 +12,7 @@ from store.db.sds import reader as db_claims
 from store.db.sds.reader import DatabaseSdsReader
 from store.domain import causal
 from store.domain.ports import TopicFilter, TopicRights
+from storenode.sds.codec import decode
 from tests.integration.sds.channel import (
     OTHER,
     TOPIC,
@@ -22,7 +24,10 @@ from tests.integration.sds.channel import (
 )
 from tests.integration.storage.node import Node
 from tests.integration.storage.world import DAY
-from tests.unit.domain.causal_world import Parent, request
+from tests.support.forged import claiming, genuine_id
+from tests.unit.domain.causal_world import CHANNEL, Parent, request
+
+NAME = CHANNEL.decode()
 
 FILTERS = (
     TopicFilter(),
@@ -34,8 +39,14 @@ FILTERS = (
 ODD_HINTS = (b"", b"short", bytes(32), bytes(40))
 
 
+CONTENTS = [b"content %d" % number for number in range(6)]
+CLAIMED = [genuine_id(NAME, content) for content in CONTENTS]
+CLAIMED += [sha256(content).hexdigest() for content in CONTENTS]
+"""IDs under which genuine and forged messages are stored."""
+
+
 def random_channel(rng: random.Random, size: int = 250) -> Channel:
-    """Make forks, merges, cycles, collisions of IDs, lying hints, other topics, opaque messages."""
+    """Make forks, merges, cycles, forged IDs, lying hints, other topics, opaque messages."""
     channel = Channel()
     ids = [b"id-%d" % number for number in range(size // 2)]
     for number in range(size):
@@ -46,8 +57,13 @@ def random_channel(rng: random.Random, size: int = 250) -> Channel:
             channel.whisper(rng.randbytes(30), at=at, topic=topic)
         elif kind < 0.13:
             channel.say_elsewhere(rng.choice(ids).decode(), at=at)
+        elif kind < 0.4:
+            name = rng.choice(CLAIMED)
+            payload = claiming(NAME, name, rng.choice(CONTENTS))
+            channel.add(payload, at, name.encode(), topic=topic)
         else:
             near = ids[max(0, number // 2 - 6) : number // 2 + 2]
+            near += [name.encode() for name in rng.sample(CLAIMED, 2)]
             parents = [reference(rng, channel, near) for _ in range(rng.randrange(4))]
             channel.say(ids[number // 2], parents, at=at, topic=topic, content=rng.randbytes(8))
     return channel
@@ -89,7 +105,9 @@ async def test_walks_follow_the_rules(
                 max_depth=rng.choice((0, 0, 1, 5)),
                 filter=wanted,
             )
-            assert_walked(await walk(reader, limited), channel.seen(wanted), limited)
+            world = channel.seen(wanted, prefers=rng.random() < 0.5)
+            limited = world.complete(limited)
+            assert_walked(await walk(reader, limited), world, limited)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -100,6 +118,18 @@ async def test_look_ups_follow_the_rules(node: Node, reader: DatabaseSdsReader, 
     ids = [each.message_id for each in channel.stored if each.message_id is not None]
     with patch.object(db_claims, "FURTHER_CLAIMANTS", rng.choice((1, 3, 1_024))):
         for wanted in FILTERS:
-            entries = [reference(rng, channel, [*ids, b"nobody's"]) for _ in range(120)]
-            answered = await look_up(reader, entries, wanted)
-            assert_looked_up(answered, channel.seen(wanted), entries)
+            entries = [
+                reference(rng, channel, [*ids, *map(str.encode, CLAIMED), b"nobody's"])
+                for _ in range(120)
+            ]
+            for prefers in (False, True):
+                answered = await look_up(reader, entries, wanted, prefers=prefers)
+                assert_looked_up(answered, channel.seen(wanted, prefers=prefers), entries)
+    rows = await node.rows(
+        "select m.payload, s.proof from storenode.sds s join storenode.messages m using (ts, hash)"
+    )
+    for payload, proof in rows:
+        assert isinstance(payload, bytes)
+        metadata = decode(payload)
+        assert metadata is not None
+        assert proof is metadata.proven

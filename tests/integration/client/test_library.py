@@ -25,7 +25,6 @@ from storenode.client import (
     ClientClosed,
     Message,
     MessageRejected,
-    NotServed,
     Outcome,
     Published,
     Publisher,
@@ -275,9 +274,6 @@ async def test_status_comes_from_the_admin_listener(node: NodeProcess) -> None:
         assert (await admin.status()).ready
     with Admin(node.admin) as blocking:
         assert (await asyncio.to_thread(blocking.status)).node_id == node.ready["node_id"]
-    async with AsyncAdmin(node.listen) as wrong:
-        with pytest.raises(NotServed, match="name the listener that serves it"):
-            await wrong.status()
 
 
 def test_a_blocking_call_can_be_made_from_any_thread(node: NodeProcess, topic: str) -> None:

@@ -15,7 +15,7 @@ from tests.support import grpcurl
 from tests.support.command import Command
 from tests.support.fleet import exchanging
 from tests.support.node import running_node
-from tests.support.pages import ROOT, as_shown, blocks, matches, section, steps
+from tests.support.pages import ROOT, as_shown, blocks, section, steps
 from tests.support.postgres import copy_cluster
 
 TOUR = (ROOT / "docs" / "tour.md").read_text(encoding="utf-8")
@@ -63,9 +63,3 @@ def test_two_stores_are_peers_as_the_page_shows_it(tmp_path: Path, path: str) ->
         for node in (a, b):
             exchanging(node, 1)
         as_shown(steps(section(SEVERAL_NODES, "A first peer")), env)
-
-
-def test_a_shown_output_matches_with_its_gaps_only() -> None:
-    assert matches("a ... c\n", "a b\nb c\n")
-    assert not matches("a ... c\n", "a b c d\n")
-    assert not matches("a.c\n", "abc\n")

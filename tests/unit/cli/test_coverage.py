@@ -1,11 +1,13 @@
-"""The sentence of ``--coverage``: never more than the pages of an answer say."""
+"""The lines of `storenode coverage`, and the sentence of ``--coverage``."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from storenode.cli.client.coverage import sentence
-from storenode.client.types import AnswerCoverage
+from storenode.cli.client.coverage import _line, sentence
+from storenode.client.types import AnswerCoverage, CoverageStep, StoreCoverage
 
 HOUR = 3_600_000_000_000
 
@@ -76,3 +78,42 @@ def test_an_answer_is_as_complete_as_its_least_complete_page(
     said: list[AnswerCoverage], expected: str
 ) -> None:
     assert sentence(said) == f"Coverage: {expected}"
+
+
+def store(**fields: Any) -> StoreCoverage:  # noqa: ANN401 - those of the message
+    return StoreCoverage(store_id="b\x1b", compared_at=2 * HOUR, **fields)
+
+
+@pytest.mark.parametrize(
+    ("step", "expected"),
+    [
+        (CoverageStep(), "messages not counted  not confirmed by any store"),
+        (
+            CoverageStep(messages=1, before_horizon=True),
+            "1 message, before the horizon  not",
+        ),
+        (
+            CoverageStep(messages=2, intake=CoverageStep.RESUMED, missing_parents=1),
+            "2 messages, in part resumed from a peer, 1 parent missing  not confirmed",
+        ),
+        (
+            CoverageStep(messages=0, stores=[store(state=StoreCoverage.EQUAL)]),
+            "0 messages  equal to b\\x1b as of 1970-01-01T02:00:00.000Z, by XOR",
+        ),
+        (
+            CoverageStep(stores=[store(state=StoreCoverage.DIFFERS, missing_here=1), store()]),
+            (
+                "messages not counted  differs from b\\x1b as of 1970-01-01T02:00:00.000Z"
+                " (missing here 1, there 0); not confirmed by b\\x1b as it is now"
+            ),
+        ),
+        (
+            CoverageStep(stores=[store(equal_until=HOUR, last_equal=1)]),
+            "messages not counted  equal to b\\x1b up to 1970-01-01T01:00:00.000Z only, equal as",
+        ),
+    ],
+)
+def test_a_step_says_what_is_stored_and_by_whom_it_is_confirmed(
+    step: CoverageStep, expected: str
+) -> None:
+    assert _line(step).startswith(f"1970-01-01T00:00:00.000Z  {expected}")

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storenode.cli.errors import USAGE, CliError
-from storenode.cli.main import main
 from storenode.cli.sync import listed
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
@@ -57,22 +56,3 @@ def test_a_line_that_is_none_is_named(tmp_path: Path, text: str, sentence: str) 
         list(listed(path))
     assert caught.value.code == USAGE
     assert len(caught.value.sentence.splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["{tmp}/none"], "does not exist"),
-        (["{tmp}"], "is a directory"),
-        (["{tmp}/ids", "--from", "0"], "leave --from and --to out"),
-    ],
-)
-def test_a_list_that_is_not_there_or_goes_with_a_range_is_reported(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str
-) -> None:
-    (tmp_path / "ids").touch()
-    with pytest.raises(SystemExit) as ended:
-        main(["sync", "--ids", *(each.format(tmp=tmp_path) for each in arguments)])
-    said = capsys.readouterr().err
-    assert (ended.value.code, len(said.splitlines())) == (USAGE, 1)
-    assert sentence in said

@@ -24,7 +24,7 @@ PYTEST := $(BIN)/python tests/support/reaper.py $(BIN)/python -m pytest
 IN_PROCESSES := --numprocesses auto --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo gateway pipeline test test-long check-browser check-azure check-airflow sim bench soak fuzz fuzz-kernel hostile lint ways ratchet report format types proto \
+.PHONY: help run demo gateway pipeline test test-long check-browser check-azure sim bench soak fuzz fuzz-kernel hostile lint ways ratchet report format types proto \
 	proto-check docs check-dashboard check-rules check-deploy audit-dependencies release-check dist lock clean
 
 help: ## show this list
@@ -123,11 +123,6 @@ docs: $(DOCS) ## build the documentation's site into build/site, and check its p
 check-azure: $(DEV) ## try archives on Azurite, which npm installs below build/
 	npm install --prefix build/azurite --no-save --no-audit --no-fund --ignore-scripts azurite@3.35.0
 	AZURITE=$(CURDIR)/build/azurite/node_modules/.bin/azurite-blob $(MAKE) test ARGS=tests/integration/pipeline/test_object_store.py
-
-check-airflow: $(DEV) ## try the example for Airflow on Airflow, which pip installs below build/
-	$(BIN)/python -m venv build/airflow
-	build/airflow/bin/pip install --quiet apache-airflow==3.3.2
-	AIRFLOW=$(CURDIR)/build/airflow/bin/airflow $(MAKE) test ARGS=tests/integration/pipeline/test_schedules.py
 
 check-dashboard: $(DEV) ## check that the dashboard of deploy/ is the generated one
 	@$(BIN)/python tools/generate_dashboard.py --check

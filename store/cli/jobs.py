@@ -7,8 +7,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import update_wrapper
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,26 +22,13 @@ from storenode.cli.options.layers import option, with_options
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from store.pipeline.delta import DeltaArchive
     from store.pipeline.message_sets import MessageSet
     from store.pipeline.reports import JobReport
 
 MOST_CONNECTIONS: Final = 64
 FOREVER: Final = 2**63 - 1
 NEW_FILE: Final = click.Path(path_type=Path)
-LIBRARIES: Final = (
-    "adbc_driver_postgresql",
-    "deltalake",
-    "jinja2",
-    "matplotlib",
-    "obstore",
-    "pandas",
-    "pyarrow",
-    "pyspark",
-    "scipy",
-)
-"""Libraries of the extra."""
-
-
 PROGRESS: Final = logging.getLogger("storenode.pipeline")
 """The log of a job's progress."""
 
@@ -76,24 +63,16 @@ _RANGE_OPTIONS: Final = with_options(
 )
 
 
+@dataclass
 class Runner:
-    """The Spark, the database and the output of a command."""
+    """The Spark, the database and the output of a command; ``settings`` are Spark's."""
 
-    def __init__(
-        self,
-        target: Target,
-        master: str | None,
-        connections: int,
-        settings: dict[str, str],
-        *,
-        quiet: bool,
-    ) -> None:
-        self.target = target
-        self.connections = connections
-        self._master = master
-        self._settings = settings
-        self._quiet = quiet
-        self.report_json: dict[str, Any] = {}
+    target: Target
+    master: str | None
+    connections: int
+    settings: dict[str, str]
+    quiet: bool
+    report_json: dict[str, Any] = field(default_factory=dict)
 
     @contextmanager
     def session(self) -> Iterator[SparkSession]:
@@ -102,8 +81,8 @@ class Runner:
 
         spark.require_java()
         PROGRESS.info("Spark starts")
-        has_bar = not self._quiet and sys.stderr.isatty()
-        with spark.spark_session(self._master, self._settings, has_progress_bar=has_bar) as session:
+        has_bar = not self.quiet and sys.stderr.isatty()
+        with spark.spark_session(self.master, self.settings, has_progress_bar=has_bar) as session:
             spark.interrupt_here()
             yield session
 
@@ -117,18 +96,23 @@ class Runner:
                 pass
             yield url
 
+    def archive(self, path: str) -> DeltaArchive:
+        """Return an archive, which is there."""
+        from store.pipeline.delta import DeltaArchive  # noqa: PLC0415
+
+        return DeltaArchive(path).open()
+
     @contextmanager
     def messages(self, archive: str | None) -> Iterator[Callable[[SparkSession], MessageSet]]:
         """Return how to open an archive, which is there, or (None) the database, which serves."""
-        from store.pipeline.delta import DeltaArchive  # noqa: PLC0415
         from store.pipeline.message_sets import ArchiveMessages, DatabaseMessages  # noqa: PLC0415
 
         if archive is not None:
-            opened = DeltaArchive(archive).open()
+            opened = self.archive(archive)
             yield lambda session: ArchiveMessages(session, opened)
             return
         with self.url() as url:
-            yield lambda session: DatabaseMessages(session, url, "the database", self.connections)
+            yield lambda session: DatabaseMessages(session, url, self.connections)
 
     def finish(self, report: JobReport) -> int:
         """Print a report, and return the exit code."""
@@ -150,13 +134,19 @@ def job(command: Callable[..., int]) -> Callable[..., int]:
         metrics_file: Path | None,
         **options: Any,  # noqa: ANN401
     ) -> int:
-        _require_libraries()
-        from store.pipeline.errors import PipelineError  # noqa: PLC0415
-        from store.pipeline.reports import JobRun, require_metrics_file, write_metrics  # noqa: PLC0415
-        from store.pipeline.spark import TERMINATED, TerminatedError, ended_by_signals  # noqa: PLC0415
+        try:
+            from store.pipeline.errors import PipelineError  # noqa: PLC0415
+            from store.pipeline.reports import JobRun, require_metrics_file, write_metrics  # noqa: PLC0415
+            from store.pipeline.spark import TERMINATED, TerminatedError, ended_by_signals  # noqa: PLC0415
+        except ImportError as error:
+            raise CliError(
+                USAGE,
+                f"The pipeline needs {error.name}, which is not installed: install storenode with"
+                " the extra `pipeline`, as with `pip install 'storenode[pipeline]'`.",
+            ) from error
 
         settings = dict(_setting(each) for each in spark_conf)
-        runner = Runner(target, master, connections, settings, quiet=quiet)
+        runner = Runner(target, master, connections, settings, quiet)
         code, began_s, metrics = FAILED, time.time(), None
         shown = logging.StreamHandler()
         PROGRESS.addHandler(shown)
@@ -195,16 +185,6 @@ def between(command: Callable[..., int]) -> Callable[..., int]:
         return command(low_ns=low, high_ns=high, **options)
 
     return _RANGE_OPTIONS(update_wrapper(run, command))
-
-
-def _require_libraries() -> None:
-    missing = [name for name in LIBRARIES if find_spec(name) is None]
-    if missing:
-        raise CliError(
-            USAGE,
-            f"The pipeline needs {missing[0]}, which is not installed: install storenode with the"
-            " extra `pipeline`, as with `pip install 'storenode[pipeline]'`.",
-        )
 
 
 def _setting(text: str) -> tuple[str, str]:

@@ -77,13 +77,9 @@ def verify(runner: Runner, *, archive: str, with_database: bool, **options: Any)
     shows when both were removed. Changes nothing. The exit code is 1 if anything was found.
     """
     from store.pipeline import verify as jobs  # noqa: PLC0415
-    from store.pipeline.delta import DeltaArchive  # noqa: PLC0415
 
-    lake = DeltaArchive(archive).open()
-    with (
-        runner.url() if with_database else nullcontext() as url,
-        runner.session() as session,
-    ):
+    lake = runner.archive(archive)
+    with runner.url() if with_database else nullcontext() as url, runner.session() as session:
         work = jobs.VerifyJob(lake, url, **options)
         return runner.finish(jobs.verify(session, work))
 
@@ -134,10 +130,9 @@ def fingerprint(
     Of ARCHIVE, whose manifest records it, or without it of the database.
     """
     from store.pipeline import message_sets as sets  # noqa: PLC0415
-    from store.pipeline.delta import DeltaArchive  # noqa: PLC0415
 
     if archive is not None:
-        lake = DeltaArchive(archive).open()
+        lake = runner.archive(archive)
         name, hours = lake.path, sets.recorded_in(lake)
     else:
         with runner.url() as url:
@@ -185,9 +180,10 @@ def diff(
     The exit code is 1 if they differ.
     """
     from store.pipeline import diff as jobs  # noqa: PLC0415
+    from store.pipeline.files import require_new_directory  # noqa: PLC0415
 
     if output is not None:
-        jobs.require_output(output)
+        require_new_directory(output, "the IDs that differ")
     with (
         runner.messages(first) as one,
         runner.messages(second) as other,
@@ -218,8 +214,10 @@ def audit(
     looked for, too. The exit code is 1 if anything was found.
     """
     from store.pipeline.audit import audit as jobs  # noqa: PLC0415
+    from store.pipeline.files import require_new  # noqa: PLC0415
 
-    jobs.require_output(missing)
+    if missing is not None:
+        require_new(missing, "the missing IDs")
     with runner.messages(archive) as opened, runner.session() as session:
         bounds = (low_ns, high_ns)
         found = jobs.audit(opened(session), bounds=bounds, missing=missing)
@@ -244,9 +242,8 @@ def restore(runner: Runner, *, archive: str, diff: str | None, **options: Any) -
     Nodes that serve see it at once. Give retention more time before, or it is dropped again.
     """
     from store.pipeline import restore as jobs  # noqa: PLC0415
-    from store.pipeline.delta import DeltaArchive  # noqa: PLC0415
 
-    lake = DeltaArchive(archive).open()
+    lake = runner.archive(archive)
     if diff is not None:
         jobs.require_diff(diff)
     with runner.url() as url, runner.session() as session:
@@ -275,9 +272,10 @@ def report(
 
     The page needs only a browser. --json prints the figures behind it.
     """
+    from store.pipeline.files import require_new  # noqa: PLC0415
     from store.pipeline.report import report as jobs  # noqa: PLC0415
 
-    jobs.require_output(output)
+    require_new(output, "the report")
     with runner.messages(archive) as opened, runner.session() as session:
         written = jobs.report(
             opened(session),

@@ -17,12 +17,13 @@ import psycopg
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 
+from store.db.locks import ARCHIVING
 from store.pipeline.columns import NAMES
 from store.pipeline.database import (
     FOREVER,
     DatabaseState,
     connected,
-    lock_archiving,
+    lock,
     mark_archived,
     read_marked_archives,
     read_marks,
@@ -30,10 +31,10 @@ from store.pipeline.database import (
 )
 from store.pipeline.delta import DataFile, DeltaArchive
 from store.pipeline.errors import SPARK_ERRORS, PipelineError, of_spark
-from store.pipeline.fingerprints import NOTHING, Fingerprints, collected, differing
+from store.pipeline.fingerprints import NOTHING, Fingerprints, collected
 from store.pipeline.limits import DAY_NS, HOUR_NS, MAX_CONNECTIONS, MAX_LISTED, MIN_PORTION_ROWS
 from store.pipeline.manifest import day_of
-from store.pipeline.message_sets import known_hours, recorded_in
+from store.pipeline.message_sets import recorded_in
 from store.pipeline.parquet import (
     KEY,
     PATH,
@@ -165,16 +166,11 @@ class ArchiveJob:
     connections: int = MAX_CONNECTIONS
     mark_here: bool = False
 
-    @property
-    def is_whole(self) -> bool:
-        """True if no time is left out."""
-        return (self.low_ns, self.high_ns) == (0, FOREVER)
-
 
 def archive(session: SparkSession, job: ArchiveJob) -> ArchiveReport:
     """Append the messages that the archive lacks, and mark complete hours as archived."""
     with connected(job.url) as connection:
-        lock_archiving(connection)
+        lock(connection, ARCHIVING, "archiving this database")
         return _Archiver(session, job, connection).run()
 
 
@@ -200,7 +196,7 @@ class _Archiver:
         self._job = job
         self._archive = job.archive.open_for_writing()
         self._connection = connection
-        self._stored = known_hours(session, self._archive)
+        self._stored = recorded_in(self._archive)
         self._read_back: set[int] = set()
         self._report = ArchiveReport()
 
@@ -217,6 +213,7 @@ class _Archiver:
 
     def _append(self, state: DatabaseState, steps: list[Fingerprints]) -> None:
         """Archive hours step by step."""
+        is_whole = (self._job.low_ns, self._job.high_ns) == (0, FOREVER)
         for number, hours in enumerate(steps, 1):
             what = f"archive, step {number} of {len(steps)}" if len(steps) > 1 else "archive"
             messages = _missing(hours, self._stored)
@@ -224,7 +221,7 @@ class _Archiver:
                 rows = self._missing_rows(NAMES, hours, state)
                 written, added = self._write(rows, messages)
             if written:
-                is_last = self._job.is_whole and number == len(steps)
+                is_last = is_whole and number == len(steps)
                 self._commit(written, added, state if is_last else None)
 
     def _missing_rows(
@@ -326,8 +323,7 @@ class _Archiver:
 
 def _hours_to_do(state: DatabaseState, stored: Fingerprints) -> Fingerprints:
     """Return the hours of which the database holds something else than the archive."""
-    wanted = state.hours
-    return {hour: wanted[hour] for hour in differing(stored, wanted) if hour in wanted}
+    return {hour: each for hour, each in state.hours.items() if stored.get(hour) != each}
 
 
 def _missing(to_do: Fingerprints, stored: Fingerprints) -> int:

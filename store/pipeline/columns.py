@@ -12,7 +12,6 @@ from collections.abc import Iterable
 from typing import Final
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
@@ -51,7 +50,7 @@ NAMES: Final = tuple(ARROW.names)
 
 TAIL_COLUMNS: Final = frozenset({"version", "meta", "rate_limit_proof", "ephemeral"})
 SDS_COLUMNS: Final = frozenset({"channel", "message_id", "sender", "lamport", "parents"})
-HASH_WORDS: Final = frozenset({"h0", "h1", "h2", "h3"})
+HASH_WORDS: Final = ("h0", "h1", "h2", "h3")
 
 
 def spark_schema(names: Iterable[str] = NAMES) -> StructType:
@@ -61,8 +60,3 @@ def spark_schema(names: Iterable[str] = NAMES) -> StructType:
         KeyError: there is no column of a name.
     """
     return from_arrow_schema(pa.schema(map(ARROW.field, names)))
-
-
-def empty(session: SparkSession, schema: pa.Schema) -> DataFrame:
-    """Return a DataFrame without rows."""
-    return session.createDataFrame([], from_arrow_schema(schema))

@@ -15,7 +15,6 @@ import psycopg
 
 from reconcile.summaries.buckets import TimeBuckets
 from store.db.errors import SchemaError
-from store.db.locks import ARCHIVING, RESTORING
 from store.db.schema.migrate import require_served
 from store.db.summaries.buckets import between, coarser, of_rows, unpack
 from store.pipeline.errors import FAILED, PipelineError, of_database
@@ -73,7 +72,7 @@ class DatabaseState:
 
 
 @contextmanager
-def connected(url: str, what: str = "The database") -> Iterator[Connection]:
+def connected(url: str) -> Iterator[Connection]:
     """Open a connection in autocommit mode to a database with a schema that serves this version."""
     try:
         require_served(url)
@@ -85,16 +84,16 @@ def connected(url: str, what: str = "The database") -> Iterator[Connection]:
                 with suppress(psycopg.Error):
                     connection.execute("select pg_advisory_unlock_all()")
     except SchemaError as error:
-        raise PipelineError(f"{what} does not fit: {error}.", FAILED) from error
+        raise PipelineError(f"The database does not fit: {error}.", FAILED) from error
     except psycopg.Error as error:
-        raise of_database(error, what) from error
+        raise of_database(error) from error
 
 
 def read_state(connection: Connection, low_ns: int = 0, high_ns: int = FOREVER) -> DatabaseState:
     """Read one moment: fingerprints of the hours that begin in a range of time."""
     with connection.transaction():
         connection.execute(_SNAPSHOT)
-        store_id, folded, position = _store(connection)
+        store_id, folded, position = read_store(connection)
         hours = _hours(connection, low_ns, high_ns, folded)
     return DatabaseState(store_id, position, hours)
 
@@ -109,7 +108,7 @@ def read_as_of(
     """
     with connection.transaction():
         connection.execute(_SNAPSHOT)
-        store_id, folded, newest = _store(connection)
+        store_id, folded, newest = read_store(connection)
         now = _hours(connection, low_ns, high_ns, folded)
         start = positions.get(store_id, newest)
         rows = connection.execute(_UNFOLDED, (start, low_ns, high_ns)).fetchall()
@@ -118,7 +117,8 @@ def read_as_of(
     for commit in later:
         for hour, each in commit.items():
             if hour in now:
-                now[hour] = now[hour].without(each)
+                left = now[hour].messages - each.messages
+                now[hour] = now[hour].joined(each)._replace(messages=left)
     return now, later
 
 
@@ -160,17 +160,11 @@ def mark_archived(connection: Connection, stored: Fingerprints, archive: str) ->
     return len(rows)
 
 
-def lock_archiving(connection: Connection) -> None:
-    """Lock the archiving of this database, as long as the connection lives."""
-    _lock(connection, ARCHIVING, "archiving this database")
+def lock(connection: Connection, key: int, what: str) -> None:
+    """Lock what a job does to a database, as long as the connection lives.
 
-
-def lock_restoring(connection: Connection) -> None:
-    """Lock restores into this database, as long as the connection lives."""
-    _lock(connection, RESTORING, "restoring into this database")
-
-
-def _lock(connection: Connection, key: int, what: str) -> None:
+    ``key`` is a lock of `store.db.locks`, ``what`` the work in words.
+    """
     if connection.execute(_TRY_LOCK, (key,)).fetchone() != (True,):
         raise PipelineError(f"Another job is {what}: wait until it has ended, or end it.")
 
@@ -181,12 +175,7 @@ def restored_since(connection: Connection, position: int) -> int:
     return int(messages)
 
 
-def read_position(connection: Connection) -> int:
-    """Return the newest commit position."""
-    return _store(connection)[2]
-
-
-def _store(connection: Connection) -> tuple[str, int, int]:
+def read_store(connection: Connection) -> tuple[str, int, int]:
     """Read the ID, the folded and the newest position of the store."""
     row: tuple[str, int, int] | None = connection.execute(_STORE).fetchone()
     if row is None:

@@ -370,11 +370,6 @@ class DeltaArchive:
         """The number of the newest commit of the state that was read."""
         return int(self._opened.version())
 
-    @property
-    def commit_digest(self) -> str:
-        """The digest of the newest commit of that state."""
-        return self.manifest.before
-
     def changed_since(self, commit: str) -> set[int] | None:
         """Return the days whose files have changed since a commit, given by its digest.
 

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name that everybody k
 from store.pipeline.columns import ARROW
 from store.pipeline.database import FOREVER
 from store.pipeline.errors import SPARK_ERRORS, of_spark, of_store
-from store.pipeline.files import delete, listed, require_new_directory
+from store.pipeline.files import checked, delete, listed
 from store.pipeline.fingerprints import differing
 from store.pipeline.limits import HOUR_NS
 from store.pipeline.message_sets import MessageSet
@@ -81,7 +81,6 @@ def diff(
     columns `ID_COLUMNS`, partitioned by ``lacks``.
     """
     result = DiffReport(first.name, second.name, output=output)
-    target = None if output is None else require_output(output)
     low_ns, high_ns = bounds
     hours = [
         hour
@@ -103,8 +102,8 @@ def diff(
             found = _compared(ids.join(F.broadcast(wanted), "start_ns", "left_semi")).cache()
             counts: dict[str, int] = dict(found.groupBy("lacks").count().toLocalIterator())
             result.first_lacks, result.second_lacks = (counts.get(side, 0) for side in SIDES)
-            if target is not None:
-                _write(found, target)
+            if output is not None:
+                _write(found, checked(output))
             found.unpersist()
     except SPARK_ERRORS as error:
         raise of_spark(error) from error
@@ -120,11 +119,6 @@ def _write(found: DataFrame, target: str) -> None:
         delete(target, set(listed(target)) - written)  # what failed tasks have left
     except OSError as error:
         raise of_store(target, error, "output") from error
-
-
-def require_output(output: str) -> str:
-    """Return the path that the IDs are to be written to, checked."""
-    return require_new_directory(output, "the IDs that differ")
 
 
 def _compared(ids: DataFrame) -> DataFrame:

@@ -52,17 +52,13 @@ _STORE_CAUSES: Final = (
 
 
 class StoreError(OSError):
-    """The error of an object store about a path, with its cause in words."""
+    """The error of an object store about a path, with its cause in words as ``strerror``."""
 
-    def __init__(self, path: str, said: str) -> None:
-        cause = store_cause(said) or " ".join(said.split())[:200]
-        super().__init__(errno.EIO, cause, path)
-        self.cause = cause
-        self._said = said
 
-    def __reduce__(self) -> tuple[type[StoreError], tuple[str, str]]:
-        """Return its parts, for processes that it is sent to."""
-        return type(self), (self.filename, self._said)
+def store_error(path: str, said: str) -> StoreError:
+    """Return the error for what an object store says about a path."""
+    cause = store_cause(said) or " ".join(said.split())[:200]
+    return StoreError(errno.EIO, cause, path)
 
 
 def store_cause(said: str) -> str | None:
@@ -72,7 +68,7 @@ def store_cause(said: str) -> str | None:
 
 def _known_cause(path: str, error: Exception) -> str | None:
     if isinstance(error, StoreError):
-        return error.cause
+        return error.strerror
     return store_cause(str(error)) if "://" in path else None
 
 
@@ -92,17 +88,17 @@ class PipelineError(Exception):
         return type(self), (self.sentence, self.code)
 
 
-def of_database(error: psycopg.Error, what: str) -> PipelineError:
-    """Return the error for one of Postgres; ``what`` names the database's role in the job."""
+def of_database(error: psycopg.Error) -> PipelineError:
+    """Return the error for one of Postgres."""
     text = (error.diag.message_primary or str(error).strip() or type(error).__name__).splitlines()[
         0
     ]
     if isinstance(error, psycopg.OperationalError) and error.sqlstate is None:
         return PipelineError(
-            f"{what} could not be reached ({text}): check that Postgres runs, and the URL.",
+            f"The database could not be reached ({text}): check that Postgres runs, and the URL.",
             UNREACHABLE,
         )
-    return PipelineError(f"{what} refused ({text}).")
+    return PipelineError(f"The database refused ({text}).")
 
 
 def of_spark(error: Exception) -> PipelineError:

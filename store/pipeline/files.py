@@ -12,17 +12,17 @@ import errno
 import os
 import re
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TextIO
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 import pyarrow as pa
 from pyarrow.fs import FileSystem, LocalFileSystem, PyFileSystem
 
-from store.pipeline.errors import USAGE, PipelineError, StoreError
+from store.pipeline.errors import USAGE, PipelineError, StoreError, store_error
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -84,15 +84,7 @@ def require_visible(paths: Iterable[str]) -> None:
 
 def require_new(path: Path, what: str, kind: str = "file") -> None:
     """Raise if something would be overwritten, or if there is no directory to write to."""
-    try:
-        path.lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        pass
-    except OSError as error:
-        raise PipelineError(
-            f"{path} cannot be written ({error.strerror}): name another {kind} for {what}.", USAGE
-        ) from error
-    else:
+    if os.path.lexists(path):
         raise PipelineError(
             f"{path} exists already: name a {kind} that does not, for {what}.", USAGE
         )
@@ -175,7 +167,7 @@ def chunks(path: str) -> Iterator[bytes]:
             yield data
 
 
-def create(path: str, data: bytes, folders: int = 0) -> None:
+def create(path: str, data: bytes | Iterable[bytes], folders: int = 0) -> None:
     """Write a file that is not there yet, whole or not at all, on the disk before this returns.
 
     So many ``folders`` above it are synced, too.
@@ -184,17 +176,19 @@ def create(path: str, data: bytes, folders: int = 0) -> None:
         FileExistsError: it is there; of two that write it at once, one gets this.
         OSError: it cannot be written.
     """
+    pieces = [data] if isinstance(data, bytes) else data
     if on_store(path):
         import obstore  # noqa: PLC0415
 
         with _translated(path):
-            obstore.put(_store(path), _key(path), data, mode="create")
+            obstore.put(_store(path), _key(path), b"".join(pieces), mode="create")
         return
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(f".{uuid.uuid4().hex}")
+    part = target.with_name(f".{uuid.uuid4().hex}")  # a killed job may have left one of its process
     try:
-        part.write_bytes(data)
+        with part.open("xb") as opened:
+            opened.writelines(pieces)
         _sync(part)
         os.link(part, target)  # fails if the target exists; delta-rs publishes in the same way
     finally:
@@ -202,18 +196,10 @@ def create(path: str, data: bytes, folders: int = 0) -> None:
     settle([path], folders)
 
 
-def write_text(file: Path, what: str, write: Callable[[TextIO], object]) -> None:
+def write_text(file: Path, what: str, lines: Iterable[str]) -> None:
     """Write a new file of text on this machine, whole or not at all; ``what`` names its content."""
-    part = file.with_name(f".{uuid.uuid4().hex}")  # a killed job may have left one of its process
     try:
-        try:
-            with part.open("x", encoding="utf-8", newline="") as opened:
-                write(opened)
-                opened.flush()
-                os.fsync(opened.fileno())
-            os.link(part, file)
-        finally:
-            part.unlink(missing_ok=True)
+        create(str(file), (line.encode() for line in lines))
     except OSError as error:
         raise PipelineError(
             f"{what} cannot be written to {file} ({error.strerror}): name another file."
@@ -310,7 +296,7 @@ def require_reachable(path: str) -> None:
         try:
             obstore.list_with_delimiter(_store(path, 1), f"{_key(path)}/".lstrip("/"))
         except FileNotFoundError as error:
-            raise StoreError(path, "NoSuchBucket") from error
+            raise store_error(path, "NoSuchBucket") from error
 
 
 def delta_options(path: str, retries: int = _MAX_RETRIES) -> dict[str, str] | None:
@@ -393,4 +379,4 @@ def _translated(path: str) -> Iterator[None]:
     except FileNotFoundError as error:
         raise FileNotFoundError(errno.ENOENT, "No such object", path) from error
     except (BaseError, OSError) as error:
-        raise StoreError(path, str(error)) from error
+        raise store_error(path, str(error)) from error

@@ -13,7 +13,6 @@ from pyspark.sql import Row
 
 from reconcile.summaries.buckets import TimeBuckets
 
-HASH_WORDS: Final = ("h0", "h1", "h2", "h3")
 XOR_WORDS: Final = ("x0", "x1", "x2", "x3")
 _WORD_BYTES: Final = 8
 
@@ -31,10 +30,6 @@ class Fingerprint(NamedTuple):
         """Return the fingerprint of two disjoint sets of messages together."""
         words = (one ^ two for one, two in zip(self[1:], other[1:], strict=True))
         return Fingerprint(self.messages + other.messages, *words)
-
-    def without(self, other: Fingerprint) -> Fingerprint:
-        """Return the fingerprint of these messages without others that are among them."""
-        return self.joined(other)._replace(messages=self.messages - other.messages)
 
     @property
     def hex(self) -> str:

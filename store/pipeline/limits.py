@@ -51,5 +51,4 @@ MAX_LISTED: Final = 100
 """Rows, hours or files that a report lists of each kind; the number of all is said."""
 
 RESTORE_BATCH_MESSAGES: Final = 10_000
-RESTORE_BATCH_BYTES: Final = 8 * 1024 * 1024
-"""Messages, and bytes of them, that a restore stores in one transaction."""
+"""Messages that a restore stores in one transaction; they have `ARROW_BATCH_BYTES` at most."""

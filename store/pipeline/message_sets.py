@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from pyspark.sql import DataFrame, SparkSession
 
-from store.pipeline.columns import spark_schema
 from store.pipeline.database import FOREVER, connected, read_state
 from store.pipeline.delta import DeltaArchive
 from store.pipeline.errors import PipelineError
@@ -18,33 +17,8 @@ from store.pipeline.parquet import fingerprints_of, read_files, shuffle_partitio
 from store.pipeline.reports import JobReport, time_text
 from store.pipeline.source import read_database
 
-
-def known_hours(session: SparkSession, archive: DeltaArchive) -> Fingerprints:
-    """Return what an archive holds by hour: its commits record it, else its files are read."""
-    recorded = archive.recorded_hours()
-    if recorded is not None:
-        return recorded
-    return fingerprints_of(session, archive.files())
-
-
 LEVELS_NS: Final[Mapping[str, int]] = {"day": DAY_NS, "hour": HOUR_NS}
 """Lengths of slices by name."""
-
-
-class MessageSet(Protocol):
-    """A set of messages, read as of one moment."""
-
-    name: str
-    session: SparkSession
-    hours: Fingerprints
-
-    def messages(
-        self, names: Sequence[str], low_ns: int, high_ns: int, hours: Sequence[int] | None = None
-    ) -> DataFrame:
-        """Return some columns of the messages of a range of time, the end exclusive.
-
-        ``hours``: at least those of some hours only, ascending.
-        """
 
 
 class ArchiveMessages:
@@ -54,39 +28,43 @@ class ArchiveMessages:
         self.name = archive.path
         self.session = session
         self.archive = archive.open()
-        self.hours = known_hours(session, archive)
+        recorded = archive.recorded_hours()
+        # Otherwise commits or copies are damaged, and the files say what is there.
+        self.hours = fingerprints_of(session, archive.files()) if recorded is None else recorded
 
     def messages(
         self, names: Sequence[str], low_ns: int, high_ns: int, hours: Sequence[int] | None = None
     ) -> DataFrame:
-        """Return messages, see `MessageSet`."""
+        """Return some columns of the messages of a range of time, the end exclusive.
+
+        ``hours``: at least those of some hours only, ascending.
+        """
         files = self.archive.files_between(low_ns, high_ns)
         if hours is not None:
             days = {hour // DAY_NS for hour in hours}
             files = [each for each in files if each.day in days]
-        if not files:
-            return self.session.createDataFrame([], spark_schema(names))
         return read_files(self.session, files, names, low_ns, high_ns)
 
 
 class DatabaseMessages:
     """The messages of a database as it was when this was made, without what is dropped later."""
 
-    def __init__(
-        self, session: SparkSession, url: str, name: str, connections: int = MAX_CONNECTIONS
-    ) -> None:
-        self.name = name
+    def __init__(self, session: SparkSession, url: str, connections: int = MAX_CONNECTIONS) -> None:
+        self.name = "the database"
         self.session = session
         self._url = url
         self._connections = min(connections, shuffle_partitions(session))
-        with connected(url, name) as connection:
+        with connected(url) as connection:
             state = read_state(connection)
         self.hours, self._position = state.hours, state.position
 
     def messages(
         self, names: Sequence[str], low_ns: int, high_ns: int, hours: Sequence[int] | None = None
     ) -> DataFrame:
-        """Return messages, see `MessageSet`."""
+        """Return some columns of the messages of a range of time, the end exclusive.
+
+        ``hours``: at least those of some hours only, ascending.
+        """
         wanted = self.hours if hours is None else [hour for hour in hours if hour in self.hours]
         return read_database(
             self.session,
@@ -97,6 +75,10 @@ class DatabaseMessages:
             hours=wanted,
             connections=self._connections,
         )
+
+
+MessageSet = ArchiveMessages | DatabaseMessages
+"""A set of messages, read as of one moment."""
 
 
 @dataclass

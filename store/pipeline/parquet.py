@@ -14,25 +14,22 @@ from typing import Final, TypeVar
 
 import pyarrow as pa
 import pyarrow.dataset as ds
-import pyarrow.parquet as pq
-from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from store.pipeline.columns import ARROW, NAMES, PARTITIONS
+from store.pipeline.columns import ARROW, HASH_WORDS, NAMES, PARTITIONS
 from store.pipeline.database import FOREVER
 from store.pipeline.delta import DataFile
-from store.pipeline.errors import SPARK_ERRORS, StoreError, of_file, of_spark, of_store
+from store.pipeline.errors import SPARK_ERRORS, StoreError, of_file, of_spark
 from store.pipeline.files import (
     chunks,
     file_system,
     for_reading,
-    listed,
     on_store,
     settle,
 )
-from store.pipeline.fingerprints import HASH_WORDS, XOR_WORDS, Fingerprints, collected
+from store.pipeline.fingerprints import XOR_WORDS, Fingerprints, collected
 from store.pipeline.limits import HOUR_NS, MAX_PORTION_ROWS, MIN_PORTION_ROWS
 from store.pipeline.source import in_shares
 
@@ -44,9 +41,6 @@ KEY: Final = ("ts", *HASH_WORDS)
 
 PATH: Final = pa.field("path", pa.string())
 """The column with the path of a message's file, as `DataFile` has it."""
-
-KEPT: Final = StorageLevel.MEMORY_AND_DISK
-"""Where aggregates stay that are used several times."""
 
 BATCH_ROWS: Final = 65_536
 _FORMAT: Final = ds.ParquetFileFormat()
@@ -293,22 +287,3 @@ def read_rows(
 def _read(schema: pa.Schema, path: str) -> Batches:
     for rows in batches_of(path, schema.names, fields=schema):
         yield rows.cast(schema)
-
-
-def files_with(folder: str, names: Sequence[str]) -> list[str]:
-    """Return the Parquet files of a folder, which have some columns.
-
-    Raises:
-        PipelineError: the folder cannot be read.
-        KeyError: the files lack a column.
-    """
-    try:
-        paths = [f"{folder}/{each}" for each in listed(folder) if each.endswith(".parquet")]
-        for path in paths[:1]:
-            with for_reading(path) as source:
-                found = pq.read_schema(source)
-            for name in names:
-                found.field(name)
-    except (OSError, ValueError, pa.ArrowException) as error:
-        raise of_store(folder, error, "directory") from error
-    return paths

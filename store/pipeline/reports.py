@@ -6,6 +6,7 @@ Metrics are a file for the textfile collector of the node exporter.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
@@ -13,7 +14,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
-from prometheus_client.parser import text_string_to_metric_families
 
 from store.pipeline.errors import USAGE, PipelineError
 from store.pipeline.limits import MAX_LISTED
@@ -48,13 +48,18 @@ class JobReport:
         raise NotImplementedError
 
 
+def moment(ns: int) -> datetime:
+    """Return a time in UTC, to the second."""
+    return _EPOCH + timedelta(seconds=ns // NS_PER_S)
+
+
 def time_text(ns: int) -> str:
     """Return a time in UTC as RFC 3339 to the second."""
-    return f"{_EPOCH + timedelta(seconds=ns // NS_PER_S):%Y-%m-%dT%H:%M:%SZ}"
+    return f"{moment(ns):%Y-%m-%dT%H:%M:%SZ}"
 
 
 _SUCCESS: Final = "storenode_pipeline_last_success_timestamp_seconds"
-_MAX_FILE_BYTES: Final = 1024 * 1024
+_MAX_FILE_CHARS: Final = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,17 +128,9 @@ def _figures(report: Mapping[str, Any], before: str = "") -> Iterator[tuple[str,
 def _last_success(file: Path, job: str) -> float | None:
     """Return the time in the file, if it is one of this job."""
     try:
-        if file.stat().st_size > _MAX_FILE_BYTES:
-            return None
-        text = file.read_text(encoding="utf-8")
-        return next(
-            (
-                sample.value
-                for family in text_string_to_metric_families(text)
-                for sample in family.samples
-                if sample.name == _SUCCESS and sample.labels.get("job") == job
-            ),
-            None,
-        )
+        with file.open(encoding="utf-8") as opened:
+            text = opened.read(_MAX_FILE_CHARS)
+        found = re.search(rf'^{_SUCCESS}{{job="{job}"}} (\S+)$', text, re.MULTILINE)
+        return None if found is None else float(found[1])
     except (OSError, ValueError):
         return None

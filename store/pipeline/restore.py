@@ -19,8 +19,10 @@ from typing import Any, Final
 
 import psycopg
 import pyarrow as pa
+import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
+from store.db.locks import RESTORING
 from store.db.pool import Database, PoolSettings
 from store.db.schema.partitions import PartitionMap
 from store.db.writing.writer import DatabaseWriter
@@ -31,8 +33,8 @@ from store.pipeline.columns import NAMES
 from store.pipeline.database import (
     FOREVER,
     connected,
-    lock_restoring,
-    read_position,
+    lock,
+    read_store,
     restored_since,
 )
 from store.pipeline.delta import DeltaArchive
@@ -43,10 +45,11 @@ from store.pipeline.errors import (
     PipelineError,
     of_database,
     of_spark,
+    of_store,
 )
-from store.pipeline.files import checked
-from store.pipeline.limits import MAX_CONNECTIONS, RESTORE_BATCH_BYTES, RESTORE_BATCH_MESSAGES
-from store.pipeline.parquet import KEY, files_with, read_files, read_rows
+from store.pipeline.files import checked, for_reading, listed
+from store.pipeline.limits import MAX_CONNECTIONS, RESTORE_BATCH_MESSAGES
+from store.pipeline.parquet import KEY, read_files, read_rows
 from store.pipeline.reports import JobReport
 from store.pipeline.spark import logged
 from store.pipeline.verify import count_faults
@@ -106,12 +109,16 @@ async def store_rows(url: str, batches: Iterator[pa.RecordBatch]) -> int:
     """
     try:
         async with _writer(url) as writer:
-            portions = (rows for batch in batches for rows in _portions(batch))
+            portions = (
+                batch.slice(start, RESTORE_BATCH_MESSAGES).to_pylist()
+                for batch in batches
+                for start in range(0, len(batch), RESTORE_BATCH_MESSAGES)
+            )
             return sum([await _store_batch(writer, rows) for rows in portions])
     except (StoreUnavailable, StoreBusy) as error:
         raise PipelineError(f"The database could not be reached: {error}.", UNREACHABLE) from error
     except psycopg.Error as error:
-        raise of_database(error, "The database") from error
+        raise of_database(error) from error
 
 
 @asynccontextmanager
@@ -124,21 +131,6 @@ async def _writer(url: str) -> AsyncIterator[DatabaseWriter]:
     finally:
         await writer.stop()
         await database.close()
-
-
-def _portions(batch: pa.RecordBatch) -> Iterator[list[dict[str, Any]]]:
-    rows: list[dict[str, Any]] = []
-    size = 0
-    for row in batch.select(list(COLUMNS)).to_pylist():
-        if rows and (
-            len(rows) >= RESTORE_BATCH_MESSAGES or size + len(row["payload"]) > RESTORE_BATCH_BYTES
-        ):
-            yield rows
-            rows, size = [], 0
-        rows.append(row)
-        size += len(row["payload"])
-    if rows:
-        yield rows
 
 
 async def _store_batch(writer: DatabaseWriter, rows: list[dict[str, Any]]) -> int:
@@ -215,15 +207,13 @@ def restore(session: SparkSession, job: RestoreJob) -> RestoreReport:
     """Store the messages that an archive holds of a range, or of a diff."""
     try:
         rows = _wanted(session, job)
-        if rows is None:
-            return RestoreReport(0, 0, dry_run=job.dry_run)
         with logged("check"):
             given = _checked(rows)
         if job.dry_run or not given:
             return RestoreReport(given, 0, dry_run=job.dry_run)
         with connected(job.url) as connection:
-            lock_restoring(connection)
-            before = read_position(connection)
+            lock(connection, RESTORING, "restoring into this database")
+            _, _, before = read_store(connection)
             with logged("restore", given):
                 conflicts = _store(rows, job)
             return RestoreReport(given, restored_since(connection, before), conflicts)
@@ -231,10 +221,8 @@ def restore(session: SparkSession, job: RestoreJob) -> RestoreReport:
         raise of_spark(error) from error
 
 
-def _wanted(session: SparkSession, job: RestoreJob) -> DataFrame | None:
+def _wanted(session: SparkSession, job: RestoreJob) -> DataFrame:
     files = job.archive.open().files_between(job.low_ns, job.high_ns)
-    if not files:
-        return None
     rows = read_files(session, files, NAMES, job.low_ns, job.high_ns)
     if job.diff is None:
         return rows
@@ -254,10 +242,16 @@ def require_diff(path: str) -> str:
 
 
 def _ids(session: SparkSession, path: str) -> DataFrame:
+    folder = require_diff(path)
     try:
-        return read_rows(session, files_with(require_diff(path), KEY), KEY)
-    except KeyError as error:
-        raise PipelineError(f"{path} is not the output of a diff.", USAGE) from error
+        files = [f"{folder}/{each}" for each in listed(folder) if each.endswith(".parquet")]
+        for file in files[:1]:
+            with for_reading(file) as source:
+                if not {*KEY} <= {*pq.read_schema(source).names}:
+                    raise PipelineError(f"{path} is not the output of a diff.", USAGE)
+    except (OSError, pa.ArrowException) as error:
+        raise of_store(folder, error, "directory") from error
+    return read_rows(session, files, KEY)
 
 
 def _checked(rows: DataFrame) -> int:

@@ -1,10 +1,9 @@
 """The Spark data source `storenode`: the messages of a store node's database.
 
-Options of a read: ``url`` of the database; ``columns``, a list with commas (default: all of
-`store.pipeline.columns.NAMES`); ``from`` and ``to`` in nanoseconds, the end exclusive;
+Options of a read: ``url`` of the database; ``from`` and ``to`` in nanoseconds, the end exclusive;
 ``position``, the commit up to which messages are read (default: the newest); ``hours``, a list with
 commas of the starts of hours, of which alone messages are read; ``connections``, how many tasks may
-read at a time.
+read at a time. A schema that is given selects columns.
 
 Workers read by ADBC, in one statement per slice of time, which sees one snapshot. Messages that
 were committed after the position are excluded by their batch. Most messages have no optional
@@ -45,7 +44,6 @@ from pyspark.sql.types import StructType
 from store.pipeline.columns import (
     ARROW,
     HASH_WORDS,
-    NAMES,
     PARENT,
     SDS_COLUMNS,
     TAIL_COLUMNS,
@@ -129,21 +127,13 @@ NO_SHARD: Final = -1
 BATCH_BYTES: Final = 4 * 1024 * 1024
 """The driver puts about this many bytes of rows into one batch."""
 
-_SETTINGS: Final = (
-    "set jit = off",
-    # A worker whose machine is gone must not hold its snapshot and its locks for longer.
-    "set idle_in_transaction_session_timeout = '15min'",
-)
 _UP_TO: Final = """
  and m.batch not in (select batch from storenode.export_commits where position > {position})"""
 _TAIL: Final = """
 case when m.ts between (1::bigint << 55) and (1::bigint << 62) - 1 and octet_length(m.tail)
-     = 14 + octet_length(t.pubsub_topic) + (octet_length(t.pubsub_topic) > 127)::int
-     + octet_length(t.content_topic) + (octet_length(t.content_topic) > 127)::int
+     = 14 + octet_length(m.pubsub_topic) + (octet_length(m.pubsub_topic) > 127)::int
+     + octet_length(m.content_topic) + (octet_length(m.content_topic) > 127)::int
 then null else m.tail end as tail"""
-_TOPICS: Final = """
- left join (select distinct on (key) key, pubsub_topic, content_topic from storenode.topics) t
- on t.key = m.topic"""
 _SDS: Final = """
  left join storenode.export_sds s on s.ts = m.ts and s.hash = m.hash
  and s.ts >= {low} and s.ts < {high}"""
@@ -151,8 +141,8 @@ _MESSAGES: Final = """
 select {columns} from storenode.export_messages m{joins}
 where m.ts >= {low} and m.ts < {high}{condition}"""
 EQUAL_COLUMNS: Final[Mapping[str, str]] = {
-    "pubsub_topic": "t.pubsub_topic = convert_from({digits}, 'UTF8')",
-    "content_topic": "t.content_topic = convert_from({digits}, 'UTF8')",
+    "pubsub_topic": "m.pubsub_topic = convert_from({digits}, 'UTF8')",
+    "content_topic": "m.content_topic = convert_from({digits}, 'UTF8')",
     "channel": "s.channel = {digits}",
 }
 """Columns that the database can compare, and the conditions; text is sent as its bytes."""
@@ -196,13 +186,12 @@ def _statement(each: Slice, position: int, names: tuple[str, ...], equal: Mappin
     if "payload" in wanted:
         columns.append("m.payload")
     if wanted & ({"shard", "pubsub_topic", "content_topic"} | TAIL_COLUMNS):
-        columns += ["t.pubsub_topic", "t.content_topic"]
-        joins += _TOPICS
+        columns += ["m.pubsub_topic", "m.content_topic"]
     if wanted & TAIL_COLUMNS:
         columns.append(_TAIL)
     if wanted & SDS_COLUMNS:
         columns += [f"s.{name}" for name in _SDS_READ]
-        joins += _SDS.format(**bounds)
+        joins = _SDS.format(**bounds)
     conditions = itertools.starmap(_is_equal, equal.items())
     condition = _UP_TO.format(position=position) + "".join(conditions)
     return _MESSAGES.format(columns=", ".join(columns), joins=joins, condition=condition, **bounds)
@@ -231,9 +220,8 @@ def _connection(url: str) -> Iterator[AdbcConnection]:
             UNREACHABLE,
         ) from error
     with opened:
-        for setting in _SETTINGS:
-            with _running(opened, setting) as statement:
-                statement.execute_update()
+        with _running(opened, "set jit = off") as statement:
+            statement.execute_update()
         yield opened
 
 
@@ -268,12 +256,14 @@ def _decoded(rows: pa.RecordBatch, names: tuple[str, ...]) -> pa.RecordBatch:
     if "day" in wanted:
         days = rows["ts"].to_numpy(zero_copy_only=False) // DAY_NS
         found["day"] = pa.array(days.astype(np.int32)).view(pa.date32())
-    if wanted & HASH_WORDS:
+    if wanted.intersection(HASH_WORDS):
         joined = b"".join(rows["hash"].to_pylist())
         if len(joined) != HASH_BYTES * len(rows):
             raise _damaged(rows, 0)
         words = np.frombuffer(joined, "<i8").reshape(-1, len(HASH_WORDS))
-        found |= {name: pa.array(words[:, int(name[1])]) for name in wanted & HASH_WORDS}
+        found |= {
+            name: pa.array(words[:, int(name[1])]) for name in wanted.intersection(HASH_WORDS)
+        }
     if "pubsub_topic" in given and rows["pubsub_topic"].null_count:
         raise _damaged(rows, rows["pubsub_topic"].is_null().index(True).as_py())
     if "shard" in wanted:
@@ -325,27 +315,9 @@ def _damaged(rows: pa.RecordBatch, place: int) -> PipelineError:
 
 
 FORMAT: Final = "storenode"
-_OPTIONS: Final = (
-    "columns",
-    "connections",
-    "from",
-    "hours",
-    "position",
-    "to",
-    "url",
-)
 _AT_MOST: Final = (EqualTo, LessThan, LessThanOrEqual)
 _AT_LEAST: Final = (EqualTo, GreaterThan, GreaterThanOrEqual)
 _EPOCH: Final = date(1970, 1, 1)
-
-
-class SlicesPartition(InputPartition):
-    """The slices that one task reads, up to a commit position."""
-
-    def __init__(self, slices: list[Slice], position: int) -> None:
-        super().__init__(None)
-        self.slices = slices
-        self.position = position
 
 
 class StorenodeSource(DataSource):
@@ -357,10 +329,8 @@ class StorenodeSource(DataSource):
         return FORMAT
 
     def schema(self) -> StructType:
-        """Return the wanted columns, in the wanted order."""
-        text = self.options.get("columns")
-        names = NAMES if text is None else [name.strip() for name in text.split(",")]
-        return spark_schema(known_columns(names))
+        """Return all columns, for reads without a schema."""
+        return spark_schema()
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return a reader of a range of time; ``schema`` may have some of the columns."""
@@ -371,13 +341,6 @@ class StorenodeReader(DataSourceReader):
     """A reader of a range of time, which plans slices of it."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
-        unknown = sorted(set(map(str.lower, options)) - {*_OPTIONS})
-        if unknown:
-            raise PipelineError(
-                f"The data source storenode has no option {unknown[0]!r}: it has"
-                f" {', '.join(_OPTIONS)}.",
-                USAGE,
-            )
         if "url" not in options:
             raise PipelineError(
                 "The data source storenode needs the option `url` of a database; an archive is read"
@@ -385,15 +348,15 @@ class StorenodeReader(DataSourceReader):
                 USAGE,
             )
         self._url = options["url"]
-        self._hours: list[int] | None = None
-        if "hours" in options:
-            self._hours = sorted(_whole("hours", at) for at in options["hours"].split(",") if at)
-        self._names = known_columns(schema.names)
-        self._nullable = frozenset(each.name for each in schema if each.nullable)
-        self._low_ns = _number(options, "from", 0)
-        self._high_ns = _number(options, "to", FOREVER)
-        self._position = _number(options, "position", -1)
-        self._connections = _number(options, "connections", MAX_CONNECTIONS)
+        hours = options.get("hours")
+        self._hours = None if hours is None else sorted(int(at) for at in hours.split(",") if at)
+        self._schema = pa.schema(
+            ARROW.field(each.name).with_nullable(each.nullable) for each in schema
+        )
+        self._low_ns = int(options.get("from", 0))
+        self._high_ns = int(options.get("to", FOREVER))
+        self._position = int(options.get("position", -1))
+        self._connections = int(options.get("connections", MAX_CONNECTIONS))
         self._equal: dict[str, str] = {}
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
@@ -427,32 +390,13 @@ class StorenodeReader(DataSourceReader):
         # Without any partition Spark has one of its own read.
         groups = plan_slices(hours, within, self._connections) or [[]]
         position = state.position if self._position < 0 else self._position
-        return [SlicesPartition(group, position) for group in groups]
+        return [InputPartition((group, position)) for group in groups]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read the rows of one partition, with the nullability that Spark was given."""
-        assert isinstance(partition, SlicesPartition)
-        fields = [ARROW.field(name) for name in self._names]
-        schema = pa.schema(
-            each.with_nullable(each.nullable or each.name in self._nullable) for each in fields
-        )
-        found = read_slices(
-            self._url, partition.slices, partition.position, self._names, self._equal
-        )
-        return (pa.RecordBatch.from_arrays(batch.columns, schema=schema) for batch in found)
-
-
-def _number(options: Mapping[str, str], name: str, default: int) -> int:
-    return _whole(name, options[name]) if name in options else default
-
-
-def _whole(name: str, text: str) -> int:
-    try:
-        return int(text)
-    except ValueError as error:
-        raise PipelineError(
-            f"The option `{name}` must be a whole number, not {text!r}.", USAGE
-        ) from error
+        slices, position = partition.value
+        found = read_slices(self._url, slices, position, tuple(self._schema.names), self._equal)
+        return (pa.RecordBatch.from_arrays(each.columns, schema=self._schema) for each in found)
 
 
 def _span_ns(name: str, value: object) -> tuple[int, int] | None:
@@ -463,18 +407,6 @@ def _span_ns(name: str, value: object) -> tuple[int, int] | None:
         start = (value - _EPOCH).days * DAY_NS
         return start, start + DAY_NS
     return None
-
-
-def known_columns(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names, all of which must be columns of the data source."""
-    unknown = [name for name in names if name not in ARROW.names]
-    if unknown:
-        raise PipelineError(
-            f"The data source storenode has no column {unknown[0]!r}: it has"
-            f" {', '.join(ARROW.names)}.",
-            USAGE,
-        )
-    return tuple(names)
 
 
 def read_database(
@@ -488,7 +420,7 @@ def read_database(
     connections: int,
 ) -> DataFrame:
     """Return some columns of the messages of some hours ``within`` a range, up to a commit."""
-    options = {"url": url, "columns": ",".join(names), "position": str(position)}
+    options = {"url": url, "position": str(position)}
     options |= {"from": str(within[0]), "to": str(within[1]), "connections": str(connections)}
     options["hours"] = ",".join(map(str, hours))
-    return session.read.format(FORMAT).options(**options).load()
+    return session.read.format(FORMAT).options(**options).schema(spark_schema(names)).load()

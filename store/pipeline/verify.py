@@ -11,7 +11,7 @@ no fault.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
 from typing import Any, Final
@@ -19,12 +19,12 @@ from typing import Any, Final
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 
-from store.pipeline.database import FOREVER, connected, read_as_of, read_marks
+from store.pipeline.columns import HASH_WORDS
+from store.pipeline.database import FOREVER, connected, read_as_of, read_marks, read_store
 from store.pipeline.delta import DataFile, DeltaArchive
 from store.pipeline.errors import SPARK_ERRORS, USAGE, PipelineError, of_spark
 from store.pipeline.files import checked
 from store.pipeline.fingerprints import (
-    HASH_WORDS,
     NOTHING,
     Fingerprints,
     collected,
@@ -32,7 +32,7 @@ from store.pipeline.fingerprints import (
 )
 from store.pipeline.limits import DAY_NS, HOUR_NS, MAX_LISTED, SHARD_PARTITIONS
 from store.pipeline.manifest import Manifest, day_of, read_manifest
-from store.pipeline.parquet import KEPT, PATH, file_digests, read_files, start_of, sums
+from store.pipeline.parquet import PATH, file_digests, read_files, start_of, sums
 from store.pipeline.reports import JobReport, time_text
 from store.pipeline.source import NO_SHARD
 from store.pipeline.spark import logged
@@ -57,25 +57,40 @@ CHECKED: Final = (
 )
 """The columns that are checked."""
 
-_TOPICS: Final = ("pubsub_topic", "content_topic")
 _NUMBER: Final = "(0|[1-9][0-9]{0,4})"
-_SHARD_TOPIC: Final = rf"\A/waku/2/rs/{_NUMBER}/{_NUMBER}\z"
-_MAX_UINT16: Final = 0xFFFF
+_PART: Final = (
+    rf"try_cast(regexp_extract(pubsub_topic, r'\A/waku/2/rs/{_NUMBER}/{_NUMBER}\z', %d) as int)"
+)
+_SHARD_OF_TOPIC: Final = f"""
+case when pubsub_topic is null then null
+     when {_PART % 1} <= {0xFFFF} and {_PART % 2} <= {0xFFFF}
+     then {_PART % 2} % {SHARD_PARTITIONS} else {NO_SHARD} end"""
+_WORDS: Final = ", ".join(f"lpad(hex({word}), 16, '0')" for word in reversed(HASH_WORDS))
+_TOPIC: Final = (
+    f"is_valid_utf8(%s) and octet_length(%s) between 1 and {MAX_TOPIC_BYTES}"
+    " and not contains(%s, chr(0))"
+)
+
+RULES: Final[Mapping[str, str]] = {
+    NOT_ELIGIBLE: f"""
+        ts > 0 and not coalesce(ephemeral, false)
+        and {_TOPIC % (("pubsub_topic",) * 3)} and {_TOPIC % (("content_topic",) * 3)}""",
+    # 14/WAKU2-MESSAGE
+    WRONG_HASH: """
+        sha2(concat(cast(pubsub_topic as binary), payload, cast(content_topic as binary),
+            coalesce(meta, X''), unhex(lpad(hex(ts), 16, '0'))), 256) = lower(hex(hash))""",
+    # The words are little-endian to the bytes of the hash.
+    WRONG_WORDS: f"""
+        regexp_replace(reverse(concat({_WORDS})), '(.)(.)', '$2$1') = hex(hash)
+        and octet_length(hash) = {HASH_BYTES}""",
+    WRONG_PLACE: f"shard = {_SHARD_OF_TOPIC} and ts div {DAY_NS} = unix_date(day)",
+}
+"""What holds of every sound row, by the fault of a row of which it does not."""
 
 
 def row_faults() -> Mapping[str, Column]:
     """Return a condition for each kind of fault; it is true for the rows that have it."""
-    return {
-        NOT_ELIGIBLE: _unless(_is_eligible()),
-        WRONG_HASH: _unless(F.sha2(_hashed(), 256) == F.lower(F.hex("hash"))),
-        WRONG_WORDS: _unless(
-            (_words_hex() == F.hex("hash")) & (F.octet_length("hash") == HASH_BYTES)
-        ),
-        WRONG_PLACE: _unless(
-            (_shard_of_topic() == F.col("shard"))
-            & (F.expr(f"ts div {DAY_NS}") == F.unix_date("day"))
-        ),
-    }
+    return {kind: F.expr(f"not coalesce({rule}, false)") for kind, rule in RULES.items()}
 
 
 def count_faults(rows: DataFrame) -> tuple[int, dict[str, int]]:
@@ -83,49 +98,6 @@ def count_faults(rows: DataFrame) -> tuple[int, dict[str, int]]:
     counted = [F.count_if(fault).alias(kind) for kind, fault in row_faults().items()]
     (found,) = rows.agg(F.count(F.lit(1)).alias("rows"), *counted).collect()
     return found["rows"], {kind: found[kind] for kind in row_faults() if found[kind]}
-
-
-def _unless(condition: Column) -> Column:
-    return ~F.coalesce(condition, F.lit(False))
-
-
-def _is_eligible() -> Column:
-    lasting = ~F.coalesce("ephemeral", F.lit(False))
-    return (F.col("ts") > 0) & lasting & _all_topics(_is_topic)
-
-
-def _is_topic(name: str) -> Column:
-    whole = F.is_valid_utf8(name) & F.octet_length(name).between(1, MAX_TOPIC_BYTES)
-    return whole & ~F.contains(name, F.lit("\0"))
-
-
-def _all_topics(condition: Callable[[str], Column]) -> Column:
-    first, second = map(condition, _TOPICS)
-    return first & second
-
-
-def _hashed() -> Column:
-    """Return the bytes whose SHA-256 is the hash (14/WAKU2-MESSAGE)."""
-    time = F.unhex(F.lpad(F.hex("ts"), 16, "0"))
-    topics = [F.col(name).cast("binary") for name in _TOPICS]
-    meta = F.coalesce("meta", F.lit(b""))
-    return F.concat(topics[0], F.col("payload"), topics[1], meta, time)
-
-
-def _words_hex() -> Column:
-    """Return the words as the digits of the hash, to whose bytes they are little-endian."""
-    words = (F.lpad(F.hex(word), 16, "0") for word in reversed(HASH_WORDS))
-    return F.regexp_replace(F.reverse(F.concat(*words)), "(.)(.)", "$2$1")
-
-
-def _shard_of_topic() -> Column:
-    """Return what `store.pipeline.source.shard_of` does."""
-    cluster, shard = (
-        F.regexp_extract("pubsub_topic", _SHARD_TOPIC, group).try_cast("int") for group in (1, 2)
-    )
-    is_static = (cluster <= _MAX_UINT16) & (shard <= _MAX_UINT16)
-    number = F.when(is_static, shard % SHARD_PARTITIONS).otherwise(NO_SHARD)
-    return F.when(F.col("pubsub_topic").isNotNull(), number)
 
 
 TWICE: Final = "there more than once"
@@ -284,12 +256,11 @@ def _check_rows(
             )
             result.add(kind, where, count)
     keys = read_files(session, files, ("ts", "hash")).groupBy("ts", "hash")
-    again = keys.agg(F.count(F.lit(1)).alias("count")).where("count > 1").persist(KEPT)
+    again = keys.agg(F.count(F.lit(1)).alias("count")).where("count > 1")
     if several := again.count():
         listed = again.orderBy("ts", "hash").limit(MAX_LISTED).collect()
         where = (f"{_hex(row['hash'])} at {row['ts']}: {row['count']} times" for row in listed)
         result.add(TWICE, where, several)
-    again.unpersist()
     return collected(hours)
 
 
@@ -370,6 +341,9 @@ def _check_database(url: str, job: VerifyJob, stored: Fingerprints, result: Veri
     with connected(url) as connection:
         wanted, later = read_as_of(connection, positions, low_ns, sealed_ns)
         marks = read_marks(connection, job.archive.path)
+        store_id, _, _ = read_store(connection)
+    if positions and store_id not in positions:
+        result.notes.append(f"The archive is one of other stores: it has no commit of {store_id}.")
     result.not_archived_yet = catch_up(wanted, later, stored)
     if result.not_archived_yet:
         result.notes.append(

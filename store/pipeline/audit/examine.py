@@ -7,7 +7,7 @@ claimants names, the earliest time and the lowest Lamport timestamp.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -115,6 +115,14 @@ CHANNELS: Final = pa.schema(
     ]
 )
 """Each channel's counts, and its last complete point (null: there is none)."""
+
+RESULTS: Final[Mapping[str, pa.Schema]] = {
+    "channels": CHANNELS,
+    "references": REFERENCES,
+    "faults": FINDINGS,
+    "conflicts": CONFLICTS,
+}
+"""The results of an audit; ``faults`` are the violations and cycles."""
 
 
 def examine(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

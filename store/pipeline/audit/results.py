@@ -17,8 +17,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -27,8 +26,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.transaction import AddAction, create_table_with_add_actions
 from pyspark.sql import DataFrame, SparkSession
 
-from store.pipeline.audit.examine import CHANNELS, CONFLICTS, FINDINGS, REFERENCES
-from store.pipeline.audit.tables import AuditTables
+from store.pipeline.audit.examine import RESULTS
 from store.pipeline.delta import DeltaArchive
 from store.pipeline.errors import PipelineError, of_store
 from store.pipeline.files import delete, delta_options, listed
@@ -50,17 +48,8 @@ SUMS: Final = pa.schema(
 )
 """``channel`` is null for messages without SDS; ``day`` is since the epoch."""
 
-SCHEMAS: Final[Mapping[str, pa.Schema]] = {
-    "channels": CHANNELS,
-    "references": REFERENCES,
-    "faults": FINDINGS,
-    "conflicts": CONFLICTS,
-    "sums": SUMS,
-}
-"""The results of the last audit; a result has nulls in the columns of the others."""
-
-TABLES: Final = ("channels", "references", "faults", "conflicts")
-"""The results other than the sums, as `AuditTables` has them."""
+SCHEMAS: Final[Mapping[str, pa.Schema]] = {**RESULTS, "sums": SUMS}
+"""What is recorded of the last audit; each has nulls in the columns of the others."""
 
 _RESULT: Final = pa.field("result", pa.string(), nullable=False)
 _FINDINGS: Final = pa.unify_schemas([pa.schema([_RESULT]), *SCHEMAS.values()])
@@ -72,22 +61,14 @@ _CONFIGURATION: Final = {
 }
 
 
-@dataclass(frozen=True)
-class RecordedAudit:
-    """The results of the last audit, of an archive up to the commit with the digest ``commit``."""
+class RecordedAudit(NamedTuple):
+    """What is recorded of the last audit, by `SCHEMAS`.
 
-    session: SparkSession
-    paths: Mapping[str, list[str]]
+    It is of an archive up to the commit with the digest ``commit``.
+    """
+
+    tables: dict[str, DataFrame]
     commit: str
-
-    def frame(self, name: str) -> DataFrame:
-        """Return one of `SCHEMAS`, which workers read."""
-        schema = SCHEMAS[name]
-        return read_rows(self.session, self.paths.get(name, []), schema.names, schema)
-
-    def tables(self) -> AuditTables:
-        """Return the results without the sums."""
-        return AuditTables(*(self.frame(name) for name in TABLES))
 
 
 def read_recorded(session: SparkSession, archive: DeltaArchive) -> RecordedAudit | None:
@@ -113,25 +94,27 @@ def read_recorded(session: SparkSession, archive: DeltaArchive) -> RecordedAudit
             if path not in there:
                 raise OSError(f"{path} is missing")
             paths.setdefault(file[f"partition.{_RESULT.name}"], []).append(f"{folder}/{path}")
-    return RecordedAudit(session, paths, newest[_COMMIT])
+    tables = {
+        name: read_rows(session, paths.get(name, []), schema.names, schema)
+        for name, schema in SCHEMAS.items()
+    }
+    return RecordedAudit(tables, newest[_COMMIT])
 
 
-def record(archive: DeltaArchive, sums_: DataFrame, tables: AuditTables, commit: str) -> None:
-    """Replace the results of the last audit, which workers write.
-
-    ``commit`` is the digest of the newest commit that was audited.
-    """
+def record(archive: DeltaArchive, tables: Mapping[str, DataFrame]) -> None:
+    """Replace the results of the last audit by ``tables``, see `SCHEMAS`; workers write them."""
     folder, added = f"{archive.path}/findings", []
-    frames = {"sums": sums_, **{name: getattr(tables, name) for name in TABLES}}
     for name, schema in SCHEMAS.items():
-        part, rows = f"{_RESULT.name}={name}", frames[name].select(*schema.names)
+        part, rows = f"{_RESULT.name}={name}", tables[name].select(*schema.names)
         for file in write_rows(rows, f"{folder}/{part}", schema):
             path = f"{part}/{file['path']}"
             stats = json.dumps({"numRecords": file["rows"]})
             values = {_RESULT.name: name}
             now_ms = time.time_ns() // 1_000_000
             added.append(AddAction(path, file["size_bytes"], values, now_ms, True, stats))
-    properties = CommitProperties(custom_metadata={_COMMIT: commit}, max_commit_retries=0)
+    properties = CommitProperties(
+        custom_metadata={_COMMIT: archive.manifest.before}, max_commit_retries=0
+    )
     options = delta_options(archive.path)
     try:
         create_table_with_add_actions(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pyspark.sql import DataFrame, Window
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 
 from store.pipeline.audit.examine import COUNTS, CYCLE, VIOLATION
@@ -89,14 +89,14 @@ class AuditReport(JobReport):
 
 def summarized(name: str, tables: AuditTables) -> AuditReport:
     """Return the report on a history called ``name``."""
-    references, faults = tables.references, tables.faults
-    channels = _first(tables.channels, F.expr(_FAULTY).desc(), "channel")
+    references, faults = tables["references"], tables["faults"]
+    channels = _first(tables["channels"], F.expr(_FAULTY).desc(), "channel")
     named = _naming_senders(references, [row["channel"] for row in channels if row["missing"]])
     violations = faults.where(F.col("kind") == VIOLATION)
     late = violations.selectExpr("channel", "message_id", "lamport", "ts", "other as parent")
     cycles = faults.where(F.col("kind") == CYCLE).groupBy("channel", F.col("other").alias("cycle"))
     circles = cycles.agg(F.count_distinct("message_id").alias("messages"))
-    counts = counts_of(tables.channels) | {"conflicts": tables.conflicts.count()}
+    counts = counts_of(tables["channels"]) | {"conflicts": tables["conflicts"].count()}
     order = ("ts", "channel", "message_id")
 
     def of(kind: str, rows: DataFrame, *order: str) -> list[dict[str, Any]]:
@@ -109,7 +109,7 @@ def summarized(name: str, tables: AuditTables) -> AuditReport:
         "missing": of("missing", _missing(references), *order),
         "violations": of("violations", late, *order, "parent"),
         "cycles": of("cycles", circles, "channel", "cycle"),
-        "conflicts": of("conflicts", tables.conflicts, *order),
+        "conflicts": of("conflicts", tables["conflicts"], *order),
     }
     return AuditReport(name, counts, listed)
 
@@ -168,25 +168,17 @@ def _naming_senders(references: DataFrame, channels: list[str]) -> dict[str, dic
         .groupBy("channel", "sender")
         .agg(F.count_distinct("parent").alias("named"), F.min("ts").alias("since"))
     )
-    place = F.row_number().over(
-        Window.partitionBy("channel").orderBy(F.desc("named"), F.asc_nulls_last("sender"))
-    )
-    found = (
-        by_sender.withColumn("place", place)
-        .groupBy("channel")
-        .agg(
-            F.min("since").alias("since"),
-            F.count(F.lit(1)).alias("senders"),
-            F.collect_list(
-                F.when(F.col("place") <= MAX_SENDERS, F.struct("place", "sender", "named"))
-            ).alias("first"),
-        )
+    most = F.sort_array(F.collect_list(F.expr("struct(-named, sender is null, sender)")))
+    found = by_sender.groupBy("channel").agg(
+        F.min("since").alias("since"),
+        F.count(F.lit(1)).alias("senders"),
+        F.slice(most, 1, MAX_SENDERS).getField("sender").alias("first"),
     )
     return {
         row["channel"]: {
             "missing_since": row["since"],
             "naming_senders": row["senders"],
-            "named_by": [each["sender"] for each in sorted(row["first"])],
+            "named_by": row["first"],
         }
         for row in found.collect()
     }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
@@ -26,9 +25,8 @@ from store.pipeline.audit.examine import (
     VIOLATION,
     examine,
 )
-from store.pipeline.columns import empty
+from store.pipeline.columns import HASH_WORDS
 from store.pipeline.errors import PipelineError
-from store.pipeline.fingerprints import HASH_WORDS
 from store.pipeline.limits import DAY_NS
 from store.pipeline.message_sets import MessageSet
 from store.pipeline.parquet import shuffle_partitions, start_of, sums
@@ -50,18 +48,8 @@ _CONTENT: Final = ("ts", "h0", "hash", "payload")
 _SALT_BITS: Final = 62
 
 
-@dataclass(frozen=True)
-class AuditTables:
-    """The results of an audit.
-
-    ``faults`` are the violations and cycles as `FINDINGS`, ``channels`` as `CHANNELS`,
-    ``references`` as `REFERENCES`, ``conflicts`` as `CONFLICTS`.
-    """
-
-    channels: DataFrame
-    references: DataFrame
-    faults: DataFrame
-    conflicts: DataFrame
+AuditTables = dict[str, DataFrame]
+"""The results of an audit by name, see `store.pipeline.audit.examine.RESULTS`."""
 
 
 def checkpointed(rows: DataFrame) -> DataFrame:
@@ -111,7 +99,10 @@ def audit_tables(
     """
     rows = _rows(claims)
     if outside is not None:
-        rows = rows.unionByName(_outside_rows(outside))
+        zeros = {"ts": F.lit(0).cast("long"), "h0": F.lit(0).cast("long")}
+        parents = F.array().cast("array<struct<id:string,hint:binary>>")
+        others = outside.withColumns({**zeros, "parents": parents})
+        rows = rows.unionByName(_rows(others, own=False))
     buckets = max(4 * shuffle_partitions(messages.session), -(-entries // BUCKET_ENTRIES))
     # Nobody can choose channels that come together in one bucket.
     salt = F.lit(secrets.randbits(_SALT_BITS))
@@ -119,15 +110,16 @@ def audit_tables(
     found = rows.groupBy(bucket).applyInArrow(examine_group, from_arrow_schema(FINDINGS))
     findings = checkpointed(found)
     missing = findings.where(F.col("kind") == MISSING)
-    references = empty(messages.session, REFERENCES)
+    references = messages.session.createDataFrame([], from_arrow_schema(REFERENCES))
     if not missing.isEmpty():  # otherwise the claims need not be read again
         references = checkpointed(references_to(missing, claims))
-    return AuditTables(
-        checkpointed(channels_of(findings)),
-        references,
-        findings.where(F.col("kind").isin(VIOLATION, CYCLE)),
-        checkpointed(conflicts_of(messages, findings.where(F.col("kind") == CLAIMED))),
-    )
+    claimed = findings.where(F.col("kind") == CLAIMED)
+    return {
+        "channels": checkpointed(channels_of(findings)),
+        "references": references,
+        "faults": findings.where(F.col("kind").isin(VIOLATION, CYCLE)),
+        "conflicts": checkpointed(conflicts_of(messages, claimed)),
+    }
 
 
 def examine_group(rows: pa.Table) -> pa.Table:
@@ -136,12 +128,12 @@ def examine_group(rows: pa.Table) -> pa.Table:
     return pa.Table.from_batches(examine(batch), FINDINGS)
 
 
-def _rows(claims: DataFrame) -> DataFrame:
+def _rows(claims: DataFrame, *, own: bool = True) -> DataFrame:
     """Return claims as `ROWS`."""
     return claims.select(
         "channel",
         "message_id",
-        F.lit(True).alias("own"),
+        F.lit(own).alias("own"),
         "lamport",
         "ts",
         "h0",
@@ -169,19 +161,6 @@ def _shortened(parent: Column) -> Column:
         F.lit(")"),
     )
     return F.when(length > MAX_ID_BYTES, short).otherwise(parent)
-
-
-def _outside_rows(outside: DataFrame) -> DataFrame:
-    zero = F.lit(0).cast("long")
-    return outside.select(
-        "channel",
-        "message_id",
-        F.lit(False).alias("own"),
-        "lamport",
-        zero.alias("ts"),
-        zero.alias("h0"),
-        F.array().cast("array<string>").alias("parents"),
-    )
 
 
 def channels_of(findings: DataFrame) -> DataFrame:

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from store.pipeline.report.figures import Figures
-from store.pipeline.report.text import moment
+from store.pipeline.reports import moment
 from storenode.message.limits import NS_PER_S
 
 _SIZE_INCHES: Final = (12.2, 2.9)

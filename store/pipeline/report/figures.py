@@ -12,8 +12,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from store.pipeline.audit.summary import AuditReport
 from store.pipeline.limits import DAY_NS, HOUR_NS
-from store.pipeline.report.text import MAX_NAME_CHARS, moment
-from store.pipeline.reports import time_text
+from store.pipeline.report.text import MAX_NAME_CHARS
+from store.pipeline.reports import moment, time_text
 from storenode.message.limits import NS_PER_S
 
 Figures = dict[str, Any]

@@ -7,7 +7,7 @@ script runs, and the page's own policy forbids it to load any resource.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -23,13 +23,6 @@ WARNING: Final = "warning"
 NOTE: Final = "note"
 _TOP: Final = 15
 """Rows of a table that are shown at once; the others are folded away."""
-
-
-class ReportFinding(NamedTuple):
-    """A sentence of a report: good, a warning or a note."""
-
-    kind: str
-    text: str
 
 
 def page_of(figures: Figures) -> str:
@@ -58,15 +51,15 @@ def page_of(figures: Figures) -> str:
     return environment.get_template("page.html").render(context) + "\n"
 
 
-def finding_of(found: Figures | None) -> ReportFinding:
-    """Return the finding on missing parents and incomplete pasts."""
+def finding_of(found: Figures | None) -> tuple[str, str]:
+    """Return the kind and the sentence of the finding on missing parents and incomplete pasts."""
     if found is None:
-        return ReportFinding(NOTE, "Missing messages were not looked for (--without-audit).")
+        return (NOTE, "Missing messages were not looked for (--without-audit).")
     if not found["channels"]:
-        return ReportFinding(NOTE, "No message is one of SDS, so none names others.")
+        return (NOTE, "No message is one of SDS, so none names others.")
     if not (found["missing"] or found["incomplete"] or found["faults"]):
         channels = count(found["channels"], "channel")
-        return ReportFinding(GOOD, f"Every message that another names is held, in {channels}.")
+        return (GOOD, f"Every message that another names is held, in {channels}.")
     since = ""
     dated = [each for each in found["least_complete"] if each["missing_since"] is not None]
     if dated:
@@ -76,4 +69,4 @@ def finding_of(found: Figures | None) -> ReportFinding:
     faults = f"; {count(found['faults'], 'contradiction')}" if found["faults"] else ""
     verb = "is" if found["missing"] == 1 else "are"
     missing = f"{count(found['missing'], 'message')} that others name as parents {verb} missing"
-    return ReportFinding(WARNING, f"{missing}{since}{past}{faults}.")
+    return (WARNING, f"{missing}{since}{past}{faults}.")

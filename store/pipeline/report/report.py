@@ -10,7 +10,7 @@ from typing import Any, Final
 from store.pipeline.audit.audit import audit
 from store.pipeline.database import FOREVER
 from store.pipeline.errors import SPARK_ERRORS, of_spark
-from store.pipeline.files import require_new, write_text
+from store.pipeline.files import write_text
 from store.pipeline.message_sets import MessageSet
 from store.pipeline.report.figures import Figures, completeness_of, to_json, traffic_of
 from store.pipeline.report.page import page_of
@@ -49,7 +49,6 @@ def report(
 
     ``bounds`` are times in nanoseconds, the end exclusive. ``is_audited``: look for causal gaps.
     """
-    require_output(output)
     completeness = None
     if is_audited:
         completeness = completeness_of(audit(messages, bounds=bounds))
@@ -64,10 +63,5 @@ def report(
         "traffic": traffic,
         "completeness": completeness,
     }
-    write_text(output, "The report", lambda file: file.write(page_of(figures)))
+    write_text(output, "The report", [page_of(figures)])
     return PageReport(figures, output)
-
-
-def require_output(output: Path) -> None:
-    """Raise unless the page can be written."""
-    require_new(output, "the report")

@@ -7,16 +7,14 @@ and what is endless.
 from __future__ import annotations
 
 import unicodedata
-from datetime import UTC, datetime, timedelta
 from typing import Final
 
+from store.pipeline.reports import moment
 from store.pipeline.source import NO_SHARD
-from storenode.message.limits import NS_PER_S
 
 MAX_NAME_CHARS: Final = 120
 HOUR_S: Final = 3_600
 DAY_S: Final = 86_400
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _HIDDEN: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 _MARKS: Final = frozenset({"Mn", "Me"})
 _MAX_MARKS: Final = 2
@@ -52,11 +50,6 @@ def count(number: float, one: str, many: str | None = None) -> str:
 def span(seconds: int) -> str:
     """Return a length of time of whole hours, such as `12 h` or `28 days`."""
     return f"{seconds // HOUR_S} h" if seconds < 2 * DAY_S else f"{seconds // DAY_S} days"
-
-
-def moment(ns: int) -> datetime:
-    """Return a time in UTC, to the second."""
-    return _EPOCH + timedelta(seconds=ns // NS_PER_S)
 
 
 def time(ns: int | None, otherwise: str = "\N{EN DASH}") -> str:

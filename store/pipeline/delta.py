@@ -116,7 +116,7 @@ class DeltaArchive:
         """True if an archive was begun here."""
         try:
             require_reachable(self.path)
-            return bool(DeltaTable.is_deltatable(self.messages, self._options))
+            return bool(DeltaTable.is_deltatable(self.messages, delta_options(self.path)))
         except (DeltaError, OSError, ValueError) as error:
             if on_store(self.path):
                 raise of_store(self.path, error) from error
@@ -422,7 +422,7 @@ class DeltaArchive:
                 name=_NAME,
                 description=f"{_FORMAT}{FORMAT_VERSION}",
                 configuration=_CONFIGURATION,
-                storage_options=self._options,
+                storage_options=delta_options(self.path),
                 commit_properties=CommitProperties(custom_metadata=metadata),
             )
         except (DeltaError, OSError, ValueError) as error:
@@ -465,12 +465,8 @@ class DeltaArchive:
                 USAGE,
             )
 
-    @property
-    def _options(self) -> dict[str, str] | None:
-        return delta_options(self.path)
-
     def _delta(self) -> DeltaTable:
-        return DeltaTable(self.messages, storage_options=self._options)
+        return DeltaTable(self.messages, storage_options=delta_options(self.path))
 
     @property
     def _opened(self) -> DeltaTable:

@@ -4,8 +4,7 @@ from typing import Final
 
 from storenode.message.limits import NS_PER_S
 
-MINUTE_NS: Final = 60 * NS_PER_S
-HOUR_NS: Final = 60 * MINUTE_NS
+HOUR_NS: Final = 3_600 * NS_PER_S
 DAY_NS: Final = 24 * HOUR_NS
 
 OLDEST_JAVA: Final = 17
@@ -51,4 +50,5 @@ MAX_LISTED: Final = 100
 """Rows, hours or files that a report lists of each kind; the number of all is said."""
 
 RESTORE_BATCH_MESSAGES: Final = 10_000
-"""Messages that a restore stores in one transaction; they have `ARROW_BATCH_BYTES` at most."""
+RESTORE_BATCH_BYTES: Final = 8 * 1024 * 1024
+"""Messages, and about how many bytes of them, that a restore stores in one transaction."""

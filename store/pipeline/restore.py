@@ -48,7 +48,7 @@ from store.pipeline.errors import (
     of_store,
 )
 from store.pipeline.files import checked, for_reading, listed
-from store.pipeline.limits import MAX_CONNECTIONS, RESTORE_BATCH_MESSAGES
+from store.pipeline.limits import MAX_CONNECTIONS, RESTORE_BATCH_BYTES, RESTORE_BATCH_MESSAGES
 from store.pipeline.parquet import KEY, read_files, read_rows
 from store.pipeline.reports import JobReport
 from store.pipeline.spark import logged
@@ -109,11 +109,7 @@ async def store_rows(url: str, batches: Iterator[pa.RecordBatch]) -> int:
     """
     try:
         async with _writer(url) as writer:
-            portions = (
-                batch.slice(start, RESTORE_BATCH_MESSAGES).to_pylist()
-                for batch in batches
-                for start in range(0, len(batch), RESTORE_BATCH_MESSAGES)
-            )
+            portions = (rows for batch in batches for rows in _portions(batch))
             return sum([await _store_batch(writer, rows) for rows in portions])
     except (StoreUnavailable, StoreBusy) as error:
         raise PipelineError(f"The database could not be reached: {error}.", UNREACHABLE) from error
@@ -131,6 +127,13 @@ async def _writer(url: str) -> AsyncIterator[DatabaseWriter]:
     finally:
         await writer.stop()
         await database.close()
+
+
+def _portions(batch: pa.RecordBatch) -> Iterator[list[dict[str, Any]]]:
+    fitting = RESTORE_BATCH_BYTES * len(batch) // max(1, batch.nbytes)
+    size = max(1, min(RESTORE_BATCH_MESSAGES, fitting))
+    for start in range(0, len(batch), size):
+        yield batch.slice(start, size).to_pylist()
 
 
 async def _store_batch(writer: DatabaseWriter, rows: list[dict[str, Any]]) -> int:

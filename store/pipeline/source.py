@@ -13,7 +13,6 @@ sent, and nothing has to be decoded.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import date
@@ -192,9 +191,10 @@ def _statement(each: Slice, position: int, names: tuple[str, ...], equal: Mappin
     if wanted & SDS_COLUMNS:
         columns += [f"s.{name}" for name in _SDS_READ]
         joins = _SDS.format(**bounds)
-    conditions = itertools.starmap(_is_equal, equal.items())
-    condition = _UP_TO.format(position=position) + "".join(conditions)
-    return _MESSAGES.format(columns=", ".join(columns), joins=joins, condition=condition, **bounds)
+    conditions = [_UP_TO.format(position=position), *(_is_equal(*each) for each in equal.items())]
+    return _MESSAGES.format(
+        columns=", ".join(columns), joins=joins, condition="".join(conditions), **bounds
+    )
 
 
 def _is_equal(name: str, text: str) -> str:

@@ -62,7 +62,7 @@ _CONFIGURATION: Final = {
 
 
 class RecordedAudit(NamedTuple):
-    """What is recorded of the last audit, by `SCHEMAS`.
+    """The record of the last audit, with a table for each of `SCHEMAS`.
 
     It is of an archive up to the commit with the digest ``commit``.
     """

@@ -121,7 +121,10 @@ CHANGES = {
     "ALTER TABLE storenode.hashes ALTER COLUMN key DROP NOT NULL": "hashes.key",
     "DROP INDEX storenode.messages_topic_idx": "messages_topic_idx",
     "ALTER TABLE storenode.topics DROP CONSTRAINT topics_pkey": "topics_pkey",
-    "ALTER TABLE storenode.topics ALTER pubsub_topic TYPE text": "pubsub_topic",
+    (
+        "DROP VIEW storenode.export_messages;"
+        " ALTER TABLE storenode.topics ALTER pubsub_topic TYPE text"
+    ): "topics.pubsub_topic",
     "DROP SEQUENCE storenode.batch_seq": "batch_seq",
     "ALTER TABLE storenode.messages ALTER payload SET STORAGE EXTENDED": "payload",
     "ALTER TABLE storenode.store ALTER horizon_ns DROP DEFAULT": "horizon_ns",

@@ -100,7 +100,7 @@ def test_missing_parents_and_the_largest_channels_are_found_and_nothing_else(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Have more channels than are listed, the largest of which have hostile names."""
+    """Publish in more channels than are listed, the largest of which have hostile names."""
     monkeypatch.setattr(figures, "MAX_NAMES", 5)
     url, at = new_database(), TODAY - DAY
     made = [codec.encode("room", f"m-{n}", sender_id="alice", lamport=n) for n in range(5)]

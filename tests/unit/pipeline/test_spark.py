@@ -16,7 +16,6 @@ from store.pipeline.spark import (
     _relay,
     ended_by_signals,
     interrupt_here,
-    logged,
 )
 
 
@@ -60,14 +59,6 @@ def test_workers_of_this_machine_are_this_interpreter(
 )
 def test_why_spark_did_not_start_is_reported(said: str, sentence: str) -> None:
     assert sentence in _not_started(Exception(said)).sentence
-
-
-def test_the_begin_and_the_end_are_logged(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    with logged("verify", 1_000):
-        assert caplog.messages == ["verify: begins, 1,000 messages"]
-    assert caplog.messages[-1].startswith("verify: done in ")
-    assert caplog.messages[-1].endswith(" messages/s")
 
 
 def test_stray_lines_of_a_jvm_are_not_shown(capfd: pytest.CaptureFixture[str]) -> None:

@@ -3,9 +3,7 @@
 from alembic import context
 from sqlalchemy import Connection
 
-SCHEMA = "storenode"
-
 connection: Connection = context.config.attributes["connection"]
-context.configure(connection=connection, version_table_schema=SCHEMA)
+context.configure(connection=connection, version_table_schema="storenode")
 with context.begin_transaction():
     context.run_migrations()

@@ -197,13 +197,11 @@ create table storenode.online (
 """
 
 _VIEWS: Final = """
--- `tail` is what follows the payload in the frame: all other fields, and the pubsub topic. Reads
--- without topics do not join them.
+-- `tail` is what follows the payload in the frame: all other fields, and the pubsub topic.
 create view storenode.export_messages as
     select ts, hash, topic, batch, payload, tail, content_digest, pubsub_topic, content_topic
-    from storenode.messages left join (
-        select distinct on (key) key, pubsub_topic, content_topic from storenode.topics
-    ) names on key = topic;
+    from storenode.messages left join (select distinct on (key) key, pubsub_topic, content_topic
+    from storenode.topics) names on key = topic;
 create view storenode.export_sds as
     select ts, hash, channel, message_id, sender, lamport, parent_ids, parent_hints
     from storenode.sds;

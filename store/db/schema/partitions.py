@@ -135,6 +135,9 @@ class PartitionMap:
         partition was dropped since: the insert then fails (`store.db.errors.is_missing_partition`)
         and `refresh` comes before another try.
         """
+        is_long = not self._commits_are_short
+        if is_long and self.covers(min(timestamps, default=1), max(timestamps, default=1)):
+            return
         if self._is_ready_for(timestamps):
             return
         await self.refresh(connection)
@@ -143,9 +146,7 @@ class PartitionMap:
             await self.refresh(connection)
 
     def _is_ready_for(self, timestamps: Sequence[int]) -> bool:
-        if self._commits_are_short or not timestamps:
-            return not self._commits_are_short
-        return self.covers(min(timestamps), max(timestamps)) or not self.missing(timestamps)
+        return not self._commits_are_short and not self.missing(timestamps)
 
 
 async def read_catalog(connection: Connection, *, with_sizes: bool = False) -> Catalog:

@@ -308,7 +308,8 @@ async def insert_at_once(
         "claims": arrays.varied_bytes([each.claims for each in new]),
     }
     statement = _at_once(with_sds="s_key" in parameters, with_unread=unread is not None)
-    rows = await fetch_rows(connection, statement, parameters | (unread or {}))
+    cursor = await connection.execute(statement, parameters | (unread or {}), binary=True)
+    rows = await cursor.fetchall()
     if not rows:
         raise NothingNewError
     found = {token: (position, batch_id) for position, batch_id, token in rows}

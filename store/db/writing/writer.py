@@ -461,7 +461,18 @@ class DatabaseWriter:
             with waiting_for_standby(connection):
                 await commit_canary(connection)
             return
-        await self._prepare(connection, group)
+        for part in group.parts:
+            await self._partitions.ensure(connection, part.batch.timestamps)
+        # A new connection may lead to a server that has lost the newest names.
+        era = self._partitions.generation, self._database.connections_made
+        unnamed = {
+            row
+            for part in group.parts
+            for row in self._topics.unnamed(part.batch, self._partitions, era)
+        }
+        if unnamed:
+            await insert_topics(connection, unnamed)
+            self._topics.remember(unnamed, era)
         may_be_new = not group.careful and len(set(hashes)) == len(hashes)
         if may_be_new and len(hashes) > 1 and self._careful_groups:
             self._careful_groups -= 1
@@ -478,21 +489,6 @@ class DatabaseWriter:
                     for part in group.parts:
                         await find_conflicts(connection, part)
                 await self._finish(connection, group)
-
-    async def _prepare(self, connection: Connection, group: _Group) -> None:
-        """Make sure that there are partitions for the messages, and names of their topics."""
-        for part in group.parts:
-            await self._partitions.ensure(connection, part.batch.timestamps)
-        # A new connection may lead to a server that has lost the newest names.
-        era = self._partitions.generation, self._database.connections_made
-        unnamed = {
-            row
-            for part in group.parts
-            for row in self._topics.unnamed(part.batch, self._partitions, era)
-        }
-        if unnamed:
-            await insert_topics(connection, unnamed)
-            self._topics.remember(unnamed, era)
 
     @contextmanager
     def _handing_over(self, connection: Connection, group: _Group) -> Iterator[None]:

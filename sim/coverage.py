@@ -17,7 +17,6 @@ from store.domain.coverage import (
     BLOCK_NS,
     HOUR_NS,
     Coverage,
-    Span,
     Statement,
     aligned,
     overlapping,
@@ -25,6 +24,7 @@ from store.domain.coverage import (
 )
 from store.domain.partitioning import DAY_NS
 from store.domain.ports import StoreBusy, StoreUnavailable
+from store.domain.view import Span
 
 if TYPE_CHECKING:
     from sim.database import Database
@@ -76,8 +76,8 @@ class SimStatements:
 
         def read() -> dict[str, list[Statement]]:
             stated = self._process.database.stated
-            about = {store: overlapping(all_, (start_ns, end_ns)) for store, all_ in stated.items()}
-            return {store: found for store, found in about.items() if found}
+            about = ((each, overlapping(stated[each], (start_ns, end_ns))) for each in stated)
+            return {store: found for store, found in about if found}
 
         return await self._process.database.look(read, rng=self._rng)
 
@@ -168,10 +168,8 @@ async def _ask_messages(process: Process, coverage: Coverage, rng: Rng) -> None:
     found = known.answer((start_ns, end_ns), horizon_ns, lost=lost)
     if found.until_ns > found.from_ns:
         process.mark(Mark.COVERED)
-        span = found.from_ns, found.until_ns
-        process.judge.covered(
-            database, found.store_ids, span, found.compared_ns, stored, whole=False
-        )
+        span, stores = (found.from_ns, found.until_ns), found.store_ids
+        process.judge.covered(database, stores, span, found.compared_ns, stored, whole=False)
 
 
 def _range(process: Process, rng: Rng) -> Span:

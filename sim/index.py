@@ -20,7 +20,7 @@ from sim.process import Process
 from sim.rng import Rng
 from sim.snapshot import Snapshot
 from store.domain.hub import CommitRow, Place
-from store.domain.view import Newest, Times
+from store.domain.view import Newest, Span
 from store.sync.index.hot import HotIndex
 from store.sync.index.views import IndexedReconcilable, StoredView
 from store.sync.limits import FRESH_NS
@@ -91,7 +91,7 @@ class SimColdView:
         look = self._database.look(load, _PORTIONS, since=self._outages, rng=self._rng)
         return await look
 
-    async def lattices(self, spans: Sequence[Times]) -> list[LatticeSum] | None:
+    async def lattices(self, spans: Sequence[Span]) -> list[LatticeSum] | None:
         """Return the lattice sums of ranges of time."""
         load = partial(self.snapshot.lattices, spans)
         return await self._database.look(load, _PORTIONS, since=self._outages)

@@ -39,8 +39,9 @@ from typing import TYPE_CHECKING, Final, NoReturn
 from reconcile.ids import SyncId
 from reconcile.session import Result, Role
 from sim.messages import Message
-from store.domain.coverage import Span, Statement
+from store.domain.coverage import Statement
 from store.domain.ports import FetchDone, HistoryEntry
+from store.domain.view import Span
 from store.messages.record import RecordBatch
 from store.messages.transfer import transferred
 from storenode.message.limits import HASH_BYTES

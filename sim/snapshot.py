@@ -12,7 +12,7 @@ from reconcile.lattice import LatticeSum
 from reconcile.summaries.buckets import TimeBuckets as Buckets
 from reconcile.summaries.summary import Loaded, NeedBuckets, NeedHashes, NeedIds, Needs
 from store.domain.hub import START, Place
-from store.domain.view import Times
+from store.domain.view import Span
 from storenode.message.limits import CONTENT_DIGEST_BYTES
 
 
@@ -49,7 +49,7 @@ class Snapshot:
         """Return the IDs in a half-open range."""
         return self.ids[bisect_left(self.ids, lower) : bisect_left(self.ids, upper)]
 
-    def lattices(self, spans: Sequence[Times]) -> list[LatticeSum]:
+    def lattices(self, spans: Sequence[Span]) -> list[LatticeSum]:
         """Return the lattice sums of ranges of time."""
         no_hash = LOWEST[1]
         found = [self.between((low, no_hash), (high, no_hash)) for low, high in spans]

@@ -51,7 +51,7 @@ from store.db.summaries.lattices import added, sum_of_time
 from store.domain.hub import CommitRow, Place
 from store.domain.partitioning import UNBOUNDED_HIGH
 from store.domain.ports import StoreUnavailable
-from store.domain.view import Newest, Times
+from store.domain.view import Newest, Span
 from storenode.message.limits import CONTENT_DIGEST_BYTES, HASH_BYTES, MAX_TIMESTAMP_NS
 
 _IDS_IN_SPANS: Final = SQL.messages.read_ids_in.format(content="", column="")
@@ -125,7 +125,7 @@ class LatticeReader:
         self._late = _by_hour(minutes)
         self._left = most_summed()
 
-    async def read(self, spans: Sequence[Times]) -> list[LatticeSum] | None:
+    async def read(self, spans: Sequence[Span]) -> list[LatticeSum] | None:
         """Return what `store.domain.view.OpenView.lattices` does; once."""
         lows = [low for low, _ in spans]
         sums = [LatticeSum() for _ in spans]
@@ -148,7 +148,7 @@ class LatticeReader:
             return None
         return sums
 
-    async def _known(self, whole: Sequence[Times], add: _Add) -> dict[int, int]:
+    async def _known(self, whole: Sequence[Span], add: _Add) -> dict[int, int]:
         """Add what is known of whole hours; the counts of the hours whose sums are not."""
         unknown: dict[int, int] = {}
         given = {"lows": [low for low, _ in whole], "highs": [high for _, high in whole]}
@@ -161,7 +161,7 @@ class LatticeReader:
         self._spend(sum(unknown.values()), taken=False)
         return unknown
 
-    async def _add_late(self, whole: Sequence[Times], unknown: dict[int, int], add: _Add) -> None:
+    async def _add_late(self, whole: Sequence[Span], unknown: dict[int, int], add: _Add) -> None:
         late = {
             hour: count
             for hour, count in self._late.items()
@@ -198,13 +198,13 @@ def _by_hour(minutes: TimeBuckets) -> dict[int, int]:
     return late
 
 
-def _whole_hours(low_ns: int, high_ns: int) -> Times | None:
+def _whole_hours(low_ns: int, high_ns: int) -> Span | None:
     first_ns, end_ns = -(-low_ns // HOUR_NS) * HOUR_NS, high_ns - high_ns % HOUR_NS
     return (first_ns, end_ns) if first_ns < end_ns else None
 
 
-def _edges(spans: Sequence[Times], whole: Sequence[Times | None]) -> list[Times]:
-    found: list[Times] = []
+def _edges(spans: Sequence[Span], whole: Sequence[Span | None]) -> list[Span]:
+    found: list[Span] = []
     for (low_ns, high_ns), inside in zip(spans, whole, strict=True):
         first_ns, end_ns = inside or (high_ns, high_ns)
         found += [(low_ns, first_ns), (end_ns, high_ns)]
@@ -269,7 +269,7 @@ class SnapshotView:
         """
         return await self._in_time(partial(self._load, needs))
 
-    async def lattices(self, spans: Sequence[Times]) -> list[LatticeSum] | None:
+    async def lattices(self, spans: Sequence[Span]) -> list[LatticeSum] | None:
         """Return what `OpenView.lattices` does."""
         reader = LatticeReader(self.connection, self.folded, self.minutes)
         return await self._in_time(partial(reader.read, spans))

@@ -25,7 +25,7 @@ from reconcile.ids import HASH_WORDS, LOWEST, SyncIds, ordered
 from reconcile.view import Spans, ViewRead
 from store.domain.hub import Place
 from store.domain.partitioning import DAY_NS
-from store.domain.view import OpenView, Reconcilable, StoredIds
+from store.domain.view import OpenView, Reconcilable, Span, StoredIds
 from storenode.message.limits import NS_PER_S
 
 MINUTE_NS: Final = 60 * NS_PER_S
@@ -48,9 +48,6 @@ _DIFFERS: Final = "this store lacked messages of this time that the named stores
 _BY_XOR: Final = "other stores were compared by XOR only, which publishers can forge"
 _UNKNOWN: Final = "no comparison with another store still holds for this time"
 _PARTLY: Final = "no comparison with another store still holds for the rest of this time"
-
-Span = tuple[int, int]
-"""A half-open range of timestamps in Unix nanoseconds."""
 
 Sums = Mapping[Span, tuple[int, bytes]]
 """The count and the XOR (32 bytes) of the messages that are stored here, by span."""

@@ -18,8 +18,8 @@ from reconcile.view import ViewAnswer, ViewRead
 from store.domain.hub import CommitRow, Place
 from store.domain.ports import SyncId
 
-Times = tuple[int, int]
-"""A half-open range of time, in nanoseconds."""
+Span = tuple[int, int]
+"""A half-open range of timestamps in Unix nanoseconds."""
 
 
 class OpenView(Protocol):
@@ -44,7 +44,7 @@ class OpenView(Protocol):
     def indexed(self) -> IndexView | None:
         """The IDs in memory; from `memory_start` on all of them."""
 
-    async def lattices(self, spans: Sequence[Times]) -> list[LatticeSum] | None:
+    async def lattices(self, spans: Sequence[Span]) -> list[LatticeSum] | None:
         """Return the lattice sums of disjoint, ascending ranges of time.
 
         None: not known, or so many messages are in no sum that is known that it would take too
@@ -55,7 +55,7 @@ class OpenView(Protocol):
             StoreBusy: too many views read from the database already.
         """
 
-    async def listed(self, span: Times, limit: int) -> SyncIds | None:
+    async def listed(self, span: Span, limit: int) -> SyncIds | None:
         """Return the IDs of a range of time with their content digests; None: more than ``limit``.
 
         Raises:
@@ -105,7 +105,7 @@ class ColdView(Protocol):
             StoreUnavailable: the database does not serve, or the view was open for too long.
         """
 
-    async def lattices(self, spans: Sequence[Times]) -> list[LatticeSum] | None:
+    async def lattices(self, spans: Sequence[Span]) -> list[LatticeSum] | None:
         """Return what `OpenView.lattices` does."""
 
     async def contents(self, ids: SyncIds) -> SyncIds:

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from store.domain.access import Access
-from store.domain.coverage import Coverage, Interval, Span
+from store.domain.coverage import Coverage, Interval
 from store.domain.ports import Services
 from store.domain.query import RequestLimits
 from store.domain.quota import Quota
 from store.domain.unread import Confirmations, GossipState
+from store.domain.view import Span
 from store.observe.clocks import ClockComparison
 from store.observe.metrics import Metrics
 from store.observe.problems import Problem

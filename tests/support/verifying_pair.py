@@ -19,7 +19,7 @@ from reconcile.view import ViewAnswer as Answer
 from reconcile.view import ViewRead as Read
 from store.domain.hub import START
 from store.domain.ports import PeerFailed, SyncObserver, SyncRole
-from store.domain.view import Times
+from store.domain.view import Span
 from store.sync.frames import parse_reconcile
 from store.sync.session.agreement import Agreement
 from store.sync.session.conflicts import ConflictMemory
@@ -53,7 +53,7 @@ class MemoryView:
         """Return the answer from memory."""
         return self._view.answer(read)
 
-    async def lattices(self, spans: Sequence[Times]) -> list[LatticeSum] | None:
+    async def lattices(self, spans: Sequence[Span]) -> list[LatticeSum] | None:
         """Return the lattice sums of ranges of time."""
         if not self._side.sums:
             return None
@@ -61,7 +61,7 @@ class MemoryView:
         assert found is not None
         return [LatticeSum(each.count + self._side.missummed, each.state) for each in found]
 
-    async def listed(self, span: Times, limit: int) -> SyncIds | None:
+    async def listed(self, span: Span, limit: int) -> SyncIds | None:
         """Return the IDs of a range of time; None: more than ``limit``."""
         low, high = (self._view.rank((time_ns, LOWEST[1])) for time_ns in span)
         return self._view.rows.between(low, high) if high - low <= limit else None

@@ -27,8 +27,8 @@ from store.db.connection import Connection, fetch_rows
 from store.db.locks import CLAIMING, lock_unhurried
 from store.db.pool import Database
 from store.db.statements import SQL
-from store.domain.coverage import Span
 from store.domain.partitioning import UNBOUNDED_HIGH, Bounds
+from store.domain.view import Span
 from storenode.sds.codec import channel_key
 from storenode.sds.limits import SDS_KEY_BYTES
 

@@ -19,7 +19,6 @@ from store.domain.coverage import (
     CoverageStep,
     Intake,
     KnownCoverage,
-    Span,
     StoreCoverage,
     aligned,
     intake_of,
@@ -27,6 +26,7 @@ from store.domain.coverage import (
 from store.domain.partitioning import DAY_NS
 from store.domain.ports import PageRequest, QueryPage, StoreBusy, StoreUnavailable
 from store.domain.query import LimitError, RequestError, channel_of, time_range
+from store.domain.view import Span
 from store.serving.call import Call
 from store.serving.methods.decode import decode_read, topic_filter
 from storenode.wire.storenode.coverage.v1 import coverage_pb2
@@ -56,9 +56,8 @@ async def coverage(call: Call, request: bytes) -> AsyncGenerator[bytes, None]:
             missing: Sequence[int | None] = [None] * len(bounds)
             if channel is not None:
                 missing = await node.missing_parents(channel, bounds)
-        now_ns = node.now_ns()
         answer = [
-            _step(step, intake_of(span, intervals, now_ns), lacking, counted=counted)
+            _step(step, intake_of(span, intervals, node.now_ns()), lacking, counted=counted)
             for step, span, lacking in zip(found, bounds, missing, strict=True)
         ]
         yield store_pb2.CoveragePage(steps=answer).SerializeToString()

@@ -27,7 +27,7 @@ from reconcile.view import ViewAnswer as Answer
 from reconcile.view import ViewRead as Read
 from store.domain.hub import Place
 from store.domain.ports import StoreBusy, StoreUnavailable
-from store.domain.view import ColdView, StoredIds, Times
+from store.domain.view import ColdView, Span, StoredIds
 from store.sync.index.hot import HotIndex, HotView, at
 from store.sync.index.view_reads import asks_much, in_thread_if, worked_through
 from store.sync.limits import (
@@ -149,7 +149,7 @@ class StoredView:
         """The index in memory."""
         return None if self._hot is None else self._hot.view
 
-    async def lattices(self, spans: Sequence[Times]) -> list[LatticeSum] | None:
+    async def lattices(self, spans: Sequence[Span]) -> list[LatticeSum] | None:
         """Return what `OpenView.lattices` does: above the floor from what is in memory."""
         hot, floor_ns = self._hot, self._floor_ns
         below = [(low, min(high, floor_ns)) for low, high in spans if low < floor_ns]
@@ -171,7 +171,7 @@ class StoredView:
                 sums[place] += total
         return sums
 
-    async def listed(self, span: Times, limit: int) -> SyncIds | None:
+    async def listed(self, span: Span, limit: int) -> SyncIds | None:
         """Return the IDs of a range of time with their content digests; None: more than limit."""
         low, high = span
         parts: list[SyncIds] = []

@@ -20,7 +20,7 @@ from reconcile.compact.keys import NONCE_BYTES
 from reconcile.ids import LOWEST, SyncId
 from reconcile.lattice import DIGEST_BYTES
 from reconcile.session import Result, Role
-from store.domain.view import Times
+from store.domain.view import Span
 from store.sync.errors import ProtocolBrokenError
 from store.sync.frames import compact_bytes
 from storenode.message.limits import MAX_TIMESTAMP_NS
@@ -119,7 +119,7 @@ class Agreement:
             compared_from=self._lower_ns,
         )
 
-    def summed(self, result: Result) -> Times | None:
+    def summed(self, result: Result) -> Span | None:
         """Return the range of the sums that conclude a reconciliation; None: there is none."""
         end_ns, end_hash = result.window[1]
         if not self.peer_knows or result.truncated or result.refusal or end_hash != LOWEST[1]:

@@ -16,7 +16,7 @@ import numpy as np
 from reconcile.ids import SyncIds
 from reconcile.lattice import LatticeSum
 from store.domain.ports import ContentConflict
-from store.domain.view import Times
+from store.domain.view import Span
 from store.sync.limits import MAX_CONFLICT_PEERS, MAX_KNOWN_CONFLICTS, REMEMBERED_NS
 from storenode.common.bounded import BoundedDict
 from storenode.message.limits import CONTENT_DIGEST_BYTES
@@ -39,12 +39,12 @@ class KnownConflicts:
         peer = b"".join(each.peer_digest for each in ascending)
         return cls(tuple(ascending), _with_digests(ids, own), _with_digests(ids, peer))
 
-    def within(self, span: Times) -> tuple[ContentConflict, ...]:
+    def within(self, span: Span) -> tuple[ContentConflict, ...]:
         """Return the conflicts in a span of time."""
         first, end = np.searchsorted(self._own.timestamps, span)
         return self.conflicts[first:end]
 
-    def applied(self, span: Times, own_sum: LatticeSum) -> LatticeSum:
+    def applied(self, span: Span, own_sum: LatticeSum) -> LatticeSum:
         """Return the own sum of a span with the contents of the peer."""
         first, end = np.searchsorted(self._own.timestamps, span)
         if first == end:
@@ -69,7 +69,7 @@ class ConflictMemory:
         return KnownConflicts.of(conflicts) if conflicts else NO_CONFLICTS
 
     def update(
-        self, peer: str, now_ns: int, conflicts: Sequence[ContentConflict], spans: Sequence[Times]
+        self, peer: str, now_ns: int, conflicts: Sequence[ContentConflict], spans: Sequence[Span]
     ) -> None:
         """Replace what is known about spans of time by the conflicts found in them."""
         before = self._peers.get(peer, {})

@@ -32,7 +32,7 @@ from reconcile.session import PayloadFrame, Result, Role, SessionConfig, Session
 from reconcile.session import ReconcileSession as Session
 from reconcile.view import ViewAnswer as Answer
 from store.domain.ports import ContentConflict, FrameStream, SyncObserver
-from store.domain.view import OpenView, Times
+from store.domain.view import OpenView, Span
 from store.sync.errors import PeerSilentError, ProtocolBrokenError, shown
 from store.sync.frames import compact_bytes, is_session_id, parse_reconcile, reconcile_bytes
 from store.sync.index.view_reads import in_thread_if
@@ -410,7 +410,7 @@ class Reconciliation:
         self._report.conflicts = conflicts
         return result
 
-    def _note_equal(self, whole: Times | None) -> None:
+    def _note_equal(self, whole: Span | None) -> None:
         if whole is not None:
             self._report.summed_from_ns, self._report.settled = whole[0], (whole,)
 
@@ -445,11 +445,11 @@ class Reconciliation:
             truncated=not complete,
         )
 
-    def _whole(self, result: Result) -> Times | None:
+    def _whole(self, result: Result) -> Span | None:
         return None if self.agreement is None else self.agreement.summed(result)
 
 
-def _split(ids: SyncIds, spans: list[Times]) -> tuple[SyncIds, SyncIds]:
+def _split(ids: SyncIds, spans: list[Span]) -> tuple[SyncIds, SyncIds]:
     """Return ascending IDs outside of some spans of time, and those inside of them."""
     inside = np.zeros(len(ids), np.bool_)
     for low_ns, high_ns in spans:

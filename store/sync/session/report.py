@@ -13,7 +13,7 @@ from reconcile.ids import SyncId, SyncIds
 from reconcile.session import Result
 from store.domain.coverage import Sums
 from store.domain.ports import ContentConflict, Equality, Hidden, SyncEnding, SyncOutcome, SyncRole
-from store.domain.view import Times
+from store.domain.view import Span
 from store.sync.errors import shown
 from store.sync.limits import MAX_SHOWN_HIDDEN
 from store.sync.transfer.report import Report
@@ -49,7 +49,7 @@ class SessionReport:
     summed_from_ns: int | None = None
     hidden: SyncIds = field(default_factory=SyncIds.empty)
     conflicts: tuple[ContentConflict, ...] = ()
-    settled: tuple[Times, ...] = ()
+    settled: tuple[Span, ...] = ()
     compact: bool = False
     compact_failed: str = ""
     transfer: Report = field(default_factory=Report)

@@ -26,7 +26,7 @@ from reconcile.ids import SyncIds, less
 from reconcile.lattice import DIGEST_BYTES, LatticeSum
 from store.domain.partitioning import DAY_NS
 from store.domain.ports import ContentConflict
-from store.domain.view import OpenView, Times
+from store.domain.view import OpenView, Span
 from store.sync.errors import ProtocolBrokenError
 from store.sync.limits import (
     FEW_LISTED_IDS,
@@ -64,7 +64,7 @@ class Search:
     def __init__(
         self,
         view: OpenView,
-        whole: Times,
+        whole: Span,
         sent: SyncIds,
         seed: bytes,
         limit: int,
@@ -78,13 +78,13 @@ class Search:
         self._sent = sent
         self._seed = seed
         self._limit = limit
-        self._open_spans: list[Times] = [whole]
-        self._awaited: set[Times] = set()
-        self._divided: list[Times] = []
-        self._lists: dict[Times, SyncIds] = {}
+        self._open_spans: list[Span] = [whole]
+        self._awaited: set[Span] = set()
+        self._divided: list[Span] = []
+        self._lists: dict[Span, SyncIds] = {}
         self.rounds = 0
         self.complete = True
-        self.settled: list[Times] = []
+        self.settled: list[Span] = []
         self.to_send: list[SyncIds] = []
         self.to_receive: list[SyncIds] = []
         self.conflicts: list[ContentConflict] = []
@@ -134,7 +134,7 @@ class Search:
             await self._compare(span, theirs, is_answer=span in awaited)
         return await self._step()
 
-    async def _differing(self, step: SumSearch) -> list[tuple[Times, int]]:
+    async def _differing(self, step: SumSearch) -> list[tuple[Span, int]]:
         """Return the spans whose sums differ, with the number of messages there; not too many."""
         spans = spans_of(step.spans)
         sums = await self._view.lattices(spans) if spans else []
@@ -151,13 +151,13 @@ class Search:
             differing = sorted(differing, key=self._rank)[:MAX_SEARCHED_SPANS]
         return sorted((span, count) for span, count, *_ in differing)
 
-    def _rank(self, differing: tuple[Times, int, LatticeSum, bytes]) -> tuple[bool, bytes]:
+    def _rank(self, differing: tuple[Span, int, LatticeSum, bytes]) -> tuple[bool, bytes]:
         """Return the sort key of a span: known conflicts last, and each session has its order."""
         span, _, own, digest = differing
         explained = self._known.applied(span, own).digest() == digest
         return explained, blake2b(repr(span).encode(), key=self._seed).digest()
 
-    async def _look_into(self, span: Times, count: int) -> None:
+    async def _look_into(self, span: Span, count: int) -> None:
         """Divide a span that differs, or list the messages there."""
         if count > FEW_LISTED_IDS and span[1] - span[0] > 1:
             self._divided.append(span)
@@ -169,7 +169,7 @@ class Search:
         self._awaited.add(span)
         self._lists[span] = own
 
-    async def _compare(self, span: Times, theirs: SyncIds, *, is_answer: bool) -> None:
+    async def _compare(self, span: Span, theirs: SyncIds, *, is_answer: bool) -> None:
         """Compare a list of the peer, and answer one that is no answer."""
         own = await self._view.listed(span, MAX_LISTED_IDS)
         if own is not None and (is_answer or not self._is_full):
@@ -181,7 +181,7 @@ class Search:
         else:
             self.complete = False
 
-    def _settle(self, span: Times, own: SyncIds, theirs: SyncIds) -> None:
+    def _settle(self, span: Span, own: SyncIds, theirs: SyncIds) -> None:
         """Note what the lists of both sides come to."""
         self.settled.append(span)
         found = match(own, theirs)
@@ -220,12 +220,12 @@ class Search:
             more=not self.complete,
         )
 
-    def _common(self, span: Times, whole: LatticeSum) -> LatticeSum:
+    def _common(self, span: Span, whole: LatticeSum) -> LatticeSum:
         """Return the sum of a span without what the peer lacks."""
         first, end = np.searchsorted(self._sent.timestamps, span)
         return whole - LatticeSum.of(self._sent[first:end].elements) if first < end else whole
 
-    def _read(self, step: SumSearch) -> list[tuple[Times, SyncIds]]:
+    def _read(self, step: SumSearch) -> list[tuple[Span, SyncIds]]:
         """Return the listed spans of a step, each with its list.
 
         Raises:
@@ -249,7 +249,7 @@ class Search:
         return list(zip(listed, lists, strict=True))
 
 
-def parts_of(span: Times) -> list[Times]:
+def parts_of(span: Span) -> list[Span]:
     """Return the parts of a span that is longer than a nanosecond."""
     low, high = span
     step = next(each for each in _STEPS_NS if each < high - low)
@@ -257,7 +257,7 @@ def parts_of(span: Times) -> list[Times]:
     return list(pairwise([low, *cuts, high]))
 
 
-def spans_of(times: Sequence[int]) -> list[Times]:
+def spans_of(times: Sequence[int]) -> list[Span]:
     """Return the spans of a ``SumSearch``."""
     return list(zip(times[::2], times[1::2], strict=True))
 

@@ -21,10 +21,10 @@ from store.db.sds.missing_parents import (
     follow_claims,
 )
 from store.db.summaries.fold import resummarize
-from store.domain.coverage import Span
 from store.domain.partitioning import Cover
 from store.domain.ports import Source
 from store.domain.retention import RetentionPolicy
+from store.domain.view import Span
 from storenode.sds.codec import encode
 from tests.integration.storage.node import Node
 from tests.integration.storage.world import DAY, NOW, TOPICS, batch_of

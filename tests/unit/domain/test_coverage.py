@@ -22,7 +22,6 @@ from store.domain.coverage import (
     Intake,
     Interval,
     KnownCoverage,
-    Span,
     Statement,
     Sums,
     intake_of,
@@ -33,6 +32,7 @@ from store.domain.coverage import (
     updated,
 )
 from store.domain.partitioning import DAY_NS
+from store.domain.view import Span
 from tests.support.naive_view import NaiveView, fingerprint
 
 TODAY: Final = 20_000 * DAY_NS

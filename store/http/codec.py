@@ -117,8 +117,7 @@ ITEMS: Final = frozenset({"messages", "steps"})
 STATUS: Final = frozenset({"request_id", "status_code", "status_desc"})
 """Fields of ``StoreQueryResponse`` that the status of HTTP stands for."""
 
-_encoder = msgspec.json.Encoder()
-encode = _encoder.encode
+encode: Final = msgspec.json.Encoder().encode
 
 
 # Requests

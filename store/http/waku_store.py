@@ -81,7 +81,7 @@ class WakuStoreResponse(Struct, rename="camel", kw_only=True):
 
 async def messages(call: Call, exchange: HttpExchange, _body: bytes) -> None:
     """Send a page of messages."""
-    page = await query_page(call, _wanted(exchange).SerializeToString())
+    page = await query_page(call, wanted(exchange).SerializeToString())
     cursor = page.pagination_cursor
     answer = WakuStoreResponse(
         status_code=page.status_code,
@@ -100,7 +100,8 @@ async def refuse(exchange: HttpExchange, failure: HttpError) -> None:
     await exchange.respond(body, b"text/plain", status=failure.status, headers=failure.headers)
 
 
-def _wanted(exchange: HttpExchange) -> StoreQueryRequest:
+def wanted(exchange: HttpExchange) -> StoreQueryRequest:
+    """Read the parameters of a URL; raise `CallError` where they are wrong."""
     given = {name: exchange.parameters.get(name, [""])[-1] for name in PARAMETERS}
     if given["peerAddr"]:
         raise malformed(

@@ -144,21 +144,6 @@ def test_a_channel_is_shown_with_what_is_missing(page: Page, node: NodeProcess) 
     assert len(rows(page)) == 3
 
 
-def test_what_others_publish_causes_no_requests_of_the_page(page: Page, node: NodeProcess) -> None:
-    topic, channels = "/page/1/crowd/proto", range(60)
-    crowd = [sds(f"c-{n}", f"nowhere-{n}", topic=topic, channel=f"crowd-{n}") for n in channels]
-    publish(node, *crowd[:30])
-    show(page, node, topic=topic)
-    until(page, lambda: len(rows(page)) == 30, "those of the history")
-    publish(node, *crowd[30:])
-    until(page, lambda: len(rows(page)) == 60, "those that came live")
-    assert lookups(page) == 0
-    choose_channel(page, "crowd-7")
-    until(page, lambda: page.text("#missing") != "", "the missing message of this channel")
-    assert (page.text("#gap-count"), lookups(page)) == ("1", 1)
-    assert page.complaints() == []
-
-
 def test_a_message_is_published_and_its_hash_shown_whole(page: Page, node: NodeProcess) -> None:
     show(page, node, topic="")
     page.driver.find_element("css selector", "#publish input").send_keys("from a page")

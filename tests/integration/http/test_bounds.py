@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import os
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Final
 
 import httpx
 import pytest
 
 from tests.calls.transports import STORE, framed
-from tests.integration.http.api import TIMEOUT_S, Api, events, failed, message
+from tests.integration.http.api import TIMEOUT_S, Api, events, message
 from tests.integration.http.conftest import HTTP
-from tests.integration.http.test_connect import CONNECT, frames
+from tests.integration.http.test_connect import CONNECT
 from tests.integration.run.helpers import get
 from tests.support.node import NodeProcess, running_node
 from tests.support.polling import eventually
@@ -158,38 +155,3 @@ def test_a_follower_that_vanishes_leaves_nothing(node: NodeProcess) -> None:
         assert count(node, "storenode_followers") == 1
     until(node, "storenode_followers", 0)
     until(node, "storenode_http_connections", 0)
-
-
-def test_a_browser_goes_on_where_it_was_after_a_restart(
-    node: NodeProcess, tmp_path: Path, new_store: Callable[[], str]
-) -> None:
-    with running_node(tmp_path / "node", *HTTP, database_url=new_store()) as restarted:
-        api = Api.of(restarted)
-        seen = [each["messageHash"] for each in api.publish(message(TOPIC), message(TOPIC))]
-        asked = {"contentTopics": TOPIC, "fromBeginning": "true"}
-        with (
-            api.client.stream("GET", "/api/v1/follow", params=asked) as stream,
-            api.client.stream(
-                "POST", f"{STORE}/Follow", content=framed(b""), headers=CONNECT
-            ) as by_connect,
-        ):
-            coming = events(stream)
-            assert [next(coming).json["messageHash"] for _ in seen] == seen
-            last = next(coming).id
-            assert restarted.terminate() == 0
-            with pytest.raises(httpx.TransportError):
-                list(coming)
-            # It has a place for the reason, where events have none.
-            assert json.loads(frames(by_connect.read())[-1][1])["error"]["code"] == "unavailable"
-        restarted.start()
-        api = Api.of(restarted)
-        new = [each["messageHash"] for each in api.publish(message(TOPIC), message(TOPIC))]
-        headers = {"last-event-id": last}
-        with api.client.stream("GET", "/api/v1/follow", params=asked, headers=headers) as stream:
-            assert [next(events(stream)).json["messageHash"]] == new[:1]
-        # Of another database it is nothing.
-        other = Api.of(node).client.get("/api/v1/follow", headers=headers)
-        assert failed(other)[:2] == (410, "OUT_OF_RANGE")
-        nonsense = base64.urlsafe_b64encode(b"nonsense").decode()
-        wrong = api.client.get("/api/v1/follow", headers={"last-event-id": nonsense})
-        assert failed(wrong)[:2] == (400, "INVALID_ARGUMENT")

@@ -1,4 +1,5 @@
 import asyncio
+from typing import Any
 
 import grpc
 import pytest
@@ -131,6 +132,17 @@ async def test_a_node_with_too_much_under_way_refuses_calls_and_holds_streams(no
     assert outcomes(await within(waiting)) == [Result.STORED] * 3
     assert outcomes(await node.publish(item())) == [Result.STORED]
     call.cancel()
+
+
+async def test_a_client_that_vanishes_leaves_nothing_behind(node: Node) -> None:
+    channel: Any = grpc.aio.insecure_channel(node.address)
+    call = channel.stream_stream(STORE + "PublishStream")()
+    for request in requests(30, size=200):
+        await call.write(request.SerializeToString())
+    await channel.close()
+    assert outcomes(await node.publish(item())) == [Result.STORED]
+    await node.server.stop(20)
+    assert node.context.in_flight.used == 0
 
 
 async def test_unknown_fields_are_ignored_by_reads_and_dropped_from_messages(node: Node) -> None:

@@ -21,7 +21,6 @@ from sim.messages import CANDIDATES, forged_halves
 from store.sync.errors import EXPECTED, ProtocolBrokenError
 from store.sync.session import sum_search
 from store.sync.session.conflicts import ConflictMemory
-from store.sync.session.reconciliation import Reconciliation
 from store.sync.session.sum_search import HOUR_NS, has_spans
 from storenode.wire.storenode.v1.peer_pb2 import ReconcileExtension, ReconcileFrame, SumSearch
 from tests.support.verifying_pair import Side, Tamper, reconcile
@@ -67,12 +66,6 @@ def sides(mode: str, first: set[SyncId], second: set[SyncId]) -> tuple[Side, Sid
 def differing(mode: str) -> tuple[Side, Side]:
     """Return two sides that differ in 17 IDs."""
     return sides(mode, some(300, 1) | some(9, 2), some(300, 1) | some(8, 3))
-
-
-def work_of(side: Side) -> Reconciliation:
-    """Return the reconciliation of a side."""
-    assert side.work is not None
-    return side.work
 
 
 def both(one: Side, other: Side) -> Iterator[tuple[Side, Side]]:
@@ -175,25 +168,6 @@ async def test_forged_sets_are_found(mode: str, shared: int, differences: int) -
     check_exact(*pair)
     if not differences:
         assert hidden(pair[0]) == hidden(pair[1]) == forged()[0] | forged()[1]
-
-
-@pytest.mark.parametrize("agrees", [(True, False), (False, True), (False, False)])
-@pytest.mark.parametrize("compact_from", [None, 0])
-async def test_a_side_without_the_extension_is_met_as_ever(
-    agrees: tuple[bool, bool], compact_from: int | None
-) -> None:
-    for first, second in (some(509, 1), some(500, 2)), tuple(map(set, forged())):
-        one = Side(set(first), agrees=agrees[0], compact_from=compact_from)
-        other = Side(set(second), agrees=agrees[1], compact_from=compact_from)
-        await reconcile(one, other)
-        if len(first) == len(second):
-            assert one.result is not None
-            assert not len(one.result.to_send), "forged sets look equal"
-        else:
-            check_exact(one, other, proven_from=None)
-        assert not is_compact(one, other)
-        extended = sum(frame.HasField("extension") for side in (one, other) for frame in side.sent)
-        assert extended == agrees[0], "a responder offers nothing to who does not"
 
 
 @pytest.mark.parametrize("sums", [(True, False), (False, True), (False, False)])

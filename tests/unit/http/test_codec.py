@@ -1,0 +1,169 @@
+"""Requests as JSON or parameters of a URL, and messages as JSON: any bytes are read or refused."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any, Final, cast
+from urllib.parse import urlencode
+
+import pytest
+from google.protobuf.message import Message
+from hypothesis import given
+from hypothesis import strategies as st
+
+from store.domain.query import RequestLimits
+from store.http import waku_store
+from store.http.api import read
+from store.http.codec import to_json, to_lines, to_message
+from store.http.exchange import HttpExchange
+from store.serving.failure import CallError, Code
+from storenode.client.types import AnswerCoverage
+from storenode.wire.storenode.v1.store_pb2 import (
+    CoveragePage,
+    CoverageStep,
+    FollowRequest,
+    GetCausalHistoryRequest,
+    GetCoverageRequest,
+    GetSdsMessagesRequest,
+    PublishRequest,
+    ScanRequest,
+    StoreCoverage,
+)
+from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
+
+HASH: Final = "0x" + "ab" * 32
+MESSAGE: Final = {"payload": "AA==", "contentTopic": "/a/1/b/proto", "timestamp": "1"}
+BODIES: Final[dict[type[Message], dict[str, Any]]] = {
+    PublishRequest: {"messages": [{**MESSAGE, "pubsubTopic": "/p"}], "confirmTimeoutS": 2},
+    StoreQueryRequest: {"hashes": [HASH], "includeData": False, "limit": 5},
+    GetSdsMessagesRequest: {"channelId": "c", "entries": [{"messageId": "m"}]},
+    GetCausalHistoryRequest: {"channelId": "c", "heads": [{"messageId": "m"}], "maxDepth": 2},
+}
+PARAMETERS: Final[dict[type[Message], dict[str, Any]]] = {
+    StoreQueryRequest: {"contentTopics": "/a", "timeStart": 1, "forward": "true", "cursor": HASH},
+    ScanRequest: {"pageSize": 3, "cursor": "U05zGOrvDZlfkFroW9ne", "pubsubTopic": "/p"},
+    FollowRequest: {"fromBeginning": "true", "contentTopics": ["/a", "/b"]},
+    GetCoverageRequest: {"step": "DAY", "timeEnd": 9},
+}
+WAKU: Final = {"hashes": HASH, "pageSize": 5, "includeData": "true", "endTime": 5, "cursor": HASH}
+CALL: Final = cast("Any", SimpleNamespace(node=SimpleNamespace(limits=RequestLimits())))
+
+
+def exchange(method: str, query: bytes = b"") -> HttpExchange:
+    """Return a request with these parameters."""
+    scope = {"method": method, "headers": [], "client": ("127.0.0.1", 1), "query_string": query}
+    return HttpExchange({**scope, "state": {"connection": None}}, cast("Any", 0), cast("Any", 0))
+
+
+def parse(kind: type[Message], method: str, sent: bytes) -> Message:
+    """Return the request that a body or a query is."""
+    given = exchange(method, b"" if method == "POST" else sent)
+    return kind.FromString(to_message(kind, read(kind, CALL, given, sent)))
+
+
+def test_requests_become_messages() -> None:
+    for kind, body in BODIES.items():
+        assert parse(kind, "POST", json.dumps(body).encode()).ByteSize()
+    for kind, parameters in PARAMETERS.items():
+        assert parse(kind, "GET", urlencode(parameters, doseq=True).encode()).ByteSize()
+
+
+@given(st.data())
+def test_any_request_is_read_or_refused(data: st.DataObject) -> None:
+    method = data.draw(st.sampled_from(["POST", "GET", "waku"]))
+    if method == "waku":
+        kind, sent = StoreQueryRequest, urlencode(WAKU).encode()
+    elif method == "POST":
+        kind, body = data.draw(st.sampled_from(list(BODIES.items())))
+        sent = json.dumps(body).encode()
+    else:
+        kind, parameters = data.draw(st.sampled_from(list(PARAMETERS.items())))
+        sent = urlencode(parameters, doseq=True).encode()
+    parts = [b"", b'"', b"%00", b"&", b"[", b"{}", b"-9" * 20, b"\xff", b"null", sent]
+    for _ in range(data.draw(st.integers(1, 4))):
+        start = data.draw(st.integers(0, len(sent)))
+        end = start + data.draw(st.integers(0, 9))
+        sent = sent[:start] + data.draw(st.sampled_from(parts)) + sent[end:]
+    try:
+        if method == "waku":
+            waku_store.wanted(exchange("GET", sent))
+        else:
+            parse(kind, method, sent)
+    except CallError as failure:
+        assert failure.code is Code.INVALID_ARGUMENT  # noqa: PT017 - either is right
+        assert len(failure.sentence) < 400  # noqa: PT017
+
+
+@pytest.mark.parametrize(
+    ("kind", "method", "sent", "sentence"),
+    [
+        (StoreQueryRequest, "GET", b"limit=many", "Expected `int`, got `str` - at `$.limit`"),
+        (StoreQueryRequest, "GET", b"timeStart=-5", "Expected `int` >= 0 - at `$.timeStart`"),
+        (StoreQueryRequest, "GET", b"hashes=0x12", "$.hashes"),
+        (StoreQueryRequest, "GET", b"cursor=" + HASH[:-1].encode(), "$.cursor"),
+        (StoreQueryRequest, "GET", b"pubsubTopic=a&pubsubTopic=b", "`pubsubTopic` is given twice"),
+        (StoreQueryRequest, "GET", b"x" * 5_000 + b"=", "unknown field `xx"),
+        (StoreQueryRequest, "GET", b"contentTopics=a&" * 65, "more than 64 parameters"),
+        (ScanRequest, "GET", b"cursor=?", "the cursor is none of this node's"),
+        (GetCoverageRequest, "GET", b"step=WEEK", "$.step"),
+        (PublishRequest, "POST", b"", "is no JSON"),
+        (PublishRequest, "POST", b"[" * 100_000, ""),
+        (PublishRequest, "POST", b'{"messages": {}}', "Expected `array`"),
+        (PublishRequest, "POST", b'{"messages": [{}]}', "missing required field `payload`"),
+        (PublishRequest, "POST", b'{"messages": [], "colour": 1}', "unknown field `colour`"),
+        (PublishRequest, "POST", b'{"messages": [], "confirmTimeoutS": 1e9}', "<= 300"),
+        (PublishRequest, "POST", b'{"messages": "\xff"}', ""),
+    ],
+)
+def test_what_is_wrong_is_named(
+    kind: type[Message], method: str, sent: bytes, sentence: str
+) -> None:
+    with pytest.raises(CallError) as refused:
+        parse(kind, method, sent)
+    assert refused.value.code is Code.INVALID_ARGUMENT
+    assert sentence in refused.value.sentence
+    assert len(refused.value.sentence) < 300
+
+
+def test_coverage_is_shown_with_what_other_stores_hold() -> None:
+    differs = StoreCoverage(
+        store_id="b", state=StoreCoverage.DIFFERS, compared_at=7, missing_here=4, missing_there=0
+    )
+    step = CoverageStep(time_start=1, time_end=2, before_horizon=True, stores=[differs])
+    (found,) = to_lines(CoveragePage(steps=[step]))
+    assert found == {
+        "timeStart": "1",
+        "timeEnd": "2",
+        "beforeHorizon": True,
+        "intake": "INTAKE_UNSPECIFIED",
+        "stores": [
+            {
+                "storeId": "b",
+                "state": "DIFFERS",
+                "comparedAt": "7",
+                "missingHere": 4,
+                "missingThere": 0,
+            },
+        ],
+    }
+    known = AnswerCoverage(
+        state=AnswerCoverage.COMPLETE,
+        store_ids=["b"],
+        compared_at=7,
+        complete_from=5,
+        complete_until=9,
+        keyed=True,
+        time_start=5,
+        time_end=9,
+    )
+    assert to_json(known) == {
+        "state": "COMPLETE",
+        "timeStart": "5",
+        "timeEnd": "9",
+        "storeIds": ["b"],
+        "comparedAt": "7",
+        "completeFrom": "5",
+        "completeUntil": "9",
+        "keyed": True,
+    }

@@ -22,7 +22,7 @@ from sim.groups.scenario import FIXED_TALK_NS
 from sim.limits import MAX_GROUP
 from sim.run import simulate
 from sim.world import Summary
-from storenode.sds.events import Reason
+from storenode.sds.events import BroadcastReason
 
 SEEDS: Final = {3: 50, 50: 10, 1_000: 2}
 """Participants of a group -> how many runs."""
@@ -77,7 +77,7 @@ def figures(size: int, runs: Sequence[Summary]) -> dict[str, object]:
         "seconds_until_equal": median(run.settling_ns / 1e9 for run in runs),
         "longest_seconds": max(run.settling_ns / 1e9 for run in runs),
         "broadcasts_per_message": median(
-            sum(run.counts.get(reason.value, 0) for reason in Reason)
+            sum(run.counts.get(reason.value, 0) for reason in BroadcastReason)
             / max(run.counts["messages"], 1)
             for run in runs
         ),

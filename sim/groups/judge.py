@@ -52,6 +52,7 @@ from storenode.sds.codec import MessageKind, SdsMessage, decode_message
 from storenode.sds.events import (
     Acknowledged,
     Behind,
+    BroadcastReason,
     CaughtUp,
     ClockCapped,
     Event,
@@ -60,7 +61,6 @@ from storenode.sds.events import (
     Lost,
     Message,
     Missing,
-    Reason,
     Received,
     RepairAnswered,
     Withdrawn,
@@ -344,10 +344,10 @@ class GroupJudge:
             lacking = view.shown - view.lost
             _demand(not lacking, f"{view.name} calls itself synced and lacks {len(lacking)}")
 
-    def spoke(self, view: View, reason: Reason, message: SdsMessage, now_ns: int) -> None:
+    def spoke(self, view: View, reason: BroadcastReason, message: SdsMessage, now_ns: int) -> None:
         """Check a broadcast of a participant (rules 6 to 8)."""
         message_id, lamport = message.message_id, message.lamport or 0
-        if reason is Reason.CONTENT:
+        if reason is BroadcastReason.CONTENT:
             _demand(message_id not in self.made, f"{view.name} uses {message_id[:10]} again")
             _demand(lamport > view.last_own, f"the clock of {view.name} goes back")
             _demand(
@@ -356,12 +356,12 @@ class GroupJudge:
             self.made[message_id] = message
             view.own[message_id] = view.last_own = lamport
             self._insert(view, (lamport, message_id), None)
-        if reason is Reason.RESEND:
+        if reason is BroadcastReason.RESEND:
             _demand(message_id in view.sent_ns, f"{view.name} sends {message_id[:10]} for nothing")
         if self.forged_as(message_id, message.content):
             knows = message_id not in view.deceived
             _demand(not knows, f"{view.name} sends a forged message that it knows as such")
-        if reason in (Reason.CONTENT, Reason.RESEND):
+        if reason in (BroadcastReason.CONTENT, BroadcastReason.RESEND):
             view.sent_ns[message_id] = now_ns
         late = [each for each in message.history if each.message_id not in self.made]
         _demand(not late, f"{view.name} names {len(late)} messages that nobody made")
@@ -553,7 +553,7 @@ def _check_bounds(participant: Participant) -> None:
     channel = participant.core
     config, incoming = channel.config, channel.incoming
     volatile = participant.publisher._volatile
-    syncs = sum(item.reason is Reason.SYNC for item in volatile)
+    syncs = sum(item.reason is BroadcastReason.SYNC for item in volatile)
     bounds = (
         (len(incoming.waiting), config.max_waiting, "messages wait"),
         (len(incoming.wants), config.max_missing, "messages are missing"),

@@ -49,6 +49,7 @@ from storenode.sds.config import ChannelConfig
 from storenode.sds.events import (
     Acknowledged,
     Broadcast,
+    BroadcastReason,
     ClockCapped,
     Counts,
     EphemeralReceived,
@@ -59,10 +60,9 @@ from storenode.sds.events import (
     Missing,
     MissingMessage,
     Packet,
-    Reason,
+    PacketRefusal,
     Recall,
     Received,
-    Refusal,
     Refused,
     RepairAnswered,
     RepairRequested,
@@ -162,7 +162,7 @@ class MessageChannel:
         message = self._message(message_id, lamport, history, now_ms, content)
         self.sends += 1
         shown = self.showing.content(self.sends, now_ms)
-        events: list[Event] = [self._broadcast(message, Reason.CONTENT, shown=shown)]
+        events: list[Event] = [self._broadcast(message, BroadcastReason.CONTENT, shown=shown)]
         self._add_own(message, now_ms)
         self.pace.spoke(now_ms, None if shown else history, news=True)
         self._tell_requests(message, events)
@@ -191,7 +191,7 @@ class MessageChannel:
             return []
         always = config.filter_every == 1 or not config.name_heads
         shown = self.showing.sync(now_ms, wanted=shows or always)
-        sync = self._broadcast(message, Reason.SYNC, shown=shown)
+        sync = self._broadcast(message, BroadcastReason.SYNC, shown=shown)
         repeats = self.pace.repeats() and not shown and not message.repair_request
         events: list[Event] = [replace(sync, passes=repeats)]
         self.pace.spoke(now_ms, None if shown else history, news=False)
@@ -213,7 +213,7 @@ class MessageChannel:
         )
         check_id("message_id", name)
         message = SdsMessage(config.channel_id, name, config.sender_id, content=content)
-        return [self._broadcast(message, Reason.EPHEMERAL, shown=False)]
+        return [self._broadcast(message, BroadcastReason.EPHEMERAL, shown=False)]
 
     def published(self, message_id: str, hint: bytes | None) -> list[Event]:
         """Note that the transport took an own message; later histories carry the new hint.
@@ -323,7 +323,7 @@ class MessageChannel:
             config.channel_id, message_id, config.sender_id, lamport, history, None, asked, content
         )
 
-    def _broadcast(self, message: SdsMessage, reason: Reason, *, shown: bool) -> Broadcast:
+    def _broadcast(self, message: SdsMessage, reason: BroadcastReason, *, shown: bool) -> Broadcast:
         """Encode a message, with the filter if ``shown``.
 
         The filter is left out where it need not go along and is too much.
@@ -339,9 +339,9 @@ class MessageChannel:
         )
         payload = encode_older(sent) if older else encode_message(sent)
         if len(payload) <= MAX_SDS_MESSAGE_BYTES:
-            passes = reason in (Reason.RESEND, Reason.EPHEMERAL)
+            passes = reason in (BroadcastReason.RESEND, BroadcastReason.EPHEMERAL)
             return Broadcast(payload, message.message_id, reason, passes)
-        if shown and (reason is Reason.RESEND or config.filter_every > 1):
+        if shown and (reason is BroadcastReason.RESEND or config.filter_every > 1):
             return self._broadcast(message, reason, shown=False)
         raise ArgumentError(
             f"the message has {len(payload)} bytes with its filter and history: "
@@ -384,11 +384,11 @@ class MessageChannel:
             message = decode_message(packet.payload)
         except MessageError as error:
             self.counts.malformed += 1
-            events.append(Refused(Refusal.MALFORMED, error.message_id or None, str(error)))
+            events.append(Refused(PacketRefusal.MALFORMED, error.message_id or None, str(error)))
             return
         if message.channel_id != self.config.channel_id:
             self.counts.foreign += 1
-            events.append(Refused(Refusal.FOREIGN, message.message_id))
+            events.append(Refused(PacketRefusal.FOREIGN, message.message_id))
             return
         kind = message.kind
         own = message.sender_id == self.config.sender_id
@@ -441,7 +441,7 @@ class MessageChannel:
                 # A forged one with its ID may be here, which is not to be the answer after this.
                 self.answers.seen(message_id)
             if content:
-                events.append(Refused(Refusal.BUFFER_FULL, message_id))
+                events.append(Refused(PacketRefusal.BUFFER_FULL, message_id))
             return
         if content and self._is_known(message_id):
             self._withdraw(message_id, events)
@@ -645,7 +645,7 @@ class MessageChannel:
         if requester is None:  # another participant has answered meanwhile
             return
         try:
-            sent = self._broadcast(message, Reason.REPAIR, shown=False)
+            sent = self._broadcast(message, BroadcastReason.REPAIR, shown=False)
         except ValueError:
             # In the older revision, as it came, its history takes less room.
             self.counts.repair_requests_ignored += 1
@@ -704,7 +704,7 @@ class MessageChannel:
     def _sweep_outgoing(self, now_ms: int, events: list[Event]) -> None:
         again, gave_up = self.outgoing.due(now_ms)
         shown = self.config.filter_every == 1
-        events += [self._broadcast(each, Reason.RESEND, shown=shown) for each in again]
+        events += [self._broadcast(each, BroadcastReason.RESEND, shown=shown) for each in again]
         events += gave_up
         if again:
             self.pace.active(now_ms)

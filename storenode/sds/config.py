@@ -22,19 +22,6 @@ _AT_LEAST_ONE: Final = (
 DEFAULT_CHANNEL_ID: Final = "0"
 """The channel of a group that has only one (SDS, "Messages")."""
 
-PARTICIPANTS_PER_GROUP: Final = 128
-
-
-def response_groups(participants: int) -> int:
-    """Return the number of response groups that SDS-R recommends for so many participants.
-
-    Raises:
-        ValueError: there is none.
-    """
-    if participants < 1:
-        raise ArgumentError("a channel has at least one participant")
-    return participants // PARTICIPANTS_PER_GROUP + 1
-
 
 @dataclass(frozen=True, slots=True)
 class RepairConfig:
@@ -42,8 +29,8 @@ class RepairConfig:
 
     Requests wait from ``request_min_ms`` to ``request_max_ms`` and are repeated in that rhythm
     until the message came or was given up; answers wait up to ``request_max_ms``. Of ``groups``
-    response groups, only the sender's answers: `response_groups` of the expected number of
-    participants, the same for all.
+    response groups, only the sender's answers: one group for each 128 participants that are
+    expected, the same number for all.
     """
 
     request_min_ms: int = 30_000

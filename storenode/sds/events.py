@@ -20,7 +20,7 @@ class Packet:
     hint: bytes | None = None
 
 
-class Reason(Enum):
+class BroadcastReason(Enum):
     """The reason of a broadcast."""
 
     CONTENT = "content"
@@ -30,7 +30,7 @@ class Reason(Enum):
     REPAIR = "repair"
 
 
-class Refusal(Enum):
+class PacketRefusal(Enum):
     """The reason why a packet was not accepted."""
 
     MALFORMED = "malformed"
@@ -48,7 +48,7 @@ class Broadcast:
 
     payload: bytes
     message_id: str
-    reason: Reason
+    reason: BroadcastReason
     passes: bool = False
 
 
@@ -279,7 +279,7 @@ class ClockCapped:
 class Refused:
     """A packet that was not taken and may come again; ``sentence`` says what is malformed."""
 
-    reason: Refusal
+    reason: PacketRefusal
     message_id: str | None = None
     sentence: str = ""
 

@@ -61,9 +61,6 @@ MAX_RECALLED_AT_ONCE: Final = 32
 RECALL_EVERY_MS: Final = 1_000
 """Repair answers that are read from the state together, and how often."""
 
-MAX_REPAIR_REQUESTS: Final = 65_536
-"""Own repair requests that wait for their time: one per missing message at most."""
-
 ENTRY_BYTES: Final = 256
 """About what an entry of a causal history takes in memory."""
 

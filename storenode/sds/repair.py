@@ -28,7 +28,6 @@ from storenode.sds.limits import (
     MAX_RECALLED_AT_ONCE,
     MAX_REMEMBERED_ANSWERS,
     MAX_REPAIR_ANSWERED,
-    MAX_REPAIR_REQUESTS,
     RECALL_EVERY_MS,
 )
 from storenode.sds.log import MessageLog
@@ -61,7 +60,7 @@ def may_answer(config: RepairConfig, own_id: str, sender_id: str, message_id: st
 
 
 class RepairRequests:
-    """The requests of this participant, by when they are due."""
+    """The requests of this participant, by when they are due: one per missing message at most."""
 
     __slots__ = ("_config", "_own_id", "_queue", "due")
 
@@ -73,7 +72,7 @@ class RepairRequests:
 
     def add(self, entry: Entry, now_ms: int) -> None:
         """Ask for a message later; nothing happens when it is already asked for."""
-        if entry.message_id not in self.due and len(self.due) < MAX_REPAIR_REQUESTS:
+        if entry.message_id not in self.due:
             self.put(entry, now_ms + self._delay_ms(entry.message_id))
 
     def put(self, entry: Entry, due_ms: int) -> None:

@@ -21,12 +21,12 @@ from storenode.sds.config import ChannelConfig
 from storenode.sds.events import (
     Acknowledged,
     Broadcast,
+    BroadcastReason,
     Event,
     Message,
     Missing,
     Packet,
     PossiblyAcknowledged,
-    Reason,
     Received,
     Sent,
 )
@@ -158,7 +158,7 @@ def names_of(events: list[Event]) -> Names:
     found: Names = []
     for event in events:
         match event:
-            case Broadcast(reason=Reason.SYNC):
+            case Broadcast(reason=BroadcastReason.SYNC):
                 found.append(("sds:out:sync-sent", event.message_id))
             case Broadcast():
                 pass

@@ -260,7 +260,7 @@ WITH_STORE = {
         10,
     ),
     "keeps every sync message": Mutant(
-        in_publisher("offer_volatile", "if broadcast.reason is Reason.SYNC:", "if False:"),
+        in_publisher("offer_volatile", "if broadcast.reason is BroadcastReason.SYNC:", "if False:"),
         "sync messages wait",
     ),
 }

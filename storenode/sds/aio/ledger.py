@@ -21,6 +21,7 @@ from storenode.sds.codec import Entry, MessageKind, SdsMessage, encode_history, 
 from storenode.sds.events import (
     Acknowledged,
     Broadcast,
+    BroadcastReason,
     Counts,
     Event,
     GaveUp,
@@ -28,7 +29,6 @@ from storenode.sds.events import (
     Message,
     Packet,
     PossiblyAcknowledged,
-    Reason,
     Received,
     Sent,
     Withdrawn,
@@ -260,7 +260,7 @@ class ParticipantLedger:
                     self._acknowledged(event)
                 case GaveUp() | PossiblyAcknowledged():
                     notes.unacknowledged.add(event.message_id)
-                case Broadcast() if event.reason is Reason.RESEND:
+                case Broadcast() if event.reason is BroadcastReason.RESEND:
                     notes.unacknowledged.add(event.message_id)
                 case Lost():
                     notes.lost.update(event.message_ids)

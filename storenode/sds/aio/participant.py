@@ -48,14 +48,14 @@ from storenode.sds.codec import Entry, decode_history
 from storenode.sds.events import (
     Behind,
     Broadcast,
+    BroadcastReason,
     EphemeralReceived,
     Forged,
     Lost,
     Missing,
     Packet,
-    Reason,
+    PacketRefusal,
     Recall,
-    Refusal,
     Refused,
 )
 
@@ -297,7 +297,7 @@ class Participant:
             if isinstance(thing, Ready):
                 self.publisher.offer(thing.number)
             elif isinstance(thing, Broadcast):
-                if thing.reason is not Reason.EPHEMERAL or self.feed.node is not None:
+                if thing.reason is not BroadcastReason.EPHEMERAL or self.feed.node is not None:
                     self.publisher.offer_volatile(thing, self._seal(thing.payload))
             elif self.hub.readers and not isinstance(thing, Recall):
                 shown.append(self._shown(thing))
@@ -446,4 +446,4 @@ async def participating(
 
 
 def _no_room(event: object) -> bool:
-    return isinstance(event, Refused) and event.reason is Refusal.BUFFER_FULL
+    return isinstance(event, Refused) and event.reason is PacketRefusal.BUFFER_FULL

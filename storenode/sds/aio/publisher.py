@@ -29,7 +29,7 @@ from storenode.sds.aio.limits import (
     RESTAMP_AFTER_NS,
 )
 from storenode.sds.aio.transport import Outbound, PublishResult, Rotation, TransportError
-from storenode.sds.events import Broadcast, Reason
+from storenode.sds.events import Broadcast, BroadcastReason
 
 if TYPE_CHECKING:
     from storenode.sds.aio.participant import Participant
@@ -46,7 +46,7 @@ class Ready:
 class _Item:
     number: int | None
     message_id: str
-    reason: Reason
+    reason: BroadcastReason
     outbound: Outbound
     has_own_time: bool = False
     """It is published as it was before, and with a new time only if a node refuses that."""
@@ -77,8 +77,8 @@ class OutboxPublisher:
         """Publish something that is dropped when no node takes it; None: with a new time."""
         if broadcast.message_id in self._ledger.unpublished:
             return
-        if broadcast.reason is Reason.SYNC:
-            kept = [item for item in self._volatile if item.reason is not Reason.SYNC]
+        if broadcast.reason is BroadcastReason.SYNC:
+            kept = [item for item in self._volatile if item.reason is not BroadcastReason.SYNC]
             self._volatile = deque(kept, MAX_VOLATILE_ITEMS)
         time_ns = self._participant.clock() if timestamp_ns is None else timestamp_ns
         outbound = Outbound(sealed, time_ns, self._passes(broadcast))
@@ -88,7 +88,9 @@ class OutboxPublisher:
 
     def _passes(self, broadcast: Broadcast) -> bool:
         """Return True if no node need store it: one holds what is sent again."""
-        refused = broadcast.reason is Reason.RESEND and broadcast.message_id in self._refusals
+        refused = (
+            broadcast.reason is BroadcastReason.RESEND and broadcast.message_id in self._refusals
+        )
         return broadcast.passes and not refused
 
     async def run(self) -> None:
@@ -134,7 +136,7 @@ class OutboxPublisher:
             item = self._ledger.outbox.get(self._ready.popleft())
             if item is not None:
                 outbound = Outbound(item.payload, item.timestamp_ns)
-                return _Item(item.number, item.message_id, Reason.CONTENT, outbound)
+                return _Item(item.number, item.message_id, BroadcastReason.CONTENT, outbound)
         return self._volatile.popleft() if self._volatile else None
 
     def _take_back(self, items: Sequence[_Item]) -> None:
@@ -160,11 +162,14 @@ class OutboxPublisher:
         if item.number is not None:
             self._tries.pop(item.number, None)
             self._ledger.settle(item.number)
-        if item.reason in (Reason.CONTENT, Reason.RESEND) and not item.outbound.ephemeral:
+        if (
+            item.reason in (BroadcastReason.CONTENT, BroadcastReason.RESEND)
+            and not item.outbound.ephemeral
+        ):
             self._refusals.discard(item.message_id)
-            self._lately.append(_Item(None, item.message_id, Reason.REPAIR, item.outbound))
+            self._lately.append(_Item(None, item.message_id, BroadcastReason.REPAIR, item.outbound))
             return self._ledger.published(item.message_id, hint)
-        if item.reason is Reason.REPAIR:
+        if item.reason is BroadcastReason.REPAIR:
             self._participant.answering.copied(item.message_id, hint)
         return ()
 

@@ -21,7 +21,7 @@ from typing import Any, Final
 from storenode.sds.channel import MessageChannel
 from storenode.sds.codec import decode_message
 from storenode.sds.config import ChannelConfig
-from storenode.sds.events import Behind, Broadcast, Event, Missing, Packet, Reason
+from storenode.sds.events import Behind, Broadcast, BroadcastReason, Event, Missing, Packet
 from tests.support.node import clean_environment
 
 HERE: Final = Path(__file__).parent
@@ -159,7 +159,7 @@ class World:
         for event in events:
             match event:
                 case Broadcast():
-                    again = event.reason is Reason.RESEND
+                    again = event.reason is BroadcastReason.RESEND
                     self._publish(who, event.payload, ephemeral=again)
                 case Missing():
                     self._fetch(who, [each.message_id for each in event.messages])

@@ -10,6 +10,7 @@ from storenode.sds.config import ChannelConfig, RepairConfig
 from storenode.sds.events import (
     Acknowledged,
     Broadcast,
+    BroadcastReason,
     ClockCapped,
     EphemeralReceived,
     GaveUp,
@@ -17,7 +18,6 @@ from storenode.sds.events import (
     Message,
     Missing,
     PossiblyAcknowledged,
-    Reason,
     Received,
     Sent,
 )
@@ -115,7 +115,9 @@ def test_resend_periods_differ_and_the_unacknowledged_go_first() -> None:
     times: dict[str, list[int]] = {"possible": [], "nobody": []}
     for now in range(0, 16_000, 100):
         sent = [
-            e for e in of(Broadcast, me.tick(NOW + now, make_rng())) if e.reason is Reason.RESEND
+            e
+            for e in of(Broadcast, me.tick(NOW + now, make_rng()))
+            if e.reason is BroadcastReason.RESEND
         ]
         for event in sent:
             times[event.message_id].append(now)
@@ -321,7 +323,7 @@ def test_giving_up_is_not_acknowledgement() -> None:
     me = channel(max_sends=3)
     me.send(NOW, b"mine", "mine")
     seen = [event for now in range(0, 200_000, 1_000) for event in me.tick(NOW + now, make_rng())]
-    resent = [event for event in of(Broadcast, seen) if event.reason is Reason.RESEND]
+    resent = [event for event in of(Broadcast, seen) if event.reason is BroadcastReason.RESEND]
     assert len(resent) == 2
     assert of(GaveUp, seen) == [GaveUp("mine", 3)]
     assert of(Acknowledged, seen) == []

@@ -13,7 +13,7 @@ from storenode.sds.codec import Entry, SdsMessage, decode_message, encode_messag
 from storenode.sds.events import (
     Forged,
     Message,
-    Refusal,
+    PacketRefusal,
     Refused,
     Withdrawn,
 )
@@ -67,7 +67,7 @@ def test_no_participant_is_given_a_forged_message_after_the_genuine_one_passed_b
     false = forged(true, history=())
     me = channel(repair=QUICK_REPAIR, max_waiting=1)
     take(me, wire("waits", after=["x"]), false, wire("asks", asks=[id_of(true)]))
-    assert [each.reason for each in of(Refused, take(me, true))] == [Refusal.BUFFER_FULL]
+    assert [each.reason for each in of(Refused, take(me, true))] == [PacketRefusal.BUFFER_FULL]
     assert not answers(me, NOW + 1_000, false)
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storenode.sds.bloom import FilterShape, RollingFilter, filter_of
-from storenode.sds.events import Behind, Broadcast, CaughtUp, Event, Reason
+from storenode.sds.events import Behind, Broadcast, BroadcastReason, CaughtUp, Event
 from storenode.sds.gaps import MAX_SEARCHES
 from storenode.sds.limits import (
     MAX_BEHIND_PEERS,
@@ -58,7 +58,7 @@ def test_each_search_reaches_further_and_the_last_covers_everything() -> None:
     assert [each.searches for each in searches] == list(range(1, MAX_SEARCHES + 1))
     assert since == sorted(since, reverse=True)
     assert since[-1] == 0
-    syncs = [each for each in of(Broadcast, events) if each.reason is Reason.SYNC]
+    syncs = [each for each in of(Broadcast, events) if each.reason is BroadcastReason.SYNC]
     assert len(syncs) == MAX_SEARCHES - 1
     assert me.lacks.at_least() == 1
 
@@ -130,13 +130,6 @@ def test_nothing_is_proven_while_too_much_is_missing_by_name() -> None:
     take(me, shown(["hidden"]))
     assert of(Behind, later(me, 10, 20, 30)) == []
     assert me.lacks.next_due_ms() > NOW + 30_000
-
-
-def test_filters_are_not_compared_when_that_is_off() -> None:
-    me = channel(behind_after_ms=None)
-    take(me, shown(["hidden"]))
-    assert of(Behind, later(me, 10, 20)) == []
-    assert me.lacks.peers == {}
 
 
 @settings(max_examples=25, deadline=None)

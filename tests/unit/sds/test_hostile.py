@@ -14,7 +14,7 @@ from storenode.sds.codec import (
     encode_message,
     encode_older,
 )
-from storenode.sds.events import Broadcast, Lost, Missing, Packet, Refusal, Refused
+from storenode.sds.events import Broadcast, Lost, Missing, Packet, PacketRefusal, Refused
 from storenode.sds.limits import (
     MAX_LOST_IDS,
     MAX_WAITING_SYNCS,
@@ -49,10 +49,10 @@ def test_strangers_and_noise_are_counted() -> None:
     me = channel()
     events = take(me, b"", b"\xff", wire("a", room="elsewhere"), wire("x" * 257))
     assert [event.reason for event in of(Refused, events)] == [
-        Refusal.MALFORMED,
-        Refusal.MALFORMED,
-        Refusal.FOREIGN,
-        Refusal.MALFORMED,
+        PacketRefusal.MALFORMED,
+        PacketRefusal.MALFORMED,
+        PacketRefusal.FOREIGN,
+        PacketRefusal.MALFORMED,
     ]
     assert (me.counts.malformed, me.counts.foreign, me.counts.received) == (3, 1, 4)
 
@@ -126,7 +126,7 @@ def test_a_refused_message_is_named_and_its_descendants_wait() -> None:
     me = channel()
     events = take(me, wire("a", sender="s" * 257), wire("b", after=["a"]))
     sentence = "an ID is longer than 256 bytes"
-    assert of(Refused, events) == [Refused(Refusal.MALFORMED, "a", sentence)]
+    assert of(Refused, events) == [Refused(PacketRefusal.MALFORMED, "a", sentence)]
     assert "b" in me.incoming.ids
     assert "a" in me.incoming.wants
 
@@ -135,7 +135,7 @@ def test_a_full_incoming_buffer_refuses_and_takes_later() -> None:
     me = channel(max_waiting=10)
     packets = [wire(f"m{n}", after=[f"cause{n}"]) for n in range(11)]
     events = take(me, *packets)
-    assert of(Refused, events) == [Refused(Refusal.BUFFER_FULL, "m10")]
+    assert of(Refused, events) == [Refused(PacketRefusal.BUFFER_FULL, "m10")]
     assert (len(me.incoming), me.counts.buffer_full, len(me.filter)) == (10, 1, 10)
     assert delivered(take(me, wire("cause0"))) == ["cause0", "m0"]
     take(me, packets[10])

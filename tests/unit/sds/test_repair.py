@@ -4,7 +4,7 @@ from hashlib import sha256
 
 from storenode.sds.codec import Entry, decode_message
 from storenode.sds.config import RepairConfig
-from storenode.sds.events import Broadcast, Reason, Recall, RepairAnswered, RepairRequested
+from storenode.sds.events import Broadcast, BroadcastReason, Recall, RepairAnswered, RepairRequested
 from storenode.sds.limits import (
     ANSWER_EPOCH_MS,
     MAX_ANSWER_BYTES,
@@ -56,7 +56,7 @@ def test_an_answer_is_the_message_itself() -> None:
     take(me, wire("cause"), original)
     take(me, wire("ask", sender="carol", content=None, asks=["theirs", "unknown"]))
     (sent,) = of(Broadcast, answers(me, NOW + 400, original))
-    assert sent.reason is Reason.REPAIR
+    assert sent.reason is BroadcastReason.REPAIR
     assert decode_message(sent.payload) == decode_message(original).bare()
     assert delivered(take(you, wire("cause"), sent.payload)) == ["cause", "theirs"]
     assert me.counts.repair_requests_ignored == 1

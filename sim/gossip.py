@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -14,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from sim.calls import Closed, End, Ended, Status
 from sim.database import MAX_NEEDED, Database
 from sim.limits import NS_PER_MS
-from sim.process import Process, SimLog, environment_of
+from sim.process import Process
 from sim.promise import Promise
 from sim.rng import happens
 from store.domain.admission import Admission
@@ -377,7 +375,7 @@ class Gossiping:
             owner.peers,
             database=DriverDatabase(session, session, unread, session.persist),
             connector=Connector(owner),
-            environment=replace(environment_of(process), log=_Log(owner, process)),
+            environment=process.world_env,
             meter=self,
             max_needed=MAX_NEEDED,
         )
@@ -481,29 +479,6 @@ class Gossiping:
 
         machine.step = checked  # type: ignore[assignment,method-assign]
         return machine
-
-
-class _Log(SimLog):
-    """Fails the run when the driver is at fault, or cuts an honest peer off."""
-
-    def __init__(self, owner: Node, process: Process) -> None:
-        super().__init__(process)
-        self._owner = owner
-
-    def warning(self, event: str, **fields: object) -> None:
-        """Fail the run if an honest peer is cut off."""
-        self.info(event, **fields)
-        if event == "gossip_peer_cut_off":
-            checker = self._owner.world.gossip_checker
-            checker.cuts_off(self._owner, str(fields["peer"]), str(fields["reason"]))
-
-    def error(self, event: str, **fields: object) -> None:
-        """Fail the run: the driver, or the machine, is at fault."""
-        del fields
-        if self._process.alive:
-            raised = traceback.format_exc(limit=-4)
-            error = raised.rstrip().rpartition("\n")[2]
-            self._owner.world.judge.fail(f"{self._owner.name}: {event}: {error}\n{raised}")
 
 
 async def _do(work: Callable[[], Awaitable[None]]) -> None:

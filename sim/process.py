@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -81,18 +82,26 @@ class SimLog:
         """Note it."""
         self._note(event, fields)
 
-    info = warning = debug
+    info = debug
+
+    def warning(self, event: str, **fields: object) -> None:
+        """Note it; fail the run if an honest peer is cut off."""
+        self._note(event, fields)
+        if event == "gossip_peer_cut_off":
+            node = self._process.node
+            node.world.gossip_checker.cuts_off(node, str(fields["peer"]), str(fields["reason"]))
 
     def error(self, event: str, **fields: object) -> None:
-        """Fail the run: no driver of a simulated node logs an error.
+        """Fail the run: no driver of a simulated node logs an error while it runs.
 
         Raises:
-            Violation: always.
+            Violation: the node runs.
         """
         self._note(event, fields)
-        error = fields.get("exc_info")
-        cause = error if isinstance(error, BaseException) else None
-        self._process.judge.fail(f"{self._process.name} logs an error: {event} {cause!r}", cause)
+        if self._process.alive:
+            error, name = fields.get("exc_info"), self._process.name
+            cause = error if isinstance(error, BaseException) else sys.exception()
+            self._process.judge.fail(f"{name} logs an error: {event} {cause!r}", cause)
 
     def _note(self, event: str, fields: Mapping[str, object]) -> None:
         if event in _MARKS:

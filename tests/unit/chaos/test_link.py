@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AbstractAsyncContextManager
-from pathlib import Path
 
 from chaos.checker.history import Ack, History
 from chaos.link import LinkState, RecordingTransport, Traffic, Way
@@ -27,9 +26,7 @@ class Room:
         self.history = History()
         self.traffic = new_traffic(self.history)
 
-    def join(
-        self, name: str, link: LinkState, state: Path | None = None
-    ) -> AbstractAsyncContextManager[Channel]:
+    def join(self, name: str, link: LinkState) -> AbstractAsyncContextManager[Channel]:
         config = ChannelConfig(
             "room",
             name,
@@ -39,7 +36,7 @@ class Room:
             repair=RepairConfig(request_min_ms=50, request_max_ms=150),
         )
         transport = RecordingTransport(self.bus.transport(name), link, self.traffic)
-        return Channel.join(transport, "room", name, state=state, config=config)
+        return Channel.join(transport, "room", name, config=config)
 
 
 def new_traffic(history: History) -> Traffic:
@@ -84,21 +81,6 @@ async def test_a_message_that_no_node_stores_arrives_by_sds_repair() -> None:
         await has(bob, 2)
     assert bobs.lost == {lost}
     assert bobs.arrivals[lost] is Way.SDS_REPAIR
-
-
-async def test_after_an_absence_messages_arrive_by_the_cursor(tmp_path: Path) -> None:
-    room, bobs = Room(), LinkState("bob")
-    async with room.join("alice", LinkState("alice")) as alice:
-        async with room.join("bob", bobs, tmp_path / "bob.db") as bob:
-            before = await alice.send(b"before")
-            await has(bob, 1)
-        away = await alice.send(b"away")
-        async with asyncio.timeout(PATIENCE_S):
-            await alice.wait_for(lambda status: not status.unpublished)
-        async with room.join("bob", bobs, tmp_path / "bob.db") as bob:
-            await has(bob, 2)
-    assert bobs.arrivals[before] in (Way.LIVE, Way.SCAN)
-    assert bobs.arrivals[away] in (Way.CURSOR, Way.SCAN)
 
 
 async def test_ephemeral_messages_are_not_recorded_as_stored() -> None:

@@ -13,7 +13,7 @@ from typing import Any, Final
 import grpc
 
 from chaos.attacks.catalog import Target
-from chaos.attacks.peers import answer, begin_gossip, channel_to, reconcile, transfer
+from chaos.attacks.peers import answer, begin_gossip, reconcile, transfer
 from storenode.wire.storenode.v1.peer_pb2 import GossipFrame, Inventory
 
 _AT_ONCE: Final = 4
@@ -34,7 +34,7 @@ async def reconcile_places(target: Target, rng: random.Random, count: int) -> st
     """Reconcile and never transfer; such sessions give way to an honest peer's."""
     outcomes: Counter[bool] = Counter()
     names = iter(_names(rng, count))
-    async with channel_to(target.peer_address) as channel:
+    async with grpc.aio.insecure_channel(target.peer_address) as channel:
 
         async def invent() -> None:
             for name in names:
@@ -51,7 +51,7 @@ async def reconcile_places(target: Target, rng: random.Random, count: int) -> st
 
 async def gossip_places(target: Target, rng: random.Random, count: int) -> str:
     """Open streams of gossip that deliver nothing; they give way to an honest peer's."""
-    async with channel_to(target.peer_address) as channel:
+    async with grpc.aio.insecure_channel(target.peer_address) as channel:
         joined: set[str] = set()
         names = _names(rng, count)
         holding = [asyncio.create_task(_hold(channel, name, joined, rng)) for name in names]
@@ -86,7 +86,7 @@ async def false_confirmations(target: Target, rng: random.Random, count: int) ->
             finally:
                 call.cancel()
 
-    async with channel_to(target.peer_address) as channel:
+    async with grpc.aio.insecure_channel(target.peer_address) as channel:
         with suppress(TimeoutError):
             async with asyncio.timeout(_ANNOUNCE_S):
                 await asyncio.gather(*(announce(channel) for _ in range(_ANNOUNCING)))
@@ -111,7 +111,7 @@ async def _served(
 ) -> float:
     """Retry until success or the end of patience, and return the seconds."""
     began_s = time.monotonic()
-    async with channel_to(address) as channel:
+    async with grpc.aio.insecure_channel(address) as channel:
         while (passed_s := time.monotonic() - began_s) < _PATIENCE_S:
             if await once(channel):
                 return time.monotonic() - began_s

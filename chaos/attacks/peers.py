@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import grpc
@@ -17,13 +15,6 @@ PEER: Final = "/storenode.v1.Peer/"
 _ANSWER_S: Final = 20.0
 _ENDED: Final = (AssertionError, asyncio.InvalidStateError, TimeoutError, grpc.aio.AioRpcError)
 """Errors of calls that a node has ended."""
-
-
-@asynccontextmanager
-async def channel_to(address: str) -> AsyncIterator[Any]:
-    """Open the connection of one caller."""
-    async with grpc.aio.insecure_channel(address) as channel:
-        yield channel
 
 
 def peer_named(channel: Any, name: str) -> RawPeer:  # noqa: ANN401 - grpc.aio's

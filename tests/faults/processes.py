@@ -14,7 +14,6 @@ from storenode.client.node import connect
 from storenode.connection.errors import NodeError
 from tests.integration.run.helpers import get
 from tests.support import polling
-from tests.support.ledger import PATIENCE_S
 from tests.support.node import NodeProcess
 
 
@@ -28,32 +27,24 @@ def postmaster_of(node: NodeProcess) -> psutil.Process:
 
 
 async def logged(node: NodeProcess, text: str, after: int = 0) -> None:
-    """Wait for a line with a text in a node's log, beyond a number of bytes."""
-    await _find_line(node, after, lambda line: text.encode() in line)
+    """Wait for a text in a node's log, beyond a number of bytes."""
+    await until(lambda: text.encode() in node.log_path.read_bytes()[after:])
 
 
 async def event(node: NodeProcess, name: str, after: int = 0, **fields: object) -> dict[str, Any]:
     """Wait for an event with these fields in a node's JSON log, beyond a number of bytes."""
+    found: list[dict[str, Any]] = []
 
-    def is_event(line: bytes) -> bool:
-        found = json.loads(line) if line.startswith(b"{") else {}
-        return found.get("event") == name and fields.items() <= found.items()
+    def look() -> bool:
+        *lines, _ = node.log_path.read_bytes()[after:].split(b"\n")
+        events = [json.loads(line) for line in lines if line.startswith(b"{")]
+        found.extend(
+            each for each in events if each["event"] == name and fields.items() <= each.items()
+        )
+        return bool(found)
 
-    return dict(json.loads(await _find_line(node, after, is_event)))
-
-
-async def _find_line(node: NodeProcess, after: int, is_wanted: Callable[[bytes], bool]) -> bytes:
-    command = ["tail", "--follow", f"--bytes=+{after + 1}", str(node.log_path)]
-    tail = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
-    assert tail.stdout is not None
-    try:
-        async with asyncio.timeout(PATIENCE_S):
-            while not is_wanted(line := await tail.stdout.readline()):
-                assert line, "the log has ended"
-            return line
-    finally:
-        tail.kill()
-        await tail.wait()
+    await until(look)
+    return found[0]
 
 
 def log_size(node: NodeProcess) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -100,7 +99,7 @@ class SimLog:
         self._note(event, fields)
         if self._process.alive:
             error, name = fields.get("exc_info"), self._process.name
-            cause = error if isinstance(error, BaseException) else sys.exception()
+            cause = error if isinstance(error, BaseException) else None
             self._process.judge.fail(f"{name} logs an error: {event} {cause!r}", cause)
 
     def _note(self, event: str, fields: Mapping[str, object]) -> None:

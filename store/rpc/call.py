@@ -17,6 +17,7 @@ import grpc
 from reconcile.errors import MalformedPayloadError
 from reconcile.errors import PayloadLimitError as ReconcileLimit
 from store.domain.access import Principal
+from store.domain.places import Caller
 from store.domain.ports import EmptyWindow, NoPeers, PeerFailed, UnknownPeer
 from store.domain.quota import ClientLimits
 from store.gossip.driver.streams import (
@@ -34,6 +35,7 @@ from store.rpc.identity import (
     NODE_ID,
     REQUEST_ID,
     RETRY_AFTER_MS,
+    STORE_ID,
     TIME,
     WANTED,
     PeerRules,
@@ -183,6 +185,7 @@ _Answer = Callable[["RpcCall"], Awaitable[bytes | None]]
 _Serve = Callable[[object, Context], Any]
 Handler = tuple[str, "grpc.RpcMethodHandler[bytes, bytes]"]
 """The name of a method, and the handler that gRPC calls."""
+_GONE: Final = "the peer is gone"
 _NS_PER_S: Final = 1e9
 _NOTHING: Final = nullcontext()
 _CACHED_HOSTS: Final = 512
@@ -247,6 +250,13 @@ class RpcCall(Call):
         return node.access().authorize(
             token, method.right, self.remote.name, open_admin=self._open_admin
         )
+
+    @property
+    def peer(self) -> Caller:
+        """The peer whose call has been admitted."""
+        fields, rules = self.fields, self.node.peers
+        trusted = rules is not None and rules.trusted
+        return Caller(fields[NODE_ID], fields[STORE_ID], self.remote.name, trusted)
 
     async def begin(self) -> None:
         """Admit the call, and send a peer the metadata that name this node."""
@@ -341,6 +351,32 @@ class RpcCall(Call):
         self.context.set_details(failure.sentence)
         later = ((RETRY_PUSHBACK, RETRY_AFTER_MS),) if failure.retry else ()
         self.context.set_trailing_metadata(((REQUEST_ID, self.request_id), *later))
+
+
+class CallerStream:
+    """The stream of a call that this node serves: `store.domain.ports.FrameStream`."""
+
+    def __init__(self, call: RpcCall) -> None:
+        self._call = call
+
+    async def read(self) -> bytes | None:
+        """Return the caller's next frame; None when it has half-closed."""
+        try:
+            return await self._call.next_request()
+        except (grpc.aio.BaseError, asyncio.InvalidStateError):
+            raise PeerFailed(_GONE) from None
+        except CallError as gave_way:
+            raise PeerFailed(gave_way.sentence) from None
+
+    async def write(self, frame: bytes) -> None:
+        """Send a frame to the caller."""
+        try:
+            await self._call.send(frame)
+        except CallerGoneError:
+            raise PeerFailed(_GONE) from None
+
+    async def half_close(self) -> None:
+        """Leave the end to the status of the call, since this side is the callee."""
 
 
 class CallWrapper:

@@ -28,10 +28,9 @@ from store.gossip.events import (
     SyncLeaves,
 )
 from store.messages.fields import chunk_messages
-from store.rpc.call import RpcCall
+from store.rpc.call import CallerStream, RpcCall
 from store.rpc.connector import Callee, PeerCall, PeerCallError, PeerConnector
 from store.rpc.identity import CLUSTER
-from store.rpc.peer import CallerStream, calling_peer
 from store.serving.failure import CallError, Code, malformed, over_limit
 from storenode.message.limits import CONTENT_DIGEST_BYTES, HASH_BYTES
 from storenode.message.rules import MALFORMED
@@ -131,7 +130,7 @@ async def serve_gossip(call: RpcCall) -> None:
             Code.FAILED_PRECONDITION,
             f"this node is of cluster {own} and the caller of another: give both one --cluster",
         )
-    await streams.serve(transport.frames(CallerStream(call)), calling_peer(call))
+    await streams.serve(transport.frames(CallerStream(call)), call.peer)
 
 
 async def _introduced(call: PeerCall, greeting: Callable[[], Awaitable[FrameOut]]) -> Callee:

@@ -42,18 +42,8 @@ class _Taken:
     """The result so far: the number of new messages, and the refused ones, by ID or hash."""
 
     stored: int = 0
-    names: set[bytes] = field(default_factory=set)
+    refused: set[bytes | None] = field(default_factory=set)
     reasons: Counter[str] = field(default_factory=Counter)
-
-    def refuse(self, name: bytes, why: str) -> None:
-        """Note a message that this node does not take."""
-        self.names.add(name)
-        if why in self.reasons or len(self.reasons) < _MAX_NOTES:
-            self.reasons[why] += 1
-
-    def refuses(self, entry: HistoryEntry) -> bool:
-        """Return True if what came for an entry was refused."""
-        return entry.message_id in self.names or entry.retrieval_hint in self.names
 
 
 class Fetcher:
@@ -90,7 +80,9 @@ class Fetcher:
         except PeerFailed as failed:
             error = str(failed)
         left, _ = await self._missing(request.channel_id, wanted)
-        refused = tuple(entry for entry in left if taken.refuses(entry))
+        refused = tuple(
+            entry for entry in left if {entry.message_id, entry.retrieval_hint} & taken.refused
+        )
         self._environment.log.info(
             "fetched", peer=str(peer), asked=len(asked), stored=taken.stored, error=error
         )
@@ -123,8 +115,10 @@ class Fetcher:
         self._environment.count_intake(Source.TRANSFER.value, counted.duplicate, counted.rejected)
         taken.stored += counted.stored
         for place, refusal in published.refusals.items():
-            name = name_of(decode_message(encoded[place]).payload, published.hashes[place])
-            taken.refuse(name, refusal.sentence)
+            payload = decode_message(encoded[place]).payload
+            taken.refused.add(name_of(payload, published.hashes[place]))
+            if refusal.sentence in taken.reasons or len(taken.reasons) < _MAX_NOTES:
+                taken.reasons[refusal.sentence] += 1
 
 
 def _without(entries: Entries, left: Entries) -> Entries:

@@ -22,9 +22,9 @@ from store.domain.ports import PeerFailed, SyncObserver, SyncRole
 from store.domain.view import Span
 from store.sync.frames import parse_reconcile
 from store.sync.session.agreement import Agreement
-from store.sync.session.conflicts import ConflictMemory
 from store.sync.session.reconciliation import Reconciliation, asked_range
 from store.sync.session.report import SessionReport
+from store.sync.session.sum_search import ConflictMemory
 from storenode.wire.storenode.v1.peer_pb2 import ReconcileFrame
 
 TIMEOUT_S = 60.0

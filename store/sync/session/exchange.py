@@ -84,7 +84,6 @@ from store.sync.limits import (
     TransferLimits,
 )
 from store.sync.session.agreement import Agreement
-from store.sync.session.conflicts import ConflictMemory
 from store.sync.session.reconciliation import (
     GOES_ON,
     Reconciliation,
@@ -101,6 +100,7 @@ from store.sync.session.registry import (
     SessionState,
 )
 from store.sync.session.report import SessionReport
+from store.sync.session.sum_search import ConflictMemory
 from store.sync.transfer.policy_memory import PolicyMemory
 from store.sync.transfer.transfer import DEFAULT_LIMITS, Transfer, TransferWork
 from storenode.common.bounded import BoundedDict

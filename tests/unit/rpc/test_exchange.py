@@ -27,9 +27,8 @@ from store.observe.metrics import Metrics
 from store.runtime.services import system_environment
 from store.sync.errors import GaveWayError, PeerSilentError
 from store.sync.limits import MAX_HORIZON_STEP_NS, RANDOM_CUTS, SILENCE_NS, TransferLimits
-from store.sync.session.compact import CompactSide
 from store.sync.session.exchange import Exchange, ExchangeWork, common_horizon
-from store.sync.session.reconciliation import Reconciliation, in_time, time_limit
+from store.sync.session.reconciliation import CompactSide, Reconciliation, in_time, time_limit
 from store.sync.session.registry import Accepted, PeerSession, SessionRefusal
 from store.sync.session.report import SessionReport
 from store.sync.transfer.transfer import TransferWork

@@ -20,8 +20,7 @@ from reconcile.limits import SessionLimits
 from sim.messages import CANDIDATES, forged_halves
 from store.sync.errors import EXPECTED, ProtocolBrokenError
 from store.sync.session import sum_search
-from store.sync.session.conflicts import ConflictMemory
-from store.sync.session.sum_search import HOUR_NS, has_spans
+from store.sync.session.sum_search import HOUR_NS, ConflictMemory, has_spans
 from storenode.wire.storenode.v1.peer_pb2 import ReconcileExtension, ReconcileFrame, SumSearch
 from tests.support.verifying_pair import Side, Tamper, reconcile
 

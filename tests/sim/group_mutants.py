@@ -262,5 +262,6 @@ WITH_STORE = {
     "keeps every sync message": Mutant(
         in_publisher("offer_volatile", "if broadcast.reason is BroadcastReason.SYNC:", "if False:"),
         "sync messages wait",
+        35,
     ),
 }

@@ -194,7 +194,7 @@ SESSIONS = {
         in_exchange("driving", "finally:", "else:"), f"{LEFT}|{UNEQUAL}", first_seed=3
     ),
     "lets a session wait for ever": Mutant(
-        in_exchange("keep", "self.work.silence_s", "10**6"), "waits too long", first_seed=5
+        in_exchange("keep", "self.work.silence_s", "10**6"), "waits too long", first_seed=9
     ),
     "leaves the timer of a claimed session": Mutant(
         in_exchange(
@@ -243,7 +243,7 @@ SESSIONS = {
         size=2,
     ),
     "takes what both list for its own alone": Mutant(
-        edit(Search, "_settle", "only_own[both] = False", "only_own[both] = True"), "are none", 63
+        edit(Search, "_settle", "only_own[both] = False", "only_own[both] = True"), "are none", 64
     ),
     "compares sums that begin at its own time": Mutant(
         in_agreement("start", "max(self._lower_ns, theirs)", "self._lower_ns"),
@@ -284,7 +284,7 @@ STATEMENTS = {
     "withdraws no statement after a late message": Mutant(
         in_coverage("_holds", _HOLDS, "self.sums[said.span][0] >= said.count"),
         "is equal over",
-        145,
+        188,
     ),
     "keeps statements after commits were lost": Mutant(
         in_coverage("_holds", _HOLDS, "self.sums[said.span][0] <= said.count"),

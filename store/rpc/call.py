@@ -107,8 +107,7 @@ RETRYABLE: Final = (TooManyCallsError, GaveWayError)
 
 def translate(error: Exception, request_id: str) -> tuple[CallError, bool]:
     """Return the failure for any error, and True if the error was expected."""
-    failure = expected(error)
-    if failure is not None:
+    if (failure := expected(error)) is not None:
         return failure, True
     if isinstance(error, TransferFailedError):
         return CallError(_FAULTS[error.fault], str(error)), True
@@ -225,7 +224,7 @@ class RpcCall(Call):
         if not self.request_id:
             self.request_id = next(REQUEST_IDS)
         self._open_admin = node.open_admin and listener == "admin"
-        self._is_peer = (
+        self.is_peer = (
             node.peers is not None
             and method.right is not None
             and not self._repeated
@@ -240,7 +239,7 @@ class RpcCall(Call):
         method, node = self.method, self.node
         if method.right is None:
             return _open_client(self.remote.name)
-        if self._is_peer and node.peers is not None:
+        if self.is_peer and node.peers is not None:
             return identify_peer(self.fields, self.context, node.peers, node.peer_limits)
         if self._repeated:
             raise malformed(f"the metadata `{self._repeated}` is given twice: send it once")
@@ -264,7 +263,7 @@ class RpcCall(Call):
         sender, node = self.sender, self.node
         # Without the call itself, which has its request: each would keep the other.
         self.context.add_done_callback(lambda _: sender.close())  # type: ignore[arg-type]
-        if self._is_peer:
+        if self.is_peer:
             self.note_peer()
             node.clocks.note(self.fields[NODE_ID], parse_time(self.fields.get(TIME)))
             own = (*own_metadata(node.identity), (TIME, str(node.now_ns())))
@@ -275,8 +274,7 @@ class RpcCall(Call):
 
     def note_peer(self) -> None:
         """Note that a peer begins or ends a call."""
-        if self._is_peer:
-            self.node.callers[self.fields[NODE_ID]] = self.node.now_ns() / _NS_PER_S
+        self.node.callers[self.fields[NODE_ID]] = self.node.now_ns() / _NS_PER_S
 
     async def next_request(self) -> bytes | None:
         """Read the next request of a stream, without charging it; return None after the last.
@@ -296,7 +294,7 @@ class RpcCall(Call):
         node, self._is_reading = self.node, True
         slots = node.open_requests if self.method.right is None else node.requests
         async with slots.slot(self.connection):
-            request = await self.next_request()
+            request = await node.incomplete.read(self.context, self.client.name)
         if request is None:
             raise NoRequestError
         self._received, self.received_ns = request, node.monotonic_ns()
@@ -452,7 +450,8 @@ class CallWrapper:
                     # A caller may take its time to send a request.
                     began_ns = began_ns if call.received_ns is None else call.received_ns
                     call.account.end(method.kind)
-                    call.note_peer()
+                    if call.is_peer:
+                        call.note_peer()
                 seconds = (node.monotonic_ns() - began_ns) / _NS_PER_S
                 count = counts.get(code) or counts.setdefault(code, calls(method.name, code).inc)
                 count()

@@ -116,10 +116,8 @@ class IncompleteRequests:
             CallError: it gave way to others before it had come in full.
         """
         name = context.peer()
-        connection = self._connections.get(name)
-        if connection is None:
-            connection = self._connections[name] = MeasuredConnection(name)
-        connection.owner = owner
+        connection = self._connections.get(name) or MeasuredConnection(name)
+        self._connections[name], connection.owner = connection, owner
         with endable() as end:
             connection.awaited[end] = self._round
             self._awaited += 1
@@ -151,9 +149,11 @@ class IncompleteRequests:
         """Measure, and end calls where there are too many bytes."""
         if len(self._connections) > self._forget_at:
             await self._forget_closed()
-        last, self._round = self._round, self._round + 1
+        last, self._round, self._is_filling = self._round, self._round + 1, False
+        if not self._awaited:
+            return
         waiting = [each for each in self._connections.values() if each.awaited]
-        came = await self._count([each.name for each in waiting]) if waiting else {}
+        came = await self._count([each.name for each in waiting])
         waiting = [each for each in waiting if each.awaited]
         for each in waiting:
             if each.name in came:

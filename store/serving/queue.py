@@ -87,7 +87,7 @@ class FairQueue:
         """
         if owner and self._by_owner[owner] + size > self.limit // 2:
             raise self.full(self.limit // 2, "one client")
-        if self.waiting or not self.fits(size):
+        if self.waiting or (size > self.free and self.free < self.limit):
             raise self._full_node()
         self._by_owner[owner] += size
         self.free -= size
@@ -109,7 +109,7 @@ class FairQueue:
             CallError: too many calls wait, or `refuse` was called.
         """
         self.asked[connection] += size
-        if not self.waiting and self.fits(size):
+        if not self.waiting and (size <= self.free or self.fits(size)):
             self.free -= size
             return
         if self._max_waiting is not None and len(self.waiting) >= self._max_waiting:

@@ -68,6 +68,11 @@ COMMANDS: Final[Mapping[str, Command]] = {
         "Archive, verify, compare, restore and audit, on Spark.",
         "pipeline",
     ),
+    "capacity": Command(
+        "store.cli.capacity:capacity_command",
+        "Compute the machines for a number of participants.",
+        "node",
+    ),
     "db": Command("store.cli.db:db", "Upgrade, check and prune the database.", "node"),
 }
 """All commands: their modules are imported when used, so that a client command loads no server."""

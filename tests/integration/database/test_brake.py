@@ -15,7 +15,7 @@ from store.db.maintenance.retention import (
     reopen,
     review,
 )
-from store.db.schema.partitions import ensure_for
+from store.db.schema.partitions import ensure_ahead, ensure_for
 from store.domain.partitioning import DAY_NS
 from store.domain.retention import RetentionPolicy
 from tests.integration.database.rows import (
@@ -121,6 +121,27 @@ async def test_a_node_drops_when_an_operator_agrees(connection: Connection) -> N
     assert await stored_days(connection) == 3
 
 
+async def test_a_confirmed_start_drops_at_once(connection: Connection) -> None:
+    await agree(connection, days(60))
+    node = await start(connection, days(2), confirmed=True)
+    assert applies(node, days(2))
+    assert await stored_days(connection) == 3
+    # The next start has nothing to confirm.
+    assert (await start(connection, days(2))).excess is None
+
+
+async def test_what_falls_due_day_by_day_never_waits(connection: Connection) -> None:
+    await start(connection, days(2), confirmed=True)
+    for day in range(1, 4):
+        now_ns = NOW + day * DAY_NS
+        await ensure_ahead(connection, now_ns, None)
+        await insert(connection, [now_ns])
+        # A third of the store is due.
+        node = await start(connection, days(2), now_ns=now_ns)
+        assert node.excess is None
+    assert await horizon(connection) == TODAY + DAY_NS
+
+
 async def test_more_than_a_week_due_at_a_start_waits(connection: Connection) -> None:
     await agree(connection, days(30))
     node = await start(connection, days(30))
@@ -138,6 +159,15 @@ async def test_an_archive_vouches_for_a_backlog(connection: Connection) -> None:
     await agree(connection, archived)
     node = await start(connection, archived)
     assert applies(node, archived)
+
+
+async def test_a_backlog_of_a_running_node_is_dropped(connection: Connection) -> None:
+    await agree(connection, days(60))
+    node = await start(connection, days(60))
+    # A lock has kept eight days from being dropped.
+    await settle(connection, node, NOW + 30 * DAY_NS)
+    assert applies(node, days(60))
+    assert await stored_days(connection) == 31
 
 
 async def test_two_nodes_with_different_retention_keep_the_longer_one(

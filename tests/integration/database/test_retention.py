@@ -19,6 +19,8 @@ from tests.integration.database.rows import (
     TODAY,
     Connection,
     commit,
+    counted,
+    counter_of,
     filled_database,
     horizon,
     insert,
@@ -79,6 +81,25 @@ async def test_by_age_partitions_of_every_table_go(connection: Connection) -> No
             if each.bounds.high <= report.horizon_ns
         ]
         assert len(wholly_behind) == 1
+
+
+async def test_nothing_is_deleted_by_rows(connection: Connection) -> None:
+    await prune(connection, TWO_DAYS, NOW)
+    await connection.execute("create table storenode.marker ()")
+    await connection.execute("insert into storenode.marker default values")
+    await counted(connection, "n_tup_ins", "marker", 1)
+    assert await counter_of(connection, "n_tup_del", "") == 0
+
+
+async def test_a_dry_run_says_the_same_and_does_nothing(connection: Connection) -> None:
+    before = await read_inventory(connection)
+    reported = await prune(connection, TWO_DAYS, NOW, dry_run=True)
+    assert await read_inventory(connection) == before
+    done = await prune(connection, TWO_DAYS, NOW)
+    assert reported == done
+    assert done.dropped != ()
+    again = await prune(connection, TWO_DAYS, NOW)
+    assert (again.dropped, again.problems) == ((), ())
 
 
 async def test_by_size_the_oldest_go_and_never_the_current(connection: Connection) -> None:
@@ -149,6 +170,12 @@ async def test_two_nodes_prune_at_once(database_url: str, connection: Connection
     assert [report.problems for report in reports] == [()] * 4
     assert {"messages_20261115", "messages_20261116"} <= set(everything)
     assert await horizon(connection) == TODAY - 2 * DAY_NS
+
+
+async def test_the_horizon_never_falls(connection: Connection) -> None:
+    await connection.execute("update storenode.store set horizon_ns = %s", (NOW - DAY_NS,))
+    await prune(connection, TWO_DAYS, NOW)
+    assert await horizon(connection) == NOW - DAY_NS
 
 
 async def test_messages_restored_behind_the_horizon_go_again(connection: Connection) -> None:

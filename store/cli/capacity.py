@@ -1,0 +1,138 @@
+"""`storenode capacity`: machines for a number of participants.
+
+The costs of a message were measured by ``bench readers`` and ``storenode db sizes``;
+docs/scaling.md has the table for three sizes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Final, TypeVar
+
+import click
+
+from storenode.cli.options.layers import LayeredCommand, option
+from storenode.cli.options.types import Parsed
+
+DAY_S: Final = 86_400
+_MOST: Final = 1e12
+_HELP: Final = "help"
+_Command = TypeVar("_Command", bound=Callable[..., object])
+
+
+def _number(default: float, text: str) -> Any:  # noqa: ANN401 - a field of a dataclass
+    return field(default=default, metadata={_HELP: text})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assumptions:
+    """The load, and the costs of a message; kB are thousands of bytes."""
+
+    participants: float = _number(100_000, "People or devices that publish.")
+    messages_a_day: float = _number(20, "Messages of a participant a day.")
+    channel_size: float = _number(20, "Participants of a channel.")
+    connected_share: float = _number(0.2, "Share of the participants that are connected.")
+    peak_factor: float = _number(5, "Messages of the peak hour per message of a mean hour.")
+    retention_days: float = _number(30, "Days for which messages are stored.")
+    busy_share: float = _number(0.5, "Share of a core that is planned to be used.")
+    publish_node_ms: float = _number(2.0, "Milliseconds of the node's core for a publish.")
+    publish_postgres_ms: float = _number(0.64, "Milliseconds of a Postgres core for a publish.")
+    deliver_node_ms: float = _number(0.11, "Milliseconds of the node for a delivery.")
+    read_node_ms: float = _number(0.003, "Milliseconds of the node for a message of a scan.")
+    read_postgres_ms: float = _number(0.004, "Milliseconds of Postgres for a message of a scan.")
+    follower_kb: float = _number(56, "Memory of the node for a connected follower, in kB.")
+    message_kb: float = _number(1.9, "Disk for a message, in kB.")
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """The machines for a load at its peak.
+
+    ``nodes``: processes, of which each uses one core.
+    """
+
+    messages_per_s: float
+    deliveries_per_s: float
+    followers: float
+    node_cores: float
+    postgres_cores: float
+    followers_mb: float
+    disk_gb: float
+    nodes: int
+
+
+def capacity(load: Assumptions) -> Capacity:
+    """Compute what a load needs."""
+    a_day = load.participants * load.messages_a_day
+    messages = a_day / DAY_S * load.peak_factor
+    live = load.channel_size * load.connected_share
+    later = load.channel_size - live
+    node_ms = load.publish_node_ms + live * load.deliver_node_ms + later * load.read_node_ms
+    postgres_ms = load.publish_postgres_ms + later * load.read_postgres_ms
+    followers = load.participants * load.connected_share
+    node_cores = messages * node_ms / 1e3 / load.busy_share
+    return Capacity(
+        messages_per_s=messages,
+        deliveries_per_s=messages * live,
+        followers=followers,
+        node_cores=node_cores,
+        postgres_cores=messages * postgres_ms / 1e3 / load.busy_share,
+        followers_mb=followers * load.follower_kb / 1e3,
+        disk_gb=a_day * load.retention_days * load.message_kb / 1e6,
+        nodes=math.ceil(node_cores),
+    )
+
+
+def _lines(found: Capacity) -> Iterator[str]:
+    rows = {
+        "messages a second, peak": _rounded(found.messages_per_s),
+        "deliveries a second, peak": _rounded(found.deliveries_per_s),
+        "followers": f"{found.followers:,.0f}",
+        "nodes, one core each": f"{found.nodes:,}",
+        "cores of nodes": _rounded(found.node_cores),
+        "cores of Postgres": _rounded(found.postgres_cores),
+        "memory for followers": f"{_rounded(found.followers_mb)} MB",
+        "disk, one copy": f"{_rounded(found.disk_gb)} GB",
+    }
+    return (f"{name:<26}{value}" for name, value in rows.items())
+
+
+def _rounded(value: float) -> str:
+    digits = max(0, 1 - math.floor(math.log10(value))) if value < 100 else 0
+    return f"{value:,.{digits}f}"
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value <= _MOST:
+        raise ValueError(f"{text} is not a number above 0 and up to {_MOST:.0e}")
+    return value
+
+
+_NUMBER: Final = Parsed("number", "NUMBER", _positive)
+
+
+def _options(command: _Command) -> _Command:
+    for each in reversed(fields(Assumptions)):
+        flag = "--" + each.name.replace("_", "-")
+        decorate = option(
+            flag, type=_NUMBER, default=each.default, show_default=True, help=each.metadata[_HELP]
+        )
+        command = decorate(command)
+    return command
+
+
+@click.command("capacity", cls=LayeredCommand)
+@_options
+@option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def capacity_command(*, as_json: bool, **load: float) -> None:
+    """Compute the machines for a number of participants.
+
+    The costs were measured on one machine with two cores: measure your own with `bench readers`
+    before you buy. Cores are those of the peak hour.
+    """
+    found = capacity(Assumptions(**load))
+    click.echo(json.dumps(asdict(found)) if as_json else "\n".join(_lines(found)))

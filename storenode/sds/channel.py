@@ -1,4 +1,4 @@
-"""A participant of one channel, as a state machine: `MessageChannel`.
+"""A participant of one channel, as a state machine: `MessageChannel.step`.
 
 Rules:
 
@@ -10,18 +10,16 @@ Rules:
 6. Of several messages with one ID, one that proves to be the genuine one is in the log
    (`storenode.sds.claims`); another that was there is withdrawn.
 
-| method           | what happens                                                                |
+| input            | what happens                                                                |
 |------------------|-----------------------------------------------------------------------------|
-| `send`           | into log, filter and outgoing buffer; broadcast                             |
-| `send_ephemeral` | broadcast; nothing is kept                                                  |
-| `send_sync`      | broadcast without content, unless there is nothing to say                   |
-| `published`      | the hint of an own message becomes known                                    |
-| `receive`        | content: acknowledgements, filter, then delivered or waits for its causes;  |
+| `Send`           | into log, filter and outgoing buffer; broadcast                             |
+| `SendEphemeral`  | broadcast; nothing is kept                                                  |
+| `SendSync`       | broadcast without content, unless there is nothing to say                   |
+| `Published`      | the hint of an own message becomes known                                    |
+| `Receive`        | content: acknowledgements, filter, then delivered or waits for its causes;  |
 |                  | sync: the same, never delivered; ephemeral: handed out; known: owed again,  |
 |                  | or forged, or the genuine one, which takes the other's place                |
-| `tick`           | waiting: delivered, lost or reported; resends; repair answers; sync         |
-
-All return what follows from the input, in order.
+| `Tick`           | waiting: delivered, lost or reported; resends; repair answers; sync         |
 
 Source: SDS, "Protocol steps", in the newest revision.
 """
@@ -30,6 +28,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from heapq import heappop, heappush
 from math import ceil, inf
+from typing import assert_never
 
 from storenode.common.errors import ArgumentError, StorenodeError
 from storenode.sds.bloom import RollingFilter
@@ -55,18 +54,25 @@ from storenode.sds.events import (
     EphemeralReceived,
     Event,
     Forged,
+    Input,
     Lost,
     Message,
     Missing,
     MissingMessage,
     Packet,
     PacketRefusal,
+    Published,
     Recall,
+    Receive,
     Received,
     Refused,
     RepairAnswered,
     RepairRequested,
+    Send,
+    SendEphemeral,
+    SendSync,
     Sent,
+    Tick,
     Withdrawn,
 )
 from storenode.sds.gaps import GapDetector, PeerGaps
@@ -127,6 +133,29 @@ class MessageChannel:
         self.asks_in_vain = 0
         self.sends = 0
 
+    def step(self, now_ms: int, given: Input, rng: Rng) -> list[Event]:
+        """Take one input; return what follows from it, in order.
+
+        Raises:
+            ValueError: content is empty or too large, or an ID is unfit or was used before.
+            ChannelFullError: too many own messages are unacknowledged.
+        """
+        match given:
+            case Receive():
+                return self.receive(now_ms, given.packets)
+            case Tick():
+                return self.tick(now_ms, rng)
+            case Send():
+                return self.send(now_ms, given.content, given.message_id)
+            case Published():
+                return self.published(given.message_id, given.hint)
+            case SendSync():
+                return self.send_sync(now_ms, given.message_id)
+            case SendEphemeral():
+                return self.send_ephemeral(given.content, given.message_id)
+            case _:
+                assert_never(given)
+
     def missing(self) -> tuple[MissingMessage, ...]:
         """Return what is missing now, longest first."""
         return self.incoming.missing()
@@ -138,12 +167,7 @@ class MessageChannel:
         message_id: str | None = None,
         sealed: Sealing | None = None,
     ) -> list[Event]:
-        """Send content (SDS, "Send message"), as ``sealed`` makes it, if given.
-
-        Raises:
-            ValueError: content is empty or too large, or an ID is unfit or was used before.
-            ChannelFullError: too many own messages are unacknowledged.
-        """
+        """Send content (SDS, "Send message"), as ``sealed`` makes it, if given; errors: `step`."""
         if not content:
             raise ArgumentError("a message needs content: an empty one would be a sync message")
         if len(self.outgoing) >= self.config.max_outgoing:
@@ -270,6 +294,12 @@ class MessageChannel:
             here = message.message_id in self.log
             if chosen and here and self.claims.judge(message) is Judgement.SAME:
                 self._send_again(message, events)
+        return events
+
+    def sweep_incoming(self, now_ms: int) -> list[Event]:
+        """Run the sweep of the incoming buffer alone, and always report what is missing."""
+        events: list[Event] = []
+        self._sweep_incoming(self._running(now_ms), events, tell=True)
         return events
 
     def next_due_ms(self, rng: Rng) -> int:
@@ -460,7 +490,7 @@ class MessageChannel:
             self._lose(self.incoming.surplus(message.sender_id), now_ms, events, early=True)
         elif content:
             self._deliver(now_ms, taken, events)
-            if self.incoming.ready:
+            if self.incoming.ready and not self.config.release_at_sweep:
                 self._release(now_ms, events)
 
     def _unmet(self, message: SdsMessage) -> set[str]:

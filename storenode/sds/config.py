@@ -73,6 +73,7 @@ class ChannelConfig:
       refused. ``max_missing`` dependencies are waited for, ``max_missing_of_sender`` of them
       because of one sender's messages; what is past them is given up.
     - ``max_outgoing``: unacknowledged messages; sending more is refused.
+    - ``release_at_sweep``: what waited is delivered by the sweep only, not at once.
     - ``older_revision``: send histories as plain IDs.
     """
 
@@ -104,6 +105,7 @@ class ChannelConfig:
     max_missing: int = 8_192
     max_missing_of_sender: int = 2_048
     max_outgoing: int = 10_000
+    release_at_sweep: bool = False
     older_revision: bool = False
     repair: RepairConfig | None = field(default_factory=RepairConfig)
 

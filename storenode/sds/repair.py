@@ -121,12 +121,12 @@ class RepairRequests:
 class RepairAnswers:
     """The messages that others ask for, by when they are to be sent again.
 
-    ``spent`` are the bytes that were sent in this epoch, by who asked. Names are claims.
+    ``spent`` are the bytes that were sent in this ``epoch``, by who asked. Names are claims.
     """
 
     __slots__ = (
-        *("_config", "_epoch", "_next_ms", "_own_id"),
-        *("answered", "pending", "requesters", "spent"),
+        *("_config", "_next_ms", "_own_id"),
+        *("answered", "epoch", "pending", "requesters", "spent"),
     )
 
     def __init__(self, config: RepairConfig, own_id: str) -> None:
@@ -136,7 +136,7 @@ class RepairAnswers:
         self.pending: dict[str, int] = {}
         self.answered = BoundedDict[str, int](MAX_REMEMBERED_ANSWERS)
         self.requesters = BoundedDict[str, str](MAX_REMEMBERED_ANSWERS)
-        self._epoch = 0
+        self.epoch = 0
         self.spent: Counter[str] = Counter()
 
     def asked(self, entries: Sequence[Entry], log: MessageLog, now_ms: int, requester: str) -> int:
@@ -181,8 +181,8 @@ class RepairAnswers:
 
     def spend(self, now_ms: int, requester: str, size_bytes: int) -> bool:
         """Count bytes that are sent again; return False where too many were."""
-        if now_ms // ANSWER_EPOCH_MS != self._epoch:
-            self._epoch = now_ms // ANSWER_EPOCH_MS
+        if now_ms // ANSWER_EPOCH_MS != self.epoch:
+            self.epoch = now_ms // ANSWER_EPOCH_MS
             self.spent.clear()
         if (
             self.spent[requester] + size_bytes > MAX_ANSWER_BYTES_PER_REQUESTER

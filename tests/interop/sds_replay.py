@@ -41,23 +41,6 @@ TRACE = Path(__file__).parent.parent / "vectors" / "sds_trace_clean.compact.json
 Names = list[tuple[str, Any]]
 
 
-class _SweepingChannel(MessageChannel):
-    """A channel that delivers what has waited by its sweep only, as the recorded one did."""
-
-    sweeps = False
-
-    def sweep(self, now_ms: int) -> list[Event]:
-        events: list[Event] = []
-        self.sweeps = True
-        self._sweep_incoming(now_ms, events, tell=True)
-        self.sweeps = False
-        return events
-
-    def _release(self, now_ms: int, events: list[Event]) -> None:
-        if self.sweeps:
-            super()._release(now_ms, events)
-
-
 @cache
 def load_trace() -> dict[str, Any]:
     trace: dict[str, Any] = json.loads(gzip.decompress(TRACE.read_bytes()))
@@ -71,7 +54,7 @@ class Replay:
     trace: dict[str, Any]
 
     def __post_init__(self) -> None:
-        self.channels: dict[str, _SweepingChannel] = {}
+        self.channels: dict[str, MessageChannel] = {}
         self.wire = [self._wire(message) for message in self.trace["messages"]]
 
     def config(self, name: str) -> ChannelConfig:
@@ -85,6 +68,7 @@ class Replay:
             filter_every=1,
             name_heads=False,
             lost_after_ms=None,
+            release_at_sweep=True,
             repair=None,
         )
 
@@ -92,13 +76,13 @@ class Replay:
         """Take one step, and return our events by the recording's names, and what was broadcast."""
         name, now, op = step["p"], step["t"], step["op"]
         if op == "create":
-            self.channels[name] = _SweepingChannel(self.config(name), now, random.Random(name))
+            self.channels[name] = MessageChannel(self.config(name), now, random.Random(name))
             return [], None
         events = self._events(self.channels[name], step, now)
         sent = [event.payload for event in events if isinstance(event, Broadcast)]
         return names_of(events), sent[0] if sent else None
 
-    def _events(self, channel: _SweepingChannel, step: dict[str, Any], now: int) -> list[Event]:
+    def _events(self, channel: MessageChannel, step: dict[str, Any], now: int) -> list[Event]:
         match step["op"]:
             case "send":
                 content = bytes.fromhex(step["payload"])
@@ -111,7 +95,7 @@ class Replay:
                 packet = Packet(self.wire[step["msg"]], bytes.fromhex(step["hint"]))
                 return channel.receive(now, [packet])
             case "sweep_incoming":
-                return channel.sweep(now)
+                return channel.sweep_incoming(now)
             case "sweep_outgoing":
                 return []
             case other:

@@ -3,6 +3,7 @@
 from hashlib import sha256
 from typing import Any
 
+from storenode.sds.snapshot import restore, snapshot
 from tests.interop.sds_replay import Names, Replay, load_trace, state_of
 
 STEPS: list[dict[str, Any]] = load_trace()["steps"]
@@ -52,6 +53,14 @@ def test_every_step_gives_the_same_bytes_events_and_state() -> None:
         assert state == step["state"], step["i"]
     assert duplicates > 30
 
+
+def test_the_ends_are_equal_also_with_restarts_between() -> None:
+    replay = Replay(load_trace())
+    for step in STEPS:
+        replay.run(step)
+        if step["i"] % 7 == 0:
+            name = step["p"]
+            replay.channels[name] = restore(replay.config(name), snapshot(replay.channels[name]))
     for name, final in load_trace()["final"].items():
         channel = replay.channels[name]
         channel.check()

@@ -189,3 +189,14 @@ async def test_a_node_that_stops_answers_all_who_wait(publisher: Publisher) -> N
     assert "the node is stopping" in (await waiting)[0].reason
     (found, *_) = await publisher.confirmed(messages, stored, 1)
     assert "the node is stopping" in found.reason
+
+
+async def test_what_is_not_tracked_is_never_taken_for_confirmed(
+    publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("store.db.writing.unread.MAX_UNREAD_EVENTS", 0)
+    messages = batch()
+    stored = await publisher.store(messages, 1)
+    limit_s = 3 * confirmations.POLL_S
+    found = await publisher.confirmed(messages, stored, 1, limit_s)
+    assert [each.confirms for each in found] == [0, 0, 0]

@@ -12,6 +12,7 @@ from storenode.client.sds_messages import sds_payload
 from storenode.client.types import WakuMessageAndTopic
 from tests.support.command import Command, Ended
 from tests.support.fleet import CONTENT, PUBSUB, Fleet, hashes, held, publish
+from tests.support.forged import claiming, genuine, genuine_id
 from tests.support.node import NodeProcess
 
 HOUR_NS = 3_600_000_000_000
@@ -77,3 +78,24 @@ async def test_exactly_the_listed_messages_come(fleet: Fleet, tmp_path: Path) ->
     reported = Command.of(asking)("sync", "--ids", str(path))
     assert reported.code == 1
     assert "missing: id-6 of room\n" in reported.out
+
+
+async def test_a_forged_message_here_does_not_keep_the_genuine_one_away(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    first = fleet.start()
+    asking = fleet.start(peers=[first])
+    name, then = genuine_id("room", b"genuine"), time.time_ns() - HOUR_NS
+    payloads = [claiming("room", name, b"forged %d" % number) for number in range(20)]
+    *forged, real = (
+        new_message(payload, CONTENT, PUBSUB, then + number)
+        for number, payload in enumerate([*payloads, genuine("room", b"genuine")])
+    )
+    await publish(first, [*forged[1:], real])
+    await publish(asking, forged[:1])
+    path = write(tmp_path / "ids", [wanted(name)])
+    ended, left, summary = fetch(asking, path)
+    assert (ended.code, left, summary["held"]) == (0, [], 1)
+    assert hash_of(real) in held(asking)
+    # Now that what is held is proven, nobody is asked.
+    assert fetch(asking, path)[2]["messages_stored"] == 0

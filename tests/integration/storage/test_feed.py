@@ -454,3 +454,37 @@ async def test_what_a_standby_replays_while_it_is_looked_for_is_not_lost(
             assert (await follower.until_live()).pages[0].cursor == cursor
     finally:
         await feed.stop()
+
+
+async def test_who_comes_while_commits_are_read_misses_nothing(
+    node: Node, other_node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading, go_on = asyncio.Event(), asyncio.Event()
+
+    async def gated(*given: Any) -> dict[int, list[Row]]:  # noqa: ANN401
+        reading.set()
+        await go_on.wait()
+        return await commit_pages.rows_of(*given)
+
+    monkeypatch.setattr(feed_module, "rows_of", gated)
+    other = TopicFilter(TOPICS[1][0], (TOPICS[1][1],))
+    async with following(node.feed, from_now(), from_now(other)) as [early, filtered]:
+        await early.until_live()
+        cursor = (await filtered.until_live()).pages[0].cursor
+        await filtered.stop()
+        batch = batch_of((NOW, topic, b"payload") for topic in TOPICS[:3])
+        await other_node.store(batch)
+        await reading.wait()
+        mine = batch.hashes[1]
+        async with following(
+            node.feed, from_cursor(cursor, other), from_cursor(cursor), from_now(other)
+        ) as [late, wide, ahead]:
+            await late.until_given(mine)
+            await wide.until_given(mine)
+            await ahead.until_live()
+            go_on.set()
+            end = await store_one(node)
+            assert await wide.until_given(end) == await early.until_given(end)
+            last = await store_one(node, "last", TOPICS[1])
+            assert await late.until_given(last) == [mine, last]
+            assert await ahead.until_given(last) == [last]

@@ -438,3 +438,19 @@ async def test_a_maintainer_folds_between_its_rounds_and_after_a_failure(
             assert made.in_charge
         task.cancel()
         await asyncio.wait([task])
+
+
+async def test_publishers_do_not_wait_for_who_folds(node: Node, connection: Connection) -> None:
+    rng = random.Random(SEED)
+    await node.store(random_batch(rng, 20, SPREAD))
+    await fold_until(connection)
+    await node.store(random_batch(rng, 20, SPREAD))
+    async with await node.database.connect() as holder, holder.transaction():
+        await holder.execute("select * from storenode.buckets where level = 2 for update")
+        folding = asyncio.create_task(fold(connection))
+        await node.until_blocked("transactionid")
+        async with asyncio.timeout(PATIENCE_S):
+            await node.store(random_batch(rng, 20, SPREAD))
+        assert not folding.done()
+    assert (await folding).commits == (await fold(connection)).commits == 1
+    await assert_folded(connection)

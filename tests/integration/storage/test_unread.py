@@ -18,6 +18,7 @@ from store.db.writing.unread import ConfirmationTracker, UnreadRows
 from store.db.writing.writer import DatabaseWriter
 from store.domain.ports import Source
 from store.domain.retention import RetentionPolicy
+from store.domain.unread import Confirmed
 from store.messages.record import RecordBatch
 from tests.integration.storage.node import SETTINGS
 from tests.integration.storage.world import DAY, NOW, TOPICS, batch_of, random_batch
@@ -136,3 +137,16 @@ async def test_a_batch_is_kept_until_its_commit_is_seen(
     assert store.tracking._kept
     store.tracking.rest()
     assert not store.tracking._kept
+
+
+async def test_what_a_publisher_asks_for_is_never_overdue(store: Store) -> None:
+    usual = UnreadRows(store.database, max_confirms=1)
+    messages = batch(2)
+    await store.store(messages, 2)
+    await usual.confirm([Confirmed(messages.hashes[0], "a")])
+    assert (await store.unread.summary()).oldest_ns > 0
+    assert (await store.unread.summary()).overdue_ns == 0
+    assert (await usual.summary()).overdue_ns > 0
+    await usual.confirm([Confirmed(messages.hashes[1], "a")])
+    found = await usual.summary()
+    assert (found.count, found.overdue_ns) == (2, 0)

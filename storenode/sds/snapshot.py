@@ -1,0 +1,196 @@
+"""The whole state of a channel as bytes, and back.
+
+Layout: magic ``SDSC``, one byte of version, a JSON object in which bytes are ``{"": base64}``, then
+16 bytes of BLAKE2 over all that precedes them. For how long a peer's filters have lacked something
+is not part of it: that begins again. The checksum finds damage; a snapshot is the participant's own
+file, and is not meant to be accepted from strangers.
+"""
+
+import json
+from base64 import b64decode, b64encode
+from collections import Counter
+from dataclasses import asdict, astuple
+from hashlib import blake2b
+from typing import Any, Final
+
+from storenode.sds.channel import MessageChannel
+from storenode.sds.claims import IdClaims, Unproven
+from storenode.sds.codec import Entry, SdsMessage, decode_message, encode_message
+from storenode.sds.config import ChannelConfig
+from storenode.sds.events import Counts
+from storenode.sds.incoming_buffer import WaitingMessage, Want
+from storenode.sds.log import LogEntry, MessageLog
+from storenode.sds.outgoing_buffer import Outgoing
+
+MAGIC: Final = b"SDSC"
+VERSION: Final = 7
+CHECKSUM_BYTES: Final = 16
+
+_DAMAGE: Final = (
+    *(ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError),
+)
+
+
+class SnapshotError(ValueError):
+    """An error for bytes that are no snapshot from which this channel can continue."""
+
+
+def snapshot(channel: MessageChannel) -> bytes:
+    """Encode the whole state; the channel goes on unchanged."""
+    state = json.dumps(_state(channel), default=_wrapped, separators=(",", ":"))
+    body = MAGIC + bytes([VERSION]) + state.encode()
+    return body + _checksum(body)
+
+
+def restore(config: ChannelConfig, data: bytes) -> MessageChannel:
+    """Make a channel that goes on where `snapshot` was taken; times may be in its past.
+
+    Raises:
+        SnapshotError: The bytes are damaged, of another version, or of another channel, sender
+            or filter than the configuration's.
+    """
+    body = data[:-CHECKSUM_BYTES]
+    if not data.startswith(MAGIC):
+        raise SnapshotError("these bytes are no snapshot of a channel")
+    if len(body) <= len(MAGIC) or _checksum(body) != data[-CHECKSUM_BYTES:]:
+        raise SnapshotError("the snapshot is damaged: restore an older one, or begin a new state")
+    version = body[len(MAGIC)]
+    if version != VERSION:
+        raise SnapshotError(f"the snapshot has version {version}: only {VERSION} can be read")
+    try:
+        state = json.loads(body[len(MAGIC) + 1 :], object_pairs_hook=_unwrapped)
+        return _restored(config, state)
+    except SnapshotError:
+        raise
+    except _DAMAGE as error:
+        raise SnapshotError(f"the snapshot cannot be read: {error}") from error
+
+
+class _FixedRng:
+    def uniform(self, a: float, b: float) -> float:
+        """Return a value that is replaced at once."""
+        return min(a, b)
+
+
+def _state(channel: MessageChannel) -> dict[str, object]:
+    config, log, clock = channel.config, channel.log, channel.clock
+    incoming, pace, claims = channel.incoming, channel.pace, channel.claims
+    answers, requests = channel.answers, channel.requests
+    return {
+        "identity": (config.channel_id, config.sender_id),
+        "filter": (config.filter.bits, config.filter.hashes, channel.filter.pairs()),
+        "log": (log.salt, list(map(astuple, log.entries())), sorted(log.older)),
+        "clock": (clock.value, clock.latest_ms, clock.set_back_ms),
+        "channel": (channel.sends, channel.reported_ms, channel.asks_in_vain),
+        "counts": asdict(channel.counts),
+        "lost": list(channel.lost),
+        "outgoing": [
+            (each.message, each.due_ms, each.sends, each.witnesses, each.error)
+            for each in channel.outgoing.by_id.values()
+        ],
+        "waiting": [
+            (each.message, each.hint, each.arrived_ms, sorted(each.unmet))
+            for each in incoming.waiting.values()
+        ],
+        "wants": [(key, astuple(each)) for key, each in incoming.wants.items()],
+        "pace": (pace.active_ms, pace.spoke_ms, pace.silence, pace.limits, pace.rarer),
+        "owed": list(pace.owed.items()),
+        "gaps": (channel.gaps.looked_ms, list(channel.gaps.pending.items())),
+        "showing": (channel.showing.due, channel.showing.last_ms),
+        "heads": list(channel.heads.ids),
+        "unproven": [(key, astuple(each)) for key, each in claims.unproven.items()],
+        "older": sorted(claims.older),
+        "requests": requests
+        and [(astuple(each), due_ms) for due_ms, each in requests.due.values()],
+        "answers": answers
+        and {
+            "pending": list(answers.pending.items()),
+            "answered": list(answers.answered.items()),
+            "requesters": list(answers.requesters.items()),
+            "spent": (answers.epoch, list(answers.spent.items())),
+        },
+    }
+
+
+def _restored(config: ChannelConfig, state: dict[str, Any]) -> MessageChannel:
+    _check_identity(config, state)
+    channel = MessageChannel(config, 0, _FixedRng())
+    salt, entries, older = state["log"]
+    channel.log = MessageLog(salt)
+    channel.log.load(LogEntry(*each) for each in entries)
+    channel.log.older.update(older)
+    channel.filter.fill(state["filter"][2])
+    clock, pace = channel.clock, channel.pace
+    clock.value, clock.latest_ms, clock.set_back_ms = state["clock"]
+    channel.sends, channel.reported_ms, channel.asks_in_vain = state["channel"]
+    channel.counts = Counts(**state["counts"])
+    channel.lost = dict.fromkeys(state["lost"])
+    for encoded, *rest in state["outgoing"]:
+        message = _message(encoded)
+        channel.outgoing.add(Outgoing(message, config.filter.probe(message.message_id), *rest))
+    channel.incoming.restore(
+        [
+            WaitingMessage(_message(encoded), hint, arrived_ms, set(unmet))
+            for encoded, hint, arrived_ms, unmet in state["waiting"]
+        ],
+        [(key, Want(*fields)) for key, fields in state["wants"]],
+    )
+    pace.active_ms, pace.spoke_ms, pace.silence, limits, pace.rarer = state["pace"]
+    pace.limits = limits and (limits[0], limits[1])
+    pace.owed = dict(state["owed"])
+    channel.gaps.looked_ms, pending = state["gaps"]
+    channel.gaps.pending = dict(pending)
+    channel.showing.due, channel.showing.last_ms = state["showing"]
+    channel.heads.ids = dict.fromkeys(state["heads"])
+    channel.claims = IdClaims(channel.log.digest)
+    channel.claims.unproven.update((key, Unproven(*each)) for key, each in state["unproven"])
+    channel.claims.older.update(state["older"])
+    _restore_repair(channel, state["requests"], state["answers"])
+    known = len(channel.log) + len(channel.incoming.waiting)
+    channel.filter.complete = known <= len(channel.filter)
+    return channel
+
+
+def _restore_repair(
+    channel: MessageChannel, due: list[Any] | None, found: dict[str, Any] | None
+) -> None:
+    requests, answers = channel.requests, channel.answers
+    for entry, due_ms in due or ():
+        if requests is not None:
+            requests.put(Entry(*entry), due_ms)
+    if answers is None or found is None:
+        return
+    answers.pending = dict(found["pending"])
+    answers.answered.update(found["answered"])
+    answers.requesters.update(found["requesters"])
+    answers.epoch, spent = found["spent"]
+    answers.spent = Counter(dict(spent))
+
+
+def _check_identity(config: ChannelConfig, state: dict[str, Any]) -> None:
+    channel_id, sender_id = state["identity"]
+    if (channel_id, sender_id) != (config.channel_id, config.sender_id):
+        raise SnapshotError(f"the snapshot is of channel {channel_id!r} and sender {sender_id!r}")
+    if state["filter"][:2] != [config.filter.bits, config.filter.hashes]:
+        raise SnapshotError("the snapshot was taken with a filter of another shape")
+
+
+def _message(encoded: bytes) -> SdsMessage:
+    return decode_message(encoded, stored=True)
+
+
+def _wrapped(value: object) -> dict[str, str]:
+    data = encode_message(value) if isinstance(value, SdsMessage) else value
+    if not isinstance(data, bytes):
+        raise TypeError(f"{value!r} is no part of a snapshot")
+    return {"": b64encode(data).decode()}
+
+
+def _unwrapped(pairs: list[tuple[str, Any]]) -> object:
+    if len(pairs) == 1 and not pairs[0][0]:
+        return b64decode(pairs[0][1], validate=True)
+    return dict(pairs)
+
+
+def _checksum(body: bytes) -> bytes:
+    return blake2b(body, digest_size=CHECKSUM_BYTES).digest()

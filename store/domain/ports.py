@@ -188,11 +188,6 @@ class PageRequest:
     limit: int
     include_data: bool
 
-    @property
-    def is_empty(self) -> bool:
-        """True if nothing can match."""
-        return self.time_start_ns >= self.time_end_ns
-
 
 @dataclass(frozen=True, slots=True)
 class QueryPage:

@@ -312,17 +312,18 @@ class RpcCall(Call):
         async with self.node.requests.slot(self.connection, wait=False):
             return await self.node.incomplete.read(self.context, self.remote.name)
 
-    async def send(self, response: bytes | None) -> None:
-        """Write one response, or the initial metadata; waits while the caller does not read.
+    async def send(self, response: bytes) -> None:
+        """Write one response; waits while the caller does not read.
 
         Raises:
             CallerGoneError: the caller has hung up.
         """
         try:
-            if response is None:
+            if not self._has_begun:
+                # By itself: else gRPC fails where the first response is broken off.
+                self._has_begun = True
                 await self.context.send_initial_metadata(())
-            else:
-                await self.context.write(response)
+            await self.context.write(response)
         except (grpc.aio.BaseError, asyncio.InvalidStateError):
             raise CallerGoneError from None
 
@@ -330,14 +331,7 @@ class RpcCall(Call):
         """Read the request, and send the pages that answer it."""
         request = await self.read_request()
         with self.sender.ending():
-            await self.send_pages(handle, request, self._send_page)
-
-    async def _send_page(self, page: bytes) -> None:
-        if not self._has_begun:
-            # By itself: else gRPC fails where the first page is broken off.
-            await self.send(None)
-            self._has_begun = True
-        await self.send(page)
+            await self.send_pages(handle, request, self.send)
 
     def fail(self, failure: CallError) -> None:
         """Set the status that the call ends with when its handler returns.

@@ -22,18 +22,16 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import grpc
 
 from store.rpc.listeners import LOOKAHEAD_BYTES, MAX_PEER_FRAME_BYTES
 from store.serving.connections import ReceivedBytes
-from store.serving.drain import End, endable
-from store.serving.failure import unready
+from store.serving.failure import CallError, unready
 
 MAX_UNFINISHED_BYTES: Final = 128 * 1024 * 1024
 """Bytes that gRPC may hold of all requests; the next request of a stream needs no slot."""
-
 
 FORGET_BEYOND: Final = 1_024
 """Connections that are remembered before the closed ones are looked for."""
@@ -58,7 +56,7 @@ FILLING_SHARE: Final = 8
 class MeasuredConnection:
     """The bytes of a connection.
 
-    ``read_bytes``: of all requests that were read. ``awaited``: what ends each call that awaits a
+    ``read_bytes``: of all requests that were read. ``awaited``: the task of each call that awaits a
     request, with the round in which it began. ``came_bytes``: all that had come in the last round.
     ``rest_bytes``: the least that had come and was not read. ``unread_bytes``: at most so much is
     in gRPC. ``grew``: since the round before.
@@ -71,7 +69,7 @@ class MeasuredConnection:
     rest_bytes: int = 0
     unread_bytes: int = 0
     grew: bool = False
-    awaited: dict[End, int] = field(default_factory=dict)
+    awaited: dict[asyncio.Task[Any], int] = field(default_factory=dict)
 
     def measure(self, came_bytes: int, last_round: int) -> None:
         """Compute what is in gRPC, now that so much has come."""
@@ -84,11 +82,11 @@ class MeasuredConnection:
         self.unread_bytes = min(rest - self.rest_bytes, most)
         self.grew, self.came_bytes = since > 0, came_bytes
 
-    def end(self, error: Exception) -> None:
+    def end(self) -> None:
         """End every call whose request is awaited; its bytes are given up with it."""
         self.rest_bytes = self.came_bytes - self.read_bytes
         while self.awaited:
-            self.awaited.popitem()[0](error)
+            self.awaited.popitem()[0].cancel()
 
 
 class IncompleteRequests:
@@ -104,8 +102,9 @@ class IncompleteRequests:
         self._connections: dict[str, MeasuredConnection] = {}
         self._forget_at = FORGET_BEYOND
         self._round = self._awaited = 0
-        self._is_filling = False
+        self._is_filling = self._has_grown = False
         self._active = asyncio.Event()
+        self._alarm: asyncio.TimerHandle | None = None
 
     async def read(
         self, context: grpc.aio.ServicerContext[bytes, bytes], owner: str
@@ -118,38 +117,60 @@ class IncompleteRequests:
         name = context.peer()
         connection = self._connections.get(name) or MeasuredConnection(name)
         self._connections[name], connection.owner = connection, owner
-        with endable() as end:
-            connection.awaited[end] = self._round
-            self._awaited += 1
-            self._active.set()
-            try:
-                request: object = await context.read()
-            finally:
-                self._awaited -= 1
-                connection.awaited.pop(end, None)
+        task, loop = asyncio.current_task(), asyncio.get_running_loop()
+        assert task is not None
+        connection.awaited[task] = self._round
+        self._awaited += 1
+        # Most requests are there already: they need not be measured.
+        alarm = self._alarm
+        if alarm is None or alarm.cancelled() or alarm.when() < loop.time():
+            alarm = self._alarm = loop.call_later(PAUSE_S, self._active.set)
+        try:
+            request: object = await context.read()
+        except asyncio.CancelledError:
+            # A cancellation by others may come at the same moment; then it counts.
+            if task in connection.awaited or task.uncancel():
+                raise
+            raise self._gave_way() from None
+        finally:
+            self._awaited -= 1
+            if not self._awaited:
+                alarm.cancel()
+            connection.awaited.pop(task, None)
         if not isinstance(request, bytes):
             return None
         connection.read_bytes += len(request)
         return request
 
+    def _gave_way(self) -> CallError:
+        return unready(
+            f"requests that have not come in full hold more than {self._limit_bytes:,} bytes of"
+            " this node, and that of this call had not come: make the call again, and send what has"
+            " no answer"
+        )
+
     async def run(self) -> None:
         """Measure again and again while requests are awaited, seldom while nothing comes."""
-        loop, pause_s = asyncio.get_running_loop(), PAUSE_S
+        loop, pause_s, least_s = asyncio.get_running_loop(), PAUSE_S, PAUSE_S
         while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(MAX_PAUSE_S - PAUSE_S if self._awaited else None):
-                    await self._active.wait()
+            if not self._is_filling:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(pause_s if self._awaited else None):
+                        await self._active.wait()
+            begun = self._active.is_set()
             self._active.clear()
-            await asyncio.sleep(FILLING_PAUSE_S if self._is_filling else pause_s)
+            await asyncio.sleep(FILLING_PAUSE_S if self._is_filling else least_s - PAUSE_S)
             began_s = loop.time()
             await self.measure()
-            pause_s = max(PAUSE_S, (loop.time() - began_s) * PAUSE_ROUNDS)
+            pause_s = PAUSE_S if begun or self._has_grown else MAX_PAUSE_S
+            least_s = max(PAUSE_S, (loop.time() - began_s) * PAUSE_ROUNDS)
 
     async def measure(self) -> None:
         """Measure, and end calls where there are too many bytes."""
         if len(self._connections) > self._forget_at:
             await self._forget_closed()
-        last, self._round, self._is_filling = self._round, self._round + 1, False
+        last, self._round = self._round, self._round + 1
+        self._is_filling = self._has_grown = False
         if not self._awaited:
             return
         waiting = [each for each in self._connections.values() if each.awaited]
@@ -160,8 +181,7 @@ class IncompleteRequests:
                 each.measure(came[each.name], last)
         growing = [each.unread_bytes for each in waiting if each.grew]
         self._is_filling = sum(growing) > self._limit_bytes // FILLING_SHARE
-        if growing:
-            self._active.set()
+        self._has_grown = bool(growing)
         self._end_excess(waiting)
 
     async def _forget_closed(self) -> None:
@@ -188,10 +208,4 @@ class IncompleteRequests:
         for each in waiting:
             if excess > 0 and each.unread_bytes:
                 excess -= each.unread_bytes
-                each.end(
-                    unready(
-                        f"requests that have not come in full hold more than"
-                        f" {self._limit_bytes:,} bytes of this node, and that of this call had not"
-                        " come: make the call again, and send what has no answer"
-                    )
-                )
+                each.end()

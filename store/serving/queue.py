@@ -212,13 +212,16 @@ class RequestSlots(FairQueue):
                 if not needed:
                     yield
                     return
-                if not self.free:
-                    if not wait:
-                        raise _crowded()
+                if self.free:
+                    self.free -= 1
+                    self.asked[connection] += 1
+                elif wait:
                     for other, other_began_s in self._unhurried.items():
                         _shorten(other, other_began_s)
                     self._unhurried.clear()
-                await self.acquire(connection, 1)
+                    await self.acquire(connection, 1)
+                else:
+                    raise _crowded()
                 self._unhurried[limit] = loop.time()
                 if self.waiting or not wait:
                     _shorten(limit, self._unhurried.pop(limit))

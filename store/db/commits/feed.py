@@ -431,6 +431,8 @@ class DatabaseFeed:
 def _new_rows(part: CommitPart, topics: set[bytes]) -> list[Row]:
     """Return the new messages of a commit on some topics, in the order of time."""
     batch = part.batch
-    places = [place for place in part.new_places() if batch.topic_keys[place] in topics]
+    places = [place for place, key in enumerate(batch.topic_keys) if key in topics]
+    if part.added.count < len(batch):
+        places = [place for place in places if part.is_new(batch.hashes[place])]
     places.sort(key=lambda place: (batch.timestamps[place], batch.hashes[place]))
     return [(batch.topic_keys[place], batch.hashes[place], batch.frame(place)) for place in places]

@@ -117,7 +117,7 @@ async def _read_page(
     if query.cursor is not None:
         position = await reader.position(query.cursor, call.client.topics)
         wanted = after_cursor(query, wanted, position)
-    if wanted.is_empty:
+    if wanted.time_start_ns >= wanted.time_end_ns:
         return QueryPage(b"", 0, None), None
     report = None
     if with_coverage:

@@ -12,7 +12,7 @@
 7. No clock is further ahead than allowed, and a sender's clock rises with every message.
 8. What is not acknowledged is sent again, in its time; and ends as acknowledged or given up.
 9. No participant answers a request that it did not receive, nor one that another has answered
-   meanwhile.
+   meanwhile; but what a filter of another lacked, and was not sent again, may be offered.
 10. What was written down comes back, with every message that had left or was said to be sent.
 11. No participant sleeps longer than a participant may be silent, whatever its clock does.
 12. Nothing is given up right after a time in which it could not be looked for.
@@ -173,6 +173,7 @@ class GroupJudge:
         view.shown = {key for each in core.incoming.waiting.values() for key in each.unmet}
         view.sent_ns = dict.fromkeys(core.outgoing.by_id, self._now_ns())
         view.asked.clear()
+        view.lacking.clear()
         view.highest = core.clock.value
         view.shown_keys, view.handed, view.scanned = [], {}, []
         view.filters.clear()
@@ -303,6 +304,7 @@ class GroupJudge:
             view.ticks += 1
         elif self.forged_as(received.message_id, received.content) is None:
             view.asked.pop(received.message_id, None)
+            view.lacking.discard(received.message_id)
         ahead = view.latest_ms + view.config.max_clock_ahead_ms + view.ticks
         _demand(
             channel.clock.value <= ahead,
@@ -432,6 +434,9 @@ class GroupJudge:
         if message.sender_id != view.name:
             for entry in message.repair_request[:MAX_REPAIR_ANSWERED]:
                 view.asked[entry.message_id] = None
+            if (seen := message.bloom_filter) is not None:
+                lacking = {key for key in view.ids if not holds(seen, _probe(self._shape, key))}
+                view.lacking |= lacking
 
     def _delivered(self, view: View, event: Event, _: SdsMessage | None) -> None:
         assert isinstance(event, Message)
@@ -535,7 +540,7 @@ class GroupJudge:
     def _answered(self, view: View, event: Event, _: SdsMessage | None) -> None:
         assert isinstance(event, RepairAnswered)
         key = event.message_id
-        waits = key in view.asked
+        waits = key in view.asked or key in view.lacking
         _demand(waits, f"{view.name} answers for {key[:10]}, and nobody waits for that")
         view.asked.pop(key, None)
 

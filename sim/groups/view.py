@@ -20,6 +20,7 @@ class View:
         deceived: forged messages that are in its log; withdrawn: those that left it, and of which
             its application is not notified yet.
         replaced: IDs of all that left it, of which the genuine message may wait for its causes.
+        lacking: what a filter of another lacked, and was not sent again.
         sent_ns: own unacknowledged messages -> when they were sent last.
         given_up: own messages that were never acknowledged.
         promised: what `Channel.send` has returned for; left: own messages that have left.
@@ -46,6 +47,7 @@ class View:
         self.sent_ns: dict[str, int] = {}
         self.given_up: set[str] = set()
         self.asked: dict[str, None] = {}
+        self.lacking: set[str] = set()
         self.capped = ""
         self.highest = 0
         self.last_own = 0

@@ -368,6 +368,7 @@ class EmbeddedPostgres:
         self._failure: str | None = None
         self._password: str | None = None
         self._port: int | None = None
+        self._last_port: int | None = None
         self._version: str | None = None
 
     def start(self) -> str:
@@ -538,7 +539,7 @@ class EmbeddedPostgres:
         return False
 
     def _launched(self, launch: _Launcher) -> ServerProcess:
-        port = choose_port(self._port)
+        port = choose_port(self._last_port)
         with self._hand_over:
             self._server = launch(port)
             if self._stopping.is_set():
@@ -555,7 +556,7 @@ class EmbeddedPostgres:
         return ready
 
     def _publish(self, server: ServerProcess, event: str) -> None:
-        self._port = server.port
+        self._port = self._last_port = server.port
         seconds = _since(server.launched_at_s)
         self._emit(event, pid=server.pid, port=server.port, version=self._version, seconds=seconds)
         self._settled.set()

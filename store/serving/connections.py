@@ -10,7 +10,7 @@ import asyncio
 import os
 import socket
 import struct
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -111,19 +111,22 @@ class AcceptedSocket(NamedTuple):
         return None
 
 
-def accepted_sockets() -> list[AcceptedSocket]:
-    """Return the connections over IP."""
-    found = []
-    for each in _DESCRIPTORS.iterdir():
+def accepted_sockets(*, unless_at_most: int = 0) -> list[AcceptedSocket]:
+    """Return the connections over IP; none where few descriptors of any kind are open."""
+    descriptors = [int(each.name) for each in _DESCRIPTORS.iterdir()]
+    return list(_inspect(descriptors)) if len(descriptors) > unless_at_most else []
+
+
+def _inspect(descriptors: Iterable[int]) -> Iterator[AcceptedSocket]:
+    for descriptor in descriptors:
         with suppress(OSError):
-            opened = socket.socket(fileno=int(each.name))
+            opened = socket.socket(fileno=descriptor)
             try:
                 if opened.family in (socket.AF_INET, socket.AF_INET6):
                     port, caller = opened.getsockname()[1], opened.getpeername()[:2]
-                    found.append(AcceptedSocket(int(each.name), port, caller))
+                    yield AcceptedSocket(descriptor, port, caller)
             finally:
                 opened.detach()
-    return found
 
 
 def hang_up(names: Iterable[str]) -> int:
@@ -176,7 +179,8 @@ class ConnectionLimiter:
     def __init__(self, ports: Collection[int], per_host: int) -> None:
         self._ports = frozenset(ports)
         self._per_host = per_host
-        self._seen: list[AcceptedSocket] = []
+        self._rounds = 0
+        self._seen: dict[AcceptedSocket, int] = {}
 
     async def enforce(self) -> None:
         """Close connections beyond the limit, in a thread; with few descriptors there are none."""
@@ -185,11 +189,15 @@ class ConnectionLimiter:
 
     def close_newest(self) -> None:
         """Close the connections of each host beyond its share, the newest first."""
-        accepted = {each for each in accepted_sockets() if each.port in self._ports}
-        known = [each for each in self._seen if each in accepted]
-        self._seen = [*known, *accepted.difference(known)]
+        self._rounds += 1
+        accepted = accepted_sockets(unless_at_most=self._per_host)
+        self._seen = {
+            each: self._seen.get(each, self._rounds)
+            for each in accepted
+            if each.port in self._ports
+        }
         hosts: dict[str, list[AcceptedSocket]] = {}
-        for each in self._seen:
+        for each in sorted(self._seen, key=self._seen.__getitem__):
             hosts.setdefault(remote(connection_name(*each.caller)).name, []).append(each)
         for host, connections in hosts.items():
             excess = connections[self._per_host :]

@@ -385,7 +385,10 @@ class MessageChannel:
         if not proof_of(message):
             self.claims.add(message_id, said_by(message, own=True))
         probe = self.config.filter.probe(message_id)
-        self.outgoing.add(Outgoing(message.bare(), probe, now_ms + self.config.resend_ms))
+        kept = message.bare()
+        self.outgoing.add(Outgoing(kept, probe, now_ms + self.config.resend_ms))
+        if self.answers is not None:
+            self.answers.keep(kept)
         self._settle(message)
 
     def _ask_due_ms(self) -> float:
@@ -547,6 +550,8 @@ class MessageChannel:
         waiters = self.incoming.waiters(message_id)
         if all(waiting.message.sender_id == sender for waiting in waiters):
             self.pace.delivered(message_id, now_ms)
+        if self.answers is not None:
+            self.answers.keep(message.bare())
         self._settle(message)
 
     def _settle(self, message: SdsMessage) -> None:
@@ -616,7 +621,9 @@ class MessageChannel:
         if config.gap_entries and self.gaps.is_time(now_ms):
             unix_ms = self.clock.unix_ms(now_ms)
             entries = self.gaps.entries(self.log, lamport, unix_ms)
-            self.gaps.look(bloom_filter, sender_id, entries, now_ms)
+            for key in self.gaps.look(bloom_filter, sender_id, entries, now_ms):
+                if self.answers is not None:
+                    self.answers.offer(Entry(key), self.log, now_ms, sender_id)
 
     # --- forged messages
     #
@@ -658,16 +665,22 @@ class MessageChannel:
         # It may have passed for naming messages that nothing else names.
         self.showing.due = True
         if self.answers is not None:
-            self.answers.seen(message_id)
+            self.answers.drop(message_id)
         events.append(Withdrawn(message_id, lamport))
 
     # --- answering repair requests
 
     def _answer(self, now_ms: int, events: list[Event]) -> None:
-        """Ask for what others asked for and is due."""
-        ids = self.answers.take(now_ms) if self.answers is not None else ()
-        if ids:
-            events.append(Recall(ids))
+        """Send again what others asked for and is due, and recall what is not in memory."""
+        if self.answers is None:
+            return
+        ids, kept = self.answers.take(now_ms), self.answers.kept
+        for message_id in ids:
+            if message_id in kept:
+                self._send_again(kept[message_id], events)
+        recalled = tuple(each for each in ids if each not in kept)
+        if recalled:
+            events.append(Recall(recalled))
 
     def _send_again(self, message: SdsMessage, events: list[Event]) -> None:
         assert self.answers is not None

@@ -30,13 +30,16 @@ class RepairConfig:
     Requests wait from ``request_min_ms`` to ``request_max_ms`` and are repeated in that rhythm
     until the message came or was given up; answers wait up to ``request_max_ms``. Of ``groups``
     response groups, only the sender's answers: one group for each 128 participants that are
-    expected, the same number for all.
+    expected, the same number for all. The last ``kept_messages`` messages, of at most
+    ``kept_bytes``, are answered from memory, others when the application recalls them (`Recall`).
     """
 
     request_min_ms: int = 30_000
     request_max_ms: int = 120_000
     groups: int = 1
     requests_per_message: int = 3
+    kept_messages: int = 2_000
+    kept_bytes: int = 16 * 1024 * 1024
 
     def __post_init__(self) -> None:
         if not 0 <= self.request_min_ms < self.request_max_ms:

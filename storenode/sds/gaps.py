@@ -10,7 +10,9 @@ proves nothing: of these the peers are counted.
 acknowledged can be missing at another for good, if no message that the other receives names it. But
 a filter is never wrong about a bit that is not set. When a received filter lacks recent messages of
 our log, the next messages that we send name them in their causal history. A message that any
-history names meanwhile need not be named again.
+history names meanwhile need not be named again. A participant that learns of a message may still
+neither fetch nor request it. What its filters go on lacking for long is therefore *offered*: sent
+again like an answer to a request, a few times at most.
 """
 
 from __future__ import annotations
@@ -232,28 +234,43 @@ GAP_GRACE_MS: Final = 10_000
 MAX_TELLINGS: Final = 3
 """How often one message is named before its absence must show again."""
 
+MAX_OFFERS: Final = 2
+"""How often one message is offered because of one participant."""
+
 _END: Final[Key] = (MAX_CLOCK + 1, "")
 
 
+@dataclass(slots=True)
+class _Lacking:
+    """A message that a filter lacks, since when, and how often it was offered."""
+
+    since_ms: int
+    offers: int = 0
+
+    def is_due(self, now_ms: int, after_ms: int) -> bool:
+        """Return True if it is offered now."""
+        due = self.offers < MAX_OFFERS and now_ms - self.since_ms >= after_ms * (self.offers + 1)
+        self.offers += due
+        return due
+
+
 class PeerGaps:
-    """The IDs that a peer lacks, and how often each was named; ``lacking`` has them by peer."""
+    """The IDs that a peer lacks, and how often each was named.
+
+    ``lacking`` has them by participant too; after the longest delay of SDS-R they are offered.
+    """
 
     __slots__ = (
-        "_below",
-        "_passed",
-        "_shape",
-        "_window",
-        "every_ms",
-        "lacking",
-        "looked_ms",
-        "pending",
+        *("_below", "_offer_after_ms", "_passed", "_shape", "_window"),
+        *("every_ms", "lacking", "looked_ms", "pending"),
     )
 
     def __init__(self, config: ChannelConfig) -> None:
         self.every_ms = config.gap_every_ms
+        self._offer_after_ms = config.repair.request_max_ms if config.repair else 0
         self._shape = config.filter
         self._window = config.gap_window
-        self.lacking = BoundedDict[str, dict[str, None]](MAX_LACKING_PEERS)
+        self.lacking = BoundedDict[str, dict[str, _Lacking]](MAX_LACKING_PEERS)
         self.looked_ms: int | None = None
         self.pending: dict[str, int] = {}
         self._below = _END
@@ -284,9 +301,10 @@ class PeerGaps:
         sender_id: str,
         entries: Iterable[LogEntry],
         now_ms: int,
-    ) -> None:
-        """Compare a participant's filter with recent entries."""
+    ) -> list[str]:
+        """Compare a participant's filter with recent entries; return what to offer."""
         self.looked_ms = now_ms
+        offered: list[str] = []
         lacking = self.lacking[sender_id] = self.lacking.get(sender_id, {})
         for entry in entries:
             message_id = entry.message_id
@@ -297,8 +315,11 @@ class PeerGaps:
                 continue
             if len(self.pending) < MAX_GAP_IDS:
                 self.pending.setdefault(message_id, 0)
-            if len(lacking) < MAX_LACKING_IDS:
-                lacking[message_id] = None
+            if message_id in lacking or len(lacking) < MAX_LACKING_IDS:
+                lack = lacking.setdefault(message_id, _Lacking(now_ms))
+                if lack.is_due(now_ms, self._offer_after_ms):
+                    offered.append(message_id)
+        return offered
 
     def behind(self) -> dict[str, int]:
         """Return how many of the compared messages each participant's filters lack."""

@@ -4,24 +4,25 @@ A request waits for a time that depends on who asks for what, so that few ask at
 carried by the next own message after that, and again in the same rhythm until the message came
 or was given up. Seeing another's request for the same message puts ours off. An answer waits
 too, the sender's own being first; seeing the message meanwhile cancels it, and a message that was
-answered lately is not answered again. The channel keeps no contents: what is to be answered is read
-from the state by those around it. How many messages are read at once, and how many bytes are sent
+answered lately is not answered again. What is not in memory is read by
+those around the channel (`Recall`). How many messages are read at once, and how many bytes are sent
 again in an epoch, is bounded, the latter for each participant that asks and in all.
 
 Source: the newest revision's extension SDS-R, and the published implementation for its times.
 """
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import sha256
 from heapq import heappop, heappush
 
 from storenode.common.bounded import BoundedDict
-from storenode.sds.codec import Entry
+from storenode.sds.codec import Entry, SdsMessage
 from storenode.sds.config import RepairConfig
 from storenode.sds.limits import (
     ANSWER_EPOCH_MS,
+    ENTRY_BYTES,
     MAX_ANSWER_BYTES,
     MAX_ANSWER_BYTES_PER_REQUESTER,
     MAX_PENDING_ANSWERS,
@@ -125,26 +126,43 @@ class RepairAnswers:
     """
 
     __slots__ = (
-        *("_config", "_next_ms", "_own_id"),
-        *("answered", "epoch", "pending", "requesters", "spent"),
+        *("_bytes", "_config", "_next_ms", "_own_id"),
+        *("answered", "epoch", "kept", "pending", "requesters", "spent"),
     )
 
     def __init__(self, config: RepairConfig, own_id: str) -> None:
         self._config = config
         self._own_id = own_id
-        self._next_ms = 0
+        self._next_ms = self._bytes = 0
+        self.kept: OrderedDict[str, SdsMessage] = OrderedDict()
         self.pending: dict[str, int] = {}
         self.answered = BoundedDict[str, int](MAX_REMEMBERED_ANSWERS)
         self.requesters = BoundedDict[str, str](MAX_REMEMBERED_ANSWERS)
         self.epoch = 0
         self.spent: Counter[str] = Counter()
 
+    def keep(self, message: SdsMessage) -> None:
+        """Remember a delivered message; the oldest make room."""
+        if message.message_id in self.kept:
+            return
+        self.kept[message.message_id] = message
+        self._bytes += _size(message)
+        most, most_bytes = self._config.kept_messages, self._config.kept_bytes
+        while self.kept and (len(self.kept) > most or self._bytes > most_bytes):
+            self._bytes -= _size(self.kept.popitem(last=False)[1])
+
+    def drop(self, message_id: str) -> None:
+        """Forget a message that turned out not to be the genuine one."""
+        self.seen(message_id)
+        if (message := self.kept.pop(message_id, None)) is not None:
+            self._bytes -= _size(message)
+
     def asked(self, entries: Sequence[Entry], log: MessageLog, now_ms: int, requester: str) -> int:
         """Note what another participant asked for; return of how many of these nothing comes."""
         looked_at = entries[:MAX_REPAIR_ANSWERED]
-        return len(entries) - sum(self._ask(each, log, now_ms, requester) for each in looked_at)
+        return len(entries) - sum(self.offer(each, log, now_ms, requester) for each in looked_at)
 
-    def _ask(self, entry: Entry, log: MessageLog, now_ms: int, requester: str) -> bool:
+    def offer(self, entry: Entry, log: MessageLog, now_ms: int, requester: str) -> bool:
         """Note that a participant wants a message; return False if nothing comes of it."""
         message_id = entry.message_id
         known = log.recent(message_id)
@@ -201,3 +219,7 @@ class RepairAnswers:
         at = self.answered.get(message_id)
         lately = at is not None and now_ms - at < self._config.request_min_ms
         return lately or message_id in self.pending
+
+
+def _size(message: SdsMessage) -> int:
+    return len(message.content or b"") + ENTRY_BYTES * (len(message.history) + 1)

@@ -104,6 +104,7 @@ def _state(channel: MessageChannel) -> dict[str, object]:
         and [(astuple(each), due_ms) for due_ms, each in requests.due.values()],
         "answers": answers
         and {
+            "messages": list(answers.kept.values()),
             "pending": list(answers.pending.items()),
             "answered": list(answers.answered.items()),
             "requesters": list(answers.requesters.items()),
@@ -160,6 +161,8 @@ def _restore_repair(
             requests.put(Entry(*entry), due_ms)
     if answers is None or found is None:
         return
+    for encoded in found["messages"]:
+        answers.keep(_message(encoded))
     answers.pending = dict(found["pending"])
     answers.answered.update(found["answered"])
     answers.requesters.update(found["requesters"])

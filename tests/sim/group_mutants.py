@@ -105,8 +105,21 @@ WITHOUT_STORE = {
     "answers what was answered": Mutant(
         replace_with(RepairAnswers, "seen", nothing), "nobody waits for that"
     ),
-    "never asks": Mutant(replace_with(RepairRequests, "add", nothing), UNEQUAL),
-    "never looks for gaps of others": Mutant(replace_with(PeerGaps, "look", nothing), UNEQUAL, 9),
+    "offers what nobody lacks": Mutant(
+        edit(
+            PeerGaps,
+            "look",
+            "offered: list[str] = []",
+            "offered, entries = list[str](), list(entries)",
+            "return offered",
+            "return [entry.message_id for entry in entries]",
+        ),
+        "nobody waits for that",
+    ),
+    "never asks": Mutant(replace_with(RepairRequests, "add", nothing), UNEQUAL, 104),
+    "never looks for gaps of others": Mutant(
+        replace_with(PeerGaps, "look", lambda *_: []), UNEQUAL, 9
+    ),
     "never shows its filter": Mutant(replace_with(FilterSchedule, "_take", nothing), UNEQUAL, 15),
     "believes that a search has found all": Mutant(
         edit(

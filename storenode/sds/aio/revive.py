@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from heapq import heappop, heappush
 from typing import Final
 
@@ -38,6 +39,9 @@ def revive(state: SqliteState, config: ChannelConfig, now_ms: int, rng: Rng) -> 
         StateError: the state cannot be used, or holds what this program did not write.
     """
     row = state.open()
+    if config.repair is not None:
+        # Contents are read from the state.
+        config = replace(config, repair=replace(config.repair, kept_messages=0))
     core = MessageChannel(config, now_ms, rng)
     ledger = ParticipantLedger(core)
     ledger.commits = row["commits"]

@@ -106,7 +106,7 @@ def test_a_recall_waits_as_an_answer_does_and_is_cancelled_by_anothers() -> None
 
 
 def test_only_the_group_of_the_true_sender_answers() -> None:
-    config = RepairConfig(100, 400, groups=64)
+    config = RepairConfig(100, 400, groups=64, kept_messages=0)
     me = channel(repair=config)
     me.log = MessageLog(me.log.salt, kept=10)
     names = [f"m{number:03}" for number in range(600)]

@@ -13,15 +13,16 @@ from bench.lines import measure
 from storenode.sds.bloom import FilterShape, filter_of
 from storenode.sds.channel import MessageChannel
 from storenode.sds.codec import SdsMessage, decode_message
-from storenode.sds.config import ChannelConfig
+from storenode.sds.config import ChannelConfig, RepairConfig
 from storenode.sds.events import (
     Acknowledged,
     Broadcast,
     BroadcastReason,
     Packet,
     PossiblyAcknowledged,
+    RepairAnswered,
 )
-from storenode.sds.gaps import GAP_GRACE_MS, MAX_TELLINGS
+from storenode.sds.gaps import GAP_GRACE_MS, MAX_OFFERS, MAX_TELLINGS
 from storenode.sds.limits import MAX_HEADS
 from storenode.sds.schedule import SyncTimer
 from tests.unit.sds.worlds import (
@@ -323,3 +324,21 @@ def test_the_filter_goes_along_when_histories_do_not_suffice(
     happens(me)
     assert sent(me).bloom_filter is not None
     assert sent(me).bloom_filter is None
+
+
+def test_what_a_peer_goes_on_lacking_is_sent_again_a_few_times() -> None:
+    repair = RepairConfig(100, 400)
+    me = channel(gap_entries=4, repair=repair)
+    take(me, wire("gap", lamport=NOW), wire("newer", after=["gap"], lamport=NOW + 1))
+    answered = []
+    for second in range(60, 120):
+        now = NOW + second * 1_000
+        seen = [] if second == 60 else ["newer"] if second < 100 else ["newer", "gap"]
+        sync = wire(f"s{second}", seen=seen, sender="b", content=None, lamport=now)
+        take(me, sync, now=now)
+        events = me.tick(now + 500, make_rng())
+        answered += [(second, event.message_id) for event in of(RepairAnswered, events)]
+        lacks = {60: 2, 100: 0}.get(second, 1 if second < 100 else 0)
+        assert me.gaps.behind() == ({"b": lacks} if lacks else {})
+    assert [key for _, key in answered] == ["gap"] * MAX_OFFERS
+    assert answered[0][0] > 60

@@ -21,7 +21,7 @@ from storenode.sds.limits import MAX_SDS_MESSAGE_BYTES
 NOW = 1_763_625_600_000
 CHANNEL = "room"
 SMALL = FilterShape(1_000, 0.001)
-QUICK_REPAIR = RepairConfig(100, 400)
+QUICK_REPAIR = RepairConfig(100, 400, kept_messages=0)
 E = TypeVar("E", bound=Event)
 
 

@@ -7,7 +7,7 @@ import json
 import ssl
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -45,17 +45,14 @@ from store.gateway.sync import RECONCILIATION, TRANSFER, NwakuSync, SyncRules
 from store.observe.http import ANY, MetricsListener
 from store.observe.logging import get_logger
 from store.observe.problems import GATEWAY_RULES, Problem, Problems
+from store.serving.tasks import BackgroundTasks, Work
 from store.serving.tls import TlsError, TlsFiles, renewing_context
 from storenode.client.nodes import Nodes
 from storenode.connection.channel import TlsIdentity
 from storenode.wire.storenode.v1.store_pb2 import PUBLISH_SOURCE_NWAKU, PUBLISH_SOURCE_RELAY
 
-Work = Callable[[], Awaitable[None]]
-
 _LOOK_EVERY_S: Final = 5.0
 """How often to look for problems."""
-
-_AGAIN_S: Final = 1.0
 
 _log = get_logger("store.gateway")
 
@@ -121,25 +118,25 @@ class _Services:
         """Return a line about each relay peer."""
         return [] if self._relay is None else self._relay.describe()
 
-    def work(self, around: Surroundings) -> list[Work]:
+    def work(self, around: Surroundings) -> list[tuple[str, Work]]:
         """Return what runs as long as the gateway."""
-        work: list[Work] = [self._feed.run, self._filter.run]
+        work: list[tuple[str, Work]] = [("feed", self._feed.run), ("filter", self._filter.run)]
         peers: dict[str, PeerMultiaddr] = {}
         joins: dict[str, list[Callable[[WakuConnection], None]]] = defaultdict(list)
         if self._relay is not None:
-            work += [self._spool.run, self._relay.run]
+            work += [("relay spool", self._spool.run), ("relay", self._relay.run)]
             for each in self._config.relay_peer:
                 peers[each.peer_id] = each
                 joins[each.peer_id] = [partial(self._relay.join, is_outbound=True)]
         if self._config.nwaku_sync_peer:
-            work.append(self._sync_spool.run)
+            work.append(("sync spool", self._sync_spool.run))
         for each in self._config.nwaku_sync_peer:
             # nwaku accepts one connection of a peer, which serves both.
             if each.host:
                 peers.setdefault(each.peer_id, each)
             joins[each.peer_id].append(self._sync.join)
         connector = WakuConnector(around, joins)
-        return work + [partial(connector.keep, each) for each in peers.values()]
+        return work + [(str(each), partial(connector.keep, each)) for each in peers.values()]
 
 
 class GatewayStatus:
@@ -223,13 +220,17 @@ class Gateway:
             served[IDENTIFY] = FixedResponse(identify).serve
             around = Surroundings(StaticKey(identity), served, metrics, config.max_streams)
             server = Server(around, Clients(config.rules), tls, config.max_connections)
-            work: list[Work] = [partial(server.accept, each) for each in bound]
-            work += [node.watch, status.watch, *services.work(around)]
-            tasks = [asyncio.create_task(_keep_doing(each)) for each in work]
-            stack.push_async_callback(_cancelled, tasks)
+            tasks = BackgroundTasks()
+            stack.push_async_callback(tasks.stop)
+            for each in bound:
+                tasks.start(f"accept {each.address}", partial(server.accept, each))
+            tasks.start("node", node.watch)
+            tasks.start("status", status.watch)
+            for name, work in services.work(around):
+                tasks.start(name, work)
             self._say_ready(identity, bound, where)
             await self._stopped.wait()
-            await _cancelled(tasks)
+            await tasks.stop()
             _log.info("gateway_stopping")
             await server.drain(DRAIN_TIMEOUT_S)
 
@@ -270,21 +271,3 @@ def _tls(config: GatewayConfig) -> ssl.SSLContext | None:
         return renewing_context(TlsFiles(config.wss_cert, config.wss_key))
     except TlsError as error:
         raise GatewayError(f"--wss-cert and --wss-key cannot be used: {error}") from error
-
-
-async def _keep_doing(work: Work) -> None:
-    while True:
-        try:
-            await work()
-        except Exception:  # noqa: BLE001 - a fault of ours, for which no client is cut off
-            _log.exception("task_failed")
-        await asyncio.sleep(_AGAIN_S)
-
-
-async def _cancelled(tasks: Collection[asyncio.Task[None]]) -> None:
-    left = set(tasks)
-    while left:
-        # Again and again: a cancellation that meets the end of a wait may get lost in it.
-        for task in left:
-            task.cancel()
-        _, left = await asyncio.wait(left, timeout=_AGAIN_S)

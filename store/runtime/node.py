@@ -43,13 +43,14 @@ from store.runtime.preflight import file_checks
 from store.runtime.resources import TRIM_INTERVAL_S, DiskSpace, Trimmer, map_large_blocks
 from store.runtime.services import NodeParts, system_environment
 from store.runtime.status import StatusReport
-from store.runtime.tasks import BackgroundTasks, finish
+from store.runtime.tasks import finish
 from store.runtime.telemetry import FOLLOW_INTERVAL_S, Telemetry
 from store.runtime.tokens import TokenFile
 from store.serving.addresses import BindError, bind_error, require_free
 from store.serving.answer_budget import UnsentBudget
 from store.serving.context import NodeIdentity
 from store.serving.drain import Drain
+from store.serving.tasks import BackgroundTasks
 from store.serving.tls import TlsError, first_dns_name
 from store.sync.resume import OnlineRecorder
 from storenode.cli.options.types import Address

@@ -59,8 +59,9 @@ from store.runtime.listeners import tls_files
 from store.runtime.peer_states import PeerStates
 from store.runtime.policy import PolicySource
 from store.runtime.resources import DiskSpace
-from store.runtime.tasks import BackgroundTasks, finish
+from store.runtime.tasks import finish
 from store.serving.context import NodeIdentity
+from store.serving.tasks import BackgroundTasks
 from store.sync.coverage import StatementBuffer
 from store.sync.index.hot import HotIndex
 from store.sync.index.views import IndexedReconcilable

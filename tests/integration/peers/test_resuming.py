@@ -13,7 +13,7 @@ from store.db.maintenance.online import DatabaseOnlineTimes
 from store.db.pool import Database
 from store.domain.ports import PeerAddress
 from store.runtime.services import system_environment
-from store.runtime.tasks import BackgroundTasks
+from store.serving.tasks import BackgroundTasks
 from store.sync.resume import OnlineRecorder, ResumeConfig, Resumer
 from tests.integration.peers.harness import NOW_NS, PeerNode, items
 from tests.integration.rpc.harness import within

@@ -20,9 +20,9 @@ from store.runtime import tokens as token_module
 from store.runtime.node_files import WrongConfigurationError
 from store.runtime.policy import PolicySource
 from store.runtime.services import maintenance_events
-from store.runtime.tasks import BackgroundTasks
 from store.runtime.telemetry import read_expiries_s
 from store.runtime.tokens import TokenFile
+from store.serving.tasks import BackgroundTasks
 from tests.support.virtual_time import virtual_time
 from tests.unit.config.cases import CommandLine
 

@@ -18,15 +18,15 @@ from store.pipeline.spark import spark_session
 from store.pipeline.verify import VerifyJob, verify
 
 _KIBIBYTE: Final = 1024
-_MEBIBYTE: Final = 1024 * _KIBIBYTE
+_MEBIBYTE: Final = _KIBIBYTE**2
 
 
 def night(url: str, path: str, cores: int) -> dict[str, dict[str, float]]:
     """Run the jobs in one session; return for each the seconds, and the greatest memory so far.
 
-    ``driver_mib`` is the memory of this process, ``jvm_mib`` that of the JVM, in which the tasks'
-    engine runs, too.
+    ``driver_mib`` is the memory of this process, ``jvm_mib`` that of the JVM with its engine.
     """
+    psutil.Process().cpu_affinity(list(range(cores)))  # The JVM and the workers inherit it.
     settings = {"spark.sql.shuffle.partitions": str(2 * cores)}
     found: dict[str, dict[str, float]] = {}
     with spark_session(f"local[{cores}]", settings) as session:

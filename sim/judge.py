@@ -40,10 +40,11 @@ from reconcile.ids import SyncId
 from reconcile.session import Result, Role
 from sim.messages import Message
 from store.domain.coverage import Statement
-from store.domain.ports import FetchDone, HistoryEntry
+from store.domain.ports import HistoryEntry
 from store.domain.view import Span
 from store.messages.record import RecordBatch
 from store.messages.transfer import transferred
+from store.sync.lookup import FetchDone
 from storenode.message.limits import HASH_BYTES
 
 if TYPE_CHECKING:

@@ -15,14 +15,9 @@ from sim.process import Process
 from sim.rng import happens
 from sim.streams import EndStream
 from store.domain.claims import Claim, ClaimAnswer, ClaimQuery, Hinted, Lookup
-from store.domain.ports import (
-    FetchDone,
-    HistoryEntry,
-    PeerAddress,
-    SdsLookup,
-)
+from store.domain.ports import HistoryEntry, PeerAddress, SdsLookup
 from store.messages.transfer import transferred
-from store.sync.lookup import Fetcher
+from store.sync.lookup import FetchDone, Fetcher
 from store.sync.session.reconciliation import in_time
 from storenode.sds.codec import encode, sds_key
 

@@ -34,7 +34,8 @@ from sim.rng import Rng, happens
 from sim.scenario import GossipScenario, Scenario
 from sim.world import LOOK_EVERY_NS, World
 from store.domain.admission import Admission
-from store.domain.ports import PeerAddress, Source, SyncEnding, SyncOutcome
+from store.domain.ports import PeerAddress, Source
+from store.sync.session.report import SyncEnding, SyncOutcome
 from storenode.message.rules import Policy
 from storenode.sds.codec import encode
 

@@ -20,12 +20,11 @@ from store.domain.ports import (
     SdsLookup,
     StoreBusy,
     StoreUnavailable,
-    SyncDone,
     TopicFilter,
 )
 from store.sync.index.hot import HotIndex
 from store.sync.resume import ResumeConfig, Resumer
-from store.sync.schedule import ScheduleConfig, Synchronizer
+from store.sync.schedule import ScheduleConfig, SyncDone, Synchronizer
 from store.sync.session.exchange import RECONCILE, TRANSFER
 
 _ENDLESS: Final = ("resume", "feed", "retention")

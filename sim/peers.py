@@ -24,19 +24,11 @@ from store.domain.claims import RequestedEntries
 from store.domain.coverage import Interval
 from store.domain.ports import (
     CursorOutOfRange,
-    FrameStream,
     HistoryEntry,
     PeerAddress,
-    PeerState,
-    ScannedPage,
     SdsLookup,
     Source,
-    SyncDone,
-    SyncEnding,
-    SyncOutcome,
-    SyncRole,
     TopicFilter,
-    Window,
 )
 from store.domain.view import OpenView
 from store.messages.conflicts import StoreResult
@@ -44,11 +36,13 @@ from store.messages.cursor import ScanCursor
 from store.messages.record import RecordBatch
 from store.messages.transfer import MalformedMessage, decode_message
 from store.sync.errors import ProtocolBrokenError
+from store.sync.peers import FrameStream, ScannedPage, Window
+from store.sync.schedule import PeerState, SyncDone
 from store.sync.session import exchange as shipped
 from store.sync.session.exchange import ExchangeWork
 from store.sync.session.reconciliation import Reconciliation, in_time
 from store.sync.session.registry import PeerSession, SessionState
-from store.sync.session.report import SessionReport
+from store.sync.session.report import SessionReport, SyncEnding, SyncOutcome, SyncRole
 from store.sync.transfer.policy_memory import Side as Whose
 from store.sync.transfer.report import TransferFault
 from store.sync.transfer.transfer import Transfer, TransferWork
@@ -273,7 +267,7 @@ class _Observer:
 
 
 class SimCaller:
-    """Calls peers: a `store.domain.ports.PeerCaller`."""
+    """Calls peers: a `store.sync.peers.PeerCaller`."""
 
     def __init__(self, process: Process, exchange: JudgedExchange, store: SimStore) -> None:
         self._process = process

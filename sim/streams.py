@@ -12,7 +12,6 @@ from sim.calls import Closed, End, Ended, Identity, Status
 from sim.marks import Mark
 from sim.process import Process
 from store.domain.ports import (
-    CallFailed,
     CursorOutOfRange,
     PeerAddress,
     PeerFailed,
@@ -20,6 +19,7 @@ from store.domain.ports import (
     StoreUnavailable,
 )
 from store.sync.errors import (
+    CallFailedError,
     FrameTooLargeError,
     GaveWayError,
     PeerSilentError,
@@ -66,7 +66,7 @@ FramesListener = Callable[[bytes], None]
 Handler = Callable[["EndStream"], Awaitable[None]]
 
 
-class StatusReceived(CallFailed):
+class StatusReceived(CallFailedError):
     """A call ended with another status than OK."""
 
     def __init__(self, status: Status, sentence: str) -> None:
@@ -76,7 +76,7 @@ class StatusReceived(CallFailed):
 
 
 class EndStream:
-    """An end of a call as a `store.domain.ports.FrameStream`.
+    """An end of a call as a `store.sync.peers.FrameStream`.
 
     Attributes:
         failed_ns: when this end noticed that it failed; None: it has not.
@@ -154,7 +154,7 @@ class EndStream:
 
 
 class SimConnector:
-    """Makes calls of peers: a `store.domain.ports.Connector`."""
+    """Makes calls of peers: a `store.sync.peers.Connector`."""
 
     def __init__(self, process: Process) -> None:
         self._process = process

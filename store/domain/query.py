@@ -20,12 +20,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from reconcile.ids import SyncId
 from store.domain.ports import (
     CausalRequest,
     HistoryEntry,
     PageRequest,
     SdsLookup,
-    SyncId,
     TopicFilter,
     TopicRights,
 )

@@ -10,13 +10,12 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from reconcile.ids import SyncIds
+from reconcile.ids import SyncId, SyncIds
 from reconcile.index import IndexView
 from reconcile.lattice import LatticeSum
 from reconcile.summaries.summary import Loaded, Needs, SummaryView
 from reconcile.view import ViewAnswer, ViewRead
 from store.domain.hub import CommitRow, Place
-from store.domain.ports import SyncId
 
 Span = tuple[int, int]
 """A half-open range of timestamps in Unix nanoseconds."""

@@ -8,12 +8,7 @@ from typing import TypeVar, cast
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-from store.domain.ports import (
-    HistoryEntry,
-    PeerState,
-    SyncDone,
-    TopicFilter,
-)
+from store.domain.ports import HistoryEntry, TopicFilter
 from store.domain.query import sds_lookup
 from store.domain.unread import GossipState
 from store.observe.problems import Problem
@@ -22,7 +17,7 @@ from store.serving.call import Call
 from store.serving.context import ServedDatabase
 from store.serving.failure import CallError, Code, malformed
 from store.serving.methods.decode import decode, decode_read, history_entries
-from store.sync.schedule import Synchronizer
+from store.sync.schedule import PeerState, SyncDone, Synchronizer
 from storenode.message.limits import MAX_TIMESTAMP_NS, NS_PER_S
 from storenode.wire.sds.v1 import message_pb2
 from storenode.wire.storenode.v1 import admin_pb2

@@ -18,7 +18,7 @@ from reconcile.errors import MalformedPayloadError
 from reconcile.errors import PayloadLimitError as ReconcileLimit
 from store.domain.access import Principal
 from store.domain.places import Caller
-from store.domain.ports import EmptyWindow, NoPeers, PeerFailed, UnknownPeer
+from store.domain.ports import PeerFailed
 from store.domain.quota import ClientLimits
 from store.gossip.driver.streams import (
     DriverFailedError,
@@ -66,6 +66,7 @@ from store.sync.errors import (
     TooManyCallsError,
     TransferFailedError,
 )
+from store.sync.schedule import EmptyWindowError, NoPeersError, UnknownPeerError
 from store.sync.transfer.report import TransferFault
 from storenode.common.bounded import BoundedDict
 from storenode.connection.errors import RETRY_PUSHBACK
@@ -90,9 +91,9 @@ _CODES: Final[tuple[tuple[type[Exception], Code], ...]] = (
     (NodeStoppingError, Code.UNAVAILABLE),
     (PeerStalledError, Code.DEADLINE_EXCEEDED),
     (PeerFailed, Code.UNAVAILABLE),
-    (EmptyWindow, Code.INVALID_ARGUMENT),
-    (UnknownPeer, Code.INVALID_ARGUMENT),
-    (NoPeers, Code.FAILED_PRECONDITION),
+    (EmptyWindowError, Code.INVALID_ARGUMENT),
+    (UnknownPeerError, Code.INVALID_ARGUMENT),
+    (NoPeersError, Code.FAILED_PRECONDITION),
 )
 _FAULTS: Final = {
     TransferFault.PROTOCOL: Code.INVALID_ARGUMENT,
@@ -346,7 +347,7 @@ class RpcCall(Call):
 
 
 class CallerStream:
-    """The stream of a call that this node serves: `store.domain.ports.FrameStream`."""
+    """The stream of a call that this node serves: `store.sync.peers.FrameStream`."""
 
     def __init__(self, call: RpcCall) -> None:
         self._call = call

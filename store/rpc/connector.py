@@ -25,14 +25,13 @@ from typing import Any, Final
 
 import grpc
 
-from store.domain import ports
 from store.domain.ports import PeerAddress
 from store.observe.clocks import ClockComparison, parse_time
 from store.rpc.identity import NODE_ID, PEER_FIELD, STORE_ID, TIME, VERSION, own_metadata
 from store.rpc.listeners import MAX_PEER_FRAME_BYTES
 from store.serving.context import NodeIdentity
 from store.serving.tls import Stamp, TlsError, TlsFiles, check, stamp_of
-from store.sync.errors import shown
+from store.sync.errors import CallFailedError, shown
 from storenode.connection.call_status import BROKEN_WRITE, STATUS_TIMEOUT_S, Ending
 from storenode.connection.channel import is_loopback
 
@@ -62,7 +61,7 @@ _DOWN: Final = (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnecti
 _NOT_CONNECTED: Final = "failed to connect to"
 
 
-class PeerCallError(ports.CallFailed):
+class PeerCallError(CallFailedError):
     """The error that a call of a peer ended with: its status, and one sentence for the operator."""
 
     def __init__(self, code: grpc.StatusCode, sentence: str) -> None:
@@ -230,7 +229,7 @@ class PeerConnector:
         request: bytes | None = None,
         patience_s: float | None = PEER_ANSWER_TIMEOUT_S,
     ) -> AsyncIterator[PeerCall]:
-        """Begin a call (see `store.domain.ports.Connector`); with one ``request``, if given.
+        """Begin a call (see `store.sync.peers.Connector`); with one ``request``, if given.
 
         ``patience_s``: how long the callee may take to name itself.
 

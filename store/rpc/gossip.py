@@ -11,7 +11,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from store.domain.admission import Admission
-from store.domain.ports import FrameStream, PeerAddress
+from store.domain.ports import PeerAddress
 from store.gossip.driver.ports import GossipConnection
 from store.gossip.driver.streams import (
     FrameRejectedError,
@@ -32,6 +32,7 @@ from store.rpc.call import CallerStream, RpcCall
 from store.rpc.connector import Callee, PeerCall, PeerCallError, PeerConnector
 from store.rpc.identity import CLUSTER
 from store.serving.failure import CallError, Code, malformed, over_limit
+from store.sync.peers import FrameStream
 from storenode.message.limits import CONTENT_DIGEST_BYTES, HASH_BYTES
 from storenode.message.rules import MALFORMED
 from storenode.wire.storenode.internal.v1.gossip_raw_pb2 import RawEvents, RawGossipFrame

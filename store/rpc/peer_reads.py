@@ -16,22 +16,17 @@ from typing import Final, TypeVar
 import grpc
 from google.protobuf.message import DecodeError, Message
 
+from reconcile.ids import SyncId
 from store.domain.claims import RequestedEntries
-from store.domain.ports import (
-    CursorOutOfRange,
-    HistoryEntry,
-    PeerAddress,
-    ScannedPage,
-    SyncId,
-    SyncOutcome,
-    Window,
-)
+from store.domain.ports import CursorOutOfRange, HistoryEntry, PeerAddress
 from store.rpc.connector import PEER_CONNECT_TIMEOUT_S, PeerCallError, PeerConnector
 from store.serving.failure import CallError
 from store.serving.methods.decode import COUNTED_REQUEST_BYTES, clip, decode
 from store.sync.errors import ProtocolBrokenError
+from store.sync.peers import ScannedPage, Window
 from store.sync.session.exchange import Exchange
 from store.sync.session.reconciliation import in_time
+from store.sync.session.report import SyncOutcome
 from storenode.message.hashing import message_hash
 from storenode.message.limits import HASH_BYTES
 from storenode.message.varint import delimited
@@ -74,7 +69,7 @@ _M = TypeVar("_M", bound=Message)
 
 
 class PeerReader:
-    """The calls of peers: `store.domain.ports.PeerCaller`."""
+    """The calls of peers: `store.sync.peers.PeerCaller`."""
 
     def __init__(self, connector: PeerConnector, exchange: Exchange) -> None:
         self._connector = connector

@@ -14,7 +14,6 @@ from typing import Final
 
 from store.domain.access import Right
 from store.domain.places import Caller
-from store.domain.ports import FrameStream
 from store.domain.quota import CallKind
 from store.rpc import admin, probes
 from store.rpc.call import CallerStream, CallWrapper, Handler, ListenerKind, RpcCall, RpcContext
@@ -23,6 +22,7 @@ from store.rpc.listeners import ServiceHandler
 from store.rpc.publish_stream import publish_stream
 from store.serving.call import Method
 from store.serving.methods import publish, reads
+from store.sync.peers import FrameStream
 from storenode.message.limits import MAX_REQUEST_BYTES
 from storenode.wire.storenode.v1 import admin_pb2, peer_pb2, store_pb2
 

@@ -7,18 +7,12 @@ from dataclasses import replace
 from itertools import product
 from typing import Final
 
-from store.domain.ports import (
-    Hidden,
-    PeerAddress,
-    PeerState,
-    SyncDone,
-    SyncEnding,
-    SyncOutcome,
-    SyncRole,
-)
+from store.domain.ports import PeerAddress
 from store.observe.logging import get_logger
 from store.observe.metrics import Metrics
 from store.rpc.connector import PeerConnector
+from store.sync.schedule import PeerState, SyncDone
+from store.sync.session.report import Hidden, SyncEnding, SyncOutcome, SyncRole
 from storenode.message.limits import NS_PER_S
 
 _LOG = get_logger("store.sync")
@@ -26,7 +20,7 @@ _DONE: Final = (SyncEnding.DONE, SyncEnding.ABORTED)
 
 
 class PeerStates:
-    """Keeps the state of the configured peers, and implements `store.domain.ports.SyncObserver`.
+    """Keeps the state of configured peers: a `store.sync.session.report.SyncObserver`.
 
     A peer that only calls, and is not configured here, is counted and logged but not listed.
     """

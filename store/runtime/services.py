@@ -32,14 +32,7 @@ from store.domain.admission import Admission
 from store.domain.coverage import Coverage
 from store.domain.environment import Environment
 from store.domain.hub import CommitRow, Place, WrittenIds
-from store.domain.ports import (
-    PUBLISHED,
-    PeerAddress,
-    Services,
-    Source,
-    StoreBusy,
-    StoreUnavailable,
-)
+from store.domain.ports import PUBLISHED, PeerAddress, Services, Source, StoreBusy, StoreUnavailable
 from store.domain.unread import Confirmations, GossipPeerState
 from store.gossip.driver.confirmations import ConfirmationWaits
 from store.gossip.driver.driver import GossipDriver

@@ -20,7 +20,7 @@ from store.db.summaries.timeline import (
 )
 from store.domain.coverage import HOUR_NS, Coverage, CoverageStep, StoreCoverage, aligned
 from store.domain.partitioning import DAY_NS
-from store.domain.ports import PeerState, ResumeState, StoreSummary, SyncDone
+from store.domain.ports import StoreSummary
 from store.domain.unread import GossipPeerState, GossipState, UnreadSummary
 from store.observe.metrics import Metrics, read_totals, samples, total
 from store.observe.problems import Problem
@@ -29,6 +29,8 @@ from store.runtime.services import NodeParts
 from store.runtime.tasks import SingleFlightCache
 from store.runtime.telemetry import Telemetry
 from store.serving.context import DiskState, NodeState, ServedDatabase
+from store.sync.resume import ResumeState
+from store.sync.schedule import PeerState, SyncDone
 from storenode.message.limits import NS_PER_S
 
 STATUS_REST_S: Final = 1.0

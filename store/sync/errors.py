@@ -13,6 +13,15 @@ MAX_PEER_TEXT_CHARS: Final = 400
 """A sentence of a peer that is shown or logged here; a longer one is cut."""
 
 
+class CallFailedError(PeerFailed):
+    """A call ended with an error; one sentence for the operator.
+
+    ``aborted``: the peer lets another session go first.
+    """
+
+    aborted = False
+
+
 class PeerSilentError(PeerFailed):
     """The peer says nothing, or the session takes too long."""
 

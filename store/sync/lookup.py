@@ -18,10 +18,8 @@ from store.domain.admission import Admission
 from store.domain.claims import name_of
 from store.domain.environment import Environment
 from store.domain.ports import (
-    FetchDone,
     HistoryEntry,
     PeerAddress,
-    PeerCaller,
     PeerFailed,
     SdsLookup,
     SdsLookups,
@@ -31,7 +29,27 @@ from store.domain.ports import (
 )
 from store.messages.transfer import decode_message
 from store.sync.limits import ADMITTED_AT_ONCE
+from store.sync.peers import PeerCaller
 from storenode.message.rules import Policy
+
+
+@dataclass(frozen=True, slots=True)
+class FetchDone:
+    """The outcome of each entry that a peer was asked for, and of what came.
+
+    ``already_stored`` here; ``found`` at the peer, and stored here now; ``missing`` there;
+    ``refused`` by the rules that ``notes`` name. ``error``: why it was not asked to the end.
+    """
+
+    peer: PeerAddress
+    already_stored: tuple[HistoryEntry, ...] = ()
+    found: tuple[HistoryEntry, ...] = ()
+    missing: tuple[HistoryEntry, ...] = ()
+    refused: tuple[HistoryEntry, ...] = ()
+    stored: int = 0
+    notes: tuple[str, ...] = ()
+    error: str = ""
+
 
 _MAX_NOTES: Final = 10
 Entries = tuple[HistoryEntry, ...]

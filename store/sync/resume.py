@@ -29,10 +29,7 @@ from store.domain.environment import Environment
 from store.domain.ports import (
     CursorOutOfRange,
     PeerAddress,
-    PeerCaller,
     PeerFailed,
-    ResumeState,
-    ScannedPage,
     Source,
     StoreBusy,
     StoreUnavailable,
@@ -40,6 +37,7 @@ from store.domain.ports import (
 )
 from store.sync.errors import PeerSilentError, ProtocolBrokenError
 from store.sync.limits import ADMITTED_AT_ONCE, ONLINE_INTERVAL_S
+from store.sync.peers import PeerCaller, ScannedPage
 from storenode.message.limits import NS_PER_S
 from storenode.message.rules import Policy
 
@@ -71,6 +69,21 @@ class ResumeConfig:
     slack_ns: int
     shortest_ns: int = SHORTEST_GAP_NS
     online_interval_s: float = ONLINE_INTERVAL_S
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeState:
+    """The progress of the resume at the start; times in Unix nanoseconds."""
+
+    running: bool
+    time_start_ns: int
+    time_end_ns: int
+    reached_ns: int
+    messages: int
+    stored: int
+    error: str
+    peers: tuple[str, ...] = ()
+    """The peers that it came from, as configured."""
 
 
 class OnlineTimes(Protocol):

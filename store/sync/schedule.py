@@ -32,24 +32,12 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from store.domain.environment import Environment
-from store.domain.ports import (
-    EmptyWindow,
-    FetchDone,
-    NoPeers,
-    PeerAddress,
-    PeerCaller,
-    PeerState,
-    ResumeState,
-    SdsLookup,
-    StoreBusy,
-    SyncDone,
-    SyncEnding,
-    SyncOutcome,
-    UnknownPeer,
-    Window,
-)
+from store.domain.ports import PeerAddress, SdsLookup, StoreBusy
 from store.sync.limits import MAX_SESSIONS
-from store.sync.lookup import Fetcher
+from store.sync.lookup import FetchDone, Fetcher
+from store.sync.peers import PeerCaller, Window
+from store.sync.resume import ResumeState
+from store.sync.session.report import SyncEnding, SyncOutcome
 from storenode.message.limits import NS_PER_S
 
 MAX_WAITING: Final = 64
@@ -84,6 +72,48 @@ class ScheduleConfig:
     offset_ns: int
     wide_interval_ns: int | None
     max_sessions: int = MAX_SESSIONS
+
+
+class UnknownPeerError(Exception):
+    """The peer that was asked for is not configured; the sentence names those that are."""
+
+
+class EmptyWindowError(Exception):
+    """A window that contains no time; the sentence says which bound to give."""
+
+
+class NoPeersError(Exception):
+    """A node without peers; the sentence says how to configure some."""
+
+
+@dataclass(frozen=True, slots=True)
+class SyncDone:
+    """A session that ended: with whom, over what, how."""
+
+    peer: PeerAddress
+    window: Window
+    outcome: SyncOutcome
+
+
+@dataclass(slots=True)
+class PeerState:
+    """The state of a configured peer; times in Unix nanoseconds, 0: never.
+
+    ``lacks`` and ``has``: messages that the peer, and this node, were left without by the last
+    session that found out, as far as either is known.
+    """
+
+    address: str
+    node_id: str
+    store_id: str = ""
+    connected: bool = False
+    in_session: bool = False
+    last_sync_ns: int = 0
+    last: SyncDone | None = None
+    last_error: str = ""
+    failures: int = 0
+    lacks: int = 0
+    has: int = 0
 
 
 class PeerBook(Protocol):
@@ -207,9 +237,9 @@ class Synchronizer:
         ``peer_name`` empty is one at random, a time of None the usual.
 
         Raises:
-            UnknownPeer: The peer is not configured.
-            NoPeers: None is.
-            EmptyWindow: It would end where it begins, or before.
+            UnknownPeerError: The peer is not configured.
+            NoPeersError: None is.
+            EmptyWindowError: It would end where it begins, or before.
             StoreBusy: Too many wait already, or the node is stopping.
         """
         if self._stopped:
@@ -220,7 +250,7 @@ class Synchronizer:
         request = _Request(found, time_start_ns, time_end_ns, future)
         window = self._window(request=request)
         if window.time_end_ns <= window.time_start_ns:
-            raise EmptyWindow(
+            raise EmptyWindowError(
                 f"the window would be {window.time_start_ns} to {window.time_end_ns} ns, which "
                 "is empty: give both time_start and time_end, the first before the second"
             )
@@ -240,15 +270,15 @@ class Synchronizer:
         """Ask a peer for some SDS messages, and store what comes.
 
         Raises:
-            UnknownPeer: The peer is not configured.
-            NoPeers: None is.
+            UnknownPeerError: The peer is not configured.
+            NoPeersError: None is.
             StoreBusy, StoreUnavailable: The database takes nothing now.
         """
         if self._stopped:
             raise StoreBusy(_STOPPING)
         peer = self._find(peer_name)
         if peer is None:
-            raise UnknownPeer(f"name the peer to ask: one of {self._known()}")
+            raise UnknownPeerError(f"name the peer to ask: one of {self._known()}")
         return await self._fetcher.fetch(peer, request)
 
     def peers(self) -> list[PeerState]:
@@ -261,14 +291,14 @@ class Synchronizer:
 
     def _find(self, name: str) -> PeerAddress | None:
         if not self._peers:
-            raise NoPeers("this node has no peers: start it with --peer HOST:PORT")
+            raise NoPeersError("this node has no peers: start it with --peer HOST:PORT")
         if not name:
             return None
         for peer in self._peers:
             node_id = self._caller.node_id(peer)
             if name in (peer.target, str(peer), f"{node_id}@{peer.target}"):
                 return peer
-        raise UnknownPeer(f"{name} is none of this node's peers: name one of {self._known()}")
+        raise UnknownPeerError(f"{name} is none of this node's peers: name one of {self._known()}")
 
     def _known(self) -> str:
         return ", ".join(str(peer) for peer in self._peers)

@@ -38,20 +38,13 @@ from store.db.writing.unread import UnreadRows
 from store.domain.admission import Admission
 from store.domain.coverage import HOUR_NS, Statement, Statements
 from store.domain.hub import START, CommitRow
-from store.domain.ports import (
-    HistoryEntry,
-    SdsLookup,
-    SdsLookups,
-    Source,
-    TopicFilter,
-    TransferReads,
-    Writer,
-)
+from store.domain.ports import HistoryEntry, SdsLookup, SdsLookups, Source, TopicFilter, Writer
 from store.domain.retention import RetentionPolicy
 from store.domain.unread import Confirmed
 from store.domain.view import StoredIds
 from store.gossip.driver.ports import Messages, UnreadTable
 from store.gossip.limits import GossipLimits
+from store.sync.transfer.transfer import TransferReads
 from storenode.message.rules import Policy
 from storenode.sds.codec import encode
 from tests.integration.storage.node import RETENTION, running

@@ -11,7 +11,7 @@ from reconcile.summaries.summary import SummaryView
 from sim import node
 from store.domain import coverage
 from store.domain.admission import Admission, Verdict
-from store.domain.ports import Source, SyncOutcome
+from store.domain.ports import Source
 from store.domain.retention import PrunePlan
 from store.messages.record import RecordBatch
 from store.sync import coverage as session_coverage
@@ -25,7 +25,7 @@ from store.sync.session import exchange, reconciliation
 from store.sync.session.agreement import Agreement
 from store.sync.session.exchange import Exchange, FirstFrames
 from store.sync.session.registry import Sessions
-from store.sync.session.report import SessionReport
+from store.sync.session.report import SessionReport, SyncOutcome
 from store.sync.session.sum_search import Search
 from store.sync.transfer.policy_memory import PolicyMemory
 from store.sync.transfer.receive_half import Receiving

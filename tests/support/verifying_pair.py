@@ -18,12 +18,12 @@ from reconcile.session import Result, Role, SessionConfig
 from reconcile.view import ViewAnswer as Answer
 from reconcile.view import ViewRead as Read
 from store.domain.hub import START
-from store.domain.ports import PeerFailed, SyncObserver, SyncRole
+from store.domain.ports import PeerFailed
 from store.domain.view import Span
 from store.sync.frames import parse_reconcile
 from store.sync.session.agreement import Agreement
 from store.sync.session.reconciliation import Reconciliation, asked_range
-from store.sync.session.report import SessionReport
+from store.sync.session.report import SessionReport, SyncObserver, SyncRole
 from store.sync.session.sum_search import ConflictMemory
 from storenode.wire.storenode.v1.peer_pb2 import ReconcileFrame
 

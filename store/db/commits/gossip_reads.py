@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final
 
-from reconcile.ids import SyncIds
+from reconcile.ids import SyncId, SyncIds
 from store.db.pool import Database
 from store.db.reading.messages import locate, values_at
 from store.db.reading.reader import TransferReader
@@ -20,7 +20,7 @@ from store.db.reconciliation import ids_of
 from store.db.statements import SQL
 from store.domain.admission import Admission
 from store.domain.hub import CommitRow
-from store.domain.ports import Source, SyncId
+from store.domain.ports import Source
 from store.gossip.events import Committed, GraphEvent
 from store.gossip.graph import graph_events
 from store.messages.record import RecordBatch

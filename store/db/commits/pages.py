@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from reconcile.ids import SyncId
 from store.db.arrays import bigints, split_uuids
 from store.db.connection import Connection, fetch_row, fetch_rows
 from store.db.reading.messages import (
@@ -23,7 +24,7 @@ from store.db.reading.messages import (
 from store.db.statements import SQL
 from store.domain.hub import START, CommitRow, Place, at_most
 from store.domain.hub import Row as LiveRow
-from store.domain.ports import CursorOutOfRange, SyncId, TopicFilter
+from store.domain.ports import CursorOutOfRange, TopicFilter
 from storenode.message.limits import MAX_TIMESTAMP_NS
 
 MAX_PAGE_MESSAGES: Final = 4_000

@@ -17,12 +17,13 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final, TypeVar
 
+from reconcile.ids import SyncId
 from store.db.arrays import bigints, fixed_bytes, uuids
 from store.db.connection import Connection, fetch_rows
 from store.db.schema.names import HASH_KEY_BYTES
 from store.db.statements import SQL
 from store.domain.hub import TopicName
-from store.domain.ports import SyncId, TopicFilter
+from store.domain.ports import TopicFilter
 from store.messages.frames import presence
 from store.messages.record import frame_prefix
 from storenode.message.limits import HASH_BYTES, MAX_TIMESTAMP_NS

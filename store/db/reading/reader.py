@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from typing import Final
 
-from reconcile.ids import SyncIds
+from reconcile.ids import SyncId, SyncIds
 from store.db.connection import Connection, fetch_rows
 from store.db.locks import cover_what_is_visible, waiting_for_standby
 from store.db.pool import Database
@@ -52,7 +52,6 @@ from store.domain.ports import (
     Room,
     ScanRequest,
     StoreSummary,
-    SyncId,
     TopicFilter,
     TopicRights,
 )
@@ -312,13 +311,13 @@ async def _topics_beginning_like(
 
 
 class TransferReader:
-    """`store.domain.ports.TransferReads` on Postgres."""
+    """`store.sync.transfer.transfer.TransferReads` on Postgres."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def load(self, ids: SyncIds, max_bytes: int) -> list[bytes | None]:
-        """Return messages to send (see `store.domain.ports.TransferReads`)."""
+        """Return messages to send (see `store.sync.transfer.transfer.TransferReads`)."""
         portion = ids[:MAX_LOADED_IDS]
         if not len(portion):
             return []
@@ -327,7 +326,7 @@ class TransferReader:
         return [None if frame is None else transferred(frame) for frame in frames]
 
     async def are_stored(self, ids: SyncIds) -> list[bool]:
-        """Return which messages are stored (see `store.domain.ports.TransferReads`)."""
+        """Return which messages are stored (see `store.sync.transfer.transfer.TransferReads`)."""
         found: set[SyncId] = set()
         for start in range(0, len(ids), MAX_SOUGHT_IDS):
             part = ids[start : start + MAX_SOUGHT_IDS].pairs()

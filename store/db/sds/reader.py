@@ -40,14 +40,7 @@ from store.domain.claims import (
     Lookup,
     rank,
 )
-from store.domain.ports import (
-    CausalRequest,
-    HistoryEntry,
-    Outlet,
-    Room,
-    SdsLookup,
-    SdsPage,
-)
+from store.domain.ports import CausalRequest, HistoryEntry, Outlet, Room, SdsLookup, SdsPage
 from store.domain.query import DEFAULT_PAGE_BYTES
 from store.messages.frames import sds_stored_message
 from storenode.message.limits import HASH_BYTES

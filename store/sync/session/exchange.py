@@ -37,25 +37,12 @@ from reconcile.session import Bounds, Result, Role, SessionConfig
 from store.domain.coverage import Statements
 from store.domain.environment import Environment
 from store.domain.places import Caller
-from store.domain.ports import (
-    CallFailed,
-    Connector,
-    FrameStream,
-    Named,
-    PeerAddress,
-    PeerFailed,
-    StoreBusy,
-    StoreUnavailable,
-    SyncEnding,
-    SyncObserver,
-    SyncOutcome,
-    SyncRole,
-    Window,
-)
+from store.domain.ports import PeerAddress, PeerFailed, StoreBusy, StoreUnavailable
 from store.domain.view import OpenView, Reconcilable
 from store.sync.coverage import measure, statements_of
 from store.sync.errors import (
     EXPECTED,
+    CallFailedError,
     FrameTooLargeError,
     GaveWayError,
     MalformedFrameError,
@@ -83,6 +70,7 @@ from store.sync.limits import (
     THREADED_ROWS,
     TransferLimits,
 )
+from store.sync.peers import Connector, FrameStream, Named, Window
 from store.sync.session.agreement import Agreement
 from store.sync.session.reconciliation import (
     GOES_ON,
@@ -99,7 +87,7 @@ from store.sync.session.registry import (
     Sessions,
     SessionState,
 )
-from store.sync.session.report import SessionReport
+from store.sync.session.report import SessionReport, SyncEnding, SyncObserver, SyncOutcome, SyncRole
 from store.sync.session.sum_search import ConflictMemory
 from store.sync.transfer.policy_memory import PolicyMemory
 from store.sync.transfer.transfer import DEFAULT_LIMITS, Transfer, TransferWork
@@ -298,13 +286,13 @@ class Exchange:
         match error:
             case GaveWayError():
                 return SyncEnding.ABORTED, ""
-            case CallFailed() if error.aborted:
+            case CallFailedError() if error.aborted:
                 return SyncEnding.ABORTED, ""
             case _DeclinedError() if error.refusal.kind is RefusalKind.ABORTED:
                 return SyncEnding.ABORTED, ""
             case _DeclinedError():
                 return SyncEnding.REFUSED, str(error)
-            case CallFailed():
+            case CallFailedError():
                 sentence = str(error)
             case (
                 MalformedPayload() | LimitExceeded() | MalformedFrameError() | FrameTooLargeError()

@@ -48,7 +48,6 @@ from reconcile.session import (
 )
 from reconcile.session import ReconcileSession as Session
 from reconcile.view import ViewAnswer as Answer
-from store.domain.ports import ContentConflict, FrameStream, SyncObserver
 from store.domain.view import OpenView, Span
 from store.sync.errors import PeerSilentError, ProtocolBrokenError, shown
 from store.sync.frames import compact_bytes, is_session_id, parse_reconcile, reconcile_bytes
@@ -59,9 +58,11 @@ from store.sync.limits import (
     THREADED_PAYLOAD_BYTES,
     THREADED_ROWS,
 )
+from store.sync.peers import FrameStream
 from store.sync.session.agreement import Agreement, Phase
-from store.sync.session.report import SessionReport
+from store.sync.session.report import SessionReport, SyncObserver
 from store.sync.session.sum_search import NO_CONFLICTS, KnownConflicts, Search, has_spans
+from store.sync.transfer.report import ContentConflict
 from storenode.message.limits import HASH_BYTES
 from storenode.wire.storenode.v1.peer_pb2 import ReconcileExtension, ReconcileFrame, SumSearch
 

@@ -5,19 +5,129 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Final
+from enum import StrEnum
+from typing import Final, Protocol
 
 import numpy as np
 
 from reconcile.ids import SyncId, SyncIds
 from reconcile.session import Result
 from store.domain.coverage import Sums
-from store.domain.ports import ContentConflict, Equality, Hidden, SyncEnding, SyncOutcome, SyncRole
 from store.domain.view import Span
 from store.sync.errors import shown
 from store.sync.limits import MAX_SHOWN_HIDDEN
-from store.sync.transfer.report import Report
+from store.sync.transfer.report import ContentConflict, Report
 from storenode.message.limits import NS_PER_S
+
+
+class Equality(StrEnum):
+    """The way in which a session has compared the two sides.
+
+    XOR: by the fingerprints of WAKU-SYNC, which publishers can forge. KEYED: by lattice sums over
+    contents, which cannot be forged. PARTLY_KEYED: by these from some time on.
+    """
+
+    UNKNOWN = ""
+    XOR = "xor"
+    KEYED = "keyed"
+    PARTLY_KEYED = "partly keyed"
+
+
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """Differences that the fingerprints of WAKU-SYNC did not show: forged, or a fault.
+
+    ``hashes``: some of their messages, few enough for a log. Times in Unix nanoseconds.
+    """
+
+    count: int
+    first_ns: int
+    last_ns: int
+    hashes: tuple[bytes, ...]
+
+
+class SyncRole(StrEnum):
+    """The side that began a session (label ``role`` of the metrics)."""
+
+    INITIATOR = "initiator"
+    RESPONDER = "responder"
+
+
+class SyncEnding(StrEnum):
+    """The end of a session (label ``outcome`` of the metrics).
+
+    DONE: both sides completed it. ABORTED: another session with this peer went before it, which is
+    no error. REFUSED: one of the two does not reconcile. FAILED: it broke. UNAVAILABLE: the
+    database of this node did not serve.
+    """
+
+    DONE = "done"
+    ABORTED = "aborted"
+    REFUSED = "refused"
+    FAILED = "failed"
+    UNAVAILABLE = "unavailable"
+
+
+@dataclass(frozen=True, slots=True)
+class SyncOutcome:
+    """The result of a session with a peer, on one side.
+
+    ``in_sync``: both sides hold the same set over the window now, but for what lies below a
+    horizon or is refused by policy (then ``notes`` say so). ``round_trips``: payloads sent by the
+    initiator. Bytes are those of reconciliation payloads. ``messages_sent``: what the peer answered
+    as stored. ``error``: one sentence, empty for DONE and ABORTED. ``differences``:
+    ``missing_here`` (IDs that only the peer held) and ``missing_there`` together.
+    ``undelivered``: messages that the peer promised and did not deliver, ``unsolicited`` ones
+    that it sent unasked. ``left_over``: a limit was reached, and the next session goes on; then
+    ``middle_ns`` is the median of the timestamps of what was found.
+    ``own_count`` and ``peer_count``: IDs over the window, None where unknown. ``keyed_from_ns``:
+    from here on lattice sums were compared; None: nowhere. ``compact``: the differences were found
+    in the compact mode. ``conflicts``: hashes with different contents on the two sides.
+    """
+
+    in_sync: bool = False
+    round_trips: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    messages_sent: int = 0
+    messages_received: int = 0
+    seconds: float = 0.0
+    error: str = ""
+    peer_node_id: str = ""
+    differences: int = 0
+    refused_by_policy: int = 0
+    undelivered: int = 0
+    left_over: bool = False
+    middle_ns: int = 0
+    notes: tuple[str, ...] = ()
+    ending: SyncEnding = SyncEnding.DONE
+    missing_here: int = 0
+    missing_there: int = 0
+    unsolicited: int = 0
+    own_count: int | None = None
+    peer_count: int | None = None
+    equality: Equality = Equality.UNKNOWN
+    keyed_from_ns: int | None = None
+    hidden: Hidden | None = None
+    compact: bool = False
+    conflicts: int = 0
+    shown_conflicts: tuple[ContentConflict, ...] = ()
+
+
+class SyncObserver(Protocol):
+    """An observer of sessions of either role; must not block or raise."""
+
+    def session_ended(
+        self, role: SyncRole, peer_node_id: str, peer_store_id: str, outcome: SyncOutcome
+    ) -> None:
+        """Note that a session ended."""
+
+    def transferred(self, direction: str, outcome: str, count: int) -> None:
+        """Count messages of a transfer: ``sent`` or ``received``, with their outcome."""
+
+    def sync_bytes(self, direction: str, count: int) -> None:
+        """Count bytes of reconciliation payloads: ``sent`` or ``received``."""
+
 
 _COUNTED: Final = (None, SyncEnding.FAILED, SyncEnding.UNAVAILABLE)
 """Endings of sessions whose counts are reported."""

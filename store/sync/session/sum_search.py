@@ -30,7 +30,6 @@ from reconcile.algorithm.differences import match
 from reconcile.ids import SyncIds, less
 from reconcile.lattice import DIGEST_BYTES, LatticeSum
 from store.domain.partitioning import DAY_NS
-from store.domain.ports import ContentConflict
 from store.domain.view import OpenView, Span
 from store.sync.errors import ProtocolBrokenError
 from store.sync.limits import (
@@ -42,6 +41,7 @@ from store.sync.limits import (
     MAX_SEARCHED_SPANS,
     REMEMBERED_NS,
 )
+from store.sync.transfer.report import ContentConflict
 from storenode.common.bounded import BoundedDict
 from storenode.message.limits import CONTENT_DIGEST_BYTES
 from storenode.wire.storenode.v1.peer_pb2 import SumSearch

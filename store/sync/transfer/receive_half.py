@@ -27,12 +27,18 @@ from numpy.typing import NDArray
 
 from reconcile.ids import SyncIds
 from store.domain.admission import Admitted, Verdict
-from store.domain.ports import ContentConflict
 from store.messages.record import RecordBatch
 from store.sync.limits import MAX_DETAILED_REFUSALS, TransferLimits
 from store.sync.transfer.id_lookup import IdLookup, hash_column
 from store.sync.transfer.policy_memory import Book
-from store.sync.transfer.report import Count, Direction, MessageOutcome, Report, TransferFault
+from store.sync.transfer.report import (
+    ContentConflict,
+    Count,
+    Direction,
+    MessageOutcome,
+    Report,
+    TransferFault,
+)
 from store.sync.transfer.send_half import (
     NOT_RECEIVED,
     REPEATED,

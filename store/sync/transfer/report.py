@@ -8,11 +8,20 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from store.domain.ports import ContentConflict
 from storenode.message.rules import Reason
 
 MAX_KEPT_CONFLICTS: Final = 100
 """Conflicts of one transfer that are kept with their digests; more are only counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContentConflict:
+    """A message hash under which two stores hold different contents, by content digests."""
+
+    timestamp: int
+    message_hash: bytes
+    own_digest: bytes
+    peer_digest: bytes
 
 
 class Direction(StrEnum):

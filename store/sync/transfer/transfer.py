@@ -43,22 +43,12 @@ import functools
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from reconcile.ids import SyncIds
 from store.domain.admission import Admission
 from store.domain.environment import Environment
-from store.domain.ports import (
-    ContentConflict,
-    FrameStream,
-    PeerFailed,
-    Source,
-    StoreBusy,
-    StoreUnavailable,
-    SyncObserver,
-    TransferReads,
-    Writer,
-)
+from store.domain.ports import PeerFailed, Source, StoreBusy, StoreUnavailable, Writer
 from store.messages.record import RecordBatch
 from store.sync.errors import FrameTooLargeError, ProtocolBrokenError
 from store.sync.frames import TransferPiece, encode_transfer, pieces
@@ -73,9 +63,17 @@ from store.sync.limits import (
     TRANSFER_TICK_S,
     TransferLimits,
 )
+from store.sync.peers import FrameStream
+from store.sync.session.report import SyncObserver
 from store.sync.transfer.policy_memory import PolicyMemory, Side
 from store.sync.transfer.receive_half import Receiving
-from store.sync.transfer.report import Direction, MessageOutcome, Report, TransferFault
+from store.sync.transfer.report import (
+    ContentConflict,
+    Direction,
+    MessageOutcome,
+    Report,
+    TransferFault,
+)
 from store.sync.transfer.send_half import PeerFaultError, Sending
 from storenode.common.backoff import Backoff
 from storenode.message.limits import HASH_BYTES, NS_PER_S
@@ -90,6 +88,20 @@ _REFUSED_BYTES: Final = 12 + HASH_BYTES
 _NOT_IN_VAIN: Final = "what was stored stays, and the next session goes on"
 
 _T = TypeVar("_T")
+
+
+class TransferReads(Protocol):
+    """Messages by ID, for a transfer to a peer."""
+
+    async def load(self, ids: SyncIds, max_bytes: int) -> list[bytes | None]:
+        """Return encoded ``WakuMessageAndTopic`` of the first IDs: as many as fit, at least one.
+
+        None stands for a message that is not held any more. ``ids`` ascend. Fewer than are asked
+        for come also where there are very many; the rest is asked for again.
+        """
+
+    async def are_stored(self, ids: SyncIds) -> list[bool]:
+        """Return for each of ascending IDs if the message is stored."""
 
 
 @dataclass(frozen=True, slots=True)

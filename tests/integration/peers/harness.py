@@ -20,14 +20,7 @@ from store.db.summaries.statements import DatabaseStatements
 from store.domain.admission import Admission
 from store.domain.coverage import Coverage
 from store.domain.hub import WrittenIds
-from store.domain.ports import (
-    PeerAddress,
-    Services,
-    Source,
-    SyncOutcome,
-    SyncRole,
-    Window,
-)
+from store.domain.ports import PeerAddress, Services, Source
 from store.observe.metrics import Metrics
 from store.rpc.call import RpcContext
 from store.rpc.connector import PeerConnector
@@ -42,7 +35,9 @@ from store.serving.tls import TlsFiles
 from store.sync.index.hot import HotIndex
 from store.sync.index.views import IndexedReconcilable, StoredView
 from store.sync.limits import TransferLimits
+from store.sync.peers import Window
 from store.sync.session.exchange import Exchange, ExchangeWork
+from store.sync.session.report import SyncOutcome, SyncRole
 from store.sync.transfer.transfer import DEFAULT_LIMITS, TransferWork
 from storenode.message.hashing import message_hash
 from storenode.message.rules import Policy

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 import trustme
 
-from store.domain.ports import PeerAddress, SyncOutcome, Window
+from store.domain.ports import PeerAddress
 from store.rpc.identity import PeerRules
 from store.serving.tls import TlsFiles
+from store.sync.peers import Window
+from store.sync.session.report import SyncOutcome
 from tests.integration.peers.harness import PeerNode, items, peer_node
 from tests.integration.rpc.harness import within
 from tests.support.ports import HeldPort

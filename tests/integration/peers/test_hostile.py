@@ -12,9 +12,11 @@ import pytest
 import pytest_asyncio
 
 from reconcile.limits import CodecLimits, SessionLimits
-from store.domain.ports import PeerAddress, SyncEnding, SyncOutcome, Window
+from store.domain.ports import PeerAddress
+from store.sync.peers import Window
 from store.sync.session import exchange
 from store.sync.session.exchange import RECONCILE, TRANSFER
+from store.sync.session.report import SyncEnding, SyncOutcome
 from store.sync.transfer import transfer as transferring
 from storenode.message.varint import varint
 from storenode.wire.storenode.v1.peer_pb2 import ReconcileFrame, TransferFrame

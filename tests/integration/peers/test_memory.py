@@ -12,10 +12,11 @@ import grpc
 import pytest
 
 from reconcile.session import Role
-from store.domain.ports import SyncEnding, Window
 from store.rpc.identity import PeerRules
+from store.sync.peers import Window
 from store.sync.session import exchange
 from store.sync.session.exchange import RECONCILE
+from store.sync.session.report import SyncEnding
 from store.sync.transfer import transfer as transferring
 from storenode.wire.storenode.v1.peer_pb2 import TransferFrame
 from tests.integration.peers.harness import PeerNode, items, peer_node

@@ -10,9 +10,10 @@ from typing import Any
 import grpc
 import pytest
 
-from store.domain.ports import CursorOutOfRange, PeerAddress, PeerFailed, ScannedPage
+from store.domain.ports import CursorOutOfRange, PeerAddress, PeerFailed
 from store.rpc import peer_reads
 from store.rpc.peer_reads import MAX_EMPTY_PAGES, MAX_PEER_CURSOR_BYTES
+from store.sync.peers import ScannedPage
 from storenode.cli.options.types import parse_peer
 from storenode.wire.storenode.v1.store_pb2 import ScanPage
 from storenode.wire.waku.store.v3.store_pb2 import WakuMessageKeyValue

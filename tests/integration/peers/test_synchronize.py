@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from store.domain.ports import SyncEnding, SyncRole, Window
 from store.sync.limits import LARGE_PAYLOAD_BYTES
+from store.sync.peers import Window
+from store.sync.session.report import SyncEnding, SyncRole
 from tests.integration.peers.harness import (
     NOW_NS,
     PeerNode,

@@ -20,13 +20,7 @@ from store.db.locks import NODES
 from store.db.writing import insert as insert_module
 from store.db.writing import writer as writer_module
 from store.domain.hub import CommitRow, Place, Row
-from store.domain.ports import (
-    CursorOutOfRange,
-    Ephemeral,
-    FollowRequest,
-    TopicFilter,
-    TopicRights,
-)
+from store.domain.ports import CursorOutOfRange, Ephemeral, FollowRequest, TopicFilter, TopicRights
 from store.messages.cursor import FollowCursor
 from storenode.message.limits import MAX_RESPONSE_BYTES
 from storenode.message.topics import topic_key

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from reconcile.ids import SyncIds
+from reconcile.ids import SyncId, SyncIds
 from store.db.check import check
 from store.db.commits.gossip_reads import GossipReads
 from store.db.reading import reader
@@ -33,7 +33,6 @@ from store.domain.ports import (
     QueryPage,
     ScanRequest,
     StoreUnavailable,
-    SyncId,
     TopicFilter,
     TopicRights,
 )

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from store.domain.ports import SyncId, TopicFilter
+from reconcile.ids import SyncId
+from store.domain.ports import TopicFilter
 from store.messages.frames import presence
 from store.messages.record import RecordBatch
 from storenode.message.limits import NS_PER_S

@@ -12,19 +12,12 @@ import pytest
 
 from store.domain.coverage import Interval
 from store.domain.environment import Environment
-from store.domain.ports import (
-    CursorOutOfRange,
-    PeerAddress,
-    PeerCaller,
-    PeerFailed,
-    ScannedPage,
-    Source,
-    Writer,
-)
+from store.domain.ports import CursorOutOfRange, PeerAddress, PeerFailed, Source, Writer
 from store.messages.conflicts import StoreResult
 from store.messages.record import RecordBatch
 from store.observe.logging import get_logger
 from store.observe.metrics import Metrics
+from store.sync.peers import PeerCaller, ScannedPage
 from store.sync.resume import LONGEST_FETCH_NS, SHORTEST_GAP_NS, ResumeConfig, Resumer
 from storenode.message.limits import NS_PER_S
 from storenode.message.rules import Policy

@@ -11,30 +11,25 @@ from typing import Any, cast
 import pytest
 
 from store.domain.environment import Environment
-from store.domain.ports import (
-    EmptyWindow,
-    NoPeers,
-    PeerAddress,
-    PeerCaller,
-    StoreBusy,
-    SyncDone,
-    SyncEnding,
-    SyncOutcome,
-    UnknownPeer,
-    Window,
-)
+from store.domain.ports import PeerAddress, StoreBusy
 from store.sync.limits import MAX_SESSIONS
 from store.sync.lookup import Fetcher
+from store.sync.peers import PeerCaller, Window
 from store.sync.schedule import (
     FIRST_BACKOFF_NS,
     FIRST_WIDE_NS,
     MAX_PARTS,
     MAX_WAITING,
     RETRY_NS,
+    EmptyWindowError,
+    NoPeersError,
     ScheduleConfig,
+    SyncDone,
     Synchronizer,
+    UnknownPeerError,
     halves,
 )
+from store.sync.session.report import SyncEnding, SyncOutcome
 from storenode.message.limits import NS_PER_S
 from tests.support.virtual_time import virtual_time
 
@@ -319,11 +314,11 @@ async def test_a_request_names_its_peer_and_its_window() -> None:
     done = await each.ask(str(PEERS[1]), 5, 9)
     assert (done.peer, done.window, done.outcome) == (PEERS[1], Window(5, 9), WELL)
     assert (await each.ask(start_ns=5)).window == Window(5, NOW_NS - OFFSET_NS)
-    with pytest.raises(EmptyWindow, match="9 to 5 ns"):
+    with pytest.raises(EmptyWindowError, match="9 to 5 ns"):
         await each.ask("", 9, 5)
-    with pytest.raises(UnknownPeer, match=r"127.0.0.1:5 is none of .*127.0.0.1:1"):
+    with pytest.raises(UnknownPeerError, match=r"127.0.0.1:5 is none of .*127.0.0.1:1"):
         await each.ask(str(PEERS[4]))
-    with pytest.raises(NoPeers, match="start it with --peer HOST:PORT"):
+    with pytest.raises(NoPeersError, match="start it with --peer HOST:PORT"):
         await world(peers=()).ask()
 
 

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reconcile.ids import SyncIds
-from store.domain.ports import ContentConflict, StoreBusy
+from store.domain.ports import StoreBusy
 from store.messages.record import RecordBatch
 from store.sync.limits import BUSY_PATIENCE_S, TransferLimits
 from store.sync.transfer.policy_memory import PolicyMemory
-from store.sync.transfer.report import MAX_KEPT_CONFLICTS, TransferFault
+from store.sync.transfer.report import MAX_KEPT_CONFLICTS, ContentConflict, TransferFault
 from storenode.message.rules import Policy
 from storenode.wire.storenode.v1.peer_pb2 import TransferFrame
 from tests.support.admission import admit

@@ -16,14 +16,15 @@ from typing import Any, cast
 
 from reconcile.ids import SyncIds
 from store.domain.environment import Environment, EventLog
-from store.domain.ports import PeerFailed, Source, SyncObserver, TransferReads, Writer
+from store.domain.ports import PeerFailed, Source, Writer
 from store.messages.conflicts import StoreResult
 from store.messages.record import RecordBatch
 from store.messages.transfer import transfer_frame, transferred
 from store.sync.limits import TransferLimits
+from store.sync.session.report import SyncObserver
 from store.sync.transfer.policy_memory import PolicyMemory
 from store.sync.transfer.report import Report
-from store.sync.transfer.transfer import Transfer, TransferWork
+from store.sync.transfer.transfer import Transfer, TransferReads, TransferWork
 from storenode.message.rules import Policy
 from storenode.wire.storenode.v1.peer_pb2 import TransferFrame
 from tests.support.admission import admit

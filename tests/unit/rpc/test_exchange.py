@@ -14,24 +14,18 @@ from hypothesis import strategies as st
 from reconcile.ids import LOWEST, SyncId, SyncIds
 from reconcile.session import Result, Role
 from store.domain.places import Caller
-from store.domain.ports import (
-    FrameStream,
-    SyncEnding,
-    SyncOutcome,
-    SyncRole,
-    TransferReads,
-    Writer,
-)
+from store.domain.ports import Writer
 from store.domain.view import OpenView, Reconcilable
 from store.observe.metrics import Metrics
 from store.runtime.services import system_environment
 from store.sync.errors import GaveWayError, PeerSilentError
 from store.sync.limits import MAX_HORIZON_STEP_NS, RANDOM_CUTS, SILENCE_NS, TransferLimits
+from store.sync.peers import FrameStream
 from store.sync.session.exchange import Exchange, ExchangeWork, common_horizon
 from store.sync.session.reconciliation import CompactSide, Reconciliation, in_time, time_limit
 from store.sync.session.registry import Accepted, PeerSession, SessionRefusal
-from store.sync.session.report import SessionReport
-from store.sync.transfer.transfer import TransferWork
+from store.sync.session.report import SessionReport, SyncEnding, SyncOutcome, SyncRole
+from store.sync.transfer.transfer import TransferReads, TransferWork
 from storenode.message.rules import Policy
 from tests.support.virtual_time import virtual_time
 

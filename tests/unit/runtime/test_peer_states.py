@@ -4,18 +4,12 @@ from dataclasses import replace
 
 from structlog.testing import capture_logs
 
-from store.domain.ports import (
-    Equality,
-    Hidden,
-    PeerAddress,
-    SyncDone,
-    SyncEnding,
-    SyncOutcome,
-    SyncRole,
-    Window,
-)
+from store.domain.ports import PeerAddress
 from store.observe.metrics import Metrics
 from store.runtime.peer_states import PeerStates
+from store.sync.peers import Window
+from store.sync.schedule import SyncDone
+from store.sync.session.report import Equality, Hidden, SyncEnding, SyncOutcome, SyncRole
 
 PEER = PeerAddress("127.0.0.1", 7420, "b.example")
 

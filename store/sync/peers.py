@@ -1,0 +1,121 @@
+"""The calls of peers, as the edge for peers and the simulator offer them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from store.domain.ports import HistoryEntry, PeerAddress
+from store.sync.session.report import SyncOutcome
+from storenode.message.limits import MAX_TIMESTAMP_NS
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A half-open range of time in Unix nanoseconds; by default all of it."""
+
+    time_start_ns: int = 0
+    time_end_ns: int = MAX_TIMESTAMP_NS
+
+
+@dataclass(frozen=True, slots=True)
+class ScannedPage:
+    """A page of a peer's scan of a time range: encoded ``WakuMessageAndTopic``, at least one.
+
+    ``hashes`` are theirs as the peer names them. ``cursor`` goes on after the page at this peer;
+    empty: it gave none. ``reached_ns`` is the timestamp of the last message.
+    """
+
+    messages: list[bytes]
+    hashes: list[bytes]
+    cursor: bytes
+    reached_ns: int
+
+
+class PeerCaller(Protocol):
+    """Calls other store nodes."""
+
+    async def synchronize(self, peer: PeerAddress, window: Window) -> SyncOutcome:
+        """Reconcile the window with a peer, then transfer what either side lacks.
+
+        Never raises for what a peer does: the outcome says it. Cancelling it ends the session.
+        """
+
+    def scan(
+        self, peer: PeerAddress, start_ns: int, end_ns: int, cursor: bytes
+    ) -> AsyncGenerator[ScannedPage, None]:
+        """Yield what a peer holds of a time range.
+
+        The call goes on until the generator is closed. ``cursor`` is one that this peer has sent;
+        an empty one begins at the start.
+
+        Raises:
+            PeerFailed: the call failed.
+            CursorOutOfRange: the peer does not serve this cursor.
+        """
+
+    def lookup(
+        self, peer: PeerAddress, channel_id: bytes, entries: Sequence[HistoryEntry]
+    ) -> AsyncGenerator[list[bytes], None]:
+        """Yield what a peer holds of some SDS messages: pages of encoded ``WakuMessageAndTopic``.
+
+        Raises:
+            PeerFailed: the call failed, or the peer does not keep to its rules.
+        """
+
+    def connected(self, peer: PeerAddress) -> bool:
+        """Return True while there is a connection to the peer."""
+
+    def node_id(self, peer: PeerAddress) -> str:
+        """Return the ID of a peer's last answer; until then the configured one, or ""."""
+
+
+class FrameStream(Protocol):
+    """Frames to and from a peer; one reader and one writer at a time.
+
+    Every method raises `PeerFailed` when the call has failed.
+    """
+
+    async def read(self) -> bytes | None:
+        """Return the next frame; None after the last."""
+
+    async def write(self, frame: bytes) -> None:
+        """Send a frame; waits while the other side does not read."""
+
+    async def half_close(self) -> None:
+        """End this side's direction; a callee does so by ending the call."""
+
+
+class Named(Protocol):
+    """The node that answers a call."""
+
+    @property
+    def node_id(self) -> str:
+        """The ID of the node."""
+
+    @property
+    def store_id(self) -> str:
+        """The ID of its database."""
+
+
+class Connector(Protocol):
+    """Makes calls of peers."""
+
+    def call(
+        self, peer: PeerAddress, method: str, identified: Callable[[Named], None]
+    ) -> AbstractAsyncContextManager[FrameStream]:
+        """Begin a call with a stream each way; it is cancelled at the end if it still goes on.
+
+        ``method`` is the full name, as in ``/storenode.v1.Peer/Reconcile``. ``identified`` receives
+        the callee before a frame is read: a callee may give its names with its first answer only,
+        when frames have been sent.
+
+        Raises:
+            CallFailedError: as the methods of the stream do; the callee does not say in time who it
+                is, or is not who it should be.
+        """
+
+    def node_id(self, peer: PeerAddress) -> str:
+        """Return the ID of a peer's last answer; until then the configured one, or ""."""

@@ -130,13 +130,14 @@ def fingerprint(
     Of ARCHIVE, whose manifest records it, or without it of the database.
     """
     from store.pipeline import message_sets as sets  # noqa: PLC0415
+    from store.pipeline.database import connected, read_state  # noqa: PLC0415
 
     if archive is not None:
         lake = runner.archive(archive)
         name, hours = lake.path, sets.recorded_in(lake)
     else:
-        with runner.url() as url:
-            name, hours = "the database", sets.recorded_by(url)
+        with runner.url() as url, connected(url) as connection:
+            name, hours = "the database", read_state(connection).hours
     return runner.finish(sets.fingerprint(name, level, hours, low_ns, high_ns))
 
 

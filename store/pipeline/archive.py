@@ -25,6 +25,7 @@ from store.pipeline.database import (
     connected,
     lock,
     mark_archived,
+    other_stores,
     read_marked_archives,
     read_marks,
     read_state,
@@ -202,6 +203,7 @@ class _Archiver:
 
     def run(self) -> ArchiveReport:
         """Archive what the database holds and the archive lacks."""
+        other_stores(self._connection, self._archive.path, self._archive.manifest.positions)
         low_ns = self._job.low_ns // HOUR_NS * HOUR_NS
         state = read_state(self._connection, low_ns, self._job.high_ns)
         self._report.position = state.position

@@ -6,6 +6,7 @@ position and the fingerprints of everything that was committed up to it.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -181,3 +182,13 @@ def read_store(connection: Connection) -> tuple[str, int, int]:
     if row is None:
         raise PipelineError("The database has no identity: its table `store` is empty.")
     return row
+
+
+def other_stores(connection: Connection, path: str, positions: Mapping[str, int]) -> list[str]:
+    """Log and return a sentence if an archive has positions of other stores alone."""
+    store_id, _, _ = read_store(connection)
+    if not positions or store_id in positions:
+        return []
+    others = f"{path} is an archive of other stores: it has no commit of {store_id}."
+    logging.getLogger("storenode.pipeline").warning(others)
+    return [others]

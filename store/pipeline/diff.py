@@ -30,7 +30,6 @@ SIDES: Final = ("first", "second")
 ID_COLUMNS: Final = (*KEY, "hash")
 """The columns of an ID: the timestamp, and the hash as words and as bytes."""
 
-
 _WRITTEN: Final = pa.schema([*map(ARROW.field, ID_COLUMNS), pa.field("lacks", pa.string())])
 
 

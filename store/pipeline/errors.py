@@ -90,9 +90,8 @@ class PipelineError(Exception):
 
 def of_database(error: psycopg.Error) -> PipelineError:
     """Return the error for one of Postgres."""
-    text = (error.diag.message_primary or str(error).strip() or type(error).__name__).splitlines()[
-        0
-    ]
+    said = error.diag.message_primary or str(error).strip() or type(error).__name__
+    text = said.splitlines()[0]
     if isinstance(error, psycopg.OperationalError) and error.sqlstate is None:
         return PipelineError(
             f"The database could not be reached ({text}): check that Postgres runs, and the URL.",
@@ -123,11 +122,8 @@ def of_spark(error: Exception) -> PipelineError:
 
 def of_store(path: str, error: Exception, what: str = "archive") -> PipelineError:
     """Return the error for reading or writing an archive, or something in it."""
-    text = " ".join(str(error).split())[:300]
-    known = _known_cause(path, error)
-    if known is not None:
-        return PipelineError(f"The {what} in {path} cannot be read or written: {known}.")
-    return PipelineError(f"The {what} in {path} could not be read or written ({text}).")
+    cause = _known_cause(path, error) or " ".join(str(error).split())[:300]
+    return PipelineError(f"The {what} in {path} cannot be read or written: {cause}.")
 
 
 def of_file(path: str, error: Exception) -> PipelineError:

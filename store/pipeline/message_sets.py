@@ -126,9 +126,3 @@ def recorded_in(archive: DeltaArchive) -> Fingerprints:
             " pipeline verify` says why."
         )
     return hours
-
-
-def recorded_by(url: str) -> Fingerprints:
-    """Return the summaries of a database by hour."""
-    with connected(url) as connection:
-        return read_state(connection).hours

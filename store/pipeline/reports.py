@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
@@ -23,7 +24,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass
-class JobReport:
+class JobReport(ABC):
     """The result of a job: its fields are its JSON.
 
     Lists named ``hours_...`` are times in nanoseconds, as text in JSON.
@@ -43,9 +44,9 @@ class JobReport:
                 found[name] = [time_text(ns) for ns in few] if name.startswith("hours_") else few
         return {"sound": self.sound, **found}
 
+    @abstractmethod
     def lines(self) -> list[str]:
         """Return the report in words."""
-        raise NotImplementedError
 
 
 def moment(ns: int) -> datetime:

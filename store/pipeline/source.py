@@ -191,15 +191,13 @@ def _statement(each: Slice, position: int, names: tuple[str, ...], equal: Mappin
     if wanted & SDS_COLUMNS:
         columns += [f"s.{name}" for name in _SDS_READ]
         joins = _SDS.format(**bounds)
-    conditions = [_UP_TO.format(position=position), *(_is_equal(*each) for each in equal.items())]
+    conditions = [_UP_TO.format(position=position)]
+    for name, text in equal.items():
+        digits = f"decode('{text.encode().hex()}', 'hex')"
+        conditions.append(f" and {EQUAL_COLUMNS[name].format(digits=digits)}")
     return _MESSAGES.format(
         columns=", ".join(columns), joins=joins, condition="".join(conditions), **bounds
     )
-
-
-def _is_equal(name: str, text: str) -> str:
-    digits = f"decode('{text.encode().hex()}', 'hex')"
-    return f" and {EQUAL_COLUMNS[name].format(digits=digits)}"
 
 
 @lru_cache(maxsize=2)

@@ -20,7 +20,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 
 from store.pipeline.columns import HASH_WORDS
-from store.pipeline.database import FOREVER, connected, read_as_of, read_marks, read_store
+from store.pipeline.database import FOREVER, connected, other_stores, read_as_of, read_marks
 from store.pipeline.delta import DataFile, DeltaArchive
 from store.pipeline.errors import SPARK_ERRORS, USAGE, PipelineError, of_spark
 from store.pipeline.files import checked
@@ -199,6 +199,9 @@ def verify(session: SparkSession, job: VerifyJob) -> VerifyReport:
     copy = _read_copy(job.manifest)
     files = [each for each in archive.files() if job.covers(each.day)]
     result = VerifyReport(files=len(files), compared_with_database=job.url is not None)
+    if job.url is not None:
+        with connected(job.url) as connection:
+            result.notes += other_stores(connection, archive.path, archive.manifest.positions)
     try:
         with logged("verify", sum(each.rows for each in files)):
             sound = _check_files(session, archive, files, result)
@@ -324,12 +327,17 @@ def _first_difference(own: Manifest, copy: Manifest) -> str:
     return f"commit {first:,} of {len(copy.digests):,} in {copy.path} {what}"
 
 
-def hours_in_words(wanted: Fingerprints, stored: Fingerprints, where: str) -> list[str]:
-    """Return a line for each hour that lacks something; ``where`` is the place of ``wanted``."""
+def hours_in_words(
+    wanted: Fingerprints, stored: Fingerprints, where: str, hours: list[int] | None = None
+) -> list[str]:
+    """Return a line for each of some hours, by default those that lack something.
+
+    ``where`` is the place of ``wanted``.
+    """
     return [
         f"{time_text(hour)}: {stored.get(hour, NOTHING).messages:,} messages,"
         f" {wanted[hour].messages:,} {where}"
-        for hour in short_hours(wanted, stored)
+        for hour in (short_hours(wanted, stored) if hours is None else hours)
     ]
 
 
@@ -341,24 +349,14 @@ def _check_database(url: str, job: VerifyJob, stored: Fingerprints, result: Veri
     with connected(url) as connection:
         wanted, later = read_as_of(connection, positions, low_ns, sealed_ns)
         marks = read_marks(connection, job.archive.path)
-        store_id, _, _ = read_store(connection)
-    if positions and store_id not in positions:
-        result.notes.append(f"The archive is one of other stores: it has no commit of {store_id}.")
     result.not_archived_yet = catch_up(wanted, later, stored)
     if result.not_archived_yet:
         result.notes.append(
             f"{result.not_archived_yet:,} messages came after the archive's newest commit: they"
             " are not archived yet."
         )
-    result.add(
-        DIFFERENT,
-        [
-            f"{time_text(hour)}: {wanted[hour].messages:,} messages in the database,"
-            f" {stored.get(hour, NOTHING).messages:,} in the archive"
-            for hour in sorted(wanted)
-            if wanted[hour] != stored.get(hour, NOTHING)
-        ],
-    )
+    differing = sorted(hour for hour in wanted if wanted[hour] != stored.get(hour, NOTHING))
+    result.add(DIFFERENT, hours_in_words(wanted, stored, "in the database", differing))
     marked = {hour: each for hour, each in marks.items() if job.covers(hour // DAY_NS)}
     result.add(LOST_MARKED, hours_in_words(marked, stored, "when it was marked"))
     result.notes.append(f"The database has marked {len(marks):,} hours as archived here.")

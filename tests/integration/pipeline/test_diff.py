@@ -18,19 +18,9 @@ from store.pipeline.message_sets import (
     ArchiveMessages,
     DatabaseMessages,
     fingerprint,
-    recorded_by,
     recorded_in,
 )
-from tests.integration.pipeline.world import (
-    DAY,
-    HOUR,
-    NOW,
-    TODAY,
-    in_lake,
-    more,
-    plain,
-    stored_ids,
-)
+from tests.integration.pipeline.world import DAY, HOUR, NOW, TODAY, in_lake, more, plain, stored_ids
 from tests.support.pages import ROOT
 from tests.support.reconcile_pair import reconcile
 
@@ -93,9 +83,11 @@ def test_two_archives_that_both_lack_something(
     assert (bounded.first_lacks, bounded.second_lacks) == (3, 2)
 
 
-def test_an_archive_and_its_database_have_the_same_fingerprints(url: str, archived: Path) -> None:
+def test_an_archive_and_its_database_have_the_same_fingerprints(
+    spark: SparkSession, url: str, archived: Path
+) -> None:
     hours, ids = recorded_in(DeltaArchive(str(archived)).open()), stored_ids(url)
-    assert hours == recorded_by(url)
+    assert hours == DatabaseMessages(spark, url).hours
     wanted = 0
     for _, digest in ids:
         wanted ^= int.from_bytes(digest, "big")

@@ -91,7 +91,7 @@ def test_messages_after_the_newest_commit_are_not_archived_yet(
     assert "marked 0 hours as archived here" in text
     rows(url, "update storenode.store set store_id = gen_random_uuid()")
     result = verified(spark, archived, url=url)
-    assert (result.sound, "is one of other stores" in " ".join(result.notes)) == (False, True)
+    assert (result.sound, "an archive of other stores" in " ".join(result.notes)) == (False, True)
 
 
 def test_messages_that_the_archive_should_hold_are_missing_from_it(

@@ -75,7 +75,7 @@ def test_a_commit_and_its_copy_are_on_the_disk_when_it_is_done(
 
     monkeypatch.setattr(files, "_sync", sync)
     if error == errno.EIO:
-        with pytest.raises(PipelineError, match=r"be read or written \(.*Input/output error"):
+        with pytest.raises(PipelineError, match=r"be read or written: .*Input/output error"):
             publish(lake, [FILE])
         return
     publish(lake, [FILE])

@@ -20,13 +20,12 @@ from store.domain.hub import CommitRow
 from store.domain.places import Caller
 from store.domain.ports import PeerAddress, PeerFailed, Source, StoreBusy, StoreUnavailable
 from store.domain.unread import Confirmed, OwnBatch, UnreadEvent
-from store.gossip.driver import node as shipped
+from store.gossip.driver.driver import GossipDriver
 from store.gossip.driver.ports import DriverDatabase, GossipConnection
 from store.gossip.driver.streams import (
     FrameRejectedError,
     PeerHasStreamError,
     PeerRefusedError,
-    PeerStreams,
     StreamClosedError,
     StreamSupersededError,
     TurnedAwayError,
@@ -152,12 +151,12 @@ class Connector:
         return self._answered.get(peer, peer.node_id)
 
 
-async def serve_gossip(node: Node, streams: PeerStreams, end: End) -> None:
+async def serve_gossip(node: Node, driver: GossipDriver, end: End) -> None:
     """Serve the stream that a peer has begun, and end it with the reason."""
     process, status, sentence = node.process, Status.OK, ""
     try:
         caller = Caller(end.there.node_id, end.there.store_id, end.there.node_id)
-        await streams.serve(Frames(node, end), caller)
+        await driver.serve(Frames(node, end), caller)
     except StreamSupersededError as error:
         status, sentence = Status.ABORTED, str(error)
     except (TurnedAwayError, FrameRejectedError) as error:
@@ -358,7 +357,7 @@ class UnreadSession:
 
 
 class Gossiping:
-    """The gossip of one process, whose publishers wait for confirmations; `Meter` of the driver."""
+    """The gossip of one process, whose publishers wait for confirmations."""
 
     def __init__(self, owner: Node, process: Process) -> None:
         self._process = process
@@ -369,14 +368,14 @@ class Gossiping:
         self._reported_ns = 0
         session = Session(world, process, owner.database)
         unread = UnreadSession(session, partial(world.gossip_checker.confirms, owner, process.life))
-        self.node = shipped.GossipNode(
+        self.driver = GossipDriver(
             self._make,
             owner.who.node_id,
             owner.peers,
             database=DriverDatabase(session, session, unread, session.persist),
             connector=Connector(owner),
             environment=process.world_env,
-            meter=self,
+            count=self._count,
             max_needed=MAX_NEEDED,
         )
 
@@ -386,23 +385,23 @@ class Gossiping:
         self._place = database.place
         database.followers[self] = self._hear
         self._process.at_end.append(self._unfollow)
-        for name, work in self.node.work():
+        for name, work in self.driver.work():
             self._works.append(self._process.begin_task(name, _do(work)))
 
     def check(self) -> None:
         """Verify the bounds of what it keeps."""
-        self._world.gossip_checker.check_bounds(self._owner.name, self.node)
+        self._world.gossip_checker.check_bounds(self._owner.name, self.driver)
 
     async def stop(self) -> None:
         """End all work, in the order in which a node does."""
         self._unfollow()
-        self.node.close()
+        self.driver.close()
         calls = [task for task in self._process.life.tasks if task.get_name() in _CALLS]
         ended = (*self._works, *calls)
         for task in ended:
             task.cancel()
         await asyncio.gather(*ended, return_exceptions=True)
-        self.node.driver.stop()
+        self.driver.stop()
         # The streams that peers began end by themselves.
         await asyncio.sleep(0.001)
 
@@ -426,7 +425,7 @@ class Gossiping:
         hashes = batch.hashes
         loop = asyncio.get_running_loop()
         began_s = loop.time()
-        found = await self.node.waits.confirmed(
+        found = await self.driver.waits.confirmed(
             hashes, batch.content_digests, stored, asked, timeout_s
         )
         late_s = loop.time() - began_s - timeout_s
@@ -450,20 +449,17 @@ class Gossiping:
         if self._process.alive:
             with self._process.life.inside():
                 if is_lost:
-                    self.node.driver.lost()
-                self.node.driver.commits(rows)
+                    self.driver.lost()
+                self.driver.commits(rows)
 
     def _unfollow(self) -> None:
         self._owner.database.followers.pop(self, None)
 
     # What the machine counts
 
-    def count(self, counted: GossipCount) -> None:
+    def _count(self, counted: GossipCount) -> None:
         """Sum up what all machines count."""
         self._world.counts[str(counted.what)] += counted.count
-
-    def body_bytes(self, direction: str, count: int) -> None:
-        """Count nothing."""
 
     def _make(self) -> Gossip:
         gossip = self._world.gossip

@@ -28,7 +28,7 @@ from sim.scenario import Trick
 from store.domain.admission import Admission
 from store.domain.ports import Source
 from store.domain.unread import Confirmation, Confirmed
-from store.gossip.driver.node import GossipNode
+from store.gossip.driver.driver import GossipDriver
 from store.gossip.events import FrameOut, GetEvents, Inventory, OutgoingBodies, SyncLeaves
 from storenode.message.rules import Policy
 
@@ -162,15 +162,12 @@ class GossipChecker:
         if left:
             self.fail(f"{name} was stopped, and these tasks are left of it: {left}")
 
-    def check_bounds(self, name: str, node: GossipNode) -> None:
+    def check_bounds(self, name: str, driver: GossipDriver) -> None:
         """Verify the bounds of what a node keeps."""
         counts = {
-            "frames to send": (
-                node.streams.queued_frames,
-                MAX_QUEUED_FRAMES * max(1, len(node.streams)),
-            ),
-            "writes": (node.driver.queued_writes, MAX_QUEUED_WRITES),
-            "requests": (node.driver.open_requests, MAX_REQUESTS),
+            "frames to send": (driver.queued_frames, MAX_QUEUED_FRAMES * max(1, driver.streams)),
+            "writes": (driver.queued_writes, MAX_QUEUED_WRITES),
+            "requests": (driver.open_requests, MAX_REQUESTS),
         }
         for what, (kept, most) in counts.items():
             if kept > most:

@@ -368,6 +368,8 @@ class GossipCounter(StrEnum):
     BODIES_ANSWERED = "bodies_answered"
     BODIES_RECEIVED = "bodies_received"
     BODIES_REPEATED = "bodies_repeated"
+    BYTES_SENT = "bytes_sent"
+    BYTES_RECEIVED = "bytes_received"
     IDS_SENT = "ids_sent"
     IDS_RECEIVED = "ids_received"
     IDS_ASKED = "ids_asked"

@@ -57,14 +57,8 @@ MAX_HOLDERS: Final = 8
 LOOK_UP_IDS: Final = 4_096
 """IDs that are looked up in the database at once."""
 
-MAX_UNREAD: Final = 2**16
-"""Unread events; with more, the oldest expires."""
-
 REBROADCAST_IDS: Final = 4_096
 """Unread events that are announced again in one interval, the longest ago first."""
-
-CATCH_UP_IDS: Final = 8_192
-"""Newest messages that are announced to a peer that joins."""
 
 MAX_PARENTS: Final = 256
 """Parents of one event that count (SDS, "causal history")."""
@@ -144,7 +138,7 @@ class GossipLimits:
     leaves_interval_ns: int = 2 * NS_PER_S
     cut_off_ns: int = 60 * NS_PER_S
     seen_ids: int = 2**16
-    max_unread: int = MAX_UNREAD
+    max_unread: int = 2**16
     graph_events: int = 2**16
     queued_ids: int = 2**16
     pushed_ids: int = 2_048
@@ -156,7 +150,7 @@ class GossipLimits:
     frame_bytes: int = 1024 * 1024
     round_ids: int = 1_024
     leaf_ids: int = 256
-    catch_up_ids: int = CATCH_UP_IDS
+    catch_up_ids: int = 8_192
 
 
 DEFAULT_LIMITS: Final = GossipLimits()

@@ -20,11 +20,11 @@ from store.domain.access import Principal
 from store.domain.places import Caller
 from store.domain.ports import PeerFailed
 from store.domain.quota import ClientLimits
+from store.gossip.driver.driver import GossipDriver
 from store.gossip.driver.streams import (
     DriverFailedError,
     NodeStoppingError,
     PeerStalledError,
-    PeerStreams,
     StreamSupersededError,
     TurnedAwayError,
 )
@@ -142,7 +142,7 @@ class RpcContext(NodeContext):
     ``exchange``: the exchange with peers; None while the node starts.
     ``sessions``: what sessions that peers begin work on; None serves none.
     ``peers``: None when no peer may call on these listeners.
-    ``gossip``: the streams of live exchange; None while it is switched off.
+    ``gossip``: the live exchange; None while it is switched off.
     ``open_admin``: the admin listener is on loopback (then it needs no token file).
     ``requests``, ``open_requests``: slots of requests, and of those of calls without a token.
     ``callers``: when peers began or ended a call last, in Unix seconds, the oldest first.
@@ -153,7 +153,7 @@ class RpcContext(NodeContext):
 
     exchange: Synchronizer | None = None
     sessions: Exchange | None = None
-    gossip: tuple[PeerStreams, GossipTransport] | None = None
+    gossip: tuple[GossipDriver, GossipTransport] | None = None
     peers: PeerRules | None = None
     peer_limits: ClientLimits = field(default_factory=ClientLimits)
     open_admin: bool = False

@@ -124,14 +124,14 @@ async def serve_gossip(call: RpcCall) -> None:
             Code.FAILED_PRECONDITION,
             "this node exchanges nothing live: start it with --gossip on",
         )
-    streams, transport = call.node.gossip
+    driver, transport = call.node.gossip
     theirs, own = call.fields.get(CLUSTER), call.node.identity.cluster
     if theirs is not None and own is not None and theirs != str(own):
         raise CallError(
             Code.FAILED_PRECONDITION,
             f"this node is of cluster {own} and the caller of another: give both one --cluster",
         )
-    await streams.serve(transport.frames(CallerStream(call)), call.peer)
+    await driver.serve(transport.frames(CallerStream(call)), call.peer)
 
 
 async def _introduced(call: PeerCall, greeting: Callable[[], Awaitable[FrameOut]]) -> Callee:

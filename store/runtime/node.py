@@ -276,7 +276,7 @@ class NodeRuntime:
     def _context(self, parts: NodeParts) -> RpcContext:
         gossip = None
         if parts.gossip is not None and parts.transport is not None:
-            gossip = parts.gossip.streams, parts.transport
+            gossip = parts.gossip, parts.transport
         return RpcContext(
             identity=parts.identity,
             services=parts.services,

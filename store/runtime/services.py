@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
+from functools import partial
 from typing import Final
 
 from store.config.node import NodeConfig
@@ -36,7 +37,6 @@ from store.domain.ports import PUBLISHED, PeerAddress, Services, Source, StoreBu
 from store.domain.unread import Confirmations, GossipPeerState
 from store.gossip.driver.confirmations import ConfirmationWaits
 from store.gossip.driver.driver import GossipDriver
-from store.gossip.driver.node import GossipNode
 from store.gossip.driver.ports import DriverDatabase
 from store.gossip.events import GossipCount, GossipCounter
 from store.gossip.machine import Gossip
@@ -112,7 +112,7 @@ class NodeParts:
         self.metrics = metrics
         self.policy = policy
         self.clocks = clocks
-        self.gossip: GossipNode | None = None
+        self.gossip: GossipDriver | None = None
         self.transport: GossipTransport | None = None
         self.confirmations: Confirmations | None = None
         self._listeners: list[HotIndex | GossipDriver] = []
@@ -283,7 +283,7 @@ class NodeParts:
             self.connector,
             lambda: Admission(self.policy.current(), time.time_ns(), Source.GOSSIP),
         )
-        node = self.gossip = GossipNode(
+        driver = self.gossip = GossipDriver(
             lambda: Gossip(self.identity.store_id, config.max_confirms),
             self.identity.node_id,
             self.peers,
@@ -292,15 +292,15 @@ class NodeParts:
             ),
             connector=self.transport,
             environment=system_environment("store.gossip", self.metrics),
-            meter=_Meter(self.metrics),
+            count=partial(_count_gossip, self.metrics),
             max_needed=MAX_NEEDED,
         )
-        self.confirmations = node.waits
-        stack.callback(node.driver.stop)
+        self.confirmations = driver.waits
+        stack.callback(driver.stop)
         stack.push_async_callback(tasks.stop)
-        stack.callback(node.close)
-        self._listeners.append(node.driver)
-        for name, work in node.work():
+        stack.callback(driver.close)
+        self._listeners.append(driver)
+        for name, work in driver.work():
             tasks.start(name, work)
 
     async def _store_gossip(self, batch: RecordBatch, _peer: str) -> StoreResult:
@@ -312,7 +312,7 @@ class NodeParts:
 
     def gossip_peers(self) -> Sequence[GossipPeerState]:
         """Return the peers with which messages are exchanged live."""
-        return () if self.gossip is None else self.gossip.driver.peers()
+        return () if self.gossip is None else self.gossip.peers()
 
     def measure(self) -> None:
         """Set the gauges of the peers as they are now."""
@@ -376,23 +376,19 @@ class SharedConfirmations(ConfirmationWaits):
         return "this node exchanges no read confirmations"
 
 
-class _Meter:
-    """Implements `store.gossip.driver.ports.Meter`."""
-
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
-
-    def count(self, counted: GossipCount) -> None:
-        if counted.what is GossipCounter.REFUSED:
-            labels = Source.GOSSIP.value, counted.reason
-            self._metrics.messages_rejected.labels(*labels).inc(counted.count)
-        elif counted.what is GossipCounter.CONFLICTS:
-            self._metrics.conflicts.labels(Source.GOSSIP.value).inc(counted.count)
-        else:
-            self._metrics.gossip_events.labels(counted.what.value).inc(counted.count)
-
-    def body_bytes(self, direction: str, count: int) -> None:
-        self._metrics.gossip_bytes.labels(direction).inc(count)
+def _count_gossip(metrics: Metrics, counted: GossipCount) -> None:
+    match counted.what:
+        case GossipCounter.REFUSED:
+            counter = metrics.messages_rejected.labels(Source.GOSSIP.value, counted.reason)
+        case GossipCounter.CONFLICTS:
+            counter = metrics.conflicts.labels(Source.GOSSIP.value)
+        case GossipCounter.BYTES_SENT:
+            counter = metrics.gossip_bytes.labels("sent")
+        case GossipCounter.BYTES_RECEIVED:
+            counter = metrics.gossip_bytes.labels("received")
+        case _:
+            counter = metrics.gossip_events.labels(counted.what.value)
+    counter.inc(counted.count)
 
 
 def system_environment(component: str, metrics: Metrics) -> Environment:

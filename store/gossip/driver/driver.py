@@ -6,20 +6,30 @@
     any --the machine failed--> all streams end; resting, with a new machine
 
 All inputs are taken on the event loop's thread, one after the other, also those that an effect
-causes. Nothing here decides anything about messages or peers: the machine does.
+causes. Nothing here decides anything about messages: the machine does.
+
+There is at most one stream with each peer, which either side may begin. Where both sides connect,
+the stream that the lower node ID began stays, on both sides. A stream that its peer begins anew
+replaces the one before, which may be dead without either side knowing.
+
+Places are shared out by `store.domain.places`. A stream that this node began is trusted and keeps
+its place; one of a peer waits as long as it brings no message.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
 from store.domain.environment import Environment
 from store.domain.hub import CommitRow
+from store.domain.places import FREE, Caller, Places, Standing
+from store.domain.ports import PeerAddress
 from store.domain.unread import GossipPeerState, UnreadEvent
+from store.gossip.driver.confirmations import ConfirmationWaits
 from store.gossip.driver.database import (
     DATABASE_AWAY,
     CommitReader,
@@ -27,8 +37,15 @@ from store.gossip.driver.database import (
     WriteBehind,
     answer,
 )
-from store.gossip.driver.ports import DriverDatabase, Meter
-from store.gossip.driver.streams import DriverFailedError, PeerStream, TurnedAwayError
+from store.gossip.driver.ports import DriverDatabase, GossipConnector, GossipStream
+from store.gossip.driver.streams import (
+    DriverFailedError,
+    NodeStoppingError,
+    PeerConnection,
+    PeerStream,
+    StreamSupersededError,
+    TurnedAwayError,
+)
 from store.gossip.events import (
     Bodies,
     Confirm,
@@ -42,6 +59,7 @@ from store.gossip.events import (
     FrameRejected,
     FrameSent,
     GossipCount,
+    GossipCounter,
     Input,
     Inventory,
     Listen,
@@ -57,7 +75,15 @@ from store.gossip.events import (
     TimerDue,
     WriteFrame,
 )
-from store.gossip.limits import CATCH_UP_IDS, MAX_OFFENDERS, MAX_UNREAD
+from store.gossip.limits import (
+    DEFAULT_LIMITS,
+    LEAST_WAIT_NS,
+    MAX_OFFENDERS,
+    MAX_PEERS,
+    RESERVED_PEERS,
+    USEFUL_NS,
+    WAIT_PATIENCE_NS,
+)
 from store.gossip.machine import Gossip
 from storenode.common.bounded import BoundedDict
 from storenode.message.limits import NS_PER_S
@@ -74,40 +100,44 @@ COMPARED_AT_ONCE: Final = 4_096
 RECENTLY_NS: Final = 5 * NS_PER_S
 """A store that left so long ago may be back at once, and one that never joined may yet join."""
 
-ConfirmListener = Callable[[Sequence[bytes], Sequence[int]], None]
+PLACES: Final = Places(MAX_PEERS, RESERVED_PEERS, WAIT_PATIENCE_NS, LEAST_WAIT_NS)
 
 
 class GossipDriver:
-    """The gossip of one node.
+    """The gossip of one node, which lasts as long as the node.
 
-    ``make``: makes a machine. ``expected``: how many peers this node connects to.
+    It is stopped in this order: `close`, the tasks that do `work`, then `stop`. ``make``: makes a
+    machine. ``peers``: those that this node connects to. ``max_needed``: stores that an unread
+    event waits for at most.
     """
 
     def __init__(
         self,
         make: Callable[[], Gossip],
-        database: DriverDatabase,
-        environment: Environment,
-        meter: Meter,
+        node_id: str,
+        peers: Sequence[PeerAddress],
         *,
-        expected: int,
+        database: DriverDatabase,
+        connector: GossipConnector,
+        environment: Environment,
+        count: Callable[[GossipCount], None],
+        max_needed: int,
     ) -> None:
+        self._node_id = node_id
+        self._connector = connector
         self._database = database
         self._log = environment.log
-        self._meter = meter
+        self._count = count
         self._steady_ns = environment.steady_ns
         self._environment = environment
-        self._expected = expected
         self._make = make
-        self.on_confirmed: ConfirmListener = _ignore
-        """Called with the number of stores that have confirmed each of some messages."""
         self._loop = asyncio.get_running_loop()
         machine = make()
         self._store_id = machine.store_id
         self._machine: Gossip | None = machine
         self._is_awake = False
-        self._joining: dict[str, PeerStream] = {}
         self._streams: dict[str, PeerStream] = {}
+        self._is_closed = False
         self._left_ns = BoundedDict[str, int](MAX_OFFENDERS)
         self._inputs: deque[Input] = deque()
         self._stepping = False
@@ -117,14 +147,36 @@ class GossipDriver:
         self._writes = WriteBehind(database.unread, self._log)
         self._needs_loading = asyncio.Event()
         self._requests: dict[asyncio.Task[None], None] = {}
+        self._connecting = {peer: PeerConnection(peer, self, environment) for peer in peers}
+        self.waits = ConfirmationWaits(
+            database.unread,
+            reach=self._reach,
+            is_tracked=database.tracking.is_tracked,
+            want=self._want,
+            most_tracked=max_needed,
+        )
 
     # Lifecycle
 
-    async def run(self) -> None:
+    def work(self) -> Iterator[tuple[str, Callable[[], Awaitable[None]]]]:
+        """Yield the tasks that run until the node stops: name and coroutine function."""
+        yield "gossip", self._run
+        for peer, connecting in self._connecting.items():
+            yield f"gossip with {peer}", connecting.run
+
+    async def _run(self) -> None:
         """Read and write what the machine needs, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for work in (self._load, self._commits.run, self._writes.run, self._keep_comparing):
                 tasks.create_task(work())
+
+    def close(self) -> None:
+        """End all streams and those that would begin later, and answer the requests that wait."""
+        self._is_closed = True
+        for stream in list(self._streams.values()):
+            self._remove(stream)
+            stream.close(_stopping())
+        self.waits.stop()
 
     def stop(self) -> None:
         """Take no input any more, and end what is under way."""
@@ -149,20 +201,20 @@ class GossipDriver:
             await self._needs_loading.wait()
             self._commits.wake()
             try:
-                newest = await self._database.messages.newest(CATCH_UP_IDS)
-                unread = await self._database.unread.newest(MAX_UNREAD)
+                newest = await self._database.messages.newest(DEFAULT_LIMITS.catch_up_ids)
+                unread = await self._database.unread.newest(DEFAULT_LIMITS.max_unread)
             except DATABASE_AWAY:
                 await asyncio.sleep(LOAD_RETRY_S)
                 continue
             self._needs_loading.clear()
-            if not self._joining:  # they have left again
+            waiting = [stream for stream in self._streams.values() if not stream.is_closed]
+            if not waiting:  # they have left again
                 self._rest()
                 continue
             self._is_awake = True
             self._take(replace(newest, fresh=False))
             self._restore(unread)
             self._log.info("gossip_loaded", messages=len(newest.ids), unread=len(unread))
-            waiting, self._joining = list(self._joining.values()), {}
             for stream in waiting:
                 self._join(stream)
 
@@ -170,7 +222,7 @@ class GossipDriver:
         """Poll the unread events that other nodes on the database change; rest without peers."""
         while True:
             await asyncio.sleep(COMPARE_INTERVAL_S)
-            if self._is_awake and not self._streams:
+            if self._is_awake and not any(each.is_joined for each in self._streams.values()):
                 self._rest()
             try:
                 await self._database.unread.sweep()
@@ -178,6 +230,16 @@ class GossipDriver:
                     await self._compare()
             except DATABASE_AWAY:
                 continue
+
+    @property
+    def streams(self) -> int:
+        """The number of streams."""
+        return len(self._streams)
+
+    @property
+    def queued_frames(self) -> int:
+        """Frames of all streams that wait to be written."""
+        return sum(stream.queued_frames for stream in self._streams.values())
 
     @property
     def queued_writes(self) -> int:
@@ -191,25 +253,29 @@ class GossipDriver:
 
     # From the rest of the node
 
-    def want(
+    def _want(
         self, hashes: Sequence[bytes], content_digests: Sequence[bytes], min_confirms: int
     ) -> None:
         """Request confirmations of messages that were stored before."""
         self._take(ConfirmationsWanted(hashes, min_confirms, content_digests))
 
-    def reach(self) -> int | None:
+    def _reach(self) -> int | None:
         """Return how many other stores may confirm: connected now, recently, or soon.
 
         None: unknown, since this node calls no peer, and is called.
         """
-        if not self._expected:
+        if not self._connecting:
             return None
         recent_ns = self._steady_ns() - RECENTLY_NS
-        streams = (*self._streams.values(), *self._joining.values())
-        stores = {stream.store_id for stream in streams}
+        stores = {stream.store_id for stream in self._streams.values()}
         stores |= {store for store, left_ns in self._left_ns.items() if left_ns > recent_ns}
         stores.discard(self._store_id)
-        return max(len(stores), self._expected)
+        return max(len(stores), len(self._connecting))
+
+    def absences(self) -> Iterator[tuple[PeerAddress, int]]:
+        """Yield each configured peer, and since when it is away, 0 if it is not."""
+        for peer, connecting in self._connecting.items():
+            yield peer, connecting.observe_absence()
 
     def peers(self) -> list[GossipPeerState]:
         """Return the peers that are connected, and those that are cut off."""
@@ -225,7 +291,53 @@ class GossipDriver:
 
     # Streams
 
-    async def greeting(self) -> Inventory:
+    async def serve(self, frames: GossipStream, caller: Caller) -> None:
+        """Pass the frames of a stream on that a peer began, until it ends.
+
+        Raises:
+            PeerFailed, FrameRejectedError, StreamClosedError: see `PeerStream.run`.
+        """
+        peer, now_ns = caller.node_id, self._steady_ns()
+        await self._run_stream(
+            PeerStream(frames, peer, caller.store_id, peer, caller=caller, began_ns=now_ns)
+        )
+
+    async def connect(self, peer: PeerAddress) -> None:
+        """Begin a stream, and pass its frames on until it ends.
+
+        Raises:
+            PeerFailed, FrameRejectedError, StreamClosedError: see `PeerStream.run`.
+        """
+        async with self._connector.connect(peer, self._greeting) as made:
+            await self._run_stream(
+                PeerStream(made.stream, made.node_id, made.store_id, self._node_id)
+            )
+
+    def stream_with(self, peer: PeerAddress) -> PeerStream | None:
+        """Return the stream with a peer; None while there is none, or its ID is not known."""
+        return self._streams.get(self._connector.node_id(peer))
+
+    def received(self, stream: PeerStream, frame: FrameIn) -> None:
+        """Accept a frame."""
+        if not stream.is_joined:
+            return
+        if isinstance(frame, Bodies):
+            self._count(GossipCount(GossipCounter.BYTES_RECEIVED, frame.size_bytes))
+            if len(frame.batch):
+                stream.brought_ns = self._steady_ns()
+        self._take(FrameReceived(stream.peer, frame))
+
+    def rejected(self, stream: PeerStream, reason: str) -> None:
+        """Note that a frame of the peer cannot be read."""
+        if stream.is_joined:
+            self._take(FrameRejected(stream.peer, reason))
+
+    def sent(self, stream: PeerStream) -> None:
+        """Note that the stream has written the last frame."""
+        if stream.is_joined:
+            self._take(FrameSent(stream.peer))
+
+    async def _greeting(self) -> Inventory:
         """Return an announcement of the newest messages; see `GossipConnector.connect`."""
         try:
             newest = await self._database.messages.newest(GREETING_IDS)
@@ -233,50 +345,73 @@ class GossipDriver:
             return Inventory(())
         return Inventory(newest.ids, newest.content_digests)
 
-    def joined(self, stream: PeerStream) -> None:
-        """Join the peer of a new stream; closing the stream refuses it."""
+    async def _run_stream(self, stream: PeerStream) -> None:
+        if self._is_closed:
+            raise _stopping()
+        self._replace(stream)
+        self._make_room(stream)
+        self._streams[stream.peer] = stream
         if self._is_awake:
             self._join(stream)
         else:
             stream.listen(reading=False)
-            self._joining[stream.peer] = stream
             self._needs_loading.set()
+        try:
+            await stream.run(self)
+        finally:
+            self._remove(stream)
 
-    def left(self, stream: PeerStream) -> None:
-        """Remove a stream that has ended."""
-        if self._joining.get(stream.peer) is stream:
-            del self._joining[stream.peer]
-        if self._streams.get(stream.peer) is stream:
-            del self._streams[stream.peer]
-            self._remember_left(stream.store_id)
-            self._log.info("gossip_peer_left", peer=stream.peer)
-            self._take(PeerLeft(stream.peer))
+    def _make_room(self, stream: PeerStream) -> None:
+        now_ns, holders = self._steady_ns(), list(self._streams.values())
+        standings = [_standing(now_ns, each) for each in holders]
+        place = PLACES.choose(_standing(now_ns, stream), standings)
+        if place is None:
+            raise TurnedAwayError(
+                f"limit of {PLACES.limit} peers, of which {PLACES.reserved} are for "
+                "those that prove who they are, is reached: try again later"
+            )
+        if place != FREE:
+            other = holders[place]
+            self._remove(other)
+            other.close(
+                TurnedAwayError("the stream brought nothing, and its place went to another")
+            )
 
-    def received(self, stream: PeerStream, frame: FrameIn) -> None:
-        """Accept a frame."""
-        if self._streams.get(stream.peer) is not stream:
+    def _replace(self, stream: PeerStream) -> None:
+        other = self._streams.get(stream.peer)
+        if other is None:
             return
-        if isinstance(frame, Bodies):
-            self._meter.body_bytes("received", frame.size_bytes)
-            if len(frame.batch):
-                stream.brought_ns = self._steady_ns()
-        self._take(FrameReceived(stream.peer, frame))
-
-    def rejected(self, stream: PeerStream, reason: str) -> None:
-        """Note that a frame of the peer cannot be read."""
-        if self._streams.get(stream.peer) is stream:
-            self._take(FrameRejected(stream.peer, reason))
-
-    def sent(self, stream: PeerStream) -> None:
-        """Note that the stream has written the last frame."""
-        if self._streams.get(stream.peer) is stream:
-            self._take(FrameSent(stream.peer))
+        if (
+            other.initiator < stream.initiator
+            or other.initiator == stream.initiator == self._node_id
+        ):
+            raise StreamSupersededError("there is a stream of gossip between the two already")
+        self._remove(other)
+        other.close(StreamSupersededError("another stream takes the place of this"))
 
     def _join(self, stream: PeerStream) -> None:
-        self._streams[stream.peer] = stream
+        stream.is_joined = True
         self._log.info("gossip_peer_joined", peer=stream.peer, dialled_by=stream.initiator)
         stream.listen(reading=True)
         self._take(PeerJoined(stream.peer, stream.store_id))
+
+    def _part(self, stream: PeerStream) -> None:
+        """Note that a stream is with the machine no more."""
+        stream.is_joined = False
+        self._left_ns[stream.store_id] = self._steady_ns()
+
+    def _remove(self, stream: PeerStream) -> None:
+        if self._streams.get(stream.peer) is not stream:
+            return
+        del self._streams[stream.peer]
+        if stream.is_joined:
+            self._part(stream)
+            self._log.info("gossip_peer_left", peer=stream.peer)
+            self._take(PeerLeft(stream.peer))
+
+    def _joined(self, peer: str) -> PeerStream | None:
+        stream = self._streams.get(peer)
+        return stream if stream is not None and stream.is_joined else None
 
     # The machine
 
@@ -306,10 +441,10 @@ class GossipDriver:
         self._machine = self._make()
         self._inputs.clear()
         self._rest()
-        for stream in list(self._streams.values()):
-            self._remember_left(stream.store_id)
-            stream.close(DriverFailedError("the node failed on its gossip"))
-        self._streams.clear()
+        for stream in self._streams.values():
+            if stream.is_joined:
+                self._part(stream)
+                stream.close(DriverFailedError("the node failed on its gossip"))
 
     def _rest(self) -> None:
         """Ignore commits until a peer joins: what they bring is read then."""
@@ -334,7 +469,7 @@ class GossipDriver:
             case PersistBatch() | LoadBodies() | LookUp():
                 self._ask(effect)
             case Confirm():
-                self.on_confirmed(effect.ids, effect.counts)
+                self.waits.confirm(effect.ids, effect.counts)
                 self._writes.add(effect)
             case Read():
                 self._database.tracking.forget(effect.ids)
@@ -346,18 +481,19 @@ class GossipDriver:
                 fields = effect.conflict.fields()
                 self._log.warning("message_conflict", source="gossip", peer=effect.peer, **fields)
             case GossipCount():
-                self._meter.count(effect)
+                self._count(effect)
 
     def _send(self, effect: WriteFrame) -> None:
-        stream = self._streams.get(effect.peer)
+        stream = self._joined(effect.peer)
         if stream is None:
             return
         if isinstance(effect.frame, OutgoingBodies):
-            self._meter.body_bytes("sent", sum(map(len, effect.frame.messages)))
+            sent = sum(map(len, effect.frame.messages))
+            self._count(GossipCount(GossipCounter.BYTES_SENT, sent))
         stream.send(effect.frame)
 
     def _listen(self, effect: Listen) -> None:
-        stream = self._streams.get(effect.peer)
+        stream = self._joined(effect.peer)
         if stream is not None:
             stream.listen(reading=effect.reading)
 
@@ -374,17 +510,14 @@ class GossipDriver:
         task.add_done_callback(lambda done: self._requests.pop(done, None))
 
     def _cut_off(self, effect: CutOff) -> None:
-        stream = self._streams.pop(effect.peer, None)
+        stream = self._joined(effect.peer)
         if stream is None:
             return
-        self._remember_left(stream.store_id)
+        self._part(stream)
         seconds = round((effect.until_ns - self._steady_ns()) / NS_PER_S)
         write = self._log.warning if effect.fault else self._log.info
         write("gossip_peer_cut_off", peer=effect.peer, reason=effect.reason, seconds=seconds)
         stream.close(TurnedAwayError(effect.reason))
-
-    def _remember_left(self, store_id: str) -> None:
-        self._left_ns[store_id] = self._steady_ns()
 
     # Unread events
 
@@ -428,8 +561,17 @@ class GossipDriver:
         self._take(Restored(list(reversed(newest))))
 
 
-def _ignore(_ids: Sequence[bytes], _counts: Sequence[int]) -> None:
-    return
+def _stopping() -> NodeStoppingError:
+    return NodeStoppingError("the node is stopping")
+
+
+def _standing(now_ns: int, stream: PeerStream) -> Standing:
+    caller, brought_ns = stream.caller, stream.brought_ns
+    if caller is None:
+        return Standing(trusted=True, useful=True, address="")
+    useful = brought_ns is not None and now_ns - brought_ns < USEFUL_NS
+    waits_ns = now_ns - (stream.began_ns if brought_ns is None else brought_ns)
+    return Standing(caller.trusted, useful, caller.address, waits_ns)
 
 
 def _at_clock(state: GossipPeerState, ahead_ns: int) -> GossipPeerState:

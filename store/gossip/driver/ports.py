@@ -14,7 +14,7 @@ from typing import Protocol
 from store.domain.hub import CommitRow
 from store.domain.ports import PeerAddress
 from store.domain.unread import Confirmed, OwnBatch, UnreadEvent
-from store.gossip.events import Committed, FrameIn, FrameOut, GossipCount
+from store.gossip.events import Committed, FrameIn, FrameOut
 from store.messages.conflicts import StoreResult
 from store.messages.record import RecordBatch
 
@@ -142,16 +142,3 @@ class DriverDatabase:
     tracking: Tracking
     unread: UnreadTable
     persist: Callable[[RecordBatch, str], Awaitable[StoreResult]]
-
-
-# Metrics
-
-
-class Meter(Protocol):
-    """Counts for the metrics."""
-
-    def count(self, counted: GossipCount) -> None:
-        """Increment a counter."""
-
-    def body_bytes(self, direction: str, count: int) -> None:
-        """Count bytes of messages that were ``sent`` or ``received``."""

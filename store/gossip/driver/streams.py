@@ -1,34 +1,20 @@
-"""The streams of a node: at most one with each peer, which either side may begin.
+"""A stream with a peer, and the task that keeps one.
 
 One frame of a stream is read at a time and handed over before the next is, and none while the
 driver does not listen, so that flow control holds the peer back; one is written at a time.
-
-Where both sides connect, the stream that the lower node ID began stays, on both sides. A stream
-that its peer begins anew replaces the one before, which may be dead without either side knowing.
-
-Places are shared out by `store.domain.places`. A stream that this node began is trusted and keeps
-its place; one of a peer waits as long as it brings no message.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from store.domain.environment import Environment
-from store.domain.places import FREE, Caller, Places, Standing
+from store.domain.places import Caller
 from store.domain.ports import PeerAddress, PeerFailed
-from store.gossip.driver.ports import GossipConnector, GossipStream
+from store.gossip.driver.ports import GossipStream
 from store.gossip.events import Bodies, FrameIn, FrameOut
-from store.gossip.limits import (
-    LARGE_FRAME_IDS,
-    LEAST_WAIT_NS,
-    MAX_PEERS,
-    RESERVED_PEERS,
-    USEFUL_NS,
-    WAIT_PATIENCE_NS,
-)
+from store.gossip.limits import LARGE_FRAME_IDS
 from storenode.common.backoff import Backoff
 
 if TYPE_CHECKING:
@@ -47,8 +33,6 @@ REFUSED_PAUSE_S: Final = 30.0
 
 STEADY_S: Final = 10.0
 """A stream that has lasted for so long makes the next pause the first again."""
-
-PLACES: Final = Places(MAX_PEERS, RESERVED_PEERS, WAIT_PATIENCE_NS, LEAST_WAIT_NS)
 
 
 class PeerStalledError(PeerFailed):
@@ -91,7 +75,7 @@ class PeerStream:
     """A stream with the node ``peer``, which was begun by the node ``initiator``.
 
     ``caller``: the peer that began it; None where this node did. ``began_ns``: when that was.
-    ``brought_ns``: when the peer's last message came.
+    ``brought_ns``: when the peer's last message came. ``is_joined``: the machine has the peer.
     """
 
     def __init__(
@@ -110,6 +94,7 @@ class PeerStream:
         self.caller = caller
         self.began_ns = began_ns
         self.brought_ns: int | None = None
+        self.is_joined = False
         self._frames = frames
         self._listening = asyncio.Event()
         self._listening.set()
@@ -120,6 +105,11 @@ class PeerStream:
     def queued_frames(self) -> int:
         """Frames that wait to be written."""
         return self._to_send.qsize()
+
+    @property
+    def is_closed(self) -> bool:
+        """True when the stream has ended, or ends."""
+        return self._closed.done()
 
     async def run(self, user: GossipDriver) -> None:
         """Pass frames on until the peer ends the stream, or this side does.
@@ -203,129 +193,12 @@ class PeerStream:
                 user.sent(self)
 
 
-class PeerStreams:
-    """The streams there are; one object per node."""
-
-    def __init__(
-        self,
-        node_id: str,
-        driver: GossipDriver,
-        connector: GossipConnector,
-        steady_ns: Callable[[], int],
-    ) -> None:
-        self._node_id = node_id
-        self._steady_ns = steady_ns
-        self._driver = driver
-        self._connector = connector
-        self._streams: dict[str, PeerStream] = {}
-        self._closed: StreamClosedError | None = None
-
-    def __len__(self) -> int:
-        """Count the streams."""
-        return len(self._streams)
-
-    @property
-    def queued_frames(self) -> int:
-        """Frames of all streams that wait to be written."""
-        return sum(stream.queued_frames for stream in self._streams.values())
-
-    async def serve(self, frames: GossipStream, caller: Caller) -> None:
-        """Pass the frames of a stream on that a peer began, until it ends.
-
-        Raises:
-            PeerFailed, FrameRejectedError, StreamClosedError: see `PeerStream.run`.
-        """
-        peer, now_ns = caller.node_id, self._steady_ns()
-        await self._run(
-            PeerStream(frames, peer, caller.store_id, peer, caller=caller, began_ns=now_ns)
-        )
-
-    async def connect(self, peer: PeerAddress) -> None:
-        """Begin a stream, and pass its frames on until it ends.
-
-        Raises:
-            PeerFailed, FrameRejectedError, StreamClosedError: see `PeerStream.run`.
-        """
-        async with self._connector.connect(peer, self._driver.greeting) as made:
-            await self._run(PeerStream(made.stream, made.node_id, made.store_id, self._node_id))
-
-    async def absence(self, peer: PeerAddress) -> None:
-        """Wait until there is no stream with a peer, if its ID is known."""
-        while (stream := self._streams.get(self._connector.node_id(peer))) is not None:
-            await stream.ended()
-
-    def has(self, peer: PeerAddress) -> bool:
-        """Return True while there is a stream with a peer."""
-        return self._connector.node_id(peer) in self._streams
-
-    def close(self, reason: StreamClosedError) -> None:
-        """End all streams for this reason, and those that would begin later."""
-        self._closed = reason
-        for stream in list(self._streams.values()):
-            self._remove(stream)
-            stream.close(reason)
-
-    async def _run(self, stream: PeerStream) -> None:
-        if self._closed is not None:
-            raise self._closed
-        self._replace(stream)
-        self._make_room(stream)
-        self._streams[stream.peer] = stream
-        self._driver.joined(stream)
-        try:
-            await stream.run(self._driver)
-        finally:
-            self._remove(stream)
-
-    def _make_room(self, stream: PeerStream) -> None:
-        now_ns, holders = self._steady_ns(), list(self._streams.values())
-        standings = [_standing(now_ns, each) for each in holders]
-        place = PLACES.choose(_standing(now_ns, stream), standings)
-        if place is None:
-            raise TurnedAwayError(
-                f"limit of {PLACES.limit} peers, of which {PLACES.reserved} are for "
-                "those that prove who they are, is reached: try again later"
-            )
-        if place != FREE:
-            other = holders[place]
-            self._remove(other)
-            other.close(
-                TurnedAwayError("the stream brought nothing, and its place went to another")
-            )
-
-    def _replace(self, stream: PeerStream) -> None:
-        other = self._streams.get(stream.peer)
-        if other is None:
-            return
-        if (
-            other.initiator < stream.initiator
-            or other.initiator == stream.initiator == self._node_id
-        ):
-            raise StreamSupersededError("there is a stream of gossip between the two already")
-        self._remove(other)
-        other.close(StreamSupersededError("another stream takes the place of this"))
-
-    def _remove(self, stream: PeerStream) -> None:
-        if self._streams.get(stream.peer) is stream:
-            del self._streams[stream.peer]
-            self._driver.left(stream)
-
-
-def _standing(now_ns: int, stream: PeerStream) -> Standing:
-    caller, brought_ns = stream.caller, stream.brought_ns
-    if caller is None:
-        return Standing(trusted=True, useful=True, address="")
-    useful = brought_ns is not None and now_ns - brought_ns < USEFUL_NS
-    waits_ns = now_ns - (stream.began_ns if brought_ns is None else brought_ns)
-    return Standing(caller.trusted, useful, caller.address, waits_ns)
-
-
 class PeerConnection:
     """A task that keeps a stream with one peer, unless the peer keeps one with this node."""
 
-    def __init__(self, peer: PeerAddress, streams: PeerStreams, environment: Environment) -> None:
+    def __init__(self, peer: PeerAddress, driver: GossipDriver, environment: Environment) -> None:
         self._peer = peer
-        self._streams = streams
+        self._driver = driver
         self._environment = environment
         self._logged = ""
         self._is_refused = False
@@ -336,7 +209,7 @@ class PeerConnection:
 
         A peer that refuses streams is not absent.
         """
-        if self._is_refused or self._streams.has(self._peer):
+        if self._is_refused or self._driver.stream_with(self._peer) is not None:
             self._absent_ns = 0
         else:
             self._absent_ns = self._absent_ns or self._environment.now_ns()
@@ -347,7 +220,8 @@ class PeerConnection:
         loop = asyncio.get_running_loop()
         backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         while True:
-            await self._streams.absence(self._peer)
+            while (stream := self._driver.stream_with(self._peer)) is not None:
+                await stream.ended()
             began_s = loop.time()
             least_s = await self._connect()
             if loop.time() - began_s > STEADY_S:
@@ -359,7 +233,7 @@ class PeerConnection:
     async def _connect(self) -> float:
         """Run one stream to its end; return the shortest pause after it, in seconds."""
         try:
-            await self._streams.connect(self._peer)
+            await self._driver.connect(self._peer)
             self._is_refused = False
         except (PeerHasStreamError, StreamSupersededError):
             return 0.0

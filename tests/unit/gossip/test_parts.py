@@ -12,9 +12,6 @@ from store.gossip.stores import Stores
 from store.gossip.unread import UnreadEvents
 from tests.unit.gossip.gossip_world import S, ids
 
-# Seen
-
-
 # Stores
 
 

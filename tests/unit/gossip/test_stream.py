@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from typing import cast
+from unittest.mock import MagicMock
 
 import pytest
 
 from store.domain.places import Caller
 from store.gossip.driver.driver import GossipDriver
-from store.gossip.driver.ports import GossipConnector
-from store.gossip.driver.streams import NodeStoppingError, PeerStream, PeerStreams
+from store.gossip.driver.streams import NodeStoppingError, PeerStream
 from store.gossip.events import FrameIn, FrameOut, Inventory
 from store.gossip.limits import LARGE_FRAME_IDS
+from store.gossip.machine import Gossip
 
 STOPPING = NodeStoppingError("the node is stopping")
 
@@ -96,9 +97,18 @@ async def test_the_reason_of_an_end_is_raised_where_the_stream_is_run() -> None:
 
 
 async def test_no_stream_begins_when_the_node_has_closed_them() -> None:
-    driver, connector = cast("GossipDriver", None), cast("GossipConnector", None)
-    streams = PeerStreams("n", driver, connector, lambda: 0)
-    streams.close(STOPPING)
+    parts = MagicMock()
+    driver = GossipDriver(
+        lambda: Gossip("s"),
+        "n",
+        (),
+        database=parts,
+        connector=parts,
+        environment=parts,
+        count=parts,
+        max_needed=1,
+    )
+    driver.close()
     with pytest.raises(NodeStoppingError):
-        await streams.serve(Silent(), Caller("p", "s"))
-    assert not len(streams)
+        await driver.serve(Silent(), Caller("p", "s"))
+    assert not driver.streams

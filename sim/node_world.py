@@ -35,7 +35,7 @@ from sim.scenario import GossipScenario, Scenario
 from sim.world import LOOK_EVERY_NS, World
 from store.domain.admission import Admission
 from store.domain.ports import PeerAddress, Source
-from store.sync.session.report import SyncEnding, SyncOutcome
+from store.sync.session.report import SessionReport, SyncEnding
 from storenode.message.rules import Policy
 from storenode.sds.codec import encode
 
@@ -228,10 +228,10 @@ class NodeWorld(World):
         delay_ns = int(self.rng.random() * self.rng.choice((1, 20, 45)) * NS_PER_S)
         self.timeline.after(delay_ns, lambda: self._start(node))
 
-    def ended(self, outcome: SyncOutcome) -> None:
+    def ended(self, report: SessionReport) -> None:
         """Count a session that ended, at its initiator."""
         self.counts["sessions"] += 1
-        self.counts[f"sessions {outcome.ending}"] += 1
+        self.counts[f"sessions {report.ending}"] += 1
 
     # The phases
 
@@ -372,20 +372,20 @@ class NodeWorld(World):
         """Run a session of each pair, which finds nothing, and stop all nodes."""
         for node in self.nodes:
             for peer in node.peers:
-                outcome = self._session(node, peer)
-                if outcome.ending in (SyncEnding.ABORTED, SyncEnding.REFUSED):
+                report = self._session(node, peer)
+                if report.ending in (SyncEnding.ABORTED, SyncEnding.REFUSED):
                     continue
                 assert node.peering is not None
-                result = node.peering.exchange.last[outcome.peer_node_id].result
-                what = f"{node.name} and {peer.host}: {described(outcome)}"
-                assert result is not None, what
+                what = f"{node.name} and {peer.host}: {described(report)}"
+                assert report.compared, what
+                result = node.peering.exchange.last[report.node_id]
                 refused = [
                     *self._too_large(result.to_send, peer.host),
                     *self._too_large(result.to_receive, node.name),
                 ]
                 found = {digest for _, digest in _found(result)}
                 forged = len((found & self.judge.forged) - set(refused))
-                assert outcome.differences == len(refused) + forged, what
+                assert report.differences == len(refused) + forged, what
                 assert not (forged and self.scenario.all_summed), what
                 assert refused or forged or result.rounds <= CLOSING_ROUNDS, what
         self.look_around()
@@ -404,9 +404,9 @@ class NodeWorld(World):
         (limit,) = (self.message_limit(each.number) for each in self.nodes if each.name == host)
         return [digest for _, digest in ids if self.judge.made[digest].size_bytes > limit]
 
-    def _session(self, node: Node, peer: PeerAddress) -> SyncOutcome:
+    def _session(self, node: Node, peer: PeerAddress) -> SessionReport:
         assert node.peering is not None
-        return self.wait_for(node.peering.ask(peer, 0)).outcome
+        return self.wait_for(node.peering.ask(peer, 0))
 
     def _count(self) -> None:
         judge = self.judge

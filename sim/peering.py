@@ -9,7 +9,7 @@ from typing import Final
 
 from sim.index import JudgedViews, SimFeed, SimIds
 from sim.lookups import CHANNEL, LOOKUP, JudgedFetcher, serve_lookup
-from sim.peers import JudgedExchange, SimBook, SimCaller, SimStore
+from sim.peers import JudgedExchange, SimCaller, SimObserver, SimStore
 from sim.process import Process
 from sim.scans import SCAN, serve_scan
 from sim.streams import EndStream, Handler
@@ -24,8 +24,9 @@ from store.domain.ports import (
 )
 from store.sync.index.hot import HotIndex
 from store.sync.resume import ResumeConfig, Resumer
-from store.sync.schedule import ScheduleConfig, SyncDone, Synchronizer
+from store.sync.schedule import ScheduleConfig, Synchronizer
 from store.sync.session.exchange import RECONCILE, TRANSFER
+from store.sync.session.report import SessionReport
 
 _ENDLESS: Final = ("resume", "feed", "retention")
 _RETRY_S: Final = 1.0
@@ -61,7 +62,7 @@ class Peering:
                 max_sessions=scenario.sessions,
             ),
             caller,
-            SimBook(),
+            SimObserver(),
             JudgedFetcher(process, caller, self._store),
             process.world_env,
         )
@@ -105,7 +106,7 @@ class Peering:
         self._synchronizer.check()
         self._resumer.check()
 
-    def ask(self, peer: PeerAddress | None, start_ns: int | None) -> asyncio.Task[SyncDone]:
+    def ask(self, peer: PeerAddress | None, start_ns: int | None) -> asyncio.Task[SessionReport]:
         """Begin a session for an operator, who may cancel it."""
         name = "" if peer is None else str(peer)
         session = self._synchronizer.synchronize(name, start_ns, None)

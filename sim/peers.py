@@ -35,16 +35,14 @@ from store.messages.conflicts import StoreResult
 from store.messages.cursor import ScanCursor
 from store.messages.record import RecordBatch
 from store.messages.transfer import MalformedMessage, decode_message
-from store.sync.errors import ProtocolBrokenError
-from store.sync.peers import FrameStream, ScannedPage, Window
-from store.sync.schedule import PeerState, SyncDone
+from store.sync.errors import ProtocolBrokenError, TransferFault
+from store.sync.peers import FrameStream, ScannedPage
 from store.sync.session import exchange as shipped
 from store.sync.session.exchange import ExchangeWork
 from store.sync.session.reconciliation import Reconciliation, in_time
 from store.sync.session.registry import PeerSession, SessionState
-from store.sync.session.report import SessionReport, SyncEnding, SyncOutcome, SyncRole
+from store.sync.session.report import SessionReport, SyncEnding, SyncRole, Window
 from store.sync.transfer.policy_memory import Side as Whose
-from store.sync.transfer.report import TransferFault
 from store.sync.transfer.transfer import Transfer, TransferWork
 from storenode.message.rules import Reason
 
@@ -113,8 +111,8 @@ class JudgedExchange(shipped.Exchange):
     def __init__(self, process: Process, store: SimStore, views: JudgedViews) -> None:
         scenario = process.scenario
         self.process = process
-        self.last: dict[str, SessionReport] = {}
-        """Of each peer, the report of the session with it that ended last."""
+        self.last: dict[str, Result] = {}
+        """Of each peer, what the reconciliation with it that ended last came to."""
         self._names: dict[asyncio.Task[Any] | None, str] = {}
         self._statements = SimStatements(process)
         super().__init__(
@@ -124,7 +122,8 @@ class JudgedExchange(shipped.Exchange):
                 cluster=CLUSTER,
                 shards=SHARDS,
                 reconcilable=views,
-                transfer=TransferWork(store, store, process.policy, _Observer(), process.world_env),
+                transfer=TransferWork(store, store, process.policy, process.world_env),
+                observer=SimObserver(),
                 limits=scenario.limits,
                 transfer_limits=scenario.transfer,
                 tuning=scenario.tuning,
@@ -167,7 +166,8 @@ class JudgedExchange(shipped.Exchange):
                 shown, asked_ns = work.view.shown, work.view.asked_ns
             side = Side(self.process.database, shown, report.horizon or LOWEST, asked_ns)
             judge.meet(name, role, side)
-            judge.found(name, role, result, report.summed_from_ns)
+            judge.found(name, role, result, report.keyed_from_ns)
+            self.last[report.node_id] = result
             if role is Role.INITIATOR:
                 self._names[asyncio.current_task()] = name
         super().concluded(report, work, result)
@@ -185,26 +185,23 @@ class JudgedExchange(shipped.Exchange):
         transfer._go_on = checked  # type: ignore[method-assign]
         return transfer
 
-    def ended(self, report: SessionReport) -> SyncOutcome:
+    def ended(self, report: SessionReport) -> None:
         """Note that a session ended."""
-        outcome = super().ended(report)
-        process, result = self.process, report.result
+        super().ended(report)
+        process = self.process
         name = self._names.pop(asyncio.current_task(), "")
-        self.last[report.node_id] = report
-        process.note(f"{report.role} session with {report.node_id}: {described(outcome)}")
-        if report.transfer.fault in (TransferFault.PROTOCOL, TransferFault.LIMIT):
-            process.judge.accused(process.name, report.transfer.error)
-        if result is not None:
-            for mark in _marks(report):
-                process.mark(mark)
-        if outcome.ending is SyncEnding.REFUSED:
-            process.mark(Mark.SAME_STORE if "one database" in outcome.error else Mark.BUSY)
+        process.note(f"{report.role} session with {report.node_id}: {described(report)}")
+        if report.fault in (TransferFault.PROTOCOL, TransferFault.LIMIT):
+            process.judge.accused(process.name, report.error)
+        for mark in _marks(report):
+            process.mark(mark)
+        if report.ending is SyncEnding.REFUSED:
+            process.mark(Mark.SAME_STORE if "one database" in report.error else Mark.BUSY)
         if report.role is SyncRole.INITIATOR:
             self._statements.ended(name)
-            if outcome.in_sync:
-                process.judge.in_sync(name, report.transfer.refused_by_policy)
-            process.node.world.ended(outcome)
-        return outcome
+            if report.in_sync:
+                process.judge.in_sync(name, report.refused_by_policy)
+            process.node.world.ended(report)
 
     def stop(self, sessions: Iterable[PeerSession]) -> None:
         """End the drivers of sessions that gave way to a new one."""
@@ -253,17 +250,14 @@ class JudgedExchange(shipped.Exchange):
         process.judge.remembered(process.name, now_ns, too_new)
 
 
-class _Observer:
-    def session_ended(
-        self, role: SyncRole, peer_node_id: str, peer_store_id: str, outcome: SyncOutcome
-    ) -> None:
-        """Count nothing: `JudgedExchange.ended` notifies the judge."""
+class SimObserver:
+    """An observer of sessions that notes nothing: `JudgedExchange.ended` notifies the judge."""
 
-    def transferred(self, direction: str, outcome: str, count: int) -> None:
-        """Count nothing."""
+    def session_began(self, peer: PeerAddress) -> None:
+        """Note nothing of a session that begins."""
 
-    def sync_bytes(self, direction: str, count: int) -> None:
-        """Count nothing."""
+    def session_ended(self, report: SessionReport) -> None:
+        """Note nothing of a session that has ended."""
 
 
 class SimCaller:
@@ -283,7 +277,7 @@ class SimCaller:
         del peer
         return True
 
-    async def synchronize(self, peer: PeerAddress, window: Window) -> SyncOutcome:
+    async def synchronize(self, peer: PeerAddress, window: Window) -> SessionReport:
         """Run a session with a peer."""
         return await self._exchange.initiate(self._connector, peer, window)
 
@@ -371,43 +365,28 @@ def _check_asked(asked: RequestedEntries, encoded: bytes) -> None:
         raise ProtocolBrokenError("the peer sends a message that was not asked for")
 
 
-class SimBook:
-    """A book of peers in which nothing is kept."""
-
-    def begun(self, peer: PeerAddress) -> None:
-        """Note nothing of a session that begins."""
-
-    def ended(self, done: SyncDone) -> None:
-        """Note nothing of a session that has ended."""
-
-    def states(self) -> list[PeerState]:
-        """Return nothing."""
-        return []
-
-
-def described(outcome: SyncOutcome) -> str:
-    """Return an outcome in a line of the trace."""
+def described(report: SessionReport) -> str:
+    """Return a report in a line of the trace."""
     return (
-        f"{outcome.ending} {outcome.error} rounds {outcome.round_trips}, "
-        f"to send {outcome.missing_there}, to receive {outcome.missing_here}, stored "
-        f"{outcome.messages_received} here and {outcome.messages_sent} there"
-        + (", truncated" if outcome.left_over else "")
+        f"{report.ending} {report.error} rounds {report.round_trips}, "
+        f"to send {report.missing_there}, to receive {report.missing_here}, stored "
+        f"{report.messages_received} here and {report.messages_sent} there"
+        + (", truncated" if report.left_over else "")
     )
 
 
 def _marks(report: SessionReport) -> Iterator[Mark]:
-    result, transfer = report.result, report.transfer
     happened = (
-        (Mark.TRUNCATED, result is not None and result.truncated),
-        (Mark.MANY_ROUNDS, result is not None and result.rounds > 4),
-        (Mark.REFUSED_HERE, bool(transfer.refused)),
-        (Mark.REFUSED_THERE, bool(transfer.refused_by_peer)),
-        (Mark.DUPLICATE, transfer.duplicates > 0),
-        (Mark.ANOTHER_WAY, transfer.elsewhere > 0),
-        (Mark.PRUNED, transfer.pruned > 0),
-        (Mark.INTERRUPTED, bool(transfer.error)),
-        (Mark.SUMMED, report.summed_from_ns is not None),
+        (Mark.TRUNCATED, report.left_over),
+        (Mark.MANY_ROUNDS, report.round_trips > 4),
+        (Mark.REFUSED_HERE, bool(report.refused)),
+        (Mark.REFUSED_THERE, bool(report.refused_by_peer)),
+        (Mark.DUPLICATE, report.duplicates > 0),
+        (Mark.ANOTHER_WAY, report.elsewhere > 0),
+        (Mark.PRUNED, report.pruned > 0),
+        (Mark.INTERRUPTED, bool(report.fault)),
+        (Mark.SUMMED, report.keyed_from_ns is not None),
         (Mark.COMPACT, report.compact),
-        (Mark.FORGED, bool(len(report.hidden))),
+        (Mark.FORGED, report.hidden is not None),
     )
     return (mark for mark, whether in happened if whether)

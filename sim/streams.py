@@ -27,10 +27,10 @@ from store.sync.errors import (
     SessionUnknownError,
     TooManyCallsError,
     TransferFailedError,
+    TransferFault,
 )
 from store.sync.frames import pieces
 from store.sync.session.exchange import TRANSFER
-from store.sync.transfer.report import TransferFault
 
 NOTICE_NS: Final = 1_000_000_000
 """So soon after its stream has failed a session must be over."""

@@ -17,7 +17,8 @@ from store.serving.call import Call
 from store.serving.context import ServedDatabase
 from store.serving.failure import CallError, Code, malformed
 from store.serving.methods.decode import decode, decode_read, history_entries
-from store.sync.schedule import PeerState, SyncDone, Synchronizer
+from store.sync.schedule import PeerState, Synchronizer
+from store.sync.session.report import SessionReport
 from storenode.message.limits import MAX_TIMESTAMP_NS, NS_PER_S
 from storenode.wire.sds.v1 import message_pb2
 from storenode.wire.storenode.v1 import admin_pb2
@@ -69,8 +70,7 @@ async def synchronize(node: RpcContext, _call: Call, request: bytes) -> bytes:
     start_ns = asked.time_start if asked.HasField("time_start") else None
     end_ns = asked.time_end if asked.HasField("time_end") else None
     _check_window(start_ns, end_ns)
-    done = await exchange.synchronize(asked.peer, start_ns, end_ns)
-    return report_of(done).SerializeToString()
+    return report_of(await exchange.synchronize(asked.peer, start_ns, end_ns)).SerializeToString()
 
 
 async def fetch_messages(node: RpcContext, _call: Call, request: bytes) -> bytes:
@@ -120,19 +120,19 @@ def _check_window(start_ns: int | None, end_ns: int | None) -> None:
         raise malformed("time_start is not before time_end: there is nothing to reconcile")
 
 
-def report_of(done: SyncDone) -> admin_pb2.SyncReport:
-    """Convert a session that ended to the schema's report."""
+def report_of(report: SessionReport) -> admin_pb2.SyncReport:
+    """Convert the report of a session that this node began to the schema's."""
     return _filled(
         admin_pb2.SyncReport,
-        done.outcome,
-        peer=str(done.peer),
-        time_start=done.window.time_start_ns,
-        time_end=done.window.time_end_ns,
-        outcome=done.outcome.ending.value,
-        equality=done.outcome.equality.value,
-        hidden=0 if done.outcome.hidden is None else done.outcome.hidden.count,
+        report,
+        peer=str(report.peer),
+        time_start=report.window.time_start_ns,
+        time_end=report.window.time_end_ns,
+        outcome=str(report.ending),
+        equality=report.equality.value,
+        hidden=0 if report.hidden is None else report.hidden.count,
         shown_conflicts=[
-            _filled(admin_pb2.ContentConflict, each) for each in done.outcome.shown_conflicts
+            _filled(admin_pb2.ContentConflict, each) for each in report.shown_conflicts
         ],
     )
 

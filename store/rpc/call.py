@@ -65,9 +65,9 @@ from store.sync.errors import (
     SessionUnknownError,
     TooManyCallsError,
     TransferFailedError,
+    TransferFault,
 )
 from store.sync.schedule import EmptyWindowError, NoPeersError, UnknownPeerError
-from store.sync.transfer.report import TransferFault
 from storenode.common.bounded import BoundedDict
 from storenode.connection.errors import RETRY_PUSHBACK
 

@@ -23,10 +23,10 @@ from store.rpc.connector import PEER_CONNECT_TIMEOUT_S, PeerCallError, PeerConne
 from store.serving.failure import CallError
 from store.serving.methods.decode import COUNTED_REQUEST_BYTES, clip, decode
 from store.sync.errors import ProtocolBrokenError
-from store.sync.peers import ScannedPage, Window
+from store.sync.peers import ScannedPage
 from store.sync.session.exchange import Exchange
 from store.sync.session.reconciliation import in_time
-from store.sync.session.report import SyncOutcome
+from store.sync.session.report import SessionReport, Window
 from storenode.message.hashing import message_hash
 from storenode.message.limits import HASH_BYTES
 from storenode.message.varint import delimited
@@ -77,7 +77,7 @@ class PeerReader:
         self.connected = connector.connected
         self.node_id = connector.node_id
 
-    async def synchronize(self, peer: PeerAddress, window: Window) -> SyncOutcome:
+    async def synchronize(self, peer: PeerAddress, window: Window) -> SessionReport:
         """Run one session with a peer."""
         return await self._exchange.initiate(self._connector, peer, window)
 

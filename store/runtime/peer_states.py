@@ -7,12 +7,12 @@ from dataclasses import replace
 from itertools import product
 from typing import Final
 
-from store.domain.ports import PeerAddress
+from store.domain.ports import PeerAddress, Source
 from store.observe.logging import get_logger
 from store.observe.metrics import Metrics
 from store.rpc.connector import PeerConnector
-from store.sync.schedule import PeerState, SyncDone
-from store.sync.session.report import Hidden, SyncEnding, SyncOutcome, SyncRole
+from store.sync.schedule import PeerState
+from store.sync.session.report import Hidden, SessionReport, SyncEnding, SyncRole
 from storenode.message.limits import NS_PER_S
 
 _LOG = get_logger("store.sync")
@@ -20,7 +20,7 @@ _DONE: Final = (SyncEnding.DONE, SyncEnding.ABORTED)
 
 
 class PeerStates:
-    """Keeps the state of configured peers: a `store.sync.session.report.SyncObserver`.
+    """Keeps the state of the configured peers, as the `SyncObserver` of all sessions.
 
     A peer that only calls, and is not configured here, is counted and logged but not listed.
     """
@@ -48,33 +48,6 @@ class PeerStates:
         for role, ending in product(SyncRole, SyncEnding):
             metrics.sync_sessions.labels(role.value, ending.value)
 
-    def begun(self, peer: PeerAddress) -> None:
-        """Note that this node begins a session with a peer."""
-        self._known[peer].in_session = True
-
-    def ended(self, done: SyncDone) -> None:
-        """Note the end of a session that this node began."""
-        known = self._known[done.peer]
-        known.in_session = False
-        if done.outcome.ending is not SyncEnding.ABORTED:
-            known.last = done
-        if done.outcome.ending in _DONE:
-            known.failures = 0
-            known.last_error = ""
-        else:
-            known.failures += done.outcome.ending is not SyncEnding.UNAVAILABLE
-            known.last_error = done.outcome.error
-        self._metrics.peer_failures.labels(str(done.peer)).set(known.failures)
-        refusals = self._metrics.peer_refusals.labels(str(done.peer))
-        if done.outcome.ending is SyncEnding.REFUSED:
-            refusals.inc()
-        else:
-            refusals.set(0)
-        if done.outcome.ending is SyncEnding.DONE:
-            window = "recent" if done.window.time_start_ns else "whole"
-            left = self._metrics.peer_differences.labels(str(done.peer), window)
-            left.set(_differences_left(done.outcome))
-
     def failed(self, peer: PeerAddress, error: str) -> None:
         """Note a failure outside of a session with a peer."""
         self._known[peer].last_error = error
@@ -93,66 +66,90 @@ class PeerStates:
 
     # SyncObserver
 
-    def session_ended(
-        self, role: SyncRole, peer_node_id: str, peer_store_id: str, outcome: SyncOutcome
-    ) -> None:
+    def session_began(self, peer: PeerAddress) -> None:
+        """Note that this node begins a session with a peer."""
+        self._known[peer].in_session = True
+
+    def session_ended(self, report: SessionReport) -> None:
         """Count and log a session of either role; also a caller's is news of a configured peer."""
-        metrics, is_done = self._metrics, outcome.ending is SyncEnding.DONE
-        metrics.sync_sessions.labels(role.value, outcome.ending.value).inc()
+        metrics, is_done = self._metrics, report.ending is SyncEnding.DONE
+        metrics.sync_sessions.labels(report.role.value, str(report.ending)).inc()
+        metrics.sync_bytes.labels("sent").inc(report.bytes_sent)
+        metrics.sync_bytes.labels("received").inc(report.bytes_received)
+        for direction, outcome, count in report.moved():
+            metrics.transfer_messages.labels(direction, outcome).inc(count)
+        metrics.count_intake(Source.TRANSFER.value, report.duplicates, report.rejected())
         if is_done:
-            metrics.sync_round_trips.observe(outcome.round_trips)
-            metrics.sync_differences.observe(outcome.differences)
-            metrics.sync_comparisons.labels(outcome.equality.name.lower()).inc()
-            metrics.sync_modes.labels("compact" if outcome.compact else "base").inc()
-        if outcome.hidden is not None:
-            metrics.sync_hidden_differences.inc(outcome.hidden.count)
-            _write_hidden(peer_node_id, outcome.hidden)
-        for each in outcome.shown_conflicts:
+            metrics.sync_round_trips.observe(report.round_trips)
+            metrics.sync_differences.observe(report.differences)
+            metrics.sync_comparisons.labels(report.equality.name.lower()).inc()
+            metrics.sync_modes.labels("compact" if report.compact else "base").inc()
+        if report.hidden is not None:
+            metrics.sync_hidden_differences.inc(report.hidden.count)
+            _write_hidden(report.node_id, report.hidden)
+        for each in report.shown_conflicts:
             _LOG.warning(
                 "content_conflict",
-                peer=peer_node_id,
+                peer=report.node_id,
                 timestamp=each.timestamp,
                 hash=each.message_hash.hex(),
                 own_digest=each.own_digest.hex(),
                 peer_digest=each.peer_digest.hex(),
             )
+        if report.peer is not None:
+            self._note_own(report.peer, report)
         for peer, known in self._known.items():
-            if not peer_node_id or self._id_of(peer) != peer_node_id:
+            if not report.node_id or self._id_of(peer) != report.node_id:
                 continue
-            known.store_id = peer_store_id or known.store_id
+            known.store_id = report.store_id or known.store_id
             if is_done:
                 now_ns = self._now_ns()
                 known.last_sync_ns = now_ns
                 # What it refused before a restart, it takes now.
                 metrics.peer_refusals.labels(str(peer)).set(0)
-                known.lacks = max(0, outcome.missing_there - outcome.messages_sent)
-                known.has = max(0, outcome.missing_here - outcome.messages_received)
+                known.lacks = max(0, report.missing_there - report.messages_sent)
+                known.has = max(0, report.missing_here - report.messages_received)
                 gauges = metrics.peer_last_sync_timestamp_seconds, metrics.peer_silent_since
                 for gauge in gauges if self._is_scheduled else gauges[:1]:
                     gauge.labels(str(peer)).set(now_ns / NS_PER_S)
-        _write(role, peer_node_id, outcome)
+        _write(report)
 
-    def transferred(self, direction: str, outcome: str, count: int) -> None:
-        """Count messages of a transfer."""
-        self._metrics.transfer_messages.labels(direction, outcome).inc(count)
-
-    def sync_bytes(self, direction: str, count: int) -> None:
-        """Count bytes of reconciliation payloads."""
-        self._metrics.sync_bytes.labels(direction).inc(count)
+    def _note_own(self, peer: PeerAddress, report: SessionReport) -> None:
+        """Note the end of a session that this node began."""
+        known = self._known[peer]
+        known.in_session = False
+        if report.ending is not SyncEnding.ABORTED:
+            known.last = report
+        if report.ending in _DONE:
+            known.failures = 0
+            known.last_error = ""
+        else:
+            known.failures += report.ending is not SyncEnding.UNAVAILABLE
+            known.last_error = report.error
+        self._metrics.peer_failures.labels(str(peer)).set(known.failures)
+        refusals = self._metrics.peer_refusals.labels(str(peer))
+        if report.ending is SyncEnding.REFUSED:
+            refusals.inc()
+        else:
+            refusals.set(0)
+        if report.ending is SyncEnding.DONE:
+            window = "recent" if report.window.time_start_ns else "whole"
+            left = self._metrics.peer_differences.labels(str(peer), window)
+            left.set(_differences_left(report))
 
     def _id_of(self, peer: PeerAddress) -> str:
         return peer.node_id if self._connections is None else self._connections.node_id(peer)
 
 
-def _differences_left(outcome: SyncOutcome) -> int:
+def _differences_left(report: SessionReport) -> int:
     """Return how many messages one side still lacks, or holds with another content.
 
     What policy keeps different does not count.
     """
-    if outcome.in_sync:
+    if report.in_sync:
         return 0
-    moved = outcome.messages_received + outcome.messages_sent
-    return outcome.conflicts + max(0, outcome.differences - moved)
+    moved = report.messages_received + report.messages_sent
+    return report.conflicts + max(0, report.differences - moved)
 
 
 def _write_hidden(peer_node_id: str, hidden: Hidden) -> None:
@@ -166,27 +163,27 @@ def _write_hidden(peer_node_id: str, hidden: Hidden) -> None:
     )
 
 
-def _write(role: SyncRole, peer_node_id: str, outcome: SyncOutcome) -> None:
+def _write(report: SessionReport) -> None:
     fields: dict[str, object] = {
-        "role": role.value,
-        "peer": peer_node_id,
-        "outcome": outcome.ending.value,
-        "in_sync": outcome.in_sync,
-        "compared": outcome.equality.value,
-        "compact": outcome.compact,
-        "sent": outcome.messages_sent,
-        "received": outcome.messages_received,
-        "round_trips": outcome.round_trips,
-        "bytes_sent": outcome.bytes_sent,
-        "bytes_received": outcome.bytes_received,
-        "seconds": round(outcome.seconds, 3),
+        "role": report.role.value,
+        "peer": report.node_id,
+        "outcome": str(report.ending),
+        "in_sync": report.in_sync,
+        "compared": report.equality.value,
+        "compact": report.compact,
+        "sent": report.messages_sent,
+        "received": report.messages_received,
+        "round_trips": report.round_trips,
+        "bytes_sent": report.bytes_sent,
+        "bytes_received": report.bytes_received,
+        "seconds": round(report.seconds, 3),
     }
     for name in ("refused_by_policy", "undelivered", "unsolicited", "conflicts"):
-        if getattr(outcome, name):
-            fields[name] = getattr(outcome, name)
-    if outcome.notes:
-        fields["notes"] = "; ".join(outcome.notes)
-    if outcome.error:
-        fields["error"] = outcome.error
-    broken = outcome.ending not in _DONE or outcome.undelivered or outcome.unsolicited
+        if getattr(report, name):
+            fields[name] = getattr(report, name)
+    if report.notes:
+        fields["notes"] = "; ".join(report.notes)
+    if report.error:
+        fields["error"] = report.error
+    broken = report.ending not in _DONE or report.undelivered or report.unsolicited
     (_LOG.warning if broken else _LOG.info)("session_ended", **fields)

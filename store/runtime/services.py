@@ -230,9 +230,9 @@ class NodeParts:
                     reads=TransferReader(self.database),
                     writer=writer,
                     policy=policy,
-                    observer=states,
                     environment=system_environment("store.sync.session", metrics),
                 ),
+                observer=states,
                 transfer_limits=TransferLimits(silence_ns=config.peer_silence),
                 statements=self.statements,
             )
@@ -267,7 +267,7 @@ class NodeParts:
             failed=states.failed,
         )
         stack.push_async_callback(self.resumer.stop)
-        self.synchronizer.show_resume(self.resumer.state)
+        self.synchronizer.peers, self.synchronizer.resume = states.states, self.resumer.state
 
     def open_gossip(self) -> None:
         """Begin to exchange messages live."""

@@ -30,7 +30,8 @@ from store.runtime.tasks import SingleFlightCache
 from store.runtime.telemetry import Telemetry
 from store.serving.context import DiskState, NodeState, ServedDatabase
 from store.sync.resume import ResumeState
-from store.sync.schedule import PeerState, SyncDone
+from store.sync.schedule import PeerState
+from store.sync.session.report import SessionReport
 from storenode.message.limits import NS_PER_S
 
 STATUS_REST_S: Final = 1.0
@@ -344,18 +345,17 @@ def _peer(peer: PeerState) -> Fields:
     }
 
 
-def _session(done: SyncDone) -> Fields:
-    outcome = done.outcome
+def _session(report: SessionReport) -> Fields:
     return _fields(
-        outcome, "in_sync", "keyed_from", "compact", "missing_here", "missing_there", "conflicts"
+        report, "in_sync", "keyed_from", "compact", "missing_here", "missing_there", "conflicts"
     ) | {
-        "outcome": outcome.ending.value,
-        "equality": outcome.equality.value,
-        "received": outcome.messages_received,
-        "sent": outcome.messages_sent,
-        "seconds": round(outcome.seconds, 3),
-        "window": [_seconds(done.window.time_start_ns), _seconds(done.window.time_end_ns)],
-        "notes": [_text(note) for note in outcome.notes[:MAX_STATUS_NOTES]],
+        "outcome": str(report.ending),
+        "equality": report.equality.value,
+        "received": report.messages_received,
+        "sent": report.messages_sent,
+        "seconds": round(report.seconds, 3),
+        "window": [_seconds(report.window.time_start_ns), _seconds(report.window.time_end_ns)],
+        "notes": [_text(note) for note in report.notes[:MAX_STATUS_NOTES]],
     }
 
 

@@ -7,10 +7,11 @@ so the peer's view holds all that the peer held at that moment. The other way ro
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from reconcile.ids import SyncIds, ordered
+from reconcile.session import Result
 from store.domain.coverage import (
     HOUR_NS,
     Comparison,
@@ -29,7 +30,7 @@ from store.domain.ports import StoreBusy, StoreUnavailable
 from store.domain.view import OpenView
 from store.sync.index.view_reads import in_thread_if
 from store.sync.limits import THREADED_SPANS
-from store.sync.session.report import SessionReport
+from store.sync.session.report import ContentConflict, SessionReport
 from storenode.common.bounded import BoundedDict
 
 _LONG_NS: Final = 1_000 * DAY_NS
@@ -38,13 +39,27 @@ _WRITTEN_EVERY_NS: Final = HOUR_NS
 """Statements that only repeat others at a later time are written this often."""
 
 
-async def measure(view: OpenView, report: SessionReport, now_ns: int) -> Sums | None:
+def comparison_of(
+    report: SessionReport, result: Result, conflicts: Sequence[ContentConflict]
+) -> Comparison:
+    """Return what a session has compared, before anything is transferred."""
+    ids = SyncIds.of([(each.timestamp, each.message_hash) for each in conflicts])
+    return Comparison(
+        to_send=result.to_send,
+        to_receive=result.to_receive,
+        resolved=False,
+        keyed_from_ns=report.keyed_from_ns,
+        compared_ns=report.opened_ns,
+        conflicts=ordered(ids),
+    )
+
+
+async def measure(view: OpenView, result: Result, found: Comparison, now_ns: int) -> Sums | None:
     """Measure the spans that a session may state something about; None: there are none.
 
     Raises as `OpenView.answer`.
     """
-    result = report.result
-    if result is None or result.refusal or result.truncated:
+    if result.refusal or result.truncated:
         return None
     own, peer = result.own_count, result.peer_count
     if own is None or peer is None:
@@ -52,7 +67,6 @@ async def measure(view: OpenView, report: SessionReport, now_ns: int) -> Sums | 
     if own - len(result.to_send) != peer - len(result.to_receive):
         return None  # the peer does not keep as much of the window
     (start_ns, _), (end_ns, _) = result.window
-    found = _comparison(report, resolved=False)
     long = await measure_spans(view, eras(start_ns, end_ns, now_ns, found))
     empty = [era for era, (count, _) in long.items() if not count]
     large = end_ns - start_ns > _LONG_NS
@@ -60,26 +74,13 @@ async def measure(view: OpenView, report: SessionReport, now_ns: int) -> Sums | 
     return await measure_spans(view, where) or None
 
 
-async def statements_of(report: SessionReport, measured: Sums) -> list[Statement]:
+async def statements_of(
+    report: SessionReport, found: Comparison, measured: Sums
+) -> list[Statement]:
     """Return the statements of a session that has ended, about spans that it has measured."""
-    transfer = report.transfer
-    resolved = report.is_resolved and not (transfer.refused_by_policy or transfer.pruned)
-    found = _comparison(report, resolved=resolved)
+    resolved = report.is_resolved and not (report.refused_by_policy or report.pruned)
+    found = replace(found, resolved=resolved)
     return await in_thread_if(len(measured) > THREADED_SPANS, stated, measured, found)
-
-
-def _comparison(report: SessionReport, *, resolved: bool) -> Comparison:
-    result = report.result
-    assert result is not None, "a session without a result was measured"
-    conflicts = SyncIds.of([(each.timestamp, each.message_hash) for each in report.conflicts])
-    return Comparison(
-        to_send=result.to_send,
-        to_receive=result.to_receive,
-        resolved=resolved,
-        keyed_from_ns=report.summed_from_ns,
-        compared_ns=report.opened_ns,
-        conflicts=ordered(conflicts),
-    )
 
 
 @dataclass(slots=True)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Final
 
 from reconcile.errors import MalformedPayloadError as MalformedPayload
 from reconcile.errors import PayloadLimitError as LimitExceeded
 from store.domain.ports import PeerFailed, StoreBusy, StoreUnavailable
-from store.sync.transfer.report import TransferFault
 
 MAX_PEER_TEXT_CHARS: Final = 400
 """A sentence of a peer that is shown or logged here; a longer one is cut."""
@@ -52,6 +52,22 @@ class SessionUnknownError(PeerFailed):
 
 class GaveWayError(PeerFailed):
     """The end of a session that yields to another with the same peer."""
+
+
+class TransferFault(StrEnum):
+    """The reason why a transfer ended before its end.
+
+    PROTOCOL and LIMIT are the peer's doing (`INVALID_ARGUMENT`, `RESOURCE_EXHAUSTED`), SILENCE too
+    (`DEADLINE_EXCEEDED`); SLOW is a limit on time that was passed on either side
+    (`DEADLINE_EXCEEDED`); LOST: the stream, or this node's database, is gone.
+    """
+
+    NONE = ""
+    PROTOCOL = "protocol"
+    LIMIT = "limit"
+    SILENCE = "silence"
+    SLOW = "slow"
+    LOST = "lost"
 
 
 class TransferFailedError(PeerFailed):

@@ -8,16 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from store.domain.ports import HistoryEntry, PeerAddress
-from store.sync.session.report import SyncOutcome
-from storenode.message.limits import MAX_TIMESTAMP_NS
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """A half-open range of time in Unix nanoseconds; by default all of it."""
-
-    time_start_ns: int = 0
-    time_end_ns: int = MAX_TIMESTAMP_NS
+from store.sync.session.report import SessionReport, Window
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +28,10 @@ class ScannedPage:
 class PeerCaller(Protocol):
     """Calls other store nodes."""
 
-    async def synchronize(self, peer: PeerAddress, window: Window) -> SyncOutcome:
+    async def synchronize(self, peer: PeerAddress, window: Window) -> SessionReport:
         """Reconcile the window with a peer, then transfer what either side lacks.
 
-        Never raises for what a peer does: the outcome says it. Cancelling it ends the session.
+        Never raises for what a peer does: the report says it. Cancelling it ends the session.
         """
 
     def scan(

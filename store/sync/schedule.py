@@ -29,15 +29,15 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
 from store.domain.environment import Environment
 from store.domain.ports import PeerAddress, SdsLookup, StoreBusy
 from store.sync.limits import MAX_SESSIONS
 from store.sync.lookup import FetchDone, Fetcher
-from store.sync.peers import PeerCaller, Window
+from store.sync.peers import PeerCaller
 from store.sync.resume import ResumeState
-from store.sync.session.report import SyncEnding, SyncOutcome
+from store.sync.session.report import SessionReport, SyncEnding, SyncObserver, SyncRole, Window
 from storenode.message.limits import NS_PER_S
 
 MAX_WAITING: Final = 64
@@ -86,15 +86,6 @@ class NoPeersError(Exception):
     """A node without peers; the sentence says how to configure some."""
 
 
-@dataclass(frozen=True, slots=True)
-class SyncDone:
-    """A session that ended: with whom, over what, how."""
-
-    peer: PeerAddress
-    window: Window
-    outcome: SyncOutcome
-
-
 @dataclass(slots=True)
 class PeerState:
     """The state of a configured peer; times in Unix nanoseconds, 0: never.
@@ -109,24 +100,11 @@ class PeerState:
     connected: bool = False
     in_session: bool = False
     last_sync_ns: int = 0
-    last: SyncDone | None = None
+    last: SessionReport | None = None
     last_error: str = ""
     failures: int = 0
     lacks: int = 0
     has: int = 0
-
-
-class PeerBook(Protocol):
-    """The state of the configured peers."""
-
-    def begun(self, peer: PeerAddress) -> None:
-        """Note that this node begins a session with a peer."""
-
-    def ended(self, done: SyncDone) -> None:
-        """Note that a session that this node began has ended."""
-
-    def states(self) -> list[PeerState]:
-        """Return the state of every configured peer."""
 
 
 @dataclass(slots=True, eq=False)
@@ -169,20 +147,24 @@ class _Request:
     peer: _Peer | None
     start_ns: int | None
     end_ns: int | None
-    done: asyncio.Future[SyncDone]
+    done: asyncio.Future[SessionReport]
 
 
 class Synchronizer:
     """The sessions that this node begins, by its schedule or for operators.
 
     All on the event loop's thread; the environment's randomness is the only source of chance.
+
+    Attributes:
+        peers: returns the state of the configured peers.
+        resume: returns the state of the resume; None when there was no gap.
     """
 
     def __init__(
         self,
         config: ScheduleConfig,
         caller: PeerCaller,
-        book: PeerBook,
+        observer: SyncObserver,
         fetcher: Fetcher,
         environment: Environment,
     ) -> None:
@@ -190,7 +172,7 @@ class Synchronizer:
         self._rng = environment.random
         self._peers = {peer: _Peer(peer) for peer in config.peers}
         self._caller = caller
-        self._book = book
+        self._observer = observer
         self._fetcher = fetcher
         self._environment = environment
         self._waiting: list[_Request] = []
@@ -198,7 +180,8 @@ class Synchronizer:
         self._sessions: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._stopped = False
-        self._resume: Callable[[], ResumeState | None] = lambda: None
+        self.peers: Callable[[], list[PeerState]] = list
+        self.resume: Callable[[], ResumeState | None] = lambda: None
         self._due: list[_Due] = []
         if config.interval_ns and config.peers:
             self._due.append(_Due(is_wide=False, interval_ns=config.interval_ns))
@@ -225,13 +208,9 @@ class Synchronizer:
                 request.done.set_exception(StoreBusy(_STOPPING))
         self._waiting.clear()
 
-    def show_resume(self, resume: Callable[[], ResumeState | None]) -> None:
-        """Take the progress of the resume from here."""
-        self._resume = resume
-
     async def synchronize(
         self, peer_name: str, time_start_ns: int | None, time_end_ns: int | None
-    ) -> SyncDone:
+    ) -> SessionReport:
         """Run one session now; waits while another with this peer is under way.
 
         ``peer_name`` empty is one at random, a time of None the usual.
@@ -245,7 +224,7 @@ class Synchronizer:
         if self._stopped:
             raise StoreBusy(_STOPPING)
         peer = self._find(peer_name)
-        future: asyncio.Future[SyncDone] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[SessionReport] = asyncio.get_running_loop().create_future()
         found = None if peer is None else self._peers[peer]
         request = _Request(found, time_start_ns, time_end_ns, future)
         window = self._window(request=request)
@@ -280,14 +259,6 @@ class Synchronizer:
         if peer is None:
             raise UnknownPeerError(f"name the peer to ask: one of {self._known()}")
         return await self._fetcher.fetch(peer, request)
-
-    def peers(self) -> list[PeerState]:
-        """Return the state of the configured peers."""
-        return self._book.states()
-
-    def resume(self) -> ResumeState | None:
-        """Return the state of the resume; None when there was no gap."""
-        return self._resume()
 
     def _find(self, name: str) -> PeerAddress | None:
         if not self._peers:
@@ -403,24 +374,27 @@ class Synchronizer:
 
     async def _run(self, session: _Session) -> None:
         peer, window, request = session.peer, session.window, session.request
-        self._book.begun(peer.address)
-        outcome = SyncOutcome(ending=SyncEnding.FAILED, error=_STOPPING)
+        self._observer.session_began(peer.address)
+        began_ns = self._environment.steady_ns()
+        report = SessionReport(
+            SyncRole.INITIATOR, began_ns, peer=peer.address, window=window, error=_STOPPING
+        )
         try:
-            outcome = await self._caller.synchronize(peer.address, window)
+            report = await self._caller.synchronize(peer.address, window)
         except Exception as error:
             log = self._environment.log
             log.error("session_failed", peer=str(peer.address), exc_info=error)
-            sentence = f"this node failed ({type(error).__name__}): see its log"
-            outcome = SyncOutcome(ending=SyncEnding.FAILED, error=sentence)
+            report.error = f"this node failed ({type(error).__name__}): see its log"
+            report.finish(self._environment.steady_ns())
+            self._observer.session_ended(report)
         finally:
-            done = SyncDone(peer.address, window, outcome)
-            self._book.ended(done)
+            report.ending = report.ending or SyncEnding.FAILED
             if request is not None and not request.done.done():
-                request.done.set_result(done)
+                request.done.set_result(report)
             peer.busy = False
             if session.due is not None:
-                self._come_round(session, session.due, outcome)
-            self._rest(peer, outcome.ending)
+                self._come_round(session, session.due, report)
+            self._rest(peer, report.ending)
             self._go_on()
 
     def _rest(self, peer: _Peer, ending: SyncEnding) -> None:
@@ -437,16 +411,16 @@ class Synchronizer:
             if not other.is_wide and other.next_ns is not None:
                 other.next_ns = min(other.next_ns, now_ns + RETRY_NS)
 
-    def _come_round(self, session: _Session, due: _Due, outcome: SyncOutcome) -> None:
+    def _come_round(self, session: _Session, due: _Due, report: SessionReport) -> None:
         """Set when a session of this kind is due again, and over what (rules 5 and 6)."""
-        is_done, aborted = outcome.ending is SyncEnding.DONE, outcome.ending is SyncEnding.ABORTED
+        is_done, aborted = report.ending is SyncEnding.DONE, report.ending is SyncEnding.ABORTED
         failed = not aborted and not is_done
-        moved = outcome.messages_sent + outcome.messages_received > 0
+        moved = report.messages_sent + report.messages_received > 0
         parts: tuple[Window, ...] = ()
         if session.part is not None and not is_done:
             parts = (session.part,)
-        elif outcome.left_over and not moved and is_done:
-            parts = halves(session.window, outcome.middle_ns)
+        elif report.left_over and not moved and is_done:
+            parts = halves(session.window, report.middle_ns)
         due.parts.extendleft((session.peer.address, each) for each in reversed(parts))
         while len(due.parts) > MAX_PARTS:
             due.parts.pop()
@@ -455,7 +429,7 @@ class Synchronizer:
             wait_ns = self._jittered(FIRST_WIDE_NS << min(due.failures, 32))
         elif aborted and due.is_wide:
             wait_ns = self._jittered(FIRST_WIDE_NS)
-        elif (outcome.left_over and moved) or (due.parts and not failed):
+        elif (report.left_over and moved) or (due.parts and not failed):
             wait_ns = RETRY_NS
         due.failures = due.failures + 1 if failed else 0
         if due.next_ns is not None and wait_ns < due.interval_ns:

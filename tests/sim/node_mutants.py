@@ -25,7 +25,7 @@ from store.sync.session import exchange, reconciliation
 from store.sync.session.agreement import Agreement
 from store.sync.session.exchange import Exchange, FirstFrames
 from store.sync.session.registry import Sessions
-from store.sync.session.report import SessionReport, SyncOutcome
+from store.sync.session.report import SessionReport
 from store.sync.session.sum_search import Search
 from store.sync.transfer.policy_memory import PolicyMemory
 from store.sync.transfer.receive_half import Receiving
@@ -179,7 +179,9 @@ TRANSFERS = {
     ),
     "goes on after the end": Mutant(
         in_transfer(
-            "run", "return self.report", "await asyncio.sleep(3600)\n        return self.report"
+            "run",
+            "await self._close()",
+            "await self._close()\n            await asyncio.sleep(3600)",
         ),
         f"{UNEQUAL}|stream has failed|circles",
         size=3,
@@ -265,17 +267,17 @@ _HOLDS = "self.sums.get(said.span) == (said.count, said.fingerprint)"
 
 STATEMENTS = {
     "states equality whatever was transferred": Mutant(
-        in_statements("_comparison", "resolved=resolved", "resolved=True"),
+        in_statements("statements_of", "resolved=resolved", "resolved=True"),
         "states equality",
         first_seed=1,
     ),
     "states counts without what came": Mutant(
-        in_statements("_comparison", "result.to_receive", "result.to_receive[:0]"),
+        in_statements("comparison_of", "result.to_receive", "result.to_receive[:0]"),
         "states equality",
         first_seed=1,
     ),
     "dates statements later than it read": Mutant(
-        in_statements("_comparison", "report.opened_ns", "report.opened_ns + 10**9"),
+        in_statements("comparison_of", "report.opened_ns", "report.opened_ns + 10**9"),
         "dated too late",
     ),
     "never withdraws a statement": Mutant(
@@ -419,11 +421,10 @@ DAYS = 36
 _ENDED = Exchange.ended
 
 
-def _hoard(exchange: Exchange, report: SessionReport) -> SyncOutcome:
+def _hoard(exchange: Exchange, report: SessionReport) -> None:
     """Keep every session for as long as the node runs."""
-    outcome = _ENDED(exchange, report)
-    exchange.__dict__.setdefault("hoard", []).append((report, outcome, [[] for _ in range(20)]))
-    return outcome
+    _ENDED(exchange, report)
+    exchange.__dict__.setdefault("hoard", []).append((report, [[] for _ in range(20)]))
 
 
 def _drop_nothing(*_tables: object, **_given: object) -> PrunePlan:

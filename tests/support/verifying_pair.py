@@ -23,7 +23,7 @@ from store.domain.view import Span
 from store.sync.frames import parse_reconcile
 from store.sync.session.agreement import Agreement
 from store.sync.session.reconciliation import Reconciliation, asked_range
-from store.sync.session.report import SessionReport, SyncObserver, SyncRole
+from store.sync.session.report import SessionReport, SyncRole
 from store.sync.session.sum_search import ConflictMemory
 from storenode.wire.storenode.v1.peer_pb2 import ReconcileFrame
 
@@ -108,6 +108,12 @@ class Side:
     result: Result | None = None
     error: BaseException | None = None
 
+    @property
+    def found(self) -> Reconciliation:
+        """The reconciliation, with what it has found."""
+        assert self.work is not None
+        return self.work
+
     def id_columns(self) -> SyncIds:
         """Return the IDs with their content digests."""
         ids = SyncIds.of(sorted(self.ids))
@@ -135,11 +141,6 @@ class _Stream:
     async def half_close(self) -> None:
         """End this direction."""
         await self._outbox.put(None)
-
-
-class _Observer:
-    def sync_bytes(self, direction: str, count: int) -> None:
-        """Count nothing."""
 
 
 async def reconcile(
@@ -192,14 +193,12 @@ def _verifying(
         nonce = side.nonce or bytes([role is Role.INITIATOR]) * 16
         lower = max(side.horizon, window[0])
         agreement = Agreement(role, nonce, lower=lower, memory_start=side.memory_start)
-    observer = cast("SyncObserver", _Observer())
     side.work = Reconciliation(
         role,
         config,
         stream,
         MemoryView(side) if has_view else None,
         side.report,
-        observer=observer,
         silence_s=5.0,
         turn=_no_turn,
         agreement=agreement,

@@ -4,7 +4,7 @@ Source: the contract, "Peers", and the schema of the service.
 
 - The initiator names itself, reconciles over one fixed view, gives the view back, and transfers. It
   learns who answers with the first answer at the latest, before it uses or transfers anything.
-  Whatever the peer does becomes a `SyncOutcome`.
+  Whatever the peer does is in the `SessionReport`.
 - A session of a peer takes its place among the node's only when its first frame has come; a caller
   that sends nothing holds none (`FirstFrames`). Between its two calls the session waits here.
 - Every session is driven by one task at a time: that of the caller, or that of the call it serves.
@@ -34,12 +34,12 @@ from reconcile.errors import PayloadLimitError as LimitExceeded
 from reconcile.ids import LOWEST, SyncId
 from reconcile.limits import DEFAULT_SESSION_LIMITS, SessionLimits
 from reconcile.session import Bounds, Result, Role, SessionConfig
-from store.domain.coverage import Statements
+from store.domain.coverage import Comparison, Statements, Sums
 from store.domain.environment import Environment
 from store.domain.places import Caller
 from store.domain.ports import PeerAddress, PeerFailed, StoreBusy, StoreUnavailable
 from store.domain.view import OpenView, Reconcilable
-from store.sync.coverage import measure, statements_of
+from store.sync.coverage import comparison_of, measure, statements_of
 from store.sync.errors import (
     EXPECTED,
     CallFailedError,
@@ -52,7 +52,7 @@ from store.sync.errors import (
     TooManyCallsError,
     TransferFailedError,
 )
-from store.sync.frames import parse_reconcile, pieces, reconcile_bytes
+from store.sync.frames import parse_reconcile, pieces
 from store.sync.index.view_reads import in_thread_if
 from store.sync.limits import (
     COMPACT_FROM_IDS,
@@ -63,6 +63,7 @@ from store.sync.limits import (
     MAX_OPENING_CALLS,
     MAX_OPENING_CALLS_OF_PEER,
     MAX_SESSIONS,
+    MAX_SHOWN_HIDDEN,
     MAX_STRANGE_OPENING_CALLS,
     MIN_KEPT_STEPS,
     RANDOM_CUTS,
@@ -70,7 +71,7 @@ from store.sync.limits import (
     THREADED_ROWS,
     TransferLimits,
 )
-from store.sync.peers import Connector, FrameStream, Named, Window
+from store.sync.peers import Connector, FrameStream, Named
 from store.sync.session.agreement import Agreement
 from store.sync.session.reconciliation import (
     GOES_ON,
@@ -87,7 +88,7 @@ from store.sync.session.registry import (
     Sessions,
     SessionState,
 )
-from store.sync.session.report import SessionReport, SyncEnding, SyncObserver, SyncOutcome, SyncRole
+from store.sync.session.report import SessionReport, SyncEnding, SyncObserver, SyncRole, Window
 from store.sync.session.sum_search import ConflictMemory
 from store.sync.transfer.policy_memory import PolicyMemory
 from store.sync.transfer.transfer import DEFAULT_LIMITS, Transfer, TransferWork
@@ -102,6 +103,7 @@ TRANSFER: Final = f"/{_PEER}/Transfer"
 
 _DISPLACED: Final = "the session only waited for the peer, and its place went to another peer"
 
+_Measured = tuple[Comparison, Sums]
 _Call = Callable[[str, Callable[[Named], None]], AbstractAsyncContextManager[FrameStream]]
 
 
@@ -122,6 +124,7 @@ class ExchangeWork:
     shards: tuple[int, ...]
     reconcilable: Reconcilable
     transfer: TransferWork
+    observer: SyncObserver
     limits: SessionLimits = DEFAULT_SESSION_LIMITS
     transfer_limits: TransferLimits = DEFAULT_LIMITS
     tuning: Tuning = field(default_factory=Tuning)
@@ -179,7 +182,6 @@ class Exchange:
     def __init__(self, work: ExchangeWork) -> None:
         self.work = work
         self.environment: Environment = work.transfer.environment
-        self.observer: SyncObserver = work.transfer.observer
         silence_ns = work.transfer_limits.silence_ns
         self.sessions = Sessions(
             work.node_id, work.store_id, limit=work.max_sessions, silence_ns=silence_ns
@@ -202,20 +204,21 @@ class Exchange:
 
     async def initiate(
         self, connector: Connector, peer: PeerAddress, window: Window
-    ) -> SyncOutcome:
+    ) -> SessionReport:
         """Run one session with a peer; raise only for the cancellation of this task."""
         end_ns = min(window.time_end_ns, MAX_TIMESTAMP_NS)
         bounds = (max(0, window.time_start_ns), LOWEST[1]), (end_ns, LOWEST[1])
         began_ns, node_id = self.environment.steady_ns(), connector.node_id(peer)
         report = SessionReport(
-            SyncRole.INITIATOR, began_ns, peer=str(peer), node_id=node_id, asked_from=bounds[0]
+            SyncRole.INITIATOR, began_ns, node_id, peer=peer, window=window, asked_from=bounds[0]
         )
         call = partial(connector.call, peer)
+        measured: _Measured | None = None
         try:
             opened = self.sessions.begin(began_ns, peer.target, node_id)
             session = self._accepted(opened).session
             with self.driving(session):
-                session_id = await self._find_differences(call, report, session, bounds)
+                session_id, measured = await self._find_differences(call, report, session, bounds)
                 if session.state is SessionState.READY:
                     await self._move_differences(call, report, session, session_id)
         except asyncio.CancelledError:
@@ -223,10 +226,11 @@ class Exchange:
             self.ended(report)
             raise
         except Exception as error:  # noqa: BLE001 - whatever it is, the operator is told
-            report.ending, report.error = self._failure(report.peer, error)
-        outcome = self.ended(report)
-        await self.state(report)
-        return outcome
+            report.ending, report.error = self._failure(str(peer), error)
+        self.ended(report)
+        if measured is not None:
+            await self._state(report, *measured)
+        return report
 
     def _accepted(self, opened: Accepted | SessionRefusal) -> Accepted:
         if isinstance(opened, SessionRefusal):
@@ -236,8 +240,8 @@ class Exchange:
 
     async def _find_differences(
         self, call: _Call, report: SessionReport, session: PeerSession, bounds: Bounds
-    ) -> str:
-        """Reconcile as the initiator; return the responder's name of the session."""
+    ) -> tuple[str, _Measured | None]:
+        """Reconcile as the initiator; return the session's ID and what statements may be about."""
         work, steady_ns = self.work, self.environment.steady_ns
 
         def identify(callee: Named) -> None:
@@ -253,7 +257,7 @@ class Exchange:
                 side = self.reconciliation(Role.INITIATOR, stream, view, report, window=bounds)
                 result = await side.initiate()
                 self.concluded(report, side, result)
-                await self.measure(report, view)
+                measured = await self._measure(report, side, result, view)
             # The view is given back by now: the peer may take its time to end the call.
             if result.rounds:
                 await stream.half_close()
@@ -265,7 +269,7 @@ class Exchange:
         if (len(result.to_send) or len(result.to_receive)) and not side.session_id:
             raise ProtocolBrokenError("the peer has not named the session")
         self.sessions.reconciled(steady_ns(), session, result.to_send, result.to_receive)
-        return side.session_id
+        return side.session_id, measured
 
     async def _move_differences(
         self, call: _Call, report: SessionReport, session: PeerSession, session_id: str
@@ -278,8 +282,7 @@ class Exchange:
 
         async with call(TRANSFER, require_same) as stream:
             self.sessions.transferring(self.environment.steady_ns(), session, session_id)
-            transfer = await self.transfer(session, report)
-            await transfer.run(stream)
+            await (await self.transfer(session, report)).run(stream)
 
     def _failure(self, peer: str, error: Exception) -> tuple[SyncEnding, str]:
         """Return the ending and the sentence for an error; yielding to another session is none."""
@@ -328,7 +331,6 @@ class Exchange:
                 return
             frame = parse_reconcile(data)
             del data
-            self.observer.sync_bytes("received", reconcile_bytes(frame))
             name = f"{self.environment.random.getrandbits(8 * SESSION_ID_BYTES):032x}"
             opened = self.sessions.accept(steady_ns(), caller, name)
         if isinstance(opened, SessionRefusal):
@@ -370,12 +372,11 @@ class Exchange:
             await (await self.transfer(session, report)).run(resumed)
             return
         with self._reporting(report), self.driving(session):
-            transfer = await self.transfer(session, report)
-            await transfer.run(resumed)
+            await (await self.transfer(session, report)).run(resumed)
             self.ended(report)
-        if report.transfer.fault:
-            raise TransferFailedError(report.transfer.fault, report.transfer.error)
-        if report.transfer.stored or report.transfer.stored_by_peer:
+        if report.fault:
+            raise TransferFailedError(report.fault, report.error)
+        if report.stored or report.messages_sent:
             self.sessions.useful(session)
 
     async def _refuse(
@@ -467,7 +468,6 @@ class Exchange:
             stream,
             view,
             report,
-            observer=self.observer,
             silence_s=work.silence_s,
             turn=self.turn,
             agreement=self._agreement(role, view, report),
@@ -481,9 +481,12 @@ class Exchange:
 
     def concluded(self, report: SessionReport, work: Reconciliation, result: Result) -> None:
         """Note what a reconciliation came to."""
-        report.result = result
         if result.refusal:
             return
+        report.conclude(result)
+        report.note_hidden(work.hidden)
+        report.found_conflicts = len(work.conflicts)
+        report.shown_conflicts = list(work.conflicts[:MAX_SHOWN_HIDDEN])
         notes = self._notes.get(report.node_id) or _PeerNotes()
         if report.role is SyncRole.INITIATOR:
             notes.equal = not (len(result.to_send) or len(result.to_receive))
@@ -492,7 +495,7 @@ class Exchange:
             notes.plain = not work.agreement.peer_knows
         self._notes[report.node_id] = notes
         now_ns = self.environment.steady_ns()
-        self.conflicts.update(report.node_id, now_ns, report.conflicts, report.settled)
+        self.conflicts.update(report.node_id, now_ns, work.conflicts, work.settled)
 
     def _agreement(
         self, role: Role, view: OpenView | None, report: SessionReport
@@ -527,23 +530,26 @@ class Exchange:
 
     # Statements of coverage
 
-    async def measure(self, report: SessionReport, view: OpenView) -> None:
+    async def _measure(
+        self, report: SessionReport, side: Reconciliation, result: Result, view: OpenView
+    ) -> _Measured | None:
         """Measure what this session, which this node began, will make statements about."""
         if self.work.statements is None or not report.store_id:
-            return
+            return None
+        found = comparison_of(report, result, side.conflicts)
         try:
-            report.measured = await measure(view, report, self.environment.now_ns())
+            sums = await measure(view, result, found, self.environment.now_ns())
         except (StoreUnavailable, StoreBusy) as error:
             self.environment.log.warning("coverage_not_measured", reason=str(error))
+            return None
+        return None if sums is None else (found, sums)
 
-    async def state(self, report: SessionReport) -> None:
+    async def _state(self, report: SessionReport, found: Comparison, measured: Sums) -> None:
         """Keep the statements of a session that has ended."""
-        statements, measured = self.work.statements, report.measured
-        if statements is None or measured is None:
-            return
-        made = await statements_of(report, measured)
+        assert self.work.statements is not None
+        made = await statements_of(report, found, measured)
         try:
-            await statements.note(report.store_id, made, self.environment.now_ns())
+            await self.work.statements.note(report.store_id, made, self.environment.now_ns())
         except (StoreUnavailable, StoreBusy) as error:
             self.environment.log.warning(
                 "coverage_not_kept", peer_store_id=report.store_id, reason=str(error)
@@ -606,16 +612,15 @@ class Exchange:
         timer.cancel()
         return found, report
 
-    def ended(self, report: SessionReport) -> SyncOutcome:
+    def ended(self, report: SessionReport) -> None:
         """Report a session that has ended to the observer."""
-        outcome = report.outcome(self.environment.steady_ns())
-        self.observer.session_ended(report.role, report.node_id, report.store_id, outcome)
-        return outcome
+        report.finish(self.environment.steady_ns())
+        self.work.observer.session_ended(report)
 
     async def transfer(self, session: PeerSession, report: SessionReport) -> Transfer:
-        """Return the transfer of what a session has found, with its report."""
-        limits, result = self.work.transfer_limits, report.result
-        transfer = await in_thread_if(
+        """Return the transfer of what a session has found."""
+        limits = self.work.transfer_limits
+        return await in_thread_if(
             len(session.to_send) + len(session.to_receive) > THREADED_ROWS,
             Transfer,
             session.session_id,
@@ -624,11 +629,10 @@ class Exchange:
             self.work.transfer,
             memory=self.memory,
             peer=session.node_id,
+            report=report,
             limits=limits.with_grace() if session.own else limits,
-            partial=result is not None and result.truncated,
+            partial=report.left_over,
         )
-        report.transfer = transfer.report
-        return transfer
 
     def _expire(self, session: PeerSession) -> None:
         self._forget(session, f"the peer did not transfer within {self.work.silence_s:.0f} s")

@@ -17,8 +17,7 @@ session. Source: docs/spec/compact.md.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from typing import Final, TypeVar
@@ -60,9 +59,8 @@ from store.sync.limits import (
 )
 from store.sync.peers import FrameStream
 from store.sync.session.agreement import Agreement, Phase
-from store.sync.session.report import SessionReport, SyncObserver
+from store.sync.session.report import ContentConflict, SessionReport
 from store.sync.session.sum_search import NO_CONFLICTS, KnownConflicts, Search, has_spans
-from store.sync.transfer.report import ContentConflict
 from storenode.message.limits import HASH_BYTES
 from storenode.wire.storenode.v1.peer_pb2 import ReconcileExtension, ReconcileFrame, SumSearch
 
@@ -145,6 +143,9 @@ class Reconciliation:
     Attributes:
         session_id: sent by the responder with its first frame.
         compact: this side of the compact mode, where it was possible, or taken up.
+        hidden: ascending differences that the fingerprints of WAKU-SYNC did not show.
+        conflicts: IDs with different contents on the two sides.
+        settled: the spans of time whose conflicts are all in ``conflicts``.
     """
 
     def __init__(
@@ -155,7 +156,6 @@ class Reconciliation:
         view: OpenView | None,
         report: SessionReport,
         *,
-        observer: SyncObserver,
         silence_s: float,
         turn: Turns,
         agreement: Agreement | None,
@@ -182,12 +182,10 @@ class Reconciliation:
         self.session_id = session_id
         self.session = Session(role, config)
         self._stream = stream
-        self._observer = observer
         self._silence_s = silence_s
         self._turn = turn
         self._report = report
         self._known = known
-        self._bytes = Counter[str]()
         self._has_sent = False
         self._opening = b""  # the compact frame in the initiator's next base frame
         self._received: ReconcileFrame | None = None  # the last frame of the peer
@@ -195,6 +193,9 @@ class Reconciliation:
         self._peer_count: int | None = None
         self._search: Search | None = None
         self._own_sum = b""
+        self.hidden = SyncIds.empty()
+        self.conflicts: tuple[ContentConflict, ...] = ()
+        self.settled: Sequence[Span] = ()
 
     @property
     def compact_failed(self) -> bool:
@@ -270,8 +271,7 @@ class Reconciliation:
             extension=extension if extension is not None and extension.ListFields() else None,
         )
         await in_time(self._stream.write(frame.SerializeToString()), self._silence_s)
-        self._bytes["sent"] += reconcile_bytes(frame)
-        self._observer.sync_bytes("sent", reconcile_bytes(frame))
+        self._report.bytes_sent += reconcile_bytes(frame)
 
     async def _next(self) -> ReconcileFrame:
         data = await in_time(self._stream.read(), self._silence_s)
@@ -280,14 +280,13 @@ class Reconciliation:
         frame = parse_reconcile(data)
         if self.role is Role.INITIATOR:
             self._check_name(frame)
-        self._observer.sync_bytes("received", reconcile_bytes(frame))
         self._receive(frame)
         return frame
 
     def _receive(self, frame: ReconcileFrame) -> None:
         if self._received is None:
             self._peer_count = _count(frame)
-        self._bytes["received"] += reconcile_bytes(frame)
+        self._report.bytes_received += reconcile_bytes(frame)
         self._received = frame
         if self.agreement is not None:
             self._extension = self.agreement.receive(frame)
@@ -364,7 +363,7 @@ class Reconciliation:
         self.agreement.compact = False
         checked = await self._conclude(result, by_peer=not is_last)
         self._report.compact = True
-        return self._with_bytes(checked)
+        return checked
 
     async def _compact_step(self, compact: CompactSide) -> CompactStep:
         async with self._turn(compact_bytes(self._extension)):
@@ -379,21 +378,17 @@ class Reconciliation:
             self._opening = b"" if compact.is_announced else FAILED
             self.session = Session(self.role, self.config)
             agreement.compact = False
-            return self._with_bytes(await self._run())
+            return await self._run()
         if self._received is not first and not compact.is_announced:
             await self._send_compact(FAILED)
             await self._next()
         agreement.compact = False
-        return self._with_bytes(await self._run(self._received))
+        return await self._run(self._received)
 
     async def _send_compact(self, frame: bytes, ids: bytes = b"", own_sum: bytes = b"") -> None:
         count = None if self.compact is None else self.compact.own_count
         extension = ReconcileExtension(compact_frame=frame, compact_ids=ids, sum=own_sum)
         await self._send(PayloadFrame(b"", count), extension)
-
-    def _with_bytes(self, result: Result) -> Result:
-        sent, received = self._bytes["sent"], self._bytes["received"]
-        return replace(result, bytes_sent=sent, bytes_received=received)
 
     # The sums
 
@@ -483,12 +478,12 @@ class Reconciliation:
     def _concluded(self, result: Result, conflicts: tuple[ContentConflict, ...] = ()) -> Result:
         """Note that both sides are equal but for known conflicts."""
         self._note_equal(self._whole(result))
-        self._report.conflicts = conflicts
+        self.conflicts = conflicts
         return result
 
     def _note_equal(self, whole: Span | None) -> None:
         if whole is not None:
-            self._report.summed_from_ns, self._report.settled = whole[0], (whole,)
+            self._report.keyed_from_ns, self.settled = whole[0], [whole]
 
     def _searched(self, result: Result, search: Search) -> Result:
         """Return what reconciliation and search came to: in settled spans the lists count.
@@ -508,9 +503,8 @@ class Reconciliation:
             )
         whole = self._whole(result)
         complete = search.complete and whole is not None
-        report = self._report
-        report.hidden, report.conflicts = ordered(hidden), tuple(search.conflicts)
-        report.settled = tuple(search.settled)
+        self.hidden, self.conflicts = ordered(hidden), tuple(search.conflicts)
+        self.settled = search.settled
         if complete:
             self._note_equal(whole)
         return replace(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -12,12 +13,14 @@ import numpy as np
 
 from reconcile.ids import SyncId, SyncIds
 from reconcile.session import Result
-from store.domain.coverage import Sums
-from store.domain.view import Span
-from store.sync.errors import shown
+from store.domain.ports import PeerAddress
+from store.sync.errors import TransferFault, shown
 from store.sync.limits import MAX_SHOWN_HIDDEN
-from store.sync.transfer.report import ContentConflict, Report
-from storenode.message.limits import NS_PER_S
+from storenode.message.limits import MAX_TIMESTAMP_NS, NS_PER_S
+from storenode.message.rules import Reason
+
+UNSOLICITED: Final = "unsolicited"
+"""The label of messages that nobody asked for, and of repeated ones."""
 
 
 class Equality(StrEnum):
@@ -46,6 +49,16 @@ class Hidden:
     hashes: tuple[bytes, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class ContentConflict:
+    """A message hash under which two stores hold different contents, by content digests."""
+
+    timestamp: int
+    message_hash: bytes
+    own_digest: bytes
+    peer_digest: bytes
+
+
 class SyncRole(StrEnum):
     """The side that began a session (label ``role`` of the metrics)."""
 
@@ -69,235 +82,262 @@ class SyncEnding(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class SyncOutcome:
-    """The result of a session with a peer, on one side.
+class Window:
+    """A half-open range of time in Unix nanoseconds; by default all of it."""
 
-    ``in_sync``: both sides hold the same set over the window now, but for what lies below a
-    horizon or is refused by policy (then ``notes`` say so). ``round_trips``: payloads sent by the
-    initiator. Bytes are those of reconciliation payloads. ``messages_sent``: what the peer answered
-    as stored. ``error``: one sentence, empty for DONE and ABORTED. ``differences``:
-    ``missing_here`` (IDs that only the peer held) and ``missing_there`` together.
-    ``undelivered``: messages that the peer promised and did not deliver, ``unsolicited`` ones
-    that it sent unasked. ``left_over``: a limit was reached, and the next session goes on; then
-    ``middle_ns`` is the median of the timestamps of what was found.
-    ``own_count`` and ``peer_count``: IDs over the window, None where unknown. ``keyed_from_ns``:
-    from here on lattice sums were compared; None: nowhere. ``compact``: the differences were found
-    in the compact mode. ``conflicts``: hashes with different contents on the two sides.
-    """
-
-    in_sync: bool = False
-    round_trips: int = 0
-    bytes_sent: int = 0
-    bytes_received: int = 0
-    messages_sent: int = 0
-    messages_received: int = 0
-    seconds: float = 0.0
-    error: str = ""
-    peer_node_id: str = ""
-    differences: int = 0
-    refused_by_policy: int = 0
-    undelivered: int = 0
-    left_over: bool = False
-    middle_ns: int = 0
-    notes: tuple[str, ...] = ()
-    ending: SyncEnding = SyncEnding.DONE
-    missing_here: int = 0
-    missing_there: int = 0
-    unsolicited: int = 0
-    own_count: int | None = None
-    peer_count: int | None = None
-    equality: Equality = Equality.UNKNOWN
-    keyed_from_ns: int | None = None
-    hidden: Hidden | None = None
-    compact: bool = False
-    conflicts: int = 0
-    shown_conflicts: tuple[ContentConflict, ...] = ()
-
-
-class SyncObserver(Protocol):
-    """An observer of sessions of either role; must not block or raise."""
-
-    def session_ended(
-        self, role: SyncRole, peer_node_id: str, peer_store_id: str, outcome: SyncOutcome
-    ) -> None:
-        """Note that a session ended."""
-
-    def transferred(self, direction: str, outcome: str, count: int) -> None:
-        """Count messages of a transfer: ``sent`` or ``received``, with their outcome."""
-
-    def sync_bytes(self, direction: str, count: int) -> None:
-        """Count bytes of reconciliation payloads: ``sent`` or ``received``."""
-
-
-_COUNTED: Final = (None, SyncEnding.FAILED, SyncEnding.UNAVAILABLE)
-"""Endings of sessions whose counts are reported."""
+    time_start_ns: int = 0
+    time_end_ns: int = MAX_TIMESTAMP_NS
 
 
 @dataclass(slots=True)
 class SessionReport:
-    """The report of one session; ``peer``: the address that this node calls.
+    """The report of one session, on one side; `finish` completes it.
+
+    ``node_id`` and ``store_id`` are the peer's, as far as it is known. ``peer`` and ``window``:
+    what this node asked for, in a session that it began. ``error``: one sentence, empty for DONE
+    and ABORTED; ``fault``: that of a transfer. ``in_sync``: both sides hold the same set over the
+    window now, but for what lies below a horizon or is refused by policy (then ``notes`` say so).
 
     ``asked_from``: the lower bound that the initiator wanted; below ``horizon`` nothing was
-    compared. ``opened_ns``: the clock before the view was opened. From ``summed_from_ns`` on sums
-    were equal in the end, but for the conflicts; None: nowhere. ``hidden``: differences that the
-    fingerprints of WAKU-SYNC did not show. ``settled``: the spans whose conflicts are all in
-    ``conflicts``. ``compact``: the differences were found in the compact
-    mode, ``compact_failed``: why it was given up in the middle. ``transfer`` is complete as far as
-    the transfer came. ``measured``: the spans that it makes statements about, as they were stored
-    when it compared. ``error``: what ended the session before its end, and ``ending`` how.
+    compared. ``opened_ns``: the clock before the view was opened. ``compared``: the reconciliation
+    came to a result; only then the findings count. ``round_trips``: payloads that the initiator
+    sent; bytes are those of reconciliation payloads. ``own_count`` and ``peer_count``: IDs over the
+    window, None where unknown. ``missing_here`` are IDs that only the peer held, ``missing_there``
+    those that only this node held. ``left_over``: a limit was reached, and the next session goes
+    on; then ``middle_ns`` is the median of the timestamps of what was found. From
+    ``keyed_from_ns`` on lattice sums were equal in the end, but for the conflicts; None: nowhere.
+    ``hidden``: differences that the fingerprints of WAKU-SYNC did not show. ``compact``: the
+    differences were found in the compact mode, ``compact_failed``: why it was given up in the
+    middle. ``found_conflicts``: hashes with different contents on the two sides.
+
+    The counts of the transfer are messages, and those by reason are by label. Of those to send:
+    ``sent`` were written to the stream; the peer answered ``messages_sent`` as stored,
+    ``refused_by_peer`` by its policy (of which ``withheld`` were not sent, since it had refused
+    them in an earlier session), and ``missed_by_peer`` as not received or not wanted; ``pruned``
+    were gone before they could be sent; ``unanswered`` are open. Of those to receive: ``stored``
+    came and were new, ``duplicates`` came and were held already, ``elsewhere`` came another way;
+    ``refused`` are those of this node's policy (of which ``declined`` were refused before);
+    ``undelivered`` never came although the peer said that it was done; ``outstanding`` are open.
+    ``unsolicited`` messages came without being asked for, ``repeated`` ones twice;
+    ``unstored_conflicts`` came that are not stored, since others here have their hashes.
     """
 
     role: SyncRole
     began_ns: int
     node_id: str = ""
     store_id: str = ""
-    peer: str = ""
+    peer: PeerAddress | None = None
+    window: Window = field(default_factory=Window)
+    ending: SyncEnding | None = None
+    error: str = ""
+    fault: TransferFault = TransferFault.NONE
+    seconds: float = 0.0
+    in_sync: bool = False
+    notes: tuple[str, ...] = ()
+
     asked_from: SyncId | None = None
     horizon: SyncId | None = None
     opened_ns: int = 0
-    result: Result | None = None
-    summed_from_ns: int | None = None
-    hidden: SyncIds = field(default_factory=SyncIds.empty)
-    conflicts: tuple[ContentConflict, ...] = ()
-    settled: tuple[Span, ...] = ()
+    compared: bool = False
+    round_trips: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    own_count: int | None = None
+    peer_count: int | None = None
+    missing_here: int = 0
+    missing_there: int = 0
+    left_over: bool = False
+    middle_ns: int = 0
+    keyed_from_ns: int | None = None
+    equality: Equality = Equality.UNKNOWN
+    hidden: Hidden | None = None
     compact: bool = False
     compact_failed: str = ""
-    transfer: Report = field(default_factory=Report)
-    measured: Sums | None = None
-    error: str = ""
-    ending: SyncEnding | None = None
+    found_conflicts: int = 0
+    shown_conflicts: list[ContentConflict] = field(default_factory=list)
+
+    sent: int = 0
+    messages_sent: int = 0
+    refused_by_peer: Counter[str] = field(default_factory=Counter)
+    withheld: int = 0
+    missed_by_peer: int = 0
+    pruned: int = 0
+    unanswered: int = 0
+    stored: int = 0
+    duplicates: int = 0
+    elsewhere: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
+    declined: Counter[str] = field(default_factory=Counter)
+    undelivered: int = 0
+    outstanding: int = 0
+    unsolicited: int = 0
+    repeated: int = 0
+    unstored_conflicts: int = 0
+    reasons_of_peer: tuple[str, ...] = ()
+
+    @property
+    def differences(self) -> int:
+        """The number of IDs that one side lacked."""
+        return self.missing_here + self.missing_there
+
+    @property
+    def messages_received(self) -> int:
+        """The number of messages that came and are stored."""
+        return self.stored + self.duplicates
+
+    @property
+    def refused_by_policy(self) -> int:
+        """Messages that one side's rules keep from being equal."""
+        return self.refused.total() + self.refused_by_peer.total()
+
+    @property
+    def transfer_conflicts(self) -> int:
+        """Messages of the transfer for which the two sides hold different ones of one hash."""
+        label = str(Reason.CONFLICT)
+        return self.unstored_conflicts + self.refused[label] + self.refused_by_peer[label]
+
+    @property
+    def conflicts(self) -> int:
+        """Hashes under which the two sides hold different contents."""
+        return self.found_conflicts + self.transfer_conflicts
+
+    @property
+    def moved_all(self) -> bool:
+        """True if both sides hold all of a transfer, but for what policy or retention keeps out."""
+        open_ends = self.missed_by_peer + self.unanswered + self.undelivered + self.outstanding
+        return not self.error and not open_ends and not self.transfer_conflicts
 
     @property
     def is_resolved(self) -> bool:
         """True if both sides hold all that one of them lacked."""
-        result, transfer = self.result, self.transfer
-        if result is None or result.truncated or self.error or transfer.error:
-            return False
-        return transfer.equal or not (len(result.to_receive) or len(result.to_send))
+        return self.compared and not self.left_over and self.moved_all
 
-    def outcome(self, now_ns: int) -> SyncOutcome:
-        """Return the outcome in the terms of the contract ("Reports")."""
-        result, transfer = self.result, self.transfer
-        seconds = (now_ns - self.began_ns) / NS_PER_S
-        if result is None or result.refusal or self.ending not in _COUNTED:
-            return SyncOutcome(
-                seconds=seconds,
-                error=self.error,
-                peer_node_id=self.node_id,
-                ending=self.ending or SyncEnding.FAILED,
-            )
-        error = self.error or transfer.error
-        missing_here, missing_there = len(result.to_receive), len(result.to_send)
-        conflicts = (*self.conflicts, *transfer.conflicts)
-        hidden = _hidden(self.hidden) if len(self.hidden) else None
-        equality = Equality.XOR
-        if self.summed_from_ns is not None:
-            whole = self.summed_from_ns <= result.window[0][0]
-            equality = Equality.KEYED if whole else Equality.PARTLY_KEYED
-        return SyncOutcome(
-            in_sync=self.is_resolved and not conflicts,
-            round_trips=result.rounds,
-            bytes_sent=result.bytes_sent,
-            bytes_received=result.bytes_received,
-            messages_sent=transfer.stored_by_peer,
-            messages_received=transfer.stored + transfer.duplicates,
-            seconds=seconds,
-            error=error,
-            peer_node_id=self.node_id,
-            differences=missing_here + missing_there,
-            refused_by_policy=transfer.refused_by_policy,
-            undelivered=transfer.undelivered,
-            left_over=result.truncated,
-            middle_ns=_middle_ns(result) if result.truncated else 0,
-            notes=tuple(_notes(self, result, conflicts, hidden)),
-            ending=(self.ending or SyncEnding.FAILED) if error else SyncEnding.DONE,
-            missing_here=missing_here,
-            missing_there=missing_there,
-            unsolicited=transfer.unsolicited,
-            own_count=result.own_count,
-            peer_count=result.peer_count,
-            equality=equality,
-            keyed_from_ns=self.summed_from_ns,
-            hidden=hidden,
-            compact=self.compact,
-            conflicts=len(self.conflicts) + transfer.in_conflict,
-            shown_conflicts=conflicts[:MAX_SHOWN_HIDDEN],
+    def conclude(self, result: Result) -> None:
+        """Take in what the reconciliation came to."""
+        self.compared = True
+        self.round_trips, self.left_over = result.rounds, result.truncated
+        self.own_count, self.peer_count = result.own_count, result.peer_count
+        self.missing_here, self.missing_there = len(result.to_receive), len(result.to_send)
+        self.unanswered, self.outstanding = self.missing_there, self.missing_here
+        self.equality = Equality.XOR
+        if self.keyed_from_ns is not None:
+            whole = self.keyed_from_ns <= result.window[0][0]
+            self.equality = Equality.KEYED if whole else Equality.PARTLY_KEYED
+        if result.truncated and self.differences:
+            pair = result.to_send.timestamps, result.to_receive.timestamps
+            timestamps, middle = np.concatenate(pair), self.differences // 2
+            self.middle_ns = int(np.partition(timestamps, middle)[middle])
+
+    def note_hidden(self, ids: SyncIds) -> None:
+        """Take in ascending differences that fingerprints did not show."""
+        if len(ids):
+            hashes = tuple(digest for _, digest in ids[:MAX_SHOWN_HIDDEN].pairs())
+            first_ns, last_ns = int(ids.timestamps[0]), int(ids.timestamps[-1])
+            self.hidden = Hidden(len(ids), first_ns, last_ns, hashes)
+
+    def show_conflict(self, conflict: ContentConflict) -> None:
+        """Keep a conflict if there is room."""
+        if len(self.shown_conflicts) < MAX_SHOWN_HIDDEN:
+            self.shown_conflicts.append(conflict)
+
+    def finish(self, now_ns: int) -> None:
+        """Complete the report at the end of the session."""
+        self.seconds = (now_ns - self.began_ns) / NS_PER_S
+        if self.ending is None:
+            done = self.compared and not self.error
+            self.ending = SyncEnding.DONE if done else SyncEnding.FAILED
+        self.in_sync = self.is_resolved and not self.conflicts
+        self.notes = tuple(_notes(self)) if self.compared else ()
+
+    def moved(self) -> Iterator[tuple[str, str, int]]:
+        """Yield the messages of the transfer by direction and outcome, as the metrics have them.
+
+        Refusals of earlier sessions, of which nothing was sent, do not count.
+        """
+        counts = (
+            ("sent", "stored", self.messages_sent),
+            ("sent", "refused", self.refused_by_peer.total() - self.withheld),
+            ("sent", "undelivered", self.missed_by_peer),
+            ("sent", "pruned", self.pruned),
+            ("received", "stored", self.stored),
+            ("received", "duplicate", self.duplicates),
+            ("received", "refused", (self.refused - self.declined).total()),
+            ("received", "unsolicited", self.unsolicited + self.repeated),
+            ("received", "undelivered", self.undelivered),
+            ("received", "conflict", self.unstored_conflicts),
         )
+        return (each for each in counts if each[2])
+
+    def rejected(self) -> Counter[str]:
+        """Return the messages that came and were not stored, by label."""
+        strays = {UNSOLICITED: self.unsolicited + self.repeated}
+        conflicts = {str(Reason.CONFLICT): self.unstored_conflicts}
+        return self.refused - self.declined + Counter(strays) + Counter(conflicts)
 
 
-def _hidden(ids: SyncIds) -> Hidden:
-    hashes = tuple(digest for _, digest in ids[:MAX_SHOWN_HIDDEN].pairs())
-    return Hidden(len(ids), int(ids.timestamps[0]), int(ids.timestamps[-1]), hashes)
+class SyncObserver(Protocol):
+    """An observer of sessions; must not block or raise."""
+
+    def session_began(self, peer: PeerAddress) -> None:
+        """Note that this node begins a session with a configured peer."""
+
+    def session_ended(self, report: SessionReport) -> None:
+        """Note that a session of either role ended."""
 
 
-def _middle_ns(result: Result) -> int:
-    timestamps = np.concatenate((result.to_send.timestamps, result.to_receive.timestamps))
-    middle = len(timestamps) // 2
-    return int(np.partition(timestamps, middle)[middle]) if len(timestamps) else 0
-
-
-def _notes(
-    report: SessionReport,
-    result: Result,
-    conflicts: tuple[ContentConflict, ...],
-    hidden: Hidden | None,
-) -> Iterator[str]:
-    transfer, lower = report.transfer, result.window[0]
-    horizon = report.horizon or lower
-    if (report.asked_from or lower) < horizon:
+def _notes(report: SessionReport) -> Iterator[str]:
+    horizon = report.horizon
+    if horizon is not None and (report.asked_from or horizon) < horizon:
         yield f"not compared: what is older than {_time(horizon[0])}, the horizon of this node"
-    if result.truncated:
+    if report.left_over:
         yield "a session reports no more differences than these: the next one finds the rest"
-    if transfer.refused:
-        yield f"refused here by policy: {_counts(transfer.refused)}"
-    if transfer.refused_by_peer:
-        reasons = "; ".join(transfer.reasons_of_peer)
-        yield f"refused by the peer: {_counts(transfer.refused_by_peer)}" + (
+    if report.refused:
+        yield f"refused here by policy: {_counts(report.refused)}"
+    if report.refused_by_peer:
+        reasons = "; ".join(report.reasons_of_peer)
+        yield f"refused by the peer: {_counts(report.refused_by_peer)}" + (
             f" ({shown(reasons)})" if reasons else ""
         )
-    if transfer.undelivered:
-        yield f"announced by the peer and not delivered: {transfer.undelivered:,}"
-    if transfer.missed_by_peer:
-        yield f"sent to the peer, which says that it did not get them: {transfer.missed_by_peer:,}"
-    if transfer.pruned:
-        yield f"dropped by retention here before they could be sent: {transfer.pruned:,}"
-    if strays := transfer.unsolicited + transfer.repeated:
+    if report.undelivered:
+        yield f"announced by the peer and not delivered: {report.undelivered:,}"
+    if report.missed_by_peer:
+        yield f"sent to the peer, which says that it did not get them: {report.missed_by_peer:,}"
+    if report.pruned:
+        yield f"dropped by retention here before they could be sent: {report.pruned:,}"
+    if strays := report.unsolicited + report.repeated:
         yield f"sent by the peer although nobody asked for them: {strays:,}"
-    yield from _difference_notes(conflicts, hidden)
-    yield from _count_notes(result)
-    if report.compact_failed:
-        failed = shown(report.compact_failed)
-        yield f"the compact mode was given up for a base session: {failed}"
-
-
-def _difference_notes(
-    conflicts: tuple[ContentConflict, ...], hidden: Hidden | None
-) -> Iterator[str]:
-    if hidden is not None:
+    if report.hidden is not None:
+        hidden = report.hidden
         yield (
             "found by sums that nobody can forge and hidden from the fingerprints of WAKU-SYNC: "
             f"{hidden.count:,}, from {_time(hidden.first_ns)} to {_time(hidden.last_ns)}: a "
             "publisher forged them, or something is broken; see the runbook "
             "StorenodeForgedFingerprint"
         )
-    if conflicts:
-        first = conflicts[0]
+    if report.shown_conflicts:
+        first = report.shown_conflicts[0]
         yield (
-            f"held with different contents under one hash: {len(conflicts):,}, such "
-            f"as {first.message_hash.hex()}, content {first.own_digest.hex()} here and "
+            "held with different contents under one hash: "
+            f"{report.found_conflicts + report.unstored_conflicts:,}, such as "
+            f"{first.message_hash.hex()}, content {first.own_digest.hex()} here and "
             f"{first.peer_digest.hex()} there; they are not transferred"
         )
-
-
-def _count_notes(result: Result) -> Iterator[str]:
-    own, peer = result.own_count, result.peer_count
-    if own is None or peer is None or result.truncated:
-        return
-    if own - len(result.to_send) != peer - len(result.to_receive):
+    if not _counts_agree(report):
         yield (
-            f"held in the range: {own:,} here and {peer:,} by the peer's count, which the "
-            "differences do not explain: the horizons of the two differ, or a fingerprint is forged"
+            f"held in the range: {report.own_count:,} here and {report.peer_count:,} by the peer's "
+            "count, which the differences do not explain: the horizons of the two differ, or a "
+            "fingerprint is forged"
         )
+    if report.compact_failed:
+        failed = shown(report.compact_failed)
+        yield f"the compact mode was given up for a base session: {failed}"
+
+
+def _counts_agree(report: SessionReport) -> bool:
+    own, peer = report.own_count, report.peer_count
+    if own is None or peer is None or report.left_over:
+        return True
+    return own - report.missing_there == peer - report.missing_here
 
 
 def _counts(by_label: Mapping[str, int]) -> str:

@@ -18,7 +18,7 @@ Which answers wait for the stream: `Answers`.
 from __future__ import annotations
 
 from array import array
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
@@ -28,21 +28,14 @@ from numpy.typing import NDArray
 from reconcile.ids import SyncIds
 from store.domain.admission import Admitted, Verdict
 from store.messages.record import RecordBatch
+from store.sync.errors import TransferFault
 from store.sync.limits import MAX_DETAILED_REFUSALS, TransferLimits
+from store.sync.session.report import UNSOLICITED, ContentConflict, SessionReport
 from store.sync.transfer.id_lookup import IdLookup, hash_column
 from store.sync.transfer.policy_memory import Book
-from store.sync.transfer.report import (
-    ContentConflict,
-    Count,
-    Direction,
-    MessageOutcome,
-    Report,
-    TransferFault,
-)
 from store.sync.transfer.send_half import (
     NOT_RECEIVED,
     REPEATED,
-    UNSOLICITED,
     PeerFaultError,
     shorten,
 )
@@ -77,16 +70,14 @@ class Receiving:
         self,
         ids: SyncIds,
         limits: TransferLimits,
-        report: Report,
+        report: SessionReport,
         refusals: Book,
-        count: Count,
         *,
         partial: bool = False,
     ) -> None:
         """Take the parts; ``partial``: the peer may send others too, as many as it likes."""
         self.ids = ids
         self._partial = partial
-        self._count = count
         self._refusals = refusals
         self.lookup = IdLookup(ids)
         self._limits = limits
@@ -147,6 +138,7 @@ class Receiving:
             self.answers.refuse(members, f"{label}: {_BY_POLICY}")
             self.outstanding -= len(members)
             self._report.refused[label] += len(members)
+            self._report.declined[label] += len(members)
 
     def place(self, published: Admitted) -> _Places:
         """Return the place of each judged message, -1 for what is not expected.
@@ -206,16 +198,11 @@ class Receiving:
             self._states[places[at]] = _REFUSED
             self.outstanding -= 1
             self.answers.refuse_by_name(conflict.message_hash, _CONFLICT)
-            self._report.note_conflict(conflict)
+            self._report.unstored_conflicts += 1
+            self._report.show_conflict(conflict)
         self._store(np.delete(places, list(conflicts)))
-        duplicates = len(places) - added - len(conflicts)
         self._report.stored += added
-        self._report.duplicates += duplicates
-        self._count(Direction.RECEIVED, MessageOutcome.STORED, added, "")
-        self._count(Direction.RECEIVED, MessageOutcome.DUPLICATE, duplicates, "")
-        self._count(
-            Direction.RECEIVED, MessageOutcome.CONFLICT, len(conflicts), str(CONFLICT.label)
-        )
+        self._report.duplicates += len(places) - added - len(conflicts)
 
     def find(self) -> SyncIds | None:
         """Return what has not come, to be looked up; a portion at a time."""
@@ -247,7 +234,6 @@ class Receiving:
         self.answers.refuse(missing.tolist(), NOT_RECEIVED)
         self.outstanding -= len(missing)
         self._report.undelivered += len(missing)
-        self._count(Direction.RECEIVED, MessageOutcome.UNDELIVERED, len(missing), "")
 
     def _fresh(self, places: _Places) -> NDArray[np.bool_]:
         fresh = np.zeros(len(places), np.bool_)
@@ -282,7 +268,6 @@ class Receiving:
         count = int(strays.sum())
         self._report.unsolicited += unsolicited
         self._report.repeated += count - unsolicited
-        self._count(Direction.RECEIVED, MessageOutcome.UNSOLICITED, count, UNSOLICITED)
 
     def _refuse_by_policy(
         self, now_ns: int, published: Admitted, rejected: _Places, places: _Places
@@ -300,10 +285,7 @@ class Receiving:
         self.outstanding -= len(refused)
         self._states[refused] = _REFUSED
         self._refusals.add(now_ns, self.ids[refused], labels)
-        counts = Counter(labels)
-        self._report.refused.update(counts)
-        for label, count in counts.items():
-            self._count(Direction.RECEIVED, MessageOutcome.REFUSED, count, label)
+        self._report.refused.update(labels)
 
     def _persist(
         self, published: Admitted, accepted: _Places, places: _Places, size_bytes: int

@@ -25,15 +25,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reconcile.ids import SyncIds
+from store.sync.errors import TransferFault
 from store.sync.limits import MAX_REASON_BYTES, MAX_REASONS_SHOWN, TransferLimits
+from store.sync.session.report import UNSOLICITED, SessionReport
 from store.sync.transfer.id_lookup import IdLookup, hash_column
 from store.sync.transfer.policy_memory import OTHER, POLICY_LABELS, Book
-from store.sync.transfer.report import Count, Direction, MessageOutcome, Report, TransferFault
 
 NOT_RECEIVED: Final = "not received"
 """The reason for an ID that the sender has not sent, word for word as the contract has it."""
 
-UNSOLICITED: Final = "unsolicited"
 REPEATED: Final = "sent twice"
 
 _WAITING: Final = 0
@@ -64,10 +64,9 @@ class Sending:
     """
 
     def __init__(
-        self, ids: SyncIds, limits: TransferLimits, report: Report, refusals: Book, count: Count
+        self, ids: SyncIds, limits: TransferLimits, report: SessionReport, refusals: Book
     ) -> None:
         self.ids = ids
-        self._count = count
         self._refusals = refusals
         self.lookup = IdLookup(ids)
         self._limits = limits
@@ -115,6 +114,7 @@ class Sending:
         self._withheld = {place: label for place, label in known if place >= 0}
         self._states[places[places >= 0]] = _WITHHELD
         self._report.refused_by_peer.update(self._withheld.values())
+        self._report.withheld = len(self._withheld)
 
     def load(self) -> tuple[SyncIds, int] | None:
         """Return the next portion to read, and how many bytes of it, when there is room for it."""
@@ -148,7 +148,6 @@ class Sending:
                 self._queued_bytes += len(message)
         self._message_bytes = 1 + (self._queued_bytes - before) // len(places)
         self._report.pruned += pruned
-        self._count(Direction.SENT, MessageOutcome.PRUNED, pruned, "")
 
     def take(self, frame_bytes: int, *, alone: bool) -> list[bytes]:
         """Return messages for a frame, which has room for ``frame_bytes``.
@@ -212,7 +211,7 @@ class Sending:
         """Take in the answers that `find` has placed: ``stored`` of them, then the refusals."""
         self._states[places] |= _ANSWERED
         self.unanswered -= len(places)
-        self._report.stored_by_peer += stored
+        self._report.messages_sent += stored
         self._forgive(places[:stored].tolist())
         refused: list[int] = []
         labels: list[str] = []
@@ -228,14 +227,12 @@ class Sending:
         self._report.refused_by_peer.update(labels)
         self._report.missed_by_peer += missed
         self._refusals.add(now_ns, self.ids[np.array(refused, np.int64)], labels)
-        self._count(Direction.SENT, MessageOutcome.STORED, stored, "")
-        self._count(Direction.SENT, MessageOutcome.REFUSED, len(labels), "")
-        self._count(Direction.SENT, MessageOutcome.UNDELIVERED, missed, "")
 
     def _forgive(self, places: Sequence[int]) -> None:
         forgiven = [place for place in places if place in self._withheld]
         for place in forgiven:
             self._report.refused_by_peer[self._withheld.pop(place)] -= 1
+        self._report.withheld = len(self._withheld)
         self._refusals.forget([self.ids.at(place)[1] for place in forgiven])
 
     def _label(self, reason: str) -> str | None:

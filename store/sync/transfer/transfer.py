@@ -50,7 +50,7 @@ from store.domain.admission import Admission
 from store.domain.environment import Environment
 from store.domain.ports import PeerFailed, Source, StoreBusy, StoreUnavailable, Writer
 from store.messages.record import RecordBatch
-from store.sync.errors import FrameTooLargeError, ProtocolBrokenError
+from store.sync.errors import FrameTooLargeError, ProtocolBrokenError, TransferFault
 from store.sync.frames import TransferPiece, encode_transfer, pieces
 from store.sync.limits import (
     BUSY_PATIENCE_S,
@@ -64,16 +64,9 @@ from store.sync.limits import (
     TransferLimits,
 )
 from store.sync.peers import FrameStream
-from store.sync.session.report import SyncObserver
+from store.sync.session.report import ContentConflict, SessionReport
 from store.sync.transfer.policy_memory import PolicyMemory, Side
 from store.sync.transfer.receive_half import Receiving
-from store.sync.transfer.report import (
-    ContentConflict,
-    Direction,
-    MessageOutcome,
-    Report,
-    TransferFault,
-)
 from store.sync.transfer.send_half import PeerFaultError, Sending
 from storenode.common.backoff import Backoff
 from storenode.message.limits import HASH_BYTES, NS_PER_S
@@ -114,7 +107,6 @@ class TransferWork:
     reads: TransferReads
     writer: Writer
     policy: Callable[[], Policy]
-    observer: SyncObserver
     environment: Environment
 
 
@@ -123,9 +115,7 @@ class Transfer:
 
     ``to_send`` are IDs that the peer lacks, ``to_receive`` those that this node lacks; both
     ascend. ``peer`` names the peer in ``memory``. ``partial``: see rule 7.
-
-    Attributes:
-        report: what has been done so far; final when `run` has ended.
+    ``report`` is filled on the way, and final when `run` has ended.
     """
 
     def __init__(
@@ -137,18 +127,17 @@ class Transfer:
         *,
         memory: PolicyMemory,
         peer: str,
+        report: SessionReport,
         limits: TransferLimits = DEFAULT_LIMITS,
         partial: bool = False,
     ) -> None:
         self.session_id = session_id
-        self.report = Report()
+        self._report = report
         self._work = work
         self._limits = limits
         theirs, ours = memory.book(peer, Side.THEIRS), memory.book(peer, Side.OURS)
-        # No method of this object: the cycle would keep it until the garbage collector finds it.
-        count = functools.partial(_count, work)
-        self._sending = Sending(to_send, limits, self.report, theirs, count)
-        self._receiving = Receiving(to_receive, limits, self.report, ours, count, partial=partial)
+        self._sending = Sending(to_send, limits, report, theirs)
+        self._receiving = Receiving(to_receive, limits, report, ours, partial=partial)
         self._partial = partial
         self._moved_bytes = 0
         self._named = False  # this side has sent a frame
@@ -156,8 +145,8 @@ class Transfer:
         self._writing = False
         self._done = False
 
-    async def run(self, stream: FrameStream) -> Report:
-        """Transfer to the end, whatever that is: `Report.error` says it.
+    async def run(self, stream: FrameStream) -> None:
+        """Transfer to the end, whatever that is: `SessionReport.error` says it.
 
         Cancelling it ends everything that it does; what is stored stays.
         """
@@ -171,9 +160,8 @@ class Transfer:
             self._spawn(self._tick())
             self._go_on()
             await self._ended
-            if not self.report.fault:
+            if not self._report.fault:
                 await self._close()
-            return self.report
         finally:
             await self._stop()
 
@@ -185,7 +173,7 @@ class Transfer:
         """
         self._sending.check()
         self._receiving.check()
-        assert not self._ended.done() or self.report.fault or self._partial or self._is_complete()
+        assert not self._ended.done() or self._report.fault or self._partial or self._is_complete()
         assert self._named or not (self._writing or self._done)
 
     # The course of a transfer
@@ -248,7 +236,7 @@ class Transfer:
     def _end(self, fault: TransferFault, sentence: str) -> None:
         if self._ended.done():
             return
-        report = self.report
+        report = self._report
         report.fault, report.error = fault, sentence
         report.unanswered = self._sending.unanswered
         report.outstanding = self._receiving.outstanding
@@ -424,22 +412,6 @@ class Transfer:
         if self._goes_on():
             self._receiving.found(is_stored)
             self._go_on()
-
-
-def _count(
-    work: TransferWork, direction: Direction, outcome: MessageOutcome, count: int, reason: str
-) -> None:
-    """Count messages for the metrics; ``reason`` is a label, of what this node refused."""
-    if not count:
-        return
-    work.observer.transferred(direction, outcome, count)
-    if direction is not Direction.RECEIVED:
-        return
-    count_intake, source = work.environment.count_intake, Source.TRANSFER.value
-    if outcome is MessageOutcome.DUPLICATE:
-        count_intake(source, count, {})
-    elif reason:
-        count_intake(source, 0, {reason: count})
 
 
 async def patiently(work: Callable[[], Awaitable[_T]]) -> _T:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -35,9 +34,8 @@ from store.serving.tls import TlsFiles
 from store.sync.index.hot import HotIndex
 from store.sync.index.views import IndexedReconcilable, StoredView
 from store.sync.limits import TransferLimits
-from store.sync.peers import Window
 from store.sync.session.exchange import Exchange, ExchangeWork
-from store.sync.session.report import SyncOutcome, SyncRole
+from store.sync.session.report import SessionReport, Window
 from store.sync.transfer.transfer import DEFAULT_LIMITS, TransferWork
 from storenode.message.hashing import message_hash
 from storenode.message.rules import Policy
@@ -54,30 +52,23 @@ EVERYTHING = Window()
 class Observer:
     """An observer that keeps all reports; `ended` waits for the next session."""
 
-    sessions: list[tuple[SyncRole, str, str, SyncOutcome]] = field(default_factory=list)
-    moved: Counter[tuple[str, str]] = field(default_factory=Counter)
-    payload_bytes: Counter[str] = field(default_factory=Counter)
-    _queue: asyncio.Queue[SyncOutcome] = field(default_factory=asyncio.Queue)
+    sessions: list[SessionReport] = field(default_factory=list)
+    _queue: asyncio.Queue[SessionReport] = field(default_factory=asyncio.Queue)
 
-    def session_ended(
-        self, role: SyncRole, peer_node_id: str, peer_store_id: str, outcome: SyncOutcome
-    ) -> None:
-        self.sessions.append((role, peer_node_id, peer_store_id, outcome))
-        self._queue.put_nowait(outcome)
+    def session_began(self, peer: PeerAddress) -> None:
+        """Note nothing of a session that begins."""
 
-    def transferred(self, direction: str, outcome: str, count: int) -> None:
-        self.moved[str(direction), str(outcome)] += count
-
-    def sync_bytes(self, direction: str, count: int) -> None:
-        self.payload_bytes[direction] += count
+    def session_ended(self, report: SessionReport) -> None:
+        self.sessions.append(report)
+        self._queue.put_nowait(report)
 
     def clear(self) -> None:
         """Pass over the sessions that have ended."""
         while not self._queue.empty():
             self._queue.get_nowait()
 
-    async def ended(self) -> SyncOutcome:
-        """Return the outcome of the next session that ended."""
+    async def ended(self) -> SessionReport:
+        """Return the report of the next session that ended."""
         return await within(self._queue.get())
 
 
@@ -131,7 +122,7 @@ class PeerNode:
             cursor = await connection.execute("select hash from storenode.messages")
             return {bytes(row[0]) for row in await cursor.fetchall()}
 
-    async def synchronize(self, other: PeerNode, window: Window = EVERYTHING) -> SyncOutcome:
+    async def synchronize(self, other: PeerNode, window: Window = EVERYTHING) -> SessionReport:
         """Run one session that this node begins."""
         return await within(self.caller.synchronize(other.address, window))
 
@@ -172,7 +163,6 @@ async def peer_node(
             reads,
             services.writer,
             lambda: rules.policy,
-            observer,
             environment,
         )
         exchange = Exchange(
@@ -183,6 +173,7 @@ async def peer_node(
                 shards=shards,
                 reconcilable=reconcilable,
                 transfer=work,
+                observer=observer,
                 limits=limits,
                 transfer_limits=transfer_limits,
                 statements=statements,

@@ -14,8 +14,7 @@ from store.db.maintenance.online import DatabaseOnlineTimes
 from store.db.pool import Database
 from store.messages.transfer import MalformedMessage, decode_message
 from store.serving.tasks import BackgroundTasks
-from store.sync.peers import Window
-from store.sync.session.report import SyncEnding
+from store.sync.session.report import SyncEnding, Window
 from storenode.message.varint import delimited, varint
 from storenode.wire.storenode.v1.peer_pb2 import Events, GossipFrame, TransferFrame
 from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub

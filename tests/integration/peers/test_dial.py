@@ -13,8 +13,7 @@ import trustme
 from store.domain.ports import PeerAddress
 from store.rpc.identity import PeerRules
 from store.serving.tls import TlsFiles
-from store.sync.peers import Window
-from store.sync.session.report import SyncOutcome
+from store.sync.session.report import SessionReport, Window
 from tests.integration.peers.harness import PeerNode, items, peer_node
 from tests.integration.rpc.harness import within
 from tests.support.ports import HeldPort
@@ -56,7 +55,7 @@ def named(callee: PeerNode) -> PeerAddress:
     return replace(callee.address, node_id="b.example")
 
 
-async def tried(node: PeerNode, peer: PeerAddress) -> SyncOutcome:
+async def tried(node: PeerNode, peer: PeerAddress) -> SessionReport:
     """Run a session with a peer."""
     return await within(node.caller.synchronize(peer, Window()))
 
@@ -115,7 +114,7 @@ async def test_without_an_id_the_host_is_the_name_of_the_callee(
     async with caller(new_database, files(pki, "a.example")) as node:
         outcome = await tried(node, callee.address)
         assert "is b.example instead of 127.0.0.1" in outcome.error
-        assert not node.observer.sessions[-1][3].in_sync
+        assert not node.observer.sessions[-1].in_sync
 
 
 async def test_a_renewed_certificate_is_shown_without_a_restart(

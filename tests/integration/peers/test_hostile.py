@@ -13,10 +13,9 @@ import pytest_asyncio
 
 from reconcile.limits import CodecLimits, SessionLimits
 from store.domain.ports import PeerAddress
-from store.sync.peers import Window
 from store.sync.session import exchange
 from store.sync.session.exchange import RECONCILE, TRANSFER
-from store.sync.session.report import SyncEnding, SyncOutcome
+from store.sync.session.report import SessionReport, SyncEnding, Window
 from store.sync.transfer import transfer as transferring
 from storenode.message.varint import varint
 from storenode.wire.storenode.v1.peer_pb2 import ReconcileFrame, TransferFrame
@@ -68,7 +67,7 @@ async def peer(node: PeerNode) -> AsyncIterator[RawPeer]:
 # Callers
 
 
-async def failed(node: PeerNode) -> SyncOutcome:
+async def failed(node: PeerNode) -> SessionReport:
     """Return the next session that ended, which must have failed and left nothing behind."""
     outcome = await node.observer.ended()
     assert outcome.ending is SyncEnding.FAILED
@@ -176,7 +175,7 @@ async def test_a_call_goes_on_until_its_caller_has_half_closed(
 # Callees
 
 
-async def called(node: PeerNode, scripts: Scripts, name: str = "") -> SyncOutcome:
+async def called(node: PeerNode, scripts: Scripts, name: str = "") -> SessionReport:
     """Return the outcome of a session with a server that plays scripts; nothing is left of it."""
     async with hostile_server(scripts) as peer:
         address = PeerAddress(peer.host, peer.port, name)
@@ -259,8 +258,8 @@ async def test_a_reconciliation_of_a_callee_that_breaks_the_rules(
     assert words in outcome.error
     assert len(outcome.error) < 1_000
     assert outcome.error.isprintable()
-    assert outcome.peer_node_id == "hostile.example"
-    assert node.observer.sessions[-1][3] == outcome
+    assert outcome.node_id == "hostile.example"
+    assert node.observer.sessions[-1] is outcome
 
 
 async def test_a_session_that_gives_way_is_no_error_and_a_refusal_is_one_line(
@@ -290,7 +289,7 @@ async def test_a_callee_that_does_not_name_itself_or_is_another(node: PeerNode) 
     assert (outcome.missing_here, outcome.missing_there) == (0, 0)
 
 
-async def moved(node: PeerNode, transfer: Script, **scripts: Any) -> SyncOutcome:  # noqa: ANN401
+async def moved(node: PeerNode, transfer: Script, **scripts: Any) -> SessionReport:  # noqa: ANN401
     """Return the outcome of a session with a peer that honestly announces messages 10 to 59."""
     claim = honest_reconcile(items(range(10, 60)))
     return await called(node, Scripts(reconcile=claim, transfer=transfer, **scripts))

@@ -13,10 +13,9 @@ import pytest
 
 from reconcile.session import Role
 from store.rpc.identity import PeerRules
-from store.sync.peers import Window
 from store.sync.session import exchange
 from store.sync.session.exchange import RECONCILE
-from store.sync.session.report import SyncEnding
+from store.sync.session.report import SyncEnding, Window
 from store.sync.transfer import transfer as transferring
 from storenode.wire.storenode.v1.peer_pb2 import TransferFrame
 from tests.integration.peers.harness import PeerNode, items, peer_node
@@ -105,5 +104,5 @@ async def test_one_silent_peer_does_not_keep_the_others_out(
         assert await call.read_reconcile() is not None
         silent.call.cancel()
         call.call.cancel()
-        assert (await node.observer.ended()).peer_node_id == "c.example"
+        assert (await node.observer.ended()).node_id == "c.example"
         assert (await caller.reconcile(items(range(50))))[1].rounds == 1

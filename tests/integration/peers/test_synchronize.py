@@ -9,8 +9,7 @@ from dataclasses import replace
 import pytest
 
 from store.sync.limits import LARGE_PAYLOAD_BYTES
-from store.sync.peers import Window
-from store.sync.session.report import SyncEnding, SyncRole
+from store.sync.session.report import SyncEnding, SyncRole, Window
 from tests.integration.peers.harness import (
     NOW_NS,
     PeerNode,
@@ -35,7 +34,7 @@ async def test_two_nodes_become_equal_in_one_session(first: PeerNode, second: Pe
     assert outcome.differences == 75
     assert (outcome.messages_received, outcome.messages_sent) == (25, 50)
     assert (outcome.own_count, outcome.peer_count) == (140, 115)
-    assert outcome.peer_node_id == "b.example"
+    assert outcome.node_id == "b.example"
     assert outcome.notes == ()
     assert await first.hashes() == await second.hashes()
     assert len(await first.hashes()) == 165
@@ -48,14 +47,14 @@ async def test_two_nodes_become_equal_in_one_session(first: PeerNode, second: Pe
         outcome.bytes_received,
         outcome.bytes_sent,
     )
-    assert [role for role, *_ in first.observer.sessions] == [SyncRole.INITIATOR]
-    assert second.observer.sessions[0][:3] == (
+    assert [each.role for each in first.observer.sessions] == [SyncRole.INITIATOR]
+    assert (mirror.role, mirror.node_id, mirror.store_id) == (
         SyncRole.RESPONDER,
         "a.example",
         "store-of-a.example",
     )
-    assert first.observer.payload_bytes["sent"] == outcome.bytes_sent > 0
-    assert first.observer.moved == {("sent", "stored"): 50, ("received", "stored"): 25}
+    assert outcome.bytes_sent > 0
+    assert list(outcome.moved()) == [("sent", "stored", 50), ("received", "stored", 25)]
     assert second.count("storenode_messages_stored_total", source="transfer") == 50
     assert first.idle()
     assert second.idle()
@@ -108,7 +107,7 @@ async def test_other_shards_are_refused_visibly_on_both_sides(
         mirror = await second.observer.ended()
         assert mirror.ending is SyncEnding.REFUSED
         assert "shards" in mirror.error
-        assert mirror.peer_node_id == "c.example"
+        assert mirror.node_id == "c.example"
         assert third.idle()
         assert second.idle()
 

@@ -14,7 +14,7 @@ from store.domain.environment import Environment
 from store.domain.ports import PeerAddress, StoreBusy
 from store.sync.limits import MAX_SESSIONS
 from store.sync.lookup import Fetcher
-from store.sync.peers import PeerCaller, Window
+from store.sync.peers import PeerCaller
 from store.sync.schedule import (
     FIRST_BACKOFF_NS,
     FIRST_WIDE_NS,
@@ -24,12 +24,11 @@ from store.sync.schedule import (
     EmptyWindowError,
     NoPeersError,
     ScheduleConfig,
-    SyncDone,
     Synchronizer,
     UnknownPeerError,
     halves,
 )
-from store.sync.session.report import SyncEnding, SyncOutcome
+from store.sync.session.report import SessionReport, SyncEnding, SyncRole, Window
 from storenode.message.limits import NS_PER_S
 from tests.support.virtual_time import virtual_time
 
@@ -41,9 +40,15 @@ NOW_NS = 1_800_000_000 * NS_PER_S
 PEERS = tuple(PeerAddress("127.0.0.1", port) for port in (1, 2, 3, 4, 5, 6))
 PERIODIC, WIDE = False, True
 
-WELL = SyncOutcome(in_sync=True)
-FAILED = SyncOutcome(ending=SyncEnding.FAILED, error="it broke")
-ABORTED = SyncOutcome(ending=SyncEnding.ABORTED)
+
+def ended(ending: SyncEnding = SyncEnding.DONE, error: str = "") -> SessionReport:
+    """Return the report of a session that ended so."""
+    return SessionReport(SyncRole.INITIATOR, 0, ending=ending, error=error, compared=True)
+
+
+WELL = ended()
+FAILED = ended(ending=SyncEnding.FAILED, error="it broke")
+ABORTED = ended(ending=SyncEnding.ABORTED)
 LEFT_OVER = replace(WELL, left_over=True, messages_sent=1)
 
 
@@ -61,7 +66,7 @@ class Begun:
         return self.window.time_start_ns == 0 and self.window.time_end_ns > NOW_NS // 2
 
 
-Ends = Callable[[Begun], SyncOutcome]
+Ends = Callable[[Begun], SessionReport]
 
 
 @dataclass
@@ -79,7 +84,7 @@ class World:
     changes: dict[str, Any] = field(default_factory=dict)
     begun: list[Begun] = field(default_factory=list)
     running: list[PeerAddress] = field(default_factory=list)
-    done: list[SyncDone] = field(default_factory=list)
+    done: list[SessionReport] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         loop = asyncio.get_running_loop()
@@ -101,11 +106,12 @@ class World:
             cast("Any", log),
             cast("Any", None),
         )
+        observer = SimpleNamespace(session_began=lambda _: None, session_ended=self.done.append)
         caller = SimpleNamespace(synchronize=self._run, node_id=lambda _: "n")
         self.synchronizer = Synchronizer(
             ScheduleConfig(**(values | self.changes)),
             cast("PeerCaller", caller),
-            cast("Any", SimpleNamespace(begun=lambda _: None, ended=self.done.append)),
+            cast("Any", observer),
             cast("Fetcher", None),
             environment,
         )
@@ -115,7 +121,7 @@ class World:
         """The time since the beginning."""
         return asyncio.get_running_loop().time() - self.began_s
 
-    async def _run(self, peer: PeerAddress, window: Window) -> SyncOutcome:
+    async def _run(self, peer: PeerAddress, window: Window) -> SessionReport:
         assert peer not in self.running, "two sessions with one peer"
         self.running.append(peer)
         self.synchronizer.check()
@@ -124,7 +130,7 @@ class World:
         try:
             await asyncio.sleep(self.lasts_s)
             await self.gate.wait()
-            return self.ends(begun)
+            return replace(self.ends(begun), peer=peer, window=window)
         finally:
             self.running.remove(peer)
 
@@ -136,7 +142,7 @@ class World:
 
     def ask(
         self, peer: str = "", start_ns: int | None = None, end_ns: int | None = None
-    ) -> asyncio.Task[SyncDone]:
+    ) -> asyncio.Task[SessionReport]:
         """Ask for a session as an operator."""
         return asyncio.create_task(self.synchronizer.synchronize(peer, start_ns, end_ns))
 
@@ -260,13 +266,13 @@ async def test_a_success_ends_the_backoff() -> None:
 
 @virtual_time
 async def test_a_session_that_raises_has_failed() -> None:
-    def crash(_: Begun) -> SyncOutcome:
+    def crash(_: Begun) -> SessionReport:
         raise RuntimeError
 
     each = world(crash)
     await each.pass_time(MINUTE)
-    assert {done.outcome.ending for done in each.done} == {SyncEnding.FAILED}
-    assert "this node failed (RuntimeError)" in each.done[0].outcome.error
+    assert {done.ending for done in each.done} == {SyncEnding.FAILED}
+    assert "this node failed (RuntimeError)" in each.done[0].error
 
 
 # What is left over
@@ -286,7 +292,7 @@ async def test_what_a_session_left_over_is_fetched_at_once(kind: bool) -> None:
 
 @virtual_time
 async def test_parts_of_a_window_are_few_and_wait_for_their_own_peer() -> None:
-    def end(session: Begun) -> SyncOutcome:
+    def end(session: Begun) -> SessionReport:
         middle_ns = (session.window.time_start_ns + session.window.time_end_ns) // 2
         if len(each.begun) > MAX_PARTS:
             return FAILED if len(each.begun) == MAX_PARTS + 9 else WELL
@@ -312,7 +318,7 @@ def _middle(begun: Begun) -> int:
 async def test_a_request_names_its_peer_and_its_window() -> None:
     each = world(peers=PEERS[:3], interval_ns=0)
     done = await each.ask(str(PEERS[1]), 5, 9)
-    assert (done.peer, done.window, done.outcome) == (PEERS[1], Window(5, 9), WELL)
+    assert (done.peer, done.window, done.ending) == (PEERS[1], Window(5, 9), SyncEnding.DONE)
     assert (await each.ask(start_ns=5)).window == Window(5, NOW_NS - OFFSET_NS)
     with pytest.raises(EmptyWindowError, match="9 to 5 ns"):
         await each.ask("", 9, 5)
@@ -346,7 +352,7 @@ async def test_few_requests_wait_and_those_that_are_withdrawn_do_not_begin() -> 
     await settle()
     each.gate.set()
     await settle()
-    assert asked[0].result().outcome == WELL
+    assert asked[0].result().ending is SyncEnding.DONE
     assert len(each.begun) == 1
 
 
@@ -358,7 +364,7 @@ async def test_a_node_that_stops_answers_all_requests() -> None:
     await settle()
     unborn = each.ask()
     await each.synchronizer.stop()
-    assert (await running).outcome.ending is SyncEnding.FAILED
+    assert (await running).ending is SyncEnding.FAILED
     for task in (waiting, unborn):
         with pytest.raises(StoreBusy, match="the node is stopping"):
             await task
@@ -376,7 +382,7 @@ async def test_any_course_keeps_the_invariants(seed: int) -> None:
     each = world(lambda _: rng.choice(outcomes), seed, peers=PEERS, wide_interval_ns=420 * NS_PER_S)
     each.lasts_s = MINUTE
     each.synchronizer.start()
-    asked: list[asyncio.Task[SyncDone]] = []
+    asked: list[asyncio.Task[SessionReport]] = []
     for _ in range(200):
         await asyncio.sleep(rng.random() * MINUTE)
         if rng.random() < 0.3 and len(asked) < MAX_WAITING:

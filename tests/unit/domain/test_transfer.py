@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from reconcile.ids import SyncIds
 from store.domain.ports import StoreBusy
 from store.messages.record import RecordBatch
-from store.sync.limits import BUSY_PATIENCE_S, TransferLimits
+from store.sync.errors import TransferFault
+from store.sync.limits import BUSY_PATIENCE_S, MAX_SHOWN_HIDDEN, TransferLimits
+from store.sync.session.report import ContentConflict
 from store.sync.transfer.policy_memory import PolicyMemory
-from store.sync.transfer.report import MAX_KEPT_CONFLICTS, ContentConflict, TransferFault
 from storenode.message.rules import Policy
 from storenode.wire.storenode.v1.peer_pb2 import TransferFrame
 from tests.support.admission import admit
@@ -53,13 +54,13 @@ async def test_both_sides_end_with_everything(
     assert left.frames == right.frames
     counts = (only_left, only_right), (only_right, only_left)
     for side, report, (sent, received) in zip(sides, reports, counts, strict=True):
-        assert report.equal
-        assert (report.sent, report.stored_by_peer, report.stored) == (sent, sent, received)
+        assert report.moved_all
+        assert (report.sent, report.messages_sent, report.stored) == (sent, sent, received)
         assert not report.refused_by_policy
         assert [frame.session_id for frame in side.sent if frame.session_id] == [SESSION]
         assert side.sent[0].session_id == SESSION
         expected = Counter({("sent", "stored"): sent, ("received", "stored"): received})
-        assert side.counted == +expected
+        assert Counter({(way, how): n for way, how, n in report.moved()}) == +expected
         if not sent + received:
             assert side.sent == [TransferFrame(session_id=SESSION, done=True)]
 
@@ -78,7 +79,7 @@ async def test_what_came_another_way_is_answered_as_stored(
         del left.frames[digest]
     _, report = await finish(one, other)
     assert report.stored + report.duplicates + report.elsewhere == count
-    assert report.equal
+    assert report.moved_all
     assert sorted(other.stored()) == sorted(right.frames)
     assert not other.refusals()
 
@@ -123,12 +124,12 @@ async def test_what_policy_refuses_is_sent_only_once(seed: int, small: int, larg
         one, other = await finish(*sides)
         assert one.sent == sent
         assert dict(one.refused_by_peer) == dict(other.refused) == {"too_large": large}
-        assert one.equal
-        assert other.equal
+        assert one.moved_all
+        assert other.moved_all
         assert len(right.frames) == small
         assert set(sides[1].labels().values()) == {"too_large"}
         assert "too_large" in one.reasons_of_peer[0]
-        assert sides[1].rejected["too_large"] == (large if sent else 0)
+        assert other.rejected()["too_large"] == (large if sent else 0)
     assert list(map(len, memories)) == [large, large]
 
 
@@ -143,7 +144,7 @@ async def test_what_was_refused_before_is_passed_over_when_it_comes_again() -> N
         refused = Counter(reason.partition(":")[0] for _, reason in side.refusals())
         assert refused == Counter({"too_large": 3, "sent twice": repeated})
         assert dict(report.refused) == {"too_large": 3}
-        assert (report.repeated, report.equal) == (repeated, True)
+        assert (report.repeated, report.moved_all) == (repeated, True)
 
 
 @virtual_time
@@ -154,10 +155,10 @@ async def test_a_peer_that_has_other_rules_now_gets_it_the_time_after() -> None:
     for number, (policy, (sent, stored_there, stored)) in enumerate(sessions):
         sides = pair(left, right, memories=(memory, PolicyMemory()), policies=(POLICY, policy))
         report, _ = await finish(*sides)
-        assert (report.sent, report.stored_by_peer) == (sent, stored_there)
+        assert (report.sent, report.messages_sent) == (sent, stored_there)
         assert len(right.frames) == stored
         # The second time this side says nothing of it, and learns that the peer would take it.
-        assert report.equal is (number != 1)
+        assert report.moved_all is (number != 1)
     assert len(memory) == 0
 
 
@@ -197,11 +198,11 @@ async def test_a_larger_limit_of_differences_on_one_side_is_no_fault(
     receiver = Side(right, None, to_receive, partial=True, seed=~seed)
     sent, received = await finish(*join(sender, receiver))
     assert sent.fault is received.fault is TransferFault.NONE, (sent.error, received.error)
-    assert len(right.frames) == sent.stored_by_peer == limit
-    assert received.equal is (not sender_is_cut)
+    assert len(right.frames) == sent.messages_sent == limit
+    assert received.moved_all is (not sender_is_cut)
     if not sender_is_cut:
         assert sent.missed_by_peer == 40 - limit
-        assert not sent.equal
+        assert not sent.moved_all
 
 
 def same_hash(count: int) -> tuple[RecordBatch, RecordBatch]:
@@ -214,7 +215,7 @@ def same_hash(count: int) -> tuple[RecordBatch, RecordBatch]:
     return first, second
 
 
-@pytest.mark.parametrize("count", [1, MAX_KEPT_CONFLICTS + 5])
+@pytest.mark.parametrize("count", [1, MAX_SHOWN_HIDDEN + 5])
 @virtual_time
 async def test_a_message_whose_hash_another_one_has_is_refused_as_a_conflict(count: int) -> None:
     ones, others = same_hash(count)
@@ -222,13 +223,13 @@ async def test_a_message_whose_hash_another_one_has_is_refused_as_a_conflict(cou
     # They come by another way, after the session has found that they are missing.
     receiving.contents.add(ones)
     report, sent = await finish(receiving, sending)
-    assert report.conflict_count == report.in_conflict == count
-    assert len(report.conflicts) == min(count, MAX_KEPT_CONFLICTS)
+    assert report.unstored_conflicts == report.conflicts == count
+    assert len(report.shown_conflicts) == min(count, MAX_SHOWN_HIDDEN)
     columns = ones.timestamps, ones.hashes, ones.content_digests, others.content_digests
     every = {ContentConflict(*each) for each in zip(*columns, strict=True)}
-    assert set(report.conflicts) <= every
-    assert (report.stored, report.duplicates, report.equal) == (0, 0, False)
-    assert (sent.stored_by_peer, sent.in_conflict, sent.equal) == (0, count, False)
+    assert set(report.shown_conflicts) <= every
+    assert (report.stored, report.duplicates, report.moved_all) == (0, 0, False)
+    assert (sent.messages_sent, sent.conflicts, sent.moved_all) == (0, count, False)
     assert {reason for _, reason in receiving.refusals()} == {
         "conflict: another message has this hash; change its timestamp"
     }
@@ -252,7 +253,7 @@ async def test_a_busy_store_is_asked_again_for_a_while(seconds: float) -> None:
 
     other.store = busy  # type: ignore[method-assign, assignment]
     if seconds < BUSY_PATIENCE_S:
-        assert [report.equal for report in await finish(one, other)] == [True, True]
+        assert [report.moved_all for report in await finish(one, other)] == [True, True]
         assert right.frames == left.frames
     else:
         report = await other.ended()
@@ -272,7 +273,7 @@ async def test_a_stream_that_is_lost_before_all_is_answered_is_lost() -> None:
             side.inbox.put_nowait(None)
         report = await side.ended()
         assert report.fault is TransferFault.LOST
-        assert (report.stored, report.outstanding, report.equal) == (1, 2, False)
+        assert (report.stored, report.outstanding, report.moved_all) == (1, 2, False)
         expected = "connection broke" if how == "breaks" else "before everything was answered"
         assert expected in report.error
 
@@ -286,4 +287,4 @@ async def test_a_stream_that_closes_when_all_is_answered_was_only_closed() -> No
     await side.receive(raw(stored=store.frames, done=True))
     side.inbox.put_nowait(None)
     report = await side.ended()
-    assert (report.fault, report.error, report.equal) == (TransferFault.NONE, "", True)
+    assert (report.fault, report.error, report.moved_all) == (TransferFault.NONE, "", True)

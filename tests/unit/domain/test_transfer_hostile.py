@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from reconcile.ids import SyncIds
 from store.domain.admission import Admitted, Verdict
 from store.messages.record import RecordBatch
+from store.sync.errors import TransferFault
 from store.sync.limits import (
     CALLER_GRACE_NS,
     PACE_NS,
@@ -25,10 +26,10 @@ from store.sync.limits import (
     TRANSFER_TICK_S,
     TransferLimits,
 )
+from store.sync.session.report import SessionReport, SyncRole
 from store.sync.transfer import policy_memory
 from store.sync.transfer.policy_memory import PolicyMemory
 from store.sync.transfer.receive_half import Receiving
-from store.sync.transfer.report import Report, TransferFault
 from storenode.message.rules import Refusal
 from storenode.wire.storenode.v1.peer_pb2 import TransferFrame, TransferRefusal
 from tests.support.virtual_time import virtual_time
@@ -148,12 +149,12 @@ async def test_a_peer_that_breaks_the_rules_ends_the_transfer(words: str) -> Non
     make, before, frame = BREACHES[words]
     side = make()
     await side.receive(*([] if before is None else [raw(**before)]))
-    stored = side.report.stored_by_peer
+    stored = side.report.messages_sent
     await side.receive(frame)
     report = await side.ended()
     assert report.fault is TransferFault.PROTOCOL
     assert words in report.error
-    assert (report.stored_by_peer, report.stored) == (stored, 0)
+    assert (report.messages_sent, report.stored) == (stored, 0)
 
 
 @virtual_time
@@ -162,7 +163,7 @@ async def test_a_frame_is_taken_whole_or_not_at_all() -> None:
     await side.receive(raw(items=items(0, 1), stored=[OWN], refused=[(HASHES[2], "no")]))
     report = await side.ended()
     assert report.fault is TransferFault.PROTOCOL
-    assert (report.stored_by_peer, report.unanswered, report.outstanding) == (0, 3, 1)
+    assert (report.messages_sent, report.unanswered, report.outstanding) == (0, 3, 1)
     assert not side.writes
 
 
@@ -378,15 +379,12 @@ def no_more_than(size_bytes: int) -> Iterator[None]:
         tracemalloc.stop()
 
 
-def uncounted(*_: object) -> None:
-    """Count nothing."""
-
-
 @pytest.mark.parametrize("what", ["stored", "refused"])
 def test_memory_is_bounded_while_the_peer_takes_no_answers(what: str) -> None:
     ids, refusals = random_ids(COUNT), PolicyMemory(1_000).book("b", policy_memory.Side.OURS)
     with no_more_than(COUNT * (BYTES_PER_ID + 4) + 1_000_000):
-        half = Receiving(ids[np.arange(COUNT)], TransferLimits(), Report(), refusals, uncounted)
+        report = SessionReport(SyncRole.RESPONDER, 0)
+        half = Receiving(ids[np.arange(COUNT)], TransferLimits(), report, refusals)
         verdict = Verdict.REJECTED if what == "refused" else Verdict.ACCEPTED
         for start in range(0, COUNT, FRAME):
             part = published(ids[start : start + FRAME], verdict)

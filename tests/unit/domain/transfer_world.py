@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -21,9 +20,8 @@ from store.messages.conflicts import StoreResult
 from store.messages.record import RecordBatch
 from store.messages.transfer import transfer_frame, transferred
 from store.sync.limits import TransferLimits
-from store.sync.session.report import SyncObserver
+from store.sync.session.report import SessionReport, SyncRole
 from store.sync.transfer.policy_memory import PolicyMemory
-from store.sync.transfer.report import Report
 from store.sync.transfer.transfer import Transfer, TransferReads, TransferWork
 from storenode.message.rules import Policy
 from storenode.wire.storenode.v1.peer_pb2 import TransferFrame
@@ -142,8 +140,6 @@ class Side:
         self.memory = PolicyMemory() if memory is None else memory
         self.sent: list[TransferFrame] = []
         self.sizes: list[int] = []
-        self.counted: Counter[tuple[str, str]] = Counter()
-        self.rejected: Counter[str] = Counter()
         self.reads = self.writes = self.unsent_bytes = 0
         self.inbox: asyncio.Queue[bytes | Exception | None] = asyncio.Queue()
         self.peer: Side | None = None
@@ -159,17 +155,19 @@ class Side:
             lambda: 5 * NS_PER_S + self.passed_ns,
             self._rng,
             cast("EventLog", None),
-            self.count_intake,
+            cast("Any", None),
         )
-        observer, writer = cast("SyncObserver", self), cast("Writer", self)
+        self.report = SessionReport(SyncRole.INITIATOR, 0)
+        writer = cast("Writer", self)
         reads = cast("TransferReads", SimpleNamespace(load=self.load, are_stored=self.find))
         self.transfer = Transfer(
             SESSION,
             none if to_send is None else to_send,
             none if to_receive is None else to_receive,
-            TransferWork(reads, writer, lambda: policy, observer, environment),
+            TransferWork(reads, writer, lambda: policy, environment),
             memory=self.memory,
             peer=peer,
+            report=self.report,
             limits=limits,
             partial=partial,
         )
@@ -183,11 +181,6 @@ class Side:
         self.task = asyncio.create_task(self.transfer.run(self))
 
     @property
-    def report(self) -> Report:
-        """The report so far."""
-        return self.transfer.report
-
-    @property
     def passed_ns(self) -> int:
         """The time since the beginning."""
         return round((self._time() - self._began_s) * NS_PER_S)
@@ -197,9 +190,10 @@ class Side:
         """True after the end."""
         return self.task.done()
 
-    async def ended(self) -> Report:
+    async def ended(self) -> SessionReport:
         """Return the report at the end."""
-        return await self.task
+        await self.task
+        return self.report
 
     async def receive(self, *frames: bytes) -> None:
         """Receive frames, and do all that is possible without more of them."""
@@ -285,19 +279,6 @@ class Side:
         await self._pause()
         return [digest in self.contents.frames for _, digest in ids.pairs()]
 
-    # The metrics
-
-    def transferred(self, direction: str, outcome: str, count: int) -> None:
-        """Count messages."""
-        assert count
-        self.counted[str(direction), str(outcome)] += count
-
-    def count_intake(self, source: str, duplicate: int, rejected: Mapping[str, int]) -> None:
-        """Count messages that were not stored."""
-        assert source == Source.TRANSFER.value
-        assert duplicate or rejected
-        self.rejected.update(rejected)
-
 
 def join(one: Side, other: Side) -> tuple[Side, Side]:
     """Connect two sides."""
@@ -323,6 +304,6 @@ def pair(
     )
 
 
-async def finish(*sides: Side) -> list[Report]:
+async def finish(*sides: Side) -> list[SessionReport]:
     """Return the reports of sides at their ends."""
     return [await side.ended() for side in sides]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from reconcile.ids import LOWEST, SyncId, SyncIds
 from reconcile.session import Result, Role
 from store.domain.places import Caller
-from store.domain.ports import Writer
+from store.domain.ports import PeerAddress, Writer
 from store.domain.view import OpenView, Reconcilable
 from store.observe.metrics import Metrics
 from store.runtime.services import system_environment
@@ -24,11 +24,12 @@ from store.sync.peers import FrameStream
 from store.sync.session.exchange import Exchange, ExchangeWork, common_horizon
 from store.sync.session.reconciliation import CompactSide, Reconciliation, in_time, time_limit
 from store.sync.session.registry import Accepted, PeerSession, SessionRefusal
-from store.sync.session.report import SessionReport, SyncEnding, SyncOutcome, SyncRole
+from store.sync.session.report import SessionReport, SyncEnding, SyncRole
 from store.sync.transfer.transfer import TransferReads, TransferWork
 from storenode.message.rules import Policy
 from tests.support.virtual_time import virtual_time
 
+NONE = SyncIds.empty()
 ONE = SyncIds.of([(1, bytes(32))])
 DAY_NS = 86_400 * 10**9
 END_NS = 30 * DAY_NS
@@ -36,24 +37,19 @@ END_NS = 30 * DAY_NS
 
 
 class Observer:
-    """Keeps the outcomes."""
+    """Keeps the reports."""
 
     def __init__(self) -> None:
-        self.outcomes: list[SyncOutcome] = []
+        self.reports: list[SessionReport] = []
         self.reported = asyncio.Event()
 
-    def session_ended(
-        self, role: SyncRole, peer_node_id: str, peer_store_id: str, outcome: SyncOutcome
-    ) -> None:
-        assert (role, peer_node_id, peer_store_id) == (SyncRole.RESPONDER, "b", "sb")
-        self.outcomes.append(outcome)
+    def session_began(self, peer: PeerAddress) -> None:
+        raise AssertionError(peer)
+
+    def session_ended(self, report: SessionReport) -> None:
+        assert (report.role, report.node_id, report.store_id) == (SyncRole.RESPONDER, "b", "sb")
+        self.reports.append(report)
         self.reported.set()
-
-    def transferred(self, direction: str, outcome: str, count: int) -> None:
-        raise AssertionError(direction, outcome, count)
-
-    def sync_bytes(self, direction: str, count: int) -> None:
-        raise AssertionError(direction, count)
 
 
 class World:
@@ -65,7 +61,6 @@ class World:
             cast("TransferReads", None),
             cast("Writer", None),
             lambda: Policy(max_drift_ns=None),
-            self.observer,
             system_environment("test", Metrics("1")),
         )
         work = ExchangeWork(
@@ -75,6 +70,7 @@ class World:
             shards=(),
             reconcilable=cast("Reconcilable", None),
             transfer=transfer,
+            observer=self.observer,
             transfer_limits=TransferLimits(silence_ns=silence_ns),
         )
         self.exchange = Exchange(work)
@@ -161,16 +157,16 @@ async def test_a_session_waits_for_its_own_peer_and_once(world: World) -> None:
     assert found[0] is session
     assert isinstance(world.exchange.claim("b", "x"), SessionRefusal)
     world.exchange.close()
-    assert world.observer.outcomes == [], "it was claimed"
+    assert world.observer.reports == [], "it was claimed"
 
 
 async def test_a_session_that_waits_in_vain_is_reported() -> None:
     world = World(silence_ns=10_000_000)
     world.waiting()
     await asyncio.wait_for(world.observer.reported.wait(), 60)
-    [outcome] = world.observer.outcomes
-    assert outcome.ending is SyncEnding.FAILED
-    assert "did not transfer" in outcome.error
+    [report] = world.observer.reports
+    assert report.ending is SyncEnding.FAILED
+    assert "did not transfer" in report.error
     assert not len(world.sessions)
 
 
@@ -178,9 +174,9 @@ async def test_a_session_that_waits_is_replaced_and_reported(world: World) -> No
     world.waiting("x")
     replacement = world.waiting("y")
     assert [session.session_id for session in world.sessions] == ["y"]
-    assert "new session" in world.observer.outcomes[0].error
+    assert "new session" in world.observer.reports[0].error
     world.exchange.close()
-    assert "shutting down" in world.observer.outcomes[1].error
+    assert "shutting down" in world.observer.reports[1].error
     assert not len(world.sessions)
     world.sessions.end(replacement)
 
@@ -200,6 +196,22 @@ class _Empty:
     answer = None
 
 
+def result_of(to_receive: SyncIds = NONE) -> Result:
+    """Return the result of a short reconciliation."""
+    return Result(
+        to_send=NONE,
+        to_receive=to_receive,
+        rounds=1,
+        bytes_sent=0,
+        bytes_received=0,
+        own_count=None,
+        peer_count=None,
+        truncated=False,
+        refusal="",
+        window=(LOWEST, (END_NS, bytes(32))),
+    )
+
+
 def cuts_of(world: World) -> tuple[SyncId, ...]:
     """Return where a session with peer b divides its window."""
     report = SessionReport(SyncRole.INITIATOR, 0, "b", "sb", asked_from=(10, bytes(32)))
@@ -211,7 +223,7 @@ def cuts_of(world: World) -> tuple[SyncId, ...]:
         report,
         window=((10, bytes(32)), (END_NS, bytes(32))),
     )
-    result = cast("Result", SimpleNamespace(rounds=1, refusal="", to_send=(), to_receive=()))
+    result = result_of()
     world.exchange.concluded(report, work, result)
     return work.config.cuts
 
@@ -238,8 +250,7 @@ async def test_the_session_after_one_whose_compact_mode_failed_does_without(
         if number == 0:
             work.compact = cast("CompactSide", SimpleNamespace(reason="it broke" if begun else ""))
             work.offers = not begun
-        result = SimpleNamespace(rounds=1, refusal="", to_send=(), to_receive=[1])
-        exchange.concluded(report, work, cast("Result", result))
+        exchange.concluded(report, work, result_of(to_receive=ONE))
     assert used == [True, False, True]
 
 

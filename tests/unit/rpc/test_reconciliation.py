@@ -80,12 +80,12 @@ def check_exact(one: Side, other: Side, *, proven_from: int | None = 0) -> None:
         assert own.result is not None
         assert set(own.result.to_send) == own.ids - peer.ids
         assert set(own.result.to_receive) == peer.ids - own.ids
-        assert own.report.summed_from_ns == proven_from
+        assert own.report.keyed_from_ns == proven_from
 
 
 def hidden(side: Side) -> set[SyncId]:
     """Return the differences that fingerprints did not show."""
-    return set(side.report.hidden)
+    return set(side.found.hidden)
 
 
 def is_compact(one: Side, other: Side) -> bool:
@@ -187,7 +187,7 @@ async def test_sums_begin_at_the_later_horizon() -> None:
         await reconcile(one, other)
         for side in (one, other):
             assert side.error is None
-            assert side.report.summed_from_ns == horizon[0]
+            assert side.report.keyed_from_ns == horizon[0]
 
 
 async def test_nodes_of_different_clusters_exchange_nothing() -> None:
@@ -249,7 +249,7 @@ def conflicts(side: Side) -> set[tuple[SyncId, bytes, bytes]]:
     """Return the conflicts that a side found."""
     return {
         ((each.timestamp, each.message_hash), each.own_digest, each.peer_digest)
-        for each in side.report.conflicts
+        for each in side.found.conflicts
     }
 
 
@@ -295,7 +295,7 @@ async def test_more_than_is_listed_in_one_nanosecond_is_left_open(
         assert side.error is None
         assert side.result is not None
         assert side.result.truncated
-        assert side.report.summed_from_ns is None
+        assert side.report.keyed_from_ns is None
 
 
 async def test_more_differences_than_a_session_reports_prove_nothing(
@@ -317,7 +317,7 @@ async def test_more_differences_than_a_session_reports_prove_nothing(
         assert own.result.truncated
         assert set(own.result.to_send) <= own.ids - peer.ids
         assert set(own.result.to_receive) <= peer.ids - own.ids
-        assert own.report.summed_from_ns is None
+        assert own.report.keyed_from_ns is None
     assert set(one.result.to_send) == set(other.result.to_receive)
     assert set(one.result.to_receive) == set(other.result.to_send)
 
@@ -345,15 +345,15 @@ class Lasting:
         await reconcile(one, other, (LOWEST, (150_000 * HOUR_NS, NO_HASH)))
         for side in (one, other):
             assert side.error is None
-            side.conflicts.update("peer", 0, side.report.conflicts, side.report.settled)
+            side.conflicts.update("peer", 0, side.found.conflicts, side.found.settled)
         return one, other
 
     async def until_known(self) -> tuple[Side, Side]:
         """Run sessions until one proves that all but the conflicts is equal."""
         for _ in range(30):
             one, other = await self.meet()
-            assert one.report.summed_from_ns == other.report.summed_from_ns
-            if one.report.summed_from_ns is not None:
+            assert one.report.keyed_from_ns == other.report.keyed_from_ns
+            if one.report.keyed_from_ns is not None:
                 return one, other
         raise AssertionError("no session has found all")
 
@@ -397,7 +397,7 @@ async def test_a_side_that_has_forgotten_conflicts_searches_for_them(forgetful: 
     await world.until_known()
     world.memories[forgetful] = ConflictMemory()
     for side in await world.meet():
-        assert side.report.summed_from_ns is None
+        assert side.report.keyed_from_ns is None
     for side in await world.until_known():
         world.check_known(side)
 
@@ -462,7 +462,7 @@ async def test_sums_that_are_not_those_of_the_messages_end_the_session(
     await reconcile(one, other, WINDOW)
     for side in (one, other):
         assert "sum is not that" in str(side.error)
-        assert side.report.summed_from_ns is None
+        assert side.report.keyed_from_ns is None
 
 
 def last_span(*times: int) -> Lie:
@@ -545,7 +545,7 @@ async def test_no_frame_of_the_compact_mode_harms_an_honest_side(
             assert isinstance(honest.error, ProtocolBrokenError | ValueError)
             continue
         assert set(honest.result.to_send) <= honest.ids
-        if honest.report.summed_from_ns is not None:
+        if honest.report.keyed_from_ns is not None:
             assert set(honest.result.to_send) == honest.ids - peer.ids
             assert set(honest.result.to_receive) == peer.ids - honest.ids
 

@@ -32,8 +32,8 @@ from store.rpc.listeners import MAX_PEER_FRAME_BYTES
 from store.serving.context import NodeIdentity
 from store.serving.tls import Stamp, TlsError, TlsFiles, check, stamp_of
 from store.sync.errors import CallFailedError, shown
+from storenode.connection.arguments import is_loopback
 from storenode.connection.call_status import BROKEN_WRITE, STATUS_TIMEOUT_S, Ending
-from storenode.connection.channel import is_loopback
 
 PEER_CONNECT_TIMEOUT_S: Final = 10.0
 """From a request to a peer to its names, a new connection included."""

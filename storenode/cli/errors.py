@@ -1,6 +1,8 @@
 """The exit codes of commands, and the sentence on standard error."""
 
 import logging
+import os
+import sys
 
 import click
 
@@ -37,6 +39,13 @@ def usage_sentence(error: click.ClickException) -> str:
 def mute_library() -> None:
     """Let a command that reports failures by itself drop the log lines of the library."""
     logging.getLogger("storenode").addHandler(logging.NullHandler())
+
+
+def drop_output() -> None:
+    """Send what Python would still flush to standard output nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
 
 
 def complain(sentence: str) -> None:

@@ -7,13 +7,12 @@ import importlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cached_property
 from typing import Final, NamedTuple
 
 import click
 
-from storenode.cli.errors import FAILED, OK, USAGE, CliError, complain, usage_sentence
-from storenode.cli.options.layers import NotInstalled
+from storenode.cli.errors import FAILED, OK, USAGE, CliError, complain, drop_output, usage_sentence
 
 INTERRUPTED: Final = 130
 """Exit code after Ctrl-C, as shells have it: 128 and the number of SIGINT."""
@@ -23,7 +22,10 @@ NODE: Final = "storenode-node"
 
 
 class Command(NamedTuple):
-    """A command: its module and name, its line in the list, and for the node's, their extra."""
+    """A command: its module and name, its line in the list, and for the node's, their extra.
+
+    The module is one of `store.cli` for a command of the node, else of `storenode.cli`.
+    """
 
     place: str
     summary: str
@@ -31,75 +33,55 @@ class Command(NamedTuple):
 
 
 COMMANDS: Final[Mapping[str, Command]] = {
-    "run": Command("store.cli.run:run", "Run a node in the foreground.", "embedded"),
+    "run": Command("run:run", "Run a node in the foreground.", "embedded"),
     "check-config": Command(
-        "store.cli.check_config:check_config",
+        "check_config:check_config",
         "Check everything that the next start of a node needs.",
         "embedded",
     ),
-    "gateway": Command(
-        "store.cli.gateway:gateway", "Serve a node to Waku clients over libp2p.", "gateway"
-    ),
-    "demo": Command(
-        "store.cli.demo:demo", "Show the whole system at work on this machine.", "demo"
-    ),
-    "publish": Command("storenode.cli.client.publish:publish", "Publish messages."),
-    "query": Command(
-        "storenode.cli.client.read:query", "Fetch messages by hash, topic and time, in pages."
-    ),
-    "scan": Command("storenode.cli.client.read:scan", "Fetch a whole time range in order."),
+    "gateway": Command("gateway:gateway", "Serve a node to Waku clients over libp2p.", "gateway"),
+    "demo": Command("demo:demo", "Show the whole system at work on this machine.", "demo"),
+    "publish": Command("client.publish:publish", "Publish messages."),
+    "query": Command("client.read:query", "Fetch messages by hash, topic and time, in pages."),
+    "scan": Command("client.read:scan", "Fetch a whole time range in order."),
     "coverage": Command(
-        "storenode.cli.client.coverage:coverage",
-        "Show what is stored by hour, and which stores are equal.",
+        "client.coverage:coverage", "Show what is stored by hour, and which stores are equal."
     ),
-    "follow": Command("storenode.cli.client.read:follow", "Receive messages as they are stored."),
-    "get": Command("storenode.cli.client.sds:get", "Fetch SDS messages by message ID."),
+    "follow": Command("client.read:follow", "Receive messages as they are stored."),
+    "get": Command("client.sds:get", "Fetch SDS messages by message ID."),
     "causal-history": Command(
-        "storenode.cli.client.sds:causal_history",
-        "Fetch what SDS messages causally depend on.",
+        "client.sds:causal_history", "Fetch what SDS messages causally depend on."
     ),
-    "chat": Command("storenode.cli.chat.command:chat", "Chat in an SDS channel."),
-    "status": Command(
-        "storenode.cli.status:status", "Show the state of a node and what it stores."
-    ),
-    "sync": Command("storenode.cli.sync:sync", "Reconcile a node with a peer now."),
+    "chat": Command("chat.command:chat", "Chat in an SDS channel."),
+    "status": Command("status:status", "Show the state of a node and what it stores."),
+    "sync": Command("sync:sync", "Reconcile a node with a peer now."),
     "pipeline": Command(
-        "store.cli.pipeline:pipeline",
-        "Archive, verify, compare, restore and audit, on Spark.",
-        "pipeline",
+        "pipeline:pipeline", "Archive, verify, compare, restore and audit, on Spark.", "pipeline"
     ),
     "capacity": Command(
-        "store.cli.capacity:capacity_command",
-        "Compute the machines for a number of participants.",
-        "node",
+        "capacity:capacity_command", "Compute the machines for a number of participants.", "node"
     ),
-    "db": Command("store.cli.db:db", "Upgrade, check and prune the database.", "node"),
+    "db": Command("db:db", "Upgrade, check and prune the database.", "node"),
 }
 """All commands: their modules are imported when used, so that a client command loads no server."""
 
 
 _STREAMS: Final = ("stdin", "stdout", "stderr")
 
-_NOT_INSTALLED: Final = (
-    "The command `{name}` comes with the node, which is not installed: install it by"
-    " `pip install 'storenode[{extra}]'`."
-)
-
-
-@cache
-def _has_node() -> bool:
-    """Return True if the node is installed; another module may be called ``store``."""
-    # Client commands start sooner without it.
-    metadata = importlib.import_module("importlib.metadata")
-    try:
-        metadata.distribution(NODE)
-    except ModuleNotFoundError:
-        return False
-    return True
-
 
 class LazyGroup(click.Group):
     """A group whose commands are imported when they are called."""
+
+    @cached_property
+    def absent(self) -> frozenset[str]:
+        """The commands of the node if it is not installed; another module may be called `store`."""
+        # Client commands start sooner without it.
+        metadata = importlib.import_module("importlib.metadata")
+        try:
+            metadata.distribution(NODE)
+        except ModuleNotFoundError:
+            return frozenset(name for name, command in COMMANDS.items() if command.extra)
+        return frozenset()
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         """Return the names in the order of the list."""
@@ -116,24 +98,25 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             raise click.exceptions.NoSuchCommand(cmd_name, possibilities=COMMANDS, ctx=ctx)
         place, _, extra = COMMANDS[cmd_name]
-        if extra and not _has_node():
-            return NotInstalled(cmd_name, _NOT_INSTALLED.format(name=cmd_name, extra=extra))
+        if extra and cmd_name in self.absent:
+            raise click.UsageError(
+                f"The command `{cmd_name}` comes with the node, which is not installed: install it"
+                f" by `pip install 'storenode[{extra}]'`."
+            )
         module, _, attribute = place.partition(":")
-        command = getattr(importlib.import_module(module), attribute)
-        if not isinstance(command, click.Command):
-            raise TypeError(f"{place} is not a command")
+        package = "store.cli" if extra else "storenode.cli"
+        command: click.Command = getattr(importlib.import_module(f"{package}.{module}"), attribute)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands without importing them."""
         sections: dict[str, list[tuple[str, str]]] = {"Commands": []}
         for name in self.list_commands(ctx):
-            _, summary, extra = COMMANDS[name]
-            missing = extra and not _has_node()
-            title = "Commands of the node, not installed" if missing else "Commands"
-            sections.setdefault(title, []).append(
-                (name, f"{summary} (pip install 'storenode[{extra}]')" if missing else summary)
-            )
+            title, (_, summary, extra) = "Commands", COMMANDS[name]
+            if name in self.absent:
+                summary = f"{summary} (pip install 'storenode[{extra}]')"
+                title = "Commands of the node, not installed"
+            sections.setdefault(title, []).append((name, summary))
         for title, commands in sections.items():
             with formatter.section(title):
                 formatter.write_dl(commands)
@@ -181,6 +164,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         if error.errno != errno.EPIPE:
             complain(f"The output could not be written ({error.strerror}).")
-        # Nobody takes our output any more; what Python would still flush has nowhere to go.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_output()
         sys.exit(FAILED)

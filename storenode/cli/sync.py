@@ -18,13 +18,19 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from storenode.cli.client.session import DEFAULT_ADMIN, CommandSession, connected, time_options
+from storenode.cli.client.session import (
+    DEFAULT_ADMIN,
+    CommandSession,
+    connected,
+    parse_hash,
+    time_options,
+)
 from storenode.cli.client.text import format_time
 from storenode.cli.errors import FAILED, OK, USAGE, CliError
 from storenode.cli.options.layers import LayeredCommand, option
 from storenode.cli.options.types import POSITIVE_DURATION
+from storenode.client.message import entries_of
 from storenode.message.limits import HASH_BYTES, NS_PER_S
-from storenode.message.text import parse_hex
 from storenode.sds.limits import MAX_ID_BYTES
 
 if TYPE_CHECKING:
@@ -162,9 +168,8 @@ def _parsed(line: bytes, where: str) -> ListedEntry:
     try:
         found = json.loads(line)
         channel, name, hint = found["channel"], found["message_id"], found.get("hint")
-        digest = None if hint is None else parse_hex(hint)
-        usable = all(isinstance(text, str) and text for text in (channel, name))
-        if usable and (digest is None or len(digest) == HASH_BYTES):
+        digest = None if hint is None else parse_hash(hint)
+        if all(isinstance(text, str) and text for text in (channel, name)):
             (channel + name).encode()
             return channel, (name, digest)
     except (AttributeError, ValueError, TypeError, KeyError, RecursionError):
@@ -226,32 +231,24 @@ class ListedFetch:
                 self._leave(channel, entry, "missing")
         refused: set[str] = set()
         for peer in self.peers:
-            if left and peer not in self.failed:
-                left = await self._ask(peer, channel, left, refused)
+            if not left or peer in self.failed:
+                continue
+            report = await self.session.client.fetch_messages(
+                peer, channel, left, timeout_s=self.timeout_s
+            )
+            self.present += len(report.held)
+            self.stored += report.messages_stored
+            if report.found:
+                self.found[peer] += len(report.found)
+            if report.error:
+                self.failed[peer] = report.error
+            self.notes |= dict.fromkeys(report.notes[:MAX_NOTES])
+            refused.update(entry.message_id for entry in report.refused)
+            done = set(entries_of((*report.held, *report.found)))
+            left = [entry for entry in left if entry not in done]
         for entry in left:
             absent = "unasked" if self.failed else "missing"
             self._leave(channel, entry, "refused" if entry[0] in refused else absent)
-
-    async def _ask(
-        self, peer: str, channel: str, entries: list[Entry], refused: set[str]
-    ) -> list[Entry]:
-        """Ask a peer for entries, and return those that did not come."""
-        report = await self.session.client.fetch_messages(
-            peer, channel, entries, timeout_s=self.timeout_s
-        )
-        self.present += len(report.held)
-        self.stored += report.messages_stored
-        if report.found:
-            self.found[peer] += len(report.found)
-        if report.error:
-            self.failed[peer] = report.error
-        self.notes |= dict.fromkeys(report.notes[:MAX_NOTES])
-        refused.update(entry.message_id for entry in report.refused)
-        done = {
-            (each.message_id, each.retrieval_hint if each.HasField("retrieval_hint") else None)
-            for each in (*report.held, *report.found)
-        }
-        return [entry for entry in entries if entry not in done]
 
     def _leave(self, channel: str, entry: Entry, outcome: str) -> None:
         self.left[outcome] += 1

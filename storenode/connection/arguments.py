@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import lru_cache, wraps
+from ipaddress import ip_address
 from typing import ParamSpec, TypeVar
 
 from storenode.common.errors import ArgumentError
@@ -15,6 +16,16 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 _log = logging.getLogger("storenode")
+
+
+def is_loopback(host: str) -> bool:
+    """Return True if the host can only be this machine: ``localhost`` or a loopback address."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def check_bytes(name: str, value: object, hint: str) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import ssl
 from dataclasses import dataclass
-from ipaddress import ip_address
 from typing import Any, Final
 
 import grpc
 
-from storenode.connection.arguments import check_bytes, check_text
+from storenode.connection.arguments import check_bytes, check_text, is_loopback
 from storenode.connection.errors import (
     ClientOptionError,
     NodeError,
@@ -26,16 +25,6 @@ MAX_PORT: Final = 65_535
 
 PROBE_TIMEOUT_S: Final = 1.0
 """For the reason why a listener closes a connection at once."""
-
-
-def is_loopback(host: str) -> bool:
-    """Return True if the host can only be this machine: ``localhost`` or a loopback address."""
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 Metadata = tuple[tuple[str, str], ...]

@@ -93,9 +93,11 @@ def serve(connection: socket.socket) -> None:
 def _import() -> None:
     # As the command itself sets it before it imports the library.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    commands = importlib.import_module("storenode.cli.main").COMMANDS
-    places = [command.place for name, command in commands.items() if name not in _HEAVY]
-    for module in [place.partition(":")[0] for place in places] + [*_LATE]:
+    cli = importlib.import_module("storenode.cli.main").cli
+    for name in cli.list_commands(None):
+        if name not in _HEAVY:
+            cli.get_command(None, name)
+    for module in _LATE:
         importlib.import_module(module)
     gc.collect()
     gc.freeze()

@@ -15,16 +15,14 @@ from storenode.cli.chat.transcript import Line, LineKind, Transcript, now_ms
 from storenode.cli.client.output import Output
 from storenode.cli.client.session import (
     DEFAULT_NODE,
-    drop_output,
-    ended_by,
-    interruptible,
+    connection_option,
+    run_session,
     with_credentials,
 )
 from storenode.cli.client.source import lines
 from storenode.cli.client.text import counted, note, safe
 from storenode.cli.errors import FAILED, OK, UNREACHABLE, USAGE, CliError, mute_library
 from storenode.cli.options.layers import LayeredCommand, option
-from storenode.common.errors import StorenodeError
 from storenode.connection.channel import TlsIdentity
 from storenode.message.topics import DEFAULT_PUBSUB_TOPIC
 from storenode.sds.aio.channel import Channel
@@ -33,7 +31,7 @@ from storenode.sds.aio.status import Status
 from storenode.sds.channel import ChannelFullError
 from storenode.sds.config import DEFAULT_CHANNEL_ID
 
-_CHAT = "Chat"
+_chat: Final = partial(option, section="Chat")
 _CURSORLESS: Final = ("", "dumb", "unknown")
 _STANDARD_INPUT: Final = 0
 
@@ -48,36 +46,32 @@ LEAVE_TIMEOUT_S: Final = 20.0
 
 
 @click.command(cls=LayeredCommand)
-@option(
+@_chat(
     "--channel",
     "channel_id",
     default=DEFAULT_CHANNEL_ID,
     show_default=True,
-    section=_CHAT,
     help="Channel to join; a group that has only one need not name it.",
 )
-@option("--name", required=True, section=_CHAT, help="Your name; it must be unique in the channel.")
-@option(
+@_chat("--name", required=True, help="Your name; it must be unique in the channel.")
+@_chat(
     "--state",
     metavar="FILE",
-    section=_CHAT,
     help="File that keeps the chat between runs; by default nothing is kept.",
 )
-@option("--pubsub-topic", default=DEFAULT_PUBSUB_TOPIC, show_default=True, section=_CHAT)
-@option(
+@_chat("--pubsub-topic", default=DEFAULT_PUBSUB_TOPIC, show_default=True)
+@_chat(
     "-t",
     "--content-topic",
-    section=_CHAT,
     help="Must be the same for all participants; /sds/1/CHANNEL/proto by default.",
 )
-@option(
+@connection_option(
     "--node",
     "nodes",
     multiple=True,
     default=(DEFAULT_NODE,),
     show_default=True,
     metavar="HOST:PORT",
-    section="Connection",
     help="Node to use; repeatable, the next one is used when one is unreachable.",
 )
 @with_credentials
@@ -103,16 +97,7 @@ def chat(
     """
     mute_library()
     places = [StoreNode(address, token, tls) for address in nodes]
-    try:
-        asyncio.run(interruptible(_talk(places, **chosen)))
-    except StorenodeError as error:
-        raise ended_by(error) from error
-    except BrokenPipeError:
-        # Whoever reads has seen enough, which is no failure of ours.
-        drop_output()
-    except (asyncio.CancelledError, KeyboardInterrupt):
-        pass
-    return OK
+    return run_session(_talk(places, **chosen), interrupt_ends=True)
 
 
 async def _talk(
@@ -122,7 +107,7 @@ async def _talk(
     name: str,
     state: str | None,
     **options: Any,  # noqa: ANN401 - of the channel
-) -> None:
+) -> int:
     is_kept = state is not None
     async with Channel.join(places, channel_id, name, state=state, **options) as channel:
         if _has_terminal():
@@ -132,6 +117,7 @@ async def _talk(
     # Leaving has waited for what is on its way.
     if channel.status.unpublished:
         raise _not_sent(channel.status, is_kept=is_kept)
+    return OK
 
 
 def _has_terminal() -> bool:

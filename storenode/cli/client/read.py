@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -15,6 +16,7 @@ from storenode.cli.client.session import (
     HEX,
     CommandSession,
     connected,
+    filter_option,
     time_options,
     topic_options,
 )
@@ -27,45 +29,40 @@ from storenode.client.node import content_filter
 if TYPE_CHECKING:
     from storenode.client.types import AnswerCoverage, FollowPage, ScanPage
 
-_PAGE = "Page"
-_STREAM = "Stream"
+_page: Final = partial(option, section="Page")
+_stream: Final = partial(option, section="Stream")
 
 
 @click.command(cls=LayeredCommand)
 @topic_options
 @time_options
-@option(
+@filter_option(
     "--hash",
     "message_hashes",
     multiple=True,
     type=HASH,
-    section="Filter",
     help="The message with this hash; may be repeated, and excludes the other filters.",
 )
-@option(
+@_page(
     "--forward/--backward",
     default=False,
-    section=_PAGE,
     help="Start with the oldest match, or with the newest.  [default: backward]",
 )
-@option("--cursor", type=HASH, section=_PAGE, help="Continue after this message hash.")
-@option(
+@_page("--cursor", type=HASH, help="Continue after this message hash.")
+@_page(
     "--limit",
     type=click.IntRange(min=0),
-    section=_PAGE,
     help="Messages per page; 100 by default, at most 1,000.",
 )
-@option("--all", "every_page", is_flag=True, section=_PAGE, help="Fetch all pages, not only one.")
-@option(
+@_page("--all", "every_page", is_flag=True, help="Fetch all pages, not only one.")
+@_page(
     "--no-data",
     is_flag=True,
-    section=_PAGE,
     help="Print only hashes, to see which messages the node stores.",
 )
-@option(
+@_page(
     "--cursors",
     is_flag=True,
-    section=_PAGE,
     help="Print the cursor of the next page, if there is one.",
 )
 @coverage_option
@@ -133,15 +130,14 @@ class _PagePrinter:
 
 
 _stream_options = with_options(
-    option(
+    _stream(
         "--cursor",
         type=HEX,
-        section=_STREAM,
         help="Continue after the page with this cursor, at any node on the same database.",
     ),
-    option("--limit", type=click.IntRange(min=1), section=_STREAM, help="Stop after N messages."),
-    option("--no-data", is_flag=True, section=_STREAM, help="Print only hashes."),
-    option("--cursors", is_flag=True, section=_STREAM, help="Print the cursor after every page."),
+    _stream("--limit", type=click.IntRange(min=1), help="Stop after N messages."),
+    _stream("--no-data", is_flag=True, help="Print only hashes."),
+    _stream("--cursors", is_flag=True, help="Print the cursor after every page."),
 )
 
 
@@ -149,11 +145,10 @@ _stream_options = with_options(
 @topic_options
 @time_options
 @_stream_options
-@option(
+@_stream(
     "--page-size",
     type=click.IntRange(min=0),
     default=0,
-    section=_STREAM,
     help="Messages per page.  [default: the node's choice]",
 )
 @coverage_option
@@ -197,13 +192,12 @@ async def scan(
 @click.command(cls=LayeredCommand)
 @topic_options
 @_stream_options
-@option(
+@_stream(
     "--from-beginning",
     is_flag=True,
-    section=_STREAM,
     help="Start with everything the node stores, not with new messages.",
 )
-@option("--until-live", is_flag=True, section=_STREAM, help="Stop when the backlog is exhausted.")
+@_stream("--until-live", is_flag=True, help="Stop when the backlog is exhausted.")
 @connected(interrupt_ends=True, has_payloads=True)
 async def follow(
     session: CommandSession,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
         SdsMessagesPage,
     )
 
-_WALK = "Walk"
+_walk: Final = partial(option, section="Walk")
 
 
 @click.command(cls=LayeredCommand)
@@ -60,29 +61,26 @@ async def get(
 @click.command("causal-history", cls=LayeredCommand)
 @click.argument("heads", nargs=-1, required=True, type=ENTRY, metavar="HEAD[@HINT]...")
 @option("--channel", required=True, metavar="CHANNEL", help="The channel of the heads.")
-@option(
+@_walk(
     "--known",
     "known_ids",
     multiple=True,
     metavar="ID",
-    section=_WALK,
     help="An ID that you have already: it is not sent, and the walk ends there; may be repeated.",
 )
-@option(
+@_walk(
     "--max-messages",
     type=click.IntRange(min=0),
     default=0,
-    section=_WALK,
     help="Stop after N messages, those nearest to the heads.  [default: the node's limit]",
 )
-@option(
+@_walk(
     "--max-depth",
     type=click.IntRange(min=0),
     default=0,
-    section=_WALK,
     help="Walk at most N generations back.  [default: unlimited]",
 )
-@option("--no-data", is_flag=True, section=_WALK, help="Print only IDs and hashes.")
+@_walk("--no-data", is_flag=True, help="Print only IDs and hashes.")
 @coverage_option
 @topic_options
 @connected(has_payloads=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import os
 import re
 import signal
 import sys
@@ -12,14 +11,14 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import click
 
 from storenode.cli.client.output import Output
 from storenode.cli.client.text import TIME, TIME_FORMS, safe
-from storenode.cli.errors import FAILED, OK, UNREACHABLE, USAGE, CliError
-from storenode.cli.options.layers import option, with_options
+from storenode.cli.errors import FAILED, OK, UNREACHABLE, USAGE, CliError, drop_output
+from storenode.cli.options.layers import option, read_file, with_options
 from storenode.cli.options.types import Parsed
 from storenode.client.node import NodeClient, connect
 from storenode.common.errors import ArgumentError, StorenodeError
@@ -56,12 +55,14 @@ def parse_hash(text: str) -> bytes:
 HASH = Parsed("hash", "HASH", parse_hash)
 _HINTED = re.compile(rf"(.+)@((?:0x)?[0-9a-fA-F]{{{2 * HASH_BYTES}}})", re.DOTALL)
 
-_CONNECTION = "Connection"
-_FILTER = "Filter"
-_OUTPUT = "Output"
+connection_option: Final = functools.partial(option, section="Connection")
+filter_option: Final = functools.partial(option, section="Filter")
+_output_option: Final = functools.partial(option, section="Output")
+
+_RAW: Final = "; raw: unchanged payloads, each followed by a line feed"
 
 Command = Callable[..., int]
-_T = TypeVar("_T")
+Call = Callable[..., Awaitable[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +71,6 @@ class CommandSession:
 
     client: NodeClient
     out: Output
-
-
-Call = Callable[..., Awaitable[int]]
 
 
 def connected(
@@ -115,18 +113,46 @@ def connected(
                     finally:
                         out.finish()
 
-            return _run(session(), interrupt_ends=interrupt_ends)
+            return run_session(session(), interrupt_ends=interrupt_ends)
 
-        return _connection_options(option_name, default, has_payloads=has_payloads)(run)
+        return with_options(
+            connection_option(
+                option_name,
+                "address",
+                default=default,
+                show_default=True,
+                metavar="HOST:PORT",
+                help="Address of the node.",
+            ),
+            with_credentials,
+            _output_option(
+                "--output",
+                "shape",
+                type=click.Choice(["table", "json", *(["raw"] if has_payloads else [])]),
+                default="table",
+                show_default=True,
+                help="table: lines of text; json: one object per line, bytes in lower-case"
+                f" hexadecimal{_RAW if has_payloads else ''}.",
+            ),
+            _output_option("--json", "as_json", is_flag=True, help="Same as --output json."),
+        )(run)
 
     return decorate
 
 
-def _run(session: Coroutine[Any, Any, int], *, interrupt_ends: bool) -> int:
+def run_session(session: Coroutine[Any, Any, int], *, interrupt_ends: bool = False) -> int:
+    """Run a session, translate what ends it, and return the exit code.
+
+    With ``interrupt_ends`` Ctrl-C is a success.
+    """
     try:
-        return asyncio.run(interruptible(session))
+        return asyncio.run(_interruptible(session))
+    except NodeError as error:
+        code = UNREACHABLE if error.unreachable else FAILED
+        raise CliError(code, safe(error.sentence)) from error
     except StorenodeError as error:
-        raise ended_by(error) from error
+        is_usage = isinstance(error, ClientOptionError | ArgumentError)
+        raise CliError(USAGE if is_usage else FAILED, safe(str(error))) from error
     except UnicodeEncodeError as error:
         raise CliError(
             USAGE, "An option holds bytes that are not UTF-8, which no field of a message takes."
@@ -141,7 +167,7 @@ def _run(session: Coroutine[Any, Any, int], *, interrupt_ends: bool) -> int:
         raise KeyboardInterrupt from None
 
 
-async def interruptible(session: Coroutine[Any, Any, _T]) -> _T:
+async def _interruptible(session: Coroutine[Any, Any, int]) -> int:
     """Run a session that Ctrl-C cancels.
 
     `asyncio.run` alone would not wake for a signal that comes just before its event loop sleeps.
@@ -153,103 +179,45 @@ async def interruptible(session: Coroutine[Any, Any, _T]) -> _T:
     return await session
 
 
-def ended_by(error: StorenodeError) -> CliError:
-    """Return what ends a command that the library's error ends."""
-    if isinstance(error, NodeError):
-        return CliError(UNREACHABLE if error.unreachable else FAILED, safe(error.sentence))
-    is_usage = isinstance(error, ClientOptionError | ArgumentError)
-    return CliError(USAGE if is_usage else FAILED, safe(str(error)))
-
-
-def drop_output() -> None:
-    """Send what Python would still flush to standard output nowhere."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
-
-
-def _read_token(path: Path | None) -> str | None:
-    """Read the token of `--token-file`.
-
-    Raises:
-        CliError: The file cannot be read, or is none that holds a token.
-    """
+def _token(_ctx: click.Context, _param: click.Parameter, path: Path | None) -> str | None:
     if path is None:
         return None
+    named = f"The file {path} of --token-file"
     try:
-        return _read(path, "--token-file", MAX_TOKEN_FILE_BYTES).decode().strip()
+        return read_file(path, named, MAX_TOKEN_FILE_BYTES).decode().strip()
     except UnicodeDecodeError as error:
-        raise CliError(USAGE, f"The file {path} of --token-file is not text.") from error
+        raise click.UsageError(f"{named} is not text.") from error
 
 
-def _read_tls(ca: Path | None, cert: Path | None, key: Path | None) -> TlsIdentity | None:
-    """Read the files of the TLS options; None without any.
-
-    Raises:
-        CliError: One cannot be read, or a key or certificate is alone.
-    """
-    if ca is None and cert is None and key is None:
-        return None
-    if (cert is None) != (key is None):
-        raise CliError(USAGE, "--tls-cert and --tls-key go together: give both or neither.")
-    return TlsIdentity(
-        ca=_pem(ca, "--tls-ca"), cert=_pem(cert, "--tls-cert"), key=_pem(key, "--tls-key")
-    )
-
-
-def _pem(path: Path | None, flag: str) -> bytes | None:
+def _pem(flag: str, path: Path | None) -> bytes | None:
     if path is None:
         return None
-    text = _read(path, flag, MAX_PEM_FILE_BYTES)
+    named = f"The file {path} of {flag}"
+    text = read_file(path, named, MAX_PEM_FILE_BYTES)
     if b"-----BEGIN " not in text:
-        raise CliError(USAGE, f"The file {path} of {flag} is not PEM: name one that is.")
+        raise click.UsageError(f"{named} is not PEM: name one that is.")
     return text
 
 
-def _read(path: Path, flag: str, limit_bytes: int) -> bytes:
-    try:
-        with path.open("rb") as file:
-            text = file.read(limit_bytes + 1)
-    except OSError as error:
-        raise CliError(
-            USAGE, f"The file {path} of {flag} cannot be read ({error.strerror})."
-        ) from error
-    if len(text) > limit_bytes:
-        raise CliError(USAGE, f"The file {path} of {flag} has more than {limit_bytes} bytes.")
-    return text
-
-
-_FILE = click.Path(dir_okay=False, path_type=Path)
-
+_file_option = functools.partial(
+    connection_option, type=click.Path(dir_okay=False, path_type=Path), metavar="FILE"
+)
 _credential_options = with_options(
-    option(
+    _file_option(
         "--token-file",
-        type=_FILE,
-        metavar="FILE",
-        section=_CONNECTION,
+        "token",
+        callback=_token,
         help="File with this client's token; needs TLS beyond loopback.",
     ),
-    option(
+    _file_option(
         "--tls-ca",
-        type=_FILE,
-        metavar="FILE",
-        section=_CONNECTION,
         help="Connect with TLS and trust the certificate authorities in this PEM file.",
     ),
-    option(
+    _file_option(
         "--tls-cert",
-        type=_FILE,
-        metavar="FILE",
-        section=_CONNECTION,
         help="PEM file with this client's certificate, for a node that requires one.",
     ),
-    option(
-        "--tls-key",
-        type=_FILE,
-        metavar="FILE",
-        section=_CONNECTION,
-        help="PEM file with the key of that certificate.",
-    ),
+    _file_option("--tls-key", help="PEM file with the key of that certificate."),
 )
 
 
@@ -259,32 +227,33 @@ def with_credentials(function: Command) -> Command:
     @functools.wraps(function)
     def run(
         *,
-        token_file: Path | None,
         tls_ca: Path | None,
         tls_cert: Path | None,
         tls_key: Path | None,
         **own: Any,  # noqa: ANN401 - the command's own options
     ) -> int:
-        token, tls = _read_token(token_file), _read_tls(tls_ca, tls_cert, tls_key)
-        return function(token=token, tls=tls, **own)
+        if (tls_cert is None) != (tls_key is None):
+            raise CliError(USAGE, "--tls-cert and --tls-key go together: give both or neither.")
+        identity = TlsIdentity(
+            _pem("--tls-ca", tls_ca), _pem("--tls-cert", tls_cert), _pem("--tls-key", tls_key)
+        )
+        return function(tls=None if identity == TlsIdentity() else identity, **own)
 
     return _credential_options(run)
 
 
 topic_options = with_options(
-    option(
+    filter_option(
         "--pubsub-topic",
         metavar="TOPIC",
-        section=_FILTER,
         help="Only messages on this pubsub topic.",
     ),
-    option(
+    filter_option(
         "-t",
         "--content-topic",
         "content_topics",
         multiple=True,
         metavar="TOPIC",
-        section=_FILTER,
         help="Only messages on this content topic; may be repeated.",
     ),
 )
@@ -300,20 +269,18 @@ def _check_range(ctx: click.Context, param: click.Parameter, value: int | None) 
 
 
 time_options = with_options(
-    option(
+    filter_option(
         "--from",
         "time_start",
         type=TIME,
         callback=_check_range,
-        section=_FILTER,
         help=f"Only messages from this time on: {TIME_FORMS}.",
     ),
-    option(
+    filter_option(
         "--to",
         "time_end",
         type=TIME,
         callback=_check_range,
-        section=_FILTER,
         help="Only messages before this time, written in the same ways.",
     ),
 )
@@ -327,34 +294,3 @@ def entry(text: str) -> tuple[str, bytes | None]:
 
 
 ENTRY = Parsed("entry", "ID[@HINT]", entry)
-
-
-def _connection_options(
-    name: str, default: str, *, has_payloads: bool
-) -> Callable[[Command], Command]:
-    shapes = ("table", "json", "raw") if has_payloads else ("table", "json")
-    raw = "; raw: unchanged payloads, each followed by a line feed" if has_payloads else ""
-    return with_options(
-        option(
-            name,
-            "address",
-            default=default,
-            show_default=True,
-            metavar="HOST:PORT",
-            section=_CONNECTION,
-            help="Address of the node.",
-        ),
-        with_credentials,
-        option(
-            "--output",
-            "shape",
-            type=click.Choice(shapes),
-            default="table",
-            show_default=True,
-            section=_OUTPUT,
-            help="table: lines of text; json: one object per line, bytes in lower-case hexadecimal"
-            + raw
-            + ".",
-        ),
-        option("--json", "as_json", is_flag=True, section=_OUTPUT, help="Same as --output json."),
-    )

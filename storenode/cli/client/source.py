@@ -6,10 +6,11 @@ import asyncio
 import os
 import threading
 from collections.abc import AsyncGenerator
-from contextlib import suppress
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Final
 
+from storenode.cli.client.text import note
 from storenode.cli.errors import FAILED, USAGE, CliError
 
 MAX_LINE_BYTES: Final = 1024 * 1024
@@ -19,9 +20,6 @@ MAX_PAYLOAD_BYTES: Final = 16 * 1024 * 1024
 """A payload read as a whole; the largest request that a node accepts."""
 
 READ_CHUNK_BYTES: Final = 64 * 1024
-MAX_WAITING_CHUNKS: Final = 4
-"""Chunks of input that are read ahead of the network."""
-
 STANDARD_INPUT: Final = Path("-")
 
 
@@ -42,11 +40,13 @@ def open_input(path: Path | None) -> int:
 
 
 async def whole(fd: int) -> bytes:
-    """Read the whole input.
+    """Read the whole input, which is announced on a terminal.
 
     Raises:
-        CliError: It cannot be read, or is larger than any request.
+        CliError: It cannot be read, is empty, or is larger than any request.
     """
+    if os.isatty(fd):
+        note("The payload is what you type now: end it by Ctrl-D.")
     data = bytearray()
     async for chunk in _chunks(fd):
         data += chunk
@@ -55,6 +55,10 @@ async def whole(fd: int) -> bytes:
                 FAILED,
                 f"The payload has more than {MAX_PAYLOAD_BYTES} bytes, which no node takes.",
             )
+    if not data:
+        raise CliError(
+            USAGE, "The input is empty: to publish an empty message, give '' as the payload."
+        )
     return bytes(data)
 
 
@@ -76,39 +80,24 @@ async def lines(fd: int) -> AsyncGenerator[list[bytes], None]:
 
 
 async def _chunks(fd: int) -> AsyncGenerator[bytes, None]:
-    queue: asyncio.Queue[bytes | OSError] = asyncio.Queue(MAX_WAITING_CHUNKS)
-    loop = asyncio.get_running_loop()
-    # A daemon: Ctrl-C must end the command although a read of the terminal cannot be cancelled.
-    threading.Thread(target=_pump, args=(fd, loop, queue), daemon=True).start()
-    while chunk := await queue.get():
-        if isinstance(chunk, OSError):
-            raise CliError(FAILED, f"The input cannot be read ({chunk.strerror}).") from chunk
+    while True:
+        found: Future[bytes] = Future()
+        # A daemon: Ctrl-C must end the command although a read of the terminal cannot be cancelled.
+        threading.Thread(target=_read, args=(fd, found), name="input", daemon=True).start()
+        try:
+            chunk = await asyncio.wrap_future(found)
+        except OSError as error:
+            raise CliError(FAILED, f"The input cannot be read ({error.strerror}).") from error
+        if not chunk:
+            return
         yield chunk
 
 
-def _pump(fd: int, loop: asyncio.AbstractEventLoop, queue: asyncio.Queue[bytes | OSError]) -> None:
-    # The loop is closed when the command has ended; then nobody wants the rest.
-    with suppress(RuntimeError, asyncio.CancelledError):
-        while chunk := _read(fd):
-            _hand_over(chunk, loop, queue)
-            if isinstance(chunk, OSError):
-                return
-        _hand_over(b"", loop, queue)
-
-
-def _hand_over(
-    chunk: bytes | OSError, loop: asyncio.AbstractEventLoop, queue: asyncio.Queue[bytes | OSError]
-) -> None:
-    put = queue.put(chunk)
+def _read(fd: int, found: Future[bytes]) -> None:
+    # What is read after the end of the command is for nobody.
+    if not found.set_running_or_notify_cancel():
+        return
     try:
-        asyncio.run_coroutine_threadsafe(put, loop).result()
-    finally:
-        # Else a closed loop leaves it behind, and Python warns about that on standard error.
-        put.close()
-
-
-def _read(fd: int) -> bytes | OSError:
-    try:
-        return os.read(fd, READ_CHUNK_BYTES)
+        found.set_result(os.read(fd, READ_CHUNK_BYTES))
     except OSError as error:
-        return error
+        found.set_exception(error)

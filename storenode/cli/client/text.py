@@ -6,7 +6,6 @@ import re
 import sys
 import time
 from datetime import UTC, datetime, timedelta
-from functools import lru_cache
 from typing import Final
 
 from storenode.cli.options.types import Parsed
@@ -78,13 +77,8 @@ TIME: Final = Parsed("time", "TIME", _noted_time)
 def format_time(time_ns: int) -> str:
     """Return a time by RFC 3339 in UTC, cut to milliseconds."""
     seconds, rest_ns = divmod(time_ns, NS_PER_S)
-    return f"{_second(seconds)}.{rest_ns // 1_000_000:03d}Z"
-
-
-@lru_cache(maxsize=16)
-def _second(seconds: int) -> str:
-    # Messages in the order of time have many in a second.
-    return (_EPOCH + timedelta(seconds=seconds)).isoformat()[:19]
+    second = (_EPOCH + timedelta(seconds=seconds)).isoformat()[:19]
+    return f"{second}.{rest_ns // 1_000_000:03d}Z"
 
 
 def counted(count: int, noun: str) -> str:

@@ -17,7 +17,7 @@ import functools
 import os
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final, TypeVar
 
@@ -143,22 +143,6 @@ class LayeredCommand(click.Command):
         return f"{set_by}{flag} was removed: {self.removed[flag]}."
 
 
-class NotInstalled(click.Command):
-    """Stands for a command that another distribution has, and says so when it is called."""
-
-    def __init__(self, name: str, sentence: str) -> None:
-        super().__init__(name)
-        self.sentence = sentence
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:  # noqa: ARG002
-        """Refuse, whatever the arguments are.
-
-        Raises:
-            click.UsageError: Always.
-        """
-        raise click.UsageError(self.sentence)
-
-
 def option_name(param: click.Parameter) -> str:
     """Return the name of an option in a file, with underscores: that of its longest flag."""
     flag = max((flag for flag in param.opts if flag.startswith("-")), key=len)
@@ -199,34 +183,35 @@ def _load(ctx: click.Context, _param: click.Parameter, path: Path | None) -> Non
     if path is None:
         return
     ctx.meta[CONFIG_META] = str(path)
-    document = _read(path)
+    named = f"The configuration file {path}"
+    data = read_file(path, named, MAX_CONFIG_BYTES, ": name a readable TOML file with --config")
+    try:
+        document = tomllib.loads(data.decode())
+    except ValueError as error:
+        raise click.UsageError(f"{named} is not TOML: {error}.") from error
     ctx.default_map = _values_for(ctx, document, path)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_file(path: Path, named: str, limit_bytes: int, advice: str = "") -> bytes:
+    """Read a file that an option names, of at most so many bytes.
+
+    Raises:
+        click.UsageError: It cannot be read, or is larger.
+    """
     try:
         with path.open("rb") as file:
-            data = file.read(MAX_CONFIG_BYTES + 1)
+            data = file.read(limit_bytes + 1)
     except OSError as error:
-        raise click.UsageError(
-            f"The configuration file {path} cannot be read ({error.strerror}): name a readable"
-            " TOML file with --config."
-        ) from error
-    if len(data) > MAX_CONFIG_BYTES:
-        raise click.UsageError(
-            f"The configuration file {path} has more than {MAX_CONFIG_BYTES} bytes: name a TOML"
-            " file with options."
-        )
-    try:
-        return tomllib.loads(data.decode())
-    except ValueError as error:
-        raise click.UsageError(f"The configuration file {path} is not TOML: {error}.") from error
+        raise click.UsageError(f"{named} cannot be read ({error.strerror}){advice}.") from error
+    if len(data) > limit_bytes:
+        raise click.UsageError(f"{named} has more than {limit_bytes} bytes{advice}.")
+    return data
 
 
 def _values_for(ctx: click.Context, document: dict[str, Any], path: Path) -> dict[str, Any]:
     """Return the values for the command of `ctx`; refuse those that no command could use."""
     commands = dict(_commands(ctx.find_root()))
-    absent = {each for each, command in commands.items() if isinstance(command, NotInstalled)}
+    absent = _absent(ctx.find_root())
     own_path = getattr(ctx.command, "table", "") or ".".join(ctx.command_path.split()[1:])
     top: dict[str, Any] = {}
     of_command: dict[str, Any] = {}
@@ -252,6 +237,11 @@ def _values_for(ctx: click.Context, document: dict[str, Any], path: Path) -> dic
     }
 
 
+def _absent(ctx: click.Context) -> Collection[str]:
+    """Return the commands of a group that another distribution has, which is not installed."""
+    return getattr(ctx.command, "absent", ())
+
+
 def _tables(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
     yield prefix, {key: value for key, value in document.items() if not isinstance(value, dict)}
     for key, value in document.items():
@@ -261,12 +251,12 @@ def _tables(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
 
 def _as_text(value: object, param: click.Option, path: Path) -> object:
     """Return a value of the file as the text of a flag, so that one parser judges it."""
-    if isinstance(value, list) and param.multiple:
-        return [_scalar(each, param, path) for each in value]
-    if param.multiple and isinstance(value, str):
-        return split_list(value)
-    text = _scalar(value, param, path)
-    return [text] if param.multiple else text
+    if not param.multiple:
+        return _scalar(value, param, path)
+    values = split_list(value) if isinstance(value, str) else value
+    return [
+        _scalar(each, param, path) for each in (values if isinstance(values, list) else [values])
+    ]
 
 
 def _scalar(value: object, param: click.Option, path: Path) -> object:
@@ -283,7 +273,8 @@ def _scalar(value: object, param: click.Option, path: Path) -> object:
 
 
 def _require_known(key: str, path: Path, table: str, commands: list[click.Command]) -> None:
-    names = {option_name(param) for command in commands for param in _options_of(command)}
+    options = [param for command in commands for param in _options_of(command)]
+    names = {option_name(param) for param in options}
     names.discard(_CONFIG)
     flag = f"--{key.replace('_', '-')}"
     if key.replace("-", "_") not in names:
@@ -291,7 +282,6 @@ def _require_known(key: str, path: Path, table: str, commands: list[click.Comman
             if isinstance(command, LayeredCommand) and flag in command.removed:
                 raise click.UsageError(command.replaced(flag, f"{key} in {path}"))
         place = f"{key} in [{table}]" if table else key
-        options = (each for command in commands for each in _options_of(command))
         hidden = {option_name(each) for each in options if each.hidden}
         raise _unknown(place, path, key, sorted(names - hidden))
 
@@ -303,11 +293,12 @@ def _unknown(place: str, path: Path, name: str, known: list[str]) -> click.Usage
 
 
 def _commands(ctx: click.Context, prefix: str = "") -> Iterator[tuple[str, click.Command]]:
-    """Yield the commands below a group with their paths, such as `db.prune`."""
+    """Yield the installed commands below a group with their paths, such as `db.prune`."""
     group = ctx.command
     if not isinstance(group, click.Group):
         return
-    for name in group.list_commands(ctx):
+    absent = _absent(ctx)
+    for name in (each for each in group.list_commands(ctx) if each not in absent):
         path, command = f"{prefix}{name}", group.get_command(ctx, name)
         assert command is not None, "it is listed"
         if isinstance(command, click.Group):

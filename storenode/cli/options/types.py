@@ -6,12 +6,18 @@ import ipaddress
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import click
 
-from storenode.cli.options.units import format_size, parse_duration_ns, parse_size_bytes
-from storenode.connection.channel import is_loopback
+from storenode.cli.options.units import (
+    MAX_SIZE_BYTES,
+    format_size,
+    parse_duration_ns,
+    parse_size_bytes,
+)
+from storenode.connection.arguments import is_loopback
 
 MAX_PORT: Final = 65_535
 _NODE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
@@ -115,37 +121,22 @@ class Parsed(click.ParamType[object]):
             self.fail(str(error), param, ctx)
 
 
-def _positive_duration(text: str) -> int:
+def _duration(text: str, word: str = "") -> int | None:
+    if word and text.strip().lower() == word:
+        return None
     duration_ns = parse_duration_ns(text)
     if duration_ns == 0:
-        raise ValueError("the duration must be more than 0")
+        raise ValueError("the duration must be more than 0" + (word and f", or the word {word}"))
     return duration_ns
 
 
-def _duration_or(word: str) -> Callable[[str], int | None]:
-    def parse(text: str) -> int | None:
-        if text.strip().lower() == word:
-            return None
-        duration_ns = parse_duration_ns(text)
-        if duration_ns == 0:
-            raise ValueError(f"the duration must be more than 0, or the word {word}")
-        return duration_ns
-
-    return parse
-
-
-def _positive_size(text: str) -> int:
-    size_bytes = parse_size_bytes(text)
-    if size_bytes == 0:
-        raise ValueError("the size must be more than 0")
-    return size_bytes
-
-
 def size_up_to(most_bytes: int) -> Parsed:
-    """Return the type of a size with an upper bound."""
+    """Return the type of a size in bytes of more than 0, with an upper bound."""
 
     def parse(text: str) -> int:
-        size_bytes = _positive_size(text)
+        size_bytes = parse_size_bytes(text)
+        if size_bytes == 0:
+            raise ValueError("the size must be more than 0")
         if size_bytes > most_bytes:
             raise ValueError(f"the size must be at most {format_size(most_bytes)}")
         return size_bytes
@@ -170,14 +161,12 @@ def _setting(text: str) -> tuple[str, str]:
 
 
 DURATION = Parsed("duration", "DUR", parse_duration_ns)
-POSITIVE_DURATION = Parsed("duration", "DUR", _positive_duration)
-DURATION_OR_OFF = Parsed("duration", "DUR|off", _duration_or("off"))
-DURATION_OR_ALL = Parsed("duration", "DUR|all", _duration_or("all"))
+POSITIVE_DURATION = Parsed("duration", "DUR", _duration)
+DURATION_OR_OFF = Parsed("duration", "DUR|off", partial(_duration, word="off"))
+DURATION_OR_ALL = Parsed("duration", "DUR|all", partial(_duration, word="all"))
 """Nanoseconds; the word gives None."""
 
-SIZE = Parsed("size", "SIZE", _positive_size)
-"""Bytes, more than 0."""
-
+SIZE = size_up_to(MAX_SIZE_BYTES)
 ADDRESS = Parsed("address", "HOST:PORT", parse_address)
 PEER = Parsed("peer", "[ID@]HOST:PORT", parse_peer)
 SWITCH = Parsed("switch", "on|off", _switch)

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from storenode.cli.client.session import _run
+from storenode.cli.client.session import run_session
 from storenode.cli.errors import OK
 
 BEFORE_SLEEP_S = 0.05
@@ -40,8 +40,8 @@ def test_a_signal_that_does_not_wake_the_thread_ends_the_session(*, interrupt_en
         return OK
 
     if interrupt_ends:
-        assert _run(wait(), interrupt_ends=True) == OK
+        assert run_session(wait(), interrupt_ends=True) == OK
     else:
         with pytest.raises(KeyboardInterrupt):
-            _run(wait(), interrupt_ends=False)
+            run_session(wait(), interrupt_ends=False)
     assert ends == ["cancelled"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import threading
 import warnings
 
 import pytest
@@ -130,18 +131,23 @@ def test_progress_is_shown_on_a_terminal_when_the_output_goes_elsewhere(
     assert cleared == " " * len(shown)
 
 
-def test_input_that_comes_after_the_end_leaves_no_warning() -> None:
-    loop = asyncio.new_event_loop()
-    queue: asyncio.Queue[bytes | OSError] = asyncio.Queue()
-    loop.close()
+def test_input_that_comes_after_the_end_leaves_no_warning(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     out, into = os.pipe()
-    os.write(into, b"late")
+
+    async def interrupted() -> None:
+        async with asyncio.timeout(0):
+            await anext(source.lines(out))
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with pytest.raises(TimeoutError):
+            asyncio.run(interrupted())
+        (reader,) = (each for each in threading.enumerate() if each.name == "input")
+        os.write(into, b"late")
+        reader.join()
     os.close(into)
-    try:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            source._pump(out, loop, queue)
-    finally:
-        os.close(out)
+    os.close(out)
     assert [str(each.message) for each in caught] == []
-    assert queue.empty()
+    assert capfd.readouterr().err == ""

@@ -166,7 +166,6 @@ class ReconcileSession:
         self._bytes_received = 0
         self._own_count: int | None = None
         self._peer_count: int | None = None
-        self._counted_all = True  # no part of the territory is left out of the own count
         self._count_sent = False
         self._truncated = False
         self._head = encode_head(config.cluster, config.shards)
@@ -254,7 +253,6 @@ class ReconcileSession:
             return None
         if territory is None:
             self._territory = max(found.asked[0], self._config.horizon), found.asked[1]
-            self._counted_all = found.whole
         return found.reply
 
     def _by_turn(self, given: PayloadFrame) -> SessionWork:
@@ -304,8 +302,6 @@ class ReconcileSession:
         asked = asked_about(ranges)
         if asked is None:
             return None
-        opened = (ranges.kinds != RangeKind.SKIP).nonzero()[0]
-        self._counted_all = len(opened) == opened[-1] - opened[0] + 1
         lower = max(asked[0], self._config.horizon)
         return (lower, asked[1]) if lower < asked[1] else None
 
@@ -321,7 +317,6 @@ class ReconcileSession:
             tuning=config.tuning,
             ordinal=ordinal,
             large=self._large,
-            known_count=self._own_count if self._counted_all else None,
         )
 
     def _record(self, reply: Reply) -> None:

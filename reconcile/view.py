@@ -29,16 +29,15 @@ class Spans:
         upper: ``(n,)`` exclusive bounds, each greater than its lower one.
         origin: the spans that these are some of, if they were chosen from others.
         chosen: ``(n,)`` which of them.
-        places: what a view found out about these spans, by view: a later question about some
-            of them need not look again. Places of both bounds, below 0 where it has not looked,
-            and whether it has looked everywhere.
+        places: the places of both bounds, by view: a later question about some of the spans
+            need not look for them again.
     """
 
     lower: SyncIds
     upper: SyncIds
     origin: "Spans | None" = field(default=None, repr=False, compare=False)
     chosen: NDArray[np.int64] | None = field(default=None, repr=False, compare=False)
-    places: dict[object, tuple[NDArray[np.int64], NDArray[np.int64], bool]] = field(
+    places: dict[object, tuple[NDArray[np.int64], NDArray[np.int64]]] = field(
         default_factory=dict, repr=False, compare=False
     )
 

@@ -35,12 +35,10 @@ class DirectReply:
     Attributes:
         reply: the answer, and the differences.
         asked: the bounds that were asked about, before they were cut to the territory.
-        whole: no part between these was left out.
     """
 
     reply: Reply
     asked: tuple[SyncId, SyncId]
-    whole: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +78,10 @@ class Direct:
         said = own.reply(index, self.data, self.head, numbers, self._plan)
         if said is None:
             return None
-        payload, own_count, lower, upper, whole, *found = said
+        payload, own_count, lower, upper, *found = said
         to_send, to_receive = _ids(*found[:2]), _ids(*found[2:])
         reply = Reply(payload, [to_send], [to_receive], False, own_count)
-        return DirectReply(reply, ((lower, LOWEST[1]), (upper, LOWEST[1])), bool(whole))
+        return DirectReply(reply, ((lower, LOWEST[1]), (upper, LOWEST[1])))
 
     def _plan(self, own_count: int, sample: bytes) -> tuple[kernel.Column, ...]:
         """Return the plan as columns: see `make_plan` in `reconcile/native/choice.c`."""

@@ -19,11 +19,10 @@ Nothing here can make a reconciliation wrong: a poor estimate costs bytes or one
 from __future__ import annotations
 
 from base64 import b64decode
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from math import log1p
-from typing import Any, TypeVar
+from typing import Any
 from zlib import decompress
 
 import numpy as np
@@ -33,7 +32,6 @@ from reconcile.algorithm.plan_tables import TABLES
 from reconcile.ids import Ints
 
 Floats = NDArray[np.float64]
-_Value = TypeVar("_Value", bound=np.generic)
 
 ITEM_BYTES = 36.5  # a time difference and a hash
 PROBE_FREELY = 30_000  # items in a message that are searched without asking
@@ -124,13 +122,13 @@ def fan_outs(sizes: Ints, density: float, depth: int, *, probed: bool = True) ->
     """
     table = tables(depth)
     chosen = table.after_probe if probed else table.unprobed
-    return _by_size(sizes, lambda some: chosen[_place(some, density)])
+    return chosen[_place(sizes, density)]
 
 
 def worth_probing(sizes: Ints, density: float, depth: int) -> NDArray[np.bool_]:
     """Return which ranges that differ to search for a single ID that is all the difference."""
     table = tables(depth)
-    return _by_size(sizes, lambda some: table.probe[_place(some, density)])
+    return table.probe[_place(sizes, density)]
 
 
 # Half-way, in steps, between the sizes and between the rates of the tables.
@@ -142,20 +140,6 @@ def _place(sizes: Ints, density: float) -> tuple[NDArray[np.intp], NDArray[np.in
     """Return the place of sizes in the tables."""
     size = np.maximum(sizes, 1.0)
     return SIZE_EDGES.searchsorted(size), RATE_EDGES.searchsorted(size * density)
-
-
-_MANY_SIZES = 1_024
-"""Below, sizes are not worth a look at which of them there are."""
-
-
-def _by_size(sizes: Ints, compute: Callable[[Ints], NDArray[_Value]]) -> NDArray[_Value]:
-    """Apply a function of sizes once for each size where they are small and many."""
-    if len(sizes) < _MANY_SIZES:
-        return compute(sizes)
-    largest = int(sizes.max())
-    if largest >= len(sizes):
-        return compute(sizes)
-    return compute(np.arange(largest + 1)).take(sizes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +183,7 @@ class RangeSample:
 def estimate(sizes: Ints, differs: NDArray[np.bool_]) -> Estimate:
     """Return the most likely density of differences, given which of some ranges differ."""
     items = np.maximum(sizes, 1)
-    magnitude = _by_size(items, lambda some: np.frexp(some.astype(np.float64))[1])
+    magnitude = np.frexp(items.astype(np.float64))[1]
     total, different, summed = (
         np.bincount(magnitude, weights, _MAGNITUDES).astype(np.int64)
         for weights in (None, differs, items)

@@ -70,7 +70,6 @@ class Rules:
         tuning: the parameters.
         ordinal: of the message that will carry the answer, the initiator's first being 1.
         large: whether the window is large; None: to be found out in this turn.
-        known_count: the number of own IDs in all of the session's territory, if that is known.
     """
 
     cluster: int
@@ -80,7 +79,6 @@ class Rules:
     tuning: Tuning
     ordinal: int
     large: bool | None
-    known_count: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +158,6 @@ class Turn:
         self._asked = asked
         self._rules = rules
         self._measured = _NOTHING_MEASURED
-        self._known: Bools | None = None  # None: all of it
         self._differs = self._filled = self._probed = _NO_BOOLS
         self._differing = self._open = _NO_INTS
         self._plan = SplitPlan(rules.tuning, rules.ordinal, False, None)
@@ -183,7 +180,7 @@ class Turn:
             reply = None
             if not self._is_too_large():
                 draft = yield from self._draft(forced)
-                reply = yield from self._fitting(draft, own_count)
+                reply = self._fitting(draft, own_count)
             if reply is not None:
                 return reply
             if self._asked.is_set[self._open[0]]:
@@ -194,20 +191,11 @@ class Turn:
         raise PayloadLimitError("max_ranges", allowed, len(asked))
 
     def _measure(self) -> Generator[ViewRead, ViewAnswer, None]:
-        """Count and fingerprint what was asked about, and compare.
-
-        Sets are only measured if their ranges might have more IDs than can be read.
-        """
-        asked, known = self._asked, self._rules.known_count
-        if len(asked.sets_at) and known is not None and known <= self._readable:
-            counts = np.zeros(asked.count, np.int64)
-            self._measured = Measured(counts, no_fingerprints(asked.count))
-            self._known = np.zeros(asked.count, np.bool_)
-            yield from self._learn(asked.prints_at)
-        else:
-            answer = yield ViewRead(measure=asked.spans)
-            assert answer.measured is not None
-            self._measured, self._known = answer.measured, None
+        """Count and fingerprint what was asked about, and compare."""
+        asked = self._asked
+        answer = yield ViewRead(measure=asked.spans)
+        assert answer.measured is not None
+        self._measured = answer.measured
         self._compare()
         self._differing = self._open = asked.prints_at.take(self._differs.nonzero()[0])
         if len(asked.sets_at):
@@ -215,22 +203,9 @@ class Turn:
             is_open[self._differing] = True
             self._open = is_open.nonzero()[0]
 
-    def _learn(self, at: Ints) -> Generator[ViewRead, ViewAnswer, None]:
-        """Count and fingerprint some questions, unless that is done."""
-        if self._known is None:
-            return
-        at = at.compress(~self._known.take(at))
-        if len(at):
-            answer = yield ViewRead(measure=self._asked.spans[at])
-            assert answer.measured is not None
-            self._measured.counts[at] = answer.measured.counts
-            self._measured.fingerprints[at] = answer.measured.fingerprints
-        self._known[at] = True
-
     def _cut_first(self) -> Generator[ViewRead, ViewAnswer, None]:
         """Cut the first question, a set that is too large to answer at once."""
         first = int(self._open[0])
-        yield from self._learn(self._open[:1])
         count = int(self._measured.counts[first])
         limits = self._rules.limits.payload
         parts = max(FORCED_PARTS, 4 * count // limits.max_elements)
@@ -411,7 +386,7 @@ class Turn:
         spans = self._asked.spans
         prints = []
         if len(choice.later):
-            prints.append((yield from self._echo(choice.later)))
+            prints.append(self._echo(choice.later))
         sets: list[SetPieces] = []
         split = spans[choice.split] if len(choice.split) else None
         as_set = spans[choice.as_set] if len(choice.as_set) else None
@@ -470,16 +445,13 @@ class Turn:
     def _gauges(self) -> int:
         return self._rules.tuning.gauges if self._plan.gauge else 0
 
-    def _echo(self, at: Ints) -> Generator[ViewRead, ViewAnswer, FingerprintPieces]:
+    def _echo(self, at: Ints) -> FingerprintPieces:
         """Return our own fingerprints of questions, as they were asked."""
-        yield from self._learn(at)
         spans = self._asked.spans[at]
         prints = self._measured.fingerprints[at]
         return FingerprintPieces(piece_keys(at), spans.lower, spans.upper, prints)
 
-    def _fitting(
-        self, draft: _Draft, own_count: int
-    ) -> Generator[ViewRead, ViewAnswer, Reply | None]:
+    def _fitting(self, draft: _Draft, own_count: int) -> Reply | None:
         """Return the answer to as many questions as fit; None: not even to one.
 
         The others are answered by their own fingerprints.
@@ -491,9 +463,7 @@ class Turn:
             cut = int(later[0]) if len(later) else len(self._asked)
             prints, sets = draft.prints, draft.sets
             if len(later):
-                again = yield from self._echo(
-                    np.setdiff1d(later, draft.settled) if len(draft.settled) else later
-                )
+                again = self._echo(np.setdiff1d(later, draft.settled))
                 prints = [*(pieces.before(cut) for pieces in prints), again]
                 sets = [pieces.before(cut) for pieces in sets]
             room = ROOM_SHARE if count > 1 else 1.0

@@ -2,21 +2,21 @@
 
 A frame is a byte for its kind and fields one after the other. Numbers are varints (LEB128, as
 short as possible, at most 63 bits); columns are written one after the other, each whole. The kernel
-reads and writes slices (`reconcile.compact.slices`), tables and results.
+reads and writes slices (`reconcile.compact.slices`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
 
 import numpy as np
 
-from reconcile import kernel
 from reconcile.codec.decoding import read_varint
 from reconcile.compact.keys import BIT_BALANCES, NO_WORDS, SHORT_BYTES
-from reconcile.compact.table import TableShape
+from reconcile.compact.table import MAX_CELLS, MAX_PLACES, TableShape
 from reconcile.errors import MalformedCompactError, MalformedPayloadError, PayloadLimitError
 from reconcile.ids import Bools, Ints, Words
 from storenode.message.limits import HASH_BYTES
@@ -38,7 +38,13 @@ EXACT_PRINT_BYTES: Final = 4
 """Bytes of prints with which single differences are found: an ID that only seems to be one is then
 as rare as other failures."""
 
-_NO_FLAGS: Final = np.empty(0, np.bool_)
+_WORD_BYTES: Final = 8
+_CELL_BYTES: Final = 8
+_MAX_WINDOWS: Final = 128
+
+# What a table's first byte says: which slices it is about, and what is beside it.
+_TABLE_OF_ALL: Final = 0
+_TABLE_OF_CHOSEN: Final = 1
 _EXPLAINED: Final = 2
 _LISTED: Final = 3
 _BY_PRINTS: Final = 4
@@ -179,11 +185,10 @@ def encode(frame: Frame) -> bytes:
         case TableFrame():
             return _encode_table(frame)
         case ResultFrame():
-            pack = kernel.require().pack
             counts = varint(len(frame.wanted)) + varint(len(frame.offered))
             head = bytes((FrameKind.RESULT,)) + frame.xor.tobytes() + counts
-            wanted: bytes = pack(frame.wanted, frame.wanted_bytes)
-            offered: bytes = pack(frame.offered, SHORT_BYTES)
+            wanted = _pack_words(frame.wanted, frame.wanted_bytes)
+            offered = _pack_words(frame.offered, SHORT_BYTES)
             return head + bytes((frame.wanted_bytes,)) + wanted + offered
 
 
@@ -194,9 +199,8 @@ def encode_offer(slices: bytes) -> bytes:
 
 def encode_answer(head: AnswerHead, slices: bytes) -> bytes:
     """Return an answer with slices that are bytes already."""
-    differs = np.packbits(head.differs, bitorder="little").tobytes()
     first = bytes((FrameKind.SLICES,)) + head.xor.tobytes() + varint(head.count)
-    return first + differs + bytes((head.print_bytes,)) + slices
+    return first + _pack_flags(head.differs) + bytes((head.print_bytes,)) + slices
 
 
 def encode_balances(balances: Ints) -> bytes:
@@ -205,16 +209,30 @@ def encode_balances(balances: Ints) -> bytes:
 
 
 def _encode_table(frame: TableFrame) -> bytes:
-    shape = frame.shape
-    flag = int(frame.differs is not None)
+    shape, parts = frame.shape, [b""]
+    form = _TABLE_OF_ALL if frame.differs is None else _TABLE_OF_CHOSEN
+    if frame.differs is not None:
+        parts.append(_pack_flags(frame.differs))
     if frame.explained is not None:
-        flag = _BY_PRINTS if frame.by_prints else _EXPLAINED if frame.listed is None else _LISTED
-    numbers = np.array((flag, shape.places, shape.windows, shape.length))
-    flags = frame.differs, frame.explained, frame.listed
-    differs, explained, listed = (_NO_FLAGS if part is None else part for part in flags)
-    columns = numbers, differs, explained, frame.single, listed, frame.named, frame.cells
-    written: bytes = kernel.require().write_table(*columns)
-    return written
+        form = _BY_PRINTS if frame.by_prints else _EXPLAINED
+        parts += [_pack_flags(frame.explained), _pack_words(frame.single, SHORT_BYTES)]
+    if frame.listed is not None:
+        form = _LISTED
+        named = varint(len(frame.named)), _pack_words(frame.named, SHORT_BYTES)
+        parts += [_pack_flags(frame.listed), *named]
+    parts += [bytes((shape.places,)), varint(shape.windows), varint(shape.length)]
+    parts[0] = bytes((FrameKind.TABLE, form))
+    return b"".join((*parts, _pack_words(frame.cells, _CELL_BYTES)))
+
+
+def _pack_flags(flags: Bools) -> bytes:
+    return np.packbits(flags, bitorder="little").tobytes()
+
+
+def _pack_words(words: Words, size: int) -> bytes:
+    """Return the lower bytes of each word, one after the other."""
+    octets = words.astype("<u8", copy=False).view(np.uint8).reshape(-1, _WORD_BYTES)
+    return octets[:, :size].tobytes()
 
 
 def decode(data: bytes, slices: int = 0) -> Frame:
@@ -232,29 +250,17 @@ def decode(data: bytes, slices: int = 0) -> Frame:
     if len(data) > MAX_FRAME_BYTES:
         raise PayloadLimitError("max_frame_bytes", MAX_FRAME_BYTES, len(data))
     kind = data[0] if data else 0
-    frame: Frame | None = None
-    if kind == FrameKind.OFFER:
-        frame = SlicesFrame(FrameKind.OFFER, data, 1)
-    elif kind in _PLAIN and len(data) == 1:
-        frame = PlainFrame(FrameKind(kind))
-    elif kind == FrameKind.FOUND and len(data) == 1 + HASH_BYTES:
-        frame = SingleFrame(FrameKind.FOUND, np.frombuffer(data, np.uint64, offset=1))
-    elif kind == FrameKind.LOOK and len(data) == 2 + HASH_BYTES:
-        frame = SingleFrame(FrameKind.LOOK, np.frombuffer(data[1:-1], np.uint64), data[-1])
-    elif kind == FrameKind.SLICES:
-        frame = _decode_answer(data, slices)
-    elif kind == FrameKind.TABLE:
-        frame = _decode_table(data, slices)
-    elif kind == FrameKind.RESULT:
-        frame = _decode_result(data)
-    if frame is None:
+    if kind not in _DECODERS:
         raise malformed(kind)
-    return frame
+    try:
+        return _DECODERS[kind](data, slices)
+    except MalformedPayloadError as error:
+        raise malformed(kind, error.offset) from error
 
 
-def malformed(kind: int) -> MalformedCompactError:
-    """Return the error of a frame of some kind that the kernel refuses."""
-    return MalformedCompactError(0, f"A frame of kind {kind} is malformed or beyond a limit")
+def malformed(kind: int, at: int = 0) -> MalformedCompactError:
+    """Return the error of a frame of some kind."""
+    return MalformedCompactError(at, f"A frame of kind {kind} is malformed or beyond a limit")
 
 
 def decode_balances(data: bytes, at: int) -> Ints:
@@ -275,44 +281,127 @@ def decode_balances(data: bytes, at: int) -> Ints:
     return found
 
 
-def _decode_answer(data: bytes, slices: int) -> SlicesFrame | None:
-    fields = kernel.require().read_head(data, slices)
-    if fields is None:
-        return None
-    xor, count, differs, print_bytes, at = fields
-    flags = np.frombuffer(differs, np.bool_)
-    head = AnswerHead(np.frombuffer(xor, np.uint64), count, flags, print_bytes)
-    return SlicesFrame(FrameKind.SLICES, data, at, head)
+def _decode_plain(data: bytes, _slices: int) -> PlainFrame:
+    _check_end(data, 1)
+    return PlainFrame(FrameKind(data[0]))
 
 
-def _decode_table(data: bytes, slices: int) -> TableFrame | None:
-    fields = kernel.require().read_table(data, slices)
-    if fields is None:
-        return None
-    differs, places, length, windows, cells, explained, single, listed, named, by_prints = fields
-    return TableFrame(
-        _flags(differs),
-        TableShape(places, length, windows),
-        _words(cells),
-        _flags(explained),
-        _words(single),
-        _flags(listed),
-        _words(named),
-        by_prints=bool(by_prints),
-    )
+def _decode_single(data: bytes, _slices: int) -> SingleFrame:
+    xor, end, number = _read_xor(data), 1 + HASH_BYTES, 0
+    if data[0] == FrameKind.LOOK:
+        number, end = _read_byte(data, end, 0, MAX_FIRST_SLICES)
+    _check_end(data, end)
+    return SingleFrame(FrameKind(data[0]), xor, number)
 
 
-def _decode_result(data: bytes) -> ResultFrame | None:
-    fields = kernel.require().read_result(data)
-    if fields is None:
-        return None
-    xor, wanted, size, offered = fields
-    return ResultFrame(_words(xor), _words(wanted), size, _words(offered))
+def _decode_offer(data: bytes, _slices: int) -> SlicesFrame:
+    return SlicesFrame(FrameKind.OFFER, data, 1)
 
 
-def _flags(column: bytes | None) -> Bools | None:
-    return None if column is None else np.frombuffer(column, np.bool_)
+def _decode_answer(data: bytes, slices: int) -> SlicesFrame:
+    xor = _read_xor(data)
+    count, at = read_varint(data, 1 + HASH_BYTES)
+    differs, at = _read_flags(data, at, slices)
+    print_bytes, at = _read_byte(data, at, 0, EXACT_PRINT_BYTES)
+    return SlicesFrame(FrameKind.SLICES, data, at, AnswerHead(xor, count, differs, print_bytes))
 
 
-def _words(column: bytes | None) -> Words:
-    return NO_WORDS if column is None else np.frombuffer(column, np.uint64)
+def _decode_table(data: bytes, slices: int) -> TableFrame:
+    differs = explained = listed = None
+    single = named = NO_WORDS
+    form, at = _read_byte(data, 1, _TABLE_OF_ALL, _BY_PRINTS)
+    if form >= _TABLE_OF_CHOSEN:
+        differs, at = _read_flags(data, at, slices)
+        chosen = int(np.count_nonzero(differs))
+        if form >= _EXPLAINED:
+            explained, at = _read_flags(data, at, chosen)
+            alone = int(np.count_nonzero(explained))
+            single, at = _read_words(data, at, alone, SHORT_BYTES)
+            if form == _LISTED:
+                listed, at = _read_flags(data, at, chosen - alone)
+                count, at = _read_number(data, at, 0, MAX_CELLS)
+                named, at = _read_ascending(data, at, count, SHORT_BYTES)
+    places, at = _read_byte(data, at, 1, MAX_PLACES)
+    windows, at = _read_number(data, at, 1, _MAX_WINDOWS)
+    length, at = _read_number(data, at, 1, MAX_CELLS)
+    shape = TableShape(places, length, windows)
+    if shape.cells > MAX_CELLS:
+        raise MalformedPayloadError(at, f"A table has {shape.cells} cells")
+    cells, at = _read_words(data, at, shape.cells, _CELL_BYTES)
+    _check_end(data, at)
+    beside = explained, single, listed, named
+    return TableFrame(differs, shape, cells, *beside, by_prints=form == _BY_PRINTS)
+
+
+def _decode_result(data: bytes, _slices: int) -> ResultFrame:
+    xor = _read_xor(data)
+    lacking, at = _read_number(data, 1 + HASH_BYTES, 0, MAX_CELLS)
+    alone, at = _read_number(data, at, 0, MAX_CELLS - lacking)
+    size, at = _read_byte(data, at, 1, SHORT_BYTES)
+    wanted, at = _read_ascending(data, at, lacking, size)
+    offered, at = _read_ascending(data, at, alone, SHORT_BYTES)
+    _check_end(data, at)
+    return ResultFrame(xor, wanted, size, offered)
+
+
+_DECODERS: Final[dict[int, Callable[[bytes, int], Frame]]] = {
+    **dict.fromkeys(_PLAIN, _decode_plain),
+    FrameKind.OFFER: _decode_offer,
+    FrameKind.FOUND: _decode_single,
+    FrameKind.LOOK: _decode_single,
+    FrameKind.SLICES: _decode_answer,
+    FrameKind.TABLE: _decode_table,
+    FrameKind.RESULT: _decode_result,
+}
+
+
+# Each of these returns a field and where it ends, or raises MalformedPayloadError.
+
+
+def _read_byte(data: bytes, at: int, least: int, most: int) -> tuple[int, int]:
+    if at >= len(data) or not least <= data[at] <= most:
+        raise MalformedPayloadError(at, f"There is no number from {least} to {most}")
+    return data[at], at + 1
+
+
+def _read_number(data: bytes, at: int, least: int, most: int) -> tuple[int, int]:
+    number, end = read_varint(data, at)
+    if not least <= number <= most:
+        raise MalformedPayloadError(at, f"A number is not from {least} to {most}")
+    return number, end
+
+
+def _read_xor(data: bytes) -> Words:
+    if len(data) < 1 + HASH_BYTES:
+        raise MalformedPayloadError(1, "An XOR is cut off")
+    return np.frombuffer(data, np.uint64, HASH_BYTES // _WORD_BYTES, 1)
+
+
+def _read_flags(data: bytes, at: int, count: int) -> tuple[Bools, int]:
+    end = at + -(-count // 8)
+    flags = np.unpackbits(np.frombuffer(data, np.uint8)[at:end], bitorder="little").view(np.bool_)
+    if end > len(data) or flags[count:].any():
+        raise MalformedPayloadError(at, f"{count} flags are cut off, or followed by others")
+    return flags[:count], end
+
+
+def _read_words(data: bytes, at: int, count: int, size: int) -> tuple[Words, int]:
+    """Read numbers of some bytes each; the column can be written."""
+    end = at + count * size
+    if end > len(data):
+        raise MalformedPayloadError(at, f"{count} numbers of {size} bytes are cut off")
+    octets = np.zeros((count, _WORD_BYTES), np.uint8)
+    octets[:, :size] = np.frombuffer(data, np.uint8)[at:end].reshape(count, size)
+    return octets.view("<u8").ravel().astype(np.uint64, copy=False), end
+
+
+def _read_ascending(data: bytes, at: int, count: int, size: int) -> tuple[Words, int]:
+    words, end = _read_words(data, at, count, size)
+    if bool((words[1:] <= words[:-1]).any()):
+        raise MalformedPayloadError(at, f"{count} numbers do not ascend")
+    return words, end
+
+
+def _check_end(data: bytes, at: int) -> None:
+    if at != len(data):
+        raise MalformedPayloadError(at, "A frame goes on behind its last field")

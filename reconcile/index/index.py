@@ -200,25 +200,12 @@ class IndexView:
         return self.rows.probe(*self._places(spans), hashes)
 
     def _places(self, spans: Spans) -> tuple[Ints, Ints]:
-        if not len(spans):
-            return np.empty(0, np.int64), np.empty(0, np.int64)
-        origin, chosen = spans.origin, spans.chosen
-        if origin is None or chosen is None:
-            low, high = self._searched(spans)
-            spans.places[self] = low, high, True
-            return low, high
-        if self not in origin.places:
-            origin.places[self] = np.full(len(origin), -1), np.full(len(origin), -1), False
-        low, high, is_whole = origin.places[self]
-        if is_whole:
-            return low.take(chosen), high.take(chosen)
-        missing = (low.take(chosen) < 0).nonzero()[0]
-        if len(missing):
-            at, some = chosen, spans
-            if len(missing) < len(chosen):
-                at, some = chosen.take(missing), spans[missing]
-            low[at], high[at] = self._searched(some)
-        return low.take(chosen), high.take(chosen)
+        if spans.origin is not None and spans.chosen is not None and self in spans.origin.places:
+            low, high = spans.origin.places[self]
+            return low.take(spans.chosen), high.take(spans.chosen)
+        if self not in spans.places:
+            spans.places[self] = self._searched(spans)
+        return spans.places[self]
 
     def _searched(self, spans: Spans) -> tuple[Ints, Ints]:
         """Return the places of spans; a bound that two of them share is looked for once."""

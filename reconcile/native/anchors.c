@@ -6,31 +6,25 @@
 #define ANCHORS_APART 32 /* IDs from one anchor to the next, at least */
 
 /* balance(prefix, samples) -> None; sample i is the balance of the first 4 i IDs. */
-PyObject *kernel_balance(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
+static PyObject *work_balance(const rows_t *rows, columns *held)
 {
-    (void)module;
-    static const column_kind kinds[] = {READ(32), WRITTEN(4)};
-    columns held;
-    if (check_arguments("balance", given, 2) < 0 || hold(&held, arguments, kinds, 2) < 0)
+    (void)rows;
+    Py_ssize_t count = held->rows[0] - 1;
+    if (count < 0 || held->rows[1] != count / SAMPLE + 1)
         return NULL;
-    Py_ssize_t count = held.rows[0] - 1;
-    bool fits = count >= 0 && held.rows[1] == count / SAMPLE + 1;
-    PyThreadState *state = let_go(fits ? count * HASH_BYTES : 0);
+    PyThreadState *state = let_go(count * HASH_BYTES);
     int32_t sum = 0;
-    for (Py_ssize_t row = 0; fits && row <= count; row++) {
+    for (Py_ssize_t row = 0; row <= count; row++) {
         if (row % SAMPLE == 0)
-            memcpy(held.at[1] + row / SAMPLE * 4, &sum, sizeof sum);
+            memcpy(held->at[1] + row / SAMPLE * 4, &sum, sizeof sum);
         if (row < count)
-            sum += balance_at(held.at[0], row);
+            sum += balance_at(held->at[0], row);
     }
     take_back(state);
-    release(&held);
-    if (!fits) {
-        misfit("balance");
-        return NULL;
-    }
-    Py_RETURN_NONE;
+    return none_if(true);
 }
+
+CALL(balance, ALONE, READ(32), WRITTEN(4))
 
 /* Choose anchors of a chunk, and say what is before them; how many there are. */
 static Py_ssize_t choose_anchors(const uint8_t *times, const uint8_t *prefix,
@@ -55,23 +49,18 @@ static Py_ssize_t choose_anchors(const uint8_t *times, const uint8_t *prefix,
 
 /* anchors(times, prefix, samples, anchors) -> how many anchors there are
  *   Each is a row, as slices.h says. */
-PyObject *kernel_anchors(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
+static PyObject *work_anchors(const rows_t *rows, columns *held)
 {
-    (void)module;
-    static const column_kind kinds[] = {READ(8), READ(32), READ(4), WRITTEN(ANCHOR_BYTES)};
-    columns held;
-    if (check_arguments("anchors", given, 4) < 0 || hold(&held, arguments, kinds, 4) < 0)
+    (void)rows;
+    Py_ssize_t count = held->rows[0];
+    if (held->rows[1] != count + 1 || held->rows[2] != count / SAMPLE + 1 ||
+        held->rows[3] != count / ANCHORS_APART)
         return NULL;
-    Py_ssize_t count = held.rows[0], found = 0;
-    bool fits = held.rows[1] == count + 1 && held.rows[2] == count / SAMPLE + 1 &&
-                held.rows[3] == count / ANCHORS_APART;
-    PyThreadState *state = let_go(fits ? count * HASH_BYTES : 0);
-    if (fits)
-        found = choose_anchors(held.at[0], held.at[1], held.at[2], count, held.at[3]);
+    PyThreadState *state = let_go(count * HASH_BYTES);
+    Py_ssize_t found =
+        choose_anchors(held->at[0], held->at[1], held->at[2], count, held->at[3]);
     take_back(state);
-    release(&held);
-    if (fits)
-        return PyLong_FromSsize_t(found);
-    misfit("anchors");
-    return NULL;
+    return PyLong_FromSsize_t(found);
 }
+
+CALL(anchors, ALONE, READ(8), READ(32), READ(4), WRITTEN(ANCHOR_BYTES))

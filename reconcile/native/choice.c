@@ -20,12 +20,10 @@ static bool add_question(reply_t *reply, int64_t lower)
 {
     const reader_t *from = &reply->from;
     int64_t upper = from->time;
-    if (!reply->opened++) {
+    if (!reply->is_opened)
         reply->asked_lower = lower;
-        reply->first_range = from->done.ranges;
-    }
+    reply->is_opened = true;
     reply->asked_upper = upper;
-    reply->last_range = from->done.ranges;
     bool whole = lower >= reply->most[A_LOWER] && upper <= reply->most[A_UPPER];
     if (!whole) {
         lower = lower < reply->most[A_LOWER] ? reply->most[A_LOWER] : lower;

@@ -46,32 +46,24 @@ static Py_ssize_t place_of(const columns *held, Py_ssize_t low, Py_ssize_t remot
 }
 
 /* match(local times, local hashes, remote times, remote hashes, places, found) -> None */
-PyObject *kernel_match(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
+static PyObject *work_match(const rows_t *rows, columns *held)
 {
-    (void)module;
-    static const column_kind kinds[] = {READ(8),  READ(32),   READ(8),
-                                        READ(32), WRITTEN(8), WRITTEN(1)};
-    columns held;
-    if (check_arguments("match", given, 6) < 0 || hold(&held, arguments, kinds, 6) < 0)
-        return NULL;
-    bool fits = held.rows[M_LOCAL] == held.rows[M_LOCAL_HASHES];
+    (void)rows;
+    bool fits = held->rows[M_LOCAL] == held->rows[M_LOCAL_HASHES];
     for (int i = M_REMOTE_HASHES; i <= M_FOUND; i++)
-        fits &= held.rows[i] == held.rows[M_REMOTE];
-    if (fits) {
-        PyThreadState *state = let_go(held.rows[M_REMOTE] * HASH_BYTES);
-        Py_ssize_t place = 0;
-        for (Py_ssize_t row = 0; row < held.rows[M_REMOTE]; row++) {
-            place = place_of(&held, place, row);
-            bool inside = place < held.rows[M_LOCAL];
-            store(held.at[M_PLACES], row, place);
-            held.at[M_FOUND][row] = inside && compare_rows(&held, place, row) == 0;
-        }
-        take_back(state);
-    }
-    release(&held);
-    if (!fits) {
-        misfit("match");
+        fits &= held->rows[i] == held->rows[M_REMOTE];
+    if (!fits)
         return NULL;
+    PyThreadState *state = let_go(held->rows[M_REMOTE] * HASH_BYTES);
+    Py_ssize_t place = 0;
+    for (Py_ssize_t row = 0; row < held->rows[M_REMOTE]; row++) {
+        place = place_of(held, place, row);
+        store(held->at[M_PLACES], row, place);
+        held->at[M_FOUND][row] =
+            place < held->rows[M_LOCAL] && compare_rows(held, place, row) == 0;
     }
-    Py_RETURN_NONE;
+    take_back(state);
+    return none_if(true);
 }
+
+CALL(match, ALONE, READ(8), READ(32), READ(8), READ(32), WRITTEN(8), WRITTEN(1))

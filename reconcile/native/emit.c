@@ -140,21 +140,15 @@ static PyObject *encoded(const columns *held)
 /* encode(head, times, hashes, kinds, fingerprints, counts, reconciled, item times, item hashes)
  *   -> the payload, or None: something in it cannot be encoded
  */
-PyObject *kernel_encode(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
+static PyObject *work_encode(const rows_t *index, columns *held)
 {
-    (void)module;
-    static const column_kind kinds[] = {READ(1), READ(8), READ(32), READ(1), READ(32),
-                                        READ(8), READ(1), READ(8),  READ(32)};
-    columns held;
-    if (check_arguments("encode", given, 9) < 0 || hold(&held, arguments, kinds, 9) < 0)
-        return NULL;
-    const Py_ssize_t *rows = held.rows;
+    (void)index;
+    const Py_ssize_t *rows = held->rows;
     bool fits = rows[E_TIMES] == rows[E_HASHES] && rows[E_TIMES] == rows[E_KINDS] &&
                 rows[E_COUNTS] == rows[E_RECONCILED] && rows[E_ITEMS] == rows[E_ITEM_HASHES] &&
                 rows[E_TIMES] < MAX_ROWS && rows[E_ITEMS] < MAX_ROWS && rows[E_HEAD] < MAX_ROWS;
-    PyObject *payload = fits ? encoded(&held) : NULL;
-    release(&held);
-    if (!fits)
-        misfit("encode");
-    return payload;
+    return fits ? encoded(held) : NULL;
 }
+
+CALL(encode, ALONE, READ(1), READ(8), READ(32), READ(1), READ(32), READ(8), READ(1), READ(8),
+     READ(32))

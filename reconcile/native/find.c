@@ -111,31 +111,22 @@ static void find_all(const finder_t *finder, const uint8_t *own, Py_ssize_t coun
 
 /* find(wanted, own, mask, places) -> None; where each wanted short ID, which ascend, is among the
  * own ones cut by a mask; -1: nowhere, -2: at several places. */
-PyObject *kernel_find(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
+static PyObject *work_find(const rows_t *rows, columns *held)
 {
-    (void)module;
-    static const column_kind kinds[] = {READ(8), READ(8), READ(8), WRITTEN(8)};
-    columns held;
-    if (check_arguments("find", given, 4) < 0 || hold(&held, arguments, kinds, 4) < 0)
-        return NULL;
+    (void)rows;
     finder_t finder;
-    bool fits = held.rows[2] == 1 && held.rows[3] == held.rows[0];
-    if (!fits)
-        misfit("find");
-    fits = fits && open_finder(&finder, held.at[0], held.rows[0],
-                               (uint64_t)load(held.at[2], 0)) == 0;
-    if (fits) {
-        PyThreadState *state = let_go(held.rows[1] * TIME_BYTES);
-        note_wanted(&finder);
-        find_all(&finder, held.at[1], held.rows[1], held.at[3]);
-        take_back(state);
-        PyMem_Free(finder.seen);
-    }
-    release(&held);
-    if (fits)
-        Py_RETURN_NONE;
-    return NULL;
+    if (held->rows[2] != 1 || held->rows[3] != held->rows[0] ||
+        open_finder(&finder, held->at[0], held->rows[0], (uint64_t)load(held->at[2], 0)) < 0)
+        return NULL;
+    PyThreadState *state = let_go(held->rows[1] * TIME_BYTES);
+    note_wanted(&finder);
+    find_all(&finder, held->at[1], held->rows[1], held->at[3]);
+    take_back(state);
+    PyMem_Free(finder.seen);
+    return none_if(true);
 }
+
+CALL(find, ALONE, READ(8), READ(8), READ(8), WRITTEN(8))
 
 /* What only one side has of short IDs, of which the other one has named its own: columns. */
 typedef struct {
@@ -186,41 +177,38 @@ static void divide(const finder_t *finder, const uint8_t *own, Py_ssize_t count,
  * each, whether a named one is that of several)
  *   What is named ascends. The columns may be longer.
  */
-PyObject *kernel_divide(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
+static PyObject *work_divide(const rows_t *rows, columns *held)
 {
-    (void)module;
-    static const column_kind kinds[] = {READ(8), READ(8)};
-    columns held;
+    (void)rows;
     finder_t finder;
-    divided_t to = {{NULL}};
+    divided_t to = {.several = false};
     PyObject *found = NULL;
-    if (check_arguments("divide", given, 2) < 0 || hold(&held, arguments, kinds, 2) < 0)
+    Py_ssize_t named = held->rows[0], own = held->rows[1];
+    if (open_finder(&finder, held->at[0], named, SHORT_MASK) < 0)
         return NULL;
-    Py_ssize_t named = held.rows[0], own = held.rows[1];
-    if (open_finder(&finder, held.at[0], named, SHORT_MASK) == 0) {
-        uint8_t *work = PyMem_Calloc((size_t)named * TIME_BYTES + (size_t)own + 1, 1);
-        if (!work)
-            PyErr_NoMemory();
-        else if (open_divided(&to, named, own)) {
-            PyThreadState *state = let_go(own * TIME_BYTES);
-            note_wanted(&finder);
-            divide(&finder, held.at[1], own, work + named * TIME_BYTES, work, &to);
-            take_back(state);
-            found = Py_BuildValue("OOOnni", to.parts[0], to.parts[1], to.parts[2], to.named_only,
-                                  to.own_only, to.several);
-        }
-        PyMem_Free(work);
-        PyMem_Free(finder.seen);
+    uint8_t *places = PyMem_Calloc((size_t)named * TIME_BYTES + (size_t)own + 1, 1);
+    if (!places)
+        PyErr_NoMemory();
+    else if (open_divided(&to, named, own)) {
+        PyThreadState *state = let_go(own * TIME_BYTES);
+        note_wanted(&finder);
+        divide(&finder, held->at[1], own, places + named * TIME_BYTES, places, &to);
+        take_back(state);
+        found = Py_BuildValue("OOOnni", to.parts[0], to.parts[1], to.parts[2], to.named_only,
+                              to.own_only, to.several);
     }
+    PyMem_Free(places);
+    PyMem_Free(finder.seen);
     for (int part = 0; part < 3; part++)
         Py_XDECREF(to.parts[part]);
-    release(&held);
     return found;
 }
 
+CALL(divide, ALONE, READ(8), READ(8))
+
 /* ---- the IDs ------------------------------------------------------------------------------ */
 
-enum { G_LOW, G_HIGH, G_AT, G_TIMES, G_HASHES, G_XOR, G_COLUMNS };
+enum { G_LOW, G_HIGH, G_AT, G_TIMES, G_HASHES, G_XOR };
 
 /* Rows of what is gathered from intervals as places; false: there are no such. */
 static bool rows_to_places(const rows_t *rows, const columns *held)
@@ -279,32 +267,17 @@ static void take_ids(const rows_t *rows, const columns *held)
  *   The IDs at ascending rows of what ascending intervals of places have together, and the XOR of
  *   their hashes.
  */
-PyObject *kernel_gather(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
+static PyObject *work_gather(const rows_t *rows, columns *held)
 {
-    (void)module;
-    static const column_kind kinds[] = {READ(8),    READ(8),     READ(8),
-                                        WRITTEN(8), WRITTEN(32), WRITTEN(32)};
-    rows_t rows;
-    columns held;
-    if (check_arguments("gather", given, 1 + G_COLUMNS) < 0 || open_rows(&rows, arguments[0]) < 0)
+    if (held->rows[G_LOW] != held->rows[G_HIGH] || held->rows[G_AT] != held->rows[G_TIMES] ||
+        held->rows[G_AT] != held->rows[G_HASHES] || held->rows[G_XOR] != 1)
         return NULL;
-    if (hold(&held, arguments + 1, kinds, G_COLUMNS) < 0) {
-        close_rows(&rows);
-        return NULL;
-    }
-    bool fits = held.rows[G_LOW] == held.rows[G_HIGH] && held.rows[G_AT] == held.rows[G_TIMES] &&
-                held.rows[G_AT] == held.rows[G_HASHES] && held.rows[G_XOR] == 1;
-    if (fits) {
-        PyThreadState *state = let_go(held.rows[G_AT] * HASH_BYTES);
-        fits = rows_to_places(&rows, &held);
-        if (fits)
-            take_ids(&rows, &held);
-        take_back(state);
-    }
-    release(&held);
-    close_rows(&rows);
+    PyThreadState *state = let_go(held->rows[G_AT] * HASH_BYTES);
+    bool fits = rows_to_places(rows, held);
     if (fits)
-        Py_RETURN_NONE;
-    misfit("gather");
-    return NULL;
+        take_ids(rows, held);
+    take_back(state);
+    return none_if(fits);
 }
+
+CALL(gather, INDEXED, READ(8), READ(8), READ(8), WRITTEN(8), WRITTEN(32), WRITTEN(32))

@@ -15,7 +15,7 @@
 #include <string.h>
 
 /* Raised with every change of this directory; `reconcile.kernel` takes no other. */
-#define KERNEL_VERSION 19
+#define KERNEL_VERSION 20
 
 #define HASH_BYTES 32
 #define TIME_BYTES 8
@@ -60,6 +60,33 @@ int check_arguments(const char *name, Py_ssize_t given, Py_ssize_t expected);
 
 /* -1 with an exception: the columns do not fit each other. */
 int misfit(const char *name);
+
+/* What most functions do: hold columns, behind an index or alone (then `rows` is NULL), and have
+ * `work` done with them. NULL from it without an exception: they do not fit each other. */
+typedef struct rows rows_t;
+typedef PyObject *work(const rows_t *rows, columns *held);
+
+PyObject *call(const char *name, PyObject *const *arguments, Py_ssize_t given, bool indexed,
+               const column_kind *kinds, int count, work *done);
+
+/* What Python sees of `work_<name>`; the rest says which columns it takes. */
+#define CALL(name, indexed, ...)                                                                  \
+    PyObject *kernel_##name(PyObject *module, PyObject *const *arguments, Py_ssize_t given)       \
+    {                                                                                             \
+        (void)module;                                                                             \
+        static const column_kind kinds[] = {__VA_ARGS__};                                         \
+        return call(#name, arguments, given, indexed, kinds, sizeof kinds / sizeof *kinds,        \
+                    work_##name);                                                                 \
+    }
+
+#define INDEXED true
+#define ALONE false
+
+/* None, or NULL. */
+static inline PyObject *none_if(bool fits)
+{
+    return fits ? Py_BuildValue("") : NULL;
+}
 
 /* 0, or -1 with an exception: it is no number from 0 to PY_SSIZE_T_MAX. */
 int size_argument(PyObject *argument, Py_ssize_t *value);
@@ -167,9 +194,7 @@ function kernel_encode, kernel_match;
 function kernel_places, kernel_split, kernel_probe, kernel_fingerprints, kernel_items;
 function kernel_balance, kernel_anchors, kernel_cut, kernel_compare;
 function kernel_fill, kernel_sift, kernel_tally, kernel_shorten;
-function kernel_read_head, kernel_read_table, kernel_read_result;
-function kernel_write_table, kernel_pack, kernel_divide;
-function kernel_survey_slices;
+function kernel_divide, kernel_survey_slices;
 function kernel_insert, kernel_peel, kernel_find, kernel_gather;
 function kernel_lattice;
 

@@ -122,21 +122,15 @@ static bool sum_up(const uint8_t *elements, Py_ssize_t count, uint8_t *state)
  *
  * False: this compiler had no vectors, and nothing was added.
  */
-PyObject *kernel_lattice(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
+static PyObject *work_lattice(const rows_t *rows, columns *held)
 {
-    static const column_kind kinds[] = {READ(ELEMENT_BYTES), WRITTEN(STATE_BYTES)};
-    (void)module;
-    columns held;
-    if (check_arguments("lattice", given, 2) < 0 || hold(&held, arguments, kinds, 2) < 0)
+    (void)rows;
+    if (held->rows[1] != 1)
         return NULL;
-    if (held.rows[1] != 1) {
-        release(&held);
-        misfit("lattice");
-        return NULL;
-    }
-    PyThreadState *thread = let_go(held.rows[0] * STATE_BYTES);
-    bool done = sum_up(held.at[0], held.rows[0], held.at[1]);
-    take_back(thread);
-    release(&held);
+    PyThreadState *state = let_go(held->rows[0] * STATE_BYTES);
+    bool done = sum_up(held->at[0], held->rows[0], held->at[1]);
+    take_back(state);
     return PyBool_FromLong(done);
 }
+
+CALL(lattice, ALONE, READ(ELEMENT_BYTES), WRITTEN(STATE_BYTES))

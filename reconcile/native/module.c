@@ -10,8 +10,7 @@ static PyMethodDef methods[] = {
     METHOD(fingerprints), METHOD(items), METHOD(split), METHOD(probe), METHOD(match),
     METHOD(lattice), METHOD(balance), METHOD(anchors), METHOD(cut), METHOD(compare),
     METHOD(fill), METHOD(sift), METHOD(shorten), METHOD(insert), METHOD(peel), METHOD(find),
-    METHOD(gather), METHOD(tally), METHOD(read_head), METHOD(read_table), METHOD(read_result),
-    METHOD(write_table), METHOD(pack), METHOD(divide), METHOD(survey_slices),
+    METHOD(gather), METHOD(tally), METHOD(divide), METHOD(survey_slices),
     {NULL, NULL, 0, NULL},
 };
 

@@ -394,10 +394,9 @@ static PyObject *said(const reply_t *reply)
             return NULL;
         }
     }
-    bool all = reply->opened == reply->last_range - reply->first_range + 1;
-    return Py_BuildValue("NLLLiNNNN", made[0], (long long)reply->held,
-                         (long long)reply->asked_lower, (long long)reply->asked_upper, (int)all,
-                         made[1], made[2], made[3], made[4]);
+    return Py_BuildValue("NLLLNNNN", made[0], (long long)reply->held,
+                         (long long)reply->asked_lower, (long long)reply->asked_upper, made[1],
+                         made[2], made[3], made[4]);
 }
 
 /* The answer, None if Python must find it, or NULL with an exception. */
@@ -432,8 +431,8 @@ static void free_all(reply_t *reply)
 }
 
 /* reply(index, payload, at, numbers, planner)
- *   -> (payload, IDs held, lower and upper time of what was asked, whether no Skip is in it, times
- *   and hashes of the IDs to send, and of those to receive), or None: Python must do it
+ *   -> (payload, IDs held, lower and upper time of what was asked, times and hashes of the IDs
+ *   to send, and of those to receive), or None: Python must do it
  *
  * Ranges begin at `at`; what is before is the head of the answer, too. Numbers: the most ranges,
  * items and bytes of a payload, how many differences may still be found, the times of the

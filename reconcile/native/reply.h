@@ -63,7 +63,7 @@ typedef struct {
     int64_t held, differing;
     /* what was asked about, before it was cut to the territory */
     int64_t asked_lower, asked_upper;
-    Py_ssize_t first_range, last_range, opened;
+    bool is_opened;
     /* the answer */
     bytes_t out, sent_times, sent_hashes, got_times, got_hashes;
     Py_ssize_t ranges, items;

@@ -89,6 +89,26 @@ void close_rows(rows_t *rows)
     release(&rows->places);
 }
 
+PyObject *call(const char *name, PyObject *const *arguments, Py_ssize_t given, bool indexed,
+               const column_kind *kinds, int count, work *done)
+{
+    rows_t rows;
+    columns held;
+    if (check_arguments(name, given, count + indexed) < 0 ||
+        (indexed && open_rows(&rows, arguments[0]) < 0))
+        return NULL;
+    PyObject *found = NULL;
+    if (hold(&held, arguments + indexed, kinds, count) == 0) {
+        found = done(indexed ? &rows : NULL, &held);
+        release(&held);
+        if (!found && !PyErr_Occurred())
+            misfit(name);
+    }
+    if (indexed)
+        close_rows(&rows);
+    return found;
+}
+
 /* ---- fingerprints ------------------------------------------------------------------------ */
 
 /* Fingerprints of ascending, disjoint intervals of places; false: they are none. */
@@ -115,32 +135,17 @@ static bool fingerprints(const rows_t *rows, const uint8_t *low, const uint8_t *
 }
 
 /* fingerprints(index, low, high, fingerprints) -> None; intervals of places ascend. */
-PyObject *kernel_fingerprints(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
+static PyObject *work_fingerprints(const rows_t *rows, columns *held)
 {
-    (void)module;
-    static const column_kind kinds[] = {READ(8), READ(8), WRITTEN(32)};
-    rows_t rows;
-    columns held;
-    if (check_arguments("fingerprints", given, 4) < 0 || open_rows(&rows, arguments[0]) < 0)
+    if (held->rows[0] != held->rows[1] || held->rows[0] != held->rows[2])
         return NULL;
-    if (hold(&held, arguments + 1, kinds, 3) < 0) {
-        close_rows(&rows);
-        return NULL;
-    }
-    bool fits = held.rows[0] == held.rows[1] && held.rows[0] == held.rows[2];
-    if (fits) {
-        PyThreadState *state = let_go(held.rows[0] * HASH_BYTES);
-        fits = fingerprints(&rows, held.at[0], held.at[1], held.at[2], held.rows[0]);
-        take_back(state);
-    }
-    release(&held);
-    close_rows(&rows);
-    if (!fits) {
-        misfit("fingerprints");
-        return NULL;
-    }
-    Py_RETURN_NONE;
+    PyThreadState *state = let_go(held->rows[0] * HASH_BYTES);
+    bool fits = fingerprints(rows, held->at[0], held->at[1], held->at[2], held->rows[0]);
+    take_back(state);
+    return none_if(fits);
 }
+
+CALL(fingerprints, INDEXED, READ(8), READ(8), WRITTEN(32))
 
 /* ---- IDs --------------------------------------------------------------------------------- */
 
@@ -185,29 +190,14 @@ static bool copy_all(const rows_t *rows, const columns *held)
 }
 
 /* items(index, low, high, times, hashes) -> None; intervals of places ascend. */
-PyObject *kernel_items(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
+static PyObject *work_items(const rows_t *rows, columns *held)
 {
-    (void)module;
-    static const column_kind kinds[] = {READ(8), READ(8), WRITTEN(8), WRITTEN(32)};
-    rows_t rows;
-    columns held;
-    if (check_arguments("items", given, 5) < 0 || open_rows(&rows, arguments[0]) < 0)
+    if (held->rows[0] != held->rows[1] || held->rows[2] != held->rows[3])
         return NULL;
-    if (hold(&held, arguments + 1, kinds, 4) < 0) {
-        close_rows(&rows);
-        return NULL;
-    }
-    bool fits = held.rows[0] == held.rows[1] && held.rows[2] == held.rows[3];
-    if (fits) {
-        PyThreadState *state = let_go(held.rows[2] * HASH_BYTES);
-        fits = copy_all(&rows, &held);
-        take_back(state);
-    }
-    release(&held);
-    close_rows(&rows);
-    if (!fits) {
-        misfit("items");
-        return NULL;
-    }
-    Py_RETURN_NONE;
+    PyThreadState *state = let_go(held->rows[2] * HASH_BYTES);
+    bool fits = copy_all(rows, held);
+    take_back(state);
+    return none_if(fits);
 }
+
+CALL(items, INDEXED, READ(8), READ(8), WRITTEN(8), WRITTEN(32))

@@ -11,14 +11,14 @@ typedef struct {
     Py_buffer views[2];
 } chunk_t;
 
-typedef struct {
+struct rows {
     chunk_t *chunks;
     Py_ssize_t count;      /* of chunks */
     Py_ssize_t length;     /* of all */
     const uint8_t *starts; /* the place of each chunk's first ID, then the length */
     const uint8_t *bases;  /* what makes each chunk's running XOR continue the one before it */
     columns places;
-} rows_t;
+};
 
 int open_rows(rows_t *rows, PyObject *index);
 void close_rows(rows_t *rows);

@@ -216,7 +216,7 @@ void close_hasher(hasher_t *hasher)
 
 #define STRETCH 64 /* hashes from one request for memory to the next */
 
-enum { F_LOW, F_HIGH, F_KEY, F_SHAPE, F_CELLS, F_SHORTS, F_COLUMNS };
+enum { F_LOW, F_HIGH, F_KEY, F_SHAPE, F_CELLS, F_SHORTS };
 
 typedef struct {
     const rows_t *rows;
@@ -308,39 +308,24 @@ static bool open_filler(filler_t *filler)
  *   The short IDs in ascending intervals of places, which are put into a table too, if there is a
  *   shape of one.
  */
-PyObject *kernel_fill(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
+static PyObject *work_fill(const rows_t *rows, columns *held)
 {
-    (void)module;
-    static const column_kind kinds[] = {READ(8), READ(8), READ(8), READ(8), WRITTEN(8), WRITTEN(8)};
-    rows_t rows;
-    columns held;
-    if (check_arguments("fill", given, 1 + F_COLUMNS) < 0 || open_rows(&rows, arguments[0]) < 0)
+    filler_t filler = {.rows = rows, .held = held};
+    if (!open_filler(&filler))
         return NULL;
-    if (hold(&held, arguments + 1, kinds, F_COLUMNS) < 0) {
-        close_rows(&rows);
-        return NULL;
-    }
-    filler_t filler = {.rows = &rows, .held = &held};
-    bool fits = open_filler(&filler);
-    if (fits) {
-        filler.narrow = filler.table.cells && load(held.at[F_SHAPE], SHAPE_NARROW) != 0;
-        PyThreadState *state = let_go(held.rows[F_SHORTS] * HASH_BYTES);
-        fits = fill_all(&filler);
-        take_back(state);
-        close_hasher(&filler.hasher);
-    }
-    release(&held);
-    close_rows(&rows);
-    if (fits)
-        Py_RETURN_NONE;
-    if (!PyErr_Occurred())
-        misfit("fill");
-    return NULL;
+    filler.narrow = filler.table.cells && load(held->at[F_SHAPE], SHAPE_NARROW) != 0;
+    PyThreadState *state = let_go(held->rows[F_SHORTS] * HASH_BYTES);
+    bool fits = fill_all(&filler);
+    take_back(state);
+    close_hasher(&filler.hasher);
+    return none_if(fits);
 }
+
+CALL(fill, INDEXED, READ(8), READ(8), READ(8), READ(8), WRITTEN(8), WRITTEN(8))
 
 /* ---- single differences --------------------------------------------------------------------- */
 
-enum { I_LOW, I_HIGH, I_KEY, I_PRINTS, I_APART, I_COLUMNS };
+enum { I_LOW, I_HIGH, I_KEY, I_PRINTS, I_APART };
 
 /* What is left of intervals after single differences were found, as columns. */
 enum { S_LOW, S_HIGH, S_TOLD, S_SHORTS, S_PARTS };
@@ -423,8 +408,6 @@ static PyObject *sifted(filler_t *filler)
     PyObject *parts[S_PARTS] = {NULL}, *found = NULL;
     uint8_t *to[S_PARTS];
     bool fits = ids >= 0;
-    if (!fits)
-        misfit("sift");
     for (int part = 0; fits && part < S_PARTS; part++) {
         parts[part] = PyBytes_FromStringAndSize(NULL, sizes[part] * TIME_BYTES);
         if (parts[part])
@@ -451,29 +434,16 @@ static PyObject *sifted(filler_t *filler)
  *   and balances of an interval differ, the interval becomes this ID alone, and what is told is
  *   which row of the short IDs it is; -1 elsewhere.
  */
-PyObject *kernel_sift(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
+static PyObject *work_sift(const rows_t *rows, columns *held)
 {
-    (void)module;
-    static const column_kind kinds[] = {READ(8), READ(8), READ(8), READ(8), READ(8)};
-    rows_t rows;
-    columns held;
-    if (check_arguments("sift", given, 1 + I_COLUMNS) < 0 || open_rows(&rows, arguments[0]) < 0)
-        return NULL;
-    if (hold(&held, arguments + 1, kinds, I_COLUMNS) < 0) {
-        close_rows(&rows);
-        return NULL;
-    }
-    filler_t filler = {.rows = &rows, .held = &held};
-    PyObject *found = NULL;
-    if (held.rows[I_LOW] == held.rows[I_HIGH] && held.rows[I_LOW] == held.rows[I_PRINTS] &&
-        held.rows[I_LOW] == held.rows[I_APART] && held.rows[I_KEY] == KEY_ROWS)
-        found = sifted(&filler);
-    else
-        misfit("sift");
-    release(&held);
-    close_rows(&rows);
-    return found;
+    filler_t filler = {.rows = rows, .held = held};
+    bool fits = held->rows[I_LOW] == held->rows[I_HIGH] &&
+                held->rows[I_LOW] == held->rows[I_PRINTS] &&
+                held->rows[I_LOW] == held->rows[I_APART] && held->rows[I_KEY] == KEY_ROWS;
+    return fits ? sifted(&filler) : NULL;
 }
+
+CALL(sift, INDEXED, READ(8), READ(8), READ(8), READ(8), READ(8))
 
 /* ---- balances of short IDs ------------------------------------------------------------------ */
 
@@ -543,52 +513,40 @@ static void tally_all(const uint8_t *shorts, Py_ssize_t count, int turn, const u
  *   The sum over short IDs of +1, or -1 where a bit is set, for each of their bits; then the same
  *   of each bit XOR the one that is one place below it, around, two places, and so on.
  */
-PyObject *kernel_tally(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
+static PyObject *work_tally(const rows_t *rows, columns *held)
 {
-    (void)module;
-    static const column_kind kinds[] = {READ(8), WRITTEN(8)};
-    columns held;
-    if (check_arguments("tally", given, 2) < 0 || hold(&held, arguments, kinds, 2) < 0)
+    (void)rows;
+    if (held->rows[1] % SHORT_BITS || held->rows[1] >= SHORT_BITS * SHORT_BITS)
         return NULL;
-    bool fits = held.rows[1] % SHORT_BITS == 0 && held.rows[1] < SHORT_BITS * SHORT_BITS;
     uint64_t spread[256] = {0}; /* each bit of an octet in an octet of its own */
     for (int value = 0; value < 256; value++)
         for (int bit = 0; bit < 8; bit++)
             spread[value] |= (uint64_t)(value >> bit & 1) << 8 * bit;
-    PyThreadState *state = let_go(held.rows[0] * TIME_BYTES);
-    for (int turn = 0; fits && turn < held.rows[1] / SHORT_BITS; turn++)
-        tally_all(held.at[0], held.rows[0], turn, spread, held.at[1]);
+    PyThreadState *state = let_go(held->rows[0] * TIME_BYTES);
+    for (int turn = 0; turn < held->rows[1] / SHORT_BITS; turn++)
+        tally_all(held->at[0], held->rows[0], turn, spread, held->at[1]);
     take_back(state);
-    release(&held);
-    if (fits)
-        Py_RETURN_NONE;
-    misfit("tally");
-    return NULL;
+    return none_if(true);
 }
 
+CALL(tally, ALONE, READ(8), WRITTEN(8))
+
 /* shorten(hashes, key, shorts) -> None; the short IDs of hashes, or of XORs of hashes. */
-PyObject *kernel_shorten(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
+static PyObject *work_shorten(const rows_t *rows, columns *held)
 {
-    (void)module;
-    static const column_kind kinds[] = {READ(32), READ(8), WRITTEN(8)};
-    columns held;
+    (void)rows;
     hasher_t hasher;
-    if (check_arguments("shorten", given, 3) < 0 || hold(&held, arguments, kinds, 3) < 0)
+    if (held->rows[0] != held->rows[2] || held->rows[1] != KEY_ROWS ||
+        !open_hasher(&hasher, held->at[1]))
         return NULL;
-    bool fits = held.rows[0] == held.rows[2] && held.rows[1] == KEY_ROWS;
-    if (fits && (fits = open_hasher(&hasher, held.at[1]))) {
-        PyThreadState *state = let_go(held.rows[0] * HASH_BYTES);
-        for (Py_ssize_t row = 0; row < held.rows[0]; row++) {
-            uint64_t found = hasher.of_row(&hasher, held.at[0] + row * HASH_BYTES);
-            store(held.at[2], row, (int64_t)(found & SHORT_MASK));
-        }
-        take_back(state);
-        close_hasher(&hasher);
+    PyThreadState *state = let_go(held->rows[0] * HASH_BYTES);
+    for (Py_ssize_t row = 0; row < held->rows[0]; row++) {
+        uint64_t found = hasher.of_row(&hasher, held->at[0] + row * HASH_BYTES);
+        store(held->at[2], row, (int64_t)(found & SHORT_MASK));
     }
-    release(&held);
-    if (fits)
-        Py_RETURN_NONE;
-    if (!PyErr_Occurred())
-        misfit("shorten");
-    return NULL;
+    take_back(state);
+    close_hasher(&hasher);
+    return none_if(true);
 }
+
+CALL(shorten, ALONE, READ(32), READ(8), WRITTEN(8))

@@ -12,8 +12,8 @@
 #define TABLE_BYTES 11
 #define MOST_USUAL (INT64_C(1) << 40)
 
-enum { U_LOWER, U_UPPER, U_LOW, U_HIGH, U_APART, U_SINGLE, U_STARTS, U_ENDS, U_NUMBERS, U_LISTED,
-       U_COLUMNS };
+enum { U_LOWER, U_UPPER, U_LOW, U_HIGH, U_APART, U_SINGLE, U_STARTS, U_ENDS, U_NUMBERS,
+       U_LISTED };
 /* What is in the numbers: the usual count, how many IDs may be listed (none: they are not), and how
  * many slices are equal, and the extremes of their counts. */
 enum { V_USUAL, V_MOST_LISTED, V_EQUAL, V_FEW, V_MANY, NUMBERS };
@@ -219,31 +219,17 @@ static PyObject *surveyed(survey_t *survey)
  *   Of ascending slices with times and places, the balances by which they differ, and which differ
  *   in one ID; those at an edge of a region are small anyway, if there are such.
  */
-PyObject *kernel_survey_slices(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
+static PyObject *work_survey_slices(const rows_t *rows, columns *held)
 {
-    (void)module;
-    static const column_kind kinds[] = {READ(8), READ(8), READ(8), READ(8), READ(8),
-                                        READ(1), READ(8), READ(8), READ(8), WRITTEN(1)};
-    rows_t rows;
-    columns held;
-    if (check_arguments("survey_slices", given, 1 + U_COLUMNS) < 0 ||
-        open_rows(&rows, arguments[0]) < 0)
-        return NULL;
-    if (hold(&held, arguments + 1, kinds, U_COLUMNS) < 0) {
-        close_rows(&rows);
-        return NULL;
-    }
-    survey_t survey = {.rows = &rows, .held = &held, .count = held.rows[U_LOWER]};
-    survey.usual = held.rows[U_NUMBERS] ? at(&survey, U_NUMBERS, V_USUAL) : -1;
-    PyObject *found = NULL;
+    survey_t survey = {.rows = rows, .held = held, .count = held->rows[U_LOWER]};
+    survey.usual = held->rows[U_NUMBERS] ? at(&survey, U_NUMBERS, V_USUAL) : -1;
     if (!survey_fits(&survey))
-        misfit("survey_slices");
-    else if (!(survey.slices = PyMem_Calloc((size_t)survey.count + 1, sizeof *survey.slices)))
-        PyErr_NoMemory();
-    else
-        found = surveyed(&survey);
+        return NULL;
+    survey.slices = PyMem_Calloc((size_t)survey.count + 1, sizeof *survey.slices);
+    PyObject *found = survey.slices ? surveyed(&survey) : PyErr_NoMemory();
     PyMem_Free(survey.slices);
-    release(&held);
-    close_rows(&rows);
     return found;
 }
+
+CALL(survey_slices, INDEXED, READ(8), READ(8), READ(8), READ(8), READ(8), READ(1), READ(8), READ(8),
+     READ(8), WRITTEN(1))

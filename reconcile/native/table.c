@@ -176,26 +176,19 @@ void insert_shorts(table_t table, const uint8_t *shorts, Py_ssize_t count, bool 
 }
 
 /* insert(shorts, shape, cells) -> None */
-PyObject *kernel_insert(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
+static PyObject *work_insert(const rows_t *rows, columns *held)
 {
-    (void)module;
-    static const column_kind kinds[] = {READ(8), READ(8), WRITTEN(8)};
-    columns held;
+    (void)rows;
     table_t table;
-    if (check_arguments("insert", given, 3) < 0 || hold(&held, arguments, kinds, 3) < 0)
+    if (!open_table(&table, held->at[1], held->rows[1], held->at[2], held->rows[2]))
         return NULL;
-    bool fits = open_table(&table, held.at[1], held.rows[1], held.at[2], held.rows[2]);
-    PyThreadState *state = let_go(held.rows[0] * HASH_BYTES);
-    if (fits)
-        insert_shorts(table, held.at[0], held.rows[0], load(held.at[1], SHAPE_NARROW) != 0);
+    PyThreadState *state = let_go(held->rows[0] * HASH_BYTES);
+    insert_shorts(table, held->at[0], held->rows[0], load(held->at[1], SHAPE_NARROW) != 0);
     take_back(state);
-    release(&held);
-    if (!fits) {
-        misfit("insert");
-        return NULL;
-    }
-    Py_RETURN_NONE;
+    return none_if(true);
 }
+
+CALL(insert, ALONE, READ(8), READ(8), WRITTEN(8))
 
 /* ---- peeling ----------------------------------------------------------------------------- */
 
@@ -236,28 +229,23 @@ static Py_ssize_t peel_from(const table_t *table, uint64_t cell, uint32_t *stack
 
 /* peel(cells, shape, shorts) -> how many were taken out, at most as many as there are rows for;
  * -1: there were more. */
-PyObject *kernel_peel(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
+static PyObject *work_peel(const rows_t *rows, columns *held)
 {
-    (void)module;
-    static const column_kind kinds[] = {WRITTEN(8), READ(8), WRITTEN(8)};
-    columns held;
+    (void)rows;
     table_t table;
-    if (check_arguments("peel", given, 3) < 0 || hold(&held, arguments, kinds, 3) < 0)
+    if (!open_table(&table, held->at[1], held->rows[1], held->at[0], held->rows[0]))
         return NULL;
-    bool fits = open_table(&table, held.at[1], held.rows[1], held.at[0], held.rows[0]);
-    Py_ssize_t room = held.rows[2], found = 0;
-    uint32_t *stack = fits ? PyMem_Malloc(((size_t)room * MAX_PLACES + 2) * sizeof *stack) : NULL;
-    PyThreadState *state = let_go(stack ? held.rows[0] * HASH_BYTES : 0);
-    for (Py_ssize_t cell = 0; stack && cell < held.rows[0] && found <= room; cell++)
+    Py_ssize_t room = held->rows[2], found = 0;
+    uint32_t *stack = PyMem_Malloc(((size_t)room * MAX_PLACES + 2) * sizeof *stack);
+    if (!stack)
+        return PyErr_NoMemory();
+    PyThreadState *state = let_go(held->rows[0] * HASH_BYTES);
+    for (Py_ssize_t cell = 0; cell < held->rows[0] && found <= room; cell++)
         if (table.cells[cell])
-            found = peel_from(&table, (uint64_t)cell, stack, held.at[2], found, room);
+            found = peel_from(&table, (uint64_t)cell, stack, held->at[2], found, room);
     take_back(state);
     PyMem_Free(stack);
-    release(&held);
-    if (!fits)
-        misfit("peel");
-    else if (!stack)
-        PyErr_NoMemory();
-    return stack ? PyLong_FromSsize_t(found > room ? -1 : found) : NULL;
+    return PyLong_FromSsize_t(found > room ? -1 : found);
 }
 
+CALL(peel, ALONE, WRITTEN(8), READ(8), WRITTEN(8))

@@ -26,37 +26,22 @@ static void find_places(const rows_t *rows, const columns *held)
 /* places(index, lower times, lower hashes, upper times, upper hashes, low, high)
  *   -> whether that is all: False if a bound has a hash, and nothing was written. Spans ascend.
  */
-PyObject *kernel_places(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
+static PyObject *work_places(const rows_t *rows, columns *held)
 {
-    (void)module;
-    static const column_kind kinds[] = {READ(8),  READ(32),   READ(8),
-                                        READ(32), WRITTEN(8), WRITTEN(8)};
-    rows_t rows;
-    columns held;
-    if (check_arguments("places", given, 7) < 0 || open_rows(&rows, arguments[0]) < 0)
-        return NULL;
-    if (hold(&held, arguments + 1, kinds, 6) < 0) {
-        close_rows(&rows);
-        return NULL;
-    }
-    bool fits = true;
     for (int i = P_LOWER_HASHES; i <= P_HIGH; i++)
-        fits &= held.rows[i] == held.rows[P_LOWER];
-    bool plain = fits && all_zero(held.at[P_LOWER_HASHES], held.rows[P_LOWER]) &&
-                 all_zero(held.at[P_UPPER_HASHES], held.rows[P_LOWER]);
+        if (held->rows[i] != held->rows[P_LOWER])
+            return NULL;
+    bool plain = all_zero(held->at[P_LOWER_HASHES], held->rows[P_LOWER]) &&
+                 all_zero(held->at[P_UPPER_HASHES], held->rows[P_LOWER]);
     if (plain) {
-        PyThreadState *state = let_go(held.rows[P_LOWER] * HASH_BYTES);
-        find_places(&rows, &held);
+        PyThreadState *state = let_go(held->rows[P_LOWER] * HASH_BYTES);
+        find_places(rows, held);
         take_back(state);
-    }
-    release(&held);
-    close_rows(&rows);
-    if (!fits) {
-        misfit("places");
-        return NULL;
     }
     return PyBool_FromLong(plain);
 }
+
+CALL(places, INDEXED, READ(8), READ(32), READ(8), READ(32), WRITTEN(8), WRITTEN(8))
 
 /* ---- split ------------------------------------------------------------------------------- */
 
@@ -143,33 +128,19 @@ static bool can_split(const rows_t *rows, const columns *held)
  *   Span i becomes the parts from offsets[i] on, not more than it has IDs. Without rows in
  *   `hashes` the hashes of bounds are not written.
  */
-PyObject *kernel_split(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
+static PyObject *work_split(const rows_t *rows, columns *held)
 {
-    (void)module;
-    static const column_kind kinds[] = {READ(8),    READ(8),     READ(8),    READ(8),    READ(32),
-                                        WRITTEN(8), WRITTEN(32), WRITTEN(8), WRITTEN(32)};
-    rows_t rows;
-    columns held;
-    if (check_arguments("split", given, 10) < 0 || open_rows(&rows, arguments[0]) < 0)
-        return NULL;
-    if (hold(&held, arguments + 1, kinds, 9) < 0) {
-        close_rows(&rows);
-        return NULL;
-    }
-    splitter_t splitter = {&rows, &held, 0, 0};
-    outcome_t outcome = can_split(&rows, &held) ? DONE : MISFIT;
-    PyThreadState *state = let_go(held.rows[S_TIMES] * HASH_BYTES);
-    for (Py_ssize_t span = 0; outcome == DONE && span < held.rows[S_LOW]; span++)
+    splitter_t splitter = {rows, held, 0, 0};
+    outcome_t outcome = can_split(rows, held) ? DONE : MISFIT;
+    PyThreadState *state = let_go(held->rows[S_TIMES] * HASH_BYTES);
+    for (Py_ssize_t span = 0; outcome == DONE && span < held->rows[S_LOW]; span++)
         outcome = split_span(&splitter, span);
     take_back(state);
-    release(&held);
-    close_rows(&rows);
-    if (outcome == MISFIT) {
-        misfit("split");
-        return NULL;
-    }
-    return PyBool_FromLong(outcome == DONE);
+    return outcome == MISFIT ? NULL : PyBool_FromLong(outcome == DONE);
 }
+
+CALL(split, INDEXED, READ(8), READ(8), READ(8), READ(8), READ(32), WRITTEN(8), WRITTEN(32),
+     WRITTEN(8), WRITTEN(32))
 
 /* ---- probe ------------------------------------------------------------------------------- */
 
@@ -204,33 +175,16 @@ static bool probe_all(const rows_t *rows, const columns *held)
 }
 
 /* probe(index, low, high, wanted, times, hashes, hit, alone) -> None; intervals ascend. */
-PyObject *kernel_probe(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
+static PyObject *work_probe(const rows_t *rows, columns *held)
 {
-    (void)module;
-    static const column_kind kinds[] = {READ(8),     READ(8),    READ(32),  WRITTEN(8),
-                                        WRITTEN(32), WRITTEN(1), WRITTEN(1)};
-    rows_t rows;
-    columns held;
-    if (check_arguments("probe", given, 8) < 0 || open_rows(&rows, arguments[0]) < 0)
-        return NULL;
-    if (hold(&held, arguments + 1, kinds, 7) < 0) {
-        close_rows(&rows);
-        return NULL;
-    }
-    bool fits = true;
     for (int i = B_HIGH; i <= B_ALONE; i++)
-        fits &= held.rows[i] == held.rows[B_LOW];
-    if (fits) {
-        /* What is scanned is not known beforehand; usually it is much more than what is asked. */
-        PyThreadState *state = let_go(held.rows[B_LOW] ? LONG_WORK_BYTES : 0);
-        fits = probe_all(&rows, &held);
-        take_back(state);
-    }
-    release(&held);
-    close_rows(&rows);
-    if (!fits) {
-        misfit("probe");
-        return NULL;
-    }
-    Py_RETURN_NONE;
+        if (held->rows[i] != held->rows[B_LOW])
+            return NULL;
+    /* What is scanned is not known beforehand; usually it is much more than what is asked. */
+    PyThreadState *state = let_go(held->rows[B_LOW] ? LONG_WORK_BYTES : 0);
+    bool fits = probe_all(rows, held);
+    take_back(state);
+    return none_if(fits);
 }
+
+CALL(probe, INDEXED, READ(8), READ(8), READ(32), WRITTEN(8), WRITTEN(32), WRITTEN(1), WRITTEN(1))

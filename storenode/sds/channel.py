@@ -27,7 +27,7 @@ Source: SDS, "Protocol steps", in the newest revision.
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from heapq import heappop, heappush
-from math import ceil, inf
+from math import ceil
 from typing import assert_never
 
 from storenode.common.errors import ArgumentError, StorenodeError
@@ -92,7 +92,7 @@ from storenode.sds.limits import (
 from storenode.sds.log import LogEntry, MessageLog, draw_salt
 from storenode.sds.outgoing_buffer import Outgoing, OutgoingBuffer
 from storenode.sds.proofs import content_id, ephemeral_id, sync_id
-from storenode.sds.repair import RepairAnswers, RepairRequests, may_answer
+from storenode.sds.repair import RepairAnswers, may_answer
 from storenode.sds.rng import Rng
 from storenode.sds.schedule import FilterSchedule, SyncTimer
 
@@ -125,10 +125,8 @@ class MessageChannel:
         self.lacks = GapDetector(self.filter, config.behind_after_ms)
         self.heads = Heads()
         self.showing = FilterSchedule(config.filter_every, config.filter_every_ms, now_ms)
-        repair = config.repair
         self.gaps = PeerGaps(config)
-        self.requests = None if repair is None else RepairRequests(repair, config.sender_id)
-        self.answers = None if repair is None else RepairAnswers(repair, config.sender_id)
+        self.answers = RepairAnswers(config.repair, config.sender_id)
         self.reported_ms = now_ms
         self.asks_in_vain = 0
         self.sends = 0
@@ -192,19 +190,19 @@ class MessageChannel:
         self._tell_requests(message, events)
         return events
 
-    def send_sync(self, now_ms: int, message_id: str | None = None) -> list[Event]:
+    def send_sync(
+        self, now_ms: int, message_id: str | None = None, *, shows: bool = False
+    ) -> list[Event]:
         """Send a sync message (SDS, "Periodic sync message"); nothing if there is nothing to say.
+
+        It ``shows`` the filter if the others are to search for what it has.
 
         Raises:
             ValueError: the ID is unfit.
         """
         if message_id is not None:
             check_id("message_id", message_id)
-        return self._send_sync(self._running(now_ms), message_id)
-
-    def _send_sync(
-        self, now_ms: int, message_id: str | None = None, *, shows: bool = False
-    ) -> list[Event]:
+        now_ms = self._running(now_ms)
         lamport = self.clock.tick(self.clock.unix_ms(now_ms))
         config = self.config
         history = self._history(lamport, last=0 if config.name_heads else config.history_entries)
@@ -272,7 +270,7 @@ class MessageChannel:
         found, asks = self.lacks.sweep(missing, lost, self.clock, now_ms)
         events += found
         if asks or min(self.pace.due_ms(rng), self._ask_due_ms()) <= now_ms:
-            events += self._send_sync(now_ms, shows=asks)
+            events += self.send_sync(self.clock.unix_ms(now_ms), shows=asks)
         return events
 
     def abandon(self, now_ms: int, message_ids: Iterable[str]) -> list[Event]:
@@ -304,18 +302,15 @@ class MessageChannel:
 
     def next_due_ms(self, rng: Rng) -> int:
         """Return when the next `Tick` is needed; ticks before that do nothing."""
-        times: list[float] = [self.pace.due_ms(rng)]
+        times = [self.pace.due_ms(rng), self._ask_due_ms()]
         if self.incoming.waiting:
             times.append(self.reported_ms + self.config.missing_every_ms)
-        times += [self._ask_due_ms(), self.lacks.next_due_ms()]
-        parts = (self.outgoing, self.answers)
-        times += [due for part in parts if part and (due := part.next_due_ms()) is not None]
+        times += [part.next_due_ms() for part in (self.outgoing, self.answers, self.lacks)]
         return ceil(min(times)) - self.clock.set_back_ms
 
     def check(self) -> None:
         """Verify the invariants of all parts, and between them."""
         self.log.check()
-        self.outgoing.check()
         self.incoming.check()
         assert not any(message_id in self.log for message_id in self.incoming.ids)
         assert not any(message_id in self.log for message_id in self.incoming.wants)
@@ -323,8 +318,6 @@ class MessageChannel:
         assert all(message_id in self.log for message_id in self.outgoing.by_id)
         assert len(self.lost) <= MAX_LOST_IDS
         assert all(message_id in self.log for message_id in self.heads.ids)
-        if self.requests is not None:
-            assert self.requests.due.keys() <= self.incoming.wants.keys()
 
     # --- sending
 
@@ -348,7 +341,7 @@ class MessageChannel:
         content: bytes | None,
     ) -> SdsMessage:
         config = self.config
-        asked = tuple(self.requests.take(now_ms)) if self.requests is not None else ()
+        asked = self.incoming.take_requests(now_ms)
         return SdsMessage(
             config.channel_id, message_id, config.sender_id, lamport, history, None, asked, content
         )
@@ -387,8 +380,7 @@ class MessageChannel:
         probe = self.config.filter.probe(message_id)
         kept = message.bare()
         self.outgoing.add(Outgoing(kept, probe, now_ms + self.config.resend_ms))
-        if self.answers is not None:
-            self.answers.keep(kept)
+        self.answers.keep(kept)
         self._settle(message)
 
     def _ask_due_ms(self) -> float:
@@ -396,12 +388,9 @@ class MessageChannel:
 
         After `ASKS_IN_VAIN` of them without anything that was asked for, they become rarer.
         """
-        asks = self.requests.next_due_ms() if self.requests is not None else None
-        if asks is None:
-            return inf
         doublings = max(self.asks_in_vain - ASKS_IN_VAIN, 0) // 4
         pause_ms = min(ASK_EVERY_MS << min(doublings, 16), MAX_ASK_EVERY_MS)
-        return max(asks, self.pace.spoke_ms + pause_ms)
+        return max(self.incoming.request_due_ms(), self.pace.spoke_ms + pause_ms)
 
     def _tell_requests(self, message: SdsMessage, events: list[Event]) -> None:
         if message.repair_request:
@@ -448,8 +437,7 @@ class MessageChannel:
     def _again(self, now_ms: int, message_id: str, hint: bytes | None, *, own: bool) -> None:
         self.counts.echoes += own
         self.counts.duplicates += not own
-        if self.answers is not None:
-            self.answers.seen(message_id)
+        self.answers.seen(message_id)
         entry = self.log.recent(message_id)
         if not own and entry is not None and (not hint or hint != entry.hint):
             # Another copy: its sender may not have heard that we have it.
@@ -470,9 +458,8 @@ class MessageChannel:
         taken = WaitingMessage(message, hint, now_ms, unmet, proof)
         if unmet and not self.incoming.fits(taken):
             self.counts.buffer_full += 1
-            if self.answers is not None:
-                # A forged one with its ID may be here, which is not to be the answer after this.
-                self.answers.seen(message_id)
+            # A forged one with its ID may be here, which is not to be the answer after this.
+            self.answers.seen(message_id)
             if content:
                 events.append(Refused(PacketRefusal.BUFFER_FULL, message_id))
             return
@@ -489,7 +476,9 @@ class MessageChannel:
                 self.claims.add(message_id, said_by(message))
         if unmet:
             taken.message = message.bare()
-            self._wait(now_ms, taken, events)
+            missing = self.incoming.add(taken, now_ms)
+            if missing:
+                events.append(Missing(self.incoming.missing(missing)))
             self._lose(self.incoming.surplus(message.sender_id), now_ms, events, early=True)
         elif content:
             self._deliver(now_ms, taken, events)
@@ -502,20 +491,6 @@ class MessageChannel:
         if message.content:
             named.discard(message.message_id)
         return {key for key in named if key not in self.log and key not in self.lost}
-
-    def _wait(self, now_ms: int, waiting: WaitingMessage, events: list[Event]) -> None:
-        if waiting.message.content:
-            self._stop_asking(waiting.message.message_id)
-        missing = self.incoming.add(waiting, now_ms)
-        for message_id in self.incoming.take_forgotten():
-            self._stop_asking(message_id)
-        if self.requests is not None and missing:
-            chosen = set(missing)
-            for entry in waiting.message.history:
-                if entry.message_id in chosen:
-                    self.requests.add(entry, now_ms)
-        if missing:
-            events.append(Missing(self.incoming.missing(missing)))
 
     # --- delivering
 
@@ -550,8 +525,7 @@ class MessageChannel:
         waiters = self.incoming.waiters(message_id)
         if all(waiting.message.sender_id == sender for waiting in waiters):
             self.pace.delivered(message_id, now_ms)
-        if self.answers is not None:
-            self.answers.keep(message.bare())
+        self.answers.keep(message.bare())
         self._settle(message)
 
     def _settle(self, message: SdsMessage) -> None:
@@ -562,11 +536,6 @@ class MessageChannel:
         if not self.heads.add(message_id, message.history, named=named):
             self.showing.due = True
         self.incoming.met(message_id)
-        self._stop_asking(message_id)
-
-    def _stop_asking(self, message_id: str) -> None:
-        if self.requests is not None:
-            self.requests.discard(message_id)
 
     def _release(self, now_ms: int, events: list[Event]) -> None:
         """Deliver what is ready and what becomes ready by that, in log order."""
@@ -599,9 +568,9 @@ class MessageChannel:
             self.gaps.named(entry.message_id)
         if message.bloom_filter is not None:
             self._review(now_ms, message, message.bloom_filter, events)
-        if self.answers is not None and self.requests is not None:
+        if self.config.repair is not None:
             for entry in message.repair_request[:MAX_REPAIR_ANSWERED]:
-                self.requests.put_off(entry.message_id, now_ms)
+                self.incoming.put_off(entry.message_id, now_ms)
             ignored = self.answers.asked(
                 message.repair_request, self.log, now_ms, message.sender_id
             )
@@ -622,8 +591,7 @@ class MessageChannel:
             unix_ms = self.clock.unix_ms(now_ms)
             entries = self.gaps.entries(self.log, lamport, unix_ms)
             for key in self.gaps.look(bloom_filter, sender_id, entries, now_ms):
-                if self.answers is not None:
-                    self.answers.offer(Entry(key), self.log, now_ms, sender_id)
+                self.answers.offer(Entry(key), self.log, now_ms, sender_id)
 
     # --- forged messages
     #
@@ -657,23 +625,18 @@ class MessageChannel:
         lamport = 0 if copy else self.claims.withdraw(message_id)
         self.counts.forged += not copy
         if self.incoming.withdraw(message_id):
-            for forgotten in self.incoming.take_forgotten():
-                self._stop_asking(forgotten)
             return
         self.log.remove((lamport, message_id))
         self.heads.ids.pop(message_id, None)
         # It may have passed for naming messages that nothing else names.
         self.showing.due = True
-        if self.answers is not None:
-            self.answers.drop(message_id)
+        self.answers.drop(message_id)
         events.append(Withdrawn(message_id, lamport))
 
     # --- answering repair requests
 
     def _answer(self, now_ms: int, events: list[Event]) -> None:
         """Send again what others asked for and is due, and recall what is not in memory."""
-        if self.answers is None:
-            return
         ids, kept = self.answers.take(now_ms), self.answers.kept
         for message_id in ids:
             if message_id in kept:
@@ -683,7 +646,6 @@ class MessageChannel:
             events.append(Recall(recalled))
 
     def _send_again(self, message: SdsMessage, events: list[Event]) -> None:
-        assert self.answers is not None
         requester = self.answers.requesters.get(message.message_id)
         if requester is None:  # another participant has answered meanwhile
             return
@@ -738,7 +700,6 @@ class MessageChannel:
         events.append(Lost(tuple(message_ids), early))
         for message_id in message_ids:
             self.lost[message_id] = None
-            self._stop_asking(message_id)
             self.incoming.met(message_id)
         while len(self.lost) > MAX_LOST_IDS:
             del self.lost[next(iter(self.lost))]

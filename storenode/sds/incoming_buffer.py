@@ -18,13 +18,15 @@ Source: SDS, "Receive message", "Periodic incoming buffer sweep".
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from heapq import heapify, heapreplace
+from heapq import heapify, heapreplace, nsmallest
+from math import inf
 
 from storenode.sds.claims import Proof
 from storenode.sds.codec import Entry, SdsMessage
 from storenode.sds.config import ChannelConfig
 from storenode.sds.events import MissingMessage
 from storenode.sds.limits import ENTRY_BYTES, MAX_HINTS_PER_MISSING, MAX_WAITING_SYNCS
+from storenode.sds.repair import request_delay_ms
 
 
 @dataclass(slots=True)
@@ -51,13 +53,15 @@ class WaitingMessage:
 class Want:
     """A missing message: since when, how to find it, and whose message named it first.
 
-    ``tries`` of those around the channel to fetch it have failed, and the next is at ``ask_ms``.
+    The other participants are asked for it at ``request_ms`` (SDS-Repair). ``tries`` of those
+    around the channel to fetch it have failed, and the next is at ``ask_ms``.
     """
 
     since_ms: int
     hints: list[bytes] = field(default_factory=list)
     sender_id: str | None = None
     named_by: str = ""
+    request_ms: float = inf
     tries: int = 0
     ask_ms: int = 0
 
@@ -72,7 +76,6 @@ class IncomingBuffer:
         "_syncs",
         "_waiters",
         "_wants_of",
-        "forgotten",
         "ids",
         "ready",
         "waiting",
@@ -88,7 +91,6 @@ class IncomingBuffer:
         self.ready: dict[int, None] = {}
         self._waiters: dict[str, dict[int, None]] = {}
         self._syncs: dict[int, None] = {}
-        self.forgotten: list[str] = []
         self._bytes = 0
         self._next = 0
 
@@ -146,21 +148,40 @@ class IncomingBuffer:
             self._forget(next(iter(self._syncs)))
         return list(dict.fromkeys(missing))
 
-    def take_forgotten(self) -> list[str]:
-        """Return what is missing no longer, since only a forgotten sync message named it."""
-        forgotten, self.forgotten = self.forgotten, []
-        return forgotten
-
     def want(self, entry: Entry, now_ms: int, named_by: str) -> None:
         """Remember that a message is missing, and one more way to find it."""
         want = self.wants.get(entry.message_id)
         if want is None:
             want = self.wants[entry.message_id] = Want(now_ms, named_by=named_by)
+            want.request_ms = now_ms + self._request_delay_ms(entry.message_id)
             self._wants_of.setdefault(named_by, {})[entry.message_id] = None
         hint = entry.hint
         if hint and hint not in want.hints and len(want.hints) < MAX_HINTS_PER_MISSING:
             want.hints.append(hint)
         want.sender_id = want.sender_id or entry.sender_id
+
+    def put_off(self, message_id: str, now_ms: int) -> None:
+        """Delay the request for a message that another participant has asked for."""
+        want = self.wants.get(message_id)
+        if want is not None:
+            want.request_ms = now_ms + self._request_delay_ms(message_id)
+
+    def take_requests(self, now_ms: int) -> tuple[Entry, ...]:
+        """Return what the message that is sent now asks for; each will be due again."""
+        due = [(want.request_ms, key) for key, want in self.wants.items()]
+        most = self._config.repair.requests_per_message if self._config.repair else 0
+        taken = []
+        for request_ms, message_id in nsmallest(most, due):
+            if request_ms <= now_ms:
+                want = self.wants[message_id]
+                want.request_ms = now_ms + max(self._request_delay_ms(message_id), 1)
+                hint = want.hints[0] if want.hints else None
+                taken.append(Entry(message_id, hint, want.sender_id))
+        return tuple(taken)
+
+    def request_due_ms(self) -> float:
+        """Return when the next request is due."""
+        return min((want.request_ms for want in self.wants.values()), default=inf)
 
     def met(self, message_id: str) -> None:
         """Note that a dependency is met or given up; what waits for nothing else is ready."""
@@ -270,6 +291,10 @@ class IncomingBuffer:
         assert all(self._wants_of.values())
         assert self._bytes == sum(waiting.size_bytes for waiting in self.waiting.values())
 
+    def _request_delay_ms(self, message_id: str) -> float:
+        repair = self._config.repair
+        return request_delay_ms(repair, self._config.sender_id, message_id) if repair else inf
+
     def _put(self, serial: int, waiting: WaitingMessage) -> None:
         self.waiting[serial] = waiting
         self._bytes += waiting.size_bytes
@@ -300,15 +325,12 @@ class IncomingBuffer:
             del waiters[serial]
             if not waiters:
                 del self._waiters[message_id]
-                if self._drop_want(message_id):
-                    self.forgotten.append(message_id)
+                self._drop_want(message_id)
 
-    def _drop_want(self, message_id: str) -> bool:
+    def _drop_want(self, message_id: str) -> None:
         want = self.wants.pop(message_id, None)
-        if want is None:
-            return False
-        names = self._wants_of[want.named_by]
-        del names[message_id]
-        if not names:
-            del self._wants_of[want.named_by]
-        return True
+        if want is not None:
+            names = self._wants_of[want.named_by]
+            del names[message_id]
+            if not names:
+                del self._wants_of[want.named_by]

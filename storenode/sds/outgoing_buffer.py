@@ -18,7 +18,7 @@ Source: SDS, "Participant state", "Review ACK status", "Periodic outgoing buffer
 
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from heapq import heappop, heappush
+from math import inf
 
 from storenode.sds.bloom import Probe, holds
 from storenode.sds.codec import SdsMessage
@@ -41,12 +41,11 @@ class Outgoing:
 class OutgoingBuffer:
     """Own messages by ID, in the order of their sending."""
 
-    __slots__ = ("_config", "_queue", "by_id")
+    __slots__ = ("_config", "by_id")
 
     def __init__(self, config: ChannelConfig) -> None:
         self._config = config
         self.by_id: dict[str, Outgoing] = {}
-        self._queue: list[tuple[int, str]] = []
 
     def __len__(self) -> int:
         return len(self.by_id)
@@ -56,16 +55,11 @@ class OutgoingBuffer:
 
     def add(self, outgoing: Outgoing) -> None:
         """Add a message that is not there."""
-        message_id = outgoing.message.message_id
-        self.by_id[message_id] = outgoing
-        heappush(self._queue, (outgoing.due_ms, message_id))
+        self.by_id[outgoing.message.message_id] = outgoing
 
     def remove(self, message_id: str) -> bool:
         """Remove a message; return False when it is not there."""
-        if self.by_id.pop(message_id, None) is None:
-            return False
-        self._tidy()
-        return True
+        return self.by_id.pop(message_id, None) is not None
 
     def witness(self, bloom_filter: bytes, message: SdsMessage) -> list[Event]:
         """Compare the messages with a filter and the message that it came with.
@@ -83,7 +77,7 @@ class OutgoingBuffer:
             if witness in outgoing.witnesses:
                 continue
             if not outgoing.witnesses:
-                self._put_off(message_id, outgoing, later_ms)
+                outgoing.due_ms += later_ms
             if len(outgoing.witnesses) < needed:
                 outgoing.witnesses.append(witness)
             outgoing.error = min(outgoing.error, error)
@@ -100,47 +94,23 @@ class OutgoingBuffer:
         again: list[tuple[bool, int, SdsMessage]] = []
         gave_up: list[Event] = []
         config = self._config
-        while self._queue and self._queue[0][0] <= now_ms:
-            due_ms, message_id = heappop(self._queue)
-            outgoing = self.by_id.get(message_id)
-            if outgoing is None or outgoing.due_ms != due_ms:
-                continue
+        due = ((value.due_ms, key) for key, value in self.by_id.items() if value.due_ms <= now_ms)
+        for _, message_id in sorted(due):
+            outgoing = self.by_id[message_id]
             if outgoing.sends >= config.max_sends:
-                self.remove(message_id)
+                del self.by_id[message_id]
                 gave_up.append(GaveUp(message_id, outgoing.sends))
                 continue
             possible = bool(outgoing.witnesses)
             outgoing.sends += 1
             outgoing.due_ms = now_ms + (config.resend_possible_ms if possible else config.resend_ms)
-            heappush(self._queue, (outgoing.due_ms, message_id))
             again.append((possible, outgoing.message.lamport or 0, outgoing.message))
         again.sort(key=lambda item: item[:2])
         return [message for _, _, message in again], gave_up
 
-    def next_due_ms(self) -> int | None:
-        """Return when `due` has something to do next; may be early, never late."""
-        while self._queue:
-            due_ms, message_id = self._queue[0]
-            outgoing = self.by_id.get(message_id)
-            if outgoing is not None and outgoing.due_ms == due_ms:
-                return due_ms
-            heappop(self._queue)
-        return None
-
-    def check(self) -> None:
-        """Verify the invariants: the queue contains every message."""
-        queued = set(self._queue)
-        assert all((value.due_ms, key) in queued for key, value in self.by_id.items())
-        assert len(self._queue) <= 2 * len(self.by_id) + 33
-
-    def _put_off(self, message_id: str, outgoing: Outgoing, by_ms: int) -> None:
-        outgoing.due_ms += by_ms
-        heappush(self._queue, (outgoing.due_ms, message_id))
-        self._tidy()
-
-    def _tidy(self) -> None:
-        if len(self._queue) > 2 * len(self.by_id) + 32:
-            self._queue = sorted((value.due_ms, key) for key, value in self.by_id.items())
+    def next_due_ms(self) -> float:
+        """Return when `due` has something to do next."""
+        return min((outgoing.due_ms for outgoing in self.by_id.values()), default=inf)
 
 
 def witness_of(message: SdsMessage) -> int:

@@ -15,7 +15,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import sha256
-from heapq import heappop, heappush
+from math import inf
 
 from storenode.common.bounded import BoundedDict
 from storenode.sds.codec import Entry, SdsMessage
@@ -60,65 +60,6 @@ def may_answer(config: RepairConfig, own_id: str, sender_id: str, message_id: st
     return own % config.groups == sender % config.groups
 
 
-class RepairRequests:
-    """The requests of this participant, by when they are due: one per missing message at most."""
-
-    __slots__ = ("_config", "_own_id", "_queue", "due")
-
-    def __init__(self, config: RepairConfig, own_id: str) -> None:
-        self._config = config
-        self._own_id = own_id
-        self.due: dict[str, tuple[int, Entry]] = {}
-        self._queue: list[tuple[int, str]] = []
-
-    def add(self, entry: Entry, now_ms: int) -> None:
-        """Ask for a message later; nothing happens when it is already asked for."""
-        if entry.message_id not in self.due:
-            self.put(entry, now_ms + self._delay_ms(entry.message_id))
-
-    def put(self, entry: Entry, due_ms: int) -> None:
-        """Ask for a message at a time."""
-        self.due[entry.message_id] = (due_ms, entry)
-        heappush(self._queue, (due_ms, entry.message_id))
-        if len(self._queue) > 2 * len(self.due) + 32:
-            self._queue = sorted((due_ms, key) for key, (due_ms, _) in self.due.items())
-
-    def discard(self, message_id: str) -> None:
-        """Stop asking for a message that came or was given up."""
-        self.due.pop(message_id, None)
-
-    def put_off(self, message_id: str, now_ms: int) -> None:
-        """Delay a request that another participant has made."""
-        if message_id in self.due:
-            self.put(self.due[message_id][1], now_ms + self._delay_ms(message_id))
-
-    def take(self, now_ms: int) -> list[Entry]:
-        """Return what the message that is sent now asks for; each will be due again."""
-        taken: list[Entry] = []
-        while len(taken) < self._config.requests_per_message and self._is_due(now_ms):
-            _, message_id = heappop(self._queue)
-            entry = self.due[message_id][1]
-            taken.append(entry)
-            self.put(entry, now_ms + max(self._delay_ms(message_id), 1))
-        return taken
-
-    def next_due_ms(self) -> int | None:
-        """Return when the next request is due."""
-        while self._queue:
-            due_ms, message_id = self._queue[0]
-            if self.due.get(message_id, (None,))[0] == due_ms:
-                return due_ms
-            heappop(self._queue)
-        return None
-
-    def _is_due(self, now_ms: int) -> bool:
-        due_ms = self.next_due_ms()
-        return due_ms is not None and due_ms <= now_ms
-
-    def _delay_ms(self, message_id: str) -> int:
-        return request_delay_ms(self._config, self._own_id, message_id)
-
-
 class RepairAnswers:
     """The messages that others ask for, by when they are to be sent again.
 
@@ -130,7 +71,7 @@ class RepairAnswers:
         *("answered", "epoch", "kept", "pending", "requesters", "spent"),
     )
 
-    def __init__(self, config: RepairConfig, own_id: str) -> None:
+    def __init__(self, config: RepairConfig | None, own_id: str) -> None:
         self._config = config
         self._own_id = own_id
         self._next_ms = self._bytes = 0
@@ -143,7 +84,7 @@ class RepairAnswers:
 
     def keep(self, message: SdsMessage) -> None:
         """Remember a delivered message; the oldest make room."""
-        if message.message_id in self.kept:
+        if self._config is None or message.message_id in self.kept:
             return
         self.kept[message.message_id] = message
         self._bytes += _size(message)
@@ -164,17 +105,18 @@ class RepairAnswers:
 
     def offer(self, entry: Entry, log: MessageLog, now_ms: int, requester: str) -> bool:
         """Note that a participant wants a message; return False if nothing comes of it."""
-        message_id = entry.message_id
-        known = log.recent(message_id)
-        if (known is None and message_id not in log) or self._is_under_way(message_id, now_ms):
+        message_id, config = entry.message_id, self._config
+        if config is None or len(self.pending) >= MAX_PENDING_ANSWERS:
+            return False
+        known, at_ms = log.recent(message_id), self.answered.get(message_id)
+        lately = at_ms is not None and now_ms - at_ms < config.request_min_ms
+        if lately or message_id in self.pending or (known is None and message_id not in log):
             return False
         # The sender of an old message is known by the request's word only, until it is read.
         sender_id = (entry.sender_id if known is None else known.sender_id) or ""
-        if sender_id and not may_answer(self._config, self._own_id, sender_id, message_id):
+        if sender_id and not may_answer(config, self._own_id, sender_id, message_id):
             return False
-        if len(self.pending) >= MAX_PENDING_ANSWERS:
-            return False
-        delay_ms = answer_delay_ms(self._config, self._own_id, sender_id, message_id)
+        delay_ms = answer_delay_ms(config, self._own_id, sender_id, message_id)
         self.pending[message_id] = now_ms + delay_ms
         self.requesters[message_id] = requester
         return True
@@ -210,15 +152,9 @@ class RepairAnswers:
         self.spent[requester] += size_bytes
         return True
 
-    def next_due_ms(self) -> int | None:
+    def next_due_ms(self) -> float:
         """Return when the next answer is due."""
-        return max(min(self.pending.values()), self._next_ms) if self.pending else None
-
-    def _is_under_way(self, message_id: str, now_ms: int) -> bool:
-        """Return True if a message will be answered, or was lately."""
-        at = self.answered.get(message_id)
-        lately = at is not None and now_ms - at < self._config.request_min_ms
-        return lately or message_id in self.pending
+        return max(min(self.pending.values(), default=inf), self._next_ms)
 
 
 def _size(message: SdsMessage) -> int:

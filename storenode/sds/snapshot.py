@@ -11,11 +11,12 @@ from base64 import b64decode, b64encode
 from collections import Counter
 from dataclasses import asdict, astuple
 from hashlib import blake2b
+from random import SystemRandom
 from typing import Any, Final
 
 from storenode.sds.channel import MessageChannel
 from storenode.sds.claims import IdClaims, Unproven
-from storenode.sds.codec import Entry, SdsMessage, decode_message, encode_message
+from storenode.sds.codec import SdsMessage, decode_message, encode_message
 from storenode.sds.config import ChannelConfig
 from storenode.sds.events import Counts
 from storenode.sds.incoming_buffer import WaitingMessage, Want
@@ -23,7 +24,7 @@ from storenode.sds.log import LogEntry, MessageLog
 from storenode.sds.outgoing_buffer import Outgoing
 
 MAGIC: Final = b"SDSC"
-VERSION: Final = 7
+VERSION: Final = 8
 CHECKSUM_BYTES: Final = 16
 
 _DAMAGE: Final = (
@@ -66,16 +67,10 @@ def restore(config: ChannelConfig, data: bytes) -> MessageChannel:
         raise SnapshotError(f"the snapshot cannot be read: {error}") from error
 
 
-class _FixedRng:
-    def uniform(self, a: float, b: float) -> float:
-        """Return a value that is replaced at once."""
-        return min(a, b)
-
-
 def _state(channel: MessageChannel) -> dict[str, object]:
     config, log, clock = channel.config, channel.log, channel.clock
     incoming, pace, claims = channel.incoming, channel.pace, channel.claims
-    answers, requests = channel.answers, channel.requests
+    answers = channel.answers
     return {
         "identity": (config.channel_id, config.sender_id),
         "filter": (config.filter.bits, config.filter.hashes, channel.filter.pairs()),
@@ -94,28 +89,22 @@ def _state(channel: MessageChannel) -> dict[str, object]:
         ],
         "wants": [(key, astuple(each)) for key, each in incoming.wants.items()],
         "pace": (pace.active_ms, pace.spoke_ms, pace.silence, pace.limits, pace.rarer),
-        "owed": list(pace.owed.items()),
-        "gaps": (channel.gaps.looked_ms, list(channel.gaps.pending.items())),
+        "owed": pace.owed,
+        "gaps": (channel.gaps.looked_ms, channel.gaps.pending),
         "showing": (channel.showing.due, channel.showing.last_ms),
         "heads": list(channel.heads.ids),
         "unproven": [(key, astuple(each)) for key, each in claims.unproven.items()],
         "older": sorted(claims.older),
-        "requests": requests
-        and [(astuple(each), due_ms) for due_ms, each in requests.due.values()],
-        "answers": answers
-        and {
-            "messages": list(answers.kept.values()),
-            "pending": list(answers.pending.items()),
-            "answered": list(answers.answered.items()),
-            "requesters": list(answers.requesters.items()),
-            "spent": (answers.epoch, list(answers.spent.items())),
-        },
+        "kept": list(answers.kept.values()),
+        "answers": (answers.pending, answers.answered, answers.requesters),
+        # Not as an object: a sender's name may be empty.
+        "spent": (answers.epoch, list(answers.spent.items())),
     }
 
 
 def _restored(config: ChannelConfig, state: dict[str, Any]) -> MessageChannel:
     _check_identity(config, state)
-    channel = MessageChannel(config, 0, _FixedRng())
+    channel = MessageChannel(config, 0, SystemRandom())
     salt, entries, older = state["log"]
     channel.log = MessageLog(salt)
     channel.log.load(LogEntry(*each) for each in entries)
@@ -138,36 +127,24 @@ def _restored(config: ChannelConfig, state: dict[str, Any]) -> MessageChannel:
     )
     pace.active_ms, pace.spoke_ms, pace.silence, limits, pace.rarer = state["pace"]
     pace.limits = limits and (limits[0], limits[1])
-    pace.owed = dict(state["owed"])
-    channel.gaps.looked_ms, pending = state["gaps"]
-    channel.gaps.pending = dict(pending)
+    pace.owed = state["owed"]
+    channel.gaps.looked_ms, channel.gaps.pending = state["gaps"]
     channel.showing.due, channel.showing.last_ms = state["showing"]
     channel.heads.ids = dict.fromkeys(state["heads"])
     channel.claims = IdClaims(channel.log.digest)
     channel.claims.unproven.update((key, Unproven(*each)) for key, each in state["unproven"])
     channel.claims.older.update(state["older"])
-    _restore_repair(channel, state["requests"], state["answers"])
+    answers = channel.answers
+    for encoded in state["kept"]:
+        answers.keep(_message(encoded))
+    answers.pending, answered, requesters = state["answers"]
+    answers.answered.update(answered)
+    answers.requesters.update(requesters)
+    answers.epoch, spent = state["spent"]
+    answers.spent = Counter(dict(spent))
     known = len(channel.log) + len(channel.incoming.waiting)
     channel.filter.complete = known <= len(channel.filter)
     return channel
-
-
-def _restore_repair(
-    channel: MessageChannel, due: list[Any] | None, found: dict[str, Any] | None
-) -> None:
-    requests, answers = channel.requests, channel.answers
-    for entry, due_ms in due or ():
-        if requests is not None:
-            requests.put(Entry(*entry), due_ms)
-    if answers is None or found is None:
-        return
-    for encoded in found["messages"]:
-        answers.keep(_message(encoded))
-    answers.pending = dict(found["pending"])
-    answers.answered.update(found["answered"])
-    answers.requesters.update(found["requesters"])
-    answers.epoch, spent = found["spent"]
-    answers.spent = Counter(dict(spent))
 
 
 def _check_identity(config: ChannelConfig, state: dict[str, Any]) -> None:

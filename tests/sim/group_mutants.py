@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from functools import partial
+from math import inf
 
 from storenode.sds import channel
 from storenode.sds.aio import revive, saver
@@ -23,7 +24,7 @@ from storenode.sds.gaps import GapDetector, PeerGaps, _Lack
 from storenode.sds.incoming_buffer import IncomingBuffer
 from storenode.sds.log import LogEntry, MessageLog
 from storenode.sds.outgoing_buffer import OutgoingBuffer
-from storenode.sds.repair import RepairAnswers, RepairRequests
+from storenode.sds.repair import RepairAnswers
 from storenode.sds.schedule import FilterSchedule
 from tests.sim.mutant import Mutant, asyncio_with, edit, nothing, replace_with, sleep_not, together
 
@@ -116,7 +117,9 @@ WITHOUT_STORE = {
         ),
         "nobody waits for that",
     ),
-    "never asks": Mutant(replace_with(RepairRequests, "add", nothing), UNEQUAL, 104),
+    "never asks": Mutant(
+        replace_with(IncomingBuffer, "_request_delay_ms", lambda *_: inf), UNEQUAL, 104
+    ),
     "never looks for gaps of others": Mutant(
         replace_with(PeerGaps, "look", lambda *_: []), UNEQUAL, 9
     ),

@@ -18,7 +18,7 @@ from storenode.sds.aio.state import LAMPORT_OFFSET, Row, SqliteState, StateError
 from storenode.sds.bloom import FilterShape
 from storenode.sds.channel import MessageChannel
 from storenode.sds.claims import Proof, proof_of, said, said_by
-from storenode.sds.codec import Entry, MessageError, decode_message
+from storenode.sds.codec import MessageError, decode_message
 from storenode.sds.config import ChannelConfig
 from storenode.sds.events import Counts
 from storenode.sds.incoming_buffer import WaitingMessage
@@ -128,9 +128,9 @@ def _fill_waiting(ledger: ParticipantLedger, rows: list[Row], in_filter: dict[in
             in_filter[row["serial"]] = waiting.message.message_id
         for entry in waiting.message.history:
             if entry.message_id in waiting.unmet and entry.message_id not in core.incoming.ids:
-                since_ms = _missing_since_ms(core, waiting)
-                core.incoming.want(entry, since_ms, waiting.message.sender_id)
-                _ask(core, entry, since_ms)
+                core.incoming.want(
+                    entry, _missing_since_ms(core, waiting), waiting.message.sender_id
+                )
 
 
 def _missing_since_ms(core: MessageChannel, waiting: WaitingMessage) -> int:
@@ -149,11 +149,6 @@ def _waiting(core: MessageChannel, row: Row) -> WaitingMessage:
     unmet = {name for name in named if name not in core.log and name not in core.lost}
     unmet.discard(message.message_id)
     return WaitingMessage(message, row["hint"], row["arrived_ms"], unmet, proof_of(message))
-
-
-def _ask(core: MessageChannel, entry: Entry, since_ms: int) -> None:
-    if core.requests is not None:
-        core.requests.add(entry, since_ms)
 
 
 def _fill_filter(ledger: ParticipantLedger, in_filter: dict[int, str]) -> None:

@@ -95,8 +95,7 @@ def test_a_copy_with_invented_causes_does_not_hold_the_content_up() -> None:
     reported = [(each.message_id, each.sender_id, each.unmet) for each in of(Message, events)]
     assert reported == [("cause", "peer", ()), (message_id, "peer", ()), ("reply", "peer", ())]
     assert not me.missing()
-    assert me.requests is not None
-    assert not me.requests.due
+    assert not me.incoming.wants
     me.check()
 
 

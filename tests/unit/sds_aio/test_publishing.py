@@ -264,7 +264,6 @@ async def test_what_a_store_holds_is_not_published_again(
     await answering.answer(recall.message_ids)
     state.close()
     assert [(each.payload, *rest) for each, *rest in found] == [(THEIRS, HINT, 7)] * published
-    assert core.answers is not None
     assert core.answers.spent.total() == len(THEIRS) * charged
 
 
@@ -348,8 +347,7 @@ async def test_messages_that_left_memory_are_answered(
         await bob.wait_for(lambda status: status.live)
         # As a message of somebody who has them names it.
         asked = bob._participant.core
-        assert asked.requests is not None
-        asked.requests.add(Entry(sent[0]), bob._participant.now_ms())
+        asked.incoming.want(Entry(sent[0]), bob._participant.now_ms(), "alice")
         await has(bob, 1)
         (message,) = await bob.log()
         assert (message.message_id, message.content) == (sent[0], b"0")

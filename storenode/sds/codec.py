@@ -17,18 +17,18 @@ and a retrieval hint that is too long: none costs the message. The cause that su
 is still waited for, by its ID. A causal history may be as long as the message has room for.
 """
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from enum import Enum
-from functools import lru_cache
 from hashlib import sha256
 from typing import Final, Self
 
 from google.protobuf.message import DecodeError, Message
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from storenode.common.errors import ArgumentError
 from storenode.sds.limits import (
-    MAX_CACHED_KEYS,
     MAX_HINT_BYTES,
     MAX_HISTORY_ENTRIES,
     MAX_ID_BYTES,
@@ -36,22 +36,14 @@ from storenode.sds.limits import (
     MAX_SDS_MESSAGE_BYTES,
     SDS_KEY_BYTES,
 )
-from storenode.sds.proofs import ID_BYTES, message_digest, proves_content
-from storenode.wire.sds.v1 import message_pb2
-from storenode.wire.storenode.internal.v1 import sds_raw_pb2
-
-_Parents = list[tuple[bytes, bytes | None]]
+from storenode.sds.proofs import ID_BYTES, joined, message_digest, proves_content
+from storenode.wire.sds.v1.message_pb2 import HistoryEntry
+from storenode.wire.storenode.internal.v1.sds_raw_pb2 import RawSdsMessage
 
 # Low byte of each known field's tag. The high bit is set where the tag goes on, as that of field
 # 20 must, and those of the others may, since parsers accept tags that are longer than needed.
 _SHORT_TAGS: Final = (0x0A, 0x12, 0x1A, 0x50, 0x5A, 0x62, 0x6A)
 _FIRST_BYTES: Final = frozenset((*_SHORT_TAGS, *(tag | 0x80 for tag in _SHORT_TAGS), 0xA2))
-_ENTRY_FIRST_BYTES: Final = frozenset((0x0A, 0x12, 0x1A, 0x8A, 0x92, 0x9A))
-"""The same of a `HistoryEntry`. IDs of the older revision are text, which rarely begins so."""
-
-
-_SAFE_ID_CHARS: Final = MAX_ID_BYTES // 4
-"""IDs this short cannot be too long as UTF-8."""
 
 
 class MessageKind(Enum):
@@ -95,14 +87,7 @@ class SdsMessage:
         """Return the message without its sender's state: the filter and the requests."""
         if self.bloom_filter is None and not self.repair_request:
             return self
-        return type(self)(
-            self.channel_id,
-            self.message_id,
-            self.sender_id,
-            self.lamport,
-            self.history,
-            content=self.content,
-        )
+        return replace(self, bloom_filter=None, repair_request=())
 
 
 class MessageError(ValueError):
@@ -139,17 +124,29 @@ def decode(payload: bytes) -> SdsMetadata | None:
     if not payload or payload[0] not in _FIRST_BYTES:
         return None
     try:
-        message = message_pb2.Message.FromString(payload)
-    except DecodeError:
-        return _decode_entry_by_entry(payload)
-    if len(message.causal_history) > MAX_HISTORY_ENTRIES:
+        message = RawSdsMessage.FromString(payload)
+        requests = map(HistoryEntry.FromString, message.repair_request)
+        if _has_unknown_fields(message) or any(map(_has_unknown_fields, requests)):
+            return None
+        channel_id, message_id = message.channel_id.encode(), message.message_id.encode()
+        if not 0 < len(channel_id) <= MAX_ID_BYTES or not 0 < len(message_id) <= MAX_ID_BYTES:
+            return None
+        if len(message.causal_history) > MAX_HISTORY_ENTRIES:
+            return None
+        parents = [_parent(entry) for entry in message.causal_history]
+    except (DecodeError, ValueError):
         return None
-    message.DiscardUnknownFields()
-    parents = [_parent(entry) for entry in message.causal_history]
-    # Without unknown fields, only an unusual encoding makes the payload the longer of the two.
-    if message.ByteSize() != len(payload) or not all(parent for parent, _ in parents):
-        return _decode_entry_by_entry(payload)
-    return _metadata(message, parents)
+    lamport = message.lamport_timestamp if message.HasField("lamport_timestamp") else None
+    sender_id = message.sender_id.encode()
+    found = SdsMetadata(channel_id, message_id, lamport, sender_id, parents)
+    # No other ID need be hashed.
+    if len(message_id) == ID_BYTES and message.content:
+        named = [parent for parent, _ in parents]
+        digest = message_digest(channel_id, sender_id, lamport or 0, named, message.content)
+        found.proven = message.message_id == digest or proves_content(
+            message.message_id, message.content
+        )
+    return found
 
 
 def channel_key(channel_id: bytes) -> bytes:
@@ -161,25 +158,9 @@ def sds_key(channel_id: bytes, message_id: bytes) -> bytes:
     """Index key (16 bytes, a UUID column) of a message ID in its channel.
 
     The first 128 bits of SHA-256 over both as UTF-8, each after its length as four bytes
-    big-endian. A message's key is wanted again shortly after, for those that name it.
+    big-endian.
     """
-    if len(channel_id) > MAX_ID_BYTES or len(message_id) > MAX_ID_BYTES:
-        # No message has such an ID: it is only named, and whoever names it chooses its size.
-        return _key(channel_id, message_id)
-    return _cached_key(channel_id, message_id)
-
-
-def _key(channel_id: bytes, message_id: bytes) -> bytes:
-    preimage = b"%b%b%b%b" % (
-        len(channel_id).to_bytes(4, "big"),
-        channel_id,
-        len(message_id).to_bytes(4, "big"),
-        message_id,
-    )
-    return sha256(preimage).digest()[:SDS_KEY_BYTES]
-
-
-_cached_key = lru_cache(maxsize=MAX_CACHED_KEYS)(_key)
+    return sha256(joined((channel_id, message_id))).digest()[:SDS_KEY_BYTES]
 
 
 def encode(
@@ -217,15 +198,35 @@ def decode_message(payload: bytes, *, stored: bool = False) -> SdsMessage:
     """
     if len(payload) > MAX_SDS_MESSAGE_BYTES and not stored:
         raise MessageError(f"a message of {len(payload)} bytes is over {MAX_SDS_MESSAGE_BYTES}")
-    raw: message_pb2.Message | sds_raw_pb2.RawSdsMessage
     try:
-        raw = message_pb2.Message.FromString(payload)
-        history = tuple([_entry(entry) for entry in raw.causal_history])
-        if not all(entry.message_id for entry in history):
-            raw, history = _decode_legacy(payload)
-    except DecodeError:
-        raw, history = _decode_legacy(_without_malformed_requests(payload))
-    return _checked(raw, history)
+        raw = RawSdsMessage.FromString(payload)
+    except DecodeError as error:
+        raise MessageError("the bytes do not parse as an SDS message") from error
+    for text in (raw.channel_id, raw.message_id):
+        _check_size(text)
+    try:
+        _check_size(raw.sender_id, may_be_empty=True)
+        history = tuple([_checked(_entry(each)) for each in raw.causal_history])
+    except MessageError as error:
+        raise MessageError(str(error), raw.message_id) from None
+    requests = []
+    for each in raw.repair_request[:MAX_REPAIR_ENTRIES]:
+        with suppress(DecodeError, MessageError):
+            requests.append(_checked(_from_wire(HistoryEntry.FromString(each))))
+    lamport = raw.lamport_timestamp if raw.HasField("lamport_timestamp") else None
+    content = raw.content or None
+    if lamport is None and content is None:
+        raise MessageError("a message has neither a clock nor content", raw.message_id)
+    return SdsMessage(
+        raw.channel_id,
+        raw.message_id,
+        raw.sender_id,
+        lamport,
+        history,
+        raw.bloom_filter or None,
+        tuple(requests),
+        content,
+    )
 
 
 def encode_message(message: SdsMessage) -> bytes:
@@ -234,16 +235,11 @@ def encode_message(message: SdsMessage) -> bytes:
     Raises:
         ValueError: the clock does not fit 64 unsigned bits.
     """
-    return message_pb2.Message(
-        sender_id=message.sender_id,
-        message_id=message.message_id,
-        channel_id=message.channel_id,
-        lamport_timestamp=message.lamport,
-        causal_history=[_wire_entry(entry) for entry in message.history],
-        bloom_filter=message.bloom_filter,
-        repair_request=[_wire_entry(entry) for entry in message.repair_request],
-        content=message.content,
-    ).SerializeToString()
+    return _encode(
+        message,
+        [_wire_entry(entry) for entry in message.history],
+        [_wire_entry(entry) for entry in message.repair_request],
+    )
 
 
 def encode_older(message: SdsMessage) -> bytes:
@@ -252,21 +248,13 @@ def encode_older(message: SdsMessage) -> bytes:
     Raises:
         ValueError: the clock does not fit 64 unsigned bits.
     """
-    return sds_raw_pb2.RawSdsMessage(
-        sender_id=message.sender_id,
-        message_id=message.message_id,
-        channel_id=message.channel_id,
-        lamport_timestamp=message.lamport,
-        causal_history=[entry.message_id.encode() for entry in message.history],
-        bloom_filter=message.bloom_filter,
-        content=message.content,
-    ).SerializeToString()
+    return _encode(message, [entry.message_id.encode() for entry in message.history], [])
 
 
 def encode_history(history: Iterable[Entry]) -> bytes:
     """Encode a causal history alone, as it is in a message."""
     entries = [_wire_entry(entry) for entry in history]
-    return message_pb2.Message(causal_history=entries).SerializeToString()
+    return RawSdsMessage(causal_history=entries).SerializeToString()
 
 
 def decode_history(encoded: bytes) -> tuple[Entry, ...]:
@@ -276,7 +264,7 @@ def decode_history(encoded: bytes) -> tuple[Entry, ...]:
         MessageError: the bytes are something else.
     """
     try:
-        raw = message_pb2.Message.FromString(encoded)
+        raw = RawSdsMessage.FromString(encoded)
     except DecodeError as error:
         raise MessageError("a causal history does not parse") from error
     return tuple([_entry(entry) for entry in raw.causal_history])
@@ -305,179 +293,78 @@ def check_id(name: str, value: str, *, may_be_empty: bool = False) -> None:
         raise ArgumentError(f"{name} has {size} bytes: give it 1 to {MAX_ID_BYTES}")
 
 
-def _decode_legacy(payload: bytes) -> tuple[sds_raw_pb2.RawSdsMessage, tuple[Entry, ...]]:
+def _encode(message: SdsMessage, history: list[bytes], requests: list[bytes]) -> bytes:
+    return RawSdsMessage(
+        sender_id=message.sender_id,
+        message_id=message.message_id,
+        channel_id=message.channel_id,
+        lamport_timestamp=message.lamport,
+        causal_history=history,
+        bloom_filter=message.bloom_filter,
+        repair_request=requests,
+        content=message.content,
+    ).SerializeToString()
+
+
+def _wire_entry(entry: Entry) -> bytes:
+    return HistoryEntry(
+        message_id=entry.message_id, retrieval_hint=entry.hint, sender_id=entry.sender_id
+    ).SerializeToString()
+
+
+def _newer_entry(raw: bytes) -> HistoryEntry | None:
     try:
-        raw = sds_raw_pb2.RawSdsMessage.FromString(payload)
-    except DecodeError as error:
-        raise MessageError("the bytes do not parse as an SDS message") from error
-    return raw, tuple([_legacy_entry(entry) for entry in raw.causal_history])
+        entry = HistoryEntry.FromString(raw)
+    except DecodeError:
+        return None
+    return entry if entry.message_id else None
 
 
-def _legacy_entry(raw: bytes) -> Entry:
+def _entry(raw: bytes) -> Entry:
+    """Read an entry of a causal history as a participant does."""
     entry = _newer_entry(raw)
     if entry is not None:
-        return _entry(entry)
+        return _from_wire(entry)
     try:
         return Entry(raw.decode())
     except UnicodeDecodeError as error:
         raise MessageError("an entry of a causal history is neither an entry nor text") from error
 
 
-def _entry(raw: message_pb2.HistoryEntry) -> Entry:
-    hint = _hint(raw)
+def _parent(raw: bytes) -> tuple[bytes, bytes | None]:
+    """Read an entry of a causal history as a store node does; a ValueError if it is none."""
+    entry = _newer_entry(raw)
+    if entry is not None and not _has_unknown_fields(entry):
+        return entry.message_id.encode(), _hint(entry)
+    if not raw.decode():
+        raise ValueError("an ID is empty")
+    return raw, None
+
+
+def _from_wire(entry: HistoryEntry) -> Entry:
+    hint = _hint(entry)
     if hint and len(hint) > MAX_HINT_BYTES:
         hint = None
-    return Entry(raw.message_id, hint, raw.sender_id or None)
+    return Entry(entry.message_id, hint, entry.sender_id or None)
 
 
-def _wire_entry(entry: Entry) -> message_pb2.HistoryEntry:
-    return message_pb2.HistoryEntry(
-        message_id=entry.message_id, retrieval_hint=entry.hint, sender_id=entry.sender_id
-    )
-
-
-def _checked(
-    raw: message_pb2.Message | sds_raw_pb2.RawSdsMessage, history: tuple[Entry, ...]
-) -> SdsMessage:
-    for text in (raw.channel_id, raw.message_id):
-        _check_size(text)
-    try:
-        _check_size(raw.sender_id, may_be_empty=True)
-        for entry in history:
-            _check_entry(entry)
-    except MessageError as error:
-        raise MessageError(str(error), raw.message_id) from None
-    asked = raw.repair_request[:MAX_REPAIR_ENTRIES] if raw.repair_request else ()
-    repair = tuple(_acceptable(map(_entry, asked)))
-    lamport = raw.lamport_timestamp or (0 if raw.HasField("lamport_timestamp") else None)
-    content = raw.content or None
-    if lamport is None and content is None:
-        raise MessageError("a message has neither a clock nor content", raw.message_id)
-    bloom_filter = raw.bloom_filter or None
-    return SdsMessage(
-        raw.channel_id,
-        raw.message_id,
-        raw.sender_id,
-        lamport,
-        history,
-        bloom_filter,
-        repair,
-        content,
-    )
-
-
-def _check_entry(entry: Entry) -> None:
-    _check_size(entry.message_id)
-    if entry.sender_id is not None:
-        _check_size(entry.sender_id)
-
-
-def _acceptable(entries: Iterable[Entry]) -> Iterator[Entry]:
-    for entry in entries:
-        try:
-            _check_entry(entry)
-        except MessageError:
-            continue
-        yield entry
-
-
-def _without_malformed_requests(payload: bytes) -> bytes:
-    """Return the message without repair requests that do not parse."""
-    try:
-        raw = sds_raw_pb2.RawRepairRequests.FromString(payload)
-    except DecodeError:
-        return payload
-    kept = [entry for entry in raw.repair_request[:MAX_REPAIR_ENTRIES] if _parses(entry)]
-    raw.ClearField("repair_request")
-    raw.repair_request.extend(kept)
-    return raw.SerializeToString()
-
-
-def _parses(entry: bytes) -> bool:
-    try:
-        message_pb2.HistoryEntry.FromString(entry)
-    except DecodeError:
-        return False
-    return True
-
-
-def _check_size(text: str, *, may_be_empty: bool = False) -> None:
-    if not text and not may_be_empty:
-        raise MessageError("an ID is empty")
-    if len(text) > _SAFE_ID_CHARS and len(text.encode()) > MAX_ID_BYTES:
-        raise MessageError(f"an ID is longer than {MAX_ID_BYTES} bytes")
-
-
-def _decode_entry_by_entry(payload: bytes) -> SdsMetadata | None:
-    try:
-        message = sds_raw_pb2.RawSdsMessage.FromString(payload)
-    except DecodeError:
-        return None
-    if len(message.causal_history) > MAX_HISTORY_ENTRIES or _has_unknown_fields(message):
-        return None
-    parents: _Parents = []
-    for entry in message.causal_history:
-        parent = _entry_parent(entry) or _legacy_parent(entry)
-        if parent is None:
-            return None
-        parents.append(parent)
-    return _metadata(message, parents)
-
-
-def _entry_parent(raw: bytes) -> tuple[bytes, bytes | None] | None:
-    if not raw or raw[0] not in _ENTRY_FIRST_BYTES:
-        return None
-    entry = _newer_entry(raw)
-    return None if entry is None or _has_unknown_fields(entry) else _parent(entry)
-
-
-def _legacy_parent(raw: bytes) -> tuple[bytes, bytes | None] | None:
-    try:
-        raw.decode()
-    except UnicodeDecodeError:
-        return None
-    return (raw, None) if raw else None
-
-
-def _newer_entry(raw: bytes) -> message_pb2.HistoryEntry | None:
-    try:
-        entry = message_pb2.HistoryEntry.FromString(raw)
-    except DecodeError:
-        return None
-    return entry if entry.message_id else None
-
-
-def _parent(entry: message_pb2.HistoryEntry) -> tuple[bytes, bytes | None]:
-    return entry.message_id.encode(), _hint(entry)
-
-
-def _hint(entry: message_pb2.HistoryEntry) -> bytes | None:
+def _hint(entry: HistoryEntry) -> bytes | None:
     # HasField is slow, and only an empty value needs it.
     return entry.retrieval_hint or (b"" if entry.HasField("retrieval_hint") else None)
 
 
 def _has_unknown_fields(message: Message) -> bool:
-    size = message.ByteSize()
-    message.DiscardUnknownFields()
-    return message.ByteSize() != size
+    return len(UnknownFieldSet(message)) > 0
 
 
-def _metadata(
-    message: message_pb2.Message | sds_raw_pb2.RawSdsMessage, parents: _Parents
-) -> SdsMetadata | None:
-    channel_id, message_id = message.channel_id.encode(), message.message_id.encode()
-    if not 0 < len(channel_id) <= MAX_ID_BYTES or not 0 < len(message_id) <= MAX_ID_BYTES:
-        return None
-    lamport = message.lamport_timestamp if message.HasField("lamport_timestamp") else None
-    sender_id = message.sender_id.encode()
-    found = SdsMetadata(channel_id, message_id, lamport, sender_id, parents)
-    # No other ID need be hashed.
-    if len(message_id) == ID_BYTES and message.content:
-        found.proven = _is_proven(message.message_id, found, message.content)
-    return found
+def _checked(entry: Entry) -> Entry:
+    _check_size(entry.message_id)
+    _check_size(entry.sender_id or "", may_be_empty=True)
+    return entry
 
 
-def _is_proven(message_id: str, claimed: SdsMetadata, content: bytes) -> bool:
-    parents = [parent for parent, _ in claimed.parents]
-    whole = (claimed.channel_id, claimed.sender_id, claimed.lamport or 0, parents, content)
-    return message_id == message_digest(*whole) or proves_content(message_id, content)
+def _check_size(text: str, *, may_be_empty: bool = False) -> None:
+    if not text and not may_be_empty:
+        raise MessageError("an ID is empty")
+    if len(text.encode()) > MAX_ID_BYTES:
+        raise MessageError(f"an ID is longer than {MAX_ID_BYTES} bytes")

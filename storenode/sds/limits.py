@@ -14,9 +14,6 @@ MAX_HISTORY_ENTRIES: Final = 256
 SDS_KEY_BYTES: Final = 16
 """Size of the index key of a (channel, message ID) pair."""
 
-MAX_CACHED_KEYS: Final = 8_192
-"""Keys that stay computed, of IDs that a message can have: 7 MB with the largest."""
-
 MAX_SDS_MESSAGE_BYTES: Final = 150 * 1024
 """One encoded message: what fits a WakuMessage."""
 

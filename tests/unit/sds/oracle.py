@@ -42,7 +42,10 @@ def is_id(text: str) -> bool:
 
 def read(payload: bytes) -> SdsMetadata | None:
     raw = parse(RawSdsMessage, payload)
-    if raw is None or not is_known(raw) or not all(map(is_known, raw.repair_request)):
+    if raw is None or not is_known(raw):
+        return None
+    requests = [parse(HistoryEntry, request) for request in raw.repair_request]
+    if not all(request is not None and is_known(request) for request in requests):
         return None
     if not is_id(raw.channel_id) or not is_id(raw.message_id):
         return None

@@ -1,6 +1,5 @@
 """The wire format of SDS messages in both revisions, against a slow reading."""
 
-import sys
 from dataclasses import replace
 from hashlib import sha256
 
@@ -273,15 +272,3 @@ def test_a_batch_lists_its_readable_messages_only() -> None:
 def test_the_key_is_the_start_of_a_length_prefixed_sha256(channel: bytes, name: bytes) -> None:
     preimage = b"".join(len(part).to_bytes(4, "big") + part for part in (channel, name))
     assert sds_key(channel, name) == sha256(preimage).digest()[:16]
-
-
-@pytest.mark.parametrize(("size", "kept"), [(256, True), (257, False), (150_000, False)])
-def test_ids_that_no_message_can_have_are_not_kept_in_memory(size: int, *, kept: bool) -> None:
-    # A parent's ID may be as large as a message, and a thousand of them 150 MB.
-    for place in range(2):
-        ids = [b"%d" % size, b"%d" % size]
-        ids[place] = ids[place].ljust(size, b"x")
-        before = sys.getrefcount(ids[place])
-        sds_key(*ids)
-        after = sys.getrefcount(ids[place])
-        assert (after > before) == kept

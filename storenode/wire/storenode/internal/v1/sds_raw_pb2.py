@@ -22,18 +22,15 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
-from storenode.wire.sds.v1 import message_pb2 as sds_dot_v1_dot_message__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#storenode/internal/v1/sds_raw.proto\x12\x15storenode.internal.v1\x1a\x14sds/v1/message.proto\"\x94\x02\n\rRawSdsMessage\x12\x11\n\tsender_id\x18\x01 \x01(\t\x12\x12\n\nmessage_id\x18\x02 \x01(\t\x12\x12\n\nchannel_id\x18\x03 \x01(\t\x12\x1e\n\x11lamport_timestamp\x18\n \x01(\x04H\x00\x88\x01\x01\x12\x16\n\x0e\x63\x61usal_history\x18\x0b \x03(\x0c\x12\x19\n\x0c\x62loom_filter\x18\x0c \x01(\x0cH\x01\x88\x01\x01\x12,\n\x0erepair_request\x18\r \x03(\x0b\x32\x14.sds.v1.HistoryEntry\x12\x14\n\x07\x63ontent\x18\x14 \x01(\x0cH\x02\x88\x01\x01\x42\x14\n\x12_lamport_timestampB\x0f\n\r_bloom_filterB\n\n\x08_content\"+\n\x11RawRepairRequests\x12\x16\n\x0erepair_request\x18\r \x03(\x0c\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#storenode/internal/v1/sds_raw.proto\x12\x15storenode.internal.v1\"\xfe\x01\n\rRawSdsMessage\x12\x11\n\tsender_id\x18\x01 \x01(\t\x12\x12\n\nmessage_id\x18\x02 \x01(\t\x12\x12\n\nchannel_id\x18\x03 \x01(\t\x12\x1e\n\x11lamport_timestamp\x18\n \x01(\x04H\x00\x88\x01\x01\x12\x16\n\x0e\x63\x61usal_history\x18\x0b \x03(\x0c\x12\x19\n\x0c\x62loom_filter\x18\x0c \x01(\x0cH\x01\x88\x01\x01\x12\x16\n\x0erepair_request\x18\r \x03(\x0c\x12\x14\n\x07\x63ontent\x18\x14 \x01(\x0cH\x02\x88\x01\x01\x42\x14\n\x12_lamport_timestampB\x0f\n\r_bloom_filterB\n\n\x08_contentb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'storenode.wire.storenode.internal.v1.sds_raw_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_RAWSDSMESSAGE']._serialized_start=85
-  _globals['_RAWSDSMESSAGE']._serialized_end=361
-  _globals['_RAWREPAIRREQUESTS']._serialized_start=363
-  _globals['_RAWREPAIRREQUESTS']._serialized_end=406
+  _globals['_RAWSDSMESSAGE']._serialized_start=63
+  _globals['_RAWSDSMESSAGE']._serialized_end=317
 # @@protoc_insertion_point(module_scope)

@@ -9,15 +9,14 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
-from storenode.wire.sds.v1 import message_pb2 as _message_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
 
-if sys.version_info >= (3, 11):
-    from typing import TypeAlias as _TypeAlias, Never as _Never
+if sys.version_info >= (3, 10):
+    from typing import TypeAlias as _TypeAlias
 else:
-    from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
+    from typing_extensions import TypeAlias as _TypeAlias
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -25,8 +24,9 @@ DESCRIPTOR: _descriptor.FileDescriptor
 class RawSdsMessage(_message.Message):
     """Field 11 holds plain message IDs in the older revision and HistoryEntry
     messages in the newer one. Both are length-delimited, so reading it as bytes
-    never fails, and the decoder judges each entry by itself. Every other field
-    is that of sds.v1.Message.
+    never fails, and the decoder judges each entry by itself; likewise the repair
+    requests, so that one that does not parse is left out alone. Every other
+    field is that of sds.v1.Message.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -48,7 +48,7 @@ class RawSdsMessage(_message.Message):
     @_builtins.property
     def causal_history(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
     @_builtins.property
-    def repair_request(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.HistoryEntry]: ...
+    def repair_request(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
     def __init__(
         self,
         *,
@@ -58,7 +58,7 @@ class RawSdsMessage(_message.Message):
         lamport_timestamp: _builtins.int | None = ...,
         causal_history: _abc.Iterable[_builtins.bytes] | None = ...,
         bloom_filter: _builtins.bytes | None = ...,
-        repair_request: _abc.Iterable[_message_pb2.HistoryEntry] | None = ...,
+        repair_request: _abc.Iterable[_builtins.bytes] | None = ...,
         content: _builtins.bytes | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_bloom_filter", b"_bloom_filter", "_content", b"_content", "_lamport_timestamp", b"_lamport_timestamp", "bloom_filter", b"bloom_filter", "content", b"content", "lamport_timestamp", b"lamport_timestamp"]  # noqa: Y015
@@ -79,27 +79,3 @@ class RawSdsMessage(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__lamport_timestamp) -> _WhichOneofReturnType__lamport_timestamp | None: ...
 
 Global___RawSdsMessage: _TypeAlias = RawSdsMessage  # noqa: Y015
-
-@_typing.final
-class RawRepairRequests(_message.Message):
-    """The repair requests of a message alone, each as bytes, so that one that does
-    not parse can be removed. All other fields are unknown here, and are kept.
-    """
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    REPAIR_REQUEST_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def repair_request(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
-    def __init__(
-        self,
-        *,
-        repair_request: _abc.Iterable[_builtins.bytes] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["repair_request", b"repair_request"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___RawRepairRequests: _TypeAlias = RawRepairRequests  # noqa: Y015

@@ -171,8 +171,8 @@ WITHOUT_STORE = {
     "takes a failed transaction for saved": Mutant(
         in_saver(
             "_commit",
-            "self._troubled(str(error))\n",
-            "self._troubled(str(error))\n            return\n",
+            "self._troubled(error)\n",
+            "self._troubled(error)\n            return\n",
         ),
         "before it is saved|does not go on|in use",
     ),
@@ -204,19 +204,13 @@ WITH_STORE = {
     "publishes before it saves": Mutant(
         in_participant(
             "send",
-            "return self.ledger.outbox",
-            "self.publisher.offer(number)\n    return self.ledger.outbox",
+            "return sent_id",
+            "self.publisher.offer(sent_id)\n    return sent_id",
         ),
         "leaves before it is saved",
     ),
     "forgets its outbox": Mutant(
-        edit(
-            ParticipantLedger,
-            "revived",
-            "self.outbox.update((item.number, item) for item in items)\n"
-            "    self.unpublished.update(item.message_id for item in items)\n",
-            "pass\n",
-        ),
+        edit(revive, "_fill", 'in state.rows("outbox")', "in ()"),
         "does not go on from its outbox",
     ),
     "tries nodes again without a pause": Mutant(
@@ -271,7 +265,7 @@ WITH_STORE = {
         in_publisher("offer", "self._news.set()", "pass"), "back|unpublished", 2
     ),
     "forgets what was under way": Mutant(
-        in_publisher("_take_back", "self._ready.extendleft(reversed(numbers))", "pass"),
+        in_publisher("_take_back", "is_ready = True", "is_ready = False"),
         "unpublished",
         10,
     ),

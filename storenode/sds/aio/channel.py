@@ -186,7 +186,7 @@ class AsyncChannel:
 
     def unpublished(self) -> frozenset[str]:
         """Return the own messages that no node stores yet."""
-        return frozenset(self._participant.ledger.unpublished)
+        return frozenset(self._participant.ledger.outbox)
 
     async def send_ephemeral(self, content: bytes) -> None:
         """Send content that needs no reliability to those who listen now.

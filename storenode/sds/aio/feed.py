@@ -64,14 +64,11 @@ class ChannelFeed:
             except TransportError as error:
                 await self._failed(link, error)
 
-    def _changed(self, trouble: str | TransportError) -> None:
-        self._participant.trouble("feed", trouble)
-
     async def _failed(self, link: Link, error: TransportError) -> None:
         if self.node is not None:
             self._participant.tell((Disconnected(link.name, error.sentence),))
         self.node, self.live = None, False
-        self._changed(error)
+        self._participant.trouble("feed", error)
         self._refused.clear()
         await asyncio.sleep(self._rotation.failed())
 
@@ -135,7 +132,7 @@ class ChannelFeed:
         self.node = self._last = link.name
         self._refused.clear()
         self._participant.tell((Connected(link.name),))
-        self._changed("")
+        self._participant.trouble("feed", None)
 
     async def _read(self, link: Link, page: FeedPage) -> None:
         if page.messages:
@@ -151,12 +148,12 @@ class ChannelFeed:
         self.live = page.live
         # Not before: a node that is followed and cannot be scanned has failed.
         self._rotation.worked()
-        self._changed("")
+        self._participant.trouble("feed", None)
 
     async def _close_gap(self, link: Link, since_ns: int) -> None:
         """Scan what may have been missed, from where an earlier scan has come to."""
         self.live = False
-        self._changed("")
+        self._participant.trouble("feed", None)
         self._quiet.clear()
         try:
             refused_ns = await self._scan(link, since_ns)

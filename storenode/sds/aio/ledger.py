@@ -1,15 +1,14 @@
 """A channel's core together with what it changed since the last transaction.
 
-`Ledger.step` and its like run the core and note which rows follow from its events; `take` hands
-the notes over as one `Batch`. What came and went between two transactions never becomes a row.
+`ParticipantLedger.note` records which rows follow from the events of a step of the core; `take`
+hands the notes over as one batch. What came and went between two transactions never becomes a row.
 Pure: time and random values are arguments, and no database is used.
 """
 
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from typing import Final
@@ -17,7 +16,7 @@ from typing import Final
 from storenode.sds.aio.state import LAMPORT_OFFSET, Row, Rows, StateBatch
 from storenode.sds.channel import MessageChannel, Sealing
 from storenode.sds.claims import Proof
-from storenode.sds.codec import Entry, MessageKind, SdsMessage, encode_history, encode_message
+from storenode.sds.codec import MessageKind, encode_history, encode_message
 from storenode.sds.events import (
     Acknowledged,
     Broadcast,
@@ -27,28 +26,29 @@ from storenode.sds.events import (
     GaveUp,
     Lost,
     Message,
-    Packet,
     PossiblyAcknowledged,
     Received,
     Sent,
     Withdrawn,
 )
 from storenode.sds.limits import MAX_LOST_IDS
-from storenode.sds.log import Key
-from storenode.sds.outgoing_buffer import Outgoing
-from storenode.sds.rng import Rng
 
 _COUNTS: Final = attrgetter(*(each.name for each in fields(Counts)))
 
 
 @dataclass(slots=True)
 class OutboxItem:
-    """An own message that no node has taken; ``number`` orders them."""
+    """An own message that no node has taken; ``number`` orders them.
+
+    It ``is_ready`` when it is saved and not under way to a node, which ``refusals`` nodes refused.
+    """
 
     number: int
     message_id: str
     payload: bytes
     timestamp_ns: int
+    is_ready: bool = False
+    refusals: int = 0
 
 
 @dataclass(slots=True)
@@ -78,13 +78,11 @@ class ParticipantLedger:
         self.gap_from_ns: int | None = 0
         self.online_ns = 0
         self.cursors: dict[str, bytes] = {}
-        self.outbox: OrderedDict[int, OutboxItem] = OrderedDict()
-        self.unpublished: set[str] = set()
+        self.outbox: dict[str, OutboxItem] = {}
         self.serials: dict[str, int] = {}
         self.lost_rows: set[str] = set()
         self.dirty = False
         self._notes = _Notes()
-        self._next_item = 0
 
     def send(
         self,
@@ -95,8 +93,8 @@ class ParticipantLedger:
         hint_of: Callable[[bytes, int], bytes],
         *,
         sealed: Sealing | None = None,
-    ) -> tuple[int, list[Event]]:
-        """Send content, and put the message into the outbox; return its number there, and events.
+    ) -> tuple[str, list[Event]]:
+        """Send content, and put the message into the outbox; return its ID, and events.
 
         ``sealed`` makes the content as it travels, if given; ``seal`` is applied to the whole.
 
@@ -104,14 +102,10 @@ class ParticipantLedger:
         """
         events = self.core.send(now_ns // 1_000_000, content, message_id, sealed)
         sent = next(each for each in events if isinstance(each, Broadcast))
-        message = self.core.outgoing.by_id[sent.message_id].message
-        proof = self._note_own(message)
-        payload, number = seal(sent.payload), self._next_item
-        self._put(OutboxItem(number, sent.message_id, payload, now_ns))
-        self._next_item += 1
+        message, payload = self.core.outgoing.by_id[sent.message_id].message, seal(sent.payload)
         # Known before anybody holds it: what is sent next names it already.
         hint = hint_of(payload, now_ns)
-        self._note(self.core.published(sent.message_id, hint))
+        self.core.published(sent.message_id, hint)
         lamport = message.lamport or 0
         shown = Message(
             message.message_id,
@@ -122,45 +116,49 @@ class ParticipantLedger:
             self.core.log.after((lamport, message.message_id)),
             own=True,
             published=False,
-            proof=proof,
+            proof=Proof.OWN if sent.message_id in self.core.claims.unproven else Proof.MESSAGE,
             history=message.history,
         )
-        return number, [shown, *(each for each in events if not isinstance(each, Broadcast))]
+        self._put(OutboxItem(self.serial + 1, sent.message_id, payload, now_ns))
+        others = (each for each in events if not isinstance(each, Broadcast))
+        return sent.message_id, self.note([shown, *others])
 
-    def receive(self, now_ms: int, packets: Iterable[Packet]) -> list[Event]:
-        """Run `MessageChannel.receive`."""
-        return self._note(self.core.receive(now_ms, packets))
+    def note(self, events: list[Event]) -> list[Event]:
+        """Record which rows follow from the events of a step of the core, and return them."""
+        notes = self._notes
+        for event in events:
+            match event:
+                case Received() if event.kind is MessageKind.CONTENT:
+                    self._received(event.message_id)
+                case Message():
+                    self._added(event)
+                case Withdrawn():
+                    self._withdrawn(event.message_id)
+                case Acknowledged():
+                    notes.unacknowledged.add(event.message_id)
+                    self._acknowledged(event)
+                case GaveUp() | PossiblyAcknowledged():
+                    notes.unacknowledged.add(event.message_id)
+                case Broadcast() if event.reason is BroadcastReason.RESEND:
+                    notes.unacknowledged.add(event.message_id)
+                case Lost():
+                    notes.lost.update(event.message_ids)
+                    self.lost_rows.update(event.message_ids)
+                case Sent() if event.hint is not None:
+                    self._hint(event.message_id, event.hint)
+                case _:
+                    pass
+        self.dirty = self.dirty or bool(events)
+        return events
 
-    def tick(self, now_ms: int, rng: Rng) -> list[Event]:
-        """Run `MessageChannel.tick`."""
-        return self._note(self.core.tick(now_ms, rng))
-
-    def abandon(self, now_ms: int, message_ids: Iterable[str]) -> list[Event]:
-        """Run `MessageChannel.abandon`."""
-        return self._note(self.core.abandon(now_ms, message_ids))
-
-    def recalled(self, messages: Iterable[SdsMessage]) -> list[Event]:
-        """Run `MessageChannel.recalled`."""
-        return self._note(self.core.recalled(messages))
-
-    def ephemeral(self, content: bytes) -> list[Event]:
-        """Send without reliability; only the counter changes."""
-        self.dirty = True
-        return self.core.send_ephemeral(content)
-
-    def published(self, message_id: str, hint: bytes) -> list[Event]:
-        """Record that a node stores an own message under a hint."""
-        return self._note(self.core.published(message_id, hint))
-
-    def settle(self, number: int) -> None:
+    def settle(self, message_id: str) -> None:
         """Remove a message from the outbox."""
-        self.unpublished.discard(self.outbox.pop(number).message_id)
-        self._notes.outbox[number] = None
+        self._notes.outbox[self.outbox.pop(message_id).number] = None
         self.dirty = True
 
-    def restamp(self, number: int, timestamp_ns: int) -> None:
+    def restamp(self, message_id: str, timestamp_ns: int) -> None:
         """Set the time of a message of the outbox."""
-        item = self.outbox[number]
+        item = self.outbox[message_id]
         item.timestamp_ns = timestamp_ns
         self._put(item)
 
@@ -205,12 +203,6 @@ class ParticipantLedger:
             row["committed"] = self.commits
         return StateBatch(self.commits, self._small(), list(notes.gone), log, notes.hints, rows)
 
-    def revived(self, items: Sequence[OutboxItem]) -> None:
-        """Add the saved outbox, in order."""
-        self.outbox.update((item.number, item) for item in items)
-        self.unpublished.update(item.message_id for item in items)
-        self._next_item = items[-1].number + 1 if items else 0
-
     def _small(self) -> Row:
         core = self.core
         return {
@@ -224,8 +216,7 @@ class ParticipantLedger:
         }
 
     def _put(self, item: OutboxItem) -> None:
-        self.outbox[item.number] = item
-        self.unpublished.add(item.message_id)
+        self.outbox[item.message_id] = item
         self._notes.outbox[item.number] = {
             "number": item.number,
             "message_id": item.message_id.encode(),
@@ -234,52 +225,9 @@ class ParticipantLedger:
         }
         self.dirty = True
 
-    def _note_own(self, message: SdsMessage) -> Proof:
-        message_id = message.message_id
-        self.serial += 1
-        proof = Proof.OWN if message_id in self.core.claims.unproven else Proof.MESSAGE
-        key = message.lamport or 0, message_id
-        self._log(self.serial, key, message.sender_id, message.content or b"", message.history)
-        self._notes.log[message_id]["proof"] = proof.value
-        self._notes.unacknowledged.add(message_id)
-        self._found(message_id)
-        return proof
-
-    def _note(self, events: list[Event]) -> list[Event]:
-        notes = self._notes
-        for event in events:
-            match event:
-                case Received() if event.kind is MessageKind.CONTENT:
-                    self._received(event.message_id)
-                case Message():
-                    self._delivered(event)
-                case Withdrawn():
-                    self._withdrawn(event.message_id)
-                case Acknowledged():
-                    notes.unacknowledged.add(event.message_id)
-                    self._acknowledged(event)
-                case GaveUp() | PossiblyAcknowledged():
-                    notes.unacknowledged.add(event.message_id)
-                case Broadcast() if event.reason is BroadcastReason.RESEND:
-                    notes.unacknowledged.add(event.message_id)
-                case Lost():
-                    notes.lost.update(event.message_ids)
-                    self.lost_rows.update(event.message_ids)
-                case Sent() if event.hint is not None:
-                    self._hint(event.message_id, event.hint)
-                case _:
-                    pass
-        self.dirty = self.dirty or bool(events)
-        return events
-
     def _acknowledged(self, event: Acknowledged) -> None:
         key, sender = event.message_id.encode(), event.sender_id.encode()
         self._notes.acknowledged[key] = {"message_id": key, "sender_id": sender}
-
-    def _found(self, message_id: str) -> None:
-        if message_id in self.lost_rows:
-            self.lost_rows.discard(message_id)
-            self._notes.lost.add(message_id)
 
     def _forget_lost(self) -> None:
         """Drop rows of what the core has forgotten to be lost."""
@@ -307,32 +255,29 @@ class ParticipantLedger:
         if self._notes.log.pop(message_id, None) is None:
             self._notes.gone[message_id] = None
 
-    def _delivered(self, event: Message) -> None:
-        serial = self.serials.pop(event.message_id)
-        self._waits_no_longer(serial)
-        self._found(event.message_id)
-        key = event.lamport, event.message_id
-        self._log(serial, key, event.sender_id, event.content, event.history)
-        row = self._notes.log[event.message_id]
-        row["hint"], row["proof"] = event.hint, event.proof.value
-        if event.unmet:
-            row["unmet"] = json.dumps(event.unmet)
-
-    def _log(
-        self, serial: int, key: Key, sender_id: str, content: bytes, history: Iterable[Entry]
-    ) -> None:
-        lamport, message_id = key
+    def _added(self, event: Message) -> None:
+        """Add a message to the log: one that was received, or else an own one."""
+        message_id = event.message_id
+        serial = self.serials.pop(message_id, None)
+        if serial is not None:
+            self._waits_no_longer(serial)
+        else:
+            serial = self.serial = self.serial + 1
+            self._notes.unacknowledged.add(message_id)
+        if message_id in self.lost_rows:
+            self.lost_rows.discard(message_id)
+            self._notes.lost.add(message_id)
         self._notes.log[message_id] = {
             "serial": serial,
-            "lamport": lamport - LAMPORT_OFFSET,
+            "lamport": event.lamport - LAMPORT_OFFSET,
             "message_id": message_id.encode(),
-            "sender_id": sender_id.encode(),
-            "content": content,
-            "hint": None,
-            "unmet": "[]",
+            "sender_id": event.sender_id.encode(),
+            "content": event.content,
+            "hint": event.hint,
+            "unmet": json.dumps(event.unmet),
             "committed": 0,
-            "proof": "",
-            "history": encode_history(history),
+            "proof": event.proof.value,
+            "history": encode_history(event.history),
         }
 
     def _hint(self, message_id: str, hint: bytes) -> None:
@@ -358,7 +303,7 @@ class ParticipantLedger:
         return {"message_id": message_id.encode()} if message_id in self.core.lost else None
 
     def _outgoing_row(self, message_id: str) -> Row | None:
-        outgoing: Outgoing | None = self.core.outgoing.by_id.get(message_id)
+        outgoing = self.core.outgoing.by_id.get(message_id)
         if outgoing is None:
             return None
         return {

@@ -21,7 +21,7 @@ from typing import Any, Final
 from storenode.common.errors import ClientClosed
 from storenode.message.hashing import message_hash
 from storenode.message.text import printable
-from storenode.sds.aio.cipher import CipherError
+from storenode.sds.aio.cipher import CipherError, Clear
 from storenode.sds.aio.events import ChannelEvent, EventHub, Message, NotStored
 from storenode.sds.aio.feed import ChannelFeed
 from storenode.sds.aio.join_options import Joining
@@ -39,7 +39,7 @@ from storenode.sds.aio.repair_responses import RepairResponder
 from storenode.sds.aio.revive import revive
 from storenode.sds.aio.saver import Saver
 from storenode.sds.aio.signing import Signing, unframe
-from storenode.sds.aio.state import LAMPORT_OFFSET, Row
+from storenode.sds.aio.state import LAMPORT_OFFSET, Row, StateError
 from storenode.sds.aio.status import Status
 from storenode.sds.aio.transport import Fetched, Link, Rotation, Transport, TransportError
 from storenode.sds.channel import ChannelFullError
@@ -67,7 +67,10 @@ _ONLINE_EVERY_NS: Final = 300 * 10**9
 
 
 class Participant:
-    """Runs from `start` to `leave`; ``clock`` gives Unix time in nanoseconds."""
+    """Runs from `start` to `leave`; ``clock`` gives Unix time in nanoseconds.
+
+    ``readable`` is True if nodes can read messages, so that they can be asked by ID.
+    """
 
     def __init__(
         self,
@@ -80,18 +83,19 @@ class Participant:
         self.ledger = ledger
         self.core = ledger.core
         self.hub: EventHub[ChannelEvent] = EventHub()
-        self.status = Status()
         self.links = links
         self.rotation = Rotation(links)
         self.clock = joining.clock
         self._route = joining.route
         self._forgets = joining.state.in_memory
-        self._cipher = joining.cipher
+        self.readable = not joining.cipher.whole
+        self._content_cipher = joining.cipher if self.readable else Clear()
+        self._message_cipher = Clear() if self.readable else joining.cipher
         self._signing = Signing(joining.signer, config.channel_id, config.sender_id)
         self._rng = joining.rng
         self._lost_from_ns: int | None = None
         self._search_due_s = 0.0
-        self._troubles: dict[str, TransportError] = {}
+        self._troubles: dict[str, TransportError | StateError] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._is_hurried = False
         self.saver = Saver(
@@ -103,19 +107,14 @@ class Participant:
         self.feed = ChannelFeed(self)
 
     @property
-    def readable(self) -> bool:
-        """True if nodes can read messages, so that they can be asked by ID."""
-        return not self._cipher.whole
-
-    @property
     def calls(self) -> Counter[str]:
         """The calls to nodes so far, by kind; publishing by streams is not counted."""
         return self.feed.calls + self.repair.calls
 
     def start(self) -> None:
         """Begin; called inside the event loop."""
-        for number in self.ledger.outbox:
-            self.publisher.offer(number)
+        for message_id in self.ledger.outbox:
+            self.publisher.offer(message_id)
         for work in (
             self.saver.run(),
             self.feed.run(),
@@ -176,13 +175,14 @@ class Participant:
         """Send content; it leaves when it is saved. Raises as `MessageChannel.send`."""
 
         def sealed(lamport: int, history: Sequence[Entry]) -> bytes:
-            return self._seal_content(self._signing.frame(content, lamport, history))
+            return self._content_cipher.seal(self._signing.frame(content, lamport, history))
 
-        number, events = self.ledger.send(
-            self.clock(), content, message_id, self._seal, self._hint, sealed=sealed
+        seal = self._message_cipher.seal
+        sent_id, events = self.ledger.send(
+            self.clock(), content, message_id, seal, self._hint, sealed=sealed
         )
-        self.tell([*events, Ready(number)])
-        return self.ledger.outbox[number].message_id
+        self.tell([*events, Ready(sent_id)])
+        return sent_id
 
     def check_room(self, count: int) -> None:
         """Raise `ChannelFullError` where not so many more messages can be sent."""
@@ -197,7 +197,8 @@ class Participant:
         """Send content without reliability; nothing happens while offline."""
         if self.hub.failure is not None:
             raise self.hub.failure
-        events = self.ledger.ephemeral(self._seal_content(content))
+        events = self.core.send_ephemeral(self._content_cipher.seal(content))
+        self.ledger.note(events)  # the number of sends changes
         if self.feed.node is not None:
             self.tell(events)
 
@@ -220,7 +221,7 @@ class Participant:
             elif isinstance(thing, Recall):
                 self.answering.want(thing.message_ids)
         self.saver.add(things)
-        self.refresh()
+        self.hub.stir()
 
     async def take(self, messages: Sequence[Fetched]) -> int | None:
         """Receive messages; return the time of the first one for which there was no room."""
@@ -230,7 +231,7 @@ class Participant:
             await self.saver.room()
             some = messages[start : start + PACKETS_AT_ONCE]
             self.answering.note(some)
-            events = self.ledger.receive(self.now_ms(), self._packets(some))
+            events = self.ledger.note(self.core.receive(self.now_ms(), self._packets(some)))
             self.tell(events)
             if refused_ns is None and any(_no_room(event) for event in events):
                 refused_ns = min(each.timestamp_ns for each in some)
@@ -249,17 +250,20 @@ class Participant:
             row["hint"],
             unmet=tuple(json.loads(row["unmet"])),
             own=sender_id == self.core.config.sender_id,
-            published=message_id not in self.ledger.unpublished,
+            published=message_id not in self.ledger.outbox,
             acknowledged_by=None if by is None else by.decode(),
             proof=Proof(row["proof"]),
             history=decode_history(row["history"]),
         )
         return self._opened(message)
 
-    def refresh(self) -> None:
-        """Update the status, and wake those that wait for a change."""
+    @property
+    def status(self) -> Status:
+        """The status now."""
         incoming = self.core.incoming
-        status = Status(
+        parts = ("state", "feed", "publishing") if self.ledger.outbox else ("state", "feed")
+        troubles = (str(self._troubles[part]) for part in parts if part in self._troubles)
+        return Status(
             node=self.feed.node,
             live=self.feed.live,
             missing=len(incoming.wants),
@@ -270,17 +274,14 @@ class Participant:
             incomparable=len(self.core.lacks.incomparable),
             unpublished=len(self.ledger.outbox),
             unacknowledged=len(self.core.outgoing),
-            trouble=self._trouble_now(),
+            trouble=next(troubles, ""),
         )
-        if status != self.status:
-            self.status = status
-            self.hub.stir()
 
     def publish_answer(
         self, answer: Broadcast, hint: bytes | None, timestamp_ns: int | None
     ) -> None:
         """Publish an answer to a repair request, as the same message if its time is known."""
-        sealed = self._seal(answer.payload)
+        sealed = self._message_cipher.seal(answer.payload)
         is_same = timestamp_ns is not None and self._hint(sealed, timestamp_ns) == hint
         self.publisher.offer_volatile(answer, sealed, timestamp_ns if is_same else None)
 
@@ -295,14 +296,14 @@ class Participant:
         shown: list[ChannelEvent] = []
         for thing in things:
             if isinstance(thing, Ready):
-                self.publisher.offer(thing.number)
+                self.publisher.offer(thing.message_id)
             elif isinstance(thing, Broadcast):
                 if thing.reason is not BroadcastReason.EPHEMERAL or self.feed.node is not None:
-                    self.publisher.offer_volatile(thing, self._seal(thing.payload))
+                    sealed = self._message_cipher.seal(thing.payload)
+                    self.publisher.offer_volatile(thing, sealed)
             elif self.hub.readers and not isinstance(thing, Recall):
                 shown.append(self._shown(thing))
         self.hub.put(commit, shown)
-        self.refresh()
 
     def _shown(self, event: Any) -> ChannelEvent:  # noqa: ANN401 - any event of the core
         match event:
@@ -318,12 +319,11 @@ class Participant:
                 return found
 
     def _packets(self, messages: Sequence[Fetched]) -> list[Packet]:
-        if not self._cipher.whole:
-            return [Packet(each.payload, each.hint or None) for each in messages]
         packets = []
         for each in messages:
             try:
-                packets.append(Packet(self._cipher.open(each.payload), each.hint or None))
+                clear = self._message_cipher.open(each.payload)
+                packets.append(Packet(clear, each.hint or None))
             except CipherError:
                 self.core.counts.malformed += 1
         return packets
@@ -336,18 +336,10 @@ class Participant:
         return self._signing.read(replace(message, content=clear))
 
     def _open_content(self, content: bytes) -> tuple[bytes, bool]:
-        if self._cipher.whole:
-            return content, True
         try:
-            return self._cipher.open(content), True
+            return self._content_cipher.open(content), True
         except CipherError:
             return content, False
-
-    def _seal_content(self, content: bytes) -> bytes:
-        return content if self._cipher.whole else self._cipher.seal(content)
-
-    def _seal(self, payload: bytes) -> bytes:
-        return self._cipher.seal(payload) if self._cipher.whole else payload
 
     def _hint(self, payload: bytes, timestamp_ns: int) -> bytes:
         route = self._route
@@ -356,10 +348,6 @@ class Participant:
     def now_ms(self) -> int:
         """Return Unix time in milliseconds."""
         return self.clock() // _NS_PER_MS
-
-    def abandon(self, message_ids: list[str]) -> None:
-        """Mark missing messages that no node stores as lost."""
-        self.tell(self.ledger.abandon(self.now_ms(), message_ids))
 
     async def relieve(self) -> None:
         """Repair until at most half of the room for waiting messages is taken, if that helps."""
@@ -375,7 +363,7 @@ class Participant:
             await asyncio.sleep(min(max(due_s, 0.01), MAX_TICK_S))
             await self.saver.room()
             await self.hub.room()
-            events = self.ledger.tick(self.now_ms(), self._rng)
+            events = self.ledger.note(self.core.tick(self.now_ms(), self._rng))
             if events:
                 self.tell(events)
             self._search_lost()
@@ -385,29 +373,22 @@ class Participant:
                     self.ledger.online(noted_ns)
                 self.tell(())
 
-    def trouble(self, part: str, trouble: str | TransportError) -> None:
-        """Note the trouble of a part of the participant; empty: there is none."""
-        error = trouble if isinstance(trouble, TransportError) else TransportError(trouble)
-        if error.sentence and error.sentence != self._sentence(part):
-            name = self._route.channel_id
-            _log.warning("channel %s: %s", printable(name), printable(error.sentence))
-        self._troubles[part] = error
-        self.refresh()
+    def trouble(self, part: str, error: TransportError | StateError | None) -> None:
+        """Note the trouble of a part of the participant; None: there is none."""
+        known = self._troubles.pop(part, None)
+        if error is not None:
+            self._troubles[part] = error
+            if str(error) != str(known):
+                name = self._route.channel_id
+                _log.warning("channel %s: %s", printable(name), printable(str(error)))
+        self.hub.stir()
 
     def check(self) -> None:
         """Raise an error of the nodes that waiting cannot heal."""
-        for part, matters in (("feed", True), ("publishing", bool(self.ledger.unpublished))):
+        for part in ("feed", "publishing") if self.ledger.outbox else ("feed",):
             known = self._troubles.get(part)
-            if matters and known is not None and known.final is not None:
+            if isinstance(known, TransportError) and known.final is not None:
                 raise known.final
-
-    def _sentence(self, part: str) -> str:
-        known = self._troubles.get(part)
-        return "" if known is None else known.sentence
-
-    def _trouble_now(self) -> str:
-        publishing = self._sentence("publishing") if self.ledger.outbox else ""
-        return self._sentence("state") or self._sentence("feed") or publishing
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()

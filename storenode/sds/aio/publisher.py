@@ -12,7 +12,6 @@ was published lately: if it holds that already, nothing happens.
 from __future__ import annotations
 
 import asyncio
-from bisect import insort
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -39,12 +38,11 @@ if TYPE_CHECKING:
 class Ready:
     """A message of the outbox is saved and may leave; comes back through the saver."""
 
-    number: int
+    message_id: str
 
 
 @dataclass(slots=True)
 class _Item:
-    number: int | None
     message_id: str
     reason: BroadcastReason
     outbound: Outbound
@@ -59,23 +57,21 @@ class OutboxPublisher:
         self._participant = participant
         self._ledger = participant.ledger
         self._rotation = Rotation(participant.links)
-        self._ready: deque[int] = deque()
         self._volatile: deque[_Item] = deque(maxlen=MAX_VOLATILE_ITEMS)
         self._news = asyncio.Event()
-        self._tries: dict[int, int] = {}
         self._refusals: set[str] = set()
         self._lately: deque[_Item] = deque(maxlen=MAX_REPUBLISHED)
 
-    def offer(self, number: int) -> None:
+    def offer(self, message_id: str) -> None:
         """Publish a message of the outbox."""
-        insort(self._ready, number)
+        self._ledger.outbox[message_id].is_ready = True
         self._news.set()
 
     def offer_volatile(
         self, broadcast: Broadcast, sealed: bytes, timestamp_ns: int | None = None
     ) -> None:
         """Publish something that is dropped when no node takes it; None: with a new time."""
-        if broadcast.message_id in self._ledger.unpublished:
+        if broadcast.message_id in self._ledger.outbox:
             return
         if broadcast.reason is BroadcastReason.SYNC:
             kept = [item for item in self._volatile if item.reason is not BroadcastReason.SYNC]
@@ -83,7 +79,7 @@ class OutboxPublisher:
         time_ns = self._participant.clock() if timestamp_ns is None else timestamp_ns
         outbound = Outbound(sealed, time_ns, self._passes(broadcast))
         own = timestamp_ns is not None
-        self._volatile.append(_Item(None, broadcast.message_id, broadcast.reason, outbound, own))
+        self._volatile.append(_Item(broadcast.message_id, broadcast.reason, outbound, own))
         self._news.set()
 
     def _passes(self, broadcast: Broadcast) -> bool:
@@ -112,7 +108,7 @@ class OutboxPublisher:
                     self._publish_lately_again()
             else:
                 self._rotation.worked()
-                self._participant.trouble("publishing", "")
+                self._participant.trouble("publishing", None)
                 self._settle(items, verdicts)
 
     def _publish_lately_again(self) -> None:
@@ -121,67 +117,64 @@ class OutboxPublisher:
         self._volatile.extend(again)
 
     def _next_items(self) -> list[_Item]:
+        """Return what goes into the next request: the outbox in order, then the volatile."""
         items: list[_Item] = []
         size = 0
-        while len(items) < MAX_PUBLISH_MESSAGES and size < MAX_PUBLISH_BYTES:
-            item = self._next_item()
-            if item is None:
+        for own in self._ledger.outbox.values():
+            if len(items) >= MAX_PUBLISH_MESSAGES or size >= MAX_PUBLISH_BYTES:
                 break
-            items.append(item)
-            size += len(item.outbound.payload)
+            if own.is_ready:
+                own.is_ready = False
+                outbound = Outbound(own.payload, own.timestamp_ns)
+                items.append(_Item(own.message_id, BroadcastReason.CONTENT, outbound))
+                size += len(own.payload)
+        while self._volatile and len(items) < MAX_PUBLISH_MESSAGES and size < MAX_PUBLISH_BYTES:
+            items.append(self._volatile.popleft())
+            size += len(items[-1].outbound.payload)
         return items
 
-    def _next_item(self) -> _Item | None:
-        while self._ready:
-            item = self._ledger.outbox.get(self._ready.popleft())
-            if item is not None:
-                outbound = Outbound(item.payload, item.timestamp_ns)
-                return _Item(item.number, item.message_id, BroadcastReason.CONTENT, outbound)
-        return self._volatile.popleft() if self._volatile else None
-
     def _take_back(self, items: Sequence[_Item]) -> None:
-        numbers = [item.number for item in items if item.number is not None]
-        self._ready.extendleft(reversed(numbers))
+        for item in items:
+            if item.reason is BroadcastReason.CONTENT:
+                self._ledger.outbox[item.message_id].is_ready = True
 
     def _settle(self, items: list[_Item], verdicts: Sequence[PublishResult]) -> None:
         events: list[Any] = []
         for item, verdict in zip(items, verdicts, strict=True):
             if verdict.stored:
                 events += self._stored(item, verdict.hint)
-            elif item.number is not None:
-                events += self._refused(item.number, item.message_id, verdict.reason)
+            elif item.reason is BroadcastReason.CONTENT:
+                events += self._refused(item.message_id, verdict.reason)
             elif item.has_own_time:
                 outbound = replace(item.outbound, timestamp_ns=self._participant.clock())
-                self._volatile.append(_Item(None, item.message_id, item.reason, outbound))
+                self._volatile.append(_Item(item.message_id, item.reason, outbound))
                 self._news.set()
             else:
-                self._participant.trouble("publishing", verdict.reason)
+                self._participant.trouble("publishing", TransportError(verdict.reason))
         self._participant.tell(events)
 
     def _stored(self, item: _Item, hint: bytes) -> Sequence[Any]:
-        if item.number is not None:
-            self._tries.pop(item.number, None)
-            self._ledger.settle(item.number)
+        if item.reason is BroadcastReason.CONTENT:
+            self._ledger.settle(item.message_id)
         if (
             item.reason in (BroadcastReason.CONTENT, BroadcastReason.RESEND)
             and not item.outbound.ephemeral
         ):
             self._refusals.discard(item.message_id)
-            self._lately.append(_Item(None, item.message_id, BroadcastReason.REPAIR, item.outbound))
-            return self._ledger.published(item.message_id, hint)
+            self._lately.append(_Item(item.message_id, BroadcastReason.REPAIR, item.outbound))
+            return self._ledger.note(self._ledger.core.published(item.message_id, hint))
         if item.reason is BroadcastReason.REPAIR:
             self._participant.answering.copied(item.message_id, hint)
         return ()
 
-    def _refused(self, number: int, message_id: str, reason: str) -> Sequence[Any]:
-        now_ns = self._participant.clock()
-        tries = self._tries[number] = self._tries.get(number, 0) + 1
-        old = now_ns - self._ledger.outbox[number].timestamp_ns >= RESTAMP_AFTER_NS
-        if old and tries <= MAX_PUBLISH_TRIES:
-            self._ledger.restamp(number, now_ns)
-            return (Ready(number),)
-        self._tries.pop(number)
-        self._ledger.settle(number)
+    def _refused(self, message_id: str, reason: str) -> Sequence[Any]:
+        now_ns, item = self._participant.clock(), self._ledger.outbox[message_id]
+        item.refusals += 1
+        is_old = now_ns - item.timestamp_ns >= RESTAMP_AFTER_NS
+        if is_old and item.refusals <= MAX_PUBLISH_TRIES:
+            self._ledger.restamp(message_id, now_ns)
+            return (Ready(message_id),)
+        self._ledger.settle(message_id)
         self._refusals &= self._ledger.core.outgoing.by_id.keys()
         self._refusals.add(message_id)
         return (NotStored(message_id, reason),)

@@ -79,7 +79,9 @@ class Repair:
             left = [name for name in ids if name in self._core.incoming.wants]
             self._failed(left)
             if answered:
-                self._participant.abandon([name for name in left if self._is_old(name)])
+                old = [name for name in left if self._is_old(name)]
+                events = self._core.abandon(self._participant.now_ms(), old)
+                self._participant.tell(self._participant.ledger.note(events))
             found = len(ids) - len(left)
             self._participant.tell((Repaired(len(ids), found, self.calls.total() - calls),))
             still = self._core.incoming.wants

@@ -103,7 +103,7 @@ class RepairResponder:
 
     def _answers(self, rows: Iterable[Row]) -> dict[str, Broadcast]:
         found = [message_of(self._core.config.channel_id, row) for row in rows]
-        events = self._participant.ledger.recalled(found)
+        events = self._participant.ledger.note(self._core.recalled(found))
         answers = [event for event in events if isinstance(event, Broadcast)]
         self._participant.tell([event for event in events if not isinstance(event, Broadcast)])
         return {answer.message_id: answer for answer in answers}

@@ -78,11 +78,9 @@ def _fill(state: SqliteState, ledger: ParticipantLedger, row: Row) -> None:
     _fill_outgoing(state, core)
     _fill_waiting(ledger, state.rows("waiting"), in_filter)
     _fill_filter(ledger, in_filter)
-    items = [
-        OutboxItem(**{**each, "message_id": each["message_id"].decode()})
-        for each in state.rows("outbox")
-    ]
-    ledger.revived(items)
+    for each in state.rows("outbox"):
+        message_id = each["message_id"].decode()
+        ledger.outbox[message_id] = OutboxItem(**{**each, "message_id": message_id})
 
 
 def _fill_log(state: SqliteState, ledger: ParticipantLedger, in_filter: dict[int, str]) -> None:

@@ -10,13 +10,15 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from storenode.common.backoff import Backoff
 from storenode.sds.aio.ledger import ParticipantLedger
 from storenode.sds.aio.limits import FIRST_DELAY_S, MAX_DELAY_S
 from storenode.sds.aio.state import Row, SqliteState, StateBatch, StateError, StateTaken
 from storenode.sds.log import Key
+
+_T = TypeVar("_T")
 
 MAX_UNSAVED: Final = 5_000
 """Things that wait for a transaction; then nothing more is received until it is through."""
@@ -31,7 +33,7 @@ class Saver:
         state: SqliteState,
         thread: Executor | None,
         release: Callable[[int, list[Any]], None],
-        troubled: Callable[[str], None],
+        troubled: Callable[[StateError | None], None],
     ) -> None:
         self._ledger = ledger
         self._state = state
@@ -97,13 +99,16 @@ class Saver:
         self, limit: int, *, after: Key | None, before: Key | None, committed: int
     ) -> list[Row]:
         """Return a page of the log, as `SqliteState.page`."""
-        read = partial(self._state.page, limit, after=after, before=before, committed=committed)
-        return await asyncio.get_running_loop().run_in_executor(self._thread, read)
+        return await self._in_thread(
+            partial(self._state.page, limit, after=after, before=before, committed=committed)
+        )
 
     async def messages(self, message_ids: Sequence[str]) -> list[Row]:
         """Return messages of the log, as `SqliteState.messages`."""
-        read = partial(self._state.messages, message_ids)
-        return await asyncio.get_running_loop().run_in_executor(self._thread, read)
+        return await self._in_thread(partial(self._state.messages, message_ids))
+
+    async def _in_thread(self, call: Callable[[], _T]) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
 
     async def _save(self) -> None:
         """Write one transaction with all that waits."""
@@ -128,15 +133,14 @@ class Saver:
         backoff = Backoff(FIRST_DELAY_S, MAX_DELAY_S)
         while True:
             try:
-                loop = asyncio.get_running_loop()
-                await loop.run_in_executor(self._thread, self._state.commit, batch)
+                await self._in_thread(partial(self._state.commit, batch))
             except StateTaken:
                 raise
             except StateError as error:
                 if self._state.in_memory:
                     raise
-                self._troubled(str(error))
+                self._troubled(error)
             else:
-                self._troubled("")
+                self._troubled(None)
                 return
             await asyncio.sleep(backoff.take())

@@ -241,7 +241,7 @@ async def test_what_a_store_holds_is_not_published_again(
 ) -> None:
     state = SqliteState(tmp_path / "me.db", "room", "me")
     ledger = revive(state, config(repair=QUICK_REPAIR), NOW, make_rng())
-    ledger.receive(NOW, [Packet(THEIRS, HINT)])
+    ledger.note(ledger.core.receive(NOW, [Packet(THEIRS, HINT)]))
     batch = ledger.take()
     assert batch is not None
     state.commit(batch)

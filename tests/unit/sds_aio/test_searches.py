@@ -138,7 +138,7 @@ def test_missing_messages_are_asked_for_less_and_less() -> None:
             readable=True,
             take=Receiver().take,
             tell=lambda _: None,
-            abandon=lambda _: None,
+            ledger=ParticipantLedger(core),
             now_ms=lambda: NOW,
         )
         repair = Repair(cast("Participant", participant))

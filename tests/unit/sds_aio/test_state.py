@@ -112,13 +112,13 @@ class World:
 
     def own(self, ledger: ParticipantLedger) -> None:
         hint = self.rng.randbytes(32)
-        number, _ = ledger.send(self.now_ns, self.rng.randbytes(20), None, bytes, lambda *_: hint)
+        sent_id, _ = ledger.send(self.now_ns, self.rng.randbytes(20), None, bytes, lambda *_: hint)
         if self.rng.random() < 0.7:
-            item = ledger.outbox[number]
+            item = ledger.outbox[sent_id]
             for other in self.others:
                 other.receive(self.now_ms, [Packet(item.payload, hint)])
-            ledger.published(item.message_id, hint)
-            ledger.settle(number)
+            ledger.note(ledger.core.published(sent_id, hint))
+            ledger.settle(sent_id)
 
     def other(self, ledger: ParticipantLedger) -> None:
         speaker, listener = self.rng.sample(self.others, 2)
@@ -142,13 +142,13 @@ class World:
             false = replace(victim, content=b"forged", history=history)
             packet = Packet(encode_message(false), self.rng.randbytes(32))
             given.insert(self.rng.randrange(len(given) + 1), packet)
-        ledger.receive(self.now_ms, given)
+        ledger.note(ledger.core.receive(self.now_ms, given))
 
     def tick(self, ledger: ParticipantLedger) -> None:
-        ledger.tick(self.now_ms, self.rng)
+        ledger.note(ledger.core.tick(self.now_ms, self.rng))
         wanted = [each.message_id for each in ledger.core.missing()]
         if wanted and self.rng.random() < 0.3:
-            ledger.abandon(self.now_ms, wanted[:1])
+            ledger.note(ledger.core.abandon(self.now_ms, wanted[:1]))
 
 
 @settings(max_examples=15)
@@ -190,7 +190,7 @@ def test_a_long_log_is_revived_with_its_old_part_on_disk(
     for number in range(600):
         sent = bob.send(NOW_MS + number, b"%d" % number)[0]
         assert isinstance(sent, Broadcast)
-        ledger.receive(NOW_MS + number, [Packet(sent.payload)])
+        ledger.note(ledger.core.receive(NOW_MS + number, [Packet(sent.payload)]))
     assert len(save(state, ledger).log) == 600
     state.close()
 
@@ -298,7 +298,7 @@ def test_a_file_that_is_no_state_is_refused(tmp_path: Path) -> None:
 def test_a_message_that_grows_when_it_is_written_is_read_again(tmp_path: Path) -> None:
     payload = grows_when_written(f"c{number}" for number in range(200))
     state, ledger = opened(tmp_path / "alice.db", filter=SMALL)
-    ledger.receive(NOW_MS, [Packet(payload, b"h")])
+    ledger.note(ledger.core.receive(NOW_MS, [Packet(payload, b"h")]))
     save(state, ledger)
     state.close()
     state, ledger = opened(tmp_path / "alice.db", filter=SMALL)
@@ -311,7 +311,7 @@ def test_a_copy_that_takes_the_place_of_one_that_waits_does_so_on_disk(tmp_path:
     waits = SdsMessage("room", message_id, "eve", now_ms, (Entry("invented"),), content=b"yes")
     for each in (waits, replace(waits, sender_id="bob", history=())):
         state, ledger = opened(tmp_path / "alice.db")
-        ledger.receive(now_ms, [Packet(encode_message(each))])
+        ledger.note(ledger.core.receive(now_ms, [Packet(encode_message(each))]))
         save(state, ledger)
         state.close()
     state, revived = opened(tmp_path / "alice.db")
@@ -330,7 +330,7 @@ def test_ids_of_any_text_are_kept_in_order(tmp_path: Path) -> None:
         sent = bob.send(NOW_MS, b"x", name)[0]
         assert isinstance(sent, Broadcast)
         bob.log = MessageLog(bytes(16))  # none of them depends on another
-        ledger.receive(NOW_MS, [Packet(sent.payload)])
+        ledger.note(ledger.core.receive(NOW_MS, [Packet(sent.payload)]))
     save(state, ledger)
     state.close()
     state, ledger = opened(tmp_path / "alice.db")

@@ -76,7 +76,6 @@ from storenode.sds.events import (
     Withdrawn,
 )
 from storenode.sds.gaps import GapDetector, PeerGaps
-from storenode.sds.history import Heads, history_of
 from storenode.sds.incoming_buffer import IncomingBuffer, WaitingMessage
 from storenode.sds.limits import (
     ASK_EVERY_MS,
@@ -89,7 +88,7 @@ from storenode.sds.limits import (
     MAX_SDS_MESSAGE_BYTES,
     UNATTENDED_SWEEPS,
 )
-from storenode.sds.log import LogEntry, MessageLog, draw_salt
+from storenode.sds.log import Heads, LogEntry, MessageLog, draw_salt, history_of
 from storenode.sds.outgoing_buffer import Outgoing, OutgoingBuffer
 from storenode.sds.proofs import content_id, ephemeral_id, sync_id
 from storenode.sds.repair import RepairAnswers, may_answer

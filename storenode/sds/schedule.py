@@ -8,7 +8,7 @@ learn what it lacks. So a sync message is also sent when messages that were deli
 been named by another's history for long, and when for very long neither the participant itself nor
 another one has named all that it could name.
 
-Histories show what a participant has (`storenode.sds.history`), so the filter, most of a message,
+Histories show what a participant has (`storenode.sds.log`), so the filter, most of a message,
 is needed only where they do not suffice. It is sent
 
 - with every n-th message of content;

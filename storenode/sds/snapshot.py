@@ -11,7 +11,6 @@ from base64 import b64decode, b64encode
 from collections import Counter
 from dataclasses import asdict, astuple
 from hashlib import blake2b
-from random import SystemRandom
 from typing import Any, Final
 
 from storenode.sds.channel import MessageChannel
@@ -67,6 +66,12 @@ def restore(config: ChannelConfig, data: bytes) -> MessageChannel:
         raise SnapshotError(f"the snapshot cannot be read: {error}") from error
 
 
+class _FixedRng:
+    def uniform(self, a: float, b: float) -> float:
+        """Return a value that is replaced at once."""
+        return min(a, b)
+
+
 def _state(channel: MessageChannel) -> dict[str, object]:
     config, log, clock = channel.config, channel.log, channel.clock
     incoming, pace, claims = channel.incoming, channel.pace, channel.claims
@@ -104,7 +109,7 @@ def _state(channel: MessageChannel) -> dict[str, object]:
 
 def _restored(config: ChannelConfig, state: dict[str, Any]) -> MessageChannel:
     _check_identity(config, state)
-    channel = MessageChannel(config, 0, SystemRandom())
+    channel = MessageChannel(config, 0, _FixedRng())
     salt, entries, older = state["log"]
     channel.log = MessageLog(salt)
     channel.log.load(LogEntry(*each) for each in entries)

@@ -8,7 +8,7 @@ from functools import partial
 from math import inf
 
 from storenode.sds import channel
-from storenode.sds.aio import revive, saver
+from storenode.sds.aio import ledger, saver
 from storenode.sds.aio.events import Events
 from storenode.sds.aio.feed import ChannelFeed
 from storenode.sds.aio.ledger import ParticipantLedger
@@ -188,7 +188,7 @@ WITHOUT_STORE = {
     ),
     "gives up after a restart at once": Mutant(
         edit(
-            revive,
+            ledger,
             "_missing_since_ms",
             "max(waiting.arrived_ms, earliest_ms)",
             "waiting.arrived_ms",
@@ -210,7 +210,7 @@ WITH_STORE = {
         "leaves before it is saved",
     ),
     "forgets its outbox": Mutant(
-        edit(revive, "_fill", 'in state.rows("outbox")', "in ()"),
+        edit(ledger, "_fill", 'in state.rows("outbox")', "in ()"),
         "does not go on from its outbox",
     ),
     "tries nodes again without a pause": Mutant(
@@ -218,9 +218,7 @@ WITH_STORE = {
         "tries (Follow|Publish|Scan)",
     ),
     "forgets its failures as soon as it is connected": Mutant(
-        in_feed(
-            "_connected", "self._refused.clear()", "self._refused.clear(), self._rotation.worked()"
-        ),
+        in_feed("_connected", "self.node =", "self._rotation.worked()\n    self.node ="),
         "tries (Follow|Scan)",
         40,
     ),

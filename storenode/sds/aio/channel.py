@@ -7,6 +7,7 @@ import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from itertools import cycle
 from types import NoneType
 from typing import Self, Unpack
 
@@ -19,12 +20,13 @@ from storenode.sds.aio.limits import (
     DEFAULT_OPEN_STATES,
     MAX_LEAVING_AT_ONCE,
     MAX_LOG_PAGE,
+    MAX_THREADS,
     MAX_TRANSPORTS,
     WARN_AFTER_S,
 )
 from storenode.sds.aio.node import StoreNode
 from storenode.sds.aio.participant import Participant, participating
-from storenode.sds.aio.state_files import StateFiles
+from storenode.sds.aio.state import StateThread
 from storenode.sds.aio.status import Status
 from storenode.sds.aio.transport import Transport
 from storenode.sds.config import DEFAULT_CHANNEL_ID, ChannelConfig
@@ -295,9 +297,9 @@ class Channels:
         ```
     """
 
-    def __init__(self, transports: Sequence[Transport], files: StateFiles) -> None:
+    def __init__(self, transports: Sequence[Transport], threads: Sequence[StateThread]) -> None:
         self._transports = transports
-        self._files = files
+        self._threads = cycle(threads)
         self._joined: dict[AsyncChannel, AsyncExitStack] = {}
 
     @classmethod
@@ -315,14 +317,20 @@ class Channels:
         Raises:
             ValueError: an address or a number is none that can be used.
         """
-        channels = cls(_transports(places), StateFiles(open_states))
+        check_kind("open_states", open_states, int, "a number of files")
+        if open_states < 1:
+            raise ArgumentError("at least one state must be open at a time")
+        count = min(MAX_THREADS, open_states)
+        threads = [StateThread(open_states // count) for _ in range(count)]
+        channels = cls(_transports(places), threads)
         try:
             yield channels
         finally:
             try:
                 await channels._leave_all()
             finally:
-                channels._files.close()
+                for thread in threads:
+                    thread.executor.shutdown(wait=False)
 
     def __len__(self) -> int:
         """Count the channels."""
@@ -340,10 +348,11 @@ class Channels:
     ) -> AsyncChannel:
         """Take part in a channel until it is left; arguments and errors as `AsyncChannel.join`."""
         joining = Joining.of(channel_id, sender_id, options)
-        thread = self._files.thread(joining.state)
+        thread = next(self._threads)
+        if not joining.state.in_memory:
+            joining.state.thread = thread
         async with AsyncExitStack() as stack:
-            stack.callback(thread.forget)
-            taking_part = participating(joining, thread, self._transports)
+            taking_part = participating(joining, thread.executor, self._transports)
             channel = AsyncChannel(await stack.enter_async_context(taking_part))
             self._joined[channel] = stack.pop_all()
         return channel

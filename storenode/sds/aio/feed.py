@@ -41,9 +41,6 @@ class ChannelFeed:
         self._ledger = participant.ledger
         self._rotation = participant.rotation
         self._searched = Rotation(participant.links)
-        self._refused: set[bytes] = set()
-        self._tried: bytes | None = None
-        self._last = ""
         self._search_ns: int | None = None
         self._searching = asyncio.Event()
         self._quiet = asyncio.Event()
@@ -59,7 +56,9 @@ class ChannelFeed:
             try:
                 await self._follow(link)
             except FeedCursorRefusedError as error:
-                if not self._forget_cursor(link):
+                if link.name in self._ledger.cursors:
+                    self._ledger.stand(link.name, None)
+                else:
                     await self._failed(link, error)
             except TransportError as error:
                 await self._failed(link, error)
@@ -69,7 +68,6 @@ class ChannelFeed:
             self._participant.tell((Disconnected(link.name, error.sentence),))
         self.node, self.live = None, False
         self._participant.trouble("feed", error)
-        self._refused.clear()
         await asyncio.sleep(self._rotation.failed())
 
     def search(self, since_ns: int) -> None:
@@ -118,9 +116,9 @@ class ChannelFeed:
         await self._quiet.wait()
 
     async def _follow(self, link: Link) -> None:
-        self._tried = cursor = self._cursor(link)
+        cursor = self._ledger.cursors.get(link.name)
         if cursor is None:
-            self._open_gap()
+            self._widen_gap(max(self._ledger.online_ns - CATCH_UP_OVERLAP_NS, 0))
         self.calls["follow"] += 1
         async with aclosing(link.follow(cursor or b"")) as pages:
             async for page in pages:
@@ -129,8 +127,7 @@ class ChannelFeed:
                 await self._read(link, page)
 
     def _connected(self, link: Link) -> None:
-        self.node = self._last = link.name
-        self._refused.clear()
+        self.node = link.name
         self._participant.tell((Connected(link.name),))
         self._participant.trouble("feed", None)
 
@@ -177,27 +174,6 @@ class ChannelFeed:
                 await self._participant.relieve()
         return first_refused_ns
 
-    def _open_gap(self) -> None:
-        self._widen_gap(max(self._ledger.online_ns - CATCH_UP_OVERLAP_NS, 0))
-
     def _widen_gap(self, from_ns: int) -> None:
         known = self._ledger.gap_from_ns
         self._ledger.gap(from_ns if known is None else min(known, from_ns))
-
-    def _cursor(self, link: Link) -> bytes | None:
-        """Return the link's own cursor, else one of a node that may be on the same database."""
-        known = self._ledger.cursors
-        for name in (link.name, self._last, *known):
-            cursor = known.get(name)
-            if cursor is not None and cursor not in self._refused:
-                return cursor
-        return None
-
-    def _forget_cursor(self, link: Link) -> bool:
-        """Remove a cursor that was refused; return False when there was none."""
-        if self._tried is None:
-            return False
-        self._refused.add(self._tried)
-        if self._ledger.cursors.get(link.name) == self._tried:
-            self._ledger.stand(link.name, None)
-        return True

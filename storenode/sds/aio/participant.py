@@ -25,7 +25,7 @@ from storenode.sds.aio.cipher import CipherError, Clear
 from storenode.sds.aio.events import ChannelEvent, EventHub, Message, NotStored
 from storenode.sds.aio.feed import ChannelFeed
 from storenode.sds.aio.join_options import Joining
-from storenode.sds.aio.ledger import ParticipantLedger
+from storenode.sds.aio.ledger import ParticipantLedger, revive
 from storenode.sds.aio.limits import (
     CATCH_UP_OVERLAP_NS,
     LEAVE_TIMEOUT_S,
@@ -34,9 +34,7 @@ from storenode.sds.aio.limits import (
     SEARCH_LOST_EVERY_S,
 )
 from storenode.sds.aio.publisher import OutboxPublisher, Ready
-from storenode.sds.aio.repair import Repair
-from storenode.sds.aio.repair_responses import RepairResponder
-from storenode.sds.aio.revive import revive
+from storenode.sds.aio.repair import Repair, RepairResponder
 from storenode.sds.aio.saver import Saver
 from storenode.sds.aio.signing import Signing, unframe
 from storenode.sds.aio.state import LAMPORT_OFFSET, Row, StateError

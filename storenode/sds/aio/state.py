@@ -5,9 +5,10 @@ of ``sds_participant`` is updated in place. Lamport timestamps are unsigned 64-b
 SQLite lacks: they are stored minus 2^63, in the same order. IDs are stored as UTF-8 bytes, which
 sort by code point as the log does.
 
-Everything here blocks and is called from one thread. The database's own lock keeps a second process
-out, and so does the owner's name in the participant's row: a process that finds another name there
-has lost the state.
+Everything here blocks, and a state is used in one thread. The database's own lock keeps a second
+process out, and so does the owner's name in the participant's row: a process that finds another
+name there has lost the state, and writes nothing more. So a file may be closed between two
+transactions: many channels share a few threads, each of which has a bounded number of files open.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import sqlite3
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,15 +79,12 @@ _PAGE: Final = (
     "select l.*, a.sender_id as acknowledged_by from sds_log l left join sds_acknowledged a"
     " on a.message_id = l.message_id and l.sender_id = :own where committed <= :committed"
 )
-_AFTER: Final = (
-    "(lamport > :lamport or (lamport = :lamport and l.message_id > :message_id))"
-    " order by lamport, l.message_id"
-)
+_AFTER: Final = "(lamport, l.message_id) > (:lamport, :message_id) order by lamport, l.message_id"
 _BEFORE: Final = (
-    "(lamport < :lamport or (lamport = :lamport and l.message_id < :message_id))"
-    " order by lamport desc, l.message_id desc"
+    "(lamport, l.message_id) < (:lamport, :message_id) order by lamport desc, l.message_id desc"
 )
-_LAST: Final = "true order by lamport desc, l.message_id desc"
+_END: Final = {"lamport": 2**63 - 1, "message_id": b"\xff"}
+"""A place after all messages: no UTF-8 has this byte."""
 
 
 class StateError(StorenodeError):
@@ -136,6 +135,7 @@ class SqliteState:
         self._identity = channel_id, sender_id
         self._owner = uuid.uuid4().hex
         self._connection: sqlite3.Connection | None = None
+        self.thread: StateThread | None = None
 
     @property
     def in_memory(self) -> bool:
@@ -165,6 +165,8 @@ class SqliteState:
 
     def close(self) -> None:
         """Close the database and give up its lock."""
+        if self.thread is not None:
+            self.thread.forget(self)
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -217,10 +219,9 @@ class SqliteState:
         Rows have ``acknowledged_by`` too: None for those without acknowledgement.
         """
         values: Row = {"own": self._identity[1].encode(), "committed": committed, "limit": limit}
-        where = _LAST if before is None else _BEFORE
-        if after is not None:
-            where = _AFTER
-        values |= _place(after or before or (0, ""))
+        where = _BEFORE if after is None else _AFTER
+        key = after or before
+        values |= _END if key is None else _place(key)
         with self._transaction() as database:
             chosen = database.execute(f"{_PAGE} and {where} limit :limit", values)
             found = [dict(row) for row in chosen]
@@ -229,6 +230,8 @@ class SqliteState:
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         try:
+            if self.thread is not None:
+                self.thread.use(self)
             connection = self._connected()
             try:
                 # Nobody else can come before this transaction.
@@ -308,6 +311,26 @@ class SqliteState:
             f"The state {self.shown} is in use by another process: end that one, or give "
             "this one a state of its own."
         )
+
+
+class StateThread:
+    """A thread, and the states that are open in it, the one used last at the end."""
+
+    def __init__(self, max_open: int) -> None:
+        self.executor = ThreadPoolExecutor(1, thread_name_prefix="sds-states")
+        self._max_open = max_open
+        self._open: dict[SqliteState, None] = {}
+
+    def use(self, state: SqliteState) -> None:
+        """Note the use of a state, after closing those that were unused for longest."""
+        self.forget(state)
+        while len(self._open) >= self._max_open:
+            next(iter(self._open)).close()
+        self._open[state] = None
+
+    def forget(self, state: SqliteState) -> None:
+        """Forget a state that is closed."""
+        self._open.pop(state, None)
 
 
 def _place(key: Key) -> Row:

@@ -14,9 +14,9 @@ import pytest
 from storenode.common.errors import ClientClosed
 from storenode.sds.aio.channel import Channel, Channels
 from storenode.sds.aio.events import NotStored
+from storenode.sds.aio.ledger import revive
 from storenode.sds.aio.participant import Participant
-from storenode.sds.aio.repair_responses import RepairResponder
-from storenode.sds.aio.revive import revive
+from storenode.sds.aio.repair import RepairResponder
 from storenode.sds.aio.saver import Saver
 from storenode.sds.aio.state import SqliteState
 from storenode.sds.aio.transport import (

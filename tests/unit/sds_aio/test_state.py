@@ -19,8 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storenode.common.errors import ClientClosed
-from storenode.sds.aio.ledger import ParticipantLedger
-from storenode.sds.aio.revive import filter_length, revive
+from storenode.sds.aio.ledger import ParticipantLedger, filter_length, revive
 from storenode.sds.aio.saver import Saver
 from storenode.sds.aio.state import (
     SqliteState,

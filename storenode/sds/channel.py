@@ -47,6 +47,7 @@ from storenode.sds.codec import (
 from storenode.sds.config import ChannelConfig
 from storenode.sds.events import (
     Acknowledged,
+    Behind,
     Broadcast,
     BroadcastReason,
     ClockCapped,
@@ -172,7 +173,9 @@ class MessageChannel:
                 f"{len(self.outgoing)} messages are unacknowledged: wait until some are not"
             )
         if message_id is not None:
-            self._check_new(message_id)
+            check_id("message_id", message_id)
+            if self._is_known(message_id):
+                raise ArgumentError(f"message ID {message_id!r} was used before: choose another")
         lamport = self.clock.tick(now_ms)
         now_ms = self._running(now_ms)
         config = self.config
@@ -266,8 +269,10 @@ class MessageChannel:
         self._sweep_outgoing(now_ms, events)
         self._answer(now_ms, events)
         missing, lost = self.incoming.wants, self.lost
-        found, asks = self.lacks.sweep(missing, lost, self.clock, now_ms)
+        found = self.lacks.sweep(missing, lost, self.clock, now_ms)
         events += found
+        # After a search in vain, the others may look for what our filter shows.
+        asks = any(isinstance(each, Behind) and each.searches > 1 for each in found)
         if asks or min(self.pace.due_ms(rng), self._ask_due_ms()) <= now_ms:
             events += self.send_sync(self.clock.unix_ms(now_ms), shows=asks)
         return events
@@ -326,11 +331,6 @@ class MessageChannel:
             named += [*self.heads.ids, *list(self.pace.owed)[:MAX_OWED_NAMED]]
         return history_of(self.config, self.log, named, lamport, last=last)
 
-    def _check_new(self, message_id: str) -> None:
-        check_id("message_id", message_id)
-        if message_id in self.log or message_id in self.incoming.ids:
-            raise ArgumentError(f"the message ID {message_id!r} was used before: choose another")
-
     def _message(
         self,
         message_id: str,
@@ -378,7 +378,7 @@ class MessageChannel:
             self.claims.add(message_id, said_by(message, own=True))
         probe = self.config.filter.probe(message_id)
         kept = message.bare()
-        self.outgoing.add(Outgoing(kept, probe, now_ms + self.config.resend_ms))
+        self.outgoing.by_id[message_id] = Outgoing(kept, probe, now_ms + self.config.resend_ms)
         self.answers.keep(kept)
         self._settle(message)
 
@@ -558,7 +558,7 @@ class MessageChannel:
         news = message.kind is MessageKind.CONTENT or not self.heads.ids.keys() <= named
         self.pace.received(now_ms, news=news)
         for entry in message.history:
-            if self.outgoing.remove(entry.message_id):
+            if self.outgoing.by_id.pop(entry.message_id, None) is not None:
                 events.append(Acknowledged(entry.message_id, 0.0, message.sender_id))
             # A sender that names its own message has not heard that anybody has it.
             known = self.log.recent(entry.message_id)

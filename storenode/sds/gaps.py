@@ -132,24 +132,20 @@ class GapDetector:
         lost: Collection[str],
         clock: Clock,
         now_ms: int,
-    ) -> tuple[list[Behind | CaughtUp], bool]:
-        """Return the searches that are due, and the peers that no longer show anything.
-
-        Also whether to show our own filter to the others: a search has failed.
-        """
+    ) -> list[Behind | CaughtUp]:
+        """Return the searches that are due, and the peers that no longer show anything."""
         if self.next_due_ms() > now_ms:
-            return [], False
+            return []
         self._compare(now_ms)
         if not self.peers:
-            return [], False
+            return []
         named = (*missing, *lost)
         if len(named) > MAX_EXPLAINED_IDS:
             for lack in self.peers.values():
                 lack.turned_ms = now_ms
-            return [], False
+            return []
         known = self._filter.known() | int.from_bytes(filter_of(self._filter.shape, named))
-        found = self._due(known, clock, now_ms)
-        return found, any(isinstance(each, Behind) and each.searches > 1 for each in found)
+        return self._due(known, clock, now_ms)
 
     def at_least(self) -> int:
         """Return how many messages we lack at least, by the peer that shows the most."""

@@ -53,14 +53,6 @@ class OutgoingBuffer:
     def __contains__(self, message_id: str) -> bool:
         return message_id in self.by_id
 
-    def add(self, outgoing: Outgoing) -> None:
-        """Add a message that is not there."""
-        self.by_id[outgoing.message.message_id] = outgoing
-
-    def remove(self, message_id: str) -> bool:
-        """Remove a message; return False when it is not there."""
-        return self.by_id.pop(message_id, None) is not None
-
     def witness(self, bloom_filter: bytes, message: SdsMessage) -> list[Event]:
         """Compare the messages with a filter and the message that it came with.
 
@@ -83,7 +75,7 @@ class OutgoingBuffer:
             outgoing.error = min(outgoing.error, error)
             seen = len(outgoing.witnesses)
             if seen >= needed and outgoing.error <= config.max_ack_error:
-                self.remove(message_id)
+                del self.by_id[message_id]
                 events.append(Acknowledged(message_id, outgoing.error, message.sender_id))
             else:
                 events.append(PossiblyAcknowledged(message_id, seen, outgoing.error))

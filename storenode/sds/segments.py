@@ -139,10 +139,19 @@ def read_segment(data: bytes) -> Segment:
     try:
         nim = SegmentMessage.FromString(data)
         # Of the wrong type, field 4 would be unknown here, and a count is never 0.
-        found = _of_nim(nim) if nim.data_segment_count else _of_published(data)
+        if nim.data_segment_count:
+            length, is_parity = nim.original_payload_length, nim.is_parity
+            whole = SegmentSet(nim.original_payload_hash, nim.data_segment_count, length)
+            found = Segment(whole, nim.index, nim.segment_payload)
+        else:
+            segment = SegmentMessageProto.FromString(data)
+            whole = SegmentSet(segment.entire_message_hash, segment.data_segment_count)
+            found = Segment(whole, segment.data_segment_index, segment.payload)
+            is_parity = segment.is_parity
     except DecodeError:
         raise SegmentError("it is no segment") from None
-    whole = found.whole
+    if is_parity:
+        raise SegmentError("it is a parity segment")
     if len(whole.content_hash) != SEGMENT_HASH_BYTES:
         raise SegmentError(f"its hash has {len(whole.content_hash)} bytes, not 32")
     if not found.index < whole.count <= MAX_SEGMENTS:
@@ -164,25 +173,6 @@ def _part_bytes(segment_bytes: int, revision: Revision) -> int:
     if revision is Revision.PUBLISHED:
         return segment_bytes
     return (segment_bytes - _HEADER_BYTES) // _ALIGNED_BYTES * _ALIGNED_BYTES
-
-
-def _of_nim(message: SegmentMessage) -> Segment:
-    if message.is_parity:
-        raise SegmentError("it is a parity segment")
-    whole = SegmentSet(
-        message.original_payload_hash,
-        message.data_segment_count,
-        message.original_payload_length,
-    )
-    return Segment(whole, message.index, message.segment_payload)
-
-
-def _of_published(data: bytes) -> Segment:
-    message = SegmentMessageProto.FromString(data)
-    if message.is_parity:
-        raise SegmentError("it is a parity segment")
-    whole = SegmentSet(message.entire_message_hash, message.data_segment_count)
-    return Segment(whole, message.data_segment_index, message.payload)
 
 
 SetName = tuple[str, SegmentSet]

@@ -11,6 +11,7 @@ from base64 import b64decode, b64encode
 from collections import Counter
 from dataclasses import asdict, astuple
 from hashlib import blake2b
+from operator import attrgetter
 from typing import Any, Final
 
 from storenode.sds.channel import MessageChannel
@@ -25,6 +26,15 @@ from storenode.sds.outgoing_buffer import Outgoing
 MAGIC: Final = b"SDSC"
 VERSION: Final = 8
 CHECKSUM_BYTES: Final = 16
+
+_PLAIN: Final = (
+    *("sends", "reported_ms", "asks_in_vain", "lost"),
+    *("clock.value", "clock.latest_ms", "clock.set_back_ms"),
+    *("pace.active_ms", "pace.spoke_ms", "pace.silence", "pace.limits", "pace.rarer", "pace.owed"),
+    *("gaps.looked_ms", "gaps.pending", "showing.due", "showing.last_ms", "heads.ids"),
+    *("answers.pending", "answers.epoch"),
+)
+"""What is written as it is."""
 
 _DAMAGE: Final = (
     *(ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError),
@@ -73,17 +83,13 @@ class _FixedRng:
 
 
 def _state(channel: MessageChannel) -> dict[str, object]:
-    config, log, clock = channel.config, channel.log, channel.clock
-    incoming, pace, claims = channel.incoming, channel.pace, channel.claims
-    answers = channel.answers
+    config, log, incoming = channel.config, channel.log, channel.incoming
+    claims, answers = channel.claims, channel.answers
     return {
         "identity": (config.channel_id, config.sender_id),
         "filter": (config.filter.bits, config.filter.hashes, channel.filter.pairs()),
         "log": (log.salt, list(map(astuple, log.entries())), sorted(log.older)),
-        "clock": (clock.value, clock.latest_ms, clock.set_back_ms),
-        "channel": (channel.sends, channel.reported_ms, channel.asks_in_vain),
         "counts": asdict(channel.counts),
-        "lost": list(channel.lost),
         "outgoing": [
             (each.message, each.due_ms, each.sends, each.witnesses, each.error)
             for each in channel.outgoing.by_id.values()
@@ -93,17 +99,13 @@ def _state(channel: MessageChannel) -> dict[str, object]:
             for each in incoming.waiting.values()
         ],
         "wants": [(key, astuple(each)) for key, each in incoming.wants.items()],
-        "pace": (pace.active_ms, pace.spoke_ms, pace.silence, pace.limits, pace.rarer),
-        "owed": pace.owed,
-        "gaps": (channel.gaps.looked_ms, channel.gaps.pending),
-        "showing": (channel.showing.due, channel.showing.last_ms),
-        "heads": list(channel.heads.ids),
+        "plain": [attrgetter(name)(channel) for name in _PLAIN],
         "unproven": [(key, astuple(each)) for key, each in claims.unproven.items()],
         "older": sorted(claims.older),
         "kept": list(answers.kept.values()),
-        "answers": (answers.pending, answers.answered, answers.requesters),
+        "answers": (answers.answered, answers.requesters),
         # Not as an object: a sender's name may be empty.
-        "spent": (answers.epoch, list(answers.spent.items())),
+        "spent": list(answers.spent.items()),
     }
 
 
@@ -115,14 +117,14 @@ def _restored(config: ChannelConfig, state: dict[str, Any]) -> MessageChannel:
     channel.log.load(LogEntry(*each) for each in entries)
     channel.log.older.update(older)
     channel.filter.fill(state["filter"][2])
-    clock, pace = channel.clock, channel.pace
-    clock.value, clock.latest_ms, clock.set_back_ms = state["clock"]
-    channel.sends, channel.reported_ms, channel.asks_in_vain = state["channel"]
+    for name, value in zip(_PLAIN, state["plain"], strict=True):
+        part, _, field = name.rpartition(".")
+        setattr(attrgetter(part)(channel) if part else channel, field, value)
     channel.counts = Counts(**state["counts"])
-    channel.lost = dict.fromkeys(state["lost"])
     for encoded, *rest in state["outgoing"]:
         message = _message(encoded)
-        channel.outgoing.add(Outgoing(message, config.filter.probe(message.message_id), *rest))
+        probe = config.filter.probe(message.message_id)
+        channel.outgoing.by_id[message.message_id] = Outgoing(message, probe, *rest)
     channel.incoming.restore(
         [
             WaitingMessage(_message(encoded), hint, arrived_ms, set(unmet))
@@ -130,23 +132,16 @@ def _restored(config: ChannelConfig, state: dict[str, Any]) -> MessageChannel:
         ],
         [(key, Want(*fields)) for key, fields in state["wants"]],
     )
-    pace.active_ms, pace.spoke_ms, pace.silence, limits, pace.rarer = state["pace"]
-    pace.limits = limits and (limits[0], limits[1])
-    pace.owed = state["owed"]
-    channel.gaps.looked_ms, channel.gaps.pending = state["gaps"]
-    channel.showing.due, channel.showing.last_ms = state["showing"]
-    channel.heads.ids = dict.fromkeys(state["heads"])
     channel.claims = IdClaims(channel.log.digest)
     channel.claims.unproven.update((key, Unproven(*each)) for key, each in state["unproven"])
     channel.claims.older.update(state["older"])
     answers = channel.answers
     for encoded in state["kept"]:
         answers.keep(_message(encoded))
-    answers.pending, answered, requesters = state["answers"]
+    answered, requesters = state["answers"]
     answers.answered.update(answered)
     answers.requesters.update(requesters)
-    answers.epoch, spent = state["spent"]
-    answers.spent = Counter(dict(spent))
+    answers.spent = Counter(dict(state["spent"]))
     known = len(channel.log) + len(channel.incoming.waiting)
     channel.filter.complete = known <= len(channel.filter)
     return channel

@@ -99,7 +99,7 @@ WITHOUT_STORE = {
             OutgoingBuffer,
             "witness",
             "events.append(PossiblyAcknowledged(message_id, seen, outgoing.error))",
-            "self.remove(message_id)\n            events.append(Acknowledged(message_id))",
+            "del self.by_id[message_id]\n            events.append(Acknowledged(message_id))",
         ),
         "acknowledged, and nobody has it",
     ),

@@ -62,7 +62,7 @@ class Channel:
     @property
     def status(self) -> Status:
         """The status of the participant now."""
-        return self._asynchronous.status
+        return call_on_loop(lambda: self._asynchronous.status)
 
     @property
     def config(self) -> ChannelConfig:
@@ -77,7 +77,7 @@ class Channel:
     @property
     def calls(self) -> Counter[str]:
         """The calls to nodes since the channel was joined, by kind."""
-        return self._asynchronous.calls
+        return call_on_loop(lambda: self._asynchronous.calls)
 
     def events(self) -> Iterator[ChannelEvent]:
         """Return an iterator over everything that happens from now on; read it, or drop it."""

@@ -206,7 +206,7 @@ class AsyncChannel:
 
         A reader that does not read holds the channel up after 10,000 events.
         """
-        return self._participant.hub.reader(self._participant.ledger.commits)
+        return Events(self._participant.hub, self._participant.ledger.commits)
 
     def __aiter__(self) -> AsyncIterator[ChannelEvent]:
         return self.events()

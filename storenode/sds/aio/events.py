@@ -26,7 +26,7 @@ _E = TypeVar("_E")
 
 
 class Events(Generic[_E]):
-    """A reader of the events after its creation. Close it, or drop it.
+    """A reader of the events of the transactions after one. Close it, or drop it.
 
     A reader that does not read holds the participant up: after 10,000 events nothing more is
     received, until it reads or is closed.
@@ -37,6 +37,7 @@ class Events(Generic[_E]):
         self.after_commit = after_commit
         self._queue: deque[_E] = deque()
         self._closed = False
+        hub.readers.add(self)
 
     def __aiter__(self) -> AsyncIterator[_E]:
         return self
@@ -70,7 +71,8 @@ class Events(Generic[_E]):
     def close(self) -> None:
         """End: what is queued may still be read."""
         self._closed = True
-        self._hub.remove(self)
+        self._hub.readers.discard(self)
+        self._hub.stir()
 
 
 class EventHub(Generic[_E]):
@@ -80,17 +82,6 @@ class EventHub(Generic[_E]):
         self.readers: WeakSet[Events[_E]] = WeakSet()
         self._change = asyncio.Event()
         self.failure: Exception | None = None
-
-    def reader(self, after_commit: int) -> Events[_E]:
-        """Create a reader of the events of all transactions after one."""
-        made = Events(self, after_commit)
-        self.readers.add(made)
-        return made
-
-    def remove(self, reader: Events[_E]) -> None:
-        """Remove a reader."""
-        self.readers.discard(reader)
-        self.stir()
 
     def put(self, commit: int, events: list[_E]) -> None:
         """Add events to all readers."""

@@ -485,4 +485,4 @@ def _fill_outgoing(state: SqliteState, core: MessageChannel) -> None:
         was_ms = row["due_ms"] - core.config.resend_possible_ms
         core.clock.latest_ms = max(core.clock.latest_ms, was_ms)
     for outgoing in sorted(made, key=lambda each: each.message.lamport or 0):
-        core.outgoing.add(outgoing)
+        core.outgoing.by_id[outgoing.message.message_id] = outgoing

@@ -408,7 +408,7 @@ class ReliableChannel:
 
     def events(self) -> Events[ReliableEvent]:
         """Return a reader of what happens from now on; read it, as `AsyncChannel.events`."""
-        return self._hub.reader(-1)
+        return Events(self._hub, -1)
 
     async def messages(self) -> AsyncGenerator[Content, None]:
         """Yield the whole contents of the log, own ones too, then each as it is completed."""

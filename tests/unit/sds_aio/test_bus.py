@@ -224,7 +224,7 @@ async def test_a_long_wait_is_explained_in_the_log(
 
 async def test_a_reader_that_does_not_read_holds_up_until_it_is_closed() -> None:
     hub: EventHub[ChannelEvent] = EventHub()
-    slow, quick = hub.reader(0), hub.reader(0)
+    slow, quick = Events(hub, 0), Events(hub, 0)
     hub.put(1, [Sent("x", None)] * MAX_QUEUED_EVENTS)
     waiting = asyncio.create_task(hub.room())
     for _ in range(MAX_QUEUED_EVENTS):
@@ -243,7 +243,7 @@ async def test_a_reader_that_does_not_read_holds_up_until_it_is_closed() -> None
 
 async def test_a_reader_gets_what_came_after_its_making_and_ends_with_the_hub() -> None:
     hub: EventHub[ChannelEvent] = EventHub()
-    reader: Events[ChannelEvent] = hub.reader(3)
+    reader = Events(hub, 3)
     hub.put(3, [Sent("before", None)])
     hub.put(4, [Sent("after", None)])
     hub.end()

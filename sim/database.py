@@ -357,9 +357,8 @@ class Database:
         self._newest.append((self._timeline.now_ns, client, list(ids)))
         token = self.commits[-1].place[1] if any(new) else 0
         if client.alive and token:
-            added = zip(batch.hashes, new, strict=True)
-            hashes = frozenset(digest for digest, is_new in added if is_new)
-            client.written_ids.offer(token, batch, hashes)
+            added = [place for place, is_new in enumerate(new) if is_new]
+            client.written_ids.offer(token, batch.select(added))
         for digest, is_new in zip(batch.hashes, new, strict=True):
             self._need(digest, asked, is_new=is_new)
         if client in self.listeners:

@@ -234,7 +234,7 @@ class Session:
         most = min(limit, self._world.gossip.replayed)
         return await self._messages("newest", lambda: self.database.log[-most:])
 
-    def cache(self, batch: RecordBatch, places: Sequence[int], size_bytes: int) -> None:
+    def cache(self, batch: RecordBatch, size_bytes: int) -> None:
         """Ignore messages: reading takes no time here."""
 
     async def _messages(self, name: str, find: Callable[[], list[bytes]]) -> Committed:
@@ -284,7 +284,7 @@ class Session:
         self.remember(needed)
         places = [place for place, is_new in enumerate(new) if is_new]
         if self._keeps and places:
-            self._own[token] = OwnBatch(batch, places, source, needed, 1)
+            self._own[token] = OwnBatch(batch.select(places), source, needed, 1)
 
 
 class UnreadSession:

@@ -343,8 +343,8 @@ def _check_queue(subscriber: Subscriber) -> None:
         raise ValueError("too much waits for a subscriber")
 
 
-_Offer = tuple[list[int], list[bytes], list[bytes], frozenset[bytes] | None]
-_NOTHING: Final[_Offer] = ([], [], [], None)
+_Offer = tuple[list[int], list[bytes], list[bytes]]
+_NOTHING: Final[_Offer] = ([], [], [])
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,11 +390,10 @@ class WrittenIds:
         """The tokens of the batches whose commits were not seen yet."""
         return frozenset(self._offers)
 
-    def offer(self, token: int, batch: RecordBatch, added: frozenset[bytes] | None) -> None:
-        """Hold the IDs of a batch: of those with ``added`` hashes, or of all when it is None."""
+    def offer(self, token: int, batch: RecordBatch) -> None:
+        """Hold the IDs of a batch."""
         before, *_ = self._offers.pop(token, _NOTHING)
-        columns = batch.timestamps, batch.hashes, batch.content_digests
-        self._offers[token] = (*columns, added)
+        self._offers[token] = batch.timestamps, batch.hashes, batch.content_digests
         self._count += len(batch.hashes) - len(before)
         while self._count > self._most:
             _, (dropped, *_) = self._offers.popitem(last=False)
@@ -403,13 +402,10 @@ class WrittenIds:
 
     def take(self, token: int) -> SyncIds | None:
         """Return the IDs that a commit has added, in any order; None: they are not here."""
-        timestamps, hashes, contents, added = self._offers.pop(token, _NOTHING)
+        timestamps, hashes, contents = self._offers.pop(token, _NOTHING)
         if not timestamps:
             return None
         self._count -= len(timestamps)
         joined = np.frombuffer(b"".join(hashes), np.uint8).reshape(-1, HASH_BYTES)
         digests = np.frombuffer(b"".join(contents), np.uint8).reshape(-1, CONTENT_DIGEST_BYTES)
-        ids = SyncIds(np.array(timestamps, np.int64), joined, digests)
-        if added is None:
-            return ids
-        return ids[np.array([digest in added for digest in hashes], np.bool_)]
+        return SyncIds(np.array(timestamps, np.int64), joined, digests)

@@ -29,13 +29,12 @@ class UnreadEvent:
 
 @dataclass(frozen=True, slots=True)
 class OwnBatch:
-    """A batch that this node wrote: ``new`` are the places of its new messages.
+    """The new messages of a batch that this node wrote.
 
     ``needed``: how many stores must confirm, by hash, where any must. ``size_bytes``: in memory.
     """
 
     batch: RecordBatch
-    new: Sequence[int]
     source: Source
     needed: Mapping[bytes, int]
     size_bytes: int

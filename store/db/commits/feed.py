@@ -58,6 +58,7 @@ from store.domain.ports import (
 )
 from store.domain.query import DEFAULT_PAGE_BYTES
 from store.messages.cursor import MAX_POSITION, NONCE_BYTES, FollowCursor, FollowCursors
+from store.messages.record import RecordBatch
 from storenode.common.bounded import BoundedDict
 from storenode.message.limits import MAX_MESSAGE_BYTES
 
@@ -190,21 +191,21 @@ class DatabaseFeed:
                 return
 
     def _dispatch_own(self, part: CommitPart) -> None:
-        batch, added = part.batch, part.added
+        batch, topics = part.new, part.listed_topics
         commit = CommitRow(
             place=part.place,
-            batch=added.batch_id,
-            messages=added.count,
-            min_ts=added.min_ts,
-            max_ts=added.max_ts,
-            topics=added.topics,
+            batch=part.batch_id,
+            messages=len(batch),
+            min_ts=min(batch.timestamps),
+            max_ts=max(batch.timestamps),
+            topics=None if topics is None else tuple(topics),
         )
         if self._on_commits is not None:
             self._on_commits([commit])
         rows: list[Row] = []
         if len(self._hub):
             self._hub.learn(batch.topics)
-            rows = _new_rows(part, set(self._hub.wanted(batch.topics)))
+            rows = _rows_on(batch, set(self._hub.wanted(batch.topics)))
         self._hub.dispatch(Commit(commit.place, rows))
 
     # Tailing
@@ -428,11 +429,8 @@ class DatabaseFeed:
         return await self._database.read_page(look, outlet)
 
 
-def _new_rows(part: CommitPart, topics: set[bytes]) -> list[Row]:
-    """Return the new messages of a commit on some topics, in the order of time."""
-    batch = part.batch
+def _rows_on(batch: RecordBatch, topics: set[bytes]) -> list[Row]:
+    """Return the messages of a batch on some topics, in the order of time."""
     places = [place for place, key in enumerate(batch.topic_keys) if key in topics]
-    if part.added.count < len(batch):
-        places = [place for place in places if part.is_new(batch.hashes[place])]
     places.sort(key=lambda place: (batch.timestamps[place], batch.hashes[place]))
     return [(batch.topic_keys[place], batch.hashes[place], batch.frame(place)) for place in places]

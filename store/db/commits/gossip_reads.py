@@ -8,7 +8,7 @@ their own.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
@@ -46,23 +46,19 @@ class RecentBodies:
     """The newest batches that this node has seen committed, up to `MAX_RECENT_BYTES`."""
 
     def __init__(self) -> None:
-        self._batches: OrderedDict[int, tuple[RecordBatch, Sequence[int], int]] = OrderedDict()
+        self._batches = deque[tuple[RecordBatch, int]]()
         self._places: dict[bytes, tuple[RecordBatch, int]] = {}
         self._bytes = 0
-        self._numbers = 0
 
-    def add(self, batch: RecordBatch, places: Sequence[int], size_bytes: int) -> None:
-        """Keep some messages of a batch."""
+    def add(self, batch: RecordBatch, size_bytes: int) -> None:
+        """Keep the messages of a batch."""
         # Their SDS metadata may be larger than they are, and nobody asks for it here.
         batch = RecordBatch(
             hashes=batch.hashes, heads=batch.heads, payloads=batch.payloads, tails=batch.tails
         )
-        self._numbers += 1
-        self._batches[self._numbers] = batch, places, size_bytes
+        self._batches.append((batch, size_bytes))
         self._bytes += size_bytes
-        hashes = batch.hashes
-        for place in places:
-            self._places[hashes[place]] = batch, place
+        self._places.update((digest, (batch, n)) for n, digest in enumerate(batch.hashes))
         while self._bytes > MAX_RECENT_BYTES:
             self._drop_oldest()
 
@@ -75,10 +71,9 @@ class RecentBodies:
         return transferred(batch.frame(place))
 
     def _drop_oldest(self) -> None:
-        _, (batch, places, size_bytes) = self._batches.popitem(last=False)
+        batch, size_bytes = self._batches.popleft()
         self._bytes -= size_bytes
-        for place in places:
-            digest = batch.hashes[place]
+        for digest in batch.hashes:
             found = self._places.get(digest)
             if found is not None and found[0] is batch:
                 del self._places[digest]
@@ -92,9 +87,9 @@ class GossipReads:
         self._reader = TransferReader(database)
         self._recent = RecentBodies()
 
-    def cache(self, batch: RecordBatch, places: Sequence[int], size_bytes: int) -> None:
-        """Keep some messages of a batch in memory: peers will ask for them."""
-        self._recent.add(batch, places, size_bytes)
+    def cache(self, batch: RecordBatch, size_bytes: int) -> None:
+        """Keep the messages of a batch in memory: peers will ask for them."""
+        self._recent.add(batch, size_bytes)
 
     async def load(self, hashes: Sequence[bytes], max_bytes: int) -> list[bytes | None]:
         """Return the first of these messages, in order, up to ``max_bytes`` but at least one.

@@ -44,6 +44,7 @@ TopicKeys = tuple[bytes, ...] | None
 
 _IDS_AT: Final = SQL.messages.read_at.format(columns="m.ts, m.hash")
 _ROWS_AT: Final = SQL.messages.read_at.format(columns=SQL.messages.data_columns)
+_TOPIC_ROWS_AT: Final = SQL.messages.read_at.format(columns=SQL.messages.topic_columns)
 
 _LAST_CHARACTER: Final = "\U0010ffff"
 _SURROGATES: Final = range(0xD800, 0xE000)
@@ -145,16 +146,23 @@ async def locate(connection: Connection, hashes: Sequence[bytes]) -> list[SyncId
 
 
 async def rows_of_hashes(
-    connection: Connection, hashes: Sequence[bytes], recent_ns: int
-) -> dict[bytes, Row]:
-    """Return the rows of few messages by hash, whole; those from ``recent_ns`` on at once."""
-    parameters = {"keys": bigints([*map(hash_key, hashes)]), "recent": recent_ns}
-    found = await fetch_rows(connection, SQL.messages.read_by_hash, parameters)
+    connection: Connection, hashes: Sequence[bytes], recent_ns: int, most: int
+) -> tuple[list[Row], dict[bytes, bytes]]:
+    """Return the rows of messages by hash, in no order, and the topic key of each.
+
+    One statement reads those from ``recent_ns`` on, and a second one what is older.
+    """
+    given = {"keys": bigints([*map(hash_key, hashes)]), "recent": recent_ns, "most": most}
+    found = await fetch_rows(connection, SQL.messages.read_by_hash, given)
     wanted = set(hashes)
-    rows: list[Row] = [(ts, *row) for ts, _, *row in found if row[0] in wanted]
-    older = _positions([(ts, key) for ts, key, *_ in found if ts < recent_ns], hashes)
-    rows += await rows_at(connection, older)
-    return {row[1]: row for row in rows}
+    rows = [row[1:] for row in found if row[2] in wanted]
+    older = _positions([row[:2] for row in found if row[1] < recent_ns], hashes)
+    if older:
+        given = position_parameters(older) | {"most": most}
+        rows += await fetch_rows(connection, _TOPIC_ROWS_AT, given)
+    # What was pruned and stored again is found twice.
+    topics = {row[1]: row[4] for row in rows}
+    return list({row[1]: row[:4] for row in rows}.values()), topics
 
 
 def hash_key(message_hash: bytes) -> int:
@@ -162,12 +170,12 @@ def hash_key(message_hash: bytes) -> int:
     return int.from_bytes(message_hash[:HASH_KEY_BYTES], signed=True)
 
 
-def _positions(rows: Sequence[tuple[int, int]], hashes: Iterable[bytes]) -> list[SyncId]:
+def _positions(rows: Iterable[tuple[int, int]], hashes: Iterable[bytes]) -> list[SyncId]:
     by_key: dict[int, list[bytes]] = {}
     for digest in hashes:
         by_key.setdefault(hash_key(digest), []).append(digest)
     # A message that was pruned and stored again has two rows.
-    return [(timestamp, digest) for timestamp, key in dict.fromkeys(rows) for digest in by_key[key]]
+    return [(timestamp, digest) for key, timestamp in dict.fromkeys(rows) for digest in by_key[key]]
 
 
 def position_parameters(positions: Sequence[SyncId]) -> dict[str, object]:

@@ -13,10 +13,17 @@ lateral (
 -- The stored bytes of a message without its hash.
 octet_length(m.head) + octet_length(m.payload) + octet_length(m.tail)
 
+-- body --
+-- The stored bytes of a message without its hash; ``most`` limits their size.
+case when <messages.size> <= %(most)b::bigint then m.head || m.payload || m.tail end
+
 -- data_columns --
--- The columns of a `Row`; ``most`` limits the size of one message.
-m.ts, m.hash,
-       case when <messages.size> <= %(most)b::bigint then m.head || m.payload || m.tail end, <messages.size>
+-- The columns of a `Row`.
+m.ts, m.hash, <messages.body>, <messages.size>
+
+-- topic_columns --
+-- The columns of a `Row`, and the key of its topic.
+<messages.data_columns>, m.topic
 
 -- id_columns --
 -- The columns of a `Row` of which only the position is read.
@@ -29,7 +36,7 @@ cross join <messages.message_at>
 
 -- locate --
 -- Where hashes are, those of pruned messages included; the table has their first bytes.
-select ts, key from storenode.hashes where key = any(%b::bigint[])
+select key, ts from storenode.hashes where key = any(%b::bigint[])
 
 -- beyond_key --
 -- What follows the first bytes of a hash, so that no hash that begins with them is greater.
@@ -38,7 +45,7 @@ select ts, key from storenode.hashes where key = any(%b::bigint[])
 -- read_by_hash --
 -- Messages by hash in one statement, as far as they are recent: others are only located, and the
 -- statement that reads them is pruned once to their partitions, and not for each message.
-select k.ts, k.key, m.hash, m.head || m.payload || m.tail, <messages.size>
+select k.key, k.ts, m.hash, <messages.body>, <messages.size>, m.topic
 from storenode.hashes k left join lateral (
     select n.* from storenode.messages n
     where n.ts = k.ts and n.ts >= %(recent)b::bigint
@@ -285,21 +292,6 @@ with given as (
     insert into storenode.hashes (key, ts)
     select ('x' || encode(substr(hash, 1, 8), 'hex'))::bit(64)::bigint, ts from stored returning 1
 )
-
--- return_inserted --
--- What was new of each part.
-select n.part, n.batch, count(*), min(ts), max(ts),
-       case when count(*) < (%(given)b::bigint[])[n.part] then string_agg(hash, ''::bytea) end,
-       (select array_agg(topic) from (
-            select distinct topic from stored where batch = n.batch limit 65) as few)
-from numbered n join stored s on s.batch = n.batch group by n.part, n.batch
-
--- find_conflicts --
--- The messages of a batch whose hash is stored with other content.
-select k.hash, m.content_digest
-from unnest(%(ts)b::bigint[], %(hash)b::bytea[], %(content_digest)b::bytea[])
-    as k(ts, hash, content_digest)
-cross join <messages.message_at> where m.content_digest <> k.content_digest
 
 -- next_batches --
 -- Numbers for batches.

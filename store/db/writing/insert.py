@@ -1,23 +1,21 @@
-"""The statements that write messages, in three ways, and messages as their parameters.
+"""The statements that write messages, in two ways, and messages as their parameters.
 
 A transaction has a `CommitPart` for each source of its messages, and each part becomes a commit.
 Rows of all parts are written together, in the order of their keys: so no two transactions wait for
-each other in a circle.
-
-`insert` finds out which messages are new: index rows come only from the rows that were really
-inserted. It is right for all messages, in a transaction whose last step gives the commits their
-positions in the commit order (see ``docs/database.md``).
+each other in a circle. Both ways write only messages that are new, and fail where one of them is
+stored already; `find_new` says which are not.
 
 `insert_at_once` is for few messages that are probably new: one statement that is its own
-transaction, and so does not keep its place in the commit order while it waits for the network.
-Either all messages are new, or nothing is stored. The parts of the statement run in the order in
-which they refer to each other (PostgreSQL manual, "WITH Queries", "Data-Modifying Statements in
-WITH"): the rows first, then the lock of the commit order, then the position.
+transaction, and so does not keep its place in the commit order while it waits for the network. The
+parts of the statement run in the order in which they refer to each other (PostgreSQL manual, "WITH
+Queries", "Data-Modifying Statements in WITH"): the rows first, then the lock of the commit order,
+then the position.
 
-`copy` is for many new messages, at half of what an insert costs. COPY inserts a page of rows at a
-time, and fails as a whole when one of them is there already. Rows are laid out in COPY's binary
-format a column at a time (PostgreSQL manual, "COPY", "Binary Format"), in the order of each table's
-primary key.
+`copy` is for many new messages, at half of what an insert costs, and for what `find_new` has left
+of a batch, in a transaction whose last step gives the commits their positions in the commit order
+(see ``docs/database.md``). COPY inserts a page of rows at a time, and fails as a whole when one of
+them is there already. Rows are laid out in COPY's binary format a column at a time (PostgreSQL
+manual, "COPY", "Binary Format"), in the order of each table's primary key.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain
 from typing import Final
@@ -37,7 +35,7 @@ from store.db import arrays
 from store.db.commits.pages import TOKEN_SPAN
 from store.db.connection import Connection, fetch_rows
 from store.db.locks import COMMIT_ORDER
-from store.db.reading.messages import position_parameters
+from store.db.reading.messages import values_at
 from store.db.schema.names import HASH_KEY_BYTES
 from store.db.schema.partitions import PartitionMap
 from store.db.statements import SQL
@@ -70,9 +68,6 @@ _DESCRIBED: Final = f", described as ({SQL.sds.insert_sds.format(stored=_IF_STOR
 _TRACKED: Final = f", tracked as ({SQL.stores.track.format(stored=_IF_STORED)} returning 1)"
 """The rows that the same statement writes for messages which it stores."""
 
-_INSERT: Final = SQL.messages.insert_messages + SQL.messages.return_inserted
-_INSERT_WITH_SDS: Final = SQL.messages.insert_messages + _DESCRIBED + SQL.messages.return_inserted
-
 Share = tuple[RecordBatch, int]
 """A batch of one caller, and how many stores must confirm it."""
 
@@ -85,29 +80,6 @@ def new_token() -> int:
     return secrets.randbits(64) - (1 << 63)
 
 
-@dataclass(frozen=True, slots=True)
-class Inserted:
-    """The effect of a part: the ID of its batch, its counts and span, and which hashes were new.
-
-    ``hashes`` is None when all or none were; ``topics`` are those of the new messages, None when
-    there are more than `MAX_LISTED_TOPICS`; ``summary`` is the delta of exactly the new messages
-    (`store.db.summaries.buckets.pack`), ``claims`` what their SDS messages claim; both are empty
-    when they are known from an earlier attempt or there are none.
-    """
-
-    batch_id: int = 0
-    count: int = 0
-    min_ts: int = 0
-    max_ts: int = 0
-    hashes: frozenset[bytes] | None = None
-    topics: tuple[bytes, ...] | None = None
-    summary: bytes = b""
-    claims: bytes = b""
-
-
-NOTHING: Final = Inserted()
-
-
 @dataclass(slots=True, eq=False)
 class CommitPart:
     """The messages of one source in a transaction, each once, which become a commit.
@@ -115,7 +87,8 @@ class CommitPart:
     Attributes:
         shares: The messages by callers.
         token: The random signed 64-bit number that identifies the commit.
-        added: The effect of the latest attempt, if that succeeds.
+        new: The messages that the latest attempt adds, if it succeeds.
+        batch_id: The ID of what it adds.
         conflicts: The content digests of stored messages that differ from this part's, by hash.
         position: The position of the commit; 0: there is none.
     """
@@ -124,7 +97,8 @@ class CommitPart:
     source: Source
     shares: Sequence[Share] = ()
     token: int = field(default_factory=new_token)
-    added: Inserted = NOTHING
+    new: RecordBatch = field(default_factory=RecordBatch)
+    batch_id: int = 0
     conflicts: Mapping[bytes, bytes] = field(default_factory=dict)
     position: int = 0
 
@@ -133,16 +107,10 @@ class CommitPart:
         """The place of the commit."""
         return self.position, self.token % TOKEN_SPAN
 
-    def is_new(self, digest: bytes) -> bool:
-        """Return True if the transaction has added a message."""
-        hashes = self.added.hashes
-        return self.added.count > 0 if hashes is None else digest in hashes
-
-    def new_places(self) -> Sequence[int]:
-        """Return the indexes of the new messages in the batch."""
-        if self.added.count == len(self.batch):
-            return range(len(self.batch))
-        return [place for place, digest in enumerate(self.batch.hashes) if self.is_new(digest)]
+    @property
+    def listed_topics(self) -> Sequence[bytes] | None:
+        """The topics of the new messages; None where there are more than `MAX_LISTED_TOPICS`."""
+        return [*self.new.topics] if len(self.new.topics) <= MAX_LISTED_TOPICS else None
 
     def confirmable(self) -> Sequence[Share]:
         """Return the shares without the messages that are conflicts, for which nothing waits."""
@@ -159,7 +127,7 @@ class CommitPart:
         ]
 
 
-class NothingNewError(Exception):
+class AlreadyStoredError(Exception):
     """A batch of which every message is stored already."""
 
 
@@ -223,99 +191,82 @@ def _array_literal(elements: Iterable[str]) -> str:
     return "{" + ",".join(elements) + "}"
 
 
-async def insert(connection: Connection, parts: Sequence[CommitPart]) -> None:
-    """Insert what is new of each part; the caller's transaction is open."""
-    parameters = await _lay_out(parts)
-    statement = _INSERT_WITH_SDS if "s_key" in parameters else _INSERT
-    for part in parts:
-        part.added = NOTHING
-    for number, batch_id, count, low, high, joined, topics in await fetch_rows(
-        connection, statement, parameters
-    ):
-        part = parts[number - 1]
-        hashes = None if joined is None else _split(joined)
-        part.added = Inserted(
-            batch_id,
-            count,
-            low,
-            high,
-            hashes,
-            _listed(topics),
-            _summary(part.batch, hashes),
-            _claims(part.batch, hashes),
-        )
+async def find_new(connection: Connection, parts: Sequence[CommitPart]) -> int:
+    """Find the messages of each part that are not stored, and those that conflict.
 
+    A message that several parts have is new in the first one.
 
-async def find_conflicts(connection: Connection, part: CommitPart) -> None:
-    """Find the messages of a part whose hash is stored with other content.
-
-    Runs after the insert of the same transaction, which has waited for concurrent ones with these
-    hashes: so this statement sees what they have committed.
+    Returns:
+        The number of messages that are not new.
     """
-    batch, part.conflicts = part.batch, {}
-    if part.added.count == len(batch):
-        return
-    places = [place for place, digest in enumerate(batch.hashes) if not part.is_new(digest)]
-    digests = [batch.content_digests[place] for place in places]
-    positions = [(batch.timestamps[place], batch.hashes[place]) for place in places]
-    parameters = position_parameters(positions) | {
-        "content_digest": arrays.fixed_bytes(digests, CONTENT_DIGEST_BYTES)
-    }
-    part.conflicts = dict(await fetch_rows(connection, SQL.messages.find_conflicts, parameters))
+    seen: set[bytes] = set()
+    for part in parts:
+        batch = part.batch
+        pairs = list(zip(batch.timestamps, batch.hashes, strict=True))
+        stored = await values_at(connection, "content_digest", pairs)
+        own = zip(batch.hashes, batch.content_digests, strict=True)
+        part.conflicts = {
+            digest: stored[digest]
+            for digest, content in own
+            if stored.get(digest, content) != content
+        }
+        seen |= stored.keys()
+        part.new = batch.select([n for n, each in enumerate(batch.hashes) if each not in seen])
+        seen.update(batch.hashes)
+    return sum(len(part.batch) - len(part.new) for part in parts)
 
 
 async def copy(connection: Connection, parts: Sequence[CommitPart]) -> None:
-    """Insert parts all of which are new; the caller's transaction is open.
+    """Insert the new messages of parts; the caller's transaction is open.
 
     Raises:
-        psycopg.errors.UniqueViolation: a message is there already, or was and was pruned.
+        psycopg.errors.UniqueViolation: one is stored already.
     """
     rows = await fetch_rows(connection, SQL.messages.next_batches, (len(parts),))
-    numbers = [number for (number,) in rows]
-    batch = join([part.batch for part in parts])
-    sizes = [len(part.batch) for part in parts]
-    ordered, batch_ids = in_order(batch, np.repeat(np.array(numbers, np.int64), sizes))
+    for part, (number,) in zip(parts, rows, strict=True):
+        part.batch_id = number
+    batch = join([part.new for part in parts])
+    numbers = [part.batch_id for part in parts]
+    batch_ids = np.repeat(np.array(numbers, np.int64), [len(part.new) for part in parts])
+    ordered, batch_ids = in_order(batch, batch_ids)
     await _copy(connection, SQL.messages.copy_messages, message_blocks(ordered, batch_ids))
     await _copy(connection, SQL.messages.copy_hashes, (hash_block(ordered),))
     if batch.sds:
         await connection.execute(SQL.sds.insert_sds.format(stored=""), await _lay_out_sds(batch))
-    for part, number in zip(parts, numbers, strict=True):
-        part.added = all_new(part.batch, number)
 
 
 async def insert_at_once(
     connection: Connection, parts: Sequence[CommitPart], unread: dict[str, object] | None
 ) -> None:
-    """Insert parts and commit them; the caller has no transaction open.
+    """Insert parts, all of which are new, and commit; the caller has no transaction open.
 
-    ``added`` of each part is what it adds if all of it is new; ``unread`` are the parameters of the
-    unread events that are added with them.
+    ``unread``: the parameters of the unread events that are added with them.
 
     Raises:
-        NothingNewError: nothing was written.
-        psycopg.errors.NotNullViolation: some messages are there already, and nothing was written.
+        AlreadyStoredError: so it is.
+        psycopg.errors.NotNullViolation: some messages are stored already; nothing was written.
     """
-    new = [part.added for part in parts]
-    parameters = await _lay_out(parts) | {
+    new = [part.new for part in parts]
+    topics = [part.listed_topics for part in parts]
+    parameters = await _lay_out(new) | {
         "commit_order": COMMIT_ORDER,
         "notice": notice_of(parts),
         "token": arrays.bigints([part.token for part in parts]),
-        "min_ts": arrays.bigints([each.min_ts for each in new]),
-        "max_ts": arrays.bigints([each.max_ts for each in new]),
-        "topics": [None if each.topics is None else _uuid_literal(each.topics) for each in new],
+        "min_ts": arrays.bigints([min(each.timestamps) for each in new]),
+        "max_ts": arrays.bigints([max(each.timestamps) for each in new]),
+        "topics": [None if keys is None else _uuid_literal(keys) for keys in topics],
         "source": arrays.texts([part.source.value for part in parts]),
-        "summary": arrays.varied_bytes([each.summary for each in new]),
-        "claims": arrays.varied_bytes([each.claims for each in new]),
+        "summary": arrays.varied_bytes([pack(each.timestamps, each.hashes) for each in new]),
+        "claims": arrays.varied_bytes([_claims(each) for each in new]),
     }
     statement = _at_once(with_sds="s_key" in parameters, with_unread=unread is not None)
     cursor = await connection.execute(statement, parameters | (unread or {}), binary=True)
     rows = await cursor.fetchall()
     if not rows:
-        raise NothingNewError
+        raise AlreadyStoredError
     found = {token: (position, batch_id) for position, batch_id, token in rows}
     for part in parts:
-        part.position, batch_id = found[part.token]
-        part.added = replace(part.added, batch_id=batch_id)
+        part.position, part.batch_id = found[part.token]
 
 
 @cache
@@ -338,26 +289,16 @@ async def find_committed(connection: Connection, part: CommitPart) -> None:
     rows = await fetch_rows(connection, SQL.commits.find_batch, (part.token,))
     if not rows:
         return
-    ((batch_id,),) = rows
-    first, last = min(part.batch.timestamps), max(part.batch.timestamps)
-    given = (batch_id, first, last)
-    stored = await fetch_rows(connection, SQL.messages.read_hashes_of_batch, given)
-    hashes = frozenset(digest for (digest,) in stored)
-    # The commit that was found has its summary and claims already.
-    part.added = Inserted(batch_id, len(hashes), first, last, hashes)
+    ((part.batch_id,),) = rows
+    batch = part.batch
+    given = (part.batch_id, min(batch.timestamps), max(batch.timestamps))
+    stored = set(await fetch_rows(connection, SQL.messages.read_hashes_of_batch, given))
+    part.new = batch.select([n for n, each in enumerate(batch.hashes) if (each,) in stored])
 
 
-def all_new(batch: RecordBatch, batch_id: int) -> Inserted:
-    """Return what a batch adds if each of its messages is new."""
-    topics = tuple(batch.topics) if len(batch.topics) <= MAX_LISTED_TOPICS else None
-    first, last = min(batch.timestamps), max(batch.timestamps)
-    summary, claims = pack(batch.timestamps, batch.hashes), _claims(batch, None)
-    return Inserted(batch_id, len(batch.hashes), first, last, None, topics, summary, claims)
-
-
-async def _lay_out(parts: Sequence[CommitPart]) -> dict[str, object]:
-    batch = join([part.batch for part in parts])
-    sizes = [len(part.batch) for part in parts]
+async def _lay_out(batches: Sequence[RecordBatch]) -> dict[str, object]:
+    batch = join(batches)
+    sizes = [len(each) for each in batches]
     given: dict[str, object] = {
         "ts": arrays.bigints(batch.timestamps),
         "hash": arrays.fixed_bytes(batch.hashes, HASH_BYTES),
@@ -367,7 +308,7 @@ async def _lay_out(parts: Sequence[CommitPart]) -> dict[str, object]:
         "payload": arrays.varied_bytes(batch.payloads),
         "tail": arrays.varied_bytes(batch.tails),
         "part": arrays.bigints([n for n, size in enumerate(sizes, 1) for _ in range(size)]),
-        "parts": len(parts),
+        "parts": len(sizes),
         "given": arrays.bigints(sizes),
     }
     return given | await _lay_out_sds(batch) if batch.sds else given
@@ -379,31 +320,11 @@ async def _lay_out_sds(batch: RecordBatch) -> dict[str, object]:
     return _sds_parameters(batch)
 
 
-def _summary(batch: RecordBatch, added: frozenset[bytes] | None) -> bytes:
-    if added is None:
-        return pack(batch.timestamps, batch.hashes)
-    times = dict(zip(batch.hashes, batch.timestamps, strict=True))
-    new = list(added)
-    return pack([times[digest] for digest in new], new)
-
-
-def _claims(batch: RecordBatch, added: frozenset[bytes] | None) -> bytes:
+def _claims(batch: RecordBatch) -> bytes:
     return b"".join(
         sds_key(row.channel_id, row.message_id) + batch.timestamps[index].to_bytes(8)
         for row, index in zip(batch.sds, batch.sds_index, strict=True)
-        if added is None or batch.hashes[index] in added
     )
-
-
-def _split(joined: bytes) -> frozenset[bytes]:
-    return frozenset(
-        joined[start : start + HASH_BYTES] for start in range(0, len(joined), HASH_BYTES)
-    )
-
-
-def _listed(topics: object) -> tuple[bytes, ...] | None:
-    keys = arrays.split_uuids(topics) if isinstance(topics, bytes) else []
-    return tuple(keys) if 0 < len(keys) <= MAX_LISTED_TOPICS else None
 
 
 def notice_of(parts: Sequence[CommitPart]) -> str:
@@ -412,20 +333,21 @@ def notice_of(parts: Sequence[CommitPart]) -> str:
 
 
 async def assign_commit_position(connection: Connection, parts: Sequence[CommitPart]) -> None:
-    """Insert the commits of the parts that added something, in commit order.
+    """Insert the commits of the parts that have something new, in commit order.
 
     The transaction must commit right after.
     """
     idle = f"{MAX_IDLE_IN_PLACE_MS}ms"
     await connection.execute(SQL.commits.take_place, (COMMIT_ORDER, notice_of(parts), idle))
     for part in parts:
-        added = part.added
-        if not added.count:
+        new, topics = part.new, part.listed_topics
+        if not new.hashes:
             continue
-        topics = None if added.topics is None else arrays.uuids(added.topics)
-        counts = (added.batch_id, part.token, added.count, added.min_ts, added.max_ts)
-        said = (part.source.value, added.summary, added.claims)
-        given = (*counts, topics, *said)
+        given = (
+            *(part.batch_id, part.token, len(new), min(new.timestamps), max(new.timestamps)),
+            None if topics is None else arrays.uuids(topics),
+            *(part.source.value, pack(new.timestamps, new.hashes), _claims(new)),
+        )
         ((part.position,),) = await fetch_rows(connection, SQL.commits.insert_commit, given)
 
 

@@ -198,7 +198,7 @@ class ConfirmationTracker:
         self.remember([row[0] for row in wanted])
         needed = {row[0]: row[2] for row in wanted}
         for part in parts if self._keeps else ():
-            if part.added.count:
+            if part.new.hashes:
                 self._keep(part, needed)
         try:
             yield wanted
@@ -245,19 +245,20 @@ class ConfirmationTracker:
             return
         needed: dict[bytes, Wanted] = {}
         for part in parts:
+            new = set(part.new.hashes) if usual else ()
             for batch, asked in part.confirmable():
                 columns = zip(batch.timestamps, batch.hashes, batch.content_digests, strict=True)
                 for ts, digest, content in columns:
-                    most = min(max(asked, usual if part.is_new(digest) else 0), MAX_NEEDED)
+                    most = min(max(asked, usual if digest in new else 0), MAX_NEEDED)
                     if most > (needed[digest][2] if digest in needed else 0):
                         needed[digest] = digest, ts, most, content
         yield from needed.values()
 
     def _keep(self, part: CommitPart, needed: Mapping[bytes, int]) -> None:
-        batch, token = part.batch, part.place[1]
+        batch, token = part.new, part.place[1]
         size = batch.frame_bytes + MESSAGE_OVERHEAD_BYTES * len(batch)
         self.take(token)
-        self._kept[token] = OwnBatch(batch, part.new_places(), part.source, needed, size)
+        self._kept[token] = OwnBatch(batch, part.source, needed, size)
         self._kept_bytes += size
         while self._kept_bytes > MAX_KEPT_BYTES:
             _, oldest = self._kept.popitem(last=False)

@@ -39,15 +39,13 @@ from store.db.pool import Database, RetryPatience
 from store.db.schema.partitions import PartitionMap
 from store.db.writing.insert import (
     FEWEST_COPIED,
+    AlreadyStoredError,
     CommitPart,
     KnownTopics,
-    NothingNewError,
-    all_new,
     assign_commit_position,
     copy,
     find_committed,
-    find_conflicts,
-    insert,
+    find_new,
     insert_at_once,
     insert_topics,
     join,
@@ -102,7 +100,9 @@ class _Group:
     uncertain: bool = False
     """An earlier attempt may have committed."""
     careful: bool = False
-    """An earlier attempt failed, perhaps because some of the messages are there already."""
+    """An earlier attempt failed, perhaps because some of the messages are stored already."""
+    stored: int = -1
+    """The number of messages that were found stored already; -1: none was looked for."""
 
     def __post_init__(self) -> None:
         # The canary of the writer has no messages, and is part of no commit.
@@ -122,8 +122,7 @@ class _Group:
     def answer(self) -> None:
         """Set the outcomes of the callers; a message is new to the first who has it."""
         for part in self.parts:
-            added, batch = part.added, part.batch
-            new = set(batch.hashes if added.count == len(batch) else added.hashes or ())
+            new = set(part.new.hashes)
             for member in self.members:
                 if member.source is not part.source:
                     continue
@@ -380,10 +379,10 @@ class DatabaseWriter:
         except Exception as error:  # noqa: BLE001 - whoever waits is told
             await self._isolate(group, error)
         else:
-            if not group.parts or any(part.added.count for part in group.parts):
+            if not group.parts or any(part.new.hashes for part in group.parts):
                 self.committed_s = asyncio.get_running_loop().time()
             for part in group.parts:
-                self._on_stored(part.batch, part.source, part.added.count)
+                self._on_stored(part.batch, part.source, len(part.new))
                 self._report_conflicts(part)
             group.answer()
 
@@ -425,14 +424,16 @@ class DatabaseWriter:
     async def _write_until_known(self, group: _Group) -> None:
         patience = RetryPatience(self._database.settings.write_patience_s)
         while True:
+            stored = group.stored
             try:
                 async with self._database.connection(self._database.write_pool) as connection:
                     await self._attempt(connection, group)
                     return
-            except NothingNewError:
+            except AlreadyStoredError:
                 group.careful = True
             except (pg.UniqueViolation, pg.NotNullViolation):
-                if group.careful:
+                # Another one has stored some since they were looked for: fewer are left.
+                if group.careful and group.stored == stored:
                     raise
                 group.careful = True
                 self._careful_groups = _CAREFUL_GROUPS
@@ -478,16 +479,16 @@ class DatabaseWriter:
             self._careful_groups -= 1
             may_be_new = False
         with self._handing_over(connection, group), waiting_for_standby(connection):
+            for part in group.parts:
+                part.new = part.batch
             if may_be_new and len(hashes) < FEWEST_COPIED:
                 await self._write_at_once(connection, group.parts)
                 return
             async with connection.transaction():
-                if may_be_new:
+                if not may_be_new:
+                    group.stored = await find_new(connection, group.parts)
+                if group.stored < len(hashes):
                     await copy(connection, group.parts)
-                else:
-                    await insert(connection, group.parts)
-                    for part in group.parts:
-                        await find_conflicts(connection, part)
                 await self._finish(connection, group)
 
     @contextmanager
@@ -502,7 +503,7 @@ class DatabaseWriter:
         self._feed.expect_own(notice)
         try:
             yield
-        except (NothingNewError, psycopg.IntegrityError):
+        except (AlreadyStoredError, psycopg.IntegrityError):
             raise  # and nothing was committed
         except BaseException:
             self._feed.look_for_own(notice)
@@ -513,8 +514,6 @@ class DatabaseWriter:
         self._feed.take_own(connection, committed)
 
     async def _write_at_once(self, connection: Connection, parts: Sequence[CommitPart]) -> None:
-        for part in parts:
-            part.added = all_new(part.batch, 0)
         with ExitStack() as attempt:
             unread: dict[str, object] | None = None
             if self._tracking is not None:
@@ -526,20 +525,19 @@ class DatabaseWriter:
     def _offer_ids(self, parts: Sequence[CommitPart]) -> None:
         if self._written_ids is not None:
             for part in parts:
-                if part.added.count:
-                    self._written_ids.offer(part.place[1], part.batch, part.added.hashes)
+                if part.new.hashes:
+                    self._written_ids.offer(part.place[1], part.new)
 
     async def _finish(self, connection: Connection, group: _Group) -> None:
         """Write what goes with the messages; the commit comes right after."""
         if self._tracking is not None:
             await self._tracking.write(connection, group.parts)
-        if any(part.added.count for part in group.parts):
+        if any(part.new.hashes for part in group.parts):
             await assign_commit_position(connection, group.parts)
             self._offer_ids(group.parts)
             return
         await cover_what_is_visible(connection)
         if group.uncertain:
-            # An earlier attempt may have committed. To look before the insert would be too
-            # soon: a commit can be under way still, and it is the insert that waits for it.
+            # An earlier attempt may have committed. It is over, since its messages are visible.
             for part in group.parts:
                 await find_committed(connection, part)

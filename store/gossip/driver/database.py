@@ -199,16 +199,11 @@ class CommitReader:
 
     def _input_of(self, own: OwnBatch) -> Committed:
         batch = own.batch
-        self._database.messages.cache(batch, own.new, own.size_bytes)
-        ids = [batch.hashes[place] for place in own.new]
-        digests = [batch.content_digests[place] for place in own.new]
-        is_published = own.source in PUBLISHED
+        self._database.messages.cache(batch, own.size_bytes)
+        ids, is_published = batch.hashes, own.source in PUBLISHED
         published = {digest: own.needed.get(digest, 0) for digest in ids} if is_published else {}
         events = graph_events(batch) if batch.sds else []
-        if events and len(ids) < len(batch):
-            new = set(ids)
-            events = [event for event in events if event.id in new]
-        return Committed(ids, events, content_digests=digests, published=published)
+        return Committed(ids, events, content_digests=batch.content_digests, published=published)
 
     async def _read_foreign(self) -> None:
         while self._foreign:

@@ -86,8 +86,8 @@ class Messages(Protocol):
     async def newest(self, limit: int) -> Committed:
         """Return the newest messages, oldest first."""
 
-    def cache(self, batch: RecordBatch, places: Sequence[int], size_bytes: int) -> None:
-        """Keep some messages of a batch in memory: peers will ask for them."""
+    def cache(self, batch: RecordBatch, size_bytes: int) -> None:
+        """Keep the messages of a batch in memory: peers will ask for them."""
 
 
 class Tracking(Protocol):

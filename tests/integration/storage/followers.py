@@ -11,7 +11,8 @@ from store.db.writing.insert import (
     CommitPart,
     KnownTopics,
     assign_commit_position,
-    insert,
+    copy,
+    find_new,
     insert_topics,
 )
 from store.domain.ports import FollowPage, FollowRequest, Source, TopicFilter
@@ -133,8 +134,8 @@ class LongTransaction:
         await connection.execute("begin")
         self._parts = [CommitPart(batch, Source.RESTORE) for batch in batches]
         for part in self._parts:
-            await insert(connection, [part])
-            assert part.added.count == len(part.batch)
+            assert await find_new(connection, [part]) == 0
+            await copy(connection, [part])
 
     async def commit(self) -> None:
         """Take the places in the commit order, and commit."""

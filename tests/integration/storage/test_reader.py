@@ -32,7 +32,6 @@ from store.domain.ports import (
     PageRequest,
     QueryPage,
     ScanRequest,
-    StoreUnavailable,
     TopicFilter,
     TopicRights,
 )
@@ -96,7 +95,7 @@ spans = st.tuples(bounds, bounds)
 
 
 async def filled(url: str) -> World:
-    """Store messages by COPY, by one statement, and by the one that looks at each message."""
+    """Store messages by COPY, by one statement, and after a look at what is stored."""
     rng, stored = random.Random(SEED), list[KnownMessage]()
     known = RecordBatch()
     async with running(url) as node:
@@ -503,33 +502,12 @@ async def test_two_messages_whose_hashes_begin_alike_are_both_found(node: Node) 
     assert [(await reads.load([each], 2**20))[0] for each in asked] == expected
     # What is not looked for, since the newest messages fill the answer, is not taken for absent.
     newest = random_batch(random.Random(SEED), 2, [NOW])
-    reads.cache(newest, range(2), 100)
+    reads.cache(newest, 100)
     assert await reads.load([newest.hashes[0], *asked], 1) == [transferred(newest.frame(0))]
     assert await reads.load([asked[0], *newest.hashes], 1) == expected[:1]
     async with await node.database.connect() as connection:
         for position in zip(batch.timestamps, batch.hashes, strict=True):
             assert await locate(connection, [position[1]]) == [position]
-
-
-async def test_lookups_fail_together_work_again_and_outlive_callers_that_go_away(
-    shared: Node, world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def away(*_: object) -> None:
-        raise StoreUnavailable("away")
-
-    requests = [page_request(hashes=[each.hash]) for each in world[:200]]
-    with monkeypatch.context() as patch:
-        patch.setattr(shared.database, "read", away)
-        answers = await asyncio.gather(*map(shared.reader.query, requests), return_exceptions=True)
-    assert {type(answer) for answer in answers} == {StoreUnavailable}
-    tasks = [asyncio.create_task(shared.reader.query(request)) for request in requests]
-    await tasks[0]
-    for task in tasks[1::2]:
-        task.cancel()
-    answers = await asyncio.gather(*tasks, return_exceptions=True)
-    for request, answer in list(zip(requests, answers, strict=True))[::2]:
-        assert isinstance(answer, QueryPage)
-        assert same(answer, expected_page(world, request))
 
 
 # What sorts around a prefix: wildcards, the ends of the code space and of its surrogates.

@@ -126,8 +126,8 @@ def test_commits_are_taken_up_to_a_number_of_messages(sizes: list[int], most: in
 def test_written_ids_are_handed_over_once_or_dropped_in_time() -> None:
     written_ids, rng = WrittenIds(), random.Random(16)
     batch = random_batch(rng, 1_024, range(NOW, NOW + 5))
-    written_ids.offer(1, batch, None)
-    written_ids.offer(2, batch, frozenset(batch.hashes[:3]))
+    written_ids.offer(1, batch)
+    written_ids.offer(2, batch.select(range(3)))
     pairs = list(zip(batch.timestamps, batch.hashes, strict=True))
     for number, expected in ((2, pairs[:3]), (1, pairs)):
         taken = written_ids.take(number)
@@ -136,6 +136,6 @@ def test_written_ids_are_handed_over_once_or_dropped_in_time() -> None:
         assert written_ids.take(number) is None
     offered = 2 * MAX_WRITTEN_IDS // len(batch)
     for number in range(offered):
-        written_ids.offer(number, batch, None)
+        written_ids.offer(number, batch)
     stored = [number for number in range(offered) if written_ids.take(number) is not None]
     assert stored == list(range(offered // 2, offered))

@@ -1,4 +1,4 @@
-"""The inputs and effects of `store.gossip.machine.Gossip`: plain batches.
+"""The frames and effects of `store.gossip.machine.Gossip`: plain batches.
 
 A *peer* is another node with which there is a stream of frames each way, named by whatever names
 it for good (its node ID); a *store* is the database behind nodes. An *ID* is a message hash of 32
@@ -6,18 +6,18 @@ bytes. It does not determine the content, which the content digest of 16 bytes d
 under an ID with another digest is a conflict. All times are nanoseconds of a clock that never
 jumps; ages are differences of such times.
 
-A driver gives the machine:
+A driver gives the machine, by the methods of `Gossip`:
 
-1. Before the first `PeerJoined`: `Committed` with the newest messages (oldest first, ``fresh``
-   False), then `Restored` with the unread events; and `Restored` again now and then, since other
-   nodes on the database add to them.
-2. `Committed` for all that is new in the database, by any node. A batch may be given twice.
-3. `ConfirmationsWanted` when a client wants confirmations of messages that were stored before, once
-   their unread rows are durable.
-4. Frames as they come, with bodies that admission has judged (`Bodies`), and `TimerDue` when
+1. Before the first `join`: `commit` with the newest messages (oldest first, ``fresh`` False), then
+   `restore` with the unread events; and `restore` again now and then, since other nodes on the
+   database add to them.
+2. `commit` for all that is new in the database, by any node. A batch may be given twice.
+3. `want` when a client wants confirmations of messages that were stored before, once their unread
+   rows are durable.
+4. Frames as they come, with bodies that admission has judged (`Bodies`), and `wait` when
    `Gossip.next_wake_ns` is due.
-5. `FrameSent` when the stream has taken the frame of a `WriteFrame`, and for a `LoadBodies`,
-   `LookUp` or `PersistBatch` its answer or `Failed`, in any order.
+5. `sent` when the stream has taken the frame of a `WriteFrame`, and for a `LoadBodies`, `LookUp` or
+   `PersistBatch` its answer or `failed`, in any order.
 
 It writes `Confirm` and `Expire` to the database in this order, late, together or twice as it
 happens, and again where that fails.
@@ -29,7 +29,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from store.domain.unread import UnreadEvent
 from store.messages.conflicts import Conflict
 from store.messages.record import RecordBatch
 
@@ -100,45 +99,7 @@ FrameIn = Bodies | Inventory | GetEvents | SyncLeaves
 FrameOut = OutgoingBodies | Inventory | GetEvents | SyncLeaves
 
 
-# Inputs
-
-
-@dataclass(frozen=True, slots=True)
-class PeerJoined:
-    """A new stream with a peer. It replaces an earlier one."""
-
-    peer: str
-    store_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class PeerLeft:
-    """The stream has ended, for whatever reason; nothing to do for a peer that is not joined."""
-
-    peer: str
-
-
-@dataclass(frozen=True, slots=True)
-class FrameReceived:
-    """A frame of a peer; passed over if it is not joined (any more)."""
-
-    peer: str
-    frame: FrameIn
-
-
-@dataclass(frozen=True, slots=True)
-class FrameRejected:
-    """A frame of a peer that cannot be read; ``reason`` is one sentence for the peer."""
-
-    peer: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class FrameSent:
-    """The stream has taken the frame of a `WriteFrame`; ignored if the peer is not joined."""
-
-    peer: str
+# Messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,104 +132,12 @@ class Committed:
     published: Mapping[bytes, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class ConfirmationsWanted:
-    """A publisher's request for so many confirmations of messages that are stored."""
-
-    ids: Sequence[bytes]
-    min_confirms: int
-    content_digests: Sequence[bytes] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Restored:
-    """Unread events of the database, at the start and later; merged with what is known."""
-
-    unread: Sequence[UnreadEvent]
-
-
-@dataclass(frozen=True, slots=True)
-class Settled:
-    """The removal of unread events by another node on this database."""
-
-    ids: Sequence[bytes]
-
-
-@dataclass(frozen=True, slots=True)
-class BatchPersisted:
-    """The batch of the `PersistBatch` with this token is durable; per message True if it was new.
-
-    ``conflicts``: the content digests of stored messages that differ from those of the batch, by
-    place in the batch.
-    """
-
-    token: int
-    new: Sequence[bool]
-    conflicts: Mapping[int, bytes] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class BodiesLoaded:
-    """The answer to a `LoadBodies`: encoded ``WakuMessageAndTopic`` of its first IDs, in order.
-
-    At least one, None for messages that are not stored; the others are asked for again.
-    """
-
-    token: int
-    messages: Sequence[bytes | None]
-
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """The answer to a `LookUp`: True for each ID that is stored.
-
-    ``content_digests``: as in `Inventory`.
-    """
-
-    token: int
-    is_stored: Sequence[bool]
-    content_digests: Sequence[bytes] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """The database failed on a `PersistBatch`, `LoadBodies` or `LookUp`.
-
-    The machine asks again after a while, and gives up in the end what cannot be stored.
-    """
-
-    token: int
-
-
-@dataclass(frozen=True, slots=True)
-class TimerDue:
-    """Time has passed."""
-
-
-Input = (
-    PeerJoined
-    | PeerLeft
-    | FrameReceived
-    | FrameRejected
-    | FrameSent
-    | Committed
-    | ConfirmationsWanted
-    | Restored
-    | Settled
-    | BatchPersisted
-    | BodiesLoaded
-    | Known
-    | Failed
-    | TimerDue
-)
-
-
 # Effects
 
 
 @dataclass(frozen=True, slots=True)
 class WriteFrame:
-    """Write a frame to a peer's stream, then say `FrameSent`; one at a time is under way."""
+    """Write a frame to a peer's stream, then call `Gossip.sent`; one at a time is under way."""
 
     peer: str
     frame: FrameOut
@@ -313,7 +182,7 @@ class Confirm:
     """A store has confirmed unread events; ``counts[i]`` stores have confirmed ``ids[i]`` now.
 
     To be kept durably, by (ID, store), in which each pair counts once. May be said again, as an
-    answer to `ConfirmationsWanted`.
+    answer to `Gossip.want`.
     """
 
     store_id: str

@@ -39,46 +39,33 @@ and changes nothing.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count, islice
-from typing import Any, Final
+from typing import Concatenate, Final, ParamSpec, TypeVar
 
-from store.domain.unread import GossipPeerState
+from store.domain.unread import GossipPeerState, UnreadEvent
 from store.gossip import limits, scores
 from store.gossip.events import (
-    BatchPersisted,
     Bodies,
-    BodiesLoaded,
     Committed,
-    ConfirmationsWanted,
     Conflicting,
     CutOff,
     Effect,
     Expire,
-    Failed,
+    FrameIn,
     FrameOut,
-    FrameReceived,
-    FrameRejected,
-    FrameSent,
     GetEvents,
     GossipCount,
     GossipCounter,
     GraphEvent,
-    Input,
     Inventory,
-    Known,
     Listen,
     LoadBodies,
     LookUp,
     OutgoingBodies,
-    PeerJoined,
-    PeerLeft,
     PersistBatch,
-    Restored,
-    Settled,
     SyncLeaves,
-    TimerDue,
     WriteFrame,
     with_contents,
 )
@@ -100,6 +87,9 @@ _TOO_NEW: Final = "too_new"
 
 _LEAVES_SHARE: Final = 4
 """Leaves may come so many times as often as they are due."""
+
+_P = ParamSpec("_P")
+_E = TypeVar("_E", PersistBatch, LoadBodies, LookUp)
 
 
 class GossipStateError(RuntimeError):
@@ -174,40 +164,34 @@ class Gossip:
         self._effects: list[Effect] = []
         self._counts: Counter[tuple[GossipCounter, str]] = Counter()
         self._cut: set[str] = set()
-        self._takers: dict[type, Callable[[Any], None]] = {
-            PeerJoined: self._join,
-            PeerLeft: self._left,
-            FrameReceived: self._receive,
-            FrameRejected: self._reject,
-            FrameSent: self._sent,
-            Committed: self._committed,
-            ConfirmationsWanted: self._wanted,
-            Restored: self._restored,
-            Settled: lambda given: self._unread.drop(given.ids),
-            BatchPersisted: self._persisted,
-            BodiesLoaded: self._loaded,
-            Known: self._looked_up,
-            Failed: self._failed,
-            TimerDue: lambda _: None,  # each input does what is due
-        }
 
-    def step(self, now_ns: int, given: Input) -> list[Effect]:
-        """Take one input in. ``now_ns`` never goes back.
+    def step(
+        self,
+        now_ns: int,
+        take: Callable[Concatenate[Gossip, _P], None],
+        *given: _P.args,
+        **options: _P.kwargs,
+    ) -> list[Effect]:
+        """Take one input in: one of the methods of this class, with its arguments.
+
+        ``now_ns`` never goes back.
 
         Raises:
             GossipStateError: it is not allowed now.
         """
-        self._demand(given)
         self._now_ns = max(self._now_ns, now_ns)
-        self._takers[type(given)](given)
+        take(self, *given, **options)
         self._run_timers()
         self._cut_off()
         self._go_on()
         return self._flush()
 
+    def wait(self) -> None:
+        """Let time pass: every step does what is due."""
+
     @property
     def next_wake_ns(self) -> int | None:
-        """The time at which a `TimerDue` is due; None: not before another input."""
+        """The time at which `wait` is due; None: not before another input."""
         times = [peer.wake_ns for peer in self._peers.values()]
         times += [peer.rest_ns for peer in self._peers.values() if not peer.reading]
         times += [self._fetches.wake_ns, self._leaves_ns]
@@ -265,20 +249,6 @@ class Gossip:
         ]
         assert self._pending.keys() <= set(storing)
 
-    def _demand(self, given: Input) -> None:
-        """Raise GossipStateError for an answer to something that was not asked."""
-        allowed = True
-        if isinstance(given, BatchPersisted | BodiesLoaded | Known | Failed):
-            request = self._requests.get(given.token)
-            allowed = request is not None and _is_answer(given, request.effect)
-        elif isinstance(given, FrameSent):
-            peer = self._peers.get(given.peer)
-            allowed = peer is None or peer.writing
-        if not allowed:
-            raise GossipStateError(
-                f"{type(given).__name__} is not allowed now: nothing like it was asked for"
-            )
-
     # What comes out of a step
 
     def _flush(self) -> list[Effect]:
@@ -298,17 +268,17 @@ class Gossip:
 
     # Peers
 
-    def _join(self, given: PeerJoined) -> None:
-        if given.peer in self._peers:
-            self._leave(given.peer)
-        why = self._objection(given)
+    def join(self, key: str, store_id: str) -> None:
+        """Add a peer with a new stream, which replaces an earlier one."""
+        self.leave(key)
+        why = self._objection(key, store_id)
         if why is not None:
             self._effects.append(why)
             return
         joined = {peer.store.id for peer in self._peers.values()}
-        store = self._stores.meet(given.store_id, given.peer, joined)
-        peer = self._peers[given.peer] = GossipPeer(given.peer, store, self._peer_bits.take())
-        self._fetches.join(peer.key)
+        store = self._stores.meet(store_id, key, joined)
+        peer = self._peers[key] = GossipPeer(key, store, self._peer_bits.take())
+        self._fetches.join(key)
         self._catch_up(peer)
         if len(self._graph):
             peer.leaves_due = self._graph.leaves(self._bounds.leaf_ids)
@@ -317,13 +287,13 @@ class Gossip:
             if parent not in self._pending:
                 self._guess(parent, peer.key)
 
-    def _objection(self, given: PeerJoined) -> CutOff | None:
+    def _objection(self, peer: str, store_id: str) -> CutOff | None:
         """Return the effect that turns a peer away; None: it may join."""
-        if self._scores.standing(self._now_ns, given.peer) is PeerStanding.CUT_OFF:
-            return CutOff(given.peer, *self._scores.sentence(given.peer))
-        if given.store_id == self.store_id:
+        if self._scores.standing(self._now_ns, peer) is PeerStanding.CUT_OFF:
+            return CutOff(peer, *self._scores.sentence(peer))
+        if store_id == self.store_id:
             reason = "this node works on the same database: the two need no gossip"
-            return CutOff(given.peer, self._now_ns + self._bounds.cut_off_ns, reason, fault=False)
+            return CutOff(peer, self._now_ns + self._bounds.cut_off_ns, reason, fault=False)
         return None
 
     def _catch_up(self, peer: GossipPeer) -> None:
@@ -339,19 +309,20 @@ class Gossip:
             if self._unread.lacks(digest, peer.store.voice):
                 peer.tell(digest, self._bounds.queued_ids)
 
-    def _left(self, given: PeerLeft) -> None:
-        if given.peer in self._peers:
-            self._leave(given.peer)
-
-    def _leave(self, key: str) -> None:
-        peer = self._peers.pop(key)
-        self._fetches.leave(key)
-        self._recent.forget_peer(peer.bit)
-        self._peer_bits.free(peer.bit)
-
-    def _sent(self, given: FrameSent) -> None:
-        peer = self._peers.get(given.peer)
+    def leave(self, key: str) -> None:
+        """Remove a peer whose stream has ended, if it is joined."""
+        peer = self._peers.pop(key, None)
         if peer is not None:
+            self._fetches.leave(key)
+            self._recent.forget_peer(peer.bit)
+            self._peer_bits.free(peer.bit)
+
+    def sent(self, key: str) -> None:
+        """Note that the stream has taken the frame of a `WriteFrame`."""
+        peer = self._peers.get(key)
+        if peer is not None:
+            if not peer.writing:
+                raise GossipStateError("a sent frame is not allowed now: none was written")
             peer.writing = False
 
     def _forget_store(self, bit: int) -> None:
@@ -382,7 +353,7 @@ class Gossip:
         for peer in sorted(self._cut & self._peers.keys()):
             self._effects.append(CutOff(peer, *self._scores.sentence(peer)))
             self._count(GossipCounter.CUT_OFF, 1)
-            self._leave(peer)
+            self.leave(peer)
         self._cut.clear()
 
     # Conflicts
@@ -410,19 +381,24 @@ class Gossip:
 
     # Stored messages
 
-    def _committed(self, given: Committed) -> None:
+    def commit(self, given: Committed) -> None:
+        """Take in messages that are durable."""
         for digest, content in with_contents(given.ids, given.content_digests):
             self._hold(digest, content, fresh=given.fresh, needed=given.published.get(digest))
         self._link(given.events, fresh=given.fresh)
 
-    def _persisted(self, given: BatchPersisted) -> None:
-        """Handle delivered messages that are stored now, but for conflicts."""
-        request = self._answered(given.token)
-        effect, peer = request.effect, request.peer
-        assert isinstance(effect, PersistBatch)
+    def persisted(
+        self, token: int, new: Sequence[bool], conflicts: Mapping[int, bytes] | None = None
+    ) -> None:
+        """Take in that the batch of a `PersistBatch` is durable; per message True if it was new.
+
+        ``conflicts``: the content digests of stored messages that differ from those of the batch,
+        by place in the batch.
+        """
+        request, effect = self._answered(token, PersistBatch, len(new))
         self._release(request)
-        batch, conflicts = effect.batch, given.conflicts
-        for place, (digest, is_new) in enumerate(zip(batch.hashes, given.new, strict=True)):
+        peer, batch, conflicts = request.peer, effect.batch, conflicts or {}
+        for place, (digest, is_new) in enumerate(zip(batch.hashes, new, strict=True)):
             content = conflicts.get(place, batch.content_digests[place])
             self._hold(digest, content, fresh=is_new)
         refused = {batch.hashes[place] for place in conflicts}
@@ -520,23 +496,30 @@ class Gossip:
 
     # Confirmations
 
-    def _wanted(self, given: ConfirmationsWanted) -> None:
-        """Request confirmations of stored messages; those that are known are reported again."""
-        needed = max(given.min_confirms, self._max_confirms)
-        for digest, content in with_contents(given.ids, given.content_digests):
+    def want(
+        self, ids: Sequence[bytes], min_confirms: int, content_digests: Sequence[bytes] = ()
+    ) -> None:
+        """Request so many confirmations of stored messages; known ones are reported again."""
+        needed = max(min_confirms, self._max_confirms)
+        for digest, content in with_contents(ids, content_digests):
             self._hold(digest, content, fresh=False)
             self._unread.report(digest)
             self._make_unread(digest, needed)
             if digest in self._unread:
                 self._announce_again(digest)
 
-    def _restored(self, given: Restored) -> None:
-        for event in given.unread:
+    def restore(self, unread: Iterable[UnreadEvent]) -> None:
+        """Merge unread events of the database, at the start and later, with what is known."""
+        for event in unread:
             digest = event.message_hash
             self._hold(digest, event.content_digest, fresh=False)
             self._make_unread(digest, event.needed, event.age_ns)
             for voice in event.stores:
                 self._unread.confirm(digest, voice, report=False)
+
+    def settle(self, ids: Iterable[bytes]) -> None:
+        """Remove unread events that another node on this database has removed."""
+        self._unread.drop(ids)
 
     def _make_unread(self, digest: bytes, needed: int, age_ns: int = 0) -> None:
         """Wait for confirmations of an event, if any are needed; known ones count at once."""
@@ -577,25 +560,41 @@ class Gossip:
 
     # The database
 
-    def _answered(self, token: int) -> _Request:
-        request = self._requests.pop(token)
+    def _answered(self, token: int, kind: type[_E], count: int) -> tuple[_Request, _E]:
+        """Close a request that is answered about so many messages."""
+        request = self._requests.get(token)
+        effect = None if request is None else request.effect
+        if request is None or not isinstance(effect, kind) or not _is_answered(effect, count):
+            raise GossipStateError(f"an answer to {kind.__name__} is not allowed now: none is open")
+        del self._requests[token]
         if request.reads:
             self._failing = False
-        return request
+        return request, effect
 
-    def _looked_up(self, given: Known) -> None:
-        effect = self._answered(given.token).effect
-        assert isinstance(effect, LookUp)
+    def looked_up(
+        self, token: int, is_stored: Sequence[bool], content_digests: Sequence[bytes] = ()
+    ) -> None:
+        """Take in the answer to a `LookUp`: True for each ID that is stored.
+
+        ``content_digests``: as in `Inventory`.
+        """
+        _, effect = self._answered(token, LookUp, len(is_stored))
         self._looking = False
-        contents = with_contents(effect.ids, given.content_digests)
-        for (digest, content), is_stored in zip(contents, given.is_stored, strict=True):
-            if is_stored:
+        contents = with_contents(effect.ids, content_digests)
+        for (digest, content), is_there in zip(contents, is_stored, strict=True):
+            if is_there:
                 self._hold(digest, content, fresh=False)
             elif digest not in self._recent and digest not in self._pending:
                 self._fetches.missing(digest)
 
-    def _failed(self, given: Failed) -> None:
-        request = self._requests.pop(given.token)
+    def failed(self, token: int) -> None:
+        """Note that the database failed on a `PersistBatch`, `LoadBodies` or `LookUp`.
+
+        The machine asks again after a while, and gives up in the end what cannot be stored.
+        """
+        request = self._requests.pop(token, None)
+        if request is None:
+            raise GossipStateError("a failure is not allowed now: nothing was asked for")
         request.tries += 1
         if request.reads:
             self._failing = True
@@ -671,9 +670,9 @@ class Gossip:
 
     # Frames that come
 
-    def _receive(self, given: FrameReceived) -> None:
-        """Handle a frame; a fault adds points to the peer."""
-        peer, frame = self._peers.get(given.peer), given.frame
+    def receive(self, key: str, frame: FrameIn) -> None:
+        """Take in a frame of a peer, if it is joined; a fault adds points to it."""
+        peer = self._peers.get(key)
         if peer is None:
             return
         self._fetches.note_frame(self._now_ns, peer.key)
@@ -691,9 +690,10 @@ class Gossip:
                 case SyncLeaves():
                     self._receive_leaves(peer, frame)
 
-    def _reject(self, given: FrameRejected) -> None:
-        if given.peer in self._peers:
-            self._fault(given.peer, scores.PROTOCOL_POINTS, given.reason)
+    def reject(self, key: str, reason: str) -> None:
+        """Note a frame that cannot be read; ``reason`` is one sentence for the peer."""
+        if key in self._peers:
+            self._fault(key, scores.PROTOCOL_POINTS, reason)
 
     def _is_sound(self, peer: GossipPeer, ids: Sequence[bytes]) -> bool:
         most = self._bounds.max_frame_ids
@@ -949,14 +949,19 @@ class Gossip:
                 _Request(LoadBodies(peer.batch.token, ids, self._bounds.frame_bytes), peer)
             )
 
-    def _loaded(self, given: BodiesLoaded) -> None:
-        """Add bodies that were read for a peer, but for those that it got elsewhere meanwhile."""
-        peer = self._answered(given.token).peer
+    def loaded(self, token: int, messages: Sequence[bytes | None]) -> None:
+        """Take in encoded ``WakuMessageAndTopic`` of the first IDs of a `LoadBodies`, in order.
+
+        At least one, None for messages that are not stored; the others are asked for again. What
+        the peer got elsewhere meanwhile is left out.
+        """
+        request, _ = self._answered(token, LoadBodies, len(messages))
+        peer = request.peer
         if peer is None or not self._is_joined(peer):
             return
         batch = peer.batch
         batch.token = missing = 0
-        for message in given.messages:
+        for message in messages:
             digest, pushed = batch.ids.popleft()
             place = self._recent.place(digest)
             has_it = place >= 0 and bool(self._recent.holders[place] & peer.store.bit)
@@ -981,17 +986,7 @@ class Gossip:
             self._effects.append(Listen(peer.key, reading))
 
 
-def _is_answer(
-    given: BatchPersisted | BodiesLoaded | Known | Failed,
-    effect: PersistBatch | LoadBodies | LookUp,
-) -> bool:
-    match given, effect:
-        case Failed(), _:
-            return True
-        case BatchPersisted(), PersistBatch():
-            return len(given.new) == len(effect.batch)
-        case BodiesLoaded(), LoadBodies():
-            return 0 < len(given.messages) <= len(effect.ids)
-        case Known(), LookUp():
-            return len(given.is_stored) == len(effect.ids)
-    return False
+def _is_answered(effect: PersistBatch | LoadBodies | LookUp, count: int) -> bool:
+    """Return True if an answer about so many messages is of the right length."""
+    asked = len(effect.batch if isinstance(effect, PersistBatch) else effect.ids)
+    return count == asked or (isinstance(effect, LoadBodies) and 0 < count < asked)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from itertools import count
 from typing import Any
@@ -19,16 +19,12 @@ from store.gossip.driver.driver import GossipDriver
 from store.gossip.driver.ports import DriverDatabase
 from store.gossip.driver.streams import PeerStream
 from store.gossip.events import (
-    BatchPersisted,
     Committed,
     Confirm,
     Effect,
-    FrameReceived,
-    Input,
+    FrameIn,
     Inventory,
-    Known,
     PersistBatch,
-    Restored,
     WriteFrame,
 )
 from store.gossip.limits import PATIENCE_NS, GossipLimits
@@ -39,12 +35,13 @@ from tests.sim.mutant import Mutant, Plant, edit, nothing, replace_with, togethe
 
 in_driver = partial(edit, GossipDriver)
 
-Step = Callable[[Gossip, int, Input], list[Effect]]
+Step = Callable[..., list[Effect]]
 
 UNEQUAL = "do not become equal"
 LOST = "acknowledged .* does not hold it"
 
 _STEP, _INIT, _CHECK = Gossip.step, Gossip.__init__, Gossip.check
+_RECEIVE, _LOOKED_UP = Gossip.receive, Gossip.looked_up
 _BLAME, _CONFIRM = Gossip._blame, UnreadEvents.confirm
 _ANSWER, _NUMBERS = database_module.answer, count()
 
@@ -54,40 +51,33 @@ def _step(step: Step) -> Plant:
 
 
 def _effects(change: Callable[[list[Effect]], list[Effect]]) -> Plant:
-    return _step(lambda self, now_ns, given: change(_STEP(self, now_ns, given)))
+    return _step(lambda self, *given: change(_STEP(self, *given)))
 
 
-def _announce_early(self: Gossip, now_ns: int, given: Input) -> list[Effect]:
-    effects = _STEP(self, now_ns, given)
+def _announce_early(self: Gossip, now_ns: int, *given: Any) -> list[Effect]:  # noqa: ANN401
+    effects = _STEP(self, now_ns, *given)
     for effect in list(effects):
         if isinstance(effect, PersistBatch):
-            effects += _STEP(self, now_ns, Committed(list(effect.batch.hashes)))
+            effects += _STEP(self, now_ns, Gossip.commit, Committed(list(effect.batch.hashes)))
     return effects
 
 
-def _pass_inventories_on(self: Gossip, now_ns: int, given: Input) -> list[Effect]:
-    effects = _STEP(self, now_ns, given)
-    if isinstance(given, FrameReceived) and isinstance(given.frame, Inventory):
-        effects += _STEP(self, now_ns, Committed(given.frame.ids))
-    return effects
+def _pass_inventories_on(self: Gossip, key: str, frame: FrameIn) -> None:
+    _RECEIVE(self, key, frame)
+    if isinstance(frame, Inventory):
+        self.commit(Committed(frame.ids))
 
 
-def _restore_nothing(self: Gossip, now_ns: int, given: Input) -> list[Effect]:
-    return [] if isinstance(given, Restored) else _STEP(self, now_ns, given)
-
-
-def _take_silence_for_a_lie(self: Gossip, now_ns: int, given: Input) -> list[Effect]:
+def _take_silence_for_a_lie(self: Gossip, *given: Any) -> list[Effect]:  # noqa: ANN401
     for source in self._fetches.sources.values():
         for round_ in source.rounds:
             if round_.talks_ns is None:
                 round_.talks_ns = round_.asked_ns - PATIENCE_NS
-    return _STEP(self, now_ns, given)
+    return _STEP(self, *given)
 
 
-def _presume(self: Gossip, now_ns: int, given: Input) -> list[Effect]:
-    if isinstance(given, Known):
-        given = Known(given.token, [True] * len(given.is_stored))
-    return _STEP(self, now_ns, given)
+def _presume(self: Gossip, token: int, is_stored: Sequence[bool], *_: object) -> None:
+    _LOOKED_UP(self, token, [True] * len(is_stored))
 
 
 def _remember_everything(
@@ -114,9 +104,9 @@ def _announce_nothing(effects: list[Effect]) -> list[Effect]:
 
 MACHINE_MUTANTS = {
     "announces too early": Mutant(_step(_announce_early), LOST),
-    "passes inventories on": Mutant(_step(_pass_inventories_on), LOST),
+    "passes inventories on": Mutant(replace_with(Gossip, "receive", _pass_inventories_on), LOST),
     "forgets what was unread": Mutant(
-        _step(_restore_nothing), f"{UNEQUAL}: .* unread", first_seed=1
+        replace_with(Gossip, "restore", nothing), f"{UNEQUAL}: .* unread", first_seed=1
     ),
     "tells those who join nothing": Mutant(
         replace_with(Gossip, "_catch_up", nothing), UNEQUAL, first_seed=1
@@ -156,7 +146,7 @@ MACHINE_MUTANTS = {
         "AssertionError",
         first_seed=37,
     ),
-    "takes all for held": Mutant(_step(_presume), LOST),
+    "takes all for held": Mutant(replace_with(Gossip, "looked_up", _presume), LOST),
     "loses confirmations": Mutant(
         _effects(lambda all_: [each for each in all_ if not isinstance(each, Confirm)]),
         f"{UNEQUAL}: .* unread",
@@ -172,7 +162,7 @@ async def _answer_before_persist(
     if not isinstance(request, PersistBatch):
         return await _ANSWER(database, environment, request)
     asyncio.create_task(_ANSWER(database, environment, request))  # noqa: RUF006 - the loop of a run keeps it
-    return BatchPersisted(request.token, [True] * len(request.batch))
+    return lambda machine: machine.persisted(request.token, [True] * len(request.batch))
 
 
 def _silent(name: str) -> Plant:
@@ -237,7 +227,7 @@ DRIVER_MUTANTS = {
             in_driver(
                 "_send",
                 "stream.send(effect.frame)",
-                "stream.send(effect.frame), self._take(FrameSent(effect.peer))",
+                "stream.send(effect.frame), self._take(Gossip.sent, effect.peer)",
             ),
             replace_with(GossipDriver, "sent", nothing),
         ),
@@ -258,7 +248,7 @@ DRIVER_MUTANTS = {
     "does not announce a commit": Mutant(
         edit(
             CommitReader,
-            "_input_of",
+            "_describe",
             "return Committed(ids, events, content_digests=digests, published=published)",
             "return Committed([] if is_published else ids, [])",
         ),

@@ -11,23 +11,18 @@ from typing import Final
 from store.domain.environment import Environment, EventLog
 from store.domain.hub import CommitRow, at_most
 from store.domain.ports import PUBLISHED, Source, StoreBusy, StoreUnavailable
-from store.domain.unread import Confirmed, OwnBatch
+from store.domain.unread import Confirmed, OwnBatch, UnreadEvent
 from store.gossip.driver.ports import DriverDatabase, UnreadTable
 from store.gossip.events import (
-    BatchPersisted,
-    BodiesLoaded,
     Committed,
     Confirm,
     Expire,
-    Failed,
-    Input,
-    Known,
     LoadBodies,
     LookUp,
     PersistBatch,
-    Restored,
 )
 from store.gossip.graph import graph_events
+from store.gossip.machine import Gossip
 from storenode.message.rules import Reason
 
 MAX_UNREAD_COMMITS: Final = 4_096
@@ -47,7 +42,9 @@ MAX_QUEUED_WRITES: Final = 65_536
 table, from where the driver adopts them again, and what they said is learnt anew."""
 
 Request = PersistBatch | LoadBodies | LookUp
-Answer = BatchPersisted | BodiesLoaded | Known | Failed
+Answer = Callable[[Gossip], None]
+"""A method of the machine, with its arguments."""
+
 Write = Confirm | Expire
 
 DATABASE_AWAY: Final = (StoreUnavailable, StoreBusy)
@@ -63,21 +60,22 @@ async def answer(database: DriverDatabase, environment: Environment, request: Re
                 rejected = {str(Reason.CONFLICT): conflicts} if conflicts else {}
                 duplicate = new.count(False) - conflicts
                 environment.count_intake(Source.GOSSIP.value, duplicate, rejected)
-                return BatchPersisted(request.token, new, new.conflicts)
+                return lambda machine: machine.persisted(request.token, new, new.conflicts)
             case LoadBodies():
                 found = await database.messages.load(request.ids, request.max_bytes)
-                return BodiesLoaded(request.token, found)
+                return lambda machine: machine.loaded(request.token, found)
             case LookUp():
                 digests = await database.messages.content_digests(request.ids)
                 is_stored = [digest is not None for digest in digests]
-                return Known(request.token, is_stored, [digest or b"" for digest in digests])
+                known = [digest or b"" for digest in digests]
+                return lambda machine: machine.looked_up(request.token, is_stored, known)
     except DATABASE_AWAY:
-        return Failed(request.token)
+        pass
     except Exception as error:
         environment.log.error(
             "gossip_request_failed", request=type(request).__name__, exc_info=error
         )
-        return Failed(request.token)
+    return lambda machine: machine.failed(request.token)
 
 
 class WriteBehind:
@@ -141,24 +139,29 @@ class WriteBehind:
 
 
 class CommitReader:
-    """Turns commits into inputs and passes them to ``take``.
+    """Passes what is committed to ``commit``, and unread events that come with it to ``restore``.
 
     What this node wrote is in memory and is passed at once; what others wrote is read.
     """
 
     def __init__(
-        self, database: DriverDatabase, log: EventLog, take: Callable[[Input], None]
+        self,
+        database: DriverDatabase,
+        log: EventLog,
+        commit: Callable[[Committed], None],
+        restore: Callable[[Sequence[UnreadEvent]], None],
     ) -> None:
         self._database = database
         self._log = log
-        self._take = take
+        self._commit = commit
+        self._restore = restore
         self._position = 0
         self._awake = False
         self._foreign: deque[CommitRow] = deque(maxlen=MAX_UNREAD_COMMITS)
         self._arrived = asyncio.Event()
 
     def wake(self) -> None:
-        """Turn what is committed from now on into inputs."""
+        """Pass on what is committed from now on."""
         self._database.tracking.wake()
         self._awake = True
 
@@ -176,7 +179,7 @@ class CommitReader:
             self._position = commit.place[0]
             own = self._database.tracking.take(commit.place[1])
             if own is not None:
-                self._take(self._input_of(own))
+                self._commit(self._describe(own))
             else:
                 if len(self._foreign) == MAX_UNREAD_COMMITS:
                     passed = self._foreign[0].place[0]
@@ -197,7 +200,7 @@ class CommitReader:
             except DATABASE_AWAY:
                 await asyncio.sleep(RETRY_S)
 
-    def _input_of(self, own: OwnBatch) -> Committed:
+    def _describe(self, own: OwnBatch) -> Committed:
         batch = own.batch
         self._database.messages.cache(batch, own.size_bytes)
         ids, is_published = batch.hashes, own.source in PUBLISHED
@@ -210,10 +213,9 @@ class CommitReader:
             some = at_most(self._foreign, MESSAGES_AT_ONCE)
             arrived = await self._database.messages.arrived(some)
             unread = await self._database.unread.of(arrived.ids)
-            self._take(arrived)
+            self._commit(arrived)
             if unread:
-                self._database.tracking.remember(event.message_hash for event in unread)
-                self._take(Restored(unread))
+                self._restore(unread)
             for commit in some:
                 if self._foreign and self._foreign[0] is commit:
                     self._foreign.popleft()

@@ -22,7 +22,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Concatenate, Final, ParamSpec
 
 from store.domain.environment import Environment
 from store.domain.hub import CommitRow
@@ -48,31 +48,22 @@ from store.gossip.driver.streams import (
 )
 from store.gossip.events import (
     Bodies,
+    Committed,
     Confirm,
-    ConfirmationsWanted,
     Conflicting,
     CutOff,
     Effect,
     Expire,
     FrameIn,
-    FrameReceived,
-    FrameRejected,
-    FrameSent,
     GossipCount,
     GossipCounter,
-    Input,
     Inventory,
     Listen,
     LoadBodies,
     LookUp,
     OutgoingBodies,
-    PeerJoined,
-    PeerLeft,
     PersistBatch,
     Read,
-    Restored,
-    Settled,
-    TimerDue,
     WriteFrame,
 )
 from store.gossip.limits import (
@@ -99,6 +90,8 @@ COMPARED_AT_ONCE: Final = 4_096
 
 RECENTLY_NS: Final = 5 * NS_PER_S
 """A store that left so long ago may be back at once, and one that never joined may yet join."""
+
+_P = ParamSpec("_P")
 
 PLACES: Final = Places(MAX_PEERS, RESERVED_PEERS, WAIT_PATIENCE_NS, LEAST_WAIT_NS)
 
@@ -139,11 +132,11 @@ class GossipDriver:
         self._streams: dict[str, PeerStream] = {}
         self._is_closed = False
         self._left_ns = BoundedDict[str, int](MAX_OFFENDERS)
-        self._inputs: deque[Input] = deque()
+        self._inputs: deque[Callable[[Gossip], list[Effect]]] = deque()
         self._stepping = False
         self.turns = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
-        self._commits = CommitReader(database, self._log, self._take)
+        self._commits = CommitReader(database, self._log, self._commit, self._restore)
         self._writes = WriteBehind(database.unread, self._log)
         self._needs_loading = asyncio.Event()
         self._requests: dict[asyncio.Task[None], None] = {}
@@ -212,7 +205,7 @@ class GossipDriver:
                 self._rest()
                 continue
             self._is_awake = True
-            self._take(replace(newest, fresh=False))
+            self._commit(replace(newest, fresh=False))
             self._restore(unread)
             self._log.info("gossip_loaded", messages=len(newest.ids), unread=len(unread))
             for stream in waiting:
@@ -257,7 +250,7 @@ class GossipDriver:
         self, hashes: Sequence[bytes], content_digests: Sequence[bytes], min_confirms: int
     ) -> None:
         """Request confirmations of messages that were stored before."""
-        self._take(ConfirmationsWanted(hashes, min_confirms, content_digests))
+        self._take(Gossip.want, hashes, min_confirms, content_digests)
 
     def _reach(self) -> int | None:
         """Return how many other stores may confirm: connected now, recently, or soon.
@@ -325,17 +318,17 @@ class GossipDriver:
             self._count(GossipCount(GossipCounter.BYTES_RECEIVED, frame.size_bytes))
             if len(frame.batch):
                 stream.brought_ns = self._steady_ns()
-        self._take(FrameReceived(stream.peer, frame))
+        self._take(Gossip.receive, stream.peer, frame)
 
     def rejected(self, stream: PeerStream, reason: str) -> None:
         """Note that a frame of the peer cannot be read."""
         if stream.is_joined:
-            self._take(FrameRejected(stream.peer, reason))
+            self._take(Gossip.reject, stream.peer, reason)
 
     def sent(self, stream: PeerStream) -> None:
         """Note that the stream has written the last frame."""
         if stream.is_joined:
-            self._take(FrameSent(stream.peer))
+            self._take(Gossip.sent, stream.peer)
 
     async def _greeting(self) -> Inventory:
         """Return an announcement of the newest messages; see `GossipConnector.connect`."""
@@ -393,7 +386,7 @@ class GossipDriver:
         stream.is_joined = True
         self._log.info("gossip_peer_joined", peer=stream.peer, dialled_by=stream.initiator)
         stream.listen(reading=True)
-        self._take(PeerJoined(stream.peer, stream.store_id))
+        self._take(Gossip.join, stream.peer, stream.store_id)
 
     def _part(self, stream: PeerStream) -> None:
         """Note that a stream is with the machine no more."""
@@ -407,7 +400,7 @@ class GossipDriver:
         if stream.is_joined:
             self._part(stream)
             self._log.info("gossip_peer_left", peer=stream.peer)
-            self._take(PeerLeft(stream.peer))
+            self._take(Gossip.leave, stream.peer)
 
     def _joined(self, peer: str) -> PeerStream | None:
         stream = self._streams.get(peer)
@@ -415,17 +408,25 @@ class GossipDriver:
 
     # The machine
 
-    def _take(self, given: Input) -> None:
+    def _take(
+        self,
+        take: Callable[Concatenate[Gossip, _P], None],
+        *given: _P.args,
+        **options: _P.kwargs,
+    ) -> None:
         """Run a step of the machine, and its effects."""
         if self._machine is None:
             return
-        self._inputs.append(given)
+        self._inputs.append(
+            lambda machine: machine.step(self._steady_ns(), take, *given, **options)
+        )
         if self._stepping:
             return
         self._stepping = True
         try:
             while self._inputs and self._machine is not None:
-                self._step(self._machine, self._inputs.popleft())
+                for effect in self._inputs.popleft()(self._machine):
+                    self._do(effect)
         except Exception as error:  # noqa: BLE001 - a fault of this node, which serves on
             self._log.error("gossip_failed", exc_info=error)
             self._begin_anew()
@@ -433,9 +434,8 @@ class GossipDriver:
             self._stepping = False
         self._set_timer()
 
-    def _step(self, machine: Gossip, given: Input) -> None:
-        for effect in machine.step(self._steady_ns(), given):
-            self._do(effect)
+    def _commit(self, committed: Committed) -> None:
+        self._take(Gossip.commit, committed)
 
     def _begin_anew(self) -> None:
         self._machine = self._make()
@@ -458,7 +458,7 @@ class GossipDriver:
         wake_ns = None if self._machine is None else self._machine.next_wake_ns
         if wake_ns is not None:
             delay_s = max(0, wake_ns - self._steady_ns()) / NS_PER_S
-            self._timer = self._loop.call_later(delay_s, self._take, TimerDue())
+            self._timer = self._loop.call_later(delay_s, self._take, Gossip.wait)
 
     def _do(self, effect: Effect) -> None:
         match effect:
@@ -501,9 +501,9 @@ class GossipDriver:
         machine = self._machine
 
         async def ask() -> None:
-            given = await answer(self._database, self._environment, request)
+            take = await answer(self._database, self._environment, request)
             if self._machine is machine:  # a new machine has not asked
-                self._take(given)
+                self._take(take)
 
         task = asyncio.create_task(ask())
         self._requests[task] = None
@@ -537,10 +537,10 @@ class GossipDriver:
         still = [digest for digest in asked if machine.is_unread(digest)]
         gone = [digest for digest in still if digest not in rows and is_tracked(digest)]
         if gone:
-            self._take(Settled(gone))
+            self._take(Gossip.settle, gone)
         left = [rows[digest] for digest in still if digest in rows]
         if left:
-            self._take(Restored(left))
+            self._take(Gossip.restore, left)
         self._adopt(newest)
 
     def _unread_ids(self) -> list[bytes]:
@@ -558,7 +558,7 @@ class GossipDriver:
 
     def _restore(self, newest: Sequence[UnreadEvent]) -> None:
         self._database.tracking.remember(event.message_hash for event in newest)
-        self._take(Restored(list(reversed(newest))))
+        self._take(Gossip.restore, list(reversed(newest)))
 
 
 def _stopping() -> NodeStoppingError:

@@ -5,33 +5,23 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import sha256
-from typing import TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 from store.gossip.events import (
-    BatchPersisted,
     Bodies,
-    BodiesLoaded,
     Committed,
     Confirm,
     CutOff,
     Effect,
-    Failed,
     FrameIn,
     FrameOut,
-    FrameReceived,
-    FrameSent,
     GossipCount,
     GossipCounter,
     GraphEvent,
-    Input,
-    Known,
     LoadBodies,
     LookUp,
     OutgoingBodies,
-    PeerJoined,
-    PeerLeft,
     PersistBatch,
-    TimerDue,
     WriteFrame,
 )
 from store.gossip.limits import GossipLimits
@@ -40,6 +30,10 @@ from store.messages.record import RecordBatch
 from storenode.sds.codec import SdsMetadata
 
 _E = TypeVar("_E", bound=Effect)
+_P = ParamSpec("_P")
+
+Input = Callable[[Gossip], None]
+"""A method of a machine, with its arguments."""
 
 S = 1_000_000_000
 TOPIC = bytes(16)
@@ -90,23 +84,25 @@ class Single:
         self.machine = machine_of("own", **config)
         self.now_ns = S
 
-    def step(self, given: Input) -> list[Effect]:
+    def step(
+        self, take: Callable[Concatenate[Gossip, _P], None], *args: _P.args, **kwargs: _P.kwargs
+    ) -> list[Effect]:
         """Take an input, and check all invariants after it."""
-        effects = self.machine.step(self.now_ns, given)
+        effects = self.machine.step(self.now_ns, take, *args, **kwargs)
         self.machine.check()
         return effects
 
     def join(self, peer: str) -> list[Effect]:
         """Let a peer with a store of its own join."""
-        return self.step(PeerJoined(peer, f"store of {peer}"))
+        return self.step(Gossip.join, peer, f"store of {peer}")
 
     def receive(self, peer: str, frame: FrameIn) -> list[Effect]:
         """Take a frame of a peer."""
-        return self.step(FrameReceived(peer, frame))
+        return self.step(Gossip.receive, peer, frame)
 
     def publish(self, digests: Sequence[bytes]) -> list[Effect]:
         """Commit messages that a client has published here."""
-        return self.step(Committed(digests, published=dict.fromkeys(digests, 0)))
+        return self.step(Gossip.commit, Committed(digests, published=dict.fromkeys(digests, 0)))
 
     def is_reading(self, peer: str) -> bool:
         """Return True if a peer is joined and read from."""
@@ -116,7 +112,7 @@ class Single:
     def after(self, elapsed_ns: int) -> list[Effect]:
         """Let time pass."""
         self.now_ns += elapsed_ns
-        return self.step(TimerDue())
+        return self.step(Gossip.wait)
 
     def answer(self, effects: list[Effect], stored: Iterable[bytes] = ()) -> list[Effect]:
         """Take answers of the database and of streams, until nothing is asked any more.
@@ -139,15 +135,15 @@ class Single:
             case PersistBatch():
                 new = [digest not in stored for digest in effect.batch.hashes]
                 stored.update(effect.batch.hashes)
-                return BatchPersisted(effect.token, new)
+                return lambda machine: machine.persisted(effect.token, new)
             case LoadBodies():
-                return BodiesLoaded(
-                    effect.token, [each if each in stored else None for each in effect.ids]
-                )
+                found = [each if each in stored else None for each in effect.ids]
+                return lambda machine: machine.loaded(effect.token, found)
             case LookUp():
-                return Known(effect.token, [each in stored for each in effect.ids])
+                is_stored = [each in stored for each in effect.ids]
+                return lambda machine: machine.looked_up(effect.token, is_stored)
             case WriteFrame():
-                return FrameSent(effect.peer)
+                return lambda machine: machine.sent(effect.peer)
         return None
 
 
@@ -178,16 +174,20 @@ class Member:
         self.fails: Callable[[], bool] = lambda: False
         self._fleet = fleet
 
-    def step(self, given: Input) -> None:
+    def step(
+        self, take: Callable[Concatenate[Gossip, _P], None], *args: _P.args, **kwargs: _P.kwargs
+    ) -> None:
         """Take an input, and carry out what follows."""
-        for effect in self.machine.step(self._fleet.now_ns, given):
+        for effect in self.machine.step(self._fleet.now_ns, take, *args, **kwargs):
             self._do(effect)
 
     def publish(self, digests: Sequence[bytes], min_confirms: int = 0) -> None:
         """Publish messages as a client here."""
         self.stored.update(dict.fromkeys(digests))
         published = dict.fromkeys(digests, min_confirms)
-        self.step(Committed(digests, self._fleet.events(digests), published=published))
+        self.step(
+            Gossip.commit, Committed(digests, self._fleet.events(digests), published=published)
+        )
 
     def _do(self, effect: Effect) -> None:
         fleet = self._fleet
@@ -203,18 +203,19 @@ class Member:
 
     def _answer(self, effect: PersistBatch | LoadBodies | LookUp) -> None:
         if self.fails():
-            self.step(Failed(effect.token))
+            self.step(Gossip.failed, effect.token)
             return
         match effect:
             case PersistBatch():
                 new = [digest not in self.stored for digest in effect.batch.hashes]
                 self.stored.update(dict.fromkeys(effect.batch.hashes))
-                self.step(BatchPersisted(effect.token, new))
+                self.step(Gossip.persisted, effect.token, new)
             case LoadBodies():
                 found = [each if each in self.stored else None for each in effect.ids]
-                self.step(BodiesLoaded(effect.token, found))
+                self.step(Gossip.loaded, effect.token, found)
             case LookUp():
-                self.step(Known(effect.token, [each in self.stored for each in effect.ids]))
+                is_stored = [each in self.stored for each in effect.ids]
+                self.step(Gossip.looked_up, effect.token, is_stored)
 
 
 class Fleet:
@@ -249,13 +250,13 @@ class Fleet:
         """Let two members have a stream."""
         for name, peer in ((one, other), (other, one)):
             self._streams[name, peer] = deque()
-            self[name].step(PeerJoined(peer, f"store of {peer}"))
+            self[name].step(Gossip.join, peer, f"store of {peer}")
 
     def disconnect(self, one: str, other: str) -> None:
         """Break a stream; what is on its way is lost."""
         for name, peer in ((one, other), (other, one)):
             self._streams.pop((name, peer), None)
-            self[name].step(PeerLeft(peer))
+            self[name].step(Gossip.leave, peer)
 
     def send(self, sender: str, effect: WriteFrame) -> None:
         """Put a frame on its way."""
@@ -278,7 +279,7 @@ class Fleet:
         """Let time pass, and all that follows."""
         self.now_ns += elapsed_ns
         for member in self.members.values():
-            member.step(TimerDue())
+            member.step(Gossip.wait)
         self.run()
 
     def check(self) -> None:
@@ -296,9 +297,9 @@ class Fleet:
         if self._streams.get((sender, receiver)) is not stream:
             return
         frame = stream.popleft()
-        self[sender].step(FrameSent(receiver))
+        self[sender].step(Gossip.sent, receiver)
         if isinstance(frame, OutgoingBodies):
             batch = records(frame.messages, self.parents)
-            self[receiver].step(FrameReceived(sender, Bodies(batch, (), 100)))
+            self[receiver].step(Gossip.receive, sender, Bodies(batch, (), 100))
         else:
-            self[receiver].step(FrameReceived(sender, frame))
+            self[receiver].step(Gossip.receive, sender, frame)

@@ -7,34 +7,21 @@ import pytest
 
 from store.domain.unread import UnreadEvent
 from store.gossip.events import (
-    BatchPersisted,
     Bodies,
-    BodiesLoaded,
     Committed,
-    ConfirmationsWanted,
     Effect,
-    Failed,
-    FrameReceived,
-    FrameSent,
     GetEvents,
-    Input,
     Inventory,
-    Known,
     LoadBodies,
     LookUp,
-    PeerJoined,
-    PeerLeft,
     PersistBatch,
-    Restored,
-    Settled,
     SyncLeaves,
-    TimerDue,
     WriteFrame,
 )
 from store.gossip.graph import graph_events
 from store.gossip.limits import GossipLimits
 from store.gossip.machine import Gossip
-from tests.unit.gossip.gossip_world import S, ids, records
+from tests.unit.gossip.gossip_world import Input, S, ids, records
 
 PEERS = "vwxyz"
 NAMES = ids(60)
@@ -94,12 +81,13 @@ class Anything:
     def _joined(self) -> Input:
         peer = self.rng.choice(PEERS)
         self._writing.discard(peer)
-        return PeerJoined(peer, self.rng.choice(("own", "s1", "s2", f"store of {peer}")))
+        store_id = self.rng.choice(("own", "s1", "s2", f"store of {peer}"))
+        return lambda machine: machine.join(peer, store_id)
 
     def _left(self) -> Input:
         peer = self.rng.choice(PEERS)
         self._writing.discard(peer)
-        return PeerLeft(peer)
+        return lambda machine: machine.leave(peer)
 
     def _frame(self) -> Input:
         some = self._some()
@@ -113,48 +101,53 @@ class Anything:
                 Bodies(records(some, parents), refused, self.rng.randint(0, 300)),
             )
         )
-        return FrameReceived(self.rng.choice(PEERS), frame)
+        peer = self.rng.choice(PEERS)
+        return lambda machine: machine.receive(peer, frame)
 
     def _sent(self) -> Input:
         if not self._writing:
-            return TimerDue()
+            return Gossip.wait
         peer = self.rng.choice(sorted(self._writing))
         self._writing.discard(peer)
-        return FrameSent(peer)
+        return lambda machine: machine.sent(peer)
 
     def _answer(self) -> Input:
         if not self._asked:
-            return TimerDue()
+            return Gossip.wait
         effect = self._asked.pop(self.rng.randrange(len(self._asked)))
         if self.rng.random() < 0.2:
-            return Failed(effect.token)
+            return lambda machine: machine.failed(effect.token)
         maybe = self.rng.random
         match effect:
             case PersistBatch():
-                return BatchPersisted(effect.token, [maybe() < 0.5 for _ in effect.batch.hashes])
+                new = [maybe() < 0.5 for _ in effect.batch.hashes]
+                return lambda machine: machine.persisted(effect.token, new)
             case LoadBodies():
                 count = self.rng.randint(1, len(effect.ids))
-                return BodiesLoaded(effect.token, [b"body" if maybe() < 0.7 else None] * count)
+                bodies = [b"body" if maybe() < 0.7 else None] * count
+                return lambda machine: machine.loaded(effect.token, bodies)
             case LookUp():
-                return Known(effect.token, [maybe() < 0.5 for _ in effect.ids])
+                is_stored = [maybe() < 0.5 for _ in effect.ids]
+                return lambda machine: machine.looked_up(effect.token, is_stored)
 
     def _from_inside(self) -> Input:
         some, rng = self._some(), self.rng
         parents = {each: self._some(3) for each in some}
         unread = [UnreadEvent(each, b"", rng.randint(1, 3), ("s1",), S) for each in some]
-        return rng.choice(
-            (
-                Committed(
-                    some,
-                    graph_events(records(some, parents)),
-                    rng.random() < 0.7,
-                    published=dict.fromkeys(self._some(), rng.randint(0, 2)),
-                ),
-                ConfirmationsWanted(some, rng.randint(0, 3)),
-                Restored(unread),
-                Settled(some),
-            )
+        committed = Committed(
+            some,
+            graph_events(records(some, parents)),
+            rng.random() < 0.7,
+            published=dict.fromkeys(self._some(), rng.randint(0, 2)),
         )
+        min_confirms = rng.randint(0, 3)
+        inputs: list[Input] = [
+            lambda machine: machine.commit(committed),
+            lambda machine: machine.want(some, min_confirms),
+            lambda machine: machine.restore(unread),
+            lambda machine: machine.settle(some),
+        ]
+        return rng.choice(inputs)
 
 
 @pytest.mark.parametrize("seed", range(16))

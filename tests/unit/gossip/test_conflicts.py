@@ -8,21 +8,18 @@ import pytest
 
 from store.domain.unread import UnreadEvent
 from store.gossip.events import (
-    BatchPersisted,
     Bodies,
     Committed,
     Confirm,
-    ConfirmationsWanted,
     Conflicting,
     Effect,
     GossipCounter,
     Inventory,
-    Known,
     LookUp,
     PersistBatch,
-    Restored,
     SyncLeaves,
 )
+from store.gossip.machine import Gossip
 from store.messages.conflicts import Conflict
 from store.messages.record import RecordBatch
 from tests.unit.gossip.gossip_world import Single, counted, frames, ids, of, records
@@ -54,7 +51,7 @@ def test_an_announcement_of_other_content_is_a_conflict_and_confirms_nothing(
     kind: type[Inventory | SyncLeaves],
 ) -> None:
     node, (one,) = single(), ids(1)
-    node.answer(node.step(Committed([one], content_digests=[OWN])), [one])
+    node.answer(node.step(Gossip.commit, Committed([one], content_digests=[OWN])), [one])
     effects = node.receive("b", kind([one], content_digests=[OTHER]))
     assert conflicts(effects) == [("b", Conflict(one, OWN, OTHER))]
     assert counted(effects, GossipCounter.CONFLICTS) == 1
@@ -68,13 +65,13 @@ def test_an_announcement_of_other_content_is_a_conflict_and_confirms_nothing(
 @pytest.mark.parametrize("digests", [(), [b""]])
 def test_an_announcement_without_a_digest_counts_by_its_hash(digests: Sequence[bytes]) -> None:
     node, (one,) = single(), ids(1)
-    node.answer(node.step(Committed([one], content_digests=[OWN])), [one])
+    node.answer(node.step(Gossip.commit, Committed([one], content_digests=[OWN])), [one])
     assert of(Confirm, node.receive("b", Inventory([one], digests)))
 
 
 def test_a_body_with_other_content_is_not_stored_and_confirms_nothing() -> None:
     node, (one,) = single(), ids(1)
-    node.answer(node.step(Committed([one], content_digests=[OWN])), [one])
+    node.answer(node.step(Gossip.commit, Committed([one], content_digests=[OWN])), [one])
     effects = node.receive("b", bodies([one], OTHER))
     assert conflicts(effects) == [("b", Conflict(one, OWN, OTHER))]
     assert not of(Confirm, effects)
@@ -88,15 +85,15 @@ def test_while_a_body_is_being_stored_another_one_is_a_conflict() -> None:
     for frame in (bodies([one], OTHER), Inventory([one], [OTHER])):
         effects = node.receive("c", frame)
         assert not of(PersistBatch, effects)
-    effects = node.step(BatchPersisted(persist.token, [True]))
+    effects = node.step(Gossip.persisted, persist.token, [True])
     assert [each.store_id for each in of(Confirm, effects)] == ["store of b"]
 
 
 def test_what_turns_out_to_be_a_conflict_in_the_database_is_not_confirmed_by_its_sender() -> None:
     node, (one,) = single(), ids(1)
     (persist,) = of(PersistBatch, node.receive("b", bodies([one], OTHER)))
-    node.answer(node.step(BatchPersisted(persist.token, [False], {0: OWN})), [one])
-    effects = node.step(ConfirmationsWanted([one], 1, [OWN]))
+    node.answer(node.step(Gossip.persisted, persist.token, [False], {0: OWN}), [one])
+    effects = node.step(Gossip.want, [one], 1, [OWN])
     assert not of(Confirm, effects)
     sent = [each for each in frames(effects) if isinstance(each, Inventory)]
     assert [(list(each.ids), list(each.content_digests)) for each in sent] == [([one], [OWN])]
@@ -104,7 +101,7 @@ def test_what_turns_out_to_be_a_conflict_in_the_database_is_not_confirmed_by_its
 
 def test_an_unread_message_of_the_database_is_confirmed_only_by_its_content() -> None:
     node, (one,) = single(), ids(1)
-    node.step(Restored([UnreadEvent(one, OWN, 1)]))
+    node.step(Gossip.restore, [UnreadEvent(one, OWN, 1)])
     assert not of(Confirm, node.receive("b", Inventory([one], [OTHER])))
     assert of(Confirm, node.receive("b", Inventory([one], [OWN])))
 
@@ -112,6 +109,6 @@ def test_an_unread_message_of_the_database_is_confirmed_only_by_its_content() ->
 def test_a_message_that_is_looked_up_is_compared_with_what_was_announced() -> None:
     node, (one,) = single(), ids(1)
     (look_up,) = of(LookUp, node.receive("b", Inventory([one], [OTHER])))
-    effects = node.step(Known(look_up.token, [True], [OWN]))
+    effects = node.step(Gossip.looked_up, look_up.token, [True], [OWN])
     assert conflicts(effects) == [("b", Conflict(one, OWN, OTHER))]
-    assert not of(Confirm, node.step(ConfirmationsWanted([one], 1, [OWN])))
+    assert not of(Confirm, node.step(Gossip.want, [one], 1, [OWN]))

@@ -8,16 +8,15 @@ import pytest
 from store.gossip.events import (
     Committed,
     Confirm,
-    ConfirmationsWanted,
     CutOff,
     Effect,
     Inventory,
     OutgoingBodies,
-    PeerJoined,
     Read,
     SyncLeaves,
 )
 from store.gossip.limits import NEWS_ORDER, NEWS_PATIENCE_NS, NEWS_WINDOW
+from store.gossip.machine import Gossip
 from tests.unit.gossip.gossip_world import Fleet, S, Single, entries, frames, ids, of
 
 
@@ -45,7 +44,7 @@ def test_what_a_client_publishes_is_pushed_and_confirmed_by_those_who_got_it() -
 def test_of_two_nodes_on_one_database_one_gets_the_body() -> None:
     single = Single()
     for peer in ("b1", "b2"):
-        single.step(PeerJoined(peer, "store of b"))
+        single.step(Gossip.join, peer, "store of b")
     messages = ids(1)
     effects = single.answer(single.publish(messages), messages)
     assert [type(frame) for frame in frames(effects, "b1")] == [OutgoingBodies]
@@ -54,7 +53,7 @@ def test_of_two_nodes_on_one_database_one_gets_the_body() -> None:
 
 def test_a_node_on_the_same_database_is_turned_away() -> None:
     single = Single()
-    (cut,) = of(CutOff, single.step(PeerJoined("b", "own")))
+    (cut,) = of(CutOff, single.step(Gossip.join, "b", "own"))
     assert "same database" in cut.reason
     assert not cut.fault
     assert not single.is_reading("b")
@@ -67,7 +66,7 @@ def announced(effects: list[Effect]) -> list[bytes]:
 def test_no_more_news_are_out_than_the_peer_can_deal_with() -> None:
     single, messages = Single(), ids(3 * NEWS_WINDOW)
     single.join("b")
-    out = announced(single.answer(single.step(Committed(messages))))
+    out = announced(single.answer(single.step(Gossip.commit, Committed(messages))))
     assert out == messages[:NEWS_WINDOW]
     more = announced(single.answer(single.receive("b", Inventory(out[:100]))))
     assert more == messages[NEWS_WINDOW : NEWS_WINDOW + 100]
@@ -85,12 +84,12 @@ def test_who_asks_again_is_reported_again_and_that_ends_there() -> None:
     fleet["a"].publish(messages)
     fleet.run()
     before = len(fleet.sent)
-    fleet["a"].step(ConfirmationsWanted(messages, 1))
+    fleet["a"].step(Gossip.want, messages, 1)
     fleet.run()
     assert fleet["a"].confirms == dict.fromkeys(messages, 1)
     assert len(fleet.sent) == before  # the peer had said so already
     fleet["a"].machine._recent.forget_store(1)
-    fleet["a"].step(ConfirmationsWanted(messages, 1))
+    fleet["a"].step(Gossip.want, messages, 1)
     fleet.run()
     kinds = [(one, type(frame)) for one, _, frame in fleet.sent[before:]]
     assert kinds == [("a", Inventory), ("b", Inventory)]
@@ -98,7 +97,7 @@ def test_who_asks_again_is_reported_again_and_that_ends_there() -> None:
 
 def test_unread_events_are_announced_again_until_they_are_confirmed() -> None:
     single, messages = Single(max_confirms=1, unread_interval_ns=5 * S), ids(3)
-    single.step(Committed(messages))
+    single.step(Gossip.commit, Committed(messages))
     single.answer(single.join("b"), messages)
     assert not single.after(4 * S)
     (frame,) = frames(single.answer(single.after(S)))
@@ -116,7 +115,7 @@ def test_leaves_bring_what_follows_on_them() -> None:
     fleet.parents[messages[0]] = ()
     for member, known in (("a", messages[:30]), ("b", messages[:10])):
         fleet[member].stored.update(dict.fromkeys(known))
-        fleet[member].step(Committed(known, fleet.events(known), fresh=False))
+        fleet[member].step(Gossip.commit, Committed(known, fleet.events(known), fresh=False))
     fleet.connect("a", "b")
     fleet.run()
     leaves = [frame for *_, frame in fleet.sent if isinstance(frame, SyncLeaves)]

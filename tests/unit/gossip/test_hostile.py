@@ -6,29 +6,32 @@ from itertools import count
 import pytest
 
 from store.gossip.events import (
-    BatchPersisted,
     Bodies,
-    BodiesLoaded,
     Committed,
     Confirm,
     CutOff,
-    Failed,
     FrameIn,
-    FrameSent,
     GetEvents,
     GossipCounter,
     Inventory,
-    Known,
     Listen,
     LookUp,
-    PeerJoined,
-    PeerLeft,
     PersistBatch,
     SyncLeaves,
 )
 from store.gossip.limits import MAX_TRIES
-from store.gossip.machine import GossipStateError
-from tests.unit.gossip.gossip_world import S, Single, counted, entries, frames, ids, of, records
+from store.gossip.machine import Gossip, GossipStateError
+from tests.unit.gossip.gossip_world import (
+    Input,
+    S,
+    Single,
+    counted,
+    entries,
+    frames,
+    ids,
+    of,
+    records,
+)
 
 
 def bodies(digests: list[bytes]) -> Bodies:
@@ -126,7 +129,7 @@ def test_what_comes_too_often_is_slowed(frame: FrameIn) -> None:
 
 def test_more_asked_for_than_may_wait_is_a_fault() -> None:
     single, messages = Single(asked_ids=100, round_ids=10), ids(200)
-    single.step(Committed(messages))
+    single.step(Gossip.commit, Committed(messages))
     single.answer(single.join("x"), messages)
     for _ in range(20):
         effects = single.receive("x", GetEvents(messages))
@@ -138,7 +141,7 @@ def test_more_asked_for_than_may_wait_is_a_fault() -> None:
 
 def test_asking_for_the_same_over_and_over_cuts_off() -> None:
     single, messages = Single(), ids(100)
-    single.step(Committed(messages))
+    single.step(Gossip.commit, Committed(messages))
     single.answer(single.join("x"), messages)
     for _ in range(200):
         effects = single.answer(single.receive("x", GetEvents(messages)), messages)
@@ -187,12 +190,12 @@ def test_unknown_parents_delay_nothing_that_is_announced() -> None:
 
 def test_a_peer_confirms_once_in_however_many_names() -> None:
     single, messages = Single(max_confirms=2), ids(1)
-    single.step(Committed(messages))
+    single.step(Gossip.commit, Committed(messages))
     confirms: list[Confirm] = []
     for name in ("s1", "s2", "s3"):
-        single.answer(single.step(PeerJoined("x", name)))
+        single.answer(single.step(Gossip.join, "x", name))
         confirms += of(Confirm, single.receive("x", Inventory(messages)))
-        single.step(PeerLeft("x"))
+        single.step(Gossip.leave, "x")
     assert confirms == [Confirm("s1", messages, [1])]
     single.join("y")
     assert of(Confirm, single.receive("y", Inventory(messages)))
@@ -207,7 +210,7 @@ def test_a_peer_is_not_read_from_while_much_of_it_waits_for_the_database() -> No
         if single.is_reading("x"):
             persists += of(PersistBatch, single.receive("x", bodies(messages[start : start + 10])))
     assert len(persists) == 1
-    effects = single.step(BatchPersisted(persists[0].token, [True] * 10))
+    effects = single.step(Gossip.persisted, persists[0].token, [True] * 10)
     assert Listen("x", True) in effects
 
 
@@ -215,15 +218,15 @@ def test_what_the_database_could_not_do_is_asked_again() -> None:
     single, messages = Single(max_confirms=1), ids(2)
     single.join("x")
     (look,) = of(LookUp, single.receive("x", Inventory(messages)))
-    assert not single.step(Failed(look.token))
+    assert not single.step(Gossip.failed, look.token)
     assert of(LookUp, single.after(S)) == [look]
-    asked = single.step(Known(look.token, [False, False]))
+    asked = single.step(Gossip.looked_up, look.token, [False, False])
     assert frames(asked) == [GetEvents(messages)]
-    single.step(FrameSent("x"))
+    single.step(Gossip.sent, "x")
     (persist,) = of(PersistBatch, single.receive("x", bodies(messages)))
-    single.step(Failed(persist.token))
+    single.step(Gossip.failed, persist.token)
     assert of(PersistBatch, single.after(S)) == [persist]
-    assert frames(single.step(BatchPersisted(persist.token, [True, True])))
+    assert frames(single.step(Gossip.persisted, persist.token, [True, True]))
 
 
 def test_what_can_never_be_stored_is_given_up_and_may_come_again() -> None:
@@ -231,21 +234,27 @@ def test_what_can_never_be_stored_is_given_up_and_may_come_again() -> None:
     single.join("x")
     (persist,) = of(PersistBatch, single.receive("x", bodies(messages)))
     for _ in range(MAX_TRIES - 1):
-        single.step(Failed(persist.token))
+        single.step(Gossip.failed, persist.token)
         assert of(PersistBatch, single.after(S)) == [persist]
-    single.step(Failed(persist.token))
+    single.step(Gossip.failed, persist.token)
     assert not single.after(S)
     assert of(PersistBatch, single.receive("x", bodies(messages)))
 
 
 @pytest.mark.parametrize(
-    "given",
-    [BodiesLoaded(99, [None]), BatchPersisted(1, []), Known(2, [True]), Failed(3), FrameSent("x")],
+    "take",
+    [
+        lambda machine: machine.loaded(99, [None]),
+        lambda machine: machine.persisted(1, []),
+        lambda machine: machine.looked_up(2, [True]),
+        lambda machine: machine.failed(3),
+        lambda machine: machine.sent("x"),
+    ],
 )
 def test_an_answer_to_nothing_is_refused(
-    given: BodiesLoaded | BatchPersisted | Known | Failed | FrameSent,
+    take: Input,
 ) -> None:
     single = Single()
     single.join("x")
     with pytest.raises(GossipStateError, match="not allowed now"):
-        single.step(given)
+        single.step(take)

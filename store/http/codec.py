@@ -43,15 +43,20 @@ NAMES: Final = {
 }
 """Names of fields of requests that are not those of protobuf's JSON."""
 
-_NEEDED: Final = {
+REQUIRED: Final = {
+    "AnswerCoverage": {"state", "time_start", "time_end"},
+    "CoverageStep": {"time_start", "time_end", "intake"},
     "GetSdsMessagesRequest": {"channel_id", "entries"},
     "GetCausalHistoryRequest": {"channel_id", "heads"},
     "HistoryEntry": {"message_id"},
     "PublishRequest": {"messages"},
+    "PublishResponse": {"results"},
+    "PublishResult": {"outcome"},
+    "StoreQueryResponse": {"messages"},
     "WakuMessage": {"content_topic", "payload", "timestamp"},
     "WakuMessageAndTopic": {"pubsub_topic"},
 }
-"""Fields that a request must have, by its message."""
+"""Fields that a request must have, and that an answer has although they are unset, by message."""
 
 DEFAULTS: Final[dict[str, object]] = {"include_data": True, "pagination_limit": 0, "step": "HOUR"}
 
@@ -99,17 +104,6 @@ Hash = Annotated[
     ),
 ]
 Base64 = Annotated[bytes, Meta(description="Base64.")]
-
-REQUIRED: Final[dict[str, dict[str, Any]]] = {
-    "WakuMessage": {"payload": "", "contentTopic": "", "timestamp": "0"},
-    "StoreQueryResponse": {"messages": []},
-    "PublishResponse": {"results": []},
-    "PublishResult": {"outcome": "OUTCOME_UNSPECIFIED"},
-    "CoverageStep": {"timeStart": "0", "timeEnd": "0", "intake": "INTAKE_UNSPECIFIED"},
-    "AnswerCoverage": {"state": "STATE_UNSPECIFIED", "timeStart": "0", "timeEnd": "0"},
-    "HistoryEntry": {"messageId": ""},
-}
-"""The fields in the JSON of a message although they are unset."""
 
 ITEMS: Final = frozenset({"messages", "steps"})
 """Fields of a page whose entries are lines by themselves."""
@@ -164,13 +158,13 @@ def _request_field(field: FieldDescriptor) -> Any:  # noqa: ANN401 - what defstr
     if field.is_repeated:
         kind = list[kind]
     note = NOTES.get(field.name)
-    is_required = field.name in _NEEDED.get(cast("Descriptor", field.containing_type).name, ())
-    is_optional = field.has_presence and not is_required and field.name not in DEFAULTS
+    needed = is_required(field)
+    is_optional = field.has_presence and not needed and field.name not in DEFAULTS
     if is_optional:
         kind = kind | None
     if note is not None:
         kind = Annotated[kind, Meta(description=note)]
-    if is_required:
+    if needed:
         return field.name, kind
     if field.is_repeated:
         return field.name, kind, msgspec.field(default_factory=list)
@@ -305,17 +299,15 @@ def hex_of(digest: bytes) -> str:
 
 
 def to_json(message: Message) -> dict[str, Any]:
-    """Return a message as JSON has it."""
-    kind = cast("Hashable", type(message))
-    found = {**_required(kind)}
-    for field, name, convert, has_presence, is_list in _conversions(kind):
-        if has_presence and not message.HasField(field):
-            continue
+    """Return a message as JSON has it, the fields first that are always there."""
+    found = {}
+    for field, name, convert, always, has_presence, is_list in _conversions(
+        cast("Hashable", type(message))
+    ):
         value = getattr(message, field)
-        if is_list and value:
-            found[name] = [convert(each) for each in value]
-        elif value or has_presence:
-            found[name] = convert(value)
+        if not (always or (message.HasField(field) if has_presence else value)):
+            continue
+        found[name] = [convert(each) for each in value] if is_list else convert(value)
     return found
 
 
@@ -329,18 +321,25 @@ def to_lines(page: Message) -> Iterator[dict[str, Any]]:
 
 
 @cache
-def _required(kind: type[Message]) -> dict[str, Any]:
-    return REQUIRED.get(kind.DESCRIPTOR.name, {})
-
-
-@cache
-def _conversions(kind: type[Message]) -> list[tuple[str, str, Callable[[Any], Any], bool, bool]]:
-    """Return for each field both names, how it becomes JSON, its presence and if it is a list."""
+def _conversions(
+    kind: type[Message],
+) -> list[tuple[str, str, Callable[[Any], Any], bool, bool, bool]]:
+    """Return each field: its names, how it becomes JSON, and if it is always there, or a list."""
+    descriptor = cast("Descriptor", kind.DESCRIPTOR)
+    fields = [each for each in descriptor.fields if each.name not in STATUS]
+    fields.sort(key=is_required, reverse=True)
     return [
-        (each.name, name_of(each), _converter(each), each.has_presence, each.is_repeated)
-        for each in cast("Descriptor", kind.DESCRIPTOR).fields
-        if each.name not in STATUS
+        (
+            *(each.name, name_of(each), _converter(each)),
+            *(is_required(each), each.has_presence, each.is_repeated),
+        )
+        for each in fields
     ]
+
+
+def is_required(field: FieldDescriptor) -> bool:
+    """Return True for a field that a request must have, or that an answer always has."""
+    return field.name in REQUIRED.get(cast("Descriptor", field.containing_type).name, ())
 
 
 def name_of(field: FieldDescriptor) -> str:

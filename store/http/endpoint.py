@@ -141,7 +141,7 @@ class Endpoint:
             failure, known = translate(error, exchange.request_id)
             code = str(failure.status)
             _report(call, failure, None if known else error)
-            if call.is_admitted and call.sender.ended_s is not None:
+            if call.counted is not None and call.counted.ended_s is not None:
                 exchange.abort()  # the caller does not read: it would not read the status either
             else:
                 await _fail(exchange, operation, failure)
@@ -149,7 +149,8 @@ class Endpoint:
         finally:
             if call.is_admitted:
                 call.account.end(operation.served.kind)
-                call.sender.close()
+            if call.counted is not None:
+                call.counted.close()
             seconds = (node.monotonic_ns() - began_ns) / _NS_PER_S
             node.metrics.http_requests.labels(operation.served.name, code).inc()
             if not operation.served.endless:
@@ -166,7 +167,7 @@ class Endpoint:
             body = await exchange.body(self._slots, call.max_request_bytes)
         call.charge(len(body), counted=True)
         endless = self._node.drain.endless() if operation.served.endless else nullcontext()
-        with exchange.watched(), endless, call.sender.ending():
+        with exchange.watched(), endless, call.sender:
             await operation.handle(call, exchange, body)
 
 

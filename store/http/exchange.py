@@ -22,7 +22,7 @@ from store.http import codec
 from store.http.connections import BUFFER_BYTES, SEND_TIMEOUT_S
 from store.serving.call import REQUEST_IDS, is_request_id
 from store.serving.connections import connection_name
-from store.serving.drain import endable
+from store.serving.drain import Endable
 from store.serving.failure import (
     CallerGoneError,
     CallError,
@@ -169,11 +169,11 @@ class HttpExchange:
         """
         if self._connection.is_gone:
             raise CallerGoneError
-        with endable() as end:
+        with Endable() as block:
 
             def leave() -> None:
                 if not self.complete:
-                    end(CallerGoneError())
+                    block.end(CallerGoneError())
 
             self._connection.on_gone = leave
             try:

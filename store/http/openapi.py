@@ -9,7 +9,7 @@ import msgspec
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from msgspec import Struct
 
-from store.http.codec import HASHES, ITEMS, REQUIRED, STATUS, Error, name_of, request_type
+from store.http.codec import HASHES, ITEMS, STATUS, Error, is_required, name_of, request_type
 from store.http.endpoint import Operation
 from store.http.exchange import JSON
 from storenode.wire.storenode.v1.store_pb2 import SdsStoredMessage
@@ -127,13 +127,13 @@ def _reference(message: Descriptor, components: dict[str, Any]) -> dict[str, Any
 def _schema(message: Descriptor, components: dict[str, Any]) -> dict[str, Any]:
     if message is SdsStoredMessage.DESCRIPTOR:
         return {"allOf": [_reference(WakuMessageKeyValue.DESCRIPTOR, components), _SDS]}
-    properties = {}
+    properties, required = {}, []
     for field in message.fields:
         if field.name not in STATUS:
-            schema = _value(field, components)
-            is_list = field.is_repeated
-            properties[name_of(field)] = {"type": "array", "items": schema} if is_list else schema
-    required = list(REQUIRED.get(message.name, ()))
+            schema, name = _value(field, components), name_of(field)
+            properties[name] = {"type": "array", "items": schema} if field.is_repeated else schema
+            if is_required(field):
+                required.append(name)
     return {"type": "object", "properties": properties, "required": required}
 
 

@@ -54,6 +54,7 @@ from store.serving.call import (
     is_request_id,
 )
 from store.serving.context import HealthValue, NodeContext
+from store.serving.drain import Endable
 from store.serving.failure import CallerGoneError, CallError, Code, expected, malformed, unexpected
 from store.serving.methods.decode import COUNTED_REQUEST_BYTES
 from store.serving.queue import RequestSlots
@@ -174,6 +175,9 @@ class NoRequestError(CallError):
         super().__init__(Code.INVALID_ARGUMENT, "the call ended before its request: send one")
 
 
+UNCOUNTED_ANSWER_BYTES: Final = 512
+"""A unary answer that is not counted, since a call takes more."""
+
 ListenerKind = Literal["client", "peer", "admin"]
 Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
 BidiMethod = Callable[["RpcCall"], Awaitable[None]]
@@ -206,7 +210,7 @@ class RpcCall(Call):
         self, node: RpcContext, method: Method, context: Context, listener: ListenerKind
     ) -> None:
         """Read the metadata of a call."""
-        super().__init__(node, method, context.peer())
+        super().__init__(node, method, context.peer(), context.add_done_callback)
         self.context = context
         self.fields: dict[str, str] = {}
         self.request_id = self._repeated = ""
@@ -231,7 +235,11 @@ class RpcCall(Call):
             and not self._repeated
             and (
                 listener == "peer"
-                or (method.peers and is_accepted_peer(self.fields, node.peers, self.remote))
+                or (
+                    method.peers
+                    and NODE_ID in self.fields
+                    and is_accepted_peer(self.fields, node.peers, self.remote)
+                )
             )
         )
 
@@ -258,20 +266,16 @@ class RpcCall(Call):
         trusted = rules is not None and rules.trusted
         return Caller(fields[NODE_ID], fields[STORE_ID], self.remote.name, trusted)
 
-    async def begin(self) -> None:
-        """Admit the call, and send a peer the metadata that name this node."""
-        self.admit()
-        sender, node = self.sender, self.node
-        # Without the call itself, which has its request: each would keep the other.
-        self.context.add_done_callback(lambda _: sender.close())  # type: ignore[arg-type]
-        if self.is_peer:
-            self.note_peer()
-            node.clocks.note(self.fields[NODE_ID], parse_time(self.fields.get(TIME)))
-            own = (*own_metadata(node.identity), (TIME, str(node.now_ns())))
-            await self.context.send_initial_metadata(own)
-            # Once more: a caller may learn of the end of a call without responses first.
-            self.context.set_trailing_metadata(own)
-            self._has_begun = True
+    async def begin_peer(self) -> None:
+        """Send a peer the metadata that name this node."""
+        node = self.node
+        self.note_peer()
+        node.clocks.note(self.fields[NODE_ID], parse_time(self.fields.get(TIME)))
+        own = (*own_metadata(node.identity), (TIME, str(node.now_ns())))
+        await self.context.send_initial_metadata(own)
+        # Once more: a caller may learn of the end of a call without responses first.
+        self.context.set_trailing_metadata(own)
+        self._has_begun = True
 
     def note_peer(self) -> None:
         """Note that a peer begins or ends a call."""
@@ -283,7 +287,8 @@ class RpcCall(Call):
         Raises:
             CallError: it gave way to others before it had come in full.
         """
-        return await self.node.incomplete.read(self.context, self.client.name)
+        with Endable() as block:
+            return await self.node.incomplete.read(self, self.client.name, block)
 
     async def read_request(self) -> bytes:
         """Read and charge the one request of the call.
@@ -294,8 +299,8 @@ class RpcCall(Call):
         """
         node, self._is_reading = self.node, True
         slots = node.open_requests if self.method.right is None else node.requests
-        async with slots.slot(self.connection):
-            request = await node.incomplete.read(self.context, self.client.name)
+        async with slots.slot(self.connection) as block:
+            request = await node.incomplete.read(self, self.client.name, block)
         if request is None:
             raise NoRequestError
         self._received, self.received_ns = request, node.monotonic_ns()
@@ -310,8 +315,8 @@ class RpcCall(Call):
         """
         if self._is_reading:
             return self._received
-        async with self.node.requests.slot(self.connection, wait=False):
-            return await self.node.incomplete.read(self.context, self.remote.name)
+        async with self.node.requests.slot(self.connection, wait=False) as block:
+            return await self.node.incomplete.read(self, self.remote.name, block)
 
     async def send(self, response: bytes) -> None:
         """Write one response; waits while the caller does not read.
@@ -331,7 +336,7 @@ class RpcCall(Call):
     async def answer_by_pages(self, handle: StreamMethod) -> None:
         """Read the request, and send the pages that answer it."""
         request = await self.read_request()
-        with self.sender.ending():
+        with self.sender:
             await self.send_pages(handle, request, self.send)
 
     def fail(self, failure: CallError) -> None:
@@ -393,7 +398,8 @@ class CallWrapper:
             size = len(request)
             with call.reserve(size) if size > COUNTED_REQUEST_BYTES else _NOTHING:
                 response = await handle(call, request)
-            await call.sender.answered(len(response), refusable=method.timed)
+            if call.counted is not None or len(response) > UNCOUNTED_ANSWER_BYTES:
+                await call.sender.answered(len(response), refusable=method.timed)
             return response
 
         serve = self._wrap(method, answer, refuse)
@@ -419,7 +425,9 @@ class CallWrapper:
             call = RpcCall(node, method, context, self._listener)
             request_context(request_id=call.request_id)
             try:
-                await call.begin()
+                call.admit()
+                if call.is_peer:
+                    await call.begin_peer()
                 with node.drain.endless() if method.endless else _NOTHING:
                     call.check_ready()
                     return await answer(call)

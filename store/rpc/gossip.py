@@ -29,8 +29,9 @@ from store.gossip.events import (
 )
 from store.messages.fields import chunk_messages
 from store.rpc.call import CallerStream, RpcCall
-from store.rpc.connector import Callee, PeerCall, PeerCallError, PeerConnector
 from store.rpc.identity import CLUSTER
+from store.rpc.peer_calls import PeerCall, PeerCallError, PeerConnector
+from store.serving.context import NodeIdentity
 from store.serving.failure import CallError, Code, malformed, over_limit
 from store.sync.peers import FrameStream
 from storenode.message.limits import CONTENT_DIGEST_BYTES, HASH_BYTES
@@ -134,7 +135,7 @@ async def serve_gossip(call: RpcCall) -> None:
     await driver.serve(transport.frames(CallerStream(call)), call.peer)
 
 
-async def _introduced(call: PeerCall, greeting: Callable[[], Awaitable[FrameOut]]) -> Callee:
+async def _introduced(call: PeerCall, greeting: Callable[[], Awaitable[FrameOut]]) -> NodeIdentity:
     """Identify the callee; one that names itself with its first answer is sent a greeting."""
     naming, sent, pause_s = asyncio.ensure_future(call.identify()), b"", GREETING_GRACE_S
     try:

@@ -22,13 +22,15 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final
-
-import grpc
+from typing import TYPE_CHECKING, Final
 
 from store.rpc.listeners import LOOKAHEAD_BYTES, MAX_PEER_FRAME_BYTES
 from store.serving.connections import ReceivedBytes
-from store.serving.failure import CallError, unready
+from store.serving.drain import Endable
+from store.serving.failure import unready
+
+if TYPE_CHECKING:
+    from store.rpc.call import RpcCall
 
 MAX_UNFINISHED_BYTES: Final = 128 * 1024 * 1024
 """Bytes that gRPC may hold of all requests; the next request of a stream needs no slot."""
@@ -69,7 +71,7 @@ class MeasuredConnection:
     rest_bytes: int = 0
     unread_bytes: int = 0
     grew: bool = False
-    awaited: dict[asyncio.Task[Any], int] = field(default_factory=dict)
+    awaited: dict[Endable, int] = field(default_factory=dict)
 
     def measure(self, came_bytes: int, last_round: int) -> None:
         """Compute what is in gRPC, now that so much has come."""
@@ -82,11 +84,11 @@ class MeasuredConnection:
         self.unread_bytes = min(rest - self.rest_bytes, most)
         self.grew, self.came_bytes = since > 0, came_bytes
 
-    def end(self) -> None:
+    def end(self, sentence: str) -> None:
         """End every call whose request is awaited; its bytes are given up with it."""
         self.rest_bytes = self.came_bytes - self.read_bytes
         while self.awaited:
-            self.awaited.popitem()[0].cancel()
+            self.awaited.popitem()[0].end(unready(sentence))
 
 
 class IncompleteRequests:
@@ -106,48 +108,35 @@ class IncompleteRequests:
         self._active = asyncio.Event()
         self._alarm: asyncio.TimerHandle | None = None
 
-    async def read(
-        self, context: grpc.aio.ServicerContext[bytes, bytes], owner: str
-    ) -> bytes | None:
-        """Read the next request of a call of ``owner``; return None after the last.
+    async def read(self, call: RpcCall, owner: str, block: Endable) -> bytes | None:
+        """Read the next request of a call of ``owner`` in a block; return None after the last.
 
-        Raises:
-            CallError: it gave way to others before it had come in full.
+        The block ends with a `CallError` if the request gives way to others before it has come.
         """
-        name = context.peer()
-        connection = self._connections.get(name) or MeasuredConnection(name)
-        self._connections[name], connection.owner = connection, owner
-        task, loop = asyncio.current_task(), asyncio.get_running_loop()
-        assert task is not None
-        connection.awaited[task] = self._round
+        connection = self._connections.get(call.connection)
+        if connection is None:
+            connection = self._connections[call.connection] = MeasuredConnection(call.connection)
+        connection.owner = owner
+        connection.awaited[block] = self._round
         self._awaited += 1
         # Most requests are there already: they need not be measured.
-        alarm = self._alarm
-        if alarm is None or alarm.cancelled() or alarm.when() < loop.time():
-            alarm = self._alarm = loop.call_later(PAUSE_S, self._active.set)
+        if self._alarm is None or self._alarm.cancelled():
+            self._alarm = asyncio.get_running_loop().call_later(PAUSE_S, self._wake)
         try:
-            request: object = await context.read()
-        except asyncio.CancelledError:
-            # A cancellation by others may come at the same moment; then it counts.
-            if task in connection.awaited or task.uncancel():
-                raise
-            raise self._gave_way() from None
+            request: object = await call.context.read()
         finally:
             self._awaited -= 1
-            if not self._awaited:
-                alarm.cancel()
-            connection.awaited.pop(task, None)
+            connection.awaited.pop(block, None)
+            if not self._awaited and self._alarm is not None:
+                self._alarm.cancel()
         if not isinstance(request, bytes):
             return None
         connection.read_bytes += len(request)
         return request
 
-    def _gave_way(self) -> CallError:
-        return unready(
-            f"requests that have not come in full hold more than {self._limit_bytes:,} bytes of"
-            " this node, and that of this call had not come: make the call again, and send what has"
-            " no answer"
-        )
+    def _wake(self) -> None:
+        self._alarm = None
+        self._active.set()
 
     async def run(self) -> None:
         """Measure again and again while requests are awaited, seldom while nothing comes."""
@@ -208,4 +197,8 @@ class IncompleteRequests:
         for each in waiting:
             if excess > 0 and each.unread_bytes:
                 excess -= each.unread_bytes
-                each.end()
+                each.end(
+                    f"requests that have not come in full hold more than {self._limit_bytes:,}"
+                    " bytes of this node, and that of this call had not come: make the call again,"
+                    " and send what has no answer"
+                )

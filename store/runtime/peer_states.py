@@ -10,7 +10,7 @@ from typing import Final
 from store.domain.ports import PeerAddress, Source
 from store.observe.logging import get_logger
 from store.observe.metrics import Metrics
-from store.rpc.connector import PeerConnector
+from store.rpc.peer_calls import PeerConnector
 from store.sync.schedule import PeerState
 from store.sync.session.report import Hidden, SessionReport, SyncEnding, SyncRole
 from storenode.message.limits import NS_PER_S

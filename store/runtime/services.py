@@ -45,9 +45,8 @@ from store.messages.record import RecordBatch
 from store.observe.clocks import ClockComparison
 from store.observe.logging import get_logger
 from store.observe.metrics import Metrics, total
-from store.rpc.connector import PeerConnector
 from store.rpc.gossip import GossipTransport
-from store.rpc.peer_reads import PeerReader
+from store.rpc.peer_calls import PeerConnector, PeerReader
 from store.runtime.listeners import tls_files
 from store.runtime.peer_states import PeerStates
 from store.runtime.policy import PolicySource

@@ -16,14 +16,14 @@ not read makes the node hold pages for it. Rules:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from operator import itemgetter
 from typing import Final
 
 from store.domain.query import DEFAULT_UNSENT_BYTES
 from store.serving.connections import hang_up
-from store.serving.drain import End, endable
+from store.serving.drain import Endable
 from store.serving.failure import busy, over_limit
 from store.serving.queue import FairQueue
 
@@ -85,12 +85,14 @@ class PageRoom:
         self._taken_bytes = 0
 
 
-class AnswerSender:
-    """The bytes that one call has taken of the budget: `store.domain.ports.Outlet`."""
+class AnswerSender(Endable):
+    """The bytes that one call has taken of the budget: `store.domain.ports.Outlet`.
+
+    As a block, it is ended with a `CallError` when the caller stalls while others wait.
+    """
 
     __slots__ = (
         "_budget",
-        "_end",
         "_left_bytes",
         "_most_bytes",
         "_page_bytes",
@@ -98,21 +100,19 @@ class AnswerSender:
         "connection",
         "ended_s",
         "sending_s",
-        "stalled_s",
         "taken_bytes",
     )
 
     def __init__(self, budget: UnsentBudget, caller: str, connection: str) -> None:
         """Begin to count a call; `close` must follow when gRPC has done with it."""
+        self._is_over = True  # until it is entered
         self.caller = caller
         self.connection = connection
         self.taken_bytes = 0
         self.sending_s: float | None = None  # since when the caller has not taken what is sent
         self.ended_s: float | None = None
-        self.stalled_s = 0.0
         self._budget = budget
         self._left_bytes = 0  # what gRPC holds of a page that was broken off
-        self._end: End | None = None
         self._page_bytes = self._most_bytes = FIRST_PAGE_BYTES
         budget.senders[self] = None
         connections = budget.connections.setdefault(caller, {})
@@ -211,26 +211,19 @@ class AnswerSender:
             self.add(more_bytes)
         self.sending_s = budget.now_s()
 
-    @contextmanager
-    def ending(self) -> Iterator[None]:
-        """Let the block be ended when the caller stalls.
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Return to the budget what gRPC does not hold any more.
 
         Raises:
             CallError: the caller stalled while others waited.
         """
-        with endable() as end:
-            self._end = end
-            try:
-                yield
-            finally:
-                self._end = None
-                self.add((0 if self.ended_s is None else self._left_bytes) - self.taken_bytes)
+        self.add((0 if self.ended_s is None else self._left_bytes) - self.taken_bytes)
+        super().__exit__(kind)
 
     def close(self) -> None:
         """Return the rest to the budget: gRPC has done with the call."""
         budget = self._budget
-        if self.taken_bytes:
-            self.add(-self.taken_bytes)
+        self.add(-self.taken_bytes)
         budget.senders.pop(self, None)
         budget.ended.discard(self)
         connections = budget.connections[self.caller]
@@ -246,14 +239,12 @@ class AnswerSender:
             return 0.0
         return now_s - self.sending_s
 
-    def end(self, now_s: float) -> bool:
+    def evict(self, now_s: float) -> bool:
         """End the call; return False where only closing its connection ends it."""
-        self.stalled_s, self.ended_s = self.stalled_for(now_s), now_s
+        seconds, self.ended_s = self.stalled_for(now_s), now_s
         self._budget.ended.add(self)
-        if self._end is None:
-            return False
-        self._end(over_limit(STALLED.format(seconds=self.stalled_s, limit=self._budget.limit)))
-        return True
+        self.end(over_limit(STALLED.format(seconds=seconds, limit=self._budget.limit)))
+        return not self._is_over
 
 
 class UnsentBudget(FairQueue):
@@ -322,7 +313,7 @@ class UnsentBudget(FairQueue):
             if seconds < PATIENCE_S and self._weight(sender) <= weight:
                 continue
             wanted -= sender.taken_bytes
-            if not sender.end(now_s):
+            if not sender.evict(now_s):
                 closing.add(sender.connection)
         return closing
 

@@ -29,7 +29,6 @@ MAX_REQUEST_ID_CHARS: Final = 64
 MAX_SMALL_REQUEST_BYTES: Final = 1024 * 1024
 """A request of a call for which no legal one is half as large, since it has no list but topics."""
 
-
 _SANE_REQUEST_ID: Final = re.compile(rf"[A-Za-z0-9._:-]{{1,{MAX_REQUEST_ID_CHARS}}}")
 
 REQUEST_IDS: Final = map(f"{secrets.token_hex(6)}-{{:x}}".format, itertools.count(1))
@@ -68,23 +67,31 @@ StreamMethod = Callable[["Call", bytes], AsyncGenerator[bytes, None]]
 class Call(ABC):
     """A call under way; ``access`` are the rules by which it was admitted last.
 
-    ``connection`` has the form that gRPC gives names. ``client``, ``account``, ``sender``, which
-    counts its answer, and ``max_request_bytes`` are there once it is admitted. ``is_abandoned``:
-    its caller has hung up while a batch waited for its commit.
+    ``connection`` has the form that gRPC gives names. ``client``, ``account`` and
+    ``max_request_bytes`` are there once it is admitted. ``is_abandoned``: its caller has hung up
+    while a batch waited for its commit. ``counted``: the count of the answer, if it has begun;
+    ``when_done`` has it closed when the library of the edge has sent the answer.
     """
 
     client: Principal
     account: Account
-    sender: AnswerSender
     max_request_bytes: int
 
-    def __init__(self, node: NodeContext, method: Method, connection: str) -> None:
+    def __init__(
+        self,
+        node: NodeContext,
+        method: Method,
+        connection: str,
+        when_done: Callable[..., None] | None = None,
+    ) -> None:
+        self._when_done = when_done
         self.node = node
         self.method = method
         self.connection = connection
         self.remote = remote(connection)
         self.access = node.access()
         self.is_admitted = self.is_abandoned = False
+        self.counted: AnswerSender | None = None
 
     @abstractmethod
     def identify(self) -> Principal:
@@ -106,19 +113,28 @@ class Call(ABC):
         account = self.node.quota.account(client.name, client.limits, now_ns, named=client.named)
         account.begin(self.method.kind, now_ns)
         self.client, self.account, self.is_admitted = client, account, True
-        self.sender = AnswerSender(self.node.answers, client.name, self.connection)
         self.max_request_bytes = min(client.limits.request_bytes, self.method.max_request_bytes)
 
+    @property
+    def sender(self) -> AnswerSender:
+        """The count of the bytes of the answer, which begins with the first use."""
+        if self.counted is None:
+            sender = self.counted = AnswerSender(
+                self.node.answers, self.client.name, self.connection
+            )
+            if self._when_done is not None:
+                # Without the call itself, which has its request: each would keep the other.
+                self._when_done(lambda _: sender.close())
+        return self.counted
+
     def check_rights(self) -> None:
-        """Identify the caller again, if the token file has changed.
+        """Identify the caller again, since the token file has changed.
 
         Raises:
             CallError: the topics of the caller are others now.
             Exception: as `identify` does, where the caller has no token any more.
         """
         access = self.node.access()
-        if access is self.access:
-            return
         if self.identify().topics != self.client.topics:
             raise CallError(
                 Code.UNAVAILABLE,
@@ -162,13 +178,15 @@ class Call(ABC):
 
         One page is held: the next is read when the caller has taken the last.
         """
+        sender = self.sender
         with self.reserve(len(request)):
             async with aclosing(handle(self, request)) as pages:
                 async for page in pages:
                     chunk = encode(page)
                     if chunk:
-                        async with self.sender.sending(len(chunk)):
-                            self.check_rights()
+                        async with sender.sending(len(chunk)):
+                            if self.access is not self.node.access():
+                                self.check_rights()
                             await send(chunk)
                     del page, chunk  # which would be held while the next one waits
 

@@ -10,7 +10,7 @@ import asyncio
 import os
 import socket
 import struct
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -25,9 +25,6 @@ _LOG = get_logger("store.serving.connections")
 
 _DESCRIPTORS: Final = Path("/dev/fd")
 _CACHED_ADDRESSES: Final = 4_096
-
-FEW_CONNECTIONS: Final = 16
-"""So many are counted without a thread, whose start takes longer."""
 
 _TCP_INFO: Final[int | None] = getattr(socket, "TCP_INFO", None)
 """None where the system is not Linux."""
@@ -67,8 +64,11 @@ def remote(address: str) -> Remote:
 
 
 def connection_name(host: str, port: int) -> str:
-    """Return the name of a connection in the form of gRPC, which `remote` reads."""
-    return f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
+    """Return the name of a connection as gRPC gives it, but without escapes."""
+    if ":" not in host:
+        return f"ipv4:{host}:{port}"
+    mapped = host.removeprefix("::ffff:")
+    return f"ipv4:{mapped}:{port}" if "." in mapped else f"ipv6:[{host}]:{port}"
 
 
 class AcceptedSocket(NamedTuple):
@@ -79,9 +79,9 @@ class AcceptedSocket(NamedTuple):
     caller: tuple[str, int]
 
     @property
-    def end(self) -> tuple[str, int]:
-        """The caller's address and port, written as `_parse_end` does."""
-        return _normalize(self.caller[0]), self.caller[1]
+    def name(self) -> str:
+        """The name of the connection."""
+        return connection_name(*self.caller)
 
     def duplicate(self) -> socket.socket:
         """Return a copy of the socket, which stays valid when gRPC closes its own.
@@ -111,10 +111,9 @@ class AcceptedSocket(NamedTuple):
         return None
 
 
-def accepted_sockets(*, unless_at_most: int = 0) -> list[AcceptedSocket]:
-    """Return the connections over IP; none where few descriptors of any kind are open."""
-    descriptors = [int(each.name) for each in _DESCRIPTORS.iterdir()]
-    return list(_inspect(descriptors)) if len(descriptors) > unless_at_most else []
+def accepted_sockets() -> list[AcceptedSocket]:
+    """Return the connections over IP."""
+    return list(_inspect([int(each.name) for each in _DESCRIPTORS.iterdir()]))
 
 
 def _inspect(descriptors: Iterable[int]) -> Iterator[AcceptedSocket]:
@@ -131,10 +130,10 @@ def _inspect(descriptors: Iterable[int]) -> Iterator[AcceptedSocket]:
 
 def hang_up(names: Iterable[str]) -> int:
     """Close connections by the names that gRPC gives them; return how many were closed."""
-    wanted = {_parse_end(name) for name in names}
+    wanted = {unquote(name) for name in names}
     if not wanted:
         return 0
-    return sum(each.shut_down() for each in accepted_sockets() if each.end in wanted)
+    return sum(each.shut_down() for each in accepted_sockets() if each.name in wanted)
 
 
 class ReceivedBytes:
@@ -144,29 +143,22 @@ class ReceivedBytes:
     """
 
     def __init__(self) -> None:
-        self._open: dict[tuple[str, int], AcceptedSocket] = {}
+        self._open: dict[str, AcceptedSocket] = {}
 
     async def count(self, names: Iterable[str]) -> dict[str, int]:
-        """Return the bytes of the open ones of these connections; of none but on Linux.
+        """Return the bytes of the open ones of these connections; of none but on Linux."""
+        return {} if _TCP_INFO is None else await asyncio.to_thread(self._count, list(names))
 
-        Many of them, and new ones, are looked for in a thread.
-        """
-        if _TCP_INFO is None:
-            return {}
-        ends = {name: end for name in names if (end := _parse_end(name)) is not None}
-        counts = self._count(ends) if len(ends) <= FEW_CONNECTIONS else {}
-        return counts if len(counts) == len(ends) else await asyncio.to_thread(self._find, ends)
-
-    def _find(self, ends: Mapping[str, tuple[str, int]]) -> dict[str, int]:
-        counts = self._count(ends)
-        if len(counts) < len(ends):
-            self._open = {each.end: each for each in accepted_sockets()}
-            counts = self._count(ends)
+    def _count(self, names: Sequence[str]) -> dict[str, int]:
+        counts = self._count_known(names)
+        if len(counts) < len(names):
+            self._open = {each.name: each for each in accepted_sockets()}
+            counts = self._count_known(names)
         return counts
 
-    def _count(self, ends: Mapping[str, tuple[str, int]]) -> dict[str, int]:
-        sockets = ((name, self._open[end]) for name, end in ends.items() if end in self._open)
-        counts = ((name, each.received_bytes()) for name, each in sockets)
+    def _count_known(self, names: Sequence[str]) -> dict[str, int]:
+        sockets = [(name, self._open.get(unquote(name))) for name in names]
+        counts = [(name, each and each.received_bytes()) for name, each in sockets]
         return {name: number for name, number in counts if number is not None}
 
 
@@ -190,15 +182,14 @@ class ConnectionLimiter:
     def close_newest(self) -> None:
         """Close the connections of each host beyond its share, the newest first."""
         self._rounds += 1
-        accepted = accepted_sockets(unless_at_most=self._per_host)
         self._seen = {
             each: self._seen.get(each, self._rounds)
-            for each in accepted
+            for each in accepted_sockets()
             if each.port in self._ports
         }
         hosts: dict[str, list[AcceptedSocket]] = {}
         for each in sorted(self._seen, key=self._seen.__getitem__):
-            hosts.setdefault(remote(connection_name(*each.caller)).name, []).append(each)
+            hosts.setdefault(remote(each.name).name, []).append(each)
         for host, connections in hosts.items():
             excess = connections[self._per_host :]
             for each in excess:
@@ -210,15 +201,3 @@ class ConnectionLimiter:
                     connections=len(connections),
                     reason=f"at most {self._per_host} of one host: a quarter of --max-connections",
                 )
-
-
-def _parse_end(name: str) -> tuple[str, int] | None:
-    """Parse ``ipv4:HOST:PORT`` or ``ipv6:[HOST]:PORT``; return None for any other name."""
-    kind, _, address = unquote(name).partition(":")
-    host, _, port = address.rpartition(":")
-    return (_normalize(host.strip("[]")), int(port)) if kind in ("ipv4", "ipv6") else None
-
-
-def _normalize(host: str) -> str:
-    ip = ip_address(host.partition("%")[0])
-    return str(ip.ipv4_mapped or ip) if isinstance(ip, IPv6Address) else str(ip)

@@ -3,53 +3,57 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final, TypeAlias
+from typing import Final, Self
 
 from store.serving.failure import unready
 
 _SHUTTING_DOWN: Final = "the node is shutting down: go on at another node, or here later"
 
-End: TypeAlias = Callable[[Exception], None]
-"""Ends a block of another task with an error."""
 
+class Endable:
+    """A block of a task that others can end with an error.
 
-@contextmanager
-def endable() -> Iterator[End]:
-    """Yield a function that ends the block with the error that it is given."""
-    task, reason, is_over = asyncio.current_task(), list[Exception](), False
-    assert task is not None
+    The task's own cancellation may come at the same moment; then it counts.
+    """
 
-    def end(error: Exception) -> None:
-        if not reason and not is_over:
-            reason.append(error)
-            task.cancel()
+    __slots__ = ("_error", "_is_over", "_task")
 
-    try:
-        yield end
-    except asyncio.CancelledError:
-        # The node's or the caller's own cancellation may come at the same moment; then it counts.
-        if not reason or task.uncancel():
-            raise
+    def __enter__(self) -> Self:
+        """Begin the block."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._task, self._is_over = task, False
+        self._error: Exception | None = None
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Raise the error that the block was ended with."""
         # Not kept here: the traceback has this frame, and with it the request.
-        raise reason.pop() from None
-    finally:
-        is_over = True
+        self._is_over, error, self._error = True, self._error, None
+        if error is not None and kind is asyncio.CancelledError and not self._task.uncancel():
+            raise error from None
+
+    def end(self, error: Exception) -> None:
+        """End the block, unless it is over or was ended before."""
+        if not self._is_over and self._error is None:
+            self._error = error
+            self._task.cancel()
 
 
 class Drain:
-    """The calls without an end of their own, by ``ends``, which `begin` calls."""
+    """The calls without an end of their own, which `begin` ends."""
 
     def __init__(self) -> None:
         self.begun = asyncio.Event()
-        self.ends: set[End] = set()
+        self.blocks: set[Endable] = set()
 
     def begin(self) -> None:
         """End every endless call, those that begin later too."""
         self.begun.set()
-        for end in self.ends:
-            end(unready(_SHUTTING_DOWN))
+        for block in self.blocks:
+            block.end(unready(_SHUTTING_DOWN))
 
     @contextmanager
     def endless(self) -> Iterator[None]:
@@ -60,9 +64,9 @@ class Drain:
         """
         if self.begun.is_set():
             raise unready(_SHUTTING_DOWN)
-        with endable() as end:
-            self.ends.add(end)
+        with Endable() as block:
+            self.blocks.add(block)
             try:
                 yield
             finally:
-                self.ends.discard(end)
+                self.blocks.discard(block)

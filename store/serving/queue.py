@@ -18,8 +18,10 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from itertools import count
+from math import inf
 from typing import Final
 
+from store.serving.drain import Endable
 from store.serving.failure import CallError, Code, busy
 
 MAX_WAITING_REQUESTS: Final = 2_048
@@ -109,7 +111,7 @@ class FairQueue:
             CallError: too many calls wait, or `refuse` was called.
         """
         self.asked[connection] += size
-        if not self.waiting and (size <= self.free or self.fits(size)):
+        if not self.waiting and self.fits(size):
             self.free -= size
             return
         if self._max_waiting is not None and len(self.waiting) >= self._max_waiting:
@@ -186,17 +188,20 @@ class RequestSlots(FairQueue):
     """Slots for requests that come in.
 
     While calls wait, a slot is kept for `CROWDED_TIMEOUT_S` only; of more than ``max_waiting``
-    calls that wait, the heaviest is refused.
+    calls that wait, the heaviest is refused. One timer, not one for each request, ends those that
+    take too long.
     """
 
     def __init__(self, slots: int, max_waiting: int = MAX_WAITING_REQUESTS) -> None:
         super().__init__(slots, lambda *_: _crowded(), max_waiting=max_waiting)
-        self._unhurried: dict[asyncio.Timeout, float] = {}
+        # When each must have come, and when it must have while others wait for its slot.
+        self._ends_s: dict[Endable, tuple[float, float]] = {}
+        self._timer: asyncio.TimerHandle | None = None
 
     @asynccontextmanager
     async def slot(
         self, connection: str, *, needed: bool = True, wait: bool = True
-    ) -> AsyncIterator[None]:
+    ) -> AsyncIterator[Endable]:
         """Read a request in the block, which has a limit of time.
 
         A request that costs no more than its connection is read without a slot, not ``needed``.
@@ -205,47 +210,62 @@ class RequestSlots(FairQueue):
             CallError: it has not come in time; too many wait; or, without ``wait``, no slot is
                 free.
         """
-        loop = asyncio.get_running_loop()
-        began_s = loop.time()
-        try:
-            async with asyncio.timeout(REQUEST_TIMEOUT_S) as limit:
-                if not needed:
-                    yield
-                    return
-                if self.free:
-                    self.free -= 1
-                    self.asked[connection] += 1
-                elif wait:
-                    for other, other_began_s in self._unhurried.items():
-                        _shorten(other, other_began_s)
-                    self._unhurried.clear()
-                    await self.acquire(connection, 1)
-                else:
-                    raise _crowded()
-                self._unhurried[limit] = loop.time()
-                if self.waiting or not wait:
-                    _shorten(limit, self._unhurried.pop(limit))
-                try:
-                    yield
-                finally:
-                    self._unhurried.pop(limit, None)
+        loop, has_slot = asyncio.get_running_loop(), False
+        end_s = loop.time() + REQUEST_TIMEOUT_S
+        with Endable() as block:
+            self._ends_s[block] = end_s, inf
+            if self._timer is None:
+                self._timer = loop.call_at(end_s, self._check)
+            try:
+                if needed:
+                    if self.free:
+                        self.free -= 1
+                        self.asked[connection] += 1
+                    elif wait:
+                        if not self.waiting:
+                            loop.call_soon(self._check)
+                        await self.acquire(connection, 1)
+                    else:
+                        raise _crowded()
+                    has_slot, hurried_s = True, loop.time() + CROWDED_TIMEOUT_S
+                    self._ends_s[block] = end_s if wait else hurried_s, hurried_s
+                    if self.waiting or not wait:
+                        self._check_at(hurried_s)
+                yield block
+            finally:
+                del self._ends_s[block]
+                if has_slot:
                     self.release(1, connection)
-        except TimeoutError:
-            if loop.time() - began_s < REQUEST_TIMEOUT_S:
-                raise _crowded() from None
-            raise CallError(
-                Code.DEADLINE_EXCEEDED,
-                f"the request has not come in full within {REQUEST_TIMEOUT_S:g} s: send it faster,"
-                " or a smaller one",
-            ) from None
+
+    def _check(self) -> None:
+        """End the requests that have taken too long, and look again when the next one will have."""
+        now_s, next_s = asyncio.get_running_loop().time(), inf
+        for block, (end_s, hurried_s) in self._ends_s.items():
+            limit_s = min(end_s, hurried_s) if self.waiting else end_s
+            if limit_s > now_s:
+                next_s = min(next_s, limit_s)
+            else:
+                block.end(_too_slow() if end_s <= now_s else _crowded())
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if next_s < inf:
+            self._check_at(next_s)
+
+    def _check_at(self, time_s: float) -> None:
+        if self._timer is not None:
+            if self._timer.when() <= time_s:
+                return
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_at(time_s, self._check)
 
 
-def _shorten(limit: asyncio.Timeout, began_s: float) -> None:
-    # One that runs out at this moment cannot be changed any more.
-    if not limit.expired():
-        end_s = limit.when()
-        assert end_s is not None
-        limit.reschedule(min(end_s, began_s + CROWDED_TIMEOUT_S))
+def _too_slow() -> CallError:
+    return CallError(
+        Code.DEADLINE_EXCEEDED,
+        f"the request has not come in full within {REQUEST_TIMEOUT_S:g} s: send it faster,"
+        " or a smaller one",
+    )
 
 
 def _crowded() -> CallError:

@@ -51,7 +51,7 @@ def caller(node: Node, kind: type[Transport], client: str | None = None) -> Tran
 async def check_all_is_given_back(node: Node) -> None:
     """Check that ended calls hold nothing of the budgets."""
     async with asyncio.timeout(TIMEOUT_S):
-        while node.context.answers.senders or node.context.drain.ends:  # noqa: ASYNC110 - nothing announces it
+        while node.context.answers.senders or node.context.drain.blocks:  # noqa: ASYNC110 - nothing announces it
             await asyncio.sleep(0)
     context = node.context
     for budget in (context.answers, context.in_flight, context.large_reads, context.followed):

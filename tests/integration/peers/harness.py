@@ -22,10 +22,9 @@ from store.domain.hub import WrittenIds
 from store.domain.ports import PeerAddress, Services, Source
 from store.observe.metrics import Metrics
 from store.rpc.call import RpcContext
-from store.rpc.connector import PeerConnector
 from store.rpc.identity import PeerRules
 from store.rpc.listeners import Listener, bind
-from store.rpc.peer_reads import PeerReader
+from store.rpc.peer_calls import PeerConnector, PeerReader
 from store.rpc.server import build_handlers
 from store.runtime.services import system_environment
 from store.serving.addresses import ListenerAddress

@@ -11,8 +11,8 @@ import grpc
 import pytest
 
 from store.domain.ports import CursorOutOfRange, PeerAddress, PeerFailed
-from store.rpc import peer_reads
-from store.rpc.peer_reads import MAX_EMPTY_PAGES, MAX_PEER_CURSOR_BYTES
+from store.rpc import peer_calls
+from store.rpc.peer_calls import MAX_EMPTY_PAGES, MAX_PEER_CURSOR_BYTES
 from store.sync.peers import ScannedPage
 from storenode.cli.options.types import parse_peer
 from storenode.wire.storenode.v1.store_pb2 import ScanPage
@@ -35,7 +35,7 @@ async def read(pages: Pages) -> list[WakuMessageAndTopic]:
 async def test_a_scan_goes_on_where_it_was_left(
     first: PeerNode, second: PeerNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peer_reads, "PEER_SCAN_PAGE_MESSAGES", 10)
+    monkeypatch.setattr(peer_calls, "PEER_SCAN_PAGE_MESSAGES", 10)
     messages = sorted(items(range(50)), key=lambda each: each.message.timestamp)
     await second.hold(messages)
     got: list[WakuMessageAndTopic] = []

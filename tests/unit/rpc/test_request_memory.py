@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from store.rpc import request_memory
 from store.rpc.listeners import LOOKAHEAD_BYTES
 from store.rpc.request_memory import IncompleteRequests
+from store.serving.drain import Endable
 from store.serving.failure import CallError, Code
 from tests.support.virtual_time import virtual_time
 
@@ -18,13 +20,8 @@ from tests.support.virtual_time import virtual_time
 class Caller:
     """The context of a call whose request has come."""
 
-    def __init__(self, connection: str, request: bytes) -> None:
-        self._connection = connection
+    def __init__(self, request: bytes) -> None:
         self._request = request
-
-    def peer(self) -> str:
-        """Return the address and port that the call comes from."""
-        return self._connection
 
     async def read(self) -> object:
         """Return the request."""
@@ -66,10 +63,6 @@ class Stream:
         self.task = self._read()
         kernel.came.setdefault(connection, 0)
 
-    def peer(self) -> str:
-        """Return the name of the connection."""
-        return self._connection
-
     async def read(self) -> bytes:
         """Return the next request."""
         return await self._coming.get()
@@ -87,12 +80,16 @@ class Stream:
         await asyncio.sleep(0)
 
     def _read(self) -> asyncio.Task[bytes | None]:
-        return asyncio.create_task(self._requests.read(cast("Any", self), self._owner))
+        return asyncio.create_task(read(self._requests, self, self._connection, self._owner))
 
 
-async def read(requests: IncompleteRequests, connection: str, size_bytes: int) -> None:
-    """Read a request that has come in full."""
-    assert await requests.read(cast("Any", Caller(connection, bytes(size_bytes))), "a")
+async def read(
+    requests: IncompleteRequests, context: object, connection: str, owner: str = "a"
+) -> bytes | None:
+    """Read a request."""
+    with Endable() as block:
+        call = SimpleNamespace(context=context, connection=connection)
+        return await requests.read(cast("Any", call), owner, block)
 
 
 async def measure(requests: IncompleteRequests) -> None:
@@ -151,7 +148,7 @@ async def test_requests_that_were_read_and_frames_do_not_count() -> None:
         # What came since the look before might be part of a request.
         assert unread_bytes(requests) <= MIB + MIB // 2 + LOOKAHEAD_BYTES
     kernel.came["ipv4:192.0.2.1:1"] += 8 * MIB
-    await read(requests, "ipv4:192.0.2.1:1", 8 * MIB)
+    assert await read(requests, Caller(bytes(8 * MIB)), "ipv4:192.0.2.1:1")
     await measure(requests)
     assert not stream.task.done()
     stream.sends(11 * MIB)
@@ -200,13 +197,13 @@ async def test_closed_connections_are_forgotten(monkeypatch: pytest.MonkeyPatch)
     requests = IncompleteRequests(MIB, kernel.count)
     stream = Stream(requests, kernel, "ipv4:192.0.2.1:1", "a")
     for number in range(2_000):
-        await read(requests, f"ipv4:192.0.2.3:{number}", 100)
+        assert await read(requests, Caller(bytes(100)), f"ipv4:192.0.2.3:{number}")
         if number % 100 == 0:
             await measure(requests)
     await measure(requests)
     kernel.asked.clear()
     for number in range(2_000, 2_020):
-        await read(requests, f"ipv4:192.0.2.3:{number}", 100)
+        assert await read(requests, Caller(bytes(100)), f"ipv4:192.0.2.3:{number}")
     await measure(requests)
     assert max(map(len, kernel.asked)) < 200
     await stop([stream])

@@ -43,7 +43,7 @@ class World:
         """Begin a call whose page is never taken."""
 
         async def call() -> None:
-            with sender.ending():
+            with sender:
                 sender.add(COPIES * size_bytes)
                 async with sender.sending(size_bytes):
                     await asyncio.get_running_loop().create_future()

@@ -39,8 +39,8 @@ async def test_the_callers_own_cancellation_counts_for_more(
 async def test_what_has_ended_is_left_alone_and_what_begins_later_ends_at_once() -> None:
     drain = Drain()
     with drain.endless():
-        assert len(drain.ends) == 1
-    assert not drain.ends
+        assert len(drain.blocks) == 1
+    assert not drain.blocks
     drain.begin()
     task = asyncio.current_task()
     assert task is not None

@@ -4,7 +4,8 @@ import grpc
 import pytest
 
 from store.domain.ports import PeerAddress
-from store.rpc.connector import Callee, PeerCall, PeerCallError
+from store.rpc.peer_calls import PeerCall, PeerCallError
+from store.serving.context import NodeIdentity
 from store.sync.errors import MAX_PEER_TEXT_CHARS, shown
 from tests.support.breaking_call import BROKEN, ENDED, ORDERS, BreakingCall, Status
 from tests.support.virtual_time import virtual_time
@@ -18,8 +19,8 @@ def test_texts_of_peers_are_cut_and_made_printable() -> None:
     assert cut.endswith("…")
 
 
-async def named() -> Callee:
-    return Callee("b.example", "b", "0.1.0")
+async def named() -> NodeIdentity:
+    return NodeIdentity("b.example", "b", "0.1.0")
 
 
 @pytest.mark.parametrize(("before", "after"), ORDERS)

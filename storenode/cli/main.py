@@ -65,7 +65,6 @@ COMMANDS: Final[Mapping[str, Command]] = {
 }
 """All commands: their modules are imported when used, so that a client command loads no server."""
 
-
 _STREAMS: Final = ("stdin", "stdout", "stderr")
 
 

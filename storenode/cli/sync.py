@@ -92,7 +92,13 @@ async def sync(
     if ids is not None:
         if time_start is not None or time_end is not None:
             raise CliError(USAGE, "--ids asks for listed messages: leave --from and --to out.")
-        return await _fetch_listed(session, ids, peer, timeout / NS_PER_S)
+        # All of the list is read before a peer is asked.
+        for _ in listed(ids):
+            pass
+        peers = [peer] if peer else [each.address for each in (await session.client.status()).peers]
+        if not peers:
+            raise CliError(FAILED, "The node has no peers to ask: start it with --peer HOST:PORT.")
+        return await ListedFetch(session, peers, timeout / NS_PER_S).run(listed(ids))
     report = await session.client.synchronize(
         peer, time_start=time_start, time_end=time_end, timeout_s=timeout / NS_PER_S
     )
@@ -271,13 +277,3 @@ class ListedFetch:
             yield "failed", f"{peer}: {error}"
         for note in self.notes:
             yield "note", note
-
-
-async def _fetch_listed(session: CommandSession, file: Path, peer: str, timeout_s: float) -> int:
-    # All of the list is read before a peer is asked.
-    for _ in listed(file):
-        pass
-    peers = [peer] if peer else [each.address for each in (await session.client.status()).peers]
-    if not peers:
-        raise CliError(FAILED, "The node has no peers to ask: start it with --peer HOST:PORT.")
-    return await ListedFetch(session, peers, timeout_s).run(listed(file))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from prompt_toolkit import PromptSession, print_formatted_text
 from prompt_toolkit.completion import WordCompleter
 from prompt_toolkit.formatted_text import FormattedText, StyleAndTextTuples
-from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.key_binding import KeyBindings
 from prompt_toolkit.patch_stdout import patch_stdout
 from wcwidth import wcswidth
 
@@ -90,12 +90,14 @@ class TerminalChat:
         self._pressed_s = time.monotonic()
         self._unread_s = -inf
         self._refused = ""
+        keys = KeyBindings()
+        keys.add("escape", "enter")(lambda event: event.current_buffer.insert_text("\n"))
         self._session: PromptSession[str] = PromptSession(
             self._message,
             completer=WordCompleter(self._words, ignore_case=True, WORD=True),
             complete_while_typing=False,
             refresh_interval=_REFRESH_S,
-            key_bindings=_keys(),
+            key_bindings=keys,
             prompt_continuation="  ",
             erase_when_done=True,
         )
@@ -334,13 +336,3 @@ def fitting(text: str, columns: int) -> str:
     while wcswidth(text) >= max(columns, 2):
         text = text[:-1]
     return text + "…"
-
-
-def _keys() -> KeyBindings:
-    keys = KeyBindings()
-
-    @keys.add("escape", "enter")
-    def _new_row(event: KeyPressEvent) -> None:
-        event.current_buffer.insert_text("\n")
-
-    return keys

@@ -263,12 +263,8 @@ def rows_of(content: bytes) -> list[str]:
     text = content.decode("utf-8", "replace")
     rows = _ROW_ENDS.split(text[:MAX_TEXT_CHARS].rstrip())
     shown = [_printable(row) for row in rows[:MAX_TEXT_ROWS]]
-    left = [len(text) - MAX_TEXT_CHARS, len(rows) - MAX_TEXT_ROWS]
-    said = [
-        f"{count:,} more {noun}"
-        for count, noun in zip(left, ("characters", "rows"), strict=True)
-        if count > 0
-    ]
+    left = {"characters": len(text) - MAX_TEXT_CHARS, "rows": len(rows) - MAX_TEXT_ROWS}
+    said = [f"{count:,} more {noun}" for noun, count in left.items() if count > 0]
     return [*shown, f"[{' and '.join(said)} not shown]"] if said else shown
 
 

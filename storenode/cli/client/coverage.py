@@ -6,18 +6,23 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from contextlib import aclosing
 from typing import Any, Final
 
 import click
 
-from storenode.cli.client.output import Output
-from storenode.cli.client.session import CommandSession, connected, time_options, topic_options
+from storenode.cli.client.session import (
+    Call,
+    CommandSession,
+    connected,
+    time_options,
+    topic_options,
+)
 from storenode.cli.client.text import counted, format_time, note, safe
 from storenode.cli.errors import OK
 from storenode.cli.options.layers import LayeredCommand, option
-from storenode.client.node import content_filter
 from storenode.client.plain import to_plain
 from storenode.client.types import AnswerCoverage, CoverageStep, StoreCoverage
 
@@ -30,12 +35,24 @@ _INTAKE: Final = {
 }
 
 
-coverage_option = option(
-    "--coverage",
-    "with_coverage",
-    is_flag=True,
-    help="Report on standard error how complete the answer is, as far as other stores know.",
-)
+def with_coverage(call: Call) -> Call:
+    """Add the option `--coverage` to a call, and print at its end what the pages reported."""
+
+    @functools.wraps(call)
+    async def run(session: CommandSession, *, coverage: bool, **own: Any) -> int:  # noqa: ANN401 - the command's own options
+        code = await call(session, coverage=coverage, **own)
+        if coverage and session.out.as_json:
+            for each in session.coverage:
+                session.out.json({"coverage": to_plain(each)})
+        if coverage:
+            note(sentence(session.coverage))
+        return code
+
+    return option(
+        "--coverage",
+        is_flag=True,
+        help="Report on standard error how complete the answer is, as far as other stores know.",
+    )(run)
 
 
 @click.command(cls=LayeredCommand)
@@ -47,12 +64,10 @@ coverage_option = option(
     metavar="CHANNEL",
     help="SDS channel: count the parents that its messages reference and the store lacks.",
 )
-@connected()
+@connected(has_filter=True)
 async def coverage(
     session: CommandSession,
     *,
-    pubsub_topic: str | None,
-    content_topics: tuple[str, ...],
     channel: str | None,
     **asked: Any,  # noqa: ANN401 - further arguments of the call
 ) -> int:
@@ -61,11 +76,7 @@ async def coverage(
     A store that is `equal` had the same messages in this step as of the time shown, and nothing
     has changed at the node since.
     """
-    pages = session.client.coverage(
-        filter=content_filter(pubsub_topic, content_topics),
-        channel_id=channel or "",
-        **asked,
-    )
+    pages = session.client.coverage(channel_id=channel or "", **asked)
     async with aclosing(pages):
         async for page in pages:
             for step in page.steps:
@@ -103,14 +114,6 @@ def _missing(store: StoreCoverage) -> str:
     if not store.HasField("missing_here"):
         return ""
     return f" (missing here {store.missing_here:,}, there {store.missing_there:,})"
-
-
-def tell(out: Output, said: Sequence[AnswerCoverage]) -> None:
-    """Print what the pages of an answer say; with JSON, the statements on standard output too."""
-    if out.as_json:
-        for each in said:
-            out.json({"coverage": to_plain(each)})
-    note(sentence(said))
 
 
 _WORST_LAST: Final = (

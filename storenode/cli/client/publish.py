@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from storenode.client.node import Entry
     from storenode.client.types import PublishRequest, PublishResult, WakuMessageAndTopic
 
-
 _input: Final = partial(option, section="Input")
 _message: Final = partial(option, section="Message")
 _sds: Final = partial(option, section="SDS message")
@@ -229,7 +228,7 @@ class MessageBuilder:
     parents: tuple[Entry, ...] = ()
     message_id: str | None = None
     clock: Callable[[], int] = time.time_ns
-    _last_ns: int | None = None
+    _last_ns: int = -MAX_TIMESTAMP_NS
     _last_lamport: int = 0
 
     def make(self, payload: bytes) -> WakuMessageAndTopic:
@@ -250,16 +249,16 @@ class MessageBuilder:
             ephemeral=self.ephemeral or None,
         )
         if message_id:
-            self.parents = ((message_id, _hint(message)),)
+            # Without a timestamp it has no hash; the node says so in its answer.
+            hint = hash_of(message) if message.message.timestamp else None
+            self.parents = ((message_id, hint),)
         return message
 
     def _next_timestamp_ns(self) -> int:
-        first = self.clock() if self.timestamp_ns is None else self.timestamp_ns
+        wanted_ns = self.clock() if self.timestamp_ns is None else self.timestamp_ns
         # Equal payloads must not become one message.
-        if self._last_ns is not None:
-            first = min(max(first, self._last_ns + 1), MAX_TIMESTAMP_NS)
-        self._last_ns = first
-        return first
+        self._last_ns = min(max(wanted_ns, self._last_ns + 1), MAX_TIMESTAMP_NS)
+        return self._last_ns
 
     def _wrapped(self, channel_id: str, content: bytes) -> tuple[str, bytes]:
         """Return the ID and the payload of an SDS message; by default its ID is its hash."""
@@ -278,14 +277,6 @@ class MessageBuilder:
             )
         except ValueError as error:
             raise CliError(USAGE, safe(str(error))) from error
-
-
-def _hint(message: WakuMessageAndTopic) -> bytes | None:
-    try:
-        return hash_of(message)
-    except ValueError:
-        # The timestamp that was asked for has no hash; the node says so in its answer.
-        return None
 
 
 def json_reader() -> _Read:

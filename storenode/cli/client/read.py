@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from storenode.cli.client.coverage import coverage_option, tell
+from storenode.cli.client.coverage import with_coverage
 from storenode.cli.client.output import Output
 from storenode.cli.client.session import (
     HASH,
@@ -24,10 +24,9 @@ from storenode.cli.client.text import note
 from storenode.cli.errors import FAILED, OK
 from storenode.cli.options.layers import LayeredCommand, option, with_options
 from storenode.client.messages import query_request
-from storenode.client.node import content_filter
 
 if TYPE_CHECKING:
-    from storenode.client.types import AnswerCoverage, FollowPage, ScanPage
+    from storenode.client.types import FollowPage, ScanPage
 
 _page: Final = partial(option, section="Page")
 _stream: Final = partial(option, section="Stream")
@@ -50,30 +49,19 @@ _stream: Final = partial(option, section="Stream")
 )
 @_page("--cursor", type=HASH, help="Continue after this message hash.")
 @_page(
-    "--limit",
-    type=click.IntRange(min=0),
-    help="Messages per page; 100 by default, at most 1,000.",
+    "--limit", type=click.IntRange(min=0), help="Messages per page; 100 by default, at most 1,000."
 )
 @_page("--all", "every_page", is_flag=True, help="Fetch all pages, not only one.")
-@_page(
-    "--no-data",
-    is_flag=True,
-    help="Print only hashes, to see which messages the node stores.",
-)
-@_page(
-    "--cursors",
-    is_flag=True,
-    help="Print the cursor of the next page, if there is one.",
-)
-@coverage_option
+@_page("--no-data", is_flag=True, help="Print only hashes, to see which messages the node stores.")
+@_page("--cursors", is_flag=True, help="Print the cursor of the next page, if there is one.")
 @connected(has_payloads=True)
+@with_coverage
 async def query(
     session: CommandSession,
     *,
     every_page: bool,
     no_data: bool,
     cursors: bool,
-    with_coverage: bool,
     **asked: Any,  # noqa: ANN401 - the arguments of `query_request`
 ) -> int:
     """Fetch stored messages by topic and time, or by hash.
@@ -81,8 +69,7 @@ async def query(
     The messages of a page are in ascending order of time, in either direction. The exit code is 1
     if the node does not store a message that is given by its hash.
     """
-    request = query_request(include_data=not no_data, coverage=with_coverage, **asked)
-    said: list[AnswerCoverage] = []
+    request = query_request(include_data=not no_data, **asked)
     missing = dict.fromkeys(asked["message_hashes"])
     every_page |= bool(missing)
     async with aclosing(session.client.query_pages(request)) as pages:
@@ -91,7 +78,7 @@ async def query(
             for item in page.messages:
                 missing.pop(item.message_hash, None)
             if page.HasField("coverage"):
-                said.append(page.coverage)
+                session.coverage.append(page.coverage)
             more = page.HasField("pagination_cursor")
             if more and cursors:
                 session.out.cursor("pagination_cursor", page.pagination_cursor)
@@ -99,8 +86,6 @@ async def query(
                 if more and not cursors and not session.out.as_json:
                     note(f"More match: add --cursor {page.pagination_cursor.hex()} or --all.")
                 break
-    if with_coverage:
-        tell(session.out, said)
     if missing:
         note(f"Not held: {', '.join(digest.hex() for digest in missing)}.")
     return FAILED if missing else OK
@@ -151,18 +136,15 @@ _stream_options = with_options(
     default=0,
     help="Messages per page.  [default: the node's choice]",
 )
-@coverage_option
-@connected(has_payloads=True)
+@connected(has_payloads=True, has_filter=True)
+@with_coverage
 async def scan(
     session: CommandSession,
     *,
-    pubsub_topic: str | None,
-    content_topics: tuple[str, ...],
     cursor: bytes | None,
     limit: int | None,
     no_data: bool,
     cursors: bool,
-    with_coverage: bool,
     **asked: Any,  # noqa: ANN401 - further arguments of the call
 ) -> int:
     """Stream every stored message that matches, the oldest first.
@@ -170,22 +152,17 @@ async def scan(
     After a short outage of the node it reconnects and continues.
     """
     pages = session.client.scan(
-        filter=content_filter(pubsub_topic, content_topics),
         include_data=not no_data,
         cursor=cursor or b"",
-        coverage=with_coverage,
         **asked,
     )
     printer = _PagePrinter(session.out, limit, cursors)
-    said: list[AnswerCoverage] = []
     async with aclosing(pages):
         async for page in pages:
             if page.HasField("coverage"):
-                said.append(page.coverage)
+                session.coverage.append(page.coverage)
             elif printer.show(page):
                 break
-    if with_coverage:
-        tell(session.out, said)
     return OK
 
 
@@ -198,30 +175,23 @@ async def scan(
     help="Start with everything the node stores, not with new messages.",
 )
 @_stream("--until-live", is_flag=True, help="Stop when the backlog is exhausted.")
-@connected(interrupt_ends=True, has_payloads=True)
+@connected(interrupt_ends=True, has_payloads=True, has_filter=True)
 async def follow(
     session: CommandSession,
     *,
-    pubsub_topic: str | None,
-    content_topics: tuple[str, ...],
     cursor: bytes | None,
-    from_beginning: bool,
     limit: int | None,
     until_live: bool,
     no_data: bool,
     cursors: bool,
+    **asked: Any,  # noqa: ANN401 - further arguments of the call
 ) -> int:
     """Stream messages in the order in which they were stored, and go on as they arrive.
 
     Ctrl-C ends it. After a short outage of the node it reconnects and continues; no message is
     missed or printed twice. Each message is printed as soon as it arrives.
     """
-    pages = session.client.follow(
-        filter=content_filter(pubsub_topic, content_topics),
-        cursor=cursor or b"",
-        from_beginning=from_beginning,
-        include_data=not no_data,
-    )
+    pages = session.client.follow(cursor=cursor or b"", include_data=not no_data, **asked)
     printer = _PagePrinter(session.out, limit, cursors)
     try:
         async with aclosing(pages):

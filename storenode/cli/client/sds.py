@@ -9,21 +9,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from storenode.cli.client.coverage import coverage_option, tell
-from storenode.cli.client.output import Output
+from storenode.cli.client.coverage import with_coverage
 from storenode.cli.client.session import ENTRY, CommandSession, connected, topic_options
 from storenode.cli.client.text import note
 from storenode.cli.errors import FAILED, OK
 from storenode.cli.options.layers import LayeredCommand, option
-from storenode.client.node import Entry, content_filter
+from storenode.client.node import Entry
 from storenode.client.plain import to_plain
 
 if TYPE_CHECKING:
-    from storenode.client.types import (
-        AnswerCoverage,
-        CausalHistoryPage,
-        SdsMessagesPage,
-    )
+    from storenode.client.types import CausalHistoryPage, SdsMessagesPage
 
 _walk: Final = partial(option, section="Walk")
 
@@ -31,30 +26,23 @@ _walk: Final = partial(option, section="Walk")
 @click.command(cls=LayeredCommand)
 @click.argument("entries", nargs=-1, required=True, type=ENTRY, metavar="ID[@HINT]...")
 @option("--channel", required=True, metavar="CHANNEL", help="The channel of the IDs.")
-@coverage_option
 @topic_options
-@connected(has_payloads=True)
+@connected(has_payloads=True, has_filter=True)
+@with_coverage
 async def get(
     session: CommandSession,
     *,
     entries: tuple[Entry, ...],
     channel: str,
-    pubsub_topic: str | None,
-    content_topics: tuple[str, ...],
-    with_coverage: bool,
+    **asked: Any,  # noqa: ANN401 - further arguments of the call
 ) -> int:
     """Fetch SDS messages by their IDs, and list those that the node does not store.
 
     The exit code is 1 if one of them is missing.
     """
-    pages = session.client.get_sds(
-        channel,
-        entries,
-        filter=content_filter(pubsub_topic, content_topics),
-        coverage=with_coverage,
-    )
+    pages = session.client.get_sds(channel, entries, **asked)
     truncated = "An ID has more messages than are returned: give their hashes as hints."
-    missing = await _print_pages(session.out, pages, truncated, with_coverage=with_coverage)
+    missing = await _print_pages(session, pages, truncated)
     return FAILED if missing else OK
 
 
@@ -81,18 +69,15 @@ async def get(
     help="Walk at most N generations back.  [default: unlimited]",
 )
 @_walk("--no-data", is_flag=True, help="Print only IDs and hashes.")
-@coverage_option
 @topic_options
-@connected(has_payloads=True)
+@connected(has_payloads=True, has_filter=True)
+@with_coverage
 async def causal_history(
     session: CommandSession,
     *,
     heads: tuple[Entry, ...],
     channel: str,
     no_data: bool,
-    pubsub_topic: str | None,
-    content_topics: tuple[str, ...],
-    with_coverage: bool,
     **asked: Any,  # noqa: ANN401 - further arguments of the call
 ) -> int:
     """Fetch everything that some SDS messages depend on, parents before children.
@@ -100,35 +85,25 @@ async def causal_history(
     Messages that the history references and the node does not store are listed as missing. The exit
     code is 1 if a head is missing.
     """
-    pages = session.client.causal_history(
-        channel,
-        heads,
-        filter=content_filter(pubsub_topic, content_topics),
-        coverage=with_coverage,
-        **asked,
-    )
+    pages = session.client.causal_history(channel, heads, **asked)
     truncated = "A limit ended the walk: ask again with the missing parents of what came as heads."
-    missing = await _print_pages(
-        session.out, pages, truncated, data=not no_data, with_coverage=with_coverage
-    )
+    missing = await _print_pages(session, pages, truncated, data=not no_data)
     return FAILED if missing & {name for name, _ in heads} else OK
 
 
 async def _print_pages(
-    out: Output,
+    session: CommandSession,
     pages: AsyncGenerator[SdsMessagesPage] | AsyncGenerator[CausalHistoryPage],
     truncated_note: str,
     *,
     data: bool = True,
-    with_coverage: bool,
 ) -> set[str]:
     """Print messages and return the IDs of those that the node lacks; remarks go to standard error.
 
     ``truncated_note`` says what to do where the node has left messages out.
     """
-    missing: list[str] = []
+    out, missing = session.out, list[str]()
     truncated = False
-    said: list[AnswerCoverage] = []
     async with aclosing(pages):
         async for page in pages:
             out.sds(page.messages, data=data)
@@ -140,12 +115,10 @@ async def _print_pages(
                 out.json({"truncated": True})
             truncated |= page.truncated
             if page.HasField("coverage"):
-                said.append(page.coverage)
+                session.coverage.append(page.coverage)
     if truncated:
         note(truncated_note)
     if missing:
         noun = "message is" if len(missing) == 1 else "messages are"
         note(f"{len(missing)} {noun} missing: this node does not hold what is listed as missing.")
-    if with_coverage:
-        tell(out, said)
     return set(missing)

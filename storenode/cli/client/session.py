@@ -9,9 +9,9 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -20,12 +20,15 @@ from storenode.cli.client.text import TIME, TIME_FORMS, safe
 from storenode.cli.errors import FAILED, OK, UNREACHABLE, USAGE, CliError, drop_output
 from storenode.cli.options.layers import option, read_file, with_options
 from storenode.cli.options.types import Parsed
-from storenode.client.node import NodeClient, connect
+from storenode.client.node import NodeClient, connect, content_filter
 from storenode.common.errors import ArgumentError, StorenodeError
 from storenode.connection.channel import TlsIdentity
 from storenode.connection.errors import ClientOptionError, NodeError
 from storenode.message.limits import HASH_BYTES
 from storenode.message.text import parse_hex
+
+if TYPE_CHECKING:
+    from storenode.client.types import AnswerCoverage
 
 DEFAULT_NODE = "127.0.0.1:7420"
 DEFAULT_ADMIN = "127.0.0.1:7421"
@@ -71,6 +74,8 @@ class CommandSession:
 
     client: NodeClient
     out: Output
+    coverage: list[AnswerCoverage] = field(default_factory=list)
+    """What the pages of an answer say about how complete it is."""
 
 
 def connected(
@@ -79,12 +84,14 @@ def connected(
     *,
     interrupt_ends: bool = False,
     has_payloads: bool = False,
+    has_filter: bool = False,
 ) -> Callable[[Call], Command]:
     """Make a command of a call: add the connection's options, run it, translate its errors.
 
     The call gets a `CommandSession` and the command's own options and returns the exit code. With
     ``interrupt_ends`` Ctrl-C is the usual way to end it, and a success. With ``has_payloads`` the
-    output may be the bare payloads.
+    output may be the bare payloads, and with ``has_filter`` the call gets what `topic_options` say
+    as ``filter``.
     """
 
     def decorate(call: Call) -> Command:
@@ -109,6 +116,9 @@ def connected(
             async def session() -> int:
                 async with connect(address, token=token, tls=tls) as client:
                     try:
+                        if has_filter:
+                            topics = own.pop("pubsub_topic"), own.pop("content_topics")
+                            own["filter"] = content_filter(*topics)
                         return await call(CommandSession(client, out), **own)
                     finally:
                         out.finish()
@@ -210,12 +220,10 @@ _credential_options = with_options(
         help="File with this client's token; needs TLS beyond loopback.",
     ),
     _file_option(
-        "--tls-ca",
-        help="Connect with TLS and trust the certificate authorities in this PEM file.",
+        "--tls-ca", help="Connect with TLS and trust the certificate authorities in this PEM file."
     ),
     _file_option(
-        "--tls-cert",
-        help="PEM file with this client's certificate, for a node that requires one.",
+        "--tls-cert", help="PEM file with this client's certificate, for a node that requires one."
     ),
     _file_option("--tls-key", help="PEM file with the key of that certificate."),
 )
@@ -243,11 +251,7 @@ def with_credentials(function: Command) -> Command:
 
 
 topic_options = with_options(
-    filter_option(
-        "--pubsub-topic",
-        metavar="TOPIC",
-        help="Only messages on this pubsub topic.",
-    ),
+    filter_option("--pubsub-topic", metavar="TOPIC", help="Only messages on this pubsub topic."),
     filter_option(
         "-t",
         "--content-topic",

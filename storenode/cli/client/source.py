@@ -20,7 +20,6 @@ MAX_PAYLOAD_BYTES: Final = 16 * 1024 * 1024
 """A payload read as a whole; the largest request that a node accepts."""
 
 READ_CHUNK_BYTES: Final = 64 * 1024
-STANDARD_INPUT: Final = Path("-")
 
 
 def open_input(path: Path | None) -> int:
@@ -29,7 +28,7 @@ def open_input(path: Path | None) -> int:
     Raises:
         CliError: The file cannot be opened.
     """
-    if path is None or path == STANDARD_INPUT:
+    if path is None or path == Path("-"):
         return 0
     try:
         return os.open(path, os.O_RDONLY)
@@ -52,8 +51,7 @@ async def whole(fd: int) -> bytes:
         data += chunk
         if len(data) > MAX_PAYLOAD_BYTES:
             raise CliError(
-                FAILED,
-                f"The payload has more than {MAX_PAYLOAD_BYTES} bytes, which no node takes.",
+                FAILED, f"The payload has more than {MAX_PAYLOAD_BYTES} bytes, which no node takes."
             )
     if not data:
         raise CliError(

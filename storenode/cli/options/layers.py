@@ -213,21 +213,19 @@ def _values_for(ctx: click.Context, document: dict[str, Any], path: Path) -> dic
     commands = dict(_commands(ctx.find_root()))
     absent = _absent(ctx.find_root())
     own_path = getattr(ctx.command, "table", "") or ".".join(ctx.command_path.split()[1:])
-    top: dict[str, Any] = {}
-    of_command: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, table in _tables(document):
         if name.partition(".")[0] in absent:
             continue
         if name and name not in commands:
             raise _unknown(f"[{name}]", path, name, [f"[{each}]" for each in commands])
-        own = commands.get(own_path, ctx.command)
-        known = [commands[name]] if name else [*commands.values(), own]
+        everything = [*commands.values(), commands.get(own_path, ctx.command)]
+        known = [commands[name]] if name else everything
         for key, value in table.items():
             if name or not absent:  # else it may be an option of what is not installed
                 _require_known(key, path, name, known)
             if name in ("", own_path):
-                (of_command if name else top)[key.replace("-", "_")] = value
-    values = {**top, **of_command}
+                values[key.replace("-", "_")] = value
     params = {option_name(param): param for param in _options_of(ctx.command)}
     del params[_CONFIG]
     return {
@@ -243,6 +241,7 @@ def _absent(ctx: click.Context) -> Collection[str]:
 
 
 def _tables(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the options of each table with its path, those at the top first."""
     yield prefix, {key: value for key, value in document.items() if not isinstance(value, dict)}
     for key, value in document.items():
         if isinstance(value, dict):
@@ -261,9 +260,7 @@ def _as_text(value: object, param: click.Option, path: Path) -> object:
 
 def _scalar(value: object, param: click.Option, path: Path) -> object:
     if isinstance(value, bool):
-        if param.is_flag:
-            return value
-        return "on" if value else "off"
+        return value if param.is_flag else "on" if value else "off"
     if isinstance(value, str | int | float):
         return str(value)
     raise click.UsageError(

@@ -66,7 +66,10 @@ def parse_address(text: str) -> Address:
     if not (port.isascii() and port.isdigit()) or int(port) > MAX_PORT:
         raise ValueError(f"the port of {text!r} is not a number from 0 to {MAX_PORT}")
     if bracketed:
-        _require_ipv6(host, text)
+        try:
+            ipaddress.IPv6Address(host)
+        except ValueError as error:
+            raise ValueError(f"the brackets of {text!r} hold no IPv6 address") from error
     return Address(host, int(port))
 
 
@@ -88,13 +91,6 @@ def parse_peer(text: str) -> Peer:
 def split_list(text: str) -> list[str]:
     """Split the elements of a list in one text, separated by commas or white space."""
     return [part for part in re.split(r"[\s,]+", text) if part]
-
-
-def _require_ipv6(host: str, text: str) -> None:
-    try:
-        ipaddress.IPv6Address(host)
-    except ValueError as error:
-        raise ValueError(f"the brackets of {text!r} hold no IPv6 address") from error
 
 
 class Parsed(click.ParamType[object]):

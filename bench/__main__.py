@@ -37,6 +37,7 @@ BENCHMARKS: Final = (
     "slow_flush",
     "sds",
     "lines",
+    "nats",
     "groups",
     "pipeline",
 )

@@ -1,64 +1,61 @@
 """Draws recorded measurements as the charts of ``docs/benchmarks.md``; ``charts.toml`` says which.
 
-``python -m bench.charts`` writes one SVG file per chart to ``docs/images``. A chart has its own
-background and follows the reader's light or dark setting, so it is legible on any page.
+``python -m bench.charts`` writes one SVG file per chart to ``docs/images``, by matplotlib. A chart
+has its own background and follows the reader's light or dark setting.
 """
 
 from __future__ import annotations
 
+import io
 import json
-import math
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
-from xml.etree import ElementTree as ET
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 ROOT: Final = Path(__file__).parents[1]
 RESULTS: Final = ROOT / "bench" / "results"
 CHARTS: Final = RESULTS / "charts.toml"
 IMAGES: Final = ROOT / "docs" / "images"
 
-_WIDTH, _LEFT, _RIGHT, _TOP = 930, 325, 275, 70
-_BAR, _GAP, _AXIS = 14, 12, 44
-_TICKS = 5
-_FONTS: Final = """
-text { font: 13px system-ui, sans-serif }
-.title { font-size: 16px; font-weight: 600 }
-.faint { font-size: 12px }
-.middle { text-anchor: middle }
-.end { text-anchor: end }
-.limit { stroke-width: 3 }
-.reference { stroke-dasharray: 4 3 }
-"""
-_COLOURS: Final = """
-text { fill: %(text)s }
-.faint { fill: %(faint)s }
-.back { fill: %(back)s }
-.grid { stroke: %(grid)s }
-.reference, .limit { stroke: %(text)s }
-.s0 { fill: %(first)s }
-.s1 { fill: %(second)s }
-"""
-_LIGHT: Final = {
-    "text": "#1f2328",
-    "faint": "#59636e",
-    "back": "#ffffff",
-    "grid": "#d1d9e0",
-    "first": "#0969da",
-    "second": "#bc4c00",
+_WIDTH_IN, _BAR_IN, _REST_IN = 12.9, 0.2, 1.3
+_BAR, _GAP = 0.85, 0.9
+"""The height of a bar, and the distance between rows, in bars."""
+
+_COLOURS: Final = {
+    "#000001": ("text", "#1f2328", "#f0f6fc"),
+    "#000002": ("faint", "#59636e", "#9198a1"),
+    "#000003": ("back", "#ffffff", "#0d1117"),
+    "#000004": ("grid", "#d1d9e0", "#3d444d"),
+    "#000005": ("first", "#0969da", "#58a6ff"),
+    "#000006": ("second", "#bc4c00", "#f0883e"),
 }
-_DARK: Final = {
-    "text": "#f0f6fc",
-    "faint": "#9198a1",
-    "back": "#0d1117",
-    "grid": "#3d444d",
-    "first": "#58a6ff",
-    "second": "#f0883e",
+"""What is drawn in a colour, the name of its variable, and the colour in light and dark."""
+
+_TEXT, _FAINT, _BACK, _GRID, *_SERIES = _COLOURS
+_STYLE: Final[Any] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "storenode",
+    "font.size": 12,
+    "text.color": _TEXT,
+    "axes.edgecolor": _GRID,
+    "axes.facecolor": _BACK,
+    "axes.labelcolor": _FAINT,
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "xtick.color": _GRID,
+    "xtick.labelcolor": _FAINT,
+    "ytick.color": _GRID,
+    "ytick.labelcolor": _TEXT,
+    "ytick.major.size": 0,
+    "grid.color": _GRID,
+    "legend.frameon": False,
 }
-_STYLE: Final = (
-    f"{_FONTS}{_COLOURS % _LIGHT}@media (prefers-color-scheme: dark) {{{_COLOURS % _DARK}}}\n"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,46 +78,7 @@ class Chart:
     rows: tuple[Row, ...]
     series: tuple[str, ...]
     reference: float | None
-    reference_label: str
     log: bool
-
-    @property
-    def limited(self) -> bool:
-        """The presence of a limit in any row."""
-        return any(row.limit is not None for row in self.rows)
-
-    @property
-    def bars(self) -> int:
-        """Bars of the tallest row, for which each row has room."""
-        return max(len(row.values) for row in self.rows)
-
-    @property
-    def origin(self) -> float:
-        """The value at which bars begin: 0, or the baseline on a logarithmic axis."""
-        return self.reference if self.log and self.reference is not None else self.ends()[0]
-
-    def ends(self) -> tuple[float, float]:
-        """Return the least and the greatest value of the axis."""
-        most = max(max(row.values) for row in self.rows)
-        if not self.log:
-            step = _step(max(most, self.reference or 0))
-            return 0.0, step * math.ceil(max(most, self.reference or 0) / step)
-        least = min(min(row.values) for row in self.rows)
-        return 10.0 ** math.floor(math.log10(least)), 10.0 ** math.ceil(math.log10(most))
-
-    def ticks(self) -> list[float]:
-        """Return the labelled values of the axis."""
-        low, high = self.ends()
-        if self.log:
-            return [low * 10**n for n in range(round(math.log10(high / low)) + 1)]
-        step = _step(high)
-        return [step * n for n in range(round(high / step) + 1)]
-
-    def x(self, value: float) -> float:
-        """Return the position of a value, in pixels."""
-        low, high = self.ends()
-        part = math.log(value / low, high / low) if self.log else value / high
-        return round(_LEFT + part * (_WIDTH - _LEFT - _RIGHT), 1)
 
 
 def charts() -> list[Chart]:
@@ -130,7 +88,7 @@ def charts() -> list[Chart]:
 
 
 def _chart(given: dict[str, Any]) -> Chart:
-    fields = {"series": (), "reference": None, "reference_label": "baseline", "log": False, **given}
+    fields = {"series": (), "reference": None, "log": False, **given}
     rows = tuple(_row_of(each) for each in fields.pop("row"))
     return Chart(rows=rows, **fields)
 
@@ -161,88 +119,69 @@ def _measurement(benchmark: str, where: dict[str, object]) -> dict[str, Any]:
     raise LookupError(sentence)
 
 
-def _step(most: float) -> float:
-    """Return a round distance between labels, for about five of them."""
-    unit = 10.0 ** math.floor(math.log10(most / _TICKS))
-    return next(unit * n for n in (1, 2, 5, 10) if unit * n * _TICKS >= most)
+def draw(chart: Chart) -> Figure:
+    """Draw a chart."""
+    bars = max(len(row.values) for row in chart.rows)
+    pitch = bars + _GAP
+    height_in = _REST_IN + len(chart.rows) * pitch * _BAR_IN
+    figure = Figure((_WIDTH_IN, height_in), facecolor=_BACK, layout="constrained")
+    figure.suptitle(chart.title, x=0.01, ha="left")
+    ax = figure.add_subplot(xlabel=chart.axis)
+    origin = chart.reference if chart.log and chart.reference is not None else 0.0
+    if chart.log:
+        ax.set_xscale("log")
+        ax.xaxis.set_major_formatter("{x:g}")
+    for number in range(bars):
+        rows = [(at, row) for at, row in enumerate(chart.rows) if number < len(row.values)]
+        ax.barh(
+            [at * pitch + number for at, _ in rows],
+            [row.values[number] - origin for _, row in rows],
+            _BAR,
+            left=origin,
+            color=_SERIES[number],
+            label=chart.series[number] if chart.series else None,
+        )
+    _mark(ax, chart, pitch)
+    middles = [at * pitch + (len(row.values) - 1) / 2 for at, row in enumerate(chart.rows)]
+    ax.set_yticks(middles, labels=[row.label for row in chart.rows])
+    notes = [
+        ": ".join(filter(None, (" / ".join(f"{each:g}" for each in row.values), row.note)))
+        for row in chart.rows
+    ]
+    ax.secondary_yaxis("right").set_yticks(middles, labels=notes)
+    ax.invert_yaxis()
+    ax.grid(axis="x")
+    figure.legend(loc="outside upper right", ncols=3)
+    return figure
+
+
+def _mark(ax: Axes, chart: Chart, pitch: float) -> None:
+    """Draw the baseline and the limits, and say what is what."""
+    if chart.reference is not None:
+        ax.axvline(chart.reference, color=_TEXT, linestyle="--", label="baseline")
+    limits = [(at * pitch, row.limit) for at, row in enumerate(chart.rows) if row.limit is not None]
+    if limits:
+        low, high = ([at + end for at, _ in limits] for end in (-_BAR, _BAR))
+        values = [limit for _, limit in limits]
+        ax.vlines(values, low, high, color=_TEXT, linewidth=3, label="the project's own limit")
 
 
 def svg(chart: Chart) -> str:
     """Render a chart as the text of an SVG file."""
-    pitch = chart.bars * _BAR + _GAP
-    bottom = _TOP + len(chart.rows) * pitch
-    root = ET.Element(
-        "svg",
-        xmlns="http://www.w3.org/2000/svg",
-        viewBox=f"0 0 {_WIDTH} {bottom + _AXIS}",
-        width=str(_WIDTH),
-        role="img",
-    )
-    ET.SubElement(root, "title").text = f"{chart.title} ({chart.axis})"
-    ET.SubElement(root, "style").text = _STYLE
-    ET.SubElement(root, "rect", {"class": "back", "width": "100%", "height": "100%", "rx": "6"})
-    _text(root, 16, 27, chart.title, "title")
-    _legend(root, chart)
-    _axis(root, chart, bottom)
-    for number, row in enumerate(chart.rows):
-        _row(root, chart, row, _TOP + number * pitch)
-    if chart.reference is not None:
-        _line(root, chart.x(chart.reference), _TOP - 6, bottom, "reference")
-    ET.indent(root)
-    return ET.tostring(root, encoding="unicode") + "\n"
-
-
-def _legend(root: ET.Element, chart: Chart) -> None:
-    parts = [(f"s{number}", name) for number, name in enumerate(chart.series)]
-    x = 16.0
-    for kind, name in parts:
-        _bar(root, x, 41, 12, kind)
-        _text(root, x + 18, 52, name, "faint")
-        x += 40 + 6.5 * len(name)
-    if chart.reference is not None:
-        _text(root, chart.x(chart.reference), _TOP - 12, chart.reference_label, "faint middle")
-    if chart.limited:
-        _line(root, x + 4, 42, 54, "limit")
-        _text(root, x + 14, 52, "the project's own limit", "faint")
-
-
-def _axis(root: ET.Element, chart: Chart, bottom: int) -> None:
-    for value in chart.ticks():
-        _line(root, chart.x(value), _TOP, bottom, "grid")
-        _text(root, chart.x(value), bottom + 16, f"{value:g}", "faint middle")
-    middle = (_LEFT + _WIDTH - _RIGHT) / 2
-    _text(root, middle, bottom + 34, chart.axis, "faint middle")
-
-
-def _row(root: ET.Element, chart: Chart, row: Row, top: float) -> None:
-    middle = top + chart.bars * _BAR / 2
-    height = len(row.values) * _BAR
-    _text(root, _LEFT - 10, middle + 5, row.label, "end")
-    for number, value in enumerate(row.values):
-        y = middle - height / 2 + number * _BAR
-        start, end = sorted((chart.x(chart.origin), chart.x(value)))
-        _bar(root, start, y, max(end - start, 1), f"s{number}")
-        if chart.bars > 1:
-            _text(root, end + 6, y + 11, f"{value:g}", "faint")
-    if row.limit is not None:
-        _line(root, chart.x(row.limit), top - 3, top + height + 3, "limit")
-    said = [] if chart.bars > 1 else [f"{row.values[0]:g}"]
-    _text(root, _WIDTH - _RIGHT + 34, middle + 4, ": ".join([*said, row.note]).strip(": "), "faint")
-
-
-def _text(root: ET.Element, x: float, y: float, text: str, kind: str) -> None:
-    made = {"x": f"{x:g}", "y": f"{y:g}", "class": kind}
-    ET.SubElement(root, "text", made).text = text
-
-
-def _line(root: ET.Element, x: float, top: float, bottom: float, kind: str) -> None:
-    ends = {"x1": f"{x:g}", "x2": f"{x:g}", "y1": f"{top:g}", "y2": f"{bottom:g}"}
-    ET.SubElement(root, "line", {"class": kind, **ends})
-
-
-def _bar(root: ET.Element, x: float, y: float, width: float, kind: str) -> None:
-    sizes = {"x": f"{x:g}", "y": f"{y:g}", "width": f"{width:g}", "height": f"{_BAR - 2}"}
-    ET.SubElement(root, "rect", {"class": kind, **sizes})
+    with mpl.rc_context(_STYLE):
+        file = io.StringIO()
+        metadata: Any = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        draw(chart).savefig(file, format="svg", metadata=metadata | {"Title": chart.title})
+    head, start, rest = file.getvalue().partition("<defs>")
+    schemes = [
+        "".join(f"--{name}: {colour[scheme]}; " for name, *colour in _COLOURS.values())
+        for scheme in (0, 1)
+    ]
+    style = ":root {{ {} }} @media (prefers-color-scheme: dark) {{ :root {{ {} }} }}"
+    text = f"{head}<style>{style.format(*schemes)}</style>\n {start}{rest}"
+    for placeholder, (name, *_) in _COLOURS.items():
+        text = text.replace(placeholder, f"var(--{name})")
+    return "\n".join(map(str.rstrip, text.splitlines())) + "\n"
 
 
 def path(chart: Chart) -> Path:

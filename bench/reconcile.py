@@ -10,8 +10,7 @@ learns the differences. Where it cannot be had, the lines are without ratios.
 Each line says whether compiled code did the work (`kernel`). If so, the processor time without it
 stands beside it: the payloads are the same.
 
-`compact_` stands before the figures of the compact mode (`bench.compact`). `--tables` counts how
-often it needs a second table (`bench.reconcile_tables`).
+`compact_` stands before the figures of the compact mode (`bench.compact`).
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ import numpy as np
 
 from bench.compact import compact_cost, enough, views_of
 from bench.reconcile_sets import CASES, SEED, START_NS, Case, Pair, pair, uniform
-from bench.reconcile_tables import count_tables
 from bench.support import report
 from reconcile import kernel
 from reconcile.ids import SyncIds
@@ -264,15 +262,8 @@ def main() -> None:
         "--messages", type=int, default=1_000_000, help="not %(default)s, which bars are for"
     )
     parser.add_argument("--case", action="append", help="only cases whose name has this in it")
-    parser.add_argument("--tables", type=int, help="only count second tables, in so many sessions")
-    parser.add_argument(
-        "--seed", type=int, default=SEED, help="of the sessions of --tables, not %(default)s"
-    )
     parser.add_argument("--seeds", type=int, default=1, help="sets of each case, not %(default)s")
     given = parser.parse_args()
-    if given.tables is not None:
-        count_tables(given.tables, given.messages, given.case, given.seed)
-        return
     scale = given.messages / 1_000_000
     with tempfile.TemporaryDirectory(prefix="storenode-bench-") as temporary:
         directory = Path(temporary)

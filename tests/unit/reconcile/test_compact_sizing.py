@@ -7,7 +7,6 @@ import pytest
 
 from bench.compact import Run
 from bench.reconcile_sets import Pair, uniform
-from bench.reconcile_tables import DISTRIBUTIONS
 from reconcile.compact import plan
 from reconcile.compact.keys import BIT_BALANCES, NONCE_BYTES, balance_bits
 from reconcile.compact.plan import (
@@ -20,6 +19,7 @@ from reconcile.compact.plan import (
 )
 from reconcile.ids import Ints, SyncIds, ordered
 from reconcile.index import IndexView
+from tests.unit.reconcile.distributions import DISTRIBUTIONS
 
 
 def summed(apart: Ints, in_gaps: int = 0) -> SliceSums:

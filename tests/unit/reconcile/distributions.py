@@ -1,7 +1,6 @@
-"""The share of compact sessions that need a second table, by where the differences are.
+"""Pairs of sets by where the differences are, for the sizes of the compact mode's tables.
 
-Each session has new differences, 10 to 1,000 of them, and new nonces; a gap has 20 to 1,500 IDs,
-and there are 30 other differences beside it.
+There are 10 to 1,000 differences; a gap has 20 to 1,500 IDs, and 30 other differences beside it.
 """
 
 from __future__ import annotations
@@ -12,16 +11,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.compact import Run
-from bench.reconcile_sets import HOUR_NS, MINUTE_NS, START_NS, Pair, moved, uniform
-from bench.support import report
-from reconcile.compact.keys import NONCE_BYTES
+from bench.reconcile_sets import HOUR_NS, MINUTE_NS, START_NS, Pair, moved
 from reconcile.ids import SyncIds, ordered
-from reconcile.index import IndexView
 
 OTHERS: Final = 30
 GAP: Final = (20, 1_500)
-SESSIONS_OF_SET: Final = 100
 
 Random = np.random.Generator
 Make = Callable[[SyncIds, Random], Pair]
@@ -110,39 +104,3 @@ DISTRIBUTIONS: Final[dict[str, tuple[Callable[[SyncIds, Random], SyncIds], Make]
     "bursts, gap at the responder": (_moved("bursts"), _gaps(RESPONDER)),
     "bursts, gaps at both": (_moved("bursts"), _gaps(BOTH)),
 }
-
-
-def count_tables(sessions: int, ids: int, names: list[str] | None, seed: int) -> None:
-    """Run so many sessions of each distribution with so many IDs; a line for each."""
-    for name, (arranged, make) in DISTRIBUTIONS.items():
-        if names is not None and not any(part in name for part in names):
-            continue
-        random = np.random.default_rng(seed)
-        again = fallbacks = total_bytes = differences = 0
-        cpu_s = 0.0
-        for number in range(sessions):
-            if number % SESSIONS_OF_SET == 0:
-                shared = arranged(uniform(random, ids), random)
-            sets = make(shared, random)
-            views = IndexView.of(sets.ours), IndexView.of(sets.theirs)
-            run = Run(views, (random.bytes(NONCE_BYTES), random.bytes(NONCE_BYTES)))
-            if run.fell_back:
-                fallbacks += 1
-            else:
-                run.check(sets)
-            again += run.tables > 1
-            total_bytes += run.frame_bytes
-            differences += len(sets.only_ours) + len(sets.only_theirs)
-            cpu_s += run.cpu_s
-        report(
-            benchmark="reconcile_tables",
-            distribution=name,
-            ids=ids,
-            seed=seed,
-            sessions=sessions,
-            second_tables=again,
-            fallbacks=fallbacks,
-            differences=differences / sessions,
-            bytes=total_bytes / sessions,
-            cpu_ms=1e3 * cpu_s / sessions,
-        )

@@ -164,14 +164,15 @@ class GossipChecker:
 
     def check_bounds(self, name: str, driver: GossipDriver) -> None:
         """Verify the bounds of what a node keeps."""
-        counts = {
-            "frames to send": (driver.queued_frames, MAX_QUEUED_FRAMES * max(1, driver.streams)),
-            "writes": (driver.queued_writes, MAX_QUEUED_WRITES),
-            "requests": (driver.open_requests, MAX_REQUESTS),
+        waiting = driver.waiting
+        allowed = {
+            "frames": MAX_QUEUED_FRAMES * max(1, waiting["streams"]),
+            "writes": MAX_QUEUED_WRITES,
+            "requests": MAX_REQUESTS,
         }
-        for what, (kept, most) in counts.items():
-            if kept > most:
-                self.fail(f"{name} keeps {kept} {what}, and {most} are allowed")
+        for what, most in allowed.items():
+            if waiting[what] > most:
+                self.fail(f"{name} keeps {waiting[what]} {what}, and {most} are allowed")
 
     # The end (rule 5)
 

@@ -81,7 +81,7 @@ class Channel:
 
 def selected(database: Database, request: SdsLookup) -> Lookup:
     """Select SDS messages of a database by the shipped rules."""
-    lookup = Lookup(request.channel_id, request.entries, request.claimants)
+    lookup = Lookup(request)
     answer = None
     while (read := lookup.step(answer)) is not None:
         answer = claims_for(database, read, request.claimants)

@@ -134,8 +134,7 @@ class Node:
         """Take a call."""
         process, peering = self.process, self.peering
         if method == GOSSIP and process is not None:
-            stream = serve_gossip(self, self.gossiping.driver, end)
-            process.begin_task("served stream", stream)
+            process.begin_task("served stream", serve_gossip(self, self.gossiping.driver, end))
             return True
         work = None if peering is None else peering.calls().get(method)
         if process is None or work is None:

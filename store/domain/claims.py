@@ -29,8 +29,8 @@ from functools import cache
 from struct import Struct
 from typing import Any, Final
 
-from store.domain.ports import HistoryEntry
-from storenode.message.limits import HASH_BYTES, MAX_SDS_CLAIMANTS
+from store.domain.ports import HistoryEntry, SdsLookup
+from storenode.message.limits import HASH_BYTES
 from storenode.sds.codec import decode, sds_key
 from storenode.sds.proofs import ID_BYTES
 
@@ -174,7 +174,7 @@ class Selection:
 class ClaimCache:
     """The claimants and hints that were read: complete sets by key, in the order of claimants."""
 
-    def __init__(self, claimants: int = MAX_SDS_CLAIMANTS) -> None:
+    def __init__(self, claimants: int) -> None:
         self.sets: dict[bytes, list[Claim]] = {}
         self.hinted: dict[tuple[bytes, bytes], Hinted | None] = {}
         self.read_bytes = 0
@@ -244,22 +244,17 @@ class Lookup:
     ``entries`` are those of the request, each once: slots of hint queries count in them.
     """
 
-    def __init__(
-        self,
-        channel_id: bytes,
-        entries: Sequence[HistoryEntry],
-        claimants: int = MAX_SDS_CLAIMANTS,
-    ) -> None:
+    def __init__(self, request: SdsLookup) -> None:
         self.messages: list[Claim] = []
         self.missing: list[HistoryEntry] = []
         self.unproven: list[HistoryEntry] = []
         self.truncated = False
-        self.entries = tuple(dict.fromkeys(entries))
+        self.entries = tuple(dict.fromkeys(request.entries))
         self._references = [
-            (sds_key(channel_id, entry.message_id), usable_hint(entry.retrieval_hint))
+            (sds_key(request.channel_id, entry.message_id), usable_hint(entry.retrieval_hint))
             for entry in self.entries
         ]
-        self._claims = ClaimCache(claimants)
+        self._claims = ClaimCache(request.claimants)
 
     def step(self, answer: ClaimAnswer | None = None) -> ClaimQuery | None:
         """Process the answer; return the next read, None when the result is complete."""

@@ -125,10 +125,6 @@ class FetchQueue:
         """Return the number of messages to fetch."""
         return len(self._wants)
 
-    def __contains__(self, digest: bytes) -> bool:
-        """Return True for a message to fetch."""
-        return digest in self._wants
-
     def join(self, peer: str) -> None:
         """Add a peer."""
         self.sources[peer] = FetchSource()

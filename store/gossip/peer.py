@@ -74,11 +74,6 @@ class GossipPeer:
         self.rest_ns = 0
         self.reading = True
 
-    @property
-    def queued(self) -> int:
-        """The number of IDs that wait for the peer."""
-        return len(self.answers) + len(self.news) + len(self.pushes) + len(self.asked)
-
     def answer(self, digest: bytes, limit: int) -> bool:
         """Queue an answer; return False if that drops the oldest."""
         self.news.pop(digest, None)

@@ -231,7 +231,7 @@ DRIVER_MUTANTS = {
             ),
             replace_with(GossipDriver, "sent", nothing),
         ),
-        "frames to send",
+        r"keeps \d+ frames",
         10,
     ),
     # Streams wait to be joined until another one begins.

@@ -373,7 +373,7 @@ class DatabaseSdsReader:
             yield page
 
     async def _look_up(self, request: SdsLookup) -> Lookup:
-        lookup = Lookup(request.channel_id, request.entries, request.claimants)
+        lookup = Lookup(request)
         reader = ClaimReader(self._database, request, lookup.entries, parents=False)
         await reader.prepare()
         query = lookup.step()

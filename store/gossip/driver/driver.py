@@ -225,24 +225,14 @@ class GossipDriver:
                 continue
 
     @property
-    def streams(self) -> int:
-        """The number of streams."""
-        return len(self._streams)
-
-    @property
-    def queued_frames(self) -> int:
-        """Frames of all streams that wait to be written."""
-        return sum(stream.queued_frames for stream in self._streams.values())
-
-    @property
-    def queued_writes(self) -> int:
-        """Writes that the database has not taken yet."""
-        return len(self._writes)
-
-    @property
-    def open_requests(self) -> int:
-        """Requests of the machine that the database has not answered yet."""
-        return len(self._requests)
+    def waiting(self) -> dict[str, int]:
+        """The number of streams, and of frames, writes and requests that wait for an end."""
+        return {
+            "streams": len(self._streams),
+            "frames": sum(stream.queued_frames for stream in self._streams.values()),
+            "writes": len(self._writes),
+            "requests": len(self._requests),
+        }
 
     # From the rest of the node
 

@@ -168,8 +168,9 @@ def walk(world: World, wanted: CausalRequest) -> CausalWalk:
 
 def look_up(world: World, entries: Iterable[Parent]) -> Lookup:
     """Run a look-up to its end."""
-    wanted = SdsLookup(CHANNEL, tuple(HistoryEntry(*entry) for entry in entries), TopicFilter())
-    lookup = Lookup(wanted.channel_id, wanted.entries, world.claimants)
+    named = tuple(HistoryEntry(*entry) for entry in entries)
+    wanted = SdsLookup(CHANNEL, named, TopicFilter(), world.claimants)
+    lookup = Lookup(wanted)
     answer: ClaimAnswer | None = None
     while (query := lookup.step(answer)) is not None:
         answer = world.answer(query, wanted.entries)

@@ -12,8 +12,6 @@ from store.gossip.stores import Stores
 from store.gossip.unread import UnreadEvents
 from tests.unit.gossip.gossip_world import S, ids
 
-# Stores
-
 
 def test_a_store_that_is_forgotten_leaves_no_trace() -> None:
     forgotten: list[int] = []

@@ -111,4 +111,4 @@ async def test_no_stream_begins_when_the_node_has_closed_them() -> None:
     driver.close()
     with pytest.raises(NodeStoppingError):
         await driver.serve(Silent(), Caller("p", "s"))
-    assert not driver.streams
+    assert not driver.waiting["streams"]

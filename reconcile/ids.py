@@ -16,6 +16,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from reconcile import kernel
 from storenode.message.limits import CONTENT_DIGEST_BYTES, HASH_BYTES, MAX_TIMESTAMP_NS
 
 ELEMENT_BYTES: Final = 8 + HASH_BYTES + CONTENT_DIGEST_BYTES
@@ -79,7 +80,7 @@ class SyncIds:
         if self.hashes.base is _ZEROS:
             return SyncIds.at_times(self.timestamps.take(places))
         digests = None if self.digests is None else self.digests.take(places, 0)
-        return SyncIds(self.timestamps.take(places), self.hashes.take(places, 0), digests)
+        return SyncIds(self.timestamps.take(places), from_opaque(self.opaque.take(places)), digests)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, SyncIds):
@@ -277,3 +278,57 @@ def ordered(ids: SyncIds) -> SyncIds:
     repeated = np.zeros(len(ids), np.bool_)
     repeated[1:] = same_time & ~rows_differ(ids.words[1:], ids.words[:-1])
     return ids[~repeated] if bool(repeated.any()) else ids
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The place of each remote ID among the local ones.
+
+    Attributes:
+        places: (r,) the number of local IDs that are smaller.
+        found: (r,) whether the local ID at that place is the same.
+    """
+
+    places: Ints
+    found: Bools
+
+
+def match(local: SyncIds, remote: SyncIds) -> Match:
+    """Find remote IDs among local ones; both ascend strictly."""
+    count = len(remote)
+    if not len(local) or not count:
+        return Match(np.zeros(count, np.int64), np.zeros(count, np.bool_))
+    if kernel.compiled is not None:
+        places, found = np.empty(count, np.int64), np.empty(count, np.bool_)
+        kernel.compiled.match(
+            local.timestamps, local.hashes, remote.timestamps, remote.hashes, places, found
+        )
+        return Match(places, found)
+    mine, theirs = local.timestamps, remote.timestamps
+    if (mine[1:] == mine[:-1]).any() or (theirs[1:] == theirs[:-1]).any():
+        return _match_by_sorting(local, remote)
+    places = mine.searchsorted(theirs, side="right")
+    before = np.maximum(places - 1, 0)
+    same_key = (mine.take(before) == theirs).nonzero()[0]
+    candidates = before.take(same_key)
+    same = ~rows_differ(local[candidates].words, remote[same_key].words)
+    found = np.zeros(count, np.bool_)
+    found[same_key] = same
+    places[same_key] = candidates
+    for at in same_key[~same]:
+        places[at] += int(local.hashes[places[at]].tobytes() < remote.hashes[at].tobytes())
+    return Match(places, found)
+
+
+def _match_by_sorting(local: SyncIds, remote: SyncIds) -> Match:
+    both = SyncIds.join([local, remote])
+    words = both.hashes.view(">u8")
+    is_remote = np.arange(len(both)) >= len(local)
+    keys = (is_remote, words[:, 3], words[:, 2], words[:, 1], words[:, 0], both.timestamps)
+    order = np.lexsort(keys)
+    sorted_remote = is_remote[order]
+    same = np.zeros(len(order), np.bool_)
+    same[1:] = both.timestamps[order[1:]] == both.timestamps[order[:-1]]
+    same[1:] &= (words[order[1:]] == words[order[:-1]]).all(axis=1)
+    found = same[sorted_remote]
+    return Match(np.cumsum(~sorted_remote)[sorted_remote] - found, found)

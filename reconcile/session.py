@@ -43,7 +43,7 @@ from reconcile.codec import (
 from reconcile.errors import SessionLimitError
 from reconcile.ids import LOWEST, SyncId, SyncIds, ordered
 from reconcile.limits import DEFAULT_SESSION_LIMITS, SessionLimits
-from reconcile.view import Spans, ViewAnswer, ViewRead
+from reconcile.view import Spans, ViewAnswer, ViewRead, no_fingerprints
 from storenode.message.limits import MAX_TIMESTAMP_NS
 
 Bounds = tuple[SyncId, SyncId]
@@ -205,19 +205,12 @@ class ReconcileSession:
         self._own_count = int(measured.counts.sum())
         self._large = self._own_count >= config.tuning.large_count
         kinds = [RangeKind.SKIP] * len(skips) + [RangeKind.FINGERPRINT] * len(measured.counts)
-        none = Ranges.empty()
         # A Skip that takes one step ends where the first fingerprint begins.
         ends_at = bounds if skips else bounds[1:]
         if len(skips) > 1:
             ends_at = SyncIds.join([SyncIds.of_bounds(skips[:-1]), bounds])
-        ranges = Ranges(
-            ends_at,
-            np.array(kinds, np.uint8),
-            measured.fingerprints,
-            none.item_counts,
-            none.reconciled,
-            none.items,
-        )
+        prints = np.concatenate((no_fingerprints(len(skips)), measured.fingerprints))
+        ranges = Ranges.plain(ends_at, np.array(kinds, np.uint8), prints)
         return SessionStep(self._send(encode(Payload(config.cluster, config.shards, ranges))))
 
     def receive(self, given: PayloadFrame) -> SessionWork:

@@ -18,67 +18,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from reconcile import kernel
-from reconcile.algorithm.answer import SetPieces, piece_keys
-from reconcile.ids import HASH_DTYPE, Bools, Ints, SyncIds, Words, less, rows_differ
+from reconcile.algorithm.answer import AnswerPieces, piece_keys
+from reconcile.ids import HASH_DTYPE, Bools, Ints, SyncIds, Words, less, match
 from reconcile.view import Items, Spans
 from storenode.message.limits import HASH_BYTES, MAX_TIMESTAMP_NS
 
 _PLACES = np.arange(HASH_BYTES)
-
-
-@dataclass(frozen=True, slots=True)
-class Match:
-    """The place of each remote ID among the local ones.
-
-    Attributes:
-        places: (r,) the number of local IDs that are smaller.
-        found: (r,) whether the local ID at that place is the same.
-    """
-
-    places: Ints
-    found: Bools
-
-
-def match(local: SyncIds, remote: SyncIds) -> Match:
-    """Find remote IDs among local ones; both ascend strictly."""
-    count = len(remote)
-    if not len(local) or not count:
-        return Match(np.zeros(count, np.int64), np.zeros(count, np.bool_))
-    if kernel.compiled is not None:
-        places, found = np.empty(count, np.int64), np.empty(count, np.bool_)
-        kernel.compiled.match(
-            local.timestamps, local.hashes, remote.timestamps, remote.hashes, places, found
-        )
-        return Match(places, found)
-    mine, theirs = local.timestamps, remote.timestamps
-    if (mine[1:] == mine[:-1]).any() or (theirs[1:] == theirs[:-1]).any():
-        return _match_by_sorting(local, remote)
-    places = mine.searchsorted(theirs, side="right")
-    before = np.maximum(places - 1, 0)
-    same_key = (mine.take(before) == theirs).nonzero()[0]
-    candidates = before.take(same_key)
-    same = ~rows_differ(local[candidates].words, remote[same_key].words)
-    found = np.zeros(count, np.bool_)
-    found[same_key] = same
-    places[same_key] = candidates
-    for at in same_key[~same]:
-        places[at] += int(local.hashes[places[at]].tobytes() < remote.hashes[at].tobytes())
-    return Match(places, found)
-
-
-def _match_by_sorting(local: SyncIds, remote: SyncIds) -> Match:
-    both = SyncIds.join([local, remote])
-    words = both.hashes.view(">u8")
-    is_remote = np.arange(len(both)) >= len(local)
-    keys = (is_remote, words[:, 3], words[:, 2], words[:, 1], words[:, 0], both.timestamps)
-    order = np.lexsort(keys)
-    sorted_remote = is_remote[order]
-    same = np.zeros(len(order), np.bool_)
-    same[1:] = both.timestamps[order[1:]] == both.timestamps[order[:-1]]
-    same[1:] &= (words[order[1:]] == words[order[:-1]]).all(axis=1)
-    found = same[sorted_remote]
-    return Match(np.cumsum(~sorted_remote)[sorted_remote] - found, found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +86,7 @@ def differences(local: Items, remote: Items) -> Differences:
     )
 
 
-def narrow_sets(found: Differences, local: Items, spans: Spans, sources: Ints) -> SetPieces:
+def narrow_sets(found: Differences, local: Items, spans: Spans, sources: Ints) -> AnswerPieces:
     """Return reconciled sets that show these differences to the peer.
 
     Args:
@@ -158,14 +103,8 @@ def narrow_sets(found: Differences, local: Items, spans: Spans, sources: Ints) -
     lower, upper = _run_bounds(found, starts, lasts, local, spans)
     run = np.cumsum(begins) - 1
     counts = np.bincount(run[found.ours], minlength=len(starts))
-    return SetPieces(
-        piece_keys(sources[found.sets[starts]], starts),
-        lower,
-        upper,
-        counts,
-        found.ids[found.ours],
-        True,
-    )
+    keys = piece_keys(sources[found.sets[starts]], starts)
+    return AnswerPieces.of_sets(keys, Spans(lower, upper), counts, found.ids[found.ours], True)
 
 
 def _run_bounds(

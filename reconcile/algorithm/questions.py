@@ -8,66 +8,51 @@ a range that was cut says nothing about what is left of it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from reconcile.codec import RangeKind, Ranges, expressible, reach
 from reconcile.errors import PayloadLimitError
-from reconcile.ids import LOWEST, Bools, Ints, SyncId, SyncIds, Words, less
-from reconcile.view import Items, Spans
+from reconcile.ids import LOWEST, Bools, Ints, SyncId, SyncIds, Words, less, match
+from reconcile.view import Items, Spans, chain_spans
 
 Territory = tuple[SyncId, SyncId]
 
 
-_NOWHERE = np.empty(0, np.int64)
-_TRUE = np.ones(4_096, np.bool_)
-_TRUE.flags.writeable = False
-
-
 @dataclass(frozen=True, slots=True)
 class Questions:
-    """The ranges to answer, q of them, of which s are item sets and the others fingerprints.
+    """The ranges to answer, q of them.
 
     Attributes:
         spans: (q,) the ranges; each upper bound can be expressed after its lower one.
-        is_set: (q,).
-        fingerprints: (q - s, 4), in the order of their ranges.
-        known: (q - s,) whether the fingerprint is of just this range.
-        sets: the items of the sets.
-        reconciled: (s,).
-        count: q.
-        prints_at: (q - s,) which questions are fingerprints.
-        sets_at: (s,) which questions are item sets.
+        is_set: (q,) item sets; the others are fingerprints.
+        fingerprints: (q, 4), zeros for sets.
+        known: (q,) whether the fingerprint is of just this range; False for sets.
+        reconciled: (q,) False for fingerprints.
+        counts: (q,) the items of each set.
+        items: the items of all sets, ascending.
     """
 
     spans: Spans
     is_set: Bools
     fingerprints: Words
     known: Bools
-    sets: Items
     reconciled: Bools
-
-    count: int = field(init=False)
-    prints_at: Ints = field(init=False)
-    sets_at: Ints = field(init=False)
-
-    def __post_init__(self) -> None:
-        count = len(self.is_set)
-        is_plain = not len(self.reconciled)
-        object.__setattr__(self, "count", count)
-        prints_at = np.arange(count) if is_plain else (~self.is_set).nonzero()[0]
-        object.__setattr__(self, "prints_at", prints_at)
-        object.__setattr__(self, "sets_at", _NOWHERE if is_plain else self.is_set.nonzero()[0])
+    counts: Ints
+    items: SyncIds
 
     def __len__(self) -> int:
-        return self.count
+        return len(self.is_set)
 
-    def rows_of(self, at: Ints) -> Ints:
-        """Return the rows of the fingerprints of some questions that are fingerprints."""
-        if not len(self.sets_at):
-            return at
-        return np.asarray(self.prints_at.searchsorted(at))
+    def sets(self, at: Ints) -> Items:
+        """Return the items of some sets, which ascend."""
+        chosen = np.zeros(len(self), np.bool_)
+        chosen[at] = True
+        offsets = np.concatenate(([0], self.counts[at].cumsum()))
+        if int(offsets[-1]) == len(self.items):
+            return Items(offsets, self.items)
+        return Items(offsets, self.items[chosen.repeat(self.counts)])
 
 
 def asked_about(ranges: Ranges) -> Territory | None:
@@ -92,70 +77,49 @@ def questions(ranges: Ranges, territory: Territory, max_cut_ranges: int) -> Ques
     Raises:
         PayloadLimitError: there would be more.
     """
-    places = (ranges.kinds != RangeKind.SKIP).nonzero()[0]
-    asked = Questions(
-        Spans(_lower(ranges.upper, places), ranges.upper.take(places)),
-        ranges.kinds.take(places) == RangeKind.ITEM_SET,
-        ranges.fingerprints,
-        _all_true(len(ranges.fingerprints)),
-        Items(ranges.item_offsets, ranges.items),
-        ranges.reconciled,
-    )
+    at = (ranges.kinds != RangeKind.SKIP).nonzero()[0]
+    is_set = ranges.kinds.take(at) == RangeKind.ITEM_SET
+    spans = Spans(ranges.lower.take(at), ranges.upper.take(at))
+    reconciled, counts = ranges.reconciled.take(at), ranges.counts.take(at)
+    prints = ranges.fingerprints.take(at, 0)
+    asked = Questions(spans, is_set, prints, ~is_set, reconciled, counts, ranges.items)
     if not len(asked):
         return asked
-    if asked.spans.lower.at(0) < territory[0] or territory[1] < asked.spans.upper.at(-1):
+    if spans.lower.at(0) < territory[0] or territory[1] < spans.upper.at(-1):
         asked = _inside(asked, territory)
-    if not asked.spans.upper.has_hashes():
-        return asked
     awkward = ~expressible(asked.spans.lower, asked.spans.upper)
     return _straightened(asked, awkward, max_cut_ranges) if awkward.any() else asked
-
-
-def _all_true(count: int) -> Bools:
-    """Return so many times True, not to be written."""
-    return _TRUE[:count] if count <= len(_TRUE) else np.ones(count, np.bool_)
-
-
-def _lower(upper: SyncIds, places: Ints) -> SyncIds:
-    """Return the lower bounds of some ranges, given all upper ones."""
-    lower = upper.take(places - 1)
-    if len(places) and not places[0]:
-        lower.timestamps[0] = 0
-        if not lower.plain:
-            lower.hashes[0] = 0
-    return lower
 
 
 def _inside(asked: Questions, territory: Territory) -> Questions:
     """Drop what lies beyond the borders."""
     first, end = (SyncIds.of([bound]) for bound in territory)
-    lower, upper = asked.spans.lower, asked.spans.upper
     every = np.zeros(len(asked), np.int64)
-    keep = less(first[every], upper) & less(lower, end[every])
-    below, above = less(lower, first[every])[keep], less(end[every], upper)[keep]
-    lower, upper = lower[keep], upper[keep]
-    lower = SyncIds.join([first[every[: below.sum()]], lower[~below]])
-    upper = SyncIds.join([upper[~above], end[every[: above.sum()]]])
-    is_set = asked.is_set[keep]
-    whole = ~(below | above)
-    of_sets, of_prints = keep[asked.is_set], keep[~asked.is_set]
-    items = asked.sets.ids
-    at = np.zeros(len(items), np.int64)
-    item_kept = ~less(items, first[at]) & less(items, end[at])
-    owner = np.repeat(np.arange(len(of_sets)), np.diff(asked.sets.offsets))
-    counts = np.bincount(owner[item_kept], minlength=len(of_sets))[of_sets]
-    return Questions(
-        Spans(lower, upper),
-        is_set,
-        asked.fingerprints[of_prints],
-        (asked.known[of_prints] & whole[~is_set]),
-        Items(_offsets(counts), items[item_kept]),
-        asked.reconciled[of_sets],
+    lower, upper = asked.spans.lower, asked.spans.upper
+    below, above = less(lower, first[every]), less(end[every], upper)
+    kept = (less(first[every], upper) & less(lower, end[every])).nonzero()[0]
+    lower = SyncIds.join([lower, first]).take(np.where(below, len(asked), np.arange(len(asked))))
+    upper = SyncIds.join([upper, end]).take(np.where(above, len(asked), np.arange(len(asked))))
+    start, stop = match(asked.items, SyncIds.join([first, end])).places
+    return _with_spans(
+        replace(asked, known=asked.known & ~below & ~above, items=asked.items[start:stop]),
+        Spans(lower.take(kept), upper.take(kept)),
+        kept,
     )
 
 
-def _offsets(counts: Ints) -> Ints:
-    return np.concatenate(([0], np.cumsum(counts)))
+def _with_spans(asked: Questions, spans: Spans, rows: Ints) -> Questions:
+    """Return questions about parts of the spans of some rows; no item is outside of them."""
+    is_set, places = asked.is_set[rows], match(asked.items, spans.upper).places
+    return Questions(
+        spans,
+        is_set,
+        asked.fingerprints[rows],
+        asked.known[rows],
+        asked.reconciled[rows],
+        np.where(is_set, np.diff(places, prepend=0), 0),
+        asked.items,
+    )
 
 
 def _straightened(asked: Questions, awkward: Bools, max_cut_ranges: int) -> Questions:
@@ -187,31 +151,6 @@ def cut_questions(asked: Questions, chains: dict[int, SyncIds]) -> Questions:
         bounds += [asked.spans.upper[done:row], chain]
         done = row + 1
     upper = SyncIds.join([*bounds, asked.spans.upper[done:]])
-    before = upper[np.arange(len(upper)) - 1]
-    lower = SyncIds(before.timestamps, before.hashes.copy())
-    starts = np.cumsum(pieces) - pieces
-    lower.timestamps[starts] = asked.spans.lower.timestamps
-    lower.hashes[starts] = asked.spans.lower.hashes
-    is_set = np.repeat(asked.is_set, pieces)
-    of_prints, of_sets = pieces[~asked.is_set], pieces[asked.is_set]
-    return Questions(
-        Spans(lower, upper),
-        is_set,
-        np.repeat(asked.fingerprints, of_prints, axis=0),
-        np.repeat(asked.known & (of_prints == 1), of_prints),
-        Items(_cut_offsets(asked.sets, of_sets, upper[is_set]), asked.sets.ids),
-        np.repeat(asked.reconciled, of_sets),
-    )
-
-
-def _cut_offsets(sets: Items, pieces: Ints, upper: SyncIds) -> Ints:
-    """Return offsets of sets of which some were cut into pieces with these upper bounds."""
-    ends = np.repeat(sets.offsets[1:], pieces)
-    last = np.cumsum(pieces) - 1
-    for row in np.flatnonzero(pieces > 1).tolist():
-        start, end = int(sets.offsets[row]), int(sets.offsets[row + 1])
-        items = sets.ids[start:end]
-        for piece in range(int(last[row] - pieces[row]) + 1, int(last[row])):
-            bound = upper[np.full(len(items), piece)]
-            ends[piece] = start + np.count_nonzero(less(items, bound))
-    return np.concatenate(([0], ends))
+    spans = chain_spans(asked.spans.lower, np.cumsum(pieces) - pieces, upper)
+    asked = replace(asked, known=asked.known & (pieces == 1))
+    return _with_spans(asked, spans, np.repeat(np.arange(len(asked)), pieces))

@@ -24,14 +24,11 @@ from numpy.typing import NDArray
 
 from reconcile.algorithm.answer import (
     GAUGE_PARTS,
-    FingerprintPieces,
-    SetPieces,
+    AnswerPieces,
     choose_gauges,
     compose,
     part_pieces,
     piece_keys,
-    shown_sets,
-    whole_sets,
 )
 from reconcile.algorithm.differences import (
     Differences,
@@ -142,8 +139,7 @@ class _Draft:
         settled: questions in which the peer has shown all differences: they need no answer.
     """
 
-    prints: list[FingerprintPieces]
-    sets: list[SetPieces]
+    pieces: list[AnswerPieces]
     found: Differences
     found_sources: Ints
     decided: Bools
@@ -159,7 +155,7 @@ class Turn:
         self._rules = rules
         self._measured = _NOTHING_MEASURED
         self._differs = self._filled = self._probed = _NO_BOOLS
-        self._differing = self._open = _NO_INTS
+        self._open = _NO_INTS
         self._plan = SplitPlan(rules.tuning, rules.ordinal, False, None)
 
     def run(self) -> Generator[ViewRead, ViewAnswer, Reply]:
@@ -169,7 +165,7 @@ class Turn:
             PayloadLimitError: not even the first question can be answered within the limits.
         """
         asked = self._asked
-        if not asked.count:
+        if not len(asked):
             return Reply(b"", [], [], False, 0)
         yield from self._measure()
         own_count = total(self._measured.counts)
@@ -197,11 +193,6 @@ class Turn:
         assert answer.measured is not None
         self._measured = answer.measured
         self._compare()
-        self._differing = self._open = asked.prints_at.take(self._differs.nonzero()[0])
-        if len(asked.sets_at):
-            is_open = asked.is_set.copy()
-            is_open[self._differing] = True
-            self._open = is_open.nonzero()[0]
 
     def _cut_first(self) -> Generator[ViewRead, ViewAnswer, None]:
         """Cut the first question, a set that is too large to answer at once."""
@@ -218,25 +209,18 @@ class Turn:
 
     def _compare(self) -> None:
         """Find which fingerprints differ, and plan the rest by them."""
-        asked, rules = self._asked, self._rules
-        measured = self._measured
-        at = asked.prints_at
+        asked, rules, measured = self._asked, self._rules, self._measured
         # A range that was cut counts as equal too when the peer's fingerprint of all of it is ours
         # of what is left: then the peer has nothing in the rest. So two nodes whose horizons differ
         # by moments, and that hold nothing there, need no second look.
-        counts, ours = measured.counts, measured.fingerprints
-        if len(asked.sets_at):
-            counts, ours = counts.take(at), ours.take(at, 0)
-        self._differs = differs = rows_differ(ours, asked.fingerprints)
-        if not len(asked.sets_at) and not np.count_nonzero(differs):
+        self._differs = rows_differ(measured.fingerprints, asked.fingerprints) & ~asked.is_set
+        self._open = (self._differs | asked.is_set).nonzero()[0]
+        if not len(self._open):
             return
         self._filled = rows_filled(asked.fingerprints)
         known = None
-        if rules.ordinal > 2:
-            whole = asked.known.nonzero()[0]
-            if 0 < len(whole) < len(at):
-                counts, differs = counts.take(whole), differs.take(whole)
-            known = estimate(counts, differs) if len(whole) else None
+        if rules.ordinal > 2 and asked.known.any():
+            known = estimate(measured.counts[asked.known], self._differs[asked.known])
         large = rules.large
         if large is None:
             large = total(measured.counts) >= rules.tuning.large_count
@@ -255,18 +239,16 @@ class Turn:
     def _draft(self, forced: int) -> Generator[ViewRead, ViewAnswer, _Draft]:
         """Make an answer to everything, whether or not it fits."""
         asked = self._asked
-        compared = self._comparable()
-        sources = asked.sets_at if compared is None else asked.sets_at[compared]
+        sources = self._comparable()
         set_spans = asked.spans[sources] if len(sources) else None
         probed = self._worth_probing(forced)
-        self._probed = np.zeros(asked.count, np.bool_)
+        self._probed = np.zeros(len(asked), np.bool_)
         self._probed[probed] = True
         read = ViewRead(items=set_spans, probe=self._probes(probed))
         answer = (yield read) if read.asks else _NO_ANSWER
         found, named = _NOTHING_FOUND, _NOTHING_NAMED
         if answer.items is not None:
-            remote = asked.sets if compared is None else _chosen_sets(asked.sets, compared)
-            found = differences(answer.items, remote)
+            found = differences(answer.items, asked.sets(sources))
         if answer.probed is not None and np.count_nonzero(answer.probed.hit):
             hits = answer.probed.hit.nonzero()[0]
             alone = answer.probed.alone
@@ -275,9 +257,7 @@ class Turn:
                 answer.probed.found[hits],
                 None if alone is None else alone.take(hits),
             )
-        reconciled, local = asked.reconciled, answer.items
-        if compared is not None:
-            reconciled = reconciled[compared]
+        reconciled, local = asked.reconciled[sources], answer.items
         decided, left = ~reconciled.take(found.sets), self._rules.differences_left
         deferred = _NO_INTS
         if len(found) + len(named.ids) >= left:
@@ -288,34 +268,30 @@ class Turn:
             rest = left - len(found)
             named = _Named(named.sources[:rest], named.ids[:rest], None)
             deferred = sources.take(cap.deferred)
-        choice = self._choice(self._unsettled(named.sources, compared), forced)
+        choice = self._choice(self._unsettled(named.sources, sources), forced)
         if len(deferred):
             choice = replace(choice, later=np.union1d(choice.later, deferred))
-        prints, sets = yield from self._pieces(choice, named)
+        pieces = yield from self._pieces(choice, named)
         if len(found) and set_spans is not None and local is not None:
             shown = found if decided.all() else found.select(decided)
-            sets.append(narrow_sets(shown, local, set_spans, sources))
+            pieces.append(narrow_sets(shown, local, set_spans, sources))
         settled = sources[reconciled]
-        return _Draft(prints, sets, found, sources.take(found.sets), decided, named, settled)
+        return _Draft(pieces, found, sources.take(found.sets), decided, named, settled)
 
-    def _comparable(self) -> Bools | None:
-        """Return which sets can be compared in this turn; None: all of them.
+    def _comparable(self) -> Ints:
+        """Return the sets that can be compared in this turn: the first ones that can be read.
 
-        The first ones are, as far as they can be read. Sets that the peer has compared come before
-        the others: it counts those differences already.
+        Sets that the peer has compared come before the others: it counts those differences already.
         """
-        counts = self._measured.counts.take(self._asked.sets_at)
+        at = self._asked.is_set.nonzero()[0]
+        counts = self._measured.counts.take(at)
         if total(counts) <= self._readable:
-            return None
-        order = np.argsort(~self._asked.reconciled, kind="stable")
-        comparable = np.empty(len(counts), np.bool_)
-        comparable[order] = np.cumsum(counts[order]) <= self._readable
-        return comparable
+            return at
+        order = np.argsort(~self._asked.reconciled[at], kind="stable")
+        return np.sort(at[order[np.cumsum(counts[order]) <= self._readable]])
 
     def _worth_probing(self, forced: int) -> Ints:
-        asked = self._asked
-        candidates = self._differs & asked.known & self._filled
-        at = asked.prints_at.take(candidates.nonzero()[0])
+        at = (self._differs & self._asked.known & self._filled).nonzero()[0]
         if forced:
             at = at[at != self._open[0]]
         counts = self._measured.counts.take(at)
@@ -326,18 +302,13 @@ class Turn:
         """Return the spans and hashes to probe."""
         if not len(at):
             return None
-        theirs = self._asked.fingerprints.take(self._asked.rows_of(at), 0)
+        theirs = self._asked.fingerprints.take(at, 0)
         return self._asked.spans[at], self._measured.fingerprints.take(at, 0) ^ theirs
 
-    def _unsettled(self, named: Ints, compared: Bools | None) -> Ints:
+    def _unsettled(self, named: Ints, compared: Ints) -> Ints:
         """Return the questions that need fingerprints or an unreconciled set for an answer."""
-        if not len(named) and compared is None:
-            return self._differing
-        unsettled = np.zeros(self._asked.count, np.bool_)
-        unsettled[self._differing] = True
-        unsettled[named] = False
-        if compared is not None:
-            unsettled[self._asked.sets_at[~compared]] = True
+        unsettled = self._differs | self._asked.is_set
+        unsettled[named] = unsettled[compared] = False
         return unsettled.nonzero()[0]
 
     def _choice(self, unsettled: Ints, forced: int) -> _Choice:
@@ -348,12 +319,12 @@ class Turn:
         sizes = self._measured.counts.take(unsettled)
         parts = self._plan.parts(sizes, self._probed.take(unsettled))
         parts[sizes <= 1] = 0
-        self._spare_empty(parts, unsettled)
+        # The peer has no ID where its fingerprint is zero.
+        parts[(asked.known & ~self._filled)[unsettled]] = 0
         items = total(sizes)
         if items > limits.max_elements:
             parts[(parts == 0) & (sizes > limits.max_elements)] = FORCED_PARTS
-        if len(asked.sets_at):
-            parts[asked.is_set.take(unsettled)] = 1
+        parts[asked.is_set.take(unsettled)] = 1
         if forced and unsettled[0] == self._open[0]:
             parts[0] = forced
         parts = np.minimum(parts, max(2, limits.max_ranges // 4))
@@ -370,24 +341,12 @@ class Turn:
             unsettled.take((parts == 1).nonzero()[0]),
         )
 
-    def _spare_empty(self, parts: Ints, at: Ints) -> None:
-        """Keep questions whole where the fingerprint says that the peer has no ID."""
-        asked = self._asked
-        if np.count_nonzero(self._filled) < len(self._filled):
-            hollow = asked.known & ~self._filled
-            nothing = np.zeros(len(asked), np.bool_)
-            nothing[asked.prints_at[hollow]] = True
-            parts[nothing.take(at)] = 0
-
     def _pieces(
         self, choice: _Choice, named: _Named
-    ) -> Generator[ViewRead, ViewAnswer, tuple[list[FingerprintPieces], list[SetPieces]]]:
+    ) -> Generator[ViewRead, ViewAnswer, list[AnswerPieces]]:
         """Read and make the chosen pieces."""
         spans = self._asked.spans
-        prints = []
-        if len(choice.later):
-            prints.append(self._echo(choice.later))
-        sets: list[SetPieces] = []
+        pieces = [self._echo(choice.later)]
         split = spans[choice.split] if len(choice.split) else None
         as_set = spans[choice.as_set] if len(choice.as_set) else None
         moments = None
@@ -402,36 +361,34 @@ class Turn:
         )
         answer = (yield read) if read.asks else _NO_ANSWER
         if as_set is not None and answer.items is not None:
-            sets.append(whole_sets(choice.as_set, as_set, answer.items))
+            pieces.append(_sets_of(choice.as_set, as_set, answer.items, reconciled=False))
         if moments is not None:
             counts = np.ones(len(moments), np.int64)
             if answer.measured is not None:
                 counts = answer.measured.counts
-            sets += yield from self._show(named, moments, counts)
+            pieces += yield from self._show(named, moments, counts)
         if split is not None and answer.parts is not None:
-            pieces, hollow = yield from self._split(choice.split, split, answer.parts)
-            prints.append(pieces)
-            sets.append(hollow)
-        return prints, sets
+            pieces += yield from self._split(choice.split, split, answer.parts)
+        return pieces
 
     def _show(
         self, named: _Named, moments: Spans, counts: Ints
-    ) -> Generator[ViewRead, ViewAnswer, list[SetPieces]]:
+    ) -> Generator[ViewRead, ViewAnswer, list[AnswerPieces]]:
         """Show deduced IDs, each in its nanosecond, or in a part of it if others are there too."""
         alone, crowded = (counts <= 1).nonzero()[0], (counts > 1).nonzero()[0]
         singles = Items(np.arange(len(alone) + 1), named.ids[alone])
-        sets = [shown_sets(named.sources.take(alone), moments[alone], singles)]
+        sets = [_sets_of(named.sources.take(alone), moments[alone], singles, reconciled=True)]
         if len(crowded):
             sources = named.sources.take(crowded)
             narrow = around(named.ids[crowded], counts.take(crowded), self._asked.spans[sources])
             answer = yield ViewRead(items=narrow)
             assert answer.items is not None
-            sets.append(shown_sets(sources, narrow, answer.items))
+            sets.append(_sets_of(sources, narrow, answer.items, reconciled=True))
         return sets
 
     def _split(
         self, sources: Ints, spans: Spans, parts: SpanParts
-    ) -> Generator[ViewRead, ViewAnswer, tuple[FingerprintPieces, SetPieces]]:
+    ) -> Generator[ViewRead, ViewAnswer, list[AnswerPieces]]:
         """Return fingerprints of parts, some of them in finer parts to gauge the differences."""
         cut = parts.spans(spans.lower)
         gauges = choose_gauges(parts, self._gauges) if self._gauges else _NO_INTS
@@ -445,11 +402,11 @@ class Turn:
     def _gauges(self) -> int:
         return self._rules.tuning.gauges if self._plan.gauge else 0
 
-    def _echo(self, at: Ints) -> FingerprintPieces:
+    def _echo(self, at: Ints) -> AnswerPieces:
         """Return our own fingerprints of questions, as they were asked."""
-        spans = self._asked.spans[at]
-        prints = self._measured.fingerprints[at]
-        return FingerprintPieces(piece_keys(at), spans.lower, spans.upper, prints)
+        return AnswerPieces.of_prints(
+            piece_keys(at), self._asked.spans[at], self._measured.fingerprints[at]
+        )
 
     def _fitting(self, draft: _Draft, own_count: int) -> Reply | None:
         """Return the answer to as many questions as fit; None: not even to one.
@@ -461,14 +418,13 @@ class Turn:
         while True:
             later = is_open[count:]
             cut = int(later[0]) if len(later) else len(self._asked)
-            prints, sets = draft.prints, draft.sets
+            pieces = draft.pieces
             if len(later):
                 again = self._echo(np.setdiff1d(later, draft.settled))
-                prints = [*(pieces.before(cut) for pieces in prints), again]
-                sets = [pieces.before(cut) for pieces in sets]
+                pieces = [*(some.before(cut) for some in pieces), again]
             room = ROOM_SHARE if count > 1 else 1.0
             allowed = int(room * limits.max_ranges), limits.max_elements
-            written = compose(self._rules.cluster, self._rules.shards, prints, sets, allowed)
+            written = compose(self._rules.cluster, self._rules.shards, pieces, allowed)
             share = max(
                 written.ranges / (room * limits.max_ranges),
                 written.items / limits.max_elements,
@@ -501,9 +457,7 @@ class Turn:
         return Reply(payload, to_send, to_receive, truncated, own_count)
 
 
-def _chosen_sets(sets: Items, chosen: Bools) -> Items:
-    """Return some of the sets of a payload."""
-    counts = np.diff(sets.offsets)
-    return Items(
-        np.concatenate(([0], np.cumsum(counts[chosen]))), sets.ids[np.repeat(chosen, counts)]
-    )
+def _sets_of(sources: Ints, spans: Spans, items: Items, *, reconciled: bool) -> AnswerPieces:
+    """Return sets of all IDs in spans inside some questions'."""
+    counts = items.offsets[1:] - items.offsets[:-1]
+    return AnswerPieces.of_sets(piece_keys(sources), spans, counts, items.ids, reconciled)

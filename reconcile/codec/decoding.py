@@ -89,13 +89,13 @@ def parse_ranges(data: bytes, at: int, limits: CodecLimits) -> Ranges:
         found = kernel.compiled.survey(data, at, limits.max_ranges, limits.max_elements)
     if kernel.compiled is None or found is None:
         return _Parser(data, at, limits).ranges()
-    ranges, fingerprints, sets, items, has_hashes = found
+    ranges, items, has_hashes = found
     upper = SyncIds.at_times(np.empty(ranges, np.int64))
     if has_hashes:
         upper = SyncIds(upper.timestamps, np.empty((ranges, HASH_BYTES), HASH_DTYPE))
     kinds = np.empty(ranges, np.uint8)
-    prints = np.empty((fingerprints, HASH_WORDS), np.uint64)
-    counts, reconciled = np.empty(sets, np.int64), np.empty(sets, np.bool_)
+    prints = np.zeros((ranges, HASH_WORDS), np.uint64)
+    counts, reconciled = np.zeros(ranges, np.int64), np.zeros(ranges, np.bool_)
     item_times, item_hashes = np.empty(items, np.int64), np.empty((items, HASH_BYTES), HASH_DTYPE)
     kernel.compiled.parse(
         data,
@@ -124,7 +124,7 @@ class _Parser:
         self._prefix_rows = array("q")
         self._prefixes = bytearray()
         self._fingerprints = bytearray()
-        self._item_counts = array("q")
+        self._counts = array("q")
         self._reconciled = bytearray()
         self._item_times = array("q")
         self._item_hashes = bytearray()
@@ -137,7 +137,7 @@ class _Parser:
             self._upper(),
             np.frombuffer(self._kinds, np.uint8),
             np.frombuffer(self._fingerprints, np.uint64).reshape(-1, HASH_WORDS),
-            np.frombuffer(self._item_counts, np.int64),
+            np.frombuffer(self._counts, np.int64),
             np.frombuffer(self._reconciled, np.bool_),
             SyncIds(np.frombuffer(self._item_times, np.int64), items),
         )
@@ -169,17 +169,21 @@ class _Parser:
             if type_at >= size:
                 raise MalformedPayloadError(type_at, "A range ends before its type")
             kind, at = data[type_at], type_at + 1
+            fingerprint, count, reconciled = _NO_HASH, 0, 0
             if kind == RangeKind.FINGERPRINT:
                 at += HASH_BYTES
                 if at > size:
                     raise MalformedPayloadError(type_at + 1, "A fingerprint is cut off")
-                self._fingerprints += data[type_at + 1 : at]
+                fingerprint = data[type_at + 1 : at]
             elif kind == RangeKind.ITEM_SET:
-                at = self._read_item_set(at, lower, upper)
+                at, count, reconciled = self._read_item_set(at, lower, upper)
             elif kind != RangeKind.SKIP:
                 raise MalformedPayloadError(type_at, f"Type {kind} of a range is unknown")
             kinds.append(kind)
             bounds.append(upper[0])
+            self._fingerprints += fingerprint
+            self._counts.append(count)
+            self._reconciled.append(reconciled)
 
     def _read_prefix(self, at: int, lower: SyncId) -> tuple[SyncId, int]:
         """Read a bound at the same time as ``lower``; return it and where its prefix ends."""
@@ -196,7 +200,7 @@ class _Parser:
         self._prefixes += hash_
         return (lower[0], hash_), at + 1 + length
 
-    def _read_item_set(self, at: int, lower: SyncId, upper: SyncId) -> int:
+    def _read_item_set(self, at: int, lower: SyncId, upper: SyncId) -> tuple[int, int, int]:
         data, most = self._data, self._limits.max_elements
         count, first = read_varint(data, at)
         if count and count * _MIN_ITEM_BYTES >= len(data) - first:
@@ -211,9 +215,7 @@ class _Parser:
             raise MalformedPayloadError(at, "An item set ends before its reconciled byte")
         if data[at] > 1:
             raise MalformedPayloadError(at, f"The reconciled byte of an item set is {data[at]}")
-        self._item_counts.append(count)
-        self._reconciled.append(data[at])
-        return at + 1
+        return at + 1, count, data[at]
 
     def _read_items(self, at: int, count: int, lower: SyncId, upper: SyncId) -> int:
         data, size = self._data, len(self._data)

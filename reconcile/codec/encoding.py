@@ -14,6 +14,8 @@ from reconcile.codec.ranges import Payload, RangeKind, Ranges
 from reconcile.ids import LOWEST
 from storenode.message.varint import varint
 
+_LAST_KIND = RangeKind.ITEM_SET
+
 
 def encode(payload: Payload) -> bytes:
     """Return the bytes of a payload; none if it has no ranges.
@@ -35,7 +37,7 @@ def encode(payload: Payload) -> bytes:
             ranges.upper.hashes,
             ranges.kinds,
             np.ascontiguousarray(ranges.fingerprints),
-            ranges.item_counts,
+            ranges.counts,
             ranges.reconciled,
             ranges.items.timestamps,
             ranges.items.hashes,
@@ -53,24 +55,24 @@ def encode_head(cluster: int, shards: tuple[int, ...]) -> bytes:
 
 
 def _check_shape(ranges: Ranges) -> None:
-    kinds = np.bincount(ranges.kinds, minlength=RangeKind.ITEM_SET + 1)
-    claimed = (len(ranges.fingerprints), len(ranges.item_counts), len(ranges.items))
-    actual = (kinds[RangeKind.FINGERPRINT], kinds[RangeKind.ITEM_SET], ranges.item_counts.sum())
-    countable = len(kinds) == RangeKind.ITEM_SET + 1 and ranges.item_counts.min(initial=0) == 0
-    if not countable or claimed != actual:
+    kinds, counts = ranges.kinds, ranges.counts
+    columns = ranges.upper, ranges.fingerprints, counts, ranges.reconciled
+    fit = all(len(column) == len(ranges) for column in columns) and kinds.max() <= _LAST_KIND
+    fit = fit and counts.min() >= 0 and not counts[kinds != _LAST_KIND].any()
+    if not fit or counts.sum() != len(ranges.items):
         raise ValueError(
-            f"ranges with {actual[0]} fingerprints, {actual[1]} item sets and {actual[2]} items"
-            f" come with {claimed[0]}, {claimed[1]} and {claimed[2]}, or have an unknown type or a"
-            " negative count: pass columns that fit"
+            f"{len(ranges)} ranges of {counts.sum()} items come with {len(ranges.items)} items, or"
+            " have an unknown type, or items where there is no set: pass columns that fit"
         )
 
 
 def _encode_records(ranges: Ranges) -> bytes:
     written = bytearray()
-    fingerprints = iter(np.ascontiguousarray(ranges.fingerprints).view("V32").ravel())
-    sets = iter(zip(ranges.item_counts.tolist(), ranges.reconciled.tolist(), strict=True))
+    fingerprints = np.ascontiguousarray(ranges.fingerprints).view("V32").ravel()
+    columns = ranges.kinds.tolist(), ranges.counts.tolist(), ranges.reconciled.tolist()
+    records = zip(ranges.upper.pairs(), fingerprints, *columns, strict=True)
     previous, item = LOWEST, 0
-    for bound, kind in zip(ranges.upper.pairs(), ranges.kinds.tolist(), strict=True):
+    for bound, fingerprint, kind, count, reconciled in records:
         delta = _difference(previous[0], bound[0])
         length = 0 if delta else prefix_length(previous[1], bound[1])
         if any(bound[1]) if delta else not length:
@@ -82,9 +84,8 @@ def _encode_records(ranges: Ranges) -> bytes:
         written += b"" if delta else bytes((length,)) + bound[1][:length]
         written.append(kind)
         if kind == RangeKind.FINGERPRINT:
-            written += next(fingerprints).tobytes()
+            written += fingerprint.tobytes()
         elif kind == RangeKind.ITEM_SET:
-            count, reconciled = next(sets)
             written += varint(count)
             before = 0
             for time_ns, hash_ in ranges.items[item : item + count].pairs():

@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from reconcile.ids import HASH_DTYPE, HASH_WORDS, SyncIds, less
+from reconcile.ids import HASH_DTYPE, HASH_WORDS, Ints, SyncIds, Words, less
 from storenode.message.limits import HASH_BYTES
 
 
@@ -20,7 +20,7 @@ class RangeKind:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ranges:
-    """Consecutive ranges as columns: m of them, f with a fingerprint, s with an item set.
+    """Consecutive ranges as columns, m of them.
 
     The lower bound of a range is the upper bound of the one before it; of the first it is
     ``LOWEST``.
@@ -28,16 +28,16 @@ class Ranges:
     Attributes:
         upper: ``(m,)`` upper bounds, exclusive, as a decoder sees them.
         kinds: ``(m,)``, of ``RangeKind``.
-        fingerprints: ``(f, 4)`` native words, in the order of their ranges.
-        item_counts: ``(s,)``, in the order of their ranges.
-        reconciled: ``(s,)``.
+        fingerprints: ``(m, 4)`` native words; zeros where a range has none.
+        counts: ``(m,)``, the items of each; 0 where it is no set.
+        reconciled: ``(m,)``; False where it is no set.
         items: the items of all sets, one set after the other.
     """
 
     upper: SyncIds
     kinds: NDArray[np.uint8]
-    fingerprints: NDArray[np.uint64]
-    item_counts: NDArray[np.int64]
+    fingerprints: Words
+    counts: Ints
     reconciled: NDArray[np.bool_]
     items: SyncIds
 
@@ -52,7 +52,7 @@ class Ranges:
             and self.items == other.items
             and np.array_equal(self.kinds, other.kinds)
             and np.array_equal(self.fingerprints, other.fingerprints)
-            and np.array_equal(self.item_counts, other.item_counts)
+            and np.array_equal(self.counts, other.counts)
             and np.array_equal(self.reconciled, other.reconciled)
         )
 
@@ -62,23 +62,25 @@ class Ranges:
     def lower(self) -> SyncIds:
         """``(m,)`` lower bounds, inclusive."""
         timestamps = np.zeros(len(self), np.int64)
-        hashes = np.zeros((len(self), HASH_BYTES), HASH_DTYPE)
         timestamps[1:] = self.upper.timestamps[:-1]
+        if self.upper.plain:
+            return SyncIds.at_times(timestamps)
+        hashes = np.zeros((len(self), HASH_BYTES), HASH_DTYPE)
         hashes[1:] = self.upper.hashes[:-1]
         return SyncIds(timestamps, hashes)
-
-    @property
-    def item_offsets(self) -> NDArray[np.int64]:
-        """``(s + 1,)``: the items of set i are ``items[offsets[i]:offsets[i + 1]]``."""
-        offsets = np.zeros(len(self.item_counts) + 1, np.int64)
-        if len(self.item_counts):
-            self.item_counts.cumsum(out=offsets[1:])
-        return offsets
 
     @classmethod
     def empty(cls) -> "Ranges":
         """Return no ranges."""
         return _NO_RANGES
+
+    @classmethod
+    def plain(
+        cls, upper: SyncIds, kinds: NDArray[np.uint8], prints: NDArray[np.uint64]
+    ) -> "Ranges":
+        """Return ranges of which none is a set."""
+        counts = np.zeros(len(kinds), np.int64)
+        return cls(upper, kinds, prints, counts, np.zeros(len(kinds), np.bool_), SyncIds.empty())
 
     def check(self) -> None:
         """Verify what every payload has: ascending bounds, and ascending items inside them.
@@ -91,14 +93,17 @@ class Ranges:
         assert kinds.dtype == np.uint8
         assert bool(np.all(kinds <= RangeKind.ITEM_SET))
         assert self.fingerprints.dtype == np.uint64
-        assert self.fingerprints.shape == (np.count_nonzero(kinds == 1), HASH_WORDS)
-        assert len(self.item_counts) == len(self.reconciled) == np.count_nonzero(sets)
-        assert bool(np.all(self.item_counts >= 0))
-        assert len(self.items) == int(self.item_counts.sum())
+        assert self.fingerprints.shape == (len(kinds), HASH_WORDS)
+        assert not self.fingerprints[kinds != RangeKind.FINGERPRINT].any()
+        assert len(self.counts) == len(self.reconciled) == len(kinds)
+        assert bool(np.all(self.counts >= 0))
+        assert not self.counts[~sets].any()
+        assert not self.reconciled[~sets].any()
+        assert len(self.items) == int(self.counts.sum())
         self.upper.check()
         self.items.check()
         assert bool(np.all(less(lower[:1], self.upper[:1])))
-        owner = np.repeat(np.flatnonzero(sets), self.item_counts)
+        owner = np.repeat(np.arange(len(kinds)), self.counts)
         assert not bool(np.any(less(self.items, lower[owner])))
         assert bool(np.all(less(self.items, self.upper[owner])))
 
@@ -118,11 +123,6 @@ class Payload:
     ranges: Ranges
 
 
-_NO_RANGES: Final = Ranges(
-    SyncIds.empty(),
-    np.empty(0, np.uint8),
-    np.empty((0, HASH_WORDS), np.uint64),
-    np.empty(0, np.int64),
-    np.empty(0, np.bool_),
-    SyncIds.empty(),
+_NO_RANGES: Final = Ranges.plain(
+    SyncIds.empty(), np.empty(0, np.uint8), np.empty((0, HASH_WORDS), np.uint64)
 )

@@ -33,7 +33,7 @@ enum { E_HEAD, E_TIMES, E_HASHES, E_KINDS, E_PRINTS, E_COUNTS, E_RECONCILED, E_I
 
 typedef struct {
     const columns *from;
-    Py_ssize_t fingerprint, set, item;
+    Py_ssize_t item;
     int64_t time;
     uint8_t hash[HASH_BYTES];
 } writer_t;
@@ -72,12 +72,10 @@ static uint8_t *put_bound(uint8_t *at, writer_t *writer, Py_ssize_t row)
     return at;
 }
 
-static uint8_t *put_set(uint8_t *at, writer_t *writer)
+static uint8_t *put_set(uint8_t *at, writer_t *writer, Py_ssize_t row)
 {
     const columns *from = writer->from;
-    if (writer->set == from->rows[E_COUNTS])
-        return NULL;
-    int64_t count = load(from->at[E_COUNTS], writer->set);
+    int64_t count = load(from->at[E_COUNTS], row);
     Py_ssize_t first = writer->item;
     if (count < 0 || count > from->rows[E_ITEMS] - first)
         return NULL;
@@ -85,8 +83,7 @@ static uint8_t *put_set(uint8_t *at, writer_t *writer)
     at = put_varint(at, (uint64_t)count);
     at = put_items(at, from->at[E_ITEMS], from->at[E_ITEM_HASHES], first, writer->item);
     if (at)
-        *at++ = from->at[E_RECONCILED][writer->set] != 0;
-    writer->set++;
+        *at++ = from->at[E_RECONCILED][row] != 0;
     return at;
 }
 
@@ -99,13 +96,8 @@ static uint8_t *put_range(uint8_t *at, writer_t *writer, Py_ssize_t row)
         return NULL;
     *at++ = kind;
     if (kind == ITEM_SET)
-        return put_set(at, writer);
-    if (kind == FINGERPRINT) {
-        if (writer->fingerprint == from->rows[E_PRINTS])
-            return NULL;
-        at = put_hash(at, from->at[E_PRINTS], writer->fingerprint++);
-    }
-    return at;
+        return put_set(at, writer, row);
+    return kind == FINGERPRINT ? put_hash(at, from->at[E_PRINTS], row) : at;
 }
 
 static uint8_t *put_ranges(uint8_t *at, const columns *from)
@@ -115,9 +107,7 @@ static uint8_t *put_ranges(uint8_t *at, const columns *from)
     at += from->rows[E_HEAD];
     for (Py_ssize_t row = 0; at && row < from->rows[E_KINDS]; row++)
         at = put_range(at, &writer, row);
-    bool all = writer.fingerprint == from->rows[E_PRINTS] && writer.set == from->rows[E_COUNTS] &&
-               writer.item == from->rows[E_ITEMS];
-    return all ? at : NULL;
+    return writer.item == from->rows[E_ITEMS] ? at : NULL;
 }
 
 /* The payload, None if there is none, or NULL with an exception. */
@@ -144,9 +134,10 @@ static PyObject *work_encode(const rows_t *index, columns *held)
 {
     (void)index;
     const Py_ssize_t *rows = held->rows;
-    bool fits = rows[E_TIMES] == rows[E_HASHES] && rows[E_TIMES] == rows[E_KINDS] &&
-                rows[E_COUNTS] == rows[E_RECONCILED] && rows[E_ITEMS] == rows[E_ITEM_HASHES] &&
-                rows[E_TIMES] < MAX_ROWS && rows[E_ITEMS] < MAX_ROWS && rows[E_HEAD] < MAX_ROWS;
+    bool fits = rows[E_ITEMS] == rows[E_ITEM_HASHES] && rows[E_TIMES] < MAX_ROWS &&
+                rows[E_ITEMS] < MAX_ROWS && rows[E_HEAD] < MAX_ROWS;
+    for (int i = E_HASHES; i <= E_RECONCILED; i++)
+        fits &= rows[i] == rows[E_TIMES];
     return fits ? encoded(held) : NULL;
 }
 

@@ -40,7 +40,7 @@ static int open_at(reader_t *from, PyObject *data, PyObject *offset)
 }
 
 /* survey(data, at, max_ranges, max_items)
- *   -> (ranges, fingerprints, sets, items, some bound has a hash), or None: it is refused
+ *   -> (ranges, items, some bound has a hash), or None: it is refused
  */
 PyObject *kernel_survey(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
 {
@@ -55,13 +55,12 @@ PyObject *kernel_survey(PyObject *module, PyObject *const *arguments, Py_ssize_t
     take_back(state);
     if (!sound)
         Py_RETURN_NONE;
-    return Py_BuildValue("nnnni", from.done.ranges, from.done.fingerprints, from.done.sets,
-                         from.done.items, (int)from.done.prefixed);
+    return Py_BuildValue("nni", from.done.ranges, from.done.items, (int)from.done.prefixed);
 }
 
 /* parse(data, at, times, hashes, kinds, fingerprints, counts, reconciled, item times, item hashes)
  *   -> None; fills columns that are as long as `survey` said. Without rows in `hashes` the hashes
- *   of bounds are not written.
+ *   of bounds are not written; what a range does not have is not, either.
  */
 PyObject *kernel_parse(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
 {
@@ -74,11 +73,12 @@ PyObject *kernel_parse(PyObject *module, PyObject *const *arguments, Py_ssize_t 
         return NULL;
     if (hold(&held, arguments + 2, kinds, 8) < 0)
         return NULL;
-    from.most = (counts_t){held.rows[0], held.rows[3], held.rows[4], held.rows[6], false};
+    from.most = (counts_t){held.rows[0], held.rows[6], false};
     from.to = (sinks_t){held.at[0], held.rows[1] ? held.at[1] : NULL, held.at[2], held.at[3],
                         held.at[4], held.at[5],                       held.at[6], held.at[7]};
-    bool fits = held.rows[2] == held.rows[0] && held.rows[5] == held.rows[4] &&
-                held.rows[7] == held.rows[6] && (!held.rows[1] || held.rows[1] == held.rows[0]);
+    bool fits = held.rows[7] == held.rows[6] && (!held.rows[1] || held.rows[1] == held.rows[0]);
+    for (int i = 2; i < 6; i++)
+        fits &= held.rows[i] == held.rows[0];
     if (fits) {
         PyThreadState *state = let_go(left(&from));
         fits = fill_all(&from);

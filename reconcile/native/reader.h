@@ -6,7 +6,7 @@
 #include "kernel.h"
 
 typedef struct {
-    Py_ssize_t ranges, fingerprints, sets, items;
+    Py_ssize_t ranges, items;
     bool prefixed; /* some bound has a hash */
 } counts_t;
 
@@ -176,14 +176,11 @@ static inline bool read_set(reader_t *from, item_t lower, bool fills)
     if (!read_items(from, (Py_ssize_t)count, lower, fills) || !left(from) || *from->at > 1)
         return false;
     if (fills) {
-        if (from->done.sets == from->most.sets)
-            return false;
-        store(from->to.counts, from->done.sets, count);
-        from->to.reconciled[from->done.sets] = *from->at;
+        store(from->to.counts, from->done.ranges - 1, count);
+        from->to.reconciled[from->done.ranges - 1] = *from->at;
     }
     from->at++;
     from->done.items += (Py_ssize_t)count;
-    from->done.sets++;
     return true;
 }
 
@@ -191,13 +188,9 @@ static inline bool read_fingerprint(reader_t *from, bool fills)
 {
     if (left(from) < HASH_BYTES)
         return false;
-    if (fills) {
-        if (from->done.fingerprints == from->most.fingerprints)
-            return false;
-        memcpy(from->to.fingerprints + from->done.fingerprints * HASH_BYTES, from->at, HASH_BYTES);
-    }
+    if (fills)
+        memcpy(from->to.fingerprints + (from->done.ranges - 1) * HASH_BYTES, from->at, HASH_BYTES);
     from->at += HASH_BYTES;
-    from->done.fingerprints++;
     return true;
 }
 

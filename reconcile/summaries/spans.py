@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from reconcile.algorithm.differences import match
-from reconcile.ids import HASH_WORDS, Bools, Ints, SyncId, SyncIds, less
+from reconcile.ids import HASH_WORDS, Bools, Ints, SyncId, SyncIds, less, match
 from reconcile.view import Spans, chain_spans
 
 _NO_HASH = bytes(8 * HASH_WORDS)

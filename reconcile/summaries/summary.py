@@ -27,9 +27,8 @@ from typing import Final, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from reconcile.algorithm.differences import match
 from reconcile.errors import AnswerTooLargeError
-from reconcile.ids import END, Ints, SyncId, SyncIds, less, ordered
+from reconcile.ids import END, Ints, SyncId, SyncIds, less, match, ordered
 from reconcile.index import IndexView
 from reconcile.limits import DEFAULT_SUMMARY_LIMITS, SummaryLimits
 from reconcile.summaries.buckets import TimeBuckets

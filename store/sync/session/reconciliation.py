@@ -25,7 +25,7 @@ from typing import Final, TypeVar
 import numpy as np
 
 from reconcile.algorithm.questions import asked_about
-from reconcile.codec import decode
+from reconcile.codec import RangeKind, decode
 from reconcile.compact import is_available
 from reconcile.compact.frames import FrameKind, PlainFrame, encode
 from reconcile.compact.session import Claim, CompactStep, Expected, FallBack
@@ -561,10 +561,11 @@ def responder_side(
         return None  # A base session refuses it.
     ranges = payload.ranges
     asked = asked_about(ranges)
-    is_single = len(ranges.fingerprints) == 1 and not len(ranges.item_counts)
+    opened = ranges.kinds.nonzero()[0]
+    is_single = ranges.kinds[opened].tolist() == [RangeKind.FINGERPRINT]
     if asked is None or asked[0] != agreement.start or not is_single:
         return None
-    claim = Claim(first.count, ranges.fingerprints[0])
+    claim = Claim(first.count, ranges.fingerprints[opened[0]])
     side = Responder(index, asked, agreement.nonces, claim)
     if side.is_equal and not offered:
         return None

@@ -26,8 +26,7 @@ from typing import Final
 
 import numpy as np
 
-from reconcile.algorithm.differences import match
-from reconcile.ids import SyncIds, less
+from reconcile.ids import SyncIds, less, match
 from reconcile.lattice import DIGEST_BYTES, LatticeSum
 from store.domain.partitioning import DAY_NS
 from store.domain.view import OpenView, Span

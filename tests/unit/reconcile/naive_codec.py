@@ -126,15 +126,14 @@ def decoded_records(data: bytes) -> list[Record]:
 
 
 def ranges_of(records: list[Record]) -> Ranges:
-    sets = [record for record in records if record.kind == 2]
-    fingerprints = b"".join(record.fingerprint for record in records)
+    fingerprints = b"".join(record.fingerprint or bytes(32) for record in records)
     return Ranges(
         SyncIds.of(record.upper for record in records),
         np.array([record.kind for record in records], np.uint8),
         np.frombuffer(fingerprints, np.uint64).reshape(-1, 4),
-        np.array([len(record.items) for record in sets], np.int64),
-        np.array([record.reconciled for record in sets], np.bool_),
-        SyncIds.of(item for record in sets for item in record.items),
+        np.array([len(record.items) for record in records], np.int64),
+        np.array([record.reconciled for record in records], np.bool_),
+        SyncIds.of(item for record in records for item in record.items),
     )
 
 

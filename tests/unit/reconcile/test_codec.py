@@ -224,18 +224,18 @@ def test_what_cannot_be_encoded_is_refused(count: int) -> None:
         ({"items": ranges.items[::-1]}, "ascending order"),
         ({"items": ranges.items[:1]}, "columns that fit"),
         ({"fingerprints": ranges.fingerprints[:1]}, "columns that fit"),
-        ({"item_counts": np.array([1, 1])}, "columns that fit"),
+        ({"counts": np.ones(count + 1, np.int64)}, "columns that fit"),
         ({"kinds": np.full(count + 1, 3, np.uint8)}, "columns that fit"),
     ):
         with pytest.raises(ValueError, match=why):
             encode(Payload(1, (), changed(ranges, **wrong)))
 
 
-def test_lower_bounds_and_offsets() -> None:
+def test_lower_bounds_and_counts() -> None:
     records = [skip(3), item_set(5, (3, ONES)), item_set(6), item_set(9, (6, ONES), (7, ONES))]
     ranges = ranges_of(records)
     assert ranges.lower.pairs() == [(0, ZERO), (3, ZERO), (5, ZERO), (6, ZERO)]
-    assert ranges.item_offsets.tolist() == [0, 1, 1, 3]
+    assert ranges.counts.tolist() == [0, 1, 0, 2]
     assert len(ranges) == 4
     assert Ranges.empty().lower == SyncIds.empty()
     Ranges.empty().check()

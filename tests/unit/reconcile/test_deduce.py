@@ -10,10 +10,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reconcile.algorithm.answer import FingerprintPieces, SetPieces, assemble, piece_keys, reach_all
-from reconcile.algorithm.differences import around, differences, match, narrow_sets
+from reconcile.algorithm.answer import AnswerPieces, assemble, piece_keys, reach_all
+from reconcile.algorithm.differences import around, differences, narrow_sets
 from reconcile.codec import RangeKind, expressible, reach
-from reconcile.ids import SyncId, SyncIds
+from reconcile.ids import SyncId, SyncIds, match
 from reconcile.view import Items, Spans
 from tests.unit.reconcile.answers import on_both
 
@@ -82,7 +82,7 @@ def test_narrow_sets_show_every_difference_and_nothing_else(
     offsets = np.concatenate(([0], np.cumsum(pieces.counts)))
     learnt_missing, learnt_extra = set[SyncId](), set[SyncId]()
     last = (0, bytes(32))
-    for at, (lower, upper) in enumerate(Spans(pieces.lower, pieces.upper).pairs()):
+    for at, (lower, upper) in enumerate(pieces.spans.pairs()):
         assert last <= lower < upper
         home = spans[(int(pieces.keys[at]) >> 32) // 3]
         assert home[0] <= lower
@@ -95,7 +95,7 @@ def test_narrow_sets_show_every_difference_and_nothing_else(
         last = upper
     assert learnt_missing == mine - yours
     assert learnt_extra == yours - mine
-    ranges = assemble([], [pieces])
+    ranges = assemble([pieces])
     if len(ranges):
         ranges.check()
         assert expressible(ranges.lower, ranges.upper).all()
@@ -111,15 +111,9 @@ def test_assembled_ranges_can_be_encoded_and_say_what_the_pieces_say(
     spans = [pair for pair in pairwise(edges) if pair[1][1][0] < 0x80]
     stored = in_spans(items, spans)
     of = Spans.of(spans)
-    pieces = SetPieces(
-        piece_keys(np.arange(len(spans))),
-        of.lower,
-        of.upper,
-        np.diff(stored.offsets),
-        stored.ids,
-        True,
-    )
-    ranges = assemble([], [pieces])
+    keys = piece_keys(np.arange(len(spans)))
+    pieces = AnswerPieces.of_sets(keys, of, np.diff(stored.offsets), stored.ids, True)
+    ranges = assemble([pieces])
     ranges.check()
     assert expressible(ranges.lower, ranges.upper).all()
     assert ranges.items == stored.ids
@@ -164,22 +158,23 @@ def test_around_is_narrow_where_many_share_a_nanosecond() -> None:
 
 
 def test_pieces_of_different_kinds_come_in_their_order() -> None:
-    def spans(*edges: int) -> tuple[SyncIds, SyncIds]:
-        pairs = [((a, bytes(32)), (a + 1, bytes(32))) for a in edges]
-        return SyncIds.of(a for a, _ in pairs), SyncIds.of(b for _, b in pairs)
+    def spans(*edges: int) -> Spans:
+        return Spans.of([((edge, bytes(32)), (edge + 1, bytes(32))) for edge in edges])
 
-    def sets(*edges: int, reconciled: bool) -> SetPieces:
+    def sets(*edges: int, reconciled: bool) -> AnswerPieces:
         items = SyncIds.of((edge, bytes([edge]) * 32) for edge in edges)
         counts = np.ones(len(edges), np.int64)
-        return SetPieces(piece_keys(np.array(edges)), *spans(*edges), counts, items, reconciled)
+        return AnswerPieces.of_sets(
+            piece_keys(np.array(edges)), spans(*edges), counts, items, reconciled
+        )
 
-    prints = FingerprintPieces(
-        piece_keys(np.array([3, 7])), *spans(3, 7), np.arange(8, dtype=np.uint64).reshape(2, 4)
+    prints = AnswerPieces.of_prints(
+        piece_keys(np.array([3, 7])), spans(3, 7), np.arange(8, dtype=np.uint64).reshape(2, 4)
     )
-    ranges = assemble([prints], [sets(2, 9, reconciled=True), sets(5, 8, reconciled=False)])
+    ranges = assemble([prints, sets(2, 9, reconciled=True), sets(5, 8, reconciled=False)])
     bounds = [timestamp for timestamp, _ in ranges.upper]
     assert bounds == [2, 3, 4, 5, 6, 7, 8, 9, 10]
     assert ranges.kinds.tolist() == [0, 2, 1, 0, 2, 0, 1, 2, 2]
-    assert ranges.reconciled.tolist() == [True, False, False, True]
+    assert ranges.reconciled[ranges.kinds == 2].tolist() == [True, False, False, True]
     assert [timestamp for timestamp, _ in ranges.items] == [2, 5, 8, 9]
-    assert ranges.fingerprints.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert ranges.fingerprints[ranges.kinds == 1].tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]

@@ -87,12 +87,12 @@ class AsyncClient(_Connected):
     """A client of one store node, or of several that hold the same messages.
 
     ``nodes`` are addresses (``HOST:PORT``), the preferred one first: a call that a node does not
-    serve goes to the next one, and is made again as ``retry`` says. That is safe for every call:
+    serve goes to the next one, and is retried as ``retry`` says. That is safe for every call:
     publishing is idempotent, since a message is named by its hash. ``token`` authenticates the
     client, ``tls`` encrypts; a token is never sent in clear beyond loopback. ``timeout_s`` bounds
     how long a call waits for its answer and a stream for its next page; a follower that has caught
-    up waits for new messages without end. A node that is silent for a second is given up for the
-    next one.
+    up waits for new messages without end. While a node has been silent for a second, the next one
+    is called too.
 
     Examples:
         ```python

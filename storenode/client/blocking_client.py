@@ -102,7 +102,7 @@ class Publisher:
         return run_blocking(self._send, message)
 
     def flush(self) -> None:
-        """Wait until everything that was handed over is acknowledged."""
+        """Wait until everything that was sent is acknowledged."""
         run_blocking(self._publisher.flush)
 
     def __enter__(self) -> Self:

@@ -15,7 +15,7 @@ class PositionError(StorenodeError):
 
 
 class PublishError(StorenodeError):
-    """The node has answered for ``message`` with a ``result`` that is not what was asked for."""
+    """The ``result`` of ``message`` is not what the caller asked for."""
 
     def __init__(self, message: Message, result: Published, sentence: str) -> None:
         super().__init__(sentence)
@@ -25,7 +25,7 @@ class PublishError(StorenodeError):
 
 
 class MessageRejected(PublishError):
-    """The node does not take this message, now or later; the sentence says why."""
+    """The node will never accept this message; the sentence says why."""
 
 
 class NotConfirmed(PublishError):

@@ -182,7 +182,7 @@ class Published:
         return cls(result.message_hash, known, result.reason, result.confirms)
 
     def check(self, message: Message) -> Published:
-        """Return the answer itself, unless it is a refusal.
+        """Return the answer itself; raise if it is a refusal.
 
         Raises:
             MessageRejected: The node does not take the message.

@@ -108,7 +108,7 @@ class AsyncPublisher:
         return answer
 
     async def flush(self) -> None:
-        """Wait until everything that was handed over is acknowledged.
+        """Wait until everything that was sent is acknowledged.
 
         Raises:
             NodeError: Publishing failed for good.

@@ -111,7 +111,7 @@ class InvalidRequest(NodeError):
 
 
 class NotAuthenticated(NodeError):
-    """The node wants a token, or does not know this one."""
+    """The call has no token, or one that the node does not know."""
 
 
 class AccessDenied(NodeError):

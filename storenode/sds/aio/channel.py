@@ -42,7 +42,7 @@ _log = logging.getLogger("storenode")
 
 
 class AsyncChannel:
-    """A participant of a channel; made by `join`, and used in the event loop of that.
+    """A participant of a channel; made by `join`, and used only in the event loop of that call.
 
     Examples:
         ```python
@@ -109,7 +109,7 @@ class AsyncChannel:
         return self._participant.core.missing()
 
     def lacking(self) -> dict[str, int]:
-        """Return whose filters lack messages that are here, and how many, up to 64 of each."""
+        """Return whose filters lack messages of this log, and how many, up to 64 of each."""
         return self._participant.core.gaps.behind()
 
     async def wait_for(
@@ -183,15 +183,15 @@ class AsyncChannel:
         return sent
 
     def unacknowledged(self) -> frozenset[str]:
-        """Return the own messages that are sent again until they are acknowledged."""
+        """Return the participant's own messages that are resent until they are acknowledged."""
         return frozenset(self._participant.core.outgoing.by_id)
 
     def unpublished(self) -> frozenset[str]:
-        """Return the own messages that no node stores yet."""
+        """Return the participant's own messages that no node stores yet."""
         return frozenset(self._participant.ledger.outbox)
 
     async def send_ephemeral(self, content: bytes) -> None:
-        """Send content that needs no reliability to those who listen now.
+        """Send content to those who are connected now, without storing or resending it.
 
         Raises:
             ValueError: the content is empty or too large.
@@ -226,7 +226,7 @@ class AsyncChannel:
     async def changes(
         self, *, backlog: int | None = None
     ) -> AsyncGenerator[Message | Withdrawn, None]:
-        """Yield as `messages`, and which of them leave the log again since they were forged.
+        """Yield as `messages` does, and which messages leave the log because they were forged.
 
         What is withdrawn may not have been shown.
         """
@@ -270,7 +270,7 @@ class AsyncChannel:
         return await self._page(commit, min(limit, MAX_LOG_PAGE), before=before)
 
     async def at(self, key: Key) -> Message | None:
-        """Return the message at a place of the log; None where there is none any longer."""
+        """Return the message at a place of the log; None if it is no longer held."""
         _check_key(key)
         lamport, message_id = key
         found = await self.log(1, before=(lamport, message_id + "\0"))

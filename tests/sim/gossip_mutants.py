@@ -249,8 +249,8 @@ DRIVER_MUTANTS = {
         edit(
             CommitReader,
             "_describe",
-            "return Committed(ids, events, content_digests=digests, published=published)",
-            "return Committed([] if is_published else ids, [])",
+            "ids, events, content_digests=batch.content_digests,",
+            "[] if is_published else ids, [],",
         ),
         UNEQUAL,
         first_seed=1,

@@ -63,10 +63,10 @@ class Client(Protocol):
 
 @dataclass(slots=True)
 class DiskWeather:
-    """``delay_ns``: what a piece of work takes, about. ``crashes``: of commits, the share after
-    which the node that wrote it is gone before it learns of it. ``busy``: of writes, the share that
-    is refused for the moment. ``fails``: of other pieces of work, those that come to nothing.
-    ``pauses``: of all work, the share that takes seconds.
+    """The faults of a disk: ``delay_ns`` per piece of work, and the share that goes wrong.
+
+    ``crashes``: commits after which the writer is gone before it learns of them. ``busy``: writes
+    that are refused for now. ``fails``: other work that fails. ``pauses``: work that takes seconds.
     """
 
     delay_ns: int = 5 * NS_PER_MS

@@ -202,7 +202,7 @@ class Session:
 
     # Messages
 
-    async def persist(self, batch: RecordBatch, peer: str) -> StoreResult:  # noqa: ARG002
+    async def persist(self, batch: RecordBatch) -> StoreResult:
         """Store what a peer has sent."""
         return StoreResult(await self.write(batch, Source.GOSSIP, 0))
 

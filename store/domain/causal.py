@@ -328,9 +328,7 @@ class CausalWalk:
         return self._asked_ahead
 
     def _finish(self) -> None:
-        """Drop what only the walk needs, and of what was taken and not expanded: where that
-        stands in the order of parents and children is not known.
-        """
+        """Drop what only the walk needs, and messages of which no parent was resolved."""
         if dropped := len(self._frontier):
             self.truncated = True
             del self.taken[-dropped:]

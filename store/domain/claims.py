@@ -140,8 +140,9 @@ HintAnswers = Mapping[tuple[bytes, bytes], Hinted | None]
 
 @dataclass(frozen=True, slots=True)
 class ClaimQuery:
-    """A read: every claimant of ``keys``, of up to ``ahead`` further keys that are reached from
-    these by parents, and the messages that ``hints`` name.
+    """A read: every claimant of ``keys``, and the messages that ``hints`` name.
+
+    With them claimants of up to ``ahead`` further keys, which are reached from these by parents.
     """
 
     keys: Sequence[bytes]

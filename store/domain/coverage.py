@@ -1,5 +1,4 @@
-"""Coverage: what sessions found other stores to hold, what of that still holds, and when this store
-took messages in.
+"""Coverage: the messages that other stores held by sessions, and the times of this store's intake.
 
 - *Stated.* A session that this node began compared two fixed sets. For every `Span` of its window
   it leaves one `Statement` about the peer's store. A statement of equality goes with the count and

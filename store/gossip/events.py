@@ -156,7 +156,6 @@ class PersistBatch:
     """Store a batch durably (`Source.GOSSIP`); several may be under way."""
 
     token: int
-    peer: str
     batch: RecordBatch
 
 

@@ -791,7 +791,7 @@ class Gossip:
             batch = frame.batch if len(fresh) == len(frame.batch) else frame.batch.select(fresh)
             peer.unstored_bytes += frame.size_bytes
             peer.unstored_frames += 1
-            persist = PersistBatch(next(self._tokens), peer.key, batch)
+            persist = PersistBatch(next(self._tokens), batch)
             self._request(_Request(persist, peer, frame.size_bytes))
 
     def _is_refused(self, peer: str, digest: bytes) -> bool:

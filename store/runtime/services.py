@@ -40,8 +40,7 @@ from store.gossip.driver.driver import GossipDriver
 from store.gossip.driver.ports import DriverDatabase
 from store.gossip.events import GossipCount, GossipCounter
 from store.gossip.machine import Gossip
-from store.messages.conflicts import Conflict, StoreResult
-from store.messages.record import RecordBatch
+from store.messages.conflicts import Conflict
 from store.observe.clocks import ClockComparison
 from store.observe.logging import get_logger
 from store.observe.metrics import Metrics, total
@@ -287,7 +286,10 @@ class NodeParts:
             self.identity.node_id,
             self.peers,
             database=DriverDatabase(
-                GossipReads(self.database), self.tracking, self.unread, self._store_gossip
+                GossipReads(self.database),
+                self.tracking,
+                self.unread,
+                partial(self.writer.store, source=Source.GOSSIP),
             ),
             connector=self.transport,
             environment=system_environment("store.gossip", self.metrics),
@@ -301,9 +303,6 @@ class NodeParts:
         self._listeners.append(driver)
         for name, work in driver.work():
             tasks.start(name, work)
-
-    async def _store_gossip(self, batch: RecordBatch, _peer: str) -> StoreResult:
-        return await self.writer.store(batch, Source.GOSSIP)
 
     async def _sweep_unread(self) -> None:
         with suppress(StoreUnavailable, StoreBusy):

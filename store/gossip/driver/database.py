@@ -55,7 +55,7 @@ async def answer(database: DriverDatabase, environment: Environment, request: Re
     try:
         match request:
             case PersistBatch():
-                new = await database.persist(request.batch, request.peer)
+                new = await database.persist(request.batch)
                 conflicts = len(new.conflicts)
                 rejected = {str(Reason.CONFLICT): conflicts} if conflicts else {}
                 duplicate = new.count(False) - conflicts

@@ -136,9 +136,9 @@ class UnreadTable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DriverDatabase:
-    """``persist`` stores a batch that a peer (its node ID) has sent."""
+    """``persist`` stores a batch that a peer has sent."""
 
     messages: Messages
     tracking: Tracking
     unread: UnreadTable
-    persist: Callable[[RecordBatch, str], Awaitable[StoreResult]]
+    persist: Callable[[RecordBatch], Awaitable[StoreResult]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
-from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -172,10 +172,10 @@ class JudgedExchange(shipped.Exchange):
                 self._names[asyncio.current_task()] = name
         super().concluded(report, work, result)
 
-    async def transfer(self, session: PeerSession, report: SessionReport) -> Transfer:
+    async def transfer(self, session: PeerSession) -> Transfer:
         """Return the transfer of what a session has found, which is checked after each step."""
         self._judge_memory(session.node_id)
-        transfer = await super().transfer(session, report)
+        transfer = await super().transfer(session)
         go_on = transfer._go_on
 
         def checked() -> None:
@@ -203,14 +203,11 @@ class JudgedExchange(shipped.Exchange):
                 process.judge.in_sync(name, report.refused_by_policy)
             process.node.world.ended(report)
 
-    def stop(self, sessions: Iterable[PeerSession]) -> None:
-        """End the drivers of sessions that gave way to a new one."""
-        ended = list(sessions)
-        if ended:
-            self.process.mark(Mark.GAVE_WAY)
-        super().stop(ended)
-        for session in ended:
-            self.process.timeline.after(_SLACK_NS, partial(self._demand_stopped, session))
+    def stop(self, session: PeerSession) -> None:
+        """End the driver of a session that gave way to a new one."""
+        self.process.mark(Mark.GAVE_WAY)
+        super().stop(session)
+        self.process.timeline.after(_SLACK_NS, partial(self._demand_stopped, session))
 
     def _demand_stopped(self, session: PeerSession) -> None:
         alive = session in self._tasks and not self.process.life.ended

@@ -14,7 +14,6 @@ from store.domain.admission import Admission, Verdict
 from store.domain.ports import Source
 from store.domain.retention import PrunePlan
 from store.messages.record import RecordBatch
-from store.sync import coverage as session_coverage
 from store.sync import resume
 from store.sync.index import hot
 from store.sync.index.hot import HotIndex
@@ -35,7 +34,7 @@ from tests.sim.mutant import Mutant, asyncio_with, edit, replace_with, sleep_not
 in_transfer = partial(edit, Transfer)
 in_exchange = partial(edit, Exchange)
 in_agreement = partial(edit, Agreement)
-in_statements = partial(edit, session_coverage)
+in_statements = partial(edit, exchange)
 in_coverage = partial(edit, coverage.KnownCoverage)
 in_schedule = partial(edit, Synchronizer)
 in_resume = partial(edit, Resumer)
@@ -199,9 +198,7 @@ SESSIONS = {
         in_exchange("keep", "self.work.silence_s", "10**6"), "waits too long", first_seed=9
     ),
     "leaves the timer of a claimed session": Mutant(
-        in_exchange(
-            "claim", "self._waiting.pop(found)\n    timer.cancel()", "self._waiting[found]"
-        ),
+        in_exchange("claim", "self._waiting.pop(session).cancel()", "self._waiting[session]"),
         "that are over",
         size=2,
     ),
@@ -256,7 +253,7 @@ SESSIONS = {
         edit(
             Exchange,
             "initiate",
-            "await self._move_differences(call, report, session, session_id)",
+            "await self._move_differences(call, session)",
             "pass",
         ),
         f"calls itself in sync|{UNEQUAL}|waits too long",

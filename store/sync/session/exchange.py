@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
@@ -48,7 +48,6 @@ from store.sync.errors import (
     MalformedFrameError,
     ProtocolBrokenError,
     SeatLostError,
-    SessionUnknownError,
     TooManyCallsError,
     TransferFailedError,
 )
@@ -81,10 +80,9 @@ from store.sync.session.reconciliation import (
     time_limit,
 )
 from store.sync.session.registry import (
-    Accepted,
     PeerSession,
     RefusalKind,
-    SessionRefusal,
+    SessionRefusedError,
     Sessions,
     SessionState,
 )
@@ -168,14 +166,6 @@ class _PeerNotes:
     not_compact: bool = False
 
 
-class _DeclinedError(Exception):
-    """The registry of this node, or the peer, refuses the session."""
-
-    def __init__(self, refusal: SessionRefusal) -> None:
-        super().__init__(refusal.sentence)
-        self.refusal = refusal
-
-
 class Exchange:
     """The sessions of one node; all on the event loop's thread."""
 
@@ -184,7 +174,7 @@ class Exchange:
         self.environment: Environment = work.transfer.environment
         silence_ns = work.transfer_limits.silence_ns
         self.sessions = Sessions(
-            work.node_id, work.store_id, limit=work.max_sessions, silence_ns=silence_ns
+            work.node_id, work.store_id, self.stop, limit=work.max_sessions, silence_ns=silence_ns
         )
         self.memory = PolicyMemory()
         self.conflicts = ConflictMemory()
@@ -192,8 +182,7 @@ class Exchange:
         self._first_frames = FirstFrames()
         self._large_turn = asyncio.Semaphore()
         self._tasks: dict[PeerSession, asyncio.Task[Any]] = {}
-        self._gave_way: set[PeerSession] = set()
-        self._waiting: dict[PeerSession, tuple[SessionReport, asyncio.TimerHandle]] = {}
+        self._waiting: dict[PeerSession, asyncio.TimerHandle] = {}
 
     def close(self) -> None:
         """Forget the sessions that wait; those under way end with their tasks."""
@@ -215,12 +204,11 @@ class Exchange:
         call = partial(connector.call, peer)
         measured: _Measured | None = None
         try:
-            opened = self.sessions.begin(began_ns, peer.target, node_id)
-            session = self._accepted(opened).session
+            session = self.sessions.begin(began_ns, peer.target, report)
             with self.driving(session):
-                session_id, measured = await self._find_differences(call, report, session, bounds)
+                measured = await self._find_differences(call, session, bounds)
                 if session.state is SessionState.READY:
-                    await self._move_differences(call, report, session, session_id)
+                    await self._move_differences(call, session)
         except asyncio.CancelledError:
             report.error = "the node stopped the session"
             self.ended(report)
@@ -232,23 +220,15 @@ class Exchange:
             await self._state(report, *measured)
         return report
 
-    def _accepted(self, opened: Accepted | SessionRefusal) -> Accepted:
-        if isinstance(opened, SessionRefusal):
-            raise _DeclinedError(opened)
-        self.stop(opened.ended)
-        return opened
-
     async def _find_differences(
-        self, call: _Call, report: SessionReport, session: PeerSession, bounds: Bounds
-    ) -> tuple[str, _Measured | None]:
-        """Reconcile as the initiator; return the session's ID and what statements may be about."""
-        work, steady_ns = self.work, self.environment.steady_ns
+        self, call: _Call, session: PeerSession, bounds: Bounds
+    ) -> _Measured | None:
+        """Reconcile as the initiator; return what statements of coverage may be about."""
+        work, steady_ns, report = self.work, self.environment.steady_ns, session.report
 
         def identify(callee: Named) -> None:
             report.node_id, report.store_id = callee.node_id, callee.store_id
-            self._accepted(
-                self.sessions.identify(steady_ns(), session, callee.node_id, callee.store_id)
-            )
+            self.sessions.identify(steady_ns(), session, callee.node_id, callee.store_id)
 
         async with time_limit(), call(RECONCILE, identify) as stream:
             report.opened_ns = self.environment.now_ns()
@@ -265,24 +245,24 @@ class Exchange:
                     raise ProtocolBrokenError(GOES_ON)
         if result.refusal:
             sentence = f"the peer at {report.peer} will not reconcile: {result.refusal}"
-            raise _DeclinedError(SessionRefusal(RefusalKind.BUSY, sentence))
-        if (len(result.to_send) or len(result.to_receive)) and not side.session_id:
+            raise SessionRefusedError(RefusalKind.BUSY, sentence)
+        if report.differences and not side.session_id:
             raise ProtocolBrokenError("the peer has not named the session")
+        session.session_id = side.session_id
         self.sessions.reconciled(steady_ns(), session, result.to_send, result.to_receive)
-        return side.session_id, measured
+        return measured
 
-    async def _move_differences(
-        self, call: _Call, report: SessionReport, session: PeerSession, session_id: str
-    ) -> None:
+    async def _move_differences(self, call: _Call, session: PeerSession) -> None:
         def require_same(callee: Named) -> None:
             if callee.node_id != session.node_id:
                 raise ProtocolBrokenError(
-                    f"the node at {report.peer} was {session.node_id} and is {callee.node_id} now"
+                    f"the node at {session.report.peer} was {session.node_id} and is "
+                    f"{callee.node_id} now"
                 )
 
         async with call(TRANSFER, require_same) as stream:
-            self.sessions.transferring(self.environment.steady_ns(), session, session_id)
-            await (await self.transfer(session, report)).run(stream)
+            self.sessions.transferring(self.environment.steady_ns(), session)
+            await (await self.transfer(session)).run(stream)
 
     def _failure(self, peer: str, error: Exception) -> tuple[SyncEnding, str]:
         """Return the ending and the sentence for an error; yielding to another session is none."""
@@ -291,9 +271,9 @@ class Exchange:
                 return SyncEnding.ABORTED, ""
             case CallFailedError() if error.aborted:
                 return SyncEnding.ABORTED, ""
-            case _DeclinedError() if error.refusal.kind is RefusalKind.ABORTED:
+            case SessionRefusedError() if error.kind is RefusalKind.ABORTED:
                 return SyncEnding.ABORTED, ""
-            case _DeclinedError():
+            case SessionRefusedError():
                 return SyncEnding.REFUSED, str(error)
             case CallFailedError():
                 sentence = str(error)
@@ -325,31 +305,29 @@ class Exchange:
         report = SessionReport(
             SyncRole.RESPONDER, steady_ns(), node_id=caller.node_id, store_id=caller.store_id
         )
-        async with self._first_frames.slot(caller):
-            data = await in_time(stream.read(), FIRST_FRAME_S)
-            if data is None:
-                return
-            frame = parse_reconcile(data)
-            del data
-            name = f"{self.environment.random.getrandbits(8 * SESSION_ID_BYTES):032x}"
-            opened = self.sessions.accept(steady_ns(), caller, name)
-        if isinstance(opened, SessionRefusal):
+        try:
+            async with self._first_frames.slot(caller):
+                data = await in_time(stream.read(), FIRST_FRAME_S)
+                if data is None:
+                    return
+                frame = parse_reconcile(data)
+                del data
+                name = f"{self.environment.random.getrandbits(8 * SESSION_ID_BYTES):032x}"
+                session = self.sessions.accept(steady_ns(), caller, name, report)
+        except SessionRefusedError as refusal:
             del frame
-            await self._refuse(opened, report, stream)
+            await self._refuse(refusal, report, stream)
             return
-        self.stop(opened.ended)
-        session = opened.session
         with self._reporting(report), self.driving(session):
-            watched = SessionStream(stream, session, self)
+            watched = SessionStream(stream, session, steady_ns)
             async with time_limit():
-                result = await self._answer(session, report, watched, frame)
+                result = await self._answer(session, watched, frame)
             if result.refusal:
                 report.ending, report.error = SyncEnding.REFUSED, result.refusal
-                self.ended(report)
-                return
-            self.sessions.reconciled(steady_ns(), session, result.to_send, result.to_receive)
+            else:
+                self.sessions.reconciled(steady_ns(), session, result.to_send, result.to_receive)
             if session.state is SessionState.WAITING:
-                self.keep(session, report)
+                self.keep(session)
             else:
                 self.ended(report)
 
@@ -361,18 +339,16 @@ class Exchange:
                 raise ProtocolBrokenError(
                     "a transfer begins with a frame that names its session: send it"
                 )
-            found = self.claim(caller.node_id, next(pieces(frame)).session_id)
-            if isinstance(found, SessionRefusal):
-                raise SessionUnknownError(found.sentence)
-        session, report = found
-        resumed = SessionStream(stream, session, self, first=frame)
+            session = self.claim(caller.node_id, next(pieces(frame)).session_id)
+        report = session.report
+        resumed = SessionStream(stream, session, self.environment.steady_ns, first=frame)
         del frame
         if session.state is SessionState.ENDED:
             # Source: the contract, "Transfer after a session without differences".
-            await (await self.transfer(session, report)).run(resumed)
+            await (await self.transfer(session)).run(resumed)
             return
         with self._reporting(report), self.driving(session):
-            await (await self.transfer(session, report)).run(resumed)
+            await (await self.transfer(session)).run(resumed)
             self.ended(report)
         if report.fault:
             raise TransferFailedError(report.fault, report.error)
@@ -380,25 +356,21 @@ class Exchange:
             self.sessions.useful(session)
 
     async def _refuse(
-        self, refusal: SessionRefusal, report: SessionReport, stream: FrameStream
+        self, refusal: SessionRefusedError, report: SessionReport, stream: FrameStream
     ) -> None:
         if refusal.kind is RefusalKind.ABORTED:
             report.ending = SyncEnding.ABORTED
             self.ended(report)
-            raise GaveWayError(refusal.sentence)
-        report.ending, report.error = SyncEnding.REFUSED, refusal.sentence
+            raise GaveWayError(str(refusal))
+        report.ending, report.error = SyncEnding.REFUSED, str(refusal)
         self.ended(report)
-        refused = ReconcileFrame(refusal=refusal.sentence).SerializeToString()
+        refused = ReconcileFrame(refusal=report.error).SerializeToString()
         await in_time(stream.write(refused), self.work.silence_s)
 
     async def _answer(
-        self,
-        session: PeerSession,
-        report: SessionReport,
-        stream: FrameStream,
-        frame: ReconcileFrame,
+        self, session: PeerSession, stream: FrameStream, frame: ReconcileFrame
     ) -> Result:
-        work = self.work
+        work, report = self.work, session.report
         async with self.turn(len(frame.ranges_data)):
             asked = await asked_range(frame.ranges_data, work.limits.payload)
         async with AsyncExitStack() as stack:
@@ -571,53 +543,42 @@ class Exchange:
             yield
         except asyncio.CancelledError:
             # The task's own cancellation may come at the same moment; then it counts.
-            if session in self._gave_way and task.uncancel() == 0:
+            if session.gave_way and task.uncancel() == 0:
                 if session.displaced:
                     raise SeatLostError(_DISPLACED) from None
                 raise GaveWayError("another session with this peer goes first") from None
             raise
         finally:
             del self._tasks[session]
-            self._gave_way.discard(session)
             if session.state is not SessionState.WAITING:
                 self.sessions.end(session)
 
-    def stop(self, sessions: Iterable[PeerSession]) -> None:
-        """End the drivers of sessions that gave way to a new one."""
-        for session in sessions:
-            task = self._tasks.get(session)
-            if task is not None:
-                self._gave_way.add(session)
-                task.cancel()
-            else:
-                reason = "the peer began a new session before it transferred"
-                self._forget(session, _DISPLACED if session.displaced else reason)
+    def stop(self, session: PeerSession) -> None:
+        """End the driver of a session that gave way to a new one."""
+        if (task := self._tasks.get(session)) is not None:
+            task.cancel()
+        else:
+            reason = "the peer began a new session before it transferred"
+            self._forget(session, _DISPLACED if session.displaced else reason)
 
-    def keep(self, session: PeerSession, report: SessionReport) -> None:
+    def keep(self, session: PeerSession) -> None:
         """Let a session wait for its transfer, and for no longer than that may take to begin."""
-        loop = asyncio.get_running_loop()
-        timer = loop.call_later(self.work.silence_s, self._expire, session)
-        self._waiting[session] = report, timer
+        call_later = asyncio.get_running_loop().call_later
+        self._waiting[session] = call_later(self.work.silence_s, self._expire, session)
 
-    def claim(
-        self, node_id: str, session_id: str
-    ) -> tuple[PeerSession, SessionReport] | SessionRefusal:
-        """Return the session that a peer transfers for, once."""
-        found = self.sessions.claim(self.environment.steady_ns(), node_id, session_id)
-        if isinstance(found, SessionRefusal):
-            return found
-        if found.state is SessionState.ENDED:
-            return found, SessionReport(SyncRole.RESPONDER, found.began_ns)
-        report, timer = self._waiting.pop(found)
-        timer.cancel()
-        return found, report
+    def claim(self, node_id: str, session_id: str) -> PeerSession:
+        """Return the session that a peer transfers for, once; raises as `Sessions.claim`."""
+        session = self.sessions.claim(self.environment.steady_ns(), node_id, session_id)
+        if session.state is not SessionState.ENDED:
+            self._waiting.pop(session).cancel()
+        return session
 
     def ended(self, report: SessionReport) -> None:
         """Report a session that has ended to the observer."""
         report.finish(self.environment.steady_ns())
         self.work.observer.session_ended(report)
 
-    async def transfer(self, session: PeerSession, report: SessionReport) -> Transfer:
+    async def transfer(self, session: PeerSession) -> Transfer:
         """Return the transfer of what a session has found."""
         limits = self.work.transfer_limits
         return await in_thread_if(
@@ -629,22 +590,21 @@ class Exchange:
             self.work.transfer,
             memory=self.memory,
             peer=session.node_id,
-            report=report,
+            report=session.report,
             limits=limits.with_grace() if session.own else limits,
-            partial=report.left_over,
+            partial=session.report.left_over,
         )
 
     def _expire(self, session: PeerSession) -> None:
         self._forget(session, f"the peer did not transfer within {self.work.silence_s:.0f} s")
 
     def _forget(self, session: PeerSession, reason: str) -> None:
-        waited = self._waiting.pop(session, None)
+        timer = self._waiting.pop(session, None)
         self.sessions.end(session)
-        if waited is not None:
-            report, timer = waited
+        if timer is not None:
             timer.cancel()
-            report.error = reason
-            self.ended(report)
+            session.report.error = reason
+            self.ended(session.report)
 
 
 class FirstFrames:
@@ -711,12 +671,12 @@ class SessionStream:
         self,
         stream: FrameStream,
         session: PeerSession,
-        exchange: Exchange,
+        steady_ns: Callable[[], int],
         first: bytes | None = None,
     ) -> None:
         self._stream = stream
         self._session = session
-        self._steady_ns = exchange.environment.steady_ns
+        self._steady_ns = steady_ns
         self._first = first
         self._waits = 0
         self.half_close = stream.half_close

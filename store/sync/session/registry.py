@@ -31,13 +31,14 @@ another of its peer (`Sessions.accept`, `Sessions.identify`) is refused as ABORT
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from typing import Final
 
 from reconcile.ids import SyncIds
 from store.domain.places import FREE, Caller, Places, Standing
+from store.sync.errors import SessionUnknownError
 from store.sync.limits import (
     MAX_EQUAL_PEERS,
     MAX_SESSIONS,
@@ -48,6 +49,7 @@ from store.sync.limits import (
     STALLED_NS,
     WAIT_PATIENCE_NS,
 )
+from store.sync.session.report import SessionReport
 from storenode.common.bounded import BoundedDict
 from storenode.message.limits import NS_PER_S
 
@@ -60,22 +62,21 @@ class RefusalKind(StrEnum):
     """The reason why there is no session.
 
     BUSY, SAME_STORE and SELF go into the ``refusal`` of a frame; ABORTED is a status, and to who
-    began the session it is as good as done. UNKNOWN is a transfer that has no session.
+    began the session it is as good as done.
     """
 
     BUSY = "busy"
     SAME_STORE = "same store"
     SELF = "self"
     ABORTED = "aborted"
-    UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True, slots=True)
-class SessionRefusal:
-    """A refused session, with one sentence for the peer or the operator."""
+class SessionRefusedError(Exception):
+    """There is no session; one sentence for the peer or the operator."""
 
-    kind: RefusalKind
-    sentence: str
+    def __init__(self, kind: RefusalKind, sentence: str) -> None:
+        super().__init__(sentence)
+        self.kind = kind
 
 
 class SessionState(Enum):
@@ -101,50 +102,48 @@ _MOVES: Final = {
 
 @dataclass(slots=True, eq=False)
 class PeerSession:
-    """A session; only `Sessions` changes it, and the stream of the session `awaits_ns`.
+    """A session, with its report; only `Sessions` and `Exchange` change it.
 
     ``own``: this node began it. ``node_id`` and ``store_id`` are the peer's, empty while unknown.
     ``address``: which this node calls, or where the peer calls from. ``awaits_ns``: since when
     the peer has sent and taken no frame that this node waits for; None: it does not wait.
-    ``displaced``: it has lost its place to another peer.
+    ``gave_way``: it ended since another one goes first; ``displaced``: one of another peer.
     """
 
     own: bool
     node_id: str
     store_id: str
     address: str
-    began_ns: int
+    report: SessionReport
     session_id: str = ""
     state: SessionState = SessionState.RECONCILING
     since_ns: int = 0
     awaits_ns: int | None = None
     trusted: bool = True
+    gave_way: bool = False
     displaced: bool = False
     to_send: SyncIds = field(default_factory=SyncIds.empty)
     to_receive: SyncIds = field(default_factory=SyncIds.empty)
 
 
-@dataclass(frozen=True, slots=True)
-class Accepted:
-    """A session was made; those in ``ended`` gave way to it, and their drivers must stop."""
-
-    session: PeerSession
-    ended: tuple[PeerSession, ...] = ()
-
-
 class Sessions:
-    """The registry of one node."""
+    """The registry of one node; it calls ``stop`` with each session that gives way to a new one.
+
+    `begin`, `identify` and `accept` raise `SessionRefusedError` where there is no session.
+    """
 
     def __init__(
         self,
         node_id: str,
         store_id: str,
+        stop: Callable[[PeerSession], None],
         *,
         limit: int = MAX_SESSIONS,
         silence_ns: int = SILENCE_NS,
     ) -> None:
         self._node_id = node_id
         self._store_id = store_id
+        self._stop = stop
         self._limit = limit
         self._places = Places(limit, min(RESERVED_SESSIONS, limit - 1), WAIT_PATIENCE_NS)
         self._useful = BoundedDict[tuple[str, str], None](MAX_USEFUL_PEERS)
@@ -160,65 +159,52 @@ class Sessions:
         """Return the number of sessions under way."""
         return len(self._sessions)
 
-    def begin(
-        self, now_ns: int, address: str, node_id: str = "", store_id: str = ""
-    ) -> Accepted | SessionRefusal:
-        """Open a session with a peer to call; ``node_id`` and ``store_id`` as far as known."""
-        refusal = self._stranger(node_id, store_id)
-        if refusal is not None:
-            return refusal
+    def begin(self, now_ns: int, address: str, report: SessionReport) -> PeerSession:
+        """Open a session with a peer to call, whose IDs are in the report as far as known."""
+        node_id, store_id = report.node_id, report.store_id
+        self._demand_other(node_id, store_id)
         others = self._of_peer(node_id, store_id) or [
             session for session in self._sessions if session.own and session.address == address
         ]
         if not all(self._is_stale(now_ns, other) for other in others):
-            return _in_session()
-        return self._admit(
-            now_ns, PeerSession(True, node_id, store_id, address, now_ns, since_ns=now_ns), others
-        )
+            raise _in_session()
+        session = PeerSession(True, node_id, store_id, address, report, since_ns=now_ns)
+        return self._admit(now_ns, session, others)
 
-    def identify(
-        self, now_ns: int, session: PeerSession, node_id: str, store_id: str
-    ) -> Accepted | SessionRefusal:
+    def identify(self, now_ns: int, session: PeerSession, node_id: str, store_id: str) -> None:
         """Note who the callee of an own session is.
 
         A refusal ends the session: its driver stops, and for ABORTED counts it as done.
         """
         if session.state is SessionState.ENDED:  # it gave way while the answer was on its way
-            return _in_session()
+            raise _in_session()
         self._demand(session, SessionState.RECONCILING, own=True)
-        refusal = self._stranger(node_id, store_id)
         others = [other for other in self._of_peer(node_id, store_id) if other is not session]
-        if refusal is None and not all(
-            self._gives_way(other, node_id) or self._is_stale(now_ns, other) for other in others
-        ):
-            refusal = _in_session()
-        if refusal is not None:
+        try:
+            self._demand_other(node_id, store_id)
+            if not all(
+                self._gives_way(other, node_id) or self._is_stale(now_ns, other) for other in others
+            ):
+                raise _in_session()
+        except SessionRefusedError:
             self.end(session)
-            return refusal
+            raise
         session.node_id, session.store_id, session.since_ns = node_id, store_id, now_ns
-        return Accepted(session, self._end_all(others))
+        self._replace(others)
 
-    def accept(self, now_ns: int, caller: Caller, session_id: str) -> Accepted | SessionRefusal:
+    def accept(
+        self, now_ns: int, caller: Caller, session_id: str, report: SessionReport
+    ) -> PeerSession:
         """Open a session that a peer begins; ``session_id`` is new random bits."""
         node_id, store_id = caller.node_id, caller.store_id
-        refusal = self._stranger(node_id, store_id)
-        if refusal is not None:
-            return refusal
+        self._demand_other(node_id, store_id)
         others = self._of_peer(node_id, store_id)
         if not all(
             self._is_replaced(other, node_id) or self._is_stale(now_ns, other) for other in others
         ):
-            return _in_session()
-        session = PeerSession(
-            False,
-            node_id,
-            store_id,
-            caller.address,
-            now_ns,
-            session_id,
-            since_ns=now_ns,
-            trusted=caller.trusted,
-        )
+            raise _in_session()
+        session = PeerSession(False, node_id, store_id, caller.address, report, session_id)
+        session.since_ns, session.trusted = now_ns, caller.trusted
         return self._admit(now_ns, session, others)
 
     def useful(self, session: PeerSession) -> None:
@@ -239,16 +225,18 @@ class Sessions:
         session.to_send, session.to_receive = to_send, to_receive
         self._move(now_ns, session)
 
-    def transferring(self, now_ns: int, session: PeerSession, session_id: str) -> None:
-        """Note that this node calls `Transfer` for a session, which the responder named."""
+    def transferring(self, now_ns: int, session: PeerSession) -> None:
+        """Note that this node calls `Transfer` for a session."""
         self._demand(session, SessionState.READY, own=True)
-        session.session_id = session_id
         self._move(now_ns, session)
 
-    def claim(self, now_ns: int, node_id: str, session_id: str) -> PeerSession | SessionRefusal:
+    def claim(self, now_ns: int, node_id: str, session_id: str) -> PeerSession:
         """Return the session that a peer names in `Transfer`, only once.
 
         One that found nothing has ended already, and has nothing to transfer (rule 7).
+
+        Raises:
+            SessionUnknownError: there is none.
         """
         equal = self._equal.get(node_id)
         if equal is not None and equal.session_id == session_id:
@@ -263,10 +251,9 @@ class Sessions:
             ):
                 self._move(now_ns, session)
                 return session
-        return SessionRefusal(
-            RefusalKind.UNKNOWN,
+        raise SessionUnknownError(
             "no session of this peer with this ID waits for a transfer: reconcile first, and "
-            f"transfer once, within {self._silence_ns // NS_PER_S} s",
+            f"transfer once, within {self._silence_ns // NS_PER_S} s"
         )
 
     def end(self, session: PeerSession) -> None:
@@ -295,9 +282,7 @@ class Sessions:
         assert len(self._equal) <= MAX_EQUAL_PEERS
         assert self._store_id not in stores
 
-    def _admit(
-        self, now_ns: int, session: PeerSession, replaced: list[PeerSession]
-    ) -> Accepted | SessionRefusal:
+    def _admit(self, now_ns: int, session: PeerSession, replaced: list[PeerSession]) -> PeerSession:
         holders = [each for each in self._sessions if each not in replaced]
         standings = [self._standing(now_ns, each) for each in holders]
         place = self._places.choose(self._standing(now_ns, session), standings)
@@ -305,13 +290,13 @@ class Sessions:
             others = "1 session is" if len(holders) == 1 else f"{len(holders)} sessions are"
             kept = "" if len(holders) >= self._limit else ", and the others are for trusted peers"
             sentence = f"busy: {others} under way of {self._limit}{kept}; retry later"
-            return SessionRefusal(RefusalKind.BUSY, sentence)
+            raise SessionRefusedError(RefusalKind.BUSY, sentence)
         if place != FREE:
             holders[place].displaced = True
             replaced = [*replaced, holders[place]]
-        ended = self._end_all(replaced)
+        self._replace(replaced)
         self._sessions.append(session)
-        return Accepted(session, ended)
+        return session
 
     def _standing(self, now_ns: int, session: PeerSession) -> Standing:
         useful = (session.node_id, session.address) in self._useful
@@ -334,18 +319,17 @@ class Sessions:
         waits_ns = self._waits_ns(now_ns, other)
         return not other.trusted and waits_ns is not None and waits_ns >= WAIT_PATIENCE_NS
 
-    def _stranger(self, node_id: str, store_id: str) -> SessionRefusal | None:
+    def _demand_other(self, node_id: str, store_id: str) -> None:
         if node_id == self._node_id:
-            return SessionRefusal(
+            raise SessionRefusedError(
                 RefusalKind.SELF, "this is the node itself: remove it from its peers"
             )
         if store_id == self._store_id:
-            return SessionRefusal(
+            raise SessionRefusedError(
                 RefusalKind.SAME_STORE,
                 "both nodes work on one database, where there is nothing to reconcile: remove one "
                 "from the peers of the other",
             )
-        return None
 
     def _of_peer(self, node_id: str, store_id: str) -> list[PeerSession]:
         return [
@@ -363,10 +347,11 @@ class Sessions:
     def _gives_way(self, other: PeerSession, node_id: str) -> bool:
         return not other.own and other.state is SessionState.RECONCILING and self._node_id < node_id
 
-    def _end_all(self, sessions: list[PeerSession]) -> tuple[PeerSession, ...]:
+    def _replace(self, sessions: list[PeerSession]) -> None:
         for session in sessions:
+            session.gave_way = True
             self.end(session)
-        return tuple(sessions)
+            self._stop(session)
 
     @staticmethod
     def _move(now_ns: int, session: PeerSession) -> None:
@@ -379,7 +364,6 @@ class Sessions:
             raise SessionError(f"the session is {session.state.value}, not {state.value}")
 
 
-def _in_session() -> SessionRefusal:
-    return SessionRefusal(
-        RefusalKind.ABORTED, "another session with this peer is under way: retry later"
-    )
+def _in_session() -> SessionRefusedError:
+    sentence = "another session with this peer is under way: retry later"
+    return SessionRefusedError(RefusalKind.ABORTED, sentence)

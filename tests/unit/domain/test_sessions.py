@@ -7,6 +7,7 @@ import pytest
 
 from reconcile.ids import SyncIds
 from store.domain.places import Caller
+from store.sync.errors import SessionUnknownError
 from store.sync.limits import (
     MAX_EQUAL_PEERS,
     SLOW_RECONCILE_NS,
@@ -14,14 +15,14 @@ from store.sync.limits import (
     WAIT_PATIENCE_NS,
 )
 from store.sync.session.registry import (
-    Accepted,
     PeerSession,
     RefusalKind,
     SessionError,
-    SessionRefusal,
+    SessionRefusedError,
     Sessions,
     SessionState,
 )
+from store.sync.session.report import SessionReport, SyncRole
 
 NOW = 10**18
 MINUTE_NS = 60 * 10**9
@@ -29,62 +30,87 @@ IDS = SyncIds.of([(5, bytes(32))])
 NONE = SyncIds.empty()
 
 
-def registry(node_id: str = "m", store_id: str = "store-m") -> Sessions:
+class Registry(Sessions):
+    """A registry that keeps the sessions which gave way."""
+
+    def __init__(self, node_id: str, store_id: str) -> None:
+        self.stopped: list[PeerSession] = []
+        super().__init__(node_id, store_id, self.stopped.append)
+
+    def begin_with(
+        self, now_ns: int, address: str, node_id: str = "", store_id: str = ""
+    ) -> PeerSession:
+        """Open a session with a peer to call, as far as it is known."""
+        return self.begin(
+            now_ns, address, SessionReport(SyncRole.INITIATOR, now_ns, node_id, store_id)
+        )
+
+    def accept_from(self, now_ns: int, caller: Caller, session_id: str) -> PeerSession:
+        """Open a session that a peer begins."""
+        return self.accept(now_ns, caller, session_id, SessionReport(SyncRole.RESPONDER, now_ns))
+
+
+def registry(node_id: str = "m", store_id: str = "store-m") -> Registry:
     """Return a node in the middle of the alphabet: ``a`` is lower, ``z`` higher."""
-    return Sessions(node_id, store_id)
+    return Registry(node_id, store_id)
 
 
-def made(result: Accepted | SessionRefusal) -> PeerSession:
-    assert isinstance(result, Accepted), result
-    return result.session
+def refused(attempt: Callable[[], object]) -> RefusalKind:
+    with pytest.raises(SessionRefusedError) as refusal:
+        attempt()
+    assert str(refusal.value)
+    return refusal.value.kind
 
 
-def refused(result: object) -> RefusalKind:
-    assert isinstance(result, SessionRefusal), result
-    assert result.sentence
-    return result.kind
+def is_unknown(sessions: Sessions, node: str, session_id: str, now_ns: int = NOW) -> bool:
+    """Return True if a node cannot claim a session."""
+    try:
+        sessions.claim(now_ns, node, session_id)
+    except SessionUnknownError:
+        return True
+    return False
 
 
-def came(sessions: Sessions, node: str, session_id: str = "1") -> PeerSession:
+def came(sessions: Registry, node: str, session_id: str = "1") -> PeerSession:
     """Accept a session that the node began."""
-    return made(sessions.accept(NOW, Caller(node, f"store-{node}"), session_id))
+    return sessions.accept_from(NOW, Caller(node, f"store-{node}"), session_id)
 
 
-def called(sessions: Sessions, node: str, *, known: bool = True) -> PeerSession:
+def called(sessions: Registry, node: str, *, known: bool = True) -> PeerSession:
     """Begin a session; ``known``: the callee has named itself."""
-    session = made(sessions.begin(NOW, f"{node}:1"))
+    session = sessions.begin_with(NOW, f"{node}:1")
     if known:
-        made(sessions.identify(NOW, session, node, f"store-{node}"))
+        sessions.identify(NOW, session, node, f"store-{node}")
     return session
 
 
-def waiting(sessions: Sessions, node: str) -> PeerSession:
+def waiting(sessions: Registry, node: str) -> PeerSession:
     session = came(sessions, node)
     sessions.reconciled(NOW, session, IDS, NONE)
     assert session.state is SessionState.WAITING
     return session
 
 
-def claimed(sessions: Sessions, node: str) -> PeerSession:
+def claimed(sessions: Registry, node: str) -> PeerSession:
     session = waiting(sessions, node)
     assert sessions.claim(NOW, node, "1") is session
     return session
 
 
-def ready(sessions: Sessions, node: str) -> PeerSession:
+def ready(sessions: Registry, node: str) -> PeerSession:
     session = called(sessions, node)
     sessions.reconciled(NOW, session, IDS, NONE)
     assert session.state is SessionState.READY
     return session
 
 
-def transferring(sessions: Sessions, node: str) -> PeerSession:
+def transferring(sessions: Registry, node: str) -> PeerSession:
     session = ready(sessions, node)
-    sessions.transferring(NOW, session, "1")
+    sessions.transferring(NOW, session)
     return session
 
 
-Make = Callable[[Sessions, str], PeerSession]
+Make = Callable[[Registry, str], PeerSession]
 OLD: dict[str, Make] = {
     "own": called,
     "own, unknown": partial(called, known=False),
@@ -116,17 +142,17 @@ def test_a_peer_begins_while_there_is_a_session(old: str, node: str, wins: str) 
     sessions = registry()
     before = OLD[old](sessions, node)
     state = before.state
-    result = sessions.accept(NOW, Caller(node, f"store-{node}"), "2")
+    caller = Caller(node, f"store-{node}")
     if wins == "old":
-        assert refused(result) is RefusalKind.ABORTED
+        assert refused(lambda: sessions.accept_from(NOW, caller, "2")) is RefusalKind.ABORTED
         assert list(sessions) == [before]
         assert before.state is state
     else:
-        assert isinstance(result, Accepted)
-        assert result.ended == ((before,) if wins == "new" else ())
+        session = sessions.accept_from(NOW, caller, "2")
+        assert sessions.stopped == ([before] if wins == "new" else [])
         assert (before.state is SessionState.ENDED) is (wins == "new")
-        assert result.session.state is SessionState.RECONCILING
-        assert not result.session.own
+        assert session.state is SessionState.RECONCILING
+        assert not session.own
     sessions.check()
 
 
@@ -136,10 +162,13 @@ def test_this_node_begins_nothing_while_there_is_a_session(old: str, node: str) 
     sessions = registry()
     before = OLD[old](sessions, node)
     if before.node_id:
-        assert refused(sessions.begin(NOW, "elsewhere:1", node)) is RefusalKind.ABORTED
-        assert refused(sessions.begin(NOW, "b:1", "b", f"store-{node}")) is RefusalKind.ABORTED
+        assert refused(lambda: sessions.begin_with(NOW, "elsewhere:1", node)) is RefusalKind.ABORTED
+        assert (
+            refused(lambda: sessions.begin_with(NOW, "b:1", "b", f"store-{node}"))
+            is RefusalKind.ABORTED
+        )
     if before.own:
-        assert refused(sessions.begin(NOW, f"{node}:1")) is RefusalKind.ABORTED
+        assert refused(lambda: sessions.begin_with(NOW, f"{node}:1")) is RefusalKind.ABORTED
     assert list(sessions) == [before]
 
 
@@ -157,15 +186,15 @@ def test_this_node_begins_nothing_while_there_is_a_session(old: str, node: str) 
 def test_a_callee_says_who_it_is_and_there_is_a_session(old: str, node: str, wins: str) -> None:
     sessions = registry()
     before = OLD[old](sessions, node)
-    new = made(sessions.begin(NOW, "another-address:1"))
-    result = sessions.identify(NOW, new, node, f"store-{node}")
+    new = sessions.begin_with(NOW, "another-address:1")
+    store = f"store-{node}"
     if wins == "old":
-        assert refused(result) is RefusalKind.ABORTED
+        assert refused(lambda: sessions.identify(NOW, new, node, store)) is RefusalKind.ABORTED
         assert new.state is SessionState.ENDED
         assert list(sessions) == [before]
     else:
-        assert isinstance(result, Accepted)
-        assert result.ended == (before,)
+        sessions.identify(NOW, new, node, store)
+        assert sessions.stopped == [before]
         assert list(sessions) == [new]
     sessions.check()
 
@@ -174,21 +203,26 @@ def test_a_session_that_gave_way_is_refused_when_its_callee_answers() -> None:
     sessions = registry()
     own = called(sessions, "a")
     came(sessions, "a")
-    assert refused(sessions.identify(NOW, own, "a", "store-a")) is RefusalKind.ABORTED
+    assert refused(lambda: sessions.identify(NOW, own, "a", "store-a")) is RefusalKind.ABORTED
     assert len(sessions) == 1
 
 
 def test_all_nodes_of_a_store_are_one_peer() -> None:
     sessions = registry()
-    first = made(sessions.accept(NOW, Caller("a1", "shared"), "1"))
-    assert refused(sessions.accept(NOW, Caller("a2", "shared"), "2")) is RefusalKind.ABORTED
-    assert refused(sessions.begin(NOW, "x:1", "a2", "shared")) is RefusalKind.ABORTED
+    first = sessions.accept_from(NOW, Caller("a1", "shared"), "1")
+    assert (
+        refused(lambda: sessions.accept_from(NOW, Caller("a2", "shared"), "2"))
+        is RefusalKind.ABORTED
+    )
+    assert refused(lambda: sessions.begin_with(NOW, "x:1", "a2", "shared")) is RefusalKind.ABORTED
     sessions.reconciled(NOW, first, IDS, NONE)
     # Another node takes no other node's place.
-    assert refused(sessions.accept(NOW, Caller("a2", "shared"), "2")) is RefusalKind.ABORTED
-    result = sessions.accept(NOW, Caller("a1", "shared"), "3")
-    assert isinstance(result, Accepted)
-    assert result.ended == (first,)
+    assert (
+        refused(lambda: sessions.accept_from(NOW, Caller("a2", "shared"), "2"))
+        is RefusalKind.ABORTED
+    )
+    sessions.accept_from(NOW, Caller("a1", "shared"), "3")
+    assert sessions.stopped == [first]
 
 
 @pytest.mark.parametrize(
@@ -197,10 +231,10 @@ def test_all_nodes_of_a_store_are_one_peer() -> None:
 )
 def test_a_node_and_its_own_database_are_no_peers(node: str, store: str, kind: RefusalKind) -> None:
     sessions = registry()
-    assert refused(sessions.accept(NOW, Caller(node, store), "1")) is kind
-    assert refused(sessions.begin(NOW, "x:1", node, store)) is kind
+    assert refused(lambda: sessions.accept_from(NOW, Caller(node, store), "1")) is kind
+    assert refused(lambda: sessions.begin_with(NOW, "x:1", node, store)) is kind
     own = called(sessions, "x", known=False)
-    assert refused(sessions.identify(NOW, own, node, store)) is kind
+    assert refused(lambda: sessions.identify(NOW, own, node, store)) is kind
     assert not len(sessions)
 
 
@@ -210,11 +244,9 @@ def test_a_node_has_four_sessions_at_most() -> None:
         called(sessions, node)
     third = came(sessions, "c")
     fourth = came(sessions, "d", "4")
-    busy = sessions.accept(NOW, Caller("e", "store-e"), "5")
-    assert refused(busy) is RefusalKind.BUSY
-    assert isinstance(busy, SessionRefusal)
-    assert busy.sentence == "busy: 4 sessions are under way of 4; retry later"
-    assert refused(sessions.begin(NOW, "e:1")) is RefusalKind.BUSY
+    with pytest.raises(SessionRefusedError, match="busy: 4 sessions are under way of 4; retry later"):
+        sessions.accept_from(NOW, Caller("e", "store-e"), "5")
+    assert refused(lambda: sessions.begin_with(NOW, "e:1")) is RefusalKind.BUSY
     # One that takes another's place needs no room.
     sessions.reconciled(NOW, fourth, IDS, IDS)
     assert came(sessions, "d", "6") is not fourth
@@ -226,31 +258,32 @@ def test_a_node_has_four_sessions_at_most() -> None:
 
 
 def strange(
-    sessions: Sessions, node: str, address: str = "host", *, now_ns: int = NOW
-) -> Accepted | SessionRefusal:
+    sessions: Registry, node: str, address: str = "host", *, now_ns: int = NOW
+) -> PeerSession:
     """Accept a session of an unknown caller."""
-    return sessions.accept(now_ns, Caller(node, f"store-{node}", address), node)
+    return sessions.accept_from(now_ns, Caller(node, f"store-{node}", address), node)
 
 
 def test_callers_that_never_transfer_keep_no_other_out() -> None:
     sessions = registry()
     for number in range(20):
-        session = made(strange(sessions, f"invented-{number}", now_ns=NOW + number))
+        session = strange(sessions, f"invented-{number}", now_ns=NOW + number)
         sessions.reconciled(NOW + number, session, IDS, NONE)
         sessions.check()
     assert [each.node_id for each in sessions] == [f"invented-{n}" for n in (17, 18, 19)]
-    taken = strange(sessions, "honest", now_ns=NOW + 20)
-    assert isinstance(taken, Accepted)
-    assert [(each.node_id, each.displaced) for each in taken.ended] == [("invented-17", True)]
-    made(sessions.begin(NOW + 20, "configured:1"))
+    strange(sessions, "honest", now_ns=NOW + 20)
+    assert [(each.node_id, each.displaced) for each in sessions.stopped[-1:]] == [
+        ("invented-17", True)
+    ]
+    sessions.begin_with(NOW + 20, "configured:1")
     assert len(sessions) == 4
 
 
 def test_a_place_is_kept_for_what_this_node_begins() -> None:
     sessions = registry()
     for node in ("b", "c", "d"):
-        made(strange(sessions, node))
-    assert refused(strange(sessions, "e")) is RefusalKind.BUSY
+        strange(sessions, node)
+    assert refused(lambda: strange(sessions, "e")) is RefusalKind.BUSY
     called(sessions, "f")
     sessions.check()
 
@@ -258,7 +291,7 @@ def test_a_place_is_kept_for_what_this_node_begins() -> None:
 @pytest.mark.parametrize("state", [SessionState.RECONCILING, SessionState.TRANSFERRING])
 def test_a_session_whose_peer_stalls_gives_way(state: SessionState) -> None:
     sessions = registry()
-    stored = [made(strange(sessions, node)) for node in ("b", "c", "d")]
+    stored = [strange(sessions, node) for node in ("b", "c", "d")]
     if state is SessionState.TRANSFERRING:
         for each in stored:
             sessions.reconciled(NOW, each, IDS, NONE)
@@ -267,43 +300,45 @@ def test_a_session_whose_peer_stalls_gives_way(state: SessionState) -> None:
         each.awaits_ns = NOW
     stored[0].awaits_ns = NOW + 1
     stored[1].awaits_ns = None
-    assert refused(strange(sessions, "e", now_ns=NOW + STALLED_NS - 1)) is RefusalKind.BUSY
-    taken = strange(sessions, "e", now_ns=NOW + STALLED_NS)
-    assert isinstance(taken, Accepted)
-    assert taken.ended == (stored[2],)
+    assert refused(lambda: strange(sessions, "e", now_ns=NOW + STALLED_NS - 1)) is RefusalKind.BUSY
+    strange(sessions, "e", now_ns=NOW + STALLED_NS)
+    assert sessions.stopped == [stored[2]]
 
 
 def test_a_reconciliation_that_drips_gives_way_too() -> None:
     sessions, now_ns = registry(), NOW + SLOW_RECONCILE_NS
-    stored = [made(strange(sessions, node)) for node in ("b", "c", "d")]
+    stored = [strange(sessions, node) for node in ("b", "c", "d")]
     for each in stored:
         each.awaits_ns = now_ns
-    assert refused(strange(sessions, "e", now_ns=now_ns - 1)) is RefusalKind.BUSY
-    made(strange(sessions, "e", now_ns=now_ns))
+    assert refused(lambda: strange(sessions, "e", now_ns=now_ns - 1)) is RefusalKind.BUSY
+    strange(sessions, "e", now_ns=now_ns)
 
 
 def test_a_peer_that_was_useful_may_wait_for_a_while() -> None:
     sessions = registry()
     for node in ("b", "c", "d"):
-        session = made(strange(sessions, node))
+        session = strange(sessions, node)
         sessions.useful(session)
         sessions.reconciled(NOW, session, IDS, NONE)
-    assert refused(strange(sessions, "e", now_ns=NOW + WAIT_PATIENCE_NS - 1)) is RefusalKind.BUSY
-    made(strange(sessions, "e", now_ns=NOW + WAIT_PATIENCE_NS))
+    assert (
+        refused(lambda: strange(sessions, "e", now_ns=NOW + WAIT_PATIENCE_NS - 1))
+        is RefusalKind.BUSY
+    )
+    strange(sessions, "e", now_ns=NOW + WAIT_PATIENCE_NS)
 
 
 def test_who_takes_the_name_of_a_peer_is_not_in_its_way_for_long() -> None:
     sessions = registry()
-    session = made(strange(sessions, "a"))
+    session = strange(sessions, "a")
     sessions.reconciled(NOW, session, IDS, NONE)
     later_ns = NOW + WAIT_PATIENCE_NS
-    assert refused(sessions.begin(later_ns - 1, "a:1", "a")) is RefusalKind.ABORTED
-    unknown = made(sessions.begin(NOW, "a:1"))
-    assert isinstance(taken := sessions.identify(later_ns, unknown, "a", "store-a"), Accepted)
-    assert taken.ended == (session,)
+    assert refused(lambda: sessions.begin_with(later_ns - 1, "a:1", "a")) is RefusalKind.ABORTED
+    unknown = sessions.begin_with(NOW, "a:1")
+    sessions.identify(later_ns, unknown, "a", "store-a")
+    assert sessions.stopped == [session]
     sessions.end(unknown)
-    sessions.reconciled(NOW, made(strange(sessions, "a")), IDS, NONE)
-    made(sessions.begin(later_ns, "a:1", "a"))
+    sessions.reconciled(NOW, strange(sessions, "a"), IDS, NONE)
+    sessions.begin_with(later_ns, "a:1", "a")
     sessions.check()
 
 
@@ -311,17 +346,17 @@ def test_a_session_belongs_to_one_peer_and_one_transfer() -> None:
     sessions = registry()
     session = waiting(sessions, "a")
     for node, session_id in (("b", "1"), ("a", "2"), ("a", "")):
-        assert refused(sessions.claim(NOW, node, session_id)) is RefusalKind.UNKNOWN
+        assert is_unknown(sessions, node, session_id)
     assert sessions.claim(NOW, "a", "1") is session
     assert (session.to_send, session.to_receive) == (IDS, NONE)
-    assert refused(sessions.claim(NOW, "a", "1")) is RefusalKind.UNKNOWN
+    assert is_unknown(sessions, "a", "1")
 
 
 @pytest.mark.parametrize("old", [called, came, transferring, claimed])
 def test_only_a_finished_reconciliation_can_be_claimed(old: Make) -> None:
     sessions = registry()
     old(sessions, "a")
-    assert refused(sessions.claim(NOW, "a", "1")) is RefusalKind.UNKNOWN
+    assert is_unknown(sessions, "a", "1")
 
 
 @pytest.mark.parametrize("old", [called, came])
@@ -337,7 +372,7 @@ def test_a_peer_may_transfer_nothing_once_after_a_session_that_found_nothing() -
     sessions = registry()
 
     def found(node: str, name: str, now_ns: int = NOW) -> bool:
-        return isinstance(sessions.claim(now_ns, node, name), PeerSession)
+        return not is_unknown(sessions, node, name, now_ns)
 
     for name in ("1", "2"):
         sessions.reconciled(NOW, came(sessions, "a", name), NONE, NONE)
@@ -367,7 +402,7 @@ def test_what_a_session_s_state_does_not_allow_changes_nothing(old: str, ended: 
             sessions.reconciled(NOW, session, IDS, IDS)
     if state is not SessionState.READY:
         with pytest.raises(SessionError, match="not ready"):
-            sessions.transferring(NOW, session, "1")
+            sessions.transferring(NOW, session)
     if not ended and (state is not SessionState.RECONCILING or not session.own):
         with pytest.raises(SessionError):
             sessions.identify(NOW, session, "a", "store-a")

@@ -18,12 +18,12 @@ from store.domain.ports import PeerAddress, Writer
 from store.domain.view import OpenView, Reconcilable
 from store.observe.metrics import Metrics
 from store.runtime.services import system_environment
-from store.sync.errors import GaveWayError, PeerSilentError
+from store.sync.errors import GaveWayError, PeerSilentError, SessionUnknownError
 from store.sync.limits import MAX_HORIZON_STEP_NS, RANDOM_CUTS, SILENCE_NS, TransferLimits
 from store.sync.peers import FrameStream
 from store.sync.session.exchange import Exchange, ExchangeWork, common_horizon
 from store.sync.session.reconciliation import CompactSide, Reconciliation, in_time, time_limit
-from store.sync.session.registry import Accepted, PeerSession, SessionRefusal
+from store.sync.session.registry import PeerSession
 from store.sync.session.report import SessionReport, SyncEnding, SyncRole
 from store.sync.transfer.transfer import TransferReads, TransferWork
 from storenode.message.rules import Policy
@@ -78,10 +78,8 @@ class World:
 
     def accept(self, session_id: str = "x") -> PeerSession:
         """Return a session of peer b that reconciles."""
-        accepted = self.sessions.accept(0, Caller("b", "sb"), session_id)
-        assert isinstance(accepted, Accepted)
-        self.exchange.stop(accepted.ended)
-        return accepted.session
+        report = SessionReport(SyncRole.RESPONDER, 0, "b", "sb")
+        return self.sessions.accept(0, Caller("b", "sb"), session_id, report)
 
     def waiting(self, session_id: str = "x") -> PeerSession:
         """Return a session of peer b that waits for its transfer."""
@@ -89,9 +87,14 @@ class World:
         with self.exchange.driving(session):
             now_ns = time.monotonic_ns()
             self.sessions.reconciled(now_ns, session, ONE, ONE)
-            report = SessionReport(SyncRole.RESPONDER, now_ns, "b", "sb")
-            self.exchange.keep(session, report)
+            self.exchange.keep(session)
         return session
+
+
+def give_way(world: World, session: PeerSession) -> None:
+    """Let a session give way to another one."""
+    session.gave_way = True
+    world.exchange.stop(session)
 
 
 @pytest.fixture
@@ -115,7 +118,7 @@ async def test_a_driver_that_gives_way_ends(world: World) -> None:
 
     task = asyncio.create_task(drive())
     await begun.wait()
-    world.exchange.stop([session])
+    give_way(world, session)
     assert await task == "gave way"
     assert not task.cancelling()
     assert not len(world.sessions)
@@ -140,7 +143,7 @@ async def test_cancelling_the_task_itself_counts_for_more(world: World) -> None:
 
     task = asyncio.create_task(drive())
     await begun.wait()
-    world.exchange.stop([session])
+    give_way(world, session)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -150,12 +153,12 @@ async def test_cancelling_the_task_itself_counts_for_more(world: World) -> None:
 async def test_a_session_waits_for_its_own_peer_and_once(world: World) -> None:
     session = world.waiting()
     assert len(world.sessions) == 1
-    assert isinstance(world.exchange.claim("c", "x"), SessionRefusal)
-    assert isinstance(world.exchange.claim("b", "y"), SessionRefusal)
-    found = world.exchange.claim("b", "x")
-    assert not isinstance(found, SessionRefusal)
-    assert found[0] is session
-    assert isinstance(world.exchange.claim("b", "x"), SessionRefusal)
+    for node_id, session_id in (("c", "x"), ("b", "y")):
+        with pytest.raises(SessionUnknownError):
+            world.exchange.claim(node_id, session_id)
+    assert world.exchange.claim("b", "x") is session
+    with pytest.raises(SessionUnknownError):
+        world.exchange.claim("b", "x")
     world.exchange.close()
     assert world.observer.reports == [], "it was claimed"
 

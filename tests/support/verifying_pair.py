@@ -188,16 +188,16 @@ def _verifying(
         horizon=side.horizon,
         limits=side.limits,
     )
-    agreement = None
-    if side.agrees and has_view:
+    agreement, view = None, MemoryView(side) if has_view else None
+    if side.agrees and view is not None:
         nonce = side.nonce or bytes([role is Role.INITIATOR]) * 16
         lower = max(side.horizon, window[0])
-        agreement = Agreement(role, nonce, lower=lower, memory_start=side.memory_start)
+        agreement = Agreement(role, nonce, view, lower)
     side.work = Reconciliation(
         role,
         config,
         stream,
-        MemoryView(side) if has_view else None,
+        view,
         side.report,
         silence_s=5.0,
         turn=_no_turn,

@@ -20,7 +20,7 @@ from reconcile.compact.keys import NONCE_BYTES
 from reconcile.ids import LOWEST, SyncId
 from reconcile.lattice import DIGEST_BYTES
 from reconcile.session import Result, Role
-from store.domain.view import Span
+from store.domain.view import OpenView, Span
 from store.sync.errors import ProtocolBrokenError
 from store.sync.frames import compact_bytes
 from storenode.message.limits import MAX_TIMESTAMP_NS
@@ -61,22 +61,21 @@ _ALLOWED: Final[Mapping[Phase, tuple[_When, _When, _When]]] = {
 class Agreement:
     """The part of one side in the agreement of a session.
 
-    ``lower``: below it this side compares nothing. ``memory_start``: from here on every ID is in
-    memory.
+    ``view``: what this side compares, and nothing of it below ``lower``.
 
     Attributes:
         compact: frames of the compact mode may come after the first one.
         takes_slices: this initiator takes slices of the mode as an answer.
     """
 
-    def __init__(
-        self, role: Role, nonce: bytes, *, lower: SyncId, memory_start: SyncId | None
-    ) -> None:
+    def __init__(self, role: Role, nonce: bytes, view: OpenView, lower: SyncId) -> None:
         self._role = role
+        self.view = view
         self.own_nonce = nonce
         # A bound inside a nanosecond leaves that nanosecond out.
         self._lower_ns = min(lower[0] + (lower[1] != LOWEST[1]), MAX_TIMESTAMP_NS)
-        self._is_in_memory = memory_start is not None and memory_start <= lower
+        start = view.memory_start
+        self._is_in_memory = start is not None and start <= lower
         self._phase = Phase.FIRST
         self._theirs: ReconcileExtension | None = None
         self.compact = False

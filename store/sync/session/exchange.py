@@ -475,12 +475,8 @@ class Exchange:
         if view is None or not self.work.sums:
             return None
         asked, horizon = report.asked_from or LOWEST, report.horizon or LOWEST
-        return Agreement(
-            role,
-            self.environment.random.getrandbits(8 * NONCE_BYTES).to_bytes(NONCE_BYTES, "big"),
-            lower=max(asked, horizon),
-            memory_start=view.memory_start,
-        )
+        nonce = self.environment.random.getrandbits(8 * NONCE_BYTES).to_bytes(NONCE_BYTES, "big")
+        return Agreement(role, nonce, view, max(asked, horizon))
 
     def _cuts(self, window: Bounds | None, report: SessionReport) -> tuple[SyncId, ...]:
         """Return where a session that is concluded by XOR divides its window: at random."""

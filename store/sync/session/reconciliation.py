@@ -34,7 +34,7 @@ from reconcile.compact.session import CompactResponder as Responder
 from reconcile.compact.session import CompactResult as Found
 from reconcile.errors import MalformedCompactError as MalformedCompact
 from reconcile.errors import PayloadLimitError as LimitExceeded
-from reconcile.ids import HASH_DTYPE, SyncId, SyncIds, less, ordered
+from reconcile.ids import HASH_DTYPE, LOWEST, SyncId, SyncIds, less, ordered
 from reconcile.limits import CodecLimits
 from reconcile.session import (
     Bounds,
@@ -79,70 +79,13 @@ _TIME_BYTES: Final = 8
 _TIME_DTYPE: Final = np.dtype("<i8")
 
 
-class CompactSide:
-    """The part of one side in the mode; it may report ``limit`` differences.
-
-    Attributes:
-        rounds: the frames of this side.
-        reason: why the mode has failed.
-        is_announced: the peer has announced the failure, and not this side.
-    """
-
-    def __init__(self, side: Initiator | Responder, window: Bounds, limit: int) -> None:
-        self.side = side
-        self.own_count = side.own_count
-        self._window = window
-        self._limit = limit
-        self._is_large = self.own_count > THREADED_ROWS
-        self.rounds = 0
-        self.reason = ""
-        self.is_announced = False
-
-    async def begin(self) -> bytes:
-        """Return the initiator's offer, or the responder's slices."""
-        self.rounds += isinstance(self.side, Responder)
-        return await in_thread_if(self._is_large, self.side.begin)
-
-    async def step(self, frame: bytes) -> CompactStep:
-        """Take a compact frame of the peer."""
-        self.rounds += 1
-        try:
-            step = await in_thread_if(self._is_large, self.side.receive, frame)
-        except (MalformedCompact, LimitExceeded) as error:
-            step = CompactStep(FAILED, FallBack(str(error)))
-        match step.outcome:
-            case Found(to_send, to_receive) if len(to_send) + len(to_receive) > self._limit:
-                step = CompactStep(FAILED, FallBack("more differences than a session may report"))
-        if isinstance(step.outcome, FallBack):
-            self.reason, self.is_announced = step.outcome.reason, step.frame is None
-        return step
-
-    def result(self, found: Found, peer_ids: bytes, peer_count: int | None) -> Result:
-        """Return what both sides came to; ``peer_ids``: the IDs that the peer says it sends.
-
-        Raises:
-            ProtocolBrokenError: they are not those that it has reconciled.
-        """
-        return Result(
-            to_send=found.to_send,
-            to_receive=_checked_ids(peer_ids, found.to_receive, self._window),
-            rounds=self.rounds,
-            bytes_sent=0,
-            bytes_received=0,
-            own_count=self.own_count,
-            peer_count=peer_count,
-            truncated=False,
-            refusal="",
-            window=self._window,
-        )
-
-
 class Reconciliation:
     """The part of one side in a reconciliation: made for one `initiate` or `respond`.
 
     Attributes:
         session_id: sent by the responder with its first frame.
         compact: this side of the compact mode, where it was possible, or taken up.
+        compact_error: why the mode was given up.
         hidden: ascending differences that the fingerprints of WAKU-SYNC did not show.
         conflicts: IDs with different contents on the two sides.
         settled: the spans of time whose conflicts are all in ``conflicts``.
@@ -176,7 +119,8 @@ class Reconciliation:
         self.config = config
         self.view = view
         self.agreement = agreement
-        self.compact: CompactSide | None = None
+        self.compact: Initiator | Responder | None = None
+        self.compact_error = ""
         self.compact_from = compact_from
         self.offers = offers
         self.session_id = session_id
@@ -188,6 +132,9 @@ class Reconciliation:
         self._known = known
         self._has_sent = False
         self._opening = b""  # the compact frame in the initiator's next base frame
+        self._compact_window = LOWEST, LOWEST
+        self._compact_rounds = 0  # the compact frames of this side
+        self._peer_gave_up = False  # the peer has announced the failure, and not this side
         self._received: ReconcileFrame | None = None  # the last frame of the peer
         self._extension = ReconcileExtension()  # its extension, as far as it was agreed on
         self._peer_count: int | None = None
@@ -202,7 +149,7 @@ class Reconciliation:
         """True if the compact mode was offered, or begun, and not used."""
         if self.compact is None or self._report.compact:
             return False
-        return self.offers or bool(self.compact.reason)
+        return self.offers or bool(self.compact_error)
 
     async def initiate(self) -> Result:
         """Reconcile as the initiator.
@@ -213,16 +160,13 @@ class Reconciliation:
             PeerFailed: the peer left, or broke the protocol.
             StoreUnavailable, StoreBusy: the database does not serve.
         """
-        agreement, view = self.agreement, self.view
-        if agreement is not None and view is not None and self.compact_from is not None:
-            self.compact = initiator_side(agreement, view, self.config, self.compact_from)
-        if self.compact is None or agreement is None:
+        agreement = self.agreement
+        side = None if agreement is None else self._compact_initiator(agreement)
+        if side is None or agreement is None:
             return await self._run()
-        agreement.compact = True
-        side = self.compact.side
-        assert isinstance(side, Initiator)
+        self.compact, agreement.compact = side, True
         if self.offers:
-            self._opening = await self.compact.begin()
+            self._opening = await in_thread_if(side.own_count > THREADED_ROWS, side.begin)
         else:
             agreement.takes_slices = True
             side.await_slices()
@@ -234,21 +178,23 @@ class Reconciliation:
             agreement.compact = False
             return await self._run(frame)
         side.agree(agreement.nonces[1])
-        return await self._run_compact(self.compact, frame)
+        return await self._run_compact(side, agreement, frame)
 
     async def respond(self, first: ReconcileFrame) -> Result:
         """Reconcile as the responder to a first frame; raises as `initiate`."""
         self._receive(first)
-        agreement, view = self.agreement, self.view
-        if agreement is not None and view is not None and self.compact_from is not None:
-            self.compact = responder_side(agreement, view, first, self._extension, self.config)
-            if self.compact is not None:
-                agreement.compact = True
-                if not self._extension.compact_frame:
-                    await self._send_compact(await self.compact.begin())
-                    await self._next()
-                return await self._run_compact(self.compact, first)
-        return await self._run(first)
+        agreement = self.agreement
+        side = None if agreement is None else self._compact_responder(agreement, first)
+        if side is None or agreement is None:
+            return await self._run(first)
+        self.compact, agreement.compact = side, True
+        if not self._extension.compact_frame:
+            self._compact_rounds += 1
+            await self._send_compact(
+                side, await in_thread_if(side.own_count > THREADED_ROWS, side.begin)
+            )
+            await self._next()
+        return await self._run_compact(side, agreement, first)
 
     # Frames
 
@@ -325,9 +271,9 @@ class Reconciliation:
                 found = await in_thread_if(_is_large(answer), advance, work, answer)
         if found.frame is not None:
             extension = None
-            if self.agreement is not None and view is not None and not found.frame.refusal:
+            if self.agreement is not None and not found.frame.refusal:
                 if found.result is not None:
-                    await self._compute_sum(self.agreement, view, found.result)
+                    await self._compute_sum(self.agreement, found.result)
                 extension = ReconcileExtension(sum=self._own_sum, compact_frame=self._opening)
                 self._opening = b""
             await self._send(found.frame, extension)
@@ -335,81 +281,155 @@ class Reconciliation:
 
     # The compact mode
 
-    async def _run_compact(self, compact: CompactSide, first: ReconcileFrame) -> Result:
-        assert self.agreement is not None
-        assert self.view is not None
-        step = await self._compact_step(compact)
+    def _compact_initiator(self, agreement: Agreement) -> Initiator | None:
+        """Return an initiator's side; None: not all is in memory, or there are too few IDs."""
+        assert self.config.window is not None
+        index, window = agreement.view.indexed, (agreement.start, self.config.window[1])
+        least = self.compact_from
+        if least is None or not is_available() or index is None:
+            return None
+        if not agreement.whole or not window[0] < window[1]:
+            return None
+        side = Initiator(index, window, agreement.own_nonce)
+        self._compact_window = window
+        return None if side.claim.count < least else side
+
+    def _compact_responder(self, agreement: Agreement, first: ReconcileFrame) -> Responder | None:
+        """Return a responder's side for a first frame; None: no offer that can be taken up.
+
+        Where the initiator offers nothing and takes slices, an equal side does not use the mode.
+        """
+        index, offered = agreement.view.indexed, self._extension.compact_frame
+        is_wanted = bool(offered or agreement.peer_takes_slices) and agreement.peer_knows
+        if self.compact_from is None or not is_available() or index is None:
+            return None
+        if not (is_wanted and agreement.whole and first.HasField("count")):
+            return None
+        if len(first.ranges_data) > MAX_OFFER_PAYLOAD_BYTES:
+            return None
+        config = self.config
+        payload = decode(first.ranges_data, config.limits.payload)
+        if (payload.cluster, set(payload.shards)) != (config.cluster, set(config.shards)):
+            return None  # A base session refuses it.
+        ranges = payload.ranges
+        asked = asked_about(ranges)
+        opened = ranges.kinds.nonzero()[0]
+        is_single = ranges.kinds[opened].tolist() == [RangeKind.FINGERPRINT]
+        if asked is None or asked[0] != agreement.start or not is_single:
+            return None
+        claim = Claim(first.count, ranges.fingerprints[opened[0]])
+        side = Responder(index, asked, agreement.nonces, claim)
+        self._compact_window = asked
+        return None if side.is_equal and not offered else side
+
+    async def _run_compact(
+        self, side: Initiator | Responder, agreement: Agreement, first: ReconcileFrame
+    ) -> Result:
+        step = await self._compact_step(side)
         while not isinstance(found := step.outcome, Found):
             if isinstance(found, FallBack):
-                return await self._fall_back(self.agreement, compact, first)
+                return await self._fall_back(side, agreement, first)
             assert step.frame is not None
-            await self._send_compact(step.frame)
+            await self._send_compact(side, step.frame)
             await self._next()
-            step = await self._compact_step(compact)
+            step = await self._compact_step(side)
         own_ids = encode_ids(found.to_send)
         is_last = step.frame is None
         if step.frame is None:
-            result = compact.result(found, self._extension.compact_ids, self._peer_count)
-            await self._compute_sum(self.agreement, self.view, result)
-            await self._send_compact(b"", own_ids, self._own_sum)
+            result = self._compact_result(side, found)
+            await self._compute_sum(agreement, result)
+            await self._send_compact(side, b"", own_ids, self._own_sum)
         else:
-            await self._send_compact(step.frame, own_ids)
+            await self._send_compact(side, step.frame, own_ids)
             await self._next()
             if self._extension.compact_frame:
-                await self._compact_step(compact)
-            if compact.reason:
-                return await self._fall_back(self.agreement, compact, first)
-            result = compact.result(found, self._extension.compact_ids, self._peer_count)
-        self.agreement.compact = False
+                await self._compact_step(side)
+            if self.compact_error:
+                return await self._fall_back(side, agreement, first)
+            result = self._compact_result(side, found)
+        agreement.compact = False
         checked = await self._conclude(result, by_peer=not is_last)
         self._report.compact = True
         return checked
 
-    async def _compact_step(self, compact: CompactSide) -> CompactStep:
+    async def _compact_step(self, side: Initiator | Responder) -> CompactStep:
+        """Take the compact frame of the peer's last frame."""
+        self._compact_rounds += 1
+        frame, limit = self._extension.compact_frame, self.config.limits.max_differences
         async with self._turn(compact_bytes(self._extension)):
-            return await compact.step(self._extension.compact_frame)
+            try:
+                step = await in_thread_if(side.own_count > THREADED_ROWS, side.receive, frame)
+            except (MalformedCompact, LimitExceeded) as error:
+                step = CompactStep(FAILED, FallBack(str(error)))
+        match step.outcome:
+            case Found(to_send, to_receive) if len(to_send) + len(to_receive) > limit:
+                step = CompactStep(FAILED, FallBack("more differences than a session may report"))
+        if isinstance(step.outcome, FallBack):
+            self.compact_error, self._peer_gave_up = step.outcome.reason, step.frame is None
+        return step
+
+    def _compact_result(self, side: Initiator | Responder, found: Found) -> Result:
+        """Return what both sides came to, with the IDs that the peer says it sends.
+
+        Raises:
+            ProtocolBrokenError: they are not those that it has reconciled.
+        """
+        window, encoded = self._compact_window, self._extension.compact_ids
+        return Result(
+            to_send=found.to_send,
+            to_receive=_checked_ids(encoded, found.to_receive, window),
+            rounds=self._compact_rounds,
+            bytes_sent=0,
+            bytes_received=0,
+            own_count=side.own_count,
+            peer_count=self._peer_count,
+            truncated=False,
+            refusal="",
+            window=window,
+        )
 
     async def _fall_back(
-        self, agreement: Agreement, compact: CompactSide, first: ReconcileFrame
+        self, side: Initiator | Responder, agreement: Agreement, first: ReconcileFrame
     ) -> Result:
         """Run a base session, from its beginning; the side that fails says so."""
-        self._report.compact_failed = compact.reason
+        self._report.compact_failed = self.compact_error
         if self.role is Role.INITIATOR:
-            self._opening = b"" if compact.is_announced else FAILED
+            self._opening = b"" if self._peer_gave_up else FAILED
             self.session = Session(self.role, self.config)
             agreement.compact = False
             return await self._run()
-        if self._received is not first and not compact.is_announced:
-            await self._send_compact(FAILED)
+        if self._received is not first and not self._peer_gave_up:
+            await self._send_compact(side, FAILED)
             await self._next()
         agreement.compact = False
         return await self._run(self._received)
 
-    async def _send_compact(self, frame: bytes, ids: bytes = b"", own_sum: bytes = b"") -> None:
-        count = None if self.compact is None else self.compact.own_count
+    async def _send_compact(
+        self, side: Initiator | Responder, frame: bytes, ids: bytes = b"", own_sum: bytes = b""
+    ) -> None:
         extension = ReconcileExtension(compact_frame=frame, compact_ids=ids, sum=own_sum)
-        await self._send(PayloadFrame(b"", count), extension)
+        await self._send(PayloadFrame(b"", side.own_count), extension)
 
     # The sums
 
-    async def _compute_sum(self, agreement: Agreement, view: OpenView, result: Result) -> None:
+    async def _compute_sum(self, agreement: Agreement, result: Result) -> None:
         """Compute the sum of what both sides hold, which the peer is to answer; empty: unknown."""
         agreement.expect(Phase.ANSWER)
         self._own_sum = b""
         whole = agreement.summed(result)
         if whole is None:
             return
-        sent = await view.contents(result.to_send)
+        sent = await agreement.view.contents(result.to_send)
         limit, seed = self.config.limits.max_differences, b"".join(agreement.nonces)
-        self._search = Search(view, whole, sent, seed, limit, known=self._known)
+        self._search = Search(agreement.view, whole, sent, seed, limit, known=self._known)
         self._own_sum = await self._search.sum()
 
     async def _conclude(self, result: Result, *, by_peer: bool) -> Result:
         """Compare the sums, if there are some; ``by_peer``: the peer's last frame was the last."""
-        if self.agreement is None or self.view is None:
+        if self.agreement is None:
             return result
         if by_peer:
-            return await self._answer_sum(self.agreement, self.view, result)
+            return await self._answer_sum(self.agreement, result)
         if not self._own_sum or self._search is None:
             return result
         return await self._await_sum(self.agreement, self._search, result)
@@ -434,11 +454,11 @@ class Reconciliation:
             step = await self._next_step()
         return await self._search_on(result, search, step)
 
-    async def _answer_sum(self, agreement: Agreement, view: OpenView, result: Result) -> Result:
+    async def _answer_sum(self, agreement: Agreement, result: Result) -> Result:
         peer_sum = self._extension.sum
         if not peer_sum:
             return result
-        await self._compute_sum(agreement, view, result)
+        await self._compute_sum(agreement, result)
         search, own_sum = self._search, self._own_sum
         if not own_sum or search is None or own_sum == peer_sum:
             await self._send(_NOTHING, ReconcileExtension(sum=own_sum))
@@ -522,54 +542,6 @@ class Reconciliation:
 def encode_ids(ids: SyncIds) -> bytes:
     """Return IDs as ``compact_ids`` of the schema."""
     return ids.timestamps.astype(_TIME_DTYPE).tobytes() + ids.hashes.tobytes()
-
-
-def initiator_side(
-    agreement: Agreement, view: OpenView, config: SessionConfig, least: int
-) -> CompactSide | None:
-    """Return an initiator's side; None: not all is in memory, or the mode is for more IDs."""
-    assert config.window is not None
-    index, window = view.indexed, (agreement.start, config.window[1])
-    if not is_available() or index is None or not agreement.whole or not window[0] < window[1]:
-        return None
-    side = Initiator(index, window, agreement.own_nonce)
-    if side.claim.count < least:
-        return None
-    return CompactSide(side, window, config.limits.max_differences)
-
-
-def responder_side(
-    agreement: Agreement,
-    view: OpenView,
-    first: ReconcileFrame,
-    extension: ReconcileExtension,
-    config: SessionConfig,
-) -> CompactSide | None:
-    """Return a responder's side for a first frame; None: there is no offer that can be taken up.
-
-    Where the initiator offers nothing and takes slices, an equal side does not use the mode.
-    """
-    index, offered = view.indexed, extension.compact_frame
-    is_wanted = bool(offered or agreement.peer_takes_slices)
-    is_possible = is_available() and agreement.whole and is_wanted
-    if not agreement.peer_knows or index is None or not is_possible:
-        return None
-    if not first.HasField("count") or len(first.ranges_data) > MAX_OFFER_PAYLOAD_BYTES:
-        return None
-    payload = decode(first.ranges_data, config.limits.payload)
-    if (payload.cluster, set(payload.shards)) != (config.cluster, set(config.shards)):
-        return None  # A base session refuses it.
-    ranges = payload.ranges
-    asked = asked_about(ranges)
-    opened = ranges.kinds.nonzero()[0]
-    is_single = ranges.kinds[opened].tolist() == [RangeKind.FINGERPRINT]
-    if asked is None or asked[0] != agreement.start or not is_single:
-        return None
-    claim = Claim(first.count, ranges.fingerprints[opened[0]])
-    side = Responder(index, asked, agreement.nonces, claim)
-    if side.is_equal and not offered:
-        return None
-    return CompactSide(side, asked, config.limits.max_differences)
 
 
 def _checked_ids(encoded: bytes, expected: Expected, window: Bounds) -> SyncIds:

@@ -192,7 +192,7 @@ def acknowledgements(process: Process) -> FramesListener:
     """Return a listener that reports to the judge what frames of a transfer call stored."""
 
     def look(frame: bytes) -> None:
-        for piece in pieces(frame):
+        for piece, _ in pieces(frame):
             process.judge.acknowledge(process.database, piece.stored)
 
     return look

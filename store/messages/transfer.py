@@ -1,4 +1,4 @@
-"""Messages between stores: ``WakuMessageAndTopic`` and ``TransferFrame`` from stored bytes.
+"""Messages between stores: ``WakuMessageAndTopic`` from stored bytes, and decoded.
 
 A frame that is stored (see `messages.record`) has the same two fields under other numbers, after
 the hash, which is not sent: its receiver computes it anew::
@@ -11,7 +11,6 @@ The way back is `store.domain.admission`, which judges and lays out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from google.protobuf.message import DecodeError
@@ -20,14 +19,10 @@ from store.messages.frames import end_of_entry
 from storenode.message.hashing import message_hashes, pack_timestamp
 from storenode.message.limits import HASH_BYTES
 from storenode.message.rules import MALFORMED, TOPIC_NOT_UTF8, Refusal
-from storenode.message.varint import delimited, varint
 from storenode.wire.storenode.internal.v1.message_raw_pb2 import RawMessageAndTopic
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 
 _HASH_FIELD_BYTES: Final = 2 + HASH_BYTES
-_HASH_HEADER: Final = b"\x1a" + varint(HASH_BYTES)
-_REFUSED_HASH_HEADER: Final = b"\x0a" + varint(HASH_BYTES)
-_DONE: Final = b"\x28\x01"
 
 
 class MalformedMessage(ValueError):
@@ -107,28 +102,3 @@ def _malformed(encoded: bytes) -> MalformedMessage:
     stamp = pack_timestamp(message.timestamp)
     parts = (item.pubsub_topic, message.payload, message.content_topic, message.meta, stamp)
     return MalformedMessage(TOPIC_NOT_UTF8, *message_hashes((parts,)))
-
-
-def transfer_frame(
-    session_id: str,
-    messages: Iterable[bytes],
-    stored: Iterable[bytes],
-    refused: Iterable[tuple[bytes, str]],
-    *,
-    done: bool,
-) -> bytes:
-    """Encode a ``TransferFrame``.
-
-    ``messages`` are encoded ``WakuMessageAndTopic``, ``stored`` 32-byte hashes, ``refused`` such
-    hashes with the reason. An empty ``session_id`` is left out.
-    """
-    parts = [delimited(b"\x0a", session_id.encode())] if session_id else []
-    parts += [delimited(b"\x12", message) for message in messages]
-    parts += [_HASH_HEADER + digest for digest in stored]
-    parts += [delimited(b"\x22", _refusal(digest, reason)) for digest, reason in refused]
-    return b"".join(parts) + (_DONE if done else b"")
-
-
-def _refusal(digest: bytes, reason: str) -> bytes:
-    entry = _REFUSED_HASH_HEADER + digest
-    return entry + delimited(b"\x12", reason.encode()) if reason else entry

@@ -29,7 +29,7 @@ from store.domain.partitioning import DAY_NS
 from store.domain.ports import StoreBusy, StoreUnavailable
 from store.domain.view import OpenView
 from store.sync.index.view_reads import in_thread_if
-from store.sync.limits import THREADED_SPANS
+from store.sync.limits import THREADED_ROWS
 from store.sync.session.report import ContentConflict, SessionReport
 from storenode.common.bounded import BoundedDict
 
@@ -80,7 +80,7 @@ async def statements_of(
     """Return the statements of a session that has ended, about spans that it has measured."""
     resolved = report.is_resolved and not (report.refused_by_policy or report.pruned)
     found = replace(found, resolved=resolved)
-    return await in_thread_if(len(measured) > THREADED_SPANS, stated, measured, found)
+    return await in_thread_if(len(measured) > THREADED_ROWS, stated, measured, found)
 
 
 @dataclass(slots=True)

@@ -7,8 +7,7 @@ Entries are taken in the order in which they come.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Final
 
 from google.protobuf.message import DecodeError
@@ -24,7 +23,6 @@ from store.messages.fields import (
     end_of_value,
     read_varint,
 )
-from store.messages.transfer import transfer_frame
 from store.sync.errors import FrameTooLargeError, MalformedFrameError
 from store.sync.limits import (
     MAX_PIECE_ANSWERS,
@@ -54,21 +52,6 @@ _FIRST_BYTES: Final = bytes(
     for tag in (field << 3 | DELIMITED,)
     for longer in (0, 0x80)
 )
-
-
-@dataclass(frozen=True, slots=True)
-class TransferPiece:
-    """A ``TransferFrame`` to send, or a piece of a received one, of which the last has ``done``.
-
-    ``messages`` are said to be ``WakuMessageAndTopic``. ``size_bytes``: of the received piece.
-    """
-
-    session_id: str
-    messages: Sequence[bytes] = ()
-    stored: Sequence[bytes] = ()
-    refused: Sequence[tuple[bytes, str]] = ()
-    done: bool = False
-    size_bytes: int = 0
 
 
 def parse_reconcile(data: bytes) -> ReconcileFrame:
@@ -118,14 +101,11 @@ def is_session_id(text: str) -> bool:
     return len(text) == SESSION_ID_CHARS and set(text) <= set("0123456789abcdef")
 
 
-def encode_transfer(frame: TransferPiece) -> bytes:
-    """Return the bytes of a frame to send."""
-    return transfer_frame(
-        frame.session_id, frame.messages, frame.stored, frame.refused, done=frame.done
-    )
+Piece = tuple[RawTransferFrame, int]
+"""A piece of a ``TransferFrame``, of which the last has ``done``, and its size in bytes."""
 
 
-def pieces(frame: bytes) -> Iterator[TransferPiece]:
+def pieces(frame: bytes) -> Iterator[Piece]:
     """Cut a ``TransferFrame`` into pieces that are judged at one go; at least one.
 
     Raises:
@@ -133,14 +113,14 @@ def pieces(frame: bytes) -> Iterator[TransferPiece]:
         FrameTooLargeError: it has too many fields that the schema does not know.
     """
     if len(frame) - len(frame.translate(None, _FIRST_BYTES)) <= MAX_UNCUT_ENTRIES:
-        whole = _decode(frame)
-        yield from _chunks(whole, len(frame), done=whole.done)
+        yield from _chunks(_decode(frame), len(frame))
         return
     start, done = 0, False
     for end in _cuts(frame):
         part = _decode(frame[start:end])
         done = done or part.done
-        yield from _chunks(part, end - start, done=done and end == len(frame))
+        part.done = done and end == len(frame)
+        yield from _chunks(part, end - start)
         start = end
 
 
@@ -156,17 +136,22 @@ def _no_frame() -> MalformedFrameError:
     return MalformedFrameError("the frame is no TransferFrame: encode it as the schema says")
 
 
-def _chunks(part: RawTransferFrame, size_bytes: int, *, done: bool) -> Iterator[TransferPiece]:
+def _chunks(part: RawTransferFrame, size_bytes: int) -> Iterator[Piece]:
+    """Cut a piece between its messages; what else is in it comes first, and ``done`` last."""
     messages = part.messages
     step = chunk_messages(len(messages), size_bytes)
     chunks = max(1, -(-len(messages) // step))
-    session_id, stored = part.session_id, list(part.stored)
-    refused = [(each.message_hash, each.reason) for each in part.refused]
-    for start in range(0, chunks * step, step):
-        last = start + step >= chunks * step
-        chunk = messages[start : start + step]
-        yield TransferPiece(session_id, chunk, stored, refused, done and last, size_bytes // chunks)
-        session_id, stored, refused = "", [], []
+    if chunks == 1:
+        yield part, size_bytes
+        return
+    for chunk in range(chunks):
+        piece = RawTransferFrame(messages=messages[chunk * step : (chunk + 1) * step])
+        if not chunk:
+            piece.session_id = part.session_id
+            piece.stored.extend(part.stored)
+            piece.refused.extend(part.refused)
+        piece.done = part.done and chunk == chunks - 1
+        yield piece, size_bytes // chunks
 
 
 def _cuts(frame: bytes) -> Iterator[int]:

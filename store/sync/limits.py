@@ -84,8 +84,8 @@ LONGEST_BUSY_PAUSE_S: Final = 2.0
 TRANSFER_TICK_S: Final = 5.0
 """How often a transfer looks whether its peer is silent."""
 
-THREADED_ROWS: Final = 4_096
-"""The step of a session on an answer of more ranges and IDs runs beside the event loop."""
+THREADED_ROWS: Final = 2_048
+"""A step that works on more IDs, ranges or spans of time runs beside the event loop."""
 
 MAX_SHOWN_HIDDEN: Final = 16
 """Hashes of messages in the log of a session that found forged fingerprints, or conflicts."""
@@ -141,19 +141,8 @@ again."""
 
 LONGEST_BACKOFF_S: Final = 60.0
 
-THREADED_SUMMED: Final = 16_384
-"""Lattice sums over an index of more IDs are made beside the event loop."""
-
-THREADED_ANSWERED: Final = 65_536
-"""A payload is answered beside the event loop from an index of more IDs: fifty bytes may ask for
-all of them, which takes 10 ms for so many."""
-
 MAX_COLD_VIEWS: Final = 4
 """Transactions, each with a connection of its own, that may be open for views at a time."""
-
-THREADED_SPANS: Final = 2_000
-THREADED_IDS: Final = 20_000
-"""From so many on, a step is left to a thread: it may take 10 ms of the event loop's time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,15 +212,6 @@ SILENCE_NS: Final = 60 * NS_PER_S
 MAX_REMEMBERED: Final = 65_536
 """Refusals that are remembered, of all peers together."""
 
-PACE_NS: Final = 300 * NS_PER_S
-"""Within so long of waiting for its peer, a transfer moves `PACE_IDS` or `PACE_BYTES`, or ends."""
-
-PACE_IDS: Final = 64
-PACE_BYTES: Final = 256 * 1024
-
-TOTAL_NS: Final = 3_600 * NS_PER_S
-"""A transfer takes no longer than this in all; the next session goes on where it was."""
-
 CALLER_GRACE_NS: Final = 15 * NS_PER_S
 """Who began a session has this much more patience: the other ends it first, and its status says
 why, while a call that its caller ends only seems to be abandoned."""
@@ -260,10 +240,10 @@ class TransferLimits:
     find_ids: int = 4_096
     unsolicited_messages: int = MAX_BATCH_MESSAGES
     silence_ns: int = SILENCE_NS
-    pace_ns: int = PACE_NS
-    pace_ids: int = PACE_IDS
-    pace_bytes: int = PACE_BYTES
-    total_ns: int = TOTAL_NS
+    pace_ns: int = 300 * NS_PER_S
+    pace_ids: int = 64
+    pace_bytes: int = 256 * 1024
+    total_ns: int = 3_600 * NS_PER_S
 
     def with_grace(self) -> TransferLimits:
         """Return the limits of the initiator: see `CALLER_GRACE_NS`."""

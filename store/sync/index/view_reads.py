@@ -9,7 +9,7 @@ from typing import ParamSpec, TypeVar
 from reconcile.summaries.summary import Loaded, Needs, SummaryView, proceed
 from reconcile.view import ViewAnswer as Answer
 from reconcile.view import ViewRead as Read
-from store.sync.limits import THREADED_IDS, THREADED_SPANS
+from store.sync.limits import THREADED_ROWS
 
 _Given = ParamSpec("_Given")
 _Result = TypeVar("_Result")
@@ -28,7 +28,7 @@ async def worked_through(
     found = await in_thread_if(asks_much(read), proceed, reading)
     while not isinstance(found, Answer):
         loaded = await load(found)
-        found = await in_thread_if(len(loaded) >= THREADED_IDS, proceed, reading, loaded)
+        found = await in_thread_if(len(loaded) >= THREADED_ROWS, proceed, reading, loaded)
     return found
 
 
@@ -42,4 +42,4 @@ async def in_thread_if(
 def asks_much(read: Read) -> bool:
     """Return True if a read is about so many spans that its steps are large."""
     asked = (read.measure, read.split and read.split[0], read.items, read.probe and read.probe[0])
-    return sum(len(spans) for spans in asked if spans is not None) >= THREADED_SPANS
+    return sum(len(spans) for spans in asked if spans is not None) >= THREADED_ROWS

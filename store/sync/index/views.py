@@ -32,9 +32,8 @@ from store.sync.index.hot import HotIndex, HotView, at
 from store.sync.index.view_reads import asks_much, in_thread_if, worked_through
 from store.sync.limits import (
     MAX_COLD_VIEWS,
-    THREADED_ANSWERED,
     THREADED_PAYLOAD_BYTES,
-    THREADED_SUMMED,
+    THREADED_ROWS,
     IndexLimits,
 )
 from storenode.message.limits import MAX_TIMESTAMP_NS
@@ -163,7 +162,7 @@ class StoredView:
             sums[: len(below)] = found
         if above:
             assert hot is not None
-            large = len(hot.view) >= THREADED_SUMMED
+            large = len(hot.view) >= THREADED_ROWS
             found_above = await in_thread_if(large, hot.view.lattices, above)
             if found_above is None:
                 return None
@@ -227,7 +226,7 @@ class StoredView:
         if self._hot is None:
             return Answer()
         view = self._hot.view
-        large = len(asked.data) > THREADED_PAYLOAD_BYTES or len(view) > THREADED_ANSWERED
+        large = len(asked.data) > THREADED_PAYLOAD_BYTES or len(view) > THREADED_ROWS
         return await in_thread_if(large, view.direct, asked, self._hot.floor[0])
 
     async def _opened_cold(self) -> ColdView:

@@ -339,7 +339,7 @@ class Exchange:
                 raise ProtocolBrokenError(
                     "a transfer begins with a frame that names its session: send it"
                 )
-            session = self.claim(caller.node_id, next(pieces(frame)).session_id)
+            session = self.claim(caller.node_id, next(pieces(frame))[0].session_id)
         report = session.report
         resumed = SessionStream(stream, session, self.environment.steady_ns, first=frame)
         del frame

@@ -56,17 +56,15 @@ class PolicyMemory:
 
     Attributes:
         books: by peer and side, none of them empty.
-        count: how many refusals are remembered in all.
     """
 
     def __init__(self, limit: int = MAX_REMEMBERED) -> None:
         self.books: dict[tuple[str, Side], _Entries] = {}
-        self.count = 0
         self._limit = limit
 
     def __len__(self) -> int:
         """Return how many refusals are remembered in all."""
-        return self.count
+        return sum(map(len, self.books.values()))
 
     def book(self, peer: str, side: Side) -> Book:
         """Return what is remembered of one side; ``peer`` names it, such as its node ID."""
@@ -81,9 +79,8 @@ class PolicyMemory:
 
     def make_room(self) -> None:
         """Forget the oldest of the largest book, where too much is remembered (rule 3)."""
-        while self.count > self._limit:
+        while (excess := len(self) - self._limit) > 0:
             largest, known = max(self.books.items(), key=lambda item: len(item[1]))
-            excess = min(self.count - self._limit, len(known))
             Book(self, *largest).forget(list(islice(known, excess)))
 
     def check(self) -> None:
@@ -92,7 +89,7 @@ class PolicyMemory:
         Raises:
             AssertionError: one is broken.
         """
-        assert self.count == sum(map(len, self.books.values())) <= self._limit
+        assert len(self) <= self._limit
         assert all(self.books.values()), "an empty book is kept"
 
 
@@ -118,7 +115,6 @@ class Book:
         known = memory.books.setdefault((self.peer, self.side), {})
         for (timestamp_ns, digest), label in zip(pairs, labels, strict=True):
             known[digest] = memory.until_ns(now_ns, timestamp_ns, label), label
-        memory.count += len(pairs)
         memory.make_room()
 
     def known(self, now_ns: int) -> tuple[NDArray[np.uint8], list[str]]:
@@ -131,6 +127,6 @@ class Book:
         """Remove refusals that no longer stand."""
         entries = self.entries
         for digest in hashes:
-            self.memory.count -= entries.pop(digest, None) is not None
+            entries.pop(digest, None)
         if not entries:
             self.memory.books.pop((self.peer, self.side), None)

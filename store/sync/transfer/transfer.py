@@ -51,7 +51,7 @@ from store.domain.environment import Environment
 from store.domain.ports import PeerFailed, Source, StoreBusy, StoreUnavailable, Writer
 from store.messages.record import RecordBatch
 from store.sync.errors import FrameTooLargeError, ProtocolBrokenError, TransferFault
-from store.sync.frames import TransferPiece, encode_transfer, pieces
+from store.sync.frames import Piece, pieces
 from store.sync.limits import (
     BUSY_PATIENCE_S,
     FIRST_BUSY_PAUSE_S,
@@ -71,6 +71,8 @@ from store.sync.transfer.send_half import PeerFaultError, Sending
 from storenode.common.backoff import Backoff
 from storenode.message.limits import HASH_BYTES, NS_PER_S
 from storenode.message.rules import Policy
+from storenode.wire.storenode.internal.v1.transfer_raw_pb2 import RawTransferFrame
+from storenode.wire.storenode.v1.peer_pb2 import TransferRefusal
 
 DEFAULT_LIMITS: Final = TransferLimits()
 
@@ -318,7 +320,7 @@ class Transfer:
             await self._readable.wait()
         return True
 
-    def _receive(self, piece: TransferPiece) -> None:
+    def _receive(self, piece: Piece) -> None:
         """Take in a piece of a frame, whole or not at all.
 
         Raises:
@@ -326,12 +328,14 @@ class Transfer:
         """
         if not self._goes_on():
             return
-        self._check_session(piece.session_id)
+        frame, size_bytes = piece
+        self._check_session(frame.session_id)
         now_ns = self._work.environment.now_ns()
         admission = Admission(self._work.policy(), now_ns, Source.TRANSFER)
-        if piece.messages:
-            admission.admit(piece.messages)
-        published, stored, refused = admission.admitted, piece.stored, piece.refused
+        if frame.messages:
+            admission.admit(frame.messages)
+        published, stored = admission.admitted, list(frame.stored)
+        refused = [(each.message_hash, each.reason) for each in frame.refused]
         if self._partial:
             stored, refused = self._sending.concerned(stored, refused)
         answers = self._sending.find(stored, refused)
@@ -339,15 +343,15 @@ class Transfer:
         before = self._receiving.news
         clock_ns = self._clock_ns + self._work.environment.steady_ns()
         self._sending.answered(clock_ns, answers, len(stored), [reason for _, reason in refused])
-        accepted = self._receiving.receive(clock_ns, published, places, piece.size_bytes)
+        accepted = self._receiving.receive(clock_ns, published, places, size_bytes)
         if accepted is not None:
             self._spawn(self._persist(*accepted))
-        first_done = piece.done and not self._receiving.peer_is_done
+        first_done = frame.done and not self._receiving.peer_is_done
         if first_done:
             self._receiving.peer_is_done = True
         has_news = self._receiving.news > before
         if has_news:
-            self._moved_bytes += piece.size_bytes
+            self._moved_bytes += size_bytes
         if len(answers) or first_done or has_news or not self._answered:
             self._patience.restart()
         self._answered = True
@@ -360,7 +364,7 @@ class Transfer:
             TransferFault.PROTOCOL, "the frame names another session, or the first one none"
         )
 
-    def _frame(self) -> TransferPiece | None:
+    def _frame(self) -> RawTransferFrame | None:
         """Return the next frame to send, if there is one."""
         stored, refused = self._receiving.answers.take(self._limits.frame_answers)
         room = MAX_FRAME_BYTES - FRAME_RESERVE_BYTES - _STORED_BYTES * len(stored)
@@ -371,11 +375,17 @@ class Transfer:
             return None
         self._done = self._done or done
         session_id = "" if self._named else self.session_id
-        return TransferPiece(session_id, messages, stored, refused, done)
+        return RawTransferFrame(
+            session_id=session_id,
+            messages=messages,
+            stored=stored,
+            refused=[TransferRefusal(message_hash=digest, reason=why) for digest, why in refused],
+            done=done,
+        )
 
-    async def _write(self, frame: TransferPiece) -> None:
+    async def _write(self, frame: RawTransferFrame) -> None:
         try:
-            await self._stream.write(encode_transfer(frame))
+            await self._stream.write(frame.SerializeToString())
         except PeerFailed as error:
             # What the peer has said before it left is heard first; the reader also knows why.
             await asyncio.wait({self._reader}, timeout=LAST_WORDS_S)

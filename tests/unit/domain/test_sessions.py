@@ -244,9 +244,7 @@ def test_a_node_has_four_sessions_at_most() -> None:
         called(sessions, node)
     third = came(sessions, "c")
     fourth = came(sessions, "d", "4")
-    with pytest.raises(
-        SessionRefusedError, match="4 sessions are under way of 4; retry later"
-    ):
+    with pytest.raises(SessionRefusedError, match="4 sessions are under way of 4; retry later"):
         sessions.accept_from(NOW, Caller("e", "store-e"), "5")
     assert refused(lambda: sessions.begin_with(NOW, "e:1")) is RefusalKind.BUSY
     # One that takes another's place needs no room.

@@ -20,9 +20,7 @@ from store.messages.record import RecordBatch
 from store.sync.errors import TransferFault
 from store.sync.limits import (
     CALLER_GRACE_NS,
-    PACE_NS,
     SILENCE_NS,
-    TOTAL_NS,
     TRANSFER_TICK_S,
     TransferLimits,
 )
@@ -54,6 +52,7 @@ HASHES = sorted(PEER.frames, key=lambda digest: (PEER.frames[digest][0], digest)
 MINE = store_of(messages(3, 3_000))
 OWN = next(iter(MINE.frames))
 TICK_NS = int(TRANSFER_TICK_S) * NS_PER_S
+PACE_NS, TOTAL_NS = TransferLimits().pace_ns, TransferLimits().total_ns
 SILENCE_S = SILENCE_NS // NS_PER_S
 
 seeds = st.integers(0, 2**32)

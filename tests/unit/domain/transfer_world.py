@@ -18,13 +18,14 @@ from store.domain.environment import Environment, EventLog
 from store.domain.ports import PeerFailed, Source, Writer
 from store.messages.conflicts import StoreResult
 from store.messages.record import RecordBatch
-from store.messages.transfer import transfer_frame, transferred
+from store.messages.transfer import transferred
 from store.sync.limits import TransferLimits
 from store.sync.session.report import SessionReport, SyncRole
 from store.sync.transfer.policy_memory import PolicyMemory
 from store.sync.transfer.transfer import Transfer, TransferReads, TransferWork
 from storenode.message.rules import Policy
-from storenode.wire.storenode.v1.peer_pb2 import TransferFrame
+from storenode.wire.storenode.internal.v1.transfer_raw_pb2 import RawTransferFrame
+from storenode.wire.storenode.v1.peer_pb2 import TransferFrame, TransferRefusal
 from tests.support.admission import admit
 from tests.unit.builders import NOW_NS, entry
 
@@ -106,7 +107,13 @@ def raw(
     done: bool = False,
 ) -> bytes:
     """Return a frame such as a peer may send, whatever is in it."""
-    return transfer_frame(session_id, items, stored, refused, done=done)
+    return RawTransferFrame(
+        session_id=session_id,
+        messages=items,
+        stored=stored,
+        refused=[TransferRefusal(message_hash=digest, reason=why) for digest, why in refused],
+        done=done,
+    ).SerializeToString()
 
 
 def sent_form(store: Store, hashes: Iterable[bytes]) -> list[bytes]:

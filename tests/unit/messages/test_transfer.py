@@ -1,13 +1,11 @@
 from hypothesis import example, given
-from hypothesis import strategies as st
 
-from store.messages.transfer import transfer_frame, transferred
+from store.messages.transfer import transferred
 from storenode.message.rules import Policy
 from storenode.message.varint import delimited
-from storenode.wire.storenode.v1.peer_pb2 import TransferFrame, TransferRefusal
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 from tests.support.admission import admit
-from tests.unit.builders import NOW_NS, entries, entry, hashes, utf8_text
+from tests.unit.builders import NOW_NS, entries, entry
 
 POLICY = Policy(max_drift_ns=10**10, publisher=False)
 
@@ -42,29 +40,3 @@ def test_a_stored_frame_becomes_what_protobuf_writes_with_its_payload_present(
 def test_what_is_sent_comes_in_as_it_was_stored(item: WakuMessageAndTopic) -> None:
     frame = stored_frame(item)
     assert admit([transferred(frame)], NOW_NS, POLICY).batch.frame(0) == frame
-
-
-@given(
-    utf8_text,
-    st.lists(entries, max_size=3),
-    st.lists(hashes, max_size=3),
-    st.lists(st.tuples(hashes, utf8_text), max_size=3),
-    st.booleans(),
-)
-def test_a_transfer_frame_is_what_protobuf_writes(
-    session_id: str,
-    items: list[WakuMessageAndTopic],
-    stored: list[bytes],
-    refused: list[tuple[bytes, str]],
-    done: bool,
-) -> None:
-    expected = TransferFrame(
-        session_id=session_id,
-        messages=items,
-        stored=stored,
-        refused=[TransferRefusal(message_hash=digest, reason=why) for digest, why in refused],
-        done=done,
-    )
-    messages = [item.SerializeToString() for item in items]
-    encoded = transfer_frame(session_id, messages, stored, refused, done=done)
-    assert encoded == expected.SerializeToString()

@@ -72,7 +72,7 @@ class RefusalKind(StrEnum):
 
 
 class SessionRefusedError(Exception):
-    """There is no session; one sentence for the peer or the operator."""
+    """A refusal of a session; one sentence for the peer or the operator."""
 
     def __init__(self, kind: RefusalKind, sentence: str) -> None:
         super().__init__(sentence)

@@ -30,7 +30,7 @@ IDS = SyncIds.of([(5, bytes(32))])
 NONE = SyncIds.empty()
 
 
-class Registry(Sessions):
+class _Registry(Sessions):
     """A registry that keeps the sessions which gave way."""
 
     def __init__(self, node_id: str, store_id: str) -> None:
@@ -50,9 +50,9 @@ class Registry(Sessions):
         return self.accept(now_ns, caller, session_id, SessionReport(SyncRole.RESPONDER, now_ns))
 
 
-def registry(node_id: str = "m", store_id: str = "store-m") -> Registry:
+def registry(node_id: str = "m", store_id: str = "store-m") -> _Registry:
     """Return a node in the middle of the alphabet: ``a`` is lower, ``z`` higher."""
-    return Registry(node_id, store_id)
+    return _Registry(node_id, store_id)
 
 
 def refused(attempt: Callable[[], object]) -> RefusalKind:
@@ -71,12 +71,12 @@ def is_unknown(sessions: Sessions, node: str, session_id: str, now_ns: int = NOW
     return False
 
 
-def came(sessions: Registry, node: str, session_id: str = "1") -> PeerSession:
+def came(sessions: _Registry, node: str, session_id: str = "1") -> PeerSession:
     """Accept a session that the node began."""
     return sessions.accept_from(NOW, Caller(node, f"store-{node}"), session_id)
 
 
-def called(sessions: Registry, node: str, *, known: bool = True) -> PeerSession:
+def called(sessions: _Registry, node: str, *, known: bool = True) -> PeerSession:
     """Begin a session; ``known``: the callee has named itself."""
     session = sessions.begin_with(NOW, f"{node}:1")
     if known:
@@ -84,33 +84,33 @@ def called(sessions: Registry, node: str, *, known: bool = True) -> PeerSession:
     return session
 
 
-def waiting(sessions: Registry, node: str) -> PeerSession:
+def waiting(sessions: _Registry, node: str) -> PeerSession:
     session = came(sessions, node)
     sessions.reconciled(NOW, session, IDS, NONE)
     assert session.state is SessionState.WAITING
     return session
 
 
-def claimed(sessions: Registry, node: str) -> PeerSession:
+def claimed(sessions: _Registry, node: str) -> PeerSession:
     session = waiting(sessions, node)
     assert sessions.claim(NOW, node, "1") is session
     return session
 
 
-def ready(sessions: Registry, node: str) -> PeerSession:
+def ready(sessions: _Registry, node: str) -> PeerSession:
     session = called(sessions, node)
     sessions.reconciled(NOW, session, IDS, NONE)
     assert session.state is SessionState.READY
     return session
 
 
-def transferring(sessions: Registry, node: str) -> PeerSession:
+def transferring(sessions: _Registry, node: str) -> PeerSession:
     session = ready(sessions, node)
     sessions.transferring(NOW, session)
     return session
 
 
-Make = Callable[[Registry, str], PeerSession]
+Make = Callable[[_Registry, str], PeerSession]
 OLD: dict[str, Make] = {
     "own": called,
     "own, unknown": partial(called, known=False),
@@ -258,7 +258,7 @@ def test_a_node_has_four_sessions_at_most() -> None:
 
 
 def strange(
-    sessions: Registry, node: str, address: str = "host", *, now_ns: int = NOW
+    sessions: _Registry, node: str, address: str = "host", *, now_ns: int = NOW
 ) -> PeerSession:
     """Accept a session of an unknown caller."""
     return sessions.accept_from(now_ns, Caller(node, f"store-{node}", address), node)

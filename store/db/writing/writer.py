@@ -447,7 +447,8 @@ class DatabaseWriter:
                     self._require_writable()
                 if not is_transient(error) or not await patience.wait():
                     raise
-                group.careful = group.uncertain = True
+                # What it wrote may be under way: then the next COPY waits for it, and fails.
+                group.careful, group.uncertain, group.stored = True, True, -1
 
     async def _refresh_partitions(self, error: Exception) -> None:
         with contextlib.suppress(psycopg.Error, PoolTimeout):

@@ -10,6 +10,7 @@ import psycopg
 import pytest
 
 from store.db.schema.partitions import PartitionMap
+from store.db.writing.insert import join
 from store.db.writing.unread import ConfirmationTracker, UnreadRows
 from store.db.writing.writer import DatabaseWriter
 from store.domain.ports import PageRequest, Source, StoreUnavailable, TopicFilter
@@ -100,10 +101,13 @@ async def test_a_lost_answer_to_a_commit_is_recovered(
         await assert_tables_agree(node, [known, *new])
 
 
+@pytest.mark.parametrize("is_mixed", [False, True])
 async def test_a_commit_that_is_under_way_when_its_connection_breaks_is_recovered(
-    node: Node, database_url: str
+    node: Node, database_url: str, is_mixed: bool
 ) -> None:
-    await node.store(random_batch(random.Random(1), 1, [NOW]))
+    """Try it with new messages alone, and beside one that is stored, for which the writer looks."""
+    stored = random_batch(random.Random(1), 1, [NOW])
+    await node.store(stored)
     await node.rows(HOLD_UP)
     await node.rows(HOLD_UP_COMMITS)
     async with (
@@ -114,13 +118,14 @@ async def test_a_commit_that_is_under_way_when_its_connection_breaks_is_recovere
     ):
         await holder.execute("select pg_advisory_lock(42)")
         batch = random_batch(random.Random(2), 9, [NOW])
-        answer = asyncio.create_task(cut_off.store(batch))
+        whole = join([batch, stored]) if is_mixed else batch
+        answer = asyncio.create_task(cut_off.store(whole))
         await node.until_blocked("advisory")
         proxy.cut()
         # The second attempt waits for what the first has inserted.
         await node.until_blocked("transactionid")
         await holder.execute("select pg_advisory_unlock(42)")
-        assert await answer == [True] * 9
+        assert await answer == [True] * 9 + [False] * is_mixed
     assert await node.value(COMMITS) == 2
     assert sorted((await commit_order(node))[1:]) == sorted(batch.hashes)
 

@@ -17,8 +17,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final, TypeVar
 
+import numpy as np
+
 from reconcile.ids import SyncId
-from store.db.arrays import bigints, fixed_bytes, uuids
+from store.db.arrays import BigintArray, bigint_column, bigints, fixed_bytes, uuids
 from store.db.connection import Connection, fetch_rows
 from store.db.schema.names import HASH_KEY_BYTES
 from store.db.statements import SQL
@@ -135,8 +137,7 @@ async def locate(connection: Connection, hashes: Sequence[bytes]) -> list[SyncId
     A message that is stored has one position. A stored hash that begins like a given one that is
     not stored is returned as the given one; no message is at that position.
     """
-    keys = (bigints([*map(hash_key, hashes)]),)
-    rows = await fetch_rows(connection, SQL.messages.locate, keys)
+    rows = await fetch_rows(connection, SQL.messages.locate, (_hash_keys(hashes),))
     found = _positions(rows, dict.fromkeys(hashes))
     if len({digest for _, digest in found}) == len(found):
         return found
@@ -152,13 +153,13 @@ async def rows_of_hashes(
 
     One statement reads those from ``recent_ns`` on, and a second one what is older.
     """
-    given = {"keys": bigints([*map(hash_key, hashes)]), "recent": recent_ns, "most": most}
+    given = {"keys": _hash_keys(hashes), "recent": recent_ns, "most": most}
     found = await fetch_rows(connection, SQL.messages.read_by_hash, given)
     wanted = set(hashes)
     rows = [row[1:] for row in found if row[2] in wanted]
-    older = _positions([row[:2] for row in found if row[1] < recent_ns], hashes)
+    older = [row[:2] for row in found if row[1] < recent_ns]
     if older:
-        given = position_parameters(older) | {"most": most}
+        given = position_parameters(_positions(older, hashes)) | {"most": most}
         rows += await fetch_rows(connection, _TOPIC_ROWS_AT, given)
     # What was pruned and stored again is found twice.
     topics = {row[1]: row[4] for row in rows}
@@ -168,6 +169,11 @@ async def rows_of_hashes(
 def hash_key(message_hash: bytes) -> int:
     """Return the key of a hash in ``hashes``."""
     return int.from_bytes(message_hash[:HASH_KEY_BYTES], signed=True)
+
+
+def _hash_keys(hashes: Sequence[bytes]) -> BigintArray:
+    words = np.frombuffer(b"".join(hashes), ">i8")
+    return bigint_column(words[:: HASH_BYTES // HASH_KEY_BYTES])
 
 
 def _positions(rows: Iterable[tuple[int, int]], hashes: Iterable[bytes]) -> list[SyncId]:

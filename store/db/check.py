@@ -52,7 +52,6 @@ from store.domain.partitioning import (
     UNBOUNDED_LOW,
     Bounds,
     Cover,
-    parse_bounds,
 )
 from storenode.message.limits import MAX_TIMESTAMP_NS, NS_PER_S
 
@@ -68,9 +67,6 @@ MESSAGE_CHUNK_ROWS: Final = 200
 """Messages read at once: about 30 MB when all of them have the largest size."""
 
 INDEX_CHUNK_ROWS: Final = 2_000
-MAX_KNOWN_TOPICS: Final = 65_536
-"""Rows of ``topics`` that are remembered as right."""
-
 _ROW_BYTES: Final = 256
 """Size of a row where nothing better is known, to guess how many there are."""
 
@@ -255,16 +251,12 @@ class _DatabaseCheck:
         self._connection = connection
         self._sample = sample
         self._progress = progress
-        self._topics = Cover(())
-        self._known_topics: set[tuple[bytes, int]] = set()
 
     async def run(self, now_ns: int) -> None:
         """Check everything; ``now_ns`` is the node's clock."""
         for difference in differences(await self._rows(SQL.partitions.describe)):
             self._add("wrong schema", "storenode", difference)
-        await self._check_partitions(now_ns)
-        catalog = await self._catalog()
-        self._topics = Cover(catalog.bounds("topics"))
+        catalog = await self._check_partitions(now_ns)
         for table in _ROW_TABLES:
             self.checked[table] = await self._check_table(table, catalog)
         for statement in (*_FAULTS, *(_FAULTS_OF_ALL if self._sample is None else ())):
@@ -299,53 +291,40 @@ class _DatabaseCheck:
 
     # Partitions
 
-    async def _catalog(self) -> Catalog:
-        """Read the catalog without partitions with odd bounds, which `_check_partitions` finds."""
-        statement = SQL.partitions.read_catalog.format(size=SQL.partitions.sizes)
+    async def _catalog(
+        self, note: Callable[[str, str, str], None] = lambda *_fault: None
+    ) -> Catalog:
+        """Read the partitions that are sane; ``note`` receives the faults of the others."""
         found = []
-        for row in await self._rows(statement):
+        for row in await self._rows(SQL.partitions.read_catalog.format(size=SQL.partitions.sizes)):
+            table, name, _, text, is_detaching, size_bytes, _ = row
             try:
-                found += read_partitions([row])
+                partitions = read_partitions([row])
             except ValueError:
+                note("odd bounds", table, f"{name} {text}")
                 continue
+            found += partitions
+            if is_detaching:
+                note("partition being detached", table, name)
+            elif not partitions and None not in (text, size_bytes):
+                note("default partition", table, name)
         return Catalog(tuple(found), 0)
 
-    async def _check_partitions(self, now_ns: int) -> None:
-        """Check that partitions are complete, sane and of one mind."""
-        bounds = await self._bounds_by_table()
-        for table, found in bounds.items():
-            unit = COMMITS_PER_PARTITION if table == COMMITS_TABLE else DAY_NS
-            for each in found:
-                ends = {each.low, each.high} - {UNBOUNDED_LOW, UNBOUNDED_HIGH}
-                if any(end % unit for end in ends):
-                    self._add("odd bounds", table, each.clause)
+    async def _check_partitions(self, now_ns: int) -> Catalog:
+        """Check that partitions are complete, sane and of one mind; return them."""
+        catalog = await self._catalog(self._add)
+        for each in catalog.partitions:
+            unit = COMMITS_PER_PARTITION if each.table == COMMITS_TABLE else DAY_NS
+            ends = {each.bounds.low, each.bounds.high} - {UNBOUNDED_LOW, UNBOUNDED_HIGH}
+            if any(end % unit for end in ends):
+                self._add("odd bounds", each.table, each.bounds.clause)
+        bounds = {table: catalog.bounds(table) for table in (FINE_TABLE, *COARSE_TABLES)}
         self._check_coarse(bounds, now_ns + DAY_NS)
         if await self._rows(SQL.partitions.is_maintained, (MAINTENANCE,)) == [(True,)]:
-            for table in (FINE_TABLE, *COARSE_TABLES):
-                if not Cover(bounds[table]).spans(now_ns, now_ns + DAY_NS):
+            for table, found in bounds.items():
+                if not Cover(found).spans(now_ns, now_ns + DAY_NS):
                     self._add("missing partition", table, "for now and the next 24 hours")
-
-    async def _bounds_by_table(self) -> dict[str, list[Bounds]]:
-        found: dict[str, list[Bounds]] = {
-            table: [] for table in (FINE_TABLE, *COARSE_TABLES, COMMITS_TABLE)
-        }
-        statement = SQL.partitions.read_catalog.format(size=SQL.partitions.no_sizes)
-        for table, name, _, text, is_detaching, *_ in await self._rows(statement):
-            if table not in found or text is None:
-                continue
-            if is_detaching:
-                self._add("partition being detached", table, name)
-                continue
-            try:
-                bounds = parse_bounds(text)
-            except ValueError:
-                self._add("odd bounds", table, f"{name} {text}")
-                continue
-            if bounds is None:
-                self._add("default partition", table, name)
-            else:
-                found[table].append(bounds)
-        return {table: sorted(bounds) for table, bounds in found.items()}
+        return catalog
 
     def _check_coarse(self, bounds: dict[str, list[Bounds]], last_ns: int) -> None:
         for table in COARSE_TABLES:
@@ -374,15 +353,19 @@ class _DatabaseCheck:
             "hashes": self._compare_hashes,
             "sds": self._compare_sds_rows,
         }[table]
+        more: list[list[int]] = []
+        if table == FINE_TABLE:  # with the partitions in which the names of topics are looked for
+            named = catalog.bounds("topics")
+            more = [[each.low for each in named], [each.high for each in named]]
         for bounds in catalog.bounds(table):
-            async for chunk in self._chunks(table, bounds, share):
+            async for chunk in self._chunks(table, bounds, share, more):
                 await compare(chunk)
                 done += len(chunk)
                 self._progress(table, done)
         return done
 
     async def _chunks(
-        self, table: str, bounds: Bounds, share: float | None
+        self, table: str, bounds: Bounds, share: float | None, more: Sequence[object]
     ) -> AsyncIterator[list[Any]]:
         keys, casts, after, look_up = _ROW_TABLES[table]
         size = MESSAGE_CHUNK_ROWS if table == FINE_TABLE else INDEX_CHUNK_ROWS
@@ -397,7 +380,7 @@ class _DatabaseCheck:
             given = with_keys.format(SQL.messages.check_given.format(arrays=arrays, keys=keys))
             for start in range(0, len(sample), size):
                 chunk = zip(*sample[start : start + size], strict=True)
-                yield await self._rows(given, [list(column) for column in chunk])
+                yield await self._rows(given, [*map(list, chunk), *more])
             return
         following = with_keys.format(
             SQL.messages.check_following.format(
@@ -408,7 +391,7 @@ class _DatabaseCheck:
                 rows=size,
             )
         )
-        while rows := await self._rows(following, after):
+        while rows := await self._rows(following, (*after, *more)):
             yield rows
             if len(rows) < size:
                 return
@@ -416,45 +399,25 @@ class _DatabaseCheck:
 
     async def _compare_messages(self, rows: Sequence[Any]) -> None:
         indexed: dict[tuple[int, bytes], SdsRow] = {}
-        topics: dict[tuple[bytes, int], tuple[tuple[str, str], str]] = {}
-        for ts, digest, topic, content_digest, head, payload, tail, has_hash in rows:
+        for row in rows:
+            ts, digest, topic, content_digest, head, payload, tail, has_hash, low, *names = row
             name = _name(ts, digest)
-            row_of = StoredMessage(ts, digest, topic.bytes, content_digest, head, payload, tail)
-            found = audit(row_of)
+            found = audit(
+                StoredMessage(ts, digest, topic.bytes, content_digest, head, payload, tail)
+            )
             for fault in found.faults:
                 self._add(fault, FINE_TABLE, name)
             if not has_hash:
                 self._add(RowFault.NO_HASH_ROW, "hashes", name)
-            partition = self._topics.find(ts)
-            if found.names is not None and RowFault.TOPIC not in found.faults and partition:
-                topics.setdefault((topic.bytes, partition.low), (found.names, name))
-            row = sds_row(payload)
-            if row is not None:
-                indexed[ts, digest] = row
-        await self._compare_topics(topics)
+            is_named = found.names is not None and RowFault.TOPIC not in found.faults
+            if is_named and low is not None and tuple(names) != found.names:
+                is_absent = names == [None, None]
+                fault = RowFault.NO_TOPIC_ROW if is_absent else RowFault.WRONG_TOPIC_ROW
+                self._add(fault, "topics", name)
+            sds = sds_row(payload)
+            if sds is not None:
+                indexed[ts, digest] = sds
         await self._compare_sds(indexed)
-
-    async def _compare_topics(
-        self, wanted: dict[tuple[bytes, int], tuple[tuple[str, str], str]]
-    ) -> None:
-        unknown = {each: wanted[each] for each in wanted.keys() - self._known_topics}
-        for low in {low for _, low in unknown}:
-            bounds = self._topics.find(low)
-            assert bounds is not None
-            keys = [key.hex() for key, of in unknown if of == low]
-            given = (keys, low, bounds.high - 1)
-            rows = await self._rows(SQL.messages.check_topics, given)
-            found = {key.bytes: (pubsub, content) for key, _, pubsub, content in rows}
-            for (key, of), (names, example) in unknown.items():
-                if of != low:
-                    continue
-                if key not in found:
-                    self._add(RowFault.NO_TOPIC_ROW, "topics", example)
-                elif found[key] != names:
-                    self._add(RowFault.WRONG_TOPIC_ROW, "topics", example)
-        if len(self._known_topics) > MAX_KNOWN_TOPICS:
-            self._known_topics.clear()
-        self._known_topics.update(unknown)
 
     async def _compare_sds(self, wanted: dict[tuple[int, bytes], SdsRow]) -> None:
         if not wanted:

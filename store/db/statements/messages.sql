@@ -248,11 +248,15 @@ select {keys} from storenode.{table} tablesample system ({percent}) where {bound
 select * from unnest({arrays}) as given({keys})
 
 -- check_messages --
--- A message and its row of hashes, by keys `k`.
+-- A message, whether it has its row of hashes, and its row in the partition of topics around it, by
+-- keys `k`.
 select k.ts, k.hash, m.topic, m.content_digest, m.head, m.payload, m.tail,
        exists (select from storenode.hashes h
-               where h.ts = k.ts and h.key = ('x' || encode(substr(k.hash, 1, 8), 'hex'))::bit(64)::bigint)
+               where h.ts = k.ts and h.key = ('x' || encode(substr(k.hash, 1, 8), 'hex'))::bit(64)::bigint),
+       c.low, t.pubsub_topic, t.content_topic
 from k join storenode.messages m on m.ts = k.ts and m.hash = k.hash
+left join unnest(%s::bigint[], %s::bigint[]) as c(low, high) on k.ts >= c.low and k.ts < c.high
+left join storenode.topics t on t.key = m.topic and t.ts >= c.low and t.ts < c.high
 order by k.ts, k.hash
 
 -- check_hashes --
@@ -262,11 +266,6 @@ select k.key, k.ts, exists (
     and m.hash >= int8send(k.key)
     and m.hash <= int8send(k.key) || decode(repeat('ff', 24), 'hex'))
 from k order by k.key, k.ts
-
--- check_topics --
--- Rows of topic keys in a partition.
-select key, ts, pubsub_topic, content_topic from storenode.topics
-where key = any(%s::uuid[]) and ts >= %s and ts <= %s
 
 -- read_ends --
 -- The first and the last timestamp of a partition.

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import psycopg
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 from psycopg.abc import AdaptContext
 from psycopg.types.string import ByteaBinaryLoader, BytesBinaryDumper
 
@@ -34,97 +34,80 @@ _HASH: Final = np.dtype(f"V{HASH_BYTES}")
 
 
 class BinaryArray(bytes):
-    """A column that is already laid out as a binary array."""
+    """A column that is already laid out as a binary array; the statement casts it to its type."""
 
 
-class BigintArray(BinaryArray):
-    """A column of ``bigint[]``."""
+class _BinaryArrayDumper(BytesBinaryDumper):
+    """A dumper that leaves the type of the parameter to the cast."""
+
+    oid = 0
 
 
-class BoolArray(BinaryArray):
-    """A column of ``boolean[]``."""
+psycopg.adapters.register_dumper(BinaryArray, _BinaryArrayDumper)
 
 
-class ByteaArray(BinaryArray):
-    """A column of ``bytea[]``."""
+def _array(type_oid: int, count: int, elements: bytes) -> BinaryArray:
+    return BinaryArray(_HEADER.pack(1, 0, type_oid, count, 1) + elements)
 
 
-class TextArray(BinaryArray):
-    """A column of ``text[]``."""
-
-
-class UuidArray(BinaryArray):
-    """A column of ``uuid[]``."""
-
-
-_OIDS: Final = {
-    BigintArray: 1016,
-    BoolArray: 1000,
-    ByteaArray: 1001,
-    TextArray: 1009,
-    UuidArray: _UUID_ARRAY_OID,
-}
-for _kind, _oid in _OIDS.items():
-    _dumper = type(f"{_kind.__name__}Dumper", (BytesBinaryDumper,), {"oid": _oid})
-    psycopg.adapters.register_dumper(_kind, _dumper)
-
-
-def bigints(values: Sequence[int]) -> BigintArray:
+def bigints(values: Sequence[int]) -> BinaryArray:
     """Lay out signed 64-bit integers."""
     flat = [item for value in values for item in (8, value)]
-    return BigintArray(
-        _HEADER.pack(1, 0, BIGINT_OID, len(values), 1)
-        + struct.pack(">" + "iq" * len(values), *flat)
-    )
+    return _array(BIGINT_OID, len(values), struct.pack(">" + "iq" * len(values), *flat))
 
 
-def bigint_column(values: NDArray[np.int64]) -> BigintArray:
+def bigint_column(values: NDArray[np.int64]) -> BinaryArray:
     """Lay out an array of signed 64-bit integers."""
-    laid_out = np.empty(len(values), [("size", ">i4"), ("value", ">i8")])
-    laid_out["size"], laid_out["value"] = 8, values
-    return BigintArray(_HEADER.pack(1, 0, BIGINT_OID, len(values), 1) + laid_out.tobytes())
+    return _column(BIGINT_OID, ">i8", values)
 
 
-def booleans(values: Sequence[bool]) -> BoolArray:
+def booleans(values: Sequence[bool]) -> BinaryArray:
     """Lay out truth values."""
-    laid_out = np.empty(len(values), [("size", ">i4"), ("value", "?")])
-    laid_out["size"], laid_out["value"] = 1, values
-    return BoolArray(_HEADER.pack(1, 0, BOOL_OID, len(values), 1) + laid_out.tobytes())
+    return _column(BOOL_OID, "?", values)
 
 
-def fixed_bytes(values: Sequence[bytes], size: int) -> ByteaArray:
-    """Lay out byte strings that all have ``size`` bytes, such as hashes."""
-    length = _LENGTH.pack(size)
-    body = length + length.join(values) if values else b""
-    return ByteaArray(_HEADER.pack(1, 0, BYTEA_OID, len(values), 1) + body)
-
-
-def hash_column(values: NDArray[np.uint8]) -> ByteaArray:
+def hash_column(values: NDArray[np.uint8]) -> BinaryArray:
     """Lay out an array of hashes, ``(n, 32)``."""
-    laid_out = np.empty(len(values), [("size", ">i4"), ("value", _HASH)])
-    laid_out["size"], laid_out["value"] = HASH_BYTES, values.view(_HASH).ravel()
-    return ByteaArray(_HEADER.pack(1, 0, BYTEA_OID, len(values), 1) + laid_out.tobytes())
+    return _column(BYTEA_OID, _HASH, values.view(_HASH).ravel())
 
 
-def varied_bytes(values: Sequence[bytes]) -> ByteaArray:
+def _column(
+    type_oid: int, element: DTypeLike, values: Sequence[bool] | NDArray[Any]
+) -> BinaryArray:
+    laid_out = np.empty(len(values), [("size", ">i4"), ("value", element)])
+    laid_out["size"], laid_out["value"] = laid_out.dtype["value"].itemsize, values
+    return _array(type_oid, len(laid_out), laid_out.tobytes())
+
+
+def fixed_bytes(values: Sequence[bytes], size: int) -> BinaryArray:
+    """Lay out byte strings that all have ``size`` bytes, such as hashes."""
+    return _fixed(BYTEA_OID, values, size)
+
+
+def uuids(values: Sequence[bytes]) -> BinaryArray:
+    """Lay out 16-byte keys."""
+    return _fixed(UUID_OID, values, _UUID_BYTES)
+
+
+def _fixed(type_oid: int, values: Sequence[bytes], size: int) -> BinaryArray:
+    length = _LENGTH.pack(size)
+    return _array(type_oid, len(values), length + length.join(values) if values else b"")
+
+
+def varied_bytes(values: Sequence[bytes]) -> BinaryArray:
     """Lay out byte strings of any size."""
+    return _varied(BYTEA_OID, values)
+
+
+def texts(values: Sequence[str]) -> BinaryArray:
+    """Lay out texts, which must not hold a NUL."""
+    return _varied(TEXT_OID, [each.encode() for each in values])
+
+
+def _varied(type_oid: int, values: Sequence[bytes]) -> BinaryArray:
     pack = _LENGTH.pack
     body = b"".join([part for value in values for part in (pack(len(value)), value)])
-    return ByteaArray(_HEADER.pack(1, 0, BYTEA_OID, len(values), 1) + body)
-
-
-def texts(values: Sequence[str]) -> TextArray:
-    """Lay out texts, which must not hold a NUL."""
-    pack, encoded = _LENGTH.pack, [each.encode() for each in values]
-    body = b"".join([part for value in encoded for part in (pack(len(value)), value)])
-    return TextArray(_HEADER.pack(1, 0, TEXT_OID, len(values), 1) + body)
-
-
-def uuids(values: Sequence[bytes]) -> UuidArray:
-    """Lay out 16-byte keys."""
-    length = _LENGTH.pack(_UUID_BYTES)
-    body = length + length.join(values) if values else b""
-    return UuidArray(_HEADER.pack(1, 0, UUID_OID, len(values), 1) + body)
+    return _array(type_oid, len(values), body)
 
 
 def register(context: AdaptContext) -> None:

@@ -28,19 +28,19 @@ import psycopg
 from psycopg import AsyncConnection, sql
 
 from reconcile.lattice import LatticeSum
-from store.db.arrays import BigintArray
+from store.db.arrays import BinaryArray
 from store.db.connection import Connection, fetch_rows
 from store.db.locks import MAINTENANCE
 from store.db.schema.migrate import differences, require_served
-from store.db.schema.names import (
+from store.db.schema.partitions import Catalog, read_partitions
+from store.db.statements import (
     BUCKETS_TABLE,
     COARSE_TABLES,
     COMMITS_TABLE,
     FINE_TABLE,
     SCHEMA,
+    SQL,
 )
-from store.db.schema.partitions import Catalog, read_partitions
-from store.db.statements import SQL
 from store.db.summaries.buckets import HOUR_NS, between, columns, minutes_of, unpack
 from store.db.summaries.lattices import added, sum_of_time
 from store.domain.audit import RowFault, SdsRow, StoredMessage, audit, sds_row
@@ -533,7 +533,7 @@ class _DatabaseCheck:
             self._add(WRONG_LATTICE, BUCKETS_TABLE, _moment(1, start_ns))
         return int(buckets)
 
-    async def _unfolded(self, bounds: Bounds) -> list[BigintArray]:
+    async def _unfolded(self, bounds: Bounds) -> list[BinaryArray]:
         minutes = []
         async with self._connection.cursor(name="storenode_check", binary=True) as cursor:
             await cursor.execute(SQL.commits.read_unfolded, (bounds.low, bounds.high - 1))

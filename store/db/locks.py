@@ -24,8 +24,7 @@ from psycopg import sql
 from psycopg.errors import Diagnostic
 
 from store.db.connection import Connection, fetch_row
-from store.db.schema.names import SCHEMA
-from store.db.statements import SQL
+from store.db.statements import SCHEMA, SQL
 
 _MIN_TIMEOUT_MS: Final = 1
 _NAMESPACE: Final = 0x73746F72 << 32

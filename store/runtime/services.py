@@ -18,7 +18,6 @@ from store.config.node import NodeConfig
 from store.db.commits.feed import DatabaseFeed, follow_cursors
 from store.db.commits.gossip_reads import GossipReads
 from store.db.maintenance.maintainer import Maintainer
-from store.db.maintenance.online import DatabaseOnlineTimes
 from store.db.pool import Database, PoolSettings
 from store.db.primary import PrimaryGuard
 from store.db.reading.reader import DatabaseReader, TransferReader
@@ -26,7 +25,7 @@ from store.db.reconciliation import DatabaseIds
 from store.db.schema.partitions import PartitionMap
 from store.db.sds.missing_parents import count_missing_parents
 from store.db.sds.reader import DatabaseSdsReader
-from store.db.summaries.statements import DatabaseStatements
+from store.db.summaries.coverage import DatabaseOnlineTimes, DatabaseStatements
 from store.db.writing.unread import MAX_NEEDED, ConfirmationTracker, UnreadRows
 from store.db.writing.writer import DatabaseWriter
 from store.domain.admission import Admission

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Final
 
-from store.db.maintenance.condition import StoreCondition
-from store.db.summaries.timeline import (
+from store.db.maintenance.condition import (
     TIMELINE_DAYS,
+    StoreCondition,
     Timeline,
     read_timeline,
 )

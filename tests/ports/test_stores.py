@@ -28,12 +28,11 @@ from sim.process import Process
 from sim.scenario import Faults, GossipScenario, draw_with_gossip
 from sim.timeline import Timeline
 from store.db.commits.gossip_reads import GossipReads
-from store.db.maintenance.online import DatabaseOnlineTimes
 from store.db.maintenance.retention import prune
 from store.db.reading.reader import TransferReader
 from store.db.reconciliation import DatabaseIds
 from store.db.sds.reader import DatabaseSdsReader
-from store.db.summaries.statements import DatabaseStatements
+from store.db.summaries.coverage import DatabaseOnlineTimes, DatabaseStatements
 from store.db.writing.unread import UnreadRows
 from store.domain.admission import Admission
 from store.domain.coverage import HOUR_NS, Statement, Statements

@@ -23,10 +23,9 @@ from store.db.errors import sentence
 from store.db.locks import MAINTENANCE
 from store.db.maintenance.condition import analyze_stale, find_bloated, rebuild
 from store.db.maintenance.retention import DEFAULT_LOCK_TIMEOUT_MS, prune, read_inventory
-from store.db.schema.names import FINE_TABLE
 from store.db.schema.partitions import ensure_ahead
 from store.db.sds.missing_parents import follow_claims
-from store.db.statements import SQL
+from store.db.statements import FINE_TABLE, SQL
 from store.db.summaries.fold import fold, is_pending
 from store.db.summaries.lattices import seal
 from store.domain.retention import (

@@ -30,16 +30,16 @@ from psycopg import sql
 
 from store.db.connection import Connection, fetch_rows
 from store.db.locks import FOLDING, lock_exclusively, set_lock_timeout
-from store.db.schema.names import (
+from store.db.schema.partitions import Catalog, begin, read_catalog
+from store.db.sds.missing_parents import follow_claims
+from store.db.statements import (
     COARSE_TABLES,
     COMMITS_TABLE,
     FINE_TABLE,
     PARTITIONED_TABLES,
     SCHEMA,
+    SQL,
 )
-from store.db.schema.partitions import Catalog, begin, read_catalog
-from store.db.sds.missing_parents import follow_claims
-from store.db.statements import SQL
 from store.db.summaries.buckets import HOUR_NS
 from store.db.summaries.fold import delete_buckets, fold_rest, fold_until
 from store.domain.partitioning import UNBOUNDED_HIGH, UNBOUNDED_LOW, Bounds

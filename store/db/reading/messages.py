@@ -20,9 +20,8 @@ from typing import Final, TypeVar
 import numpy as np
 
 from reconcile.ids import SyncId
-from store.db.arrays import BigintArray, bigint_column, bigints, fixed_bytes, uuids
+from store.db.arrays import BinaryArray, bigint_column, bigints, fixed_bytes, uuids
 from store.db.connection import Connection, fetch_rows
-from store.db.schema.names import HASH_KEY_BYTES
 from store.db.statements import SQL
 from store.domain.hub import TopicName
 from store.domain.ports import TopicFilter
@@ -32,6 +31,9 @@ from storenode.message.limits import HASH_BYTES, MAX_TIMESTAMP_NS
 from storenode.message.topics import topic_key
 
 _Key = TypeVar("_Key")
+
+HASH_KEY_BYTES: Final = 8
+"""Bytes of a hash in ``hashes.key``, a big-endian signed integer; several hashes may have one."""
 
 MAX_POSITIONS: Final = 4_096
 """Positions of one statement that reads topics or content digests."""
@@ -171,7 +173,7 @@ def hash_key(message_hash: bytes) -> int:
     return int.from_bytes(message_hash[:HASH_KEY_BYTES], signed=True)
 
 
-def _hash_keys(hashes: Sequence[bytes]) -> BigintArray:
+def _hash_keys(hashes: Sequence[bytes]) -> BinaryArray:
     words = np.frombuffer(b"".join(hashes), ">i8")
     return bigint_column(words[:: HASH_BYTES // HASH_KEY_BYTES])
 

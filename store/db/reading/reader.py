@@ -23,6 +23,7 @@ from store.db.pool import Database
 from store.db.reading.messages import (
     AFTER_ALL,
     BEFORE_ALL,
+    HASH_KEY_BYTES,
     MessagePage,
     PageShape,
     PageWindow,
@@ -36,7 +37,6 @@ from store.db.reading.messages import (
     select_topics,
     stored_at,
 )
-from store.db.schema.names import HASH_KEY_BYTES
 from store.db.statements import SQL
 from store.domain.partitioning import DAY_NS
 from store.domain.ports import (

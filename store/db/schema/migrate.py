@@ -14,8 +14,7 @@ partition key, sequence and view. Partitions are not listed: Postgres's own cata
 about them.
 """
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -23,7 +22,7 @@ import psycopg
 
 from store.db.errors import SchemaError, sentence
 from store.db.locks import FOLDING, MIGRATION, PARTITIONS
-from store.db.schema.names import OLDEST_POSTGRES, SCHEMA
+from store.db.statements import SCHEMA
 
 _MISSING: Final = (
     "the database has no storenode schema: create it with `storenode db upgrade`, or check that"
@@ -52,6 +51,9 @@ LOCATION: Final = str(
 """The migrations: inside the package where it is installed, beside it in the repository."""
 
 EXPECTED: Final = Path(__file__).with_name("schema.txt")
+OLDEST_POSTGRES: Final = 140_000
+"""``server_version_num`` of the oldest supported release."""
+
 APPLICATION_NAME: Final = "storenode"
 """The name of a node's connections."""
 
@@ -74,7 +76,7 @@ def current(url: str) -> str | None:
     Raises:
         SchemaError: The role may not look at it.
     """
-    with connect(url) as connection:
+    with psycopg.connect(url, autocommit=True) as connection:
         return _revision(connection)
 
 
@@ -84,7 +86,7 @@ def require_served(url: str) -> None:
     Raises:
         SchemaError: The schema is missing, too old or unknown, or the server is not supported.
     """
-    with connect(url) as connection:
+    with psycopg.connect(url, autocommit=True) as connection:
         check_server(connection)
         found = _revision(connection)
     if found is None:
@@ -103,7 +105,7 @@ def upgrade(url: str) -> str:
         SchemaError: The schema is unknown, the server is not supported, another transaction keeps a
             lock, or the role may not.
     """
-    with connect(url) as first:
+    with psycopg.connect(url, autocommit=True) as first:
         check_server(first)
         found = _revision(first)
     if found == head():
@@ -155,13 +157,6 @@ def _connect_alembic(url: str) -> psycopg.Connection[tuple[object, ...]]:
     connection.execute("SET search_path = pg_catalog")
     connection.autocommit = False
     return connection
-
-
-@contextmanager
-def connect(url: str) -> Iterator[psycopg.Connection[tuple[object, ...]]]:
-    """Open a connection in autocommit mode, and close it at the end."""
-    with psycopg.connect(url, autocommit=True) as connection:
-        yield connection
 
 
 def check_server(connection: psycopg.Connection[tuple[object, ...]]) -> None:

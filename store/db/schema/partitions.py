@@ -18,8 +18,7 @@ from psycopg import errors, sql
 
 from store.db.connection import Connection, fetch_rows
 from store.db.locks import PARTITIONS, lock_exclusively, set_lock_timeout
-from store.db.schema.names import COARSE_TABLES, COMMITS_TABLE, FINE_TABLE, SCHEMA
-from store.db.statements import SQL
+from store.db.statements import COARSE_TABLES, COMMITS_TABLE, FINE_TABLE, SCHEMA, SQL
 from store.domain import partitioning as rules
 from store.domain.partitioning import Bounds, Cover, Extension
 from store.domain.retention import Partition

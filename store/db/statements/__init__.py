@@ -1,4 +1,4 @@
-"""SQL statements, in a file for each table: ``SQL.messages.read_at``.
+"""Names of tables, and SQL statements, in a file for each table: ``SQL.messages.read_at``.
 
 A file is read as text. ``-- name --`` begins a statement, and comments follow it. A table and a
 name in angle brackets stand for the text of another one. Names in braces are filled in by the
@@ -10,6 +10,14 @@ from __future__ import annotations
 import re
 from importlib.resources import files
 from typing import Final, LiteralString
+
+SCHEMA: Final = "storenode"
+FINE_TABLE: Final = "messages"
+COARSE_TABLES: Final = ("hashes", "sds", "topics")
+COMMITS_TABLE: Final = "commits"
+BUCKETS_TABLE: Final = "buckets"
+PARTITIONED_TABLES: Final = (FINE_TABLE, *COARSE_TABLES, COMMITS_TABLE)
+"""In the order in which their locks are taken."""
 
 _NAME: Final = re.compile(r"^-- (\w+) --$", re.MULTILINE)
 _OTHER: Final = re.compile(r"<(\w+)\.(\w+)>")

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from psycopg import sql
 
 from reconcile.summaries.buckets import TimeBuckets
-from store.db.arrays import BigintArray, bigint_column
+from store.db.arrays import BinaryArray, bigint_column
 from store.db.connection import Connection, fetch_rows
 from store.db.statements import SQL
 from store.domain.partitioning import Bounds
@@ -113,7 +113,7 @@ def minutes_of(table: sql.Identifier, bounds: Bounds) -> sql.Composed:
     return sql.SQL(SQL.buckets.sum_minutes).format(table=table, low=low, last=last)
 
 
-def columns(summaries: Sequence[TimeBuckets]) -> list[BigintArray]:
+def columns(summaries: Sequence[TimeBuckets]) -> list[BinaryArray]:
     """Return start, count and the words of the XOR of some buckets, laid out as parameters."""
     starts = [np.empty(0, np.int64), *(each.starts for each in summaries)]
     counts = [np.empty(0, np.int64), *(each.counts for each in summaries)]

@@ -28,10 +28,9 @@ from reconcile.summaries.buckets import TimeBuckets
 from store.db.arrays import bigint_column
 from store.db.connection import Connection, fetch_row, fetch_rows
 from store.db.locks import FOLDING, lock_unhurried
-from store.db.schema.names import FINE_TABLE, SCHEMA
 from store.db.schema.partitions import read_catalog
 from store.db.sds.missing_parents import find_missing
-from store.db.statements import SQL
+from store.db.statements import FINE_TABLE, SCHEMA, SQL
 from store.db.summaries.buckets import (
     DAY_NS,
     LEVELS_NS,

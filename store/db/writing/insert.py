@@ -35,8 +35,7 @@ from store.db import arrays
 from store.db.commits.pages import TOKEN_SPAN
 from store.db.connection import Connection, fetch_rows
 from store.db.locks import COMMIT_ORDER
-from store.db.reading.messages import values_at
-from store.db.schema.names import HASH_KEY_BYTES
+from store.db.reading.messages import HASH_KEY_BYTES, values_at
 from store.db.schema.partitions import PartitionMap
 from store.db.statements import SQL
 from store.db.summaries.buckets import pack

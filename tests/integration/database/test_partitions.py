@@ -10,8 +10,8 @@ from psycopg import AsyncConnection, sql
 
 from store.db.errors import is_missing_partition
 from store.db.schema import partitions
-from store.db.schema.names import COARSE_TABLES
 from store.db.schema.partitions import PartitionMap, ensure_ahead, ensure_for, read_catalog
+from store.db.statements import COARSE_TABLES
 from store.domain import partitioning as rules
 from store.domain.partitioning import COMMITS_PER_PARTITION, DAY_NS, MAX_COARSE, Cover
 from tests.integration.database.rows import (

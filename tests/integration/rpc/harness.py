@@ -15,14 +15,13 @@ import grpc
 import pytest
 
 from store.db.commits.feed import DatabaseFeed, follow_cursors
-from store.db.maintenance.online import DatabaseOnlineTimes
 from store.db.pool import Database
 from store.db.reading.reader import DatabaseReader
 from store.db.reconciliation import DatabaseIds
 from store.db.schema.partitions import PartitionMap
 from store.db.sds.missing_parents import count_missing_parents
 from store.db.sds.reader import DatabaseSdsReader
-from store.db.summaries.statements import DatabaseStatements
+from store.db.summaries.coverage import DatabaseOnlineTimes, DatabaseStatements
 from store.db.writing.writer import DatabaseWriter
 from store.domain.access import Access
 from store.domain.coverage import Coverage

@@ -12,7 +12,6 @@ import pytest
 from store.db.check import NOT_COUNTED, NOT_MISSING, check
 from store.db.connection import Connection
 from store.db.maintenance.retention import PruneReport, prune
-from store.db.schema.names import FINE_TABLE
 from store.db.sds import missing_parents as missing_module
 from store.db.sds.missing_parents import (
     MAX_MISSING_OF_DAY,
@@ -20,6 +19,7 @@ from store.db.sds.missing_parents import (
     count_missing_parents,
     follow_claims,
 )
+from store.db.statements import FINE_TABLE
 from store.db.summaries.fold import resummarize
 from store.domain.partitioning import Cover
 from store.domain.ports import Source

@@ -41,7 +41,7 @@ from tests.support.postgres import PostgresServer
 SEED = 20261120
 FOREVER = 2**63 - 1
 EVERYTHING = PageShape(commit_pages.MAX_PAGE_MESSAGES, 10**9, include_data=True)
-_PLACEHOLDER = re.compile(r"%(?:\((\w+)\))?[bs]")
+_PLACEHOLDER = re.compile(r"%(?:\((\w+)\))?[bs](::\w+(?:\[\])?)?")
 
 _KIND = re.compile(
     r"^([a-z]+)_.*?(pkey|key_idx|topic_ts_substr_idx|batch_idx|pubsub_topic_idx|content_topic_idx)$"
@@ -77,23 +77,24 @@ class Explained:
         )
 
     async def _plan(self, statement: str, parameters: object) -> Plan:
-        values: list[object] = []
+        values: list[tuple[object, str]] = []
         places: dict[str, int] = {}
 
         def place(match: re.Match[str]) -> str:
-            name = match[1]
+            name, kind = match[1], match[2] or ""
             if name is None or name not in places:
-                values.append(
+                value = (
                     cast("Sequence[object]", parameters)[len(values)]
                     if name is None
                     else cast("Mapping[str, object]", parameters)[name]
                 )
+                values.append((value, kind))
                 places[name or str(len(values))] = len(values)
-            return f"${places[name or str(len(values))]}"
+            return f"${places[name or str(len(values))]}{kind}"
 
         text = _PLACEHOLDER.sub(place, statement)
         await self._run(f"prepare explained as {text}")
-        given = sql.SQL(", ").join([sql.Literal(await self._text(value)) for value in values])
+        given = sql.SQL(", ").join([sql.Literal(await self._text(*value)) for value in values])
         execute = sql.SQL("execute explained ({})" if values else "execute explained")
         cursor = await self._connection.execute(
             sql.SQL("explain (analyze, timing off, costs off, format json) {}").format(
@@ -108,11 +109,11 @@ class Explained:
     async def _run(self, statement: str) -> None:
         await self._connection.execute(statement.encode(), prepare=False)
 
-    async def _text(self, value: object) -> object:
+    async def _text(self, value: object, kind: str) -> object:
         """Return a value as Postgres writes it, to be read again as the type of the placeholder."""
         if value is None or isinstance(value, int | str):
             return None if value is None else str(value)
-        cursor = await self._connection.execute("select (%b)::text", (value,))
+        cursor = await self._connection.execute(f"select (%b{kind})::text".encode(), (value,))
         [[text]] = await cursor.fetchall()
         return text
 

@@ -15,6 +15,7 @@ from reconcile.lattice import LatticeSum
 from store.db import reconciliation
 from store.db.connection import Connection
 from store.db.maintenance import maintainer as maintainer_module
+from store.db.maintenance.condition import MAX_SLOTS, TIMELINE_DAYS, read_timeline
 from store.db.maintenance.maintainer import Maintainer
 from store.db.maintenance.retention import PruneReport, prune
 from store.db.reconciliation import cold_view
@@ -23,7 +24,6 @@ from store.db.summaries import fold as fold_module
 from store.db.summaries import lattices as lattices_module
 from store.db.summaries.fold import fold, fold_until, is_pending, resummarize
 from store.db.summaries.lattices import seal
-from store.db.summaries.timeline import MAX_SLOTS, TIMELINE_DAYS, read_timeline
 from store.domain.partitioning import COMMITS_PER_PARTITION
 from store.domain.ports import Source
 from store.domain.retention import RetentionPolicy

@@ -46,13 +46,13 @@ async def connection(postgres: PostgresServer) -> AsyncIterator[Connection]:
 async def taken(connection: Connection, kind: str, array: BinaryArray) -> object:
     """Return what Postgres reads from an array; its elements one by one, in order."""
     cursor = await connection.execute(
-        f"select element, pg_typeof(%(array)b)::text from unnest(%(array)b::{kind}[])"
+        f"select element, pg_typeof(element)::text from unnest(%(array)b::{kind}[])"
         " with ordinality as each(element, place) order by place",
         {"array": array},
         binary=True,
     )
     rows = await cursor.fetchall()
-    assert {row[1] for row in rows} <= {f"{kind}[]"}
+    assert {row[1] for row in rows} <= {kind}
     return [row[0] for row in rows]
 
 

@@ -165,7 +165,7 @@ class Maintainer:
 
         async def fold_all() -> None:
             if await is_pending(connection):
-                while not (await fold(connection)).complete and clock() < next_round:
+                while await fold(connection) is not None and clock() < next_round:
                     pass
 
         while True:

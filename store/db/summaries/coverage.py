@@ -1,4 +1,4 @@
-"""What a store knows of its own completeness: the tables ``online`` and ``coverage``.
+"""The record of how complete a store is: the tables ``online`` and ``coverage``.
 
 ``online`` has the times at which the store was online. Several nodes may share a database, so the
 later time counts; but a time that lies ahead of the clock of who writes it came from a clock that

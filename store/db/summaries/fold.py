@@ -64,22 +64,13 @@ _MAX_BIGINT: Final = UNBOUNDED_HIGH - 1
 _NEXT: Final = SQL.commits.read_following.format(column="summary")
 
 
-@dataclass(frozen=True, slots=True)
-class Folded:
-    """The result of a fold: the position that was reached, and how many commits were folded.
-
-    ``complete``: nothing that is committed was left.
-    """
-
-    position: int
-    commits: int
-    complete: bool
-
-
-async def fold(connection: Connection) -> Folded:
+async def fold(connection: Connection) -> int | None:
     """Fold some of the commits that are not folded yet, in a short transaction of its own.
 
     ``connection`` must not be in a transaction. Any number of callers may do so at once.
+
+    Returns:
+        The position that was reached; None: nothing that is committed was left.
 
     Raises:
         psycopg.Error: the database did not serve, or another session kept a lock for longer than
@@ -91,17 +82,13 @@ async def fold(connection: Connection) -> Folded:
         return await _fold_next(connection, MAX_FOLD_COMMITS, MAX_FOLD_BYTES, ())
 
 
-async def fold_until(connection: Connection, position: int = _MAX_BIGINT) -> Folded:
+async def fold_until(connection: Connection, position: int = _MAX_BIGINT) -> None:
     """Fold until everything up to a position is folded, or all there is when that is less.
 
     Raises as `fold` does; what was folded until then stays so.
     """
-    commits = 0
-    while True:
-        folded = await fold(connection)
-        commits += folded.commits
-        if folded.complete or folded.position >= position:
-            return Folded(folded.position, commits, folded.complete)
+    while (reached := await fold(connection)) is not None and reached < position:
+        pass
 
 
 async def is_pending(connection: Connection) -> bool:
@@ -109,13 +96,13 @@ async def is_pending(connection: Connection) -> bool:
     return bool(await fetch_row(connection, SQL.commits.has_unfolded) == (True,))
 
 
-async def fold_rest(connection: Connection, *, without: Sequence[Bounds] = ()) -> Folded:
+async def fold_rest(connection: Connection, *, without: Sequence[Bounds] = ()) -> None:
     """Fold everything that this transaction sees, but for what is about some ranges of time.
 
     For a transaction that holds FOLDING and removes the buckets of these ranges. It takes as long
     as there is much to fold, so `fold_until` comes before it.
     """
-    return await _fold_next(connection, _NO_LIMIT, _MAX_BIGINT, without)
+    await _fold_next(connection, _NO_LIMIT, _MAX_BIGINT, without)
 
 
 async def delete_buckets(connection: Connection, bounds: Bounds) -> None:
@@ -126,25 +113,25 @@ async def delete_buckets(connection: Connection, bounds: Bounds) -> None:
 
 async def _fold_next(
     connection: Connection, most_commits: int, most_bytes: int, without: Sequence[Bounds]
-) -> Folded:
+) -> int | None:
     before = await folded_position(connection)
     # There are more when so many came, or so many bytes; one comes at least where there is one.
     rows = await fetch_rows(connection, _NEXT, (before, most_commits, most_bytes))
     if not rows:
-        return Folded(before, 0, complete=True)
+        return None
     deltas = [delta for _, delta in rows]
     minutes = unpack(deltas)
     for bounds in without:
         minutes = outside(minutes, bounds.low, bounds.high)
-    position = rows[-1][0]
+    position: int = rows[-1][0]
     if len(minutes):
         levels = [minutes, *(coarser(minutes, length_ns) for length_ns in LEVELS_NS[1:])]
         sums = await late_sums(connection, before, position, *levels[1:])
         await _add(connection, levels)
         await write_sums(connection, sums)
     await connection.execute(SQL.stores.set_folded, (position,))
-    complete = len(rows) < most_commits and sum(map(len, deltas)) < most_bytes
-    return Folded(position, len(rows), complete)
+    is_last = len(rows) < most_commits and sum(map(len, deltas)) < most_bytes
+    return None if is_last else position
 
 
 async def _add(connection: Connection, levels: Sequence[TimeBuckets]) -> None:

@@ -61,10 +61,7 @@ Wanted = tuple[bytes, int, int, bytes]
 """Hash, timestamp, how many stores must confirm, and the content digest."""
 
 
-_TRACK: Final = SQL.stores.track.format(stored="")
-
-
-def track_parameters(wanted: Iterable[Wanted]) -> dict[str, object]:
+def _track_parameters(wanted: Iterable[Wanted]) -> dict[str, object]:
     """Return the parameters of the statement ``track``."""
     rows = sorted(wanted)
     return {
@@ -178,17 +175,13 @@ class ConfirmationTracker:
         self._keeps = False
         self._tracked = BoundedDict[bytes, None](MAX_TRACKED)
 
-    async def write(self, connection: Connection, parts: Sequence[CommitPart]) -> None:
-        """Add the unread events of a transaction, and store its batches until they are seen."""
-        with self.all_or_nothing(parts) as wanted:
-            if wanted:
-                await connection.execute(_TRACK, track_parameters(wanted))
-
     @contextmanager
-    def all_or_nothing(self, parts: Sequence[CommitPart]) -> Iterator[Sequence[Wanted]]:
-        """Return the unread events of a transaction, which the statement in this block adds.
+    def tracked(self, parts: Sequence[CommitPart]) -> Iterator[dict[str, object] | None]:
+        """Keep the batches of a transaction until they are seen, unless the block fails.
 
-        Does what `write` does, and takes it back where the block fails.
+        Yields:
+            The parameters of the statement ``track``, which the block executes; None: no message
+            becomes unread.
         """
         wanted = list(self._wanted(parts))
         if self._unread.count + len(wanted) > MAX_UNREAD_EVENTS:
@@ -201,7 +194,7 @@ class ConfirmationTracker:
             if part.new.hashes:
                 self._keep(part, needed)
         try:
-            yield wanted
+            yield _track_parameters(wanted) if wanted else None
         except BaseException:
             self._unread.count -= len(wanted)
             self.forget(fresh)

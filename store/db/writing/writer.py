@@ -23,7 +23,7 @@ import contextlib
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -37,6 +37,7 @@ from store.db.errors import DISK_FULL, find_failure, is_missing_partition, is_tr
 from store.db.locks import commit_canary, cover_what_is_visible, waiting_for_standby
 from store.db.pool import Database, RetryPatience
 from store.db.schema.partitions import PartitionMap
+from store.db.statements import SQL
 from store.db.writing.insert import (
     FEWEST_COPIED,
     AlreadyStoredError,
@@ -51,7 +52,7 @@ from store.db.writing.insert import (
     join,
     notice_of,
 )
-from store.db.writing.unread import ConfirmationTracker, track_parameters
+from store.db.writing.unread import ConfirmationTracker
 from store.domain.hub import WrittenIds
 from store.domain.ports import Source, StoreBusy, StoreUnavailable
 from store.messages.conflicts import Conflict, StoreResult
@@ -483,7 +484,9 @@ class DatabaseWriter:
             for part in group.parts:
                 part.new = part.batch
             if may_be_new and len(hashes) < FEWEST_COPIED:
-                await self._write_at_once(connection, group.parts)
+                with self._tracked(group.parts) as unread:
+                    self._offer_ids(group.parts)
+                    await insert_at_once(connection, group.parts, unread)
                 return
             async with connection.transaction():
                 if not may_be_new:
@@ -514,14 +517,10 @@ class DatabaseWriter:
             self._feed.look_for_own(notice)
         self._feed.take_own(connection, committed)
 
-    async def _write_at_once(self, connection: Connection, parts: Sequence[CommitPart]) -> None:
-        with ExitStack() as attempt:
-            unread: dict[str, object] | None = None
-            if self._tracking is not None:
-                wanted = attempt.enter_context(self._tracking.all_or_nothing(parts))
-                unread = track_parameters(wanted) if wanted else None
-            self._offer_ids(parts)
-            await insert_at_once(connection, parts, unread)
+    def _tracked(
+        self, parts: Sequence[CommitPart]
+    ) -> AbstractContextManager[dict[str, object] | None]:
+        return nullcontext() if self._tracking is None else self._tracking.tracked(parts)
 
     def _offer_ids(self, parts: Sequence[CommitPart]) -> None:
         if self._written_ids is not None:
@@ -531,8 +530,9 @@ class DatabaseWriter:
 
     async def _finish(self, connection: Connection, group: _Group) -> None:
         """Write what goes with the messages; the commit comes right after."""
-        if self._tracking is not None:
-            await self._tracking.write(connection, group.parts)
+        with self._tracked(group.parts) as unread:
+            if unread is not None:
+                await connection.execute(SQL.stores.track.format(stored=""), unread)
         if any(part.new.hashes for part in group.parts):
             await assign_commit_position(connection, group.parts)
             self._offer_ids(group.parts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from store.db.maintenance.condition import read_condition
 from store.db.schema.partitions import ensure_ahead
-from store.db.summaries.fold import fold
+from store.db.summaries.fold import fold_until
 from store.domain.partitioning import DAY_NS
 from tests.integration.database.rows import (
     MONTH_NS,
@@ -53,8 +53,7 @@ async def test_an_hour_is_unarchived_until_it_is_noted_as_it_is(
 ) -> None:
     begins = TODAY - DAY_NS
     await write(database_url, [admitted([plain(1, begins + 1), plain(2, NOW)])])
-    while not (await fold(connection)).complete:
-        pass
+    await fold_until(connection)
     archive = (await read_condition(connection, NOW)).archive
     assert (archive.unarchived_hours, archive.oldest_unarchived_ns) == (1, begins), "one is over"
     assert archive.archived_until_ns == 0
@@ -68,7 +67,6 @@ async def test_an_hour_is_unarchived_until_it_is_noted_as_it_is(
     assert (archive.unarchived_hours, archive.oldest_unarchived_ns) == (0, 0)
     assert archive.archived_until_ns == begins + HOUR_NS
     await write(database_url, [admitted([plain(3, begins + 2)])])
-    while not (await fold(connection)).complete:
-        pass
+    await fold_until(connection)
     archive = (await read_condition(connection, NOW)).archive
     assert archive.oldest_unarchived_ns == begins, "what came late is not archived"

@@ -162,7 +162,7 @@ function tilesOf(data) {
 function publishNote(data) {
   const flying = `${count(data.publishes_in_flight)} in flight`;
   const { batches, batch_seconds: seconds } = data.totals;
-  return batches ? `${count((1000 * seconds) / batches)} ms a batch; ${flying}` : flying;
+  return batches ? `${count(Math.ceil((1000 * seconds) / batches))} ms a batch; ${flying}` : flying;
 }
 
 function failedTile({ totals }) {

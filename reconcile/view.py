@@ -178,13 +178,10 @@ class Probed:
     Attributes:
         found: ``(n,)`` that ID; unspecified where there is no hit.
         hit: ``(n,)``. A view may say no where looking would cost too much.
-        alone: ``(n,)`` no other ID of the view has the same timestamp, where there is a hit;
-            None if the view does not know.
     """
 
     found: SyncIds
     hit: NDArray[np.bool_]
-    alone: NDArray[np.bool_] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,15 +15,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from reconcile.codec import Payload, RangeKind, Ranges, encode, expressible
-from reconcile.ids import HASH_DTYPE, Bools, Ints, SyncIds, Words, match, rows_differ
+from reconcile.codec import RangeKind, Ranges, bridge, expressible
+from reconcile.ids import Bools, Ints, SyncIds, Words, match, rows_differ
 from reconcile.view import SpanParts, Spans, chain_spans, no_fingerprints
 
 LARGEST_MERGED_SET = 256
 """Items, about, up to which touching sets are put together: together they take fewer bytes."""
 
 _PLACE_BITS = 32
-_PLACES = np.arange(32)
 
 
 def piece_keys(sources: Ints, places: Ints | int = 0) -> Ints:
@@ -131,39 +130,6 @@ class AnswerPieces:
         return AnswerPieces.of_sets(self.keys[starts], spans, counts, self.items, reconciled)
 
 
-@dataclass(frozen=True, slots=True)
-class ComposedPayload:
-    """The payload that pieces make.
-
-    Attributes:
-        ranges: how many.
-        items: in all sets.
-        payload: encoded; empty without ranges, None if there are more of either than allowed.
-    """
-
-    ranges: int
-    items: int
-    payload: bytes | None
-
-
-def compose(
-    cluster: int, shards: tuple[int, ...], pieces: list[AnswerPieces], allowed: tuple[int, int]
-) -> ComposedPayload:
-    """Assemble pieces and encode them.
-
-    Args:
-        cluster: sent with the payload.
-        shards: likewise.
-        pieces: in several orders of making.
-        allowed: how many ranges and items a payload may have.
-    """
-    ranges = assemble(pieces)
-    count, items = len(ranges), len(ranges.items)
-    if count > allowed[0] or items > allowed[1]:
-        return ComposedPayload(count, items, None)
-    return ComposedPayload(count, items, encode(Payload(cluster, shards, ranges)))
-
-
 def assemble(pieces: list[AnswerPieces]) -> Ranges:
     """Assemble all pieces in the order of their keys, with Skips between them."""
     sets = RangeKind.ITEM_SET
@@ -202,21 +168,11 @@ def _with_skips(pieces: AnswerPieces) -> Ranges:
 
 def _expressed(ranges: Ranges) -> Ranges:
     """Insert bounds so that each can be expressed."""
-    lower = ranges.lower
-    bad = np.flatnonzero(~expressible(lower, ranges.upper))
-    if not len(bad):
+    sources, upper = bridge(ranges.lower, ranges.upper)
+    if len(sources) == len(ranges):
         return ranges
-    assert not (ranges.kinds[bad] == RangeKind.FINGERPRINT).any(), (
-        "a fingerprint's bound is awkward"
-    )
-    rows, between = reach_all(lower[bad], ranges.upper[bad])
-    added = np.bincount(bad[rows], minlength=len(ranges))
-    sources = np.repeat(np.arange(len(ranges)), added + 1)
-    is_new = np.ones(len(sources), np.bool_)
-    is_new[np.cumsum(added + 1) - 1] = False
-    ends = sources.copy()
-    ends[is_new] = len(ranges) + np.arange(len(rows))
-    upper = SyncIds.join([ranges.upper, between]).take(ends)
+    again = sources[1:][sources[1:] == sources[:-1]]
+    assert (ranges.kinds[again] != RangeKind.FINGERPRINT).all(), "a fingerprint's bound is awkward"
     return Ranges(
         upper,
         ranges.kinds[sources],
@@ -225,25 +181,6 @@ def _expressed(ranges: Ranges) -> Ranges:
         ranges.reconciled[sources],
         ranges.items,
     )
-
-
-def reach_all(previous: SyncIds, targets: SyncIds) -> tuple[Ints, SyncIds]:
-    """Return the bounds between each of some bounds and a greater one, without the last step.
-
-    Returns:
-        (k,) the row that each belongs to, ascending, and (k,) the bounds.
-    """
-    later = targets.timestamps != previous.timestamps
-    unlike = targets.hashes != previous.hashes
-    first = np.where(later, 0, np.argmax(unlike, axis=1))
-    wanted = np.zeros((len(targets), 33), np.bool_)
-    wanted[:, 0] = later
-    wanted[:, 1:] = (targets.hashes != 0) & (first[:, None] <= _PLACES)
-    last = 32 - np.argmax(wanted[:, ::-1], axis=1)
-    wanted[np.arange(len(targets)), last] = False
-    rows, lengths = np.nonzero(wanted)
-    hashes = np.where(lengths[:, None] > _PLACES, targets.hashes[rows], HASH_DTYPE(0))
-    return rows, SyncIds(targets.timestamps[rows], np.ascontiguousarray(hashes))
 
 
 # Pieces of what a view returned

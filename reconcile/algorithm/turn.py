@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from reconcile.algorithm.answer import (
     GAUGE_PARTS,
     AnswerPieces,
+    assemble,
     choose_gauges,
-    compose,
     part_pieces,
     piece_keys,
 )
@@ -40,6 +40,7 @@ from reconcile.algorithm.differences import (
 )
 from reconcile.algorithm.plan import SplitPlan, Tuning, estimate
 from reconcile.algorithm.questions import Questions, cut_questions
+from reconcile.codec import Payload, encode
 from reconcile.errors import PayloadLimitError
 from reconcile.ids import Bools, Ints, SyncIds, rows_differ, rows_filled, total
 from reconcile.limits import SessionLimits
@@ -99,21 +100,17 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class _Named:
-    """The IDs that were deduced to be all that the peer lacks in their ranges.
-
-    ``alone``: which are alone in their nanoseconds; None: that is not known.
-    """
+    """The IDs that were deduced to be all that the peer lacks in their ranges."""
 
     sources: Ints
     ids: SyncIds
-    alone: Bools | None
 
 
 _NO_INTS = np.empty(0, np.int64)
 _NO_BOOLS = np.empty(0, np.bool_)
 _NOTHING_MEASURED = Measured(_NO_INTS, no_fingerprints(0))
 _NO_ANSWER = ViewAnswer()
-_NOTHING_NAMED = _Named(_NO_INTS, SyncIds.empty(), None)
+_NOTHING_NAMED = _Named(_NO_INTS, SyncIds.empty())
 _NOTHING_FOUND = Differences(SyncIds.empty(), np.empty(0, np.bool_), _NO_INTS, _NO_INTS, _NO_INTS)
 
 
@@ -251,12 +248,7 @@ class Turn:
             found = differences(answer.items, asked.sets(sources))
         if answer.probed is not None and np.count_nonzero(answer.probed.hit):
             hits = answer.probed.hit.nonzero()[0]
-            alone = answer.probed.alone
-            named = _Named(
-                probed.take(hits),
-                answer.probed.found[hits],
-                None if alone is None else alone.take(hits),
-            )
+            named = _Named(probed.take(hits), answer.probed.found[hits])
         reconciled, local = asked.reconciled[sources], answer.items
         decided, left = ~reconciled.take(found.sets), self._rules.differences_left
         deferred = _NO_INTS
@@ -266,7 +258,7 @@ class Turn:
                 local = with_stop(local, found, cap.stop)
             found, decided = found.select(cap.chosen), decided[cap.chosen]
             rest = left - len(found)
-            named = _Named(named.sources[:rest], named.ids[:rest], None)
+            named = _Named(named.sources[:rest], named.ids[:rest])
             deferred = sources.take(cap.deferred)
         choice = self._choice(self._unsettled(named.sources, sources), forced)
         if len(deferred):
@@ -353,20 +345,16 @@ class Turn:
         if len(named.ids):
             homes = spans[named.sources]
             moments = around(named.ids, np.ones(len(named.ids), np.int64), homes)
-        all_alone = named.alone is not None and bool(named.alone.all())
         read = ViewRead(
             split=None if split is None else (split, choice.parts),
             items=as_set,
-            measure=None if all_alone else moments,
+            measure=moments,
         )
         answer = (yield read) if read.asks else _NO_ANSWER
         if as_set is not None and answer.items is not None:
             pieces.append(_sets_of(choice.as_set, as_set, answer.items, reconciled=False))
-        if moments is not None:
-            counts = np.ones(len(moments), np.int64)
-            if answer.measured is not None:
-                counts = answer.measured.counts
-            pieces += yield from self._show(named, moments, counts)
+        if moments is not None and answer.measured is not None:
+            pieces += yield from self._show(named, moments, answer.measured.counts)
         if split is not None and answer.parts is not None:
             pieces += yield from self._split(choice.split, split, answer.parts)
         return pieces
@@ -423,16 +411,14 @@ class Turn:
                 again = self._echo(np.setdiff1d(later, draft.settled))
                 pieces = [*(some.before(cut) for some in pieces), again]
             room = ROOM_SHARE if count > 1 else 1.0
-            allowed = int(room * limits.max_ranges), limits.max_elements
-            written = compose(self._rules.cluster, self._rules.shards, pieces, allowed)
-            share = max(
-                written.ranges / (room * limits.max_ranges),
-                written.items / limits.max_elements,
-            )
-            if written.payload is not None:
-                share = len(written.payload) / (room * limits.max_payload_bytes)
+            ranges = assemble(pieces)
+            most = room * limits.max_ranges
+            share = max(len(ranges) / most, len(ranges.items) / limits.max_elements)
+            if len(ranges) <= int(most) and len(ranges.items) <= limits.max_elements:
+                payload = encode(Payload(self._rules.cluster, self._rules.shards, ranges))
+                share = len(payload) / (room * limits.max_payload_bytes)
                 if share <= 1:
-                    return self._reply(draft, cut, written.payload, own_count)
+                    return self._reply(draft, cut, payload, own_count)
             if count <= 1:
                 return None
             count = max(1, min(count - 1, int(0.9 * count / share)))
@@ -446,7 +432,7 @@ class Turn:
         if cut < len(self._asked):
             kept = (draft.found_sources < cut) | ~decided
             found, decided = found.select(kept), decided[kept]
-            named = _Named(named.sources, named.ids[named.sources < cut], None)
+            named = _Named(named.sources, named.ids[named.sources < cut])
         truncated = len(found) + len(named.ids) >= self._rules.differences_left
         if truncated and not len(named.ids) and not decided.any():
             payload = b""

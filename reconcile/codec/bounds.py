@@ -7,8 +7,10 @@ is sent up to its first byte that differs from the bound before, and the rest ta
 import numpy as np
 from numpy.typing import NDArray
 
-from reconcile.ids import SyncId, SyncIds, from_opaque, rows_filled
+from reconcile.ids import HASH_DTYPE, Ints, SyncId, SyncIds, from_opaque, rows_filled
 from storenode.message.limits import HASH_BYTES
+
+_PLACES = np.arange(HASH_BYTES)
 
 
 def expressible(previous: SyncIds, bounds: SyncIds) -> NDArray[np.bool_]:
@@ -62,3 +64,37 @@ def reach(previous: SyncId, target: SyncId) -> list[SyncId]:
         if hash_[place]
     ]
     return chain
+
+
+def reach_all(previous: SyncIds, targets: SyncIds) -> tuple[Ints, SyncIds]:
+    """Return the bounds between each of some bounds and a greater one, without the last step.
+
+    Returns:
+        (k,) the row that each belongs to, ascending, and (k,) the bounds.
+    """
+    later = targets.timestamps != previous.timestamps
+    unlike = targets.hashes != previous.hashes
+    first = np.where(later, 0, np.argmax(unlike, axis=1))
+    wanted = np.zeros((len(targets), 33), np.bool_)
+    wanted[:, 0] = later
+    wanted[:, 1:] = (targets.hashes != 0) & (first[:, None] <= _PLACES)
+    last = 32 - np.argmax(wanted[:, ::-1], axis=1)
+    wanted[np.arange(len(targets)), last] = False
+    rows, lengths = np.nonzero(wanted)
+    hashes = np.where(lengths[:, None] > _PLACES, targets.hashes[rows], HASH_DTYPE(0))
+    return rows, SyncIds(targets.timestamps[rows], np.ascontiguousarray(hashes))
+
+
+def bridge(previous: SyncIds, bounds: SyncIds) -> tuple[Ints, SyncIds]:
+    """Put those bounds before each bound that lead to it from its previous one.
+
+    Returns:
+        (k,) the row that each belongs to, ascending, and (k,) the bounds.
+    """
+    awkward = np.flatnonzero(~expressible(previous, bounds))
+    rows, between = reach_all(previous[awkward], bounds[awkward])
+    steps = np.bincount(awkward[rows], minlength=len(bounds)) + 1
+    sources = np.repeat(np.arange(len(bounds)), steps)
+    places = len(bounds) + np.arange(len(sources)) - sources
+    places[np.cumsum(steps) - 1] = np.arange(len(bounds))
+    return sources, SyncIds.join([bounds, between]).take(places)

@@ -164,6 +164,8 @@ def divide(named: Words, own: Words) -> tuple[Words, Ints, Words, bool]:
 
     Named ones ascend. The last value is True if none of them is that of several own ones.
     """
-    wanted, rows, alone, lacking, left, several = kernel.require().divide(named, own)
-    found = np.frombuffer(rows, np.int64, left), np.frombuffer(alone, np.uint64, left)
-    return np.frombuffer(wanted, np.uint64, lacking), *found, not several
+    places = find(named, own)
+    is_alone = np.ones(len(own), np.bool_)
+    is_alone[places[places >= 0]] = False
+    rows = is_alone.nonzero()[0]
+    return named[places == NOWHERE], rows, own[rows], not bool((places == SEVERAL).any())

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from reconcile import kernel
 from reconcile.ids import (
     END,
-    HASH_DTYPE,
     HASH_WORDS,
     LOWEST,
     Ints,
@@ -32,7 +31,6 @@ from reconcile.index.rows import IndexRows
 from reconcile.index.split import cuts
 from reconcile.lattice import LatticeSum, most_summed
 from reconcile.view import Items, Measured, Probed, SpanParts, Spans, ViewAnswer, ViewRead
-from storenode.message.limits import HASH_BYTES
 
 if TYPE_CHECKING:
     from reconcile.algorithm.direct import Direct
@@ -47,9 +45,6 @@ _SLACK_SHARE: Final = 16
 """Room to append, and rows pruned but not yet freed, are each at most the IDs over this."""
 
 _MIN_SLACK_IDS: Final = 64
-
-
-_NO_HASHES: Final = np.empty((0, HASH_BYTES), HASH_DTYPE)
 
 
 class IndexView:
@@ -121,9 +116,6 @@ class IndexView:
     def split(self, spans: Spans, parts: NDArray[np.int64]) -> SpanParts:
         """Cut spans into about so many parts of about equal counts."""
         low, high = self._places(spans)
-        found = self._split_between_times(spans, low, high, parts)
-        if found is not None:
-            return found
         inner = cuts(self.rows, spans.lower, low, high, parts)
         ends = np.bincount(inner.spans, minlength=len(spans))
         ends += 1
@@ -151,35 +143,6 @@ class IndexView:
             self.rows.fingerprints(part_low, part_high),
         )
 
-    def _split_between_times(
-        self, spans: Spans, low: Ints, high: Ints, parts: Ints
-    ) -> SpanParts | None:
-        """Split by compiled code; None if there is none, or a cut would be inside a nanosecond."""
-        if kernel.compiled is None:
-            return None
-        offsets = np.zeros(len(spans) + 1, np.int64)
-        np.maximum(np.minimum(parts, high - low), 1).cumsum(out=offsets[1:])
-        count = int(offsets[-1])
-        upper = SyncIds.at_times(np.empty(count, np.int64))
-        if not spans.upper.plain:
-            upper = SyncIds(upper.timestamps, np.empty((count, HASH_BYTES), HASH_DTYPE))
-        counts, prints = np.empty(count, np.int64), np.empty((count, HASH_WORDS), np.uint64)
-        bounds = spans.upper
-        if not kernel.compiled.split(
-            self.rows.handle,
-            low,
-            high,
-            offsets,
-            bounds.timestamps,
-            bounds.hashes,
-            upper.timestamps,
-            _NO_HASHES if upper.plain else upper.hashes,
-            counts,
-            prints,
-        ):
-            return None
-        return SpanParts(offsets, upper, counts, prints)
-
     def items(self, spans: Spans) -> Items:
         """Return the IDs in spans."""
         low, high = self._places(spans)
@@ -188,10 +151,6 @@ class IndexView:
         total = int(offsets[-1])
         if not total:
             return Items(offsets, SyncIds.empty())
-        if kernel.compiled is not None:
-            ids = SyncIds(np.empty(total, np.int64), np.empty((total, HASH_BYTES), HASH_DTYPE))
-            kernel.compiled.items(self.rows.handle, low, high, ids.timestamps, ids.hashes)
-            return Items(offsets, ids)
         places = np.arange(total) + np.repeat(low - offsets[:-1], high - low)
         return Items(offsets, self.rows.take(places))
 

@@ -166,14 +166,6 @@ class IndexRows:
             self.chunks[chunk].timestamps.take(local, out=found[start:end], mode="clip")
         return found
 
-    def _are_alone(self, places: Ints) -> NDArray[np.bool_]:
-        """Return ``(n,)``: has the ID at each place, less than the length, a time of its own."""
-        final = len(self) - 1
-        own = self.timestamps(places)
-        before = (self.timestamps(np.maximum(places - 1, 0)) == own) & (places > 0)
-        after = (self.timestamps(np.minimum(places + 1, final)) == own) & (places < final)
-        return np.asarray(~(before | after))
-
     def hashes(self, places: Ints) -> NDArray[np.uint8]:
         """Return ``(n, 32)`` hashes of the IDs at places, each less than the length."""
         found = np.empty((len(places), HASH_WORDS), np.uint64)
@@ -253,12 +245,12 @@ class IndexRows:
         The intervals are disjoint and ascending. This is a scan: the index has no order by hash.
         """
         count = len(low)
-        hit, alone = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
+        hit = np.zeros(count, np.bool_)
         found = SyncIds(np.zeros(count, np.int64), np.zeros((count, HASH_BYTES), HASH_DTYPE))
         if kernel.compiled is not None:
-            columns = np.ascontiguousarray(hashes), found.timestamps, found.hashes, hit, alone
+            columns = np.ascontiguousarray(hashes), found.timestamps, found.hashes, hit
             kernel.compiled.probe(self.handle, low, high, *columns)
-            return Probed(found, hit, alone)
+            return Probed(found, hit)
         hits = np.zeros(count, np.int64)
         ends = (high - low).cumsum()
         for start in range(0, int(ends[-1]) if count else 0, _SCANNED_IDS):
@@ -270,8 +262,7 @@ class IndexRows:
             rows = owners[same]
             np.add.at(hits, rows, 1)
             found.timestamps[rows], found.hashes[rows] = ids.timestamps[same], ids.hashes[same]
-            alone[rows] = self._are_alone(places[same])
-        return Probed(found, hits == 1, alone)
+        return Probed(found, hits == 1)
 
     def present(self, ids: SyncIds, places: Ints) -> NDArray[np.bool_]:
         """Return ``(n,)``: is the ID at `places[i]`, less than the length, the same as `ids[i]`."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from reconcile.codec.bounds import bridge
 from reconcile.ids import HASH_DTYPE, Ints, SyncIds
 from reconcile.index.rows import IndexRows
 from storenode.message.limits import HASH_BYTES
@@ -131,29 +132,10 @@ def _first_difference(left: NDArray[np.uint8], right: NDArray[np.uint8]) -> Ints
 
 def _bridged(rows: IndexRows, found: Cuts, lower: SyncIds) -> Cuts:
     """Put bounds between those that cannot follow each other directly."""
-    previous = _previous(found, lower)
-    inside = np.flatnonzero(found.bounds.words.any(axis=1))
-    at_time = previous.timestamps[inside] == found.bounds.timestamps[inside]
-    hashes = found.bounds.hashes[inside]
-    common = _first_difference(previous.hashes[inside], hashes)
-    common[~at_time] = 0
-    # Column 0 is the bound at the time itself, column c the one that ends with byte c - 1.
-    steps = np.empty((len(inside), HASH_BYTES + 1), np.bool_)
-    steps[:, 0] = ~at_time
-    steps[:, 1:] = (hashes != 0) & (common[:, None] <= _PLACES)
-    if int(np.count_nonzero(steps)) == len(inside):
+    sources, bounds = bridge(_previous(found, lower), found.bounds)
+    if len(sources) == len(found.spans):
         return found
-    repeats = np.ones(len(found.spans), np.int64)
-    repeats[inside] = np.count_nonzero(steps, axis=1)
-    source = np.repeat(np.arange(len(repeats)), repeats)
-    bounds = found.bounds[source]
-    stepped, lengths = np.nonzero(steps)
-    stretched = hashes[stepped]
-    stretched[lengths[:, None] <= _PLACES] = 0
-    is_inside = np.zeros(len(repeats), np.bool_)
-    is_inside[inside] = True
-    bounds.hashes[is_inside[source]] = stretched
-    return Cuts(found.spans[source], bounds, rows.ranks(bounds))
+    return Cuts(found.spans[sources], bounds, rows.ranks(bounds))
 
 
 def _previous(found: Cuts, lower: SyncIds) -> SyncIds:

@@ -7,10 +7,10 @@
 
 static PyMethodDef methods[] = {
     METHOD(reply),  METHOD(survey), METHOD(parse), METHOD(encode),  METHOD(places),
-    METHOD(fingerprints), METHOD(items), METHOD(split), METHOD(probe), METHOD(match),
+    METHOD(fingerprints), METHOD(probe), METHOD(match),
     METHOD(lattice), METHOD(balance), METHOD(anchors), METHOD(cut), METHOD(compare),
-    METHOD(fill), METHOD(sift), METHOD(shorten), METHOD(insert), METHOD(peel), METHOD(find),
-    METHOD(gather), METHOD(tally), METHOD(divide), METHOD(survey_slices),
+    METHOD(fill), METHOD(sift), METHOD(shorten), METHOD(insert), METHOD(peel), METHOD(find), METHOD(gather),
+    METHOD(tally), METHOD(survey_slices),
     {NULL, NULL, 0, NULL},
 };
 

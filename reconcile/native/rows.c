@@ -1,4 +1,4 @@
-/* Reading an index: fingerprints and IDs of ranges.
+/* Reading an index: fingerprints of ranges.
  *
  * An index is `reconcile.index.rows.Rows`: ascending IDs in chunks, each with its timestamps and
  * the running XOR of its hashes. A place is the number of IDs before something.
@@ -146,58 +146,3 @@ static PyObject *work_fingerprints(const rows_t *rows, columns *held)
 }
 
 CALL(fingerprints, INDEXED, READ(8), READ(8), WRITTEN(32))
-
-/* ---- IDs --------------------------------------------------------------------------------- */
-
-typedef struct {
-    uint8_t *times, *hashes;
-    Py_ssize_t row, rows;
-} ids_t;
-
-/* IDs between two places of one chunk. */
-static void copy_ids(const chunk_t *chunk, Py_ssize_t from, Py_ssize_t to, ids_t *ids)
-{
-    memcpy(ids->times + ids->row * TIME_BYTES, chunk->times + from * TIME_BYTES,
-           (size_t)(to - from) * TIME_BYTES);
-    hash_t before = load_hash(chunk->prefix, from);
-    for (; from < to; from++) {
-        hash_t after = load_hash(chunk->prefix, from + 1);
-        store_hash(ids->hashes, ids->row++, xored(before, after));
-        before = after;
-    }
-}
-
-static bool copy_all(const rows_t *rows, const columns *held)
-{
-    ids_t ids = {held->at[2], held->at[3], 0, held->rows[2]};
-    Py_ssize_t chunk = 0;
-    for (Py_ssize_t row = 0; row < held->rows[0]; row++) {
-        int64_t from = load(held->at[0], row), to = load(held->at[1], row);
-        if (from < 0 || to < from || to > rows->length || to - from > ids.rows - ids.row)
-            return false;
-        while (from < to) {
-            go_on(rows, &chunk, (Py_ssize_t)from);
-            int64_t start = load(rows->starts, chunk), end = load(rows->starts, chunk + 1);
-            int64_t last = to < end ? to : end;
-            if (from < start)
-                return false;
-            copy_ids(&rows->chunks[chunk], (Py_ssize_t)(from - start), (Py_ssize_t)(last - start),
-                     &ids);
-            from = last;
-        }
-    }
-    return ids.row == ids.rows;
-}
-
-/* items(index, low, high, times, hashes) -> None; intervals of places ascend. */
-static PyObject *work_items(const rows_t *rows, columns *held)
-{
-    if (held->rows[0] != held->rows[1] || held->rows[2] != held->rows[3])
-        return NULL;
-    PyThreadState *state = let_go(held->rows[2] * HASH_BYTES);
-    bool fits = copy_all(rows, held);
-    take_back(state);
-    return none_if(fits);
-}
-
-CALL(items, INDEXED, READ(8), READ(8), WRITTEN(8), WRITTEN(32))

@@ -11,8 +11,8 @@
 #endif
 
 /* The last one says how: the best that the processor has, without its instruction, with the one
- * that multiplies once, or twice. */
-enum { BY_BEST, BY_TABLES, BY_CLMUL, BY_PAIRS };
+ * that multiplies once. */
+enum { BY_BEST, BY_TABLES, BY_CLMUL };
 #define POLYNOMIAL UINT64_C(0x1B) /* x^64 = x^4 + x^3 + x + 1 */
 
 /* ---- by tables --------------------------------------------------------------------------- */
@@ -103,54 +103,6 @@ CLMUL static void rows_by_clmul(const hasher_t *hasher, const uint8_t *prefix, P
     }
 }
 
-/* Two hashes at a time, each in two lanes of 128 bits. */
-#define PAIRS __attribute__((target("avx2,vpclmulqdq,pclmul")))
-
-PAIRS static inline __m256i pair_sums(const uint8_t *at, __m256i before, __m256i *last, __m256i key)
-{
-    __m256i first = _mm256_loadu_si256((const __m256i *)(at + HASH_BYTES));
-    __m256i second = _mm256_loadu_si256((const __m256i *)(at + 2 * HASH_BYTES));
-    __m256i one = _mm256_xor_si256(before, first), other = _mm256_xor_si256(first, second);
-    *last = second;
-    one = _mm256_xor_si256(_mm256_clmulepi64_epi128(one, key, 0x00),
-                           _mm256_clmulepi64_epi128(one, key, 0x11));
-    other = _mm256_xor_si256(_mm256_clmulepi64_epi128(other, key, 0x00),
-                             _mm256_clmulepi64_epi128(other, key, 0x11));
-    return _mm256_xor_si256(_mm256_permute2x128_si256(one, other, 0x20),
-                            _mm256_permute2x128_si256(one, other, 0x31));
-}
-
-/* Reduce four products at a time, of which lower and upper words are given. Shifts take less time
- * than the instruction: the polynomial has four terms, and what overflows is four bits. */
-PAIRS static inline __m256i reduced(__m256i low, __m256i high)
-{
-    __m256i over = _mm256_xor_si256(_mm256_srli_epi64(high, 63), _mm256_srli_epi64(high, 61));
-    over = _mm256_xor_si256(over, _mm256_srli_epi64(high, 60));
-    high = _mm256_xor_si256(high, over);
-    low = _mm256_xor_si256(low, _mm256_xor_si256(high, _mm256_slli_epi64(high, 1)));
-    return _mm256_xor_si256(low, _mm256_xor_si256(_mm256_slli_epi64(high, 3),
-                                                  _mm256_slli_epi64(high, 4)));
-}
-
-PAIRS static void rows_by_pairs(const hasher_t *hasher, const uint8_t *prefix, Py_ssize_t count,
-                                uint64_t *out)
-{
-    const __m256i key = _mm256_loadu_si256((const __m256i *)hasher->key);
-    const __m256i mask = _mm256_set1_epi64x(SHORT_MASK);
-    Py_ssize_t whole = count - count % MANY;
-    __m256i last = _mm256_loadu_si256((const __m256i *)prefix);
-    for (Py_ssize_t row = 0; row < whole; row += MANY) {
-        const uint8_t *at = prefix + row * HASH_BYTES;
-        __m256i first = pair_sums(at, last, &last, key);
-        __m256i second = pair_sums(at + 2 * HASH_BYTES, last, &last, key);
-        __m256i shorts = reduced(_mm256_unpacklo_epi64(first, second),
-                                 _mm256_unpackhi_epi64(first, second)); /* of rows 0, 2, 1, 3 */
-        shorts = _mm256_permute4x64_epi64(_mm256_and_si256(shorts, mask), 0xD8);
-        _mm256_storeu_si256((__m256i *)(out + row), shorts);
-    }
-    rows_by_clmul(hasher, prefix + whole * HASH_BYTES, count - whole, out + whole);
-}
-
 /* Four hashes at a time: the XOR of two by two rows is two hashes, each in two lanes of 128 bits. */
 #define WIDE __attribute__((target("avx512f,vpclmulqdq,pclmul")))
 
@@ -191,11 +143,8 @@ bool open_hasher(hasher_t *hasher, const uint8_t *key)
     hasher->of_row = row_by_clmul;
     hasher->of_rows = rows_by_clmul;
     int64_t how = load(key, KEY_WORDS);
-    bool lanes = (how == BY_BEST || how == BY_PAIRS) && __builtin_cpu_supports("vpclmulqdq");
-    if (lanes && how == BY_BEST && __builtin_cpu_supports("avx512f"))
+    if (how == BY_BEST && __builtin_cpu_supports("vpclmulqdq") && __builtin_cpu_supports("avx512f"))
         hasher->of_rows = rows_by_lanes;
-    else if (lanes && __builtin_cpu_supports("avx2"))
-        hasher->of_rows = rows_by_pairs;
     if (how != BY_TABLES && __builtin_cpu_supports("pclmul"))
         return true;
 #endif

@@ -34,8 +34,8 @@ from tests.support.reconcile_pair import some_ids
 SOME = settings(max_examples=80, deadline=None)
 KEYS = SessionKeys.derive(b"a" * NONCE_BYTES, b"b" * NONCE_BYTES)
 TOP = 1 << 64
-MULTIPLY = range(4)
-"""The ways in which the kernel multiplies: the best one, tables, CLMUL, pairs of CLMUL."""
+MULTIPLY = range(3)
+"""The ways in which the kernel multiplies: the best one, tables, CLMUL."""
 
 
 def assert_exact(joined: Joined, ours: set[SyncId], theirs: set[SyncId]) -> None:

@@ -10,9 +10,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reconcile.algorithm.answer import AnswerPieces, assemble, piece_keys, reach_all
+from reconcile.algorithm.answer import AnswerPieces, assemble, piece_keys
 from reconcile.algorithm.differences import around, differences, narrow_sets
-from reconcile.codec import RangeKind, expressible, reach
+from reconcile.codec import RangeKind, expressible, reach, reach_all
 from reconcile.ids import SyncId, SyncIds, match
 from reconcile.view import Items, Spans
 from tests.unit.reconcile.answers import on_both

@@ -19,8 +19,10 @@ import uvloop
 from store.config.node import ConfigError, NodeConfig
 from store.config.options import RunCommand, options_of
 from store.observe.logging import configure
+from store.runtime.embedded_host import EmbeddedHost
+from store.runtime.errors import NodeFailedError
 from storenode.cli.client.text import note
-from storenode.cli.errors import FAILED, UNREACHABLE, USAGE, CliError
+from storenode.cli.errors import FAILED, USAGE, CliError
 
 _COLLECT_AFTER = 10_000
 """New objects between two looks for cycles. A hundred calls at once have so many without one."""
@@ -50,22 +52,20 @@ async def _serve(config: NodeConfig) -> None:
     # Imported here, so that `--help` needs no server.
     # What is imported stays to the end: the collector need not look at it, now or later.
     gc.disable()
+    embedded = EmbeddedHost(config) if config.database_url is None else None
+    if embedded is not None:
+        embedded.begin()
     from store.runtime.node import NodeRuntime  # noqa: PLC0415
-    from store.runtime.node_files import NodeFailedError, UnreachableError, WrongConfigurationError  # noqa: PLC0415
 
     gc.freeze()
     gc.set_threshold(_COLLECT_AFTER, 20, 20)
     gc.enable()
-    node = NodeRuntime(config, importlib.metadata.version("storenode"), announce)
+    node = NodeRuntime(config, importlib.metadata.version("storenode"), announce, embedded)
     _handle_signals(node.stop, node.reload)
     try:
         await node.run()
-    except WrongConfigurationError as error:
-        raise CliError(USAGE, str(error)) from error
-    except UnreachableError as error:
-        raise CliError(UNREACHABLE, str(error)) from error
     except NodeFailedError as error:
-        raise CliError(FAILED, str(error)) from error
+        raise CliError(error.exit_code, str(error)) from error
 
 
 def _trace_crashes() -> None:

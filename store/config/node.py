@@ -12,8 +12,7 @@ import click
 
 from store.config import options as most
 from store.config.options import access, data, limit, listener, messages, peers, running
-from store.domain.query import DEFAULT_UNSENT_BYTES
-from store.domain.quota import ClientLimits
+from store.domain.quota import DEFAULT_UNSENT_BYTES, ClientLimits
 from storenode.cli.options.types import (
     ADDRESS,
     DURATION,

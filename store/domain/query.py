@@ -58,9 +58,6 @@ NWAKU_PAGE_MESSAGES: Final = 20
 RESPONSE_RESERVE_BYTES: Final = 64 * 1024
 """What a page leaves free of a response, for the fields that are no entries."""
 
-DEFAULT_UNSENT_BYTES: Final = 128 * 1024 * 1024
-"""All answers of a node that their callers have not taken yet, with their copies in memory."""
-
 DEFAULT_PAGE_BYTES: Final = MAX_RESPONSE_BYTES - RESPONSE_RESERVE_BYTES
 """Entries of one page, where nothing else is set."""
 

@@ -31,6 +31,9 @@ DEFAULT_CALLS: Final = 2_000
 DEFAULT_STREAMS: Final = 10_000
 """Streaming calls of one caller at one time; an idle follower is one of them."""
 
+DEFAULT_UNSENT_BYTES: Final = 128 * 1024 * 1024
+"""All answers of a node that their callers have not taken yet, with their copies in memory."""
+
 MAX_NODE_CALLS: Final = 10_000
 MAX_NODE_STREAMS: Final = 20_000
 """Calls and streams of all callers together."""

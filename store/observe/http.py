@@ -151,9 +151,6 @@ class MetricsListener:
         await self._ending.wait()
         server.close()
 
-    def _note_run(self) -> None:
-        self._asked_s = None
-
     async def _rendered(
         self, render: _Render, content_type: str, headers: Sequence[tuple[str, str]] = ()
     ) -> _Answer:
@@ -179,7 +176,7 @@ class MetricsListener:
         now_s, asked_s = self._clock(), self._asked_s
         if asked_s is None:
             self._asked_s = asked_s = now_s
-            self._node.call_soon_threadsafe(self._note_run)
+            self._node.call_soon_threadsafe(setattr, self, "_asked_s", None)
         silent_s = now_s - asked_s
         return f"nothing has run for {silent_s:.0f} s" if silent_s > longest_s else None
 

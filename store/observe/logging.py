@@ -10,15 +10,31 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TextIO, cast
 
-import structlog
-from structlog.contextvars import bind_contextvars, merge_contextvars
-from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
-
 from storenode.message.text import printable
+
+
+@contextlib.contextmanager
+def _hidden(package: str) -> Iterator[None]:
+    """Let imports in the block find a package missing, which they use where it is installed."""
+    imported = sys.modules.get(package)
+    sys.modules[package] = None  # type: ignore[assignment]  # what marks a missing one
+    try:
+        yield
+    finally:
+        del sys.modules[package]
+        if imported is not None:
+            sys.modules[package] = imported
+
+
+# For tracebacks that no log here has; it takes as long to import as Postgres to start.
+with _hidden("rich"):
+    import structlog
+    from structlog.contextvars import bind_contextvars, merge_contextvars
+    from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
 
 LOG_BURST_EVENTS: Final = 20
 """Warnings and errors of one kind that are written per interval; the rest is counted."""
@@ -56,6 +72,7 @@ class FloodGate:
     """A count of events by kind: of each, so many pass per interval, and the rest is counted.
 
     The count is written with the next event of that kind or by `drain`. Time is an argument.
+    ``total``: how many were suppressed since the start.
     """
 
     def __init__(
@@ -68,6 +85,7 @@ class FloodGate:
         self._interval_s = interval_s
         self._max_kinds = max_kinds
         self._windows: dict[str, _Window] = {}
+        self.total = 0
 
     def admit(self, kind: str, now_s: float) -> int | None:
         """Return how many of this kind were suppressed before; None: suppress this one too."""
@@ -78,6 +96,7 @@ class FloodGate:
             window.started_s, window.passed, window.suppressed = now_s, 0, 0
         if window.passed >= self._burst:
             window.suppressed += 1
+            self.total += 1
             return None
         window.passed += 1
         return missed
@@ -108,7 +127,6 @@ class FloodGate:
 
 _gate = FloodGate()
 _gate_lock = threading.Lock()
-_suppressed_total = 0
 
 request_context = bind_contextvars
 """Bind fields, such as `request_id`, to all that the current task logs; returns reset tokens."""
@@ -150,7 +168,7 @@ def write_suppressed() -> None:
 
 def suppressed_total() -> int:
     """Return how many events the flood gate held back since the start."""
-    return _suppressed_total
+    return _gate.total
 
 
 def _shared() -> list[Processor]:
@@ -238,17 +256,12 @@ class _LibraryFilter(logging.Filter):
         if record.name.startswith("grpc.") and str(record.msg).startswith(_GRPC_NO_UTF8):
             record.msg, record.args, record.exc_info = _NO_UTF8, (), None
             record.levelno, record.levelname = logging.WARNING, "WARNING"
-        missed = _admitted(f"{record.name}: {record.msg}"[:MAX_LOG_TEXT_CHARS])
-        return missed is not None
+        return _admitted(f"{record.name}: {record.msg}"[:MAX_LOG_TEXT_CHARS]) is not None
 
 
 def _admitted(kind: str) -> int | None:
-    global _suppressed_total  # noqa: PLW0603 - one count for the one log of the process
     with _gate_lock:
-        missed = _gate.admit(kind, time.monotonic())
-        if missed is None:
-            _suppressed_total += 1
-    return missed
+        return _gate.admit(kind, time.monotonic())
 
 
 def _stop_floods(_logger: WrappedLogger, method: str, event: EventDict) -> EventDict:

@@ -121,80 +121,6 @@ RULES: Final = tuple(rule for rule in _ALL if not rule.of_gateway)
 GATEWAY_RULES: Final = tuple(rule for rule in _ALL if rule.of_gateway)
 
 
-class _Evaluation:
-    """Metrics at a moment, and the values that they had at earlier ones, as far as they changed."""
-
-    def __init__(self, metrics: object) -> None:
-        self._metrics = metrics
-        self._steps: dict[object, deque[tuple[float, float]]] = {}
-        self.now_s = 0.0
-
-    def present(self, rule: Rule) -> Vector:
-        """Return the values for which the conditions of a rule hold now, by their labels."""
-        found = self.find(rule.condition)
-        # Also evaluated where nothing is found: conditions look back.
-        is_meant = rule.where is None or bool(self.find(rule.where))
-        return found if is_meant and not any(map(self.find, rule.unless)) else {}
-
-    def find(self, condition: Condition) -> Vector:
-        """Return the values that meet a condition, by their labels."""
-        bound, kind = condition.bound, condition.kind
-        if condition.limit:
-            bound = sum(self._vector(Series.parse(condition.limit)).values())
-        if kind in ("grown", "large-share", "large-rest"):
-            value = self._growth(condition.series, condition.window_s)
-            if kind != "grown":
-                whole = self._growth(condition.whole, condition.window_s)
-                part = whole - value if kind == "large-rest" else value
-                value = part / whole if whole else 0.0
-            return {(): value} if value > bound else {}
-        values = self._vector(condition.series[0])
-        if kind == "older":
-            values = {key: self.now_s - value for key, value in values.items() if value > 0}
-        wholes = self._vector(condition.whole[0]) if condition.whole else {}
-        return {
-            key: value
-            for key, value in values.items()
-            if self._is_met(condition, bound, key, value, wholes.get(key, 0.0))
-        }
-
-    def _is_met(
-        self, condition: Condition, bound: float, key: Labels, value: float, whole: float
-    ) -> bool:
-        match condition.kind:
-            case "above" | "older":
-                return value > bound
-            case "beyond":
-                return abs(value) > bound
-            case "zero":
-                return not value
-            case "small-part":
-                return value < bound * whole
-        window = condition, key
-        past = self._past(window, value, condition.window_s, first=value)
-        if condition.kind in ("below-peak", "peak-above"):
-            return max(past) > (value if condition.kind == "below-peak" else bound)
-        is_covered = self._steps[window][0][0] <= self.now_s - condition.window_s
-        return is_covered and min(past) > 0 and value >= past[0]
-
-    def _vector(self, series: Series) -> Vector:
-        found = samples(getattr(self._metrics, series.metric), series.suffix, dict(series.labels))
-        return {tuple(sorted(labels.items())): value for labels, value in found}
-
-    def _growth(self, series: tuple[Series, ...], window_s: float) -> float:
-        value = sum(sum(self._vector(each).values()) for each in series)
-        return value - self._past((series, window_s), value, window_s, first=0.0)[0]
-
-    def _past(self, key: object, value: float, window_s: float, first: float) -> list[float]:
-        """Return the values within a window; a series had the value ``first`` before it was new."""
-        steps = self._steps.setdefault(key, deque([(self.now_s, first)], maxlen=MAX_STEPS))
-        if steps[-1][1] != value:
-            steps.append((self.now_s, value))
-        while len(steps) > 1 and steps[1][0] <= self.now_s - window_s:
-            steps.popleft()
-        return [each for _, each in steps]
-
-
 @dataclass(frozen=True, slots=True)
 class Problem:
     """A problem that is present.
@@ -234,8 +160,11 @@ class Problems:
         rules: Sequence[Rule] = RULES,
     ) -> None:
         self._rules = rules
-        self._evaluation = _Evaluation(metrics)
+        self._metrics = metrics
         self._now_s = now_s
+        self._at_s = 0.0
+        # The values of metrics at earlier evaluations, as far as they changed.
+        self._steps: dict[object, deque[tuple[float, float]]] = {}
         self._since: dict[tuple[int, Labels], float] = {}
         self._last: dict[tuple[int, Labels], Problem] = {}
         self._ended: dict[tuple[int, Labels], EndedProblem] = {}
@@ -247,11 +176,11 @@ class Problems:
 
     def evaluate(self, unready: str | None = None) -> tuple[Problem, ...]:
         """Return the problems, critical ones first; ``unready``: why the node is not ready."""
-        now_s = self._evaluation.now_s = self._now_s()
+        now_s = self._at_s = self._now_s()
         found: dict[tuple[int, Labels], Problem] = {}
         since: dict[tuple[int, Labels], float] = {}
         for number, rule in enumerate(self._rules):
-            for labels, value in self._evaluation.present(rule).items():
+            for labels, value in self._present(rule).items():
                 key = number, tuple(each for each in labels if each[0] not in _DETAILS)
                 since_s = since[key] = self._since.get(key, now_s)
                 if now_s - since_s < rule.for_s:
@@ -262,12 +191,71 @@ class Problems:
                 if unready is not None and rule.gives_reason:
                     sentence += f": {unready}"
                 found[key] = Problem(rule.page, rule.critical, sentence, since_s)
-        over = {key: self._last[key] for key in self._last.keys() - found.keys()}
-        self._ended |= {key: EndedProblem(problem, now_s) for key, problem in over.items()}
-        self._ended = {
-            key: each
-            for key, each in self._ended.items()
-            if key not in found and now_s - each.ended_s < ENDED_S
-        }
+        for key in self._last.keys() - found.keys():
+            self._ended[key] = EndedProblem(self._last[key], now_s)
+        for key, each in list(self._ended.items()):
+            if key in found or now_s - each.ended_s >= ENDED_S:
+                del self._ended[key]
         self._since, self._last = since, found
         return tuple(sorted(found.values(), key=lambda each: (not each.critical, each.since_s)))
+
+    def _present(self, rule: Rule) -> Vector:
+        """Return the values for which the conditions of a rule hold, by their labels."""
+        found = self._find(rule.condition)
+        # Also evaluated where nothing is found: conditions look back.
+        is_meant = rule.where is None or bool(self._find(rule.where))
+        return found if is_meant and not any(map(self._find, rule.unless)) else {}
+
+    def _find(self, condition: Condition) -> Vector:
+        """Return the values that meet a condition, by their labels."""
+        bound, kind, window_s = condition.bound, condition.kind, condition.window_s
+        if condition.limit:
+            bound = sum(self._vector(Series.parse(condition.limit)).values())
+        if kind in ("grown", "large-share", "large-rest"):
+            value = self._growth(condition.series, window_s)
+            if kind != "grown":
+                whole = self._growth(condition.whole, window_s)
+                part = whole - value if kind == "large-rest" else value
+                value = part / whole if whole else 0.0
+            return {(): value} if value > bound else {}
+        values = self._vector(condition.series[0])
+        if kind == "older":
+            values = {key: self._at_s - value for key, value in values.items() if value > 0}
+        match kind:
+            case "above" | "older":
+                return {key: value for key, value in values.items() if value > bound}
+            case "beyond":
+                return {key: value for key, value in values.items() if abs(value) > bound}
+            case "zero":
+                return {key: value for key, value in values.items() if not value}
+            case "small-part":
+                least = {key: bound * v for key, v in self._vector(condition.whole[0]).items()}
+                return {key: v for key, v in values.items() if v < least.get(key, 0)}
+        found = {}
+        for key, value in values.items():
+            past = self._past((condition, key), value, window_s, first=value)
+            if kind == "not-shrinking":
+                covered_s = self._at_s - self._steps[condition, key][0][0]
+                is_met = covered_s >= window_s and min(past) > 0 and value >= past[0]
+            else:
+                is_met = max(past) > (value if kind == "below-peak" else bound)
+            if is_met:
+                found[key] = value
+        return found
+
+    def _vector(self, series: Series) -> Vector:
+        found = samples(getattr(self._metrics, series.metric), series.suffix, dict(series.labels))
+        return {tuple(sorted(labels.items())): value for labels, value in found}
+
+    def _growth(self, series: tuple[Series, ...], window_s: float) -> float:
+        value = sum(sum(self._vector(each).values()) for each in series)
+        return value - self._past((series, window_s), value, window_s, first=0.0)[0]
+
+    def _past(self, key: object, value: float, window_s: float, first: float) -> list[float]:
+        """Return the values within a window; a series had the value ``first`` before it was new."""
+        steps = self._steps.setdefault(key, deque([(self._at_s, first)], maxlen=MAX_STEPS))
+        if steps[-1][1] != value:
+            steps.append((self._at_s, value))
+        while len(steps) > 1 and steps[1][0] <= self._at_s - window_s:
+            steps.popleft()
+        return [each for _, each in steps]

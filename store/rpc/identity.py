@@ -14,7 +14,6 @@ from functools import lru_cache
 from typing import Final
 
 import grpc
-from cryptography import x509
 
 from store.domain.access import Principal, Right
 from store.domain.quota import ClientLimits
@@ -164,7 +163,7 @@ def first_dns_name(pem: bytes) -> str | None:
     by another domain, would pass for ``b.example``. The certificate itself comes whole.
     """
     try:
-        return next(iter(dns_names(x509.load_pem_x509_certificate(pem))), None)
+        return next(iter(dns_names(pem)), None)
     except ValueError:
         return None
 

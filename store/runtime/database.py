@@ -16,21 +16,22 @@ import psycopg
 from store.config.node import NodeConfig
 from store.db.errors import HostRefusedError, SchemaError, is_login_refused, sentence
 from store.db.pool import Database, complete_url
-from store.db.primary import GuardEvent, HostChoice, PrimaryGuard, hosts_of
+from store.db.primary import GuardEvent, PrimaryGuard, hosts_of
 from store.db.schema import migrate
 from store.domain.ports import StoreUnavailable
 from store.embedded.datadir import DataDir
 from store.embedded.process import EmbeddedPostgresError
-from store.embedded.supervisor import EmbeddedPostgres, EmbeddedSettings
 from store.observe.logging import get_logger
 from store.observe.metrics import Metrics
-from store.runtime.node_files import (
+from store.runtime.errors import (
     NodeFailedError,
-    SeenFiles,
     UnreachableError,
     WrongConfigurationError,
+    as_sentence,
     ended,
 )
+from store.runtime.health import NodeHealth, Obstacle
+from store.runtime.node_files import SeenFiles
 from storenode.common.backoff import Backoff
 from storenode.message.limits import NS_PER_S
 
@@ -51,60 +52,11 @@ CONNECT_RETRY_FIRST_S: Final = 0.1
 CONNECT_RETRY_MOST_S: Final = 2.0
 """Pauses between attempts to reach the database at the start."""
 
-HostEvent = Callable[[str, Mapping[str, object]], None]
-"""Called from any thread with an event of an embedded server: `exited`, `restarted`, ..."""
 
-
-def database_host(
-    config: NodeConfig, on_event: HostEvent, on_hosts: GuardEvent
-) -> EmbeddedHost | ExternalHost:
-    """Return the host that the configuration asks for."""
-    if config.database_url is None:
-        return EmbeddedHost(config, on_event)
-    if config.read_only:
-        return ExternalHost(config, config.database_url, None)
-    guard = PrimaryGuard(SeenFiles(config.data_dir), on_hosts)
-    return ExternalHost(config, config.database_url, guard)
-
-
-class EmbeddedHost:
-    """A Postgres in the data directory; its schema is brought up to date at the start."""
-
-    kind = "embedded"
-    guard = None
-
-    def __init__(self, config: NodeConfig, on_event: HostEvent) -> None:
-        settings = EmbeddedSettings(config.data_dir, dict(config.postgres_setting))
-        self._on_event = on_event
-        self._server = EmbeddedPostgres(settings, self._note)
-
-    async def start(self) -> str:
-        """Start the server and upgrade the schema.
-
-        Raises:
-            NodeFailedError: One of them is impossible.
-        """
-        try:
-            url = await asyncio.to_thread(self._server.start)
-            await asyncio.to_thread(migrate.upgrade, url)
-        except EmbeddedPostgresError as error:
-            raise NodeFailedError(str(error)) from error
-        except (SchemaError, psycopg.Error) as error:
-            raise NodeFailedError(_upgrade_failed(error)) from error
-        return url
-
-    def url(self) -> str:
-        """Return the server's URL, with its present port."""
-        return self._server.url
-
-    async def stop(self) -> None:
-        """Shut the server down."""
-        await asyncio.to_thread(self._server.stop)
-
-    def _note(self, name: str, fields: Mapping[str, object]) -> None:
-        write = _LOG.warning if name == "exited" else _LOG.info
-        write(f"postgres_{name}", **fields)
-        self._on_event(name, fields)
+def external_host(config: NodeConfig, on_hosts: GuardEvent) -> ExternalHost:
+    """Return the Postgres of ``--database-url``; a guard chooses among its hosts."""
+    seen = SeenFiles(config.data_dir)
+    return ExternalHost(config, None if config.read_only else PrimaryGuard(seen, on_hosts))
 
 
 class ExternalHost:
@@ -116,10 +68,11 @@ class ExternalHost:
 
     kind = "external"
 
-    def __init__(self, config: NodeConfig, url: str, guard: PrimaryGuard | None) -> None:
+    def __init__(self, config: NodeConfig, guard: PrimaryGuard | None) -> None:
+        assert config.database_url is not None
         self._data = DataDir(config.data_dir.absolute())
         self.guard = guard
-        self._url = url
+        self._url = config.database_url
         self._read_only = config.read_only
         self._patience_s = config.start_timeout / NS_PER_S
 
@@ -178,7 +131,7 @@ class ExternalHost:
                 chosen = await self._choose(url)
                 await asyncio.to_thread(migrate.require_served, chosen)
             except SchemaError as error:
-                raise NodeFailedError(_sentence(error)) from error
+                raise NodeFailedError(as_sentence(error)) from error
             except psycopg.OperationalError as error:
                 reason = sentence(error)
                 hopeless = is_login_refused(error)
@@ -224,20 +177,6 @@ def _shown_host(url: str) -> str:
     return f"{hosts}{port}"
 
 
-def _upgrade_failed(error: Exception) -> str:
-    if isinstance(error, SchemaError):
-        return _sentence(error)
-    return (
-        "The schema of the embedded database could not be brought up to date"
-        f" ({sentence(error)}): look into postgres.log in the data directory."
-    )
-
-
-def _sentence(error: Exception) -> str:
-    text = str(error)
-    return ended(text[:1].upper() + text[1:])
-
-
 _ALARMING = frozenset({"commits_lost", "host_refused", "timeline_not_kept"})
 
 
@@ -260,15 +199,14 @@ class HostWatch:
         guard: PrimaryGuard,
         url: str,
         metrics: Metrics,
-        *,
         database: Database,
-        on_look: Callable[[HostChoice], None],
+        health: NodeHealth,
     ) -> None:
         self._guard = guard
         self._url = url
         self._metrics = metrics
         self._database = database
-        self._on_look = on_look
+        self._health = health
         self._kept_s = time.monotonic()
         self._moved_to = url
         self._served = True
@@ -287,7 +225,7 @@ class HostWatch:
             self._database.move(choice.url)
         self._metrics.database_hosts_refused.set(len(choice.refused))
         self._metrics.database_timeline.set(self._guard.timeline)
-        self._on_look(choice)
+        self._health.set(Obstacle.REFUSED, present=bool(choice.refused))
         if time.monotonic() - self._kept_s > HOSTS_KEEP_INTERVAL_S:
             self._kept_s = time.monotonic()
             await asyncio.to_thread(self._guard.keep)

@@ -80,6 +80,8 @@ class NodeHealth:
 
     def _update(self) -> None:
         found = [each for each in Obstacle if each in self._present]
+        if Obstacle.DATABASE not in found and Obstacle.REFUSED in found:
+            found.remove(Obstacle.REFUSED)  # a newer host serves
         unready = next((self._present[each] for each in found), None)
         halting = (self._present[each] for each in found if each not in _ONLY_WRITES)
         before = self.value

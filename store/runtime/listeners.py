@@ -7,12 +7,9 @@ import resource
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from store.config.node import NodeConfig
-from store.http import listener as http
-from store.http.connections import OpenConnections
-from store.http.listener import HttpListener
 from store.observe.logging import get_logger
 from store.rpc.call import ListenerKind, RpcContext
 from store.rpc.identity import PeerRules
@@ -23,6 +20,9 @@ from store.serving.connections import ConnectionLimiter
 from store.serving.context import NodeContext
 from store.serving.tls import TlsFiles
 from storenode.cli.options.types import Address
+
+if TYPE_CHECKING:
+    from store.http.listener import HttpListener
 
 _LOG = get_logger("store.runtime.listeners")
 
@@ -106,7 +106,9 @@ def _bind_http(config: NodeConfig, context: NodeContext) -> HttpListener | None:
     if config.http_listen is None:
         return None
     # Its libraries take 20 MB, which a node without this listener does without.
+    from store.http import listener as http  # noqa: PLC0415
     from store.http.app import build_app  # noqa: PLC0415
+    from store.http.connections import OpenConnections  # noqa: PLC0415
     from store.http.sites import Sites  # noqa: PLC0415
 
     connections = OpenConnections(_connections(config), context.metrics)

@@ -18,34 +18,27 @@ from typing import Any, Final, TypeVar
 from uuid import UUID
 
 from store.config.node import NodeConfig
-from store.db.primary import HostChoice
 from store.domain.ports import StoreUnavailable
 from store.embedded.process import is_full_disk
 from store.observe.clocks import ClockComparison
 from store.observe.http import MetricsListener
 from store.observe.logging import get_logger, write_suppressed
-from store.observe.metrics import Metrics
+from store.observe.metrics import Metrics, total
 from store.rpc.call import MAX_CALLERS, RpcContext
-from store.runtime.canary import WriteCanary
-from store.runtime.database import HostWatch, database_host, note_hosts
+from store.runtime.database import ExternalHost, HostWatch, external_host, note_hosts
+from store.runtime.embedded_host import EmbeddedHost
+from store.runtime.errors import NodeFailedError, UnreachableError, WrongConfigurationError, ended
 from store.runtime.health import NodeHealth, Obstacle
 from store.runtime.listeners import Listeners, bind_listeners, listener_addresses
-from store.runtime.monitor import DatabaseHealth, DatabaseMonitor
-from store.runtime.node_files import (
-    NodeFailedError,
-    UnreachableError,
-    WrongConfigurationError,
-    ended,
-    kept_node_id,
-)
-from store.runtime.policy import PolicySource, client_limits
+from store.runtime.monitor import DatabaseHealth, DatabaseMonitor, WriteCanary
+from store.runtime.node_files import kept_node_id
+from store.runtime.policy import PolicySource, TokenFile, client_limits
 from store.runtime.preflight import file_checks
 from store.runtime.resources import TRIM_INTERVAL_S, DiskSpace, Trimmer, map_large_blocks
 from store.runtime.services import NodeParts, system_environment
 from store.runtime.status import StatusReport
 from store.runtime.tasks import finish
 from store.runtime.telemetry import FOLLOW_INTERVAL_S, Telemetry
-from store.runtime.tokens import TokenFile
 from store.serving.addresses import BindError, bind_error, require_free
 from store.serving.answer_budget import UnsentBudget
 from store.serving.context import NodeIdentity
@@ -74,9 +67,18 @@ _T = TypeVar("_T")
 
 
 class NodeRuntime:
-    """A node, made inside the event loop that runs it; `announce` is given the ready line."""
+    """A node, made inside the event loop that runs it; `announce` is given the ready line.
 
-    def __init__(self, config: NodeConfig, version: str, announce: Callable[[str], None]) -> None:
+    ``embedded`` is its database where the options name no other.
+    """
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        version: str,
+        announce: Callable[[str], None],
+        embedded: EmbeddedHost | None,
+    ) -> None:
         self._config = config
         self._version = version
         self._announce = announce
@@ -98,16 +100,21 @@ class NodeRuntime:
         )
         self._policy = PolicySource(config, time.time_ns)
         self._tokens = TokenFile(
-            config.client_token_file, client_limits(config), self._token_file_read
+            config.client_token_file,
+            client_limits(config),
+            lambda usable: self._metrics.token_file_broken.set(int(not usable)),
         )
         self._tasks = BackgroundTasks()
         self._exchange_tasks = BackgroundTasks()
-        self._host = database_host(config, self._host_event, note_hosts(self._metrics))
+        self._host: EmbeddedHost | ExternalHost
+        if embedded is not None:
+            self._host = embedded
+            embedded.on_event = self._host_event
+        else:
+            self._host = external_host(config, note_hosts(self._metrics))
         self._parts: NodeParts | None = None
         self._monitor: DatabaseMonitor | None = None
         self._canary: WriteCanary | None = None
-        self._database_up = True
-        self._refusing = False
         self._ending = asyncio.Event()
 
     async def run(self) -> None:
@@ -156,6 +163,7 @@ class NodeRuntime:
 
     async def _start(self, stack: AsyncExitStack) -> Listeners:
         config = self._config
+        stack.push_async_callback(self._host.stop)
         for check in file_checks(config, self._tokens):
             check()
         certified = None
@@ -165,7 +173,6 @@ class NodeRuntime:
         for address in listener_addresses(config):
             if address.option != "--metrics-listen":  # which is open already
                 require_free(address)
-        stack.push_async_callback(self._host.stop)
         url = await self._host.start()
         node_id = certified or kept_node_id(config.data_dir)
         parts = NodeParts(stack, config, self._metrics, self._policy, self._clocks)
@@ -217,7 +224,7 @@ class NodeRuntime:
         return str(Address(where.host, port))
 
     async def _start_tasks(self, stack: AsyncExitStack, parts: NodeParts) -> Telemetry:
-        telemetry = Telemetry(stack, parts)
+        telemetry = Telemetry(stack, parts, self._callers)
         await telemetry.read_summary()
         self._telemetry = telemetry
         self._metrics.database_up.set(1)
@@ -228,8 +235,11 @@ class NodeRuntime:
             read_only=self._config.read_only,
             on_time=None if self._config.database_url is None else self._clocks.note,
         )
-        watch = self._host_watch(parts)
-        if watch is not None:
+        watch = None
+        if self._host.guard is not None:
+            watch = HostWatch(
+                self._host.guard, self._host.url(), self._metrics, parts.database, self._health
+            )
             stack.push_async_callback(watch.end)
         stack.push_async_callback(self._tasks.stop)
         tasks = self._tasks
@@ -240,7 +250,7 @@ class NodeRuntime:
                 parts.database,
                 writer.commit_canary,
                 lambda: writer.committed_s,
-                self._writes_changed,
+                lambda reason: self._health.set(Obstacle.WRITES, reason is not None, reason),
             )
             tasks.start("write canary", self._canary.run)
         if watch is not None:
@@ -256,14 +266,6 @@ class NodeRuntime:
         map_large_blocks()
         tasks.start_every(TRIM_INTERVAL_S, "memory", Trimmer().trim_grown)
         return telemetry
-
-    def _host_watch(self, parts: NodeParts) -> HostWatch | None:
-        guard, url = self._host.guard, self._host.url()
-        if guard is None:
-            return None
-        return HostWatch(
-            guard, url, self._metrics, database=parts.database, on_look=self._hosts_seen
-        )
 
     def _show_options(self) -> None:
         """Set the metrics of the options that alerts compare with."""
@@ -336,43 +338,21 @@ class NodeRuntime:
         """Renew the gauges that problems look at."""
         if self._telemetry is not None:
             self._telemetry.read_process()
-        self._measure()
-        self._status.measure_callers()
-
-    async def _render_metrics(self) -> bytes:
-        if self._telemetry is None:
-            return self._metrics.render()
-        self._measure()
-        return await self._telemetry.render()
-
-    def _measure(self) -> None:
-        if self._parts is not None:
-            self._parts.measure()
         if self._canary is not None:
             self._canary.measure(self._metrics.commit_age_seconds)
 
-    def _token_file_read(self, usable: bool) -> None:
-        self._metrics.token_file_broken.set(int(not usable))
+    async def _render_metrics(self) -> bytes:
+        if self._telemetry is not None:
+            await self._telemetry.read_database()
+        self._refresh()
+        return self._metrics.render()
 
     def _database_changed(self, health: DatabaseHealth) -> None:
         is_up = health.is_up
-        if is_up != self._database_up:
+        if is_up != total(self._metrics.database_up):
             self._metrics.database_up.set(int(is_up))
             self._metrics.database_events.labels("back" if is_up else "away").inc()
-        self._database_up = is_up
-        self._show_refusal()
         self._health.set(Obstacle.DATABASE, not is_up, health.reason)
-
-    def _writes_changed(self, reason: str | None) -> None:
-        self._health.set(Obstacle.WRITES, reason is not None, reason)
-
-    def _hosts_seen(self, choice: HostChoice) -> None:
-        self._refusing = bool(choice.refused)
-        self._show_refusal()
-
-    def _show_refusal(self) -> None:
-        """Set the obstacle of a refused host while that is why there is no database."""
-        self._health.set(Obstacle.REFUSED, present=self._refusing and not self._database_up)
 
     def _host_event(self, name: str, fields: Mapping[str, object]) -> None:
         # Called from the supervisor's threads, also while the loop is closing.

@@ -18,24 +18,7 @@ from typing import Final
 from uuid import UUID
 
 from store.db.primary import SeenState
-
-
-class NodeFailedError(Exception):
-    """The node cannot go on."""
-
-
-class WrongConfigurationError(NodeFailedError):
-    """An option, or a file that it names, cannot be used."""
-
-
-class UnreachableError(NodeFailedError):
-    """The database could not be reached."""
-
-
-def ended(text: str) -> str:
-    """Return a text with the mark that ends a sentence, which it may have already."""
-    return text if text.endswith((".", "?", "!")) else f"{text}."
-
+from store.runtime.errors import WrongConfigurationError
 
 NODE_ID_FILE: Final = "node-id"
 _NODE_ID = re.compile(r"[0-9a-f]{32}")

@@ -1,16 +1,22 @@
-"""The policy for messages of clients, whose horizon moves, and the limits of a client."""
+"""The rules for clients: the policy for messages, whose horizon moves, and the token file."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+from typing import Final
 
 from store.config.node import NodeConfig
 from store.db.maintenance.retention import RetentionBrake
 from store.db.pool import Database
+from store.domain.access import Access, TokenFileError, parse_token_file
 from store.domain.quota import ClientLimits
 from store.domain.retention import RetentionPolicy
 from store.observe.logging import get_logger
 from store.observe.metrics import Metrics
+from store.runtime.errors import WrongConfigurationError, ended
 from storenode.message.rules import Policy
 
 _LOG = get_logger("store.runtime.policy")
@@ -95,3 +101,123 @@ class PolicySource:
             shards=config.shard,
             max_message_bytes=config.max_message_size,
         )
+
+
+MAX_TOKEN_FILE_BYTES: Final = 4 * 1024 * 1024
+
+_Stamp = tuple[int, int, int, int]
+_UNSURE: Final[_Stamp] = (0, 0, 0, 0)
+"""Of no file: what was read may have changed since, within one tick of the file system's clock."""
+
+
+class TokenFile:
+    """The rules of a token file, as it last had them; a file that cannot be used changes nothing.
+
+    A file that is being written may lack clients for a moment. So a change is taken over when two
+    looks in a row, and one behind the reading, find the same file. ``access``: the rules in force.
+    """
+
+    def __init__(
+        self,
+        path: Path | None,
+        limits: ClientLimits,
+        on_use: Callable[[bool], None] = lambda _usable: None,
+    ) -> None:
+        """Make the rules of a file that is not read yet; no ``path``: everybody may call.
+
+        ``limits``: those of a client for which the file sets none. ``on_use`` is called with
+        whether the file could be used, when it was read.
+        """
+        self._path = path
+        self._limits = limits
+        self._on_use = on_use
+        self._stamp: _Stamp | None = _UNSURE
+        self._seen: _Stamp | None = _UNSURE
+        self._digest = b""
+        self.access = Access.open(limits)
+
+    def load(self) -> None:
+        """Read the file as it is now.
+
+        Raises:
+            WrongConfigurationError: It cannot be read or understood.
+        """
+        if self._path is not None:
+            self._stamp = self._seen = _UNSURE
+            self._take(*_read(self._path, self._limits))
+
+    def reload(self) -> None:
+        """Read the file as it is now, and report one that cannot be used."""
+        if self._path is None:
+            return
+        try:
+            self.load()
+        except WrongConfigurationError as error:
+            self._refuse(str(error))
+        else:
+            _LOG.info("token_file_reloaded", clients=len(self.access.clients()))
+
+    async def follow(self) -> None:
+        """Take over a changed file, or report it once; called every few seconds."""
+        if self._path is None:
+            return
+        stamp = _look(self._path)
+        if stamp == self._stamp:
+            return
+        if stamp != self._seen:
+            self._seen = stamp
+            return
+        read: tuple[Access, bytes] | WrongConfigurationError
+        try:
+            read = await asyncio.to_thread(_read, self._path, self._limits)
+        except WrongConfigurationError as error:
+            read = error
+        if _look(self._path) != stamp:
+            return  # it was written meanwhile
+        self._stamp = stamp
+        if isinstance(read, WrongConfigurationError):
+            self._refuse(str(read))
+        else:
+            is_new = read[1] != self._digest
+            self._take(*read)
+            if is_new:
+                _LOG.info("token_file_reloaded", clients=len(self.access.clients()))
+
+    def _take(self, access: Access, digest: bytes) -> None:
+        self.access, self._digest = access, digest
+        self._on_use(True)
+
+    def _refuse(self, reason: str) -> None:
+        _LOG.error("token_file_not_reloaded", reason=reason)
+        self._on_use(False)
+
+
+def _look(path: Path) -> _Stamp | None:
+    try:
+        about = path.stat()
+    except OSError:
+        return None
+    return about.st_mtime_ns, about.st_ctime_ns, about.st_size, about.st_ino
+
+
+def _read(path: Path, limits: ClientLimits) -> tuple[Access, bytes]:
+    """Return the rules of the file, and its digest.
+
+    Raises:
+        WrongConfigurationError: It cannot be read or understood.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_TOKEN_FILE_BYTES + 1)
+        if len(data) > MAX_TOKEN_FILE_BYTES:
+            raise TokenFileError(f"it has more than {MAX_TOKEN_FILE_BYTES} bytes")
+        return parse_token_file(data.decode(), limits), sha256(data).digest()
+    except OSError as error:
+        raise WrongConfigurationError(
+            f"The token file {path} cannot be read ({error.strerror}): name a readable file with "
+            "--client-token-file."
+        ) from error
+    except (TokenFileError, UnicodeDecodeError) as error:
+        raise WrongConfigurationError(
+            ended(f"The token file {path} cannot be used: {error}")
+        ) from error

@@ -26,11 +26,11 @@ from store.embedded.binaries import choose
 from store.embedded.datadir import DataDir
 from store.embedded.process import EmbeddedPostgresError
 from store.embedded.supervisor import refuse_managed, running_url
-from store.runtime.database import ExternalHost, database_host
+from store.runtime.database import external_host
+from store.runtime.errors import NodeFailedError, as_sentence
 from store.runtime.listeners import listener_addresses
-from store.runtime.node_files import NODE_ID_FILE, NodeFailedError, kept_node_id
-from store.runtime.policy import client_limits
-from store.runtime.tokens import TokenFile
+from store.runtime.node_files import NODE_ID_FILE, kept_node_id
+from store.runtime.policy import TokenFile, client_limits
 from store.serving.addresses import BindError, require_free
 from store.serving.tls import TlsError, first_dns_name, read_authorities
 
@@ -100,17 +100,15 @@ async def _problems_of_database(config: NodeConfig, data: DataDir) -> list[str]:
     except _FAULTS as error:
         return [str(error)]
     except (SchemaError, StoreUnavailable) as error:
-        text = str(error)
-        return [f"{text[:1].upper()}{text[1:].rstrip('.')}."]
+        return [as_sentence(error)]
     except psycopg.Error as error:
         return [f"The database could not be read ({sentence(error)}): check that Postgres runs."]
 
 
 async def _checked_url(config: NodeConfig, data: DataDir) -> str | None:
     """Return the URL of the database; None for an embedded one that does not run."""
-    host = database_host(config, lambda _name, _fields: None, lambda _name, _fields: None)
-    if isinstance(host, ExternalHost):
-        return await host.reach(wait=False)
+    if config.database_url is not None:
+        return await external_host(config, lambda _name, _fields: None).reach(wait=False)
     # A node would upgrade the schema of its own database.
     url = running_url(data.path)
     if url is not None:

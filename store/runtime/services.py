@@ -311,15 +311,6 @@ class NodeParts:
         """Return the peers with which messages are exchanged live."""
         return () if self.gossip is None else self.gossip.peers()
 
-    def measure(self) -> None:
-        """Set the gauges of the peers as they are now."""
-        peers, gauge = self.gossip_peers(), self.metrics.gossip_peers
-        gauge.labels("connected").set(sum(peer.connected for peer in peers))
-        gauge.labels("slowed").set(sum(peer.slowed for peer in peers))
-        gauge.labels("cut_off").set(sum(peer.cut_off_until_ns > 0 for peer in peers))
-        for peer, since_ns in () if self.gossip is None else self.gossip.absences():
-            self.metrics.peer_absent_since.labels(str(peer)).set(since_ns / NS_PER_S)
-
 
 def _feed_failed(error: Exception) -> None:
     _LOG.error("feed_failed", exc_info=error)

@@ -60,7 +60,6 @@ class StatusReport:
         self._metrics = metrics
         self._health = health
         self._started_s = time.time()
-        self._silent: dict[str, float] = {}
         self._database: _Database | None = None
         self._parts: NodeParts | None = None
         self._telemetry: Telemetry | None = None
@@ -79,18 +78,6 @@ class StatusReport:
         self._database = _Database(parts, telemetry)
         stack.push_async_callback(self._database.stop)
         stack.push_async_callback(self._page.stop)
-
-    def measure_callers(self) -> None:
-        """Set the gauges of peers that only call this node, and are not connected."""
-        if self._parts is None:
-            return
-        silent = dict(_silent(self._parts, self._callers))
-        gauge = self._metrics.peer_silent_since
-        for name in self._silent.keys() - silent.keys():
-            gauge.remove(name)
-        for name, when_s in silent.items():
-            gauge.labels(name).set(when_s)
-        self._silent = silent
 
     async def render(self) -> bytes:
         """Return the page's data, rendered at most once in `STATUS_REST_S`."""
@@ -297,12 +284,6 @@ def _exchange(parts: NodeParts, callers: Mapping[str, float]) -> Fields:
         "peers": _peers(peers, parts.gossip_peers(), callers),
         "resume": None if resume is None else _resume(resume),
     }
-
-
-def _silent(parts: NodeParts, callers: Mapping[str, float]) -> list[tuple[str, float]]:
-    peers, live = parts.synchronizer.peers(), parts.gossip_peers()
-    known = {each.node_id for each in peers} | {each.node_id for each in live if each.connected}
-    return [(name, when) for name, when in callers.items() if name not in known]
 
 
 def _peers(

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from typing import Final
-
-from cryptography import x509
 
 from store.config.node import NodeConfig
 from store.db.maintenance.condition import StoreCondition, read_condition
@@ -42,6 +41,8 @@ def read_expiries_s(config: NodeConfig) -> dict[str, float]:
     expiries_s: dict[str, float] = {}
     for path, end in ((config.tls_cert, min), (config.tls_ca, max), (config.client_ca, max)):
         if path is not None:
+            from cryptography import x509  # noqa: PLC0415 - only where there is TLS
+
             with contextlib.suppress(OSError, ValueError), path.open("rb") as file:
                 found = x509.load_pem_x509_certificates(file.read(MAX_PEM_BYTES))
                 expiries_s[str(path)] = end(each.not_valid_after_utc.timestamp() for each in found)
@@ -52,10 +53,14 @@ class Telemetry:
     """The gauges of a node, and the readings of its database that they are set from.
 
     ``summary`` and ``unread`` are of the last reading. ``stored`` and ``condition`` are read again
-    on demand, when they are old.
+    on demand, when they are old. ``callers``: when nodes, by their IDs, called last.
     """
 
-    def __init__(self, stack: AsyncExitStack, parts: NodeParts) -> None:
+    def __init__(
+        self, stack: AsyncExitStack, parts: NodeParts, callers: Mapping[str, float]
+    ) -> None:
+        self._callers = callers
+        self._silent: dict[str, float] = {}
         self._metrics = parts.metrics
         self._parts = parts
         self._policy = parts.policy
@@ -68,18 +73,17 @@ class Telemetry:
         stack.push_async_callback(self.stored.stop)
         stack.push_async_callback(self.condition.stop)
 
-    async def render(self) -> bytes:
-        """Return the metrics as text; those of the database are a few seconds old at most."""
+    async def read_database(self) -> None:
+        """Renew the gauges of the database, unless they are a few seconds old at most."""
         deadline_s = time.monotonic() + METRICS_PATIENCE_S
         await self.stored.get(METRICS_PATIENCE_S)
         await self.condition.get(max(0.0, deadline_s - time.monotonic()))
-        self.read_process()
-        return self._metrics.render()
 
     def read_process(self) -> None:
         """Set the gauges of the process itself."""
         self._read_pools()
         self._read_clocks()
+        self._read_peers()
         self._metrics.feed_position.set(self._parts.feed.head[0])
         self._metrics.index_entries.set(self._parts.reconcilable.index_entries)
         self._metrics.log_events_suppressed.set(suppressed_total())
@@ -162,6 +166,23 @@ class Telemetry:
             metrics.clock_offset_seconds.labels(name).set(offset_s)
         off = sum(abs(each) > clocks.limit_ns / NS_PER_S for each in offsets_s.values())
         metrics.clocks_off_ratio.set(off / len(offsets_s) if offsets_s else 0)
+
+    def _read_peers(self) -> None:
+        parts, live = self._parts, self._parts.gossip_peers()
+        gauge = self._metrics.gossip_peers
+        gauge.labels("connected").set(sum(peer.connected for peer in live))
+        gauge.labels("slowed").set(sum(peer.slowed for peer in live))
+        gauge.labels("cut_off").set(sum(peer.cut_off_until_ns > 0 for peer in live))
+        for peer, since_ns in () if parts.gossip is None else parts.gossip.absences():
+            self._metrics.peer_absent_since.labels(str(peer)).set(since_ns / NS_PER_S)
+        known = {each.node_id for each in parts.synchronizer.peers()}
+        known |= {each.node_id for each in live if each.connected}
+        silent = {name: at_s for name, at_s in self._callers.items() if name not in known}
+        for name in self._silent.keys() - silent.keys():
+            self._metrics.peer_silent_since.remove(name)
+        for name, at_s in silent.items():
+            self._metrics.peer_silent_since.labels(name).set(at_s)
+        self._silent = silent
 
     def _read_pools(self) -> None:
         connections, refused = self._metrics.pool_connections, self._metrics.connections_refused

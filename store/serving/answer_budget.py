@@ -21,7 +21,7 @@ from contextlib import asynccontextmanager
 from operator import itemgetter
 from typing import Final
 
-from store.domain.query import DEFAULT_UNSENT_BYTES
+from store.domain.quota import DEFAULT_UNSENT_BYTES
 from store.serving.connections import hang_up
 from store.serving.drain import Endable
 from store.serving.failure import busy, over_limit

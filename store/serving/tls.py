@@ -14,8 +14,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Generic, TypeAlias, TypeVar
 
-from cryptography import x509
-
 from store.observe.logging import get_logger
 
 _LOG = get_logger("store.serving.tls")
@@ -42,10 +40,6 @@ class TlsFiles:
     cert: Path
     key: Path
     client_ca: Path | None = None
-
-    def paths(self) -> tuple[Path, ...]:
-        """Return the files that are given."""
-        return tuple(path for path in (self.cert, self.key, self.client_ca) if path is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +142,7 @@ def stamp_of(files: TlsFiles) -> Stamp:
         TlsError: A file cannot be looked at.
     """
     try:
-        found = [path.stat() for path in files.paths()]
+        found = [path.stat() for path in (files.cert, files.key, files.client_ca) if path]
     except OSError as error:
         raise _unreadable(Path(error.filename), error) from error
     return tuple((each.st_mtime_ns, each.st_size, each.st_ino) for each in found)
@@ -170,9 +164,12 @@ def read_pem(path: Path) -> bytes:
     return data
 
 
-def dns_names(certificate: x509.Certificate) -> list[str]:
-    """Return the DNS names of a certificate."""
+def dns_names(pem: bytes) -> list[str]:
+    """Return the DNS names of a certificate in PEM form; raise `ValueError` for anything else."""
+    from cryptography import x509  # noqa: PLC0415 - only where there is TLS
+
     try:
+        certificate = x509.load_pem_x509_certificate(pem)
         extension = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
     except x509.ExtensionNotFound:
         return []
@@ -189,6 +186,8 @@ def read_authorities(path: Path) -> bytes:
     Raises:
         TlsError: They cannot be read, or one of them is none.
     """
+    from cryptography import x509  # noqa: PLC0415 - only where there is TLS
+
     pem = read_pem(path)
     try:
         x509.load_pem_x509_certificates(pem)
@@ -202,12 +201,14 @@ def read_authorities(path: Path) -> bytes:
 
 def _check_pair(files: TlsFiles, chain: bytes) -> list[str]:
     """Return the DNS names of a certificate that is valid now and belongs to the key."""
+    from cryptography import x509  # noqa: PLC0415 - only where there is TLS
+
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
             files.cert, files.key, password=_refuse_password
         )
         certificate = x509.load_pem_x509_certificates(chain)[0]
-        names = dns_names(certificate)
+        names = dns_names(chain)
     except (ValueError, ssl.SSLError) as error:
         reason = getattr(error, "reason", None) or "encrypted or damaged"
         raise TlsError(

@@ -16,8 +16,7 @@ from store.db.locks import COMMIT_ORDER
 from store.db.pool import PoolSettings
 from store.db.schema.partitions import ensure_ahead
 from store.domain.ports import PageRequest, StoreUnavailable, TopicFilter
-from store.runtime.canary import WriteCanary
-from store.runtime.monitor import DatabaseMonitor
+from store.runtime.monitor import DatabaseMonitor, WriteCanary
 from tests.integration.storage.node import Node, running
 from tests.integration.storage.world import NOW, random_batch
 from tests.support.polling import PAUSE_S
@@ -128,9 +127,9 @@ async def test_a_database_that_refuses_writes_refuses_publishing_alone(
 async def test_a_lock_that_stops_publishing_stops_the_canary_and_is_named(
     watched: Watched, monkeypatch: pytest.MonkeyPatch, lock: str
 ) -> None:
-    monkeypatch.setattr("store.runtime.canary.STALL_S", 0.05)
-    monkeypatch.setattr("store.runtime.canary.CANARY_INTERVAL_S", 0.0)
-    monkeypatch.setattr("store.runtime.canary.CAUSE_INTERVAL_S", 0.05)
+    monkeypatch.setattr("store.runtime.monitor.STALL_S", 0.05)
+    monkeypatch.setattr("store.runtime.monitor.CANARY_INTERVAL_S", 0.0)
+    monkeypatch.setattr("store.runtime.monitor.CAUSE_INTERVAL_S", 0.05)
     assert await watched.publish() == [True]
     async with await watched.node.database.connect() as connection:
         await ensure_ahead(connection, time.time_ns(), None)

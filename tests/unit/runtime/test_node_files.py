@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from store.db.primary import SeenState
+from store.runtime.errors import WrongConfigurationError
 from store.runtime.node_files import (
     MAX_FILE_BYTES,
     NODE_ID_FILE,
     SeenFiles,
-    WrongConfigurationError,
     kept_node_id,
 )
 

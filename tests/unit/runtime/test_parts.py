@@ -16,12 +16,11 @@ from store.config.node import NodeConfig
 from store.domain.access import Denied, Right
 from store.domain.quota import ClientLimits
 from store.observe.metrics import Metrics, total
-from store.runtime import tokens as token_module
-from store.runtime.node_files import WrongConfigurationError
-from store.runtime.policy import PolicySource
+from store.runtime import policy as policy_module
+from store.runtime.errors import WrongConfigurationError
+from store.runtime.policy import PolicySource, TokenFile
 from store.runtime.services import maintenance_events
 from store.runtime.telemetry import read_expiries_s
-from store.runtime.tokens import TokenFile
 from store.serving.tasks import BackgroundTasks
 from tests.support.virtual_time import virtual_time
 from tests.unit.config.cases import CommandLine
@@ -148,8 +147,8 @@ async def test_a_token_file_that_is_emptied_before_it_is_read_changes_nothing(
     path = tmp_path / "tokens.toml"
     tokens = loaded(path, "valid")
     await tokens.follow()
-    read = token_module._read
-    monkeypatch.setattr(token_module, "_read", lambda *a: (path.write_text(""), read(*a))[1])
+    read = policy_module._read
+    monkeypatch.setattr(policy_module, "_read", lambda *a: (path.write_text(""), read(*a))[1])
     await tokens.follow()
     assert admitted(tokens, "valid")
 

@@ -1,0 +1,86 @@
+"""A Postgres in the data directory of a node, started while the rest of the node is imported.
+
+The module imports little: what a start takes most of its time for comes after it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping
+
+from store.config.node import NodeConfig
+from store.embedded.datadir import DataDir
+from store.embedded.process import EmbeddedPostgresError
+from store.embedded.supervisor import EmbeddedPostgres, EmbeddedSettings
+from store.observe.logging import get_logger
+from store.runtime.errors import NodeFailedError, as_sentence
+
+_LOG = get_logger("store.runtime.database")
+
+
+class EmbeddedHost:
+    """A Postgres in the data directory; its schema is brought up to date at the start.
+
+    ``on_event`` is called from any thread with an event of the server: `exited`, `restarted`, ...
+    """
+
+    kind = "embedded"
+    guard = None
+
+    def __init__(self, config: NodeConfig) -> None:
+        settings = EmbeddedSettings(config.data_dir, dict(config.postgres_setting))
+        self.on_event: Callable[[str, Mapping[str, object]], None] = lambda _name, _fields: None
+        self._server = EmbeddedPostgres(settings, self._note)
+        self._cluster = DataDir(config.data_dir).cluster
+        self._starting: asyncio.Future[str] | None = None
+
+    def begin(self) -> None:
+        """Begin to start the server if there is a cluster; else `start` makes one, after checks."""
+        if os.access(self._cluster, os.F_OK):
+            self._starting = self._start_server()
+
+    async def start(self) -> str:
+        """Start the server and upgrade the schema.
+
+        Raises:
+            NodeFailedError: One of them is impossible.
+        """
+        import psycopg  # noqa: PLC0415 - see above
+
+        from store.db.errors import SchemaError, sentence  # noqa: PLC0415
+        from store.db.schema import migrate  # noqa: PLC0415
+
+        try:
+            url = await (self._starting or self._start_server())
+            await asyncio.to_thread(migrate.upgrade, url)
+        except EmbeddedPostgresError as error:
+            raise NodeFailedError(str(error)) from error
+        except SchemaError as error:
+            raise NodeFailedError(as_sentence(error)) from error
+        except psycopg.Error as error:
+            raise NodeFailedError(
+                "The schema of the embedded database could not be brought up to date"
+                f" ({sentence(error)}): look into postgres.log in the data directory."
+            ) from error
+        return url
+
+    def url(self) -> str:
+        """Return the server's URL, with its present port."""
+        return self._server.url
+
+    async def stop(self) -> None:
+        """Shut the server down, and break a start off."""
+        await asyncio.to_thread(self._server.stop)
+        if self._starting is not None:
+            await asyncio.gather(self._starting, return_exceptions=True)
+            # Its thread may have begun only after the first one.
+            await asyncio.to_thread(self._server.stop)
+
+    def _start_server(self) -> asyncio.Future[str]:
+        return asyncio.get_running_loop().run_in_executor(None, self._server.start)
+
+    def _note(self, name: str, fields: Mapping[str, object]) -> None:
+        write = _LOG.warning if name == "exited" else _LOG.info
+        write(f"postgres_{name}", **fields)
+        self.on_event(name, fields)

@@ -1,0 +1,32 @@
+"""The errors that end a node, and the exit code of the command for each."""
+
+from storenode.cli.errors import FAILED, UNREACHABLE, USAGE
+
+
+class NodeFailedError(Exception):
+    """The node cannot go on."""
+
+    exit_code = FAILED
+
+
+class WrongConfigurationError(NodeFailedError):
+    """An option, or a file that it names, cannot be used."""
+
+    exit_code = USAGE
+
+
+class UnreachableError(NodeFailedError):
+    """The database could not be reached."""
+
+    exit_code = UNREACHABLE
+
+
+def ended(text: str) -> str:
+    """Return a text with the mark that ends a sentence, which it may have already."""
+    return text if text.endswith((".", "?", "!")) else f"{text}."
+
+
+def as_sentence(error: Exception) -> str:
+    """Return the text of an error with a capital letter and the mark that ends a sentence."""
+    text = str(error)
+    return ended(text[:1].upper() + text[1:])

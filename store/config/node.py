@@ -35,7 +35,7 @@ from storenode.message.limits import (
 LISTENERS: Final = ("listen", "peer", "admin", "metrics", "http")
 """Names of the listeners, as `--insecure` and the ready line call them."""
 
-_CLIENT: Final = ClientLimits()
+_USUAL: Final = ClientLimits()
 _PATH: Final = click.Path(path_type=Path)
 _ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+")
 _HOST: Final = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?")
@@ -195,10 +195,10 @@ class NodeConfig:
         is_flag=True,
     )
 
-    max_requests_per_second: int = _share("Requests a second", _CLIENT.requests_per_s)
-    max_messages_per_second: int = _share("Published messages a second", _CLIENT.messages_per_s)
-    max_calls: int = _share("Calls at one time", _CLIENT.calls)
-    max_streams: int = _share("Streams at one time, idle followers too,", _CLIENT.streams)
+    max_requests_per_second: int = _share("Requests a second", _USUAL.requests_per_second)
+    max_messages_per_second: int = _share("Published messages a second", _USUAL.messages_per_second)
+    max_calls: int = _share("Calls at one time", _USUAL.concurrent_calls)
+    max_streams: int = _share("Streams at one time, idle followers too,", _USUAL.concurrent_streams)
 
     max_unsent_size: int = limit(
         "Memory for all answers that clients have not taken yet; who stalls is ended first.",

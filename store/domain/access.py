@@ -235,20 +235,11 @@ def _topics(where: str, entry: Mapping[str, Any]) -> TopicRights:
     return TopicRights(prefixes["pubsub_topics"], prefixes["content_topics"])
 
 
-_LIMIT_NAMES: Final = {
-    "requests_per_second": "requests_per_s",
-    "messages_per_second": "messages_per_s",
-    "bytes_per_second": "received_bytes_per_s",
-    "concurrent_calls": "calls",
-    "concurrent_streams": "streams",
-    "request_bytes": "request_bytes",
-    "message_bytes": "message_bytes",
-}
+_LIMIT_NAMES: Final = tuple(item.name for item in fields(ClientLimits))
 _LIMIT_CEILINGS: Final = {
     "request_bytes": MAX_REQUEST_BYTES,
     "message_bytes": MAX_MESSAGE_BYTES,
 }
-assert set(_LIMIT_NAMES.values()) == {item.name for item in fields(ClientLimits)}
 
 
 def _limits(where: str, entry: Mapping[str, Any], base: ClientLimits | None) -> ClientLimits:
@@ -259,7 +250,7 @@ def _limits(where: str, entry: Mapping[str, Any], base: ClientLimits | None) -> 
         if type(value) is not int or value < 1 or (ceiling is not None and value > ceiling):
             span = "of 1 or more" if ceiling is None else f"from 1 to {ceiling}"
             raise TokenFileError(f"{where}: {key} must be a whole number {span}")
-        changes[_LIMIT_NAMES[key]] = value
+        changes[key] = value
     return replace(base or ClientLimits(), **changes)
 
 

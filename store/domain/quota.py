@@ -57,17 +57,17 @@ class CallKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ClientLimits:
-    """Limits of one caller; ``None`` leaves a rate unlimited.
+    """Limits of one caller, with the names of the token file; ``None`` leaves a rate unlimited.
 
-    Rates are per second. ``request_bytes`` bounds one request, ``message_bytes`` one encoded
-    message (``None``: the node's own limit).
+    ``bytes_per_second`` counts what is received. ``request_bytes`` bounds one request,
+    ``message_bytes`` one encoded message (``None``: the node's own limit).
     """
 
-    requests_per_s: int | None = DEFAULT_REQUESTS_PER_S
-    messages_per_s: int | None = DEFAULT_MESSAGES_PER_S
-    received_bytes_per_s: int | None = DEFAULT_RECEIVED_BYTES_PER_S
-    calls: int = DEFAULT_CALLS
-    streams: int = DEFAULT_STREAMS
+    requests_per_second: int | None = DEFAULT_REQUESTS_PER_S
+    messages_per_second: int | None = DEFAULT_MESSAGES_PER_S
+    bytes_per_second: int | None = DEFAULT_RECEIVED_BYTES_PER_S
+    concurrent_calls: int = DEFAULT_CALLS
+    concurrent_streams: int = DEFAULT_STREAMS
     request_bytes: int = MAX_REQUEST_BYTES
     message_bytes: int | None = None
 
@@ -144,9 +144,9 @@ class Account:
     def set_limits(self, limits: ClientLimits) -> None:
         """Set other limits, with full buckets; calls under way stay counted."""
         self.limits = limits
-        self.requests = Bucket(limits.requests_per_s, "requests")
-        self.messages = Bucket(limits.messages_per_s, "messages")
-        self.received = Bucket(limits.received_bytes_per_s, "received bytes")
+        self.requests = Bucket(limits.requests_per_second, "requests")
+        self.messages = Bucket(limits.messages_per_second, "messages")
+        self.received = Bucket(limits.bytes_per_second, "received bytes")
 
     def begin(self, kind: CallKind, now_ns: int) -> None:
         """Count a call that begins, and its request; `end` must follow once.
@@ -155,7 +155,8 @@ class Account:
             Exceeded: it may not begin, and `end` does not follow.
         """
         running, of_all = self._running, self._quota.running
-        allowed = self.limits.calls if kind is CallKind.CALL else self.limits.streams
+        limits = self.limits
+        allowed = limits.concurrent_calls if kind is CallKind.CALL else limits.concurrent_streams
         if running[kind] >= allowed:
             raise Exceeded(f"{kind} of one client", allowed)
         allowed = self._quota.allowed[kind]

@@ -25,10 +25,10 @@ _LOG = get_logger("store.runtime.policy")
 def client_limits(config: NodeConfig) -> ClientLimits:
     """Return the limits of a client for which the token file sets none."""
     return ClientLimits(
-        requests_per_s=config.max_requests_per_second,
-        messages_per_s=config.max_messages_per_second,
-        calls=config.max_calls,
-        streams=config.max_streams,
+        requests_per_second=config.max_requests_per_second,
+        messages_per_second=config.max_messages_per_second,
+        concurrent_calls=config.max_calls,
+        concurrent_streams=config.max_streams,
     )
 
 

@@ -517,7 +517,7 @@ class GossipDriver:
         A row that this node lacks was added by another, or by a write that was never answered.
         """
         table, is_tracked = self._database.unread, self._database.tracking.is_tracked
-        asked = self._unread_ids()
+        asked = [] if self._machine is None else self._machine.unread(COMPARED_AT_ONCE)
         found = await table.of(asked) if asked else ()
         newest = await table.newest(COMPARED_AT_ONCE)
         machine = self._machine
@@ -532,9 +532,6 @@ class GossipDriver:
         if left:
             self._take(Gossip.restore, left)
         self._adopt(newest)
-
-    def _unread_ids(self) -> list[bytes]:
-        return [] if self._machine is None else self._machine.unread(COMPARED_AT_ONCE)
 
     def _adopt(self, newest: Sequence[UnreadEvent]) -> None:
         machine = self._machine

@@ -57,8 +57,8 @@ def test_limits_of_the_file_are_those_of_clients_that_set_none() -> None:
         + entry("bob", "b", "[clients.bob.limits]\nconcurrent_calls = 4")
     )
     limits = {client.name: client.limits for client in parse_token_file(text).clients()}
-    assert limits["alice"] == ClientLimits(requests_per_s=5, calls=3)
-    assert limits["bob"] == ClientLimits(requests_per_s=5, calls=4)
+    assert limits["alice"] == ClientLimits(requests_per_second=5, concurrent_calls=3)
+    assert limits["bob"] == ClientLimits(requests_per_second=5, concurrent_calls=4)
 
 
 @pytest.mark.parametrize(

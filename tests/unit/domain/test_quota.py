@@ -9,7 +9,7 @@ from store.domain.quota import Account, Bucket, CallKind, ClientLimits, Exceeded
 from storenode.message.limits import NS_PER_S
 
 CALL, STREAM = CallKind.CALL, CallKind.STREAM
-TIGHT = ClientLimits(requests_per_s=2, messages_per_s=10, received_bytes_per_s=100, calls=3)
+TIGHT = ClientLimits(2, 10, 100, concurrent_calls=3)
 
 
 def open_account(quota: Quota, key: str = "a", now_ns: int = 0) -> Account:
@@ -104,7 +104,7 @@ def test_new_limits_hold_at_once_and_calls_stay_counted() -> None:
     quota = Quota()
     account = open_account(quota)
     account.begin(CALL, 0)
-    again = quota.account("a", ClientLimits(calls=1), 0, named=False)
+    again = quota.account("a", ClientLimits(concurrent_calls=1), 0, named=False)
     assert again is account
     with refused("1 concurrent calls of one client"):
         again.begin(CALL, 0)

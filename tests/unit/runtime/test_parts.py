@@ -154,12 +154,12 @@ async def test_a_token_file_that_is_emptied_before_it_is_read_changes_nothing(
 
 
 async def test_without_a_token_file_everybody_may_read() -> None:
-    tokens = TokenFile(None, ClientLimits(requests_per_s=7))
+    tokens = TokenFile(None, ClientLimits(requests_per_second=7))
     tokens.load()
     tokens.reload()
     await tokens.follow()
     caller = tokens.access.authorize(None, Right.READ, "host x")
-    assert caller.limits.requests_per_s == 7
+    assert caller.limits.requests_per_second == 7
 
 
 def test_a_token_file_that_is_not_there_is_refused(tmp_path: Path) -> None:

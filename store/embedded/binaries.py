@@ -17,7 +17,6 @@ import pwd
 import re
 import shutil
 import stat
-import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +27,6 @@ from store.embedded.process import (
     EmbeddedPostgresError,
     Launch,
     ProgramFailedError,
-    clean_environment,
 )
 
 NAME: Final = "storenode"
@@ -252,18 +250,18 @@ def reachable(installation: Installation, launch: Launch) -> Installation:
     Raises:
         EmbeddedPostgresError: No place was found where they could be executed.
     """
-    reason = _why_not_executable(installation, launch)
-    if reason is None:
+    reason = None if launch.account is None else _why_not_executable(installation, launch)
+    if launch.account is None or reason is None:
         return installation
-    if launch.account is not None and installation.movable:
+    if installation.movable:
         for base in (*_PRIVATE_COPY_BASES, tempfile.gettempdir()):
             copy = _copied_below(Path(base), installation)
             if copy is not None and _why_not_executable(copy, launch) is None:
                 return copy
-    who = launch.account.pw_name if launch.account else "this user"
     raise EmbeddedPostgresError(
-        f"{installation.program('postgres')} cannot be executed as {who} ({reason}): install"
-        " storenode in a directory that this account can read, or use --database-url."
+        f"{installation.program('postgres')} cannot be executed as {launch.account.pw_name}"
+        f" ({reason}): install storenode in a directory that this account can read, or use"
+        " --database-url."
     )
 
 
@@ -315,17 +313,9 @@ def _installations(bin_dirs: list[Path], *, movable: bool) -> Iterator[Installat
 
 def _output_of(command: list[str]) -> str | None:
     try:
-        done = subprocess.run(  # noqa: S603 - a program that was found above, no shell
-            command,
-            capture_output=True,
-            text=True,
-            timeout=_VERSION_TIMEOUT_S,
-            check=False,
-            env=clean_environment(),
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        return Launch().run(command, timeout_s=_VERSION_TIMEOUT_S)
+    except ProgramFailedError:
         return None
-    return done.stdout if done.returncode == 0 else None
 
 
 def _copied_below(base: Path, source: Installation) -> Installation | None:

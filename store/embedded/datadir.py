@@ -13,6 +13,7 @@ import fcntl
 import json
 import os
 import pwd
+import re
 import secrets
 import shutil
 import stat
@@ -203,6 +204,15 @@ class DataDir:
         """Remove the postmaster.pid of a server that is certainly gone."""
         (self.cluster / "postmaster.pid").unlink(missing_ok=True)
 
+    def last_port(self) -> int | None:
+        """Return the port of the cluster's previous server, as Postgres has noted it."""
+        try:
+            options = (self.cluster / "postmaster.opts").read_text(errors="replace")
+        except OSError:
+            return None
+        found = re.search(r'"port=(\d{1,5})"', options)
+        return int(found[1]) if found else None
+
     def mark(self) -> str:
         """Return the setting that identifies this cluster's server by its command line."""
         about = self.cluster.stat()
@@ -272,12 +282,10 @@ def child_view(directory: Path, account: pwd.struct_passwd | None) -> Iterator[t
         os.close(fd)
 
 
-def new_password() -> str:
-    """Return 192 random bits in characters that neither SQL nor a URL needs to quote."""
-    return secrets.token_hex(24)
-
-
 _SUPERUSER = "postgres"
+_PASSWORD_BYTES = 24
+"""Written as digits, which neither SQL nor a URL needs to quote."""
+
 _HBA = f"""\
 # Written by storenode: its own role, in its own database, from this machine, with a password.
 # The superuser cannot log in; single-user mode is its only way in.
@@ -297,14 +305,21 @@ def make_cluster(data: DataDir, account: pwd.struct_passwd | None, binaries: Ins
         ProgramFailedError: initdb or the session that makes the role failed.
         OSError: The data directory does not take it.
     """
-    remove_leftovers(data)
-    password = new_password()
+    password = secrets.token_hex(_PASSWORD_BYTES)
     staging = Path(tempfile.mkdtemp(prefix="postgres.new-", dir=data.path))
     try:
         if account is not None:
             os.chown(staging, account.pw_uid, account.pw_gid)
         _initdb(staging, account, binaries)
-        _run_sql(staging / "cluster", account, binaries, _setup_sql(password, binaries.major))
+        granted = "pg_monitor"
+        if binaries.major >= _CHECKPOINT_ROLE_SINCE:
+            granted += ", pg_checkpoint"
+        sql = (
+            f"CREATE ROLE {ROLE} LOGIN PASSWORD '{password}';\n"
+            f"GRANT {granted} TO {ROLE};\n"
+            f"CREATE DATABASE {DATABASE} OWNER {ROLE};\n"
+        )
+        _run_sql(staging / "cluster", account, binaries, sql)
         (staging / "cluster" / "pg_hba.conf").write_text(_HBA)
         # The password first: a cluster without one would be of no use.
         data.write_password(password)
@@ -320,7 +335,7 @@ def reset_password(data: DataDir, account: pwd.struct_passwd | None, binaries: I
     Raises:
         ProgramFailedError: The cluster does not start in single-user mode.
     """
-    password = new_password()
+    password = secrets.token_hex(_PASSWORD_BYTES)
     sql = f"ALTER ROLE {ROLE} PASSWORD '{password}';\n"
     _run_sql(data.cluster, account, binaries, sql)
     data.write_password(password)
@@ -348,15 +363,6 @@ def _initdb(staging: Path, account: pwd.struct_passwd | None, binaries: Installa
                 "--auth=reject",
             ]
         )
-
-
-def _setup_sql(password: str, major: int) -> str:
-    granted = "pg_monitor, pg_checkpoint" if major >= _CHECKPOINT_ROLE_SINCE else "pg_monitor"
-    return (
-        f"CREATE ROLE {ROLE} LOGIN PASSWORD '{password}';\n"
-        f"GRANT {granted} TO {ROLE};\n"
-        f"CREATE DATABASE {DATABASE} OWNER {ROLE};\n"
-    )
 
 
 def _run_sql(

@@ -5,6 +5,7 @@ import json
 import os
 import platform
 import pwd
+import re
 import subprocess
 import sys
 import threading
@@ -39,6 +40,7 @@ WATCH_BY_PIPE = not ON_LINUX
 DISK_IS_FULL = ("No space left on device", "Disk quota exceeded", "Disc quota", "wrote only")
 """How a full disk shows in English, the language that all programs here are told to speak."""
 _COMPLAINT_MARKS = ("PANIC:", "FATAL:", "error:", "ERROR:")
+_PREFIX = re.compile(f".*?({'|'.join(_COMPLAINT_MARKS)})\\s*")
 
 
 class ProgramFailedError(Exception):
@@ -151,21 +153,10 @@ def complaint(output: str) -> str:
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     # What else goes wrong on a full disk only follows from it.
     full = [line for line in lines if is_full_disk(line)]
-    if full:
-        return _without_prefix(full[0])
-    for mark in _COMPLAINT_MARKS:
-        for line in reversed(lines):
-            if mark in line:
-                return _without_prefix(line)
-    return _without_prefix(lines[-1]) if lines else "it ended without a word"
-
-
-def _without_prefix(line: str) -> str:
-    for mark in _COMPLAINT_MARKS:
-        _, found, rest = line.partition(mark)
-        if found:
-            return rest.strip()[:MAX_REASON_CHARS]
-    return line[:MAX_REASON_CHARS]
+    latest = lines[::-1]
+    marked = [line for mark in _COMPLAINT_MARKS for line in latest if mark in line]
+    line = next(iter([*full, *marked, *latest]), "it ended without a word")
+    return _PREFIX.sub("", line)[:MAX_REASON_CHARS]
 
 
 def command_line(pid: int) -> str | None:

@@ -7,7 +7,8 @@
 
 One thread, the keeper, starts the server, waits for it and starts it again: the kernel's signal
 on a parent's death is tied to the thread that forked, so that thread must live as long as the
-server. A server that exits unasked is restarted, on the same port if that is still free.
+server. A server that exits unasked is restarted. It has the port of the one before it if that is
+still free, also in a later run.
 """
 
 import contextlib
@@ -258,7 +259,7 @@ class ServerProcess:
 def choose_port(preferred: int | None) -> int:
     """Return the preferred port if it is free on the loopback interface, else any free one."""
     for port in (preferred or 0, 0):
-        with socket.socket() as probe, contextlib.suppress(OSError):
+        with socket.socket() as probe, contextlib.suppress(OSError, OverflowError):
             # As Postgres does, or the port of a server that just ended would look taken.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(("127.0.0.1", port))
@@ -287,7 +288,12 @@ def clear_predecessor(data: DataDir, timeout_s: float, emit: Callable[..., None]
         _stop_predecessor(data, found.pid, timeout_s)
     line = command_line(found.pid)
     if line is None:
-        _forget_zombie(data, found.pid)
+        # Postgres takes a server that its parent has not waited for, for a running one; in a
+        # container whose first process never waits, for ever. Remaining processes of that server
+        # are found by its shared memory, whose key comes from the cluster.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(found.pid, 0)
+            data.forget_pid_file()
         return
     if "postgres" in line or "postmaster" in line:
         raise EmbeddedPostgresError(
@@ -296,18 +302,6 @@ def clear_predecessor(data: DataDir, timeout_s: float, emit: Callable[..., None]
         )
     # The ID was given to some other program, which Postgres would take for a server.
     data.forget_pid_file()
-
-
-def _forget_zombie(data: DataDir, pid: int) -> None:
-    """Remove the file of a server that ended and that its parent has not waited for.
-
-    Postgres takes it for a running one; in a container whose first process never waits, for ever.
-    Remaining processes of that server are found by its shared memory, whose key comes from the
-    cluster.
-    """
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, 0)
-        data.forget_pid_file()
 
 
 def _stop_predecessor(data: DataDir, pid: int, timeout_s: float) -> None:
@@ -368,7 +362,6 @@ class EmbeddedPostgres:
         self._failure: str | None = None
         self._password: str | None = None
         self._port: int | None = None
-        self._last_port: int | None = None
         self._version: str | None = None
 
     def start(self) -> str:
@@ -497,66 +490,51 @@ class EmbeddedPostgres:
         return partial(ServerProcess, data, account, installation, extra)
 
     def _keep(self, launch: _Launcher) -> None:
-        """Run one server after the other until the keeper must stop."""
+        """Run one server after the other until the keeper must stop or the first does not start."""
+        backoff = Backoff(MIN_BACKOFF_S, MAX_BACKOFF_S)
+        give_up_s = time.monotonic() + self._settings.start_timeout_s
         try:
-            if self._live_once(launch, "started"):
-                self._keep_alive(launch)
-        except (OSError, EmbeddedPostgresError) as error:
-            self._failure = _text_of(error)
+            while not self._stopping.is_set():
+                begun_s = time.monotonic()
+                pid, reason, is_passing = self._run_server(launch)
+                if self._stopping.is_set():
+                    return
+                if self._settled.is_set():
+                    self._emit("exited", pid=pid, reason=reason)
+                elif not is_passing or time.monotonic() > give_up_s:
+                    self._failure = reason
+                    return
+                if time.monotonic() - begun_s > STABLE_RUN_S:
+                    backoff.reset()
+                self._stopping.wait(backoff.take())
         finally:
             self._port = None
             self._settled.set()
 
-    def _keep_alive(self, launch: _Launcher) -> None:
-        backoff = Backoff(MIN_BACKOFF_S, MAX_BACKOFF_S)
-        while not self._stopping.wait(backoff.take()):
-            begun = time.monotonic()
-            try:
-                self._live_once(launch, "restarted")
-            except OSError as error:
-                self._emit("exited", pid=None, reason=_text_of(error))
-            if time.monotonic() - begun > STABLE_RUN_S:
-                backoff.reset()
+    def _run_server(self, launch: _Launcher) -> tuple[int | None, str, bool]:
+        """Run a server from its launch to its exit.
 
-    def _live_once(self, launch: _Launcher, event: str) -> bool:
-        """Run a server from launch to exit; False when it never became ready.
-
-        One that meets a taken port or the last processes of its predecessor is tried again.
+        Returns:
+            Its process ID, why it ended, and True if that was a taken port or the last processes of
+            its predecessor.
         """
-        deadline = time.monotonic() + self._settings.start_timeout_s
-        while not self._stopping.is_set():
-            server = self._launched(launch)
-            ready = self._watched(server, event)
-            if self._stopping.is_set():
-                return ready
-            if ready or event != "started":
-                self._emit("exited", pid=server.pid, reason=server.why_it_ended())
-                return ready
-            if not server.should_retry() or time.monotonic() > deadline:
-                self._failure = server.why_it_ended()
-                return False
-            self._stopping.wait(MIN_BACKOFF_S)
-        return False
-
-    def _launched(self, launch: _Launcher) -> ServerProcess:
-        port = choose_port(self._last_port)
-        with self._hand_over:
-            self._server = launch(port)
-            if self._stopping.is_set():
-                self._server.send(signal.SIGINT)
-            return self._server
-
-    def _watched(self, server: ServerProcess, event: str) -> bool:
-        ready = server.await_ready(self._settings.start_timeout_s)
-        if ready and not self._stopping.is_set():
-            self._publish(server, event)
-        server.wait()
+        try:
+            with self._hand_over:
+                server = self._server = launch(choose_port(self._data.last_port()))
+                if self._stopping.is_set():
+                    server.send(signal.SIGINT)
+            if server.await_ready(self._settings.start_timeout_s) and not self._stopping.is_set():
+                self._publish(server)
+            server.wait()
+        except OSError as error:
+            return None, _text_of(error), False
         with self._hand_over:
             self._server = None
-        return ready
+        return server.pid, server.why_it_ended(), server.should_retry()
 
-    def _publish(self, server: ServerProcess, event: str) -> None:
-        self._port = self._last_port = server.port
+    def _publish(self, server: ServerProcess) -> None:
+        self._port = server.port
+        event = "restarted" if self._settled.is_set() else "started"
         seconds = _since(server.launched_at_s)
         self._emit(event, pid=server.pid, port=server.port, version=self._version, seconds=seconds)
         self._settled.set()

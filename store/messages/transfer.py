@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 
 from google.protobuf.message import DecodeError
 
+from store.messages.fields import read_varint
 from store.messages.frames import end_of_entry
 from storenode.message.hashing import message_hashes, pack_timestamp
 from storenode.message.limits import HASH_BYTES
@@ -56,10 +57,7 @@ class DecodedMessage(NamedTuple):
 
 def transferred(frame: bytes) -> bytes:
     """Encode a ``WakuMessageAndTopic`` from a stored frame, by splicing: nothing is decoded."""
-    at = 2
-    while frame[at - 1] >= 0x80:
-        at += 1
-    at += _HASH_FIELD_BYTES + 1
+    at = read_varint(frame, 1)[1] + _HASH_FIELD_BYTES + 1
     # ``at`` is at the length of the message now, after its tag; the pubsub topic follows it.
     end = end_of_entry(frame, at - 1)
     return b"\x0a%b\x12%b" % (frame[at:end], frame[end + 1 :])

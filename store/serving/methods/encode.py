@@ -9,7 +9,7 @@ from store.domain.admission import Admitted, Verdict
 from store.domain.ports import QueryPage, SdsPage
 from store.domain.query import OK
 from store.domain.unread import Confirmation
-from store.messages.frames import sds_missing, sds_page
+from store.messages.frames import sds_page
 from storenode.message.limits import HASH_BYTES
 from storenode.message.varint import delimited, varint
 from storenode.wire.storenode.coverage.v1 import coverage_pb2
@@ -108,5 +108,5 @@ def query_page(
 
 def sds_response(page: SdsPage) -> bytes:
     """Encode an ``SdsMessagesPage`` or ``CausalHistoryPage`` around the spliced entries."""
-    missing = [sds_missing(entry.message_id, entry.retrieval_hint) for entry in page.missing]
-    return sds_page((page.messages,), missing, truncated=page.truncated)
+    missing = [(entry.message_id, entry.retrieval_hint) for entry in page.missing]
+    return sds_page(page.messages, missing, truncated=page.truncated)

@@ -26,7 +26,7 @@ from store.domain.query import (
 )
 from store.domain.quota import CallKind
 from store.messages.cursor import ScanCursor
-from store.messages.frames import follow_page, query_response, scan_page
+from store.messages.frames import follow_page, query_failure, scan_page
 from store.serving.answer_budget import COPIES
 from store.serving.call import MAX_SMALL_REQUEST_BYTES, Call, Method, StreamMethod
 from store.serving.failure import CallError, Code
@@ -95,7 +95,7 @@ async def query(call: Call, request: bytes) -> bytes:
             asked.request_id, *await _read_page(call, query, wanted, with_coverage=asked.coverage)
         )
     except QueryError as error:
-        return query_response(_cut(asked.request_id), error.status, error.sentence)
+        return query_failure(_cut(asked.request_id), error.status, error.sentence)
 
 
 async def _read_page(
@@ -244,7 +244,7 @@ def refuse_query(request: bytes, failure: CallError) -> bytes:
         request_id = _cut(query.request_id)
     is_busy = failure.code is Code.RESOURCE_EXHAUSTED
     status = TOO_MANY_REQUESTS if is_busy else UNAVAILABLE
-    return query_response(request_id, status, failure.sentence)
+    return query_failure(request_id, status, failure.sentence)
 
 
 def query_input(request: waku_store_pb2.StoreQueryRequest) -> QueryInput:

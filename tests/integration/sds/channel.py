@@ -128,7 +128,7 @@ async def collect(pages: AsyncIterator[SdsPage]) -> Answered:
     """Take all pages, parsed as a client does."""
     answered = Answered()
     async for page in pages:
-        encoded = sds_page((page.messages,), truncated=page.truncated)
+        encoded = sds_page(page.messages, truncated=page.truncated)
         assert len(encoded) < MAX_PAGE_BYTES
         assert sum(len(entry.message_id) for entry in page.missing) < MAX_PAGE_BYTES
         assert not answered.truncated, "only the last page says that the answer is truncated"

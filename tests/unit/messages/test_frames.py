@@ -54,23 +54,13 @@ def test_a_follow_page_is_what_protobuf_writes(
     assert frames.follow_page(joined(messages), cursor, live=live) == expected.SerializeToString()
 
 
-@given(utf8_text, st.integers(0, 2**32 - 1), utf8_text, pages_of_key_values, st.none() | cursors)
-def test_a_query_response_is_what_protobuf_writes_with_its_request_id_present(
-    request_id: str,
-    status: int,
-    desc: str,
-    messages: list[WakuMessageKeyValue],
-    cursor: bytes | None,
+@given(utf8_text, st.integers(0, 2**32 - 1), utf8_text)
+def test_a_failed_query_is_what_protobuf_writes_with_its_request_id_present(
+    request_id: str, status: int, desc: str
 ) -> None:
-    expected = StoreQueryResponse(
-        request_id=request_id,
-        status_code=status,
-        status_desc=desc,
-        messages=messages,
-        pagination_cursor=cursor,
-    )
-    spliced = frames.query_response(request_id, status, desc, map(frame, messages), cursor)
-    assert spliced == (b"" if request_id else b"\x0a\x00") + expected.SerializeToString()
+    expected = StoreQueryResponse(request_id=request_id, status_code=status, status_desc=desc)
+    encoded = frames.query_failure(request_id, status, desc)
+    assert encoded == (b"" if request_id else b"\x0a\x00") + expected.SerializeToString()
 
 
 @given(st.lists(hashes, max_size=4))
@@ -91,8 +81,8 @@ def test_an_sds_page_is_what_protobuf_writes(
     truncated: bool,
 ) -> None:
     spliced = frames.sds_page(
-        [frames.sds_stored_message(name.encode(), d, frame(m)) for name, d, m in stored],
-        [frames.sds_missing(name.encode(), hint) for name, hint in missing],
+        b"".join(frames.sds_stored_message(name.encode(), d, frame(m)) for name, d, m in stored),
+        [(name.encode(), hint) for name, hint in missing],
         truncated=truncated,
     )
     entries = [

@@ -10,7 +10,6 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -26,42 +25,6 @@ MOST_RUNS = 150
 BASE_PAYLOAD_BYTES = 45
 OVERHEAD_BYTES = BASE_PAYLOAD_BYTES + 2 * NONCE_BYTES
 SEED = 11
-
-
-@dataclass(frozen=True, slots=True)
-class Compact:
-    """The cost of compact sessions.
-
-    Attributes:
-        cpu_s: processor seconds of both sides: least and median of the runs.
-        cold_s: of the first run.
-        total_bytes: of both sides, mean and most of the runs: one in about 1,000 has a second
-            table.
-        frames: the most, of the initiator and of the responder.
-        tables: in all runs together.
-        fallbacks: runs that ended without a result.
-    """
-
-    cpu_s: tuple[float, float]
-    cold_s: float
-    total_bytes: tuple[float, int]
-    frames: tuple[int, int]
-    tables: int
-    fallbacks: int
-
-    def figures(self) -> dict[str, object]:
-        """Return the figures of a report."""
-        return {
-            "compact_cpu_ms": 1e3 * self.cpu_s[0],
-            "compact_cpu_ms_median": 1e3 * self.cpu_s[1],
-            "compact_cpu_ms_cold": 1e3 * self.cold_s,
-            "compact_bytes": self.total_bytes[0],
-            "compact_bytes_most": self.total_bytes[1],
-            "compact_frames_out": self.frames[0],
-            "compact_frames_in": self.frames[1],
-            "compact_tables": self.tables,
-            "compact_fallbacks": self.fallbacks,
-        }
 
 
 class Run:
@@ -120,8 +83,12 @@ def enough(taken: Sequence[float], runs: int) -> bool:
     return len(taken) >= runs and (sum(taken) >= LEAST_CPU_S or len(taken) >= MOST_RUNS)
 
 
-def compact_cost(sets: Pair, runs: int) -> Compact:
-    """Measure sessions with different nonces; every run with a result is checked."""
+def compact_cost(sets: Pair, runs: int) -> dict[str, float]:
+    """Return the figures of sessions with different nonces; every run with a result is checked.
+
+    Processor seconds and bytes are those of both sides, frames the most of the runs. One run in
+    about 1,000 has a second table; a fallback is a run without a result.
+    """
     generator = np.random.default_rng(SEED)
     views = views_of(sets)
     done: list[Run] = []
@@ -133,11 +100,14 @@ def compact_cost(sets: Pair, runs: int) -> Compact:
             run.check(sets)
     taken = [run.cpu_s for run in done]
     sent = [OVERHEAD_BYTES + run.frame_bytes for run in done]
-    return Compact(
-        (min(taken), statistics.median(taken)),
-        taken[0],
-        (statistics.fmean(sent), max(sent)),
-        (max(len(run.frames[0]) for run in done), max(len(run.frames[1]) for run in done)),
-        sum(run.tables for run in done),
-        sum(run.fell_back for run in done),
-    )
+    return {
+        "compact_cpu_ms": 1e3 * min(taken),
+        "compact_cpu_ms_median": 1e3 * statistics.median(taken),
+        "compact_cpu_ms_cold": 1e3 * taken[0],
+        "compact_bytes": statistics.fmean(sent),
+        "compact_bytes_most": max(sent),
+        "compact_frames_out": max(len(run.frames[0]) for run in done),
+        "compact_frames_in": max(len(run.frames[1]) for run in done),
+        "compact_tables": sum(run.tables for run in done),
+        "compact_fallbacks": sum(run.fell_back for run in done),
+    }

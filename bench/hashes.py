@@ -3,7 +3,8 @@
 Pages of 100: one client in turn with psycopg on a plain table whose primary key is the hash,
 with a prepared ``= any(...)``; the client parses every message. Single look-ups: eight concurrent
 clients, each with a connection of its own, against ``grpc.health.v1.Health/Check`` on the same
-server, with the same clients.
+server, with the same clients. Empty calls are set against a handler of grpc.aio that does nothing,
+in a process of its own, by the processor time of the server.
 """
 
 from __future__ import annotations
@@ -11,11 +12,18 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
+from multiprocessing import Pipe, get_context
+from multiprocessing.connection import Connection
+from statistics import median
+from typing import Any
 
 import grpc
+import psutil
 
 from bench.data import rows
+from bench.pipeline.cpu import own_cpu_s
 from bench.support import PLAIN_COLUMNS, Bench, bench_node, load, options, report, seconds
 from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
@@ -24,7 +32,7 @@ PER_REQUEST = 100
 REQUESTS = 1_000
 CLIENTS = 8
 CALLS_PER_CLIENT = 500
-ROUNDS = 3
+ROUNDS = 5
 QUERY = "/storenode.v1.Store/Query"
 HEALTH = "/grpc.health.v1.Health/Check"
 _BASELINE = f"select {PLAIN_COLUMNS} from plain where hash = any(%s)"
@@ -51,48 +59,68 @@ def batched_psycopg(bench: Bench, wanted: Sequence[Sequence[bytes]]) -> None:
             assert len(found) == PER_REQUEST
 
 
-async def latencies(bench: Bench, method: str, requests: Callable[[], bytes]) -> list[float]:
-    """Return the seconds of each call of eight concurrent clients, ascending."""
+async def latencies(address: str, method: str, requests: Callable[[], bytes]) -> list[float]:
+    """Return the milliseconds of each call of eight concurrent clients, ascending."""
     taken: list[float] = []
 
     async def client() -> None:
-        async with grpc.aio.insecure_channel(bench.node.listen) as channel:
+        async with grpc.aio.insecure_channel(address) as channel:
             call = channel.unary_unary(method, request_serializer=None, response_deserializer=None)
             await call(requests())
             for _ in range(CALLS_PER_CLIENT):
                 request = requests()
                 start = time.perf_counter()
                 await call(request)
-                taken.append(time.perf_counter() - start)
+                taken.append((time.perf_counter() - start) * 1e3)
 
     await asyncio.gather(*(client() for _ in range(CLIENTS)))
     return sorted(taken)
 
 
+def serve_bare(port: Connection) -> None:
+    """Answer empty calls by a handler that does nothing."""
+
+    async def answer(_request: bytes, _context: object) -> bytes:
+        return b"\x08\x01"
+
+    async def serve() -> None:
+        server: Any = grpc.aio.server()  # its stubs are older
+        handlers = {"Call": grpc.unary_unary_rpc_method_handler(answer)}
+        server.add_registered_method_handlers("bare", handlers)
+        port.send(server.add_insecure_port("127.0.0.1:0"))
+        await server.start()
+        await server.wait_for_termination()
+
+    asyncio.run(serve())
+
+
 def single(bench: Bench, digests: Sequence[bytes]) -> dict[str, float]:
-    """Return the median milliseconds of single look-ups and of empty calls."""
-    generator = random.Random(3)
+    """Return the times of single look-ups, empty calls and bare ones: medians of some rounds."""
+    generator, figures = random.Random(3), defaultdict[str, list[float]](list)
 
     def lookup() -> bytes:
         return StoreQueryRequest(
             message_hashes=[generator.choice(digests)], include_data=True
         ).SerializeToString()
 
-    empty, found = [], []
-    for _ in range(ROUNDS):
-        empty.append(asyncio.run(latencies(bench, HEALTH, bytes)))
-        found.append(asyncio.run(latencies(bench, QUERY, lookup)))
-    return {
-        "empty_p50_ms": _quantile(empty, 0.5),
-        "query_p50_ms": _quantile(found, 0.5),
-        "empty_p99_ms": _quantile(empty, 0.99),
-        "query_p99_ms": _quantile(found, 0.99),
+    here, there = Pipe()
+    bare = get_context("spawn").Process(target=serve_bare, args=(there,), daemon=True)
+    bare.start()
+    node = psutil.Process(bench.node.process.pid), bench.node.listen
+    sides = {
+        "bare": (psutil.Process(bare.pid), f"127.0.0.1:{here.recv()}", "/bare/Call", bytes),
+        "empty": (*node, HEALTH, bytes),
+        "query": (*node, QUERY, lookup),
     }
-
-
-def _quantile(rounds: Sequence[Sequence[float]], share: float) -> float:
-    values = sorted(taken[int(share * len(taken))] * 1e3 for taken in rounds)
-    return values[len(values) // 2]
+    for _ in range(ROUNDS):
+        for side, (process, address, method, requests) in sides.items():
+            before_s = own_cpu_s(process)
+            taken = asyncio.run(latencies(address, method, requests))
+            figures[f"{side}_cpu_us"].append((own_cpu_s(process) - before_s) / len(taken) * 1e6)
+            figures[f"{side}_p50_ms"].append(taken[len(taken) // 2])
+            figures[f"{side}_p99_ms"].append(taken[len(taken) * 99 // 100])
+    bare.kill()
+    return {name: median(values) for name, values in figures.items()}
 
 
 def main() -> None:
@@ -123,6 +151,7 @@ def main() -> None:
         messages=count,
         clients=CLIENTS,
         ratio=singles["query_p50_ms"] / singles["empty_p50_ms"],
+        ratio_empty_cpu=singles["empty_cpu_us"] / singles["bare_cpu_us"],
         **singles,
     )
 

@@ -156,7 +156,7 @@ def run_case(case: Case, program: Path | None, directory: Path, scale: float, se
     if HAS_KERNEL:
         figures["python_cpu_ms"] = 1e3 * without.cpu_s[0]
     compact = compact_cost(sets, RUNS)
-    figures |= compact.figures()
+    figures |= compact
     cpu_ratio = bytes_ratio = compact_cpu = compact_bytes = None
     if reference is not None:
         figures |= {
@@ -164,8 +164,8 @@ def run_case(case: Case, program: Path | None, directory: Path, scale: float, se
             "crate_bytes": sum(reference.sent),
             "crate_messages": max(reference.messages),
         }
-        compact_cpu = compact.cpu_s[0] / reference.cpu_s[0]
-        compact_bytes = compact.total_bytes[0] / sum(reference.sent)
+        compact_cpu = compact["compact_cpu_ms"] / 1e3 / reference.cpu_s[0]
+        compact_bytes = compact["compact_bytes"] / sum(reference.sent)
         cpu_ratio = mine.cpu_s[0] / reference.cpu_s[0]
         if HAS_KERNEL:
             figures["python_cpu_ratio"] = without.cpu_s[0] / reference.cpu_s[0]

@@ -78,6 +78,8 @@ class Operation:
 class _HttpCall(Call):
     """A call over HTTP, whose caller is identified by the headers."""
 
+    log_events = ("request_failed", "request_crashed")
+
     def __init__(self, node: NodeContext, operation: Operation, exchange: HttpExchange) -> None:
         super().__init__(node, operation.served, exchange.caller)
         self._operation = operation
@@ -140,7 +142,10 @@ class Endpoint:
         except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets a status
             failure, known = translate(error, exchange.request_id)
             code = str(failure.status)
-            _report(call, failure, None if known else error)
+            crash = None if known else error
+            call.report(
+                _LOG, failure, crash, operation=operation.served.name, status=failure.status
+            )
             if call.counted is not None and call.counted.ended_s is not None:
                 exchange.abort()  # the caller does not read: it would not read the status either
             else:
@@ -181,16 +186,3 @@ async def _fail(exchange: HttpExchange, operation: Operation, failure: HttpError
         await operation.refuse(exchange, failure)
     except (CallerGoneError, asyncio.CancelledError):
         exchange.abort()
-
-
-def _report(call: Call, failure: HttpError, error: Exception | None) -> None:
-    fields = {
-        "operation": call.method.name,
-        "client": call.client.name if call.is_admitted else None,
-        "status": failure.status,
-        "reason": failure.sentence,
-    }
-    if error is None:
-        _LOG.warning("request_failed", **fields)
-    else:
-        _LOG.error("request_crashed", exc_info=error, **fields)

@@ -74,7 +74,7 @@ def bind(
             (str(address[0]), int(address[1])), family=family, backlog=BACKLOG
         )
     except OSError as error:
-        raise bind_error(where.option, where.host, where.port) from error
+        raise bind_error(where) from error
     bound.setblocking(False)
     for name in ("uvicorn.error", "uvicorn.access", "uvicorn.asgi"):
         # What fails is logged where it is answered; what strangers send is not logged at all.

@@ -197,7 +197,7 @@ _COUNTED_FROM_0: Final = ("OK", "UNAVAILABLE", "INTERNAL")
 
 
 class RpcCall(Call):
-    """A call over gRPC.
+    """A call over gRPC; that of a peer is a `store.sync.peers.FrameStream`.
 
     ``fields``: the metadata that identify the caller, by name. ``request_id``: the caller's if it
     is fit for a log, else one of this node's. ``received_ns``: when its one request had come, of
@@ -339,6 +339,25 @@ class RpcCall(Call):
         with self.sender:
             await self.send_pages(handle, request, self.send)
 
+    async def read(self) -> bytes | None:
+        """Return the caller's next frame; None when it has half-closed."""
+        try:
+            return await self.next_request()
+        except (grpc.aio.BaseError, asyncio.InvalidStateError):
+            raise PeerFailed(_GONE) from None
+        except CallError as gave_way:
+            raise PeerFailed(gave_way.sentence) from None
+
+    async def write(self, frame: bytes) -> None:
+        """Send a frame to the caller."""
+        try:
+            await self.send(frame)
+        except CallerGoneError:
+            raise PeerFailed(_GONE) from None
+
+    async def half_close(self) -> None:
+        """Leave the end to the status of the call, since this side is the callee."""
+
     def fail(self, failure: CallError) -> None:
         """Set the status that the call ends with when its handler returns.
 
@@ -349,32 +368,6 @@ class RpcCall(Call):
         self.context.set_details(failure.sentence)
         later = ((RETRY_PUSHBACK, RETRY_AFTER_MS),) if failure.retry else ()
         self.context.set_trailing_metadata(((REQUEST_ID, self.request_id), *later))
-
-
-class CallerStream:
-    """The stream of a call that this node serves: `store.sync.peers.FrameStream`."""
-
-    def __init__(self, call: RpcCall) -> None:
-        self._call = call
-
-    async def read(self) -> bytes | None:
-        """Return the caller's next frame; None when it has half-closed."""
-        try:
-            return await self._call.next_request()
-        except (grpc.aio.BaseError, asyncio.InvalidStateError):
-            raise PeerFailed(_GONE) from None
-        except CallError as gave_way:
-            raise PeerFailed(gave_way.sentence) from None
-
-    async def write(self, frame: bytes) -> None:
-        """Send a frame to the caller."""
-        try:
-            await self._call.send(frame)
-        except CallerGoneError:
-            raise PeerFailed(_GONE) from None
-
-    async def half_close(self) -> None:
-        """Leave the end to the status of the call, since this side is the callee."""
 
 
 class CallWrapper:
@@ -442,7 +435,9 @@ class CallWrapper:
                             if (request := await call.refusable_request()) is not None:
                                 return refuse(request, failure)
                     code = failure.code
-                    self._report(call, failure, None if is_expected else error)
+                    if not isinstance(failure, NoRequestError):
+                        crash = None if is_expected else error
+                        call.report(self._log, failure, crash, method=method.name, code=str(code))
                     call.fail(failure)
                     return None
                 finally:
@@ -463,18 +458,6 @@ class CallWrapper:
                 self._log.debug("call_ended", method=method.name, code=code, seconds=seconds)
 
         return serve
-
-    def _report(self, call: RpcCall, failure: CallError, error: Exception | None) -> None:
-        fields = {
-            "method": call.method.name,
-            "client": call.client.name if call.is_admitted else None,
-            "code": failure.code.value,
-            "reason": failure.sentence,
-        }
-        if error is not None:
-            self._log.error("call_crashed", exc_info=error, **fields)
-        elif not isinstance(failure, NoRequestError):
-            self._log.warning("call_failed", **fields)
 
 
 @lru_cache(maxsize=_CACHED_HOSTS)

@@ -28,7 +28,7 @@ from store.gossip.events import (
     SyncLeaves,
 )
 from store.messages.fields import chunk_messages
-from store.rpc.call import CallerStream, RpcCall
+from store.rpc.call import RpcCall
 from store.rpc.identity import CLUSTER
 from store.rpc.peer_calls import PeerCall, PeerCallError, PeerConnector
 from store.serving.context import NodeIdentity
@@ -132,7 +132,7 @@ async def serve_gossip(call: RpcCall) -> None:
             Code.FAILED_PRECONDITION,
             f"this node is of cluster {own} and the caller of another: give both one --cluster",
         )
-    await driver.serve(transport.frames(CallerStream(call)), call.peer)
+    await driver.serve(transport.frames(call), call.peer)
 
 
 async def _introduced(call: PeerCall, greeting: Callable[[], Awaitable[FrameOut]]) -> NodeIdentity:

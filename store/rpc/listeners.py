@@ -159,7 +159,7 @@ def bind(
         else:
             port = server.add_secure_port(str(where), credentials)
     except RuntimeError as error:
-        raise bind_error(where.option, where.host, where.port) from error
+        raise bind_error(where) from error
     return Listener(server, where.with_port(port))
 
 

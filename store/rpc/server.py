@@ -16,7 +16,7 @@ from store.domain.access import Right
 from store.domain.places import Caller
 from store.domain.quota import CallKind
 from store.rpc import admin, probes
-from store.rpc.call import CallerStream, CallWrapper, Handler, ListenerKind, RpcCall, RpcContext
+from store.rpc.call import CallWrapper, Handler, ListenerKind, RpcCall, RpcContext
 from store.rpc.gossip import serve_gossip
 from store.rpc.listeners import ServiceHandler
 from store.rpc.publish_stream import publish_stream
@@ -90,4 +90,4 @@ def build_handlers(listener: ListenerKind, node: RpcContext) -> list[ServiceHand
 async def _serve_frames(
     serve: Callable[[Caller, FrameStream], Awaitable[None]], call: RpcCall
 ) -> None:
-    await serve(call.peer, CallerStream(call))
+    await serve(call.peer, call)

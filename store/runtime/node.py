@@ -39,7 +39,7 @@ from store.runtime.services import NodeParts, system_environment
 from store.runtime.status import StatusReport
 from store.runtime.tasks import finish
 from store.runtime.telemetry import FOLLOW_INTERVAL_S, Telemetry
-from store.serving.addresses import BindError, bind_error, require_free
+from store.serving.addresses import BindError, ListenerAddress, bind_error, require_free
 from store.serving.answer_budget import UnsentBudget
 from store.serving.context import NodeIdentity
 from store.serving.drain import Drain
@@ -219,7 +219,7 @@ class NodeRuntime:
         try:
             port = await listener.open(where.host, where.port)
         except OSError as error:
-            raise bind_error("--metrics-listen", where.host, where.port) from error
+            raise bind_error(ListenerAddress("--metrics-listen", where.host, where.port)) from error
         stack.push_async_callback(listener.close)
         return str(Address(where.host, port))
 

@@ -34,19 +34,15 @@ def require_free(where: ListenerAddress) -> None:
     Raises:
         BindError: It cannot.
     """
-    if where.port and (reason := _obstacle(where.host, where.port)):
-        raise _bind_error(where, reason)
+    if where.port and _obstacle(where.host, where.port):
+        raise bind_error(where)
 
 
-def bind_error(option: str, host: str, port: int) -> BindError:
+def bind_error(where: ListenerAddress) -> BindError:
     """Explain why an address cannot be bound; the reason is found by trying with a plain socket."""
-    reason = _obstacle(host, port) or "it was in use a moment ago"
-    return _bind_error(ListenerAddress(option, host, port), reason)
-
-
-def _bind_error(address: ListenerAddress, reason: str) -> BindError:
+    reason = _obstacle(where.host, where.port) or "it was in use a moment ago"
     return BindError(
-        f"{address.option} {address} cannot be listened on ({reason}): stop what uses it, or"
+        f"{where.option} {where} cannot be listened on ({reason}): stop what uses it, or"
         f" give another address."
     )
 

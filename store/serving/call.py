@@ -13,10 +13,11 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractContextManager, aclosing, nullcontext
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 from store.domain.access import Principal, Right
 from store.domain.quota import Account, CallKind
+from store.observe.logging import Logger
 from store.serving.answer_budget import AnswerSender
 from store.serving.connections import remote
 from store.serving.context import NodeContext
@@ -76,6 +77,7 @@ class Call(ABC):
     client: Principal
     account: Account
     max_request_bytes: int
+    log_events: ClassVar = ("call_failed", "call_crashed")
 
     def __init__(
         self,
@@ -166,6 +168,17 @@ class Call(ABC):
         if not counted:
             self.account.requests.take(1, now_ns)
         self.account.received.take(size_bytes, now_ns)
+
+    def report(
+        self, log: Logger, failure: CallError, crash: Exception | None, **fields: object
+    ) -> None:
+        """Log a call that failed; a ``crash`` is a fault of this node."""
+        fields |= {"client": self.client.name if self.is_admitted else None}
+        failed, crashed = self.log_events
+        if crash is None:
+            log.warning(failed, **fields, reason=failure.sentence)
+        else:
+            log.error(crashed, exc_info=crash, **fields, reason=failure.sentence)
 
     async def send_pages(
         self,

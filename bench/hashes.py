@@ -78,7 +78,7 @@ async def latencies(address: str, method: str, requests: Callable[[], bytes]) ->
 
 
 def serve_bare(port: Connection) -> None:
-    """Answer empty calls by a handler that does nothing."""
+    """Serve empty calls by a handler that does nothing."""
 
     async def answer(_request: bytes, _context: object) -> bytes:
         return b"\x08\x01"

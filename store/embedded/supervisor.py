@@ -52,8 +52,6 @@ from storenode.common.backoff import Backoff
 _LOG = logging.getLogger(__name__)
 
 _MIB: Final = 1024 * 1024
-_SMALLEST_CACHE_MIB: Final = 128
-_LARGEST_CACHE_MIB: Final = 1024
 
 
 def cache_mib() -> int:
@@ -62,7 +60,7 @@ def cache_mib() -> int:
     Pages that are only in the system's cache cost a scan about as much again.
     """
     memory_mib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // _MIB
-    return max(_SMALLEST_CACHE_MIB, min(memory_mib // 8, _LARGEST_CACHE_MIB))
+    return max(128, min(memory_mib // 8, 1024))
 
 
 DEFAULTS: Final[Mapping[str, str]] = {
@@ -78,8 +76,10 @@ DEFAULTS: Final[Mapping[str, str]] = {
     "log_timezone": "UTC",
     "log_min_messages": "warning",
     "log_checkpoints": "off",
-    "bgwriter_delay": "1s",
-    "wal_writer_delay": "1s",
+    # An idle server wakes as seldom. What need not wait for the disk is written as late, too.
+    "autovacuum_naptime": "3min",
+    "bgwriter_delay": "5s",
+    "wal_writer_delay": "5s",
     # Messages are inserted and never updated: what a vacuum has to do then is to freeze pages and
     # mark them visible, often enough that an index-only scan stays one.
     "autovacuum_vacuum_insert_scale_factor": "0.1",

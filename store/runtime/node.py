@@ -14,6 +14,7 @@ import json
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any, Final, TypeVar
 from uuid import UUID
 
@@ -37,8 +38,8 @@ from store.runtime.preflight import file_checks
 from store.runtime.resources import TRIM_INTERVAL_S, DiskSpace, Trimmer, map_large_blocks
 from store.runtime.services import NodeParts, system_environment
 from store.runtime.status import StatusReport
-from store.runtime.tasks import finish
-from store.runtime.telemetry import FOLLOW_INTERVAL_S, Telemetry
+from store.runtime.tasks import READ_TIMEOUT_S, finish
+from store.runtime.telemetry import CONDITION_INTERVAL_S, FOLLOW_INTERVAL_S, Telemetry
 from store.serving.addresses import BindError, ListenerAddress, bind_error, require_free
 from store.serving.answer_budget import UnsentBudget
 from store.serving.context import NodeIdentity
@@ -235,14 +236,14 @@ class NodeRuntime:
             read_only=self._config.read_only,
             on_time=None if self._config.database_url is None else self._clocks.note,
         )
-        watch = None
+        tasks = self._tasks
         if self._host.guard is not None:
             watch = HostWatch(
                 self._host.guard, self._host.url(), self._metrics, parts.database, self._health
             )
             stack.push_async_callback(watch.end)
-        stack.push_async_callback(self._tasks.stop)
-        tasks = self._tasks
+            tasks.start_every(HOSTS_INTERVAL_S, "database hosts", watch.look)
+        stack.push_async_callback(tasks.stop)
         tasks.start("database monitor", self._monitor.run)
         if not self._config.read_only:
             writer = parts.writer
@@ -253,11 +254,10 @@ class NodeRuntime:
                 lambda reason: self._health.set(Obstacle.WRITES, reason is not None, reason),
             )
             tasks.start("write canary", self._canary.run)
-        if watch is not None:
-            tasks.start_every(HOSTS_INTERVAL_S, "database hosts", watch.look)
-        if not self._config.read_only:
             tasks.start("maintainer", parts.maintainer.run)
+        read_condition = partial(telemetry.condition.get, READ_TIMEOUT_S)
         tasks.start_every(FOLLOW_INTERVAL_S, "telemetry", telemetry.follow)
+        tasks.start_every(CONDITION_INTERVAL_S, "condition", read_condition)
         tasks.start_every(DISK_INTERVAL_S, "disk space", self._disk.look)
         tasks.start_every(PROBLEMS_INTERVAL_S, "problems", self._health.look)
         if self._config.client_token_file is not None:

@@ -15,11 +15,12 @@ from store.domain.ports import StoreBusy, StoreSummary, StoreUnavailable
 from store.domain.unread import UnreadSummary
 from store.observe.logging import suppressed_total
 from store.runtime.services import NodeParts
-from store.runtime.tasks import READ_TIMEOUT_S, SingleFlightCache
+from store.runtime.tasks import SingleFlightCache
 from store.serving.tls import MAX_PEM_BYTES
 from storenode.message.limits import NS_PER_S
 
 FOLLOW_INTERVAL_S: Final = 30.0
+CONDITION_INTERVAL_S: Final = 60.0
 """How often the horizon and the condition of the database are read while nobody asks for them."""
 
 SUMMARY_REST_S: Final = 1.0
@@ -101,12 +102,11 @@ class Telemetry:
         return self.summary
 
     async def follow(self) -> None:
-        """Read the horizon of the store, if retention is held, and the database's condition."""
+        """Read the horizon of the store, and if retention is held."""
         await self.read_summary()
         with contextlib.suppress(StoreUnavailable):
             if not self._config.read_only:
                 await self._policy.settle_retention(self._parts.database, self._metrics)
-        await self.condition.get(READ_TIMEOUT_S)
 
     async def _read_summary(self) -> StoreSummary:
         summary = await self._parts.services.reader.summary()

@@ -65,7 +65,7 @@ from storenode.message.limits import MAX_MESSAGE_BYTES
 if TYPE_CHECKING:
     from store.db.writing.insert import CommitPart
 
-POLL_S: Final = 10.0
+POLL_S: Final = 60.0
 """How often commits are looked for without a notification: a connection may be dead unnoticed."""
 
 REPLICA_POLL_S: Final = 0.1

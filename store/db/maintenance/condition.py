@@ -4,7 +4,7 @@ How many messages there are over time is read from buckets, which costs a few mi
 much is stored.
 
 Reading the condition takes milliseconds, however much is stored. Statistics for the planner are
-kept up with bulk loads here: autovacuum comes by once a minute and has a bounded number of workers;
+kept up with bulk loads here: autovacuum comes by seldom and has a bounded number of workers;
 until then a partition that has just been filled looks empty, and a plan made for an empty table can
 take a second instead of a tenth.
 

@@ -168,10 +168,7 @@ class MessageChannel:
         """Send content (SDS, "Send message"), as ``sealed`` makes it, if given; errors: `step`."""
         if not content:
             raise ArgumentError("a message needs content: an empty one would be a sync message")
-        if len(self.outgoing) >= self.config.max_outgoing:
-            raise ChannelFullError(
-                f"{len(self.outgoing)} messages are unacknowledged: wait until some are not"
-            )
+        self.check_room()
         if message_id is not None:
             check_id("message_id", message_id)
             if self._is_known(message_id):
@@ -191,6 +188,15 @@ class MessageChannel:
         self.pace.spoke(now_ms, None if shown else history, news=True)
         self._tell_requests(message, events)
         return events
+
+    def check_room(self, count: int = 1) -> None:
+        """Raise `ChannelFullError` where not so many more messages can be sent."""
+        unacknowledged, most = len(self.outgoing), self.config.max_outgoing
+        if unacknowledged + count > most:
+            raise ChannelFullError(
+                f"{unacknowledged} messages are unacknowledged, and {count} more would be above "
+                f"{most}: wait until some are not"
+            )
 
     def send_sync(
         self, now_ms: int, message_id: str | None = None, *, shows: bool = False
@@ -586,10 +592,8 @@ class MessageChannel:
         self.showing.received(now_ms)
         if self.outgoing.by_id:
             events += self.outgoing.witness(bloom_filter, message)
-        if config.gap_entries and self.gaps.is_time(now_ms):
-            unix_ms = self.clock.unix_ms(now_ms)
-            entries = self.gaps.entries(self.log, lamport, unix_ms)
-            for key in self.gaps.look(bloom_filter, sender_id, entries, now_ms):
+        if config.gap_entries:
+            for key in self.gaps.look(message, bloom_filter, self.log, self.clock, now_ms):
                 self.answers.offer(Entry(key), self.log, now_ms, sender_id)
 
     # --- forged messages

@@ -79,14 +79,9 @@ def proof_of(message: SdsMessage) -> Proof:
 
 def said_by(message: SdsMessage, *, own: bool = False) -> Unproven:
     """Return a digest of a message, which differs from that of another one with its ID."""
-    return said(message.sender_id, message.lamport or 0, message.content or b"", own=own)
-
-
-def said(sender_id: str, lamport: int, content: bytes, *, own: bool = False) -> Unproven:
-    """Return the digest of a stored message."""
-    sender = sender_id.encode()
-    head = len(sender).to_bytes(4) + sender + lamport.to_bytes(8)
-    return Unproven(lamport, blake2b(head + content, digest_size=_DIGEST_BYTES).digest(), own)
+    sender, lamport = message.sender_id.encode(), message.lamport or 0
+    covered = len(sender).to_bytes(4) + sender + lamport.to_bytes(8) + (message.content or b"")
+    return Unproven(lamport, blake2b(covered, digest_size=_DIGEST_BYTES).digest(), own)
 
 
 class IdClaims:

@@ -17,7 +17,7 @@ again like an answer to a request, a few times at most.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from math import inf
 from typing import Final, NamedTuple
@@ -25,6 +25,7 @@ from typing import Final, NamedTuple
 from storenode.common.bounded import BoundedDict
 from storenode.sds.bloom import RollingFilter, filter_of, holds
 from storenode.sds.clock import Clock
+from storenode.sds.codec import SdsMessage
 from storenode.sds.config import ChannelConfig
 from storenode.sds.events import Behind, CaughtUp
 from storenode.sds.limits import (
@@ -272,37 +273,24 @@ class PeerGaps:
         self._below = _END
         self._passed = 0
 
-    def is_time(self, now_ms: int) -> bool:
-        """Return True if a filter may be compared again, which takes a while."""
-        return self.looked_ms is None or now_ms - self.looked_ms >= self.every_ms
-
-    def entries(self, log: MessageLog, of_ms: int, now_ms: int) -> list[LogEntry]:
-        """Return the entries to compare with a filter: at most twice ``gap_window``.
-
-        They are the last entries from a while before the time ``of_ms`` of the filter, and some
-        of all that it shows, further down with each look. Those whose clock is ahead of now are
-        among them: how old they are is not known, and to wait until they are no longer ahead
-        could take years.
-        """
-        count = min(self._window, self._shape.capacity // 4)
-        further = self._further(log, count)
-        before_ms = max(min(of_ms, now_ms) - GAP_GRACE_MS, 0)
-        found = log.preceding((before_ms, ""), count)
-        first = found[0].key if found else (before_ms, "")
-        return found + [each for each in further if each.key < first or each.lamport > now_ms]
-
     def look(
         self,
+        message: SdsMessage,
         bloom_filter: bytes,
-        sender_id: str,
-        entries: Iterable[LogEntry],
+        log: MessageLog,
+        clock: Clock,
         now_ms: int,
     ) -> list[str]:
-        """Compare a participant's filter with recent entries; return what to offer."""
-        self.looked_ms = now_ms
+        """Compare a participant's filter with entries of our log; return what to offer.
+
+        That takes a while, and is done once in ``every_ms`` at most.
+        """
+        if self.looked_ms is not None and now_ms - self.looked_ms < self.every_ms:
+            return []
+        self.looked_ms, sender_id = now_ms, message.sender_id
         offered: list[str] = []
         lacking = self.lacking[sender_id] = self.lacking.get(sender_id, {})
-        for entry in entries:
+        for entry in self._entries(log, message.lamport or 0, clock.unix_ms(now_ms)):
             message_id = entry.message_id
             if entry.sender_id == sender_id:
                 continue
@@ -333,6 +321,21 @@ class PeerGaps:
             if times < MAX_TELLINGS:
                 self.pending[message_id] = times
         return chosen
+
+    def _entries(self, log: MessageLog, of_ms: int, now_ms: int) -> list[LogEntry]:
+        """Return the entries to compare with a filter: at most twice ``gap_window``.
+
+        They are the last entries from a while before the time ``of_ms`` of the filter, and some
+        of all that it shows, further down with each look. Those whose clock is ahead of now are
+        among them: how old they are is not known, and to wait until they are no longer ahead
+        could take years.
+        """
+        count = min(self._window, self._shape.capacity // 4)
+        further = self._further(log, count)
+        before_ms = max(min(of_ms, now_ms) - GAP_GRACE_MS, 0)
+        found = log.preceding((before_ms, ""), count)
+        first = found[0].key if found else (before_ms, "")
+        return found + [each for each in further if each.key < first or each.lamport > now_ms]
 
     def _further(self, log: MessageLog, count: int) -> list[LogEntry]:
         if not count:

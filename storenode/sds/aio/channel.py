@@ -176,7 +176,7 @@ class AsyncChannel:
             raise ArgumentError("a message needs content: an empty one would be a sync message")
         for content in contents:
             check_bytes("content", content, ".encode()")
-        participant.check_room(len(contents))
+        participant.core.check_room(len(contents))
         # Nothing else happens between them: one transaction has all.
         sent = [participant.send(content, None) for content in contents]
         await participant.saver.saved()
@@ -279,9 +279,11 @@ class AsyncChannel:
     async def _page(
         self, commit: int, limit: int, *, after: Key | None = None, before: Key | None = None
     ) -> list[Message]:
-        participant = self._participant
-        rows = await participant.saver.page(limit, after=after, before=before, committed=commit)
-        return [participant.message_of(row) for row in rows]
+        saver = self._participant.saver
+        rows = await saver.in_thread(
+            saver.state.page, limit, after=after, before=before, committed=commit
+        )
+        return [self._participant.message_of(row) for row in rows]
 
 
 class Channels:

@@ -13,9 +13,8 @@ filter. Others who ask are answered from the state.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from heapq import heappop, heappush
 from operator import attrgetter
 from typing import Final
 
@@ -29,7 +28,7 @@ from storenode.sds.aio.state import (
 )
 from storenode.sds.bloom import FilterShape
 from storenode.sds.channel import MessageChannel, Sealing
-from storenode.sds.claims import Proof, proof_of, said, said_by
+from storenode.sds.claims import Proof, proof_of, said_by
 from storenode.sds.codec import (
     MessageError,
     MessageKind,
@@ -53,14 +52,10 @@ from storenode.sds.events import (
     Withdrawn,
 )
 from storenode.sds.incoming_buffer import WaitingMessage
-from storenode.sds.limits import MAX_LOST_IDS, MAX_UNPROVEN
-from storenode.sds.log import LogEntry
+from storenode.sds.limits import MAX_LOST_IDS
 from storenode.sds.outgoing_buffer import Outgoing
 from storenode.sds.rng import Rng
 
-_UNPROVEN: Final = ("", Proof.OWN.value)
-_ROWS_AT_ONCE: Final = 64
-"""Messages whose contents are in memory at a time."""
 _COUNTS: Final = attrgetter(*(each.name for each in fields(Counts)))
 
 
@@ -295,6 +290,7 @@ class ParticipantLedger:
         if message_id in self.lost_rows:
             self.lost_rows.discard(message_id)
             self._notes.lost.add(message_id)
+        claim = self.core.claims.unproven.get(message_id)
         self._notes.log[message_id] = {
             "serial": serial,
             "lamport": event.lamport - LAMPORT_OFFSET,
@@ -305,6 +301,7 @@ class ParticipantLedger:
             "unmet": json.dumps(event.unmet),
             "committed": 0,
             "proof": event.proof.value,
+            "digest": None if claim is None else claim.digest,
             "history": encode_history(event.history),
         }
 
@@ -382,51 +379,22 @@ def _fill(state: SqliteState, ledger: ParticipantLedger, row: Row) -> None:
     ledger.serial = row["serial"]
     ledger.gap_from_ns, ledger.online_ns = row["gap_from_ns"], row["online_ns"]
     ledger.cursors = {each["node"]: each["cursor"] for each in state.rows("cursors")}
-    count = filter_length(core.config.filter, ledger.serial)
-    in_filter = dict.fromkeys(range(ledger.serial - count + 1, ledger.serial + 1), "")
-    _fill_log(state, ledger, in_filter)
-    _fill_lost(state, ledger)
+    core.log.load(state.entries())
+    for message_id, unproven in state.unproven():
+        core.claims.add(message_id, unproven)
+    names = [each["message_id"].decode() for each in state.rows("lost")]
+    ledger.lost_rows.update(names)
+    core.lost = dict.fromkeys(names[-MAX_LOST_IDS:])
     # Before what waits, whose times count from where the clock has come to.
     _fill_outgoing(state, core)
-    _fill_waiting(ledger, state.rows("waiting"), in_filter)
-    _fill_filter(ledger, in_filter)
+    _fill_waiting(ledger, state.rows("waiting"))
+    _fill_filter(ledger, state)
     for each in state.rows("outbox"):
         message_id = each["message_id"].decode()
         ledger.outbox[message_id] = OutboxItem(**{**each, "message_id": message_id})
 
 
-def _fill_log(state: SqliteState, ledger: ParticipantLedger, in_filter: dict[int, str]) -> None:
-    """Read the log once, oldest first; note the IDs that the filter had by their numbers."""
-    core, unproven = ledger.core, list[tuple[int, str]]()
-
-    def entries() -> Iterator[LogEntry]:
-        for each in state.entries():
-            if each.serial in in_filter:
-                in_filter[each.serial] = each.message_id
-            if each.proof in _UNPROVEN:
-                heappush(unproven, (each.serial, each.message_id))
-                if len(unproven) > MAX_UNPROVEN:
-                    core.claims.older.add(core.log.digest(heappop(unproven)[1]))
-            yield LogEntry(each.lamport, each.message_id, each.sender_id, each.hint)
-
-    core.log.load(entries())
-    names = [message_id for _, message_id in sorted(unproven)]
-    for start in range(0, len(names), _ROWS_AT_ONCE):
-        for row in state.messages(names[start : start + _ROWS_AT_ONCE]):
-            sender_id, lamport = row["sender_id"].decode(), row["lamport"] + LAMPORT_OFFSET
-            own = row["proof"] == Proof.OWN.value
-            core.claims.add(
-                row["message_id"].decode(), said(sender_id, lamport, row["content"], own=own)
-            )
-
-
-def _fill_lost(state: SqliteState, ledger: ParticipantLedger) -> None:
-    names = [each["message_id"].decode() for each in state.rows("lost")]
-    ledger.lost_rows.update(names)
-    ledger.core.lost = dict.fromkeys(names[-MAX_LOST_IDS:])
-
-
-def _fill_waiting(ledger: ParticipantLedger, rows: list[Row], in_filter: dict[int, str]) -> None:
+def _fill_waiting(ledger: ParticipantLedger, rows: list[Row]) -> None:
     core = ledger.core
     made = [_waiting(core, row) for row in rows]
     core.incoming.restore(made, [])
@@ -434,8 +402,6 @@ def _fill_waiting(ledger: ParticipantLedger, rows: list[Row], in_filter: dict[in
         if not waiting.proof:
             core.claims.add(waiting.message.message_id, said_by(waiting.message))
         ledger.serials[waiting.message.message_id] = row["serial"]
-        if row["serial"] in in_filter:
-            in_filter[row["serial"]] = waiting.message.message_id
         for entry in waiting.message.history:
             if entry.message_id in waiting.unmet and entry.message_id not in core.incoming.ids:
                 core.incoming.want(
@@ -461,17 +427,20 @@ def _waiting(core: MessageChannel, row: Row) -> WaitingMessage:
     return WaitingMessage(message, row["hint"], row["arrived_ms"], unmet, proof_of(message))
 
 
-def _fill_filter(ledger: ParticipantLedger, in_filter: dict[int, str]) -> None:
+def _fill_filter(ledger: ParticipantLedger, state: SqliteState) -> None:
     """Insert again the IDs that the filter had.
 
     Where a message was withdrawn another one takes its place, so that the filter rolls over when it
     would have.
     """
-    newest = next((name for name in reversed(in_filter.values()) if name), "")
-    for name in in_filter.values():
-        if name or newest:
-            ledger.core.filter.add(name or newest)
-    ledger.core.filter.complete = ledger.serial <= len(in_filter)
+    count = filter_length(ledger.core.config.filter, ledger.serial)
+    names = dict(state.since(ledger.serial - count + 1))
+    names |= {serial: message_id for message_id, serial in ledger.serials.items()}
+    newest = names[max(names)] if names else ""
+    for serial in range(ledger.serial - count + 1, ledger.serial + 1):
+        if newest:
+            ledger.core.filter.add(names.get(serial, newest))
+    ledger.core.filter.complete = ledger.serial <= count
 
 
 def _fill_outgoing(state: SqliteState, core: MessageChannel) -> None:

@@ -40,7 +40,6 @@ from storenode.sds.aio.signing import Signing, unframe
 from storenode.sds.aio.state import LAMPORT_OFFSET, Row, StateError
 from storenode.sds.aio.status import Status
 from storenode.sds.aio.transport import Fetched, Link, Rotation, Transport, TransportError
-from storenode.sds.channel import ChannelFullError
 from storenode.sds.claims import Proof
 from storenode.sds.codec import Entry, decode_history
 from storenode.sds.events import (
@@ -181,15 +180,6 @@ class Participant:
         )
         self.tell([*events, Ready(sent_id)])
         return sent_id
-
-    def check_room(self, count: int) -> None:
-        """Raise `ChannelFullError` where not so many more messages can be sent."""
-        most = self.core.config.max_outgoing
-        if len(self.core.outgoing) + count > most:
-            raise ChannelFullError(
-                f"{len(self.core.outgoing)} messages are unacknowledged, and {count} more would be "
-                f"above {most}: wait until some are not"
-            )
 
     def send_ephemeral(self, content: bytes) -> None:
         """Send content without reliability; nothing happens while offline."""

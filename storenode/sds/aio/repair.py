@@ -229,7 +229,8 @@ class RepairResponder:
 
     async def answer(self, message_ids: Sequence[str]) -> None:
         """Publish the messages that no node stores; none if no node can be asked."""
-        found = await self._participant.saver.messages(message_ids)
+        saver = self._participant.saver
+        found = await saver.in_thread(saver.state.messages, message_ids)
         rows = {row["message_id"].decode(): row for row in found}
         answers: dict[str, Broadcast] | None = None
         for link in self._participant.rotation.in_turn():

@@ -15,8 +15,7 @@ from typing import Any, Final, TypeVar
 from storenode.common.backoff import Backoff
 from storenode.sds.aio.ledger import ParticipantLedger
 from storenode.sds.aio.limits import FIRST_DELAY_S, MAX_DELAY_S
-from storenode.sds.aio.state import Row, SqliteState, StateBatch, StateError, StateTaken
-from storenode.sds.log import Key
+from storenode.sds.aio.state import SqliteState, StateBatch, StateError, StateTaken
 
 _T = TypeVar("_T")
 
@@ -36,7 +35,7 @@ class Saver:
         troubled: Callable[[StateError | None], None],
     ) -> None:
         self._ledger = ledger
-        self._state = state
+        self.state = state
         self._release = release
         self._troubled = troubled
         self._thread = thread
@@ -95,19 +94,9 @@ class Saver:
             self._wake.clear()
             await self._save()
 
-    async def page(
-        self, limit: int, *, after: Key | None, before: Key | None, committed: int
-    ) -> list[Row]:
-        """Return a page of the log, as `SqliteState.page`."""
-        return await self._in_thread(
-            partial(self._state.page, limit, after=after, before=before, committed=committed)
-        )
-
-    async def messages(self, message_ids: Sequence[str]) -> list[Row]:
-        """Return messages of the log, as `SqliteState.messages`."""
-        return await self._in_thread(partial(self._state.messages, message_ids))
-
-    async def _in_thread(self, call: Callable[[], _T]) -> _T:
+    async def in_thread(self, call: Callable[..., _T], *given: Any, **options: Any) -> _T:  # noqa: ANN401 - those of the call
+        """Call a method of the state in its thread."""
+        call = partial(call, *given, **options)
         return await asyncio.get_running_loop().run_in_executor(self._thread, call)
 
     async def _save(self) -> None:
@@ -133,11 +122,11 @@ class Saver:
         backoff = Backoff(FIRST_DELAY_S, MAX_DELAY_S)
         while True:
             try:
-                await self._in_thread(partial(self._state.commit, batch))
+                await self.in_thread(self.state.commit, batch)
             except StateTaken:
                 raise
             except StateError as error:
-                if self._state.in_memory:
+                if self.state.in_memory:
                     raise
                 self._troubled(error)
             else:

@@ -20,16 +20,17 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from storenode.common.errors import StorenodeError
-from storenode.sds.log import Key
+from storenode.sds.claims import Proof, Unproven
+from storenode.sds.log import Key, LogEntry
 
 Row = dict[str, Any]
 Rows = dict[Any, Row | None]
 """Rows by key; None removes one."""
 
-VERSION: Final = 2
+VERSION: Final = 3
 LAMPORT_OFFSET: Final = 2**63
 
 TABLES: Final = {
@@ -52,11 +53,12 @@ _SCHEMA: Final = (
         counts text not null, gap_from_ns bigint, online_ns bigint not null)""",
     "create table sds_cursors (node text primary key, cursor blob not null)",
     # ``serial`` is the message's place in the filter, ``committed`` the transaction that added it,
-    # ``proof`` a `storenode.sds.claims.Proof`, ``history`` that of `encode_history`.
+    # ``proof`` a `storenode.sds.claims.Proof`, ``digest`` that of an `Unproven`, and ``history`` that
+    # of `encode_history`.
     """create table sds_log (
         serial bigint primary key, lamport bigint not null, message_id blob not null,
         sender_id blob not null, content blob not null, hint blob, unmet text not null,
-        committed bigint not null, proof text not null, history blob not null)""",
+        committed bigint not null, proof text not null, digest blob, history blob not null)""",
     "create unique index sds_log_order on sds_log (lamport, message_id)",
     "create index sds_log_id on sds_log (message_id)",
     """create table sds_waiting (
@@ -93,17 +95,6 @@ class StateError(StorenodeError):
 
 class StateTaken(StateError):
     """An error for a state that another process uses."""
-
-
-class StoredEntry(NamedTuple):
-    """A message of the log without its content; ``serial`` is its place in the filter."""
-
-    lamport: int
-    message_id: str
-    sender_id: str
-    hint: bytes | None
-    serial: int
-    proof: str
 
 
 @dataclass(slots=True)
@@ -192,16 +183,30 @@ class SqliteState:
             chosen = f"select * from sds_{name} order by {TABLES[name]}"  # noqa: S608
             return [dict(row) for row in database.execute(chosen)]
 
-    def entries(self) -> Iterator[StoredEntry]:
+    def entries(self) -> Iterator[LogEntry]:
         """Yield the log in order."""
+        chosen = "select lamport, message_id, sender_id, hint from sds_log order by 1, 2"
+        with self._transaction() as database:
+            for lamport, message_id, sender_id, hint in database.execute(chosen):
+                names = message_id.decode(), sender_id.decode()
+                yield LogEntry(lamport + LAMPORT_OFFSET, *names, hint)
+
+    def since(self, serial: int) -> list[tuple[int, str]]:
+        """Return the serials and IDs of the messages of the log from a serial on, in order."""
+        chosen = "select serial, message_id from sds_log where serial >= ? order by serial"
+        with self._transaction() as database:
+            return [(found, name.decode()) for found, name in database.execute(chosen, (serial,))]
+
+    def unproven(self) -> Iterator[tuple[str, Unproven]]:
+        """Yield what is kept of the messages that are not proven, in the order of their coming."""
         chosen = (
-            "select lamport, message_id, sender_id, hint, serial, proof from sds_log "
-            "order by lamport, message_id"
+            "select message_id, lamport, digest, proof from sds_log where digest is not null"
+            " order by serial"
         )
         with self._transaction() as database:
-            for lamport, message_id, sender_id, *rest in database.execute(chosen):
-                names = message_id.decode(), sender_id.decode()
-                yield StoredEntry(lamport + LAMPORT_OFFSET, *names, *rest)
+            for name, lamport, digest, proof in database.execute(chosen):
+                own = proof == Proof.OWN.value
+                yield name.decode(), Unproven(lamport + LAMPORT_OFFSET, digest, own)
 
     def messages(self, message_ids: Sequence[str]) -> list[Row]:
         """Return messages of the log by their IDs."""

@@ -276,7 +276,7 @@ def test_anothers_state_and_another_version_are_refused_with_a_sentence(tmp_path
         state.open()
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("update sds_participant set version = 7")
-    with pytest.raises(StateError, match=r"has version 7, .* reads 2: begin a new state"):
+    with pytest.raises(StateError, match=r"has version 7, .* reads 3: begin a new state"):
         opened(path)
 
 

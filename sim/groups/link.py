@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Final
 from sim.bridge import Life
 from sim.calls import Closed, End, Ended, Identity, Status
 from sim.groups.store import FOLLOW, HISTORY, LOOKUP, PUBLISH, QUERY, READ, SCAN
-from storenode.sds.aio.limits import CALL_TIMEOUT_S
 from storenode.sds.aio.transport import (
     FeedCursorRefusedError,
     FeedPage,
@@ -27,6 +26,7 @@ from storenode.sds.aio.transport import (
     TransportError,
 )
 from storenode.sds.codec import Entry
+from storenode.sds.limits import CALL_TIMEOUT_S
 
 if TYPE_CHECKING:
     from sim.groups.member import Member

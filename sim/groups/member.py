@@ -25,7 +25,7 @@ from sim.timeline import Clock
 from storenode.common.errors import ClientClosed
 from storenode.sds.aio.channel import Channel
 from storenode.sds.aio.join_options import Joining
-from storenode.sds.aio.participant import Participant, participating
+from storenode.sds.aio.participant import Participant
 from storenode.sds.aio.transport import Fetched
 from storenode.sds.channel import ChannelFullError, MessageChannel
 from storenode.sds.codec import SdsMessage
@@ -137,7 +137,8 @@ class Member(Caller):
             rng=world.rng,
         )
         transports = [GroupLink(self, life, node) for node in nodes]
-        async with participating(joining, None, transports) as participant:
+        participant = await Participant.join(joining, None, transports)
+        try:
             self.note(f"starts with {len(participant.core.log)} messages")
             with world.judging():
                 world.group_judge.booted(self.view, participant, self.disk, self.now_ms)
@@ -145,6 +146,8 @@ class Member(Caller):
             self.participant, self._channel = participant, Channel(participant)
             world.loop.begin(life, self._read(self._channel))
             await self._leaving.wait()
+        finally:
+            await participant.leave()
         self.participant = None
         world.timeline.after(_QUIET_NS, lambda: self._over(life))
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from storenode.sds.rng import Rng
+from storenode.sds.log import Rng
 
 _T = TypeVar("_T")
 

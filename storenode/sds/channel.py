@@ -32,8 +32,8 @@ from typing import assert_never
 
 from storenode.common.errors import ArgumentError, StorenodeError
 from storenode.sds.bloom import RollingFilter
+from storenode.sds.buffers import IncomingBuffer, Outgoing, OutgoingBuffer, WaitingMessage
 from storenode.sds.claims import IdClaims, Judgement, Proof, proof_of, said_by
-from storenode.sds.clock import Clock
 from storenode.sds.codec import (
     Entry,
     MessageError,
@@ -77,7 +77,6 @@ from storenode.sds.events import (
     Withdrawn,
 )
 from storenode.sds.gaps import GapDetector, PeerGaps
-from storenode.sds.incoming_buffer import IncomingBuffer, WaitingMessage
 from storenode.sds.limits import (
     ASK_EVERY_MS,
     ASKS_IN_VAIN,
@@ -89,12 +88,10 @@ from storenode.sds.limits import (
     MAX_SDS_MESSAGE_BYTES,
     UNATTENDED_SWEEPS,
 )
-from storenode.sds.log import Heads, LogEntry, MessageLog, draw_salt, history_of
-from storenode.sds.outgoing_buffer import Outgoing, OutgoingBuffer
+from storenode.sds.log import Heads, LogEntry, MessageLog, Rng, draw_salt, history_of
 from storenode.sds.proofs import content_id, ephemeral_id, sync_id
 from storenode.sds.repair import RepairAnswers, may_answer
-from storenode.sds.rng import Rng
-from storenode.sds.schedule import FilterSchedule, SyncTimer
+from storenode.sds.schedule import Clock, FilterSchedule, SyncTimer
 
 Sealing = Callable[[int, tuple[Entry, ...]], bytes]
 """Makes the content as it travels, from the Lamport timestamp and the causal history."""
@@ -108,7 +105,7 @@ class MessageChannel:
     """A participant of a channel, made at ``now_ms`` (milliseconds since the epoch).
 
     The parts are public for reading: `clock`, `log`, `filter`, `outgoing`, `incoming`, `counts`.
-    Their times are running time (`storenode.sds.clock`).
+    Their times are running time (`storenode.sds.schedule`).
     """
 
     def __init__(self, config: ChannelConfig, now_ms: int, rng: Rng) -> None:
@@ -574,12 +571,11 @@ class MessageChannel:
         if message.bloom_filter is not None:
             self._review(now_ms, message, message.bloom_filter, events)
         if self.config.repair is not None:
+            self.counts.repair_requests_ignored += len(message.repair_request)
             for entry in message.repair_request[:MAX_REPAIR_ANSWERED]:
                 self.incoming.put_off(entry.message_id, now_ms)
-            ignored = self.answers.asked(
-                message.repair_request, self.log, now_ms, message.sender_id
-            )
-            self.counts.repair_requests_ignored += ignored
+                is_offered = self.answers.offer(entry, self.log, now_ms, message.sender_id)
+                self.counts.repair_requests_ignored -= is_offered
 
     def _review(
         self, now_ms: int, message: SdsMessage, bloom_filter: bytes, events: list[Event]

@@ -24,7 +24,6 @@ from typing import Final, NamedTuple
 
 from storenode.common.bounded import BoundedDict
 from storenode.sds.bloom import RollingFilter, filter_of, holds
-from storenode.sds.clock import Clock
 from storenode.sds.codec import SdsMessage
 from storenode.sds.config import ChannelConfig
 from storenode.sds.events import Behind, CaughtUp
@@ -39,6 +38,7 @@ from storenode.sds.limits import (
     MAX_UNREAD_FILTERS,
 )
 from storenode.sds.log import Key, LogEntry, MessageLog
+from storenode.sds.schedule import Clock
 
 MAX_SEARCHES: Final = 6
 """Searches for what one peer shows; the last covers everything, and then it is only displayed."""

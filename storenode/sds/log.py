@@ -17,14 +17,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import islice
-from typing import Final
+from typing import Final, Protocol
 
 from sortedcontainers import SortedList
 
 from storenode.sds.codec import Entry, size_of
 from storenode.sds.config import ChannelConfig
 from storenode.sds.limits import MAX_HEADS, MAX_HISTORY_BYTES
-from storenode.sds.rng import Rng
 
 KEPT_ENTRIES: Final = 10_000
 """Entries that stay in memory."""
@@ -36,6 +35,13 @@ _SLACK_ENTRIES: Final = 256
 
 Key = tuple[int, str]
 """Position in the log: (Lamport timestamp, message ID)."""
+
+
+class Rng(Protocol):
+    """The one method of the standard library's generators that is used."""
+
+    def uniform(self, a: float, b: float) -> float:
+        """Return a number between the two."""
 
 
 @dataclass(slots=True)
@@ -126,11 +132,6 @@ class MessageLog:
         """Return how many entries in memory come after a key."""
         keys = self._keys
         return 0 if not keys or keys[-1] <= key else len(keys) - keys.bisect_right(key)
-
-    def load(self, entries: Iterable[LogEntry]) -> None:
-        """Fill an empty log with entries in order."""
-        for entry in entries:
-            self.insert(entry)
 
     def check(self) -> None:
         """Verify the invariants: order, each entry once, and no ID both in memory and older."""

@@ -12,7 +12,6 @@ Source: the newest revision's extension SDS-R, and the published implementation 
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import sha256
 from math import inf
@@ -28,7 +27,6 @@ from storenode.sds.limits import (
     MAX_PENDING_ANSWERS,
     MAX_RECALLED_AT_ONCE,
     MAX_REMEMBERED_ANSWERS,
-    MAX_REPAIR_ANSWERED,
     RECALL_EVERY_MS,
 )
 from storenode.sds.log import MessageLog
@@ -97,11 +95,6 @@ class RepairAnswers:
         self.seen(message_id)
         if (message := self.kept.pop(message_id, None)) is not None:
             self._bytes -= _size(message)
-
-    def asked(self, entries: Sequence[Entry], log: MessageLog, now_ms: int, requester: str) -> int:
-        """Note what another participant asked for; return of how many of these nothing comes."""
-        looked_at = entries[:MAX_REPAIR_ANSWERED]
-        return len(entries) - sum(self.offer(each, log, now_ms, requester) for each in looked_at)
 
     def offer(self, entry: Entry, log: MessageLog, now_ms: int, requester: str) -> bool:
         """Note that a participant wants a message; return False if nothing comes of it."""

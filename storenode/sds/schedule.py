@@ -1,4 +1,11 @@
-"""The schedules of sync messages and of the Bloom filter.
+"""The clock of a channel, and the schedules of sync messages and of the Bloom filter.
+
+The Lamport clock, in milliseconds, follows the time, and never goes back. A received clock takes
+ours along only as far as ``max_ahead_ms`` past the time: without a bound, one message with the
+largest clock would leave no room for any other.
+
+Timers must go on when the clock is set back. They count in *running* time, which goes on
+from where it was with the time as it is now; it is `set_back_ms` ahead of the time.
 
 A sync message is sent after a silence of the channel whose length is drawn again each time; the
 participant with the shortest one speaks for all. While only sync messages are sent, which bring
@@ -17,7 +24,7 @@ is needed only where they do not suffice. It is sent
 - with a sync message, if none was sent for long. One is enough for all: its receivers search for
   what it shows, and name what it lacks, which all others receive.
 
-Source: SDS, "Periodic sync message".
+Source: SDS, "Participant state", "Deliver message" and "Periodic sync message".
 """
 
 from __future__ import annotations
@@ -27,10 +34,53 @@ from typing import Final
 
 from storenode.sds.codec import Entry
 from storenode.sds.config import ChannelConfig
-from storenode.sds.limits import MAX_OWED_IDS
-from storenode.sds.rng import Rng
+from storenode.sds.limits import MAX_CLOCK, MAX_OWED_IDS
+from storenode.sds.log import Rng
 
 _RARER: Final = 16
+
+
+class Clock:
+    """``value`` is the Lamport timestamp of the latest message sent or delivered."""
+
+    __slots__ = ("latest_ms", "max_ahead_ms", "set_back_ms", "value")
+
+    def __init__(self, now_ms: int, max_ahead_ms: int) -> None:
+        self.value = now_ms
+        self.max_ahead_ms = max_ahead_ms
+        self.latest_ms = now_ms
+        self.set_back_ms = 0
+
+    def running_ms(self, now_ms: int) -> int:
+        """Return the running time at a time."""
+        running_ms = now_ms + self.set_back_ms
+        if running_ms < self.latest_ms:
+            self.set_back_ms += self.latest_ms - running_ms
+            return self.latest_ms
+        self.latest_ms = running_ms
+        return running_ms
+
+    def unix_ms(self, running_ms: int) -> int:
+        """Return the time of a running time."""
+        return running_ms - self.set_back_ms
+
+    def tick(self, now_ms: int) -> int:
+        """Return the timestamp of the next message: the time, or one more than the last.
+
+        Raises:
+            OverflowError: it does not fit 64 unsigned bits.
+        """
+        following = max(now_ms, self.value + 1)
+        if following > MAX_CLOCK:
+            raise OverflowError(f"the clock of this channel is past {MAX_CLOCK}")
+        self.value = following
+        return following
+
+    def adopt(self, lamport: int, now_ms: int) -> bool:
+        """Update the clock by a delivered message's; return False if that is too far ahead."""
+        allowed = min(lamport, now_ms + self.max_ahead_ms)
+        self.value = max(self.value, allowed)
+        return allowed == lamport or lamport <= self.value
 
 
 class SyncTimer:

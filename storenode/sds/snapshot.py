@@ -14,14 +14,13 @@ from hashlib import blake2b
 from operator import attrgetter
 from typing import Any, Final
 
+from storenode.sds.buffers import Outgoing, WaitingMessage, Want
 from storenode.sds.channel import MessageChannel
 from storenode.sds.claims import IdClaims, Unproven
 from storenode.sds.codec import SdsMessage, decode_message, encode_message
 from storenode.sds.config import ChannelConfig
 from storenode.sds.events import Counts
-from storenode.sds.incoming_buffer import WaitingMessage, Want
 from storenode.sds.log import LogEntry, MessageLog
-from storenode.sds.outgoing_buffer import Outgoing
 
 MAGIC: Final = b"SDSC"
 VERSION: Final = 8
@@ -114,7 +113,8 @@ def _restored(config: ChannelConfig, state: dict[str, Any]) -> MessageChannel:
     channel = MessageChannel(config, 0, _FixedRng())
     salt, entries, older = state["log"]
     channel.log = MessageLog(salt)
-    channel.log.load(LogEntry(*each) for each in entries)
+    for each in entries:
+        channel.log.insert(LogEntry(*each))
     channel.log.older.update(older)
     channel.filter.fill(state["filter"][2])
     for name, value in zip(_PLAIN, state["plain"], strict=True):

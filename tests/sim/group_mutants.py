@@ -17,15 +17,13 @@ from storenode.sds.aio.publisher import OutboxPublisher
 from storenode.sds.aio.saver import Saver
 from storenode.sds.aio.transport import Rotation
 from storenode.sds.bloom import RollingFilter
+from storenode.sds.buffers import IncomingBuffer, OutgoingBuffer
 from storenode.sds.channel import MessageChannel
 from storenode.sds.claims import IdClaims, Judgement, Proof
-from storenode.sds.clock import Clock
 from storenode.sds.gaps import GapDetector, PeerGaps, _Lack
-from storenode.sds.incoming_buffer import IncomingBuffer
 from storenode.sds.log import LogEntry, MessageLog
-from storenode.sds.outgoing_buffer import OutgoingBuffer
 from storenode.sds.repair import RepairAnswers
-from storenode.sds.schedule import FilterSchedule
+from storenode.sds.schedule import Clock, FilterSchedule
 from tests.sim.mutant import Mutant, asyncio_with, edit, nothing, replace_with, sleep_not, together
 
 in_saver = partial(edit, Saver)

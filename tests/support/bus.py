@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import TYPE_CHECKING
 
 from storenode.message.hashing import message_hash
-from storenode.sds.aio.limits import MAX_CLOSURE_MESSAGES, MAX_HINTS_PER_CALL
+from storenode.message.limits import MAX_QUERY_HASHES
 from storenode.sds.aio.transport import (
     FeedCursorRefusedError,
     FeedPage,
@@ -23,11 +23,12 @@ from storenode.sds.aio.transport import (
     TransportError,
 )
 from storenode.sds.codec import Entry, MessageError, SdsMessage, decode_message
+from storenode.sds.limits import MAX_CLOSURE_MESSAGES
 
 if TYPE_CHECKING:
     from storenode.sds.aio.transport import Route
 
-_PAGE = MAX_HINTS_PER_CALL
+_PAGE = MAX_QUERY_HASHES
 
 
 class Bus:

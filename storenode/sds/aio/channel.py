@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from itertools import cycle
 from types import NoneType
 from typing import Self, Unpack
@@ -16,22 +16,22 @@ from storenode.connection.arguments import check_bytes, check_kind
 from storenode.message.text import printable
 from storenode.sds.aio.events import ChannelEvent, Events, Message
 from storenode.sds.aio.join_options import Joining, JoinOptions
-from storenode.sds.aio.limits import (
+from storenode.sds.aio.node import StoreNode
+from storenode.sds.aio.participant import Participant
+from storenode.sds.aio.state import StateThread
+from storenode.sds.aio.status import Status
+from storenode.sds.aio.transport import Transport
+from storenode.sds.config import DEFAULT_CHANNEL_ID, ChannelConfig
+from storenode.sds.events import Counts, MissingMessage, Withdrawn
+from storenode.sds.limits import (
     DEFAULT_OPEN_STATES,
+    MAX_CLOCK,
     MAX_LEAVING_AT_ONCE,
     MAX_LOG_PAGE,
     MAX_THREADS,
     MAX_TRANSPORTS,
     WARN_AFTER_S,
 )
-from storenode.sds.aio.node import StoreNode
-from storenode.sds.aio.participant import Participant, participating
-from storenode.sds.aio.state import StateThread
-from storenode.sds.aio.status import Status
-from storenode.sds.aio.transport import Transport
-from storenode.sds.config import DEFAULT_CHANNEL_ID, ChannelConfig
-from storenode.sds.events import Counts, MissingMessage, Withdrawn
-from storenode.sds.limits import MAX_CLOCK
 from storenode.sds.log import Key
 
 Place = str | Transport
@@ -302,7 +302,7 @@ class Channels:
     def __init__(self, transports: Sequence[Transport], threads: Sequence[StateThread]) -> None:
         self._transports = transports
         self._threads = cycle(threads)
-        self._joined: dict[AsyncChannel, AsyncExitStack] = {}
+        self._joined: dict[AsyncChannel, None] = {}
 
     @classmethod
     @asynccontextmanager
@@ -353,10 +353,9 @@ class Channels:
         thread = next(self._threads)
         if not joining.state.in_memory:
             joining.state.thread = thread
-        async with AsyncExitStack() as stack:
-            taking_part = participating(joining, thread.executor, self._transports)
-            channel = AsyncChannel(await stack.enter_async_context(taking_part))
-            self._joined[channel] = stack.pop_all()
+        joined = await Participant.join(joining, thread.executor, self._transports)
+        channel = AsyncChannel(joined)
+        self._joined[channel] = None
         return channel
 
     async def leave(self, channel: AsyncChannel) -> None:
@@ -365,7 +364,8 @@ class Channels:
         Raises:
             KeyError: it is none of these, or was left before.
         """
-        await self._joined.pop(channel).aclose()
+        del self._joined[channel]
+        await channel._participant.leave()
 
     async def _leave_all(self) -> None:
         """Leave all channels, also where one of them fails, and at once if it is cancelled."""

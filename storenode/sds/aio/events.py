@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Iterable
 from typing import Generic, Self, TypeVar
 from weakref import WeakSet
 
-from storenode.sds.aio.limits import MAX_QUEUED_EVENTS
 from storenode.sds.events import ChannelEvent, Connected, Disconnected, Message, NotStored, Repaired
+from storenode.sds.limits import MAX_QUEUED_EVENTS
 
 __all__ = [
     "ChannelEvent",

@@ -16,12 +16,17 @@ from typing import TYPE_CHECKING
 
 from storenode.common.backoff import Backoff
 from storenode.sds.aio.events import Connected, Disconnected
-from storenode.sds.aio.limits import CATCH_UP_OVERLAP_NS, FIRST_DELAY_S, MAX_DELAY_S
 from storenode.sds.aio.transport import (
     FeedCursorRefusedError,
     FeedPage,
     Rotation,
     TransportError,
+)
+from storenode.sds.limits import (
+    CATCH_UP_OVERLAP_NS,
+    FIRST_DELAY_S,
+    MAX_DELAY_S,
+    SEARCH_EVERY_S,
 )
 
 if TYPE_CHECKING:
@@ -33,7 +38,7 @@ class ChannelFeed:
     """The feed of a participant, and scans for what it has missed.
 
     ``node`` is the name of the node whose feed is read, and ``live`` is True when its backlog is
-    through.
+    through; ``quiet`` is set while no gap is scanned: what that brings need not be asked for.
     """
 
     def __init__(self, participant: Participant) -> None:
@@ -43,8 +48,8 @@ class ChannelFeed:
         self._searched = Rotation(participant.links)
         self._search_ns: int | None = None
         self._searching = asyncio.Event()
-        self._quiet = asyncio.Event()
-        self._quiet.set()
+        self.quiet = asyncio.Event()
+        self.quiet.set()
         self.node: str | None = None
         self.live = False
         self.calls: Counter[str] = Counter()
@@ -86,6 +91,7 @@ class ChannelFeed:
             left_ns, pause_s = await self._search(since_ns)
             if left_ns is None:
                 backoff.reset()
+                await asyncio.sleep(SEARCH_EVERY_S)
                 continue
             if left_ns > since_ns:
                 backoff.reset()
@@ -110,10 +116,6 @@ class ChannelFeed:
             return since_ns, self._searched.failed()
         await self._participant.relieve()
         return since_ns, 0.0
-
-    async def quiet(self) -> None:
-        """Wait until no scan is under way: what it brings need not be asked for."""
-        await self._quiet.wait()
 
     async def _follow(self, link: Link) -> None:
         cursor = self._ledger.cursors.get(link.name)
@@ -151,11 +153,11 @@ class ChannelFeed:
         """Scan what may have been missed, from where an earlier scan has come to."""
         self.live = False
         self._participant.trouble("feed", None)
-        self._quiet.clear()
+        self.quiet.clear()
         try:
             refused_ns = await self._scan(link, since_ns)
         finally:
-            self._quiet.set()
+            self.quiet.set()
         self._ledger.gap(refused_ns)
         if refused_ns is not None:
             raise TransportError("Too much waits for what is missing: trying again.")

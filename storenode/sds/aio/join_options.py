@@ -18,7 +18,7 @@ from storenode.sds.aio.signing import Signer
 from storenode.sds.aio.state import SqliteState
 from storenode.sds.aio.transport import Route
 from storenode.sds.config import ChannelConfig
-from storenode.sds.rng import Rng
+from storenode.sds.log import Rng
 
 _SIGNER: Final = ("sign", "verify")
 

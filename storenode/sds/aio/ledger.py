@@ -27,6 +27,7 @@ from storenode.sds.aio.state import (
     StateError,
 )
 from storenode.sds.bloom import FilterShape
+from storenode.sds.buffers import Outgoing, WaitingMessage
 from storenode.sds.channel import MessageChannel, Sealing
 from storenode.sds.claims import Proof, proof_of, said_by
 from storenode.sds.codec import (
@@ -51,10 +52,8 @@ from storenode.sds.events import (
     Sent,
     Withdrawn,
 )
-from storenode.sds.incoming_buffer import WaitingMessage
 from storenode.sds.limits import MAX_LOST_IDS
-from storenode.sds.outgoing_buffer import Outgoing
-from storenode.sds.rng import Rng
+from storenode.sds.log import Rng
 
 _COUNTS: Final = attrgetter(*(each.name for each in fields(Counts)))
 
@@ -262,16 +261,10 @@ class ParticipantLedger:
     def _received(self, message_id: str) -> None:
         if message_id in self.serials:
             # The genuine message came while another one with its ID waited.
-            self._waits_no_longer(self.serials[message_id])
+            self._notes.waiting[self.serials[message_id]] = None
         self.serial += 1
         self.serials[message_id] = self.serial
         self._notes.waiting[self.serial] = message_id
-
-    def _waits_no_longer(self, serial: int) -> None:
-        if self._notes.waiting.get(serial) is not None:
-            del self._notes.waiting[serial]
-        else:
-            self._notes.waiting[serial] = None
 
     def _withdrawn(self, message_id: str) -> None:
         self._notes.hints.pop(message_id, None)
@@ -283,7 +276,7 @@ class ParticipantLedger:
         message_id = event.message_id
         serial = self.serials.pop(message_id, None)
         if serial is not None:
-            self._waits_no_longer(serial)
+            self._notes.waiting[serial] = None
         else:
             serial = self.serial = self.serial + 1
             self._notes.unacknowledged.add(message_id)
@@ -379,7 +372,8 @@ def _fill(state: SqliteState, ledger: ParticipantLedger, row: Row) -> None:
     ledger.serial = row["serial"]
     ledger.gap_from_ns, ledger.online_ns = row["gap_from_ns"], row["online_ns"]
     ledger.cursors = {each["node"]: each["cursor"] for each in state.rows("cursors")}
-    core.log.load(state.entries())
+    for entry in state.entries():
+        core.log.insert(entry)
     for message_id, unproven in state.unproven():
         core.claims.add(message_id, unproven)
     names = [each["message_id"].decode() for each in state.rows("lost")]

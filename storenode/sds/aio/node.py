@@ -13,8 +13,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
-from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
+from weakref import WeakKeyDictionary
 
 import grpc
 
@@ -33,19 +33,7 @@ from storenode.connection.errors import (
     WrongProtocolError,
 )
 from storenode.message.hashing import message_hash
-from storenode.sds.aio.limits import (
-    CALL_TIMEOUT_S,
-    MAX_CALLS_AT_ONCE,
-    MAX_CLOSURE_MESSAGES,
-    MAX_CURSOR_BYTES,
-    MAX_EMPTY_PAGES,
-    MAX_FETCHED_BYTES,
-    MAX_HINTS_PER_CALL,
-    MAX_LINKS_PER_CONNECTION,
-    MAX_NODE_RESPONSE_BYTES,
-    MAX_PUBLISHES_AT_ONCE,
-    MAX_REASON_CHARS,
-)
+from storenode.message.limits import MAX_QUERY_HASHES
 from storenode.sds.aio.transport import (
     FeedCursorRefusedError,
     FeedPage,
@@ -57,6 +45,18 @@ from storenode.sds.aio.transport import (
     TransportError,
 )
 from storenode.sds.codec import Entry
+from storenode.sds.limits import (
+    CALL_TIMEOUT_S,
+    MAX_CALLS_AT_ONCE,
+    MAX_CLOSURE_MESSAGES,
+    MAX_CURSOR_BYTES,
+    MAX_EMPTY_PAGES,
+    MAX_FETCHED_BYTES,
+    MAX_LINKS_PER_CONNECTION,
+    MAX_NODE_RESPONSE_BYTES,
+    MAX_PUBLISHES_AT_ONCE,
+    MAX_REASON_CHARS,
+)
 from storenode.wire.storenode.v1 import store_pb2
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 from storenode.wire.waku.store.v3.store_pb2 import (
@@ -96,32 +96,24 @@ class StoreNode:
         self.token = token
         self.tls = tls
         # By event loop: channels of gRPC belong to one.
-        self._connections: dict[asyncio.AbstractEventLoop, list[_Connection]] = {}
+        self._connections = WeakKeyDictionary[asyncio.AbstractEventLoop, list[_Connection]]()
 
     def open(self, route: Route) -> NodeLink:
         """Make a link of one channel; it connects with its first call."""
-        loop = asyncio.get_running_loop()
-        known = self._connections.setdefault(loop, [])
+        known = self._connections.setdefault(asyncio.get_running_loop(), [])
         connection = next((each for each in known if each.has_room), None)
         if connection is None:
-            known.append(connection := _Connection(self))
+            known.append(connection := _Connection(self, known))
         connection.links += 1
-        return NodeLink(route, connection, partial(self._release, loop, connection))
-
-    async def _release(self, loop: asyncio.AbstractEventLoop, connection: _Connection) -> None:
-        connection.links -= 1
-        if not connection.links:
-            self._connections[loop].remove(connection)
-            if not self._connections[loop]:
-                del self._connections[loop]
-            await connection.client.close()
+        return NodeLink(route, connection)
 
 
 class _Connection:
     """A connection to a node; ``calls`` and ``publishes`` bound the calls of its links."""
 
-    def __init__(self, node: StoreNode) -> None:
+    def __init__(self, node: StoreNode, others: list[_Connection]) -> None:
         self.name = node.address
+        self._others = others
         self.links = 0
         self.client = connect(
             node.address,
@@ -138,6 +130,13 @@ class _Connection:
     def has_room(self) -> bool:
         """True if another link can use the connection."""
         return self.links < MAX_LINKS_PER_CONNECTION
+
+    async def release(self) -> None:
+        """Release a link; close the connection with its last one."""
+        self.links -= 1
+        if not self.links:
+            self._others.remove(self)
+            await self.client.close()
 
     @contextmanager
     def translated(self) -> Iterator[None]:
@@ -156,10 +155,9 @@ class _Connection:
 class NodeLink(Link):
     """A channel at a node."""
 
-    def __init__(self, route: Route, connection: _Connection, release: Callable[[], Any]) -> None:
+    def __init__(self, route: Route, connection: _Connection) -> None:
         self.route = route
         self._connection = connection
-        self._release = release
         self._closed = False
         # Encoded once: every message is hashed.
         self._topics = route.pubsub_topic.encode(), route.content_topic.encode()
@@ -176,7 +174,7 @@ class NodeLink(Link):
         """Release the connection, which is closed with its last link."""
         if not self._closed:
             self._closed = True
-            await self._release()
+            await self._connection.release()
 
     async def publish(self, batch: Sequence[Outbound]) -> Sequence[PublishResult]:
         """Publish a batch by ``Publish``."""
@@ -222,7 +220,7 @@ class NodeLink(Link):
             include_data=True,
             message_hashes=[hint for hint in hints if len(hint) == 32],
             pagination_forward=True,
-            pagination_limit=MAX_HINTS_PER_CALL,
+            pagination_limit=MAX_QUERY_HASHES,
         )
         wanted = set(request.message_hashes)
         while wanted:
@@ -241,7 +239,7 @@ class NodeLink(Link):
         if not wanted:
             return set()
         response = await self._query(
-            StoreQueryRequest(message_hashes=sorted(wanted), pagination_limit=MAX_HINTS_PER_CALL)
+            StoreQueryRequest(message_hashes=sorted(wanted), pagination_limit=MAX_QUERY_HASHES)
         )
         return wanted & {each.message_hash for each in response.messages}
 

@@ -11,12 +11,12 @@ import asyncio
 import json
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from storenode.common.errors import ClientClosed
 from storenode.message.hashing import message_hash
@@ -26,13 +26,6 @@ from storenode.sds.aio.events import ChannelEvent, EventHub, Message, NotStored
 from storenode.sds.aio.feed import ChannelFeed
 from storenode.sds.aio.join_options import Joining
 from storenode.sds.aio.ledger import ParticipantLedger, revive
-from storenode.sds.aio.limits import (
-    CATCH_UP_OVERLAP_NS,
-    LEAVE_TIMEOUT_S,
-    MAX_TICK_S,
-    PACKETS_AT_ONCE,
-    SEARCH_LOST_EVERY_S,
-)
 from storenode.sds.aio.publisher import OutboxPublisher, Ready
 from storenode.sds.aio.repair import Repair, RepairResponder
 from storenode.sds.aio.saver import Saver
@@ -55,6 +48,12 @@ from storenode.sds.events import (
     Recall,
     Refused,
 )
+from storenode.sds.limits import (
+    CATCH_UP_OVERLAP_NS,
+    LEAVE_TIMEOUT_S,
+    MAX_TICK_S,
+    PACKETS_AT_ONCE,
+)
 
 _log = logging.getLogger("storenode")
 
@@ -64,7 +63,7 @@ _ONLINE_EVERY_NS: Final = 300 * 10**9
 
 
 class Participant:
-    """Runs from `start` to `leave`; ``clock`` gives Unix time in nanoseconds.
+    """Runs from `join` to `leave`; ``clock`` gives Unix time in nanoseconds.
 
     ``readable`` is True if nodes can read messages, so that they can be asked by ID.
     """
@@ -90,8 +89,6 @@ class Participant:
         self._message_cipher = Clear() if self.readable else joining.cipher
         self._signing = Signing(joining.signer, config.channel_id, config.sender_id)
         self._rng = joining.rng
-        self._lost_from_ns: int | None = None
-        self._search_due_s = 0.0
         self._troubles: dict[str, TransportError | StateError] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._is_hurried = False
@@ -108,8 +105,28 @@ class Participant:
         """The calls to nodes so far, by kind; publishing by streams is not counted."""
         return self.feed.calls + self.repair.calls
 
-    def start(self) -> None:
-        """Begin; called inside the event loop."""
+    @classmethod
+    async def join(
+        cls, joining: Joining, thread: Executor | None, transports: Sequence[Transport]
+    ) -> Self:
+        """Open a state in ``thread``, and begin where it was left; `leave` closes it.
+
+        Raises:
+            StateError: the state cannot be used.
+        """
+        loop, state = asyncio.get_running_loop(), joining.state
+        given = state, joining.config, joining.clock() // _NS_PER_MS, joining.rng
+        try:
+            ledger = await loop.run_in_executor(thread, revive, *given)
+            links = [transport.open(joining.route) for transport in transports]
+        except BaseException:
+            await loop.run_in_executor(thread, state.close)
+            raise
+        participant = cls(ledger, joining, thread, links)
+        participant._start()
+        return participant
+
+    def _start(self) -> None:
         for message_id in self.ledger.outbox:
             self.publisher.offer(message_id)
         for work in (
@@ -138,7 +155,10 @@ class Participant:
                         self.check()
                         await self.hub.changed()
         finally:
-            await self._end()
+            try:
+                await self._end()
+            finally:
+                await self.saver.in_thread(self.saver.state.close)
 
     def hurry(self) -> None:
         """Make `leave` wait no longer for what is not published."""
@@ -198,9 +218,7 @@ class Participant:
             if isinstance(thing, Behind):
                 self.feed.search(thing.since_ms * _NS_PER_MS)
             elif isinstance(thing, Lost) and thing.early:
-                if self._lost_from_ns is None:
-                    self._lost_from_ns = max(self.clock() - CATCH_UP_OVERLAP_NS, 0)
-                self._search_lost()
+                self.feed.search(max(self.clock() - CATCH_UP_OVERLAP_NS, 0))
             elif isinstance(thing, NotStored):
                 name, reason = self._route.channel_id, thing.reason
                 _log.warning(
@@ -272,13 +290,6 @@ class Participant:
         sealed = self._message_cipher.seal(answer.payload)
         is_same = timestamp_ns is not None and self._hint(sealed, timestamp_ns) == hint
         self.publisher.offer_volatile(answer, sealed, timestamp_ns if is_same else None)
-
-    def _search_lost(self) -> None:
-        """Scan for what was given up for want of room, at most once a minute."""
-        now_s = asyncio.get_running_loop().time()
-        if self._lost_from_ns is not None and self._search_due_s <= now_s:
-            self.feed.search(self._lost_from_ns)
-            self._lost_from_ns, self._search_due_s = None, now_s + SEARCH_LOST_EVERY_S
 
     def _release(self, commit: int, things: list[Any]) -> None:
         shown: list[ChannelEvent] = []
@@ -354,7 +365,6 @@ class Participant:
             events = self.ledger.note(self.core.tick(self.now_ms(), self._rng))
             if events:
                 self.tell(events)
-            self._search_lost()
             if self.clock() - noted_ns >= _ONLINE_EVERY_NS:
                 noted_ns = self.clock()
                 if self.feed.live:
@@ -385,33 +395,6 @@ class Participant:
             self.saver.fail(error)
             for other in self._tasks:
                 other.cancel()
-
-
-@asynccontextmanager
-async def participating(
-    joining: Joining, thread: Executor | None, transports: Sequence[Transport]
-) -> AsyncIterator[Participant]:
-    """Run the participant of a state, which is opened for that in ``thread`` and closed after it.
-
-    Raises:
-        StateError: the state cannot be used.
-    """
-    loop = asyncio.get_running_loop()
-    participant: Participant | None = None
-    state, config, rng = joining.state, joining.config, joining.rng
-    try:
-        now_ms = joining.clock() // _NS_PER_MS
-        ledger = await loop.run_in_executor(thread, revive, state, config, now_ms, rng)
-        links = [transport.open(joining.route) for transport in transports]
-        participant = Participant(ledger, joining, thread, links)
-        participant.start()
-        yield participant
-    finally:
-        try:
-            if participant is not None:
-                await participant.leave()
-        finally:
-            await loop.run_in_executor(thread, state.close)
 
 
 def _no_room(event: object) -> bool:

@@ -18,7 +18,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from storenode.sds.aio.events import NotStored
-from storenode.sds.aio.limits import (
+from storenode.sds.aio.transport import Outbound, PublishResult, Rotation, TransportError
+from storenode.sds.events import Broadcast, BroadcastReason
+from storenode.sds.limits import (
     MAX_PUBLISH_BYTES,
     MAX_PUBLISH_MESSAGES,
     MAX_PUBLISH_TRIES,
@@ -27,8 +29,6 @@ from storenode.sds.aio.limits import (
     REPUBLISH_NS,
     RESTAMP_AFTER_NS,
 )
-from storenode.sds.aio.transport import Outbound, PublishResult, Rotation, TransportError
-from storenode.sds.events import Broadcast, BroadcastReason
 
 if TYPE_CHECKING:
     from storenode.sds.aio.participant import Participant
@@ -105,16 +105,15 @@ class OutboxPublisher:
                 self._take_back(items)
                 await asyncio.sleep(self._rotation.failed())
                 if self._rotation.link is not link:
-                    self._publish_lately_again()
+                    since_ns = self._participant.clock() - REPUBLISH_NS
+                    lately = [
+                        each for each in self._lately if each.outbound.timestamp_ns >= since_ns
+                    ]
+                    self._volatile.extend(lately)
             else:
                 self._rotation.worked()
                 self._participant.trouble("publishing", None)
                 self._settle(items, verdicts)
-
-    def _publish_lately_again(self) -> None:
-        since_ns = self._participant.clock() - REPUBLISH_NS
-        again = [each for each in self._lately if each.outbound.timestamp_ns >= since_ns]
-        self._volatile.extend(again)
 
     def _next_items(self) -> list[_Item]:
         """Return what goes into the next request: the outbox in order, then the volatile."""

@@ -29,23 +29,25 @@ from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from storenode.common.bounded import BoundedDict
-from storenode.sds.aio.limits import (
-    MAX_CLOSURES_PER_ROUND,
-    MAX_HEADS_PER_CALL,
-    MAX_HINTS_PER_CALL,
-    MAX_IDS_PER_CALL,
-    MAX_KNOWN_IDS,
-    MAX_KNOWN_TIMES,
-    MAX_REPAIR_IDS,
-    REPAIR_FIRST_DELAY_MS,
-    REPAIR_MAX_DELAY_MS,
+from storenode.message.limits import (
+    MAX_CAUSAL_HEADS,
+    MAX_CAUSAL_KNOWN_IDS,
+    MAX_QUERY_HASHES,
+    MAX_SDS_ENTRIES,
 )
 from storenode.sds.aio.state import LAMPORT_OFFSET, Row, StateError
 from storenode.sds.aio.transport import Fetched, TransportError
 from storenode.sds.claims import said_by
 from storenode.sds.codec import Entry, MessageError, SdsMessage, decode_history, decode_message
 from storenode.sds.events import Broadcast, MissingMessage, Repaired
-from storenode.sds.limits import MAX_PENDING_ANSWERS, MAX_RECALLED_AT_ONCE
+from storenode.sds.limits import (
+    MAX_CLOSURES_PER_ROUND,
+    MAX_KNOWN_TIMES,
+    MAX_PENDING_ANSWERS,
+    MAX_REPAIR_IDS,
+    REPAIR_FIRST_DELAY_MS,
+    REPAIR_MAX_DELAY_MS,
+)
 
 if TYPE_CHECKING:
     from storenode.sds.aio.participant import Participant
@@ -77,7 +79,7 @@ class Repair:
         while True:
             await self._until_due()
             await asyncio.sleep(_GRACE_S)
-            await self._participant.feed.quiet()
+            await self._participant.feed.quiet.wait()
             await self.round()
 
     async def round(self) -> bool:
@@ -145,10 +147,10 @@ class Repair:
             await self._generations_by_hint(link, asked)
             return
         left = [each for each in wanted if each.message_id in wants]
-        for some in _split(left, MAX_IDS_PER_CALL):
+        for some in _split(left, MAX_SDS_ENTRIES):
             await self._fetch("by_id", link.by_id([_entry(each) for each in some]))
         for _ in range(MAX_CLOSURES_PER_ROUND):
-            heads = self._revealed(asked)[:MAX_HEADS_PER_CALL]
+            heads = self._revealed(asked)[:MAX_CAUSAL_HEADS]
             if not heads:
                 return
             asked.update(each.message_id for each in heads)
@@ -157,7 +159,7 @@ class Repair:
 
     async def _by_hint(self, link: Link, wanted: Iterable[MissingMessage]) -> None:
         hints = list(dict.fromkeys(hint for each in wanted for hint in each.hints))
-        for some in _split(hints, MAX_HINTS_PER_CALL):
+        for some in _split(hints, MAX_QUERY_HASHES):
             await self._fetch("by_hint", link.by_hint(some))
 
     async def _generations_by_hint(self, link: Link, asked: set[str]) -> None:
@@ -177,10 +179,10 @@ class Repair:
     def _known(self, heads: list[MissingMessage]) -> list[str]:
         """Return IDs at which a walk from these heads may stop."""
         incoming = self._core.incoming
-        waiting = list(incoming.ids)[-MAX_KNOWN_IDS // 4 :]
+        waiting = list(incoming.ids)[-MAX_CAUSAL_KNOWN_IDS // 4 :]
         waiters = (waiter for each in heads for waiter in incoming.waiters(each.message_id))
         first = min((waiter.message.lamport or 0 for waiter in waiters), default=0)
-        entries = self._core.log.preceding((first, ""), MAX_KNOWN_IDS - len(waiting))
+        entries = self._core.log.preceding((first, ""), MAX_CAUSAL_KNOWN_IDS - len(waiting))
         return waiting + [entry.message_id for entry in entries]
 
     def _is_old(self, message_id: str) -> bool:
@@ -199,7 +201,7 @@ class RepairResponder:
     def __init__(self, participant: Participant) -> None:
         self._participant = participant
         self._core = participant.core
-        self._wanted: deque[str] = deque(maxlen=MAX_PENDING_ANSWERS)
+        self._wanted = deque[Sequence[str]](maxlen=MAX_PENDING_ANSWERS)
         self._copies = BoundedDict[str, bytes](MAX_KNOWN_TIMES)
         self._times = BoundedDict[bytes, int](MAX_KNOWN_TIMES)
         self._news = asyncio.Event()
@@ -213,8 +215,8 @@ class RepairResponder:
         self._copies[message_id] = hint
 
     def want(self, message_ids: Sequence[str]) -> None:
-        """Queue messages for answering; past the bound, the oldest are dropped."""
-        self._wanted.extend(message_ids)
+        """Queue the messages of a `Recall`; past the bound, the oldest are dropped."""
+        self._wanted.append(message_ids)
         self._news.set()
 
     async def run(self) -> None:
@@ -223,9 +225,8 @@ class RepairResponder:
             await self._news.wait()
             self._news.clear()
             while self._wanted:
-                most = min(MAX_RECALLED_AT_ONCE, len(self._wanted))
                 with suppress(StateError, MessageError):
-                    await self.answer([self._wanted.popleft() for _ in range(most)])
+                    await self.answer(self._wanted.popleft())
 
     async def answer(self, message_ids: Sequence[str]) -> None:
         """Publish the messages that no node stores; none if no node can be asked."""

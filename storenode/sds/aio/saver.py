@@ -14,8 +14,8 @@ from typing import Any, Final, TypeVar
 
 from storenode.common.backoff import Backoff
 from storenode.sds.aio.ledger import ParticipantLedger
-from storenode.sds.aio.limits import FIRST_DELAY_S, MAX_DELAY_S
 from storenode.sds.aio.state import SqliteState, StateBatch, StateError, StateTaken
+from storenode.sds.limits import FIRST_DELAY_S, MAX_DELAY_S
 
 _T = TypeVar("_T")
 

@@ -52,9 +52,8 @@ _SCHEMA: Final = (
         clock bigint not null, sends bigint not null, serial bigint not null,
         counts text not null, gap_from_ns bigint, online_ns bigint not null)""",
     "create table sds_cursors (node text primary key, cursor blob not null)",
-    # ``serial`` is the message's place in the filter, ``committed`` the transaction that added it,
-    # ``proof`` a `storenode.sds.claims.Proof`, ``digest`` that of an `Unproven`, and ``history`` that
-    # of `encode_history`.
+    # ``serial`` is the message's place in the filter, ``committed`` the transaction that added it.
+    # ``proof`` is a `storenode.sds.claims.Proof`, ``digest`` that of an `Unproven` message.
     """create table sds_log (
         serial bigint primary key, lamport bigint not null, message_id blob not null,
         sender_id blob not null, content blob not null, hint blob, unmet text not null,

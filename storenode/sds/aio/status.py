@@ -43,18 +43,14 @@ class Status:
         return self.node is not None and self.live and not self.missing and not self.waiting
 
     def __str__(self) -> str:
-        parts = [self._state()]
-        if self.behind:
-            parts.append(f"behind others by {self.behind:,} or more")
-        if self.incomparable:
-            parts.append(f"{self.incomparable:,} with filters that cannot be compared")
-        if self.lost:
-            parts.append(f"{self.lost:,} lost")
-        if self.unreadable:
-            parts.append(f"{self.unreadable:,} unreadable")
-        if self.unpublished:
-            parts.append(f"{self.unpublished:,} not sent")
-        return ", ".join(parts)
+        parts = (
+            (self.behind, "behind others by {:,} or more"),
+            (self.incomparable, "{:,} with filters that cannot be compared"),
+            (self.lost, "{:,} lost"),
+            (self.unreadable, "{:,} unreadable"),
+            (self.unpublished, "{:,} not sent"),
+        )
+        return ", ".join([self._state(), *(text.format(count) for count, text in parts if count)])
 
     def _state(self) -> str:
         if self.node is None:

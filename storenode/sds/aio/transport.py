@@ -14,8 +14,8 @@ from typing import Protocol
 
 from storenode.common.backoff import Backoff
 from storenode.common.errors import StorenodeError
-from storenode.sds.aio.limits import FIRST_DELAY_S, MAX_DELAY_S
 from storenode.sds.codec import Entry
+from storenode.sds.limits import FIRST_DELAY_S, MAX_DELAY_S
 
 
 class TransportError(StorenodeError):

@@ -18,7 +18,6 @@ from storenode.message.hashing import message_hash
 from storenode.sds.aio.channel import Channel, Channels
 from storenode.sds.aio.cipher import CipherError
 from storenode.sds.aio.events import ChannelEvent, EventHub, Events, Repaired
-from storenode.sds.aio.limits import MAX_LEAVING_AT_ONCE, MAX_QUEUED_EVENTS
 from storenode.sds.aio.transport import Fetched, Route
 from storenode.sds.bloom import FilterShape, filter_of
 from storenode.sds.codec import Entry, SdsMessage, decode_message, encode_message
@@ -28,6 +27,7 @@ from storenode.sds.events import (
     Received,
     Sent,
 )
+from storenode.sds.limits import MAX_LEAVING_AT_ONCE, MAX_QUEUED_EVENTS
 from tests.support.bus import Bus, BusTransport
 
 PATIENCE_S = 60.0

@@ -7,8 +7,8 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from pathlib import Path
 
+from storenode.message.limits import MAX_QUERY_HASHES
 from storenode.sds.aio.channel import Channel
-from storenode.sds.aio.limits import MAX_HINTS_PER_CALL
 from storenode.sds.aio.transport import Fetched, Route, TransportError
 from storenode.sds.bloom import FilterShape
 from storenode.sds.config import ChannelConfig
@@ -55,7 +55,7 @@ async def test_a_scan_that_was_cut_goes_on_where_it_was_after_a_restart(tmp_path
     said = list(
         conversation(
             "room",
-            2 * MAX_HINTS_PER_CALL + 100,
+            2 * MAX_QUERY_HASHES + 100,
             pubsub_topic=PUBSUB,
             content_topic=CONTENT,
             newest_ns=NEWEST_NS,
@@ -78,4 +78,4 @@ async def test_a_scan_that_was_cut_goes_on_where_it_was_after_a_restart(tmp_path
             assert [m.message_id for m in last] == [each.message_id for each in said[-1_000:]]
             assert len(late._participant.core.log) == len(said)
     assert breaking.scans[0] == 0
-    assert breaking.scans[seen] >= said[MAX_HINTS_PER_CALL - 1].timestamp_ns
+    assert breaking.scans[seen] >= said[MAX_QUERY_HASHES - 1].timestamp_ns

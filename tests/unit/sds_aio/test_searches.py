@@ -134,7 +134,7 @@ def test_missing_messages_are_asked_for_less_and_less() -> None:
         participant = SimpleNamespace(
             core=core,
             rotation=Rotation([cast("Link", SimpleNamespace(by_id=nothing))]),
-            feed=SimpleNamespace(quiet=partial(asyncio.sleep, 0)),
+            feed=SimpleNamespace(quiet=SimpleNamespace(wait=partial(asyncio.sleep, 0))),
             readable=True,
             take=Receiver().take,
             tell=lambda _: None,

@@ -44,8 +44,8 @@ class Disk:
         again = [row for row in batch.log if row["message_id"].decode() in self.log]
         assert not again, f"{len(again)} messages of the log: one ID is written twice"
         self.log.update((row["message_id"].decode(), row) for row in batch.log)
-        for message_id, hint in batch.hints.items():
-            self.log[message_id]["hint"] = hint
+        for message_id, changed in batch.updates.items():
+            self.log[message_id].update(changed)
         for name, rows in batch.rows.items():
             table = self.tables[name]
             for key, row in rows.items():

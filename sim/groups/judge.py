@@ -165,7 +165,7 @@ class GroupJudge:
         forgotten = (view.left | view.promised) - view.ids
         _demand(not forgotten, f"{view.name} has forgotten {len(forgotten)} messages that it sent")
         ended = set(view.own) & view.ids - core.outgoing.by_id.keys() - view.given_up
-        unsure = ended - _names(disk, "acknowledged")
+        unsure = {name for name in ended if disk.log[name]["acknowledged_by"] is None}
         _demand(not unsure, f"{view.name} has forgotten who acknowledged {len(unsure)} messages")
         own = {entry.message_id: entry.lamport for entry in entries if entry.sender_id == view.name}
         view.own, view.last_own = own, max(own.values(), default=0)

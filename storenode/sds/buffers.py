@@ -91,7 +91,6 @@ class IncomingBuffer:
         "_next",
         "_syncs",
         "_waiters",
-        "_wants_of",
         "ids",
         "ready",
         "waiting",
@@ -103,7 +102,6 @@ class IncomingBuffer:
         self.waiting: dict[int, WaitingMessage] = {}
         self.ids: dict[str, int] = {}
         self.wants: dict[str, Want] = {}
-        self._wants_of: dict[str, dict[str, None]] = {}
         self.ready: dict[int, None] = {}
         self._waiters: dict[str, dict[int, None]] = {}
         self._syncs: dict[int, None] = {}
@@ -133,14 +131,20 @@ class IncomingBuffer:
         They are the oldest of the sender whose messages were just added, then of those senders
         that name most.
         """
-        of_sender = list(self._wants_of.get(sender_id, ()))
-        found = of_sender[: max(len(of_sender) - self._config.max_missing_of_sender, 0)]
-        excess = len(self.wants) - len(found) - self._config.max_missing
+        most, most_of_sender = self._config.max_missing, self._config.max_missing_of_sender
+        if len(self.wants) <= min(most, most_of_sender):
+            return []
+        wants_of: dict[str, list[str]] = {}
+        for message_id, want in self.wants.items():
+            wants_of.setdefault(want.named_by, []).append(message_id)
+        of_sender = wants_of.get(sender_id, [])
+        found = of_sender[: max(len(of_sender) - most_of_sender, 0)]
+        excess = len(self.wants) - len(found) - most
         if excess <= 0:
             return found
-        left = {sender: iter(names) for sender, names in self._wants_of.items()}
+        left = {sender: iter(names) for sender, names in wants_of.items()}
         left[sender_id] = iter(of_sender[len(found) :])
-        sizes = [(-len(names), sender) for sender, names in self._wants_of.items()]
+        sizes = [(-len(names), sender) for sender, names in wants_of.items()]
         heapify(sizes)
         for _ in range(excess):
             size, sender = sizes[0]
@@ -159,7 +163,7 @@ class IncomingBuffer:
                 self.want(entry, now_ms, waiting.message.sender_id)
                 missing.append(entry.message_id)
         if waiting.message.content:
-            self._drop_want(waiting.message.message_id)
+            self.wants.pop(waiting.message.message_id, None)
         if len(self._syncs) > MAX_WAITING_SYNCS:
             self._forget(next(iter(self._syncs)))
         return list(dict.fromkeys(missing))
@@ -170,7 +174,6 @@ class IncomingBuffer:
         if want is None:
             want = self.wants[entry.message_id] = Want(now_ms, named_by=named_by)
             want.request_ms = now_ms + self._request_delay_ms(entry.message_id)
-            self._wants_of.setdefault(named_by, {})[entry.message_id] = None
         hint = entry.hint
         if hint and hint not in want.hints and len(want.hints) < MAX_HINTS_PER_MISSING:
             want.hints.append(hint)
@@ -201,7 +204,7 @@ class IncomingBuffer:
 
     def met(self, message_id: str) -> None:
         """Note that a dependency is met or given up; what waits for nothing else is ready."""
-        self._drop_want(message_id)
+        self.wants.pop(message_id, None)
         for serial in self._waiters.pop(message_id, ()):
             waiting = self.waiting[serial]
             waiting.unmet.discard(message_id)
@@ -286,9 +289,7 @@ class IncomingBuffer:
             if not value.unmet:
                 self.ready[serial] = None
         self._next = len(waiting)
-        for message_id, want in wants:
-            self.wants[message_id] = want
-            self._wants_of.setdefault(want.named_by, {})[message_id] = None
+        self.wants.update(wants)
 
     def check(self) -> None:
         """Verify the invariants: who waits is found by what it waits for, and the reverse."""
@@ -302,9 +303,6 @@ class IncomingBuffer:
             assert all(key in self.waiting[serial].unmet for serial in serials)
         unmet = {key for waiting in self.waiting.values() for key in waiting.unmet}
         assert self.wants.keys() == unmet - self.ids.keys()
-        named = {key: sender for sender, keys in self._wants_of.items() for key in keys}
-        assert named == {key: want.named_by for key, want in self.wants.items()}
-        assert all(self._wants_of.values())
         assert self._bytes == sum(waiting.size_bytes for waiting in self.waiting.values())
 
     def _request_delay_ms(self, message_id: str) -> float:
@@ -341,15 +339,7 @@ class IncomingBuffer:
             del waiters[serial]
             if not waiters:
                 del self._waiters[message_id]
-                self._drop_want(message_id)
-
-    def _drop_want(self, message_id: str) -> None:
-        want = self.wants.pop(message_id, None)
-        if want is not None:
-            names = self._wants_of[want.named_by]
-            del names[message_id]
-            if not names:
-                del self._wants_of[want.named_by]
+                self.wants.pop(message_id, None)
 
 
 @dataclass(slots=True)

@@ -182,7 +182,8 @@ WITHOUT_STORE = {
         "twice|another place",
     ),
     "forgets who acknowledged": Mutant(
-        replace_with(ParticipantLedger, "_acknowledged", nothing), "has forgotten who acknowledged"
+        edit(ParticipantLedger, "note", '"acknowledged_by", event.sender_id', '"hint", b""'),
+        "has forgotten who acknowledged",
     ),
     "gives up after a restart at once": Mutant(
         edit(

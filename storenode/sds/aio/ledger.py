@@ -33,6 +33,8 @@ from storenode.sds.claims import Proof, proof_of, said_by
 from storenode.sds.codec import (
     MessageError,
     MessageKind,
+    SdsMessage,
+    decode_history,
     decode_message,
     encode_history,
     encode_message,
@@ -77,12 +79,11 @@ class OutboxItem:
 class _Notes:
     gone: dict[str, None] = field(default_factory=dict)
     log: dict[str, Row] = field(default_factory=dict)
-    hints: dict[str, bytes] = field(default_factory=dict)
+    updates: dict[str, Row] = field(default_factory=dict)
     outbox: Rows = field(default_factory=dict)
     cursors: Rows = field(default_factory=dict)
     waiting: dict[int, str | None] = field(default_factory=dict)
     unacknowledged: set[str] = field(default_factory=set)
-    acknowledged: Rows = field(default_factory=dict)
     lost: set[str] = field(default_factory=set)
 
 
@@ -158,7 +159,7 @@ class ParticipantLedger:
                     self._withdrawn(event.message_id)
                 case Acknowledged():
                     notes.unacknowledged.add(event.message_id)
-                    self._acknowledged(event)
+                    self._update(event.message_id, "acknowledged_by", event.sender_id.encode())
                 case GaveUp() | PossiblyAcknowledged():
                     notes.unacknowledged.add(event.message_id)
                 case Broadcast() if event.reason is BroadcastReason.RESEND:
@@ -167,7 +168,7 @@ class ParticipantLedger:
                     notes.lost.update(event.message_ids)
                     self.lost_rows.update(event.message_ids)
                 case Sent() if event.hint is not None:
-                    self._hint(event.message_id, event.hint)
+                    self._update(event.message_id, "hint", event.hint)
                 case _:
                     pass
         self.dirty = self.dirty or bool(events)
@@ -218,12 +219,11 @@ class ParticipantLedger:
                 key.encode(): self._outgoing_row(key) for key in notes.unacknowledged
             },
             "lost": {key.encode(): self._lost_row(key) for key in notes.lost},
-            "acknowledged": notes.acknowledged,
         }
         log = list(notes.log.values())
         for row in log:
             row["committed"] = self.commits
-        return StateBatch(self.commits, self._small(), list(notes.gone), log, notes.hints, rows)
+        return StateBatch(self.commits, self._small(), list(notes.gone), log, notes.updates, rows)
 
     def _small(self) -> Row:
         core = self.core
@@ -247,10 +247,6 @@ class ParticipantLedger:
         }
         self.dirty = True
 
-    def _acknowledged(self, event: Acknowledged) -> None:
-        key, sender = event.message_id.encode(), event.sender_id.encode()
-        self._notes.acknowledged[key] = {"message_id": key, "sender_id": sender}
-
     def _forget_lost(self) -> None:
         """Drop rows of what the core has forgotten to be lost."""
         if len(self.lost_rows) > MAX_LOST_IDS:
@@ -267,7 +263,7 @@ class ParticipantLedger:
         self._notes.waiting[self.serial] = message_id
 
     def _withdrawn(self, message_id: str) -> None:
-        self._notes.hints.pop(message_id, None)
+        self._notes.updates.pop(message_id, None)
         if self._notes.log.pop(message_id, None) is None:
             self._notes.gone[message_id] = None
 
@@ -296,14 +292,14 @@ class ParticipantLedger:
             "proof": event.proof.value,
             "digest": None if claim is None else claim.digest,
             "history": encode_history(event.history),
+            "acknowledged_by": None,
         }
 
-    def _hint(self, message_id: str, hint: bytes) -> None:
+    def _update(self, message_id: str, column: str, value: bytes) -> None:
         row = self._notes.log.get(message_id)
-        if row is not None:
-            row["hint"] = hint
-        else:
-            self._notes.hints[message_id] = hint
+        if row is None:
+            row = self._notes.updates.setdefault(message_id, {})
+        row[column] = value
 
     def _waiting_row(self, serial: int, message_id: str | None) -> Row | None:
         place = None if message_id is None else self.core.incoming.ids.get(message_id)
@@ -326,7 +322,6 @@ class ParticipantLedger:
             return None
         return {
             "message_id": message_id.encode(),
-            "payload": encode_message(outgoing.message),
             "due_ms": outgoing.due_ms,
             "sends": outgoing.sends,
             "witnesses": json.dumps(outgoing.witnesses),
@@ -438,14 +433,29 @@ def _fill_filter(ledger: ParticipantLedger, state: SqliteState) -> None:
 
 
 def _fill_outgoing(state: SqliteState, core: MessageChannel) -> None:
-    made = []
-    for row in state.rows("unacknowledged"):
-        message = decode_message(row["payload"], stored=True)
+    for row in state.unacknowledged():
+        message = message_of(core.config.channel_id, row)
         probe = core.config.filter.probe(message.message_id)
         witnesses = json.loads(row["witnesses"])
-        made.append(Outgoing(message, probe, row["due_ms"], row["sends"], witnesses, row["error"]))
+        core.outgoing.by_id[message.message_id] = Outgoing(
+            message, probe, row["due_ms"], row["sends"], witnesses, row["error"]
+        )
         # Where the clock has been set back, times go on from where they were.
         was_ms = row["due_ms"] - core.config.resend_possible_ms
         core.clock.latest_ms = max(core.clock.latest_ms, was_ms)
-    for outgoing in sorted(made, key=lambda each: each.message.lamport or 0):
-        core.outgoing.by_id[outgoing.message.message_id] = outgoing
+
+
+def message_of(channel_id: str, row: Row) -> SdsMessage:
+    """Return the message of a row of the log, without filter and requests.
+
+    Raises:
+        MessageError: its causal history is damaged.
+    """
+    return SdsMessage(
+        channel_id,
+        row["message_id"].decode(),
+        row["sender_id"].decode(),
+        row["lamport"] + LAMPORT_OFFSET,
+        decode_history(row["history"]),
+        content=row["content"],
+    )

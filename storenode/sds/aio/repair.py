@@ -35,10 +35,11 @@ from storenode.message.limits import (
     MAX_QUERY_HASHES,
     MAX_SDS_ENTRIES,
 )
-from storenode.sds.aio.state import LAMPORT_OFFSET, Row, StateError
+from storenode.sds.aio.ledger import message_of
+from storenode.sds.aio.state import Row, StateError
 from storenode.sds.aio.transport import Fetched, TransportError
 from storenode.sds.claims import said_by
-from storenode.sds.codec import Entry, MessageError, SdsMessage, decode_history, decode_message
+from storenode.sds.codec import Entry, MessageError, decode_message
 from storenode.sds.events import Broadcast, MissingMessage, Repaired
 from storenode.sds.limits import (
     MAX_CLOSURES_PER_ROUND,
@@ -289,22 +290,6 @@ def _same(found: Fetched, answers: dict[str, Broadcast]) -> str | None:
     if answer is None or said_by(message) != said_by(decode_message(answer.payload)):
         return None
     return message.message_id
-
-
-def message_of(channel_id: str, row: Row) -> SdsMessage:
-    """Return the message of a row of the log, without filter and requests.
-
-    Raises:
-        MessageError: its causal history is damaged.
-    """
-    return SdsMessage(
-        channel_id,
-        row["message_id"].decode(),
-        row["sender_id"].decode(),
-        row["lamport"] + LAMPORT_OFFSET,
-        decode_history(row["history"]),
-        content=row["content"],
-    )
 
 
 def _loop_ms() -> int:

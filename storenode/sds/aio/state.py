@@ -39,7 +39,6 @@ TABLES: Final = {
     "unacknowledged": "message_id",
     "outbox": "number",
     "lost": "message_id",
-    "acknowledged": "message_id",
 }
 """The tables whose rows are replaced by key, without their prefix, and that key."""
 
@@ -53,36 +52,33 @@ _SCHEMA: Final = (
         counts text not null, gap_from_ns bigint, online_ns bigint not null)""",
     "create table sds_cursors (node text primary key, cursor blob not null)",
     # ``serial`` is the message's place in the filter, ``committed`` the transaction that added it.
-    # ``proof`` is a `storenode.sds.claims.Proof`, ``digest`` that of an `Unproven` message.
+    # ``proof`` is a `storenode.sds.claims.Proof`, ``digest`` that of an `Unproven` message, and
+    # ``acknowledged_by`` whose message showed first that somebody has an own one.
     """create table sds_log (
         serial bigint primary key, lamport bigint not null, message_id blob not null,
         sender_id blob not null, content blob not null, hint blob, unmet text not null,
-        committed bigint not null, proof text not null, digest blob, history blob not null)""",
+        committed bigint not null, proof text not null, digest blob, history blob not null,
+        acknowledged_by blob)""",
     "create unique index sds_log_order on sds_log (lamport, message_id)",
     "create index sds_log_id on sds_log (message_id)",
     """create table sds_waiting (
         serial bigint primary key, payload blob not null, hint blob, arrived_ms bigint not null)""",
     """create table sds_unacknowledged (
-        message_id blob primary key, payload blob not null, due_ms bigint not null,
-        sends bigint not null, witnesses text not null, error double precision not null)""",
+        message_id blob primary key, due_ms bigint not null, sends bigint not null,
+        witnesses text not null, error double precision not null)""",
     # Own messages that no node has taken yet, byte for byte as they will be published.
     """create table sds_outbox (
         number bigint primary key, message_id blob not null, payload blob not null,
         timestamp_ns bigint not null)""",
     "create table sds_lost (message_id blob primary key)",
-    # Own messages that somebody has, and whose message showed it first.
-    "create table sds_acknowledged (message_id blob primary key, sender_id blob not null)",
 )
 
 _LOCK_WAIT_S: Final = 1
 _EXISTS: Final = "select 1 from sqlite_master where name = 'sds_participant'"
-_PAGE: Final = (
-    "select l.*, a.sender_id as acknowledged_by from sds_log l left join sds_acknowledged a"
-    " on a.message_id = l.message_id and l.sender_id = :own where committed <= :committed"
-)
-_AFTER: Final = "(lamport, l.message_id) > (:lamport, :message_id) order by lamport, l.message_id"
+_PAGE: Final = "select * from sds_log where committed <= :committed and"
+_AFTER: Final = "(lamport, message_id) > (:lamport, :message_id) order by lamport, message_id"
 _BEFORE: Final = (
-    "(lamport, l.message_id) < (:lamport, :message_id) order by lamport desc, l.message_id desc"
+    "(lamport, message_id) < (:lamport, :message_id) order by lamport desc, message_id desc"
 )
 _END: Final = {"lamport": 2**63 - 1, "message_id": b"\xff"}
 """A place after all messages: no UTF-8 has this byte."""
@@ -100,14 +96,15 @@ class StateTaken(StateError):
 class StateBatch:
     """The content of one transaction.
 
-    ``small`` are columns of the participant's row; ``gone`` leave the log before ``log`` is added.
+    ``small`` are columns of the participant's row; ``gone`` leave the log before ``log`` is added,
+    whose older messages get new values from ``updates``.
     """
 
     number: int
     small: Row
     gone: list[str]
     log: list[Row]
-    hints: dict[str, bytes]
+    updates: dict[str, Row]
     rows: dict[str, Rows]
 
 
@@ -207,6 +204,12 @@ class SqliteState:
                 own = proof == Proof.OWN.value
                 yield name.decode(), Unproven(lamport + LAMPORT_OFFSET, digest, own)
 
+    def unacknowledged(self) -> list[Row]:
+        """Return the unacknowledged messages in order, with their rows of the log."""
+        chosen = "select * from sds_log join sds_unacknowledged using (message_id) order by lamport"
+        with self._transaction() as database:
+            return [dict(row) for row in database.execute(chosen)]
+
     def messages(self, message_ids: Sequence[str]) -> list[Row]:
         """Return messages of the log by their IDs."""
         chosen = "select * from sds_log where message_id = ?"
@@ -220,14 +223,13 @@ class SqliteState:
         """Return messages of the log in order, of transactions up to ``committed``.
 
         They are the first after a key, or the last before one, or with neither the last of all.
-        Rows have ``acknowledged_by`` too: None for those without acknowledgement.
         """
-        values: Row = {"own": self._identity[1].encode(), "committed": committed, "limit": limit}
+        values: Row = {"committed": committed, "limit": limit}
         where = _BEFORE if after is None else _AFTER
         key = after or before
         values |= _END if key is None else _place(key)
         with self._transaction() as database:
-            chosen = database.execute(f"{_PAGE} and {where} limit :limit", values)
+            chosen = database.execute(f"{_PAGE} {where} limit :limit", values)
             found = [dict(row) for row in chosen]
         return found if after is not None else found[::-1]
 
@@ -353,8 +355,10 @@ def _write(database: sqlite3.Connection, batch: StateBatch) -> None:
     withdraw = "delete from sds_log where message_id = ?"
     database.executemany(withdraw, [(name.encode(),) for name in batch.gone])
     _insert(database, "sds_log", batch.log)
-    hint = "update sds_log set hint = ? where message_id = ?"
-    database.executemany(hint, [(value, name.encode()) for name, value in batch.hints.items()])
+    for name, changed in batch.updates.items():
+        columns = ", ".join(f"{column} = :{column}" for column in changed)
+        update = f"update sds_log set {columns} where message_id = :name"  # noqa: S608
+        database.execute(update, {**changed, "name": name.encode()})
     for name, rows in batch.rows.items():
         gone = f"delete from sds_{name} where {TABLES[name]} = ?"  # noqa: S608
         database.executemany(gone, [(key,) for key in rows])

@@ -81,6 +81,7 @@ from storenode.sds.limits import (
     ASK_EVERY_MS,
     ASKS_IN_VAIN,
     MAX_ASK_EVERY_MS,
+    MAX_HEADS,
     MAX_HINT_BYTES,
     MAX_LOST_IDS,
     MAX_OWED_NAMED,
@@ -88,7 +89,7 @@ from storenode.sds.limits import (
     MAX_SDS_MESSAGE_BYTES,
     UNATTENDED_SWEEPS,
 )
-from storenode.sds.log import Heads, LogEntry, MessageLog, Rng, draw_salt, history_of
+from storenode.sds.log import LogEntry, MessageLog, Rng, draw_salt, history_of
 from storenode.sds.proofs import content_id, ephemeral_id, sync_id
 from storenode.sds.repair import RepairAnswers, may_answer
 from storenode.sds.schedule import Clock, FilterSchedule, SyncTimer
@@ -105,6 +106,7 @@ class MessageChannel:
     """A participant of a channel, made at ``now_ms`` (milliseconds since the epoch).
 
     The parts are public for reading: `clock`, `log`, `filter`, `outgoing`, `incoming`, `counts`.
+    `heads` are the IDs of the messages in the log that no other one names, oldest first.
     Their times are running time (`storenode.sds.schedule`).
     """
 
@@ -120,7 +122,7 @@ class MessageChannel:
         self.lost: dict[str, None] = {}
         self.pace = SyncTimer(now_ms, config)
         self.lacks = GapDetector(self.filter, config.behind_after_ms)
-        self.heads = Heads()
+        self.heads: dict[str, None] = {}
         self.showing = FilterSchedule(config.filter_every, config.filter_every_ms, now_ms)
         self.gaps = PeerGaps(config)
         self.answers = RepairAnswers(config.repair, config.sender_id)
@@ -324,14 +326,14 @@ class MessageChannel:
         assert all(map(self._is_known, self.claims.unproven))
         assert all(message_id in self.log for message_id in self.outgoing.by_id)
         assert len(self.lost) <= MAX_LOST_IDS
-        assert all(message_id in self.log for message_id in self.heads.ids)
+        assert all(message_id in self.log for message_id in self.heads)
 
     # --- sending
 
     def _history(self, lamport: int, *, last: int) -> tuple[Entry, ...]:
         named = self.gaps.take(self.config.gap_entries) if self.gaps.pending else []
         if self.config.name_heads:
-            named += [*self.heads.ids, *list(self.pace.owed)[:MAX_OWED_NAMED]]
+            named += [*self.heads, *list(self.pace.owed)[:MAX_OWED_NAMED]]
         return history_of(self.config, self.log, named, lamport, last=last)
 
     def _message(
@@ -535,7 +537,12 @@ class MessageChannel:
         message_id = message.message_id
         named = message_id in self.lost
         self.lost.pop(message_id, None)
-        if not self.heads.add(message_id, message.history, named=named):
+        for entry in message.history:
+            self.heads.pop(entry.message_id, None)
+        if not named:
+            self.heads[message_id] = None
+        if len(self.heads) > MAX_HEADS:
+            del self.heads[next(iter(self.heads))]
             self.showing.due = True
         self.incoming.met(message_id)
 
@@ -547,7 +554,7 @@ class MessageChannel:
                 message = waiting.message
                 if message.content:
                     heappush(ready, (message.lamport or 0, message.message_id, waiting))
-                elif self.heads.ids.keys() <= {entry.message_id for entry in message.history}:
+                elif self.heads.keys() <= {entry.message_id for entry in message.history}:
                     self.pace.named(now_ms)
             if ready:
                 _, _, waiting = heappop(ready)
@@ -558,7 +565,7 @@ class MessageChannel:
     def _learn(self, now_ms: int, message: SdsMessage, events: list[Event]) -> None:
         """Update acknowledgements by another's message (SDS, "Review ACK status"), and repair."""
         named = {entry.message_id for entry in message.history}
-        news = message.kind is MessageKind.CONTENT or not self.heads.ids.keys() <= named
+        news = message.kind is MessageKind.CONTENT or not self.heads.keys() <= named
         self.pace.received(now_ms, news=news)
         for entry in message.history:
             if self.outgoing.by_id.pop(entry.message_id, None) is not None:
@@ -626,7 +633,7 @@ class MessageChannel:
         if self.incoming.withdraw(message_id):
             return
         self.log.remove((lamport, message_id))
-        self.heads.ids.pop(message_id, None)
+        self.heads.pop(message_id, None)
         # It may have passed for naming messages that nothing else names.
         self.showing.due = True
         self.answers.drop(message_id)

@@ -23,7 +23,7 @@ from sortedcontainers import SortedList
 
 from storenode.sds.codec import Entry, size_of
 from storenode.sds.config import ChannelConfig
-from storenode.sds.limits import MAX_HEADS, MAX_HISTORY_BYTES
+from storenode.sds.limits import MAX_HISTORY_BYTES
 
 KEPT_ENTRIES: Final = 10_000
 """Entries that stay in memory."""
@@ -153,29 +153,6 @@ class MessageLog:
 RECENT_MS: Final = 120_000
 """An entry of the log that is older need not be named besides the heads: sync messages have named
 it. In a slow channel it would be a third of each line."""
-
-
-class Heads:
-    """IDs of the messages in the log that no other one names, oldest first."""
-
-    __slots__ = ("ids",)
-
-    def __init__(self) -> None:
-        self.ids: dict[str, None] = {}
-
-    def add(self, message_id: str, history: Iterable[Entry], *, named: bool = False) -> bool:
-        """Add a message of the log; ``named`` if another one names it already.
-
-        False if there are too many heads: the oldest was forgotten.
-        """
-        for entry in history:
-            self.ids.pop(entry.message_id, None)
-        if not named:
-            self.ids[message_id] = None
-        if len(self.ids) <= MAX_HEADS:
-            return True
-        del self.ids[next(iter(self.ids))]
-        return False
 
 
 def history_of(

@@ -30,7 +30,7 @@ _PLAIN: Final = (
     *("sends", "reported_ms", "asks_in_vain", "lost"),
     *("clock.value", "clock.latest_ms", "clock.set_back_ms"),
     *("pace.active_ms", "pace.spoke_ms", "pace.silence", "pace.limits", "pace.rarer", "pace.owed"),
-    *("gaps.looked_ms", "gaps.pending", "showing.due", "showing.last_ms", "heads.ids"),
+    *("gaps.looked_ms", "gaps.pending", "showing.due", "showing.last_ms", "heads"),
     *("answers.pending", "answers.epoch"),
 )
 """What is written as it is."""

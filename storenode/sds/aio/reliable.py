@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Final, Self, Unpack
@@ -156,43 +156,20 @@ ReliableEvent = MessageReceived | RequestEvent | AssemblyFailed | ContentDropped
 class _Request:
     """An own content. Its ID is that of the message with its first segment, also after a restart.
 
-    Segments of one request follow each other among the own messages of the log.
+    Segments of one request follow each other among the own messages of the log; ``names`` are the
+    messages of those from index ``first`` on.
     """
 
     request_id: str
     whole: SegmentSet
-    count: int = 0
-    unsent: set[str] = field(default_factory=set)
-    open: set[str] = field(default_factory=set)
-    refused: set[str] = field(default_factory=set)
+    first: int
+    names: list[str] = field(default_factory=list)
     is_sent: bool = False
     has_failed: bool = False
     given_up: int = 0
 
-    def take(self, event: Sent | NotStored | Acknowledged | GaveUp) -> list[RequestEvent]:
-        """Note what became of a segment; return what follows for the request."""
-        name, news = event.message_id, list[RequestEvent]()
-        if not isinstance(event, GaveUp):
-            self.unsent.discard(name)
-            self.refused.discard(name)
-        if isinstance(event, NotStored):
-            self.refused.add(name)
-            if not self.has_failed:
-                self.has_failed = True
-                news.append(MessageSendError(self.request_id, event.reason))
-        if isinstance(event, Acknowledged | GaveUp):
-            self.open.discard(name)
-            self.given_up += isinstance(event, GaveUp)
-        if self.count < self.whole.count or self.unsent:
-            return news
-        if not self.is_sent and not self.refused:
-            self.is_sent = True
-            news.append(MessageSent(self.request_id))
-        if not self.open:
-            news.append(self._end())
-        return news
-
-    def _end(self) -> RequestEvent:
+    def end(self) -> RequestEvent:
+        """Return what has become of all segments."""
         if not self.given_up:
             return MessageDelivered(self.request_id)
         error = (
@@ -203,50 +180,65 @@ class _Request:
 
 
 class _Requests:
-    """The requests that have not ended, by the IDs of their segments."""
+    """The requests that have not ended, by the IDs of their segments.
 
-    def __init__(self) -> None:
+    ``unsent`` are the messages that no node has answered for, ``refused`` those that none takes,
+    and ``open`` those that are neither acknowledged nor given up.
+    """
+
+    def __init__(self, unsent: Iterable[str] = (), open: Iterable[str] = ()) -> None:  # noqa: A002 - as the field
+        self.unsent, self.open, self.refused = set(unsent), set(open), set[str]()
         self.of: dict[str, _Request] = {}
         self._newest: _Request | None = None
 
-    def add(
-        self,
-        message_id: str,
-        segment: Segment,
-        *,
-        unsent: bool,
-        unacknowledged: bool,
-        given_up: bool = False,
-    ) -> None:
+    def add(self, message_id: str, segment: Segment, *, acknowledged: bool = False) -> None:
         """Add an own segment, in the order of the log.
 
         A segment whose first ones are unknown has a request of its own.
         """
-        request = self._newest
-        if request is None or (request.whole, request.count) != (segment.whole, segment.index):
-            request = self._newest = _Request(message_id, segment.whole, segment.index)
-        request.count += 1
-        request.given_up += given_up
-        if unsent:
-            request.unsent.add(message_id)
-        if unacknowledged:
-            request.open.add(message_id)
-        if unsent or unacknowledged:
+        request, index = self._newest, segment.index
+        if request is None or (request.whole, request.first + len(request.names)) != (
+            segment.whole,
+            index,
+        ):
+            request = self._newest = _Request(message_id, segment.whole, index)
+        request.names.append(message_id)
+        request.given_up += message_id not in self.open and not acknowledged
+        if message_id in self.unsent or message_id in self.open:
             self.of[message_id] = request
 
     def loaded(self) -> None:
         """Mark the requests so far as those of an earlier run, which were reported then."""
         for request in self.of.values():
-            request.is_sent = not request.unsent
+            request.is_sent = self.unsent.isdisjoint(request.names)
 
     def take(self, event: Sent | NotStored | Acknowledged | GaveUp) -> list[RequestEvent]:
         """Note what became of a segment; return what follows for its request."""
-        request = self.of.get(event.message_id)
+        name, news = event.message_id, list[RequestEvent]()
+        request = self.of.get(name)
         if request is None:
-            return []
-        news = request.take(event)
-        if news and isinstance(news[-1], MessageDelivered | MessageDeliveryError):
-            self.of = {name: each for name, each in self.of.items() if each is not request}
+            return news
+        if isinstance(event, Acknowledged | GaveUp):
+            self.open.discard(name)
+            request.given_up += isinstance(event, GaveUp)
+        if not isinstance(event, GaveUp):
+            self.unsent.discard(name)
+            self.refused.discard(name)
+        if isinstance(event, NotStored):
+            self.refused.add(name)
+            if not request.has_failed:
+                request.has_failed = True
+                news.append(MessageSendError(request.request_id, event.reason))
+        is_whole = request.first + len(request.names) == request.whole.count
+        if not is_whole or not self.unsent.isdisjoint(request.names):
+            return news
+        if not request.is_sent and self.refused.isdisjoint(request.names):
+            request.is_sent = True
+            news.append(MessageSent(request.request_id))
+        if self.open.isdisjoint(request.names):
+            news.append(request.end())
+            for each in request.names:
+                self.of.pop(each, None)
         return news
 
 
@@ -335,11 +327,10 @@ class ReliableChannel:
         self.channel = channel
         self._segmentation = segmentation
         self._clock = clock
-        self._requests = _Requests()
         self._hub: EventHub[ReliableEvent] = EventHub()
         # Of one moment: what follows is told by the events.
         self._events = channel.events()
-        self._unsent, self._open = channel.unpublished(), channel.unacknowledged()
+        self._requests = _Requests(channel.unpublished(), channel.unacknowledged())
 
     @classmethod
     @asynccontextmanager
@@ -423,7 +414,8 @@ class ReliableChannel:
         try:
             for message, segment in await self._newest():
                 if message.own:
-                    self._note_own(message, segment)
+                    is_known = message.acknowledged_by is not None
+                    self._requests.add(message.message_id, segment, acknowledged=is_known)
                 else:
                     reader.note(self._now_ms(), message, segment)
             self._requests.loaded()
@@ -439,8 +431,9 @@ class ReliableChannel:
         match event:
             case Message() if event.own and not event.published:
                 with suppress(SegmentError):
-                    segment = _segment_of(event)
-                    self._requests.add(event.message_id, segment, unsent=True, unacknowledged=True)
+                    self._requests.unsent.add(event.message_id)
+                    self._requests.open.add(event.message_id)
+                    self._requests.add(event.message_id, _segment_of(event))
             # What others publish under our name is no request of ours.
             case Message() if not event.own:
                 found = await reader.take(self._now_ms(), event)
@@ -467,16 +460,6 @@ class ReliableChannel:
                     found.append((replace(message, content=b""), segment))
             page = await self.channel.log(_PAGE, before=page[0].key, until=self._events)
         return found[::-1]
-
-    def _note_own(self, message: Message, segment: Segment) -> None:
-        name, acknowledged = message.message_id, message.acknowledged_by is not None
-        self._requests.add(
-            name,
-            segment,
-            unsent=name in self._unsent,
-            unacknowledged=name in self._open,
-            given_up=name not in self._open and not acknowledged,
-        )
 
     def _now_ms(self) -> int:
         return self._clock() // 1_000_000

@@ -46,10 +46,11 @@ _SCHEMA: Final = (
     # One row. ``commits`` counts transactions, ``serial`` messages that entered the filter;
     # ``gap_from_ns`` is where a scan must begin, ``online_ns`` when the feed was last live.
     """create table sds_participant (
-        id bigint primary key, version bigint not null, channel_id text not null,
-        sender_id text not null, owner text not null, commits bigint not null,
-        clock bigint not null, sends bigint not null, serial bigint not null,
-        counts text not null, gap_from_ns bigint, online_ns bigint not null)""",
+        version bigint not null, channel_id text not null, sender_id text not null,
+        owner text not null default '', commits bigint not null default 0,
+        clock bigint not null default 0, sends bigint not null default 0,
+        serial bigint not null default 0, counts text not null default '',
+        gap_from_ns bigint default 0, online_ns bigint not null default 0)""",
     "create table sds_cursors (node text primary key, cursor blob not null)",
     # ``serial`` is the message's place in the filter, ``committed`` the transaction that added it.
     # ``proof`` is a `storenode.sds.claims.Proof`, ``digest`` that of an `Unproven` message, and
@@ -144,7 +145,10 @@ class SqliteState:
             if database.execute(_EXISTS).fetchone() is None:
                 for statement in _SCHEMA:
                     database.execute(statement)
-                _insert(database, "sds_participant", [self._first_row()])
+                first = (
+                    "insert into sds_participant (version, channel_id, sender_id) values (?, ?, ?)"
+                )
+                database.execute(first, (VERSION, *self._identity))
             row = dict(database.execute("select * from sds_participant").fetchone())
             self._check(row)
             database.execute("update sds_participant set owner = ?", (self._owner,))
@@ -272,19 +276,6 @@ class SqliteState:
         # A database in memory is its connection.
         if not self.in_memory:
             self.close()
-
-    def _first_row(self) -> Row:
-        channel_id, sender_id = self._identity
-        numbers = ("commits", "clock", "sends", "serial", "gap_from_ns", "online_ns")
-        return {
-            "id": 1,
-            "version": VERSION,
-            "channel_id": channel_id,
-            "sender_id": sender_id,
-            "owner": self._owner,
-            "counts": "",
-            **dict.fromkeys(numbers, 0),
-        }
 
     def _check(self, row: Row) -> None:
         if row["version"] != VERSION:

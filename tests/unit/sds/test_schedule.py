@@ -222,7 +222,7 @@ def test_what_nothing_names_is_named_however_much_followed_it() -> None:
     assert [each.message_id for each in carol.missing()] == ["lost"]
     message = sent(alice, NOW + 30)
     assert {"lost", "b9"} <= set(names(message))
-    assert list(alice.heads.ids) == [message.message_id]
+    assert list(alice.heads) == [message.message_id]
 
 
 def test_what_was_named_before_it_came_is_no_head() -> None:
@@ -230,7 +230,7 @@ def test_what_was_named_before_it_came_is_no_head() -> None:
     take(me, wire("names it", after=["late"], lamport=NOW + 1))
     me.tick(NOW + 1_500, make_rng())
     assert delivered(take(me, wire("late"), now=NOW + 2_000)) == ["late"]
-    assert list(me.heads.ids) == ["names it"]
+    assert list(me.heads) == ["names it"]
 
 
 def test_all_that_no_participant_acknowledged_is_named_once() -> None:

@@ -51,7 +51,9 @@ def test_a_request_is_sent_and_then_delivered_or_not_once(
         whole = SegmentSet(bytes(32), count)
         for index in range(count):
             name = f"{number}-{index}"
-            requests.add(name, Segment(whole, index, b""), unsent=True, unacknowledged=True)
+            requests.unsent.add(name)
+            requests.open.add(name)
+            requests.add(name, Segment(whole, index, b""))
             end = GaveUp(name, 2) if (number, index) in lost else Acknowledged(name)
             steps += [Sent(name, None), end, Sent(name, None)]
     rng.shuffle(steps)
@@ -67,15 +69,10 @@ def test_a_request_is_sent_and_then_delivered_or_not_once(
 @pytest.mark.parametrize("given_up", [False, True])
 def test_a_request_of_the_last_life_goes_on_under_its_id(given_up: bool) -> None:
     # Two of three segments were acknowledged before, or one given up, and nodes hold all.
-    requests, whole = _Requests(), SegmentSet(bytes(32), 3)
+    requests, whole = _Requests(open=["m1"]), SegmentSet(bytes(32), 3)
     for index in range(3):
-        requests.add(
-            f"m{index}",
-            Segment(whole, index, b""),
-            unsent=False,
-            unacknowledged=index == 1,
-            given_up=given_up and index == 0,
-        )
+        segment = Segment(whole, index, b"")
+        requests.add(f"m{index}", segment, acknowledged=index == 2 or (index == 0 and not given_up))
     requests.loaded()
     assert requests.take(Sent("m1", None)) == []
     (end,) = requests.take(Acknowledged("m1"))
@@ -88,10 +85,9 @@ def test_a_request_of_the_last_life_goes_on_under_its_id(given_up: bool) -> None
 
 
 def test_a_refusal_is_reported_once() -> None:
-    requests = _Requests()
+    requests = _Requests(["m0", "m1"], ["m0", "m1"])
     for index in range(2):
-        segment = Segment(SegmentSet(bytes(32), 2), index, b"")
-        requests.add(f"m{index}", segment, unsent=True, unacknowledged=True)
+        requests.add(f"m{index}", Segment(SegmentSet(bytes(32), 2), index, b""))
     assert requests.take(NotStored("m1", "too large")) == [MessageSendError("m0", "too large")]
     assert requests.take(NotStored("m0", "too large")) == []
     assert requests.take(NotStored("unknown", "too large")) == []
